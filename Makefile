@@ -1,0 +1,46 @@
+# popgeo: `make demo` trains SchNet on real molecules, `make test` passes the tests; both set up what they need, once.
+
+PYTHON ?= python3
+VENV ?= .venv
+PIP_FLAGS ?=
+RUN := $(VENV)/bin/python
+DONE := $(VENV)/.installed
+SOURCES := requirements.txt pyproject.toml setup.py $(wildcard popgeo/native/csrc/*)
+
+.PHONY: demo test check format bench clean
+
+demo: $(DONE) ## train SchNet on the bundled molecules and show how it went
+	$(RUN) -m popgeo
+
+test: $(DONE) ## run every test
+	@echo "popgeo: running the tests (about 8 minutes on 2 cores)"
+	$(RUN) -m pytest -q -n 2 --dist worksteal
+
+check: $(DONE) ## formatting, lint, types, tests
+	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
+	$(RUN) -m pytest -q -n 2 --dist worksteal
+
+format: $(DONE) ## rewrite the source in the project's format
+	$(RUN) -m ruff format .
+	$(RUN) -m ruff check --fix .
+
+bench: $(DONE) ## print every figure that the documents claim, as ratios against peers
+	@for script in benchmarks/[a-z]*.py; do \
+	  grep -q '__main__' $$script || continue; echo "popgeo: $$script"; $(RUN) $$script || exit 1; done
+
+$(DONE): $(SOURCES)
+	@echo "popgeo: setting up $(VENV) (once; torch is a large download)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "popgeo needs Python 3.10 or later; $(PYTHON) is $$($(PYTHON) --version). Run make PYTHON=/path/to/python3.10"; exit 1; }
+	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	@echo "popgeo: installing the pinned packages of requirements.txt"
+	@$(RUN) -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -r requirements.txt
+	@echo "popgeo: building and installing popgeo itself"
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	@$(RUN) -c 'from popgeo.native import library; print("popgeo: compiled kernels in use" if library.is_available() else "popgeo: pure-torch fallbacks in use. " + library.reason())'
+	@touch $@
+
+clean: ## remove what the targets above made
+	rm -rf $(VENV) build dist *.egg-info popgeo/native/*.so popgeo-run

@@ -1,0 +1,67 @@
+"""How every benchmark measures: one thread, variants in turn, medians, ratios against a peer in the same run."""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import tqdm
+
+
+def measure(
+    variants: Mapping[str, Callable[[], object]],
+    rounds: int = 7,
+    min_seconds: float = 0.02,
+    clock: Callable[[], float] = time.process_time,
+) -> dict[str, float]:
+    """The median seconds of one call of each variant.
+
+    The variants take turns, so that a busy neighbour slows all of them; each turn repeats the call until `min_seconds`
+    have passed. The default clock counts the processor time of this process, which at one thread is wall time on a
+    quiet machine and does not count the time that other processes take on a busy one.
+
+    Args:
+        variants: A name and a function of no arguments for each.
+        rounds: Turns of each variant, after one to warm up.
+        min_seconds: How long a turn lasts at least.
+        clock: Seconds; pass `time.perf_counter` where several threads or processes work for one variant.
+
+    Example:
+        >>> seconds = measure({"sum": lambda: sum(range(100)), "more": lambda: sum(range(9999))}, rounds=3)
+        >>> seconds["more"] > seconds["sum"]
+        True
+    """
+    repeats = {name: _repeats(call, min_seconds, clock) for name, call in variants.items()}
+    turns: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in tqdm.trange(rounds, leave=False, disable=not sys.stderr.isatty()):
+        for name, call in variants.items():
+            start = clock()
+            for _ in range(repeats[name]):
+                call()
+            turns[name].append((clock() - start) / repeats[name])
+    return {name: statistics.median(seconds) for name, seconds in turns.items()}
+
+
+def _repeats(call: Callable[[], object], min_seconds: float, clock: Callable[[], float]) -> int:
+    call()
+    start, count = clock(), 0
+    while clock() - start < min_seconds:
+        call()
+        count += 1
+    return max(1, count)
+
+
+def one_thread() -> None:
+    """Makes torch use one thread: two on a busy machine lose whole scheduler slices."""
+    torch.set_num_threads(1)
+
+
+def geometric_mean(ratios: Sequence[float]) -> float:
+    """The mean of ratios; 2 and 0.5 average to 1.
+
+    Example:
+        >>> geometric_mean([2.0, 0.5])
+        1.0
+    """
+    return statistics.geometric_mean(ratios)

@@ -1,0 +1,69 @@
+"""Finds and loads the one compiled library of popgeo, or says why it is not there."""
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch  # noqa: F401  loaded first, so that the library shares torch's own OpenMP pool and obeys set_num_threads
+
+_PATH = Path(__file__).with_name("_popgeo.so")
+_switched_off = False
+
+
+@functools.cache
+def _open() -> tuple[ctypes.CDLL | None, str]:
+    """The library and an empty string, or None and the reason in one sentence."""
+    if not _PATH.exists():
+        return None, f"{_PATH.name} was not built: no C++17 compiler was found when popgeo was installed."
+    try:
+        return ctypes.CDLL(str(_PATH)), ""
+    except OSError as error:
+        return None, f"{_PATH} could not be loaded: {error}"
+
+
+@functools.cache
+def _bind(name: str, argtypes: tuple[Any, ...], restype: Any) -> Callable[..., Any] | None:
+    library, _ = _open()
+    if library is None:
+        return None
+    entry = getattr(library, name)
+    entry.argtypes, entry.restype = argtypes, restype
+    return entry  # type: ignore[no-any-return]
+
+
+def function(name: str, argtypes: Sequence[Any], restype: Any = None) -> Callable[..., Any] | None:
+    """A C function of the library, or None where the caller must take its pure-torch path.
+
+    Ask at each call (the answer is cached): `without_native` must be able to change it.
+    """
+    return None if _switched_off else _bind(name, tuple(argtypes), restype)
+
+
+def is_available() -> bool:
+    """Whether the compiled library is in use.
+
+    Example:
+        >>> from popgeo.native import library
+        >>> library.is_available() or library.reason() != ""
+        True
+    """
+    return not _switched_off and _open()[0] is not None
+
+
+def reason() -> str:
+    """Why the compiled library is not in use; empty when it is."""
+    return "It is switched off by without_native()." if _switched_off else _open()[1]
+
+
+@contextlib.contextmanager
+def without_native() -> Iterator[None]:
+    """Runs a block as on a machine without a compiler; results are the same, only slower. For tests and benchmarks."""
+    global _switched_off
+    before, _switched_off = _switched_off, True
+    try:
+        yield
+    finally:
+        _switched_off = before

@@ -1,0 +1,38 @@
+"""Fixtures that more than one folder of tests uses."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from popgeo.native import library
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(params=["compiled", "fallback"])
+def native(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Runs a test twice: with the compiled library, and as on a machine without a compiler."""
+    if request.param == "fallback":
+        with library.without_native():
+            yield request.param
+        return
+    if not library.is_available():
+        pytest.skip(library.reason())
+    yield request.param
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real data that is not part of the package; tests that need it skip where it is absent."""
+    folder = Path(os.environ.get("POPGEO_SHARED_DATA", REPOSITORY.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is absent; set POPGEO_SHARED_DATA to a folder that holds qm9.npz, tu/, planetoid/, published/")
+    return folder
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    """A seeded source of randomness, new for each test."""
+    return torch.Generator().manual_seed(0)
