@@ -1,0 +1,76 @@
+"""Which atoms interact: from positions to edges in a fixed number of slots."""
+
+from abc import abstractmethod
+
+from torch import Tensor, nn
+
+from popgeo.ops.neighbors import knn
+
+
+class InteractionGraph(nn.Module):
+    """Turns positions into edges; what `SchNet` accepts as `interaction_graph`."""
+
+    @abstractmethod
+    def forward(
+        self, pos: Tensor, batch: Tensor, *, num_graphs: int | None = None, nodes_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`edge_index` (neighbour, centre) and the length of each edge, the cutoff where it is absent."""
+
+
+class KNNInteractionGraph(InteractionGraph):
+    """Joins each atom to its `k` nearest within the cutoff: exactly `k` edges an atom, so every shape is fixed.
+
+    Absent neighbours have length `cutoff`, where every envelope is exactly 0, so they send nothing:
+    `edge_weight < cutoff` is the mask of the real edges. The edges equal the radius graph's wherever each atom
+    has at most `k` neighbours.
+
+    Args:
+        k: Edges of each atom; one less than the largest molecule's atoms never drops a neighbour.
+        cutoff: Longest edge, in the unit of the positions.
+        max_num_nodes: Atoms of the largest real molecule: distances are then taken within molecules
+            [num_nodes, max_num_nodes]; otherwise over the whole batch [num_nodes, num_nodes].
+
+    Raises:
+        ValueError: see `popgeo.ops.knn`.
+
+    Example:
+        >>> import torch
+        >>> pos, batch = torch.tensor([[0.0, 0, 0], [0, 0, 2]]), torch.tensor([0, 0])
+        >>> edge_index, edge_weight = KNNInteractionGraph(k=1, cutoff=5.0)(pos, batch)
+        >>> edge_index.tolist(), edge_weight.tolist()
+        ([[1, 0], [0, 1]], [2.0, 2.0])
+    """
+
+    def __init__(self, k: int, cutoff: float = 10.0, max_num_nodes: int | None = None) -> None:
+        super().__init__()
+        self.k = k
+        self.cutoff = cutoff
+        self.max_num_nodes = max_num_nodes
+
+    def forward(
+        self, pos: Tensor, batch: Tensor, *, num_graphs: int | None = None, nodes_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Edges and lengths, `k` for each atom in turn.
+
+        Args:
+            pos: Positions. [num_nodes, 3]
+            batch: Molecule of each atom, ascending. [num_nodes]
+            num_graphs: Molecules in the batch, padding included; no batch has more than it has atoms when left out.
+            nodes_mask: True where the atom is real. [num_nodes]
+
+        Returns:
+            `edge_index` [2, num_nodes * k] and `edge_weight` [num_nodes * k].
+        """
+        edge_index, edge_weight, _ = knn(
+            pos,
+            batch,
+            self.k,
+            self.cutoff,
+            num_graphs=pos.size(0) if num_graphs is None else num_graphs,
+            max_num_nodes=self.max_num_nodes,
+            nodes_mask=nodes_mask,
+        )
+        return edge_index, edge_weight
+
+    def extra_repr(self) -> str:
+        return f"k={self.k}, cutoff={self.cutoff}, max_num_nodes={self.max_num_nodes}"
