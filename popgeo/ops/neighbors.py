@@ -142,7 +142,11 @@ def _near_pairs(
 def _squared_distances(pos: Tensor, candidates: Tensor) -> Tensor:
     """Squared distance of each node to its candidates, for choosing only: it carries no gradient. [num_nodes, width]"""
     pos = pos.detach()
-    return (pos.index_select(0, candidates.flatten()).view(*candidates.shape, -1) - pos.unsqueeze(1)).square().sum(2)
+    return (
+        (pos.index_select(0, candidates.flatten()).view(*candidates.shape, pos.size(1)) - pos.unsqueeze(1))
+        .square()
+        .sum(2)
+    )
 
 
 def _check_sizes(size: Tensor, batch: Tensor, max_num_nodes: int, nodes_mask: Tensor | None) -> None:

@@ -4,9 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from popgeo.ops.neighbors import Neighbors, distance, knn
 from torch import Tensor
 from torch.testing import assert_close
+
+from popgeo.ops.neighbors import Neighbors, distance, knn
 
 
 def make_batch(sizes: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
