@@ -1,6 +1,6 @@
 """Models, their parts and their losses: results never depend on padding."""
 
-from popgeo.nn.interaction import InteractionGraph, KNNInteractionGraph
+from popgeo.nn.interaction import InteractionGraph, KNNInteractionGraph, PairInteractionGraph
 from popgeo.nn.loss import l1_loss, masked_mean, mse_loss
 from popgeo.nn.radial import CosineEnvelope, GaussianSmearing, PolynomialEnvelope, ShiftedSoftplus
 from popgeo.nn.schnet import SchNet
@@ -10,6 +10,7 @@ __all__ = [
     "GaussianSmearing",
     "InteractionGraph",
     "KNNInteractionGraph",
+    "PairInteractionGraph",
     "PolynomialEnvelope",
     "SchNet",
     "ShiftedSoftplus",

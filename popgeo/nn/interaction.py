@@ -4,11 +4,17 @@ from abc import abstractmethod
 
 from torch import Tensor, nn
 
-from popgeo.ops.neighbors import knn
+from popgeo.ops.neighbors import knn, pairs
 
 
 class InteractionGraph(nn.Module):
-    """Turns positions into edges; what `SchNet` accepts as `interaction_graph`."""
+    """Turns positions into edges; what `SchNet` accepts as `interaction_graph`.
+
+    Attributes:
+        half_list: Whether each pair of atoms is listed once and stands for the edges of both directions.
+    """
+
+    half_list = False
 
     @abstractmethod
     def forward(
@@ -74,3 +80,53 @@ class KNNInteractionGraph(InteractionGraph):
 
     def extra_repr(self) -> str:
         return f"k={self.k}, cutoff={self.cutoff}, max_num_nodes={self.max_num_nodes}"
+
+
+class PairInteractionGraph(InteractionGraph):
+    """Lists each pair of atoms within the cutoff once: the same interactions as all neighbours, in half the slots.
+
+    A filter depends on the distance alone, so both directions of a pair share it and `SchNet` computes half as many.
+    Absent pairs have length `cutoff`, where every envelope is exactly 0.
+
+    Args:
+        cutoff: Longest pair, in the unit of the positions.
+        max_num_nodes: Atoms of the largest real molecule; those of the whole batch when left out.
+
+    Raises:
+        ValueError: see `popgeo.ops.pairs`.
+
+    Example:
+        >>> import torch
+        >>> pos, batch = torch.tensor([[0.0, 0, 0], [0, 0, 2]]), torch.tensor([0, 0])
+        >>> edge_index, edge_weight = PairInteractionGraph(cutoff=5.0)(pos, batch)
+        >>> edge_index.tolist(), edge_weight.tolist()
+        ([[1, 1], [0, 1]], [2.0, 5.0])
+    """
+
+    half_list = True
+
+    def __init__(self, cutoff: float = 10.0, max_num_nodes: int | None = None) -> None:
+        super().__init__()
+        self.cutoff = cutoff
+        self.max_num_nodes = max_num_nodes
+
+    def forward(
+        self, pos: Tensor, batch: Tensor, *, num_graphs: int | None = None, nodes_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Pairs and lengths; arguments as in `KNNInteractionGraph.forward`.
+
+        Returns:
+            `edge_index` [2, num_nodes * (max_num_nodes // 2)] and `edge_weight`.
+        """
+        edge_index, edge_weight, _ = pairs(
+            pos,
+            batch,
+            self.cutoff,
+            num_graphs=pos.size(0) if num_graphs is None else num_graphs,
+            max_num_nodes=self.max_num_nodes,
+            nodes_mask=nodes_mask,
+        )
+        return edge_index, edge_weight
+
+    def extra_repr(self) -> str:
+        return f"cutoff={self.cutoff}, max_num_nodes={self.max_num_nodes}"

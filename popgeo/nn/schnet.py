@@ -28,9 +28,14 @@ class CFConv(nn.Module):
         # The block owns the network as `mlp`; PyG's checkpoints also hold it under this name.
         self.nn = filter_network
 
-    def forward(self, x: Tensor, w: Tensor, edge_index: Tensor) -> Tensor:
+    def forward(self, x: Tensor, w: Tensor, edge_index: Tensor, half_list: bool) -> Tensor:
         """[num_nodes, in_channels], [num_edges, num_filters], [2, num_edges] -> [num_nodes, out_channels]"""
-        return self.lin2(cfconv(self.lin1(x), w, edge_index[0], edge_index[1], x.size(0)))
+        neighbour, centre = edge_index[0], edge_index[1]
+        x = self.lin1(x)
+        message = cfconv(x, w, neighbour, centre, x.size(0))
+        if half_list:
+            message = message + cfconv(x, w, centre, neighbour, x.size(0))
+        return self.lin2(message)
 
 
 class InteractionBlock(nn.Module):
@@ -45,10 +50,10 @@ class InteractionBlock(nn.Module):
         self.act = ShiftedSoftplus(stable)
         self.lin = nn.Linear(hidden_channels, hidden_channels)
 
-    def forward(self, x: Tensor, edge_index: Tensor, rbf: Tensor, envelope: Tensor) -> Tensor:
+    def forward(self, x: Tensor, edge_index: Tensor, rbf: Tensor, envelope: Tensor, half_list: bool) -> Tensor:
         """[num_nodes, hidden], [2, num_edges], [num_edges, num_gaussians], [num_edges, 1] -> [num_nodes, hidden]"""
         w = self.mlp(rbf) * envelope  # [num_edges, num_filters]
-        return self.lin(self.act(self.conv(x, w, edge_index)))
+        return self.lin(self.act(self.conv(x, w, edge_index, half_list)))
 
 
 class SchNet(nn.Module):
@@ -152,6 +157,7 @@ class SchNet(nn.Module):
         num_graphs: int | None = None,
         nodes_mask: Tensor | None = None,
         edges_mask: Tensor | None = None,
+        half_list: bool = False,
     ) -> Tensor:
         """The prediction for each molecule.
 
@@ -163,6 +169,7 @@ class SchNet(nn.Module):
             num_graphs: Molecules in the batch, padding included. Read from `batch` when left out, which fixes no shape.
             nodes_mask: True where the atom is real; `z > 0` when left out. [num_atoms]
             edges_mask: True where a precomputed edge is real; those that join an atom to itself never are. [num_edges]
+            half_list: Whether `edge_index` lists each pair once and stands for both directions.
 
         Returns:
             One prediction for each molecule. [num_graphs, 1]
@@ -170,13 +177,15 @@ class SchNet(nn.Module):
         batch = torch.zeros_like(z) if batch is None else batch
         num_graphs = int(batch.max()) + 1 if num_graphs is None else num_graphs
         nodes_mask = z > 0 if nodes_mask is None else nodes_mask
+        if edge_index is None:
+            half_list = getattr(self.interaction_graph, "half_list", False)
         edge_index, r = self._edges(pos, batch, edge_index, num_graphs, nodes_mask, edges_mask)
 
         rbf = self.distance_expansion(r)  # [num_edges, num_gaussians]
         envelope = self.envelope(r).unsqueeze(1)  # [num_edges, 1]
         x = self.embedding(z)  # [num_atoms, hidden_channels]
         for interaction in self.interactions:
-            x = x + interaction(x, edge_index, rbf, envelope)
+            x = x + interaction(x, edge_index, rbf, envelope, half_list)
         x = self.lin2(self.act(self.lin1(x)))  # [num_atoms, 1]
         if self.mean is not None and self.std is not None:
             x = x * self.std + self.mean

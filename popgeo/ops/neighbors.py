@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from popgeo.ops.eager import is_eager
 
 
 class Neighbors(NamedTuple):
@@ -72,10 +73,58 @@ def knn(
         absent = (0, k - num_candidates)
         candidates = torch.nn.functional.pad(candidates, absent)
         near = torch.nn.functional.pad(near, absent, value=False)
-    centres = torch.arange(pos.size(0), device=pos.device).unsqueeze(1).expand(-1, k)
-    edge_index = torch.stack([torch.where(near, candidates, centres), centres]).flatten(1)
-    edges_mask = near.flatten()
-    return Neighbors(edge_index, distance(pos, edge_index, edges_mask, cutoff), edges_mask)
+    return _neighbors(pos, candidates, near, cutoff)
+
+
+def pairs(
+    pos: Tensor,
+    batch: Tensor,
+    cutoff: float,
+    *,
+    num_graphs: int,
+    max_num_nodes: int | None = None,
+    nodes_mask: Tensor | None = None,
+) -> Neighbors:
+    """List each pair of nodes of the same graph within the cutoff once: a half neighbour list in fixed slots.
+
+    The node at place l of a graph of n nodes is the centre of its pairs with places l + 1 to l + n // 2 (mod n), so
+    pairs spread evenly over the nodes and each node needs half as many slots as it has possible neighbours.
+
+    Args:
+        pos: Positions. [num_nodes, 3]
+        batch: Graph of each node, ascending. [num_nodes]
+        cutoff: Longest pair, in the unit of `pos`.
+        num_graphs: Graphs in the batch, padding included.
+        max_num_nodes: Nodes of the largest real graph; those of the whole batch when left out.
+        nodes_mask: True where the node is real; padding nodes are in no pair. [num_nodes]
+
+    Returns:
+        The pairs. [num_nodes * (max_num_nodes // 2)]
+
+    Raises:
+        ValueError: the cutoff is not positive, or (outside capture) a real graph exceeds `max_num_nodes`.
+
+    Example:
+        >>> pos, batch = torch.tensor([[0.0, 0, 0], [1, 0, 0], [3, 0, 0]]), torch.zeros(3, dtype=torch.long)
+        >>> half = pairs(pos, batch, cutoff=2.5, num_graphs=1)
+        >>> half.edge_index[:, half.edges_mask]
+        tensor([[1, 2],
+                [0, 1]])
+    """
+    first, size = _first_and_size(batch, cutoff, num_graphs, max_num_nodes, nodes_mask)
+    num_nodes = pos.size(0)
+    width = num_nodes if max_num_nodes is None else min(max_num_nodes, num_nodes)
+    rows = torch.arange(num_nodes, device=pos.device)
+    step = torch.arange(1, width // 2 + 1, device=pos.device)
+    place = (rows - first).unsqueeze(1)
+    size = size.unsqueeze(1)
+    others = place + step
+    others = first.unsqueeze(1) + torch.where(others < size, others, others - size)
+    # In a graph of an even number of nodes the longest step would find each pair from both ends.
+    once = (2 * step < size) | ((2 * step == size) & (place < step))
+    others = torch.where(once, others, rows.unsqueeze(1))
+    near = once & _real(others, nodes_mask) & (_squared_distances(pos, others) <= cutoff * cutoff)
+    return _neighbors(pos, others, near, cutoff)
 
 
 def distance(pos: Tensor, edge_index: Tensor, edges_mask: Tensor | None, cutoff: float) -> Tensor:
@@ -108,6 +157,14 @@ def distance(pos: Tensor, edge_index: Tensor, edges_mask: Tensor | None, cutoff:
     return r if edges_mask is None else torch.where(edges_mask, r, cutoff)
 
 
+def _neighbors(pos: Tensor, others: Tensor, near: Tensor, cutoff: float) -> Neighbors:
+    """The edges from a table of the other ends, one row for each centre. [num_nodes, width] -> [num_nodes * width]"""
+    centres = torch.arange(pos.size(0), device=pos.device).unsqueeze(1).expand_as(others)
+    edge_index = torch.stack([torch.where(near, others, centres), centres]).flatten(1)
+    edges_mask = near.flatten()
+    return Neighbors(edge_index, distance(pos, edge_index, edges_mask, cutoff), edges_mask)
+
+
 def _near_pairs(
     pos: Tensor,
     batch: Tensor,
@@ -117,26 +174,35 @@ def _near_pairs(
     nodes_mask: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """For each node the rows where a neighbour can be, never its own, and whether there is one. [num_nodes, width]"""
+    first, size = _first_and_size(batch, cutoff, num_graphs, max_num_nodes, nodes_mask)
+    num_nodes = pos.size(0)
+    width = num_nodes if max_num_nodes is None else min(max_num_nodes, num_nodes)
+    rows = torch.arange(num_nodes, device=pos.device)
+    place = torch.arange(width - 1, device=pos.device).expand(num_nodes, -1)
+    place = place + (place >= (rows - first).unsqueeze(1))
+    inside = place < size.unsqueeze(1)
+    others = torch.where(inside, first.unsqueeze(1) + place, rows.unsqueeze(1))
+    return others, inside & _real(others, nodes_mask) & (_squared_distances(pos, others) <= cutoff * cutoff)
+
+
+def _first_and_size(
+    batch: Tensor, cutoff: float, num_graphs: int, max_num_nodes: int | None, nodes_mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Of each node's graph, the first row and the number of rows. [num_nodes]"""
     if cutoff <= 0:
         raise ValueError(f"The cutoff is {cutoff}; it must be positive, in the unit of pos.")
-    num_nodes = pos.size(0)
-    rows = torch.arange(num_nodes, device=pos.device)
-    if max_num_nodes is None:
-        first, width = torch.zeros_like(rows), num_nodes
-    else:
-        size = torch.zeros(num_graphs, dtype=torch.long, device=pos.device).index_add(0, batch, torch.ones_like(batch))
-        _check_sizes(size, batch, max_num_nodes, nodes_mask)
-        first = (size.cumsum(0) - size).index_select(0, batch)
-        width = min(max_num_nodes, num_nodes)
-    place = torch.arange(max(width - 1, 0), device=pos.device)
-    own = (rows - first).unsqueeze(1)
-    candidates = first.unsqueeze(1) + place + (place >= own)  # [num_nodes, width - 1]
-    inside = candidates < num_nodes
-    candidates = candidates.clamp(max=num_nodes - 1)
-    near = inside & (batch.index_select(0, candidates.flatten()).view_as(candidates) == batch.unsqueeze(1))
-    if nodes_mask is not None:
-        near = near & nodes_mask.unsqueeze(1) & nodes_mask.index_select(0, candidates.flatten()).view_as(candidates)
-    return candidates, near & (_squared_distances(pos, candidates) <= cutoff * cutoff)
+    num_nodes = torch.zeros(num_graphs, dtype=torch.long, device=batch.device)
+    num_nodes = num_nodes.index_add(0, batch, torch.ones_like(batch))
+    size = num_nodes.index_select(0, batch)
+    _check_sizes(size, max_num_nodes, nodes_mask)
+    return (num_nodes.cumsum(0) - num_nodes).index_select(0, batch), size
+
+
+def _real(others: Tensor, nodes_mask: Tensor | None) -> Tensor:
+    """Where both ends of a pair are real. [num_nodes, width]"""
+    if nodes_mask is None:
+        return torch.ones_like(others, dtype=torch.bool)
+    return nodes_mask.unsqueeze(1) & nodes_mask.index_select(0, others.flatten()).view_as(others)
 
 
 def _squared_distances(pos: Tensor, candidates: Tensor) -> Tensor:
@@ -149,11 +215,11 @@ def _squared_distances(pos: Tensor, candidates: Tensor) -> Tensor:
     )
 
 
-def _check_sizes(size: Tensor, batch: Tensor, max_num_nodes: int, nodes_mask: Tensor | None) -> None:
+def _check_sizes(size: Tensor, max_num_nodes: int | None, nodes_mask: Tensor | None) -> None:
     """Refuses a real graph that its window cannot hold; under capture nothing is known, so nothing is checked."""
-    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or size.numel() == 0:
+    if max_num_nodes is None or not is_eager() or size.numel() == 0:
         return
-    largest = int(size.index_select(0, batch).where(nodes_mask, 0).max() if nodes_mask is not None else size.max())
+    largest = int(size.max() if nodes_mask is None else size.where(nodes_mask, 0).max())
     if largest > max_num_nodes:
         raise ValueError(
             f"A graph has {largest} nodes, max_num_nodes is {max_num_nodes}. "

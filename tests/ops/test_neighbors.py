@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from popgeo.ops.neighbors import Neighbors, distance, knn
+from popgeo.ops.neighbors import Neighbors, distance, knn, pairs
 
 
 def make_batch(sizes: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -57,6 +57,23 @@ def test_edges_are_the_k_nearest_of_the_same_graph(windowed: bool, sizes: list[i
     assert neighbors.edge_index.shape == (2, len(pos) * k)
     assert neighbors.edge_index[1].tolist() == [i for i in range(len(pos)) for _ in range(k)]
     assert real_edges(neighbors) == nearest_by_hand(pos, batch, k, 2.5)
+
+
+@pytest.mark.parametrize("windowed", [False, True])
+@given(sizes=st.lists(st.integers(1, 7), min_size=1, max_size=4), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=40)
+def test_a_half_list_holds_each_pair_exactly_once(windowed: bool, sizes: list[int], seed: int):
+    pos, batch = make_batch(sizes, seed)
+    half = pairs(pos, batch, 2.5, num_graphs=len(sizes), max_num_nodes=max(sizes) if windowed else None)
+    edges = real_edges(half)
+    reverse = {(i, j) for j, i in edges}
+    assert not edges & reverse
+    assert edges | reverse == nearest_by_hand(pos, batch, len(pos), 2.5)
+
+
+def test_a_half_list_has_half_the_slots():
+    pos, batch = make_batch([6, 4])
+    assert pairs(pos, batch, 9.0, num_graphs=2, max_num_nodes=6).edge_index.shape == (2, 10 * 3)
 
 
 def test_absent_neighbours_sit_at_the_cutoff_and_point_home():
