@@ -1,6 +1,11 @@
 """Models, their parts and their losses: results never depend on padding."""
 
-from popgeo.nn.interaction import InteractionGraph, KNNInteractionGraph, PairInteractionGraph
+from popgeo.nn.interaction import (
+    InteractionGraph,
+    KNNInteractionGraph,
+    PairInteractionGraph,
+    PrecomputeInteractionGraph,
+)
 from popgeo.nn.loss import l1_loss, masked_mean, mse_loss
 from popgeo.nn.radial import CosineEnvelope, GaussianSmearing, PolynomialEnvelope, ShiftedSoftplus
 from popgeo.nn.schnet import SchNet
@@ -12,6 +17,7 @@ __all__ = [
     "KNNInteractionGraph",
     "PairInteractionGraph",
     "PolynomialEnvelope",
+    "PrecomputeInteractionGraph",
     "SchNet",
     "ShiftedSoftplus",
     "l1_loss",

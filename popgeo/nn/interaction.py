@@ -2,7 +2,10 @@
 
 from abc import abstractmethod
 
+import torch
 from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.transforms import BaseTransform
 
 from popgeo.ops.neighbors import knn, pairs
 
@@ -40,7 +43,6 @@ class KNNInteractionGraph(InteractionGraph):
         ValueError: see `popgeo.ops.knn`.
 
     Example:
-        >>> import torch
         >>> pos, batch = torch.tensor([[0.0, 0, 0], [0, 0, 2]]), torch.tensor([0, 0])
         >>> edge_index, edge_weight = KNNInteractionGraph(k=1, cutoff=5.0)(pos, batch)
         >>> edge_index.tolist(), edge_weight.tolist()
@@ -96,7 +98,6 @@ class PairInteractionGraph(InteractionGraph):
         ValueError: see `popgeo.ops.pairs`.
 
     Example:
-        >>> import torch
         >>> pos, batch = torch.tensor([[0.0, 0, 0], [0, 0, 2]]), torch.tensor([0, 0])
         >>> edge_index, edge_weight = PairInteractionGraph(cutoff=5.0)(pos, batch)
         >>> edge_index.tolist(), edge_weight.tolist()
@@ -130,3 +131,46 @@ class PairInteractionGraph(InteractionGraph):
 
     def extra_repr(self) -> str:
         return f"cutoff={self.cutoff}, max_num_nodes={self.max_num_nodes}"
+
+
+class PrecomputeInteractionGraph(BaseTransform):
+    """Finds a molecule's edges once, so that a loader packs them: only real edges take slots in the batch.
+
+    Works where positions are fixed. Give the model the batch's `edge_index` and the same `half_list`; lengths are
+    computed in the model, so forces stay right.
+
+    Args:
+        cutoff: Longest edge, in the unit of the positions.
+        half_list: List each pair once (the lower index is the centre) instead of an edge in each direction.
+
+    Raises:
+        ValueError: the cutoff is not positive.
+
+    Example:
+        >>> molecule = Data(z=torch.tensor([8, 1, 1]), pos=torch.tensor([[0.0, 0, 0], [1, 0, 0], [-1, 0, 0]]))
+        >>> PrecomputeInteractionGraph(cutoff=1.5)(molecule).edge_index
+        tensor([[1, 2, 0, 0],
+                [0, 0, 1, 2]])
+        >>> PrecomputeInteractionGraph(cutoff=1.5, half_list=True)(molecule).edge_index
+        tensor([[1, 2],
+                [0, 0]])
+    """
+
+    def __init__(self, cutoff: float = 10.0, half_list: bool = False) -> None:
+        if cutoff <= 0:
+            raise ValueError(f"The cutoff is {cutoff}; it must be positive, in the unit of pos.")
+        self.cutoff = cutoff
+        self.half_list = half_list
+
+    def forward(self, data: Data) -> Data:
+        """Sets `edge_index` to the atoms within the cutoff, sorted by centre; PyG copies the molecule beforehand."""
+        r2 = (data.pos.unsqueeze(0) - data.pos.unsqueeze(1)).square().sum(2)
+        near = (r2 <= self.cutoff * self.cutoff).triu(1)
+        if not self.half_list:
+            near = near | near.T
+        centre, neighbour = near.nonzero().unbind(1)
+        data.edge_index = torch.stack([neighbour, centre])
+        return data
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(cutoff={self.cutoff}, half_list={self.half_list})"
