@@ -1,9 +1,9 @@
 """Makes popgeo/datasets/molecules.npz from nothing but a seed.
 
-Molecules are grown at random (grow.py), embedded with ETKDGv3, relaxed with MMFF94 until it converges, rounded to the grid
-of the file, and given a GFN2-xTB single point at exactly those positions. What does not converge, comes out with other
-bonds than it went in with, or has almost no gap, is dropped. The same seed and versions of rdkit and tblite give the same
-file; the first molecules of a long run are those of a short one.
+Molecules are grown at random (grow.py), embedded with ETKDGv3, relaxed with MMFF94 until it converges, rounded to the
+grid of the file, and given a GFN2-xTB single point at exactly those positions. What does not converge, comes out with
+other bonds than it went in with, or has almost no gap, is dropped. The same seed and versions of rdkit and tblite give
+the same file; the first molecules of a long run are those of a short one.
 
     pip install "popgeo[molecules]"
     OMP_NUM_THREADS=1 python scripts/make_molecules.py --out molecules.npz
