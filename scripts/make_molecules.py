@@ -1,9 +1,10 @@
 """Makes popgeo/datasets/molecules.npz from nothing but a seed.
 
-Molecules are grown at random (grow.py), embedded with ETKDGv3, relaxed with MMFF94 until it converges, rounded to the
-grid of the file, and given a GFN2-xTB single point at exactly those positions. What does not converge, comes out with
-other bonds than it went in with, or has almost no gap, is dropped. The same seed and versions of rdkit and tblite give
-the same file; the first molecules of a long run are those of a short one.
+Molecules are grown at random (grow.py). Each is embedded five times with ETKDGv3 and relaxed with MMFF94 to
+convergence; the lowest conformer is rounded to the grid of the file, and gets a GFN2-xTB single point at exactly those
+positions. What does not converge, comes out with other bonds than it went in with, or has almost no gap, is dropped.
+The same seed and versions of rdkit and tblite give the same file; the first molecules of a long run are those of a
+short one.
 
     pip install "popgeo[molecules]"
     OMP_NUM_THREADS=1 python scripts/make_molecules.py --out molecules.npz
@@ -33,6 +34,8 @@ EV_PER_HARTREE = 27.211386245988
 BOHR_PER_ANGSTROM = 1.8897261246257702
 DEBYE_PER_ATOMIC_UNIT = 2.541746473
 MMFF_MAX_STEPS = 5000
+MAX_SEED = 2**24  # the embedding's seed is a 32-bit number
+NUM_CONFORMERS = 5
 MAX_EMBEDDING_TRIES = 20
 MIN_GAP = 1.0  # eV; below it the closed shell of the calculation is doubtful
 BOND_KINDS = (Chem.BondType.SINGLE, Chem.BondType.DOUBLE, Chem.BondType.TRIPLE, Chem.BondType.AROMATIC)
@@ -52,15 +55,23 @@ class Record:
 
 
 def relaxed(smiles: str, seed: int) -> Chem.Mol | None:
-    """One conformer with hydrogens at a minimum of MMFF94, or None; atoms as in `smiles`, hydrogens last."""
+    """The lowest of a few minima of MMFF94, with hydrogens, or None; atoms as in `smiles`, hydrogens last.
+
+    SMILES here leave stereochemistry open, so each embedding may be another stereoisomer; the lowest energy avoids
+    those that rings cannot bear, such as trans-fused small rings.
+    """
     mol = Chem.AddHs(Chem.MolFromSmiles(smiles))
     embedding: Any = rdDistGeom.ETKDGv3()
-    embedding.randomSeed = seed
+    embedding.randomSeed = seed + 1  # conformer i starts from (i + 1) times this, so at 0 all would be the same
     embedding.maxIterations = MAX_EMBEDDING_TRIES
-    if rdDistGeom.EmbedMolecule(mol, embedding) != 0:
+    conformers = list(rdDistGeom.EmbedMultipleConfs(mol, NUM_CONFORMERS, embedding))
+    if not conformers:
         return None
-    converged = rdForceFieldHelpers.MMFFOptimizeMolecule(mol, mmffVariant="MMFF94", maxIters=MMFF_MAX_STEPS) == 0
-    return mol if converged else None
+    results = rdForceFieldHelpers.MMFFOptimizeMoleculeConfs(mol, mmffVariant="MMFF94", maxIters=MMFF_MAX_STEPS)
+    energies = {i: energy for i, (status, energy) in zip(conformers, results, strict=True) if status == 0}
+    if not energies:
+        return None
+    return Chem.Mol(mol, confId=min(energies, key=energies.__getitem__))
 
 
 def keeps_its_bonds(mol: Chem.Mol) -> bool:
@@ -158,6 +169,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.count < 1:
         parser.error(f"--count is {options.count}; at least 1 is needed")
+    if not 0 <= options.seed < MAX_SEED:
+        parser.error(f"--seed is {options.seed}; 0 to {MAX_SEED - 1} are allowed")
     if not options.out.resolve().parent.is_dir():
         parser.error(
             f"--out is {options.out}, but the folder {options.out.resolve().parent} does not exist; make it first"
