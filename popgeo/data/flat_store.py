@@ -59,6 +59,7 @@ class FlatStore:
     Make one with `FlatStore.from_dataset`. A `FlatStore` is accepted wherever a dataset is.
 
     Example:
+        >>> import torch
         >>> from torch_geometric.data import Data
         >>> graphs = [Data(x=torch.ones(n, 1), edge_index=torch.zeros(2, n, dtype=torch.long)) for n in (2, 3)]
         >>> store = FlatStore.from_dataset(graphs)
