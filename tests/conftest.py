@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from popgeo.native import library
 
 REPOSITORY = Path(__file__).resolve().parent.parent
