@@ -3,12 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-
-from popgeo.packing import Budget, Packs, optimal, stream, window
 
 
 class FixedSizeStrategy(Enum):
@@ -29,7 +27,7 @@ class FixedSizeStrategy(Enum):
     """As few batches as can be, for batches of a few graphs each."""
 
 
-Packing: TypeAlias = Callable[..., Packs]
+Packing: TypeAlias = Callable[..., Any]
 """`packing(sizes, budget, *, generator) -> Packs`, as in `popgeo.packing`."""
 
 
@@ -65,7 +63,8 @@ def epoch_generator(seed: int, epoch: int) -> torch.Generator:
 
 def plan_epoch(
     sizes: np.ndarray,
-    budget: Budget,
+    limits: np.ndarray,
+    num_graphs: int,
     strategy: FixedSizeStrategy | Packing,
     order: np.ndarray,
     *,
@@ -79,7 +78,8 @@ def plan_epoch(
 
     Args:
         sizes: Nodes and edges of each graph. int64 [num_graphs, num_dimensions]
-        budget: What the real graphs of one batch may use.
+        limits: What the real graphs of one batch may use of each size. int64 [num_dimensions]
+        num_graphs: How many real graphs one batch may have.
         strategy: How to put them together.
         order: The graphs of this epoch, in order. int64 [number of graphs]
         shuffle: Whether the strategy may draw at random.
@@ -91,9 +91,8 @@ def plan_epoch(
     Raises:
         ValueError: a graph fits no batch.
     """
-    limits = np.asarray(budget.sizes)
     sizes = sizes[order]
-    fits: np.ndarray = (sizes <= limits).all(axis=1)
+    fits = np.asarray((sizes <= limits).all(axis=1))
     num_skipped = 0
     if not fits.all():
         if trim:
@@ -104,26 +103,26 @@ def plan_epoch(
         else:
             _refuse(sizes, limits, order, fits)
     if strategy is FixedSizeStrategy.PadToMax:
-        per_batch = budget.num_graphs
         if skip:
-            kept = _fill_in_order(sizes, limits, per_batch)
+            kept = _fill_in_order(sizes, limits, num_graphs)
             num_skipped += len(order) - len(kept[0])
             return Plan(ids=order[kept[0]], ptr=kept[1], num_skipped=num_skipped, num_planned=len(kept[0]))
-        stop = len(order) // per_batch * per_batch if drop_last else len(order)
-        ptr = np.append(np.arange(0, stop, per_batch), stop)
+        stop = len(order) // num_graphs * num_graphs if drop_last else len(order)
+        ptr = np.append(np.arange(0, stop, num_graphs), stop)
         return Plan(ids=order[:stop], ptr=ptr if stop else ptr[:1], num_skipped=num_skipped, num_planned=stop)
-    packing = _PACKINGS[strategy] if isinstance(strategy, FixedSizeStrategy) else strategy
-    packs = packing(sizes, budget, generator=generator if shuffle else None)
-    _check(packs, sizes, limits, budget.num_graphs)
+    from popgeo import packing
+
+    named = {
+        FixedSizeStrategy.StreamPack: packing.stream,
+        FixedSizeStrategy.Window: packing.window,
+        FixedSizeStrategy.Optimal: packing.optimal,
+    }
+    pack = named[strategy] if isinstance(strategy, FixedSizeStrategy) else strategy
+    budget = packing.Budget(sizes=tuple(limits.tolist()), num_graphs=num_graphs)
+    packs = pack(sizes, budget, generator=generator if shuffle else None)
+    _check(packs, sizes, limits, num_graphs)
     ids = order[packs.indices]
     return Plan(ids=ids, ptr=np.asarray(packs.ptr), num_skipped=num_skipped, num_planned=len(ids))
-
-
-_PACKINGS: dict[FixedSizeStrategy, Packing] = {
-    FixedSizeStrategy.StreamPack: stream,
-    FixedSizeStrategy.Window: window,
-    FixedSizeStrategy.Optimal: optimal,
-}
 
 
 def shard(plan: Plan, rank: int, world_size: int, group: int) -> Plan:
@@ -185,7 +184,7 @@ def _refuse(sizes: np.ndarray, limits: np.ndarray, order: np.ndarray, fits: np.n
     )
 
 
-def _check(packs: Packs, sizes: np.ndarray, limits: np.ndarray, num_graphs: int) -> None:
+def _check(packs: Any, sizes: np.ndarray, limits: np.ndarray, num_graphs: int) -> None:
     """A packing of the user's is checked like our own: each graph exactly once, no batch over budget."""
     indices, ptr = np.asarray(packs.indices), np.asarray(packs.ptr)
     seen = np.bincount(indices, minlength=len(sizes))

@@ -15,7 +15,6 @@ from popgeo.data.levels import Level
 from popgeo.data.sizes import FixedSizeOptions
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.epoch import FixedSizeStrategy, Packing, Plan, epoch_generator, plan_epoch, shard
-from popgeo.packing import Budget
 
 _GRAPHS_AT_ONCE = 512
 
@@ -105,8 +104,6 @@ class FixedSizeDataLoader(DataLoader):
             index_dtype=index_dtype,
             spread_padding_edges=spread_padding_edges,
         )
-        limits = self.fixed_size_options.limits(self.store.size_axes)
-        self._budget = Budget(sizes=tuple(limits.tolist()), num_graphs=self.fixed_size_options.num_graphs - 1)
         super().__init__(dataset, batch_sampler=_PackSampler(self), **kwargs)
 
     def plan(self) -> Plan:
@@ -118,7 +115,8 @@ class FixedSizeDataLoader(DataLoader):
                 order = torch.randperm(len(self.store), generator=generator).numpy()
             plan = plan_epoch(
                 self.store.sizes,
-                self._budget,
+                self.fixed_size_options.limits(self.store.size_axes),
+                self.fixed_size_options.num_graphs - 1,
                 self.strategy,
                 order,
                 shuffle=self.shuffle,
