@@ -5,6 +5,7 @@ from popgeo.nn.interaction import (
     KNNInteractionGraph,
     PairInteractionGraph,
     PrecomputeInteractionGraph,
+    RadiusInteractionGraph,
 )
 from popgeo.nn.loss import l1_loss, masked_mean, mse_loss
 from popgeo.nn.radial import CosineEnvelope, GaussianSmearing, PolynomialEnvelope, ShiftedSoftplus
@@ -18,6 +19,7 @@ __all__ = [
     "PairInteractionGraph",
     "PolynomialEnvelope",
     "PrecomputeInteractionGraph",
+    "RadiusInteractionGraph",
     "SchNet",
     "ShiftedSoftplus",
     "l1_loss",

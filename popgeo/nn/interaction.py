@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from popgeo.ops.neighbors import knn, pairs
+from popgeo.ops.neighbors import knn, pairs, radius
+from popgeo.ops.registration import is_direct
 
 
 class InteractionGraph(nn.Module):
@@ -131,6 +132,61 @@ class PairInteractionGraph(InteractionGraph):
 
     def extra_repr(self) -> str:
         return f"cutoff={self.cutoff}, max_num_nodes={self.max_num_nodes}"
+
+
+class RadiusInteractionGraph(InteractionGraph):
+    """Joins all atoms within the cutoff, in a fixed number of edge slots for the whole batch.
+
+    Args:
+        cutoff: Longest edge, in the unit of the positions.
+        num_edges: Slots. When a batch has more edges a ValueError says so; under capture, where nothing can be raised,
+            every length becomes NaN, so that no result looks right.
+        max_num_nodes: Atoms of the largest real molecule; those of the whole batch when left out.
+
+    Raises:
+        ValueError: see `popgeo.ops.radius`.
+
+    Example:
+        >>> pos, batch = torch.tensor([[0.0, 0, 0], [0, 0, 2]]), torch.tensor([0, 0])
+        >>> edge_index, edge_weight = RadiusInteractionGraph(cutoff=5.0, num_edges=3)(pos, batch)
+        >>> edge_index.tolist(), edge_weight.tolist()
+        ([[1, 0, 1], [0, 1, 1]], [2.0, 2.0, 5.0])
+    """
+
+    def __init__(self, cutoff: float, num_edges: int, max_num_nodes: int | None = None) -> None:
+        super().__init__()
+        self.cutoff = cutoff
+        self.num_edges = num_edges
+        self.max_num_nodes = max_num_nodes
+
+    def forward(
+        self, pos: Tensor, batch: Tensor, *, num_graphs: int | None = None, nodes_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Edges and lengths; arguments as in `KNNInteractionGraph.forward`.
+
+        Returns:
+            `edge_index` [2, num_edges] and `edge_weight` [num_edges].
+        """
+        (edge_index, edge_weight, _), num_missing = radius(
+            pos,
+            batch,
+            self.cutoff,
+            self.num_edges,
+            num_graphs=pos.size(0) if num_graphs is None else num_graphs,
+            max_num_nodes=self.max_num_nodes,
+            nodes_mask=nodes_mask,
+        )
+        if is_direct():
+            if num_missing > 0:
+                raise ValueError(
+                    f"The batch has {self.num_edges + int(num_missing)} edges within {self.cutoff}, num_edges is "
+                    f"{self.num_edges}. Raise num_edges, or pack fewer atoms into a batch."
+                )
+            return edge_index, edge_weight
+        return edge_index, torch.where(num_missing > 0, torch.nan, edge_weight)
+
+    def extra_repr(self) -> str:
+        return f"cutoff={self.cutoff}, num_edges={self.num_edges}, max_num_nodes={self.max_num_nodes}"
 
 
 class PrecomputeInteractionGraph(BaseTransform):

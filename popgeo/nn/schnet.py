@@ -1,21 +1,36 @@
 """SchNet: continuous-filter convolutions over the distances between atoms (arXiv:1706.08566)."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from popgeo.nn.interaction import InteractionGraph, KNNInteractionGraph
 from popgeo.nn.radial import CosineEnvelope, GaussianSmearing, ShiftedSoftplus
-from popgeo.ops.neighbors import distance
-from popgeo.ops.pool import global_add_pool, global_mean_pool
+from popgeo.ops import EdgePlan, cfconv, distance, global_add_pool, global_mean_pool
+from popgeo.ops.registration import is_direct
 
 READOUTS = {"add": global_add_pool, "sum": global_add_pool, "mean": global_mean_pool}
 MAX_Z = 100
 
 
-def cfconv(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int) -> Tensor:
-    return x.new_zeros(num_nodes, x.size(1)).index_add(0, dst, x.index_select(0, src) * w)
+@dataclass(frozen=True, kw_only=True)
+class Edges:
+    """Who interacts, as every block needs it."""
+
+    neighbour: Tensor
+    centre: Tensor
+    half_list: bool
+    plan: EdgePlan | None
+    reverse_plan: EdgePlan | None
+
+    @classmethod
+    def of(cls, edge_index: Tensor, num_nodes: int, half_list: bool) -> "Edges":
+        """Plans are made once for all blocks; under capture the compiler makes its own."""
+        plan = EdgePlan.from_edge_index(edge_index, num_nodes) if is_direct() else None
+        reverse = None if plan is None else EdgePlan(src=plan.dst, dst=plan.src)
+        return cls(neighbour=edge_index[0], centre=edge_index[1], half_list=half_list, plan=plan, reverse_plan=reverse)
 
 
 class CFConv(nn.Module):
@@ -28,13 +43,12 @@ class CFConv(nn.Module):
         # The block owns the network as `mlp`; PyG's checkpoints also hold it under this name.
         self.nn = filter_network
 
-    def forward(self, x: Tensor, w: Tensor, edge_index: Tensor, half_list: bool) -> Tensor:
-        """[num_nodes, in_channels], [num_edges, num_filters], [2, num_edges] -> [num_nodes, out_channels]"""
-        neighbour, centre = edge_index[0], edge_index[1]
+    def forward(self, x: Tensor, w: Tensor, edges: Edges) -> Tensor:
+        """[num_nodes, in_channels], [num_edges, num_filters] -> [num_nodes, out_channels]"""
         x = self.lin1(x)
-        message = cfconv(x, w, neighbour, centre, x.size(0))
-        if half_list:
-            message = message + cfconv(x, w, centre, neighbour, x.size(0))
+        message = cfconv(x, w, edges.neighbour, edges.centre, x.size(0), edges.plan)
+        if edges.half_list:
+            message = message + cfconv(x, w, edges.centre, edges.neighbour, x.size(0), edges.reverse_plan)
         return self.lin2(message)
 
 
@@ -50,10 +64,10 @@ class InteractionBlock(nn.Module):
         self.act = ShiftedSoftplus(stable)
         self.lin = nn.Linear(hidden_channels, hidden_channels)
 
-    def forward(self, x: Tensor, edge_index: Tensor, rbf: Tensor, envelope: Tensor, half_list: bool) -> Tensor:
-        """[num_nodes, hidden], [2, num_edges], [num_edges, num_gaussians], [num_edges, 1] -> [num_nodes, hidden]"""
+    def forward(self, x: Tensor, rbf: Tensor, envelope: Tensor, edges: Edges) -> Tensor:
+        """[num_nodes, hidden], [num_edges, num_gaussians], [num_edges, 1] -> [num_nodes, hidden]"""
         w = self.mlp(rbf) * envelope  # [num_edges, num_filters]
-        return self.lin(self.act(self.conv(x, w, edge_index, half_list)))
+        return self.lin(self.act(self.conv(x, w, edges)))
 
 
 class SchNet(nn.Module):
@@ -180,12 +194,13 @@ class SchNet(nn.Module):
         if edge_index is None:
             half_list = getattr(self.interaction_graph, "half_list", False)
         edge_index, r = self._edges(pos, batch, edge_index, num_graphs, nodes_mask, edges_mask)
+        edges = Edges.of(edge_index, z.size(0), half_list)
 
         rbf = self.distance_expansion(r)  # [num_edges, num_gaussians]
         envelope = self.envelope(r).unsqueeze(1)  # [num_edges, 1]
         x = self.embedding(z)  # [num_atoms, hidden_channels]
         for interaction in self.interactions:
-            x = x + interaction(x, edge_index, rbf, envelope, half_list)
+            x = x + interaction(x, rbf, envelope, edges)
         x = self.lin2(self.act(self.lin1(x)))  # [num_atoms, 1]
         if self.mean is not None and self.std is not None:
             x = x * self.std + self.mean

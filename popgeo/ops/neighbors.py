@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from popgeo.ops.eager import is_eager
+from popgeo.ops.registration import is_direct
 
 
 class Neighbors(NamedTuple):
@@ -127,6 +127,56 @@ def pairs(
     return _neighbors(pos, others, near, cutoff)
 
 
+def radius(
+    pos: Tensor,
+    batch: Tensor,
+    cutoff: float,
+    num_edges: int,
+    *,
+    num_graphs: int,
+    max_num_nodes: int | None = None,
+    nodes_mask: Tensor | None = None,
+) -> tuple[Neighbors, Tensor]:
+    """Join all nodes of the same graph within the cutoff, in a fixed number of slots for the whole batch.
+
+    Where `knn` reserves as many slots for each node as the busiest one needs, this shares them out as they come.
+
+    Args:
+        pos: Positions. [num_nodes, 3]
+        batch: Graph of each node, ascending. [num_nodes]
+        cutoff: Longest edge, in the unit of `pos`.
+        num_edges: Slots; real edges come first, sorted by centre, and absent ones join the last node to itself.
+        num_graphs: Graphs in the batch, padding included.
+        max_num_nodes: Nodes of the largest real graph; those of the whole batch when left out.
+        nodes_mask: True where the node is real; padding nodes send and receive nothing. [num_nodes]
+
+    Returns:
+        The edges, and how many more there are than slots: above 0, the edges are incomplete. Integer []
+
+    Raises:
+        ValueError: the cutoff is not positive, or (outside capture) a real graph exceeds `max_num_nodes`.
+
+    Example:
+        >>> pos, batch = torch.tensor([[0.0, 0, 0], [1, 0, 0], [3, 0, 0]]), torch.zeros(3, dtype=torch.long)
+        >>> neighbors, num_missing = radius(pos, batch, cutoff=1.5, num_edges=3, num_graphs=1)
+        >>> neighbors.edge_index.tolist(), int(num_missing)
+        ([[1, 0, 2], [0, 1, 2]], 0)
+    """
+    candidates, near = _near_pairs(pos, batch, cutoff, num_graphs, max_num_nodes, nodes_mask)
+    centres = torch.arange(pos.size(0), device=pos.device).unsqueeze(1).expand_as(candidates)
+    near = near.flatten()
+    rank = near.cumsum(0) - 1
+    # Everything that has no slot lands in one more, which is cut off.
+    slot = torch.where(near & (rank < num_edges), rank, num_edges)
+    ends = torch.stack([candidates.flatten(), centres.flatten()])
+    edge_index = torch.full((2, num_edges + 1), pos.size(0) - 1, dtype=torch.long, device=pos.device)
+    edge_index = edge_index.scatter(1, slot.expand_as(ends), ends)[:, :num_edges]
+    num_found = near.sum()
+    edges_mask = torch.arange(num_edges, device=pos.device) < num_found
+    neighbors = Neighbors(edge_index, distance(pos, edge_index, edges_mask, cutoff), edges_mask)
+    return neighbors, (num_found - num_edges).clamp(min=0)
+
+
 def distance(pos: Tensor, edge_index: Tensor, edges_mask: Tensor | None, cutoff: float) -> Tensor:
     """The length of each edge; absent edges have the cutoff's.
 
@@ -217,7 +267,7 @@ def _squared_distances(pos: Tensor, candidates: Tensor) -> Tensor:
 
 def _check_sizes(size: Tensor, max_num_nodes: int | None, nodes_mask: Tensor | None) -> None:
     """Refuses a real graph that its window cannot hold; under capture nothing is known, so nothing is checked."""
-    if max_num_nodes is None or not is_eager() or size.numel() == 0:
+    if max_num_nodes is None or not is_direct() or size.numel() == 0:
         return
     largest = int(size.max() if nodes_mask is None else size.where(nodes_mask, 0).max())
     if largest > max_num_nodes:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from popgeo.native import library
-from popgeo.ops.eager import is_eager
+from popgeo.ops.registration import is_direct
 
 _LN2 = math.log(2.0)
 _POINTER = ctypes.c_void_p
@@ -25,7 +25,7 @@ def shifted_softplus(x: Tensor) -> Tensor:
         tensor([ -0.6931,   0.0000, 199.3069])
     """
     forward = library.function("popgeo_shifted_softplus", (_POINTER, _POINTER, ctypes.c_int64))
-    if forward is None or x.dtype != torch.float32 or x.device.type != "cpu" or not is_eager():
+    if forward is None or x.dtype != torch.float32 or x.device.type != "cpu" or not is_direct():
         return F.softplus(x) - _LN2
     return _ShiftedSoftplus.apply(x)
 
