@@ -65,7 +65,7 @@ def parse(arguments: Sequence[str] | None) -> Settings:
     parser = OneLineParser(
         prog="python -m popgeo",
         description="Trains SchNet on the HOMO-LUMO gap of small molecules, on fixed-size batches, through the "
-        "simulated IPU executor; shows how it went and writes pictures, figures, the executor's report and the weights.",
+        "simulated IPU executor; shows how it went; writes pictures, figures, the executor's report, the weights.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     count, number = at_least(1, int), at_least(0, float)
