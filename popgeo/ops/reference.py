@@ -43,7 +43,7 @@ def scatter_extremum(src: Tensor, index: Tensor, num_rows: int, *, largest: bool
     num_edges = src.shape[0]
     full = _expand(index, src)
     reduce, worst = ("amax", _lowest(src.dtype)) if largest else ("amin", _highest(src.dtype))
-    is_number = src == src  # noqa: PLR0124  false for NaN, and unlike isnan for every dtype
+    is_number = src == src
     candidates = torch.where(is_number, src, torch.full_like(src, worst))
     best = src.new_full((num_rows, src.shape[1]), worst).scatter_reduce_(0, full, candidates, reduce)
     edge = torch.arange(num_edges, device=src.device).unsqueeze(1).expand_as(src)
