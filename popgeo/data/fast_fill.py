@@ -18,9 +18,28 @@ _INTEGERS = (torch.int32, torch.int64)
 
 # The fields of `Slot` in csrc/collate.cpp, in its order; each is a 64-bit integer or a pointer.
 _FIELDS = (
-    "kind axis num_slots fixed_rows outer inner element_bytes out_bytes source source_rows out batch_bytes pad increments "
-    "increment_width spread end_axis_0 end_axis_1 end_slots_0 end_slots_1 row_ends"
-).split()
+    "kind",
+    "axis",
+    "num_slots",
+    "fixed_rows",
+    "outer",
+    "inner",
+    "element_bytes",
+    "out_bytes",
+    "source",
+    "source_rows",
+    "out",
+    "batch_bytes",
+    "pad",
+    "increments",
+    "increment_width",
+    "spread",
+    "end_axis_0",
+    "end_axis_1",
+    "end_slots_0",
+    "end_slots_1",
+    "row_ends",
+)
 _OUT = _FIELDS.index("out")
 
 
