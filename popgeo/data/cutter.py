@@ -8,7 +8,7 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from popgeo.data.batch import BatchBuilder
-from popgeo.data.fill import fill
+from popgeo.data.fast_fill import Filler
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.layout import lay_out
 from popgeo.data.levels import Level
@@ -41,6 +41,7 @@ class BatchCutter:
             spread_padding_edges=spread_padding_edges,
         )
         self.builder = BatchBuilder(store, self.layout)
+        self.fill = Filler(store, self.layout)
 
     def allocate(self, num_batches: int) -> list[Tensor]:
         """Uninitialised tensors for so many batches, one for each slot. [num_batches, *slot.shape]"""
@@ -58,7 +59,7 @@ class BatchCutter:
         """
         rows = self.store.rows(ids)
         out = self.allocate(len(ptr) - 1) if out is None else out
-        fill(self.store, self.layout, rows, ptr, out)
+        self.fill(rows, ptr, out)
         columns = [tensor.unbind(0) for tensor in out]
         bounds = ptr.tolist()
         return [

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from popgeo.data.flat_store import GRAPHS, Axis, FlatStore
+from popgeo.data.flat_store import GRAPHS, Attribute, Axis, FlatStore
 from popgeo.data.layout import Kind, Layout, Slot
 
 
@@ -73,8 +73,8 @@ def _copy(chunk: _Chunk, slot: Slot, out: Tensor) -> None:
     rows = chunk.rows(slot.axis)
     out.fill_(slot.pad_value)
     assert slot.attribute is not None  # lay_out gives one to every copied slot
-    values = slot.attribute.tensor.view(slot.outer, -1, slot.inner)
-    shaped = out.view(-1, slot.outer, slot.num_slots, slot.inner)
+    values = _shaped(slot.attribute, slot)
+    shaped = out.view(len(out), slot.outer, slot.num_slots, slot.inner)
     for i in range(slot.outer):
         rows.place(shaped[:, i], values[i].index_select(0, rows.source))
 
@@ -85,8 +85,8 @@ def _shift(chunk: _Chunk, slot: Slot, out: Tensor) -> None:
     assert attribute is not None  # as above
     assert attribute.increments is not None  # what makes it a shifted slot
     before, total = chunk.offsets(attribute.increments)
-    values = attribute.tensor.view(slot.outer, -1, slot.inner)
-    shaped = out.view(-1, slot.outer, slot.num_slots, slot.inner)
+    values = _shaped(attribute, slot)
+    shaped = out.view(len(out), slot.outer, slot.num_slots, slot.inner)
     for i in range(slot.outer):
         outer = i % before.shape[1]
         # Padding points at the first row after the real ones, which is padding itself.
@@ -96,6 +96,11 @@ def _shift(chunk: _Chunk, slot: Slot, out: Tensor) -> None:
         shaped[:, i] = padding[:, :, None].to(out.dtype)
         shift = before[:, outer][rows.graph]
         rows.place(shaped[:, i], (values[i].index_select(0, rows.source) + shift[:, None]).to(out.dtype))
+
+
+def _shaped(attribute: Attribute, slot: Slot) -> Tensor:
+    """All values of an attribute as [outer, rows, inner]."""
+    return attribute.tensor.view(slot.outer, attribute.tensor.shape[attribute.dim], slot.inner)
 
 
 def _dealt(chunk: _Chunk, slot: Slot, end: int) -> Tensor:
