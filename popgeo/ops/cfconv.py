@@ -8,7 +8,7 @@ from torch import Tensor
 
 from popgeo.native import library
 from popgeo.ops import reference
-from popgeo.ops.checks import check_index, refuse_index, refuse_plan
+from popgeo.ops.checks import check_index, refuse_index
 from popgeo.ops.plan import EdgePlan
 from popgeo.ops.registration import is_direct, register
 from popgeo.ops.rows import NATIVE_DTYPES, check_plan_tensors, explain, gather_rows, pointer
@@ -43,16 +43,14 @@ def cfconv(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, plan:
         >>> cfconv(x, w, src=torch.tensor([1, 0, 1]), dst=torch.tensor([0, 1, 1]), num_nodes=2).flatten()
         tensor([30.,  5.])
     """
-    plans = _plan_arguments(plan)
+    plans: _Plans = (None, None, None, None, 0)
+    if plan is not None:
+        plan.src.check("src", src, x.shape[0])
+        plan.dst.check("dst", dst, num_nodes)
+        plans = (plan.dst.rowptr, plan.dst.perm, plan.src.rowptr, plan.src.perm, plan.dst.num_tiles)
     if is_direct(x, w, src, dst):
         return _cfconv(x, w, src, dst, num_nodes, *plans)
     return torch.ops.popgeo.cfconv(x, w, src, dst, num_nodes, *plans)  # type: ignore[no-any-return]
-
-
-def _plan_arguments(plan: EdgePlan | None) -> _Plans:
-    if plan is None:
-        return None, None, None, None, 0
-    return plan.dst.rowptr, plan.dst.perm, plan.src.rowptr, plan.src.perm, plan.dst.num_tiles
 
 
 def _check(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int) -> None:
@@ -83,8 +81,9 @@ def _cfconv(
 ) -> Tensor:
     _check(x, w, src, dst, num_nodes)
     native = library.function("popgeo_cfconv", (_INT, *[_POINTER] * 7, *[_INT] * 6), _INT)
-    if native is None or x.device.type != "cpu" or x.dtype not in NATIVE_DTYPES:
-        _refuse_in_torch(src, dst, x.shape[0], num_nodes, (dst_rowptr, dst_perm), (None, None))
+    if native is None or x.device.type != "cpu" or not x.is_floating_point() or x.dtype not in NATIVE_DTYPES:
+        refuse_index("src", src, x.shape[0])
+        refuse_index("dst", dst, num_nodes)
         return reference.cfconv(x, w, src, dst, num_nodes)
     num_edges, channels = w.shape
     if dst_rowptr is not None:
@@ -127,8 +126,9 @@ def _cfconv_backward(
 ) -> tuple[Tensor, Tensor]:
     _check(x, w, src, dst, grad.shape[0])
     native = library.function("popgeo_cfconv_backward", (_INT, *[_POINTER] * 9, *[_INT] * 6), _INT)
-    if native is None or x.device.type != "cpu" or x.dtype not in NATIVE_DTYPES:
-        _refuse_in_torch(src, dst, x.shape[0], grad.shape[0], (None, None), (src_rowptr, src_perm))
+    if native is None or x.device.type != "cpu" or not x.is_floating_point() or x.dtype not in NATIVE_DTYPES:
+        refuse_index("src", src, x.shape[0])
+        refuse_index("dst", dst, grad.shape[0])
         return reference.cfconv_backward(grad, x, w, src, dst)
     num_edges, channels = w.shape
     if src_rowptr is not None:
@@ -158,22 +158,6 @@ def _cfconv_backward(
         refuse_index("dst", dst, grad.shape[0])
         explain("src", src, x.shape[0], src_rowptr, src_perm)
     return grad_x, grad_w
-
-
-def _refuse_in_torch(
-    src: Tensor,
-    dst: Tensor,
-    num_sources: int,
-    num_nodes: int,
-    dst_plan: tuple[Tensor | None, Tensor | None],
-    src_plan: tuple[Tensor | None, Tensor | None],
-) -> None:
-    refuse_index("src", src, num_sources)
-    refuse_index("dst", dst, num_nodes)
-    if dst_plan[0] is not None:
-        refuse_plan("dst", dst, num_nodes, dst_plan[0], dst_plan[1])
-    if src_plan[0] is not None:
-        refuse_plan("src", src, num_sources, src_plan[0], src_plan[1])
 
 
 def _fake(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, *plans: Any) -> Tensor:

@@ -1,7 +1,5 @@
 """What is refused at the door of the ops, and how the refusal is worded."""
 
-from typing import NoReturn
-
 import torch
 from torch import Tensor
 
@@ -48,11 +46,7 @@ def refuse_plan(name: str, index: Tensor, num_rows: int, rowptr: Tensor, perm: T
         rows = torch.repeat_interleave(torch.arange(num_rows, device=index.device), stop - start)
         fits = torch.equal(index.long()[order], rows)
     if not fits:
-        refuse_stale_plan(name)
-
-
-def refuse_stale_plan(name: str) -> NoReturn:
-    raise ValueError(
-        f"The plan was made for another {name} (or {name} was changed in place since). "
-        f"Make a new one: ScatterPlan.from_index({name}, num_rows)."
-    )
+        raise ValueError(
+            f"The plan was made for another {name}, for another number of rows than {num_rows}, or before {name} was "
+            f"changed in place. Make a new one: ScatterPlan.from_index({name}, {num_rows})."
+        )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from popgeo.native import library
 from popgeo.ops import reference
-from popgeo.ops.checks import refuse_index, refuse_plan
+from popgeo.ops.checks import refuse_index
 from popgeo.ops.registration import is_direct, register
 from popgeo.ops.rows import NATIVE_DTYPES, check_plan_tensors, check_sum, explain, pointer
 
@@ -48,8 +48,6 @@ def _extremum(
     native = library.function("popgeo_scatter_extremum", (_INT, _INT, *[_POINTER] * 6, *[_INT] * 5), _INT)
     if native is None or src.device.type != "cpu" or src.dtype not in NATIVE_DTYPES:
         refuse_index("index", index, num_rows)
-        if rowptr is not None:
-            refuse_plan("index", index, num_rows, rowptr, perm)
         return reference.scatter_extremum(src, index, num_rows, largest=largest)
     num_edges, channels = src.shape
     if rowptr is not None:

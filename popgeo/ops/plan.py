@@ -1,13 +1,14 @@
 """ScatterPlan: the order in which each row meets its edges, made once per index and used by every layer."""
 
 import ctypes
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from popgeo.native import library
-from popgeo.ops.checks import check_index, refuse_index
+from popgeo.ops.checks import check_index, refuse_index, refuse_plan
 from popgeo.ops.registration import is_direct, register
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
@@ -22,10 +23,11 @@ class ScatterPlan:
     Row `i` receives the edges `perm[rowptr[i]:rowptr[i + 1]]`, in the order in which they stand in the index; where the
     index is already sorted, `perm` is None and the edges are `rowptr[i]:rowptr[i + 1]` themselves.
 
-    A plan belongs to one index. Every op checks each edge against the index as it walks, so a plan of another index is
-    refused and can never read or write out of bounds.
+    A plan belongs to one index, which it keeps: an op that is given the plan with another index, or after the index was
+    changed in place, refuses it. And whatever a plan holds, no kernel reads or writes out of bounds for it.
 
     Args:
+        index: The index that the plan was made from. [num_edges]
         rowptr: Where the edges of each row start. int32 [num_rows + 1]
         perm: Edges in row order, or None when they already are. int32 [num_edges]
         num_tiles: Ranges of rows that are computed independently; 0 leaves it to the kernel. The results are the same
@@ -37,9 +39,14 @@ class ScatterPlan:
         ([0, 1, 1, 3], [1, 0, 2])
     """
 
+    index: Tensor
     rowptr: Tensor
     perm: Tensor | None
     num_tiles: int = 0
+    _version: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_version", _version(self.index))
 
     @classmethod
     def from_index(cls, index: Tensor, num_rows: int) -> "ScatterPlan":
@@ -60,21 +67,24 @@ class ScatterPlan:
         """
         if is_direct(index):
             rowptr, perm, is_sorted = _plan(index, num_rows)
-            return cls(rowptr=rowptr, perm=None if is_sorted else perm)
+            return cls(index=index, rowptr=rowptr, perm=None if is_sorted else perm)
         rowptr, perm = torch.ops.popgeo.plan(index, num_rows)
-        return cls(rowptr=rowptr, perm=perm)
+        return cls(index=index, rowptr=rowptr, perm=perm)
 
     @classmethod
     def regular(cls, num_rows: int, degree: int, *, device: torch.device | None = None) -> "ScatterPlan":
-        """The plan of a graph whose every row receives exactly `degree` edges, sorted by row: nothing is computed.
+        """The plan of a graph whose every row receives exactly `degree` edges, sorted by row: nothing is sorted.
 
         Example:
-            >>> ScatterPlan.regular(num_rows=3, degree=2).rowptr.tolist()
-            [0, 2, 4, 6]
+            >>> plan = ScatterPlan.regular(num_rows=3, degree=2)
+            >>> plan.index.tolist(), plan.rowptr.tolist()
+            ([0, 0, 1, 1, 2, 2], [0, 2, 4, 6])
         """
         if num_rows * degree > _MAX_INT32:
             raise ValueError(f"{num_rows} rows of {degree} edges do not fit the int32 of a plan: use smaller batches.")
-        return cls(rowptr=torch.arange(num_rows + 1, dtype=torch.int32, device=device) * degree, perm=None)
+        rows = torch.arange(num_rows + 1, device=device)
+        index = rows[:-1].unsqueeze(1).expand(-1, degree).reshape(-1)
+        return cls(index=index, rowptr=rows.int() * degree, perm=None)
 
     @property
     def num_rows(self) -> int:
@@ -89,7 +99,28 @@ class ScatterPlan:
         """
         if num_tiles < 1:
             raise ValueError(f"num_tiles is {num_tiles}; a plan has at least one tile.")
-        return replace(self, num_tiles=num_tiles)
+        self.check("index", self.index, self.num_rows)
+        return ScatterPlan(index=self.index, rowptr=self.rowptr, perm=self.perm, num_tiles=num_tiles)
+
+    def check(self, name: str, index: Tensor, num_rows: int) -> None:
+        """Raises ValueError unless this is the plan of `index` into `num_rows` rows.
+
+        The very tensor that the plan was made from passes at once; another one is compared, entry by entry. Under
+        capture there are no entries to compare.
+        """
+        if num_rows == self.num_rows and index is self.index and _version(index) == self._version:
+            return
+        if not is_direct(index, self.index) or not is_direct(self.rowptr):
+            return
+        if num_rows == self.num_rows and _version(self.index) == self._version and index.shape == self.index.shape:
+            if index.data_ptr() == self.index.data_ptr() and index.stride() == self.index.stride():
+                return
+            if index.dtype == self.index.dtype and torch.equal(index, self.index):
+                return
+        refuse_plan(name, index, num_rows, self.rowptr, self.perm)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self.index, self.rowptr, self.perm, self.num_tiles)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -111,6 +142,15 @@ class EdgePlan:
         return cls(
             src=ScatterPlan.from_index(edge_index[0], num_nodes), dst=ScatterPlan.from_index(edge_index[1], num_nodes)
         )
+
+
+def _version(index: Tensor) -> int:
+    """How often the tensor was changed in place; inference tensors do not count it."""
+    return -1 if index.is_inference() else index._version
+
+
+def _restore(index: Tensor, rowptr: Tensor, perm: Tensor | None, num_tiles: int) -> ScatterPlan:
+    return ScatterPlan(index=index, rowptr=rowptr, perm=perm, num_tiles=num_tiles)
 
 
 def _check(index: Tensor, num_rows: int) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from popgeo.ops import reference
-from popgeo.ops.checks import refuse_index, refuse_plan
+from popgeo.ops.checks import refuse_index
 from popgeo.ops.registration import is_direct, register
 from popgeo.ops.rows import check_sum, gather_rows
 
@@ -30,8 +30,6 @@ def _scatter_mul(
 ) -> Tensor:
     check_sum(src, index, num_rows)
     refuse_index("index", index, num_rows)
-    if rowptr is not None:
-        refuse_plan("index", index, num_rows, rowptr, perm)
     return reference.scatter_mul(src, index, num_rows)
 
 

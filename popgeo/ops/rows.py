@@ -71,8 +71,6 @@ def _scatter_sum(
         or src.dtype not in NATIVE_DTYPES
         or delegate.sum_to_torch(num_edges, num_rows, channels, src.dtype, has_plan=rowptr is not None)
     ):
-        if rowptr is not None:
-            refuse_plan("index", index, num_rows, rowptr, perm)
         return _in_torch(src, index, num_rows)
     src, index = src.contiguous(), index.long().contiguous()
     out = src.new_empty(num_rows, channels)

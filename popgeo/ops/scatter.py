@@ -186,7 +186,10 @@ def gather(x: Tensor, index: Tensor, dim: int = 0, plan: ScatterPlan | None = No
     """
     if x.dim() == 0:
         raise ValueError("x has no dimension to gather along; give it at least one.")
-    arguments = (None, None, 0) if plan is None else (plan.rowptr, plan.perm, plan.num_tiles)
+    arguments: tuple[Tensor | None, Tensor | None, int] = (None, None, 0)
+    if plan is not None:
+        plan.check("index", index, x.shape[dim])
+        arguments = (plan.rowptr, plan.perm, plan.num_tiles)
     if x.dim() == 2 and dim in (0, -2):
         return gather_rows(x, index, *arguments)
     moved = x.movedim(dim, 0)
@@ -250,6 +253,7 @@ class Rows:
             raise ValueError(
                 "A plan is for a one-dimensional index; this one differs between channels. Pass plan=None."
             )
+        plan.check("index", self.index, self.num_rows)
         return plan.rowptr, plan.perm, plan.num_tiles
 
     def count(self, plan: ScatterPlan | None) -> Tensor:
