@@ -55,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(settings: Settings, dataset: InMemoryDataset) -> None:
     """Trains, validates after each epoch, tests once; prints what happened and writes it to `settings.out`."""
     torch.manual_seed(settings.seed)
+    torch.set_num_threads(settings.threads)
     store = FlatStore.from_dataset(dataset, exclude_keys=UNUSED)
     ids = split(min(len(store), settings.limit or len(store)), settings.seed)
     gap = dataset.y[:, GAP[settings.dataset]].float()
@@ -127,7 +128,7 @@ def make_schnet(settings: Settings, mean: float, std: float, max_num_nodes: int)
     )
 
 
-def train_epoch(training: ipu.Executor, batches: tqdm, column: int) -> tuple[float, int]:
+def train_epoch(training: ipu.CompiledModel, batches: tqdm, column: int) -> tuple[float, int]:
     """One pass over the training molecules: their mean absolute error while training (eV), and how many they are."""
     error, num_graphs = 0.0, 0
     for batch in batches:
@@ -139,7 +140,7 @@ def train_epoch(training: ipu.Executor, batches: tqdm, column: int) -> tuple[flo
     return error / num_graphs, num_graphs
 
 
-def predict(inference: ipu.Executor, batches: FixedSizeDataLoader, column: int) -> pd.DataFrame:
+def predict(inference: ipu.CompiledModel, batches: FixedSizeDataLoader, column: int) -> pd.DataFrame:
     """The gap of each real molecule, computed and predicted (eV)."""
     gaps, predictions = [], []
     for batch in batches:

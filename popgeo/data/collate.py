@@ -11,6 +11,7 @@ from popgeo.data.cutter import BatchCutter, check_fits
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.levels import Level
 from popgeo.data.sizes import FixedSizeOptions
+from popgeo.data.sort import sort_edges
 
 
 class FixedSizeCollater:
@@ -30,6 +31,8 @@ class FixedSizeCollater:
             `ptr` and every other attribute that PyG increments.
         spread_padding_edges: Deals padding edges out to all padding nodes, so that no row of a scatter is hot;
             otherwise all are loops on the first padding node.
+        sort_edges: Sorts the edges of each graph by destination and adds `rowptr`: the edges that end at node `i` are
+            `rowptr[i]` to `rowptr[i + 1]`.
 
     Example:
         >>> graphs = [Data(x=torch.ones(n, 1), edge_index=torch.tensor([[0], [1]])) for n in (2, 3)]
@@ -51,9 +54,10 @@ class FixedSizeCollater:
         levels: Mapping[str, str | Level] | None = None,
         index_dtype: torch.dtype = torch.int64,
         spread_padding_edges: bool = False,
+        sort_edges: bool = False,
     ) -> None:
         self.options = fixed_size_options
-        self.exclude_keys, self.levels = exclude_keys, levels
+        self.exclude_keys, self.levels, self.sort_edges = exclude_keys, levels, sort_edges
         self.choices: dict[str, Any] = {
             "add_pad_masks": add_masks_to_batch,
             "follow_batch": tuple(follow_batch or ()),
@@ -75,6 +79,7 @@ class FixedSizeCollater:
         if not isinstance(graphs, (list, tuple)):
             raise ValueError(f"Expected a list of graphs or a Batch, got {type(graphs).__name__}. Wrap it in a list.")
         store = FlatStore.from_dataset(list(graphs), exclude_keys=self.exclude_keys, levels=self.levels)
+        store = sort_edges(store) if self.sort_edges else store
         ids, ptr = np.arange(len(graphs)), np.array([0, len(graphs)])
         check_fits(store, self.options, ids, ptr)
         return BatchCutter(store, self.options, **self.choices).cut(ids, ptr)[0]

@@ -114,6 +114,8 @@ class FixedSizeOptions:
         """What fills an attribute of padding."""
         if level is Level.GRAPH and self.pad_graph_defaults and name in self.pad_graph_defaults:
             return self.pad_graph_defaults[name]
+        if name in ("train_mask", "val_mask", "test_mask"):
+            return 0.0  # padding takes no part in training, whatever fills its features
         value = {
             Level.NODE: self.node_pad_value,
             Level.EDGE: self.edge_pad_value,

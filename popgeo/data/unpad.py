@@ -1,16 +1,18 @@
-"""Takes a batch of fixed size apart into the real graphs that it was made of."""
+"""Takes padding away again."""
 
 from torch_geometric.data import Batch, Data, HeteroData
 
+from popgeo.data.pad import unpad_graph
 
-def unpad(batch: Batch) -> list[Data | HeteroData]:
-    """The real graphs of a batch, without padding.
+
+def unpad(batch: Batch | Data | HeteroData) -> list[Data | HeteroData]:
+    """The real graphs of a batch of fixed size, without padding.
 
     Args:
-        batch: A batch of fixed size that carries its masks.
+        batch: A batch that carries its masks, or one graph grown by `Pad(add_pad_mask=True)`.
 
     Raises:
-        ValueError: the batch has no `graphs_mask`.
+        ValueError: there are no masks.
 
     Example:
         >>> import torch
@@ -19,6 +21,8 @@ def unpad(batch: Batch) -> list[Data | HeteroData]:
         >>> unpad(FixedSizeCollater(FixedSizeOptions(9, 4, 3), add_masks_to_batch=True)(graphs))
         [Data(x=[2, 1], edge_index=[2, 1]), Data(x=[3, 1], edge_index=[2, 1])]
     """
+    if not isinstance(batch, Batch):
+        return [unpad_graph(batch)]
     if "graphs_mask" not in batch:
         raise ValueError(
             "The batch has no graphs_mask, so its padding cannot be told from its graphs. Make it with "

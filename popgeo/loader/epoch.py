@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from popgeo import packing
+
 
 class FixedSizeStrategy(Enum):
     """How graphs are put together into batches.
@@ -110,14 +112,8 @@ def plan_epoch(
         stop = len(order) // num_graphs * num_graphs if drop_last else len(order)
         ptr = np.append(np.arange(0, stop, num_graphs), stop)
         return Plan(ids=order[:stop], ptr=ptr if stop else ptr[:1], num_skipped=num_skipped, num_planned=stop)
-    from popgeo import packing
-
-    named = {
-        FixedSizeStrategy.StreamPack: packing.stream,
-        FixedSizeStrategy.Window: packing.window,
-        FixedSizeStrategy.Optimal: packing.optimal,
-    }
-    pack = named[strategy] if isinstance(strategy, FixedSizeStrategy) else strategy
+    named = {"StreamPack": "stream", "Window": "window", "Optimal": "optimal"}
+    pack = getattr(packing, named[strategy.name]) if isinstance(strategy, FixedSizeStrategy) else strategy
     budget = packing.Budget(sizes=tuple(limits.tolist()), num_graphs=num_graphs)
     packs = pack(sizes, budget, generator=generator if shuffle else None)
     _check(packs, sizes, limits, num_graphs)

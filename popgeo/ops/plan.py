@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from popgeo.native import library
-from popgeo.ops.checks import check_index, refuse_index, refuse_plan
+from popgeo.ops.checks import as_int64, check_index, refuse_index, refuse_plan
 from popgeo.ops.registration import is_direct, register
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
@@ -108,7 +108,7 @@ class ScatterPlan:
         The very tensor that the plan was made from passes at once; another one is compared, entry by entry. Under
         capture there are no entries to compare.
         """
-        if num_rows == self.num_rows and index is self.index and _version(index) == self._version:
+        if index is self.index and num_rows == self.num_rows and _version(index) == self._version:
             return
         if not is_direct(index, self.index) or not is_direct(self.rowptr):
             return
@@ -168,7 +168,7 @@ def _plan(index: Tensor, num_rows: int) -> tuple[Tensor, Tensor, bool]:
     native = library.function("popgeo_plan", (_POINTER, _INT, _INT, _POINTER, _POINTER), _INT)
     if native is None or index.device.type != "cpu":
         return _plan_in_torch(index, num_rows)
-    index = index.long().contiguous()
+    index = as_int64(index)
     rowptr = index.new_empty(num_rows + 1, dtype=torch.int32)
     perm = index.new_empty(num_edges, dtype=torch.int32)
     status = native(index.data_ptr(), num_edges, num_rows, rowptr.data_ptr(), perm.data_ptr())

@@ -54,8 +54,10 @@ def is_direct(*tensors: Tensor) -> bool:
         or torch._C._get_tracing_state() is not None
     ):
         return False
-    grad = torch.is_grad_enabled()
-    return all(
-        (type(tensor) is Tensor or type(tensor) is torch.nn.Parameter) and not (grad and tensor.requires_grad)
-        for tensor in tensors
-    )
+    differentiates = torch.is_grad_enabled()
+    for tensor in tensors:
+        if type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter:
+            return False
+        if differentiates and tensor.requires_grad:
+            return False
+    return True

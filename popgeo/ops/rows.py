@@ -8,7 +8,7 @@ from torch import Tensor
 
 from popgeo.native import library
 from popgeo.ops import delegate, reference
-from popgeo.ops.checks import check_index, refuse_index, refuse_plan
+from popgeo.ops.checks import as_int64, check_index, refuse_index, refuse_plan
 from popgeo.ops.registration import is_direct, register
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
@@ -32,14 +32,14 @@ def scatter_sum_rows(
     """Sums the rows of `src` that share an index, each in the order of the edges. [num_rows, channels]"""
     if is_direct(src, index):
         return _scatter_sum(src, index, num_rows, rowptr, perm, num_tiles)
-    return torch.ops.popgeo.scatter_sum(src, index, num_rows, rowptr, perm, num_tiles)  # type: ignore[no-any-return]
+    return torch.ops.popgeo.scatter_sum(src, index, num_rows, rowptr, perm, num_tiles)
 
 
 def gather_rows(x: Tensor, index: Tensor, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int) -> Tensor:
     """The row of `x` that each edge names. [num_edges, channels]"""
     if is_direct(x, index):
         return _gather(x, index)
-    return torch.ops.popgeo.gather(x, index, rowptr, perm, num_tiles)  # type: ignore[no-any-return]
+    return torch.ops.popgeo.gather(x, index, rowptr, perm, num_tiles)
 
 
 def _check_rows(name: str, rows: Tensor) -> None:
@@ -72,7 +72,7 @@ def _scatter_sum(
         or delegate.sum_to_torch(num_edges, num_rows, channels, src.dtype, has_plan=rowptr is not None)
     ):
         return _in_torch(src, index, num_rows)
-    src, index = src.contiguous(), index.long().contiguous()
+    src, index = src.contiguous(), as_int64(index)
     out = src.new_empty(num_rows, channels)
     if rowptr is not None:
         rowptr, perm = check_plan_tensors("index", rowptr, perm, num_edges, num_rows)

@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from popgeo.data import FixedSizeCollater, FixedSizeOptions, unpad
-from popgeo.native import library
 from torch_geometric.data import Batch, Data, HeteroData
 
+from popgeo.data import FixedSizeCollater, FixedSizeOptions, unpad
+from popgeo.native import library
 from tests.data.graphs import (
     CITES,
     WRITES,

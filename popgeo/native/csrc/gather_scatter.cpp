@@ -35,7 +35,7 @@ struct Kernels {
 namespace POPGEO_ISA {
 
 constexpr int64_t PARALLEL_ELEMENTS = 32768;   // below it a parallel region costs more than it saves
-constexpr int64_t STREAM_BYTES = 16 << 20;     // results above it bypass the caches
+constexpr int64_t STREAM_BYTES = 2 << 20;      // results above it, written in any order, bypass the caches
 constexpr int64_t PREFETCH_FLOATS = 1024;      // how far ahead rows are fetched, at 4 to 32 edges
 
 // Rows of tile t start at the first row whose edges and rows before it reach t shares of all edges and rows.
@@ -68,10 +68,11 @@ inline int64_t edges_ahead(int64_t channels) {
   return ahead < 4 ? 4 : ahead > 32 ? 32 : ahead;
 }
 
-template <int BYTES>
+// Rows that are read again soon are fetched into the first cache (KEEP 3), those that pass once into the second (2).
+template <int BYTES, int KEEP>
 inline void prefetch(const void* row) {
 #pragma GCC unroll 16
-  for (int offset = 0; offset < BYTES; offset += 64) __builtin_prefetch(static_cast<const char*>(row) + offset);
+  for (int offset = 0; offset < BYTES; offset += 64) __builtin_prefetch(static_cast<const char*>(row) + offset, 0, KEEP);
 }
 
 // COUNT vectors of a row: side by side, except that the last one ends where the row ends and so may overlap the one
@@ -123,7 +124,7 @@ inline void sum_block(const Plan& plan, int64_t row, const T* src, T* out, int64
   for (int64_t p = plan.rowptr[row]; p < end; ++p) {
     const int64_t edge = plan.perm ? plan.perm[p] : p;
     const int64_t next = p + ahead < plan.num_edges ? p + ahead : p;
-    prefetch<C::bytes>(src + (plan.perm ? plan.perm[next] : next) * channels + columns.first);
+    prefetch<C::bytes, 2>(src + (plan.perm ? plan.perm[next] : next) * channels + columns.first);
     const T* from = src + edge * channels;
 #pragma GCC unroll 16
     for (int i = 0; i < C::count; ++i) total[i] += load(from + columns[i]);
@@ -194,8 +195,8 @@ inline void cfconv_block(const Plan& plan, int64_t row, const T* x, const T* w, 
     const int64_t edge = plan.perm ? plan.perm[p] : p;
     const int64_t later = p + ahead < plan.num_edges ? p + ahead : p;
     const int64_t next = plan.perm ? plan.perm[later] : later;
-    prefetch<C::bytes>(w + next * channels + columns.first);
-    prefetch<C::bytes>(x + src[next] * channels + columns.first);
+    prefetch<C::bytes, 2>(w + next * channels + columns.first);
+    prefetch<C::bytes, 3>(x + src[next] * channels + columns.first);
     const T* filter = w + edge * channels;
     const T* node = x + src[edge] * channels;
 #pragma GCC unroll 16
@@ -238,8 +239,8 @@ inline void backward_block(const Plan& plan, int64_t row, const T* grad, const T
     const int64_t edge = plan.perm ? plan.perm[p] : p;
     const int64_t later = p + ahead < plan.num_edges ? p + ahead : p;
     const int64_t next = plan.perm ? plan.perm[later] : later;
-    prefetch<C::bytes>(w + next * channels + columns.first);
-    prefetch<C::bytes>(grad + dst[next] * channels + columns.first);
+    prefetch<C::bytes, 2>(w + next * channels + columns.first);
+    prefetch<C::bytes, 3>(grad + dst[next] * channels + columns.first);
     const T* filter = w + edge * channels;
     const T* from = grad + dst[edge] * channels;
     T* to = grad_w + edge * channels;
@@ -268,8 +269,8 @@ void cfconv_backward(const Plan& plan, const T* grad, const T* x, const T* w, co
                      int64_t channels) {
   const int64_t ahead = edges_ahead(channels);
   const int64_t row_bytes = channels * int64_t(sizeof(T));
-  const bool streams = plan.num_edges * row_bytes >= STREAM_BYTES && row_bytes % VECTOR_BYTES == 0 &&
-                       reinterpret_cast<uintptr_t>(grad_w) % VECTOR_BYTES == 0;
+  const bool streams = plan.num_edges * row_bytes >= STREAM_BYTES && row_bytes % STREAM_ALIGN == 0 &&
+                       reinterpret_cast<uintptr_t>(grad_w) % STREAM_ALIGN == 0;
   for_each_tile(plan, channels, [=](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       if (!is_narrow<T>(channels)) {
