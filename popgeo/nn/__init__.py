@@ -9,9 +9,15 @@ from popgeo.nn.interaction import KNNInteractionGraph as KNNInteractionGraph
 from popgeo.nn.interaction import PairInteractionGraph as PairInteractionGraph
 from popgeo.nn.interaction import PrecomputeInteractionGraph as PrecomputeInteractionGraph
 from popgeo.nn.interaction import RadiusInteractionGraph as RadiusInteractionGraph
+from popgeo.nn.loss import binary_cross_entropy as binary_cross_entropy
+from popgeo.nn.loss import cross_entropy as cross_entropy
+from popgeo.nn.loss import huber_loss as huber_loss
 from popgeo.nn.loss import l1_loss as l1_loss
 from popgeo.nn.loss import masked_mean as masked_mean
 from popgeo.nn.loss import mse_loss as mse_loss
+from popgeo.nn.metrics import accuracy as accuracy
+from popgeo.nn.metrics import r2_score as r2_score
+from popgeo.nn.metrics import roc_auc as roc_auc
 from popgeo.nn.mlp import MLP as MLP
 from popgeo.nn.norm import BatchNorm as BatchNorm
 from popgeo.nn.norm import GraphNorm as GraphNorm
