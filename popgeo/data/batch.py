@@ -2,17 +2,18 @@
 
 import copy
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch_geometric.data import Batch
 
-from popgeo.data.flat_store import Axis, FlatStore
+from popgeo.data.flat_store import Attribute, FlatStore
 from popgeo.data.layout import Layout
-from popgeo.data.levels import Level, StoreKey
+from popgeo.data.levels import Level
+from popgeo.data.slices import LazySlices
+from popgeo.data.super_batch import mark
 
 
 class BatchBuilder:
@@ -28,38 +29,46 @@ class BatchBuilder:
         self.template._num_graphs = layout.options.num_graphs
         self.keys = [s._key for s in self.template.stores]
         self.places = [(self.keys.index(slot.store), slot.name) for slot in layout.slots]
+        self.num_nodes = {
+            axis.store: layout.options.slots(axis) for axis in store.size_axes if axis.level is Level.NODE
+        }
+        self.num_edges = {
+            axis.store: layout.options.slots(axis) for axis in store.size_axes if axis.level is Level.EDGE
+        }
         self.fast = _is_laid_out_as_expected(self.template)
 
-    def build(self, tensors: list[Tensor], rows: np.ndarray) -> Any:
-        """A `Batch` of the given tensors, one for each slot, made of the stored graphs `rows`."""
+    def build(self, tensors: Sequence[Tensor], packs: Sequence[np.ndarray]) -> Any:
+        """A `Batch` of filled tensors.
+
+        Args:
+            tensors: One for each slot.
+            packs: The stored graphs of the batch; of each batch, where the tensors hold several on dimension 0.
+        """
         mappings: list[dict[str, Any]] = [{} for _ in self.keys]
         for (position, name), tensor in zip(self.places, tensors):  # noqa: B905  hot, and of equal length by construction
             mappings[position][name] = tensor
-        if self.layout.lists:
-            self._add_lists(mappings, rows)
+        for attribute in self.layout.lists:
+            values = [value for rows in packs for value in self._list(attribute, rows)]
+            mappings[self.keys.index(attribute.store)][attribute.name] = values
         batch = _copy_fast(self.template, mappings) if self.fast else _copy_slowly(self.template, mappings)
-        slices = LazySlices(self.store, self.layout, rows)
+        slices = [LazySlices(self.store, self.layout, rows) for rows in packs]
+        if len(packs) > 1:
+            return mark(batch, slices, self.num_nodes, self.num_edges)
         main = batch.stores[0].__dict__
-        main["_slice_dict"], main["_inc_dict"] = slices, slices.increments
+        main["_slice_dict"], main["_inc_dict"] = slices[0], slices[0].increments
         if self.store.states_num_nodes:
-            self._state_num_nodes(batch, rows)
+            for part in batch.stores:
+                if part._key in self.store.states_num_nodes:
+                    part.num_nodes = self.num_nodes[part._key]
+                    part._num_nodes = slices[0].stated_num_nodes[part._key]
         return batch
 
-    def _add_lists(self, mappings: list[dict[str, Any]], rows: np.ndarray) -> None:
+    def _list(self, attribute: Attribute, rows: np.ndarray) -> list[Any]:
         options = self.layout.options
-        num_padding = options.num_graphs - len(rows)
-        for attribute in self.layout.lists:
-            values = [attribute.values[i] for i in rows.tolist()]
-            default = values[0] if values else attribute.values[0]
-            padding = (options.pad_graph_defaults or {}).get(attribute.name, default)
-            mappings[self.keys.index(attribute.store)][attribute.name] = values + [padding] * num_padding
-
-    def _state_num_nodes(self, batch: Any, rows: np.ndarray) -> None:
-        for store in batch.stores:
-            if store._key in self.store.states_num_nodes:
-                axis = Axis(Level.NODE, store._key)
-                store._num_nodes = LazySlices(self.store, self.layout, rows).of_axis(axis).diff().tolist()
-                store.num_nodes = self.layout.num_slots(axis)
+        values = [attribute.values[i] for i in rows.tolist()]
+        default = values[0] if values else attribute.values[0]
+        padding = (options.pad_graph_defaults or {}).get(attribute.name, default)
+        return values + [padding] * (options.num_graphs - len(rows))
 
 
 def _empty_batch(store: FlatStore) -> Any:
@@ -108,107 +117,3 @@ def _copy_slowly(template: Any, mappings: list[dict[str, Any]]) -> Any:
         for name, value in mapping.items():
             store[name] = value
     return batch
-
-
-class LazySlices(Mapping[Any, Any]):
-    """PyG's `_slice_dict`: where each graph's part of each attribute starts, worked out when first looked at."""
-
-    def __init__(self, store: FlatStore, layout: Layout, rows: np.ndarray) -> None:
-        self._parts = (store, layout, rows)
-        self._made: dict[Any, Any] | None = None
-        self.increments: LazyIncrements = LazyIncrements(self)
-
-    def of_axis(self, axis: Axis) -> Tensor:
-        """Where each graph's rows along an axis start in the batch. int64 [num_graphs + 1]"""
-        store, layout, rows = self._parts
-        num_graphs = layout.options.num_graphs
-        counts = np.zeros(num_graphs, dtype=np.int64)
-        counts[: len(rows)] = np.diff(store.row_pointers[axis].numpy())[rows]
-        slot = next(slot for slot in layout.slots if slot.axis == axis)
-        if slot.fixed_rows:
-            counts[:] = slot.num_slots // num_graphs
-        else:
-            counts[len(rows)] = slot.num_slots - counts.sum()  # the first padding graph owns the padding
-        return torch.from_numpy(np.concatenate([[0], counts.cumsum()]))
-
-    def make(self) -> dict[Any, Any]:
-        """The dictionary that PyG's collate would have made."""
-        if self._made is None:
-            store, layout, _ = self._parts
-            entries: dict[tuple[StoreKey, str], Any] = {}
-            for attribute in store.attributes:
-                whole = torch.arange(layout.options.num_graphs + 1)
-                entries[attribute.store, attribute.name] = (
-                    self.of_axis(attribute.axis) if attribute.is_tensor else whole
-                )
-            self._made = _by_store(store, entries)
-        return self._made
-
-    def make_increments(self) -> dict[Any, Any]:
-        """The `_inc_dict` that PyG's collate would have made."""
-        store, layout, rows = self._parts
-        entries: dict[tuple[StoreKey, str], Any] = {}
-        for attribute in store.attributes:
-            if attribute.increments is None:
-                entries[attribute.store, attribute.name] = (
-                    torch.zeros(layout.options.num_graphs, dtype=torch.int64) if attribute.is_tensor else None
-                )
-                continue
-            real = attribute.increments[torch.from_numpy(rows)].cumsum(0)
-            running = real.new_zeros(layout.options.num_graphs, real.shape[1])
-            running[1 : len(rows) + 1] = real
-            running[len(rows) + 1 :] = real[-1] if len(real) else 0
-            if real.shape[1] == 1:
-                entries[attribute.store, attribute.name] = running[:, 0]
-            else:
-                trailing = attribute.tensor.dim() - attribute.dim
-                outer = attribute.tensor.shape[: attribute.dim]
-                entries[attribute.store, attribute.name] = running.view(-1, *outer, *[1] * trailing)
-        return _by_store(store, entries)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.make()[key]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.make())
-
-    def __len__(self) -> int:
-        return len(self.make())
-
-    def __reduce__(self) -> Any:
-        return dict, (self.make(),)  # the dataset does not travel with a batch
-
-
-class LazyIncrements(Mapping[Any, Any]):
-    """PyG's `_inc_dict`, worked out when first looked at."""
-
-    def __init__(self, slices: LazySlices) -> None:
-        self._slices = slices
-        self._made: dict[Any, Any] | None = None
-
-    def make(self) -> dict[Any, Any]:
-        """The dictionary that PyG's collate would have made."""
-        if self._made is None:
-            self._made = self._slices.make_increments()
-        return self._made
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.make()[key]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.make())
-
-    def __len__(self) -> int:
-        return len(self.make())
-
-    def __reduce__(self) -> Any:
-        return dict, (self.make(),)
-
-
-def _by_store(store: FlatStore, entries: dict[tuple[StoreKey, str], Any]) -> dict[Any, Any]:
-    if not store.is_hetero:
-        return {name: entry for (_, name), entry in entries.items()}
-    nested: dict[Any, Any] = {key: {} for key in (*store.node_types, *store.edge_types)}
-    for (key, name), entry in entries.items():
-        (nested if key is None else nested[key])[name] = entry
-    return nested
