@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from popgeo.packing.packs import Budget, Ids, Packs
 from popgeo.packing.size_plan import SizePlan, to_units
 from popgeo.packing.sizes import fitting
-from popgeo.packing.swaps import within_budget
+from popgeo.packing.swaps import PlacesBySize, within_budget
 
 
 def assign(
@@ -42,22 +42,24 @@ def assign(
         [[0, 1], [2]]
     """
     table, ids, skipped = fitting(sizes, budget, skip=skip)
+    slot_sizes, ptr = _lay_out(plan, generator)
     # Sizes in 16 bits sort by radix, about five times as fast.
-    units = to_units(table[:, plan.dim], plan.unit, budget.sizes[plan.dim])
-    small = np.uint16 if not len(units) or units.max() < 1 << 16 else np.int64
-    slot_sizes, ptr = _lay_out(plan, small, generator)
-    order = _order(len(table), generator)
-    units = units.astype(small)
-    by_size = order[np.argsort(units[order], kind="stable")]
-    slots = np.argsort(slot_sizes, kind="stable")
-    if len(slots) != len(by_size) or not np.array_equal(slot_sizes[slots], units[by_size]):
+    units = to_units(table[:, plan.dim], plan.unit, budget.sizes[plan.dim]).astype(slot_sizes.dtype)
+    held = np.bincount(slot_sizes)
+    if not np.array_equal(held, np.bincount(units)):
         raise ValueError(
-            f"The plan is one for {len(slots)} graphs of other sizes than these {len(by_size)}; "
+            f"The plan is one for {len(slot_sizes)} graphs of other sizes than these {len(units)}; "
             f"make a plan from the sizes that you assign."
         )
+    order = _order(len(table), generator)
+    slots = np.argsort(slot_sizes, kind="stable")
     indices = np.empty(len(table), np.int64)
-    indices[slots] = by_size
-    packs = within_budget(Packs(indices, ptr), slots, slot_sizes, table, budget, generator)
+    indices[slots] = order.take(np.argsort(units.take(order), kind="stable"))
+    packs = Packs(indices, ptr)
+    others = [dim for dim in range(table.shape[1]) if dim != plan.dim]
+    if others:
+        places = PlacesBySize(slots, np.concatenate([[0], np.cumsum(held)]), slot_sizes)
+        packs = within_budget(packs, places, table, budget, others, generator)
     return Packs(packs.indices if ids is None else ids[packs.indices], packs.ptr, skipped)
 
 
@@ -65,13 +67,16 @@ def _order(count: int, generator: torch.Generator | None) -> Ids:
     return np.arange(count) if generator is None else torch.randperm(count, generator=generator).numpy()
 
 
-def _lay_out(plan: SizePlan, dtype: type, generator: torch.Generator | None) -> tuple[np.ndarray, Ids]:
+def _lay_out(plan: SizePlan, generator: torch.Generator | None) -> tuple[np.ndarray, Ids]:
     """The size of each place of each pack, packs in random order, and where each pack starts."""
     lengths = np.array([len(contents) for contents in plan.composition], np.int64)
-    contents: np.ndarray = np.array([size for contents in plan.composition for size in contents], dtype)
+    contents: np.ndarray = np.array([size for contents in plan.composition for size in contents], np.int64)
+    if contents.max(initial=0) < 1 << 16:
+        contents = contents.astype(np.uint16)
     kinds = np.repeat(np.arange(len(lengths)), np.array(plan.counts, np.int64))
-    kinds = kinds[_order(len(kinds), generator)]
-    ptr = np.concatenate([[0], np.cumsum(lengths[kinds])]).astype(np.int64)
-    first = (np.cumsum(lengths) - lengths)[kinds] - ptr[:-1]
-    places = np.repeat(first, lengths[kinds]) + np.arange(ptr[-1])
-    return contents[places], ptr
+    kinds = kinds.take(_order(len(kinds), generator))
+    graphs = lengths.take(kinds)
+    ptr = np.concatenate([[0], np.cumsum(graphs)])
+    places = np.repeat((np.cumsum(lengths) - lengths).take(kinds) - ptr[:-1], graphs)
+    places += np.arange(len(places))
+    return contents.take(places), ptr

@@ -100,8 +100,8 @@ def histogram(sizes: ArrayLike, budget: Budget, *, skip: bool = False) -> Histog
     limit = budget.sizes[dim]
     exact = _count(table[:, dim])
     unit = 1
-    while len(exact[0]) * limit > _MOST_STATES * unit * unit:
-        unit += 1
+    while min(len(exact[0]), limit // unit + 1) * (limit // unit) > _MOST_STATES:
+        unit += max(1, unit // 8)
     values, counts = exact if unit == 1 else _count(to_units(table[:, dim], unit, limit))
     return Histogram(
         sizes=tuple(values.tolist()),

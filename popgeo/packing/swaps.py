@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 import torch
 
@@ -14,65 +17,74 @@ _ROUNDS = 200
 _IDLE_ROUNDS = 12
 
 
+class PlacesBySize(NamedTuple):
+    """The places of all packs, ordered by the size planned there.
+
+    Args:
+        places: Indices into `Packs.indices`. [num_graphs]
+        ptr: Where each size starts in `places`. [largest size + 2]
+        sizes: The size planned at each place, in the order of the packs. [num_graphs]
+    """
+
+    places: Ids
+    ptr: Ids
+    sizes: np.ndarray
+
+
 def within_budget(
-    packs: Packs, slots: Ids, slot_sizes: np.ndarray, table: Ids, budget: Budget, generator: torch.Generator | None
+    packs: Packs,
+    by_size: PlacesBySize,
+    table: Ids,
+    budget: Budget,
+    dims: Sequence[int],
+    generator: torch.Generator | None,
 ) -> Packs:
     """Repair packs that exceed a budget by swapping graphs of the same size; the rest moves to packs of its own.
 
     Args:
         packs: Packs that are within budget in the dimension that they were planned in.
-        slots: Places in `packs.indices`, ordered by the size planned there. [num_graphs]
-        slot_sizes: The size planned at each place. [num_graphs]
+        by_size: Where graphs of each size are.
         table: Sizes of each graph. [num_graphs, num_dims]
         budget: What one pack may hold.
+        dims: The dimensions that were not planned.
         generator: Source of randomness; None draws from a fixed seed.
     """
-    if not len(packs):
-        return packs
-    limits = np.array(budget.sizes)
-    used = np.add.reduceat(table[packs.indices], packs.ptr[:-1], axis=0)
-    if not (used > limits).any():
+    limits = np.array(budget.sizes)[dims]
+    used = np.stack([_sums(np.ascontiguousarray(table[:, dim]), packs) for dim in dims], axis=1)
+    if not any((column > limit).any() for column, limit in zip(used.T, limits, strict=True)):
         return packs
     seed = 0 if generator is None else int(torch.randint(2**62, (), generator=generator))
     indices = packs.indices.copy()
-    _swap(indices, packs.ptr, slots, slot_sizes, table, used, limits, np.random.default_rng(seed))
-    return _move_out(Packs(indices, packs.ptr), table, used, budget)
+    _swap(indices, packs.ptr, by_size, table[:, dims], used, limits, np.random.default_rng(seed))
+    return _move_out(Packs(indices, packs.ptr), table, np.asarray((used > limits).any(axis=1)), budget)
+
+
+def _sums(column: Ids, packs: Packs) -> Ids:
+    """What the graphs of each pack use together. [num_packs]"""
+    return np.diff(np.concatenate([[0], np.cumsum(column.take(packs.indices))]).take(packs.ptr))
 
 
 def _swap(
-    indices: Ids,
-    ptr: Ids,
-    slots: Ids,
-    slot_sizes: np.ndarray,
-    table: Ids,
-    used: Ids,
-    limits: Ids,
-    rng: np.random.Generator,
+    indices: Ids, ptr: Ids, by_size: PlacesBySize, table: Ids, used: Ids, limits: Ids, rng: np.random.Generator
 ) -> None:
     """Swaps in place (both `indices` and `used` are the caller's own) while swaps lessen what is over budget."""
-    sorted_sizes = slot_sizes[slots]
     pack_of = np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))
     claim = np.full(len(ptr) - 1, -1)
+    over = np.flatnonzero((used > limits).any(axis=1))
     idle = 0
     for _ in range(_ROUNDS):
-        over = np.flatnonzero((used > limits).any(axis=1))
+        over = over[(used[over] > limits).any(axis=1)]  # a swap never puts another pack over budget
         if not len(over) or idle == _IDLE_ROUNDS:
             return
         # Each pack over budget proposes to give away some of its graphs, each for one of the same size elsewhere.
         giver = np.repeat(over, _PROPOSALS)
         give = ptr[giver] + rng.integers(ptr[giver + 1] - ptr[giver])
-        first = np.searchsorted(sorted_sizes, slot_sizes[give], side="left")
-        last = np.searchsorted(sorted_sizes, slot_sizes[give], side="right")
-        take = slots[first + rng.integers(last - first)]
+        size = by_size.sizes[give].astype(np.int64)
+        take = by_size.places[by_size.ptr[size] + rng.integers(by_size.ptr[size + 1] - by_size.ptr[size])]
         taker = pack_of[take]
         change = table[indices[take]] - table[indices[give]]
-        gain = (
-            _excess(used[giver], limits)
-            + _excess(used[taker], limits)
-            - _excess(used[giver] + change, limits)
-            - _excess(used[taker] - change, limits)
-        )
-        gain[taker == giver] = 0
+        gain = _excess(used[giver], limits) - _excess(used[giver] + change, limits)
+        gain[(used[taker] - change > limits).any(axis=1) | (taker == giver)] = 0
         best = gain.reshape(-1, _PROPOSALS).argmax(axis=1) + np.arange(len(over)) * _PROPOSALS
         best = best[gain[best] > 0]
         # A pack takes part in one swap a round, or the sums above would not hold.
@@ -90,19 +102,19 @@ def _excess(used: Ids, limits: Ids) -> np.ndarray:
     return (np.maximum(used - limits, 0) / np.maximum(limits, 1)).sum(axis=-1)
 
 
-def _move_out(packs: Packs, table: Ids, used: Ids, budget: Budget) -> Packs:
+def _move_out(packs: Packs, table: Ids, over: np.ndarray, budget: Budget) -> Packs:
     """Takes graphs out of packs still over budget, most of the excess first, and packs them next-fit at the end."""
     limits = np.array(budget.sizes)
     keep = np.ones(len(packs.indices), bool)
-    for pack in np.flatnonzero((used > limits).any(axis=1)).tolist():
+    for pack in np.flatnonzero(over).tolist():
         start, stop = int(packs.ptr[pack]), int(packs.ptr[pack + 1])
-        room = used[pack].copy()
-        while (room > limits).any():
+        used = table[packs.indices[start:stop]].sum(axis=0)
+        while (used > limits).any():
             places = start + np.flatnonzero(keep[start:stop])
-            relief = _excess(room, limits) - _excess(room - table[packs.indices[places]], limits)
+            relief = _excess(used, limits) - _excess(used - table[packs.indices[places]], limits)
             best = places[relief.argmax()]
             keep[best] = False
-            room -= table[packs.indices[best]]
+            used -= table[packs.indices[best]]
     if keep.all():
         return packs
     moved = packs.indices[~keep]
