@@ -5,8 +5,16 @@ from popgeo.ops.composite import scatter_log_softmax as scatter_log_softmax
 from popgeo.ops.composite import scatter_logsumexp as scatter_logsumexp
 from popgeo.ops.composite import scatter_softmax as scatter_softmax
 from popgeo.ops.composite import scatter_std as scatter_std
+from popgeo.ops.neighbors import distance as distance
+from popgeo.ops.neighbors import knn as knn
+from popgeo.ops.neighbors import pairs as pairs
+from popgeo.ops.neighbors import radius as radius
 from popgeo.ops.plan import EdgePlan as EdgePlan
 from popgeo.ops.plan import ScatterPlan as ScatterPlan
+from popgeo.ops.pool import global_add_pool as global_add_pool
+from popgeo.ops.pool import global_max_pool as global_max_pool
+from popgeo.ops.pool import global_mean_pool as global_mean_pool
+from popgeo.ops.pool import global_softmax as global_softmax
 from popgeo.ops.scatter import gather as gather
 from popgeo.ops.scatter import scatter as scatter
 from popgeo.ops.scatter import scatter_add as scatter_add
@@ -24,3 +32,4 @@ from popgeo.ops.segment import segment_max_csr as segment_max_csr
 from popgeo.ops.segment import segment_mean_csr as segment_mean_csr
 from popgeo.ops.segment import segment_min_csr as segment_min_csr
 from popgeo.ops.segment import segment_sum_csr as segment_sum_csr
+from popgeo.ops.softplus import shifted_softplus as shifted_softplus

@@ -1,0 +1,126 @@
+"""Gives every value a place: memory that is allocated once, and used again as soon as what it held is not needed."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from popgeo.ipu.compiler import variants
+from popgeo.ipu.op_graph import Op, OpGraph, Value
+
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Where values live.
+
+    Attributes:
+        tensors: A tensor for each value with a fixed place; the others are allocated by torch at each run.
+        buffers: For each place, its bytes.
+    """
+
+    tensors: Mapping[int, Tensor]
+    buffers: tuple[Tensor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+
+def plan(graph: OpGraph, given: Mapping[int, Tensor]) -> Memory:
+    """Places values so that no two needed at the same time overlap, unless they are views of each other.
+
+    Args:
+        graph: What will run, in this order.
+        given: Tensors that certain values must live in: inputs, parameters, constants, and results with a fixed place.
+    """
+    last_use = _last_uses(graph)
+    tensors = dict(given)
+    places = {graph.values[v].storage: tensor for v, tensor in given.items()}
+    owner = {graph.values[v].storage: -1 for v in given}
+    buffers: list[Tensor] = []
+    free: list[int] = []
+    expires: dict[int, list[int]] = {}
+    for storage, last in last_use.items():
+        expires.setdefault(last, []).append(storage)
+    for index, op in enumerate(graph.ops):
+        for v in op.outputs:
+            if v is None or v in tensors:
+                continue
+            value = graph.values[v]
+            if value.storage not in places and variants.has_fixed_place(graph, op):
+                reused = _operand_to_overwrite(graph, op, value, owner, last_use, index)
+                if reused is not None:
+                    owner[value.storage] = owner[reused]
+                    owner[reused] = -1
+                else:
+                    owner[value.storage] = _take_buffer(_span(graph, value.storage), free, buffers)
+                places[value.storage] = buffers[owner[value.storage]]
+            if value.storage in places:
+                tensors[v] = _look(places[value.storage], value)
+        for storage in expires.get(index, ()):
+            if owner.get(storage, -1) >= 0:
+                free.append(owner[storage])
+    return Memory(tensors=tensors, buffers=tuple(buffers))
+
+
+def _last_uses(graph: OpGraph) -> dict[int, int]:
+    last = {
+        graph.values[v].storage: index
+        for index, op in enumerate(graph.ops)
+        for v in (*op.reads(), *(v for v in op.outputs if v is not None))
+    }
+    return last | {graph.values[v].storage: len(graph.ops) for v in graph.outputs if v is not None}
+
+
+def _take_buffer(nbytes: int, free: list[int], buffers: list[Tensor]) -> int:
+    """The smallest free buffer that is large enough and not much too large, else a new one."""
+    fitting = [b for b in free if nbytes <= buffers[b].nbytes <= 2 * nbytes + 4096]
+    if fitting:
+        best = min(reversed(fitting), key=lambda b: buffers[b].nbytes)
+        free.remove(best)
+        return best
+    size = max(_ALIGNMENT, math.ceil(nbytes / _ALIGNMENT) * _ALIGNMENT)
+    buffers.append(torch.empty(size, dtype=torch.uint8))
+    return len(buffers) - 1
+
+
+def _operand_to_overwrite(
+    graph: OpGraph, op: Op, value: Value, owner: Mapping[int, int], last_use: Mapping[int, int], index: int
+) -> int | None:
+    """The storage of an operand that ends here and has the result's layout, for an operation that works by element."""
+    if not variants.is_elementwise(op):
+        return None
+    for v in op.reads():
+        operand = graph.values[v]
+        alike = (operand.shape, operand.stride, operand.dtype, operand.offset) == (
+            value.shape, value.stride, value.dtype, 0
+        )  # fmt: skip
+        ends = last_use[operand.storage] == index and owner.get(operand.storage, -1) >= 0
+        only_view = all(w == v for w in op.reads() if graph.values[w].storage == operand.storage)
+        if alike and ends and only_view and _span(graph, operand.storage) == _span(graph, value.storage):
+            return operand.storage
+    return None
+
+
+def _span(graph: OpGraph, storage: int) -> int:
+    """Bytes that the values of a storage reach over."""
+    return max(_reach(value) for value in graph.values if value.storage == storage)
+
+
+def _reach(value: Value) -> int:
+    if not value.numel:
+        return 0
+    last = sum((size - 1) * step for size, step in zip(value.shape, value.stride, strict=True))
+    return (value.offset + last + 1) * value.dtype.itemsize
+
+
+def _look(place: Tensor, value: Value) -> Tensor:
+    if place.dtype == torch.uint8 and value.dtype != torch.uint8 or place.dim() != 1:
+        place = place.view(torch.uint8) if place.dtype == torch.uint8 else place
+    typed = torch.empty(0, dtype=value.dtype)
+    return typed.set_(place.untyped_storage(), place.storage_offset() + value.offset, value.shape, value.stride)
