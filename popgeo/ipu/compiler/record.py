@@ -33,7 +33,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.phase = "forward"
         self.modules: list[str] = []
-        self.marked: list[int] = []
+        self.marked: list[Tensor] = []
         self._stop, self._on_problem = stop, on_problem
         self._ops: list[Op] = []
         self._values: list[Value] = []
@@ -102,7 +102,7 @@ class Recorder(TorchDispatchMode):
         )
         self._ops.append(op)
         if target == "popgeo.identity_loss.default":
-            self.marked.append(outputs[0] if outputs[0] is not None else -1)
+            self.marked.append(result)
 
     def _output(self, tensor: Tensor, producer: int) -> int:
         known = self._numbers.get(id(tensor))
