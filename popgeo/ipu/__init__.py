@@ -1,6 +1,7 @@
 """A simulated IPU: compiles a training or inference step once, runs it, and accounts for it."""
 
 from popgeo.ipu.compiler.static_shapes import DynamicShapeError as DynamicShapeError
+from popgeo.ipu.executor import CompiledModel as CompiledModel
 from popgeo.ipu.executor import inference_model as inference_model
 from popgeo.ipu.executor import training_model as training_model
 from popgeo.ipu.loss import identity_loss as identity_loss

@@ -31,7 +31,7 @@ def _bind(name: str, argtypes: tuple[Any, ...], restype: Any) -> Callable[..., A
         return None
     entry = getattr(library, name)
     entry.argtypes, entry.restype = argtypes, restype
-    return entry  # type: ignore[no-any-return]
+    return entry
 
 
 def function(name: str, argtypes: Sequence[Any], restype: Any = None) -> Callable[..., Any] | None:

@@ -1,0 +1,108 @@
+"""The nouns of packing: what one batch may hold, and which graphs share one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What the real graphs of one pack may use; slots kept for padding are already taken off.
+
+    Args:
+        sizes: The most a pack may hold of each dimension: nodes, edges, or one entry per node and edge type.
+        num_graphs: The most graphs of a pack.
+
+    Raises:
+        ValueError: there is no dimension, one is negative, or a pack could hold no graph.
+
+    Example:
+        >>> Budget(sizes=(575, 1200), num_graphs=47).sizes
+        (575, 1200)
+    """
+
+    sizes: tuple[int, ...]
+    num_graphs: int
+
+    def __post_init__(self) -> None:
+        if not self.sizes or min(self.sizes) < 0:
+            raise ValueError(f"Budget.sizes is {self.sizes}; give at least one dimension, none of them negative.")
+        if self.num_graphs < 1:
+            raise ValueError(f"Budget.num_graphs is {self.num_graphs}; a pack must be able to hold at least 1 graph.")
+
+
+@dataclass(frozen=True, eq=False)
+class Packs(Sequence[Ids]):
+    """Which graphs share a batch: a sequence of arrays of graph ids.
+
+    Args:
+        indices: Graph ids, pack after pack. int64 [num_graphs]
+        ptr: Where each pack starts in `indices`, and the end. int64 [num_packs + 1]
+        skipped: Ids of the graphs that no pack can hold. int64 [num_skipped]
+
+    Example:
+        >>> packs = Packs(np.array([2, 0, 1]), np.array([0, 2, 3]))
+        >>> len(packs), packs[0].tolist(), packs[-1].tolist()
+        (2, [2, 0], [1])
+    """
+
+    indices: Ids
+    ptr: Ids
+    skipped: Ids = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.ptr) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> Ids: ...
+    @overload
+    def __getitem__(self, index: slice) -> Packs: ...
+
+    def __getitem__(self, index: int | slice) -> Ids | Packs:
+        """The ids of one pack, as a view; or the packs of a slice."""
+        if isinstance(index, slice):
+            return Packs.from_lists([self[i] for i in range(*index.indices(len(self)))], self.skipped)
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"Pack {index} was asked for; there are {len(self)}.")
+        start = index % len(self)
+        return self.indices[self.ptr[start] : self.ptr[start + 1]]
+
+    @property
+    def num_graphs(self) -> int:
+        """How many graphs are packed, all packs together."""
+        return len(self.indices)
+
+    @staticmethod
+    def from_lists(packs: Iterable[ArrayLike], skipped: ArrayLike = ()) -> Packs:
+        """Packs from one sequence of ids per pack, as a packing function of one's own may build them.
+
+        Example:
+            >>> Packs.from_lists([[2, 0], [1]]).ptr
+            array([0, 2, 3])
+        """
+        parts = [np.asarray(pack, np.int64) for pack in packs]
+        ptr = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
+        return Packs(np.concatenate([np.empty(0, np.int64), *parts]), ptr, np.asarray(skipped, np.int64))
+
+    @staticmethod
+    def concatenate(chunks: Iterable[Packs]) -> Packs:
+        """The packs of several plans as one plan.
+
+        Example:
+            >>> Packs.concatenate([Packs.from_lists([[0, 1]]), Packs.from_lists([[3], [2]])]).ptr
+            array([0, 2, 3, 4])
+        """
+        chunks = [Packs.from_lists([]), *chunks]
+        ends = np.cumsum([chunk.ptr[-1] for chunk in chunks])
+        ptr = np.concatenate(
+            [chunks[0].ptr, *(chunk.ptr[1:] + end for chunk, end in zip(chunks[1:], ends, strict=False))]
+        )
+        indices = np.concatenate([chunk.indices for chunk in chunks])
+        return Packs(indices, ptr, np.concatenate([chunk.skipped for chunk in chunks]))

@@ -1,0 +1,76 @@
+"""The door of every packing function: sizes as an integer table, and the graphs that no pack can hold."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from popgeo.packing.packs import Budget, Ids
+
+
+def as_table(sizes: ArrayLike) -> NDArray[np.int64]:
+    """The sizes of graphs as one row per graph and one column per dimension.
+
+    Args:
+        sizes: Whole numbers. [num_graphs, num_dims], or [num_graphs] where there is one dimension
+
+    Returns:
+        The same numbers. int64 [num_graphs, num_dims]
+
+    Raises:
+        ValueError: a size is negative or not whole, or the array has another shape.
+
+    Example:
+        >>> as_table([3, 4]).shape
+        (2, 1)
+    """
+    table = np.asarray(sizes)
+    if table.size and not np.issubdtype(table.dtype, np.integer):
+        raise ValueError(f"sizes holds {table.dtype}; sizes are whole numbers, so pass an integer array.")
+    if table.ndim not in (1, 2):
+        raise ValueError(f"sizes has {table.ndim} dimensions; pass [num_graphs] or [num_graphs, num_dims].")
+    table = table.astype(np.int64, copy=False)
+    table = table[:, None] if table.ndim == 1 else table
+    if table.size and table.min() < 0:
+        raise ValueError(f"Graph {int(table.min(axis=1).argmin())} has size {table.min()}; no size may be negative.")
+    return table
+
+
+def fitting(sizes: ArrayLike, budget: Budget, *, skip: bool = False) -> tuple[NDArray[np.int64], Ids | None, Ids]:
+    """Sort out the graphs that would exceed the budget even alone.
+
+    Args:
+        sizes: Sizes of each graph. [num_graphs, num_dims] or [num_graphs]
+        budget: What one pack may hold.
+        skip: Leave such graphs out rather than raise.
+
+    Returns:
+        The sizes that fit, [num_fitting, num_dims]; their ids, None where all fit; the ids left out.
+
+    Raises:
+        ValueError: a graph cannot fit and `skip` is False, or `budget` has another number of dimensions than `sizes`.
+
+    Example:
+        >>> table, ids, skipped = fitting([3, 9, 4], Budget(sizes=(5,), num_graphs=2), skip=True)
+        >>> table[:, 0].tolist(), ids.tolist(), skipped.tolist()
+        ([3, 4], [0, 2], [1])
+    """
+    table = as_table(sizes)
+    if table.shape[1] != len(budget.sizes):
+        raise ValueError(
+            f"sizes has {table.shape[1]} dimensions, the budget {len(budget.sizes)}; give both the same ones."
+        )
+    nothing = np.empty(0, np.int64)
+    limit = np.array(budget.sizes)
+    if not len(table) or (table.max(axis=0) <= limit).all():
+        return table, None, nothing
+    too_big = (table > limit).any(axis=1)
+    skipped = np.flatnonzero(too_big)
+    if not skip:
+        first = int(skipped[0])
+        raise ValueError(
+            f"Graph {first} has sizes {tuple(table[first].tolist())}, a pack holds {budget.sizes}: it can never fit "
+            f"(graphs like it: {len(skipped)}). "
+            f"Raise the budget to {tuple(np.maximum(table.max(axis=0), limit).tolist())} or pass skip=True."
+        )
+    return table[~too_big], np.flatnonzero(~too_big), skipped

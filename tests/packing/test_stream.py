@@ -1,0 +1,45 @@
+"""Next fit keeps the order and never rejects what fits."""
+
+import numpy as np
+import pytest
+
+from popgeo.packing import Budget, Packs, stream
+
+
+def lists(packs: Packs) -> list[list[int]]:
+    return [pack.tolist() for pack in packs]
+
+
+def test_a_pack_is_closed_only_when_the_next_graph_does_not_fit():
+    assert lists(stream([3, 4, 5, 1, 1, 7], Budget(sizes=(7,), num_graphs=9))) == [[0, 1], [2, 3, 4], [5]]
+
+
+def test_every_dimension_can_close_a_pack():
+    sizes = [[1, 5], [1, 5], [1, 0], [6, 0], [1, 0]]
+    assert lists(stream(sizes, Budget(sizes=(7, 9), num_graphs=9))) == [[0], [1, 2], [3, 4]]
+
+
+def test_the_number_of_graphs_can_close_a_pack():
+    assert lists(stream([1, 1, 1, 0, 0], Budget(sizes=(99,), num_graphs=2))) == [[0, 1], [2, 3], [4]]
+
+
+def test_a_graph_that_never_fits_is_an_error_that_names_it():
+    with pytest.raises(ValueError, match=r"Graph 2 has sizes \(8,\)"):
+        stream([3, 7, 8], Budget(sizes=(7,), num_graphs=2))
+
+
+def test_a_graph_that_never_fits_can_be_skipped_and_is_counted():
+    packs = stream([3, 8, 7], Budget(sizes=(7,), num_graphs=2), skip=True)
+    assert lists(packs) == [[0], [2]]
+    assert packs.skipped.tolist() == [1]
+
+
+def test_no_graphs_make_no_packs():
+    assert lists(stream(np.empty((0, 2), int), Budget(sizes=(7, 7), num_graphs=2))) == []
+    assert lists(stream([], Budget(sizes=(7,), num_graphs=2))) == []
+
+
+@pytest.mark.parametrize(("sizes", "reason"), [([1.5], "whole"), ([-1], "negative"), ([[1, 2]], "dimensions")])
+def test_sizes_that_make_no_sense_are_refused(sizes, reason):
+    with pytest.raises(ValueError, match=reason):
+        stream(sizes, Budget(sizes=(7,), num_graphs=2))
