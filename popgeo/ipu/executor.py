@@ -160,13 +160,11 @@ class CompiledModel:
         """
         if self._stepper is None or self._capture is None:
             raise ValueError("Nothing is compiled yet; call the model or .compile(...) first.")
-        state = {id(t): t for t in [*self.model.parameters(), *self.model.buffers()]}
-        held = [*state.values(), *(self._update.tensors() if self._update else ())]
         return Report(
             target=self.options.target,
             families=account(self._stepper.engine.graph),
             captured_ops=len(self._capture.graph.ops),
-            state_bytes=sum(t.nbytes for t in held),
+            state_bytes=self._stepper.state_bytes,
             buffer_bytes=self._stepper.engine.buffer_bytes,
             compile_seconds=self._compile_seconds,
             calls=self._calls,

@@ -82,6 +82,13 @@ class Stepper:
                 update.apply(divisor)
         return results.join()
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of parameters and buffers, gradients and optimizer state, and of the buffers of further replicas."""
+        held = [*self._state().values(), *(self._update.tensors() if self._update is not None else ())]
+        held += [tensor for buffers in self._buffers[1:] for tensor in buffers.values()]
+        return sum(tensor.nbytes for tensor in held)
+
     def _run_replica(self, engine: Engine, replica: int, micro: Sequence[Tensor]) -> list[Tensor | None]:
         own = self._buffers[replica] if self._buffers else {}
         buffers = dict(self._model.named_buffers()) if own else {}

@@ -69,9 +69,14 @@ def capture(
     for (name, _), tensor in zip(arguments, inputs, strict=True):
         recorder.add_input(f"input:{name}", tensor)
     by_id = {id(tensor): fakes[name] for name, tensor in state.items()}
-    with fake_mode, _swapped(module, by_id), _module_names(module, recorder), torch.enable_grad():
-        with recorder:
-            tree = call(inputs)
+    with fake_mode, _swapped(module, by_id), torch.enable_grad():
+        hooks = recorder.follow_modules(module)
+        try:
+            with recorder:
+                tree = call(inputs)
+        finally:
+            for hook in hooks:
+                hook.remove()
         results, structure = flatten(tree)
         gradients: list[Tensor | None] = []
         if trained:
@@ -132,24 +137,3 @@ def _swapped(module: nn.Module, replacement: Mapping[int, Tensor]) -> Iterator[N
             f"The model replaces {', '.join(replaced)} while it runs, and the new value would be lost. "
             "Change it in place, for example with copy_()."
         )
-
-
-@contextlib.contextmanager
-def _module_names(module: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Keeps the recorder's list of the submodules that are running."""
-    hooks = []
-    for name, submodule in module.named_modules():
-
-        def enter(module: nn.Module, args: Any, name: str = name) -> None:
-            recorder.modules.append(name)
-
-        def leave(module: nn.Module, args: Any, result: Any) -> None:
-            recorder.modules.pop()
-
-        hooks.append(submodule.register_forward_pre_hook(enter))
-        hooks.append(submodule.register_forward_hook(leave, always_call=True))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
