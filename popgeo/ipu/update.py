@@ -22,6 +22,7 @@ class Update:
     Args:
         optimizer: Where hyperparameters and state live; a scheduler may change it at any time.
         parameters: The module's parameters that have a gradient, by name.
+        accumulates: Whether an update joins the gradients of several micro-batches.
         max_grad_norm: Gradients are scaled down to this 2-norm; None leaves them.
         learning_rate: The rate for each update, counted from 0, instead of the optimizer's own.
 
@@ -34,6 +35,7 @@ class Update:
         optimizer: Optimizer,
         parameters: dict[str, nn.Parameter],
         *,
+        accumulates: bool = False,
         max_grad_norm: float | None = None,
         learning_rate: Callable[[int], float] | None = None,
     ) -> None:
@@ -50,32 +52,38 @@ class Update:
         flat = type(optimizer).__module__.startswith("torch.optim") and type(optimizer).__name__ in _ELEMENTWISE
         for number, group in enumerate(optimizer.param_groups):
             for members in _alike([p for p in group["params"] if id(p) in self._names], flat):
-                self._blocks.append(_Block(number, members))
+                self._blocks.append(_Block(number, members, accumulates))
         for block in self._blocks:
             self.gradients |= {self._names[id(p)]: g for p, g in zip(block.members, block.gradient_views, strict=True)}
         self._shape = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
         self._worker = _worker(optimizer, self._blocks)
         self._adopted: object = None
 
-    def accumulate(self, names: Sequence[str], gradients: Sequence[Tensor | None], *, first: bool) -> None:
-        """Adds the gradients of one micro-batch; the first of an update replaces what was there."""
-        for name, gradient in zip(names, gradients, strict=True):
+    def accumulate(self, *, first: bool) -> None:
+        """Adds the gradients of one micro-batch to those of the update; the first of an update replaces what was there."""
+        for block in self._blocks:
+            if block.total is block.gradient:
+                continue
             if first:
-                self.gradients[name].copy_(gradient)
+                block.total.copy_(block.gradient)
             else:
-                self.gradients[name].add_(gradient)
+                block.total.add_(block.gradient)
 
     def tensors(self) -> list[Tensor]:
         """Gradients and optimizer state."""
         state = [t for block in self._blocks for t in self._worker.state[block.flat].values() if isinstance(t, Tensor)]
-        return [*(block.gradient for block in self._blocks), *state]
+        return [*(block.total for block in self._blocks), *state]
+
+    def totals(self) -> list[Tensor]:
+        """The joined gradients, one tensor for each group and type."""
+        return [block.total for block in self._blocks]
 
     def apply(self, divisor: float) -> None:
         """One step with the gradients divided by `divisor`."""
         self._follow_optimizer()
         for block in self._blocks:
             if divisor != 1:
-                block.gradient.div_(divisor)
+                block.total.div_(divisor)
         if self._max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_([block.flat for block in self._blocks], self._max_grad_norm)
         self._worker.step()
@@ -123,20 +131,22 @@ class Update:
 class _Block:
     """Parameters of one group and type, in one tensor."""
 
-    def __init__(self, group: int, members: Sequence[nn.Parameter]) -> None:
+    def __init__(self, group: int, members: Sequence[nn.Parameter], accumulates: bool) -> None:
         self.group, self.members = group, list(members)
-        single = len(members) == 1
-        data = members[0].detach() if single else torch.cat([p.detach().reshape(-1) for p in members])
         # A single parameter keeps its shape: optimizers such as Adafactor look at rows and columns.
-        self.flat = nn.Parameter(data.clone(memory_format=torch.contiguous_format))
-        self.gradient = torch.zeros_like(self.flat)
-        self.flat.grad = self.gradient
+        data = members[0].detach() if len(members) == 1 else torch.cat([p.detach().reshape(-1) for p in members])
+        self.flat = nn.Parameter(data.clone())
+        self.gradient = torch.zeros_like(self.flat.detach())
+        self.total = torch.zeros_like(self.gradient) if accumulates else self.gradient
+        self.flat.grad = self.total
         self.views = self.split(self.flat.detach())
         self.published: dict[str, Tensor] = {}
         self.gradient_views = self.split(self.gradient)
         self.follow()
 
     def split(self, flat: Tensor) -> list[Tensor]:
+        if len(self.members) == 1:
+            return [flat]
         sizes = [p.numel() for p in self.members]
         return [part.view(p.shape) for part, p in zip(flat.view(-1).split(sizes), self.members, strict=True)]
 
@@ -187,7 +197,7 @@ def _alike(parameters: Sequence[nn.Parameter], flat: bool) -> list[list[nn.Param
     by_kind: dict[Any, list[nn.Parameter]] = defaultdict(list)
     for p in parameters:
         # A parameter without dimensions stays alone: its state could not be told from a step count.
-        by_kind[p.dtype if flat and p.dim() else id(p)].append(p)
+        by_kind[p.dtype if flat and p.dim() and p.is_contiguous() else id(p)].append(p)
     return list(by_kind.values())
 
 

@@ -13,36 +13,41 @@ from popgeo.ipu.op_graph import Op, OpGraph, Ref, Value
 _GATHER, _SCATTER = "aten.index_select.default", "aten.index_add.default"
 
 
-def use_row_indexing(graph: OpGraph) -> OpGraph:
+def use_row_indexing(graph: OpGraph) -> tuple[OpGraph, frozenset[str]]:
     """Replaces `x[index]` by `index_select` and its gradient by `index_add`, where one index picks rows.
 
-    The results are the same bit by bit as long as no index is negative; `row_indices` says which values to check.
+    Only indices that are part of an input are looked at, because the results are the same, bit by bit, as long as none is
+    negative.
+
+    Returns:
+        The graph, and the names of the inputs to check at each run.
     """
-    return with_ops(graph, [_row_form(graph, op) or op for op in graph.ops], graph.outputs)
-
-
-def row_indices(graph: OpGraph) -> frozenset[int]:
-    """The indices that `use_row_indexing` relies on not being negative."""
-    return frozenset(index for op in graph.ops if _row_form(graph, op) is not None for index in _checked_index(op))
-
-
-def _checked_index(op: Op) -> list[int]:
-    return [op.args[1][0].value] if op.target != "aten.embedding.default" else []
+    inputs = {graph.values[v].storage: name for name, v in graph.inputs.items() if name.startswith("input:")}
+    relied_on: set[str] = set()
+    ops = []
+    for op in graph.ops:
+        form = _row_form(graph, op)
+        if form is not None and op.target != "aten.embedding.default":
+            name = inputs.get(graph.values[op.args[1][0].value].storage)
+            if name is None or graph.values[graph.inputs[name]].storage in graph.mutated_storages():
+                form = None
+            else:
+                relied_on.add(name)
+        ops.append(form or op)
+    return with_ops(graph, ops, graph.outputs), frozenset(relied_on)
 
 
 def _row_form(graph: OpGraph, op: Op) -> Op | None:
-    if op.target == "aten.embedding.default":
-        index = graph.values[op.args[1].value]
-        if len(index.shape) == 1:
-            return dataclasses.replace(op, target=_GATHER, args=(op.args[0], 0, op.args[1]), kwargs={})
+    if op.target == "aten.embedding.default" and len(graph.values[op.args[1].value].shape) == 1:
+        return dataclasses.replace(op, target=_GATHER, args=(op.args[0], 0, op.args[1]), kwargs={})
     if op.target == "aten.index.Tensor" and _picks_rows(graph, op.args[1]):
         return dataclasses.replace(op, target=_GATHER, args=(op.args[0], 0, op.args[1][0]))
     accumulates = op.target == "aten.index_put.default" and (*op.args, False)[3] is True
     if accumulates and _picks_rows(graph, op.args[1]):
-        index, rows = op.args[1][0], op.args[2]
-        value = graph.values[rows.value]
-        if value.shape[:1] == graph.values[index.value].shape and len(value.shape) == len(graph.values[op.args[0].value].shape):
-            return dataclasses.replace(op, target=_SCATTER, args=(op.args[0], 0, index, rows))
+        into, (index,), rows, _ = op.args
+        shape = graph.values[rows.value].shape
+        if shape == (graph.values[index.value].shape[0], *graph.values[into.value].shape[1:]):
+            return dataclasses.replace(op, target=_SCATTER, args=(into, 0, index, rows))
     return None
 
 

@@ -7,9 +7,10 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
 
 from popgeo.ipu.compiler import source, static_shapes
 from popgeo.ipu.compiler.static_shapes import Problem
@@ -33,7 +34,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.phase = "forward"
         self.modules: list[str] = []
-        self.marked: list[int] = []
+        self.marked: list[Tensor] = []
         self._stop, self._on_problem = stop, on_problem
         self._ops: list[Op] = []
         self._values: list[Value] = []
@@ -57,6 +58,21 @@ class Recorder(TorchDispatchMode):
             known = self._new_value(tensor, producer=None)
             self._constants[known] = tensor
         return known
+
+    def follow_modules(self, module: nn.Module) -> list[RemovableHandle]:
+        """Keeps `modules` at the names of the submodules that are running, until the hooks returned are removed."""
+        hooks = []
+        for name, submodule in module.named_modules():
+
+            def enter(module: nn.Module, args: Any, name: str = name) -> None:
+                self.modules.append(name)
+
+            def leave(module: nn.Module, args: Any, result: Any) -> None:
+                self.modules.pop()
+
+            hooks.append(submodule.register_forward_pre_hook(enter))
+            hooks.append(submodule.register_forward_hook(leave, always_call=True))
+        return hooks
 
     def graph(self, outputs: Sequence[Tensor | None]) -> OpGraph:
         """What was written down, returning these tensors."""
@@ -102,7 +118,7 @@ class Recorder(TorchDispatchMode):
         )
         self._ops.append(op)
         if target == "popgeo.identity_loss.default":
-            self.marked.append(outputs[0] if outputs[0] is not None else -1)
+            self.marked.append(result)
 
     def _output(self, tensor: Tensor, producer: int) -> int:
         known = self._numbers.get(id(tensor))
