@@ -19,6 +19,7 @@ from popgeo.packing.size_plan import Histogram
 # Prices are whole multiples of 2**-30, so that knapsack values, and with them the bound, are exact.
 _PRICE = 1 << 30
 _MOST_ROUNDS = 200
+_MIXED_KINDS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,26 @@ def solve_fractional(sizes: Histogram) -> Fractional:
         kinds.update(candidates)
         if len(kinds) == before:
             break
-    return Fractional(kinds=matrix, amounts=result.x, bound=bound)
+    return Fractional(kinds=matrix, amounts=_evened_out(sizes, matrix, result.x), bound=bound)
+
+
+def _evened_out(sizes: Histogram, kinds: np.ndarray, amounts: np.ndarray) -> np.ndarray:
+    """As many packs, but where their mean sizes vary more than those of random batches, of kinds that vary the least.
+
+    Many plans need equally few packs; some of them hold batches of small graphs and batches of large ones, which bias
+    a training step. The variance of a pack's mean size, times its graphs, is that of one graph in random batches.
+    """
+    values, counts = np.array(sizes.sizes), np.array(sizes.counts)
+    mean = np.average(values, weights=counts)
+    variance = np.average((values - mean) ** 2, weights=counts)
+    num_graphs = kinds.sum(axis=0)
+    spread = num_graphs * (values @ kinds / num_graphs - mean) ** 2  # [num_kinds]
+    if spread @ amounts <= variance * amounts.sum():
+        return amounts
+    rows = np.vstack([-kinds, np.ones(kinds.shape[1])])
+    limits = np.append(-counts, amounts.sum() + 1e-4)
+    result = linprog(spread, A_ub=csc_array(rows), b_ub=limits, method="highs")
+    return result.x if result.status == 0 else amounts
 
 
 def _first_kinds(sizes: Histogram, knapsack: Knapsack) -> set[tuple[int, ...]]:
@@ -83,14 +103,25 @@ def _first_kinds(sizes: Histogram, knapsack: Knapsack) -> set[tuple[int, ...]]:
         return kinds
     rng = np.random.default_rng(0)
     share = np.array(sizes.counts) / sum(sizes.counts)
-    draws = rng.choice(num_sizes, size=(8 * num_sizes, int(sizes.capacity / mean) + 1), p=share)
-    draws[:, 0] = np.repeat(np.arange(num_sizes), 8)  # so that rare sizes are in some kind
+    draws = rng.choice(num_sizes, size=(_MIXED_KINDS * num_sizes, int(sizes.capacity / mean) + 1), p=share)
+    draws[:, 0] = np.repeat(np.arange(num_sizes), _MIXED_KINDS)  # so that rare sizes are in some kind
     # The last two or three graphs of a pack are not drawn but chosen, so that they fill it.
     room = sizes.capacity - np.cumsum(np.array(sizes.sizes)[draws], axis=1)
-    drawn = (room >= min(2 * mean, sizes.capacity)) & (np.arange(draws.shape[1]) < max(sizes.num_graphs - 3, 0))
+    drawn = (room >= min(1.5 * mean, sizes.capacity)) & (np.arange(draws.shape[1]) < max(sizes.num_graphs - 3, 0))
+    share_of_size = np.zeros(sizes.capacity + 1)
+    share_of_size[list(sizes.sizes)] = share
     for row, keep in zip(draws, drawn, strict=True):
         kind = np.bincount(row[keep], minlength=num_sizes)
-        kinds.add(tuple((kind + knapsack.fill(sizes.capacity - int(kind @ sizes.sizes), kind.sum())).tolist()))
+        left = sizes.capacity - int(kind @ sizes.sizes)
+        other = left - np.array(sizes.sizes)
+        pairs = np.where(other >= 0, share * share_of_size[np.maximum(other, 0)], 0)
+        if pairs.any() and kind.sum() + 2 <= sizes.num_graphs:
+            first = rng.choice(num_sizes, p=pairs / pairs.sum())
+            kind[first] += 1
+            kind[sizes.sizes.index(int(other[first]))] += 1
+        else:
+            kind += knapsack.fill(left, kind.sum())
+        kinds.add(tuple(kind.tolist()))
     return kinds
 
 

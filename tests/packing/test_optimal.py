@@ -191,6 +191,20 @@ def test_filling_exactly_ends_where_the_number_of_graphs_is_in_the_way():
     assert max(len(pack) for pack in packs) == 4
 
 
+def variance_of_batch_means(packs, nodes: np.ndarray) -> float:
+    """The variance of a pack's mean size, over that of as many graphs drawn at random."""
+    means = np.array([nodes[pack].mean() for pack in packs])
+    return float((np.diff(packs.ptr) * (means - nodes.mean()) ** 2).mean() / nodes.var())
+
+
+def test_batches_are_not_sorted_by_size_as_largest_first_makes_them():
+    nodes = np.random.default_rng(0).normal(18, 3, size=20_000).round().astype(int)
+    budget = Budget(sizes=(576,), num_graphs=45)
+    packs = optimal(nodes, budget, generator=seeded(0))
+    assert variance_of_batch_means(packs, nodes) < 1.2
+    assert variance_of_batch_means(decreasing(nodes, budget), nodes) > 10
+
+
 @pytest.mark.parametrize(
     ("dataset", "num_nodes", "num_graphs", "efficiency"),
     [("QM9", 36, 12, 0.9865), ("QM9", 72, 24, 0.9999), ("QM9", 576, 43, 0.999), ("HydroNet", 153, 17, 0.997)],
