@@ -4,13 +4,21 @@ The library is plain C++17 with a C ABI, loaded with ctypes, so one wheel (`py3-
 It is optional: where no compiler works the install goes on and popgeo falls back to torch.
 """
 
+import platform
+import tempfile
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError, LinkError
 
-SOURCES = sorted(str(path) for path in Path("popgeo/native/csrc").glob("*.cpp"))
+CSRC = Path("popgeo/native/csrc")
+SOURCES = sorted(str(path) for path in CSRC.glob("*.cpp"))
+FLAGS = ["-std=c++17", "-O3", "-g0", "-ffp-contract=off", "-fvisibility=hidden"]  # contraction changes the last bit
+OPENMP = "-fopenmp"
+KERNELS = str(CSRC / "gather_scatter.cpp")  # compiled once more for newer processors, and picked when it is loaded
+V3_FLAGS = ["-mavx2", "-mf16c", "-DPOPGEO_ISA=v3", "-DPOPGEO_KERNELS_ONLY"]
 
 
 class BuildLibrary(build_ext):
@@ -21,6 +29,33 @@ class BuildLibrary(build_ext):
 
     def get_export_symbols(self, ext: Extension) -> list[str]:
         return []
+
+    def build_extension(self, ext: Extension) -> None:
+        if self.compiler.compiler_type == "msvc":
+            raise CompileError("popgeo's kernels need GCC or Clang (vector extensions); pure torch is used instead.")
+        flags = list(FLAGS)
+        if self._compiles([OPENMP]):
+            flags.append(OPENMP)
+            ext.extra_link_args = [OPENMP]
+        if platform.machine().lower() in ("x86_64", "amd64") and self._compiles(V3_FLAGS):
+            ext.extra_objects = self.compiler.compile(
+                [KERNELS], output_dir=str(Path(self.build_temp) / "v3"), extra_postargs=flags + V3_FLAGS
+            )
+            ext.define_macros = [("POPGEO_HAS_V3", None)]
+        ext.extra_compile_args = flags
+        super().build_extension(ext)
+
+    def _compiles(self, flags: list[str]) -> bool:
+        """Whether the compiler and the linker know these flags (Apple's Clang has no OpenMP)."""
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder) / "probe.cpp"
+            source.write_text("int main() { return 0; }\n")
+            try:
+                objects = self.compiler.compile([str(source)], output_dir=folder, extra_postargs=flags)
+                self.compiler.link_executable(objects, str(Path(folder) / "probe"), extra_postargs=flags)
+            except (CompileError, LinkError):
+                return False
+        return True
 
 
 class PlatformWheel(bdist_wheel):
@@ -35,9 +70,8 @@ setup(
         Extension(
             "popgeo.native._popgeo",
             sources=SOURCES,
+            depends=[str(path) for path in sorted(CSRC.glob("*.h"))],
             language="c++",
-            extra_compile_args=["-std=c++17", "-O3", "-fopenmp", "-ffp-contract=off", "-fvisibility=hidden"],
-            extra_link_args=["-fopenmp"],
             optional=True,
         )
     ],

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from popgeo.native import library
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -28,7 +29,9 @@ def shared_data() -> Path:
     """The folder of real data that is not part of the package; tests that need it skip where it is absent."""
     folder = Path(os.environ.get("POPGEO_SHARED_DATA", REPOSITORY.parent / "shared" / "data"))
     if not folder.is_dir():
-        pytest.skip(f"{folder} is absent; set POPGEO_SHARED_DATA to a folder that holds qm9.npz, tu/, planetoid/, published/")
+        pytest.skip(
+            f"{folder} is absent; set POPGEO_SHARED_DATA to a folder that holds qm9.npz, tu/, planetoid/, published/"
+        )
     return folder
 
 

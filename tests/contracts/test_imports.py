@@ -12,6 +12,7 @@ MAY_IMPORT = {
     "native": set(),
     "datasets": set(),
     "plots": set(),
+    "settings": set(),
     "packing": {"native"},
     "ops": {"native"},
     "data": {"native", "packing"},
@@ -52,17 +53,25 @@ SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if part_of(path) not in 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_a_folder_imports_only_what_the_table_allows(path: Path):
-    assert not forbidden_parts(path, path.read_text()), f"{part_of(path)} may import {sorted(MAY_IMPORT[part_of(path)])}"
+    assert not forbidden_parts(path, path.read_text()), (
+        f"{part_of(path)} may import {sorted(MAY_IMPORT[part_of(path)])}"
+    )
 
 
 @pytest.mark.parametrize("path", [p for p in SOURCES if p.name in IPU_NOUNS], ids=lambda path: path.name)
 def test_nouns_of_the_machine_import_no_verbs(path: Path):
-    names = {part for name in imported_modules(path, path.read_text()) if name.startswith("popgeo.ipu") for part in name.split(".")}
+    names = {
+        part
+        for name in imported_modules(path, path.read_text())
+        if name.startswith("popgeo.ipu")
+        for part in name.split(".")
+    }
     assert not names & IPU_VERBS
 
 
 @pytest.mark.parametrize(
-    "source", ["from popgeo.loader import FixedSizeDataLoader", "import popgeo.loader", "from ..loader import fixed_size"]
+    "source",
+    ["from popgeo.loader import FixedSizeDataLoader", "import popgeo.loader", "from ..loader import fixed_size"],
 )
 def test_the_check_sees_a_forbidden_import(source: str):
     assert forbidden_parts(PACKAGE / "nn" / "schnet.py", source) == {"loader"}

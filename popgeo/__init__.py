@@ -1,0 +1,44 @@
+"""Graph neural networks on batches of fixed size, and a simulated IPU that runs them.
+
+In the order of the flow: a dataset is measured and packed, batches of one shape come out, a model reads them, an
+executor compiles its training step once and runs it for ever.
+"""
+
+from popgeo import ipu, nn, ops, packing
+from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, OverSizeStrategy, Pad, unpad
+from popgeo.datasets import Molecules
+from popgeo.ipu import IpuTarget, Options, identity_loss, inference_model, training_model
+from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
+from popgeo.nn import GCN, GIN, KNNInteractionGraph, RadiusInteractionGraph, SchNet
+from popgeo.ops import ScatterPlan, cfconv, gather, scatter
+
+__all__ = [
+    "GCN",
+    "GIN",
+    "FixedSizeCollater",
+    "FixedSizeDataLoader",
+    "FixedSizeOptions",
+    "FixedSizeStrategy",
+    "FlatStore",
+    "IpuTarget",
+    "KNNInteractionGraph",
+    "Molecules",
+    "Options",
+    "OverSizeStrategy",
+    "Pad",
+    "RadiusInteractionGraph",
+    "ScatterPlan",
+    "SchNet",
+    "cfconv",
+    "gather",
+    "identity_loss",
+    "inference_model",
+    "ipu",
+    "nn",
+    "ops",
+    "packing",
+    "scatter",
+    "training_model",
+    "unpad",
+]
+__version__ = "0.1.0"

@@ -1,0 +1,112 @@
+"""A list of graphs in, one batch of fixed size out."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch_geometric.data import Batch, Data, HeteroData
+
+from popgeo.data.cutter import BatchCutter, check_fits
+from popgeo.data.flat_store import FlatStore
+from popgeo.data.levels import Levels
+from popgeo.data.sizes import FixedSizeOptions
+from popgeo.data.sort import sort_edges
+from popgeo.data.trim import trim
+
+
+class FixedSizeCollater:
+    """Collates graphs into a `Batch` whose shapes never change.
+
+    The real nodes, edges and graphs come first and equal `Batch.from_data_list`; padding comes last. All padding nodes
+    belong to the first padding graph, and padding edges join padding nodes, so that no real value is ever touched.
+
+    Args:
+        fixed_size_options: Sizes of the batch and what padding is filled with.
+        add_masks_to_batch: Adds `nodes_mask`, `edges_mask`, `graphs_mask` (True = real); heterogeneous batches carry
+            the first two in each type's store.
+        trim_nodes: Removes random nodes where there are too many. A batch then carries `num_trimmed_nodes` and
+            `num_trimmed_edges`, int64 [num_graphs]: what each graph has lost.
+        trim_edges: Removes random edges where there are too many; both directions of an undirected edge together.
+        follow_batch: Attributes to add an assignment vector for, as `Batch.from_data_list` does.
+        exclude_keys: Attributes to leave out.
+        levels: What an attribute's rows belong to, as `{"y": "graph"}`, where names and sizes do not tell.
+        index_dtype: `torch.int64`, or `torch.int32` for machines that count in 32 bits; for `edge_index`, `batch`,
+            `ptr` and every other attribute that PyG increments.
+        spread_padding_edges: Deals padding edges out to all padding nodes, so that no row of a scatter is hot;
+            otherwise all are loops on the first padding node.
+        sort_edges: Sorts the edges of each graph by destination and adds `rowptr`: the edges that end at node `i` are
+            `rowptr[i]` to `rowptr[i + 1]`.
+        protect: A boolean node attribute, True for nodes that trimming must keep.
+        generator: Source of randomness of trimming; None means torch's default one.
+
+    Example:
+        >>> graphs = [Data(x=torch.ones(n, 1), edge_index=torch.tensor([[0], [1]])) for n in (2, 3)]
+        >>> batch = FixedSizeCollater(FixedSizeOptions(num_nodes=8, num_edges=4, num_graphs=3), True)(graphs)
+        >>> batch.edge_index
+        tensor([[0, 2, 5, 5],
+                [1, 3, 5, 5]])
+        >>> batch.nodes_mask
+        tensor([ True,  True,  True,  True,  True, False, False, False])
+    """
+
+    def __init__(
+        self,
+        fixed_size_options: FixedSizeOptions,
+        add_masks_to_batch: bool = False,
+        trim_nodes: bool = False,
+        trim_edges: bool = False,
+        follow_batch: Sequence[str] | None = None,
+        exclude_keys: Sequence[str] | None = None,
+        *,
+        levels: Levels | None = None,
+        index_dtype: torch.dtype = torch.int64,
+        spread_padding_edges: bool = False,
+        sort_edges: bool = False,
+        protect: str | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.options = fixed_size_options
+        self.trim_nodes, self.trim_edges = trim_nodes, trim_edges
+        self.exclude_keys, self.levels, self.sort_edges = exclude_keys, levels, sort_edges
+        self.protect, self.generator = protect, generator
+        self.choices: dict[str, Any] = {
+            "add_pad_masks": add_masks_to_batch,
+            "follow_batch": tuple(follow_batch or ()),
+            "index_dtype": index_dtype,
+            "spread_padding_edges": spread_padding_edges,
+        }
+
+    def __call__(self, graphs: Sequence[Data | HeteroData] | Batch) -> Batch:
+        """One batch of the given graphs, which stay as they are.
+
+        Args:
+            graphs: A list of graphs, or a `Batch` made by `Batch.from_data_list`.
+
+        Raises:
+            ValueError: not a list of graphs, or more graphs, nodes or edges than fit.
+        """
+        if isinstance(graphs, Batch):
+            graphs = graphs.to_data_list()
+        if not isinstance(graphs, (list, tuple)):
+            raise ValueError(f"Expected a list of graphs or a Batch, got {type(graphs).__name__}. Wrap it in a list.")
+        store = FlatStore.from_dataset(list(graphs), exclude_keys=self.exclude_keys, levels=self.levels)
+        return self.collate(store, self.generator or torch.default_generator)
+
+    def collate(self, store: FlatStore, generator: torch.Generator) -> Batch:
+        """One batch of all graphs of a flat dataset that is no view."""
+        ids, ptr = np.arange(len(store)), np.array([0, len(store)])
+        lost = torch.zeros(2, self.options.num_graphs, dtype=torch.int64)
+        if self.trim_nodes or self.trim_edges:
+            limits = self.options.limits(store.size_axes)
+            if (store.sizes.sum(axis=0) > limits).any():
+                flags = {"nodes": self.trim_nodes, "edges": self.trim_edges}
+                trimmed = trim(store, limits, **flags, generator=generator, protect=self.protect)
+                store = trimmed.store
+                lost[0, : len(store)], lost[1, : len(store)] = trimmed.num_nodes, trimmed.num_edges
+        check_fits(store, self.options, ids, ptr)
+        store = sort_edges(store) if self.sort_edges else store
+        batch = BatchCutter(store, self.options, **self.choices).cut(ids, ptr)[0]
+        if self.trim_nodes or self.trim_edges:
+            batch.num_trimmed_nodes, batch.num_trimmed_edges = lost
+        return batch

@@ -1,0 +1,130 @@
+"""Cuts batches of fixed size out of a flat dataset: lays them out once, then fills many at a time."""
+
+from collections.abc import Collection
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch
+
+from popgeo.data.batch import BatchBuilder
+from popgeo.data.fast_fill import Filler
+from popgeo.data.flat_store import FlatStore
+from popgeo.data.layout import lay_out
+from popgeo.data.levels import Level
+from popgeo.data.sizes import FixedSizeOptions
+
+
+class BatchCutter:
+    """Makes batches of one dataset and one layout from graph ids.
+
+    Args are those of `FixedSizeCollater`.
+    """
+
+    def __init__(
+        self,
+        store: FlatStore,
+        options: FixedSizeOptions,
+        *,
+        add_pad_masks: bool = True,
+        follow_batch: Collection[str] = (),
+        index_dtype: torch.dtype = torch.int64,
+        spread_padding_edges: bool = False,
+    ) -> None:
+        self.store, self.options = store, options
+        self.layout = lay_out(
+            store,
+            options,
+            add_pad_masks=add_pad_masks,
+            follow_batch=follow_batch,
+            index_dtype=index_dtype,
+            spread_padding_edges=spread_padding_edges,
+        )
+        self.builder = BatchBuilder(store, self.layout)
+        self.fill = Filler(store, self.layout)
+
+    def allocate(self, num_batches: int, pin_memory: bool = False) -> list[Tensor]:
+        """Uninitialised tensors for so many batches, one for each slot. [num_batches, *slot.shape]"""
+        slots = self.layout.slots
+        return [torch.empty((num_batches, *slot.shape), dtype=slot.dtype, pin_memory=pin_memory) for slot in slots]
+
+    def cut(self, ids: np.ndarray, ptr: np.ndarray, out: list[Tensor] | None = None, group: int = 1) -> list[Batch]:
+        """One `Batch` for each pack of graphs, or for each `group` packs, joined as `super_batch.join` does.
+
+        The batches share their memory in chunks: `torch.save` of one saves its chunk, unless it is cloned first.
+
+        Args:
+            ids: Graphs of all batches, one batch after the other. int64 [total number of graphs]
+            ptr: Where each batch starts in `ids`. int64 [num_batches + 1]
+            out: Tensors to fill instead of new ones, with room for as many batches or more.
+            group: Batches in one item; it divides the number of packs.
+        """
+        rows, num_batches = self.store.rows(ids), len(ptr) - 1
+        out = self.allocate(num_batches) if out is None else [tensor[:num_batches] for tensor in out]
+        self.fill(rows, ptr, out)
+        if group > 1:
+            out = [tensor.view(num_batches // group, group * tensor.shape[1], *tensor.shape[2:]) for tensor in out]
+        bounds = ptr.tolist()
+        packs = [rows[start:stop] for start, stop in pairwise(bounds)]
+        items = zip(*(tensor.unbind(0) for tensor in out), strict=True)
+        return [self.builder.build(tensors, packs[i * group : (i + 1) * group]) for i, tensors in enumerate(items)]
+
+
+def check_fits(store: FlatStore, options: FixedSizeOptions, ids: np.ndarray, ptr: np.ndarray, remedy: str = "") -> None:
+    """Checks that every pack of graphs fits a batch with a node and a graph to spare.
+
+    Raises:
+        ValueError: a pack has too many nodes, edges or graphs.
+    """
+    num_graphs = np.diff(ptr)
+    if num_graphs.size and num_graphs.max() >= options.num_graphs:
+        found = int(num_graphs.max())
+        raise ValueError(
+            f"Batch has {found} graphs, FixedSizeOptions.num_graphs is {options.num_graphs} with one kept for padding. "
+            f"Raise it to {found + 1} or pass fewer graphs."
+        )
+    _check_rows(store, options, ids, ptr)
+    limits = options.limits(store.size_axes)
+    totals = totals_of_packs(store.sizes, ids, ptr)
+    over = np.argwhere(totals > limits)
+    if not len(over):
+        return
+    pack, dimension = over[0]
+    axis = store.size_axes[dimension]
+    is_node = axis.level is Level.NODE
+    members = ids[ptr[pack] : ptr[pack + 1]]
+    sizes = store.sizes[members, dimension]
+    what = ("nodes" if is_node else "edges") + ("" if axis.store is None else f" of type {axis.store!r}")
+    option = ("num_nodes" if is_node else "num_edges") + ("" if axis.store is None else f"[{axis.store!r}]")
+    kept = " with one kept for padding" if is_node else ""
+    strategy = "OverSizeStrategy.TrimNodes" if is_node else "OverSizeStrategy.TrimEdges"
+    raise ValueError(
+        f"Batch has {totals[pack, dimension]} {what}, FixedSizeOptions.{option} is {options.slots(axis)}{kept}: "
+        f"{totals[pack, dimension] - limits[dimension]} too many. Its largest graph is {members[sizes.argmax()]} with "
+        f"{sizes.max()}. Raise {option} to {totals[pack, dimension] + is_node} or pass {remedy or strategy}."
+    )
+
+
+def totals_of_packs(sizes: np.ndarray, ids: np.ndarray, ptr: np.ndarray) -> np.ndarray:
+    """What the graphs of each pack use together. int64 [num_packs, num_dimensions]
+
+    Example:
+        >>> totals_of_packs(np.array([[1, 2], [3, 4], [5, 6]]), np.array([2, 0, 1]), np.array([0, 2, 3])).tolist()
+        [[6, 8], [3, 4]]
+    """
+    running = np.concatenate([np.zeros((1, sizes.shape[1]), dtype=np.int64), sizes[ids].cumsum(axis=0)])
+    return running[ptr[1:]] - running[ptr[:-1]]
+
+
+def _check_rows(store: FlatStore, options: FixedSizeOptions, ids: np.ndarray, ptr: np.ndarray) -> None:
+    for axis in store.row_pointers:
+        limit = (options.num_rows or {}).get(axis.name or "")
+        if axis.level is not Level.GRAPH or limit is None:
+            continue
+        total = totals_of_packs(store.counts(axis)[:, None], ids, ptr).max(initial=0)
+        if total > limit:
+            raise ValueError(
+                f"Batch has {total} rows of {axis.name!r}, FixedSizeOptions.num_rows[{axis.name!r}] is {limit}. "
+                f"Raise it to {total}."
+            )

@@ -1,0 +1,147 @@
+"""One graph grown to fixed sizes, as a transform of PyG."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.transforms import BaseTransform
+from torch_geometric.transforms.pad import Padding
+
+from popgeo.data.fast_fill import Filler
+from popgeo.data.flat_store import Axis, FlatStore
+from popgeo.data.layout import lay_out
+from popgeo.data.levels import Level
+from popgeo.data.sizes import FixedSizeOptions
+
+
+class Pad(BaseTransform):
+    """Grows the nodes and edges of one graph to fixed numbers; graph attributes stay as they are.
+
+    Takes the arguments of PyG's transform of this name, and composes with PyG's transforms. Unlike that one, padding
+    edges never point at a node that does not exist: they are loops on the first padding node, and a graph that needs
+    padding edges but has no room for a padding node is refused.
+
+    Args:
+        max_num_nodes: Nodes of the result, or a number for each node type.
+        max_num_edges: Edges of the result, or a number for each edge type; None means `max_num_nodes` squared.
+        node_pad_value: Fills node attributes of padding: a number, `AttrNamePadding` or `NodeTypePadding`.
+        edge_pad_value: Fills edge attributes of padding: a number, `AttrNamePadding` or `EdgeTypePadding`.
+        mask_pad_value: Fills `train_mask`, `val_mask` and `test_mask`.
+        add_pad_mask: Adds `nodes_mask` and `edges_mask`, True for what is real.
+        exclude_keys: Attributes to remove.
+
+    Raises:
+        ValueError: when called with a graph that is too large.
+
+    Example:
+        >>> graph = Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]))
+        >>> padded = Pad(max_num_nodes=4, max_num_edges=3, add_pad_mask=True)(graph)
+        >>> padded.edge_index
+        tensor([[0, 2, 2],
+                [1, 2, 2]])
+        >>> padded.nodes_mask
+        tensor([ True,  True, False, False])
+    """
+
+    def __init__(
+        self,
+        max_num_nodes: int | dict[str, int],
+        max_num_edges: int | dict[tuple[str, str, str], int] | None = None,
+        node_pad_value: float | Padding = 0.0,
+        edge_pad_value: float | Padding = 0.0,
+        mask_pad_value: bool = False,
+        add_pad_mask: bool = False,
+        exclude_keys: Sequence[str] | None = None,
+    ) -> None:
+        if max_num_edges is None:
+            if isinstance(max_num_nodes, dict):
+                raise ValueError(
+                    "max_num_edges is needed where max_num_nodes is given per type. Pass a number for each."
+                )
+            max_num_edges = max_num_nodes * max_num_nodes
+        self.options = FixedSizeOptions(
+            max_num_nodes, max_num_edges, node_pad_value=node_pad_value, edge_pad_value=edge_pad_value
+        )
+        self.mask_pad_value, self.add_pad_mask = mask_pad_value, add_pad_mask
+        self.exclude_keys = tuple(exclude_keys or ())
+
+    def forward(self, data: Data | HeteroData) -> Data | HeteroData:
+        """The padded graph; `data` is PyG's shallow copy of the caller's graph."""
+        store = FlatStore.from_dataset([data], exclude_keys=self.exclude_keys)
+        self._check(store)
+        layout = lay_out(store, self.options, add_pad_masks=self.add_pad_mask)
+        tensors = [torch.empty((1, *slot.shape), dtype=slot.dtype) for slot in layout.slots]
+        Filler(store, layout)(np.zeros(1, dtype=np.int64), np.array([0, 1]), tensors)
+        stores = {part._key: part for part in data.stores}
+        for part in data.stores:
+            for name in set(self.exclude_keys) & set(part.keys()):
+                del part[name]
+        for slot, tensor in zip(layout.slots, tensors, strict=True):
+            is_mask = slot.name in ("nodes_mask", "edges_mask")
+            if slot.axis.level is not Level.GRAPH and (slot.attribute is not None or is_mask):
+                stores[slot.store][slot.name] = tensor[0]
+            if slot.name in ("train_mask", "val_mask", "test_mask") and self.mask_pad_value:
+                stores[slot.store][slot.name][int(store.counts(slot.axis)[0]) :] = self.mask_pad_value
+        counted = {slot.store for slot in layout.slots if slot.axis.level is Level.NODE and slot.attribute is not None}
+        for key in store.node_types:
+            if key in store.states_num_nodes or key not in counted:
+                stores[key].num_nodes = self.options.slots(Axis(Level.NODE, key))
+        return data
+
+    def _check(self, store: FlatStore) -> None:
+        found = dict(zip(store.size_axes, store.sizes[0].tolist(), strict=True))
+        for axis, count in found.items():
+            name, what = ("max_num_nodes", "nodes") if axis.level is Level.NODE else ("max_num_edges", "edges")
+            where = "" if axis.store is None else f" of type {axis.store!r}"
+            if count > self.options.slots(axis):
+                raise ValueError(
+                    f"The graph has {count} {what}{where}, Pad.{name} is {self.options.slots(axis)}. "
+                    f"Raise it to {count} or more."
+                )
+        for attribute in store.attributes:
+            free = attribute.axis.level is Level.EDGE and self.options.slots(attribute.axis) - found[attribute.axis]
+            if attribute.name == "edge_index" and free:
+                self._check_ends(attribute.axis, free, found)
+
+    def _check_ends(self, edges: Axis, free: int, found: dict[Axis, int]) -> None:
+        for key in (edges.store[0], edges.store[-1]) if isinstance(edges.store, tuple) else (None,):
+            nodes = Axis(Level.NODE, key)
+            if found[nodes] == self.options.slots(nodes):
+                where = "" if key is None else f" of type {key!r}"
+                raise ValueError(
+                    f"The graph needs {free} padding edges, which join padding nodes, but all {found[nodes]} "
+                    f"nodes{where} are real. Raise max_num_nodes to {found[nodes] + 1}."
+                )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(max_num_nodes={self.options.num_nodes}, max_num_edges={self.options.num_edges})"
+
+
+def unpad_graph(data: Any) -> Any:
+    """A graph that `Pad(add_pad_mask=True)` has grown, without its padding; a new object.
+
+    Raises:
+        ValueError: it carries no masks.
+    """
+    store = FlatStore.from_dataset([data])
+    out = data.__copy__()
+    stores = {part._key: part for part in out.stores}
+    masks = {"nodes_mask": Level.NODE, "edges_mask": Level.EDGE}
+    for part in out.stores:
+        if not masks.keys() & set(part.keys()) and part._key is None and not store.is_hetero:
+            raise ValueError("The graph carries no nodes_mask, so its padding is unknown. Pass Pad(add_pad_mask=True).")
+    for attribute in store.attributes:
+        part, name = stores[attribute.store], attribute.name
+        mask = next((m for m, level in masks.items() if level is attribute.axis.level), None)
+        if mask in part and name not in masks and attribute.is_tensor:
+            real = data.stores[[s._key for s in data.stores].index(attribute.store)][mask]
+            part[name] = part[name].narrow(attribute.dim, 0, int(real.sum()))
+    for part in out.stores:
+        if "num_nodes" in part and "nodes_mask" in part:
+            part.num_nodes = int(part.nodes_mask.sum())
+        for mask in masks:
+            if mask in part:
+                del part[mask]
+    return out

@@ -1,0 +1,62 @@
+"""Sorts the edges of a flat dataset by destination, once, so that no batch ever has to."""
+
+import dataclasses
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from popgeo.data.flat_store import Attribute, Axis, FlatStore
+from popgeo.data.levels import Level, StoreKey
+
+
+def sort_edges(store: FlatStore) -> FlatStore:
+    """The same graphs with the edges of each sorted by destination; edges that share one keep their order.
+
+    Batches cut from the result carry `rowptr`: the edges that end at node `i` are `rowptr[i]` to `rowptr[i + 1]`. Edge
+    attributes are copied, unless the edges are sorted already.
+
+    Raises:
+        ValueError: an edge ends at a node that its graph does not have.
+
+    Example:
+        >>> from torch_geometric.data import Data
+        >>> graph = Data(x=torch.ones(3, 1), edge_index=torch.tensor([[0, 1, 2], [2, 0, 1]]))
+        >>> store = sort_edges(FlatStore.from_dataset([graph]))
+        >>> store.attributes[1].values
+        tensor([[1, 2, 0],
+                [0, 1, 2]])
+    """
+    attributes, row_ends = list(store.attributes), {}
+    for axis in (axis for axis in store.size_axes if axis.level is Level.EDGE):
+        index = next((a for a in attributes if a.axis == axis and a.name == "edge_index"), None)
+        nodes = store.row_pointers[Axis(Level.NODE, axis.store[-1] if isinstance(axis.store, tuple) else None)]
+        edges = store.row_pointers[axis]
+        if index is None:
+            row_ends[axis.store] = torch.zeros(int(nodes[-1]), dtype=torch.int64)
+            continue
+        graph = torch.repeat_interleave(edges.diff())
+        destination = index.tensor[1].to(torch.int64)
+        _check(destination, graph, nodes.diff(), axis.store)
+        destination = destination + nodes[:-1][graph]
+        if bool((destination.diff() < 0).any()):
+            order = torch.from_numpy(np.argsort(destination.numpy(), kind="stable"))
+            attributes = [_permuted(a, order) if a.axis == axis and a.is_tensor else a for a in attributes]
+        ends = torch.bincount(destination, minlength=int(nodes[-1])).cumsum(0)
+        row_ends[axis.store] = ends - edges[:-1][torch.repeat_interleave(nodes.diff())]
+    return dataclasses.replace(store, attributes=tuple(attributes), row_ends=row_ends)
+
+
+def _permuted(attribute: Attribute, order: Tensor) -> Attribute:
+    return dataclasses.replace(attribute, values=attribute.tensor.index_select(attribute.dim, order))
+
+
+def _check(destination: Tensor, graph: Tensor, num_nodes: Tensor, store: StoreKey) -> None:
+    wrong = (destination < 0) | (destination >= num_nodes[graph])
+    if bool(wrong.any()):
+        edge = int(wrong.to(torch.int8).argmax())
+        where = "" if store is None else f" of type {store!r}"
+        raise ValueError(
+            f"Graph {int(graph[edge])} has an edge{where} to node {int(destination[edge])}, but "
+            f"{int(num_nodes[graph[edge]])} nodes. Correct its edge_index or its num_nodes."
+        )

@@ -1,0 +1,317 @@
+"""The loader: an iterable of PyG batches that all have the same shapes."""
+
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch_geometric.data import Batch
+
+from popgeo.data.collate import FixedSizeCollater
+from popgeo.data.cutter import check_fits, totals_of_packs
+from popgeo.data.flat_store import FlatStore
+from popgeo.data.flatten import why_not_flat
+from popgeo.data.levels import Levels
+from popgeo.data.sizes import FixedSizeOptions
+from popgeo.data.sort import sort_edges as sorted_by_destination
+from popgeo.data.trim import OverSizeStrategy
+from popgeo.loader.arguments import check_arguments, member, num_mini_batches, sizes_of, strategy_of
+from popgeo.loader.epoch import FixedSizeStrategy, Packing, Plan, epoch_generator, plan_epoch, shard
+from popgeo.loader.prefetch import in_background
+from popgeo.loader.source import FetchingSource, FlatSource, Portion, Source, levels_of, measure
+from popgeo.loader.workers import WorkerPool
+
+_GRAPHS_AT_ONCE = 512
+_OF_WORKERS = (
+    "num_workers",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "prefetch_factor",
+    "persistent_workers",
+)
+
+
+class FixedSizeDataLoader(DataLoader):
+    """Loads graphs in batches whose shapes never change.
+
+    Every batch is a PyG `Batch` with `num_nodes` nodes, `num_edges` edges and `num_graphs` graphs. Real ones come
+    first; `nodes_mask`, `edges_mask` and `graphs_mask` are True for them.
+
+    Args:
+        dataset: An `InMemoryDataset` (also indexed, shuffled or split), a list of `Data` or `HeteroData`, a `Subset`
+            or `ConcatDataset` of those, or a `FlatStore`; any other dataset of graphs works too, but more slowly.
+        batch_size: Graphs of a batch, the padding graph included, as in PopTorch Geometric: with `PadToMax` a batch has
+            `batch_size - 1` real graphs. It must equal `fixed_size_options.num_graphs`.
+        shuffle: Whether each epoch has an order of its own, given by `seed` and the number of the epoch.
+        fixed_size_options: Sizes of a batch; None means `FixedSizeOptions.from_dataset(dataset, batch_size)`.
+        fixed_size_strategy: How graphs are put together into batches: a `FixedSizeStrategy`, or a function with the
+            signature of those in `popgeo.packing`.
+        over_size_strategy: What happens to graphs that do not fit.
+        add_pad_masks: Whether batches carry masks.
+        follow_batch: Attributes to add an assignment vector for.
+        exclude_keys: Attributes to leave out.
+        options: How many batches one item holds, concatenated on dimension 0 as PopTorch does: a number, or an object
+            with `device_iterations`, `replication_factor` and `gradient_accumulation` (such as `popgeo.ipu.Options`).
+        num_nodes: Short for `fixed_size_options`, with `num_edges` and `batch_size`.
+        num_edges: See `num_nodes`.
+        levels: What an attribute's rows belong to, as `{"y": "graph"}`, where names and sizes do not tell.
+        index_dtype: `torch.int64` or `torch.int32`, for `edge_index`, `batch`, `ptr` and other indices.
+        sort_edges: Sorts edges by destination, once, and adds `rowptr`: the edges that end at node `i` are `rowptr[i]`
+            to `rowptr[i + 1]`.
+        spread_padding_edges: Deals padding edges out to all padding nodes.
+        protect: A boolean node attribute, True for nodes that trimming must keep.
+        num_buffers: Reuses the memory of so many items, which saves time; an item is then overwritten once
+            `num_buffers // 2` more are drawn. 0 gives each item memory of its own.
+        background: Makes the coming batches on a thread while one is in use.
+        seed: With the number of the epoch it decides every order.
+        rank: Which shard of the batches to load.
+        world_size: Number of shards; they are disjoint, complete, and of equal length.
+        drop_last: Drops an incomplete last batch (`PadToMax`) and an incomplete last item of several batches; otherwise
+            batches are split until there are enough, so that every graph is used.
+        sampler: The graphs of an epoch, in order, instead of all of them.
+        batch_sampler: The graphs of each batch, instead of a strategy.
+        kwargs: `num_workers`, `pin_memory` and others, as torch's `DataLoader` takes them.
+
+    Raises:
+        ValueError: a graph does not fit (unless `over_size_strategy` says what to do), or arguments contradict.
+
+    Example:
+        >>> from torch_geometric.data import Data
+        >>> graphs = [Data(x=torch.ones(n, 1), edge_index=torch.tensor([[0], [1]])) for n in (2, 3, 2, 4)]
+        >>> loader = FixedSizeDataLoader(graphs, num_nodes=8, num_edges=9, batch_size=4)
+        >>> [batch.x.shape for batch in loader]
+        [torch.Size([8, 1]), torch.Size([8, 1])]
+        >>> loader
+        FixedSizeDataLoader(4 graphs -> 2 batches of 8 nodes, 9 edges, 4 graphs; 68.8 % full)
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        fixed_size_options: FixedSizeOptions | None = None,
+        fixed_size_strategy: FixedSizeStrategy | Packing | str = FixedSizeStrategy.PadToMax,
+        over_size_strategy: OverSizeStrategy | str = OverSizeStrategy.Error,
+        add_pad_masks: bool = True,
+        follow_batch: Sequence[str] | None = None,
+        exclude_keys: Sequence[str] | None = None,
+        options: Any = None,
+        *,
+        num_nodes: int | dict[str, int] | None = None,
+        num_edges: int | dict[tuple[str, str, str], int] | None = None,
+        levels: Levels | None = None,
+        index_dtype: torch.dtype = torch.int64,
+        sort_edges: bool = False,
+        spread_padding_edges: bool = False,
+        protect: str | None = None,
+        num_buffers: int = 0,
+        background: bool = False,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        drop_last: bool = False,
+        sampler: Iterable[int] | None = None,
+        batch_sampler: Iterable[Sequence[int]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.strategy = strategy_of(fixed_size_strategy)
+        self.over_size_strategy = member(OverSizeStrategy, over_size_strategy)
+        check_arguments(self.strategy, shuffle, sampler, batch_sampler, rank, world_size, kwargs)
+        self.shuffle, self.seed, self.rank, self.world_size = shuffle, seed, rank, world_size
+        self.num_buffers, self.background = num_buffers, background
+        self.items_of = num_mini_batches(options)
+        self.epoch = 0
+        self._started, self._position, self._iteration = False, 0, 0
+        self._plan: tuple[int, Plan] | None = None
+        self._orders = sampler, batch_sampler, drop_last
+        self._pool: WorkerPool | None = None
+
+        why = why_not_flat(dataset)
+        if why is None:
+            like = FlatStore.from_dataset(dataset, exclude_keys=exclude_keys, levels=levels)
+            like = sorted_by_destination(like) if sort_edges else like
+            sizes = like.sizes
+        else:
+            warnings.warn(
+                f"{why}, so each graph is fetched anew in every epoch, which is slow. If that is not wanted, pass "
+                f"list(dataset) or FlatStore.from_dataset(dataset): transforms then run once.",
+                stacklevel=2,
+            )
+            sizes, like = measure(dataset, exclude_keys)
+            levels = {**levels_of(like), **(levels or {})}
+        chosen = sizes_of(like, sizes, batch_size, fixed_size_options, num_nodes, num_edges)
+        self.fixed_size_options = chosen.with_rows_for(like)
+        self.collater = FixedSizeCollater(
+            self.fixed_size_options,
+            add_pad_masks,
+            self.over_size_strategy.trims_nodes,
+            self.over_size_strategy.trims_edges,
+            follow_batch,
+            exclude_keys,
+            levels=levels,
+            index_dtype=index_dtype,
+            spread_padding_edges=spread_padding_edges,
+            sort_edges=sort_edges,
+            protect=protect,
+        )
+        self._like = like
+        self.source: Source = (
+            FlatSource(like, self.collater) if why is None else FetchingSource(dataset, sizes, self.collater, like)
+        )
+        super().__init__(dataset, batch_sampler=_GraphIds(self), collate_fn=self.collater, **kwargs)
+        # torch leaves it None beside a batch sampler; scripts print and log it.
+        object.__setattr__(self, "batch_size", self.fixed_size_options.num_graphs)
+
+    def plan(self) -> Plan:
+        """The batches of the epoch that is running or comes next; made when first asked for."""
+        if self._plan is None or self._plan[0] != self.epoch:
+            self._plan = self.epoch, self._make_plan()
+        return self._plan[1]
+
+    def _make_plan(self) -> Plan:
+        sampler, batch_sampler, drop_last = self._orders
+        generator = epoch_generator(self.seed, self.epoch)
+        order = np.arange(len(self.source.sizes))
+        tell = getattr(sampler if batch_sampler is None else batch_sampler, "set_epoch", None)
+        if tell is not None:
+            tell(self.epoch)
+        if batch_sampler is not None:
+            packs = [np.asarray(pack, dtype=np.int64) for pack in batch_sampler]
+            plan = Plan(ids=np.concatenate([order[:0], *packs]), ptr=np.cumsum([0, *map(len, packs)]))
+        else:
+            if sampler is not None:
+                order = np.fromiter(sampler, dtype=np.int64)
+            elif self.shuffle:
+                order = torch.randperm(len(order), generator=generator).numpy()
+            plan = plan_epoch(
+                self.source.sizes,
+                self.fixed_size_options.limits(self._like.size_axes),
+                self.fixed_size_options.num_graphs - 1,
+                self.strategy,
+                order,
+                generator=generator if self.shuffle or sampler is not None else None,
+                over_size_strategy=self.over_size_strategy,
+                drop_last=drop_last,
+            )
+        if isinstance(self.source, FlatSource) and not (self.collater.trim_nodes or self.collater.trim_edges):
+            check_fits(self._like, self.fixed_size_options, plan.ids, plan.ptr)
+        return shard(plan, self.rank, self.world_size, self.items_of, drop_last)
+
+    def __len__(self) -> int:
+        """Items of the epoch that is running or comes next."""
+        return len(self.plan()) // self.items_of
+
+    @property
+    def num_skipped(self) -> int:
+        """Graphs that `OverSizeStrategy.Skip` leaves out of the epoch that is running or comes next."""
+        return self.plan().num_skipped
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch that the next iteration runs through; without it they are counted from 0."""
+        self.epoch, self._started, self._position = epoch, False, 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the iteration stands: after how many items of which epoch."""
+        return {
+            "epoch": self.epoch,
+            "position": self._position,
+            "seed": self.seed,
+            "num_graphs": len(self.source.sizes),
+        }
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Makes the next iteration go on where `state_dict` was taken.
+
+        Raises:
+            ValueError: the state is of a loader with another number of graphs.
+        """
+        if state["num_graphs"] != len(self.source.sizes):
+            raise ValueError(
+                f"The state is of a loader of {state['num_graphs']} graphs, this one has {len(self.source.sizes)}. "
+                f"Load it into a loader of the same dataset."
+            )
+        self.seed, self._plan = state["seed"], None
+        self.set_epoch(state["epoch"])
+        self._position = state["position"]
+
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # torch names its own iterator class
+        if self._started:
+            self.set_epoch(self.epoch + 1)
+        self._started = True
+        self._iteration += 1
+        return self._iterate(self.plan(), self.epoch, self._iteration)
+
+    def _iterate(self, plan: Plan, epoch: int, iteration: int) -> Iterator[Batch]:
+        items = self._from_workers(plan, epoch) if self.num_workers > 0 else self._from_here(plan, epoch)
+        for batch in items:
+            if self._iteration == iteration and self.epoch == epoch:
+                self._position += 1
+            yield batch
+        if self._iteration == iteration and self.epoch == epoch:
+            self.set_epoch(epoch + 1)
+
+    def _from_workers(self, plan: Plan, epoch: int) -> Iterator[Batch]:
+        if self._pool is None or not self.persistent_workers:
+            settings = {name: getattr(self, name) for name in _OF_WORKERS}
+            self._pool = WorkerPool(self.source, self.items_of, settings)
+        starts = range(self._position * self.items_of, len(plan), self.items_of)
+        return self._pool.batches([self._portion(plan, start, start + self.items_of, epoch) for start in starts])
+
+    def _from_here(self, plan: Plan, epoch: int) -> Iterator[Batch]:
+        chunks = self._chunks(plan, epoch)
+        for chunk in in_background(chunks) if self.background else chunks:
+            yield from chunk
+
+    def _chunks(self, plan: Plan, epoch: int) -> Iterator[list[Batch]]:
+        group, start = self.items_of, self._position * self.items_of
+        at_once = math.ceil(_GRAPHS_AT_ONCE * len(plan) / max(1, len(plan.ids)) / group) * group
+        ring: list[list[Tensor] | None] = [None]
+        if self.num_buffers:
+            at_once = max(1, self.num_buffers // 2) * group
+            # One part is in use and one is filled; with a thread one more waits between them.
+            ring = [self.source.allocate(at_once, self.pin_memory) for _ in range(4 if self.background else 2)]
+        stop = start + (group if start == 0 else at_once)  # the first item is wanted at once
+        turn = 0
+        while start < len(plan):
+            stop = min(stop, len(plan))
+            out = ring[turn % len(ring)]
+            if out is None and self.pin_memory and torch.cuda.is_available():
+                out = self.source.allocate(stop - start, pin_memory=True)
+            yield self.source.cut(self._portion(plan, start, stop, epoch), group, out)
+            start, stop, turn = stop, stop + at_once, turn + 1
+
+    def _portion(self, plan: Plan, start: int, stop: int, epoch: int) -> Portion:
+        ptr = plan.ptr[start : stop + 1]
+        return Portion(ids=plan.ids[ptr[0] : ptr[-1]], ptr=ptr - ptr[0], key=(self.seed, epoch))
+
+    def __repr__(self) -> str:
+        options, plan = self.fixed_size_options, self.plan()
+        split = len(self._like.node_types)
+        real = totals_of_packs(self.source.sizes[:, :split], plan.ids, plan.ptr).sum()
+        slots = options.limits(self._like.size_axes)[:split].sum() + split
+        return (
+            f"{type(self).__name__}({len(plan.ids):,} graphs -> {len(plan):,} batches of {options.total_num_nodes:,} "
+            f"nodes, {options.total_num_edges:,} edges, {options.num_graphs:,} graphs; "
+            f"{100 * real / max(1, slots * len(plan)):.1f} % full)"
+        )
+
+
+class _GraphIds:
+    """Lets tools that look into a `DataLoader` see the batches as lists of graph ids."""
+
+    def __init__(self, loader: FixedSizeDataLoader) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[list[int]]:
+        plan = self.loader.plan()
+        return (plan.pack(i).tolist() for i in range(len(plan)))
+
+    def __len__(self) -> int:
+        return len(self.loader.plan())

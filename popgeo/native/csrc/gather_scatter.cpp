@@ -1,0 +1,526 @@
+// Sums over the edges that arrive at each row: scatter-add, its extremes, and SchNet's convolution with its gradients.
+//
+// Rows are divided over tiles. A tile walks its rows in order and the edges of each row in the order of the index, holds
+// the row in registers and writes it once: no atomics, no zero fill, the same bits for any number of tiles and threads.
+// The file is compiled once per instruction set (see setup.py); the baseline build also holds the C functions, which
+// pick the newest set that the processor has. No function allocates except for a plan, none throws.
+#include <cstdlib>
+
+#include "vectors.h"
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+namespace popgeo {
+
+enum Status : int64_t { OK = 0, BAD_INPUT = 1, NO_MEMORY = 2 };
+
+// The edges of row i are perm[rowptr[i] .. rowptr[i + 1]), or that range itself where perm is null.
+struct Plan {
+  const int32_t* rowptr;
+  const int32_t* perm;
+  int64_t num_edges, num_rows, num_tiles, num_threads;
+};
+
+struct Kernels {
+  void (*sum)(int64_t dtype, const Plan&, const void* src, void* out, int64_t channels);
+  void (*extremum)(bool largest, int64_t dtype, const Plan&, const void* src, void* out, int64_t* arg, int64_t channels);
+  void (*cfconv)(int64_t dtype, const Plan&, const void* x, const void* w, const int64_t* src, void* out,
+                 int64_t channels);
+  void (*cfconv_backward)(int64_t dtype, const Plan&, const void* grad, const void* x, const void* w,
+                          const int64_t* dst, void* grad_x, void* grad_w, int64_t channels);
+};
+
+// Rows of tile t start at the first row whose edges and rows before it reach t shares of all edges and rows.
+static int64_t tile_start(const Plan& plan, int64_t tile, int64_t num_tiles) {
+  if (tile == num_tiles) return plan.num_rows;
+  const int64_t share = tile * (plan.num_edges + plan.num_rows) / num_tiles;
+  int64_t low = 0, high = plan.num_rows;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (plan.rowptr[middle] + middle < share)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+namespace POPGEO_ISA {
+
+constexpr int64_t PARALLEL_ELEMENTS = 32768;   // below it a parallel region costs more than it saves
+constexpr int64_t STREAM_BYTES = 2 << 20;      // results above it, written in any order, bypass the caches
+constexpr int64_t PREFETCH_FLOATS = 1024;      // how far ahead rows are fetched, at 4 to 32 edges
+
+template <class Tile>
+inline void for_each_tile(const Plan& plan, int64_t channels, Tile tile) {
+  const bool parallel = plan.num_threads > 1 && (plan.num_edges + plan.num_rows) * channels > PARALLEL_ELEMENTS;
+  const int64_t num_tiles = plan.num_tiles > 0 ? plan.num_tiles : parallel ? 8 * plan.num_threads : 1;
+#ifdef _OPENMP
+#pragma omp parallel for schedule(dynamic, 1) num_threads(int(plan.num_threads)) if (parallel)
+#endif
+  for (int64_t t = 0; t < num_tiles; ++t) tile(tile_start(plan, t, num_tiles), tile_start(plan, t + 1, num_tiles));
+}
+
+inline int64_t edges_ahead(int64_t channels) {
+  const int64_t ahead = PREFETCH_FLOATS / channels;
+  return ahead < 4 ? 4 : ahead > 32 ? 32 : ahead;
+}
+
+// Rows that are read again soon are fetched into the first cache (KEEP 3), those that pass once into the second (2).
+template <int BYTES, int KEEP>
+inline void prefetch(const void* row) {
+#pragma GCC unroll 16
+  for (int offset = 0; offset < BYTES; offset += 64) __builtin_prefetch(static_cast<const char*>(row) + offset, 0, KEEP);
+}
+
+// COUNT vectors of a row: side by side, except that the last one ends where the row ends and so may overlap the one
+// before it. Both then compute the same values for the channels that they share.
+template <class T, int COUNT>
+struct Columns {
+  using Lane = typename Sum<T>::type;
+  using Vec = typename Vector<Lane>::type;
+  static constexpr int count = COUNT;
+  static constexpr int bytes = COUNT * Vector<Lane>::lanes * sizeof(T);
+  int64_t first, last;
+  int64_t operator[](int i) const { return i + 1 < COUNT ? first + i * Vector<Lane>::lanes : last; }
+};
+
+// Calls body(Columns) for each block of columns. Thirteen vectors and what is computed with them are as many as sixteen
+// registers can hold; most rows take blocks of eight.
+template <class T, class Body>
+inline void for_each_block(int64_t channels, Body body) {
+  constexpr int64_t lanes = Vector<typename Sum<T>::type>::lanes;
+  const int64_t last = channels - lanes;
+  int64_t first = 0;
+  int64_t left = (channels + lanes - 1) / lanes;
+  for (; left > 8 && left != 13; left -= 8, first += 8 * lanes) body(Columns<T, 8>{first, first + 7 * lanes});
+  switch (left) {
+    case 1: return body(Columns<T, 1>{first, last});
+    case 2: return body(Columns<T, 2>{first, last});
+    case 3: return body(Columns<T, 3>{first, last});
+    case 4: return body(Columns<T, 4>{first, last});
+    case 5: return body(Columns<T, 5>{first, last});
+    case 6: return body(Columns<T, 6>{first, last});
+    case 7: return body(Columns<T, 7>{first, last});
+    case 8: return body(Columns<T, 8>{first, last});
+    case 13: return body(Columns<T, 13>{first, last});
+  }
+}
+
+// A row narrower than a vector, channel by channel.
+template <class T>
+inline bool is_narrow(int64_t channels) {
+  return channels < Vector<typename Sum<T>::type>::lanes;
+}
+
+// Sum ---------------------------------------------------------------------------------------------------------------
+
+template <class T, class C>
+inline void sum_block(const Plan& plan, int64_t row, const T* src, T* out, int64_t channels, int64_t ahead, C columns) {
+  typename C::Vec total[C::count] = {};
+  const int32_t end = plan.rowptr[row + 1];
+  for (int64_t p = plan.rowptr[row]; p < end; ++p) {
+    const int64_t edge = plan.perm ? plan.perm[p] : p;
+    const int64_t next = p + ahead < plan.num_edges ? p + ahead : p;
+    prefetch<C::bytes, 2>(src + (plan.perm ? plan.perm[next] : next) * channels + columns.first);
+    const T* from = src + edge * channels;
+#pragma GCC unroll 16
+    for (int i = 0; i < C::count; ++i) total[i] += load(from + columns[i]);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < C::count; ++i) store(out + row * channels + columns[i], total[i]);
+}
+
+template <class T>
+void sum(const Plan& plan, const T* src, T* out, int64_t channels) {
+  const int64_t ahead = edges_ahead(channels);
+  for_each_tile(plan, channels, [=](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      if (!is_narrow<T>(channels)) {
+        for_each_block<T>(channels, [=](auto columns) { sum_block(plan, row, src, out, channels, ahead, columns); });
+        continue;
+      }
+      for (int64_t c = 0; c < channels; ++c) {
+        typename Sum<T>::type total = 0;
+        for (int64_t p = plan.rowptr[row]; p < plan.rowptr[row + 1]; ++p)
+          total += widen(src[(plan.perm ? plan.perm[p] : p) * channels + c]);
+        out[row * channels + c] = Narrow<T>::of(total);
+      }
+    }
+  });
+}
+
+// Extremes ----------------------------------------------------------------------------------------------------------
+
+template <bool LARGEST, class T>
+void extremum(const Plan& plan, const T* src, T* out, int64_t* arg, int64_t channels) {
+  constexpr int64_t WIDTH = 32;
+  const int32_t none = int32_t(plan.num_edges);
+  for_each_tile(plan, channels, [=](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row)
+      for (int64_t first = 0; first < channels; first += WIDTH) {
+        const int64_t width = channels - first < WIDTH ? channels - first : WIDTH;
+        typename Sum<T>::type best[WIDTH] = {};
+        int32_t from[WIDTH];
+        for (int64_t c = 0; c < width; ++c) from[c] = none;
+        for (int64_t p = plan.rowptr[row]; p < plan.rowptr[row + 1]; ++p) {
+          const int32_t edge = plan.perm ? plan.perm[p] : int32_t(p);
+          const T* values = src + int64_t(edge) * channels + first;
+          for (int64_t c = 0; c < width; ++c) {
+            const auto value = widen(values[c]);
+            const bool better = LARGEST ? value > best[c] : value < best[c];
+            const bool wins = from[c] == none ? value == value : better;  // a NaN never wins
+            best[c] = wins ? value : best[c];
+            from[c] = wins ? edge : from[c];
+          }
+        }
+        for (int64_t c = 0; c < width; ++c) {
+          out[row * channels + first + c] = Narrow<T>::of(best[c]);
+          arg[row * channels + first + c] = from[c];
+        }
+      }
+  });
+}
+
+// SchNet's convolution ----------------------------------------------------------------------------------------------
+
+template <class T, class C>
+inline void cfconv_block(const Plan& plan, int64_t row, const T* x, const T* w, const int64_t* src, T* out,
+                         int64_t channels, int64_t ahead, C columns) {
+  typename C::Vec total[C::count] = {};
+  const int32_t end = plan.rowptr[row + 1];
+  for (int64_t p = plan.rowptr[row]; p < end; ++p) {
+    const int64_t edge = plan.perm ? plan.perm[p] : p;
+    const int64_t later = p + ahead < plan.num_edges ? p + ahead : p;
+    const int64_t next = plan.perm ? plan.perm[later] : later;
+    prefetch<C::bytes, 2>(w + next * channels + columns.first);
+    prefetch<C::bytes, 3>(x + src[next] * channels + columns.first);
+    const T* filter = w + edge * channels;
+    const T* node = x + src[edge] * channels;
+#pragma GCC unroll 16
+    for (int i = 0; i < C::count; ++i) total[i] += load(node + columns[i]) * load(filter + columns[i]);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < C::count; ++i) store(out + row * channels + columns[i], total[i]);
+}
+
+template <class T>
+void cfconv(const Plan& plan, const T* x, const T* w, const int64_t* src, T* out, int64_t channels) {
+  const int64_t ahead = edges_ahead(channels);
+  for_each_tile(plan, channels, [=](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      if (!is_narrow<T>(channels)) {
+        for_each_block<T>(channels,
+                          [=](auto columns) { cfconv_block(plan, row, x, w, src, out, channels, ahead, columns); });
+        continue;
+      }
+      for (int64_t c = 0; c < channels; ++c) {
+        typename Sum<T>::type total = 0;
+        for (int64_t p = plan.rowptr[row]; p < plan.rowptr[row + 1]; ++p) {
+          const int64_t edge = plan.perm ? plan.perm[p] : p;
+          total += widen(x[src[edge] * channels + c]) * widen(w[edge * channels + c]);
+        }
+        out[row * channels + c] = Narrow<T>::of(total);
+      }
+    }
+  });
+}
+
+// One pass over the source rows gives both gradients: grad_w[e] = x[j] * grad[dst[e]], grad_x[j] += grad[dst[e]] * w[e].
+template <class T, class C>
+inline void backward_block(const Plan& plan, int64_t row, const T* grad, const T* x, const T* w, const int64_t* dst,
+                           T* grad_x, T* grad_w, int64_t channels, int64_t ahead, bool streams, C columns) {
+  typename C::Vec total[C::count] = {};
+  const T* node = x + row * channels;
+  const int32_t end = plan.rowptr[row + 1];
+  for (int64_t p = plan.rowptr[row]; p < end; ++p) {
+    const int64_t edge = plan.perm ? plan.perm[p] : p;
+    const int64_t later = p + ahead < plan.num_edges ? p + ahead : p;
+    const int64_t next = plan.perm ? plan.perm[later] : later;
+    prefetch<C::bytes, 2>(w + next * channels + columns.first);
+    prefetch<C::bytes, 3>(grad + dst[next] * channels + columns.first);
+    const T* filter = w + edge * channels;
+    const T* from = grad + dst[edge] * channels;
+    T* to = grad_w + edge * channels;
+    if (streams) {
+#pragma GCC unroll 16
+      for (int i = 0; i < C::count; ++i) {
+        const typename C::Vec arriving = load(from + columns[i]);
+        total[i] += arriving * load(filter + columns[i]);
+        stream(to + columns[i], load(node + columns[i]) * arriving);
+      }
+    } else {
+#pragma GCC unroll 16
+      for (int i = 0; i < C::count; ++i) {
+        const typename C::Vec arriving = load(from + columns[i]);
+        total[i] += arriving * load(filter + columns[i]);
+        store(to + columns[i], load(node + columns[i]) * arriving);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < C::count; ++i) store(grad_x + row * channels + columns[i], total[i]);
+}
+
+template <class T>
+void cfconv_backward(const Plan& plan, const T* grad, const T* x, const T* w, const int64_t* dst, T* grad_x, T* grad_w,
+                     int64_t channels) {
+  const int64_t ahead = edges_ahead(channels);
+  const int64_t row_bytes = channels * int64_t(sizeof(T));
+  const bool streams = plan.num_edges * row_bytes >= STREAM_BYTES && row_bytes % STREAM_ALIGN == 0 &&
+                       reinterpret_cast<uintptr_t>(grad_w) % STREAM_ALIGN == 0;
+  for_each_tile(plan, channels, [=](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      if (!is_narrow<T>(channels)) {
+        for_each_block<T>(channels, [=](auto columns) {
+          backward_block(plan, row, grad, x, w, dst, grad_x, grad_w, channels, ahead, streams, columns);
+        });
+        continue;
+      }
+      for (int64_t c = 0; c < channels; ++c) {
+        typename Sum<T>::type total = 0;
+        for (int64_t p = plan.rowptr[row]; p < plan.rowptr[row + 1]; ++p) {
+          const int64_t edge = plan.perm ? plan.perm[p] : p;
+          const auto arriving = widen(grad[dst[edge] * channels + c]);
+          total += arriving * widen(w[edge * channels + c]);
+          grad_w[edge * channels + c] = Narrow<T>::of(widen(x[row * channels + c]) * arriving);
+        }
+        grad_x[row * channels + c] = Narrow<T>::of(total);
+      }
+    }
+    if (streams) finish_stream();
+  });
+}
+
+// Element types -----------------------------------------------------------------------------------------------------
+
+template <class T>
+struct Type {
+  using type = T;
+};
+
+// Calls body with the element type that Python gives this number (popgeo/ops/rows.py).
+template <class Body>
+inline void for_float(int64_t dtype, Body body) {
+  switch (dtype) {
+    case 0: return body(Type<float>());
+    case 1: return body(Type<double>());
+    case 2: return body(Type<bfloat16>());
+    case 3: return body(Type<float16>());
+  }
+}
+
+template <class Int32, class Int64, class Body>
+inline void for_number(int64_t dtype, Body body) {
+  switch (dtype) {
+    case 4: return body(Type<Int32>());
+    case 5: return body(Type<Int64>());
+    default: return for_float(dtype, body);
+  }
+}
+
+template <class T>
+inline const T* in(const void* data) {
+  return static_cast<const T*>(data);
+}
+
+template <class T>
+inline T* to(void* data) {
+  return static_cast<T*>(data);
+}
+
+extern const Kernels kernels;
+const Kernels kernels = {
+    [](int64_t dtype, const Plan& plan, const void* src, void* out, int64_t channels) {
+      // Unsigned, so that a sum too large for the type wraps, as torch's does.
+      for_number<uint32_t, uint64_t>(dtype, [=](auto type) {
+        using T = typename decltype(type)::type;
+        sum(plan, in<T>(src), to<T>(out), channels);
+      });
+    },
+    [](bool largest, int64_t dtype, const Plan& plan, const void* src, void* out, int64_t* arg, int64_t channels) {
+      for_number<int32_t, int64_t>(dtype, [=](auto type) {
+        using T = typename decltype(type)::type;
+        if (largest)
+          extremum<true>(plan, in<T>(src), to<T>(out), arg, channels);
+        else
+          extremum<false>(plan, in<T>(src), to<T>(out), arg, channels);
+      });
+    },
+    [](int64_t dtype, const Plan& plan, const void* x, const void* w, const int64_t* src, void* out, int64_t channels) {
+      for_float(dtype, [=](auto type) {
+        using T = typename decltype(type)::type;
+        cfconv(plan, in<T>(x), in<T>(w), src, to<T>(out), channels);
+      });
+    },
+    [](int64_t dtype, const Plan& plan, const void* grad, const void* x, const void* w, const int64_t* dst, void* grad_x,
+       void* grad_w, int64_t channels) {
+      for_float(dtype, [=](auto type) {
+        using T = typename decltype(type)::type;
+        cfconv_backward(plan, in<T>(grad), in<T>(x), in<T>(w), dst, to<T>(grad_x), to<T>(grad_w), channels);
+      });
+    },
+};
+
+}  // namespace POPGEO_ISA
+}  // namespace popgeo
+
+// The C functions, once ---------------------------------------------------------------------------------------------
+
+#ifndef POPGEO_KERNELS_ONLY
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace popgeo {
+
+#ifdef POPGEO_HAS_V3
+namespace v3 {
+extern const Kernels kernels;
+}
+#endif
+
+enum Isa : int64_t { BASELINE = 0, V3 = 1 };
+
+inline int64_t newest_isa() {
+#ifdef POPGEO_HAS_V3
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) return V3;
+#endif
+  return BASELINE;
+}
+
+int64_t chosen_isa = newest_isa();
+
+inline const Kernels& kernels() {
+#ifdef POPGEO_HAS_V3
+  if (chosen_isa == V3) return v3::kernels;
+#endif
+  return POPGEO_ISA::kernels;
+}
+
+inline bool all_below(const int64_t* values, int64_t count, int64_t limit) {
+  uint64_t outside = 0;
+  for (int64_t i = 0; i < count; ++i) outside |= uint64_t(values[i]) >= uint64_t(limit);
+  return !outside;
+}
+
+// Whether rowptr climbs from 0 to num_edges and perm names only edges: all that keeps the kernels within their arrays.
+inline bool is_safe(const Plan& plan) {
+  uint32_t outside = plan.rowptr[0] != 0 || plan.rowptr[plan.num_rows] != plan.num_edges;
+  for (int64_t row = 0; row < plan.num_rows; ++row) outside |= plan.rowptr[row] > plan.rowptr[row + 1];
+  if (plan.perm)
+    for (int64_t e = 0; e < plan.num_edges; ++e) outside |= uint32_t(plan.perm[e]) >= uint32_t(plan.num_edges);
+  return !outside;
+}
+
+enum Order : int64_t { UNSORTED = 0, SORTED = 1, OUTSIDE = 2 };
+
+// A stable counting sort of the edges by row. An index that is sorted needs no order: perm is then left untouched.
+inline Order sort(const int64_t* index, int64_t num_edges, int64_t num_rows, int32_t* rowptr, int32_t* perm) {
+  if (!all_below(index, num_edges, num_rows)) return OUTSIDE;
+  memset(rowptr, 0, sizeof(int32_t) * size_t(num_rows + 1));
+  bool descends = false;
+  for (int64_t e = 1; e < num_edges; ++e) descends |= index[e] < index[e - 1];
+  if (!descends) {
+    for (int64_t e = 0; e < num_edges; ++e) rowptr[index[e] + 1] = int32_t(e + 1);
+    for (int64_t row = 0; row < num_rows; ++row)
+      if (rowptr[row + 1] < rowptr[row]) rowptr[row + 1] = rowptr[row];
+    return SORTED;
+  }
+  for (int64_t e = 0; e < num_edges; ++e) ++rowptr[index[e]];
+  int32_t before = 0;
+  for (int64_t row = 0; row <= num_rows; ++row) {
+    const int32_t count = rowptr[row];
+    rowptr[row] = before;
+    before += count;
+  }
+  for (int64_t e = 0; e < num_edges; ++e) perm[rowptr[index[e]]++] = int32_t(e);
+  memmove(rowptr + 1, rowptr, sizeof(int32_t) * size_t(num_rows));  // each start had become the next one
+  rowptr[0] = 0;
+  return UNSORTED;
+}
+
+// Runs body on the plan that was passed, once it is known to be safe, or else on one made here from the index.
+template <class Body>
+inline int64_t with_plan(const int64_t* index, Plan plan, Body body) {
+  if (plan.rowptr) {
+    if (!is_safe(plan)) return BAD_INPUT;
+    body(plan);
+    return OK;
+  }
+  auto* memory = static_cast<int32_t*>(malloc(sizeof(int32_t) * size_t(plan.num_rows + 1 + plan.num_edges)));
+  if (!memory) return NO_MEMORY;
+  int32_t* perm = memory + plan.num_rows + 1;
+  const Order order = sort(index, plan.num_edges, plan.num_rows, memory, perm);
+  if (order != OUTSIDE) {
+    plan.rowptr = memory;
+    plan.perm = order == SORTED ? nullptr : perm;
+    body(plan);
+  }
+  free(memory);
+  return order == OUTSIDE ? BAD_INPUT : OK;
+}
+
+}  // namespace popgeo
+
+using popgeo::Plan;
+
+// Which instruction set the kernels use: 0 baseline, 1 x86-64-v3. A number that is not there chooses the newest.
+EXPORT int64_t popgeo_choose_isa(int64_t isa) {
+  const int64_t newest = popgeo::newest_isa();
+  popgeo::chosen_isa = isa >= 0 && isa < newest ? isa : newest;
+  return popgeo::chosen_isa;
+}
+
+// Returns Order. Where the index is sorted, perm is 0, 1, 2, ...
+EXPORT int64_t popgeo_plan(const int64_t* index, int64_t num_edges, int64_t num_rows, int32_t* rowptr, int32_t* perm) {
+  const popgeo::Order order = popgeo::sort(index, num_edges, num_rows, rowptr, perm);
+  if (order == popgeo::SORTED)
+    for (int64_t e = 0; e < num_edges; ++e) perm[e] = int32_t(e);
+  return order;
+}
+
+// The first row of each tile and the number of rows: num_tiles + 1 numbers.
+EXPORT void popgeo_tile_starts(const int32_t* rowptr, int64_t num_edges, int64_t num_rows, int64_t num_tiles,
+                               int64_t* starts) {
+  const Plan plan{rowptr, nullptr, num_edges, num_rows, num_tiles, 1};
+  for (int64_t tile = 0; tile <= num_tiles; ++tile) starts[tile] = popgeo::tile_start(plan, tile, num_tiles);
+}
+
+EXPORT int64_t popgeo_scatter_sum(int64_t dtype, const void* src, const int64_t* index, const int32_t* rowptr,
+                                  const int32_t* perm, void* out, int64_t num_edges, int64_t num_rows, int64_t channels,
+                                  int64_t num_tiles, int64_t num_threads) {
+  return popgeo::with_plan(index, {rowptr, perm, num_edges, num_rows, num_tiles, num_threads},
+                           [=](const Plan& plan) { popgeo::kernels().sum(dtype, plan, src, out, channels); });
+}
+
+EXPORT int64_t popgeo_scatter_extremum(int64_t largest, int64_t dtype, const void* src, const int64_t* index,
+                                       const int32_t* rowptr, const int32_t* perm, void* out, int64_t* arg,
+                                       int64_t num_edges, int64_t num_rows, int64_t channels, int64_t num_tiles,
+                                       int64_t num_threads) {
+  return popgeo::with_plan(
+      index, {rowptr, perm, num_edges, num_rows, num_tiles, num_threads},
+      [=](const Plan& plan) { popgeo::kernels().extremum(largest != 0, dtype, plan, src, out, arg, channels); });
+}
+
+EXPORT int64_t popgeo_cfconv(int64_t dtype, const void* x, const void* w, const int64_t* src, const int64_t* dst,
+                             const int32_t* rowptr, const int32_t* perm, void* out, int64_t num_edges,
+                             int64_t num_sources, int64_t num_rows, int64_t channels, int64_t num_tiles,
+                             int64_t num_threads) {
+  if (!popgeo::all_below(src, num_edges, num_sources)) return popgeo::BAD_INPUT;
+  return popgeo::with_plan(dst, {rowptr, perm, num_edges, num_rows, num_tiles, num_threads},
+                           [=](const Plan& plan) { popgeo::kernels().cfconv(dtype, plan, x, w, src, out, channels); });
+}
+
+EXPORT int64_t popgeo_cfconv_backward(int64_t dtype, const void* grad, const void* x, const void* w, const int64_t* src,
+                                      const int64_t* dst, const int32_t* rowptr, const int32_t* perm, void* grad_x,
+                                      void* grad_w, int64_t num_edges, int64_t num_sources, int64_t num_rows,
+                                      int64_t channels, int64_t num_tiles, int64_t num_threads) {
+  if (!popgeo::all_below(dst, num_edges, num_rows)) return popgeo::BAD_INPUT;
+  return popgeo::with_plan(src, {rowptr, perm, num_edges, num_sources, num_tiles, num_threads}, [=](const Plan& plan) {
+    popgeo::kernels().cfconv_backward(dtype, plan, grad, x, w, dst, grad_x, grad_w, channels);
+  });
+}
+
+#endif

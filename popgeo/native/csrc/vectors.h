@@ -1,0 +1,183 @@
+// One vector register per instruction set, and how each element type is read into it and rounded out of it.
+//
+// Included by files that are compiled once per instruction set (POPGEO_ISA names it); everything lives in a namespace of
+// that name, and nothing of the standard library's templates is used, so that the linker cannot merge a function
+// compiled for a newer processor into the baseline.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#ifndef POPGEO_ISA
+#define POPGEO_ISA baseline
+#endif
+
+namespace popgeo {
+namespace POPGEO_ISA {
+
+#if defined(__AVX2__)
+constexpr int VECTOR_BYTES = 32;
+#else
+constexpr int VECTOR_BYTES = 16;
+#endif
+
+struct bfloat16 {
+  uint16_t bits;
+};
+struct float16 {
+  uint16_t bits;
+};
+
+// What an element type is summed in.
+template <class T>
+struct Sum {
+  using type = T;
+};
+template <>
+struct Sum<bfloat16> {
+  using type = float;
+};
+template <>
+struct Sum<float16> {
+  using type = float;
+};
+
+template <class A>
+struct Vector {
+  typedef A type __attribute__((vector_size(VECTOR_BYTES)));
+  static constexpr int lanes = VECTOR_BYTES / sizeof(A);
+};
+
+template <class To, class From>
+inline To bit_cast(const From& from) {
+  static_assert(sizeof(To) == sizeof(From), "the same number of bytes");
+  To to;
+  memcpy(&to, &from, sizeof(To));
+  return to;
+}
+
+// Scalars -----------------------------------------------------------------------------------------------------------
+
+template <class T>
+inline T widen(T value) {
+  return value;
+}
+inline float widen(bfloat16 value) { return bit_cast<float>(uint32_t(value.bits) << 16); }
+inline float widen(float16 value) {
+  const uint32_t sign = uint32_t(value.bits & 0x8000) << 16;
+  const uint32_t magnitude = value.bits & 0x7fff;
+  if (magnitude >= 0x7c00) return bit_cast<float>(sign | 0x7f800000u | (magnitude & 0x3ff) << 13);  // inf, NaN
+  if (magnitude >= 0x0400) return bit_cast<float>(sign | ((magnitude << 13) + (112u << 23)));
+  const float subnormal = float(int32_t(magnitude)) * (1.0f / 16777216.0f);  // magnitude * 2^-24, exact
+  return sign ? -subnormal : subnormal;
+}
+
+template <class T>
+struct Narrow {
+  static T of(T value) { return value; }
+};
+template <>
+struct Narrow<bfloat16> {
+  static bfloat16 of(float value) {
+    const uint32_t bits = bit_cast<uint32_t>(value);
+    if (value != value) return {uint16_t(bits >> 16 | 0x40)};
+    return {uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};  // to nearest, ties to even
+  }
+};
+template <>
+struct Narrow<float16> {
+  static float16 of(float value) {
+    const uint32_t bits = bit_cast<uint32_t>(value);
+    const uint16_t sign = uint16_t(bits >> 16 & 0x8000);
+    const uint32_t magnitude = bits & 0x7fffffff;
+    if (magnitude > 0x7f800000u) return {uint16_t(sign | 0x7e00)};
+    if (magnitude >= 0x477ff000u) return {uint16_t(sign | 0x7c00)};  // 65520 and above round to infinity
+    if (magnitude < 0x38800000u) {                                   // below 2^-14: a multiple of 2^-24
+      // Adding 0.5 leaves the multiple of 2^-24 in the low bits, rounded to nearest even by the adder itself.
+      const uint32_t shifted = bit_cast<uint32_t>(bit_cast<float>(magnitude) + 0.5f);
+      return {uint16_t(sign | uint16_t(shifted - 0x3f000000u))};
+    }
+    const uint32_t rounded = magnitude + 0xfff + (magnitude >> 13 & 1);
+    return {uint16_t(sign | uint16_t((rounded - (112u << 23)) >> 13))};
+  }
+};
+
+// Vectors -----------------------------------------------------------------------------------------------------------
+
+template <class T>
+inline typename Vector<T>::type load(const T* from) {
+  typename Vector<T>::type vector;
+  memcpy(&vector, from, VECTOR_BYTES);
+  return vector;
+}
+
+template <class T>
+inline void store(T* to, typename Vector<T>::type vector) {
+  memcpy(to, &vector, VECTOR_BYTES);
+}
+
+using floats = Vector<float>::type;
+using words = Vector<uint32_t>::type;
+typedef uint16_t half_words __attribute__((vector_size(VECTOR_BYTES / 2)));
+
+inline floats load(const bfloat16* from) {
+  half_words bits;
+  memcpy(&bits, from, sizeof(bits));
+  return bit_cast<floats>(__builtin_convertvector(bits, words) << 16);
+}
+
+inline void store(bfloat16* to, floats vector) {
+  const words bits = bit_cast<words>(vector);
+  const words rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  const words is_nan = bit_cast<words>(vector != vector);
+  const half_words result = __builtin_convertvector((is_nan & (bits >> 16 | 0x40)) | (~is_nan & rounded), half_words);
+  memcpy(to, &result, sizeof(result));
+}
+
+#if defined(__F16C__) && defined(__AVX2__)
+inline floats load(const float16* from) {
+  return bit_cast<floats>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+}
+inline void store(float16* to, floats vector) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(bit_cast<__m256>(vector), _MM_FROUND_TO_NEAREST_INT));
+}
+#else
+inline floats load(const float16* from) {
+  floats vector;
+  for (int lane = 0; lane < Vector<float>::lanes; ++lane) vector[lane] = widen(from[lane]);
+  return vector;
+}
+inline void store(float16* to, floats vector) {
+  for (int lane = 0; lane < Vector<float>::lanes; ++lane) to[lane] = Narrow<float16>::of(vector[lane]);
+}
+#endif
+
+// Past the caches: for results larger than them, which would only push out what is still needed. In pieces of 16 bytes,
+// because rows of 100 floats are aligned to no more.
+constexpr int STREAM_ALIGN = 16;
+template <class T, class V>
+inline void stream(T* to, V vector) {
+#if defined(__AVX2__)
+  if (sizeof(T) >= 4) {
+    const __m256i whole = bit_cast<__m256i>(vector);
+    _mm_stream_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(whole));
+    return _mm_stream_si128(reinterpret_cast<__m128i*>(to) + 1, _mm256_extracti128_si256(whole, 1));
+  }
+#elif defined(__SSE2__)
+  if (sizeof(T) >= 4) return _mm_stream_si128(reinterpret_cast<__m128i*>(to), bit_cast<__m128i>(vector));
+#endif
+  store(to, vector);
+}
+
+inline void finish_stream() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+}  // namespace POPGEO_ISA
+}  // namespace popgeo

@@ -1,0 +1,232 @@
+"""Which atoms interact: from positions to edges in a fixed number of slots."""
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.transforms import BaseTransform
+
+from popgeo.ops.neighbors import knn, pairs, radius
+from popgeo.ops.registration import is_direct
+
+
+class InteractionGraph(nn.Module):
+    """Turns positions into edges; what `SchNet` accepts as `interaction_graph`.
+
+    Attributes:
+        half_list: Whether each pair of atoms is listed once and stands for the edges of both directions.
+    """
+
+    half_list = False
+
+    @abstractmethod
+    def forward(
+        self, pos: Tensor, batch: Tensor, *, num_graphs: int | None = None, nodes_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`edge_index` (neighbour, centre) and the length of each edge, the cutoff where it is absent."""
+
+
+class KNNInteractionGraph(InteractionGraph):
+    """Joins each atom to its `k` nearest within the cutoff: exactly `k` edges an atom, so every shape is fixed.
+
+    Absent neighbours have length `cutoff`, where every envelope is exactly 0, so they send nothing:
+    `edge_weight < cutoff` is the mask of the real edges. The edges equal the radius graph's wherever each atom
+    has at most `k` neighbours.
+
+    Args:
+        k: Edges of each atom; one less than the largest molecule's atoms never drops a neighbour.
+        cutoff: Longest edge, in the unit of the positions.
+        max_num_nodes: Atoms of the largest real molecule: distances are then taken within molecules
+            [num_nodes, max_num_nodes]; otherwise over the whole batch [num_nodes, num_nodes].
+
+    Raises:
+        ValueError: see `popgeo.ops.knn`.
+
+    Example:
+        >>> pos, batch = torch.tensor([[0.0, 0, 0], [0, 0, 2]]), torch.tensor([0, 0])
+        >>> edge_index, edge_weight = KNNInteractionGraph(k=1, cutoff=5.0)(pos, batch)
+        >>> edge_index.tolist(), edge_weight.tolist()
+        ([[1, 0], [0, 1]], [2.0, 2.0])
+    """
+
+    def __init__(self, k: int, cutoff: float = 10.0, max_num_nodes: int | None = None) -> None:
+        super().__init__()
+        self.k = k
+        self.cutoff = cutoff
+        self.max_num_nodes = max_num_nodes
+
+    def forward(
+        self, pos: Tensor, batch: Tensor, *, num_graphs: int | None = None, nodes_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Edges and lengths, `k` for each atom in turn.
+
+        Args:
+            pos: Positions. [num_nodes, 3]
+            batch: Molecule of each atom, ascending. [num_nodes]
+            num_graphs: Molecules in the batch, padding included; no batch has more than it has atoms when left out.
+            nodes_mask: True where the atom is real. [num_nodes]
+
+        Returns:
+            `edge_index` [2, num_nodes * k] and `edge_weight` [num_nodes * k].
+        """
+        edge_index, edge_weight, _ = knn(
+            pos,
+            batch,
+            self.k,
+            self.cutoff,
+            num_graphs=pos.size(0) if num_graphs is None else num_graphs,
+            max_num_nodes=self.max_num_nodes,
+            nodes_mask=nodes_mask,
+        )
+        return edge_index, edge_weight
+
+    def extra_repr(self) -> str:
+        return f"k={self.k}, cutoff={self.cutoff}, max_num_nodes={self.max_num_nodes}"
+
+
+class PairInteractionGraph(InteractionGraph):
+    """Lists each pair of atoms within the cutoff once: the same interactions as all neighbours, in half the slots.
+
+    A filter depends on the distance alone, so both directions of a pair share it and `SchNet` computes half as many.
+    Absent pairs have length `cutoff`, where every envelope is exactly 0.
+
+    Args:
+        cutoff: Longest pair, in the unit of the positions.
+        max_num_nodes: Atoms of the largest real molecule; those of the whole batch when left out.
+
+    Raises:
+        ValueError: see `popgeo.ops.pairs`.
+
+    Example:
+        >>> pos, batch = torch.tensor([[0.0, 0, 0], [0, 0, 2]]), torch.tensor([0, 0])
+        >>> edge_index, edge_weight = PairInteractionGraph(cutoff=5.0)(pos, batch)
+        >>> edge_index.tolist(), edge_weight.tolist()
+        ([[1, 1], [0, 1]], [2.0, 5.0])
+    """
+
+    half_list = True
+
+    def __init__(self, cutoff: float = 10.0, max_num_nodes: int | None = None) -> None:
+        super().__init__()
+        self.cutoff = cutoff
+        self.max_num_nodes = max_num_nodes
+
+    def forward(
+        self, pos: Tensor, batch: Tensor, *, num_graphs: int | None = None, nodes_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Pairs and lengths; arguments as in `KNNInteractionGraph.forward`.
+
+        Returns:
+            `edge_index` [2, num_nodes * (max_num_nodes // 2)] and `edge_weight`.
+        """
+        edge_index, edge_weight, _ = pairs(
+            pos,
+            batch,
+            self.cutoff,
+            num_graphs=pos.size(0) if num_graphs is None else num_graphs,
+            max_num_nodes=self.max_num_nodes,
+            nodes_mask=nodes_mask,
+        )
+        return edge_index, edge_weight
+
+    def extra_repr(self) -> str:
+        return f"cutoff={self.cutoff}, max_num_nodes={self.max_num_nodes}"
+
+
+class RadiusInteractionGraph(InteractionGraph):
+    """Joins all atoms within the cutoff, in a fixed number of edge slots for the whole batch.
+
+    Args:
+        cutoff: Longest edge, in the unit of the positions.
+        num_edges: Slots. When a batch has more edges a ValueError says so; under capture, where nothing can be raised,
+            every length becomes NaN, so that no result looks right.
+        max_num_nodes: Atoms of the largest real molecule; those of the whole batch when left out.
+
+    Raises:
+        ValueError: see `popgeo.ops.radius`.
+
+    Example:
+        >>> pos, batch = torch.tensor([[0.0, 0, 0], [0, 0, 2]]), torch.tensor([0, 0])
+        >>> edge_index, edge_weight = RadiusInteractionGraph(cutoff=5.0, num_edges=3)(pos, batch)
+        >>> edge_index.tolist(), edge_weight.tolist()
+        ([[1, 0, 1], [0, 1, 1]], [2.0, 2.0, 5.0])
+    """
+
+    def __init__(self, cutoff: float, num_edges: int, max_num_nodes: int | None = None) -> None:
+        super().__init__()
+        self.cutoff = cutoff
+        self.num_edges = num_edges
+        self.max_num_nodes = max_num_nodes
+
+    def forward(
+        self, pos: Tensor, batch: Tensor, *, num_graphs: int | None = None, nodes_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Edges and lengths; arguments as in `KNNInteractionGraph.forward`.
+
+        Returns:
+            `edge_index` [2, num_edges] and `edge_weight` [num_edges].
+        """
+        (edge_index, edge_weight, _), num_missing = radius(
+            pos,
+            batch,
+            self.cutoff,
+            self.num_edges,
+            num_graphs=pos.size(0) if num_graphs is None else num_graphs,
+            max_num_nodes=self.max_num_nodes,
+            nodes_mask=nodes_mask,
+        )
+        if is_direct():
+            if num_missing > 0:
+                raise ValueError(
+                    f"The batch has {self.num_edges + int(num_missing)} edges within {self.cutoff}, num_edges is "
+                    f"{self.num_edges}. Raise num_edges, or pack fewer atoms into a batch."
+                )
+            return edge_index, edge_weight
+        return edge_index, torch.where(num_missing > 0, torch.nan, edge_weight)
+
+    def extra_repr(self) -> str:
+        return f"cutoff={self.cutoff}, num_edges={self.num_edges}, max_num_nodes={self.max_num_nodes}"
+
+
+class PrecomputeInteractionGraph(BaseTransform):
+    """Finds a molecule's edges once, so that a loader packs them: only real edges take slots in the batch.
+
+    Works where positions are fixed. Give the model the batch's `edge_index` and the same `half_list`; lengths are
+    computed in the model, so forces stay right.
+
+    Args:
+        cutoff: Longest edge, in the unit of the positions.
+        half_list: List each pair once (the lower index is the centre) instead of an edge in each direction.
+
+    Raises:
+        ValueError: the cutoff is not positive.
+
+    Example:
+        >>> molecule = Data(z=torch.tensor([8, 1, 1]), pos=torch.tensor([[0.0, 0, 0], [1, 0, 0], [-1, 0, 0]]))
+        >>> PrecomputeInteractionGraph(cutoff=1.5)(molecule).edge_index
+        tensor([[1, 2, 0, 0],
+                [0, 0, 1, 2]])
+        >>> PrecomputeInteractionGraph(cutoff=1.5, half_list=True)(molecule).edge_index
+        tensor([[1, 2],
+                [0, 0]])
+    """
+
+    def __init__(self, cutoff: float = 10.0, half_list: bool = False) -> None:
+        if cutoff <= 0:
+            raise ValueError(f"The cutoff is {cutoff}; it must be positive, in the unit of pos.")
+        self.cutoff = cutoff
+        self.half_list = half_list
+
+    def forward(self, data: Data) -> Data:
+        """Sets `edge_index` to the atoms within the cutoff, sorted by centre; PyG copies the molecule beforehand."""
+        r2 = (data.pos.unsqueeze(0) - data.pos.unsqueeze(1)).square().sum(2)
+        near = (r2 <= self.cutoff * self.cutoff).triu(1)
+        if not self.half_list:
+            near = near | near.T
+        centre, neighbour = near.nonzero().unbind(1)
+        data.edge_index = torch.stack([neighbour, centre])
+        return data
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(cutoff={self.cutoff}, half_list={self.half_list})"

@@ -1,0 +1,105 @@
+"""Functions of a distance: the basis that expands it, the envelope that ends it, the activation of the filters."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from popgeo.ops.softplus import shifted_softplus
+
+
+class GaussianSmearing(nn.Module):
+    """Expands distances in Gaussians of equal width and spacing, exp(-(r - mu)^2 / (2 spacing^2)), arXiv:1706.08566.
+
+    Args:
+        start: Centre of the first Gaussian, in the unit of the distances.
+        stop: Centre of the last one.
+        num_gaussians: How many there are, at least 2.
+
+    Raises:
+        ValueError: fewer than two Gaussians, which have no spacing.
+
+    Example:
+        >>> GaussianSmearing(0.0, 2.0, num_gaussians=3)(torch.tensor([1.0]))
+        tensor([[0.6065, 1.0000, 0.6065]])
+    """
+
+    offset: Tensor
+
+    def __init__(self, start: float = 0.0, stop: float = 5.0, num_gaussians: int = 50) -> None:
+        super().__init__()
+        if num_gaussians < 2:
+            raise ValueError(f"num_gaussians is {num_gaussians}; their width is their spacing, so pass at least 2.")
+        self.register_buffer("offset", torch.linspace(start, stop, num_gaussians))
+        self.coeff = -0.5 / float(self.offset[1] - self.offset[0]) ** 2
+
+    def forward(self, dist: Tensor) -> Tensor:
+        """Distances of any shape, flattened. [num_edges] -> [num_edges, num_gaussians]"""
+        exponent = self.coeff * (dist.reshape(-1, 1) - self.offset).square()
+        # e^-87 is the smallest normal number of float32; processors are many times slower at the denormal ones below.
+        return torch.exp(exponent.clamp(min=-87.0))
+
+
+class CosineEnvelope(nn.Module):
+    """Falls from 1 at distance 0 to exactly 0 at the cutoff: (cos(pi r / cutoff) + 1) / 2, and 0 beyond.
+
+    Args:
+        cutoff: Where it ends, in the unit of the distances.
+
+    Example:
+        >>> CosineEnvelope(cutoff=4.0)(torch.tensor([0.0, 2.0, 4.0, 5.0]))
+        tensor([1.0000, 0.5000, 0.0000, 0.0000])
+    """
+
+    def __init__(self, cutoff: float) -> None:
+        super().__init__()
+        self.cutoff = cutoff
+
+    def forward(self, dist: Tensor) -> Tensor:
+        """[num_edges] -> [num_edges]"""
+        return torch.where(dist < self.cutoff, 0.5 * (torch.cos(dist * (math.pi / self.cutoff)) + 1.0), 0.0)
+
+
+class PolynomialEnvelope(nn.Module):
+    """Falls from 1 at distance 0 to exactly 0 at the cutoff with two continuous derivatives, arXiv:2003.03123, eq. 8.
+
+    Args:
+        cutoff: Where it ends, in the unit of the distances.
+        exponent: p of the paper; the larger, the longer it stays near 1.
+
+    Example:
+        >>> PolynomialEnvelope(cutoff=4.0)(torch.tensor([0.0, 2.0, 4.0, 5.0]))
+        tensor([1.0000, 0.8555, 0.0000, 0.0000])
+    """
+
+    def __init__(self, cutoff: float, exponent: int = 6) -> None:
+        super().__init__()
+        self.cutoff = cutoff
+        self.exponent = exponent
+
+    def forward(self, dist: Tensor) -> Tensor:
+        """[num_edges] -> [num_edges]"""
+        p, d = self.exponent, dist / self.cutoff
+        fall = 0.5 * (p + 1) * (p + 2) - p * (p + 2) * d + 0.5 * p * (p + 1) * d.square()
+        return torch.where(d < 1.0, 1.0 - d.pow(p) * fall, 0.0)
+
+
+class ShiftedSoftplus(nn.Module):
+    """ln(e^x / 2 + 1 / 2), which is 0 at 0 (arXiv:1706.08566).
+
+    Args:
+        stable: Compute max(x, 0) + log1p(e^-|x|) - ln 2, right for every x. Otherwise log(0.5 e^x + 0.5), one
+            exponential and one logarithm, infinite above x = 88 in float32: the fast form of machines without softplus.
+
+    Example:
+        >>> ShiftedSoftplus()(torch.tensor([-200.0, 0.0, 200.0]))
+        tensor([ -0.6931,   0.0000, 199.3069])
+    """
+
+    def __init__(self, stable: bool = True) -> None:
+        super().__init__()
+        self.stable = stable
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Elementwise, any shape."""
+        return shifted_softplus(x) if self.stable else torch.log(0.5 * torch.exp(x) + 0.5)

@@ -1,0 +1,234 @@
+"""SchNet: continuous-filter convolutions over the distances between atoms (arXiv:1706.08566)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from popgeo.nn.interaction import InteractionGraph, KNNInteractionGraph
+from popgeo.nn.radial import CosineEnvelope, GaussianSmearing, ShiftedSoftplus
+from popgeo.ops import EdgePlan, cfconv, distance, global_add_pool, global_mean_pool
+from popgeo.ops.registration import is_direct
+
+READOUTS = {"add": global_add_pool, "sum": global_add_pool, "mean": global_mean_pool}
+MAX_Z = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edges:
+    """Who interacts, as every block needs it."""
+
+    neighbour: Tensor
+    centre: Tensor
+    half_list: bool
+    plan: EdgePlan | None
+    reverse_plan: EdgePlan | None
+
+    @classmethod
+    def of(cls, edge_index: Tensor, num_nodes: int, half_list: bool) -> "Edges":
+        """Plans are made once for all blocks; under capture the compiler makes its own."""
+        plan = EdgePlan.from_edge_index(edge_index, num_nodes) if is_direct() else None
+        reverse = None if plan is None else EdgePlan(src=plan.dst, dst=plan.src)
+        return cls(neighbour=edge_index[0], centre=edge_index[1], half_list=half_list, plan=plan, reverse_plan=reverse)
+
+
+class CFConv(nn.Module):
+    """x_i' = lin2(sum over j of lin1(x_j) * W(r_ij)): the continuous-filter convolution, with the filters given."""
+
+    def __init__(self, in_channels: int, out_channels: int, num_filters: int, filter_network: nn.Module) -> None:
+        super().__init__()
+        self.lin1 = nn.Linear(in_channels, num_filters, bias=False)
+        self.lin2 = nn.Linear(num_filters, out_channels)
+        # The block owns the network as `mlp`; PyG's checkpoints also hold it under this name.
+        self.nn = filter_network
+
+    def forward(self, x: Tensor, w: Tensor, edges: Edges) -> Tensor:
+        """[num_nodes, in_channels], [num_edges, num_filters] -> [num_nodes, out_channels]"""
+        x = self.lin1(x)
+        message = cfconv(x, w, edges.neighbour, edges.centre, x.size(0), edges.plan)
+        if edges.half_list:
+            message = message + cfconv(x, w, edges.centre, edges.neighbour, x.size(0), edges.reverse_plan)
+        return self.lin2(message)
+
+
+class InteractionBlock(nn.Module):
+    """What one round of messages adds to the atoms' features."""
+
+    def __init__(self, hidden_channels: int, num_gaussians: int, num_filters: int, stable: bool) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(
+            nn.Linear(num_gaussians, num_filters), ShiftedSoftplus(stable), nn.Linear(num_filters, num_filters)
+        )
+        self.conv = CFConv(hidden_channels, hidden_channels, num_filters, self.mlp)
+        self.act = ShiftedSoftplus(stable)
+        self.lin = nn.Linear(hidden_channels, hidden_channels)
+
+    def forward(self, x: Tensor, rbf: Tensor, envelope: Tensor, edges: Edges) -> Tensor:
+        """[num_nodes, hidden], [num_edges, num_gaussians], [num_edges, 1] -> [num_nodes, hidden]"""
+        w = self.mlp(rbf) * envelope  # [num_edges, num_filters]
+        return self.lin(self.act(self.conv(x, w, edges)))
+
+
+class SchNet(nn.Module):
+    """Predicts a property of each molecule from its atoms' numbers and positions (arXiv:1706.08566).
+
+    Parameters have the names of `torch_geometric.nn.SchNet`, whose checkpoints load as they are. Atoms of number 0 are
+    padding: their embedding is zero and they neither send nor receive.
+
+    Args:
+        hidden_channels: Features of an atom.
+        num_filters: Channels of the filters.
+        num_interactions: Blocks.
+        num_gaussians: Gaussians that expand a distance.
+        cutoff: Longest interaction, in the unit of the positions.
+        interaction_graph: From positions to edges; `KNNInteractionGraph(max_num_neighbors, cutoff)` when left out.
+            One of PyG's kind, called with `pos` and `batch` only, works too.
+        max_num_neighbors: Edges of each atom when `interaction_graph` is left out.
+        readout: Molecules are the `"add"` or the `"mean"` of their atoms.
+        mean: Added to each atom's output, after `std`; both or none of the two are given.
+        std: Scales each atom's output.
+        atomref: Energy of each element on its own, added to the atom's output. [100] or [100, 1]
+        envelope: What ends the filters at the cutoff; `CosineEnvelope(cutoff)` when left out.
+        stable_softplus: The form of `ShiftedSoftplus`.
+
+    Raises:
+        ValueError: an unknown readout, or only one of `mean` and `std`.
+
+    Example:
+        >>> model = SchNet(hidden_channels=16, num_filters=16, num_interactions=2)
+        >>> z, batch = torch.tensor([8, 1, 1, 6, 0]), torch.tensor([0, 0, 0, 1, 2])
+        >>> model(z, torch.randn(5, 3), batch, num_graphs=3).shape
+        torch.Size([3, 1])
+    """
+
+    initial_atomref: Tensor | None
+
+    def __init__(
+        self,
+        hidden_channels: int = 128,
+        num_filters: int = 128,
+        num_interactions: int = 6,
+        num_gaussians: int = 50,
+        cutoff: float = 10.0,
+        interaction_graph: Callable[..., tuple[Tensor, Tensor]] | None = None,
+        max_num_neighbors: int = 32,
+        readout: str = "add",
+        mean: float | None = None,
+        std: float | None = None,
+        atomref: Tensor | None = None,
+        *,
+        envelope: nn.Module | None = None,
+        stable_softplus: bool = True,
+    ) -> None:
+        super().__init__()
+        if readout not in READOUTS:
+            raise ValueError(f"readout is {readout!r}; it must be one of {sorted(READOUTS)}.")
+        if (mean is None) != (std is None):
+            raise ValueError(f"mean is {mean} and std is {std}; give both or none.")
+        self.hidden_channels = hidden_channels
+        self.num_filters = num_filters
+        self.num_interactions = num_interactions
+        self.num_gaussians = num_gaussians
+        self.cutoff = cutoff
+        self.readout = readout
+        self.mean = mean
+        self.std = std
+        self.embedding = nn.Embedding(MAX_Z, hidden_channels, padding_idx=0)
+        self.interaction_graph = interaction_graph or KNNInteractionGraph(max_num_neighbors, cutoff)
+        self.distance_expansion = GaussianSmearing(0.0, cutoff, num_gaussians)
+        self.envelope = envelope or CosineEnvelope(cutoff)
+        self.interactions = nn.ModuleList(
+            InteractionBlock(hidden_channels, num_gaussians, num_filters, stable_softplus)
+            for _ in range(num_interactions)
+        )
+        self.lin1 = nn.Linear(hidden_channels, hidden_channels // 2)
+        self.act = ShiftedSoftplus(stable_softplus)
+        self.lin2 = nn.Linear(hidden_channels // 2, 1)
+        self.register_buffer("initial_atomref", None if atomref is None else atomref.view(-1, 1))
+        self.atomref = None if atomref is None else nn.Embedding(MAX_Z, 1)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws weights as the reference does: Xavier-uniform, biases zero, embeddings normal."""
+        self.embedding.reset_parameters()
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        if self.atomref is not None and self.initial_atomref is not None:
+            with torch.no_grad():
+                self.atomref.weight.copy_(self.initial_atomref)
+
+    def forward(
+        self,
+        z: Tensor,
+        pos: Tensor,
+        batch: Tensor | None = None,
+        edge_index: Tensor | None = None,
+        *,
+        num_graphs: int | None = None,
+        nodes_mask: Tensor | None = None,
+        edges_mask: Tensor | None = None,
+        half_list: bool = False,
+    ) -> Tensor:
+        """The prediction for each molecule.
+
+        Args:
+            z: Atomic numbers, 0 for padding. [num_atoms]
+            pos: Positions. [num_atoms, 3]
+            batch: Molecule of each atom, ascending; all atoms are one molecule when left out. [num_atoms]
+            edge_index: Neighbour and centre of each edge where they are precomputed. [2, num_edges]
+            num_graphs: Molecules in the batch, padding included. Read from `batch` when left out, which fixes no shape.
+            nodes_mask: True where the atom is real; `z > 0` when left out. [num_atoms]
+            edges_mask: True where a precomputed edge is real; those that join an atom to itself never are. [num_edges]
+            half_list: Whether `edge_index` lists each pair once and stands for both directions.
+
+        Returns:
+            One prediction for each molecule. [num_graphs, 1]
+        """
+        batch = torch.zeros_like(z) if batch is None else batch
+        num_graphs = int(batch.max()) + 1 if num_graphs is None else num_graphs
+        nodes_mask = z > 0 if nodes_mask is None else nodes_mask
+        if edge_index is None:
+            half_list = getattr(self.interaction_graph, "half_list", False)
+        edge_index, r = self._edges(pos, batch, edge_index, num_graphs, nodes_mask, edges_mask)
+        edges = Edges.of(edge_index, z.size(0), half_list)
+
+        rbf = self.distance_expansion(r)  # [num_edges, num_gaussians]
+        envelope = self.envelope(r).unsqueeze(1)  # [num_edges, 1]
+        x = self.embedding(z)  # [num_atoms, hidden_channels]
+        for interaction in self.interactions:
+            x = x + interaction(x, rbf, envelope, edges)
+        x = self.lin2(self.act(self.lin1(x)))  # [num_atoms, 1]
+        if self.mean is not None and self.std is not None:
+            x = x * self.std + self.mean
+        if self.atomref is not None:
+            x = x + self.atomref(z)
+        return READOUTS[self.readout](x, batch, num_graphs)  # [num_graphs, 1]
+
+    def _edges(
+        self,
+        pos: Tensor,
+        batch: Tensor,
+        edge_index: Tensor | None,
+        num_graphs: int,
+        nodes_mask: Tensor,
+        edges_mask: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The edges given, or those that the interaction graph finds, and their lengths."""
+        if edge_index is not None:
+            # A padding edge joins padding nodes to themselves; so no mask is needed to know it.
+            real = edge_index[0] != edge_index[1]
+            real = real if edges_mask is None else real & edges_mask
+            return edge_index, distance(pos, edge_index, real, self.cutoff)
+        if isinstance(self.interaction_graph, InteractionGraph):
+            return self.interaction_graph(pos, batch, num_graphs=num_graphs, nodes_mask=nodes_mask)
+        return self.interaction_graph(pos, batch)
+
+    def extra_repr(self) -> str:
+        return (
+            f"hidden_channels={self.hidden_channels}, num_filters={self.num_filters}, "
+            f"num_interactions={self.num_interactions}, num_gaussians={self.num_gaussians}, cutoff={self.cutoff}"
+        )

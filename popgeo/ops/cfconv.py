@@ -1,0 +1,239 @@
+"""The continuous-filter convolution of SchNet, fused: each edge is read once and each node written once."""
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from popgeo.native import library
+from popgeo.ops import reference
+from popgeo.ops.checks import as_int64, check_index, refuse_index
+from popgeo.ops.plan import EdgePlan
+from popgeo.ops.registration import is_direct, register
+from popgeo.ops.rows import NATIVE_DTYPES, check_plan_tensors, explain, gather_rows, pointer
+
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
+_Plans = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, int]  # dst, then src, then tiles
+
+
+def cfconv(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, plan: EdgePlan | None = None) -> Tensor:
+    """Multiply the features of each edge's source by the edge's filter and sum them at its destination.
+
+    out[dst[e]] += x[src[e]] * w[e], eq. 2 of SchNet (arXiv:1706.08566). Neither the gathered features nor the messages
+    are ever written to memory. Half precision accumulates in float32 and rounds once. The result has the same bits for
+    any number of threads and tiles. Twice differentiable in `x` and `w`.
+
+    Args:
+        x: Features of the source nodes. [num_sources, channels]
+        w: Filter of each edge. [num_edges, channels]
+        src: Source of each edge. [num_edges]
+        dst: Destination of each edge. [num_edges]
+        num_nodes: Rows of the result; never read from `dst`, so the shape is static.
+        plan: The plans of both ends, made once and reused by every layer; without it each call makes its own.
+
+    Returns:
+        Summed messages; zero where no edge arrives. [num_nodes, channels]
+
+    Raises:
+        ValueError: shapes or dtypes do not fit, an index is out of range, or the plan is of another index.
+
+    Example:
+        >>> x, w = torch.tensor([[2.0], [3.0]]), torch.tensor([[10.0], [1.0], [1.0]])
+        >>> cfconv(x, w, src=torch.tensor([1, 0, 1]), dst=torch.tensor([0, 1, 1]), num_nodes=2).flatten()
+        tensor([30.,  5.])
+    """
+    plans: _Plans = (None, None, None, None, 0)
+    if plan is not None:
+        plan.src.check("src", src, x.shape[0])
+        plan.dst.check("dst", dst, num_nodes)
+        plans = (plan.dst.rowptr, plan.dst.perm, plan.src.rowptr, plan.src.perm, plan.dst.num_tiles)
+    if is_direct(x, w, src, dst):
+        return _cfconv(x, w, src, dst, num_nodes, *plans)
+    return torch.ops.popgeo.cfconv(x, w, src, dst, num_nodes, *plans)
+
+
+def _check(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int) -> None:
+    x_shape, w_shape = x.shape, w.shape
+    if len(x_shape) != 2 or len(w_shape) != 2 or x_shape[1] != w_shape[1]:
+        raise ValueError(
+            f"x has shape {tuple(x_shape)} and w {tuple(w_shape)}; they are (num_sources, channels) and "
+            "(num_edges, channels) with the same number of channels."
+        )
+    if x.dtype != w.dtype or x.device != w.device:
+        raise ValueError(f"x is {x.dtype} on {x.device} and w {w.dtype} on {w.device}; convert one to the other.")
+    check_index("src", src, w_shape[0], x)
+    check_index("dst", dst, w_shape[0], x)
+    if num_nodes < 0:
+        raise ValueError(f"num_nodes is {num_nodes}; it cannot be negative.")
+
+
+def _cfconv(
+    x: Tensor,
+    w: Tensor,
+    src: Tensor,
+    dst: Tensor,
+    num_nodes: int,
+    dst_rowptr: Tensor | None = None,
+    dst_perm: Tensor | None = None,
+    src_rowptr: Tensor | None = None,
+    src_perm: Tensor | None = None,
+    num_tiles: int = 0,
+) -> Tensor:
+    _check(x, w, src, dst, num_nodes)
+    native = library.function("popgeo_cfconv", (_INT, *[_POINTER] * 7, *[_INT] * 6), _INT)
+    if native is None or x.device.type != "cpu" or not x.is_floating_point() or x.dtype not in NATIVE_DTYPES:
+        refuse_index("src", src, x.shape[0])
+        refuse_index("dst", dst, num_nodes)
+        return reference.cfconv(x, w, src, dst, num_nodes)
+    num_edges, channels = w.shape
+    if dst_rowptr is not None:
+        dst_rowptr, dst_perm = check_plan_tensors("dst", dst_rowptr, dst_perm, num_edges, num_nodes)
+    x, w, src, dst = x.contiguous(), w.contiguous(), as_int64(src), as_int64(dst)
+    out = x.new_empty(num_nodes, channels)
+    status = native(
+        NATIVE_DTYPES[x.dtype],
+        x.data_ptr(),
+        w.data_ptr(),
+        src.data_ptr(),
+        dst.data_ptr(),
+        pointer(dst_rowptr),
+        pointer(dst_perm),
+        out.data_ptr(),
+        num_edges,
+        x.shape[0],
+        num_nodes,
+        channels,
+        num_tiles,
+        torch.get_num_threads(),
+    )
+    if status:
+        refuse_index("src", src, x.shape[0])
+        explain("dst", dst, num_nodes, dst_rowptr, dst_perm)
+    return out
+
+
+def _cfconv_backward(
+    grad: Tensor,
+    x: Tensor,
+    w: Tensor,
+    src: Tensor,
+    dst: Tensor,
+    dst_rowptr: Tensor | None = None,
+    dst_perm: Tensor | None = None,
+    src_rowptr: Tensor | None = None,
+    src_perm: Tensor | None = None,
+    num_tiles: int = 0,
+) -> tuple[Tensor, Tensor]:
+    _check(x, w, src, dst, grad.shape[0])
+    native = library.function("popgeo_cfconv_backward", (_INT, *[_POINTER] * 9, *[_INT] * 6), _INT)
+    if native is None or x.device.type != "cpu" or not x.is_floating_point() or x.dtype not in NATIVE_DTYPES:
+        refuse_index("src", src, x.shape[0])
+        refuse_index("dst", dst, grad.shape[0])
+        return reference.cfconv_backward(grad, x, w, src, dst)
+    num_edges, channels = w.shape
+    if src_rowptr is not None:
+        src_rowptr, src_perm = check_plan_tensors("src", src_rowptr, src_perm, num_edges, x.shape[0])
+    grad, x, w = grad.contiguous(), x.contiguous(), w.contiguous()
+    src, dst = as_int64(src), as_int64(dst)
+    grad_x, grad_w = torch.empty_like(x), torch.empty_like(w)
+    status = native(
+        NATIVE_DTYPES[x.dtype],
+        grad.data_ptr(),
+        x.data_ptr(),
+        w.data_ptr(),
+        src.data_ptr(),
+        dst.data_ptr(),
+        pointer(src_rowptr),
+        pointer(src_perm),
+        grad_x.data_ptr(),
+        grad_w.data_ptr(),
+        num_edges,
+        x.shape[0],
+        grad.shape[0],
+        channels,
+        num_tiles,
+        torch.get_num_threads(),
+    )
+    if status:
+        refuse_index("dst", dst, grad.shape[0])
+        explain("src", src, x.shape[0], src_rowptr, src_perm)
+    return grad_x, grad_w
+
+
+def _fake(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, *plans: Any) -> Tensor:
+    _check(x, w, src, dst, num_nodes)
+    return x.new_empty(num_nodes, x.shape[1])
+
+
+def _fake_backward(grad: Tensor, x: Tensor, w: Tensor, src: Tensor, dst: Tensor, *plans: Any) -> tuple[Tensor, Tensor]:
+    _check(x, w, src, dst, grad.shape[0])
+    return x.new_empty(x.shape), w.new_empty(w.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, w, src, dst, _, *plan, ctx.num_tiles = inputs
+    ctx.save_for_backward(x, w, src, dst, *plan)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, w, src, dst, dst_rowptr, dst_perm, src_rowptr, src_perm = ctx.saved_tensors
+    grad_x = grad_w = None
+    if ctx.needs_input_grad[0] and ctx.needs_input_grad[1]:
+        plans = (dst_rowptr, dst_perm, src_rowptr, src_perm, ctx.num_tiles)
+        direct = is_direct(grad, x, w, src, dst)
+        backward = _cfconv_backward if direct else torch.ops.popgeo.cfconv_backward
+        grad_x, grad_w = backward(grad, x, w, src, dst, *plans)
+    elif ctx.needs_input_grad[0]:
+        grad_x = _route(grad, w, dst, src, x.shape[0], src_rowptr, src_perm, dst_rowptr, dst_perm, ctx.num_tiles)
+    elif ctx.needs_input_grad[1]:
+        grad_w = gather_rows(x, src, src_rowptr, src_perm, 0) * gather_rows(grad, dst, dst_rowptr, dst_perm, 0)
+    return grad_x, grad_w, *[None] * 8
+
+
+def _route(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, *plans: Any) -> Tensor:
+    if is_direct(x, w, src, dst):
+        return _cfconv(x, w, src, dst, num_nodes, *plans)
+    return torch.ops.popgeo.cfconv(x, w, src, dst, num_nodes, *plans)
+
+
+def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.num_tiles = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _differentiate_backward(ctx: Any, to_x: Tensor, to_w: Tensor) -> tuple[Tensor | None, ...]:
+    """grad_x is linear in (grad, w) and grad_w in (grad, x), so each derivative is again a cfconv or a product."""
+    grad, x, w, src, dst, dst_rowptr, dst_perm, src_rowptr, src_perm = ctx.saved_tensors
+    forward = (dst_rowptr, dst_perm, src_rowptr, src_perm, ctx.num_tiles)
+    reverse = (src_rowptr, src_perm, dst_rowptr, dst_perm, ctx.num_tiles)
+    num_sources, num_nodes = x.shape[0], grad.shape[0]
+    to_grad = second_x = second_w = None
+    if ctx.needs_input_grad[0]:
+        to_grad = _route(to_x, w, src, dst, num_nodes, *forward) + _route(x, to_w, src, dst, num_nodes, *forward)
+    if ctx.needs_input_grad[1]:
+        second_x = _route(grad, to_w, dst, src, num_sources, *reverse)
+    if ctx.needs_input_grad[2]:
+        at_source = gather_rows(to_x, src, src_rowptr, src_perm, 0)
+        second_w = at_source * gather_rows(grad, dst, dst_rowptr, dst_perm, 0)
+    return to_grad, second_x, second_w, *[None] * 7
+
+
+_PLAN_SCHEMA = (
+    "Tensor? dst_rowptr=None, Tensor? dst_perm=None, Tensor? src_rowptr=None, Tensor? src_perm=None, int num_tiles=0"
+)
+register(
+    f"cfconv(Tensor x, Tensor w, Tensor src, Tensor dst, SymInt num_nodes, {_PLAN_SCHEMA}) -> Tensor",
+    kernel=_cfconv,
+    fake=_fake,
+    setup_context=_save,
+    backward=_differentiate,
+)
+register(
+    f"cfconv_backward(Tensor grad, Tensor x, Tensor w, Tensor src, Tensor dst, {_PLAN_SCHEMA})"
+    " -> (Tensor grad_x, Tensor grad_w)",
+    kernel=_cfconv_backward,
+    fake=_fake_backward,
+    setup_context=_save_backward,
+    backward=_differentiate_backward,
+)

@@ -1,0 +1,57 @@
+"""What is refused at the door of the ops, and how the refusal is worded."""
+
+import torch
+from torch import Tensor
+
+INDEX_DTYPES = (torch.int64, torch.int32)
+
+
+def check_index(name: str, index: Tensor, num_edges: int, like: Tensor) -> None:
+    """Refuses an index that is not one integer per edge on the device of the data. Looks at no value."""
+    if index.dtype not in INDEX_DTYPES:
+        raise ValueError(f"{name} has dtype {index.dtype}; an index is torch.int64 or torch.int32. Call {name}.long().")
+    if index.shape != (num_edges,):
+        raise ValueError(
+            f"{name} has shape {tuple(index.shape)}; it needs one entry for each of the {num_edges} rows that it "
+            f"routes: ({num_edges},)."
+        )
+    if index.device != like.device:
+        raise ValueError(f"{name} is on {index.device} and the data on {like.device}; move both to one device.")
+
+
+def as_int64(index: Tensor) -> Tensor:
+    """The index as the compiled kernels read it; nothing is copied where it already is that."""
+    return index if index.dtype is torch.int64 and index.is_contiguous() else index.long().contiguous()
+
+
+def refuse_index(name: str, index: Tensor, num_rows: int) -> None:
+    """Raises ValueError with the first value of `index` outside [0, num_rows) and its position, if there is one."""
+    outside = (index < 0) | (index >= num_rows)
+    if outside.any():
+        position = int(outside.nonzero()[0])
+        raise ValueError(
+            f"{name}[{position}] is {int(index[position])}; allowed are 0 to {num_rows - 1}. "
+            f"Correct the index or raise the number of rows, which is {num_rows}."
+        )
+
+
+def refuse_plan(name: str, index: Tensor, num_rows: int, rowptr: Tensor, perm: Tensor | None) -> None:
+    """Raises ValueError if a plan was not made from `index`."""
+    start, stop = rowptr[:-1].long(), rowptr[1:].long()
+    order = torch.arange(index.shape[0], device=index.device) if perm is None else perm.long()
+    fits = (
+        rowptr.shape == (num_rows + 1,)
+        and order.shape == index.shape
+        and int(rowptr[0]) == 0
+        and int(rowptr[-1]) == index.shape[0]
+        and bool((start <= stop).all())
+        and not bool(((order < 0) | (order >= index.shape[0])).any())
+    )
+    if fits:
+        rows = torch.repeat_interleave(torch.arange(num_rows, device=index.device), stop - start)
+        fits = torch.equal(index.long()[order], rows)
+    if not fits:
+        raise ValueError(
+            f"The plan was made for another {name}, for another number of rows than {num_rows}, or before {name} was "
+            f"changed in place. Make a new one: ScatterPlan.from_index({name}, {num_rows})."
+        )

@@ -1,0 +1,116 @@
+"""popgeo::scatter_max and popgeo::scatter_min: the extreme row per index, and where it came from."""
+
+import ctypes
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from popgeo.native import library
+from popgeo.ops import reference
+from popgeo.ops.checks import as_int64, refuse_index
+from popgeo.ops.registration import is_direct, register
+from popgeo.ops.rows import NATIVE_DTYPES, check_plan_tensors, check_sum, explain, pointer
+
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
+
+
+def scatter_max_rows(
+    src: Tensor, index: Tensor, num_rows: int, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int
+) -> tuple[Tensor, Tensor]:
+    """The largest entry per row and channel, and the edge it came from. twice [num_rows, channels]"""
+    if is_direct(src, index):
+        return _scatter_max(src, index, num_rows, rowptr, perm, num_tiles)
+    return torch.ops.popgeo.scatter_max(src, index, num_rows, rowptr, perm, num_tiles)
+
+
+def scatter_min_rows(
+    src: Tensor, index: Tensor, num_rows: int, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int
+) -> tuple[Tensor, Tensor]:
+    """The smallest entry per row and channel, and the edge it came from. twice [num_rows, channels]"""
+    if is_direct(src, index):
+        return _scatter_min(src, index, num_rows, rowptr, perm, num_tiles)
+    return torch.ops.popgeo.scatter_min(src, index, num_rows, rowptr, perm, num_tiles)
+
+
+def _extremum(
+    src: Tensor,
+    index: Tensor,
+    num_rows: int,
+    rowptr: Tensor | None = None,
+    perm: Tensor | None = None,
+    num_tiles: int = 0,
+    *,
+    largest: bool,
+) -> tuple[Tensor, Tensor]:
+    check_sum(src, index, num_rows)
+    native = library.function("popgeo_scatter_extremum", (_INT, _INT, *[_POINTER] * 6, *[_INT] * 5), _INT)
+    if native is None or src.device.type != "cpu" or src.dtype not in NATIVE_DTYPES:
+        refuse_index("index", index, num_rows)
+        return reference.scatter_extremum(src, index, num_rows, largest=largest)
+    num_edges, channels = src.shape
+    if rowptr is not None:
+        rowptr, perm = check_plan_tensors("index", rowptr, perm, num_edges, num_rows)
+    src, index = src.contiguous(), as_int64(index)
+    out = src.new_empty(num_rows, channels)
+    arg = index.new_empty(num_rows, channels)
+    status = native(
+        int(largest),
+        NATIVE_DTYPES[src.dtype],
+        src.data_ptr(),
+        index.data_ptr(),
+        pointer(rowptr),
+        pointer(perm),
+        out.data_ptr(),
+        arg.data_ptr(),
+        num_edges,
+        num_rows,
+        channels,
+        num_tiles,
+        torch.get_num_threads(),
+    )
+    if status:
+        explain("index", index, num_rows, rowptr, perm)
+    return out, arg
+
+
+_scatter_max = partial(_extremum, largest=True)
+_scatter_min = partial(_extremum, largest=False)
+
+
+def _fake(
+    src: Tensor,
+    index: Tensor,
+    num_rows: int,
+    rowptr: Tensor | None = None,
+    perm: Tensor | None = None,
+    num_tiles: int = 0,
+) -> tuple[Tensor, Tensor]:
+    check_sum(src, index, num_rows)
+    shape = (num_rows, src.shape[1])
+    return src.new_empty(shape), src.new_empty(shape, dtype=torch.int64)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.num_edges = inputs[0].shape[0]
+    ctx.save_for_backward(output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    (arg,) = ctx.saved_tensors
+    # One row more than there are edges takes the gradients of rows where nothing arrived.
+    grad_src = grad.new_zeros(ctx.num_edges + 1, grad.shape[1]).scatter(0, arg, grad)[:-1]
+    return grad_src, *[None] * 5
+
+
+for _name, _kernel in (("scatter_max", _scatter_max), ("scatter_min", _scatter_min)):
+    register(
+        f"{_name}(Tensor src, Tensor index, SymInt num_rows, "
+        "Tensor? rowptr=None, Tensor? perm=None, int num_tiles=0) -> (Tensor out, Tensor arg)",
+        kernel=_kernel,
+        fake=_fake,
+        setup_context=_save,
+        backward=_differentiate,
+    )

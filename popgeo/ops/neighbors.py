@@ -1,0 +1,277 @@
+"""Positions to a fixed number of edges and their mask: every shape follows from the arguments, never from the data."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from popgeo.ops.registration import is_direct
+
+
+class Neighbors(NamedTuple):
+    """Edges in fixed slots: row 0 of `edge_index` is the neighbour, row 1 the centre.
+
+    Attributes:
+        edge_index: An absent edge joins its centre to itself. [2, num_edges]
+        edge_weight: Distance in the unit of the positions; the cutoff where the edge is absent. [num_edges]
+        edges_mask: True where the edge is real. [num_edges]
+    """
+
+    edge_index: Tensor
+    edge_weight: Tensor
+    edges_mask: Tensor
+
+
+def knn(
+    pos: Tensor,
+    batch: Tensor,
+    k: int,
+    cutoff: float,
+    *,
+    num_graphs: int,
+    max_num_nodes: int | None = None,
+    nodes_mask: Tensor | None = None,
+) -> Neighbors:
+    """Join each node to its `k` nearest neighbours within the cutoff, in the same graph: exactly `k` edges a node.
+
+    Of neighbours at the same distance the lowest index goes first. Within a node the order of the edges is unspecified.
+
+    Args:
+        pos: Positions. [num_nodes, 3]
+        batch: Graph of each node, ascending. [num_nodes]
+        k: Edges of each node; may exceed the number of nodes.
+        cutoff: Longest edge, in the unit of `pos`.
+        num_graphs: Graphs in the batch, padding included.
+        max_num_nodes: Nodes of the largest real graph. Each node then looks at that many rows from where its graph
+            starts, instead of at the whole batch.
+        nodes_mask: True where the node is real; padding nodes send and receive nothing. [num_nodes]
+
+    Returns:
+        The edges, `k` for the first node, then `k` for the second, and so on. [num_nodes * k]
+
+    Raises:
+        ValueError: `k` or the cutoff is not positive, or (outside capture) a real graph exceeds `max_num_nodes`.
+
+    Example:
+        >>> pos, batch = torch.tensor([[0.0, 0, 0], [1, 0, 0], [3, 0, 0]]), torch.zeros(3, dtype=torch.long)
+        >>> neighbors = knn(pos, batch, k=2, cutoff=2.5, num_graphs=1)
+        >>> neighbors.edge_index[:, neighbors.edges_mask]
+        tensor([[1, 0, 2, 1],
+                [0, 1, 1, 2]])
+        >>> neighbors.edge_weight.tolist()
+        [1.0, 2.5, 1.0, 2.0, 2.5, 2.0]
+    """
+    if k < 1:
+        raise ValueError(f"k is {k}; a node needs at least one edge slot. Pass k >= 1.")
+    candidates, near = _near_pairs(pos, batch, cutoff, num_graphs, max_num_nodes, nodes_mask)
+    num_candidates = candidates.size(1)
+    if num_candidates > k:
+        r2 = _squared_distances(pos, candidates)
+        nearest = r2.masked_fill(~near, torch.inf).sort(dim=1, stable=True).indices[:, :k]
+        candidates, near = candidates.gather(1, nearest), near.gather(1, nearest)
+    elif num_candidates < k:
+        absent = (0, k - num_candidates)
+        candidates = torch.nn.functional.pad(candidates, absent)
+        near = torch.nn.functional.pad(near, absent, value=False)
+    return _neighbors(pos, candidates, near, cutoff)
+
+
+def pairs(
+    pos: Tensor,
+    batch: Tensor,
+    cutoff: float,
+    *,
+    num_graphs: int,
+    max_num_nodes: int | None = None,
+    nodes_mask: Tensor | None = None,
+) -> Neighbors:
+    """List each pair of nodes of the same graph within the cutoff once: a half neighbour list in fixed slots.
+
+    The node at place l of a graph of n nodes is the centre of its pairs with places l + 1 to l + n // 2 (mod n), so
+    pairs spread evenly over the nodes and each node needs half as many slots as it has possible neighbours.
+
+    Args:
+        pos: Positions. [num_nodes, 3]
+        batch: Graph of each node, ascending. [num_nodes]
+        cutoff: Longest pair, in the unit of `pos`.
+        num_graphs: Graphs in the batch, padding included.
+        max_num_nodes: Nodes of the largest real graph; those of the whole batch when left out.
+        nodes_mask: True where the node is real; padding nodes are in no pair. [num_nodes]
+
+    Returns:
+        The pairs. [num_nodes * (max_num_nodes // 2)]
+
+    Raises:
+        ValueError: the cutoff is not positive, or (outside capture) a real graph exceeds `max_num_nodes`.
+
+    Example:
+        >>> pos, batch = torch.tensor([[0.0, 0, 0], [1, 0, 0], [3, 0, 0]]), torch.zeros(3, dtype=torch.long)
+        >>> half = pairs(pos, batch, cutoff=2.5, num_graphs=1)
+        >>> half.edge_index[:, half.edges_mask]
+        tensor([[1, 2],
+                [0, 1]])
+    """
+    first, size = _first_and_size(batch, cutoff, num_graphs, max_num_nodes, nodes_mask)
+    num_nodes = pos.size(0)
+    width = num_nodes if max_num_nodes is None else min(max_num_nodes, num_nodes)
+    rows = torch.arange(num_nodes, device=pos.device)
+    step = torch.arange(1, width // 2 + 1, device=pos.device)
+    place = (rows - first).unsqueeze(1)
+    size = size.unsqueeze(1)
+    others = place + step
+    others = first.unsqueeze(1) + torch.where(others < size, others, others - size)
+    # In a graph of an even number of nodes the longest step would find each pair from both ends.
+    once = (2 * step < size) | ((2 * step == size) & (place < step))
+    others = torch.where(once, others, rows.unsqueeze(1))
+    near = once & _real(others, nodes_mask) & (_squared_distances(pos, others) <= cutoff * cutoff)
+    return _neighbors(pos, others, near, cutoff)
+
+
+def radius(
+    pos: Tensor,
+    batch: Tensor,
+    cutoff: float,
+    num_edges: int,
+    *,
+    num_graphs: int,
+    max_num_nodes: int | None = None,
+    nodes_mask: Tensor | None = None,
+) -> tuple[Neighbors, Tensor]:
+    """Join all nodes of the same graph within the cutoff, in a fixed number of slots for the whole batch.
+
+    Where `knn` reserves as many slots for each node as the busiest one needs, this shares them out as they come.
+
+    Args:
+        pos: Positions. [num_nodes, 3]
+        batch: Graph of each node, ascending. [num_nodes]
+        cutoff: Longest edge, in the unit of `pos`.
+        num_edges: Slots; real edges come first, sorted by centre, and absent ones join the last node to itself.
+        num_graphs: Graphs in the batch, padding included.
+        max_num_nodes: Nodes of the largest real graph; those of the whole batch when left out.
+        nodes_mask: True where the node is real; padding nodes send and receive nothing. [num_nodes]
+
+    Returns:
+        The edges, and how many more there are than slots: above 0, the edges are incomplete. Integer []
+
+    Raises:
+        ValueError: the cutoff is not positive, or (outside capture) a real graph exceeds `max_num_nodes`.
+
+    Example:
+        >>> pos, batch = torch.tensor([[0.0, 0, 0], [1, 0, 0], [3, 0, 0]]), torch.zeros(3, dtype=torch.long)
+        >>> neighbors, num_missing = radius(pos, batch, cutoff=1.5, num_edges=3, num_graphs=1)
+        >>> neighbors.edge_index.tolist(), int(num_missing)
+        ([[1, 0, 2], [0, 1, 2]], 0)
+    """
+    candidates, near = _near_pairs(pos, batch, cutoff, num_graphs, max_num_nodes, nodes_mask)
+    centres = torch.arange(pos.size(0), device=pos.device).unsqueeze(1).expand_as(candidates)
+    near = near.flatten()
+    rank = near.cumsum(0) - 1
+    # Everything that has no slot lands in one more, which is cut off.
+    slot = torch.where(near & (rank < num_edges), rank, num_edges)
+    ends = torch.stack([candidates.flatten(), centres.flatten()])
+    edge_index = torch.full((2, num_edges + 1), pos.size(0) - 1, dtype=torch.long, device=pos.device)
+    edge_index = edge_index.scatter(1, slot.expand_as(ends), ends)[:, :num_edges]
+    num_found = near.sum()
+    edges_mask = torch.arange(num_edges, device=pos.device) < num_found
+    neighbors = Neighbors(edge_index, distance(pos, edge_index, edges_mask, cutoff), edges_mask)
+    return neighbors, (num_found - num_edges).clamp(min=0)
+
+
+def distance(pos: Tensor, edge_index: Tensor, edges_mask: Tensor | None, cutoff: float) -> Tensor:
+    """The length of each edge; absent edges have the cutoff's.
+
+    The gradient is 0 where two nodes coincide, and so is the gradient of the gradient.
+
+    Args:
+        pos: Positions. [num_nodes, 3]
+        edge_index: Neighbour and centre of each edge. [2, num_edges]
+        edges_mask: True where the edge is real; None when all are. [num_edges]
+        cutoff: Length given to absent edges.
+
+    Returns:
+        Lengths in the unit of `pos`. [num_edges]
+
+    Example:
+        >>> pos = torch.tensor([[0.0, 0, 0], [3, 4, 0]])
+        >>> distance(pos, torch.tensor([[1, 1], [0, 1]]), torch.tensor([True, False]), cutoff=10.0)
+        tensor([ 5., 10.])
+    """
+    vector = pos.index_select(0, edge_index[0]) - pos.index_select(0, edge_index[1])  # [num_edges, 3]
+    if edges_mask is not None:
+        # Masked before squaring, so that whatever stands in a padding node has no gradient either.
+        vector = torch.where(edges_mask.unsqueeze(1), vector, 0.0)
+    r2 = vector.square().sum(1)
+    apart = r2 > 0
+    r = torch.where(apart, r2, 1.0).sqrt()
+    r = torch.where(apart, r, 0.0)
+    return r if edges_mask is None else torch.where(edges_mask, r, cutoff)
+
+
+def _neighbors(pos: Tensor, others: Tensor, near: Tensor, cutoff: float) -> Neighbors:
+    """The edges from a table of the other ends, one row for each centre. [num_nodes, width] -> [num_nodes * width]"""
+    centres = torch.arange(pos.size(0), device=pos.device).unsqueeze(1).expand_as(others)
+    edge_index = torch.stack([torch.where(near, others, centres), centres]).flatten(1)
+    edges_mask = near.flatten()
+    return Neighbors(edge_index, distance(pos, edge_index, edges_mask, cutoff), edges_mask)
+
+
+def _near_pairs(
+    pos: Tensor,
+    batch: Tensor,
+    cutoff: float,
+    num_graphs: int,
+    max_num_nodes: int | None,
+    nodes_mask: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """For each node the rows where a neighbour can be, never its own, and whether there is one. [num_nodes, width]"""
+    first, size = _first_and_size(batch, cutoff, num_graphs, max_num_nodes, nodes_mask)
+    num_nodes = pos.size(0)
+    width = num_nodes if max_num_nodes is None else min(max_num_nodes, num_nodes)
+    rows = torch.arange(num_nodes, device=pos.device)
+    place = torch.arange(width - 1, device=pos.device).expand(num_nodes, -1)
+    place = place + (place >= (rows - first).unsqueeze(1))
+    inside = place < size.unsqueeze(1)
+    others = torch.where(inside, first.unsqueeze(1) + place, rows.unsqueeze(1))
+    return others, inside & _real(others, nodes_mask) & (_squared_distances(pos, others) <= cutoff * cutoff)
+
+
+def _first_and_size(
+    batch: Tensor, cutoff: float, num_graphs: int, max_num_nodes: int | None, nodes_mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Of each node's graph, the first row and the number of rows. [num_nodes]"""
+    if cutoff <= 0:
+        raise ValueError(f"The cutoff is {cutoff}; it must be positive, in the unit of pos.")
+    num_nodes = torch.zeros(num_graphs, dtype=torch.long, device=batch.device)
+    num_nodes = num_nodes.index_add(0, batch, torch.ones_like(batch))
+    size = num_nodes.index_select(0, batch)
+    _check_sizes(size, max_num_nodes, nodes_mask)
+    return (num_nodes.cumsum(0) - num_nodes).index_select(0, batch), size
+
+
+def _real(others: Tensor, nodes_mask: Tensor | None) -> Tensor:
+    """Where both ends of a pair are real. [num_nodes, width]"""
+    if nodes_mask is None:
+        return torch.ones_like(others, dtype=torch.bool)
+    return nodes_mask.unsqueeze(1) & nodes_mask.index_select(0, others.flatten()).view_as(others)
+
+
+def _squared_distances(pos: Tensor, candidates: Tensor) -> Tensor:
+    """Squared distance of each node to its candidates, for choosing only: it carries no gradient. [num_nodes, width]"""
+    pos = pos.detach()
+    return (
+        (pos.index_select(0, candidates.flatten()).view(*candidates.shape, pos.size(1)) - pos.unsqueeze(1))
+        .square()
+        .sum(2)
+    )
+
+
+def _check_sizes(size: Tensor, max_num_nodes: int | None, nodes_mask: Tensor | None) -> None:
+    """Refuses a real graph that its window cannot hold; under capture nothing is known, so nothing is checked."""
+    if max_num_nodes is None or not is_direct() or size.numel() == 0:
+        return
+    largest = int(size.max() if nodes_mask is None else size.where(nodes_mask, 0).max())
+    if largest > max_num_nodes:
+        raise ValueError(
+            f"A graph has {largest} nodes, max_num_nodes is {max_num_nodes}. "
+            "Raise max_num_nodes, or pass nodes_mask if the graph is padding."
+        )

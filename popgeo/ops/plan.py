@@ -1,0 +1,216 @@
+"""ScatterPlan: the order in which each row meets its edges, made once per index and used by every layer."""
+
+import ctypes
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from popgeo.native import library
+from popgeo.ops.checks import as_int64, check_index, refuse_index, refuse_plan
+from popgeo.ops.registration import is_direct, register
+
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
+_SORTED, _UNSORTED = 1, 0  # what popgeo_plan returns; anything else is an index out of range
+_MAX_INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ScatterPlan:
+    """Which edges arrive at each row, and how the rows are divided over tiles.
+
+    Row `i` receives the edges `perm[rowptr[i]:rowptr[i + 1]]`, in the order in which they stand in the index; where the
+    index is already sorted, `perm` is None and the edges are `rowptr[i]:rowptr[i + 1]` themselves.
+
+    A plan belongs to one index, which it keeps: an op that is given the plan with another index, or after the index was
+    changed in place, refuses it. And whatever a plan holds, no kernel reads or writes out of bounds for it.
+
+    Args:
+        index: The index that the plan was made from. [num_edges]
+        rowptr: Where the edges of each row start. int32 [num_rows + 1]
+        perm: Edges in row order, or None when they already are. int32 [num_edges]
+        num_tiles: Ranges of rows that are computed independently; 0 leaves it to the kernel. The results are the same
+            for any number.
+
+    Example:
+        >>> plan = ScatterPlan.from_index(torch.tensor([2, 0, 2]), num_rows=3)
+        >>> plan.rowptr.tolist(), plan.perm.tolist()
+        ([0, 1, 1, 3], [1, 0, 2])
+    """
+
+    index: Tensor
+    rowptr: Tensor
+    perm: Tensor | None
+    num_tiles: int = 0
+    _version: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_version", _version(self.index))
+
+    @classmethod
+    def from_index(cls, index: Tensor, num_rows: int) -> "ScatterPlan":
+        """The plan of an index: a stable counting sort, and the range check of every value, in one pass.
+
+        Under capture the order is always kept, because whether the index is sorted is then unknown.
+
+        Args:
+            index: Receiving row of each edge. [num_edges]
+            num_rows: Rows of the result; never read from `index`, so the shape is static.
+
+        Raises:
+            ValueError: an index is negative or not below `num_rows`.
+
+        Example:
+            >>> ScatterPlan.from_index(torch.tensor([0, 0, 1]), num_rows=2).perm is None
+            True
+        """
+        if is_direct(index):
+            rowptr, perm, is_sorted = _plan(index, num_rows)
+            return cls(index=index, rowptr=rowptr, perm=None if is_sorted else perm)
+        rowptr, perm = torch.ops.popgeo.plan(index, num_rows)
+        return cls(index=index, rowptr=rowptr, perm=perm)
+
+    @classmethod
+    def regular(cls, num_rows: int, degree: int, *, device: torch.device | None = None) -> "ScatterPlan":
+        """The plan of a graph whose every row receives exactly `degree` edges, sorted by row: nothing is sorted.
+
+        Example:
+            >>> plan = ScatterPlan.regular(num_rows=3, degree=2)
+            >>> plan.index.tolist(), plan.rowptr.tolist()
+            ([0, 0, 1, 1, 2, 2], [0, 2, 4, 6])
+        """
+        if num_rows * degree > _MAX_INT32:
+            raise ValueError(f"{num_rows} rows of {degree} edges do not fit the int32 of a plan: use smaller batches.")
+        rows = torch.arange(num_rows + 1, device=device)
+        index = rows[:-1].unsqueeze(1).expand(-1, degree).reshape(-1)
+        return cls(index=index, rowptr=rows.int() * degree, perm=None)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the result."""
+        return self.rowptr.shape[0] - 1
+
+    def set_tiles(self, num_tiles: int) -> "ScatterPlan":
+        """The same plan, divided over `num_tiles` tiles.
+
+        Raises:
+            ValueError: fewer than one tile.
+        """
+        if num_tiles < 1:
+            raise ValueError(f"num_tiles is {num_tiles}; a plan has at least one tile.")
+        self.check("index", self.index, self.num_rows)
+        return ScatterPlan(index=self.index, rowptr=self.rowptr, perm=self.perm, num_tiles=num_tiles)
+
+    def tile_starts(self) -> Tensor:
+        """The first row of each tile, and the number of rows: every tile gets about as many edges and rows.
+
+        Returns:
+            int64 [num_tiles + 1], where a `num_tiles` of 0 counts as 1.
+
+        Example:
+            >>> ScatterPlan.from_index(torch.tensor([0, 0, 0, 1, 2]), num_rows=3).set_tiles(2).tile_starts().tolist()
+            [0, 1, 3]
+        """
+        num_tiles = max(self.num_tiles, 1)
+        rows = torch.arange(self.num_rows, device=self.rowptr.device)
+        weight_before = self.rowptr[:-1].long() + rows
+        shares = torch.arange(num_tiles + 1, device=rows.device) * (self.index.shape[0] + self.num_rows) // num_tiles
+        starts = torch.searchsorted(weight_before, shares)
+        starts[-1] = self.num_rows
+        return starts
+
+    def check(self, name: str, index: Tensor, num_rows: int) -> None:
+        """Raises ValueError unless this is the plan of `index` into `num_rows` rows.
+
+        The very tensor that the plan was made from passes at once; another one is compared, entry by entry. Under
+        capture there are no entries to compare.
+        """
+        if index is self.index and num_rows == self.num_rows and _version(index) == self._version:
+            return
+        if not is_direct(index, self.index) or not is_direct(self.rowptr):
+            return
+        if num_rows == self.num_rows and _version(self.index) == self._version and index.shape == self.index.shape:
+            if index.data_ptr() == self.index.data_ptr() and index.stride() == self.index.stride():
+                return
+            if index.dtype == self.index.dtype and torch.equal(index, self.index):
+                return
+        refuse_plan(name, index, num_rows, self.rowptr, self.perm)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self.index, self.rowptr, self.perm, self.num_tiles)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EdgePlan:
+    """The plans of both ends of the edges: the forward pass sums by `dst`, the backward pass by `src`.
+
+    Example:
+        >>> plan = EdgePlan.from_edge_index(torch.tensor([[1, 0], [0, 1]]), num_nodes=2)
+        >>> plan.dst.perm is None, plan.src.perm.tolist()
+        (True, [1, 0])
+    """
+
+    src: ScatterPlan
+    dst: ScatterPlan
+
+    @classmethod
+    def from_edge_index(cls, edge_index: Tensor, num_nodes: int) -> "EdgePlan":
+        """The plans of `edge_index[0]` (sources) and `edge_index[1]` (destinations). [2, num_edges]"""
+        return cls(
+            src=ScatterPlan.from_index(edge_index[0], num_nodes), dst=ScatterPlan.from_index(edge_index[1], num_nodes)
+        )
+
+
+def _version(index: Tensor) -> int:
+    """How often the tensor was changed in place; inference tensors do not count it."""
+    return -1 if index.is_inference() else index._version
+
+
+def _restore(index: Tensor, rowptr: Tensor, perm: Tensor | None, num_tiles: int) -> ScatterPlan:
+    return ScatterPlan(index=index, rowptr=rowptr, perm=perm, num_tiles=num_tiles)
+
+
+def _check(index: Tensor, num_rows: int) -> None:
+    check_index("index", index, index.numel(), index)
+    if num_rows < 0:
+        raise ValueError(f"num_rows is {num_rows}; it cannot be negative.")
+
+
+def _plan(index: Tensor, num_rows: int) -> tuple[Tensor, Tensor, bool]:
+    """Row pointer, order, and whether the index was sorted (then the order is 0, 1, 2, ...)."""
+    _check(index, num_rows)
+    num_edges = index.shape[0]
+    if max(num_edges, num_rows) >= _MAX_INT32:
+        raise ValueError(f"{num_edges} edges and {num_rows} rows do not fit the int32 of a plan: use smaller batches.")
+    native = library.function("popgeo_plan", (_POINTER, _INT, _INT, _POINTER, _POINTER), _INT)
+    if native is None or index.device.type != "cpu":
+        return _plan_in_torch(index, num_rows)
+    index = as_int64(index)
+    rowptr = index.new_empty(num_rows + 1, dtype=torch.int32)
+    perm = index.new_empty(num_edges, dtype=torch.int32)
+    status = native(index.data_ptr(), num_edges, num_rows, rowptr.data_ptr(), perm.data_ptr())
+    if status not in (_SORTED, _UNSORTED):
+        refuse_index("index", index, num_rows)
+        raise MemoryError(f"popgeo_plan failed with {status}")
+    return rowptr, perm, status == _SORTED
+
+
+def _plan_in_torch(index: Tensor, num_rows: int) -> tuple[Tensor, Tensor, bool]:
+    refuse_index("index", index, num_rows)
+    rowptr = torch.zeros(num_rows + 1, dtype=torch.int32, device=index.device)
+    rowptr[1:] = torch.bincount(index, minlength=num_rows).cumsum(0)
+    perm = torch.argsort(index, stable=True).int()
+    return rowptr, perm, bool((index[1:] >= index[:-1]).all())
+
+
+def _kernel(index: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    return _plan(index, num_rows)[:2]
+
+
+def _fake(index: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    _check(index, num_rows)
+    return index.new_empty(num_rows + 1, dtype=torch.int32), index.new_empty(index.shape, dtype=torch.int32)
+
+
+register("plan(Tensor index, SymInt num_rows) -> (Tensor rowptr, Tensor perm)", kernel=_kernel, fake=_fake)

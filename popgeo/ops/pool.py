@@ -1,0 +1,71 @@
+"""One row for each graph: sums, means, maxima and softmax over a fixed number of graphs."""
+
+from torch import Tensor
+
+from popgeo.ops.scatter import gather, scatter
+
+
+def global_add_pool(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
+    """Sum the rows of each graph.
+
+    Args:
+        x: One row for each node. [num_nodes, channels]
+        batch: Graph of each node. [num_nodes]
+        num_graphs: Rows of the result; never read from `batch`, so the shape is static.
+
+    Returns:
+        Sums; zero for a graph without nodes. [num_graphs, channels]
+
+    Raises:
+        ValueError: a graph is negative or not below `num_graphs`.
+
+    Example:
+        >>> import torch
+        >>> global_add_pool(torch.ones(3, 1), torch.tensor([0, 0, 2]), num_graphs=3).flatten()
+        tensor([2., 0., 1.])
+    """
+    return scatter(x, batch, dim=0, dim_size=num_graphs, reduce="sum")
+
+
+def global_mean_pool(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
+    """Average the rows of each graph; zero for a graph without nodes. Arguments as in `global_add_pool`.
+
+    Example:
+        >>> import torch
+        >>> global_mean_pool(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 2]), num_graphs=3).flatten()
+        tensor([2., 0., 5.])
+    """
+    return scatter(x, batch, dim=0, dim_size=num_graphs, reduce="mean")
+
+
+def global_max_pool(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
+    """The largest entry of each channel in each graph; zero for a graph without nodes. Arguments as above.
+
+    Example:
+        >>> import torch
+        >>> global_max_pool(torch.tensor([[-1.0], [-3.0], [5.0]]), torch.tensor([0, 0, 2]), num_graphs=3).flatten()
+        tensor([-1.,  0.,  5.])
+    """
+    return scatter(x, batch, dim=0, dim_size=num_graphs, reduce="max")
+
+
+def global_softmax(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
+    """Weights that are positive and sum to 1 over the nodes of each graph, one for each row and channel of `x`.
+
+    Args:
+        x: Scores. [num_nodes, channels]
+        batch: Graph of each node. [num_nodes]
+        num_graphs: Graphs in the batch, padding included.
+
+    Returns:
+        e^x divided by its sum over the graph. [num_nodes, channels]
+
+    Example:
+        >>> import torch
+        >>> global_softmax(torch.tensor([[7.0], [7.0], [-5.0]]), torch.tensor([0, 0, 2]), num_graphs=3).flatten()
+        tensor([0.5000, 0.5000, 1.0000])
+    """
+    # The result does not depend on what is subtracted, so no gradient needs to pass through the maximum.
+    largest = global_max_pool(x.detach(), batch, num_graphs)
+    e = (x - gather(largest, batch)).exp()
+    return e / gather(global_add_pool(e, batch, num_graphs), batch)

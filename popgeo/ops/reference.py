@@ -1,0 +1,65 @@
+"""The ops in plain torch: the definition that the compiled kernels must equal, bit for bit in float32."""
+
+import torch
+from torch import Tensor
+
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def scatter_sum(src: Tensor, index: Tensor, num_rows: int) -> Tensor:
+    """out[index[e]] += src[e], starting at zero, edge after edge; half precision sums in float32 and rounds once."""
+    wide = src.float() if src.dtype in HALVES else src
+    return wide.new_zeros(num_rows, src.shape[1]).index_add_(0, index, wide).to(src.dtype)
+
+
+def cfconv(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int) -> Tensor:
+    """out[dst[e]] += x[src[e]] * w[e], starting at zero, edge after edge (arXiv:1706.08566, eq. 2)."""
+    if x.dtype in HALVES:
+        return cfconv(x.float(), w.float(), src, dst, num_nodes).to(x.dtype)
+    return scatter_sum(x.index_select(0, src) * w, dst, num_nodes)
+
+
+def cfconv_backward(grad: Tensor, x: Tensor, w: Tensor, src: Tensor, dst: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of `cfconv` with respect to x and w."""
+    if x.dtype in HALVES:
+        grad_x, grad_w = cfconv_backward(grad.float(), x.float(), w.float(), src, dst)
+        return grad_x.to(x.dtype), grad_w.to(x.dtype)
+    grad_edge = grad.index_select(0, dst)
+    return scatter_sum(grad_edge * w, src, x.shape[0]), x.index_select(0, src) * grad_edge
+
+
+def scatter_mul(src: Tensor, index: Tensor, num_rows: int) -> Tensor:
+    """out[index[e]] *= src[e], starting at one, edge after edge."""
+    wide = src.float() if src.dtype in HALVES else src
+    ones = wide.new_ones(num_rows, src.shape[1])
+    return ones.scatter_reduce_(0, _expand(index, wide), wide, "prod").to(src.dtype)
+
+
+def scatter_extremum(src: Tensor, index: Tensor, num_rows: int, *, largest: bool) -> tuple[Tensor, Tensor]:
+    """The first largest (or smallest) entry per row and channel and its edge; 0 and `num_edges` where none arrives.
+
+    A NaN is neither larger nor smaller than anything, so it never wins, as in torch_scatter.
+    """
+    num_edges = src.shape[0]
+    full = _expand(index, src)
+    reduce, worst = ("amax", _lowest(src.dtype)) if largest else ("amin", _highest(src.dtype))
+    is_number = src == src
+    candidates = torch.where(is_number, src, torch.full_like(src, worst))
+    best = src.new_full((num_rows, src.shape[1]), worst).scatter_reduce_(0, full, candidates, reduce)
+    edge = torch.arange(num_edges, device=src.device).unsqueeze(1).expand_as(src)
+    wins = is_number & (src == best.gather(0, full))
+    arg = edge.new_full(best.shape, num_edges)
+    arg.scatter_reduce_(0, full, torch.where(wins, edge, num_edges), "amin")
+    return best.masked_fill(arg == num_edges, 0), arg
+
+
+def _expand(index: Tensor, src: Tensor) -> Tensor:
+    return index.long().unsqueeze(1).expand_as(src)
+
+
+def _lowest(dtype: torch.dtype) -> float:
+    return -torch.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+def _highest(dtype: torch.dtype) -> float:
+    return torch.inf if dtype.is_floating_point else torch.iinfo(dtype).max

@@ -1,0 +1,202 @@
+"""popgeo::gather and popgeo::scatter_sum: rows to edges and edges to rows, each the derivative of the other."""
+
+import ctypes
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from popgeo.native import library
+from popgeo.ops import delegate, reference
+from popgeo.ops.checks import as_int64, check_index, refuse_index, refuse_plan
+from popgeo.ops.registration import is_direct, register
+
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
+NATIVE_DTYPES = {
+    torch.float32: 0,
+    torch.float64: 1,
+    torch.bfloat16: 2,
+    torch.float16: 3,
+    torch.int32: 4,
+    torch.int64: 5,
+}
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def scatter_sum_rows(
+    src: Tensor, index: Tensor, num_rows: int, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int
+) -> Tensor:
+    """Sums the rows of `src` that share an index, each in the order of the edges. [num_rows, channels]"""
+    if is_direct(src, index):
+        return _scatter_sum(src, index, num_rows, rowptr, perm, num_tiles)
+    return torch.ops.popgeo.scatter_sum(src, index, num_rows, rowptr, perm, num_tiles)
+
+
+def gather_rows(x: Tensor, index: Tensor, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int) -> Tensor:
+    """The row of `x` that each edge names. [num_edges, channels]"""
+    if is_direct(x, index):
+        return _gather(x, index)
+    return torch.ops.popgeo.gather(x, index, rowptr, perm, num_tiles)
+
+
+def _check_rows(name: str, rows: Tensor) -> None:
+    if rows.dim() != 2:
+        raise ValueError(f"{name} has shape {tuple(rows.shape)}; it is two-dimensional: (rows, channels).")
+
+
+def check_sum(src: Tensor, index: Tensor, num_rows: int) -> None:
+    _check_rows("src", src)
+    check_index("index", index, src.shape[0], src)
+    if num_rows < 0:
+        raise ValueError(f"num_rows is {num_rows}; it cannot be negative.")
+
+
+def _scatter_sum(
+    src: Tensor,
+    index: Tensor,
+    num_rows: int,
+    rowptr: Tensor | None = None,
+    perm: Tensor | None = None,
+    num_tiles: int = 0,
+) -> Tensor:
+    check_sum(src, index, num_rows)
+    out = sum_compiled(src, index, num_rows, rowptr, perm, num_tiles)
+    if out is not None:
+        return out
+    try:
+        return reference.scatter_sum(src, index, num_rows)
+    except (IndexError, RuntimeError):
+        refuse_index("index", index, num_rows)
+        raise
+
+
+def sum_compiled(
+    src: Tensor, index: Tensor | None, num_rows: int, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int
+) -> Tensor | None:
+    """The sum by the compiled kernel, from a plan or else an index; None where torch is to compute it."""
+    native = library.function("popgeo_scatter_sum", (_INT, *[_POINTER] * 5, *[_INT] * 5), _INT)
+    num_edges, channels = src.shape
+    if (
+        native is None
+        or not src.is_cpu
+        or src.dtype not in NATIVE_DTYPES
+        or delegate.sum_to_torch(num_edges, num_rows, channels, src.dtype, has_plan=rowptr is not None)
+    ):
+        return None
+    src, index = src.contiguous(), None if index is None else as_int64(index)
+    out = src.new_empty(num_rows, channels)
+    if rowptr is not None:
+        rowptr, perm = check_plan_tensors("index", rowptr, perm, num_edges, num_rows)
+    status = native(
+        NATIVE_DTYPES[src.dtype],
+        src.data_ptr(),
+        pointer(index),
+        pointer(rowptr),
+        pointer(perm),
+        out.data_ptr(),
+        num_edges,
+        num_rows,
+        channels,
+        num_tiles,
+        torch.get_num_threads(),
+    )
+    if status:
+        explain("index", index, num_rows, rowptr, perm)
+    return out
+
+
+def check_plan_tensors(
+    name: str, rowptr: Tensor, perm: Tensor | None, num_edges: int, num_rows: int
+) -> tuple[Tensor, Tensor | None]:
+    """The tensors of a plan as the compiled kernels read them; their values are checked there, edge by edge."""
+    if rowptr.shape != (num_rows + 1,) or (perm is not None and perm.shape != (num_edges,)):
+        raise ValueError(
+            f"The plan is for {rowptr.shape[0] - 1} rows"
+            + ("" if perm is None else f" and {perm.shape[0]} edges")
+            + f"; {name} has {num_edges} edges into {num_rows} rows. Make a plan from this {name}."
+        )
+    if rowptr.dtype != torch.int32 or (perm is not None and perm.dtype != torch.int32):
+        raise ValueError("rowptr and perm of a plan are torch.int32. Use ScatterPlan.from_index.")
+    return rowptr.contiguous(), None if perm is None else perm.contiguous()
+
+
+def explain(name: str, index: Tensor | None, num_rows: int, rowptr: Tensor | None, perm: Tensor | None) -> NoReturn:
+    """Raises what made a kernel stop: an index out of range, a plan of another index, or no memory."""
+    if index is not None:
+        refuse_index(name, index, num_rows)
+        if rowptr is not None:
+            refuse_plan(name, index, num_rows, rowptr, perm)
+    raise MemoryError("popgeo could not allocate its working memory.")
+
+
+def _gather(
+    x: Tensor, index: Tensor, rowptr: Tensor | None = None, perm: Tensor | None = None, num_tiles: int = 0
+) -> Tensor:
+    _check_rows("x", x)
+    check_index("index", index, index.numel(), x)
+    try:
+        return x.index_select(0, index)
+    except (IndexError, RuntimeError):
+        refuse_index("index", index, x.shape[0])
+        raise
+
+
+def _fake_sum(
+    src: Tensor,
+    index: Tensor,
+    num_rows: int,
+    rowptr: Tensor | None = None,
+    perm: Tensor | None = None,
+    num_tiles: int = 0,
+) -> Tensor:
+    check_sum(src, index, num_rows)
+    return src.new_empty(num_rows, src.shape[1])
+
+
+def _fake_gather(
+    x: Tensor, index: Tensor, rowptr: Tensor | None = None, perm: Tensor | None = None, num_tiles: int = 0
+) -> Tensor:
+    _check_rows("x", x)
+    check_index("index", index, index.numel(), x)
+    return x.new_empty(index.shape[0], x.shape[1])
+
+
+def _save_sum(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, index, _, rowptr, perm, ctx.num_tiles = inputs
+    ctx.save_for_backward(index, rowptr, perm)
+
+
+def _save_gather(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, index, rowptr, perm, ctx.num_tiles = inputs
+    ctx.num_rows = x.shape[0]
+    ctx.save_for_backward(index, rowptr, perm)
+
+
+def _differentiate_sum(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    index, rowptr, perm = ctx.saved_tensors
+    return gather_rows(grad, index, rowptr, perm, ctx.num_tiles), None, None, None, None, None
+
+
+def _differentiate_gather(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    index, rowptr, perm = ctx.saved_tensors
+    return scatter_sum_rows(grad, index, ctx.num_rows, rowptr, perm, ctx.num_tiles), None, None, None, None
+
+
+register(
+    "scatter_sum(Tensor src, Tensor index, SymInt num_rows, "
+    "Tensor? rowptr=None, Tensor? perm=None, int num_tiles=0) -> Tensor",
+    kernel=_scatter_sum,
+    fake=_fake_sum,
+    setup_context=_save_sum,
+    backward=_differentiate_sum,
+)
+register(
+    "gather(Tensor x, Tensor index, Tensor? rowptr=None, Tensor? perm=None, int num_tiles=0) -> Tensor",
+    kernel=_gather,
+    fake=_fake_gather,
+    setup_context=_save_gather,
+    backward=_differentiate_gather,
+)

@@ -1,0 +1,336 @@
+"""scatter and gather over any dimension, with the signatures and results of torch_scatter."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from popgeo.ops.checks import refuse_index
+from popgeo.ops.extremum import scatter_max_rows, scatter_min_rows
+from popgeo.ops.plan import ScatterPlan
+from popgeo.ops.product import scatter_mul_rows
+from popgeo.ops.registration import is_direct
+from popgeo.ops.rows import gather_rows, scatter_sum_rows
+
+REDUCES = ("sum", "add", "mul", "mean", "min", "max")
+
+
+def scatter(
+    src: Tensor,
+    index: Tensor,
+    dim: int = -1,
+    out: Tensor | None = None,
+    dim_size: int | None = None,
+    reduce: str = "sum",
+    plan: ScatterPlan | None = None,
+) -> Tensor:
+    """Reduce all entries of `src` that share an index, as `torch_scatter.scatter` does.
+
+    Args:
+        src: The entries. [..., num_edges, ...]
+        index: Receiving row of each entry: one per position along `dim`, or any shape that broadcasts to `src`.
+        dim: The dimension that the index runs along.
+        out: A tensor to reduce into, in place; it is also what is returned.
+        dim_size: Rows of the result. Without it `index.max() + 1`, which cannot be captured.
+        reduce: "sum" (or "add"), "mean", "mul", "min" or "max".
+        plan: The plan of a one-dimensional `index`, made once and reused.
+
+    Returns:
+        The reduced entries. Where nothing arrives: 0, and 1 for "mul". [..., dim_size, ...]
+
+    Raises:
+        ValueError: an index is out of range, its shape does not broadcast, or `reduce` is unknown.
+
+    Example:
+        >>> src = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+        >>> scatter(src, torch.tensor([1, 1, 0]), dim=0, dim_size=2, reduce="sum")
+        tensor([[5., 6.],
+                [4., 6.]])
+    """
+    if reduce in ("sum", "add"):
+        return scatter_sum(src, index, dim, out, dim_size, plan)
+    if reduce == "mean":
+        return scatter_mean(src, index, dim, out, dim_size, plan)
+    if reduce == "mul":
+        return scatter_mul(src, index, dim, out, dim_size, plan)
+    if reduce == "min":
+        return scatter_min(src, index, dim, out, dim_size, plan)[0]
+    if reduce == "max":
+        return scatter_max(src, index, dim, out, dim_size, plan)[0]
+    raise ValueError(f"reduce is {reduce!r}; allowed are {', '.join(REDUCES)}.")
+
+
+def scatter_sum(
+    src: Tensor,
+    index: Tensor,
+    dim: int = -1,
+    out: Tensor | None = None,
+    dim_size: int | None = None,
+    plan: ScatterPlan | None = None,
+) -> Tensor:
+    """Sum the entries that share an index; see `scatter`.
+
+    Example:
+        >>> scatter_sum(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 2, 0]), dim_size=3)
+        tensor([4., 0., 2.])
+    """
+    rows = Rows.of(src, index, dim, out, dim_size)
+    total = rows.restore(scatter_sum_rows(rows.src, rows.index, rows.num_rows, *rows.plan(plan)))
+    return total if out is None else out.add_(total)
+
+
+scatter_add = scatter_sum
+
+
+def scatter_mean(
+    src: Tensor,
+    index: Tensor,
+    dim: int = -1,
+    out: Tensor | None = None,
+    dim_size: int | None = None,
+    plan: ScatterPlan | None = None,
+) -> Tensor:
+    """Average the entries that share an index; integers round down. See `scatter`.
+
+    Example:
+        >>> scatter_mean(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 2, 0]), dim_size=3)
+        tensor([2., 0., 2.])
+    """
+    rows = Rows.of(src, index, dim, out, dim_size)
+    total = rows.restore(scatter_sum_rows(rows.src, rows.index, rows.num_rows, *rows.plan(plan)))
+    if out is not None:
+        total = out.add_(total)
+    count = rows.restore(rows.count(plan).clamp_(min=1).to(src.dtype).expand(-1, rows.src.shape[1]))
+    if out is not None:
+        return out.div_(count, rounding_mode=None if out.is_floating_point() else "floor")
+    return torch.div(total, count, rounding_mode=None if total.is_floating_point() else "floor")
+
+
+def scatter_mul(
+    src: Tensor,
+    index: Tensor,
+    dim: int = -1,
+    out: Tensor | None = None,
+    dim_size: int | None = None,
+    plan: ScatterPlan | None = None,
+) -> Tensor:
+    """Multiply the entries that share an index; 1 where nothing arrives. See `scatter`.
+
+    Example:
+        >>> scatter_mul(torch.tensor([4.0, 2.0, 3.0]), torch.tensor([0, 2, 0]), dim_size=3)
+        tensor([12.,  1.,  2.])
+    """
+    rows = Rows.of(src, index, dim, out, dim_size)
+    product = rows.restore(scatter_mul_rows(rows.src, rows.index, rows.num_rows, *rows.plan(plan)))
+    return product if out is None else out.mul_(product)
+
+
+def scatter_min(
+    src: Tensor,
+    index: Tensor,
+    dim: int = -1,
+    out: Tensor | None = None,
+    dim_size: int | None = None,
+    plan: ScatterPlan | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The smallest of the entries that share an index, and its position along `dim`; see `scatter_max`.
+
+    Example:
+        >>> scatter_min(torch.tensor([4.0, 2.0, 3.0]), torch.tensor([0, 2, 0]), dim_size=3)
+        (tensor([3., 0., 2.]), tensor([2, 3, 1]))
+    """
+    rows = Rows.of(src, index, dim, out, dim_size)
+    best, arg = scatter_min_rows(rows.src, rows.index, rows.num_rows, *rows.plan(plan))
+    return _keep_better(rows.restore(best), rows.restore_position(arg), out, src.shape[dim], torch.lt)
+
+
+def scatter_max(
+    src: Tensor,
+    index: Tensor,
+    dim: int = -1,
+    out: Tensor | None = None,
+    dim_size: int | None = None,
+    plan: ScatterPlan | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The largest of the entries that share an index, and its position along `dim`; see `scatter`.
+
+    The first of equal entries wins. Where nothing arrives the value is 0 and the position `src.shape[dim]`.
+
+    Example:
+        >>> scatter_max(torch.tensor([4.0, 2.0, 3.0]), torch.tensor([0, 2, 0]), dim_size=3)
+        (tensor([4., 0., 2.]), tensor([0, 3, 1]))
+    """
+    rows = Rows.of(src, index, dim, out, dim_size)
+    best, arg = scatter_max_rows(rows.src, rows.index, rows.num_rows, *rows.plan(plan))
+    return _keep_better(rows.restore(best), rows.restore_position(arg), out, src.shape[dim], torch.gt)
+
+
+def gather(x: Tensor, index: Tensor, dim: int = 0, plan: ScatterPlan | None = None) -> Tensor:
+    """The entry of `x` that each edge names along `dim`: `x.index_select(dim, index)`, with a planned backward pass.
+
+    Args:
+        x: Features of the nodes. [..., num_nodes, ...]
+        index: Node that each edge reads. [num_edges]
+        dim: The dimension that the index runs along.
+        plan: The plan of `index`, made once and reused; it makes the gradient faster.
+
+    Returns:
+        Features at the edges. [..., num_edges, ...]
+
+    Raises:
+        ValueError: an index is negative or not below `x.shape[dim]`.
+
+    Example:
+        >>> gather(torch.tensor([[1.0], [2.0]]), torch.tensor([1, 1, 0])).flatten()
+        tensor([2., 2., 1.])
+    """
+    if x.dim() == 0:
+        raise ValueError("x has no dimension to gather along; give it at least one.")
+    arguments: tuple[Tensor | None, Tensor | None, int] = (None, None, 0)
+    if plan is not None:
+        plan.check("index", index, x.shape[dim])
+        arguments = (plan.rowptr, plan.perm, plan.num_tiles)
+    if x.dim() == 2 and dim in (0, -2):
+        return gather_rows(x, index, *arguments)
+    moved = x.movedim(dim, 0)
+    rows = moved.reshape(moved.shape[0], moved.shape[1:].numel())
+    return gather_rows(rows, index, *arguments).reshape(index.shape[0], *moved.shape[1:]).movedim(0, dim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """A scatter along any dimension with any index, as rows of channels with one index each.
+
+    An index that differs between channels becomes one row per entry: channel `c` of row `i` is row `i * channels + c`.
+    """
+
+    src: Tensor  # [num_edges, channels]
+    index: Tensor  # [num_edges]
+    num_rows: int
+    dim: int
+    shape: torch.Size  # of the result, with `dim` moved to the front
+    num_edges: int
+    is_per_entry: bool
+    channels: int
+
+    @classmethod
+    def of(cls, src: Tensor, index: Tensor, dim: int, out: Tensor | None, dim_size: int | None) -> "Rows":
+        if not -src.dim() <= dim < src.dim():
+            raise ValueError(
+                f"dim is {dim}; src has shape {tuple(src.shape)}, so it is {-src.dim()} to {src.dim() - 1}."
+            )
+        dim %= src.dim()
+        if out is not None:
+            dim_size = out.shape[dim]
+        if dim_size is None:
+            dim_size = _measure(index)
+        vector = _vector(index, src, dim)
+        moved = src.movedim(dim, 0) if dim else src
+        shape = torch.Size((dim_size, *moved.shape[1:]))
+        channels = shape[1:].numel()
+        num_edges = moved.shape[0]
+        rows = moved if moved.dim() == 2 else moved.reshape(num_edges, channels)
+        if vector is not None:
+            rows = rows[: vector.shape[0]] if src.numel() == 0 else rows
+            return cls(
+                src=rows,
+                index=vector,
+                num_rows=dim_size,
+                dim=dim,
+                shape=shape,
+                num_edges=num_edges,
+                is_per_entry=False,
+                channels=channels,
+            )
+        full = broadcast(index, src, dim).movedim(dim, 0).reshape(-1)
+        if is_direct(full):
+            refuse_index("index", full, dim_size)
+        full = full * channels + torch.arange(channels, device=index.device).repeat(num_edges)
+        return cls(
+            src=rows.reshape(-1, 1),
+            index=full,
+            num_rows=dim_size * channels,
+            dim=dim,
+            shape=shape,
+            num_edges=num_edges,
+            is_per_entry=True,
+            channels=channels,
+        )
+
+    def plan(self, plan: ScatterPlan | None) -> tuple[Tensor | None, Tensor | None, int]:
+        if plan is None:
+            return None, None, 0
+        if self.is_per_entry:
+            raise ValueError(
+                "A plan is for a one-dimensional index; this one differs between channels. Pass plan=None."
+            )
+        plan.check("index", self.index, self.num_rows)
+        return plan.rowptr, plan.perm, plan.num_tiles
+
+    def count(self, plan: ScatterPlan | None) -> Tensor:
+        """How many entries arrive at each row. [num_rows, 1]"""
+        if plan is not None:
+            return plan.rowptr.diff().unsqueeze(1)
+        ones = torch.ones_like(self.index)
+        return ones.new_zeros(self.num_rows).scatter_add_(0, self.index.long(), ones).unsqueeze(1)
+
+    def restore(self, rows: Tensor) -> Tensor:
+        """The rows of a result, in the caller's shape."""
+        result = rows if rows.shape == self.shape else rows.reshape(self.shape)
+        return result.movedim(0, self.dim) if self.dim else result
+
+    def restore_entries(self, rows: Tensor) -> Tensor:
+        """One value per entry of `src`, in the caller's shape."""
+        return rows.reshape(self.num_edges, *self.shape[1:]).movedim(0, self.dim)
+
+    def restore_position(self, arg: Tensor) -> Tensor:
+        """The winning rows of `src`, as positions along the caller's dimension."""
+        return self.restore(torch.div(arg, max(self.channels, 1), rounding_mode="floor") if self.is_per_entry else arg)
+
+
+def broadcast(index: Tensor, src: Tensor, dim: int) -> Tensor:
+    """`index` in the shape of `src`: one dimension lies along `dim`, more are matched from the left."""
+    if index.dim() == 1:
+        index = index.reshape([-1 if d == dim else 1 for d in range(src.dim())])
+    index = index.reshape(*index.shape, *[1] * (src.dim() - index.dim()))
+    try:
+        return index.expand(src.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"index has shape {tuple(index.shape)}, which does not broadcast to that of src, {tuple(src.shape)}."
+        ) from None
+
+
+def is_shared(full: Tensor, dim: int) -> bool:
+    """Whether an expanded index is the same in every channel, by its strides alone."""
+    return all(size <= 1 or full.stride(d) == 0 for d, size in enumerate(full.shape) if d != dim)
+
+
+def _vector(index: Tensor, src: Tensor, dim: int) -> Tensor | None:
+    """One index per position along `dim`, or None where it differs between channels."""
+    if index.dim() == 1:
+        return index
+    full = broadcast(index, src, dim)
+    if full.numel() == 0:
+        return full.reshape(-1)  # nothing to route
+    if not is_shared(full, dim):
+        return None
+    return full.movedim(dim, 0).reshape(src.shape[dim], -1)[:, 0]
+
+
+def _measure(index: Tensor) -> int:
+    if not is_direct(index):
+        raise ValueError(
+            "dim_size is missing. Under capture the number of rows cannot be read from the index: pass dim_size=."
+        )
+    return int(index.max()) + 1 if index.numel() else 0
+
+
+def _keep_better(
+    best: Tensor, arg: Tensor, out: Tensor | None, absent: int, is_better: object
+) -> tuple[Tensor, Tensor]:
+    if out is None:
+        return best, arg
+    wins = (arg < absent) & is_better(best, out)  # type: ignore[operator]
+    out.copy_(torch.where(wins, best, out))
+    return out, arg.masked_fill(~wins, absent)

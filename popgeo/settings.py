@@ -1,0 +1,93 @@
+"""What the main job's command line can choose."""
+
+import argparse
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the command line can choose; `python -m popgeo --help` explains each."""
+
+    dataset: str
+    root: Path | None
+    limit: int | None
+    out: Path
+    epochs: int
+    batch_size: int
+    hidden_channels: int
+    num_interactions: int
+    num_neighbors: int
+    cutoff: float
+    lr: float
+    device_iterations: int
+    threads: int
+    seed: int
+
+
+def make_folder(folder: Path) -> None:
+    """Makes the folder that results go to and tries to write there, before any work is done.
+
+    Raises:
+        ValueError: it cannot be written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ValueError(f"--out is {folder}, which cannot be written to: {error.strerror}. Name another.") from error
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without repeating the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"popgeo: {message}; python -m popgeo --help lists the options\n")
+
+
+def at_least(least: float, kind: type) -> Callable[[str], float]:
+    """Reads a number for argparse and refuses what is too small."""
+
+    def read(text: str) -> float:
+        value = kind(text)
+        if not value >= least:
+            raise argparse.ArgumentTypeError(f"{text} is too small, {least:g} is the least")
+        return value
+
+    read.__name__ = kind.__name__
+    return read
+
+
+def parse(arguments: Sequence[str] | None) -> Settings:
+    """The settings that a command line asks for."""
+    parser = OneLineParser(
+        prog="python -m popgeo",
+        description="Trains SchNet on the HOMO-LUMO gap of small molecules, on fixed-size batches, through the "
+        "simulated IPU executor; shows how it went; writes pictures, figures, the executor's report, the weights.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    count, number = at_least(1, int), at_least(0, float)
+    add = parser.add_argument
+    add(
+        "--dataset",
+        choices=["molecules", "qm9"],
+        default="molecules",
+        help="bundled molecules (xTB) or PyG's QM9 (DFT)",
+    )
+    add("--root", type=Path, help="folder of PyG's QM9, for --dataset qm9")
+    add("--limit", type=at_least(10, int), help="use only so many molecules")
+    add("--out", type=Path, default=Path("popgeo-run"), help="folder that the results are written to")
+    add("--epochs", type=count, default=6, help="passes over the training molecules")
+    add("--batch-size", type=count, default=32, help="molecules that a mini-batch holds on average")
+    add("--hidden-channels", type=count, default=64, help="features of an atom, and of a filter")
+    add("--num-interactions", type=count, default=3, help="interaction blocks of SchNet")
+    add("--num-neighbors", type=count, default=16, help="edges of each atom in the KNN interaction graph")
+    add("--cutoff", type=number, default=5.0, help="longest interaction, in angstrom")
+    add("--lr", type=number, default=2e-3, help="learning rate of AdamW, annealed to 0 by a cosine")
+    add("--device-iterations", type=count, default=4, help="training steps in one call of the executor")
+    add("--threads", type=count, default=1, help="threads of torch; more than 1 only helps where cores are idle")
+    add("--seed", type=at_least(0, int), default=0, help="what weights, split and order are drawn from")
+    return Settings(**vars(parser.parse_args(arguments)))

@@ -1,0 +1,89 @@
+"""One graph grown to fixed sizes."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch_geometric.data import Data
+from torch_geometric.datasets import FakeDataset
+from torch_geometric.transforms import Compose, ToUndirected
+from torch_geometric.transforms.pad import AttrNamePadding, EdgeTypePadding, NodeTypePadding
+
+from popgeo.data import Pad, unpad
+from tests.data.graphs import CITES, WRITES, assert_same_graphs, graph, hetero_graph, same
+
+
+def test_a_graph_padded_by_hand(native):
+    data = Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]), edge_attr=torch.ones(1), y=torch.tensor([7]))
+    padded = Pad(4, 3, node_pad_value=5, edge_pad_value=-1, add_pad_mask=True)(data)
+    assert type(padded) is Data
+    assert padded.x.flatten().tolist() == [1, 1, 5, 5]
+    assert padded.edge_index.tolist() == [[0, 2, 2], [1, 2, 2]]
+    assert padded.edge_attr.tolist() == [1, -1, -1]
+    assert padded.y.tolist() == [7]
+    assert padded.nodes_mask.tolist() == [True, True, False, False]
+    assert padded.edges_mask.tolist() == [True, False, False]
+    assert data.x.shape == (2, 1)
+
+
+@settings(deadline=None, max_examples=25)
+@given(nodes=st.integers(1, 7), edges=st.integers(0, 9), more=st.integers(1, 5), more_edges=st.integers(0, 5))
+def test_unpad_undoes_pad(nodes, edges, more, more_edges):
+    data = graph(nodes, edges)
+    before = copy.deepcopy(data)
+    padded = Pad(nodes + more, edges + more_edges, add_pad_mask=True)(data)
+    assert padded.num_nodes == nodes + more
+    assert padded.num_edges == edges + more_edges
+    assert_same_graphs(unpad(padded), [data])
+    assert_same_graphs([data], [before])
+
+
+def test_heterogeneous_graphs_are_padded_per_type(native):
+    data = hetero_graph(2, 3, 4, 1)
+    padded = Pad({"a": 4, "b": 5}, {WRITES: 6, CITES: 1}, add_pad_mask=True)(data)
+    assert padded["a"].x.shape == (4, 2)
+    assert padded["b"].num_nodes == 5
+    assert padded[WRITES].edge_index[:, 4:].tolist() == [[2, 2], [3, 3]]
+    assert same(padded[CITES].edge_index, data[CITES].edge_index)
+    assert_same_graphs(unpad(padded), [data])
+
+
+def test_pad_values_may_differ_by_attribute_and_type(native):
+    data = hetero_graph(2, 3, 4, 1)
+    padded = Pad(
+        5,
+        6,
+        node_pad_value=NodeTypePadding({"a": AttrNamePadding({"x": 3.0})}, default=1.0),
+        edge_pad_value=EdgeTypePadding({WRITES: AttrNamePadding({"edge_attr": 4.0})}),
+    )(data)
+    assert (padded["a"].x[2:] == 3).all()
+    assert (padded[WRITES].edge_attr[4:] == 4).all()
+
+
+def test_train_masks_are_false_for_padding_whatever_fills_the_features(native):
+    padded = Pad(6, 6, node_pad_value=1.0)(graph(3, 2))
+    assert not padded.train_mask[3:].any()
+    assert Pad(6, 6, mask_pad_value=True)(graph(3, 2)).train_mask[3:].all()
+
+
+def test_a_padding_edge_never_points_at_a_node_that_is_not_there():
+    with pytest.raises(ValueError, match=r"needs 4 padding edges.*but all 3 nodes are real"):
+        Pad(3, 6)(graph(3, 2))
+    assert Pad(3, 2)(graph(3, 2)).num_nodes == 3
+    assert Pad(3)(Data(pos=torch.ones(3, 3))).pos.shape == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("pad", "found"), [(Pad(2, 9), "has 3 nodes, Pad.max_num_nodes is 2"), (Pad(4, 1), "has 2 edges")]
+)
+def test_a_graph_that_is_too_large_is_refused(pad, found):
+    with pytest.raises(ValueError, match=found):
+        pad(graph(3, 2))
+
+
+def test_pad_composes_with_transforms_of_pyg_and_serves_as_one():
+    dataset = FakeDataset(num_graphs=3, avg_num_nodes=6, transform=Compose([ToUndirected(), Pad(40, 400)]))
+    assert {data.x.shape[0] for data in dataset} == {40}
+    assert repr(Pad(40, 400)) == "Pad(max_num_nodes=40, max_num_edges=400)"

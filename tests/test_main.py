@@ -1,0 +1,108 @@
+"""The main job, from the command line to the files it leaves."""
+
+import contextlib
+import io
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from popgeo.__main__ import main
+from popgeo.settings import Settings
+
+SMALL = ("--limit", "300", "--epochs", "2", "--hidden-channels", "8", "--num-interactions", "1", "--batch-size", "8")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """One small run: the folder it wrote and what it printed."""
+    folder, printed = tmp_path_factory.mktemp("main") / "new" / "run", io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert main([*SMALL, "--out", str(folder)]) == 0
+    return folder, printed.getvalue()
+
+
+def test_a_run_shows_errors_fill_and_the_step(run: tuple[Path, str]):
+    _, printed = run
+    for words in (
+        "240 for training, 30 for validation, 30 for test",
+        "validation_mae",
+        "mean_predictor_mae",
+        "graphs_per_second",
+        "of nodes",
+        "of edges",
+        "of graphs",
+        "test:",
+    ):
+        assert words in printed, printed
+
+
+def test_a_run_writes_pictures_metrics_report_and_weights_and_nothing_half_done(run: tuple[Path, str]):
+    folder, _ = run
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"loss.png", "predictions.png", "metrics.csv", "report.txt", "weights.pt"}
+    assert all(path.stat().st_size > 0 for path in folder.iterdir())
+
+
+def test_the_metrics_have_one_row_an_epoch(run: tuple[Path, str]):
+    metrics = pd.read_csv(run[0] / "metrics.csv")
+    assert metrics["epoch"].tolist() == [1, 2]
+    assert (metrics[["train_mae", "validation_mae", "mean_predictor_mae", "graphs_per_second"]] > 0).all(axis=None)
+
+
+def test_the_weights_load_without_running_code(run: tuple[Path, str]):
+    weights = torch.load(run[0] / "weights.pt", weights_only=True)
+    assert weights["embedding.weight"].shape == (100, 8)
+
+
+def test_the_same_seed_gives_the_same_errors(run: tuple[Path, str], tmp_path: Path):
+    main([*SMALL, "--out", str(tmp_path)])
+    columns = ["train_mae", "validation_mae"]
+    again, before = pd.read_csv(tmp_path / "metrics.csv"), pd.read_csv(run[0] / "metrics.csv")
+    pd.testing.assert_frame_equal(again[columns], before[columns])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--epochs", "0"], "--epochs: 0 is too small, 1 is the least"),
+        (["--epochs", "many"], "--epochs: invalid int value: 'many'"),
+        (["--limit", "3"], "--limit: 3 is too small, 10 is the least"),
+        (["--dataset", "qm8"], "--dataset: invalid choice: 'qm8'"),
+        (["--colour", "red"], "unrecognized arguments: --colour red"),
+    ],
+)
+def test_a_wrong_option_is_one_clear_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    message = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert words in message
+    assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize("root", [[], ["--root", "no/such/folder"]])
+def test_a_missing_root_is_one_clear_line(root: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["--dataset", "qm9", *root, "--out", str(tmp_path)]) == 2
+    message = capsys.readouterr().err
+    assert "for --dataset qm9 name an existing folder" in message
+    assert message.count("\n") == 1
+
+
+def test_an_unwritable_folder_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "file").write_text("not a folder")
+    assert main(["--out", str(tmp_path / "file" / "run")]) == 2
+    message = capsys.readouterr().err
+    assert "cannot be written to: Not a directory. Name another." in message
+    assert message.count("\n") == 1
+
+
+def test_help_lists_every_option_with_its_default(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert stop.value.code == 0
+    for option in Settings.__dataclass_fields__:
+        assert f"--{option.replace('_', '-')}" in text
+    assert text.count("(default: ") == len(Settings.__dataclass_fields__)

@@ -1,0 +1,63 @@
+"""What a user installs: the wheel holds all it needs, and runs the main job away from the source."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the sdist, built from the source, and the wheel, built from the sdist."""
+    pytest.importorskip("build")
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(REPOSITORY)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return folder
+
+
+def test_the_wheel_serves_every_python_and_holds_code_and_data(dist: Path):
+    (wheel,) = dist.glob("*.whl")
+    assert "-py3-none-" in wheel.name
+    names = zipfile.ZipFile(wheel).namelist()
+    for name in (
+        "popgeo/__main__.py",
+        "popgeo/py.typed",
+        "popgeo/datasets/molecules.npz",
+        "popgeo/ipu/compiler/capture.py",
+    ):
+        assert name in names
+    assert not [name for name in names if name.startswith(("tests", "benchmarks", "scripts"))]
+
+
+def test_the_wheel_alone_runs_the_main_job(dist: Path, tmp_path: Path):
+    (wheel,) = dist.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    small = [
+        "--limit",
+        "100",
+        "--epochs",
+        "1",
+        "--hidden-channels",
+        "8",
+        "--num-interactions",
+        "1",
+        "--batch-size",
+        "8",
+    ]
+    run = subprocess.run(
+        [sys.executable, "-m", "popgeo", *small],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "popgeo-run" / "loss.png").exists()
