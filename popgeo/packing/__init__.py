@@ -14,6 +14,11 @@ from popgeo.packing.size_plan import Histogram as Histogram
 from popgeo.packing.size_plan import SizePlan as SizePlan
 from popgeo.packing.size_plan import histogram as histogram
 from popgeo.packing.stream import stream as stream
+from popgeo.packing.summary import fill as fill
+from popgeo.packing.summary import mean_sizes as mean_sizes
+from popgeo.packing.summary import summary as summary
+from popgeo.packing.summary import sweep as sweep
+from popgeo.packing.summary import variance_ratio as variance_ratio
 from popgeo.packing.tune import Shape as Shape
 from popgeo.packing.tune import tune as tune
 from popgeo.packing.window import iter_window as iter_window
