@@ -64,7 +64,7 @@ inline void for_each_tile(const Plan& plan, int64_t channels, Tile tile) {
 }
 
 inline int64_t edges_ahead(int64_t channels) {
-  const int64_t ahead = PREFETCH_FLOATS / channels;
+  const int64_t ahead = PREFETCH_FLOATS / (channels > 0 ? channels : 1);
   return ahead < 4 ? 4 : ahead > 32 ? 32 : ahead;
 }
 
