@@ -163,8 +163,8 @@ class EdgePlan:
 
 
 def _version(index: Tensor) -> int:
-    """How often the tensor was changed in place; inference tensors do not count it."""
-    return -1 if index.is_inference() else index._version
+    """How often the tensor was changed in place; -1 where that is not counted (inference, compilation)."""
+    return -1 if torch.compiler.is_compiling() or index.is_inference() else index._version
 
 
 def _restore(index: Tensor, rowptr: Tensor, perm: Tensor | None, num_tiles: int) -> ScatterPlan:

@@ -63,6 +63,8 @@ def is_direct(*tensors: Tensor) -> bool:
             return False
         if differentiates and tensor.requires_grad:
             return False
+        if torch._C._functorch.is_legacy_batchedtensor(tensor):  # torch.autograd.grad(..., is_grads_batched=True)
+            return False
     return True
 
 
