@@ -8,9 +8,10 @@ import argparse
 import copy
 
 import torch
-from popgeo import ipu
 from timing import measure, one_thread
 from torch import Tensor, nn
+
+from popgeo import ipu
 
 
 class SchNet(nn.Module):

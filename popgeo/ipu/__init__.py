@@ -2,7 +2,6 @@
 
 from popgeo.ipu.check import check_static as check_static
 from popgeo.ipu.compiler.static_shapes import DynamicShapeError as DynamicShapeError
-from popgeo.ipu.executor import CompiledModel as CompiledModel
 from popgeo.ipu.compiler.static_shapes import Problem as Problem
 from popgeo.ipu.executable import Executable as Executable
 from popgeo.ipu.executable import compile as compile

@@ -5,17 +5,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch import nn
+
 from popgeo.ipu import batching
 from popgeo.ipu.compiler.account import account
-from popgeo.ipu.compiler.capture import capture
-from popgeo.ipu.compiler.optimize import optimize
+from popgeo.ipu.compiler.compile_step import compile_step
 from popgeo.ipu.options import Options
 from popgeo.ipu.replicas import Replicas
 from popgeo.ipu.report import Report
 from popgeo.ipu.stepper import Stepper
 from popgeo.ipu.structure import first_difference, flatten, same, unflatten
 from popgeo.ipu.target import IpuTarget
-from torch import nn
 
 
 class Executable:
@@ -33,10 +33,9 @@ class Executable:
             return function(*bound.args, **bound.kwargs)
 
         module = function if isinstance(function, nn.Module) else nn.Module()
-        self._capture = capture(module, list(zip(batching.names(self._arguments), tensors, strict=True)), call)
-        graph, relied_on = optimize(self._capture.graph)
-        self.graph = graph
-        self._stepper = Stepper(self._capture, graph, relied_on, module, Options(target=target), None, Replicas((0,), 1))
+        arguments = list(zip(batching.names(self._arguments), tensors, strict=True))
+        self.step = compile_step(module, arguments, call)
+        self._stepper = Stepper(self.step, module, Options(target=target), None, Replicas((0,), 1))
         self._compile_seconds = time.perf_counter() - start
         self._run_seconds, self._calls = 0.0, 0
 
@@ -48,11 +47,13 @@ class Executable:
         """
         tensors, structure = flatten(dict(self._signature.bind(*args, **kwargs).arguments))
         if not same(self._arguments, structure):
-            raise ValueError(f"{first_difference(self._arguments, structure)}. Compile the function anew for other shapes.")
+            raise ValueError(
+                f"{first_difference(self._arguments, structure)}. Compile the function anew for other shapes."
+            )
         start = time.perf_counter()
         results = self._stepper.run(tensors)
         self._run_seconds, self._calls = self._run_seconds + time.perf_counter() - start, self._calls + 1
-        return unflatten(self._capture.result, results)
+        return unflatten(self.step.result, results)
 
     @property
     def report(self) -> Report:
@@ -61,7 +62,7 @@ class Executable:
         return Report(
             target=self._target,
             families=account(engine.graph),
-            captured_ops=len(self._capture.graph.ops),
+            captured_ops=self.step.captured_ops,
             state_bytes=self._stepper.state_bytes,
             buffer_bytes=engine.buffer_bytes,
             compile_seconds=self._compile_seconds,
@@ -71,9 +72,7 @@ class Executable:
         )
 
 
-def compile(
-    function: Callable[..., Any], example_inputs: Sequence[Any], target: IpuTarget | None = None
-) -> Executable:
+def compile(function: Callable[..., Any], example_inputs: Sequence[Any], target: IpuTarget | None = None) -> Executable:
     """Compiles a function of tensors for the shapes of example inputs.
 
     Args:

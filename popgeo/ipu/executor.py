@@ -1,6 +1,7 @@
 """Training and inference models that compile one step and run it at every call."""
 
 import inspect
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,14 +11,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from popgeo.ipu import batching
+from popgeo.ipu.checkpoint import load_checkpoint, save_checkpoint
 from popgeo.ipu.compiler.account import account
-from popgeo.ipu.compiler.capture import Capture, capture
-from popgeo.ipu.compiler.optimize import optimize
+from popgeo.ipu.compiler.compile_step import compile_step
 from popgeo.ipu.options import Options
 from popgeo.ipu.replicas import Replicas
-from popgeo.ipu.report import Report
+from popgeo.ipu.report import Family, Report
 from popgeo.ipu.stepper import Stepper
-from popgeo.ipu.structure import Structure, first_difference, flatten, same, unflatten
+from popgeo.ipu.structure import Structure, describe, first_difference, flatten, same, unflatten
 from popgeo.ipu.update import Update
 
 
@@ -105,7 +106,7 @@ class CompiledModel:
         self._optimizer, self._learning_rate = optimizer, learning_rate
         self._signature = inspect.signature(model.forward)
         self._arguments: Structure | None = None
-        self._capture: Capture | None = None
+        self._pending: Mapping[str, Any] | None = None
         self._stepper: Stepper | None = None
         self._update: Update | None = None
         self._compile_seconds = self._run_seconds = 0.0
@@ -126,13 +127,12 @@ class CompiledModel:
                 f"{first_difference(self._arguments, structure)}. A compiled step has fixed shapes: give it what it was "
                 "compiled for, or call destroy() and compile anew."
             )
-        assert self._capture is not None
         assert self._stepper is not None
         start = time.perf_counter()
         results = self._stepper.run(tensors)
         self._run_seconds += time.perf_counter() - start
         self._calls += 1
-        return unflatten(self._capture.result, results)
+        return unflatten(self._stepper.step.result, results)
 
     def compile(self, *args: Any, **kwargs: Any) -> "CompiledModel":
         """Compiles the step for these arguments without running it.
@@ -158,14 +158,16 @@ class CompiledModel:
         Raises:
             ValueError: nothing is compiled yet.
         """
-        if self._stepper is None or self._capture is None:
-            raise ValueError("Nothing is compiled yet; call the model or .compile(...) first.")
+        stepper = self._require_compiled()
+        families = account(stepper.engine.graph)
+        if self._update is not None:
+            families["optimizer"] = sum(account(self._update.capture()).values(), Family())
         return Report(
             target=self.options.target,
-            families=account(self._stepper.engine.graph),
-            captured_ops=len(self._capture.graph.ops),
-            state_bytes=self._stepper.state_bytes,
-            buffer_bytes=self._stepper.engine.buffer_bytes,
+            families=families,
+            captured_ops=stepper.step.captured_ops,
+            state_bytes=stepper.state_bytes,
+            buffer_bytes=stepper.engine.buffer_bytes,
             compile_seconds=self._compile_seconds,
             calls=self._calls,
             steps=self._calls * self.options.batch_factor,
@@ -204,16 +206,56 @@ class CompiledModel:
         """
         self._require_compiled().bind()
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes weights, optimizer and random numbers to a file that is whole at any moment, also if killed meanwhile.
+
+        Raises:
+            ValueError: nothing is compiled.
+        """
+        stepper = self._require_compiled()
+        content: dict[str, Any] = {
+            "model": self.model.state_dict(),
+            "buffers": stepper.buffers,
+            "generators": [generator.get_state() for generator in stepper.generators],
+        }
+        if self._optimizer is not None and self._update is not None:
+            content |= {"optimizer": self._optimizer.state_dict(), "num_updates": self._update.num_updates}
+        save_checkpoint(path, content)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Goes on from what `save` wrote, before or after compiling.
+
+        Raises:
+            ValueError: the file is no such checkpoint, or of a model that has other weights.
+        """
+        content = load_checkpoint(path)
+        try:
+            self.model.load_state_dict(content["model"])
+        except RuntimeError as error:
+            raise ValueError(f"{path} does not fit the model: {error}") from error
+        if self._optimizer is not None and "optimizer" in content:
+            self._optimizer.load_state_dict(content["optimizer"])
+        self._pending = content
+        self._restore_run(content)
+
     def destroy(self) -> None:
         """Forgets the compiled step; weights and optimizer state stay."""
         for parameter in self.model.parameters():
             parameter.data = parameter.data.clone()
-        self._stepper = self._capture = self._update = self._arguments = None
+        self._stepper = self._update = self._arguments = None
 
     def _require_compiled(self) -> Stepper:
         if self._stepper is None:
             raise ValueError("The model has not been compiled or has been destroyed; call it or .compile(...) first.")
         return self._stepper
+
+    def _restore_run(self, content: Mapping[str, Any] | None) -> None:
+        if content is None or self._stepper is None:
+            return
+        self._stepper.restore(content["generators"], content["buffers"])
+        if self._update is not None and "num_updates" in content:
+            self._update.num_updates = content["num_updates"]
+        self._pending = None
 
     def _take_apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Tensor], Structure]:
         return flatten(dict(self._signature.bind(*args, **kwargs).arguments))
@@ -225,19 +267,21 @@ class CompiledModel:
         batching.check_batch_dimension(structure, factor)
         micro, micro_structure = flatten(unflatten(structure, batching.micro_batch(tensors, 0, factor)))
         trained = {p for group in self._optimizer.param_groups for p in group["params"]} if self._optimizer else set()
-        step = capture(
+        step = compile_step(
             self.model,
             list(zip(batching.names(structure), micro, strict=True)),
             lambda fakes: self._call_model(unflatten(micro_structure, fakes)),
             trained=[name for name, p in self.model.named_parameters() if p in trained and p.requires_grad],
             loss_scaling=self.options.loss_scaling,
+            cache_dir=self.options.cache_dir,
+            choices=list(describe(micro_structure)),
         )
-        graph, relied_on = optimize(step.graph)
         if self._optimizer is not None:
             self._update = self._make_update(self._optimizer, step.trained)
         replicas.share_weights([*self.model.parameters(), *self.model.buffers()])
-        self._stepper = Stepper(step, graph, relied_on, self.model, self.options, self._update, replicas)
-        self._capture, self._arguments = step, structure
+        self._stepper = Stepper(step, self.model, self.options, self._update, replicas)
+        self._arguments = structure
+        self._restore_run(self._pending)
         self._compile_seconds = time.perf_counter() - start
 
     def _make_update(self, optimizer: Optimizer, trained: Sequence[str]) -> Update:

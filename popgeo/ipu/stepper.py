@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.ipu import batching
-from popgeo.ipu.compiler.capture import Capture
-from popgeo.ipu.compiler.optimize import optimize
+from popgeo.ipu.compiled_step import CompiledStep
+from popgeo.ipu.compiler.indexing import without_row_indexing
 from popgeo.ipu.engine import Engine
 from popgeo.ipu.op_graph import OpGraph
 from popgeo.ipu.options import Options, OutputMode, Reduction
@@ -20,9 +20,7 @@ class Stepper:
     """A compiled step with its weights, buffers of each replica and random numbers.
 
     Args:
-        step: The captured step.
-        graph: Its graph after the passes.
-        relied_on: Inputs that must not be negative for the passes to hold.
+        step: What to run.
         model: Owns parameters and buffers, which change in place.
         options: How often a call repeats the step.
         update: Applies gradients; None for inference.
@@ -31,21 +29,19 @@ class Stepper:
 
     def __init__(
         self,
-        step: Capture,
-        graph: OpGraph,
-        relied_on: frozenset[str],
+        step: CompiledStep,
         model: nn.Module,
         options: Options,
         update: Update | None,
         replicas: Replicas,
     ) -> None:
-        self.graph, self._step, self._model, self._options = graph, step, model, options
+        self.step, self._model, self._options = step, model, options
         self._update, self._replicas = update, replicas
-        names = [name for name in graph.inputs if name.startswith("input:")]
-        self._row_indices = [names.index(name) for name in sorted(relied_on)]
+        names = [name for name in step.graph.inputs if name.startswith("input:")]
+        self._row_indices = [names.index(name) for name in sorted(step.row_indices)]
         seed = options.random_seed if options.random_seed is not None else torch.initial_seed()
         self.generators = [_generator(seed, replica) for replica in replicas.local]
-        self._buffers = self._buffers_of_replicas()
+        self.buffers = self._buffers_of_replicas()
         self.bind()
 
     def bind(self) -> None:
@@ -53,7 +49,7 @@ class Stepper:
         if self._update is not None:
             self._update.follow_parameters()
         state = self._state()
-        self.engine = self._engine(self.graph)
+        self.engine = self._engine(self.step.graph)
         self._careful: Engine | None = None
         self._addresses = [tensor.data_ptr() for tensor in state.values()]
 
@@ -74,7 +70,7 @@ class Stepper:
                 micro = batching.micro_batch(tensors, step * replicas + replica, factor)
                 made = self._run_replica(engine, replica, micro)
                 if results.wants(step):
-                    results.add(step, replica, [t for t in made[: self._step.num_results] if t is not None])
+                    results.add(step, replica, [t for t in made[: self.step.num_results] if t is not None])
                 if update is not None:
                     update.accumulate(first=replica == 0 and step % options.gradient_accumulation == 0)
             if update is not None and (step + 1) % options.gradient_accumulation == 0:
@@ -82,15 +78,31 @@ class Stepper:
                 update.apply(divisor)
         return results.join()
 
+    def restore(self, generators: Sequence[Tensor], buffers: Sequence[dict[str, Tensor]]) -> None:
+        """Takes random numbers and the buffers of each replica from a checkpoint.
+
+        Raises:
+            ValueError: it was written with another number of replicas.
+        """
+        if len(generators) != len(self.generators) or len(buffers) != len(self.buffers):
+            raise ValueError(
+                f"The checkpoint holds {len(generators)} replicas, the options ask for {len(self.generators)} here."
+            )
+        for generator, state in zip(self.generators, generators, strict=True):
+            generator.set_state(state)
+        for mine, theirs in zip(self.buffers, buffers, strict=True):
+            for name, tensor in mine.items():
+                tensor.copy_(theirs[name])
+
     @property
     def state_bytes(self) -> int:
         """Bytes of parameters and buffers, gradients and optimizer state, and of the buffers of further replicas."""
         held = [*self._state().values(), *(self._update.tensors() if self._update is not None else ())]
-        held += [tensor for buffers in self._buffers[1:] for tensor in buffers.values()]
+        held += [tensor for buffers in self.buffers[1:] for tensor in buffers.values()]
         return sum(tensor.nbytes for tensor in held)
 
     def _run_replica(self, engine: Engine, replica: int, micro: Sequence[Tensor]) -> list[Tensor | None]:
-        own = self._buffers[replica] if self._buffers else {}
+        own = self.buffers[replica] if self.buffers else {}
         buffers = dict(self._model.named_buffers()) if own else {}
         for name, tensor in own.items():
             buffers[name].copy_(tensor)
@@ -105,15 +117,15 @@ class Stepper:
             made = engine.run(micro)
         for name, tensor in own.items():
             tensor.copy_(buffers[name])
-        if own and replica == len(self._buffers) - 1:
-            for name, tensor in self._buffers[0].items():
+        if own and replica == len(self.buffers) - 1:
+            for name, tensor in self.buffers[0].items():
                 buffers[name].copy_(tensor)
         return made
 
     def _engine(self, graph: OpGraph) -> Engine:
         places = {}
         if self._update is not None:
-            names = enumerate(self._step.trained, start=self._step.num_results)
+            names = enumerate(self.step.trained, start=self.step.num_results)
             places = {position: self._update.gradients[name] for position, name in names}
         return Engine(graph, self._state(), places, self._options.floating_point_exceptions)
 
@@ -121,7 +133,7 @@ class Stepper:
         if not any(tensors[i].numel() and int(tensors[i].min()) < 0 for i in self._row_indices):
             return self.engine
         if self._careful is None:
-            self._careful = self._engine(optimize(self._step.graph, row_indexing=False)[0])
+            self._careful = self._engine(without_row_indexing(self.step.graph, self.step.row_indices))
         return self._careful
 
     def _state(self) -> dict[str, Tensor]:
@@ -132,8 +144,9 @@ class Stepper:
         """Copies of the buffers that the step changes, where there are several replicas to keep apart."""
         if len(self._replicas.local) == 1:
             return []
-        mutated = self.graph.mutated_storages()
-        changed = [name for name, v in self.graph.inputs.items() if self.graph.values[v].storage in mutated]
+        graph = self.step.graph
+        mutated = graph.mutated_storages()
+        changed = [name for name, v in graph.inputs.items() if graph.values[v].storage in mutated]
         buffers = dict(self._model.named_buffers())
         names = [name.removeprefix("buffer:") for name in changed]
         return [{name: buffers[name].clone() for name in names} for _ in self._replicas.local] if names else []

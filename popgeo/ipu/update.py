@@ -9,6 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from popgeo.ipu.compiler.record import Recorder
+from popgeo.ipu.op_graph import OpGraph
+
 # Each element's update depends on that element and on numbers alone, so many parameters may be updated as one.
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "ASGD")
 
@@ -92,6 +95,27 @@ class Update:
             block.publish(self.optimizer, self._worker.state[block.flat])
         self._adopted = self.optimizer.state
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers warn about an optimizer that never stepped
+
+    def capture(self) -> OpGraph:
+        """The operations of one update, recorded on copies.
+
+        Numbers such as a bias correction differ from update to update, which is why the update itself runs the
+        optimizer's own code.
+        """
+        blocks = [nn.Parameter(block.flat.detach().clone()) for block in self._blocks]
+        worker = copy.copy(self._worker)
+        worker.state = defaultdict(dict)
+        recorder = Recorder(Update.capture.__code__, lambda problem: None, phase="update", keeps_state=False)
+        worker.param_groups = []
+        for block, flat, group in zip(self._blocks, blocks, self._worker.param_groups, strict=True):
+            flat.grad = block.total.clone()
+            state = {k: copy.deepcopy(v) for k, v in self._worker.state.get(block.flat, {}).items()}
+            worker.state[flat] = state
+            worker.param_groups.append({**group, "params": [flat]})
+            recorder.add_input(f"parameter:{len(worker.param_groups)}", flat)
+        with recorder:
+            worker.step()
+        return recorder.graph([])
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Takes hyperparameters and state from another optimizer over the same parameters."""

@@ -23,16 +23,13 @@ class Capture:
         graph: Forward and, when training, backward; returns the model's tensors, then one gradient per trained parameter.
         result: How the model's tensors nest.
         trained: Names of the parameters that have a gradient, in the order of the gradients.
+        files: Source files that took part.
     """
 
     graph: OpGraph
     result: Structure
     trained: tuple[str, ...] = ()
-
-    @property
-    def num_results(self) -> int:
-        """Tensors that the model returns."""
-        return len(self.graph.outputs) - len(self.trained)
+    files: frozenset[str] = frozenset()
 
 
 def capture(
@@ -88,7 +85,7 @@ def capture(
                 gradients = list(torch.autograd.grad(loss, leaves, seed, allow_unused=True))
     used = tuple(name for name, gradient in zip(trained, gradients, strict=True) if gradient is not None)
     graph = recorder.graph([*results, *(gradient for gradient in gradients if gradient is not None)])
-    return Capture(graph=graph, result=structure, trained=used)
+    return Capture(graph=graph, result=structure, trained=used, files=frozenset(recorder.files))
 
 
 def _fake(tensor: Tensor, trained: bool) -> Tensor:

@@ -37,6 +37,22 @@ def use_row_indexing(graph: OpGraph) -> tuple[OpGraph, frozenset[str]]:
     return with_ops(graph, ops, graph.outputs), frozenset(relied_on)
 
 
+def without_row_indexing(graph: OpGraph, relied_on: frozenset[str]) -> OpGraph:
+    """The graph in the form that also takes negative indices in these inputs."""
+    storages = {graph.values[graph.inputs[name]].storage for name in relied_on}
+    ops = []
+    for op in graph.ops:
+        indexed = op.target in (_GATHER, _SCATTER) and op.args[1] == 0
+        if indexed and graph.values[op.args[2].value].storage in storages and op.kwargs.get("alpha", 1) == 1:
+            if op.target == _GATHER:
+                op = dataclasses.replace(op, target="aten.index.Tensor", args=(op.args[0], [op.args[2]]))
+            else:
+                arguments = (op.args[0], [op.args[2]], op.args[3], True)
+                op = dataclasses.replace(op, target="aten.index_put.default", args=arguments, kwargs={})
+        ops.append(op)
+    return with_ops(graph, ops, graph.outputs)
+
+
 def _row_form(graph: OpGraph, op: Op) -> Op | None:
     if op.target == "aten.embedding.default" and len(graph.values[op.args[1].value].shape) == 1:
         return dataclasses.replace(op, target=_GATHER, args=(op.args[0], 0, op.args[1]), kwargs={})

@@ -28,13 +28,18 @@ class Recorder(TorchDispatchMode):
     Args:
         stop: Code of the function in which the model starts; lines above it are not the model's.
         on_problem: Called with what depends on data; it may raise.
+        phase: What to call what comes first.
+        keeps_state: Refuse changes of tensors that are no inputs, because they would be lost after the step.
     """
 
-    def __init__(self, stop: CodeType, on_problem: Callable[[Problem], None]) -> None:
+    def __init__(
+        self, stop: CodeType, on_problem: Callable[[Problem], None], phase: str = "forward", keeps_state: bool = True
+    ) -> None:
         super().__init__()
-        self.phase = "forward"
+        self.phase, self._keeps_state = phase, keeps_state
         self.modules: list[str] = []
         self.marked: list[Tensor] = []
+        self.files: set[str] = set()
         self._stop, self._on_problem = stop, on_problem
         self._ops: list[Op] = []
         self._values: list[Value] = []
@@ -102,7 +107,8 @@ class Recorder(TorchDispatchMode):
         recorded_args = _with_refs(args, self.number)
         recorded_kwargs = {key: _with_refs(arg, self.number) for key, arg in kwargs.items()}
         writes = tuple(self.number(tensor) for tensor in _written(func, target, args, kwargs))
-        self._refuse_writes_to_constants(func, writes)
+        if self._keeps_state:
+            self._refuse_writes_to_constants(func, writes)
         results = result if isinstance(result, tuple | list) else (result,)
         outputs = tuple(self._output(tensor, index) if isinstance(tensor, Tensor) else None for tensor in results)
         module, line = self._place()
@@ -148,6 +154,7 @@ class Recorder(TorchDispatchMode):
         if self.phase == "backward":
             node = torch._C._current_autograd_node()
             return self._forward_of.get(node._sequence_nr(), ("", "")) if node is not None else ("", "")
+        self.files |= source.files(self._stop)
         place = self.modules[-1] if self.modules else "", source.describe(source.model_frame(self._stop))
         # Autograd numbers its node just before it runs the operation; what needs no node leaves the number as it was.
         self._forward_of.setdefault(torch.autograd._get_sequence_nr() - 1, place)  # type: ignore[attr-defined]
