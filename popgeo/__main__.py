@@ -102,7 +102,7 @@ def run(settings: Settings, dataset: InMemoryDataset) -> None:
     print("\nmean absolute errors in meV; mean_predictor_mae: always predicting the mean, on the validation molecules")
     print(metrics.to_string(index=False, float_format="{:,.0f}".format))
     print(f"\ntest: {MEV * mae(test):,.0f} meV on {len(test):,} molecules that nothing was chosen on")
-    full = fill(loaders["training"], schnet, sizes.num_nodes)
+    full = fill(loaders["training"], schnet, sizes.total_num_nodes)
     print("full: " + ", ".join(f"{share:.1%} of {what}" for what, share in full.items()))
     print(f"\n{training.report}\n")
     save(settings.out, metrics, test, str(training.report), schnet)
