@@ -1,4 +1,4 @@
-// Packing: the compiled twins of popgeo/packing/draws.py and popgeo/packing/exact_fill.py, equal to them bit for bit.
+// Packing: the compiled twins of draws.py, exact_fill.py and stream.py of popgeo/packing, equal to them bit for bit.
 
 #include <algorithm>
 #include <cstdint>
@@ -272,6 +272,25 @@ POPGEO_API void popgeo_shuffle(std::int64_t* ids, std::int64_t start, std::int64
     places[i % kAhead] = i + static_cast<std::int64_t>(hash32(key, i) * static_cast<std::uint64_t>(total - i) >> 32);
     __builtin_prefetch(&ids[places[i % kAhead]], 1);
   }
+}
+
+// Next fit: writes where each pack ends, after ptr[0] = 0; returns how many packs there are. ptr holds count + 1 numbers.
+POPGEO_API std::int64_t popgeo_next_fit(const std::int64_t* sizes, std::int64_t count, int num_dims, const std::int64_t* limits,
+                                        std::int64_t num_graphs, std::int64_t* used, std::int64_t* ptr) {
+  std::int64_t num_packs = 0;
+  ptr[0] = 0;
+  std::fill_n(used, num_dims, 0);
+  for (std::int64_t i = 0; i < count; ++i, sizes += num_dims) {
+    bool fits = i - ptr[num_packs] < num_graphs;
+    for (int d = 0; d < num_dims; ++d) fits &= sizes[d] <= limits[d] - used[d];
+    if (!fits) {
+      ptr[++num_packs] = i;
+      std::fill_n(used, num_dims, 0);
+    }
+    for (int d = 0; d < num_dims; ++d) used[d] += sizes[d];
+  }
+  if (count > 0) ptr[++num_packs] = count;
+  return num_packs;
 }
 
 // A window, or null where there is no memory for it. Give it back with popgeo_window_free.
