@@ -225,7 +225,7 @@ class FixedSizeDataLoader(DataLoader):
         """Where the iteration stands: after how many items of which epoch."""
         return {
             "epoch": self.epoch,
-            "position": self._position,
+            "position": self._progress.position,
             "seed": self.seed,
             "num_graphs": len(self.source.sizes),
         }
