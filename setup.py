@@ -15,7 +15,7 @@ from setuptools.errors import CompileError, LinkError
 
 CSRC = Path("popgeo/native/csrc")
 SOURCES = sorted(str(path) for path in CSRC.glob("*.cpp"))
-FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fvisibility=hidden"]  # contraction would change the last bit
+FLAGS = ["-std=c++17", "-O3", "-g0", "-ffp-contract=off", "-fvisibility=hidden"]  # contraction changes the last bit
 OPENMP = "-fopenmp"
 KERNELS = str(CSRC / "gather_scatter.cpp")  # compiled once more for newer processors, and picked when it is loaded
 V3_FLAGS = ["-mavx2", "-mf16c", "-DPOPGEO_ISA=v3", "-DPOPGEO_KERNELS_ONLY"]

@@ -24,6 +24,7 @@ class Settings:
     cutoff: float
     lr: float
     device_iterations: int
+    threads: int
     seed: int
 
 
@@ -79,7 +80,7 @@ def parse(arguments: Sequence[str] | None) -> Settings:
     add("--root", type=Path, help="folder of PyG's QM9, for --dataset qm9")
     add("--limit", type=at_least(10, int), help="use only so many molecules")
     add("--out", type=Path, default=Path("popgeo-run"), help="folder that the results are written to")
-    add("--epochs", type=count, default=10, help="passes over the training molecules")
+    add("--epochs", type=count, default=6, help="passes over the training molecules")
     add("--batch-size", type=count, default=32, help="molecules that a mini-batch holds on average")
     add("--hidden-channels", type=count, default=64, help="features of an atom, and of a filter")
     add("--num-interactions", type=count, default=3, help="interaction blocks of SchNet")
@@ -87,5 +88,6 @@ def parse(arguments: Sequence[str] | None) -> Settings:
     add("--cutoff", type=number, default=5.0, help="longest interaction, in angstrom")
     add("--lr", type=number, default=2e-3, help="learning rate of AdamW, annealed to 0 by a cosine")
     add("--device-iterations", type=count, default=4, help="training steps in one call of the executor")
+    add("--threads", type=count, default=1, help="threads of torch; more than 1 only helps where cores are idle")
     add("--seed", type=at_least(0, int), default=0, help="what weights, split and order are drawn from")
     return Settings(**vars(parser.parse_args(arguments)))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from popgeo.native import library
 from popgeo.ops import reference
-from popgeo.ops.checks import check_index, refuse_index
+from popgeo.ops.checks import as_int64, check_index, refuse_index
 from popgeo.ops.plan import EdgePlan
 from popgeo.ops.registration import is_direct, register
 from popgeo.ops.rows import NATIVE_DTYPES, check_plan_tensors, explain, gather_rows, pointer
@@ -50,19 +50,20 @@ def cfconv(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, plan:
         plans = (plan.dst.rowptr, plan.dst.perm, plan.src.rowptr, plan.src.perm, plan.dst.num_tiles)
     if is_direct(x, w, src, dst):
         return _cfconv(x, w, src, dst, num_nodes, *plans)
-    return torch.ops.popgeo.cfconv(x, w, src, dst, num_nodes, *plans)  # type: ignore[no-any-return]
+    return torch.ops.popgeo.cfconv(x, w, src, dst, num_nodes, *plans)
 
 
 def _check(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int) -> None:
-    if x.dim() != 2 or w.dim() != 2 or x.shape[1] != w.shape[1]:
+    x_shape, w_shape = x.shape, w.shape
+    if len(x_shape) != 2 or len(w_shape) != 2 or x_shape[1] != w_shape[1]:
         raise ValueError(
-            f"x has shape {tuple(x.shape)} and w {tuple(w.shape)}; they are (num_sources, channels) and "
+            f"x has shape {tuple(x_shape)} and w {tuple(w_shape)}; they are (num_sources, channels) and "
             "(num_edges, channels) with the same number of channels."
         )
     if x.dtype != w.dtype or x.device != w.device:
         raise ValueError(f"x is {x.dtype} on {x.device} and w {w.dtype} on {w.device}; convert one to the other.")
-    check_index("src", src, w.shape[0], x)
-    check_index("dst", dst, w.shape[0], x)
+    check_index("src", src, w_shape[0], x)
+    check_index("dst", dst, w_shape[0], x)
     if num_nodes < 0:
         raise ValueError(f"num_nodes is {num_nodes}; it cannot be negative.")
 
@@ -88,7 +89,7 @@ def _cfconv(
     num_edges, channels = w.shape
     if dst_rowptr is not None:
         dst_rowptr, dst_perm = check_plan_tensors("dst", dst_rowptr, dst_perm, num_edges, num_nodes)
-    x, w, src, dst = x.contiguous(), w.contiguous(), src.long().contiguous(), dst.long().contiguous()
+    x, w, src, dst = x.contiguous(), w.contiguous(), as_int64(src), as_int64(dst)
     out = x.new_empty(num_nodes, channels)
     status = native(
         NATIVE_DTYPES[x.dtype],
@@ -134,7 +135,7 @@ def _cfconv_backward(
     if src_rowptr is not None:
         src_rowptr, src_perm = check_plan_tensors("src", src_rowptr, src_perm, num_edges, x.shape[0])
     grad, x, w = grad.contiguous(), x.contiguous(), w.contiguous()
-    src, dst = src.long().contiguous(), dst.long().contiguous()
+    src, dst = as_int64(src), as_int64(dst)
     grad_x, grad_w = torch.empty_like(x), torch.empty_like(w)
     status = native(
         NATIVE_DTYPES[x.dtype],
@@ -193,7 +194,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 def _route(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, *plans: Any) -> Tensor:
     if is_direct(x, w, src, dst):
         return _cfconv(x, w, src, dst, num_nodes, *plans)
-    return torch.ops.popgeo.cfconv(x, w, src, dst, num_nodes, *plans)  # type: ignore[no-any-return]
+    return torch.ops.popgeo.cfconv(x, w, src, dst, num_nodes, *plans)
 
 
 def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -10,13 +10,18 @@ def check_index(name: str, index: Tensor, num_edges: int, like: Tensor) -> None:
     """Refuses an index that is not one integer per edge on the device of the data. Looks at no value."""
     if index.dtype not in INDEX_DTYPES:
         raise ValueError(f"{name} has dtype {index.dtype}; an index is torch.int64 or torch.int32. Call {name}.long().")
-    if index.dim() != 1 or index.shape[0] != num_edges:
+    if index.shape != (num_edges,):
         raise ValueError(
             f"{name} has shape {tuple(index.shape)}; it needs one entry for each of the {num_edges} rows that it "
             f"routes: ({num_edges},)."
         )
     if index.device != like.device:
         raise ValueError(f"{name} is on {index.device} and the data on {like.device}; move both to one device.")
+
+
+def as_int64(index: Tensor) -> Tensor:
+    """The index as the compiled kernels read it; nothing is copied where it already is that."""
+    return index if index.dtype is torch.int64 and index.is_contiguous() else index.long().contiguous()
 
 
 def refuse_index(name: str, index: Tensor, num_rows: int) -> None:

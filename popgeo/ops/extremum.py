@@ -9,7 +9,7 @@ from torch import Tensor
 
 from popgeo.native import library
 from popgeo.ops import reference
-from popgeo.ops.checks import refuse_index
+from popgeo.ops.checks import as_int64, refuse_index
 from popgeo.ops.registration import is_direct, register
 from popgeo.ops.rows import NATIVE_DTYPES, check_plan_tensors, check_sum, explain, pointer
 
@@ -22,7 +22,7 @@ def scatter_max_rows(
     """The largest entry per row and channel, and the edge it came from. twice [num_rows, channels]"""
     if is_direct(src, index):
         return _scatter_max(src, index, num_rows, rowptr, perm, num_tiles)
-    return torch.ops.popgeo.scatter_max(src, index, num_rows, rowptr, perm, num_tiles)  # type: ignore[no-any-return]
+    return torch.ops.popgeo.scatter_max(src, index, num_rows, rowptr, perm, num_tiles)
 
 
 def scatter_min_rows(
@@ -31,7 +31,7 @@ def scatter_min_rows(
     """The smallest entry per row and channel, and the edge it came from. twice [num_rows, channels]"""
     if is_direct(src, index):
         return _scatter_min(src, index, num_rows, rowptr, perm, num_tiles)
-    return torch.ops.popgeo.scatter_min(src, index, num_rows, rowptr, perm, num_tiles)  # type: ignore[no-any-return]
+    return torch.ops.popgeo.scatter_min(src, index, num_rows, rowptr, perm, num_tiles)
 
 
 def _extremum(
@@ -52,7 +52,7 @@ def _extremum(
     num_edges, channels = src.shape
     if rowptr is not None:
         rowptr, perm = check_plan_tensors("index", rowptr, perm, num_edges, num_rows)
-    src, index = src.contiguous(), index.long().contiguous()
+    src, index = src.contiguous(), as_int64(index)
     out = src.new_empty(num_rows, channels)
     arg = index.new_empty(num_rows, channels)
     status = native(

@@ -17,7 +17,7 @@ def scatter_mul_rows(
     """Multiplies the rows of `src` that share an index. [num_rows, channels]"""
     if is_direct(src, index):
         return _scatter_mul(src, index, num_rows, rowptr, perm, num_tiles)
-    return torch.ops.popgeo.scatter_mul(src, index, num_rows, rowptr, perm, num_tiles)  # type: ignore[no-any-return]
+    return torch.ops.popgeo.scatter_mul(src, index, num_rows, rowptr, perm, num_tiles)
 
 
 def _scatter_mul(

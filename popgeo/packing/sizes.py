@@ -58,7 +58,7 @@ def fitting(sizes: ArrayLike, budget: Budget, *, skip: bool = False) -> tuple[ND
     table = as_table(sizes)
     if table.shape[1] != len(budget.sizes):
         raise ValueError(
-            f"sizes has {table.shape[1]} dimensions, the budget {len(budget.sizes)}; give both the same, in the same order."
+            f"sizes has {table.shape[1]} dimensions, the budget {len(budget.sizes)}; give both the same ones."
         )
     nothing = np.empty(0, np.int64)
     limit = np.array(budget.sizes)
@@ -70,7 +70,7 @@ def fitting(sizes: ArrayLike, budget: Budget, *, skip: bool = False) -> tuple[ND
         first = int(skipped[0])
         raise ValueError(
             f"Graph {first} has sizes {tuple(table[first].tolist())}, a pack holds {budget.sizes}: it can never fit "
-            f"(graphs like it: {len(skipped)}). Raise the budget to {tuple(np.maximum(table.max(axis=0), limit).tolist())} "
-            f"or pass skip=True."
+            f"(graphs like it: {len(skipped)}). "
+            f"Raise the budget to {tuple(np.maximum(table.max(axis=0), limit).tolist())} or pass skip=True."
         )
     return table[~too_big], np.flatnonzero(~too_big), skipped

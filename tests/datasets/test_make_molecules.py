@@ -103,6 +103,12 @@ def test_a_molecule_that_falls_apart_is_noticed(script):
     assert not script.keeps_its_bonds(mol)
 
 
+def test_the_lowest_conformer_avoids_trans_fused_small_rings(script):
+    # Vinylhousane: cis-fused it lies about 18 kcal/mol below trans-fused, and only the latter has a gap near 1 eV.
+    homo, lumo, *_ = script.make_record("C=CC12CCC1C2", 0).targets * script.TARGET_STEP
+    assert lumo - homo > 3
+
+
 @pytest.mark.parametrize("smiles", ["COOC", "NN", "OCO", "C=C=C", "C1=CC1", "OF", "NNN", "C1CC2=CC1C2", "C=CO", "N=O"])
 def test_what_would_not_survive_is_not_grown(script, smiles):
     assert not script.grow.is_plausible(Chem.MolFromSmiles(smiles))
@@ -117,7 +123,11 @@ def test_what_stands_on_shelves_may_be_grown(script, smiles):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--count", "0"], "at least 1"), (["--out", "/nowhere/at/all.npz"], "does not exist; make it first")],
+    [
+        (["--count", "0"], "at least 1"),
+        (["--seed", "-1"], "0 to"),
+        (["--out", "/nowhere/at/all.npz"], "does not exist; make it first"),
+    ],
 )
 def test_wrong_options_get_one_clear_line(script, capsys, arguments, message):
     with pytest.raises(SystemExit, match="2"):

@@ -32,14 +32,8 @@ struct Kernels {
                           const int64_t* dst, void* grad_x, void* grad_w, int64_t channels);
 };
 
-namespace POPGEO_ISA {
-
-constexpr int64_t PARALLEL_ELEMENTS = 32768;   // below it a parallel region costs more than it saves
-constexpr int64_t STREAM_BYTES = 16 << 20;     // results above it bypass the caches
-constexpr int64_t PREFETCH_FLOATS = 1024;      // how far ahead rows are fetched, at 4 to 32 edges
-
 // Rows of tile t start at the first row whose edges and rows before it reach t shares of all edges and rows.
-inline int64_t tile_start(const Plan& plan, int64_t tile, int64_t num_tiles) {
+static int64_t tile_start(const Plan& plan, int64_t tile, int64_t num_tiles) {
   if (tile == num_tiles) return plan.num_rows;
   const int64_t share = tile * (plan.num_edges + plan.num_rows) / num_tiles;
   int64_t low = 0, high = plan.num_rows;
@@ -53,6 +47,12 @@ inline int64_t tile_start(const Plan& plan, int64_t tile, int64_t num_tiles) {
   return low;
 }
 
+namespace POPGEO_ISA {
+
+constexpr int64_t PARALLEL_ELEMENTS = 32768;   // below it a parallel region costs more than it saves
+constexpr int64_t STREAM_BYTES = 2 << 20;      // results above it, written in any order, bypass the caches
+constexpr int64_t PREFETCH_FLOATS = 1024;      // how far ahead rows are fetched, at 4 to 32 edges
+
 template <class Tile>
 inline void for_each_tile(const Plan& plan, int64_t channels, Tile tile) {
   const bool parallel = plan.num_threads > 1 && (plan.num_edges + plan.num_rows) * channels > PARALLEL_ELEMENTS;
@@ -64,14 +64,15 @@ inline void for_each_tile(const Plan& plan, int64_t channels, Tile tile) {
 }
 
 inline int64_t edges_ahead(int64_t channels) {
-  const int64_t ahead = PREFETCH_FLOATS / channels;
+  const int64_t ahead = PREFETCH_FLOATS / (channels > 0 ? channels : 1);
   return ahead < 4 ? 4 : ahead > 32 ? 32 : ahead;
 }
 
-template <int BYTES>
+// Rows that are read again soon are fetched into the first cache (KEEP 3), those that pass once into the second (2).
+template <int BYTES, int KEEP>
 inline void prefetch(const void* row) {
 #pragma GCC unroll 16
-  for (int offset = 0; offset < BYTES; offset += 64) __builtin_prefetch(static_cast<const char*>(row) + offset);
+  for (int offset = 0; offset < BYTES; offset += 64) __builtin_prefetch(static_cast<const char*>(row) + offset, 0, KEEP);
 }
 
 // COUNT vectors of a row: side by side, except that the last one ends where the row ends and so may overlap the one
@@ -123,7 +124,7 @@ inline void sum_block(const Plan& plan, int64_t row, const T* src, T* out, int64
   for (int64_t p = plan.rowptr[row]; p < end; ++p) {
     const int64_t edge = plan.perm ? plan.perm[p] : p;
     const int64_t next = p + ahead < plan.num_edges ? p + ahead : p;
-    prefetch<C::bytes>(src + (plan.perm ? plan.perm[next] : next) * channels + columns.first);
+    prefetch<C::bytes, 2>(src + (plan.perm ? plan.perm[next] : next) * channels + columns.first);
     const T* from = src + edge * channels;
 #pragma GCC unroll 16
     for (int i = 0; i < C::count; ++i) total[i] += load(from + columns[i]);
@@ -194,8 +195,8 @@ inline void cfconv_block(const Plan& plan, int64_t row, const T* x, const T* w, 
     const int64_t edge = plan.perm ? plan.perm[p] : p;
     const int64_t later = p + ahead < plan.num_edges ? p + ahead : p;
     const int64_t next = plan.perm ? plan.perm[later] : later;
-    prefetch<C::bytes>(w + next * channels + columns.first);
-    prefetch<C::bytes>(x + src[next] * channels + columns.first);
+    prefetch<C::bytes, 2>(w + next * channels + columns.first);
+    prefetch<C::bytes, 3>(x + src[next] * channels + columns.first);
     const T* filter = w + edge * channels;
     const T* node = x + src[edge] * channels;
 #pragma GCC unroll 16
@@ -238,8 +239,8 @@ inline void backward_block(const Plan& plan, int64_t row, const T* grad, const T
     const int64_t edge = plan.perm ? plan.perm[p] : p;
     const int64_t later = p + ahead < plan.num_edges ? p + ahead : p;
     const int64_t next = plan.perm ? plan.perm[later] : later;
-    prefetch<C::bytes>(w + next * channels + columns.first);
-    prefetch<C::bytes>(grad + dst[next] * channels + columns.first);
+    prefetch<C::bytes, 2>(w + next * channels + columns.first);
+    prefetch<C::bytes, 3>(grad + dst[next] * channels + columns.first);
     const T* filter = w + edge * channels;
     const T* from = grad + dst[edge] * channels;
     T* to = grad_w + edge * channels;
@@ -268,8 +269,8 @@ void cfconv_backward(const Plan& plan, const T* grad, const T* x, const T* w, co
                      int64_t channels) {
   const int64_t ahead = edges_ahead(channels);
   const int64_t row_bytes = channels * int64_t(sizeof(T));
-  const bool streams = plan.num_edges * row_bytes >= STREAM_BYTES && row_bytes % VECTOR_BYTES == 0 &&
-                       reinterpret_cast<uintptr_t>(grad_w) % VECTOR_BYTES == 0;
+  const bool streams = plan.num_edges * row_bytes >= STREAM_BYTES && row_bytes % STREAM_ALIGN == 0 &&
+                       reinterpret_cast<uintptr_t>(grad_w) % STREAM_ALIGN == 0;
   for_each_tile(plan, channels, [=](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       if (!is_narrow<T>(channels)) {
@@ -478,6 +479,13 @@ EXPORT int64_t popgeo_plan(const int64_t* index, int64_t num_edges, int64_t num_
   if (order == popgeo::SORTED)
     for (int64_t e = 0; e < num_edges; ++e) perm[e] = int32_t(e);
   return order;
+}
+
+// The first row of each tile and the number of rows: num_tiles + 1 numbers.
+EXPORT void popgeo_tile_starts(const int32_t* rowptr, int64_t num_edges, int64_t num_rows, int64_t num_tiles,
+                               int64_t* starts) {
+  const Plan plan{rowptr, nullptr, num_edges, num_rows, num_tiles, 1};
+  for (int64_t tile = 0; tile <= num_tiles; ++tile) starts[tile] = popgeo::tile_start(plan, tile, num_tiles);
 }
 
 EXPORT int64_t popgeo_scatter_sum(int64_t dtype, const void* src, const int64_t* index, const int32_t* rowptr,

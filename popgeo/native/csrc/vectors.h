@@ -156,11 +156,17 @@ inline void store(float16* to, floats vector) {
 }
 #endif
 
-// Past the caches: for results larger than them, which would only push out what is still needed.
+// Past the caches: for results larger than them, which would only push out what is still needed. In pieces of 16 bytes,
+// because rows of 100 floats are aligned to no more.
+constexpr int STREAM_ALIGN = 16;
 template <class T, class V>
 inline void stream(T* to, V vector) {
 #if defined(__AVX2__)
-  if (sizeof(T) >= 4) return _mm256_stream_si256(reinterpret_cast<__m256i*>(to), bit_cast<__m256i>(vector));
+  if (sizeof(T) >= 4) {
+    const __m256i whole = bit_cast<__m256i>(vector);
+    _mm_stream_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(whole));
+    return _mm_stream_si128(reinterpret_cast<__m128i*>(to) + 1, _mm256_extracti128_si256(whole, 1));
+  }
 #elif defined(__SSE2__)
   if (sizeof(T) >= 4) return _mm_stream_si128(reinterpret_cast<__m128i*>(to), bit_cast<__m128i>(vector));
 #endif

@@ -1,0 +1,99 @@
+"""What is not static in a model: recognised by operation, explained by the model's line and a remedy."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_BY_CALLER = {
+    "add_self_loops": "add the loops beforehand with torch_geometric.transforms.AddSelfLoops() and pass add_self_loops=False",
+    "add_remaining_self_loops": "add the loops beforehand with T.AddSelfLoops() and pass add_self_loops=False to the layer",
+    "remove_self_loops": "remove the loops beforehand with torch_geometric.transforms.RemoveSelfLoops()",
+    "to_dense_batch": "pass batch_size= and max_num_nodes= to to_dense_batch, or keep the nodes flat with their mask",
+    "global_add_pool": "pass size=, the fixed number of graphs of a batch, to the pooling",
+    "global_mean_pool": "pass size=, the fixed number of graphs of a batch, to the pooling",
+    "global_max_pool": "pass size=, the fixed number of graphs of a batch, to the pooling",
+    "maybe_num_nodes": "pass num_nodes= (or size=, dim_size=) instead of letting it be read from the indices",
+    "scatter": "pass dim_size=, the fixed number of rows of the result",
+    "softmax": "pass num_nodes=, the fixed number of rows of the index",
+    "degree": "pass num_nodes= to degree",
+    "cumsum": "write the loop with tensor operations",
+}
+_BY_OPERATION = {
+    "index": "choose with torch.where(mask, x, other), or multiply by the mask, so that the shape stays",
+    "index_put_": "write with torch.where(mask, new, old), so that the shapes stay",
+    "nonzero": "keep the mask and use torch.where(mask, x, other), so that the shape stays",
+    "masked_select": "multiply by the mask or use torch.where(mask, x, other), so that the shape stays",
+    "_unique2": "count into a fixed number of bins with scatter_add, or make it unique before the batch is built",
+    "unique_dim": "make it unique before the batch is built",
+    "unique_consecutive": "make it unique before the batch is built",
+    "bincount": "sum ones with torch.zeros(num_bins).scatter_add(0, index, ones), whose shape is fixed",
+    "repeat_interleave": "pass output_size=, the fixed length of the result",
+    "_local_scalar_dense": "keep it a tensor: torch.where instead of `if`, a fixed size instead of one read from data",
+    "equal": "compare with torch.eq and keep the result a tensor",
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One place where a shape, or the path of the program, depends on data.
+
+    Attributes:
+        operation: Torch's name of it.
+        source: `file:line in function: code` of the model's line.
+        module: Dotted name of the submodule that it happened in.
+        remedy: What to write instead.
+    """
+
+    operation: str
+    source: str
+    module: str
+    remedy: str
+
+    def __str__(self) -> str:
+        place = f" (in submodule {self.module})" if self.module else ""
+        return f"{self.source}{place}: {self.operation} depends on the data, and an IPU needs it fixed. Remedy: {self.remedy}."
+
+
+class DynamicShapeError(ValueError):
+    """A shape or a decision of the model depends on the data in the batch."""
+
+
+def remedy(operation: str, callers: Sequence[str]) -> str:
+    """What to write instead of an operation, given the names of the functions it was called from, innermost first.
+
+    Example:
+        >>> remedy("nonzero", ["forward"])
+        'keep the mask and use torch.where(mask, x, other), so that the shape stays'
+    """
+    for name in callers:
+        if name in _BY_CALLER:
+            return _BY_CALLER[name]
+    return _BY_OPERATION.get(operation, "compute with a fixed number of elements and a mask")
+
+
+def is_dynamic(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether the shape of an operation's result, or a Python value it returns, depends on the data."""
+    name = func._schema.name.removeprefix("aten::")
+    if name in ("index", "index_put_", "index_put", "_index_put_impl_"):
+        masks = any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+        return masks and (name == "index" or args[2].dim() > 0)
+    if name == "repeat_interleave":
+        return isinstance(args[0], Tensor) and kwargs.get("output_size") is None
+    if name == "_local_scalar_dense":
+        # A number that the program itself made (torch.tensor(0.5).item()) is known while capturing.
+        return getattr(args[0], "constant", None) is None
+    return torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags
+
+
+def callers(frame: FrameType | None) -> list[str]:
+    """The names of the functions on the stack, innermost first, torch's own left out."""
+    names = []
+    while frame is not None and len(names) < 40:
+        if "/torch/" not in frame.f_code.co_filename:
+            names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return names

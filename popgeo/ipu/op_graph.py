@@ -1,0 +1,167 @@
+"""The captured program: operations in order on values of fixed shape."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A value where an operation takes a tensor."""
+
+    value: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Value:
+    """A tensor of the program: one producer, one fixed shape.
+
+    Attributes:
+        shape: Sizes.
+        stride: Elements between neighbours, per dimension.
+        offset: Elements before the first one in its storage.
+        dtype: Type of an element.
+        storage: Which memory it lives in; views share one.
+        producer: Index of the operation that makes it; None for inputs and constants.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    storage: int
+    producer: int | None
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return self.numel * self.dtype.itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class Op:
+    """One operation of the program.
+
+    Attributes:
+        target: Its name in torch, such as `aten.mm.default` or `popgeo.cfconv.default`.
+        args: Positional arguments; tensors stand as `Ref`.
+        kwargs: Keyword arguments, likewise.
+        outputs: The values it makes, in torch's order; None where it returns none.
+        writes: Values that it changes in place.
+        phase: `forward`, `backward` or `update`.
+        module: Dotted name of the submodule that asked for it; empty for the model itself.
+        source: `file:line in function: code` of the model's line that asked for it.
+    """
+
+    target: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    outputs: tuple[int | None, ...]
+    writes: tuple[int, ...] = ()
+    phase: str = "forward"
+    module: str = ""
+    source: str = ""
+
+    def reads(self) -> tuple[int, ...]:
+        """The values among its arguments, in order."""
+        return tuple(ref.value for ref in _refs((self.args, tuple(self.kwargs.values()))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpGraph:
+    """Operations in order, on values of fixed shape.
+
+    Attributes:
+        ops: In the order in which they run; None marks a place that a pass has emptied.
+        values: By number; an operation's `Ref` and `outputs` point here.
+        inputs: Values that are given at each run, by name: `parameter:`, `buffer:` or `input:` and what follows.
+        outputs: Values that a run returns; None where there is nothing to return.
+        constants: Values known when the program was made.
+
+    Example:
+        >>> value = dict(shape=(2,), stride=(1,), offset=0, dtype=torch.float32)
+        >>> graph = OpGraph(
+        ...     ops=(Op(target="aten.relu.default", args=(Ref(0),), outputs=(1,)),),
+        ...     values=(Value(**value, storage=0, producer=None), Value(**value, storage=1, producer=0)),
+        ...     inputs={"input:x": 0}, outputs=(1,))
+        >>> print(graph)
+        %1 float32[2] = aten.relu.default(%0)
+    """
+
+    ops: tuple[Op, ...]
+    values: tuple[Value, ...]
+    inputs: Mapping[str, int]
+    outputs: tuple[int | None, ...]
+    constants: Mapping[int, Tensor] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return "\n".join(self._line(op) for op in self.ops)
+
+    def _line(self, op: Op) -> str:
+        made = ", ".join(
+            f"%{v} {str(self.values[v].dtype).removeprefix('torch.')}{list(self.values[v].shape)}"
+            for v in op.outputs
+            if v is not None
+        )
+        args = [_text(arg) for arg in op.args] + [f"{key}={_text(arg)}" for key, arg in op.kwargs.items()]
+        return f"{made} = {op.target}({', '.join(args)})"
+
+    def mutated_storages(self) -> frozenset[int]:
+        """The memory that some operation changes in place."""
+        return frozenset(self.values[v].storage for op in self.ops for v in op.writes)
+
+
+def overload(target: str) -> Callable[..., Any]:
+    """The function of torch that a target names.
+
+    Raises:
+        ValueError: torch knows no such operation; the library that defines it may not be imported.
+
+    Example:
+        >>> overload("aten.relu.default")(torch.tensor([-1.0, 1.0]))
+        tensor([0., 1.])
+    """
+    namespace, name, kind = target.split(".")
+    try:
+        return getattr(getattr(getattr(torch.ops, namespace), name), kind)  # type: ignore[no-any-return]
+    except AttributeError:
+        raise ValueError(
+            f"No operation {target}; import the library that defines it before running the graph."
+        ) from None
+
+
+def substitute(argument: Any, replace: Callable[[int], Any]) -> Any:
+    """The same argument with each `Ref` replaced by what `replace` gives for its value.
+
+    Example:
+        >>> substitute(([Ref(1), 2], 3), lambda value: f"%{value}")
+        (['%1', 2], 3)
+    """
+    if isinstance(argument, Ref):
+        return replace(argument.value)
+    if isinstance(argument, list | tuple):
+        return type(argument)(substitute(item, replace) for item in argument)
+    return argument
+
+
+def _refs(argument: Any) -> Iterator[Ref]:
+    if isinstance(argument, Ref):
+        yield argument
+    elif isinstance(argument, list | tuple):
+        for item in argument:
+            yield from _refs(item)
+
+
+def _text(argument: Any) -> str:
+    if isinstance(argument, list | tuple):
+        return "[" + ", ".join(_text(item) for item in argument) + "]"
+    return f"%{argument.value}" if isinstance(argument, Ref) else repr(argument)

@@ -1,0 +1,108 @@
+"""The choices of one compiled model: how often it iterates per call, over how many replicas, and what it returns."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from os import PathLike
+
+from popgeo.ipu.target import IpuTarget
+
+
+class OutputMode(Enum):
+    """Which of the steps inside one call return their results."""
+
+    ALL = "all"
+    FINAL = "final"
+    EVERY_N = "every_n"
+    SUM = "sum"
+
+
+class Reduction(Enum):
+    """How gradients of micro-batches and replicas become one."""
+
+    MEAN = "mean"
+    SUM = "sum"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a compiled model runs; change one with `dataclasses.replace`.
+
+    One call of a compiled model takes tensors whose first dimension is `batch_factor` times that of one micro-batch, laid
+    out as device iterations, then accumulation steps, then replicas, then the micro-batch itself.
+
+    Attributes:
+        device_iterations: Steps (with an update each, when training) that one call runs.
+        replication_factor: Data-parallel copies of the model; each takes its own micro-batch of every step.
+        gradient_accumulation: Micro-batches whose gradients one update joins.
+        reduction: Whether gradients of micro-batches and replicas are averaged or summed.
+        output_mode: Which steps return their results; None is `final` when training and `all` otherwise.
+        output_period: With `every_n`, the last of each so many steps is returned.
+        random_seed: Where dropout starts; None takes torch's own seed when the model is compiled.
+        loss_scaling: The loss is multiplied by it before the backward pass and gradients are divided by it after,
+            which keeps small float16 gradients from vanishing.
+        max_grad_norm: Gradients of one update are scaled down to this 2-norm over all parameters; None leaves them.
+        floating_point_exceptions: Stop at the first operation whose result holds NaN or infinity, and name it. Slower.
+        cache_dir: Folder in which compiled steps are kept, so that a second start skips the capture; None keeps none.
+        show_progress: Show a progress bar while compiling takes longer than a second.
+        target: The machine that the step is compiled for.
+
+    Raises:
+        ValueError: a count is not a positive integer, or the period does not divide the steps of a call.
+
+    Example:
+        >>> options = Options(device_iterations=4, gradient_accumulation=2, output_mode="all")
+        >>> options.batch_factor, options.output_mode
+        (8, <OutputMode.ALL: 'all'>)
+    """
+
+    device_iterations: int = 1
+    replication_factor: int = 1
+    gradient_accumulation: int = 1
+    reduction: Reduction | str = Reduction.MEAN
+    output_mode: OutputMode | str | None = None
+    output_period: int = 1
+    random_seed: int | None = None
+    loss_scaling: float = 1.0
+    max_grad_norm: float | None = None
+    floating_point_exceptions: bool = False
+    cache_dir: str | PathLike[str] | None = None
+    show_progress: bool = True
+    target: IpuTarget = field(default_factory=IpuTarget.bow)
+
+    def __post_init__(self) -> None:
+        for name in ("device_iterations", "replication_factor", "gradient_accumulation", "output_period"):
+            count = getattr(self, name)
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise ValueError(f"Options.{name} is {count!r}; it must be an integer of at least 1.")
+        for name in ("loss_scaling", "max_grad_norm"):
+            number = getattr(self, name)
+            if number is not None and not number > 0:
+                raise ValueError(f"Options.{name} is {number!r}; it must be positive.")
+        object.__setattr__(self, "reduction", _member(Reduction, "reduction", self.reduction))
+        if self.output_mode is not None:
+            object.__setattr__(self, "output_mode", _member(OutputMode, "output_mode", self.output_mode))
+        if self.output_mode is OutputMode.EVERY_N and self.steps_per_call % self.output_period:
+            raise ValueError(
+                f"Options.output_period is {self.output_period}, but a call runs {self.steps_per_call} steps "
+                "(device_iterations x gradient_accumulation). Choose a period that divides them."
+            )
+        if not isinstance(self.target, IpuTarget):
+            raise ValueError(f"Options.target is {self.target!r}; pass an IpuTarget, for example IpuTarget.bow().")
+
+    @property
+    def steps_per_call(self) -> int:
+        """Micro-batches that each replica takes in one call."""
+        return self.device_iterations * self.gradient_accumulation
+
+    @property
+    def batch_factor(self) -> int:
+        """How many micro-batches one call takes in all."""
+        return self.steps_per_call * self.replication_factor
+
+
+def _member(kind: type[Enum], name: str, choice: object) -> Enum:
+    try:
+        return kind(choice)
+    except ValueError:
+        allowed = ", ".join(repr(member.value) for member in kind)
+        raise ValueError(f"Options.{name} is {choice!r}; it must be one of {allowed}.") from None

@@ -1,0 +1,151 @@
+"""Arguments and results of any nesting, taken apart into tensors and put together again."""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.data.data import BaseData
+
+_SCALARS = (bool, int, float, complex, str, bytes, type(None))
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a tensor was."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Something that is no tensor and becomes part of the compiled program."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Node:
+    """A container: its type, the names of its parts, the parts, and for graph data the object to copy."""
+
+    kind: type
+    keys: tuple[Any, ...]
+    parts: tuple["Slot | Fixed | Node", ...]
+    template: Any = None
+
+
+Structure = Slot | Fixed | Node
+
+
+def flatten(tree: Any) -> tuple[list[Tensor], Structure]:
+    """The tensors of a nest of tuples, named tuples, lists, dicts and PyG data objects, and the nest without them.
+
+    Example:
+        >>> import torch
+        >>> tensors, structure = flatten({"a": torch.ones(2), "b": (torch.zeros(1), 3)})
+        >>> len(tensors), unflatten(structure, ["A", "B"])
+        (2, {'a': 'A', 'b': ('B', 3)})
+    """
+    tensors: list[Tensor] = []
+    return tensors, _take_apart(tree, tensors)
+
+
+def _take_apart(tree: Any, tensors: list[Tensor]) -> Structure:
+    if isinstance(tree, Tensor):
+        tensors.append(tree)
+        return Slot(tuple(tree.shape), tree.dtype)
+    if isinstance(tree, BaseData):
+        parts = {place: part for place, part in _data_parts(tree) if isinstance(part, (Tensor, bool, int, float))}
+        return Node(type(tree), tuple(parts), tuple(_take_apart(p, tensors) for p in parts.values()), tree)
+    if isinstance(tree, Mapping):
+        return Node(type(tree), tuple(tree), tuple(_take_apart(part, tensors) for part in tree.values()))
+    if isinstance(tree, tuple | list):
+        names = getattr(tree, "_fields", range(len(tree)))
+        return Node(type(tree), tuple(names), tuple(_take_apart(part, tensors) for part in tree))
+    return Fixed(tree)
+
+
+def _data_parts(data: BaseData) -> Iterator[tuple[tuple[Any, str], Any]]:
+    for store in data.stores:
+        for key, part in store.items():
+            yield (store._key, key), part
+
+
+def unflatten(structure: Structure, tensors: Sequence[Any]) -> Any:
+    """The nest that `flatten` took apart, with these tensors in the order of its list."""
+    return _put_together(structure, iter(tensors))
+
+
+def _put_together(structure: Structure, tensors: Iterator[Any]) -> Any:
+    if isinstance(structure, Slot):
+        return next(tensors)
+    if isinstance(structure, Fixed):
+        return structure.value
+    parts = [_put_together(part, tensors) for part in structure.parts]
+    if structure.template is not None:
+        data = copy.copy(structure.template)
+        stores = {store._key: store for store in data.stores}
+        for (place, key), part in zip(structure.keys, parts, strict=True):
+            stores[place][key] = part
+        return data
+    if issubclass(structure.kind, Mapping):
+        return dict(zip(structure.keys, parts, strict=True))
+    return structure.kind(*parts) if hasattr(structure.kind, "_fields") else structure.kind(parts)
+
+
+def describe(structure: Structure, path: str = "") -> Iterator[tuple[str, str]]:
+    """The path and a description of each part, as error messages name them.
+
+    Example:
+        >>> dict(describe(flatten({"x": [1, 2]})[1]))
+        {'x': 'list of 2', 'x[0]': '1', 'x[1]': '2'}
+    """
+    if isinstance(structure, Slot):
+        yield path, f"{str(structure.dtype).removeprefix('torch.')}{list(structure.shape)}"
+    elif isinstance(structure, Fixed):
+        yield path, repr(structure.value)
+    else:
+        if path:
+            yield path, f"{structure.kind.__name__} of {len(structure.parts)}"
+        for key, part in zip(structure.keys, structure.parts, strict=True):
+            yield from describe(part, _join(path, key, structure))
+
+
+def _join(path: str, key: Any, node: Node) -> str:
+    if node.template is not None:
+        place, name = key
+        return f"{path}.{name}" if place is None else f"{path}[{place!r}].{name}"
+    if not path:
+        return str(key)
+    return f"{path}.{key}" if hasattr(node.kind, "_fields") else f"{path}[{key!r}]"
+
+
+def same(compiled: Structure, given: Structure) -> bool:
+    """Whether two nests have the same containers, shapes, types and fixed values.
+
+    Example:
+        >>> same(flatten([1, 2.0])[1], flatten([1, 3.0])[1])
+        False
+    """
+    if isinstance(compiled, Node):
+        return (
+            isinstance(given, Node)
+            and compiled.kind is given.kind
+            and compiled.keys == given.keys
+            and all(map(same, compiled.parts, given.parts))
+        )
+    if isinstance(compiled, Fixed) and isinstance(given, Fixed):
+        equal_scalars = isinstance(compiled.value, _SCALARS) and type(compiled.value) is type(given.value)
+        return compiled.value is given.value or (equal_scalars and compiled.value == given.value)
+    return compiled == given
+
+
+def first_difference(compiled: Structure, given: Structure) -> str:
+    """A sentence on the first part that differs, by its path."""
+    before, after = dict(describe(compiled)), dict(describe(given))
+    for path in [*before, *(path for path in after if path not in before)]:
+        if before.get(path) != after.get(path):
+            return f"`{path}` is {after.get(path, 'absent')}, but the model was compiled for {before.get(path, 'none')}"
+    return "an argument that is neither a tensor nor a number is another object than the one compiled with"

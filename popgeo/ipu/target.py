@@ -1,0 +1,86 @@
+"""The machine that a step is compiled for: its sizes and speeds, each with a public source."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class IpuTarget:
+    """The facts of one kind of IPU that memory and cycle estimates need.
+
+    Sources: tiles, workers, memory, clock and peak rates from the Graphcore IPU Programmer's Guide and the IPU-M2000 and
+    Bow-2000 data sheets; Mk1 figures and all load, store and exchange widths as measured in Jia et al., "Dissecting the
+    Graphcore IPU Architecture via Microbenchmarking", arXiv:1912.03413; multiply-accumulate rates from the estimators of
+    the open-source poplibs (github.com/graphcore/poplibs).
+
+    Attributes:
+        name: What a report calls the machine.
+        num_tiles: Tiles of one IPU; each owns its memory and runs its own program.
+        workers_per_tile: Hardware threads of a tile, served in turn, so that one gets every sixth cycle.
+        memory_per_tile: Bytes.
+        clock: Cycles per second.
+        vector_bytes: Bytes of one vector register: 2 float32 or 4 float16.
+        load_bytes: Bytes that a tile can load per cycle.
+        store_bytes: Bytes that a tile can store per cycle.
+        float32_macs: Multiply-accumulates of a tile's matrix unit per cycle, float32.
+        float16_macs: The same for float16.
+        exchange_bytes: Bytes that a tile can receive, and send, per cycle.
+        sync_cycles: What one synchronisation and the start of its exchange cost on one IPU.
+        launch_cycles: What the start of a compute set costs beyond its vertices.
+        num_ipus: How many such IPUs one replica spans.
+
+    Raises:
+        ValueError: a figure is not positive.
+
+    Example:
+        >>> IpuTarget.bow().num_tiles
+        1472
+    """
+
+    name: str
+    num_tiles: int
+    workers_per_tile: int = 6
+    memory_per_tile: int
+    clock: float
+    vector_bytes: int = 8
+    load_bytes: int = 16
+    store_bytes: int = 8
+    float32_macs: int
+    float16_macs: int
+    exchange_bytes: int = 4
+    sync_cycles: int = 240
+    launch_cycles: int = 82
+    num_ipus: int = 1
+
+    def __post_init__(self) -> None:
+        for field, figure in vars(self).items():
+            if field != "name" and not figure > 0:
+                raise ValueError(f"IpuTarget.{field} is {figure}; it must be positive.")
+
+    @classmethod
+    def gc2(cls) -> "IpuTarget":
+        """The first generation: 1,216 tiles of 256 KiB at 1.6 GHz."""
+        return cls(name="GC2", num_tiles=1216, memory_per_tile=256 * 1024, clock=1.6e9, float32_macs=8, float16_macs=32)
+
+    @classmethod
+    def gc200(cls) -> "IpuTarget":
+        """The second generation: 1,472 tiles of 624 KiB at 1.33 GHz."""
+        return cls(
+            name="GC200", num_tiles=1472, memory_per_tile=624 * 1024, clock=1.33e9, float32_macs=16, float16_macs=64
+        )
+
+    @classmethod
+    def bow(cls) -> "IpuTarget":
+        """The second generation on a faster clock: 1,472 tiles of 624 KiB at 1.85 GHz."""
+        return cls(
+            name="Bow", num_tiles=1472, memory_per_tile=624 * 1024, clock=1.85e9, float32_macs=16, float16_macs=64
+        )
+
+    @property
+    def memory(self) -> int:
+        """Bytes of all tiles of all IPUs.
+
+        Example:
+            >>> IpuTarget.gc200().memory // 2**20
+            897
+        """
+        return self.num_ipus * self.num_tiles * self.memory_per_tile

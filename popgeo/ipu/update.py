@@ -1,0 +1,236 @@
+"""The optimizer's update on parameters that lie side by side, so that a group costs a dozen operations, not a dozen each."""
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from popgeo.ipu.compiler.record import Recorder
+from popgeo.ipu.op_graph import OpGraph
+
+# Each element's update depends on that element and on numbers alone, so many parameters may be updated as one.
+_ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "ASGD")
+
+
+class Update:
+    """Joins gradients, clips them and applies any `torch.optim` optimizer.
+
+    Parameters that share a group and a type are moved into one tensor, which they become views of; so are their gradients
+    and the optimizer's state, which stays readable and writable through the optimizer given.
+
+    Args:
+        optimizer: Where hyperparameters and state live; a scheduler may change it at any time.
+        parameters: The module's parameters that have a gradient, by name.
+        accumulates: Whether an update joins the gradients of several micro-batches.
+        max_grad_norm: Gradients are scaled down to this 2-norm; None leaves them.
+        learning_rate: The rate for each update, counted from 0, instead of the optimizer's own.
+
+    Raises:
+        ValueError: the optimizer needs to run the model itself, as L-BFGS does, or its groups have changed.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        parameters: dict[str, nn.Parameter],
+        *,
+        accumulates: bool = False,
+        max_grad_norm: float | None = None,
+        learning_rate: Callable[[int], float] | None = None,
+    ) -> None:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ValueError(
+                "LBFGS evaluates the model several times per step; use an optimizer whose step() takes no closure."
+            )
+        self.optimizer = optimizer
+        self.num_updates = 0
+        self._max_grad_norm, self._learning_rate = max_grad_norm, learning_rate
+        self._names = {id(p): name for name, p in parameters.items()}
+        self._blocks: list[_Block] = []
+        self.gradients: dict[str, Tensor] = {}
+        flat = type(optimizer).__module__.startswith("torch.optim") and type(optimizer).__name__ in _ELEMENTWISE
+        for number, group in enumerate(optimizer.param_groups):
+            for members in _alike([p for p in group["params"] if id(p) in self._names], flat):
+                self._blocks.append(_Block(number, members, accumulates))
+        for block in self._blocks:
+            self.gradients |= {self._names[id(p)]: g for p, g in zip(block.members, block.gradient_views, strict=True)}
+        self._shape = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
+        self._worker = _worker(optimizer, self._blocks)
+        self._adopted: object = None
+
+    def accumulate(self, *, first: bool) -> None:
+        """Adds the gradients of one micro-batch to those of the update; the first of an update replaces what was there."""
+        for block in self._blocks:
+            if block.total is block.gradient:
+                continue
+            if first:
+                block.total.copy_(block.gradient)
+            else:
+                block.total.add_(block.gradient)
+
+    def tensors(self) -> list[Tensor]:
+        """Gradients and optimizer state."""
+        state = [t for block in self._blocks for t in self._worker.state[block.flat].values() if isinstance(t, Tensor)]
+        return [*(block.total for block in self._blocks), *state]
+
+    def totals(self) -> list[Tensor]:
+        """The joined gradients, one tensor for each group and type."""
+        return [block.total for block in self._blocks]
+
+    def apply(self, divisor: float) -> None:
+        """One step with the gradients divided by `divisor`."""
+        self._follow_optimizer()
+        for block in self._blocks:
+            if divisor != 1:
+                block.total.div_(divisor)
+        if self._max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_([block.flat for block in self._blocks], self._max_grad_norm)
+        self._worker.step()
+        self.num_updates += 1
+        for block in self._blocks:
+            block.publish(self.optimizer, self._worker.state[block.flat])
+        self._adopted = self.optimizer.state
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers warn about an optimizer that never stepped
+
+    def capture(self) -> OpGraph:
+        """The operations of one update, recorded on copies.
+
+        Numbers such as a bias correction differ from update to update, which is why the update itself runs the
+        optimizer's own code.
+        """
+        blocks = [nn.Parameter(block.flat.detach().clone()) for block in self._blocks]
+        worker = copy.copy(self._worker)
+        worker.state = defaultdict(dict)
+        recorder = Recorder(Update.capture.__code__, lambda problem: None, phase="update", keeps_state=False)
+        worker.param_groups = []
+        for block, flat, group in zip(self._blocks, blocks, self._worker.param_groups, strict=True):
+            flat.grad = block.total.clone()
+            state = {k: copy.deepcopy(v) for k, v in self._worker.state.get(block.flat, {}).items()}
+            worker.state[flat] = state
+            worker.param_groups.append({**group, "params": [flat]})
+            recorder.add_input(f"parameter:{len(worker.param_groups)}", flat)
+        with recorder:
+            worker.step()
+        return recorder.graph([])
+
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        """Takes hyperparameters and state from another optimizer over the same parameters."""
+        if type(optimizer) is not type(self.optimizer):
+            raise ValueError(
+                f"The model was compiled with {type(self.optimizer).__name__}, not {type(optimizer).__name__}; wrap it anew."
+            )
+        if [[id(p) for p in group["params"]] for group in optimizer.param_groups] != self._shape:
+            raise ValueError(
+                "The optimizer holds other parameters or groups than the one compiled with; wrap the model anew."
+            )
+        if optimizer is not self.optimizer:
+            self.optimizer, self._adopted = optimizer, None
+
+    def follow_parameters(self) -> None:
+        """Takes over parameters whose memory was exchanged from outside, for example by `load_state_dict(assign=True)`."""
+        for block in self._blocks:
+            block.follow()
+
+    def _follow_optimizer(self) -> None:
+        groups = self.optimizer.param_groups
+        if len(groups) != len(self._shape) or any(
+            len(g["params"]) != len(s) for g, s in zip(groups, self._shape, strict=True)
+        ):
+            raise ValueError(
+                "The optimizer's parameter groups changed after the model was compiled; call destroy() first."
+            )
+        if self.optimizer.state is not self._adopted:
+            for block in self._blocks:
+                block.adopt(self.optimizer, self._worker.state)
+        for block, group in zip(self._blocks, self._worker.param_groups, strict=True):
+            group.update({key: choice for key, choice in groups[block.group].items() if key != "params"})
+            if self._learning_rate is not None:
+                group["lr"] = groups[block.group]["lr"] = self._learning_rate(self.num_updates)
+
+
+class _Block:
+    """Parameters of one group and type, in one tensor."""
+
+    def __init__(self, group: int, members: Sequence[nn.Parameter], accumulates: bool) -> None:
+        self.group, self.members = group, list(members)
+        # A single parameter keeps its shape: optimizers such as Adafactor look at rows and columns.
+        data = members[0].detach() if len(members) == 1 else torch.cat([p.detach().reshape(-1) for p in members])
+        self.flat = nn.Parameter(data.clone())
+        self.gradient = torch.zeros_like(self.flat.detach())
+        self.total = torch.zeros_like(self.gradient) if accumulates else self.gradient
+        self.flat.grad = self.total
+        self.views = self.split(self.flat.detach())
+        self.published: dict[str, Tensor] = {}
+        self.gradient_views = self.split(self.gradient)
+        self.follow()
+
+    def split(self, flat: Tensor) -> list[Tensor]:
+        if len(self.members) == 1:
+            return [flat]
+        sizes = [p.numel() for p in self.members]
+        return [part.view(p.shape) for part, p in zip(flat.view(-1).split(sizes), self.members, strict=True)]
+
+    def follow(self) -> None:
+        for parameter, view in zip(self.members, self.views, strict=True):
+            if parameter.data_ptr() != view.data_ptr() or parameter.dtype != view.dtype:
+                view.copy_(parameter.detach())
+                parameter.data = view
+
+    def adopt(self, optimizer: Optimizer, state: dict[Any, Any]) -> None:
+        """Takes the state that the user's optimizer holds for each member, if it holds any."""
+        self.published = {}
+        states = [optimizer.state.get(p, {}) for p in self.members]
+        if all(states):
+            state[self.flat] = {key: self._join([s[key] for s in states]) for key in states[0]}
+        else:
+            state.pop(self.flat, None)
+
+    def _join(self, parts: Sequence[Any]) -> Any:
+        if self._is_elementwise(parts[0], self.members[0]):
+            return torch.cat([part.reshape(-1) for part in parts]).view(self.flat.shape)
+        return copy.deepcopy(parts[0])
+
+    def _is_elementwise(self, part: Any, parameter: Tensor) -> bool:
+        return isinstance(part, Tensor) and part.shape == parameter.shape and part.dim() > 0
+
+    def publish(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        """Shows the state to the user's optimizer: one number per element as views, everything else copied."""
+        for key, part in state.items():
+            if not isinstance(part, Tensor):
+                for p in self.members:
+                    optimizer.state[p][key] = part
+            elif self._is_elementwise(part, self.flat):
+                if self.published.get(key) is not part:
+                    self.published[key] = part
+                    for p, view in zip(self.members, self.split(part), strict=True):
+                        optimizer.state[p][key] = view
+            elif key in self.published:
+                self.published[key].copy_(part)
+            else:
+                # One row per member, so that one copy refreshes the step count of all of them.
+                self.published[key] = part.expand(len(self.members), *part.shape).clone()
+                for p, own in zip(self.members, self.published[key].unbind(), strict=True):
+                    optimizer.state[p][key] = own
+
+
+def _alike(parameters: Sequence[nn.Parameter], flat: bool) -> list[list[nn.Parameter]]:
+    by_kind: dict[Any, list[nn.Parameter]] = defaultdict(list)
+    for p in parameters:
+        # A parameter without dimensions stays alone: its state could not be told from a step count.
+        by_kind[p.dtype if flat and p.dim() and p.is_contiguous() else id(p)].append(p)
+    return list(by_kind.values())
+
+
+def _worker(optimizer: Optimizer, blocks: Sequence[_Block]) -> Optimizer:
+    """The same kind of optimizer, over the blocks."""
+    groups = [
+        {**{k: v for k, v in optimizer.param_groups[block.group].items() if k != "params"}, "params": [block.flat]}
+        for block in blocks
+    ]
+    worker = copy.copy(optimizer)
+    worker.param_groups, worker.state = groups, defaultdict(dict)
+    return worker

@@ -1,0 +1,203 @@
+"""The stack that GCN, GIN, GINE and GraphSAGE share: convolutions with norms, activations and jumping knowledge."""
+
+import itertools
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from popgeo.nn.norm import make_norm
+from popgeo.nn.readout import READOUTS
+from popgeo.ops import EdgePlan, gather, scatter
+from popgeo.ops.registration import is_direct
+
+JUMPS = (None, "last", "cat", "max")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batched:
+    """Edges and graphs of a batch, as the convolutions and norms of every layer need them."""
+
+    src: Tensor
+    dst: Tensor
+    num_nodes: int
+    plan: EdgePlan | None
+    edge_weight: Tensor | None = None
+    edge_attr: Tensor | None = None
+    batch: Tensor | None = None
+    num_graphs: int | None = None
+    nodes_mask: Tensor | None = None
+
+    def at_source(self, x: Tensor) -> Tensor:
+        """x_j: what each edge's source holds. [num_nodes, channels] -> [num_edges, channels]"""
+        return gather(x, self.src, plan=self.plan.src if self.plan else None)
+
+    def at_destination(self, message: Tensor, reduce: str = "sum") -> Tensor:
+        """Reduces the messages that arrive at each node. [num_edges, channels] -> [num_nodes, channels]"""
+        plan = self.plan.dst if self.plan else None
+        return scatter(message, self.dst, dim=0, dim_size=self.num_nodes, reduce=reduce, plan=plan)
+
+
+class GNN(nn.Module):
+    """A stack of graph convolutions; each model says which by `init_conv`.
+
+    Args:
+        in_channels: Features of a node.
+        hidden_channels: Features between layers.
+        num_layers: Convolutions.
+        out_channels: Features of the result; `hidden_channels` when left out.
+        dropout: Share of features zeroed after each hidden layer in training.
+        act: Activation, by PyG's name for it or as a function.
+        act_first: Activate before the norm.
+        norm: `"batch_norm"`, `"layer_norm"`, `"graph_norm"`, `"instance_norm"` or None. None of them sees padding.
+        jk: Jumping knowledge (arXiv:1806.03536): a final linear map of the last layer (`"last"`), of all layers side by
+            side (`"cat"`) or of their maximum (`"max"`); None ends with the last convolution.
+        readout: What graphs are of their nodes, `"add"`, `"mean"` or `"max"`; None leaves one row for each node.
+
+    Raises:
+        ValueError: an unknown norm, jump or readout.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        num_layers: int,
+        out_channels: int | None = None,
+        dropout: float = 0.0,
+        act: str | Callable[[Tensor], Tensor] = "relu",
+        act_first: bool = False,
+        norm: str | None = None,
+        jk: str | None = None,
+        *,
+        readout: str | None = None,
+    ) -> None:
+        super().__init__()
+        if num_layers < 1:
+            raise ValueError(f"num_layers is {num_layers}; a model needs at least one convolution.")
+        if jk not in JUMPS:
+            raise ValueError(f"jk is {jk!r}; it must be one of {JUMPS}.")
+        if readout is not None and readout not in READOUTS:
+            raise ValueError(f"readout is {readout!r}; it must be None or one of {sorted(READOUTS)}.")
+        self.act = make_activation(act)
+        self.act_first = act_first
+        self.norm = norm
+        self.dropout = dropout
+        self.jk = jk
+        self.readout = readout
+        self.num_layers = num_layers
+        last = hidden_channels if jk is not None or out_channels is None else out_channels
+        channels = [in_channels, *[hidden_channels] * (num_layers - 1), last]
+        self.convs = nn.ModuleList(self.init_conv(i, o) for i, o in itertools.pairwise(channels))
+        num_norms = num_layers if jk is not None else num_layers - 1
+        self.norms = nn.ModuleList(make_norm(norm, hidden_channels) or nn.Identity() for _ in range(num_norms))
+        if jk is not None:
+            width = num_layers * hidden_channels if jk == "cat" else hidden_channels
+            self.lin = nn.Linear(width, hidden_channels if out_channels is None else out_channels)
+
+    @abstractmethod
+    def init_conv(self, in_channels: int, out_channels: int) -> nn.Module:
+        """One convolution: a module called with `x` [num_nodes, in_channels] and the `Batched` edges."""
+
+    def prepare(self, x: Tensor, batched: Batched) -> Batched:
+        """What all layers share and the model computes once, such as GCN's edge weights."""
+        return batched
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        edge_weight: Tensor | None = None,
+        edge_attr: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        num_graphs: int | None = None,
+        nodes_mask: Tensor | None = None,
+        edges_mask: Tensor | None = None,
+    ) -> Tensor:
+        """One row for each node, or for each graph if the model has a readout.
+
+        Args:
+            x: Features. [num_nodes, in_channels]
+            edge_index: Source and destination of each edge. [2, num_edges]
+            edge_weight: Weight of each edge, where the model uses one. [num_edges]
+            edge_attr: Features of each edge, where the model uses them. [num_edges, edge_dim]
+            batch: Graph of each node, ascending. [num_nodes]
+            num_graphs: Graphs in the batch, padding included; needed by a readout and by norms of graphs.
+            nodes_mask: True where the node is real. [num_nodes]
+            edges_mask: True where the edge is real; others are moved to the last node, which is padding if any is.
+
+        Returns:
+            [num_nodes, out_channels], or with a readout [num_graphs, out_channels].
+
+        Raises:
+            ValueError: a readout or a norm of graphs without `batch` and `num_graphs`.
+        """
+        if nodes_mask is not None:
+            # Zeroed once at the door: a NaN in a padding row times a zero gradient would be NaN in the weights.
+            x = torch.where(nodes_mask.unsqueeze(1), x, 0.0)
+        if edges_mask is not None:
+            edge_index = torch.where(edges_mask, edge_index, x.size(0) - 1)
+            edge_weight = None if edge_weight is None else torch.where(edges_mask, edge_weight, 0.0)
+            edge_attr = None if edge_attr is None else torch.where(edges_mask.unsqueeze(1), edge_attr, 0.0)
+        batched = Batched(
+            src=edge_index[0],
+            dst=edge_index[1],
+            num_nodes=x.size(0),
+            plan=EdgePlan.from_edge_index(edge_index, x.size(0)) if is_direct() else None,
+            edge_weight=edge_weight,
+            edge_attr=edge_attr,
+            batch=batch,
+            num_graphs=num_graphs,
+            nodes_mask=nodes_mask,
+        )
+        x = self._layers(x, self.prepare(x, batched))
+        if self.readout is None:
+            return x
+        if batch is None or num_graphs is None:
+            raise ValueError("The model has a readout: pass batch and num_graphs=batch.num_graphs.")
+        return READOUTS[self.readout](x, batch, num_graphs)
+
+    def _layers(self, x: Tensor, batched: Batched) -> Tensor:
+        layers = []
+        for i, conv in enumerate(self.convs):
+            x = conv(x, batched)
+            if i < len(self.norms):
+                x = self._between(x, self.norms[i], batched)
+            layers.append(x)
+        if self.jk == "cat":
+            x = torch.cat(layers, dim=1)
+        elif self.jk == "max":
+            x = torch.stack(layers).amax(0)
+        return x if self.jk is None else self.lin(x)
+
+    def _between(self, x: Tensor, norm: nn.Module, batched: Batched) -> Tensor:
+        """Norm, activation and dropout after a hidden layer."""
+        if self.act_first:
+            x = self.act(x)
+        if self.norm is not None:
+            x = norm(x, batched.batch, batched.num_graphs, batched.nodes_mask)
+        if not self.act_first:
+            x = self.act(x)
+        return F.dropout(x, self.dropout, self.training)
+
+
+def make_activation(act: str | Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The activation of this name in torch, or the function itself.
+
+    Raises:
+        ValueError: torch has no activation of this name.
+
+    Example:
+        >>> make_activation("relu")(torch.tensor([-1.0, 1.0]))
+        tensor([0., 1.])
+    """
+    if not isinstance(act, str):
+        return act
+    function = getattr(F, act, None)
+    if function is None:
+        raise ValueError(f"act is {act!r}; it must be a function or a name in torch.nn.functional, such as 'relu'.")
+    return function

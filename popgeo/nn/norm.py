@@ -1,0 +1,248 @@
+"""Normalisation whose statistics never see padding. Parameter names are PyG's, so that its checkpoints load."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from popgeo.ops import gather, global_add_pool, global_max_pool, global_mean_pool
+
+
+class LayerNorm(nn.Module):
+    """Normalises each node over its own channels (arXiv:1607.06450), so no other row can matter.
+
+    PyG's `LayerNorm` takes one mean over all nodes of the batch unless told `mode="node"`: then padding leaks in.
+
+    Args:
+        in_channels: Channels of a node.
+        eps: Added to the variance.
+        affine: Learn a scale and a shift for each channel.
+
+    Example:
+        >>> LayerNorm(2)(torch.tensor([[1.0, 3.0], [0.0, 200.0]]))
+        tensor([[-1.0000,  1.0000],
+                [-1.0000,  1.0000]], grad_fn=<NativeLayerNormBackward0>)
+    """
+
+    def __init__(self, in_channels: int, eps: float = 1e-5, affine: bool = True) -> None:
+        super().__init__()
+        self.in_channels = in_channels
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(in_channels)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(in_channels)) if affine else None
+
+    def forward(
+        self,
+        x: Tensor,
+        batch: Tensor | None = None,
+        num_graphs: int | None = None,
+        nodes_mask: Tensor | None = None,
+    ) -> Tensor:
+        """[num_nodes, in_channels] -> the same; the other arguments are there for the other norms' sake."""
+        return F.layer_norm(x, (self.in_channels,), self.weight, self.bias, self.eps)
+
+
+class BatchNorm(nn.Module):
+    """Normalises each channel over the real nodes of the batch (arXiv:1502.03167); so do the running statistics.
+
+    Args:
+        in_channels: Channels of a node.
+        eps: Added to the variance.
+        momentum: Share of a new batch in the running statistics; None averages all batches equally.
+        affine: Learn a scale and a shift for each channel.
+        track_running_stats: Keep running statistics and use them in evaluation.
+
+    Example:
+        >>> x, nodes_mask = torch.tensor([[1.0], [3.0], [999.0]]), torch.tensor([True, True, False])
+        >>> BatchNorm(1, affine=False)(x, nodes_mask=nodes_mask)[:2].flatten()
+        tensor([-1.0000,  1.0000])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+    ) -> None:
+        super().__init__()
+        # Holds parameters and statistics under PyG's names; its own forward pass would count padding.
+        self.module = nn.BatchNorm1d(in_channels, eps, momentum, affine, track_running_stats)
+
+    def forward(
+        self,
+        x: Tensor,
+        batch: Tensor | None = None,
+        num_graphs: int | None = None,
+        nodes_mask: Tensor | None = None,
+    ) -> Tensor:
+        """[num_nodes, in_channels] -> the same. `nodes_mask` [num_nodes]: True where the node is real."""
+        running_mean, running_var = self.module.running_mean, self.module.running_var
+        if running_mean is not None and running_var is not None and not self.training:
+            mean, var = running_mean, running_var
+        else:
+            mean, var = self._statistics(x, nodes_mask)
+        out = (x - mean) * (var + self.module.eps).rsqrt()
+        return out * self.module.weight + self.module.bias if self.module.affine else out
+
+    def _statistics(self, x: Tensor, nodes_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the real nodes; the running ones move towards them."""
+        if nodes_mask is None:
+            nodes_mask = torch.ones_like(x[:, 0], dtype=torch.bool)
+        mask = nodes_mask.unsqueeze(1)
+        num_nodes = nodes_mask.sum().clamp(min=1).to(x.dtype)
+        mean = torch.where(mask, x, 0.0).sum(0) / num_nodes
+        var = torch.where(mask, x - mean, 0.0).square().sum(0) / num_nodes
+        module = self.module
+        if module.running_mean is not None and module.running_var is not None:
+            assert module.num_batches_tracked is not None, "BatchNorm1d counts whenever it tracks"
+            with torch.no_grad():
+                module.num_batches_tracked.add_(1)
+                share = 1 / module.num_batches_tracked.to(x.dtype) if module.momentum is None else module.momentum
+                unbiased = var * (num_nodes / (num_nodes - 1).clamp(min=1))
+                module.running_mean.add_(share * (mean - module.running_mean))
+                module.running_var.add_(share * (unbiased - module.running_var))
+        return mean, var
+
+
+class GraphNorm(nn.Module):
+    """Normalises each channel over the nodes of one graph, keeping a learned share of the mean (arXiv:2009.03294).
+
+    Args:
+        in_channels: Channels of a node.
+        eps: Added to the variance.
+
+    Example:
+        >>> x, batch = torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 1])
+        >>> GraphNorm(1)(x, batch, num_graphs=2).detach().flatten()
+        tensor([-1.0000,  1.0000,  0.0000])
+    """
+
+    def __init__(self, in_channels: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(in_channels))
+        self.bias = nn.Parameter(torch.zeros(in_channels))
+        self.mean_scale = nn.Parameter(torch.ones(in_channels))
+
+    def forward(
+        self,
+        x: Tensor,
+        batch: Tensor | None = None,
+        num_graphs: int | None = None,
+        nodes_mask: Tensor | None = None,
+    ) -> Tensor:
+        """[num_nodes, in_channels] -> the same. `batch` [num_nodes]: graph of each node; one graph if left out."""
+        batch, num_graphs = _graphs(x, batch, num_graphs)
+        mean = global_mean_pool(x, batch, num_graphs)
+        out = x - gather(mean, batch) * self.mean_scale
+        var = global_mean_pool(out.square(), batch, num_graphs)
+        return self.weight * out * gather((var + self.eps).rsqrt(), batch) + self.bias
+
+
+class InstanceNorm(nn.Module):
+    """Normalises each channel over the nodes of one graph (arXiv:1607.08022).
+
+    Args:
+        in_channels: Channels of a node.
+        eps: Added to the variance.
+        momentum: Share of a new batch in the running statistics, which average over real graphs.
+        affine: Learn a scale and a shift for each channel.
+        track_running_stats: Keep running statistics and use them in evaluation.
+
+    Example:
+        >>> x, batch = torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 1])
+        >>> InstanceNorm(1)(x, batch, num_graphs=2).flatten()
+        tensor([-1.0000,  1.0000,  0.0000])
+    """
+
+    running_mean: Tensor | None
+    running_var: Tensor | None
+
+    def __init__(
+        self,
+        in_channels: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = False,
+        track_running_stats: bool = False,
+    ) -> None:
+        super().__init__()
+        self.eps = eps
+        self.momentum = momentum
+        self.weight = nn.Parameter(torch.ones(in_channels)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(in_channels)) if affine else None
+        self.register_buffer("running_mean", torch.zeros(in_channels) if track_running_stats else None)
+        self.register_buffer("running_var", torch.ones(in_channels) if track_running_stats else None)
+        self.register_buffer("num_batches_tracked", torch.tensor(0) if track_running_stats else None)
+
+    def forward(
+        self,
+        x: Tensor,
+        batch: Tensor | None = None,
+        num_graphs: int | None = None,
+        nodes_mask: Tensor | None = None,
+    ) -> Tensor:
+        """[num_nodes, in_channels] -> the same; all four arguments as in the other norms."""
+        batch, num_graphs = _graphs(x, batch, num_graphs)
+        if self.running_mean is not None and self.running_var is not None and not self.training:
+            out = (x - self.running_mean) * (self.running_var + self.eps).rsqrt()
+        else:
+            mean = global_mean_pool(x, batch, num_graphs)
+            out = x - gather(mean, batch)
+            var = global_mean_pool(out.square(), batch, num_graphs)
+            self._track(mean, var, batch, nodes_mask)
+            out = out * gather((var + self.eps).rsqrt(), batch)
+        return out if self.weight is None or self.bias is None else out * self.weight + self.bias
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, var: Tensor, batch: Tensor, nodes_mask: Tensor | None) -> None:
+        if self.running_mean is None or self.running_var is None:
+            return
+        num_graphs = mean.size(0)
+        real = torch.ones_like(batch) if nodes_mask is None else nodes_mask
+        real = real.to(mean.dtype).unsqueeze(1)
+        num_nodes = global_add_pool(real, batch, num_graphs)  # [num_graphs, 1]
+        graphs_mask = global_max_pool(real, batch, num_graphs) > 0
+        if nodes_mask is None:
+            graphs_mask = torch.ones_like(graphs_mask)
+        unbiased = var * (num_nodes / (num_nodes - 1).clamp(min=1))
+        for running, values in ((self.running_mean, mean), (self.running_var, unbiased)):
+            new = torch.where(graphs_mask, values, 0.0).sum(0) / graphs_mask.sum().clamp(min=1)
+            running.add_(self.momentum * (new - running))
+
+
+NORMS: dict[str, Callable[..., nn.Module]] = {
+    "batch_norm": BatchNorm,
+    "graph_norm": GraphNorm,
+    "instance_norm": InstanceNorm,
+    "layer_norm": LayerNorm,
+}
+
+
+def make_norm(name: str | None, in_channels: int) -> nn.Module | None:
+    """The norm of this name, or None.
+
+    Raises:
+        ValueError: no norm has this name.
+
+    Example:
+        >>> make_norm("layer_norm", 8)
+        LayerNorm()
+    """
+    if name is None:
+        return None
+    if name not in NORMS:
+        raise ValueError(f"norm is {name!r}; it must be None or one of {sorted(NORMS)}.")
+    return NORMS[name](in_channels)
+
+
+def _graphs(x: Tensor, batch: Tensor | None, num_graphs: int | None) -> tuple[Tensor, int]:
+    """The graph of each node and their number; one graph when nothing is said."""
+    if batch is None:
+        return torch.zeros(x.size(0), dtype=torch.long, device=x.device), 1
+    if num_graphs is None:
+        raise ValueError("batch is given without num_graphs, which fixes the shapes. Pass num_graphs=batch.num_graphs.")
+    return batch, num_graphs

@@ -1,0 +1,136 @@
+"""How few packs could do, and how full the packs of a plan are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from popgeo.packing.packs import Budget, Packs
+from popgeo.packing.sizes import as_table, fitting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Efficiency:
+    """How full the packs of a plan are, on average.
+
+    Args:
+        sizes: Real over budgeted, for each dimension of the budget.
+        graphs: The same for the number of graphs.
+        binds: What runs out first: the name of a dimension, or "graphs".
+        num_packs: Packs of the plan.
+        lower_bound: Packs that no plan can do without.
+    """
+
+    sizes: tuple[float, ...]
+    graphs: float
+    binds: str
+    num_packs: int
+    lower_bound: int
+
+    def __str__(self) -> str:
+        fills = ", ".join(
+            f"{fill:.2%} of {name}" for fill, name in zip(self.sizes, names(len(self.sizes)), strict=True)
+        )
+        return (
+            f"{self.num_packs} packs hold {fills}, {self.graphs:.2%} of graphs; {self.binds} run out first; "
+            f"{self.lower_bound} packs at least are needed."
+        )
+
+
+def names(num_dims: int) -> tuple[str, ...]:
+    """What to call the dimensions of sizes: nodes and edges, or numbered sizes where there are more than two.
+
+    Example:
+        >>> names(1), names(3)
+        (('nodes',), ('size_0', 'size_1', 'size_2'))
+    """
+    return ("nodes", "edges")[:num_dims] if num_dims <= 2 else tuple(f"size_{d}" for d in range(num_dims))
+
+
+def efficiency(packs: Packs, sizes: ArrayLike, budget: Budget) -> Efficiency:
+    """How full packs are, and which part of the budget decides their number.
+
+    Args:
+        packs: A plan.
+        sizes: Sizes of each graph, as they were packed. [num_graphs, num_dims] or [num_graphs]
+        budget: What one pack may hold.
+
+    Raises:
+        ValueError: `sizes` has other dimensions than `budget`.
+
+    Example:
+        >>> budget = Budget(sizes=(7, 14), num_graphs=2)
+        >>> found = efficiency(Packs.from_lists([[0, 1], [2]]), [[4, 6], [3, 6], [7, 2]], budget)
+        >>> found.sizes, found.graphs, found.binds
+        ((1.0, 0.5), 0.75, 'nodes')
+    """
+    packed = as_table(sizes)[packs.indices]
+    slots = np.maximum(np.array(budget.sizes) * len(packs), 1)
+    fills = tuple((packed.sum(axis=0) / slots).tolist()) if len(packs) else (1.0,) * len(budget.sizes)
+    graphs = packs.num_graphs / (len(packs) * budget.num_graphs) if len(packs) else 1.0
+    labels = (*names(len(fills)), "graphs")
+    return Efficiency(
+        sizes=fills,
+        graphs=graphs,
+        binds=labels[int(np.argmax([*fills, graphs]))],
+        num_packs=len(packs),
+        lower_bound=lower_bound(sizes, budget),
+    )
+
+
+def lower_bound(sizes: ArrayLike, budget: Budget) -> int:
+    """A number of packs that no plan can go below; graphs that can never fit do not count.
+
+    The largest of: graphs over graphs per pack; and per dimension the volume over the largest sum of sizes that a pack
+    can reach (so multiples of 3 never fill 100), and the bound L2 of Martello and Toth 1990
+    (doi 10.1016/0166-218X(90)90094-S), which knows that two graphs over half the budget never share a pack.
+
+    Example:
+        >>> lower_bound([3, 3, 3, 6], Budget(sizes=(5,), num_graphs=9))
+        3
+        >>> lower_bound([2, 2, 2, 2], Budget(sizes=(9,), num_graphs=1))
+        4
+    """
+    table, _, _ = fitting(sizes, budget, skip=True)
+    bounds = [-(-len(table) // budget.num_graphs)]
+    for column, limit in zip(table.T, budget.sizes, strict=True):
+        values, counts = np.unique(column, return_counts=True)
+        reach = largest_sum(values.tolist(), limit)
+        bounds.append(_volume_and_halves(values, counts, reach) if reach else 0)
+    return max(bounds)
+
+
+def largest_sum(sizes: Sequence[int], limit: int) -> int:
+    """The largest number up to `limit` that sizes add up to, each used any number of times.
+
+    Example:
+        >>> largest_sum([9, 12], 153), largest_sum([9, 12], 17), largest_sum([20], 17)
+        (153, 12, 0)
+    """
+    if limit > 1 << 20:  # the bits below would no longer be quick to shift; the common divisor still counts
+        divisor = int(np.gcd.reduce(list(sizes))) if len(sizes) else 0
+        return limit // divisor * divisor if divisor else 0
+    reached = 1  # bit n: some sizes add up to n
+    everything = (1 << (limit + 1)) - 1
+    for size in sizes:
+        step = size
+        while 0 < step <= limit:  # one more, two more, four more ... of this size
+            reached |= reached << step & everything
+            step *= 2
+    return reached.bit_length() - 1
+
+
+def _volume_and_halves(values: NDArray[np.int64], counts: NDArray[np.int64], limit: int) -> int:
+    """L2 over a histogram of sizes in rising order; its threshold 0 is the plain volume bound."""
+    number = np.concatenate([[0], np.cumsum(counts)])
+    volume = np.concatenate([[0], np.cumsum(values * counts)])
+    half = np.searchsorted(values, limit // 2, side="right")  # from here on, no two share a pack
+    thresholds = np.concatenate([[0], values[:half]])
+    alone = np.maximum(np.searchsorted(values, limit - thresholds, side="right"), half)  # from here on, nothing joins
+    small = np.searchsorted(values, thresholds, side="left")  # up to here, left out of account
+    room = (number[alone] - number[half]) * limit - (volume[alone] - volume[half])
+    more = np.maximum(0, -(-(volume[half] - volume[small] - room) // limit))
+    return int((number[-1] - number[half] + more).max())

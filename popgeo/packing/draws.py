@@ -1,0 +1,88 @@
+"""Random numbers that compiled and interpreted code draw alike, bit for bit."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from popgeo.native import library
+from popgeo.packing.packs import Ids
+
+_BLOCK = 8192
+
+
+def new_key(generator: torch.Generator | None) -> int:
+    """One 63-bit number from a torch generator (torch's own where None); all else follows from it."""
+    return int(torch.randint(2**63 - 1, (1,), generator=generator))
+
+
+def uniform(key: int, start: int, count: int) -> NDArray[np.uint64]:
+    """The 32-bit numbers `start` to `start + count` of the stream that `key` names.
+
+    Counter-based: number i is the SplitMix64 hash (Steele, Lea, Flood 2014, doi 10.1145/2660193.2660195) of
+    key + (i + 1) * golden ratio, upper half. `hash32` in native/csrc/packing.cpp is the same function.
+
+    Example:
+        >>> bool((uniform(7, 0, 5)[2:] == uniform(7, 2, 3)).all())
+        True
+    """
+    z = np.uint64(key) + np.arange(start + 1, start + count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (z ^ (z >> np.uint64(31))) >> np.uint64(32)
+
+
+def uniform_stream(key: int) -> Iterator[int]:
+    """The same numbers one by one, without an end."""
+    start = 0
+    while True:
+        yield from uniform(key, start, _BLOCK).tolist()
+        start += _BLOCK
+
+
+def shuffled(num_graphs: int, key: int, first: int, then: int) -> Iterator[Ids]:
+    """A random order of 0 ... num_graphs - 1, piece by piece, so that its beginning costs nothing.
+
+    Args:
+        num_graphs: How many ids there are.
+        key: Names the order.
+        first: Length of the first piece.
+        then: Length of the pieces after it.
+
+    Example:
+        >>> sorted(np.concatenate(list(shuffled(9, key=1, first=2, then=4))).tolist())
+        [0, 1, 2, 3, 4, 5, 6, 7, 8]
+    """
+    shuffle = library.function(
+        "popgeo_shuffle", (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint64)
+    )
+    ids = np.arange(num_graphs) if shuffle else np.empty(0, np.int64)
+    moved: dict[int, int] = {}  # without the library: the places that no longer hold their own number
+    start = 0
+    while start < num_graphs:
+        end = min(start + (then if start else first), num_graphs)
+        if shuffle:
+            shuffle(ids.ctypes.data, start, end, num_graphs, key)
+            yield ids[start:end]
+        else:
+            yield _shuffle(moved, start, end, num_graphs, key)
+        start = end
+
+
+def _shuffle(moved: dict[int, int], start: int, end: int, num_graphs: int, key: int) -> Ids:
+    """Steps `start` to `end` of Fisher and Yates: place i swaps with a place from i on."""
+    left = np.arange(num_graphs - start, num_graphs - end, -1, dtype=np.uint64)
+    places = (uniform(key, start, end - start) * left >> np.uint64(32)).tolist()
+    piece = []
+    for i, offset in enumerate(places, start):
+        mine = moved.pop(i, i)
+        if offset:
+            piece.append(moved.get(i + offset, i + offset))
+            moved[i + offset] = mine
+        else:
+            piece.append(mine)
+    return np.array(piece, np.int64)

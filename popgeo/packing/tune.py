@@ -1,0 +1,197 @@
+"""Which fixed shape suits a dataset: the choice of num_nodes matters more than the packing algorithm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from popgeo.packing.budget import names
+from popgeo.packing.packs import Budget
+from popgeo.packing.sizes import as_table
+from popgeo.packing.window import window
+
+# A window first uses up what packs well: a trial takes a small one, so that it has long settled when packs are counted.
+_SAMPLE = 12288  # graphs packed for trial
+_WINDOW = 512
+_SETTLED = 4096  # graphs packed before packs count
+_NEAREST = 24  # candidates for num_nodes
+_FINALISTS = 5  # of these, how many are tried with several amounts of slack
+_SLACKS = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
+_AS_GOOD = 0.002  # a shape this much dearer, but closer to the target, is preferred
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A fixed shape for the batches of a dataset, padding included, and what to expect of it.
+
+    Args:
+        slots: Slots for each dimension; one of every node dimension is kept for padding.
+        num_graphs: Slots for graphs; one is kept for padding.
+        budget: What the real graphs of a batch may use.
+        efficiency: Expected real over slots, for each dimension.
+        graphs_per_batch: Expected real graphs of a batch.
+        reason: One sentence: what was chosen, and why.
+    """
+
+    slots: tuple[int, ...]
+    num_graphs: int
+    budget: Budget
+    efficiency: tuple[float, ...]
+    graphs_per_batch: float
+    reason: str
+
+    @property
+    def num_nodes(self) -> int:
+        """Node slots; the first dimension."""
+        return self.slots[0]
+
+    @property
+    def num_edges(self) -> int:
+        """Edge slots; the second dimension, 0 where there is none."""
+        return self.slots[1] if len(self.slots) > 1 else 0
+
+
+def tune(
+    sizes: ArrayLike,
+    target_graphs: float,
+    *,
+    align: int = 8,
+    cost: tuple[float, ...] | None = None,
+    num_node_dims: int = 1,
+) -> Shape:
+    """Choose the fixed shape that wastes least, at about so many real graphs a batch.
+
+    A sample of the dataset is packed by `window` into each candidate: the multiples of `align` around the target for
+    the first dimension, each with several amounts of slack in the others. The cheapest per graph wins; of those within
+    0.2 % of it, the one closest to the target.
+
+    Args:
+        sizes: Sizes of each graph: nodes, then edges (or per type). [num_graphs, num_dims] or [num_graphs]
+        target_graphs: Real graphs of a batch, on average.
+        align: Slots are multiples of this.
+        cost: What a slot of each dimension costs, as (a, b) in `a * nodes + b * edges`. By default the slots that a
+            mean graph needs cost the same in every dimension.
+        num_node_dims: How many dimensions, from the first, are nodes and keep a slot for padding.
+
+    Returns:
+        The shape, with its expected efficiency and the reason in one sentence.
+
+    Raises:
+        ValueError: there are no graphs, the target or `align` is below 1, or `cost` does not match the dimensions.
+
+    Example:
+        >>> shape = tune([[9, 18], [12, 24], [15, 30]] * 500, target_graphs=32)
+        >>> shape.num_nodes % 8, shape.efficiency[0] > 0.98
+        (0, True)
+    """
+    table = as_table(sizes)
+    num_dims = table.shape[1]
+    if not len(table):
+        raise ValueError("sizes is empty, so there is nothing to tune for. Pass the sizes of at least one graph.")
+    if target_graphs < 1 or align < 1:
+        raise ValueError(f"target_graphs is {target_graphs} and align {align}; both must be at least 1.")
+    if cost is not None and (len(cost) != num_dims or min(cost) < 0 or not any(cost)):
+        raise ValueError(f"cost is {cost}; give {num_dims} numbers, one per dimension, none negative and not all 0.")
+    mean, largest = table.mean(axis=0), table.max(axis=0)
+    weights = np.array(cost, float) if cost is not None else np.divide(1, mean, out=np.zeros(num_dims), where=mean > 0)
+    padding = np.arange(num_dims) < num_node_dims
+    sample = _sample(table, round(target_graphs))
+
+    lengths = _lengths(target_graphs * mean[0] + padding[0], int(largest[0] + padding[0]), align)
+    # First without regard to the other dimensions: which lengths can be filled at all?
+    fills = {n: _try(sample[:, :1], np.array([n]), padding[:1]).fills[0] for n in lengths}
+    best_fill = max(fills.values())
+    finalists = [n for n in lengths if fills[n] > best_fill - 2 * _AS_GOOD][:_FINALISTS]
+    shapes = {
+        tuple(_slots(n, slack, mean, largest, padding, align).tolist())
+        for n in finalists
+        for slack in (_SLACKS if num_dims > 1 else (0.0,))
+    }
+    trials = [_try(sample, np.array(slots), padding) for slots in sorted(shapes)]
+    costs = [float(weights @ trial.slots) / trial.graphs_per_pack for trial in trials]
+    chosen = min(
+        (trial for trial, each in zip(trials, costs, strict=True) if each <= min(costs) * (1 + _AS_GOOD)),
+        key=lambda trial: abs(trial.graphs_per_pack - target_graphs),
+    )
+    return _shape(chosen, padding, target_graphs, len(trials))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Trial:
+    """What came of packing the sample into a shape."""
+
+    slots: NDArray[np.int64]
+    fills: tuple[float, ...]
+    graphs_per_pack: float
+    most_graphs: int
+
+
+def _sample(table: NDArray[np.int64], target_graphs: int) -> NDArray[np.int64]:
+    """Up to some thousand rows, always the same ones."""
+    count = max(_SAMPLE, 16 * target_graphs)
+    if len(table) <= count:
+        return table
+    return table[torch.randperm(len(table), generator=torch.Generator().manual_seed(0))[:count].numpy()]
+
+
+def _lengths(wanted: float, smallest: int, align: int) -> list[int]:
+    """Multiples of `align` within a quarter of what is wanted, the closest first."""
+    middle = round(wanted / align)
+    near = [align * n for n in range(middle - _NEAREST // 2, middle + _NEAREST // 2 + 1)]
+    near = [n for n in near if n >= smallest and abs(n - wanted) <= max(wanted / 4, align)]
+    return sorted(near, key=lambda n: abs(n - wanted)) or [-(-smallest // align) * align]
+
+
+def _slots(
+    length: int,
+    slack: float,
+    mean: NDArray[np.float64],
+    largest: NDArray[np.int64],
+    padding: NDArray[np.bool_],
+    align: int,
+) -> NDArray[np.int64]:
+    """A shape of this length whose other dimensions are in the dataset's proportion, and some slack."""
+    scale = (length - padding[0]) / mean[0] if mean[0] else 1.0
+    wanted = np.maximum(np.ceil(mean * scale * (1 + slack)), largest) + padding
+    slots = (-(-wanted // align) * align).astype(np.int64)
+    slots[0] = length
+    return slots
+
+
+def _try(sample: NDArray[np.int64], slots: NDArray[np.int64], padding: NDArray[np.bool_]) -> _Trial:
+    """Pack the sample; where it is not the whole dataset, only packs made by a full and settled window count."""
+    budget = Budget(sizes=tuple((slots - padding).tolist()), num_graphs=len(sample))
+    packs = window(sample, budget, window=_WINDOW, generator=torch.Generator().manual_seed(0))
+    start, end = 0, len(packs)
+    if len(sample) >= _SAMPLE:
+        start, end = np.searchsorted(packs.ptr, [_SETTLED, len(sample) - _WINDOW]).tolist()
+    used = sample[packs.indices[packs.ptr[start] : packs.ptr[end]]].sum(axis=0)
+    return _Trial(
+        slots=slots,
+        fills=tuple((used / np.maximum(slots * (end - start), 1)).tolist()),
+        graphs_per_pack=float((packs.ptr[end] - packs.ptr[start]) / (end - start)),
+        most_graphs=int(np.diff(packs.ptr).max()),
+    )
+
+
+def _shape(trial: _Trial, padding: NDArray[np.bool_], target_graphs: float, num_trials: int) -> Shape:
+    # A twentieth more than any batch of the sample held, as a whole dataset has rarer batches.
+    most_graphs = -(-trial.most_graphs * 21 // 20)
+    labels = names(len(trial.slots))
+    slots = ", ".join(f"{slots} {name}" for slots, name in zip(trial.slots, labels, strict=True))
+    fills = ", ".join(f"{fill:.2%} of {name}" for fill, name in zip(trial.fills, labels, strict=True))
+    return Shape(
+        slots=tuple(trial.slots.tolist()),
+        num_graphs=most_graphs + 1,
+        budget=Budget(sizes=tuple((trial.slots - padding).tolist()), num_graphs=most_graphs),
+        efficiency=trial.fills,
+        graphs_per_batch=trial.graphs_per_pack,
+        reason=(
+            f"{slots} and {most_graphs + 1} graphs are filled to {fills} "
+            f"at {trial.graphs_per_pack:.1f} graphs a batch: of {num_trials} shapes tried, this is the closest to "
+            f"{target_graphs:g} graphs of those that cost at most {_AS_GOOD:.1%} more per graph than the cheapest."
+        ),
+    )

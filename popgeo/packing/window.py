@@ -1,0 +1,181 @@
+"""Windowed exact fill: packs as full as the bound allows, and as random as a plain shuffle."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import islice
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from popgeo.native import library
+from popgeo.packing import exact_fill
+from popgeo.packing.draws import new_key, shuffled
+from popgeo.packing.packs import Budget, Ids, Packs
+from popgeo.packing.sizes import fitting
+
+_Chunk = tuple[Ids, NDArray[np.int64], Ids]  # ids, their sizes, and ids that can never fit
+_FIRST_CHUNK = 4096  # graphs beyond the window before the first packs come out
+_CHUNK = 1 << 17
+_STREAM_CHUNK = 256  # graphs read ahead of an iterator, beyond the window
+_MAX_BUCKETS = 1 << 22
+
+
+def window(
+    sizes: ArrayLike,
+    budget: Budget,
+    *,
+    window: int = 2048,
+    generator: torch.Generator | None = None,
+    skip: bool = False,
+) -> Packs:
+    """Pack graphs drawn at random from a window of pending ones, each pack closed by an exact fill.
+
+    Args:
+        sizes: Sizes of each graph. [num_graphs, num_dims] or [num_graphs]
+        budget: What one pack may hold.
+        window: Graphs to choose from; 512 to 4096 is best, as the remains of a larger one weigh in at the end.
+        generator: Source of the order; torch's own where None. The same state gives the same packs.
+        skip: Leave out, and count in `skipped`, the graphs that no pack can hold.
+
+    Returns:
+        Each graph in exactly one pack; no pending graph would have fitted a pack that was closed.
+
+    Raises:
+        ValueError: a graph can never fit and `skip` is False, or `window` is below 1.
+
+    Example:
+        >>> sizes = [3, 4, 5, 6, 7, 8] * 50
+        >>> packs = window(sizes, Budget(sizes=(33,), num_graphs=9), generator=torch.Generator().manual_seed(0))
+        >>> len(packs), sorted(packs.indices.tolist()) == list(range(300))
+        (50, True)
+    """
+    return Packs.concatenate(iter_window(sizes, budget, window=window, generator=generator, skip=skip))
+
+
+def iter_window(
+    sizes: ArrayLike | Iterator[Sequence[int]],
+    budget: Budget,
+    *,
+    window: int = 2048,
+    generator: torch.Generator | None = None,
+    skip: bool = False,
+) -> Iterator[Packs]:
+    """The packs of `window`, some at a time: the first ones at once, the rest while training goes on.
+
+    Args:
+        sizes: As for `window`; or an iterator over the sizes of one graph after another, as an iterable dataset yields
+            them. Ids then count the graphs of the iterator, which is read no further than the packs need.
+        budget: What one pack may hold.
+        window: Graphs to choose from.
+        generator: Source of the order.
+        skip: Leave out graphs that no pack can hold.
+
+    Raises:
+        ValueError: as `window`.
+
+    Example:
+        >>> sizes = iter([(3, 6), (4, 8), (5, 10)])
+        >>> [len(packs) for packs in iter_window(sizes, Budget(sizes=(7, 16), num_graphs=2))]
+        [2]
+    """
+    if window < 1:
+        raise ValueError(f"window is {window}; at least 1 graph must be pending.")
+    key = new_key(generator)
+    if isinstance(sizes, Iterator):
+        return _pack(_read(sizes, budget, window, skip), budget, window, key)
+    table, ids, skipped = fitting(sizes, budget, skip=skip)
+    window = max(1, min(window, len(table)))
+    return _pack(_shuffle(np.ascontiguousarray(table), ids, skipped, window, key), budget, window, key)
+
+
+def _shuffle(table: NDArray[np.int64], ids: Ids | None, skipped: Ids, window: int, key: int) -> Iterator[_Chunk]:
+    """All graphs in random order; the first piece is short, so that it comes at once."""
+    if len(skipped):
+        yield skipped[:0], table[:0], skipped
+    for order in shuffled(len(table), key ^ 1, first=window + _FIRST_CHUNK, then=_CHUNK):
+        yield order if ids is None else ids[order], table[order], skipped[:0]
+
+
+def _read(sizes: Iterator[Sequence[int]], budget: Budget, window: int, skip: bool) -> Iterator[_Chunk]:
+    """The graphs of an iterator in its own order, read a little ahead."""
+    start, ahead = 0, window + _STREAM_CHUNK
+    while rows := list(islice(sizes, ahead)):
+        try:
+            table, ids, skipped = fitting(np.array(rows), budget, skip=skip)
+        except ValueError as error:
+            raise ValueError(f"{error} (Counted from graph {start} of the iterator.)") from None
+        yield (np.arange(len(rows)) if ids is None else ids) + start, table, skipped + start
+        start, ahead = start + len(rows), _STREAM_CHUNK
+
+
+def _pack(chunks: Iterator[_Chunk], budget: Budget, window: int, key: int) -> Iterator[Packs]:
+    """Push chunk after chunk through a window; the scarcest dimensions come first, as these are filled with care."""
+    filler: _Compiled | exact_fill.Window | None = None
+    given = order = list(range(len(budget.sizes)))
+    for ids, table, skipped in chunks:
+        if filler is None and len(ids):
+            order = _by_scarcity(table.sum(axis=0).tolist(), budget)
+            filler = _open(replace(budget, sizes=tuple(budget.sizes[d] for d in order)), window, key)
+        packs = (
+            filler.push(ids, table if order == given else table[:, order], last=False)
+            if filler
+            else Packs.from_lists([])
+        )
+        if len(packs) or len(skipped):
+            yield replace(packs, skipped=skipped)
+    if filler and len(packs := filler.push(np.empty(0, np.int64), np.empty((0, len(order)), np.int64), last=True)):
+        yield packs
+
+
+def _by_scarcity(totals: Sequence[int], budget: Budget) -> list[int]:
+    """The dimensions, those that need most packs first; but number 0 comes first unless another needs 2 % more."""
+    need = [Fraction(total, limit) if limit else Fraction(0) for total, limit in zip(totals, budget.sizes, strict=True)]
+    order = sorted(range(len(need)), key=lambda d: -need[d])
+    return order if need[order[0]] * 50 > need[0] * 51 else [0, *(d for d in order if d)]
+
+
+def _open(budget: Budget, window: int, key: int) -> _Compiled | exact_fill.Window:
+    """The compiled window; the interpreted one where there is none, or where 64 bits could overflow."""
+    largest = max(budget.sizes) * max(budget.sizes[0], 1) * window * 4
+    fits = largest < 2**62 and window < 2**30 and budget.sizes[0] < _MAX_BUCKETS
+    new = library.function("popgeo_window_new", _Compiled.NEW, ctypes.c_void_p) if fits else None
+    return _Compiled(new, budget, window, key) if new else exact_fill.Window(budget, window, key)
+
+
+def _bound(name: str, argtypes: tuple[type, ...], restype: type | None = None) -> Callable[..., int]:
+    bound = library.function(name, argtypes, restype)
+    assert bound is not None, f"the library holds popgeo_window_new, so it holds {name}"
+    return bound
+
+
+class _Compiled:
+    """`exact_fill.Window`, compiled."""
+
+    NEW = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64)
+    PUSH = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)
+    READ = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+
+    def __init__(self, new: Callable[..., int | None], budget: Budget, window: int, key: int) -> None:
+        self._push = _bound("popgeo_window_push", self.PUSH, ctypes.c_int64)
+        self._num_ids = _bound("popgeo_window_num_ids", (ctypes.c_void_p,), ctypes.c_int64)
+        self._read = _bound("popgeo_window_read", self.READ)
+        limits = np.array(budget.sizes, np.int64)
+        self._handle = new(len(limits), limits.ctypes.data, min(budget.num_graphs, 2**62), window, key)
+        if not self._handle:
+            raise MemoryError(f"No memory for a window of {window} graphs; pass a smaller window.")
+        weakref.finalize(self, _bound("popgeo_window_free", (ctypes.c_void_p,)), self._handle)
+
+    def push(self, ids: Ids, table: NDArray[np.int64], *, last: bool) -> Packs:
+        ids, table = np.ascontiguousarray(ids), np.ascontiguousarray(table)
+        num_packs = self._push(self._handle, ids.ctypes.data, table.ctypes.data, len(ids), last)
+        if num_packs < 0:
+            raise MemoryError("Memory ran out while packing; pass a smaller window.")
+        packed, ptr = np.empty(self._num_ids(self._handle), np.int64), np.empty(num_packs + 1, np.int64)
+        self._read(self._handle, packed.ctypes.data, ptr.ctypes.data)
+        return Packs(packed, ptr)

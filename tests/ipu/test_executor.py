@@ -1,0 +1,82 @@
+"""A compiled training step does what PyTorch does, step by step."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from popgeo.ipu import DynamicShapeError, inference_model, training_model
+from tests.ipu.models import ContinuousFilters, GraphConvolutions, eager_step, make_batch
+
+MODELS = [ContinuousFilters, GraphConvolutions]
+
+
+def make_pair(kind: type[nn.Module], dtype: torch.dtype = torch.float64) -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    model = kind().to(dtype)
+    return model, copy.deepcopy(model)
+
+
+def assert_same_state(model: nn.Module, reference: nn.Module, **tolerance: float) -> None:
+    for (name, mine), theirs in zip(model.state_dict().items(), reference.state_dict().values(), strict=True):
+        torch.testing.assert_close(mine, theirs, msg=lambda text, name=name: f"{name}: {text}", **tolerance)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float64, {"rtol": 1e-9, "atol": 1e-9}), (torch.float32, {"rtol": 1e-4, "atol": 1e-5})],
+)
+def test_fifty_training_steps_equal_eager_pytorch(kind, dtype, tolerance):
+    model, reference = make_pair(kind, dtype)
+    step = training_model(model, optimizer=torch.optim.Adam(model.parameters(), lr=1e-2))
+    optimizer = torch.optim.Adam(reference.parameters(), lr=1e-2)
+    for seed in range(50):
+        batch = make_batch(seed, dtype)
+        prediction, loss = step(**batch)
+        expected = eager_step(reference, optimizer, batch)
+        torch.testing.assert_close((prediction, loss), expected, **tolerance)
+    assert_same_state(model, reference, **tolerance)
+
+
+def test_training_lowers_the_loss_of_a_batch():
+    model, _ = make_pair(ContinuousFilters)
+    step = training_model(model, optimizer=torch.optim.Adam(model.parameters(), lr=1e-2))
+    losses = [float(step(**make_batch(0))[1]) for _ in range(100)]
+    assert losses[-1] < 0.2 * losses[0]
+
+
+def test_an_inference_model_follows_the_training_model():
+    model, _ = make_pair(ContinuousFilters)
+    step = training_model(model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-2))
+    infer = inference_model(model)
+    before = infer(**make_batch(1))[0]
+    step(**make_batch(0))
+    after = infer(**make_batch(1))[0]
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(after, model(**make_batch(1))[0].detach())
+
+
+class ByMask(nn.Module):
+    def forward(self, x):
+        return x[x > 0].sum()
+
+
+def test_a_shape_that_depends_on_data_is_refused_with_line_and_remedy():
+    with pytest.raises(
+        DynamicShapeError, match=r"test_executor.py:\d+ in forward: return x\[x > 0\].sum\(\).*torch.where"
+    ):
+        inference_model(ByMask())(torch.ones(3))
+
+
+def test_the_report_accounts_for_a_step():
+    model, _ = make_pair(ContinuousFilters)
+    step = training_model(model)
+    step(**make_batch(0))
+    report = step.report
+    assert report.families["matmul"].flops > 0
+    assert report.total.ops <= report.captured_ops
+    assert report.calls == 1
+    assert report.seconds_per_call > 0
+    assert "matmul" in str(report)

@@ -1,0 +1,43 @@
+"""Lower bounds and efficiency, by hand."""
+
+import numpy as np
+import pytest
+
+from popgeo.packing import Budget, Packs, efficiency, lower_bound, stream
+
+
+@pytest.mark.parametrize(
+    ("sizes", "budget", "packs"),
+    [
+        ([5, 5, 5, 5], Budget(sizes=(10,), num_graphs=9), 2),  # volume
+        ([5, 5, 5, 5], Budget(sizes=(10,), num_graphs=1), 4),  # graphs
+        ([6, 6, 6, 4], Budget(sizes=(10,), num_graphs=9), 3),  # three are over half
+        ([7, 7, 4, 4], Budget(sizes=(10,), num_graphs=9), 3),  # the fours do not join the sevens
+        ([3] * 7, Budget(sizes=(10,), num_graphs=9), 3),  # only 9 of 10 can be reached
+        ([[1, 9], [1, 9], [1, 9]], Budget(sizes=(10, 9), num_graphs=9), 3),  # edges
+        ([0, 0, 0], Budget(sizes=(10,), num_graphs=2), 2),
+        ([0, 0, 0], Budget(sizes=(0,), num_graphs=3), 1),
+        ([], Budget(sizes=(10,), num_graphs=2), 0),
+        ([99, 5], Budget(sizes=(10,), num_graphs=2), 1),  # what can never fit does not count
+    ],
+)
+def test_the_lower_bound_by_hand(sizes, budget, packs):
+    assert lower_bound(np.array(sizes, int), budget) == packs
+
+
+def test_efficiency_says_what_runs_out_first():
+    sizes = np.array([[4, 5], [4, 9], [2, 10], [6, 8]])
+    budget = Budget(sizes=(10, 20), num_graphs=4)
+    found = efficiency(Packs.from_lists([[0, 3], [1, 2]]), sizes, budget)
+    assert found.sizes == (0.8, 0.8)
+    assert efficiency(stream(sizes, budget), sizes, Budget(sizes=(10, 19), num_graphs=4)).binds == "edges"
+    assert efficiency(stream(sizes, budget), sizes, Budget(sizes=(10, 20), num_graphs=2)).binds == "graphs"
+    assert found.lower_bound == 2
+    assert "80.00% of nodes" in str(found)
+
+
+def test_skipped_graphs_do_not_count_as_packed():
+    budget = Budget(sizes=(10,), num_graphs=2)
+    found = efficiency(stream([5, 11, 5], budget, skip=True), [5, 11, 5], budget)
+    assert found.sizes == (1.0,)
+    assert found.lower_bound == found.num_packs == 1
