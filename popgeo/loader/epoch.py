@@ -92,9 +92,9 @@ def plan_epoch(
         ValueError: a graph fits no batch.
     """
     sizes = sizes[order]
-    fits = np.asarray((sizes <= limits).all(axis=1))
     num_skipped = 0
-    if not fits.all():
+    if (sizes.max(axis=0, initial=0) > limits).any():
+        fits = np.asarray((sizes <= limits).all(axis=1))
         if over_size_strategy.trims_nodes or over_size_strategy.trims_edges:
             sizes = np.minimum(sizes, limits)
         elif over_size_strategy is OverSizeStrategy.Skip:
@@ -114,7 +114,8 @@ def plan_epoch(
     pack = getattr(packing, named[strategy.name]) if isinstance(strategy, FixedSizeStrategy) else strategy
     budget = packing.Budget(sizes=tuple(limits.tolist()), num_graphs=num_graphs)
     packs = pack(sizes, budget, generator=generator)
-    _check(packs, sizes, limits, num_graphs)
+    if not isinstance(strategy, FixedSizeStrategy):
+        _check(packs, sizes, limits, num_graphs)
     ids = order[packs.indices]
     return Plan(ids=ids, ptr=np.asarray(packs.ptr), num_skipped=num_skipped, num_planned=len(ids))
 

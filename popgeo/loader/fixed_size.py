@@ -126,11 +126,11 @@ class FixedSizeDataLoader(DataLoader):
         self.shuffle, self.seed, self.rank, self.world_size = shuffle, seed, rank, world_size
         self.num_buffers, self.background = num_buffers, background
         self.items_of = num_mini_batches(options)
-        self.epoch = 0
-        self._started, self._position, self._iteration = False, 0, 0
+        self._progress = _Progress(0, 0)
         self._plan: tuple[int, Plan] | None = None
         self._orders = sampler, batch_sampler, drop_last
         self._pool: WorkerPool | None = None
+        self._ring: list[Memory | None] = []
 
         why = why_not_flat(dataset)
         if why is None:
@@ -214,13 +214,18 @@ class FixedSizeDataLoader(DataLoader):
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch that the next iteration runs through; without it they are counted from 0."""
-        self.epoch, self._started, self._position = epoch, False, 0
+        self._progress = _Progress(epoch, 0)
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that is running or comes next."""
+        return self._progress.epoch
 
     def state_dict(self) -> dict[str, int]:
         """Where the iteration stands: after how many items of which epoch."""
         return {
             "epoch": self.epoch,
-            "position": self._position,
+            "position": self._progress.position,
             "seed": self.seed,
             "num_graphs": len(self.source.sizes),
         }
@@ -237,46 +242,39 @@ class FixedSizeDataLoader(DataLoader):
                 f"Load it into a loader of the same dataset."
             )
         self.seed, self._plan = state["seed"], None
-        self.set_epoch(state["epoch"])
-        self._position = state["position"]
+        self._progress = _Progress(state["epoch"], state["position"])
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # torch names its own iterator class
-        if self._started:
-            self.set_epoch(self.epoch + 1)
-        self._started = True
-        self._iteration += 1
-        return self._iterate(self.plan(), self.epoch, self._iteration)
+        at = self._progress
+        self._progress = _Progress(at.epoch + 1, 0) if at.has_started else _Progress(at.epoch, at.position)
+        self._progress.has_started = True
+        return self._iterate(self.plan(), self._progress)
 
-    def _iterate(self, plan: Plan, epoch: int, iteration: int) -> Iterator[Batch]:
-        items = self._from_workers(plan, epoch) if self.num_workers > 0 else self._from_here(plan, epoch)
-        for batch in items:
-            if self._iteration == iteration and self.epoch == epoch:
-                self._position += 1
-            yield batch
-        if self._iteration == iteration and self.epoch == epoch:
-            self.set_epoch(epoch + 1)
+    def _iterate(self, plan: Plan, progress: "_Progress") -> Iterator[Batch]:
+        chunks = self._from_workers(plan, progress) if self.num_workers > 0 else self._chunks(plan, progress)
+        for chunk in in_background(chunks) if self.background and self.num_workers == 0 else chunks:
+            for batch in chunk:
+                progress.position += 1
+                yield batch
+        if self._progress is progress:  # no other iteration has begun since
+            self.set_epoch(progress.epoch + 1)
 
-    def _from_workers(self, plan: Plan, epoch: int) -> Iterator[Batch]:
+    def _from_workers(self, plan: Plan, progress: "_Progress") -> Iterator[list[Batch]]:
         if self._pool is None or not self.persistent_workers:
             settings = {name: getattr(self, name) for name in _OF_WORKERS}
             self._pool = WorkerPool(self.source, self.items_of, settings)
-        starts = range(self._position * self.items_of, len(plan), self.items_of)
-        return self._pool.batches([self._portion(plan, start, start + self.items_of, epoch) for start in starts])
+        starts = range(progress.position * self.items_of, len(plan), self.items_of)
+        portions = [self._portion(plan, start, start + self.items_of, progress.epoch) for start in starts]
+        return ([batch] for batch in self._pool.batches(portions))
 
-    def _from_here(self, plan: Plan, epoch: int) -> Iterator[Batch]:
-        chunks = self._chunks(plan, epoch)
-        for chunk in in_background(chunks) if self.background else chunks:
-            yield from chunk
-
-    def _chunks(self, plan: Plan, epoch: int) -> Iterator[list[Batch]]:
-        group, start = self.items_of, self._position * self.items_of
+    def _chunks(self, plan: Plan, progress: "_Progress") -> Iterator[list[Batch]]:
+        group, start, epoch = self.items_of, progress.position * self.items_of, progress.epoch
         at_once = math.ceil(_GRAPHS_AT_ONCE * len(plan) / max(1, len(plan.ids)) / group) * group
         ring: list[Memory | None] = [None]
         if self.num_buffers:
             at_once = max(1, self.num_buffers // 2) * group
-            # One part is in use and one is filled; with a thread one more waits between them.
-            ring = [self.source.allocate(at_once, self.pin_memory, group) for _ in range(4 if self.background else 2)]
-        stop = start + (group if start == 0 else at_once)  # the first item is wanted at once
+            ring = self._ring = self._ring or self._make_ring(at_once)
+        stop = start + group  # the first item is wanted at once
         turn = 0
         while start < len(plan):
             stop = min(stop, len(plan))
@@ -285,6 +283,12 @@ class FixedSizeDataLoader(DataLoader):
                 memory = self.source.allocate(stop - start, True, group)
             yield self.source.cut(self._portion(plan, start, stop, epoch), group, memory)
             start, stop, turn = stop, stop + at_once, turn + 1
+
+    def _make_ring(self, at_once: int) -> list[Memory | None]:
+        # One part is in use while one is filled; with a thread more wait between them.
+        return [
+            self.source.allocate(at_once, self.pin_memory, self.items_of) for _ in range(4 if self.background else 2)
+        ]
 
     def _portion(self, plan: Plan, start: int, stop: int, epoch: int) -> Portion:
         ptr = plan.ptr[start : stop + 1]
@@ -300,6 +304,15 @@ class FixedSizeDataLoader(DataLoader):
             f"nodes, {options.total_num_edges:,} edges, {options.num_graphs:,} graphs; "
             f"{100 * real / max(1, slots * len(plan)):.1f} % full)"
         )
+
+
+class _Progress:
+    """How far an iteration has come; an object of its own, because torch's `DataLoader` is slow to set attributes."""
+
+    __slots__ = ("epoch", "has_started", "position")
+
+    def __init__(self, epoch: int, position: int) -> None:
+        self.epoch, self.position, self.has_started = epoch, position, False
 
 
 class _GraphIds:
