@@ -78,6 +78,10 @@ class Stepper:
                 update.apply(divisor)
         return results.join()
 
+    def reset_buffers(self) -> None:
+        """Gives every replica the module's buffers."""
+        self.buffers = self._buffers_of_replicas()
+
     def restore(self, generators: Sequence[Tensor], buffers: Sequence[dict[str, Tensor]]) -> None:
         """Takes random numbers and the buffers of each replica from a checkpoint.
 
