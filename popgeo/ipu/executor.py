@@ -88,7 +88,8 @@ def inference_model(model: nn.Module, options: Options | None = None) -> "Compil
     chosen = options or Options()
     if chosen.gradient_accumulation != 1:
         raise ValueError(
-            f"Inference has no gradients to accumulate; set Options.gradient_accumulation to 1, not {chosen.gradient_accumulation}."
+            "Inference has no gradients to accumulate; set Options.gradient_accumulation to 1, not "
+            f"{chosen.gradient_accumulation}."
         )
     return CompiledModel(model, chosen, None, None)
 
@@ -125,8 +126,8 @@ class CompiledModel:
         assert self._arguments is not None
         if not same(self._arguments, structure):
             raise ValueError(
-                f"{first_difference(self._arguments, structure)}. A compiled step has fixed shapes: give it what it was "
-                "compiled for, or call destroy() and compile anew."
+                f"{first_difference(self._arguments, structure)}. A compiled step has fixed shapes: give it what "
+                "it was compiled for, or call destroy() and compile anew."
             )
         assert self._stepper is not None
         start = time.perf_counter()
