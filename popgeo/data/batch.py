@@ -12,8 +12,10 @@ from torch_geometric.data import Batch
 from popgeo.data.flat_store import Attribute, FlatStore
 from popgeo.data.layout import Layout
 from popgeo.data.levels import Level
-from popgeo.data.slices import LazySlices
-from popgeo.data.super_batch import mark
+from popgeo.data.slices import LazyDict, Slicer
+from popgeo.data.super_batch import mark, state_num_nodes
+
+_STORES = {"_store", "_global_store", "_node_store_dict", "_edge_store_dict"}
 
 
 class BatchBuilder:
@@ -24,18 +26,16 @@ class BatchBuilder:
     """
 
     def __init__(self, store: FlatStore, layout: Layout) -> None:
-        self.store, self.layout = store, layout
+        self.store, self.layout, self.slicer = store, layout, Slicer(store, layout)
         self.template = _empty_batch(store)
         self.template._num_graphs = layout.options.num_graphs
         self.keys = [s._key for s in self.template.stores]
-        self.places = [(self.keys.index(slot.store), slot.name) for slot in layout.slots]
-        self.num_nodes = {
-            axis.store: layout.options.slots(axis) for axis in store.size_axes if axis.level is Level.NODE
-        }
-        self.num_edges = {
-            axis.store: layout.options.slots(axis) for axis in store.size_axes if axis.level is Level.EDGE
-        }
-        self.fast = _is_laid_out_as_expected(self.template)
+        self.names = [slot.name for slot in layout.slots]
+        self.positions = [self.keys.index(slot.store) for slot in layout.slots]
+        sizes = {level: [axis for axis in store.size_axes if axis.level is level] for level in Level}
+        self.num_nodes = {axis.store: layout.options.slots(axis) for axis in sizes[Level.NODE]}
+        self.num_edges = {axis.store: layout.options.slots(axis) for axis in sizes[Level.EDGE]}
+        self.copy = _FastCopy(self.template) if _is_laid_out_as_expected(self.template) else _SlowCopy(self.template)
 
     def build(self, tensors: Sequence[Tensor], packs: Sequence[np.ndarray]) -> Any:
         """A `Batch` of filled tensors.
@@ -44,23 +44,24 @@ class BatchBuilder:
             tensors: One for each slot.
             packs: The stored graphs of the batch; of each batch, where the tensors hold several on dimension 0.
         """
-        mappings: list[dict[str, Any]] = [{} for _ in self.keys]
-        for (position, name), tensor in zip(self.places, tensors):  # noqa: B905  hot, and of equal length by construction
-            mappings[position][name] = tensor
+        if len(self.keys) == 1:
+            mappings: list[dict[str, Any]] = [dict(zip(self.names, tensors))]  # noqa: B905  hot; equal by construction
+        else:
+            mappings = [{} for _ in self.keys]
+            for position, name, tensor in zip(self.positions, self.names, tensors, strict=True):
+                mappings[position][name] = tensor
         for attribute in self.layout.lists:
             values = [value for rows in packs for value in self._list(attribute, rows)]
             mappings[self.keys.index(attribute.store)][attribute.name] = values
-        batch = _copy_fast(self.template, mappings) if self.fast else _copy_slowly(self.template, mappings)
-        slices = [LazySlices(self.store, self.layout, rows) for rows in packs]
+        slicer = self.slicer
         if len(packs) > 1:
-            return mark(batch, slices, self.num_nodes, self.num_edges)
-        main = batch.stores[0].__dict__
-        main["_slice_dict"], main["_inc_dict"] = slices[0], slices[0].increments
+            parts = [tuple(LazyDict(m, p) for m in (slicer.slices, slicer.increments, slicer.num_nodes)) for p in packs]
+            return mark(self.copy(mappings, {}), parts, self.num_nodes, self.num_edges)
+        rows = packs[0]
+        private = {"_slice_dict": LazyDict(slicer.slices, rows), "_inc_dict": LazyDict(slicer.increments, rows)}
+        batch = self.copy(mappings, private)
         if self.store.states_num_nodes:
-            for part in batch.stores:
-                if part._key in self.store.states_num_nodes:
-                    part.num_nodes = self.num_nodes[part._key]
-                    part._num_nodes = slices[0].stated_num_nodes[part._key]
+            state_num_nodes(batch, slicer.num_nodes(rows), self.num_nodes)
         return batch
 
     def _list(self, attribute: Attribute, rows: np.ndarray) -> list[Any]:
@@ -81,39 +82,60 @@ def _empty_batch(store: FlatStore) -> Any:
 
 def _is_laid_out_as_expected(template: Any) -> bool:
     """Whether a batch is a `__dict__` of stores, and a store a `__dict__` with `_mapping` and a weak `_parent`."""
-    expected = (
-        {"_store"} if "_store" in template.__dict__ else {"_global_store", "_node_store_dict", "_edge_store_dict"}
-    )
+    expected = {"_store"} if "_store" in template.__dict__ else _STORES - {"_store"}
     stores = [store.__dict__ for store in template.stores]
     return expected <= set(template.__dict__) and all(
         isinstance(store.get("_mapping"), dict) and isinstance(store.get("_parent"), weakref.ref) for store in stores
     )
 
 
-def _copy_fast(template: Any, mappings: list[dict[str, Any]]) -> Any:
-    batch = object.__new__(type(template))
-    parts = dict(template.__dict__)
-    parent = weakref.ref(batch)
-    stores = []
-    for store, mapping in zip(template.stores, mappings):  # noqa: B905  as above
-        new = object.__new__(type(store))
-        new.__dict__.update(store.__dict__)
-        new.__dict__["_mapping"], new.__dict__["_parent"] = mapping, parent
-        stores.append(new)
-    if "_store" in parts:
-        parts["_store"] = stores[0]
-    else:
-        parts["_global_store"] = stores[0]
-        split = 1 + len(parts["_node_store_dict"])
-        parts["_node_store_dict"] = dict(zip(parts["_node_store_dict"], stores[1:split]))  # noqa: B905
-        parts["_edge_store_dict"] = dict(zip(parts["_edge_store_dict"], stores[split:]))  # noqa: B905
-    batch.__dict__.update(parts)
-    return batch
+class _FastCopy:
+    """Copies of an empty batch, made of its dictionaries."""
+
+    def __init__(self, template: Any) -> None:
+        self.cls = type(template)
+        self.rest = {k: v for k, v in template.__dict__.items() if k not in _STORES}
+        self.stores = [(type(store), dict(store.__dict__)) for store in template.stores]
+        self.node_types = list(template.__dict__.get("_node_store_dict", ()))
+        self.edge_types = list(template.__dict__.get("_edge_store_dict", ()))
+        self.is_hetero = "_global_store" in template.__dict__
+
+    def __call__(self, mappings: Sequence[dict[str, Any]], private: dict[str, Any]) -> Any:
+        """A batch of the given attributes, with private ones in its first store."""
+        batch = object.__new__(self.cls)
+        parent = weakref.ref(batch)
+        stores = []
+        for (cls, parts), mapping in zip(self.stores, mappings):  # noqa: B905  hot; equal by construction
+            store = object.__new__(cls)
+            own = store.__dict__
+            own.update(parts)
+            own["_mapping"], own["_parent"] = mapping, parent
+            stores.append(store)
+        stores[0].__dict__.update(private)
+        own = batch.__dict__
+        own.update(self.rest)
+        if self.is_hetero:
+            split = 1 + len(self.node_types)
+            own["_global_store"] = stores[0]
+            own["_node_store_dict"] = dict(zip(self.node_types, stores[1:split], strict=True))
+            own["_edge_store_dict"] = dict(zip(self.edge_types, stores[split:], strict=True))
+        else:
+            own["_store"] = stores[0]
+        return batch
 
 
-def _copy_slowly(template: Any, mappings: list[dict[str, Any]]) -> Any:
-    batch = copy.copy(template)
-    for store, mapping in zip(batch.stores, mappings, strict=True):
-        for name, value in mapping.items():
-            store[name] = value
-    return batch
+class _SlowCopy:
+    """Copies of an empty batch, made by PyG."""
+
+    def __init__(self, template: Any) -> None:
+        self.template = template
+
+    def __call__(self, mappings: Sequence[dict[str, Any]], private: dict[str, Any]) -> Any:
+        """A batch of the given attributes, with private ones in its first store."""
+        batch = copy.copy(self.template)
+        for store, mapping in zip(batch.stores, mappings, strict=True):
+            for name, value in mapping.items():
+                store[name] = value
+        for name, value in private.items():
+            setattr(batch.stores[0], name, value)
+        return batch

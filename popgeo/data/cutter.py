@@ -44,12 +44,14 @@ class BatchCutter:
         self.builder = BatchBuilder(store, self.layout)
         self.fill = Filler(store, self.layout)
 
-    def allocate(self, num_batches: int, pin_memory: bool = False) -> list[Tensor]:
-        """Uninitialised tensors for so many batches, one for each slot. [num_batches, *slot.shape]"""
+    def allocate(self, num_batches: int, pin_memory: bool = False, group: int = 1) -> "Memory":
+        """Memory for so many batches, `group` of them in one item."""
         slots = self.layout.slots
-        return [torch.empty((num_batches, *slot.shape), dtype=slot.dtype, pin_memory=pin_memory) for slot in slots]
+        return Memory(
+            [torch.empty((num_batches, *slot.shape), dtype=slot.dtype, pin_memory=pin_memory) for slot in slots], group
+        )
 
-    def cut(self, ids: np.ndarray, ptr: np.ndarray, out: list[Tensor] | None = None, group: int = 1) -> list[Batch]:
+    def cut(self, ids: np.ndarray, ptr: np.ndarray, memory: "Memory | None" = None, group: int = 1) -> list[Batch]:
         """One `Batch` for each pack of graphs, or for each `group` packs, joined as `super_batch.join` does.
 
         The batches share their memory in chunks: `torch.save` of one saves its chunk, unless it is cloned first.
@@ -57,18 +59,32 @@ class BatchCutter:
         Args:
             ids: Graphs of all batches, one batch after the other. int64 [total number of graphs]
             ptr: Where each batch starts in `ids`. int64 [num_batches + 1]
-            out: Tensors to fill instead of new ones, with room for as many batches or more.
+            memory: Where to write, with room for as many batches or more; None takes new memory.
             group: Batches in one item; it divides the number of packs.
         """
-        rows, num_batches = self.store.rows(ids), len(ptr) - 1
-        out = self.allocate(num_batches) if out is None else [tensor[:num_batches] for tensor in out]
-        self.fill(rows, ptr, out)
+        rows = self.store.rows(ids)
+        memory = memory or self.allocate(len(ptr) - 1, group=group)
+        self.fill(rows, ptr, memory.tensors)
+        packs = [rows[start:stop] for start, stop in pairwise(ptr.tolist())]
+        build, items = self.builder.build, memory.items
+        if group == 1:
+            return [build(tensors, (pack,)) for tensors, pack in zip(items, packs)]  # noqa: B905  memory may be larger
+        return [build(items[i], packs[i * group : (i + 1) * group]) for i in range(len(packs) // group)]
+
+
+class Memory:
+    """The tensors of several batches, and views of each item's part of them.
+
+    Args:
+        tensors: One for each slot. [num_batches, *slot.shape]
+        group: Batches in one item.
+    """
+
+    def __init__(self, tensors: list[Tensor], group: int = 1) -> None:
+        self.tensors = tensors
         if group > 1:
-            out = [tensor.view(num_batches // group, group * tensor.shape[1], *tensor.shape[2:]) for tensor in out]
-        bounds = ptr.tolist()
-        packs = [rows[start:stop] for start, stop in pairwise(bounds)]
-        items = zip(*(tensor.unbind(0) for tensor in out), strict=True)
-        return [self.builder.build(tensors, packs[i * group : (i + 1) * group]) for i, tensors in enumerate(items)]
+            tensors = [t.view(len(t) // group, group * t.shape[1], *t.shape[2:]) for t in tensors]
+        self.items = list(zip(*(tensor.unbind(0) for tensor in tensors), strict=True))
 
 
 def check_fits(store: FlatStore, options: FixedSizeOptions, ids: np.ndarray, ptr: np.ndarray, remedy: str = "") -> None:

@@ -11,6 +11,7 @@ from torch_geometric.transforms.pad import Padding
 
 from popgeo.data.flat_store import Axis, FlatStore
 from popgeo.data.levels import Level, StoreKey
+from popgeo.packing import tune
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,43 @@ class FixedSizeOptions:
             num_nodes, num_edges = dict(zip(store.node_types, nodes)), dict(zip(store.edge_types, edges))  # noqa: B905
             return cls(num_nodes, num_edges, num_graphs, **values)  # type: ignore[arg-type]
         return cls(nodes[0], edges[0], num_graphs, **values)
+
+    @classmethod
+    def tune(
+        cls,
+        dataset: Any,
+        target_graphs: float,
+        *,
+        align: int = 8,
+        cost: tuple[float, ...] | None = None,
+        verbose: bool = True,
+        **values: Any,
+    ) -> "FixedSizeOptions":
+        """The sizes that `FixedSizeStrategy.Window` fills best, at about so many real graphs a batch.
+
+        Args:
+            dataset: What `FixedSizeDataLoader` takes.
+            target_graphs: Real graphs of a batch, on average.
+            align: Nodes and edges of a batch are multiples of this.
+            cost: What a node and an edge cost, as (a, b) in `a * nodes + b * edges`; see `popgeo.packing.tune`.
+            verbose: Whether to print what was chosen and why.
+            values: Pad values, as `FixedSizeOptions` takes them.
+
+        Raises:
+            ValueError: see `popgeo.packing.tune`.
+
+        Example:
+            >>> from torch_geometric.data import Data
+            >>> graphs = [Data(num_nodes=n) for n in (9, 12, 15)] * 100
+            >>> options = FixedSizeOptions.tune(graphs, target_graphs=8, verbose=False)
+            >>> options.num_nodes % 8, options.num_edges
+            (0, 0)
+        """
+        store = FlatStore.from_dataset(dataset)
+        shape = tune(store.sizes, target_graphs, align=align, cost=cost, num_node_dims=len(store.node_types))
+        if verbose:
+            print(shape.reason)
+        return cls.from_sizes(store, shape.slots, shape.num_graphs, **values)
 
     def with_rows_for(self, store: FlatStore) -> "FixedSizeOptions":
         """These options with room for graph attributes of varying length: what the longest ones of a dataset need."""

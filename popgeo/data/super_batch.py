@@ -1,14 +1,12 @@
 """Several batches as one item: concatenated on dimension 0, as PopTorch hands them to a device, and taken apart."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Batch
-
-from popgeo.data.slices import LazySlices
 
 
 def join(batches: Sequence[Batch]) -> Batch:
@@ -34,16 +32,24 @@ def join(batches: Sequence[Batch]) -> Batch:
                 store[name] = torch.cat(values)
             elif isinstance(value, list):
                 store[name] = [entry for part in values for entry in part]
-    slices = [batch.stores[0].__dict__["_slice_dict"] for batch in batches]
-    return mark(first, slices, *_sizes(batches[0]))
+    return mark(first, [_how_to_take_apart(batch) for batch in batches], *_sizes(batches[0]))
 
 
-def mark(batch: Any, slices: Sequence[LazySlices], num_nodes: dict[Any, int], num_edges: dict[Any, int]) -> Batch:
-    """States that a batch holds several: its sizes are those of one, and how each is taken apart."""
+def mark(
+    batch: Any, parts: Sequence[tuple[Mapping[Any, Any], ...]], num_nodes: dict[Any, int], num_edges: dict[Any, int]
+) -> Batch:
+    """States that a batch holds several: its sizes are those of one, and how each is taken apart.
+
+    Args:
+        batch: The tensors of all, concatenated.
+        parts: For each, PyG's `_slice_dict` and `_inc_dict`, and the nodes of each graph where they are stated.
+        num_nodes: Nodes of one, for each node type.
+        num_edges: Edges of one, for each edge type.
+    """
     main = batch.stores[0].__dict__
     main.pop("_slice_dict", None)
     main.pop("_inc_dict", None)
-    main["_mini_batch_slices"] = tuple(slices)
+    main["_mini_batches"] = tuple(parts)
     for store in batch.stores:
         store.__dict__.pop("_num_nodes", None)
         if store._key in num_nodes:
@@ -60,13 +66,20 @@ def split(batch: Any) -> list[Batch]:
         ValueError: the batch is not such an item.
     """
     main = batch.stores[0].__dict__
-    if "_mini_batch_slices" not in main:
+    if "_mini_batches" not in main:
         raise ValueError("The batch is one batch, not several joined; there is nothing to split.")
-    slices = main["_mini_batch_slices"]
-    return [_part(batch, i, len(slices), part) for i, part in enumerate(slices)]
+    parts = main["_mini_batches"]
+    return [_part(batch, i, len(parts), *part) for i, part in enumerate(parts)]
 
 
-def _part(batch: Any, index: int, count: int, slices: Any) -> Batch:
+def _part(
+    batch: Any,
+    index: int,
+    count: int,
+    slices: Mapping[Any, Any],
+    increments: Mapping[Any, Any],
+    stated: Mapping[Any, Any],
+) -> Batch:
     part = copy.copy(batch)
     for store in part.stores:
         for name, value in list(store.items()):
@@ -74,17 +87,28 @@ def _part(batch: Any, index: int, count: int, slices: Any) -> Batch:
                 size = len(value) // count
                 store[name] = value[index * size : (index + 1) * size]
     main = part.stores[0].__dict__
-    del main["_mini_batch_slices"]
-    main["_slice_dict"], main["_inc_dict"] = slices, slices.increments
+    del main["_mini_batches"]
+    main["_slice_dict"], main["_inc_dict"] = slices, increments
+    num_nodes = {}
     for store in part.stores:
         store.__dict__.pop("_cached_attr", None)
-        if store._key in slices.stated_num_nodes:
-            store._num_nodes = slices.stated_num_nodes[store._key]
-        elif "num_nodes" in store:
-            del store["num_nodes"]
-        if "num_edges" in store:
-            del store["num_edges"]
+        num_nodes[store._key] = store._mapping.pop("num_nodes", None)
+        store._mapping.pop("num_edges", None)
+    state_num_nodes(part, stated, num_nodes)
     return part
+
+
+def state_num_nodes(batch: Any, of_graphs: Mapping[Any, list[int]], of_batch: Mapping[Any, Any]) -> None:
+    """States the number of nodes of a batch and of its graphs, for the node types whose graphs state it."""
+    for store in batch.stores:
+        if store._key in of_graphs:
+            store.num_nodes, store._num_nodes = of_batch[store._key], of_graphs[store._key]
+
+
+def _how_to_take_apart(batch: Any) -> tuple[Mapping[Any, Any], ...]:
+    main = batch.stores[0].__dict__
+    stated = {store._key: store._num_nodes for store in batch.stores if "_num_nodes" in store.__dict__}
+    return main["_slice_dict"], main["_inc_dict"], stated
 
 
 def _sizes(batch: Any) -> tuple[dict[Any, int], dict[Any, int]]:

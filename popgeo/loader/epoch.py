@@ -154,18 +154,15 @@ def shard(plan: Plan, rank: int, world_size: int, group: int, drop_last: bool = 
 
 
 def _fill_in_order(sizes: np.ndarray, limits: np.ndarray, per_batch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Deals graphs into batches of at most `per_batch`; one that overflows its batch is left out."""
+    """Deals graphs into batches of `per_batch`; one that overflows its batch is left out of it."""
     kept: list[int] = []
-    ptr, count, used = [0], 0, np.zeros_like(limits)
-    for i, size in enumerate(sizes):
-        if count == per_batch:
-            ptr.append(len(kept))
-            count, used = 0, np.zeros_like(limits)
-        if (used + size <= limits).all():
-            kept.append(i)
-            used = used + size
-            count += 1
-    if count:
+    ptr = [0]
+    for start in range(0, len(sizes), per_batch):
+        used = np.zeros_like(limits)
+        for i in range(start, min(start + per_batch, len(sizes))):
+            if (used + sizes[i] <= limits).all():
+                kept.append(i)
+                used = used + sizes[i]
         ptr.append(len(kept))
     return np.array(kept, dtype=np.int64), np.array(ptr)
 

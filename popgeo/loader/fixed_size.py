@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 from torch_geometric.data import Batch
 
 from popgeo.data.collate import FixedSizeCollater
-from popgeo.data.cutter import check_fits, totals_of_packs
+from popgeo.data.cutter import Memory, check_fits, totals_of_packs
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.flatten import why_not_flat
 from popgeo.data.levels import Levels
@@ -272,19 +271,19 @@ class FixedSizeDataLoader(DataLoader):
     def _chunks(self, plan: Plan, epoch: int) -> Iterator[list[Batch]]:
         group, start = self.items_of, self._position * self.items_of
         at_once = math.ceil(_GRAPHS_AT_ONCE * len(plan) / max(1, len(plan.ids)) / group) * group
-        ring: list[list[Tensor] | None] = [None]
+        ring: list[Memory | None] = [None]
         if self.num_buffers:
             at_once = max(1, self.num_buffers // 2) * group
             # One part is in use and one is filled; with a thread one more waits between them.
-            ring = [self.source.allocate(at_once, self.pin_memory) for _ in range(4 if self.background else 2)]
+            ring = [self.source.allocate(at_once, self.pin_memory, group) for _ in range(4 if self.background else 2)]
         stop = start + (group if start == 0 else at_once)  # the first item is wanted at once
         turn = 0
         while start < len(plan):
             stop = min(stop, len(plan))
-            out = ring[turn % len(ring)]
-            if out is None and self.pin_memory and torch.cuda.is_available():
-                out = self.source.allocate(stop - start, pin_memory=True)
-            yield self.source.cut(self._portion(plan, start, stop, epoch), group, out)
+            memory = ring[turn % len(ring)]
+            if memory is None and self.pin_memory and torch.cuda.is_available():
+                memory = self.source.allocate(stop - start, True, group)
+            yield self.source.cut(self._portion(plan, start, stop, epoch), group, memory)
             start, stop, turn = stop, stop + at_once, turn + 1
 
     def _portion(self, plan: Plan, start: int, stop: int, epoch: int) -> Portion:

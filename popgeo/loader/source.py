@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch_geometric.data import Batch
 
 from popgeo.data.collate import FixedSizeCollater
-from popgeo.data.cutter import BatchCutter, totals_of_packs
+from popgeo.data.cutter import BatchCutter, Memory, totals_of_packs
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.levels import Level
 from popgeo.data.super_batch import join
@@ -49,12 +48,12 @@ class Source(ABC):
         self.collater = collater
 
     @abstractmethod
-    def cut(self, portion: Portion, group: int, out: list[Tensor] | None = None) -> list[Batch]:
+    def cut(self, portion: Portion, group: int, memory: Memory | None = None) -> list[Batch]:
         """One item for each `group` packs."""
 
     @abstractmethod
-    def allocate(self, num_batches: int, pin_memory: bool) -> list[Tensor] | None:
-        """Memory to hand to `cut` as `out`, or None where it is not used."""
+    def allocate(self, num_batches: int, pin_memory: bool, group: int) -> Memory | None:
+        """Memory to hand to `cut`, or None where it is not used."""
 
 
 class FlatSource(Source):
@@ -66,10 +65,10 @@ class FlatSource(Source):
         self.cutter = BatchCutter(store, collater.options, **collater.choices)
         self.limits = collater.options.limits(store.size_axes)
 
-    def cut(self, portion: Portion, group: int, out: list[Tensor] | None = None) -> list[Batch]:
+    def cut(self, portion: Portion, group: int, memory: Memory | None = None) -> list[Batch]:
         """One item for each `group` packs."""
         if not (self.collater.trim_nodes or self.collater.trim_edges):
-            return self.cutter.cut(portion.ids, portion.ptr, out, group)
+            return self.cutter.cut(portion.ids, portion.ptr, memory, group)
         over = np.asarray((totals_of_packs(self.sizes, portion.ids, portion.ptr) > self.limits).any(axis=1))
         batches = []
         for i, (start, stop) in enumerate(pairwise(portion.ptr.tolist())):
@@ -83,9 +82,9 @@ class FlatSource(Source):
                 batches.append(batch)
         return _grouped(batches, group)
 
-    def allocate(self, num_batches: int, pin_memory: bool) -> list[Tensor] | None:
-        """Memory to hand to `cut` as `out`."""
-        return self.cutter.allocate(num_batches, pin_memory)
+    def allocate(self, num_batches: int, pin_memory: bool, group: int) -> Memory | None:
+        """Memory to hand to `cut`."""
+        return self.cutter.allocate(num_batches, pin_memory, group)
 
 
 class FetchingSource(Source):
@@ -99,7 +98,7 @@ class FetchingSource(Source):
         super().__init__(collater)
         self.dataset, self.sizes, self.like = dataset, sizes, like
 
-    def cut(self, portion: Portion, group: int, out: list[Tensor] | None = None) -> list[Batch]:
+    def cut(self, portion: Portion, group: int, memory: Memory | None = None) -> list[Batch]:
         """One item for each `group` packs, each graph fetched anew."""
         batches = []
         for i, (start, stop) in enumerate(pairwise(portion.ptr.tolist())):
@@ -111,7 +110,7 @@ class FetchingSource(Source):
             batches.append(self.collater.collate(store, portion.generator(i)))
         return _grouped(batches, group)
 
-    def allocate(self, num_batches: int, pin_memory: bool) -> list[Tensor] | None:
+    def allocate(self, num_batches: int, pin_memory: bool, group: int) -> Memory | None:
         """None: each batch has memory of its own."""
         return None
 

@@ -60,7 +60,10 @@ class Window:
         done: list[int] = []
         ptr = [0]
         while self._refill(source, last):
-            chosen = self._draw() or self._complete()
+            fits = self._draw_freely(source)
+            if self.holes:
+                continue
+            chosen = (self._draw() if fits else ()) or self._complete()
             if chosen:
                 self._take(chosen)
             if not chosen or not self.graphs_left:
@@ -125,6 +128,51 @@ class Window:
             self.pack.append(self.ids[position])
         self.graphs_left -= len(chosen)
 
+    def _draw_freely(self, source: Iterator[tuple[int, int]]) -> bool:
+        """Draw while there is ample room, and replace each graph at once; False when the tries to draw ran out.
+
+        It does what `_draw`, `_take` and `_refill` do, but most graphs pass here only, so the loop is written out.
+        """
+        fits = True
+        ids, sizes, place, buckets, present = self.ids, self.sizes, self.place, self.buckets, self.present
+        draw, guard, mask, count = self.draw, self.guard, self.masks[0], len(self.ids)
+        pending, left, graphs_left, pack = self.pending, self.left, self.graphs_left, self.pack
+        while graphs_left > 1 and (2 * (left & mask) * count > 9 * (pending & mask) or not pack):
+            for _ in range(DRAWS):
+                position = draw() * count >> 32
+                size = sizes[position]
+                if (left - size) & guard == guard:
+                    break
+            else:
+                fits = False
+                break
+            pack.append(ids[position])
+            left -= size
+            graphs_left -= 1
+            pending -= size
+            bucket = buckets[size & mask]
+            moved = bucket.pop()
+            if moved != position:
+                bucket[place[position]] = moved
+                place[moved] = place[position]
+            if not bucket:
+                del present[bisect_left(present, size & mask)]
+            graph = next(source, None)
+            if graph is None:
+                self.holes = [position]
+                break
+            ids[position], size = graph
+            sizes[position] = size
+            first = size & mask
+            bucket = buckets.setdefault(first, [])
+            if not bucket:
+                insort(present, first)
+            place[position] = len(bucket)
+            bucket.append(position)
+            pending += size
+        self.pending, self.left, self.graphs_left = pending, left, graphs_left
+        return fits
+
     def _draw(self) -> tuple[int, ...]:
         """A random graph that fits, while there is room for over 2.5 mean ones; the first of a pack in any case."""
         count = len(self.ids)
@@ -132,15 +180,16 @@ class Window:
         if self.pack and room <= 5 * mean:
             return ()
         steer = len(self.masks) > 1 and bool(self.pack) and room <= 9 * mean
+        drift = self._drift(self.full - self.left) if steer else 0
         best, best_score, found = -1, 0, 0
         for _ in range(DRAWS):
             position = self.draw() * count >> 32
-            rest = self.left - self.sizes[position]
-            if rest & self.guard != self.guard:
+            size = self.sizes[position]
+            if (self.left - size) & self.guard != self.guard:
                 continue
             if not steer:
                 return (position,)
-            score = self._imbalance(rest)
+            score = abs(drift + self._drift(size))
             if not found or score < best_score:
                 best, best_score = position, score
             found += 1
@@ -148,21 +197,19 @@ class Window:
                 break
         return (best,) if found else ()
 
-    def _imbalance(self, rest: int) -> int:
-        """How far the pack's sizes are from the window's proportions, in 1/256 of the first size."""
-        pending = self.pending & self.masks[0]
-        used = self.budget.sizes[0] - (rest & self.masks[0])
-        score = 0
-        for limit, shift, mask in zip(self.budget.sizes[1:], self.shifts[1:], self.masks[1:], strict=True):
-            other = self.pending >> shift & mask
-            score += 256 * abs((limit - (rest >> shift & mask)) * pending - used * other) // max(other, 1)
-        return score
+    def _drift(self, size: int) -> int:
+        """How far sizes are from the window's proportion of the second to the first; 0 is in proportion."""
+        pending, mask, shift, other = self.pending, self.masks[0], self.shifts[1], self.masks[1]
+        return (size >> shift & other) * (pending & mask) - (size & mask) * (pending >> shift & other)
 
     def _complete(self) -> tuple[int, ...]:
         """The graph or pair that comes closest to what is left; nothing when no pending graph fits."""
+        if self.left & self.masks[0] < self.present[0]:
+            return ()
         options, weights = self._options()
-        for _ in range(COMPLETIONS if options else 0):
-            ticket = self.draw() * sum(weights) >> 32
+        total = sum(weights)
+        for _ in range(COMPLETIONS):
+            ticket = self.draw() * total >> 32
             chosen = 0
             while ticket >= weights[chosen]:
                 ticket -= weights[chosen]
@@ -178,13 +225,30 @@ class Window:
 
     def _options(self) -> tuple[list[tuple[int, int]], list[int]]:
         """The first sizes, one (and -1) or two, that leave the least room, and how likely a draw yields each."""
-        room = self.left & self.masks[0]
-        low, high = 0, bisect_right(self.present, room) - 1
-        if high < 0:
-            return [], []
-        best = self.present[high]
+        room, present, buckets = self.left & self.masks[0], self.present, self.buckets
+        options, weights = [], []
+        best = present[bisect_right(present, room) - 1]
+        if best == room or self.graphs_left < 2:
+            options.append((best, -1))
+            weights.append(len(buckets[best]) * len(self.ids))
+        if self.graphs_left < 2:
+            return options, weights
+        # Some pair mostly fills the room to the last, and a look-up finds the partner of each size.
+        for small in present:
+            if 2 * small > room:
+                break
+            if large := buckets.get(room - small):
+                num_small, num_large = len(buckets[small]), len(large)
+                if weight := 2 * num_small * num_large if 2 * small < room else num_small * (num_small - 1):
+                    options.append((small, room - small))
+                    weights.append(weight)
+        return (options, weights) if options else self._closest(room, best)
+
+    def _closest(self, room: int, best: int) -> tuple[list[tuple[int, int]], list[int]]:
+        """The same where neither a graph nor a pair fills the room, and `best` is the largest single size within it."""
         options, weights = [(best, -1)], [len(self.buckets[best]) * len(self.ids)]
-        while low <= high and self.graphs_left > 1:
+        low, high = 0, bisect_right(self.present, room) - 1
+        while low <= high:
             small, large = self.present[low], self.present[high]
             if small + large > room:
                 high -= 1
@@ -201,24 +265,29 @@ class Window:
 
     def _best(self, small: int, large: int) -> tuple[int, ...]:
         """Of a few graphs of these first sizes the one, or the pair, that fits in best proportion."""
-        candidates = CANDIDATES if len(self.masks) > 1 else 1
+        steer = len(self.masks) > 1
+        candidates = CANDIDATES if steer else 1
+        others: list[int] = []
         if large < 0:
-            pairs: list[tuple[int, ...]] = [(position,) for position in self._some(small, candidates)]
+            members = self._some(small, candidates)
         elif small == large:
             members = self._some(small, 2 * candidates)
             half = len(members) // 2
-            pairs = [(p, q) for p in members[:half] for q in members[half:]]
+            members, others = members[:half], members[half:]
         else:
             others = self._some(large, candidates)
-            pairs = [(p, q) for p in self._some(small, candidates) for q in others]
+            members = self._some(small, candidates)
+        left, sizes, guard = self.left, self.sizes, self.guard
+        drift = self._drift(self.full - left) if steer else 0
+        partners = [(q, sizes[q], self._drift(sizes[q]) if steer else 0) for q in others] or [(-1, 0, 0)]
         best: tuple[int, ...] = ()
         best_score = 0
-        for pair in pairs:
-            rest = self.left - sum(self.sizes[position] for position in pair)
-            if rest & self.guard == self.guard:
-                score = self._imbalance(rest) if len(pairs) > 1 else 0
-                if not best or score < best_score:
-                    best, best_score = pair, score
+        for p in members:
+            left_p = left - sizes[p]
+            drift_p = drift + self._drift(sizes[p]) if steer else 0
+            for q, size_q, drift_q in partners:
+                if (left_p - size_q) & guard == guard and (not best or abs(drift_p + drift_q) < best_score):
+                    best, best_score = (p,) if q < 0 else (p, q), abs(drift_p + drift_q)
         return best
 
     def _some(self, first: int, count: int) -> list[int]:

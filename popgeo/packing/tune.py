@@ -190,8 +190,8 @@ def _shape(trial: _Trial, padding: NDArray[np.bool_], target_graphs: float, num_
         efficiency=trial.fills,
         graphs_per_batch=trial.graphs_per_pack,
         reason=(
-            f"{slots} and {most_graphs + 1} graphs are filled to {fills} at {trial.graphs_per_pack:.1f} graphs a batch: "
-            f"of {num_trials} shapes tried, this is the closest to {target_graphs:g} graphs of those that cost "
-            f"at most {_AS_GOOD:.1%} more per graph than the cheapest."
+            f"{slots} and {most_graphs + 1} graphs are filled to {fills} "
+            f"at {trial.graphs_per_pack:.1f} graphs a batch: of {num_trials} shapes tried, this is the closest to "
+            f"{target_graphs:g} graphs of those that cost at most {_AS_GOOD:.1%} more per graph than the cheapest."
         ),
     )

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <vector>
 
 #define POPGEO_API extern "C" __attribute__((visibility("default")))
@@ -23,7 +24,7 @@ class Window {
  public:
   Window(int num_dims, const std::int64_t* limits, std::int64_t num_graphs, int window, std::uint64_t key)
       : dims_(num_dims), limits_(limits, limits + num_dims), num_graphs_(num_graphs), window_(window), key_(key),
-        buckets_(limits[0] + 1), pending_(num_dims, 0), left_(limits_), graphs_left_(num_graphs), rest_(num_dims) {}
+        buckets_(limits[0] + 1), pending_(num_dims, 0), left_(limits_), graphs_left_(num_graphs) {}
 
   // Takes graphs in; packs closed since the last call are then in `ids_out` and `ptr_out`.
   void push(const std::int64_t* ids, const std::int64_t* sizes, std::int64_t count, bool last) {
@@ -41,6 +42,10 @@ class Window {
   std::vector<std::int64_t> ids_out, ptr_out;
 
  private:
+  struct Option {  // first sizes that complete a pack: one (and -1) or two
+    std::int64_t small, large, weight;
+  };
+
   std::uint64_t next() { return hash32(key_, counter_++); }
   std::int64_t below(std::int64_t n) { return static_cast<std::int64_t>(next() * static_cast<std::uint64_t>(n) >> 32); }
   const std::int64_t* size(int position) const { return &sizes_[static_cast<std::size_t>(position) * dims_]; }
@@ -113,23 +118,18 @@ class Window {
     graphs_left_ -= static_cast<std::int64_t>(holes_.size());
   }
 
-  // Sets rest_ to what is left after one or two graphs; false when that exceeds the budget.
-  bool fits(int p, int q = -1) {
-    for (int d = 0; d < dims_; ++d) {
-      rest_[d] = left_[d] - size(p)[d] - (q < 0 ? 0 : size(q)[d]);
-      if (rest_[d] < 0) return false;
-    }
+  // Whether one or two graphs more keep within the budget.
+  bool fits(int p, int q = -1) const {
+    for (int d = 0; d < dims_; ++d)
+      if (size(p)[d] + (q < 0 ? 0 : size(q)[d]) > left_[d]) return false;
     return true;
   }
 
-  std::int64_t imbalance() const {
-    const std::int64_t used = limits_[0] - rest_[0];
-    std::int64_t score = 0;
-    for (int d = 1; d < dims_; ++d) {
-      const std::int64_t drift = (limits_[d] - rest_[d]) * pending_[0] - used * pending_[d];
-      score += 256 * (drift < 0 ? -drift : drift) / std::max<std::int64_t>(pending_[d], 1);
-    }
-    return score;
+  // How far sizes are from the window's proportion of the second to the first; 0 is in proportion.
+  std::int64_t drift(const std::int64_t* s) const { return s[1] * pending_[0] - s[0] * pending_[1]; }
+
+  std::int64_t drift_of_pack() const {
+    return (limits_[1] - left_[1]) * pending_[0] - (limits_[0] - left_[0]) * pending_[1];
   }
 
   bool draw() {
@@ -137,12 +137,13 @@ class Window {
     const std::int64_t room = 2 * left_[0] * count;
     if (!pack_.empty() && room <= 5 * pending_[0]) return false;
     const bool steer = dims_ > 1 && !pack_.empty() && room <= 9 * pending_[0];
+    const std::int64_t before = steer ? drift_of_pack() : 0;
     std::int64_t best_score = 0;
     int found = 0;
     for (int i = 0; i < kDraws && found < kCandidates; ++i) {
       const int position = static_cast<int>(below(count));
       if (!fits(position)) continue;
-      const std::int64_t score = steer ? imbalance() : 0;
+      const std::int64_t score = steer ? std::abs(before + drift(size(position))) : 0;
       if (!found || score < best_score) chosen_.assign(1, position), best_score = score;
       ++found;
       if (!steer) break;
@@ -151,11 +152,12 @@ class Window {
   }
 
   bool complete() {
+    if (left_[0] < present_[0]) return false;
     find_options();
     std::int64_t total = 0;
     for (const Option& option : options_) total += option.weight;
-    for (int i = 0; i < kCompletions && !options_.empty(); ++i) {
-      std::int64_t ticket = static_cast<std::int64_t>(static_cast<unsigned __int128>(next()) * total >> 32);
+    for (int i = 0; i < kCompletions; ++i) {
+      auto ticket = static_cast<std::int64_t>(static_cast<unsigned __int128>(next()) * total >> 32);
       const Option* option = options_.data();
       while (ticket >= option->weight) ticket -= (option++)->weight;
       if (best(option->small, option->large)) return true;
@@ -170,21 +172,34 @@ class Window {
     return false;
   }
 
+  std::int64_t number(std::int64_t first) const { return static_cast<std::int64_t>(buckets_[first].size()); }
+
   void find_options() {
     options_.clear();
+    const std::int64_t room = left_[0], largest = *(std::upper_bound(present_.begin(), present_.end(), room) - 1);
+    const Option single{largest, -1, number(largest) * static_cast<std::int64_t>(ids_.size())};
+    if (largest == room || graphs_left_ < 2) options_.push_back(single);
+    if (graphs_left_ < 2) return;
+    for (const std::int64_t small : present_) {
+      if (2 * small > room) break;
+      const std::int64_t num_small = number(small), num_large = number(room - small);
+      const std::int64_t weight = 2 * small < room ? 2 * num_small * num_large : num_small * (num_small - 1);
+      if (weight) options_.push_back({small, room - small, weight});
+    }
+    if (options_.empty()) find_closest(single);
+  }
+
+  void find_closest(const Option& single) {
+    options_.push_back(single);
+    std::int64_t best = single.small;
     int low = 0, high = static_cast<int>(std::upper_bound(present_.begin(), present_.end(), left_[0]) - present_.begin()) - 1;
-    if (high < 0) return;
-    std::int64_t best = present_[high];
-    options_.push_back({best, -1, static_cast<std::int64_t>(buckets_[best].size() * ids_.size())});
-    while (low <= high && graphs_left_ > 1) {
+    while (low <= high) {
       const std::int64_t small = present_[low], large = present_[high];
       if (small + large > left_[0]) {
         --high;
         continue;
       }
-      const auto num_small = static_cast<std::int64_t>(buckets_[small].size());
-      const auto num_large = static_cast<std::int64_t>(buckets_[large].size());
-      const std::int64_t weight = low < high ? 2 * num_small * num_large : num_small * (num_small - 1);
+      const std::int64_t weight = low < high ? 2 * number(small) * number(large) : number(small) * (number(small) - 1);
       if (weight && small + large > best) best = small + large, options_.clear();
       if (weight && small + large == best) options_.push_back({small, large, weight});
       ++low;
@@ -193,32 +208,34 @@ class Window {
 
   bool best(std::int64_t small, std::int64_t large) {
     const int candidates = dims_ > 1 ? kCandidates : 1;
-    chosen_.clear();
-    found_ = false;
+    others_.clear();
     if (large < 0) {
       some(small, candidates, some_);
-      for (const int p : some_) consider(p, -1, some_.size() > 1);
     } else if (small == large) {
       some(small, 2 * candidates, some_);
-      const std::size_t half = some_.size() / 2, num_pairs = half * (some_.size() - half);
-      for (std::size_t i = 0; i < half; ++i)
-        for (std::size_t j = half; j < some_.size(); ++j) consider(some_[i], some_[j], num_pairs > 1);
+      const auto half = some_.begin() + static_cast<std::ptrdiff_t>(some_.size() / 2);
+      others_.assign(half, some_.end());
+      some_.erase(half, some_.end());
     } else {
       some(large, candidates, others_);
       some(small, candidates, some_);
-      for (const int p : some_)
-        for (const int q : others_) consider(p, q, some_.size() * others_.size() > 1);
     }
-    return found_;
-  }
-
-  void consider(int p, int q, bool compare) {
-    if (!fits(p, q)) return;
-    const std::int64_t score = compare ? imbalance() : 0;
-    if (found_ && score >= found_score_) return;
-    found_ = true, found_score_ = score;
-    chosen_.assign(1, p);
-    if (q >= 0) chosen_.push_back(q);
+    if (others_.empty()) others_.push_back(-1);
+    const std::int64_t before = dims_ > 1 ? drift_of_pack() : 0;
+    std::int64_t best_score = 0;
+    chosen_.clear();
+    for (const int p : some_) {
+      const std::int64_t with_p = dims_ > 1 ? before + drift(size(p)) : 0;
+      for (const int q : others_) {
+        if (!fits(p, q)) continue;
+        const std::int64_t score = dims_ > 1 ? std::abs(with_p + (q < 0 ? 0 : drift(size(q)))) : 0;
+        if (!chosen_.empty() && score >= best_score) continue;
+        best_score = score;
+        chosen_.assign(1, p);
+        if (q >= 0) chosen_.push_back(q);
+      }
+    }
+    return !chosen_.empty();
   }
 
   void some(std::int64_t first, int count, std::vector<int>& out) {
@@ -228,10 +245,6 @@ class Window {
     out.clear();
     for (std::int64_t i = 0; i < std::min<std::int64_t>(count, length); ++i) out.push_back(bucket[(start + i) % length]);
   }
-
-  struct Option {
-    std::int64_t small, large, weight;
-  };
 
   const int dims_;
   const std::vector<std::int64_t> limits_;
@@ -245,10 +258,8 @@ class Window {
   std::vector<std::int64_t> present_, pending_, left_;
   std::int64_t graphs_left_;
   std::vector<int> holes_, chosen_, some_, others_;
-  std::vector<std::int64_t> pack_, rest_;
+  std::vector<std::int64_t> pack_;
   std::vector<Option> options_;
-  bool found_ = false;
-  std::int64_t found_score_ = 0;
   const std::int64_t* source_ids_ = nullptr;
   const std::int64_t* source_ = nullptr;
   std::int64_t source_left_ = 0;
