@@ -52,8 +52,9 @@ class Engine:
                 place.copy_(tensor)
             outputs = self._run()
             for position, place in self._copied.items():
-                place.copy_(outputs[position])
-                outputs[position] = place
+                made = outputs[position]
+                assert made is not None
+                outputs[position] = place.copy_(made)
         return outputs
 
     def _place_outputs(self, places: Mapping[int, Tensor], given: dict[int, Tensor]) -> dict[int, Tensor]:

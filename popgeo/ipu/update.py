@@ -1,4 +1,4 @@
-"""The optimizer's update on parameters that lie side by side, so that a group costs a dozen operations, not a dozen each."""
+"""The optimizer's update, on parameters that lie side by side: a dozen operations for a group, not for each of them."""
 
 import copy
 from collections import defaultdict
@@ -19,8 +19,8 @@ _ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "
 class Update:
     """Joins gradients, clips them and applies any `torch.optim` optimizer.
 
-    Parameters that share a group and a type are moved into one tensor, which they become views of; so are their gradients
-    and the optimizer's state, which stays readable and writable through the optimizer given.
+    Parameters that share a group and a type are moved into one tensor, which they become views of; so are their
+    gradients and the optimizer's state, which stays readable and writable through the optimizer given.
 
     Args:
         optimizer: Where hyperparameters and state live; a scheduler may change it at any time.
@@ -43,9 +43,7 @@ class Update:
         learning_rate: Callable[[int], float] | None = None,
     ) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise ValueError(
-                "LBFGS evaluates the model several times per step; use an optimizer whose step() takes no closure."
-            )
+            raise ValueError("LBFGS evaluates the model several times per step; use an optimizer without a closure.")
         self.optimizer = optimizer
         self.num_updates = 0
         self._max_grad_norm, self._learning_rate = max_grad_norm, learning_rate
@@ -63,7 +61,7 @@ class Update:
         self._adopted: object = None
 
     def accumulate(self, *, first: bool) -> None:
-        """Adds the gradients of one micro-batch to those of the update; the first of an update replaces what was there."""
+        """Adds the gradients of one micro-batch to those of the update, or starts anew with the first."""
         for block in self._blocks:
             if block.total is block.gradient:
                 continue
@@ -121,7 +119,8 @@ class Update:
         """Takes hyperparameters and state from another optimizer over the same parameters."""
         if type(optimizer) is not type(self.optimizer):
             raise ValueError(
-                f"The model was compiled with {type(self.optimizer).__name__}, not {type(optimizer).__name__}; wrap it anew."
+                f"The model was compiled with {type(self.optimizer).__name__}, not {type(optimizer).__name__}; "
+                "wrap it anew."
             )
         if [[id(p) for p in group["params"]] for group in optimizer.param_groups] != self._shape:
             raise ValueError(
@@ -131,7 +130,7 @@ class Update:
             self.optimizer, self._adopted = optimizer, None
 
     def follow_parameters(self) -> None:
-        """Takes over parameters whose memory was exchanged from outside, for example by `load_state_dict(assign=True)`."""
+        """Takes over parameters whose memory was exchanged, for example by `load_state_dict(assign=True)`."""
         for block in self._blocks:
             block.follow()
 

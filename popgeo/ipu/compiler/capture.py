@@ -20,7 +20,7 @@ class Capture:
     """A captured step.
 
     Attributes:
-        graph: Forward and, when training, backward; returns the model's tensors, then one gradient per trained parameter.
+        graph: Forward and, when training, backward; returns the model's tensors, then a gradient per trained parameter.
         result: How the model's tensors nest.
         trained: Names of the parameters that have a gradient, in the order of the gradients.
         files: Source files that took part.
@@ -56,7 +56,7 @@ def capture(
     module = function if isinstance(function, nn.Module) else nn.Module()
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     recorder = Recorder(capture.__code__, _refuse)
-    state = {f"parameter:{name}": p for name, p in module.named_parameters()}
+    state: dict[str, Tensor] = {f"parameter:{name}": p for name, p in module.named_parameters()}
     state |= {f"buffer:{name}": b for name, b in module.named_buffers()}
     with fake_mode:
         fakes = {name: _fake(tensor, name.removeprefix("parameter:") in trained) for name, tensor in state.items()}

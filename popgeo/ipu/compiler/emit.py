@@ -55,7 +55,7 @@ class _Writer:
         outputs = ", ".join("None" if v is None else self._value(v) for v in self._graph.outputs)
         self._lines.append(f"    return [{outputs}]")
         exec(compile("\n".join(self._lines), "<popgeo step>", "exec"), self._names)
-        return self._names["run"]  # type: ignore[no-any-return]
+        return self._names["run"]
 
     def _line(self, index: int, op: Op) -> str | None:
         made = _made(op)

@@ -172,7 +172,7 @@ class Recorder(TorchDispatchMode):
         written = {self._values[v].storage for v in writes}
         if written and any(self._values[v].storage in written for v in self._constants):
             raise ValueError(
-                f"{source.describe(source.model_frame(self._stop))}: {func._schema.name} changes a tensor that is neither "
+                f"{source.describe(source.model_frame(self._stop))}: {func._schema.name} changes what is neither "
                 "parameter, buffer nor result. Make it a buffer with register_buffer, so that its state is kept."
             )
 
