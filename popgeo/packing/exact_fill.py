@@ -8,12 +8,13 @@ candidates. All decisions are made on whole numbers, so they do not depend on wh
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
+from popgeo.packing.completions import completions
 from popgeo.packing.draws import uniform_stream
 from popgeo.packing.packs import Budget, Ids, Packs
 
@@ -208,9 +209,10 @@ class Window:
 
     def _complete(self) -> tuple[int, ...]:
         """The graph or pair that comes closest to what is left; nothing when no pending graph fits."""
-        if self.left & self.masks[0] < self.present[0]:
+        room = self.left & self.masks[0]
+        if room < self.present[0]:
             return ()
-        options, weights = self._options()
+        options, weights = completions(room, self.present, self.counts, pair=self.graphs_left > 1)
         total = sum(weights)
         for _ in range(COMPLETIONS):
             ticket = self.draw() * total >> 32
@@ -223,46 +225,6 @@ class Window:
         left, guard, firsts = self.left, self.guard, self.firsts
         fitting = [position for position, size in enumerate(self.sizes) if (left - size) & guard == guard]
         return (max(fitting, key=firsts.__getitem__),) if fitting else ()
-
-    def _options(self) -> tuple[list[tuple[int, int]], list[int]]:
-        """The first sizes, one (and -1) or two, that leave the least room, and how likely a draw yields each."""
-        room, present, counts = self.left & self.masks[0], self.present, self.counts
-        options, weights = [], []
-        best = present[bisect_right(present, room) - 1]
-        if best == room or self.graphs_left < 2:
-            options.append((best, -1))
-            weights.append(counts[best] * len(self.ids))
-        if self.graphs_left < 2:
-            return options, weights
-        # Some pair mostly fills the room to the last, and a look-up finds the partner of each size.
-        for small in present:
-            if 2 * small > room:
-                break
-            if num_large := counts.get(room - small):
-                num_small = counts[small]
-                if weight := 2 * num_small * num_large if 2 * small < room else num_small * (num_small - 1):
-                    options.append((small, room - small))
-                    weights.append(weight)
-        return (options, weights) if options else self._closest(room, best)
-
-    def _closest(self, room: int, best: int) -> tuple[list[tuple[int, int]], list[int]]:
-        """The same where neither a graph nor a pair fills the room, and `best` is the largest single size within it."""
-        options, weights = [(best, -1)], [self.counts[best] * len(self.ids)]
-        low, high = 0, bisect_right(self.present, room) - 1
-        while low <= high:
-            small, large = self.present[low], self.present[high]
-            if small + large > room:
-                high -= 1
-                continue
-            num_small, num_large = self.counts[small], self.counts[large]
-            weight = 2 * num_small * num_large if low < high else num_small * (num_small - 1)
-            if weight and small + large > best:
-                best, options, weights = small + large, [], []
-            if weight and small + large == best:
-                options.append((small, large))
-                weights.append(weight)
-            low += 1
-        return options, weights
 
     def _best(self, small: int, large: int) -> tuple[int, ...]:
         """Of a few graphs of these first sizes the one, or the pair, that fits in best proportion."""
