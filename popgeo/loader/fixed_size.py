@@ -176,7 +176,8 @@ class FixedSizeDataLoader(DataLoader):
 
     def _make_plan(self) -> Plan:
         sampler, batch_sampler, drop_last = self._orders
-        generator = epoch_generator(self.seed, self.epoch)
+        # Without shuffle a strategy that draws at random draws the same in every epoch.
+        generator = epoch_generator(self.seed, self.epoch if self.shuffle or sampler is not None else 0)
         order = np.arange(len(self.source.sizes))
         tell = getattr(sampler if batch_sampler is None else batch_sampler, "set_epoch", None)
         if tell is not None:
@@ -187,7 +188,7 @@ class FixedSizeDataLoader(DataLoader):
         else:
             if sampler is not None:
                 order = np.fromiter(sampler, dtype=np.int64)
-            elif self.shuffle:
+            elif self.shuffle and not (isinstance(self.strategy, FixedSizeStrategy) and self.strategy.draws):
                 order = torch.randperm(len(order), generator=generator).numpy()
             plan = plan_epoch(
                 self.source.sizes,
@@ -195,7 +196,7 @@ class FixedSizeDataLoader(DataLoader):
                 self.fixed_size_options.num_graphs - 1,
                 self.strategy,
                 order,
-                generator=generator if self.shuffle or sampler is not None else None,
+                generator=generator,
                 over_size_strategy=self.over_size_strategy,
                 drop_last=drop_last,
             )
