@@ -1,6 +1,5 @@
 """The loader: an iterable of PyG batches that all have the same shapes."""
 
-import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Batch
 
 from popgeo.data.collate import FixedSizeCollater
-from popgeo.data.cutter import Memory, check_fits, totals_of_packs
+from popgeo.data.cutter import check_fits, totals_of_packs
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.flatten import why_not_flat
 from popgeo.data.levels import Levels
@@ -19,21 +18,9 @@ from popgeo.data.sizes import FixedSizeOptions
 from popgeo.data.sort import sort_edges as sorted_by_destination
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.arguments import check_arguments, member, num_mini_batches, sizes_of, strategy_of
+from popgeo.loader.batches import OF_WORKERS, BatchMaker
 from popgeo.loader.epoch import FixedSizeStrategy, Packing, Plan, epoch_generator, plan_epoch, shard
-from popgeo.loader.prefetch import in_background
-from popgeo.loader.source import FetchingSource, FlatSource, Portion, Source, levels_of, measure
-from popgeo.loader.workers import WorkerPool
-
-_GRAPHS_AT_ONCE = 512
-_OF_WORKERS = (
-    "num_workers",
-    "pin_memory",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "prefetch_factor",
-    "persistent_workers",
-)
+from popgeo.loader.source import FetchingSource, FlatSource, Source, levels_of, measure
 
 
 class FixedSizeDataLoader(DataLoader):
@@ -124,13 +111,10 @@ class FixedSizeDataLoader(DataLoader):
         self.over_size_strategy = member(OverSizeStrategy, over_size_strategy)
         check_arguments(self.strategy, shuffle, sampler, batch_sampler, rank, world_size, kwargs)
         self.shuffle, self.seed, self.rank, self.world_size = shuffle, seed, rank, world_size
-        self.num_buffers, self.background = num_buffers, background
         self.items_of = num_mini_batches(options)
         self._progress = _Progress(0, 0)
         self._plan: tuple[int, Plan] | None = None
         self._orders = sampler, batch_sampler, drop_last
-        self._pool: WorkerPool | None = None
-        self._ring: list[Memory | None] = []
 
         why = why_not_flat(dataset)
         if why is None:
@@ -167,6 +151,14 @@ class FixedSizeDataLoader(DataLoader):
         super().__init__(dataset, batch_sampler=_GraphIds(self), collate_fn=self.collater, **kwargs)
         # torch leaves it None beside a batch sampler; scripts print and log it.
         object.__setattr__(self, "batch_size", self.fixed_size_options.num_graphs)
+        self._maker = BatchMaker(
+            self.source,
+            self.items_of,
+            num_buffers=num_buffers,
+            background=background,
+            pin_memory=self.pin_memory,
+            workers={name: getattr(self, name) for name in OF_WORKERS} if self.num_workers > 0 else None,
+        )
 
     def plan(self) -> Plan:
         """The batches of the epoch that is running or comes next; made when first asked for."""
@@ -176,7 +168,8 @@ class FixedSizeDataLoader(DataLoader):
 
     def _make_plan(self) -> Plan:
         sampler, batch_sampler, drop_last = self._orders
-        generator = epoch_generator(self.seed, self.epoch)
+        # Without shuffle a strategy that draws at random draws the same in every epoch.
+        generator = epoch_generator(self.seed, self.epoch if self.shuffle or sampler is not None else 0)
         order = np.arange(len(self.source.sizes))
         tell = getattr(sampler if batch_sampler is None else batch_sampler, "set_epoch", None)
         if tell is not None:
@@ -187,7 +180,7 @@ class FixedSizeDataLoader(DataLoader):
         else:
             if sampler is not None:
                 order = np.fromiter(sampler, dtype=np.int64)
-            elif self.shuffle:
+            elif self.shuffle and not (isinstance(self.strategy, FixedSizeStrategy) and self.strategy.draws):
                 order = torch.randperm(len(order), generator=generator).numpy()
             plan = plan_epoch(
                 self.source.sizes,
@@ -195,7 +188,7 @@ class FixedSizeDataLoader(DataLoader):
                 self.fixed_size_options.num_graphs - 1,
                 self.strategy,
                 order,
-                generator=generator if self.shuffle or sampler is not None else None,
+                generator=generator,
                 over_size_strategy=self.over_size_strategy,
                 drop_last=drop_last,
             )
@@ -251,48 +244,12 @@ class FixedSizeDataLoader(DataLoader):
         return self._iterate(self.plan(), self._progress)
 
     def _iterate(self, plan: Plan, progress: "_Progress") -> Iterator[Batch]:
-        chunks = self._from_workers(plan, progress) if self.num_workers > 0 else self._chunks(plan, progress)
-        for chunk in in_background(chunks) if self.background and self.num_workers == 0 else chunks:
-            for batch in chunk:
+        for batches in self._maker.run(plan, progress.position, (self.seed, progress.epoch)):
+            for batch in batches:
                 progress.position += 1
                 yield batch
         if self._progress is progress:  # no other iteration has begun since
             self.set_epoch(progress.epoch + 1)
-
-    def _from_workers(self, plan: Plan, progress: "_Progress") -> Iterator[list[Batch]]:
-        if self._pool is None or not self.persistent_workers:
-            settings = {name: getattr(self, name) for name in _OF_WORKERS}
-            self._pool = WorkerPool(self.source, self.items_of, settings)
-        starts = range(progress.position * self.items_of, len(plan), self.items_of)
-        portions = [self._portion(plan, start, start + self.items_of, progress.epoch) for start in starts]
-        return ([batch] for batch in self._pool.batches(portions))
-
-    def _chunks(self, plan: Plan, progress: "_Progress") -> Iterator[list[Batch]]:
-        group, start, epoch = self.items_of, progress.position * self.items_of, progress.epoch
-        at_once = math.ceil(_GRAPHS_AT_ONCE * len(plan) / max(1, len(plan.ids)) / group) * group
-        ring: list[Memory | None] = [None]
-        if self.num_buffers:
-            at_once = max(1, self.num_buffers // 2) * group
-            ring = self._ring = self._ring or self._make_ring(at_once)
-        stop = start + group  # the first item is wanted at once
-        turn = 0
-        while start < len(plan):
-            stop = min(stop, len(plan))
-            memory = ring[turn % len(ring)]
-            if memory is None and self.pin_memory and torch.cuda.is_available():
-                memory = self.source.allocate(stop - start, True, group)
-            yield self.source.cut(self._portion(plan, start, stop, epoch), group, memory)
-            start, stop, turn = stop, stop + at_once, turn + 1
-
-    def _make_ring(self, at_once: int) -> list[Memory | None]:
-        # One part is in use while one is filled; with a thread more wait between them.
-        return [
-            self.source.allocate(at_once, self.pin_memory, self.items_of) for _ in range(4 if self.background else 2)
-        ]
-
-    def _portion(self, plan: Plan, start: int, stop: int, epoch: int) -> Portion:
-        ptr = plan.ptr[start : stop + 1]
-        return Portion(ids=plan.ids[ptr[0] : ptr[-1]], ptr=ptr - ptr[0], key=(self.seed, epoch))
 
     def __repr__(self) -> str:
         options, plan = self.fixed_size_options, self.plan()
