@@ -6,8 +6,11 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 from torch_geometric.data import InMemoryDataset
 from torch_geometric.datasets import QM9
@@ -99,17 +102,17 @@ def run(settings: Settings, dataset: InMemoryDataset) -> None:
     print("\nmean absolute errors in meV; mean_predictor_mae: always predicting the mean, on the validation molecules")
     print(metrics.to_string(index=False, float_format="{:,.0f}".format))
     print(f"\ntest: {MEV * mae(test):,.0f} meV on {len(test):,} molecules that nothing was chosen on")
-    full = fill(loaders["training"], schnet, sizes.num_nodes)
+    full = fill(loaders["training"], schnet, sizes.total_num_nodes)
     print("full: " + ", ".join(f"{share:.1%} of {what}" for what, share in full.items()))
     print(f"\n{training.report}\n")
     save(settings.out, metrics, test, str(training.report), schnet)
 
 
-def split(num_molecules: int, seed: int) -> dict[str, Tensor]:
+def split(num_molecules: int, seed: int) -> dict[str, np.ndarray]:
     """Which molecules are for training, validation and test, drawn at random."""
-    order = torch.randperm(num_molecules, generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(num_molecules, generator=torch.Generator().manual_seed(seed)).numpy()
     held_out = round(HELD_OUT * num_molecules)
-    training, validation, test = order.split([num_molecules - 2 * held_out, held_out, held_out])
+    validation, test, training = np.split(order, [held_out, 2 * held_out])
     return {"training": training, "validation": validation, "test": test}
 
 
@@ -174,8 +177,8 @@ def save(folder: Path, metrics: pd.DataFrame, test: pd.DataFrame, report: str, s
     curve = plots.loss_curve(metrics, mean_predictor=metrics["mean_predictor_mae"].iloc[-1])
     scatter = plots.prediction_scatter(test["gap"], test["prediction"])
     written: dict[str, Callable[[Path], object]] = {
-        "loss.png": lambda path: curve.get_figure().savefig(path, format="png", dpi=150, bbox_inches="tight"),
-        "predictions.png": lambda path: scatter.get_figure().savefig(path, format="png", dpi=150, bbox_inches="tight"),
+        "loss.png": lambda path: draw(curve, path),
+        "predictions.png": lambda path: draw(scatter, path),
         "metrics.csv": lambda path: metrics.to_csv(path, index=False),
         "report.txt": lambda path: path.write_text(report + "\n"),
         "weights.pt": lambda path: torch.save(schnet.state_dict(), path),
@@ -185,6 +188,12 @@ def save(folder: Path, metrics: pd.DataFrame, test: pd.DataFrame, report: str, s
         write(partial)
         partial.replace(folder / name)
     print(f"wrote {', '.join(written)} to {folder}/")
+
+
+def draw(axes: Axes, path: Path) -> None:
+    """Writes the figure that holds the axes as PNG."""
+    assert isinstance(axes.figure, Figure)
+    axes.figure.savefig(path, format="png", dpi=150, bbox_inches="tight")
 
 
 def load(settings: Settings) -> InMemoryDataset:

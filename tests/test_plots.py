@@ -28,6 +28,8 @@ GRID = pd.DataFrame(
         "ratio": [2.0, 0.5, 8, 1],
     }
 )
+GIVEN = (HISTORY, FILL, EFFICIENCY, BOUND, SUMMARY, GRID)
+PRISTINE = [table.copy() for table in GIVEN]  # before any test has drawn
 PACKED, IID = np.array([17.5, 18.5, 18.0]), np.array([15.0, 21.0, 18.0])
 
 DRAW = {
@@ -62,11 +64,11 @@ def test_no_global_state_changes_and_pyplot_knows_of_no_figure(name):
 
 @pytest.mark.parametrize("name", DRAW)
 def test_inputs_come_back_unchanged(name):
-    given = [HISTORY, FILL, EFFICIENCY, BOUND, SUMMARY, GRID]
-    before = [table.copy() for table in given]
     DRAW[name]()
-    for table, copy in zip(given, before, strict=True):
-        pd.testing.assert_frame_equal(table, copy)
+    for given, pristine in zip(GIVEN, PRISTINE, strict=True):
+        pd.testing.assert_frame_equal(given, pristine)
+    assert PACKED.tolist() == [17.5, 18.5, 18.0]
+    assert IID.tolist() == [15.0, 21.0, 18.0]
 
 
 @pytest.mark.parametrize("name", DRAW)

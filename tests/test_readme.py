@@ -1,5 +1,6 @@
 """What the README says is true: its code runs as it stands, its commands and its links exist."""
 
+import os
 import re
 import subprocess
 import sys
@@ -18,7 +19,10 @@ def test_the_readme_shows_code():
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.strip().splitlines()[0])
 def test_the_code_of_the_readme_runs_word_for_word(block: str, tmp_path: Path):
-    run = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    run = subprocess.run(
+        [sys.executable, "-c", block], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
+    )
     assert run.returncode == 0, run.stderr
 
 

@@ -2,17 +2,20 @@
 
 import copy
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch_geometric.data import Batch
 
-from popgeo.data.flat_store import Axis, FlatStore
+from popgeo.data.flat_store import Attribute, FlatStore
 from popgeo.data.layout import Layout
-from popgeo.data.levels import Level, StoreKey
+from popgeo.data.levels import Level
+from popgeo.data.slices import LazyDict, Slicer
+from popgeo.data.super_batch import mark, state_num_nodes
+
+_STORES = {"_store", "_global_store", "_node_store_dict", "_edge_store_dict"}
 
 
 class BatchBuilder:
@@ -23,43 +26,50 @@ class BatchBuilder:
     """
 
     def __init__(self, store: FlatStore, layout: Layout) -> None:
-        self.store, self.layout = store, layout
+        self.store, self.layout, self.slicer = store, layout, Slicer(store, layout)
         self.template = _empty_batch(store)
         self.template._num_graphs = layout.options.num_graphs
         self.keys = [s._key for s in self.template.stores]
-        self.places = [(self.keys.index(slot.store), slot.name) for slot in layout.slots]
-        self.fast = _is_laid_out_as_expected(self.template)
+        self.names = [slot.name for slot in layout.slots]
+        self.positions = [self.keys.index(slot.store) for slot in layout.slots]
+        sizes = {level: [axis for axis in store.size_axes if axis.level is level] for level in Level}
+        self.num_nodes = {axis.store: layout.options.slots(axis) for axis in sizes[Level.NODE]}
+        self.num_edges = {axis.store: layout.options.slots(axis) for axis in sizes[Level.EDGE]}
+        self.copy = _FastCopy(self.template) if _is_laid_out_as_expected(self.template) else _SlowCopy(self.template)
 
-    def build(self, tensors: list[Tensor], rows: np.ndarray) -> Any:
-        """A `Batch` of the given tensors, one for each slot, made of the stored graphs `rows`."""
-        mappings: list[dict[str, Any]] = [{} for _ in self.keys]
-        for (position, name), tensor in zip(self.places, tensors):  # noqa: B905  hot, and of equal length by construction
-            mappings[position][name] = tensor
-        if self.layout.lists:
-            self._add_lists(mappings, rows)
-        batch = _copy_fast(self.template, mappings) if self.fast else _copy_slowly(self.template, mappings)
-        slices = LazySlices(self.store, self.layout, rows)
-        main = batch.stores[0].__dict__
-        main["_slice_dict"], main["_inc_dict"] = slices, slices.increments
+    def build(self, tensors: Sequence[Tensor], packs: Sequence[np.ndarray]) -> Any:
+        """A `Batch` of filled tensors.
+
+        Args:
+            tensors: One for each slot.
+            packs: The stored graphs of the batch; of each batch, where the tensors hold several on dimension 0.
+        """
+        if len(self.keys) == 1:
+            mappings: list[dict[str, Any]] = [dict(zip(self.names, tensors))]  # noqa: B905  hot; equal by construction
+        else:
+            mappings = [{} for _ in self.keys]
+            for position, name, tensor in zip(self.positions, self.names, tensors, strict=True):
+                mappings[position][name] = tensor
+        for attribute in self.layout.lists:
+            values = [value for rows in packs for value in self._list(attribute, rows)]
+            mappings[self.keys.index(attribute.store)][attribute.name] = values
+        slicer = self.slicer
+        if len(packs) > 1:
+            parts = [tuple(LazyDict(m, p) for m in (slicer.slices, slicer.increments, slicer.num_nodes)) for p in packs]
+            return mark(self.copy(mappings, {}), parts, self.num_nodes, self.num_edges)
+        rows = packs[0]
+        private = {"_slice_dict": LazyDict(slicer.slices, rows), "_inc_dict": LazyDict(slicer.increments, rows)}
+        batch = self.copy(mappings, private)
         if self.store.states_num_nodes:
-            self._state_num_nodes(batch, rows)
+            state_num_nodes(batch, slicer.num_nodes(rows), self.num_nodes)
         return batch
 
-    def _add_lists(self, mappings: list[dict[str, Any]], rows: np.ndarray) -> None:
+    def _list(self, attribute: Attribute, rows: np.ndarray) -> list[Any]:
         options = self.layout.options
-        num_padding = options.num_graphs - len(rows)
-        for attribute in self.layout.lists:
-            values = [attribute.values[i] for i in rows.tolist()]
-            default = values[0] if values else attribute.values[0]
-            padding = (options.pad_graph_defaults or {}).get(attribute.name, default)
-            mappings[self.keys.index(attribute.store)][attribute.name] = values + [padding] * num_padding
-
-    def _state_num_nodes(self, batch: Any, rows: np.ndarray) -> None:
-        for store in batch.stores:
-            if store._key in self.store.states_num_nodes:
-                axis = Axis(Level.NODE, store._key)
-                store._num_nodes = LazySlices(self.store, self.layout, rows).of_axis(axis).diff().tolist()
-                store.num_nodes = self.layout.num_slots(axis)
+        values = [attribute.values[i] for i in rows.tolist()]
+        default = values[0] if values else attribute.values[0]
+        padding = (options.pad_graph_defaults or {}).get(attribute.name, default)
+        return values + [padding] * (options.num_graphs - len(rows))
 
 
 def _empty_batch(store: FlatStore) -> Any:
@@ -72,143 +82,60 @@ def _empty_batch(store: FlatStore) -> Any:
 
 def _is_laid_out_as_expected(template: Any) -> bool:
     """Whether a batch is a `__dict__` of stores, and a store a `__dict__` with `_mapping` and a weak `_parent`."""
-    expected = (
-        {"_store"} if "_store" in template.__dict__ else {"_global_store", "_node_store_dict", "_edge_store_dict"}
-    )
+    expected = {"_store"} if "_store" in template.__dict__ else _STORES - {"_store"}
     stores = [store.__dict__ for store in template.stores]
     return expected <= set(template.__dict__) and all(
         isinstance(store.get("_mapping"), dict) and isinstance(store.get("_parent"), weakref.ref) for store in stores
     )
 
 
-def _copy_fast(template: Any, mappings: list[dict[str, Any]]) -> Any:
-    batch = object.__new__(type(template))
-    parts = dict(template.__dict__)
-    parent = weakref.ref(batch)
-    stores = []
-    for store, mapping in zip(template.stores, mappings):  # noqa: B905  as above
-        new = object.__new__(type(store))
-        new.__dict__.update(store.__dict__)
-        new.__dict__["_mapping"], new.__dict__["_parent"] = mapping, parent
-        stores.append(new)
-    if "_store" in parts:
-        parts["_store"] = stores[0]
-    else:
-        parts["_global_store"] = stores[0]
-        split = 1 + len(parts["_node_store_dict"])
-        parts["_node_store_dict"] = dict(zip(parts["_node_store_dict"], stores[1:split]))  # noqa: B905
-        parts["_edge_store_dict"] = dict(zip(parts["_edge_store_dict"], stores[split:]))  # noqa: B905
-    batch.__dict__.update(parts)
-    return batch
+class _FastCopy:
+    """Copies of an empty batch, made of its dictionaries."""
 
+    def __init__(self, template: Any) -> None:
+        self.cls = type(template)
+        self.rest = {k: v for k, v in template.__dict__.items() if k not in _STORES}
+        self.stores = [(type(store), dict(store.__dict__)) for store in template.stores]
+        self.node_types = list(template.__dict__.get("_node_store_dict", ()))
+        self.edge_types = list(template.__dict__.get("_edge_store_dict", ()))
+        self.is_hetero = "_global_store" in template.__dict__
 
-def _copy_slowly(template: Any, mappings: list[dict[str, Any]]) -> Any:
-    batch = copy.copy(template)
-    for store, mapping in zip(batch.stores, mappings, strict=True):
-        for name, value in mapping.items():
-            store[name] = value
-    return batch
-
-
-class LazySlices(Mapping[Any, Any]):
-    """PyG's `_slice_dict`: where each graph's part of each attribute starts, worked out when first looked at."""
-
-    def __init__(self, store: FlatStore, layout: Layout, rows: np.ndarray) -> None:
-        self._parts = (store, layout, rows)
-        self._made: dict[Any, Any] | None = None
-        self.increments: LazyIncrements = LazyIncrements(self)
-
-    def of_axis(self, axis: Axis) -> Tensor:
-        """Where each graph's rows along an axis start in the batch. int64 [num_graphs + 1]"""
-        store, layout, rows = self._parts
-        num_graphs = layout.options.num_graphs
-        counts = np.zeros(num_graphs, dtype=np.int64)
-        counts[: len(rows)] = np.diff(store.row_pointers[axis].numpy())[rows]
-        slot = next(slot for slot in layout.slots if slot.axis == axis)
-        if slot.fixed_rows:
-            counts[:] = slot.num_slots // num_graphs
+    def __call__(self, mappings: Sequence[dict[str, Any]], private: dict[str, Any]) -> Any:
+        """A batch of the given attributes, with private ones in its first store."""
+        batch = object.__new__(self.cls)
+        parent = weakref.ref(batch)
+        stores = []
+        for (cls, parts), mapping in zip(self.stores, mappings):  # noqa: B905  hot; equal by construction
+            store = object.__new__(cls)
+            own = store.__dict__
+            own.update(parts)
+            own["_mapping"], own["_parent"] = mapping, parent
+            stores.append(store)
+        stores[0].__dict__.update(private)
+        own = batch.__dict__
+        own.update(self.rest)
+        if self.is_hetero:
+            split = 1 + len(self.node_types)
+            own["_global_store"] = stores[0]
+            own["_node_store_dict"] = dict(zip(self.node_types, stores[1:split], strict=True))
+            own["_edge_store_dict"] = dict(zip(self.edge_types, stores[split:], strict=True))
         else:
-            counts[len(rows)] = slot.num_slots - counts.sum()  # the first padding graph owns the padding
-        return torch.from_numpy(np.concatenate([[0], counts.cumsum()]))
-
-    def make(self) -> dict[Any, Any]:
-        """The dictionary that PyG's collate would have made."""
-        if self._made is None:
-            store, layout, _ = self._parts
-            entries: dict[tuple[StoreKey, str], Any] = {}
-            for attribute in store.attributes:
-                whole = torch.arange(layout.options.num_graphs + 1)
-                entries[attribute.store, attribute.name] = (
-                    self.of_axis(attribute.axis) if attribute.is_tensor else whole
-                )
-            self._made = _by_store(store, entries)
-        return self._made
-
-    def make_increments(self) -> dict[Any, Any]:
-        """The `_inc_dict` that PyG's collate would have made."""
-        store, layout, rows = self._parts
-        entries: dict[tuple[StoreKey, str], Any] = {}
-        for attribute in store.attributes:
-            if attribute.increments is None:
-                entries[attribute.store, attribute.name] = (
-                    torch.zeros(layout.options.num_graphs, dtype=torch.int64) if attribute.is_tensor else None
-                )
-                continue
-            real = attribute.increments[torch.from_numpy(rows)].cumsum(0)
-            running = real.new_zeros(layout.options.num_graphs, real.shape[1])
-            running[1 : len(rows) + 1] = real
-            running[len(rows) + 1 :] = real[-1] if len(real) else 0
-            if real.shape[1] == 1:
-                entries[attribute.store, attribute.name] = running[:, 0]
-            else:
-                trailing = attribute.tensor.dim() - attribute.dim
-                outer = attribute.tensor.shape[: attribute.dim]
-                entries[attribute.store, attribute.name] = running.view(-1, *outer, *[1] * trailing)
-        return _by_store(store, entries)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.make()[key]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.make())
-
-    def __len__(self) -> int:
-        return len(self.make())
-
-    def __reduce__(self) -> Any:
-        return dict, (self.make(),)  # the dataset does not travel with a batch
+            own["_store"] = stores[0]
+        return batch
 
 
-class LazyIncrements(Mapping[Any, Any]):
-    """PyG's `_inc_dict`, worked out when first looked at."""
+class _SlowCopy:
+    """Copies of an empty batch, made by PyG."""
 
-    def __init__(self, slices: LazySlices) -> None:
-        self._slices = slices
-        self._made: dict[Any, Any] | None = None
+    def __init__(self, template: Any) -> None:
+        self.template = template
 
-    def make(self) -> dict[Any, Any]:
-        """The dictionary that PyG's collate would have made."""
-        if self._made is None:
-            self._made = self._slices.make_increments()
-        return self._made
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.make()[key]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.make())
-
-    def __len__(self) -> int:
-        return len(self.make())
-
-    def __reduce__(self) -> Any:
-        return dict, (self.make(),)
-
-
-def _by_store(store: FlatStore, entries: dict[tuple[StoreKey, str], Any]) -> dict[Any, Any]:
-    if not store.is_hetero:
-        return {name: entry for (_, name), entry in entries.items()}
-    nested: dict[Any, Any] = {key: {} for key in (*store.node_types, *store.edge_types)}
-    for (key, name), entry in entries.items():
-        (nested if key is None else nested[key])[name] = entry
-    return nested
+    def __call__(self, mappings: Sequence[dict[str, Any]], private: dict[str, Any]) -> Any:
+        """A batch of the given attributes, with private ones in its first store."""
+        batch = copy.copy(self.template)
+        for store, mapping in zip(batch.stores, mappings, strict=True):
+            for name, value in mapping.items():
+                store[name] = value
+        for name, value in private.items():
+            setattr(batch.stores[0], name, value)
+        return batch

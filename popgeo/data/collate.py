@@ -1,6 +1,6 @@
 """A list of graphs in, one batch of fixed size out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,9 +9,10 @@ from torch_geometric.data import Batch, Data, HeteroData
 
 from popgeo.data.cutter import BatchCutter, check_fits
 from popgeo.data.flat_store import FlatStore
-from popgeo.data.levels import Level
+from popgeo.data.levels import Levels
 from popgeo.data.sizes import FixedSizeOptions
 from popgeo.data.sort import sort_edges
+from popgeo.data.trim import trim
 
 
 class FixedSizeCollater:
@@ -24,6 +25,9 @@ class FixedSizeCollater:
         fixed_size_options: Sizes of the batch and what padding is filled with.
         add_masks_to_batch: Adds `nodes_mask`, `edges_mask`, `graphs_mask` (True = real); heterogeneous batches carry
             the first two in each type's store.
+        trim_nodes: Removes random nodes where there are too many. A batch then carries `num_trimmed_nodes` and
+            `num_trimmed_edges`, int64 [num_graphs]: what each graph has lost.
+        trim_edges: Removes random edges where there are too many; both directions of an undirected edge together.
         follow_batch: Attributes to add an assignment vector for, as `Batch.from_data_list` does.
         exclude_keys: Attributes to leave out.
         levels: What an attribute's rows belong to, as `{"y": "graph"}`, where names and sizes do not tell.
@@ -33,6 +37,8 @@ class FixedSizeCollater:
             otherwise all are loops on the first padding node.
         sort_edges: Sorts the edges of each graph by destination and adds `rowptr`: the edges that end at node `i` are
             `rowptr[i]` to `rowptr[i + 1]`.
+        protect: A boolean node attribute, True for nodes that trimming must keep.
+        generator: Source of randomness of trimming; None means torch's default one.
 
     Example:
         >>> graphs = [Data(x=torch.ones(n, 1), edge_index=torch.tensor([[0], [1]])) for n in (2, 3)]
@@ -48,16 +54,22 @@ class FixedSizeCollater:
         self,
         fixed_size_options: FixedSizeOptions,
         add_masks_to_batch: bool = False,
-        *,
+        trim_nodes: bool = False,
+        trim_edges: bool = False,
         follow_batch: Sequence[str] | None = None,
         exclude_keys: Sequence[str] | None = None,
-        levels: Mapping[str, str | Level] | None = None,
+        *,
+        levels: Levels | None = None,
         index_dtype: torch.dtype = torch.int64,
         spread_padding_edges: bool = False,
         sort_edges: bool = False,
+        protect: str | None = None,
+        generator: torch.Generator | None = None,
     ) -> None:
         self.options = fixed_size_options
+        self.trim_nodes, self.trim_edges = trim_nodes, trim_edges
         self.exclude_keys, self.levels, self.sort_edges = exclude_keys, levels, sort_edges
+        self.protect, self.generator = protect, generator
         self.choices: dict[str, Any] = {
             "add_pad_masks": add_masks_to_batch,
             "follow_batch": tuple(follow_batch or ()),
@@ -79,7 +91,22 @@ class FixedSizeCollater:
         if not isinstance(graphs, (list, tuple)):
             raise ValueError(f"Expected a list of graphs or a Batch, got {type(graphs).__name__}. Wrap it in a list.")
         store = FlatStore.from_dataset(list(graphs), exclude_keys=self.exclude_keys, levels=self.levels)
-        store = sort_edges(store) if self.sort_edges else store
-        ids, ptr = np.arange(len(graphs)), np.array([0, len(graphs)])
+        return self.collate(store, self.generator or torch.default_generator)
+
+    def collate(self, store: FlatStore, generator: torch.Generator) -> Batch:
+        """One batch of all graphs of a flat dataset that is no view."""
+        ids, ptr = np.arange(len(store)), np.array([0, len(store)])
+        lost = torch.zeros(2, self.options.num_graphs, dtype=torch.int64)
+        if self.trim_nodes or self.trim_edges:
+            limits = self.options.limits(store.size_axes)
+            if (store.sizes.sum(axis=0) > limits).any():
+                flags = {"nodes": self.trim_nodes, "edges": self.trim_edges}
+                trimmed = trim(store, limits, **flags, generator=generator, protect=self.protect)
+                store = trimmed.store
+                lost[0, : len(store)], lost[1, : len(store)] = trimmed.num_nodes, trimmed.num_edges
         check_fits(store, self.options, ids, ptr)
-        return BatchCutter(store, self.options, **self.choices).cut(ids, ptr)[0]
+        store = sort_edges(store) if self.sort_edges else store
+        batch = BatchCutter(store, self.options, **self.choices).cut(ids, ptr)[0]
+        if self.trim_nodes or self.trim_edges:
+            batch.num_trimmed_nodes, batch.num_trimmed_edges = lost
+        return batch

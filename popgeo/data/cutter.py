@@ -1,6 +1,7 @@
 """Cuts batches of fixed size out of a flat dataset: lays them out once, then fills many at a time."""
 
 from collections.abc import Collection
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -43,29 +44,47 @@ class BatchCutter:
         self.builder = BatchBuilder(store, self.layout)
         self.fill = Filler(store, self.layout)
 
-    def allocate(self, num_batches: int) -> list[Tensor]:
-        """Uninitialised tensors for so many batches, one for each slot. [num_batches, *slot.shape]"""
-        return [torch.empty((num_batches, *slot.shape), dtype=slot.dtype) for slot in self.layout.slots]
+    def allocate(self, num_batches: int, pin_memory: bool = False, group: int = 1) -> "Memory":
+        """Memory for so many batches, `group` of them in one item."""
+        slots = self.layout.slots
+        return Memory(
+            [torch.empty((num_batches, *slot.shape), dtype=slot.dtype, pin_memory=pin_memory) for slot in slots], group
+        )
 
-    def cut(self, ids: np.ndarray, ptr: np.ndarray, out: list[Tensor] | None = None) -> list[Batch]:
-        """One `Batch` for each pack of graphs.
+    def cut(self, ids: np.ndarray, ptr: np.ndarray, memory: "Memory | None" = None, group: int = 1) -> list[Batch]:
+        """One `Batch` for each pack of graphs, or for each `group` packs, joined as `super_batch.join` does.
 
         The batches share their memory in chunks: `torch.save` of one saves its chunk, unless it is cloned first.
 
         Args:
             ids: Graphs of all batches, one batch after the other. int64 [total number of graphs]
             ptr: Where each batch starts in `ids`. int64 [num_batches + 1]
-            out: Tensors to fill instead of new ones.
+            memory: Where to write, with room for as many batches or more; None takes new memory.
+            group: Batches in one item; it divides the number of packs.
         """
         rows = self.store.rows(ids)
-        out = self.allocate(len(ptr) - 1) if out is None else out
-        self.fill(rows, ptr, out)
-        columns = [tensor.unbind(0) for tensor in out]
-        bounds = ptr.tolist()
-        return [
-            self.builder.build(list(tensors), rows[start:end])
-            for tensors, start, end in zip(zip(*columns, strict=True), bounds[:-1], bounds[1:], strict=True)
-        ]
+        memory = memory or self.allocate(len(ptr) - 1, group=group)
+        self.fill(rows, ptr, memory.tensors)
+        packs = [rows[start:stop] for start, stop in pairwise(ptr.tolist())]
+        build, items = self.builder.build, memory.items
+        if group == 1:
+            return [build(tensors, (pack,)) for tensors, pack in zip(items, packs)]  # noqa: B905  memory may be larger
+        return [build(items[i], packs[i * group : (i + 1) * group]) for i in range(len(packs) // group)]
+
+
+class Memory:
+    """The tensors of several batches, and views of each item's part of them.
+
+    Args:
+        tensors: One for each slot. [num_batches, *slot.shape]
+        group: Batches in one item.
+    """
+
+    def __init__(self, tensors: list[Tensor], group: int = 1) -> None:
+        self.tensors = tensors
+        if group > 1:
+            tensors = [t.view(len(t) // group, group * t.shape[1], *t.shape[2:]) for t in tensors]
+        self.items = list(zip(*(tensor.unbind(0) for tensor in tensors), strict=True))
 
 
 def check_fits(store: FlatStore, options: FixedSizeOptions, ids: np.ndarray, ptr: np.ndarray, remedy: str = "") -> None:
@@ -81,9 +100,9 @@ def check_fits(store: FlatStore, options: FixedSizeOptions, ids: np.ndarray, ptr
             f"Batch has {found} graphs, FixedSizeOptions.num_graphs is {options.num_graphs} with one kept for padding. "
             f"Raise it to {found + 1} or pass fewer graphs."
         )
+    _check_rows(store, options, ids, ptr)
     limits = options.limits(store.size_axes)
-    running = np.concatenate([np.zeros((1, len(limits)), dtype=np.int64), store.sizes[ids].cumsum(axis=0)])
-    totals = running[ptr[1:]] - running[ptr[:-1]]
+    totals = totals_of_packs(store.sizes, ids, ptr)
     over = np.argwhere(totals > limits)
     if not len(over):
         return
@@ -101,3 +120,27 @@ def check_fits(store: FlatStore, options: FixedSizeOptions, ids: np.ndarray, ptr
         f"{totals[pack, dimension] - limits[dimension]} too many. Its largest graph is {members[sizes.argmax()]} with "
         f"{sizes.max()}. Raise {option} to {totals[pack, dimension] + is_node} or pass {remedy or strategy}."
     )
+
+
+def totals_of_packs(sizes: np.ndarray, ids: np.ndarray, ptr: np.ndarray) -> np.ndarray:
+    """What the graphs of each pack use together. int64 [num_packs, num_dimensions]
+
+    Example:
+        >>> totals_of_packs(np.array([[1, 2], [3, 4], [5, 6]]), np.array([2, 0, 1]), np.array([0, 2, 3])).tolist()
+        [[6, 8], [3, 4]]
+    """
+    running = np.concatenate([np.zeros((1, sizes.shape[1]), dtype=np.int64), sizes[ids].cumsum(axis=0)])
+    return running[ptr[1:]] - running[ptr[:-1]]
+
+
+def _check_rows(store: FlatStore, options: FixedSizeOptions, ids: np.ndarray, ptr: np.ndarray) -> None:
+    for axis in store.row_pointers:
+        limit = (options.num_rows or {}).get(axis.name or "")
+        if axis.level is not Level.GRAPH or limit is None:
+            continue
+        total = totals_of_packs(store.counts(axis)[:, None], ids, ptr).max(initial=0)
+        if total > limit:
+            raise ValueError(
+                f"Batch has {total} rows of {axis.name!r}, FixedSizeOptions.num_rows[{axis.name!r}] is {limit}. "
+                f"Raise it to {total}."
+            )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from popgeo.data.fill import fill
-from popgeo.data.flat_store import FlatStore
+from popgeo.data.flat_store import GRAPHS, FlatStore
 from popgeo.data.layout import Kind, Layout, Slot
 from popgeo.native import library
 
@@ -51,7 +51,8 @@ class Filler:
         self.axes = list(store.row_pointers)
         self.kept: list[Tensor] = []  # tensors whose addresses the table holds
         self.row_pointers = np.array(
-            [self._address(pointer.contiguous()) for pointer in store.row_pointers.values()], dtype=np.int64
+            [0 if axis == GRAPHS else self._address(rows.contiguous()) for axis, rows in store.row_pointers.items()],
+            dtype=np.int64,
         )
         self.table = np.array([self._describe(slot) for slot in layout.slots], dtype=np.int64)
         self.can_be_compiled = all(
@@ -60,10 +61,10 @@ class Filler:
         ) and all(slot.attribute is None or slot.attribute.tensor.device.type == "cpu" for slot in layout.slots)
 
     def __call__(self, rows: np.ndarray, ptr: np.ndarray, out: Sequence[Tensor]) -> None:
-        """Writes batches into tensors, as `popgeo.data.fill.fill` does."""
+        """Writes batches into tensors, as `popgeo.data.fill.fill` does; the tensors may have room for more."""
         entry = self._entry()
         if entry is None:
-            fill(self.store, self.layout, rows, ptr, out)
+            fill(self.store, self.layout, rows, ptr, [tensor[: len(ptr) - 1] for tensor in out])
             return
         rows, ptr = np.ascontiguousarray(rows, dtype=np.int64), np.ascontiguousarray(ptr, dtype=np.int64)
         table = self.table.copy()  # several threads may fill at once

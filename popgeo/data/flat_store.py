@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
-from popgeo.data.levels import Level, StoreKey
+from popgeo.data.levels import Level, Levels, StoreKey
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class FlatStore:
         dataset: Any,
         *,
         exclude_keys: Sequence[str] | None = None,
-        levels: Mapping[str, str | Level] | None = None,
+        levels: Levels | None = None,
     ) -> "FlatStore":
         """Flattens a dataset.
 

@@ -13,7 +13,7 @@ from torch_geometric.data.storage import BaseStorage, EdgeStorage
 from torch_geometric.utils import cumsum, is_sparse
 
 from popgeo.data.flat_store import GRAPHS, Attribute, Axis, FlatStore
-from popgeo.data.levels import Level, StoreKey, infer_level
+from popgeo.data.levels import Level, Levels, StoreKey, infer_level
 
 # Attributes that PyG's collate makes anew for a batch, or keeps as plain numbers.
 _MADE_BY_THE_BATCH = {"batch", "ptr", "num_nodes", "num_edges"}
@@ -42,9 +42,7 @@ def why_not_flat(dataset: Any) -> str | None:
     return None
 
 
-def flatten(
-    dataset: Any, *, exclude_keys: Sequence[str] | None = None, levels: Mapping[str, str | Level] | None = None
-) -> FlatStore:
+def flatten(dataset: Any, *, exclude_keys: Sequence[str] | None = None, levels: Levels | None = None) -> FlatStore:
     """Lays a dataset out flat; see `FlatStore.from_dataset`."""
     if isinstance(dataset, FlatStore):
         return dataset
@@ -63,7 +61,7 @@ def flatten(
 class _Flattener:
     """One reading of a dataset: collects attributes and row pointers."""
 
-    def __init__(self, exclude_keys: set[str], levels: dict[str, Level]) -> None:
+    def __init__(self, exclude_keys: set[str], levels: dict[Any, Level]) -> None:
         self.exclude_keys = exclude_keys
         self.levels = levels
         self.attributes: list[Attribute] = []
@@ -162,7 +160,7 @@ class _Flattener:
         nodes, edges = (self.row_pointers.get(Axis(level, key)) for level in (Level.NODE, Level.EDGE))
         num_nodes = None if nodes is None else nodes.diff()
         num_edges = None if edges is None else edges.diff()
-        level = self.levels.get(name) or infer_level(name, rows, num_nodes, num_edges)
+        level = self.levels.get((key, name)) or self.levels.get(name) or infer_level(name, rows, num_nodes, num_edges)
         if level is not Level.GRAPH:
             expected = num_nodes if level is Level.NODE else num_edges
             if expected is None or not torch.equal(rows, expected):
@@ -273,11 +271,12 @@ def _concatenate(data: Any, store: BaseStorage, name: str, values: list[Any]) ->
     return joined, cumsum(torch.tensor([value.size(dim) for value in values]))
 
 
-def _count_nodes(store: BaseStorage, column: dict[str, tuple[Any, Tensor | None]], levels: dict[str, Level]) -> Tensor:
+def _count_nodes(store: BaseStorage, column: dict[str, tuple[Any, Tensor | None]], levels: dict[Any, Level]) -> Tensor:
     """Nodes of each graph, from the attributes that PyG itself counts by, or those stated to be a node's."""
-    known = [n for n in column if levels.get(n) is Level.NODE]
-    known += [n for n in column if n in {"x", "feat", "pos", "node_type", "n_id"} and n not in levels]
-    known += [n for n in column if "node" in n and n not in levels]
+    stated = {n: levels.get((store._key, n)) or levels.get(n) for n in column}
+    known = [n for n in column if stated[n] is Level.NODE]
+    known += [n for n in column if n in {"x", "feat", "pos", "node_type", "n_id"} and not stated[n]]
+    known += [n for n in column if "node" in n and not stated[n]]
     for name in known:
         values, slices = column[name]
         if isinstance(values, Tensor) and slices is not None:

@@ -1,13 +1,17 @@
 """What a row of an attribute belongs to: a node, an edge or the whole graph."""
 
+from collections.abc import Mapping
 from enum import Enum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 StoreKey: TypeAlias = str | tuple[str, str, str] | None
 """A node type, an edge type, or None for the one store of `Data` and the global store of `HeteroData`."""
+
+Levels: TypeAlias = Mapping[Any, "str | Level"]
+"""What attributes' rows belong to, as `{"y": "graph"}`; a key may also name the store, as `("paper", "y")`."""
 
 _NODE_NAMES = {"x", "feat", "pos", "batch", "node_type", "n_id", "z", "train_mask", "val_mask", "test_mask"}
 

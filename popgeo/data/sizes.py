@@ -11,6 +11,7 @@ from torch_geometric.transforms.pad import Padding
 
 from popgeo.data.flat_store import Axis, FlatStore
 from popgeo.data.levels import Level, StoreKey
+from popgeo.packing import tune
 
 
 @dataclass(frozen=True)
@@ -82,14 +83,14 @@ class FixedSizeOptions:
         """Whether both sizes are given per type."""
         return isinstance(self.num_nodes, dict) and isinstance(self.num_edges, dict)
 
-    def to_hetero(self, node_types: Sequence[str], edge_types: Sequence[tuple[str, str, str]]) -> "FixedSizeOptions":
+    def to_hetero(self, node_types: Sequence[StoreKey], edge_types: Sequence[StoreKey]) -> "FixedSizeOptions":
         """These options with every size given per type; a single number is given to each type.
 
         Raises:
             ValueError: a dictionary lacks a type.
         """
-        nodes = {key: self.slots(Axis(Level.NODE, key)) for key in node_types}
-        edges = {key: self.slots(Axis(Level.EDGE, key)) for key in edge_types}
+        nodes: Any = {key: self.slots(Axis(Level.NODE, key)) for key in node_types}
+        edges: Any = {key: self.slots(Axis(Level.EDGE, key)) for key in edge_types}
         return dataclasses.replace(self, num_nodes=nodes, num_edges=edges)
 
     def slots(self, axis: Axis) -> int:
@@ -156,7 +157,19 @@ class FixedSizeOptions:
         if not isinstance(dataset, FlatStore) and sample_limit is not None:
             dataset = [dataset[i] for i in range(min(sample_limit, len(dataset)))]
         store = FlatStore.from_dataset(dataset)
-        largest = store.sizes[:sample_limit].max(axis=0)
+        return cls.worst_case(store, store.sizes[:sample_limit], batch_size, **values)
+
+    @classmethod
+    def worst_case(cls, store: FlatStore, sizes: np.ndarray, batch_size: int, **values: Any) -> "FixedSizeOptions":
+        """Sizes that hold any `batch_size - 1` graphs of the given sizes and the padding.
+
+        Args:
+            store: Says which types there are.
+            sizes: Nodes and edges of each graph. int64 [num_graphs, num_dimensions]
+            batch_size: Graphs of a batch, the padding graph included.
+            values: Pad values, as `FixedSizeOptions` takes them.
+        """
+        largest = sizes.max(axis=0)
         # Without any edge in the dataset nothing needs an edge slot.
         worst = np.where(largest > 0, largest * (batch_size - 1) + 1, 0)
         return cls.from_sizes(store, worst, batch_size, **values)
@@ -171,6 +184,52 @@ class FixedSizeOptions:
             num_nodes, num_edges = dict(zip(store.node_types, nodes)), dict(zip(store.edge_types, edges))  # noqa: B905
             return cls(num_nodes, num_edges, num_graphs, **values)  # type: ignore[arg-type]
         return cls(nodes[0], edges[0], num_graphs, **values)
+
+    @classmethod
+    def tune(
+        cls,
+        dataset: Any,
+        target_graphs: float,
+        *,
+        align: int = 8,
+        cost: tuple[float, ...] | None = None,
+        verbose: bool = True,
+        **values: Any,
+    ) -> "FixedSizeOptions":
+        """The sizes that `FixedSizeStrategy.Window` fills best, at about so many real graphs a batch.
+
+        Args:
+            dataset: What `FixedSizeDataLoader` takes.
+            target_graphs: Real graphs of a batch, on average.
+            align: Nodes and edges of a batch are multiples of this.
+            cost: What a node and an edge cost, as (a, b) in `a * nodes + b * edges`; see `popgeo.packing.tune`.
+            verbose: Whether to print what was chosen and why.
+            values: Pad values, as `FixedSizeOptions` takes them.
+
+        Raises:
+            ValueError: see `popgeo.packing.tune`.
+
+        Example:
+            >>> from torch_geometric.data import Data
+            >>> graphs = [Data(num_nodes=n) for n in (9, 12, 15)] * 100
+            >>> options = FixedSizeOptions.tune(graphs, target_graphs=8, verbose=False)
+            >>> options.num_nodes % 8, options.num_edges
+            (0, 0)
+        """
+        store = FlatStore.from_dataset(dataset)
+        shape = tune(store.sizes, target_graphs, align=align, cost=cost, num_node_dims=len(store.node_types))
+        if verbose:
+            print(shape.reason)
+        return cls.from_sizes(store, shape.slots, shape.num_graphs, **values)
+
+    def with_rows_for(self, store: FlatStore) -> "FixedSizeOptions":
+        """These options with room for graph attributes of varying length: what the longest ones of a dataset need."""
+        rows = dict(self.num_rows or {})
+        for axis, pointer in store.row_pointers.items():
+            counts = pointer.diff()
+            if axis.level is Level.GRAPH and axis.name is not None and counts.min() != counts.max():
+                rows.setdefault(axis.name, int(counts.max()) * (self.num_graphs - 1) + 1)
+        return dataclasses.replace(self, num_rows=rows) if rows else self
 
     @classmethod
     def from_loader(cls, loader: Iterable[Any], sample_limit: int = 1000, **values: Any) -> "FixedSizeOptions":

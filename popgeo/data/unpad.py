@@ -3,13 +3,14 @@
 from torch_geometric.data import Batch, Data, HeteroData
 
 from popgeo.data.pad import unpad_graph
+from popgeo.data.super_batch import split
 
 
 def unpad(batch: Batch | Data | HeteroData) -> list[Data | HeteroData]:
     """The real graphs of a batch of fixed size, without padding.
 
     Args:
-        batch: A batch that carries its masks, or one graph grown by `Pad(add_pad_mask=True)`.
+        batch: A batch that carries its masks, also a joined one, or one graph grown by `Pad(add_pad_mask=True)`.
 
     Raises:
         ValueError: there are no masks.
@@ -28,4 +29,6 @@ def unpad(batch: Batch | Data | HeteroData) -> list[Data | HeteroData]:
             "The batch has no graphs_mask, so its padding cannot be told from its graphs. Make it with "
             "add_pad_masks=True (FixedSizeDataLoader) or add_masks_to_batch=True (FixedSizeCollater)."
         )
+    if batch.graphs_mask.numel() > batch.num_graphs:
+        return [graph for part in split(batch) for graph in unpad(part)]
     return [batch.get_example(i) for i in range(int(batch.graphs_mask.sum()))]

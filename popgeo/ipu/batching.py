@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from popgeo.ipu.options import Options, OutputMode
+from popgeo.ipu.options import OutputMode
 from popgeo.ipu.structure import Node, Slot, Structure, describe
 
 
@@ -20,8 +20,8 @@ def check_batch_dimension(structure: Structure, factor: int) -> None:
     for path, slot in _slots(structure):
         if not slot.shape or slot.shape[0] % factor:
             raise ValueError(
-                f"Invalid batch dimension: argument `{path}` has shape {list(slot.shape)}, and the first dimension must be a "
-                f"multiple of {factor} = device_iterations x gradient_accumulation x replication_factor. "
+                f"Invalid batch dimension: argument `{path}` has shape {list(slot.shape)}; the first dimension must "
+                f"be a multiple of {factor} = device_iterations x gradient_accumulation x replication_factor. "
                 "Build batches of that many micro-batches, or change the Options."
             )
 
@@ -60,12 +60,12 @@ class Results:
 
     Args:
         mode: Which steps count.
-        options: Sizes of the call.
+        period: With `every_n`, the last of each so many counts.
+        num_steps: Steps of a call.
     """
 
-    def __init__(self, mode: OutputMode, options: Options, replicas: int) -> None:
-        self._mode, self._period, self._replicas = mode, options.output_period, replicas
-        self._num_steps = options.steps_per_call
+    def __init__(self, mode: OutputMode, period: int, num_steps: int) -> None:
+        self._mode, self._period, self._num_steps = mode, period, num_steps
         self._kept: list[list[Tensor]] = []
 
     def wants(self, step: int) -> bool:

@@ -1,23 +1,15 @@
 """Runs an `OpGraph`: the one stateful part of the executor."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from popgeo.ipu.compiler.emit import emit
-from popgeo.ipu.compiler.indexing import group_same_index, row_indices, use_row_indexing
 from popgeo.ipu.compiler.memory import plan
-from popgeo.ipu.compiler.passes import drop_unused, fold_constants, is_random, merge_equal_values
+from popgeo.ipu.compiler.passes import fold_constants, is_random
 from popgeo.ipu.op_graph import Op, OpGraph
-
-
-def optimize(graph: OpGraph) -> OpGraph:
-    """The graph after all passes that leave values as they are."""
-    graph = drop_unused(merge_equal_values(graph))
-    graph = use_row_indexing(graph)
-    return drop_unused(group_same_index(merge_equal_values(graph)))
 
 
 class Engine:
@@ -60,29 +52,28 @@ class Engine:
                 place.copy_(tensor)
             outputs = self._run()
             for position, place in self._copied.items():
-                place.copy_(outputs[position])
-                outputs[position] = place
+                made = outputs[position]
+                assert made is not None
+                outputs[position] = place.copy_(made)
         return outputs
 
     def _place_outputs(self, places: Mapping[int, Tensor], given: dict[int, Tensor]) -> dict[int, Tensor]:
         """Lets outputs be written where they are wanted; returns those that must be copied there instead."""
         copied = {}
+        live = {v for op in self.graph.ops for v in (*op.reads(), *op.outputs) if v is not None}
+        views = Counter(self.graph.values[v].storage for v in live)
         for position, place in places.items():
             v = self.graph.outputs[position]
             if v is None:
                 continue
             value = self.graph.values[v]
-            alone = sum(value.storage == other.storage for other in self._live_values()) == 1
-            once = self.graph.outputs.count(v) == 1 and value.producer is not None
-            if alone and once and (value.stride, value.dtype) == (place.stride(), place.dtype):
+            alone = views[value.storage] == 1 and self.graph.outputs.count(v) == 1
+            plain = value.producer is not None and not self.graph.ops[value.producer].writes
+            if alone and plain and (value.stride, value.dtype) == (place.stride(), place.dtype):
                 given[v] = place
             else:
                 copied[position] = place
         return copied
-
-    def _live_values(self) -> list[Any]:
-        numbers = {v for op in self.graph.ops for v in (*op.reads(), *op.outputs) if v is not None}
-        return [self.graph.values[v] for v in numbers]
 
 
 def _check(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor]) -> None:
@@ -100,6 +91,3 @@ def _check(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor]) -> Non
 
 def _is_finite(number: float) -> bool:
     return number - number == 0
-
-
-__all__ = ["Engine", "optimize", "row_indices"]

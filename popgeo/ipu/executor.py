@@ -1,8 +1,9 @@
 """Training and inference models that compile one step and run it at every call."""
 
 import inspect
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,12 +11,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from popgeo.ipu import batching
+from popgeo.ipu.checkpoint import load_checkpoint, save_checkpoint
 from popgeo.ipu.compiler.account import account
-from popgeo.ipu.compiler.capture import Capture, capture
-from popgeo.ipu.engine import Engine
-from popgeo.ipu.options import Options, OutputMode, Reduction
-from popgeo.ipu.report import Report
-from popgeo.ipu.structure import Structure, first_difference, flatten, same, unflatten
+from popgeo.ipu.compiler.compile_step import compile_step
+from popgeo.ipu.op_graph import OpGraph
+from popgeo.ipu.options import Options
+from popgeo.ipu.replicas import Replicas
+from popgeo.ipu.report import Family, Report
+from popgeo.ipu.stepper import Stepper
+from popgeo.ipu.structure import Structure, describe, first_difference, flatten, same, unflatten
 from popgeo.ipu.update import Update
 
 
@@ -57,8 +61,9 @@ def training_model(
         >>> round(losses[0], 2), round(losses[-1], 2), round(line.slope.item(), 2)
         (22.5, 0.0, 3.0)
     """
-    chosen = options or Options()
-    return CompiledModel(model, chosen, optimizer or torch.optim.SGD(model.parameters(), lr=0.01), learning_rate)
+    _refuse_wrapped(model)
+    chosen = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
+    return CompiledModel(model, options or Options(), chosen, learning_rate)
 
 
 def inference_model(model: nn.Module, options: Options | None = None) -> "CompiledModel":
@@ -79,10 +84,12 @@ def inference_model(model: nn.Module, options: Options | None = None) -> "Compil
         >>> torch.equal(inference_model(linear)(torch.ones(4, 3)), linear(torch.ones(4, 3)))
         True
     """
+    _refuse_wrapped(model)
     chosen = options or Options()
     if chosen.gradient_accumulation != 1:
         raise ValueError(
-            f"Inference has no gradients to accumulate; set Options.gradient_accumulation to 1, not {chosen.gradient_accumulation}."
+            "Inference has no gradients to accumulate; set Options.gradient_accumulation to 1, not "
+            f"{chosen.gradient_accumulation}."
         )
     return CompiledModel(model, chosen, None, None)
 
@@ -97,24 +104,15 @@ class CompiledModel:
         optimizer: Optimizer | None,
         learning_rate: Callable[[int], float] | None,
     ) -> None:
-        if isinstance(model, CompiledModel):
-            raise ValueError(
-                "The model is wrapped already; wrap the module itself, or call destroy() on the first wrapper."
-            )
-        if not isinstance(model, nn.Module):
-            raise ValueError(
-                f"Expected a torch.nn.Module, got {type(model).__name__}; use popgeo.ipu.compile for a function."
-            )
         self.model, self.options = model, options
         self._optimizer, self._learning_rate = optimizer, learning_rate
         self._signature = inspect.signature(model.forward)
         self._arguments: Structure | None = None
-        self._capture: Capture | None = None
-        self._engine: Engine | None = None
+        self._pending: Mapping[str, Any] | None = None
+        self._stepper: Stepper | None = None
         self._update: Update | None = None
         self._compile_seconds = self._run_seconds = 0.0
         self._calls = 0
-        self._addresses: list[int] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs one call: `Options.batch_factor` micro-batches, an update per accumulation when training.
@@ -123,21 +121,20 @@ class CompiledModel:
             ValueError: an argument differs from what the model was compiled for, named with both shapes or values.
         """
         tensors, structure = self._take_apart(args, kwargs)
-        if self._engine is None:
+        if self._stepper is None:
             self._compile(tensors, structure)
         assert self._arguments is not None
         if not same(self._arguments, structure):
             raise ValueError(
-                f"{first_difference(self._arguments, structure)}. A compiled step has fixed shapes: give it what it was "
-                "compiled for, or call destroy() and compile anew."
+                f"{first_difference(self._arguments, structure)}. A compiled step has fixed shapes: give it what "
+                "it was compiled for, or call destroy() and compile anew."
             )
+        assert self._stepper is not None
         start = time.perf_counter()
-        if self._addresses != [tensor.data_ptr() for tensor in self._state().values()]:
-            self._load()
-        result = self._run(tensors)
+        results = self._stepper.run(tensors)
         self._run_seconds += time.perf_counter() - start
         self._calls += 1
-        return result
+        return unflatten(self._stepper.step.result, results)
 
     def compile(self, *args: Any, **kwargs: Any) -> "CompiledModel":
         """Compiles the step for these arguments without running it.
@@ -147,14 +144,19 @@ class CompiledModel:
             ValueError: no loss or several, or it is compiled already for other arguments.
         """
         tensors, structure = self._take_apart(args, kwargs)
-        if self._engine is None:
+        if self._stepper is None:
             self._compile(tensors, structure)
         return self
 
     @property
     def is_compiled(self) -> bool:
         """Whether the step is compiled."""
-        return self._engine is not None
+        return self._stepper is not None
+
+    @property
+    def graph(self) -> OpGraph:
+        """The operations of one micro-batch, forward and, when training, backward."""
+        return self._require_compiled().step.graph
 
     @property
     def report(self) -> Report:
@@ -163,16 +165,16 @@ class CompiledModel:
         Raises:
             ValueError: nothing is compiled yet.
         """
-        if self._engine is None or self._capture is None:
-            raise ValueError("Nothing is compiled yet; call the model or .compile(...) first.")
-        state = {id(t): t for t in [*self.model.parameters(), *self.model.buffers()]}
-        held = [*state.values(), *(self._update.tensors() if self._update else ())]
+        stepper = self._require_compiled()
+        families = account(stepper.engine.graph)
+        if self._update is not None:
+            families["optimizer"] = sum(account(self._update.capture()).values(), Family())
         return Report(
             target=self.options.target,
-            families=account(self._engine.graph),
-            captured_ops=len(self._capture.graph.ops),
-            state_bytes=sum(t.nbytes for t in held),
-            buffer_bytes=self._engine.buffer_bytes,
+            families=families,
+            captured_ops=stepper.step.captured_ops,
+            state_bytes=stepper.state_bytes,
+            buffer_bytes=stepper.engine.buffer_bytes,
             compile_seconds=self._compile_seconds,
             calls=self._calls,
             steps=self._calls * self.options.batch_factor,
@@ -196,77 +198,133 @@ class CompiledModel:
         return self.model.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Replaces weights and buffers."""
+        """Replaces weights and buffers, the latter in every replica."""
         self.model.load_state_dict(state)
+        if self._stepper is not None:
+            self._stepper.reset_buffers()
+
+    def copy_weights_to_host(self) -> None:
+        """Brings the module's weights up to date; they share the compiled step's memory, so they always are."""
+        self._require_compiled()
+
+    def copy_weights_to_device(self) -> None:
+        """Brings the compiled step up to date with the module's weights, also where their memory was exchanged.
+
+        Raises:
+            ValueError: nothing is compiled.
+        """
+        self._require_compiled().bind()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes weights, optimizer and random numbers to a file that is whole at any moment, also if killed meanwhile.
+
+        Raises:
+            ValueError: nothing is compiled.
+        """
+        stepper = self._require_compiled()
+        content: dict[str, Any] = {
+            "model": self.model.state_dict(),
+            "buffers": stepper.buffers,
+            "generators": [generator.get_state() for generator in stepper.generators],
+        }
+        if self._optimizer is not None and self._update is not None:
+            content |= {"optimizer": self._optimizer.state_dict(), "num_updates": self._update.num_updates}
+        save_checkpoint(path, content)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Goes on from what `save` wrote, before or after compiling.
+
+        Raises:
+            ValueError: the file is no such checkpoint, or of a model that has other weights.
+        """
+        content = load_checkpoint(path)
+        try:
+            self.model.load_state_dict(content["model"])
+        except RuntimeError as error:
+            raise ValueError(f"{path} does not fit the model: {error}") from error
+        if self._optimizer is not None and "optimizer" in content:
+            self._optimizer.load_state_dict(content["optimizer"])
+        self._pending = content
+        self._restore_run(content)
 
     def destroy(self) -> None:
         """Forgets the compiled step; weights and optimizer state stay."""
         for parameter in self.model.parameters():
             parameter.data = parameter.data.clone()
-        self._engine = self._capture = self._update = self._arguments = None
+        self._stepper = self._update = self._arguments = None
+
+    def __getattr__(self, name: str) -> Any:
+        """What the wrapper does not have, the module may have."""
+        if name == "model":  # not set yet, so there is nothing to ask
+            raise AttributeError(name)
+        return getattr(self.model, name)
+
+    def _require_compiled(self) -> Stepper:
+        if self._stepper is None:
+            raise ValueError("The model has not been compiled or has been destroyed; call it or .compile(...) first.")
+        return self._stepper
+
+    def _restore_run(self, content: Mapping[str, Any] | None) -> None:
+        if content is None or self._stepper is None:
+            return
+        self._stepper.restore(content["generators"], content["buffers"])
+        if self._update is not None and "num_updates" in content:
+            self._update.num_updates = content["num_updates"]
+        self._pending = None
 
     def _take_apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Tensor], Structure]:
         return flatten(dict(self._signature.bind(*args, **kwargs).arguments))
 
     def _compile(self, tensors: list[Tensor], structure: Structure) -> None:
         start = time.perf_counter()
-        factor = self.options.batch_factor
+        replicas = Replicas.of_this_process(self.options.replication_factor)
+        factor = self.options.steps_per_call * len(replicas.local)
         batching.check_batch_dimension(structure, factor)
         micro, micro_structure = flatten(unflatten(structure, batching.micro_batch(tensors, 0, factor)))
         trained = {p for group in self._optimizer.param_groups for p in group["params"]} if self._optimizer else set()
-        step = capture(
+        step = compile_step(
             self.model,
             list(zip(batching.names(structure), micro, strict=True)),
             lambda fakes: self._call_model(unflatten(micro_structure, fakes)),
             trained=[name for name, p in self.model.named_parameters() if p in trained and p.requires_grad],
             loss_scaling=self.options.loss_scaling,
+            cache_dir=self.options.cache_dir,
+            choices=list(describe(micro_structure)),
         )
         if self._optimizer is not None:
-            parameters = dict(self.model.named_parameters())
-            self._update = Update(
-                self._optimizer,
-                {name: parameters[name] for name in step.trained},
-                max_grad_norm=self.options.max_grad_norm,
-                learning_rate=self._learning_rate,
-            )
-        self._capture, self._arguments = step, structure
-        self._load()
+            self._update = self._make_update(self._optimizer, step.trained)
+        replicas.share_weights([*self.model.parameters(), *self.model.buffers()])
+        self._stepper = Stepper(step, self.model, self.options, self._update, replicas)
+        self._arguments = structure
+        self._restore_run(self._pending)
         self._compile_seconds = time.perf_counter() - start
 
-    def _state(self) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = {f"parameter:{name}": p for name, p in self.model.named_parameters()}
-        return state | {f"buffer:{name}": b for name, b in self.model.named_buffers()}
-
-    def _load(self) -> None:
-        """Binds the engine to the memory in which the module's weights are now."""
-        assert self._capture is not None
-        if self._update is not None:
-            self._update.follow_parameters()
-        state = self._state()
-        self._engine = Engine(self._capture.graph, state)
-        self._addresses = [tensor.data_ptr() for tensor in state.values()]
+    def _make_update(self, optimizer: Optimizer, trained: Sequence[str]) -> Update:
+        parameters = dict(self.model.named_parameters())
+        if not trained:
+            raise ValueError(
+                "The optimizer holds no parameter that the loss depends on; build it from model.parameters()."
+            )
+        return Update(
+            optimizer,
+            {name: parameters[name] for name in trained},
+            accumulates=self.options.gradient_accumulation * self.options.replication_factor > 1,
+            max_grad_norm=self.options.max_grad_norm,
+            learning_rate=self._learning_rate,
+        )
 
     def _call_model(self, arguments: dict[str, Any]) -> Any:
         bound = self._signature.bind_partial()
         bound.arguments.update(arguments)
         return self.model(*bound.args, **bound.kwargs)
 
-    def _run(self, tensors: list[Tensor]) -> Any:
-        assert self._engine is not None and self._capture is not None
-        options, factor, count = self.options, self.options.batch_factor, self._capture.num_results
-        mode = options.output_mode or (OutputMode.FINAL if self._update else OutputMode.ALL)
-        assert isinstance(mode, OutputMode)
-        results = batching.Results(mode, options, options.replication_factor)
-        joined = options.gradient_accumulation * options.replication_factor
-        divisor = options.loss_scaling * (joined if options.reduction is Reduction.MEAN else 1)
-        for step in range(options.steps_per_call):
-            for replica in range(options.replication_factor):
-                index = step * options.replication_factor + replica
-                made = self._engine.run(batching.micro_batch(tensors, index, factor))
-                if results.wants(step):
-                    results.add(step, replica, [t for t in made[:count] if t is not None])
-                if self._update is not None:
-                    self._update.accumulate(self._capture.trained, made[count:], first=index % joined == 0)
-            if self._update is not None and (step + 1) % options.gradient_accumulation == 0:
-                self._update.apply(divisor)
-        return unflatten(self._capture.result, results.join())
+
+def _refuse_wrapped(model: nn.Module) -> None:
+    if isinstance(model, CompiledModel):
+        raise ValueError(
+            "The model is wrapped already; wrap the module itself, or call destroy() on the first wrapper."
+        )
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"Expected a torch.nn.Module, got {type(model).__name__}; use popgeo.ipu.compile for a function."
+        )

@@ -132,7 +132,7 @@ def overload(target: str) -> Callable[..., Any]:
     """
     namespace, name, kind = target.split(".")
     try:
-        return getattr(getattr(getattr(torch.ops, namespace), name), kind)  # type: ignore[no-any-return]
+        return getattr(getattr(getattr(torch.ops, namespace), name), kind)
     except AttributeError:
         raise ValueError(
             f"No operation {target}; import the library that defines it before running the graph."

@@ -1,4 +1,4 @@
-"""The optimizer's update on parameters that lie side by side, so that a group costs a dozen operations, not a dozen each."""
+"""The optimizer's update, on parameters that lie side by side: a dozen operations for a group, not for each of them."""
 
 import copy
 from collections import defaultdict
@@ -9,6 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from popgeo.ipu.compiler.record import Recorder
+from popgeo.ipu.op_graph import OpGraph
+
 # Each element's update depends on that element and on numbers alone, so many parameters may be updated as one.
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "ASGD")
 
@@ -16,12 +19,13 @@ _ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "
 class Update:
     """Joins gradients, clips them and applies any `torch.optim` optimizer.
 
-    Parameters that share a group and a type are moved into one tensor, which they become views of; so are their gradients
-    and the optimizer's state, which stays readable and writable through the optimizer given.
+    Parameters that share a group and a type are moved into one tensor, which they become views of; so are their
+    gradients and the optimizer's state, which stays readable and writable through the optimizer given.
 
     Args:
         optimizer: Where hyperparameters and state live; a scheduler may change it at any time.
         parameters: The module's parameters that have a gradient, by name.
+        accumulates: Whether an update joins the gradients of several micro-batches.
         max_grad_norm: Gradients are scaled down to this 2-norm; None leaves them.
         learning_rate: The rate for each update, counted from 0, instead of the optimizer's own.
 
@@ -34,13 +38,12 @@ class Update:
         optimizer: Optimizer,
         parameters: dict[str, nn.Parameter],
         *,
+        accumulates: bool = False,
         max_grad_norm: float | None = None,
         learning_rate: Callable[[int], float] | None = None,
     ) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise ValueError(
-                "LBFGS evaluates the model several times per step; use an optimizer whose step() takes no closure."
-            )
+            raise ValueError("LBFGS evaluates the model several times per step; use an optimizer without a closure.")
         self.optimizer = optimizer
         self.num_updates = 0
         self._max_grad_norm, self._learning_rate = max_grad_norm, learning_rate
@@ -50,32 +53,38 @@ class Update:
         flat = type(optimizer).__module__.startswith("torch.optim") and type(optimizer).__name__ in _ELEMENTWISE
         for number, group in enumerate(optimizer.param_groups):
             for members in _alike([p for p in group["params"] if id(p) in self._names], flat):
-                self._blocks.append(_Block(number, members))
+                self._blocks.append(_Block(number, members, accumulates))
         for block in self._blocks:
             self.gradients |= {self._names[id(p)]: g for p, g in zip(block.members, block.gradient_views, strict=True)}
         self._shape = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
         self._worker = _worker(optimizer, self._blocks)
         self._adopted: object = None
 
-    def accumulate(self, names: Sequence[str], gradients: Sequence[Tensor | None], *, first: bool) -> None:
-        """Adds the gradients of one micro-batch; the first of an update replaces what was there."""
-        for name, gradient in zip(names, gradients, strict=True):
+    def accumulate(self, *, first: bool) -> None:
+        """Adds the gradients of one micro-batch to those of the update, or starts anew with the first."""
+        for block in self._blocks:
+            if block.total is block.gradient:
+                continue
             if first:
-                self.gradients[name].copy_(gradient)
+                block.total.copy_(block.gradient)
             else:
-                self.gradients[name].add_(gradient)
+                block.total.add_(block.gradient)
 
     def tensors(self) -> list[Tensor]:
         """Gradients and optimizer state."""
         state = [t for block in self._blocks for t in self._worker.state[block.flat].values() if isinstance(t, Tensor)]
-        return [*(block.gradient for block in self._blocks), *state]
+        return [*(block.total for block in self._blocks), *state]
+
+    def totals(self) -> list[Tensor]:
+        """The joined gradients, one tensor for each group and type."""
+        return [block.total for block in self._blocks]
 
     def apply(self, divisor: float) -> None:
         """One step with the gradients divided by `divisor`."""
         self._follow_optimizer()
         for block in self._blocks:
             if divisor != 1:
-                block.gradient.div_(divisor)
+                block.total.div_(divisor)
         if self._max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_([block.flat for block in self._blocks], self._max_grad_norm)
         self._worker.step()
@@ -85,11 +94,33 @@ class Update:
         self._adopted = self.optimizer.state
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers warn about an optimizer that never stepped
 
+    def capture(self) -> OpGraph:
+        """The operations of one update, recorded on copies.
+
+        Numbers such as a bias correction differ from update to update, which is why the update itself runs the
+        optimizer's own code.
+        """
+        blocks = [nn.Parameter(block.flat.detach().clone()) for block in self._blocks]
+        worker = copy.copy(self._worker)
+        worker.state = defaultdict(dict)
+        recorder = Recorder(Update.capture.__code__, lambda problem: None, phase="update", keeps_state=False)
+        worker.param_groups = []
+        for block, flat, group in zip(self._blocks, blocks, self._worker.param_groups, strict=True):
+            flat.grad = block.total.clone()
+            state = {k: copy.deepcopy(v) for k, v in self._worker.state.get(block.flat, {}).items()}
+            worker.state[flat] = state
+            worker.param_groups.append({**group, "params": [flat]})
+            recorder.add_input(f"parameter:{len(worker.param_groups)}", flat)
+        with recorder:
+            worker.step()
+        return recorder.graph([])
+
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Takes hyperparameters and state from another optimizer over the same parameters."""
         if type(optimizer) is not type(self.optimizer):
             raise ValueError(
-                f"The model was compiled with {type(self.optimizer).__name__}, not {type(optimizer).__name__}; wrap it anew."
+                f"The model was compiled with {type(self.optimizer).__name__}, not {type(optimizer).__name__}; "
+                "wrap it anew."
             )
         if [[id(p) for p in group["params"]] for group in optimizer.param_groups] != self._shape:
             raise ValueError(
@@ -99,7 +130,7 @@ class Update:
             self.optimizer, self._adopted = optimizer, None
 
     def follow_parameters(self) -> None:
-        """Takes over parameters whose memory was exchanged from outside, for example by `load_state_dict(assign=True)`."""
+        """Takes over parameters whose memory was exchanged, for example by `load_state_dict(assign=True)`."""
         for block in self._blocks:
             block.follow()
 
@@ -123,20 +154,22 @@ class Update:
 class _Block:
     """Parameters of one group and type, in one tensor."""
 
-    def __init__(self, group: int, members: Sequence[nn.Parameter]) -> None:
+    def __init__(self, group: int, members: Sequence[nn.Parameter], accumulates: bool) -> None:
         self.group, self.members = group, list(members)
-        single = len(members) == 1
-        data = members[0].detach() if single else torch.cat([p.detach().reshape(-1) for p in members])
         # A single parameter keeps its shape: optimizers such as Adafactor look at rows and columns.
-        self.flat = nn.Parameter(data.clone(memory_format=torch.contiguous_format))
-        self.gradient = torch.zeros_like(self.flat)
-        self.flat.grad = self.gradient
+        data = members[0].detach() if len(members) == 1 else torch.cat([p.detach().reshape(-1) for p in members])
+        self.flat = nn.Parameter(data.clone())
+        self.gradient = torch.zeros_like(self.flat.detach())
+        self.total = torch.zeros_like(self.gradient) if accumulates else self.gradient
+        self.flat.grad = self.total
         self.views = self.split(self.flat.detach())
         self.published: dict[str, Tensor] = {}
         self.gradient_views = self.split(self.gradient)
         self.follow()
 
     def split(self, flat: Tensor) -> list[Tensor]:
+        if len(self.members) == 1:
+            return [flat]
         sizes = [p.numel() for p in self.members]
         return [part.view(p.shape) for part, p in zip(flat.view(-1).split(sizes), self.members, strict=True)]
 
@@ -187,7 +220,7 @@ def _alike(parameters: Sequence[nn.Parameter], flat: bool) -> list[list[nn.Param
     by_kind: dict[Any, list[nn.Parameter]] = defaultdict(list)
     for p in parameters:
         # A parameter without dimensions stays alone: its state could not be told from a step count.
-        by_kind[p.dtype if flat and p.dim() else id(p)].append(p)
+        by_kind[p.dtype if flat and p.dim() and p.is_contiguous() else id(p)].append(p)
     return list(by_kind.values())
 
 

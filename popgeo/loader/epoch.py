@@ -9,6 +9,8 @@ import numpy as np
 import torch
 
 from popgeo import packing
+from popgeo.data.cutter import totals_of_packs
+from popgeo.data.trim import OverSizeStrategy
 
 
 class FixedSizeStrategy(Enum):
@@ -70,10 +72,8 @@ def plan_epoch(
     strategy: FixedSizeStrategy | Packing,
     order: np.ndarray,
     *,
-    shuffle: bool,
-    generator: torch.Generator,
-    skip: bool = False,
-    trim: bool = False,
+    generator: torch.Generator | None,
+    over_size_strategy: OverSizeStrategy = OverSizeStrategy.Error,
     drop_last: bool = False,
 ) -> Plan:
     """Puts the graphs of one epoch together into batches.
@@ -84,28 +84,26 @@ def plan_epoch(
         num_graphs: How many real graphs one batch may have.
         strategy: How to put them together.
         order: The graphs of this epoch, in order. int64 [number of graphs]
-        shuffle: Whether the strategy may draw at random.
-        generator: Source of randomness.
-        skip: Leaves out graphs that do not fit, and counts them.
-        trim: Lets graphs be too large; the caller cuts them down.
+        generator: Source of randomness of the strategy; None keeps it as close to `order` as it can.
+        over_size_strategy: What happens to graphs that do not fit; those to be trimmed are planned for, not trimmed.
         drop_last: Drops an incomplete last batch of `PadToMax`.
 
     Raises:
         ValueError: a graph fits no batch.
     """
     sizes = sizes[order]
-    fits = np.asarray((sizes <= limits).all(axis=1))
     num_skipped = 0
-    if not fits.all():
-        if trim:
+    if (sizes.max(axis=0, initial=0) > limits).any():
+        fits = np.asarray((sizes <= limits).all(axis=1))
+        if over_size_strategy.trims_nodes or over_size_strategy.trims_edges:
             sizes = np.minimum(sizes, limits)
-        elif skip:
+        elif over_size_strategy is OverSizeStrategy.Skip:
             num_skipped = int((~fits).sum())
             order, sizes = order[fits], sizes[fits]
         else:
             _refuse(sizes, limits, order, fits)
     if strategy is FixedSizeStrategy.PadToMax:
-        if skip:
+        if over_size_strategy is OverSizeStrategy.Skip:
             kept = _fill_in_order(sizes, limits, num_graphs)
             num_skipped += len(order) - len(kept[0])
             return Plan(ids=order[kept[0]], ptr=kept[1], num_skipped=num_skipped, num_planned=len(kept[0]))
@@ -115,21 +113,25 @@ def plan_epoch(
     named = {"StreamPack": "stream", "Window": "window", "Optimal": "optimal"}
     pack = getattr(packing, named[strategy.name]) if isinstance(strategy, FixedSizeStrategy) else strategy
     budget = packing.Budget(sizes=tuple(limits.tolist()), num_graphs=num_graphs)
-    packs = pack(sizes, budget, generator=generator if shuffle else None)
-    _check(packs, sizes, limits, num_graphs)
+    packs = pack(sizes, budget, generator=generator)
+    if not isinstance(strategy, FixedSizeStrategy):
+        _check(packs, sizes, limits, num_graphs)
     ids = order[packs.indices]
     return Plan(ids=ids, ptr=np.asarray(packs.ptr), num_skipped=num_skipped, num_planned=len(ids))
 
 
-def shard(plan: Plan, rank: int, world_size: int, group: int) -> Plan:
+def shard(plan: Plan, rank: int, world_size: int, group: int, drop_last: bool = False) -> Plan:
     """The part of a plan that belongs to one rank: every `world_size`-th batch, a multiple of `group` of them.
 
     Batches are split in two until their number is a multiple of `world_size * group`, so that every graph is used
-    once and all ranks do equally many steps; where even that is not enough, batches of padding alone are added.
+    once and all ranks do equally many steps; where even that is not enough, batches of padding alone are added. With
+    `drop_last` the batches that are too many are dropped instead.
     """
     ptr = plan.ptr
     missing = -len(plan) % (world_size * group)
-    if missing:
+    if missing and drop_last:
+        ptr = ptr[: len(plan) // (world_size * group) * (world_size * group) + 1]
+    elif missing:
         cuts: list[int] = []
         bounds = list(zip(ptr[:-1].tolist(), ptr[1:].tolist(), strict=True))
         while missing > len(cuts):
@@ -144,7 +146,7 @@ def shard(plan: Plan, rank: int, world_size: int, group: int) -> Plan:
         padding = np.full(missing - len(cuts), len(plan.ids), dtype=np.int64)
         ptr = np.sort(np.concatenate([ptr, np.array(cuts, dtype=np.int64), padding]))
     if world_size == 1:
-        return Plan(ids=plan.ids, ptr=ptr, num_skipped=plan.num_skipped, num_planned=plan.num_planned)
+        return Plan(ids=plan.ids[: ptr[-1]], ptr=ptr, num_skipped=plan.num_skipped, num_planned=plan.num_planned)
     chosen = np.arange(rank, len(ptr) - 1, world_size)
     counts = ptr[chosen + 1] - ptr[chosen]
     ids = np.concatenate([plan.ids[:0], *(plan.ids[ptr[i] : ptr[i + 1]] for i in chosen)])
@@ -153,18 +155,15 @@ def shard(plan: Plan, rank: int, world_size: int, group: int) -> Plan:
 
 
 def _fill_in_order(sizes: np.ndarray, limits: np.ndarray, per_batch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Deals graphs into batches of at most `per_batch`; one that overflows its batch is left out."""
+    """Deals graphs into batches of `per_batch`; one that overflows its batch is left out of it."""
     kept: list[int] = []
-    ptr, count, used = [0], 0, np.zeros_like(limits)
-    for i, size in enumerate(sizes):
-        if count == per_batch:
-            ptr.append(len(kept))
-            count, used = 0, np.zeros_like(limits)
-        if (used + size <= limits).all():
-            kept.append(i)
-            used = used + size
-            count += 1
-    if count:
+    ptr = [0]
+    for start in range(0, len(sizes), per_batch):
+        used = np.zeros_like(limits)
+        for i in range(start, min(start + per_batch, len(sizes))):
+            if (used + sizes[i] <= limits).all():
+                kept.append(i)
+                used = used + sizes[i]
         ptr.append(len(kept))
     return np.array(kept, dtype=np.int64), np.array(ptr)
 
@@ -187,8 +186,7 @@ def _check(packs: Any, sizes: np.ndarray, limits: np.ndarray, num_graphs: int) -
     if len(seen) != len(sizes) or (seen != 1).any():
         odd = int(np.argmax(seen != 1))
         raise ValueError(f"The packing uses graph {odd} {seen[odd]} times; each graph must be used exactly once.")
-    running = np.concatenate([np.zeros((1, sizes.shape[1]), dtype=np.int64), sizes[indices].cumsum(axis=0)])
-    totals = running[ptr[1:]] - running[ptr[:-1]]
+    totals = totals_of_packs(sizes, indices, ptr)
     over = (totals > limits).any(axis=1) | (np.diff(ptr) > num_graphs)
     if over.any():
         pack = int(np.argmax(over))

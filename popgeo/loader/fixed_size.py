@@ -1,7 +1,8 @@
 """The loader: an iterable of PyG batches that all have the same shapes."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,14 +10,30 @@ import torch
 from torch.utils.data import DataLoader
 from torch_geometric.data import Batch
 
-from popgeo.data.cutter import BatchCutter
+from popgeo.data.collate import FixedSizeCollater
+from popgeo.data.cutter import Memory, check_fits, totals_of_packs
 from popgeo.data.flat_store import FlatStore
-from popgeo.data.levels import Level
+from popgeo.data.flatten import why_not_flat
+from popgeo.data.levels import Levels
 from popgeo.data.sizes import FixedSizeOptions
+from popgeo.data.sort import sort_edges as sorted_by_destination
 from popgeo.data.trim import OverSizeStrategy
+from popgeo.loader.arguments import check_arguments, member, num_mini_batches, sizes_of, strategy_of
 from popgeo.loader.epoch import FixedSizeStrategy, Packing, Plan, epoch_generator, plan_epoch, shard
+from popgeo.loader.prefetch import in_background
+from popgeo.loader.source import FetchingSource, FlatSource, Portion, Source, levels_of, measure
+from popgeo.loader.workers import WorkerPool
 
 _GRAPHS_AT_ONCE = 512
+_OF_WORKERS = (
+    "num_workers",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "prefetch_factor",
+    "persistent_workers",
+)
 
 
 class FixedSizeDataLoader(DataLoader):
@@ -44,11 +61,21 @@ class FixedSizeDataLoader(DataLoader):
         num_edges: See `num_nodes`.
         levels: What an attribute's rows belong to, as `{"y": "graph"}`, where names and sizes do not tell.
         index_dtype: `torch.int64` or `torch.int32`, for `edge_index`, `batch`, `ptr` and other indices.
+        sort_edges: Sorts edges by destination, once, and adds `rowptr`: the edges that end at node `i` are `rowptr[i]`
+            to `rowptr[i + 1]`.
         spread_padding_edges: Deals padding edges out to all padding nodes.
+        protect: A boolean node attribute, True for nodes that trimming must keep.
+        num_buffers: Reuses the memory of so many items, which saves time; an item is then overwritten once
+            `num_buffers // 2` more are drawn. 0 gives each item memory of its own.
+        background: Makes the coming batches on a thread while one is in use.
         seed: With the number of the epoch it decides every order.
         rank: Which shard of the batches to load.
         world_size: Number of shards; they are disjoint, complete, and of equal length.
-        kwargs: `num_workers`, `drop_last`, `pin_memory` and others, as torch's `DataLoader` takes them.
+        drop_last: Drops an incomplete last batch (`PadToMax`) and an incomplete last item of several batches; otherwise
+            batches are split until there are enough, so that every graph is used.
+        sampler: The graphs of an epoch, in order, instead of all of them.
+        batch_sampler: The graphs of each batch, instead of a strategy.
+        kwargs: `num_workers`, `pin_memory` and others, as torch's `DataLoader` takes them.
 
     Raises:
         ValueError: a graph does not fit (unless `over_size_strategy` says what to do), or arguments contradict.
@@ -59,6 +86,8 @@ class FixedSizeDataLoader(DataLoader):
         >>> loader = FixedSizeDataLoader(graphs, num_nodes=8, num_edges=9, batch_size=4)
         >>> [batch.x.shape for batch in loader]
         [torch.Size([8, 1]), torch.Size([8, 1])]
+        >>> loader
+        FixedSizeDataLoader(4 graphs -> 2 batches of 8 nodes, 9 edges, 4 graphs; 68.8 % full)
     """
 
     def __init__(
@@ -76,95 +105,217 @@ class FixedSizeDataLoader(DataLoader):
         *,
         num_nodes: int | dict[str, int] | None = None,
         num_edges: int | dict[tuple[str, str, str], int] | None = None,
-        levels: Mapping[str, str | Level] | None = None,
+        levels: Levels | None = None,
         index_dtype: torch.dtype = torch.int64,
+        sort_edges: bool = False,
         spread_padding_edges: bool = False,
+        protect: str | None = None,
+        num_buffers: int = 0,
+        background: bool = False,
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
+        drop_last: bool = False,
+        sampler: Iterable[int] | None = None,
+        batch_sampler: Iterable[Sequence[int]] | None = None,
         **kwargs: Any,
     ) -> None:
-        self.strategy = _strategy(fixed_size_strategy)
-        self.over_size_strategy = (
-            OverSizeStrategy[over_size_strategy] if isinstance(over_size_strategy, str) else over_size_strategy
-        )
-        self.store = FlatStore.from_dataset(dataset, exclude_keys=exclude_keys, levels=levels)
-        self.fixed_size_options = _sizes(self.store, batch_size, fixed_size_options, num_nodes, num_edges)
+        self.strategy = strategy_of(fixed_size_strategy)
+        self.over_size_strategy = member(OverSizeStrategy, over_size_strategy)
+        check_arguments(self.strategy, shuffle, sampler, batch_sampler, rank, world_size, kwargs)
         self.shuffle, self.seed, self.rank, self.world_size = shuffle, seed, rank, world_size
-        self.group = _mini_batches(options)
-        self.epoch = 0
-        self._started = False
-        self._position = 0
-        self._plan: tuple[Any, Plan] | None = None
-        self._cutter = BatchCutter(
-            self.store,
+        self.num_buffers, self.background = num_buffers, background
+        self.items_of = num_mini_batches(options)
+        self._progress = _Progress(0, 0)
+        self._plan: tuple[int, Plan] | None = None
+        self._orders = sampler, batch_sampler, drop_last
+        self._pool: WorkerPool | None = None
+        self._ring: list[Memory | None] = []
+
+        why = why_not_flat(dataset)
+        if why is None:
+            like = FlatStore.from_dataset(dataset, exclude_keys=exclude_keys, levels=levels)
+            like = sorted_by_destination(like) if sort_edges else like
+            sizes = like.sizes
+        else:
+            warnings.warn(
+                f"{why}, so each graph is fetched anew in every epoch, which is slow. If that is not wanted, pass "
+                f"list(dataset) or FlatStore.from_dataset(dataset): transforms then run once.",
+                stacklevel=2,
+            )
+            sizes, like = measure(dataset, exclude_keys)
+            levels = {**levels_of(like), **(levels or {})}
+        chosen = sizes_of(like, sizes, batch_size, fixed_size_options, num_nodes, num_edges)
+        self.fixed_size_options = chosen.with_rows_for(like)
+        self.collater = FixedSizeCollater(
             self.fixed_size_options,
-            add_pad_masks=add_pad_masks,
-            follow_batch=tuple(follow_batch or ()),
+            add_pad_masks,
+            self.over_size_strategy.trims_nodes,
+            self.over_size_strategy.trims_edges,
+            follow_batch,
+            exclude_keys,
+            levels=levels,
             index_dtype=index_dtype,
             spread_padding_edges=spread_padding_edges,
+            sort_edges=sort_edges,
+            protect=protect,
         )
-        super().__init__(dataset, batch_sampler=_PackSampler(self), **kwargs)
+        self._like = like
+        self.source: Source = (
+            FlatSource(like, self.collater) if why is None else FetchingSource(dataset, sizes, self.collater, like)
+        )
+        super().__init__(dataset, batch_sampler=_GraphIds(self), collate_fn=self.collater, **kwargs)
+        # torch leaves it None beside a batch sampler; scripts print and log it.
+        object.__setattr__(self, "batch_size", self.fixed_size_options.num_graphs)
 
     def plan(self) -> Plan:
         """The batches of the epoch that is running or comes next; made when first asked for."""
         if self._plan is None or self._plan[0] != self.epoch:
-            generator = epoch_generator(self.seed, self.epoch)
-            order = np.arange(len(self.store))
-            if self.shuffle:
-                order = torch.randperm(len(self.store), generator=generator).numpy()
+            self._plan = self.epoch, self._make_plan()
+        return self._plan[1]
+
+    def _make_plan(self) -> Plan:
+        sampler, batch_sampler, drop_last = self._orders
+        generator = epoch_generator(self.seed, self.epoch)
+        order = np.arange(len(self.source.sizes))
+        tell = getattr(sampler if batch_sampler is None else batch_sampler, "set_epoch", None)
+        if tell is not None:
+            tell(self.epoch)
+        if batch_sampler is not None:
+            packs = [np.asarray(pack, dtype=np.int64) for pack in batch_sampler]
+            plan = Plan(ids=np.concatenate([order[:0], *packs]), ptr=np.cumsum([0, *map(len, packs)]))
+        else:
+            if sampler is not None:
+                order = np.fromiter(sampler, dtype=np.int64)
+            elif self.shuffle:
+                order = torch.randperm(len(order), generator=generator).numpy()
             plan = plan_epoch(
-                self.store.sizes,
-                self.fixed_size_options.limits(self.store.size_axes),
+                self.source.sizes,
+                self.fixed_size_options.limits(self._like.size_axes),
                 self.fixed_size_options.num_graphs - 1,
                 self.strategy,
                 order,
-                shuffle=self.shuffle,
-                generator=generator,
-                skip=self.over_size_strategy is OverSizeStrategy.Skip,
+                generator=generator if self.shuffle or sampler is not None else None,
+                over_size_strategy=self.over_size_strategy,
+                drop_last=drop_last,
             )
-            self._plan = self.epoch, shard(plan, self.rank, self.world_size, self.group)
-        return self._plan[1]
+        if isinstance(self.source, FlatSource) and not (self.collater.trim_nodes or self.collater.trim_edges):
+            check_fits(self._like, self.fixed_size_options, plan.ids, plan.ptr)
+        return shard(plan, self.rank, self.world_size, self.items_of, drop_last)
 
     def __len__(self) -> int:
-        """Batches of the epoch that is running or comes next."""
-        return len(self.plan()) // self.group
+        """Items of the epoch that is running or comes next."""
+        return len(self.plan()) // self.items_of
+
+    @property
+    def num_skipped(self) -> int:
+        """Graphs that `OverSizeStrategy.Skip` leaves out of the epoch that is running or comes next."""
+        return self.plan().num_skipped
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch that the next iteration runs through; without it they are counted."""
-        self.epoch, self._started, self._position = epoch, False, 0
+        """Chooses the epoch that the next iteration runs through; without it they are counted from 0."""
+        self._progress = _Progress(epoch, 0)
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that is running or comes next."""
+        return self._progress.epoch
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the iteration stands: after how many items of which epoch."""
+        return {
+            "epoch": self.epoch,
+            "position": self._progress.position,
+            "seed": self.seed,
+            "num_graphs": len(self.source.sizes),
+        }
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Makes the next iteration go on where `state_dict` was taken.
+
+        Raises:
+            ValueError: the state is of a loader with another number of graphs.
+        """
+        if state["num_graphs"] != len(self.source.sizes):
+            raise ValueError(
+                f"The state is of a loader of {state['num_graphs']} graphs, this one has {len(self.source.sizes)}. "
+                f"Load it into a loader of the same dataset."
+            )
+        self.seed, self._plan = state["seed"], None
+        self._progress = _Progress(state["epoch"], state["position"])
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # torch names its own iterator class
-        if self._started:
-            self.set_epoch(self.epoch + 1)
-        self._started = True
-        return self._batches(self.plan())
+        at = self._progress
+        self._progress = _Progress(at.epoch + 1, 0) if at.has_started else _Progress(at.epoch, at.position)
+        self._progress.has_started = True
+        return self._iterate(self.plan(), self._progress)
 
-    def _batches(self, plan: Plan) -> Iterator[Batch]:
-        epoch, start = self.epoch, self._position
-        at_once = max(1, _GRAPHS_AT_ONCE * len(plan) // max(1, len(plan.ids)))
-        stop = min(start + 1, len(plan))  # the first batch is wanted at once
-        while start < len(plan):
-            ptr = plan.ptr[start : stop + 1]
-            for batch in self._cutter.cut(plan.ids[ptr[0] : ptr[-1]], ptr - ptr[0]):
-                if self.epoch == epoch:
-                    self._position += 1
+    def _iterate(self, plan: Plan, progress: "_Progress") -> Iterator[Batch]:
+        chunks = self._from_workers(plan, progress) if self.num_workers > 0 else self._chunks(plan, progress)
+        for chunk in in_background(chunks) if self.background and self.num_workers == 0 else chunks:
+            for batch in chunk:
+                progress.position += 1
                 yield batch
-            start, stop = stop, min(stop + at_once, len(plan))
-        if self.epoch == epoch:
-            self.set_epoch(epoch + 1)
+        if self._progress is progress:  # no other iteration has begun since
+            self.set_epoch(progress.epoch + 1)
+
+    def _from_workers(self, plan: Plan, progress: "_Progress") -> Iterator[list[Batch]]:
+        if self._pool is None or not self.persistent_workers:
+            settings = {name: getattr(self, name) for name in _OF_WORKERS}
+            self._pool = WorkerPool(self.source, self.items_of, settings)
+        starts = range(progress.position * self.items_of, len(plan), self.items_of)
+        portions = [self._portion(plan, start, start + self.items_of, progress.epoch) for start in starts]
+        return ([batch] for batch in self._pool.batches(portions))
+
+    def _chunks(self, plan: Plan, progress: "_Progress") -> Iterator[list[Batch]]:
+        group, start, epoch = self.items_of, progress.position * self.items_of, progress.epoch
+        at_once = math.ceil(_GRAPHS_AT_ONCE * len(plan) / max(1, len(plan.ids)) / group) * group
+        ring: list[Memory | None] = [None]
+        if self.num_buffers:
+            at_once = max(1, self.num_buffers // 2) * group
+            ring = self._ring = self._ring or self._make_ring(at_once)
+        stop = start + group  # the first item is wanted at once
+        turn = 0
+        while start < len(plan):
+            stop = min(stop, len(plan))
+            memory = ring[turn % len(ring)]
+            if memory is None and self.pin_memory and torch.cuda.is_available():
+                memory = self.source.allocate(stop - start, True, group)
+            yield self.source.cut(self._portion(plan, start, stop, epoch), group, memory)
+            start, stop, turn = stop, stop + at_once, turn + 1
+
+    def _make_ring(self, at_once: int) -> list[Memory | None]:
+        # One part is in use while one is filled; with a thread more wait between them.
+        return [
+            self.source.allocate(at_once, self.pin_memory, self.items_of) for _ in range(4 if self.background else 2)
+        ]
+
+    def _portion(self, plan: Plan, start: int, stop: int, epoch: int) -> Portion:
+        ptr = plan.ptr[start : stop + 1]
+        return Portion(ids=plan.ids[ptr[0] : ptr[-1]], ptr=ptr - ptr[0], key=(self.seed, epoch))
 
     def __repr__(self) -> str:
         options, plan = self.fixed_size_options, self.plan()
-        real = self.store.sizes[plan.ids, : len(self.store.node_types)].sum()
-        room = max(1, len(plan) * self._cutter.options.total_num_nodes)
+        split = len(self._like.node_types)
+        real = totals_of_packs(self.source.sizes[:, :split], plan.ids, plan.ptr).sum()
+        slots = options.limits(self._like.size_axes)[:split].sum() + split
         return (
-            f"{type(self).__name__}({len(plan.ids):,} graphs -> {len(self):,} batches of {options.total_num_nodes:,} "
-            f"nodes, {options.total_num_edges:,} edges, {options.num_graphs:,} graphs; {100 * real / room:.1f} % full)"
+            f"{type(self).__name__}({len(plan.ids):,} graphs -> {len(plan):,} batches of {options.total_num_nodes:,} "
+            f"nodes, {options.total_num_edges:,} edges, {options.num_graphs:,} graphs; "
+            f"{100 * real / max(1, slots * len(plan)):.1f} % full)"
         )
 
 
-class _PackSampler:
+class _Progress:
+    """How far an iteration has come; an object of its own, because torch's `DataLoader` is slow to set attributes."""
+
+    __slots__ = ("epoch", "has_started", "position")
+
+    def __init__(self, epoch: int, position: int) -> None:
+        self.epoch, self.position, self.has_started = epoch, position, False
+
+
+class _GraphIds:
     """Lets tools that look into a `DataLoader` see the batches as lists of graph ids."""
 
     def __init__(self, loader: FixedSizeDataLoader) -> None:
@@ -176,47 +327,3 @@ class _PackSampler:
 
     def __len__(self) -> int:
         return len(self.loader.plan())
-
-
-def _strategy(strategy: FixedSizeStrategy | Packing | str) -> FixedSizeStrategy | Packing:
-    if isinstance(strategy, FixedSizeStrategy) or callable(strategy):
-        return strategy
-    if strategy in FixedSizeStrategy.__members__:
-        return FixedSizeStrategy[strategy]
-    raise ValueError(
-        f"fixed_size_strategy is {strategy!r}; pass one of {list(FixedSizeStrategy.__members__)} or a function like "
-        f"those in popgeo.packing."
-    )
-
-
-def _sizes(
-    store: FlatStore,
-    batch_size: int | None,
-    options: FixedSizeOptions | None,
-    num_nodes: int | dict[str, int] | None,
-    num_edges: int | dict[tuple[str, str, str], int] | None,
-) -> FixedSizeOptions:
-    if options is not None and (num_nodes is not None or num_edges is not None):
-        raise ValueError("Both fixed_size_options and num_nodes or num_edges are given; pass one or the other.")
-    if options is None and num_nodes is None:
-        if num_edges is not None:
-            raise ValueError("num_edges is given without num_nodes; pass both, or neither to have them measured.")
-        options = FixedSizeOptions.from_dataset(store, batch_size or 2)
-    elif options is None:
-        options = FixedSizeOptions(num_nodes, num_edges, batch_size or 2)  # type: ignore[arg-type]
-    if batch_size is not None and batch_size != options.num_graphs:
-        raise ValueError(
-            f"batch_size is {batch_size} and fixed_size_options.num_graphs is {options.num_graphs}; both count the "
-            f"graphs of a batch, padding included. Leave batch_size out or make them equal."
-        )
-    return options.to_hetero(store.node_types, store.edge_types) if store.is_hetero else options  # type: ignore[arg-type]
-
-
-def _mini_batches(options: Any) -> int:
-    if options is None:
-        return 1
-    if isinstance(options, int):
-        return options
-    return math.prod(
-        getattr(options, name) for name in ("device_iterations", "replication_factor", "gradient_accumulation")
-    )

@@ -1,55 +1,140 @@
 """Turns packs of graph ids into batches: from a flat dataset, or graph by graph where it cannot be flattened."""
 
-import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import torch
 from torch_geometric.data import Batch
 
 from popgeo.data.collate import FixedSizeCollater
+from popgeo.data.cutter import BatchCutter, Memory, totals_of_packs
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.levels import Level
+from popgeo.data.super_batch import join
+from popgeo.data.take import take
 
-_SAMPLE = 256
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Portion:
+    """Graphs of a few batches.
+
+    Args:
+        ids: Graphs, batch after batch. int64 [number of graphs]
+        ptr: Where each batch starts in `ids`. int64 [num_batches + 1]
+        key: Seed and epoch, from which trimming draws.
+    """
+
+    ids: np.ndarray
+    ptr: np.ndarray
+    key: tuple[int, int]
+
+    def generator(self, pack: int) -> torch.Generator:
+        """Source of randomness of one batch: the same in whatever process it is made."""
+        seed = np.random.SeedSequence((*self.key, *self.ids[self.ptr[pack] : self.ptr[pack + 1]].tolist()))
+        return torch.Generator().manual_seed(int(seed.generate_state(1, np.uint64)[0] >> np.uint64(1)))
 
 
-class Source(Protocol):
+class Source(ABC):
     """Makes batches from graph ids."""
 
     sizes: np.ndarray
     """Nodes and edges of each graph. int64 [num_graphs, num_dimensions]"""
 
-    def cut(self, ids: np.ndarray, ptr: np.ndarray) -> list[Batch]:
-        """One batch for each pack; pack `i` is `ids[ptr[i]:ptr[i + 1]]`."""
-        ...
+    def __init__(self, collater: FixedSizeCollater) -> None:
+        self.collater = collater
+
+    @abstractmethod
+    def cut(self, portion: Portion, group: int, memory: Memory | None = None) -> list[Batch]:
+        """One item for each `group` packs."""
+
+    @abstractmethod
+    def allocate(self, num_batches: int, pin_memory: bool, group: int) -> Memory | None:
+        """Memory to hand to `cut`, or None where it is not used."""
 
 
-class FetchingSource:
+class FlatSource(Source):
+    """Cuts batches out of a flat dataset; those that must be trimmed are made one by one."""
+
+    def __init__(self, store: FlatStore, collater: FixedSizeCollater) -> None:
+        super().__init__(collater)
+        self.store, self.sizes = store, store.sizes
+        self.cutter = BatchCutter(store, collater.options, **collater.choices)
+        self.limits = collater.options.limits(store.size_axes)
+
+    def cut(self, portion: Portion, group: int, memory: Memory | None = None) -> list[Batch]:
+        """One item for each `group` packs."""
+        if not (self.collater.trim_nodes or self.collater.trim_edges):
+            return self.cutter.cut(portion.ids, portion.ptr, memory, group)
+        over = np.asarray((totals_of_packs(self.sizes, portion.ids, portion.ptr) > self.limits).any(axis=1))
+        batches = []
+        for i, (start, stop) in enumerate(pairwise(portion.ptr.tolist())):
+            ids = portion.ids[start:stop]
+            if over[i]:
+                batches.append(self.collater.collate(take(self.store, ids), portion.generator(i)))
+            else:
+                batch = self.cutter.cut(ids, np.array([0, len(ids)]))[0]
+                zeros = torch.zeros(2, self.collater.options.num_graphs, dtype=torch.int64)
+                batch.num_trimmed_nodes, batch.num_trimmed_edges = zeros
+                batches.append(batch)
+        return _grouped(batches, group)
+
+    def allocate(self, num_batches: int, pin_memory: bool, group: int) -> Memory | None:
+        """Memory to hand to `cut`."""
+        return self.cutter.allocate(num_batches, pin_memory, group)
+
+
+class FetchingSource(Source):
     """Fetches each graph from a dataset that is not flat, such as one with a random transform, or one on disk.
 
-    Sizes are measured in one pass over the dataset; where a transform changes them, a batch may overflow and is then
-    treated as the collater treats an oversize batch.
+    Sizes are measured in one pass over the dataset; where a transform changes them, a batch may overflow, which is then
+    treated as any oversize batch.
     """
 
-    def __init__(self, dataset: Any, collater: FixedSizeCollater, sizes: np.ndarray) -> None:
-        self.dataset, self.collater, self.sizes = dataset, collater, sizes
+    def __init__(self, dataset: Any, sizes: np.ndarray, collater: FixedSizeCollater, like: FlatStore) -> None:
+        super().__init__(collater)
+        self.dataset, self.sizes, self.like = dataset, sizes, like
 
-    def cut(self, ids: np.ndarray, ptr: np.ndarray) -> list[Batch]:
-        """One batch for each pack, each graph fetched anew."""
-        bounds = ptr.tolist()
-        packs = itertools.pairwise(bounds)
-        return [self.collater([self.dataset[i] for i in ids[start:stop].tolist()]) for start, stop in packs]
+    def cut(self, portion: Portion, group: int, memory: Memory | None = None) -> list[Batch]:
+        """One item for each `group` packs, each graph fetched anew."""
+        batches = []
+        for i, (start, stop) in enumerate(pairwise(portion.ptr.tolist())):
+            graphs = [self.dataset[j] for j in portion.ids[start:stop].tolist()]
+            store = self.like.view([])  # a batch of padding alone
+            if graphs:
+                keys, levels = self.collater.exclude_keys, self.collater.levels
+                store = FlatStore.from_dataset(graphs, exclude_keys=keys, levels=levels)
+            batches.append(self.collater.collate(store, portion.generator(i)))
+        return _grouped(batches, group)
+
+    def allocate(self, num_batches: int, pin_memory: bool, group: int) -> Memory | None:
+        """None: each batch has memory of its own."""
+        return None
 
 
-def measure(dataset: Any, exclude_keys: Sequence[str] | None) -> tuple[np.ndarray, Mapping[str, Level], FlatStore]:
-    """Sizes of all graphs of a dataset that is not flat, the levels of its attributes, and a flat sample of it."""
-    sizes, sample = [], []
-    for start in range(0, len(dataset), _SAMPLE):
-        part = FlatStore.from_dataset(
-            [dataset[i] for i in range(start, min(start + _SAMPLE, len(dataset)))], exclude_keys=exclude_keys
-        )
-        sizes.append(part.sizes)
-        sample.append(part)
-    levels = {attribute.name: attribute.axis.level for attribute in sample[0].attributes}
-    return np.concatenate(sizes), levels, sample[0]
+def measure(dataset: Any, exclude_keys: Sequence[str] | None, at_once: int = 256) -> tuple[np.ndarray, FlatStore]:
+    """Sizes of all graphs of a dataset that is not flat, and its first graphs, flat."""
+    starts = range(0, max(1, len(dataset)), at_once)
+
+    def part(start: int) -> FlatStore:
+        graphs = [dataset[i] for i in range(start, min(start + at_once, len(dataset)))]
+        return FlatStore.from_dataset(graphs, exclude_keys=exclude_keys)
+
+    first = part(0)
+    return np.concatenate([first.sizes, *(part(start).sizes for start in starts[1:])]), first
+
+
+def levels_of(store: FlatStore) -> Mapping[Any, Level]:
+    """What each attribute's rows belong to, for collating other graphs alike."""
+    return {
+        (attribute.store, attribute.name): attribute.axis.level for attribute in store.attributes if attribute.is_tensor
+    }
+
+
+def _grouped(batches: list[Batch], group: int) -> list[Batch]:
+    if group == 1:
+        return batches
+    return [join(batches[i : i + group]) for i in range(0, len(batches), group)]

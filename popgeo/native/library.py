@@ -17,7 +17,10 @@ _switched_off = False
 def _open() -> tuple[ctypes.CDLL | None, str]:
     """The library and an empty string, or None and the reason in one sentence."""
     if not _PATH.exists():
-        return None, f"{_PATH.name} was not built: no C++17 compiler was found when popgeo was installed."
+        return (
+            None,
+            f"{_PATH.name} was not built: no C++17 compiler (GCC or Clang) was found when popgeo was installed.",
+        )
     try:
         return ctypes.CDLL(str(_PATH)), ""
     except OSError as error:
@@ -29,9 +32,15 @@ def _bind(name: str, argtypes: tuple[Any, ...], restype: Any) -> Callable[..., A
     library, _ = _open()
     if library is None:
         return None
-    entry = getattr(library, name)
+    try:
+        entry = getattr(library, name)
+    except AttributeError:
+        raise RuntimeError(
+            f"{_PATH} has no function {name}: it is older than the Python files. "
+            "Run python setup.py build_ext --inplace."
+        ) from None
     entry.argtypes, entry.restype = argtypes, restype
-    return entry  # type: ignore[no-any-return]
+    return entry
 
 
 def function(name: str, argtypes: Sequence[Any], restype: Any = None) -> Callable[..., Any] | None:

@@ -102,6 +102,24 @@ class ScatterPlan:
         self.check("index", self.index, self.num_rows)
         return ScatterPlan(index=self.index, rowptr=self.rowptr, perm=self.perm, num_tiles=num_tiles)
 
+    def tile_starts(self) -> Tensor:
+        """The first row of each tile, and the number of rows: every tile gets about as many edges and rows.
+
+        Returns:
+            int64 [num_tiles + 1], where a `num_tiles` of 0 counts as 1.
+
+        Example:
+            >>> ScatterPlan.from_index(torch.tensor([0, 0, 0, 1, 2]), num_rows=3).set_tiles(2).tile_starts().tolist()
+            [0, 1, 3]
+        """
+        num_tiles = max(self.num_tiles, 1)
+        rows = torch.arange(self.num_rows, device=self.rowptr.device)
+        weight_before = self.rowptr[:-1].long() + rows
+        shares = torch.arange(num_tiles + 1, device=rows.device) * (self.index.shape[0] + self.num_rows) // num_tiles
+        starts = torch.searchsorted(weight_before, shares)
+        starts[-1] = self.num_rows
+        return starts
+
     def check(self, name: str, index: Tensor, num_rows: int) -> None:
         """Raises ValueError unless this is the plan of `index` into `num_rows` rows.
 
@@ -145,8 +163,8 @@ class EdgePlan:
 
 
 def _version(index: Tensor) -> int:
-    """How often the tensor was changed in place; inference tensors do not count it."""
-    return -1 if index.is_inference() else index._version
+    """How often the tensor was changed in place; -1 where that is not counted (inference, compilation)."""
+    return -1 if torch.compiler.is_compiling() or index.is_inference() else index._version
 
 
 def _restore(index: Tensor, rowptr: Tensor, perm: Tensor | None, num_tiles: int) -> ScatterPlan:

@@ -45,12 +45,15 @@ def is_direct(*tensors: Tensor) -> bool:
 
     Saves about 8 microseconds a call. Everything that watches ops must turn it off: dynamo, dispatch modes (make_fx,
     fake tensors), functorch transforms, forward-mode dual numbers, tensor subclasses and, of course, autograd.
+
+    Raises:
+        ValueError: a tensor is a forward-mode dual number, whose tangent torch would silently drop.
     """
     if (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
-        or forward_ad._current_level >= 0
+        or _is_forward_mode(*tensors)
         or torch._C._get_tracing_state() is not None
     ):
         return False
@@ -60,4 +63,14 @@ def is_direct(*tensors: Tensor) -> bool:
             return False
         if differentiates and tensor.requires_grad:
             return False
+        if torch._C._functorch.is_legacy_batchedtensor(tensor):  # torch.autograd.grad(..., is_grads_batched=True)
+            return False
+    return True
+
+
+def _is_forward_mode(*tensors: Tensor) -> bool:
+    if forward_ad._current_level < 0:
+        return False
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise ValueError("popgeo's ops have no forward-mode derivative. Use reverse mode: torch.autograd.grad.")
     return True

@@ -1,7 +1,7 @@
 """popgeo::gather and popgeo::scatter_sum: rows to edges and edges to rows, each the derivative of the other."""
 
 import ctypes
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -63,23 +63,37 @@ def _scatter_sum(
     num_tiles: int = 0,
 ) -> Tensor:
     check_sum(src, index, num_rows)
+    out = sum_compiled(src, index, num_rows, rowptr, perm, num_tiles)
+    if out is not None:
+        return out
+    try:
+        return reference.scatter_sum(src, index, num_rows)
+    except (IndexError, RuntimeError):
+        refuse_index("index", index, num_rows)
+        raise
+
+
+def sum_compiled(
+    src: Tensor, index: Tensor | None, num_rows: int, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int
+) -> Tensor | None:
+    """The sum by the compiled kernel, from a plan or else an index; None where torch is to compute it."""
     native = library.function("popgeo_scatter_sum", (_INT, *[_POINTER] * 5, *[_INT] * 5), _INT)
     num_edges, channels = src.shape
     if (
         native is None
-        or src.device.type != "cpu"
+        or not src.is_cpu
         or src.dtype not in NATIVE_DTYPES
         or delegate.sum_to_torch(num_edges, num_rows, channels, src.dtype, has_plan=rowptr is not None)
     ):
-        return _in_torch(src, index, num_rows)
-    src, index = src.contiguous(), as_int64(index)
+        return None
+    src, index = src.contiguous(), None if index is None else as_int64(index)
     out = src.new_empty(num_rows, channels)
     if rowptr is not None:
         rowptr, perm = check_plan_tensors("index", rowptr, perm, num_edges, num_rows)
     status = native(
         NATIVE_DTYPES[src.dtype],
         src.data_ptr(),
-        index.data_ptr(),
+        pointer(index),
         pointer(rowptr),
         pointer(perm),
         out.data_ptr(),
@@ -109,20 +123,13 @@ def check_plan_tensors(
     return rowptr.contiguous(), None if perm is None else perm.contiguous()
 
 
-def explain(name: str, index: Tensor, num_rows: int, rowptr: Tensor | None, perm: Tensor | None) -> None:
+def explain(name: str, index: Tensor | None, num_rows: int, rowptr: Tensor | None, perm: Tensor | None) -> NoReturn:
     """Raises what made a kernel stop: an index out of range, a plan of another index, or no memory."""
-    refuse_index(name, index, num_rows)
-    if rowptr is not None:
-        refuse_plan(name, index, num_rows, rowptr, perm)
+    if index is not None:
+        refuse_index(name, index, num_rows)
+        if rowptr is not None:
+            refuse_plan(name, index, num_rows, rowptr, perm)
     raise MemoryError("popgeo could not allocate its working memory.")
-
-
-def _in_torch(src: Tensor, index: Tensor, num_rows: int) -> Tensor:
-    try:
-        return reference.scatter_sum(src, index, num_rows)
-    except (IndexError, RuntimeError):
-        refuse_index("index", index, num_rows)
-        raise
 
 
 def _gather(

@@ -209,6 +209,7 @@ class Rows:
     num_rows: int
     dim: int
     shape: torch.Size  # of the result, with `dim` moved to the front
+    num_edges: int
     is_per_entry: bool
     channels: int
 
@@ -227,21 +228,31 @@ class Rows:
         moved = src.movedim(dim, 0) if dim else src
         shape = torch.Size((dim_size, *moved.shape[1:]))
         channels = shape[1:].numel()
-        rows = moved if moved.dim() == 2 else moved.reshape(moved.shape[0], channels)
+        num_edges = moved.shape[0]
+        rows = moved if moved.dim() == 2 else moved.reshape(num_edges, channels)
         if vector is not None:
+            rows = rows[: vector.shape[0]] if src.numel() == 0 else rows
             return cls(
-                src=rows, index=vector, num_rows=dim_size, dim=dim, shape=shape, is_per_entry=False, channels=channels
+                src=rows,
+                index=vector,
+                num_rows=dim_size,
+                dim=dim,
+                shape=shape,
+                num_edges=num_edges,
+                is_per_entry=False,
+                channels=channels,
             )
         full = broadcast(index, src, dim).movedim(dim, 0).reshape(-1)
         if is_direct(full):
             refuse_index("index", full, dim_size)
-        full = full * channels + torch.arange(channels, device=index.device).repeat(moved.shape[0])
+        full = full * channels + torch.arange(channels, device=index.device).repeat(num_edges)
         return cls(
             src=rows.reshape(-1, 1),
             index=full,
             num_rows=dim_size * channels,
             dim=dim,
             shape=shape,
+            num_edges=num_edges,
             is_per_entry=True,
             channels=channels,
         )
@@ -268,9 +279,13 @@ class Rows:
         result = rows if rows.shape == self.shape else rows.reshape(self.shape)
         return result.movedim(0, self.dim) if self.dim else result
 
+    def restore_entries(self, rows: Tensor) -> Tensor:
+        """One value per entry of `src`, in the caller's shape."""
+        return rows.reshape(self.num_edges, *self.shape[1:]).movedim(0, self.dim)
+
     def restore_position(self, arg: Tensor) -> Tensor:
         """The winning rows of `src`, as positions along the caller's dimension."""
-        return self.restore(torch.div(arg, self.channels, rounding_mode="floor") if self.is_per_entry else arg)
+        return self.restore(torch.div(arg, max(self.channels, 1), rounding_mode="floor") if self.is_per_entry else arg)
 
 
 def broadcast(index: Tensor, src: Tensor, dim: int) -> Tensor:
@@ -286,15 +301,20 @@ def broadcast(index: Tensor, src: Tensor, dim: int) -> Tensor:
         ) from None
 
 
+def is_shared(full: Tensor, dim: int) -> bool:
+    """Whether an expanded index is the same in every channel, by its strides alone."""
+    return all(size <= 1 or full.stride(d) == 0 for d, size in enumerate(full.shape) if d != dim)
+
+
 def _vector(index: Tensor, src: Tensor, dim: int) -> Tensor | None:
     """One index per position along `dim`, or None where it differs between channels."""
     if index.dim() == 1:
         return index
     full = broadcast(index, src, dim)
-    if any(size > 1 and full.stride(d) != 0 for d, size in enumerate(full.shape) if d != dim):
-        return None
     if full.numel() == 0:
-        return full.new_zeros(src.shape[dim])
+        return full.reshape(-1)  # nothing to route
+    if not is_shared(full, dim):
+        return None
     return full.movedim(dim, 0).reshape(src.shape[dim], -1)[:, 0]
 
 

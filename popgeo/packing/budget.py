@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from popgeo.packing.packs import Budget, Packs
-from popgeo.packing.sizes import fitting
+from popgeo.packing.sizes import as_table, fitting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +67,7 @@ def efficiency(packs: Packs, sizes: ArrayLike, budget: Budget) -> Efficiency:
         >>> found.sizes, found.graphs, found.binds
         ((1.0, 0.5), 0.75, 'nodes')
     """
-    table, _, _ = fitting(sizes, budget, skip=True)
-    packed = np.asarray(sizes).reshape(len(np.asarray(sizes)), -1)[packs.indices]
+    packed = as_table(sizes)[packs.indices]
     slots = np.maximum(np.array(budget.sizes) * len(packs), 1)
     fills = tuple((packed.sum(axis=0) / slots).tolist()) if len(packs) else (1.0,) * len(budget.sizes)
     graphs = packs.num_graphs / (len(packs) * budget.num_graphs) if len(packs) else 1.0
@@ -78,7 +77,7 @@ def efficiency(packs: Packs, sizes: ArrayLike, budget: Budget) -> Efficiency:
         graphs=graphs,
         binds=labels[int(np.argmax([*fills, graphs]))],
         num_packs=len(packs),
-        lower_bound=lower_bound(table, budget),
+        lower_bound=lower_bound(sizes, budget),
     )
 
 

@@ -44,9 +44,9 @@ class Window:
         self.compact = sum(widths) < 63
         self.ids: list[int] = []
         self.sizes: list[int] = []
-        self.place: list[int] = []  # where in its bucket each pending graph stands
-        self.buckets: dict[int, list[int]] = {}  # first size -> positions of pending graphs
-        self.present: list[int] = []  # first sizes of pending graphs, sorted
+        self.firsts: list[int] = []  # the first size once more, to be searched for
+        self.counts: dict[int, int] = {}  # first size -> how many graphs are pending
+        self.present: list[int] = []  # first sizes of which there is one at least, sorted
         self.pending = 0  # sizes of all pending graphs together
         self.holes: list[int] = []  # positions to fill before the next choice
         self.left, self.graphs_left = self.full, budget.num_graphs
@@ -56,11 +56,14 @@ class Window:
         """Take in graphs, and give out the packs that could be closed; `last` closes all."""
         packed = table if self.compact else table.astype(object)
         sizes = np.bitwise_or.reduce([packed[:, d] << shift for d, shift in enumerate(self.shifts)]).tolist()
-        source = zip(ids.tolist(), sizes, strict=True)
+        source = zip(ids.tolist(), sizes, table[:, 0].tolist(), strict=True)
         done: list[int] = []
         ptr = [0]
         while self._refill(source, last):
-            chosen = self._draw() or self._complete()
+            fits = self._draw_freely(source)
+            if self.holes:
+                continue
+            chosen = (self._draw() if fits else ()) or self._complete()
             if chosen:
                 self._take(chosen)
             if not chosen or not self.graphs_left:
@@ -73,7 +76,7 @@ class Window:
             self.pack = []
         return Packs(np.array(done, np.int64), np.array(ptr, np.int64))
 
-    def _refill(self, source: Iterator[tuple[int, int]], last: bool) -> bool:
+    def _refill(self, source: Iterator[tuple[int, int, int]], last: bool) -> bool:
         """Fill the window; False when that takes graphs of a later push, or when no graph is left at all."""
         while self.holes or len(self.ids) < self.window:
             graph = next(source, None)
@@ -87,43 +90,92 @@ class Window:
                 break
         return bool(self.ids)
 
-    def _add(self, position: int, graph: int, size: int) -> None:
-        bucket = self.buckets.setdefault(first := size & self.masks[0], [])
-        if not bucket:
-            insort(self.present, first)
+    def _add(self, position: int, graph: int, size: int, first: int) -> None:
         if position == len(self.ids):
             self.ids.append(graph)
             self.sizes.append(size)
-            self.place.append(len(bucket))
+            self.firsts.append(first)
         else:
-            self.ids[position], self.sizes[position], self.place[position] = graph, size, len(bucket)
-        bucket.append(position)
+            self.ids[position], self.sizes[position], self.firsts[position] = graph, size, first
         self.pending += size
+        if number := self.counts.get(first, 0):
+            self.counts[first] = number + 1
+        else:
+            self.counts[first] = 1
+            insort(self.present, first)
 
     def _close_up(self, hole: int) -> None:
         """Move the last pending graph into a hole."""
-        graph, size, place = self.ids.pop(), self.sizes.pop(), self.place.pop()
+        graph, size, first = self.ids.pop(), self.sizes.pop(), self.firsts.pop()
         if hole < len(self.ids):
-            self.ids[hole], self.sizes[hole], self.place[hole] = graph, size, place
-            self.buckets[size & self.masks[0]][place] = hole
+            self.ids[hole], self.sizes[hole], self.firsts[hole] = graph, size, first
 
     def _take(self, chosen: tuple[int, ...]) -> None:
         """Move graphs from the window into the pack, leaving holes."""
         self.holes = sorted(chosen)
         for position in self.holes:
-            size = self.sizes[position]
-            first = size & self.masks[0]
-            bucket = self.buckets[first]
-            moved = bucket.pop()
-            if moved != position:
-                bucket[self.place[position]] = moved
-                self.place[moved] = self.place[position]
-            if not bucket:
-                del self.present[bisect_left(self.present, first)]
-            self.pending -= size
-            self.left -= size
             self.pack.append(self.ids[position])
+            self.pending -= self.sizes[position]
+            self.left -= self.sizes[position]
+            self._forget(self.firsts[position])
         self.graphs_left -= len(chosen)
+
+    def _forget(self, first: int) -> None:
+        self.counts[first] -= 1
+        if not self.counts[first]:
+            del self.counts[first], self.present[bisect_left(self.present, first)]
+
+    def _draw_freely(self, source: Iterator[tuple[int, int, int]]) -> bool:
+        """Draw while there is ample room, and replace each graph at once; False when the tries to draw ran out.
+
+        It does what `_draw`, `_take` and `_refill` do, but most graphs pass here only, so the loop is written out.
+        """
+        ids, sizes, firsts, counts = self.ids, self.sizes, self.firsts, self.counts
+        draw, guard, mask, count = self.draw, self.guard, self.masks[0], len(self.ids)
+        left, graphs_left, pack = self.left, self.graphs_left, self.pack
+        room, pending, replaced = left & mask, self.pending & mask, 0
+        fits = True
+        while graphs_left > 1 and (2 * room * count > 9 * pending or not pack):
+            for _ in range(DRAWS):
+                position = draw() * count >> 32
+                size = sizes[position]
+                rest = left - size
+                if rest & guard == guard:
+                    break
+            else:
+                fits = False
+                break
+            graph = next(source, None)
+            if graph is None:
+                self.pending += replaced
+                self.left, self.graphs_left = left, graphs_left
+                self._take((position,))
+                return True
+            first = firsts[position]
+            pack.append(ids[position])
+            left = rest
+            graphs_left -= 1
+            ids[position], new_size, new_first = graph
+            sizes[position] = new_size
+            replaced += new_size - size
+            if new_first != first:
+                firsts[position] = new_first
+                room, pending = room - first, pending + new_first - first
+                number = counts[first]
+                if number > 1:
+                    counts[first] = number - 1
+                else:
+                    self._forget(first)
+                if new_first in counts:
+                    counts[new_first] += 1
+                else:
+                    counts[new_first] = 1
+                    insort(self.present, new_first)
+            else:
+                room -= first
+        self.pending += replaced
+        self.left, self.graphs_left = left, graphs_left
+        return fits
 
     def _draw(self) -> tuple[int, ...]:
         """A random graph that fits, while there is room for over 2.5 mean ones; the first of a pack in any case."""
@@ -132,15 +184,16 @@ class Window:
         if self.pack and room <= 5 * mean:
             return ()
         steer = len(self.masks) > 1 and bool(self.pack) and room <= 9 * mean
+        drift = self._drift(self.full - self.left) if steer else 0
         best, best_score, found = -1, 0, 0
         for _ in range(DRAWS):
             position = self.draw() * count >> 32
-            rest = self.left - self.sizes[position]
-            if rest & self.guard != self.guard:
+            size = self.sizes[position]
+            if (self.left - size) & self.guard != self.guard:
                 continue
             if not steer:
                 return (position,)
-            score = self._imbalance(rest)
+            score = abs(drift + self._drift(size))
             if not found or score < best_score:
                 best, best_score = position, score
             found += 1
@@ -148,48 +201,60 @@ class Window:
                 break
         return (best,) if found else ()
 
-    def _imbalance(self, rest: int) -> int:
-        """How far the pack's sizes are from the window's proportions, in 1/256 of the first size."""
-        pending = self.pending & self.masks[0]
-        used = self.budget.sizes[0] - (rest & self.masks[0])
-        score = 0
-        for limit, shift, mask in zip(self.budget.sizes[1:], self.shifts[1:], self.masks[1:], strict=True):
-            other = self.pending >> shift & mask
-            score += 256 * abs((limit - (rest >> shift & mask)) * pending - used * other) // max(other, 1)
-        return score
+    def _drift(self, size: int) -> int:
+        """How far sizes are from the window's proportion of the second to the first; 0 is in proportion."""
+        pending, mask, shift, other = self.pending, self.masks[0], self.shifts[1], self.masks[1]
+        return (size >> shift & other) * (pending & mask) - (size & mask) * (pending >> shift & other)
 
     def _complete(self) -> tuple[int, ...]:
         """The graph or pair that comes closest to what is left; nothing when no pending graph fits."""
+        if self.left & self.masks[0] < self.present[0]:
+            return ()
         options, weights = self._options()
-        for _ in range(COMPLETIONS if options else 0):
-            ticket = self.draw() * sum(weights) >> 32
+        total = sum(weights)
+        for _ in range(COMPLETIONS):
+            ticket = self.draw() * total >> 32
             chosen = 0
             while ticket >= weights[chosen]:
                 ticket -= weights[chosen]
                 chosen += 1
             if positions := self._best(*options[chosen]):
                 return positions
-        room = self.left & self.masks[0]
-        for first in reversed(self.present[: bisect_right(self.present, room)]):
-            for position in self.buckets[first]:
-                if self.left - self.sizes[position] & self.guard == self.guard:
-                    return (position,)
-        return ()
+        left, guard, firsts = self.left, self.guard, self.firsts
+        fitting = [position for position, size in enumerate(self.sizes) if (left - size) & guard == guard]
+        return (max(fitting, key=firsts.__getitem__),) if fitting else ()
 
     def _options(self) -> tuple[list[tuple[int, int]], list[int]]:
         """The first sizes, one (and -1) or two, that leave the least room, and how likely a draw yields each."""
-        room = self.left & self.masks[0]
+        room, present, counts = self.left & self.masks[0], self.present, self.counts
+        options, weights = [], []
+        best = present[bisect_right(present, room) - 1]
+        if best == room or self.graphs_left < 2:
+            options.append((best, -1))
+            weights.append(counts[best] * len(self.ids))
+        if self.graphs_left < 2:
+            return options, weights
+        # Some pair mostly fills the room to the last, and a look-up finds the partner of each size.
+        for small in present:
+            if 2 * small > room:
+                break
+            if num_large := counts.get(room - small):
+                num_small = counts[small]
+                if weight := 2 * num_small * num_large if 2 * small < room else num_small * (num_small - 1):
+                    options.append((small, room - small))
+                    weights.append(weight)
+        return (options, weights) if options else self._closest(room, best)
+
+    def _closest(self, room: int, best: int) -> tuple[list[tuple[int, int]], list[int]]:
+        """The same where neither a graph nor a pair fills the room, and `best` is the largest single size within it."""
+        options, weights = [(best, -1)], [self.counts[best] * len(self.ids)]
         low, high = 0, bisect_right(self.present, room) - 1
-        if high < 0:
-            return [], []
-        best = self.present[high]
-        options, weights = [(best, -1)], [len(self.buckets[best]) * len(self.ids)]
-        while low <= high and self.graphs_left > 1:
+        while low <= high:
             small, large = self.present[low], self.present[high]
             if small + large > room:
                 high -= 1
                 continue
-            num_small, num_large = len(self.buckets[small]), len(self.buckets[large])
+            num_small, num_large = self.counts[small], self.counts[large]
             weight = 2 * num_small * num_large if low < high else num_small * (num_small - 1)
             if weight and small + large > best:
                 best, options, weights = small + large, [], []
@@ -201,28 +266,40 @@ class Window:
 
     def _best(self, small: int, large: int) -> tuple[int, ...]:
         """Of a few graphs of these first sizes the one, or the pair, that fits in best proportion."""
-        candidates = CANDIDATES if len(self.masks) > 1 else 1
+        steer = len(self.masks) > 1
+        candidates = CANDIDATES if steer else 1
+        others: list[int] = []
         if large < 0:
-            pairs: list[tuple[int, ...]] = [(position,) for position in self._some(small, candidates)]
+            members = self._some(small, candidates)
         elif small == large:
             members = self._some(small, 2 * candidates)
             half = len(members) // 2
-            pairs = [(p, q) for p in members[:half] for q in members[half:]]
+            members, others = members[:half], members[half:]
         else:
             others = self._some(large, candidates)
-            pairs = [(p, q) for p in self._some(small, candidates) for q in others]
+            members = self._some(small, candidates)
+        left, sizes, guard = self.left, self.sizes, self.guard
+        drift = self._drift(self.full - left) if steer else 0
+        partners = [(q, sizes[q], self._drift(sizes[q]) if steer else 0) for q in others] or [(-1, 0, 0)]
         best: tuple[int, ...] = ()
         best_score = 0
-        for pair in pairs:
-            rest = self.left - sum(self.sizes[position] for position in pair)
-            if rest & self.guard == self.guard:
-                score = self._imbalance(rest) if len(pairs) > 1 else 0
-                if not best or score < best_score:
-                    best, best_score = pair, score
+        for p in members:
+            left_p = left - sizes[p]
+            drift_p = drift + self._drift(sizes[p]) if steer else 0
+            for q, size_q, drift_q in partners:
+                if (left_p - size_q) & guard == guard and (not best or abs(drift_p + drift_q) < best_score):
+                    best, best_score = (p,) if q < 0 else (p, q), abs(drift_p + drift_q)
         return best
 
     def _some(self, first: int, count: int) -> list[int]:
-        """Neighbours in a bucket from a random place on."""
-        bucket = self.buckets[first]
-        start = self.draw() * len(bucket) >> 32
-        return [bucket[(start + i) % len(bucket)] for i in range(min(count, len(bucket)))]
+        """The next few pending graphs of this first size, from a random position on."""
+        start = self.draw() * len(self.ids) >> 32
+        found: list[int] = []
+        for begin, end in ((start, len(self.ids)), (0, start)):
+            try:
+                while len(found) < count:
+                    begin = self.firsts.index(first, begin, end) + 1
+                    found.append(begin - 1)
+            except ValueError:  # none up to the end
+                continue
+        return found

@@ -95,7 +95,8 @@ def tune(
         raise ValueError(f"target_graphs is {target_graphs} and align {align}; both must be at least 1.")
     if cost is not None and (len(cost) != num_dims or min(cost) < 0 or not any(cost)):
         raise ValueError(f"cost is {cost}; give {num_dims} numbers, one per dimension, none negative and not all 0.")
-    mean, largest = table.mean(axis=0), table.max(axis=0)
+    mean = np.array([column.mean() for column in table.T])
+    largest = np.array([column.max() for column in table.T])
     weights = np.array(cost, float) if cost is not None else np.divide(1, mean, out=np.zeros(num_dims), where=mean > 0)
     padding = np.arange(num_dims) < num_node_dims
     sample = _sample(table, round(target_graphs))
@@ -190,8 +191,8 @@ def _shape(trial: _Trial, padding: NDArray[np.bool_], target_graphs: float, num_
         efficiency=trial.fills,
         graphs_per_batch=trial.graphs_per_pack,
         reason=(
-            f"{slots} and {most_graphs + 1} graphs are filled to {fills} at {trial.graphs_per_pack:.1f} graphs a batch; "
-            f"of {num_trials} shapes tried, no other comes closer to {target_graphs:g} and "
-            f"costs at most {_AS_GOOD:.1%} more a graph."
+            f"{slots} and {most_graphs + 1} graphs are filled to {fills} "
+            f"at {trial.graphs_per_pack:.1f} graphs a batch: of {num_trials} shapes tried, this is the closest to "
+            f"{target_graphs:g} graphs of those that cost at most {_AS_GOOD:.1%} more per graph than the cheapest."
         ),
     )

@@ -6,6 +6,7 @@ import ctypes
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from itertools import islice
 
 import numpy as np
@@ -98,7 +99,7 @@ def _shuffle(table: NDArray[np.int64], ids: Ids | None, skipped: Ids, window: in
     if len(skipped):
         yield skipped[:0], table[:0], skipped
     for order in shuffled(len(table), key ^ 1, first=window + _FIRST_CHUNK, then=_CHUNK):
-        yield order if ids is None else ids[order], table[order], skipped[:0]
+        yield order if ids is None else ids[order], table.take(order, axis=0), skipped[:0]
 
 
 def _read(sizes: Iterator[Sequence[int]], budget: Budget, window: int, skip: bool) -> Iterator[_Chunk]:
@@ -114,34 +115,34 @@ def _read(sizes: Iterator[Sequence[int]], budget: Budget, window: int, skip: boo
 
 
 def _pack(chunks: Iterator[_Chunk], budget: Budget, window: int, key: int) -> Iterator[Packs]:
-    """Push chunk after chunk through a window; the scarcest dimension comes first, as that is filled exactly."""
+    """Push chunk after chunk through a window; the scarcest dimensions come first, as these are filled with care."""
     filler: _Compiled | exact_fill.Window | None = None
-    order = list(range(len(budget.sizes)))
+    given = order = list(range(len(budget.sizes)))
     for ids, table, skipped in chunks:
         if filler is None and len(ids):
-            scarcest = _scarcest(table.sum(axis=0).tolist(), budget)
-            order.insert(0, order.pop(scarcest))
+            order = _by_scarcity([int(column.sum()) for column in table.T], budget)
             filler = _open(replace(budget, sizes=tuple(budget.sizes[d] for d in order)), window, key)
-        packs = filler.push(ids, table[:, order], last=False) if filler else Packs.from_lists([])
+        packs = (
+            filler.push(ids, table if order == given else table.take(order, axis=1), last=False)
+            if filler
+            else Packs.from_lists([])
+        )
         if len(packs) or len(skipped):
             yield replace(packs, skipped=skipped)
     if filler and len(packs := filler.push(np.empty(0, np.int64), np.empty((0, len(order)), np.int64), last=True)):
         yield packs
 
 
-def _scarcest(totals: Sequence[int], budget: Budget) -> int:
-    """The dimension that needs most packs; the first one unless another needs 2 % more."""
-    best = 0
-    for d, (total, limit) in enumerate(zip(totals, budget.sizes, strict=True)):
-        margin = (50, 51) if best == 0 else (1, 1)
-        if margin[0] * total * budget.sizes[best] > margin[1] * totals[best] * limit:
-            best = d
-    return best
+def _by_scarcity(totals: Sequence[int], budget: Budget) -> list[int]:
+    """The dimensions, those that need most packs first; but number 0 comes first unless another needs 2 % more."""
+    need = [Fraction(total, limit) if limit else Fraction(0) for total, limit in zip(totals, budget.sizes, strict=True)]
+    order = sorted(range(len(need)), key=lambda d: -need[d])
+    return order if need[order[0]] * 50 > need[0] * 51 else [0, *(d for d in order if d)]
 
 
 def _open(budget: Budget, window: int, key: int) -> _Compiled | exact_fill.Window:
     """The compiled window; the interpreted one where there is none, or where 64 bits could overflow."""
-    largest = max(budget.sizes) * max(budget.sizes[0], 1) * window * 256 * len(budget.sizes)
+    largest = max(budget.sizes) * max(budget.sizes[0], 1) * window * 4
     fits = largest < 2**62 and window < 2**30 and budget.sizes[0] < _MAX_BUCKETS
     new = library.function("popgeo_window_new", _Compiled.NEW, ctypes.c_void_p) if fits else None
     return _Compiled(new, budget, window, key) if new else exact_fill.Window(budget, window, key)

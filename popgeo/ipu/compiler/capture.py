@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from popgeo.ipu.compiler.record import Recorder
 from popgeo.ipu.compiler.static_shapes import DynamicShapeError, Problem
@@ -20,19 +20,16 @@ class Capture:
     """A captured step.
 
     Attributes:
-        graph: Forward and, when training, backward; returns the model's tensors, then one gradient per trained parameter.
+        graph: Forward and, when training, backward; returns the model's tensors, then a gradient per trained parameter.
         result: How the model's tensors nest.
         trained: Names of the parameters that have a gradient, in the order of the gradients.
+        files: Source files that took part.
     """
 
     graph: OpGraph
     result: Structure
     trained: tuple[str, ...] = ()
-
-    @property
-    def num_results(self) -> int:
-        """Tensors that the model returns."""
-        return len(self.graph.outputs) - len(self.trained)
+    files: frozenset[str] = frozenset()
 
 
 def capture(
@@ -59,20 +56,24 @@ def capture(
     module = function if isinstance(function, nn.Module) else nn.Module()
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     recorder = Recorder(capture.__code__, _refuse)
-    state = {f"parameter:{name}": p for name, p in module.named_parameters()}
+    state: dict[str, Tensor] = {f"parameter:{name}": p for name, p in module.named_parameters()}
     state |= {f"buffer:{name}": b for name, b in module.named_buffers()}
-    fakes = {name: _fake(fake_mode, tensor) for name, tensor in state.items()}
-    inputs = [_fake(fake_mode, tensor.detach()) for _, tensor in arguments]
+    with fake_mode:
+        fakes = {name: _fake(tensor, name.removeprefix("parameter:") in trained) for name, tensor in state.items()}
+        inputs = [torch.empty(tensor.shape, dtype=tensor.dtype) for _, tensor in arguments]
     for name, tensor in fakes.items():
-        if isinstance(tensor, nn.Parameter):
-            tensor.requires_grad_(name.removeprefix("parameter:") in trained or state[name].requires_grad)
         recorder.add_input(name, tensor)
     for (name, _), tensor in zip(arguments, inputs, strict=True):
         recorder.add_input(f"input:{name}", tensor)
     by_id = {id(tensor): fakes[name] for name, tensor in state.items()}
-    with fake_mode, _swapped(module, by_id), _module_names(module, recorder), torch.enable_grad():
-        with recorder:
-            tree = call(inputs)
+    with fake_mode, _swapped(module, by_id), torch.enable_grad():
+        hooks = recorder.follow_modules(module)
+        try:
+            with recorder:
+                tree = call(inputs)
+        finally:
+            for hook in hooks:
+                hook.remove()
         results, structure = flatten(tree)
         gradients: list[Tensor | None] = []
         if trained:
@@ -84,11 +85,13 @@ def capture(
                 gradients = list(torch.autograd.grad(loss, leaves, seed, allow_unused=True))
     used = tuple(name for name, gradient in zip(trained, gradients, strict=True) if gradient is not None)
     graph = recorder.graph([*results, *(gradient for gradient in gradients if gradient is not None)])
-    return Capture(graph=graph, result=structure, trained=used)
+    return Capture(graph=graph, result=structure, trained=used, files=frozenset(recorder.files))
 
 
-def _fake(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
-    return mode.from_tensor(tensor, static_shapes=True)
+def _fake(tensor: Tensor, trained: bool) -> Tensor:
+    """A stand-in in memory of its own, even where the tensor is a view of a larger one."""
+    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    return nn.Parameter(fake, requires_grad=trained) if isinstance(tensor, nn.Parameter) else fake
 
 
 def _refuse(problem: Problem) -> None:
@@ -97,15 +100,10 @@ def _refuse(problem: Problem) -> None:
 
 def _find_loss(results: Sequence[Tensor], recorder: Recorder) -> Tensor:
     """The tensor marked by `identity_loss`, else the only scalar result that needs a gradient."""
-    by_number = {recorder.number(tensor): tensor for tensor in results}
     if recorder.marked:
-        marked = [by_number[number] for number in recorder.marked if number in by_number]
-        if len(marked) == 1:
-            return marked[0]
-        raise ValueError(
-            f"identity_loss marks {len(recorder.marked)} tensors, {len(marked)} of them results of the model. "
-            "Mark one, and return it."
-        )
+        if len(recorder.marked) == 1:
+            return recorder.marked[0]
+        raise ValueError(f"identity_loss marks {len(recorder.marked)} tensors; mark their sum alone.")
     scalars = [tensor for tensor in results if tensor.dim() == 0 and tensor.requires_grad]
     if len(scalars) == 1:
         return scalars[0]
@@ -136,29 +134,3 @@ def _swapped(module: nn.Module, replacement: Mapping[int, Tensor]) -> Iterator[N
             f"The model replaces {', '.join(replaced)} while it runs, and the new value would be lost. "
             "Change it in place, for example with copy_()."
         )
-
-
-@contextlib.contextmanager
-def _module_names(module: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Keeps the recorder's list of the submodules that are running."""
-    hooks = []
-    for name, submodule in module.named_modules():
-
-        def enter(module: nn.Module, args: Any, name: str = name) -> None:
-            recorder.modules.append(name)
-
-        def leave(module: nn.Module, args: Any, result: Any) -> None:
-            recorder.modules.pop()
-
-        hooks.append(submodule.register_forward_pre_hook(enter))
-        hooks.append(submodule.register_forward_hook(leave, always_call=True))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def is_fake(tensor: Tensor) -> bool:
-    """Whether a tensor has a shape and no data."""
-    return isinstance(tensor, FakeTensor)

@@ -12,7 +12,9 @@ from popgeo.ipu.op_graph import Op, OpGraph, Ref
 Check = Callable[[Op, list[Any], list[Any]], None]
 
 
-def emit(graph: OpGraph, tensors: Mapping[int, Tensor], check: Check | None = None) -> Callable[[], list[Tensor | None]]:
+def emit(
+    graph: OpGraph, tensors: Mapping[int, Tensor], check: Check | None = None
+) -> Callable[[], list[Tensor | None]]:
     """A function that runs the graph once.
 
     Args:
@@ -53,34 +55,36 @@ class _Writer:
         outputs = ", ".join("None" if v is None else self._value(v) for v in self._graph.outputs)
         self._lines.append(f"    return [{outputs}]")
         exec(compile("\n".join(self._lines), "<popgeo step>", "exec"), self._names)
-        return self._names["run"]  # type: ignore[no-any-return]
+        return self._names["run"]
 
     def _line(self, index: int, op: Op) -> str | None:
         made = _made(op)
-        if made and not op.writes and all(v in self._tensors for v in made):
-            return None if is_view(self._graph, op) else self._into_place(index, op)
-        self._names[f"f{index}"] = variants.plain(op.target)
-        known = {None, *op.reads()}
-        left = ", ".join("_" if v in known else self._value(v or 0) for v in op.outputs)
-        call = f"f{index}({self._arguments(op)})"
-        return f"{left} = {call}" if op.outputs and any(v not in known for v in op.outputs) else call
-
-    def _into_place(self, index: int, op: Op) -> str | None:
-        target = self._value(_made(op)[0])
-        simple = variants.copy_or_fill(op)
+        placed = bool(made) and not op.writes and all(v in self._tensors for v in made)
+        if placed and is_view(self._graph, op):
+            return None
+        simple = variants.copy_or_fill(op) if placed else None
         if simple is not None:
-            method, number = simple
-            if method == "nothing":
-                return None
-            return f"{target}.copy_({self._value(op.reads()[0])})" if method == "copy_" else f"{target}.fill_({number})"
-        found = variants.into(op.target)
-        if found is None:
-            # Its result has a place only because the graph returns it there.
-            self._names[f"f{index}"] = variants.plain(op.target)
-            return f"{target}.copy_(f{index}({self._arguments(op)}))"
-        self._names[f"f{index}"], names = found
-        outs = ", ".join(f"{name}={self._value(v)}" for name, v in zip(names, _made(op), strict=True))
+            return self._copy_or_fill(op, *simple)
+        into = variants.into(op.target) if placed else None
+        if into is None:
+            return self._call(index, op)
+        self._names[f"f{index}"], names = into
+        outs = ", ".join(f"{name}={self._value(v)}" for name, v in zip(names, made, strict=True))
         return f"f{index}({self._arguments(op)}, {outs})"
+
+    def _copy_or_fill(self, op: Op, method: str, number: Any) -> str | None:
+        if method == "nothing":
+            return None
+        operand = self._value(op.reads()[0]) if method == "copy_" else number
+        return f"{self._value(_made(op)[0])}.{method}({operand})"
+
+    def _call(self, index: int, op: Op) -> str:
+        """A call that returns new tensors; those that have a place nevertheless are copied there."""
+        self._names[f"f{index}"] = variants.plain(op.target)
+        known = {None, *op.reads()}  # what an operation changes in place it also returns
+        targets = ", ".join("_" if v in known else f"v{v}" for v in op.outputs)
+        copies = [f"t{v}.copy_(v{v})" for v in _made(op) if v in self._tensors and v not in known]
+        return "; ".join([f"{targets + ' = ' if op.outputs else ''}f{index}({self._arguments(op)})", *copies])
 
     def _arguments(self, op: Op) -> str:
         positional = [self._text(argument) for argument in op.args]

@@ -13,36 +13,57 @@ from popgeo.ipu.op_graph import Op, OpGraph, Ref, Value
 _GATHER, _SCATTER = "aten.index_select.default", "aten.index_add.default"
 
 
-def use_row_indexing(graph: OpGraph) -> OpGraph:
+def use_row_indexing(graph: OpGraph) -> tuple[OpGraph, frozenset[str]]:
     """Replaces `x[index]` by `index_select` and its gradient by `index_add`, where one index picks rows.
 
-    The results are the same bit by bit as long as no index is negative; `row_indices` says which values to check.
+    Only indices that are part of an input are looked at, because the results are the same, bit by bit, as long as none
+    is negative.
+
+    Returns:
+        The graph, and the names of the inputs to check at each run.
     """
-    return with_ops(graph, [_row_form(graph, op) or op for op in graph.ops], graph.outputs)
+    inputs = {graph.values[v].storage: name for name, v in graph.inputs.items() if name.startswith("input:")}
+    relied_on: set[str] = set()
+    ops = []
+    for op in graph.ops:
+        form = _row_form(graph, op)
+        if form is not None and op.target != "aten.embedding.default":
+            name = inputs.get(graph.values[op.args[1][0].value].storage)
+            if name is None or graph.values[graph.inputs[name]].storage in graph.mutated_storages():
+                form = None
+            else:
+                relied_on.add(name)
+        ops.append(form or op)
+    return with_ops(graph, ops, graph.outputs), frozenset(relied_on)
 
 
-def row_indices(graph: OpGraph) -> frozenset[int]:
-    """The indices that `use_row_indexing` relies on not being negative."""
-    return frozenset(index for op in graph.ops if _row_form(graph, op) is not None for index in _checked_index(op))
-
-
-def _checked_index(op: Op) -> list[int]:
-    return [op.args[1][0].value] if op.target != "aten.embedding.default" else []
+def without_row_indexing(graph: OpGraph, relied_on: frozenset[str]) -> OpGraph:
+    """The graph in the form that also takes negative indices in these inputs."""
+    storages = {graph.values[graph.inputs[name]].storage for name in relied_on}
+    ops = []
+    for op in graph.ops:
+        indexed = op.target in (_GATHER, _SCATTER) and op.args[1] == 0
+        if indexed and graph.values[op.args[2].value].storage in storages and op.kwargs.get("alpha", 1) == 1:
+            if op.target == _GATHER:
+                op = dataclasses.replace(op, target="aten.index.Tensor", args=(op.args[0], [op.args[2]]))
+            else:
+                arguments = (op.args[0], [op.args[2]], op.args[3], True)
+                op = dataclasses.replace(op, target="aten.index_put.default", args=arguments, kwargs={})
+        ops.append(op)
+    return with_ops(graph, ops, graph.outputs)
 
 
 def _row_form(graph: OpGraph, op: Op) -> Op | None:
-    if op.target == "aten.embedding.default":
-        index = graph.values[op.args[1].value]
-        if len(index.shape) == 1:
-            return dataclasses.replace(op, target=_GATHER, args=(op.args[0], 0, op.args[1]), kwargs={})
+    if op.target == "aten.embedding.default" and len(graph.values[op.args[1].value].shape) == 1:
+        return dataclasses.replace(op, target=_GATHER, args=(op.args[0], 0, op.args[1]), kwargs={})
     if op.target == "aten.index.Tensor" and _picks_rows(graph, op.args[1]):
         return dataclasses.replace(op, target=_GATHER, args=(op.args[0], 0, op.args[1][0]))
     accumulates = op.target == "aten.index_put.default" and (*op.args, False)[3] is True
     if accumulates and _picks_rows(graph, op.args[1]):
-        index, rows = op.args[1][0], op.args[2]
-        value = graph.values[rows.value]
-        if value.shape[:1] == graph.values[index.value].shape and len(value.shape) == len(graph.values[op.args[0].value].shape):
-            return dataclasses.replace(op, target=_SCATTER, args=(op.args[0], 0, index, rows))
+        into, (index,), rows, _ = op.args
+        shape = graph.values[rows.value].shape
+        if shape == (graph.values[index.value].shape[0], *graph.values[into.value].shape[1:]):
+            return dataclasses.replace(op, target=_SCATTER, args=(into, 0, index, rows))
     return None
 
 
@@ -91,7 +112,7 @@ def _group_key(graph: OpGraph, op: Op, apart: frozenset[int]) -> Any:
         return None
     if any(graph.values[v].storage in apart for v in op.outputs if v is not None) or not _is_unchanged(graph, op):
         return None
-    result = graph.values[op.outputs[0] or 0]
+    result = graph.values[_result(op)]
     source = graph.values[op.reads()[0 if op.target == _GATHER else 2]]
     index = op.args[2]
     if len(result.shape) != 2 or (op.target == _SCATTER and not _is_zero(graph, op.args[0])):
@@ -129,9 +150,7 @@ def _dependencies(graph: OpGraph) -> list[int]:
                 producer = maker[graph.values[v].storage]
                 bits |= before[producer] | 1 << producer
         before.append(bits)
-        for v in (*op.outputs, *op.writes):
-            if v is not None:
-                maker[graph.values[v].storage] = index
+        maker |= {graph.values[v].storage: index for v in (*op.outputs, *op.writes) if v is not None}
     return before
 
 
@@ -160,7 +179,7 @@ def _join(graph: OpGraph, ops: Sequence[Op], values: list[Value]) -> list[Op]:
         return dataclasses.replace(last, target=target, args=args, kwargs=kwargs or {}, outputs=(output,), writes=())
 
     side_by_side = new_value(graph.values[sources[0].value].shape[0])
-    rows = graph.values[ops[0].outputs[0] or 0].shape[0]
+    rows = graph.values[_result(ops[0])].shape[0]
     result = new_value(rows)
     made = [new_op("aten.cat.default", (list(sources), 1), side_by_side)]
     if gathers:
@@ -171,7 +190,7 @@ def _join(graph: OpGraph, ops: Sequence[Op], values: list[Value]) -> list[Op]:
         made.append(new_op(_SCATTER, (Ref(zeros), 0, ops[0].args[2], Ref(side_by_side)), result))
     start = 0
     for op, width in zip(ops, widths, strict=True):
-        number = op.outputs[0] or 0
+        number = _result(op)
         own = values[number]
         made.append(
             dataclasses.replace(op, target="aten.slice.Tensor", args=(Ref(result), 1, start, start + width), kwargs={})
@@ -181,3 +200,9 @@ def _join(graph: OpGraph, ops: Sequence[Op], values: list[Value]) -> list[Op]:
         )
         start += width
     return made
+
+
+def _result(op: Op) -> int:
+    (number,) = op.outputs
+    assert number is not None
+    return number

@@ -40,7 +40,8 @@ def plan(graph: OpGraph, given: Mapping[int, Tensor]) -> Memory:
     """
     last_use = _last_uses(graph)
     tensors = dict(given)
-    places = {graph.values[v].storage: tensor for v, tensor in given.items()}
+    places = {graph.values[v].storage: (tensor, _byte_offset(graph.values[v])) for v, tensor in given.items()}
+    spans = _spans(graph)
     owner = {graph.values[v].storage: -1 for v in given}
     buffers: list[Tensor] = []
     free: list[int] = []
@@ -53,15 +54,15 @@ def plan(graph: OpGraph, given: Mapping[int, Tensor]) -> Memory:
                 continue
             value = graph.values[v]
             if value.storage not in places and variants.has_fixed_place(graph, op):
-                reused = _operand_to_overwrite(graph, op, value, owner, last_use, index)
+                reused = _operand_to_overwrite(graph, op, value, owner, last_use, index, spans)
                 if reused is not None:
                     owner[value.storage] = owner[reused]
                     owner[reused] = -1
                 else:
-                    owner[value.storage] = _take_buffer(_span(graph, value.storage), free, buffers)
-                places[value.storage] = buffers[owner[value.storage]]
+                    owner[value.storage] = _take_buffer(spans[value.storage], free, buffers)
+                places[value.storage] = buffers[owner[value.storage]], 0
             if value.storage in places:
-                tensors[v] = _look(places[value.storage], value)
+                tensors[v] = _look(*places[value.storage], value)
         for storage in expires.get(index, ()):
             if owner.get(storage, -1) >= 0:
                 free.append(owner[storage])
@@ -90,7 +91,13 @@ def _take_buffer(nbytes: int, free: list[int], buffers: list[Tensor]) -> int:
 
 
 def _operand_to_overwrite(
-    graph: OpGraph, op: Op, value: Value, owner: Mapping[int, int], last_use: Mapping[int, int], index: int
+    graph: OpGraph,
+    op: Op,
+    value: Value,
+    owner: Mapping[int, int],
+    last_use: Mapping[int, int],
+    index: int,
+    spans: Mapping[int, int],
 ) -> int | None:
     """The storage of an operand that ends here and has the result's layout, for an operation that works by element."""
     if not variants.is_elementwise(op):
@@ -102,14 +109,21 @@ def _operand_to_overwrite(
         )  # fmt: skip
         ends = last_use[operand.storage] == index and owner.get(operand.storage, -1) >= 0
         only_view = all(w == v for w in op.reads() if graph.values[w].storage == operand.storage)
-        if alike and ends and only_view and _span(graph, operand.storage) == _span(graph, value.storage):
+        if alike and ends and only_view and spans[operand.storage] == spans[value.storage]:
             return operand.storage
     return None
 
 
-def _span(graph: OpGraph, storage: int) -> int:
-    """Bytes that the values of a storage reach over."""
-    return max(_reach(value) for value in graph.values if value.storage == storage)
+def _spans(graph: OpGraph) -> dict[int, int]:
+    """Bytes that the values of each storage reach over."""
+    spans: dict[int, int] = {}
+    for value in graph.values:
+        spans[value.storage] = max(_reach(value), spans.get(value.storage, 0))
+    return spans
+
+
+def _byte_offset(value: Value) -> int:
+    return value.offset * value.dtype.itemsize
 
 
 def _reach(value: Value) -> int:
@@ -119,8 +133,8 @@ def _reach(value: Value) -> int:
     return (value.offset + last + 1) * value.dtype.itemsize
 
 
-def _look(place: Tensor, value: Value) -> Tensor:
-    if place.dtype == torch.uint8 and value.dtype != torch.uint8 or place.dim() != 1:
-        place = place.view(torch.uint8) if place.dtype == torch.uint8 else place
-    typed = torch.empty(0, dtype=value.dtype)
-    return typed.set_(place.untyped_storage(), place.storage_offset() + value.offset, value.shape, value.stride)
+def _look(place: Tensor, held: int, value: Value) -> Tensor:
+    """The view of a place that a value is, where `held` is the offset in bytes of what the place holds."""
+    start = place.storage_offset() * place.dtype.itemsize - held + value.offset * value.dtype.itemsize
+    whole = torch.empty(0, dtype=value.dtype)
+    return whole.set_(place.untyped_storage(), start // value.dtype.itemsize, value.shape, value.stride)

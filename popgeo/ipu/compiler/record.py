@@ -7,9 +7,10 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
 
 from popgeo.ipu.compiler import source, static_shapes
 from popgeo.ipu.compiler.static_shapes import Problem
@@ -27,13 +28,18 @@ class Recorder(TorchDispatchMode):
     Args:
         stop: Code of the function in which the model starts; lines above it are not the model's.
         on_problem: Called with what depends on data; it may raise.
+        phase: What to call what comes first.
+        keeps_state: Refuse changes of tensors that are no inputs, because they would be lost after the step.
     """
 
-    def __init__(self, stop: CodeType, on_problem: Callable[[Problem], None]) -> None:
+    def __init__(
+        self, stop: CodeType, on_problem: Callable[[Problem], None], phase: str = "forward", keeps_state: bool = True
+    ) -> None:
         super().__init__()
-        self.phase = "forward"
+        self.phase, self._keeps_state = phase, keeps_state
         self.modules: list[str] = []
-        self.marked: list[int] = []
+        self.marked: list[Tensor] = []
+        self.files: set[str] = set()
         self._stop, self._on_problem = stop, on_problem
         self._ops: list[Op] = []
         self._values: list[Value] = []
@@ -57,6 +63,21 @@ class Recorder(TorchDispatchMode):
             known = self._new_value(tensor, producer=None)
             self._constants[known] = tensor
         return known
+
+    def follow_modules(self, module: nn.Module) -> list[RemovableHandle]:
+        """Keeps `modules` at the names of the submodules that are running, until the hooks returned are removed."""
+        hooks = []
+        for name, submodule in module.named_modules():
+
+            def enter(module: nn.Module, args: Any, name: str = name) -> None:
+                self.modules.append(name)
+
+            def leave(module: nn.Module, args: Any, result: Any) -> None:
+                self.modules.pop()
+
+            hooks.append(submodule.register_forward_pre_hook(enter))
+            hooks.append(submodule.register_forward_hook(leave, always_call=True))
+        return hooks
 
     def graph(self, outputs: Sequence[Tensor | None]) -> OpGraph:
         """What was written down, returning these tensors."""
@@ -86,7 +107,8 @@ class Recorder(TorchDispatchMode):
         recorded_args = _with_refs(args, self.number)
         recorded_kwargs = {key: _with_refs(arg, self.number) for key, arg in kwargs.items()}
         writes = tuple(self.number(tensor) for tensor in _written(func, target, args, kwargs))
-        self._refuse_writes_to_constants(func, writes)
+        if self._keeps_state:
+            self._refuse_writes_to_constants(func, writes)
         results = result if isinstance(result, tuple | list) else (result,)
         outputs = tuple(self._output(tensor, index) if isinstance(tensor, Tensor) else None for tensor in results)
         module, line = self._place()
@@ -102,7 +124,7 @@ class Recorder(TorchDispatchMode):
         )
         self._ops.append(op)
         if target == "popgeo.identity_loss.default":
-            self.marked.append(outputs[0] if outputs[0] is not None else -1)
+            self.marked.append(result)
 
     def _output(self, tensor: Tensor, producer: int) -> int:
         known = self._numbers.get(id(tensor))
@@ -132,6 +154,7 @@ class Recorder(TorchDispatchMode):
         if self.phase == "backward":
             node = torch._C._current_autograd_node()
             return self._forward_of.get(node._sequence_nr(), ("", "")) if node is not None else ("", "")
+        self.files |= source.files(self._stop)
         place = self.modules[-1] if self.modules else "", source.describe(source.model_frame(self._stop))
         # Autograd numbers its node just before it runs the operation; what needs no node leaves the number as it was.
         self._forward_of.setdefault(torch.autograd._get_sequence_nr() - 1, place)  # type: ignore[attr-defined]
@@ -149,7 +172,7 @@ class Recorder(TorchDispatchMode):
         written = {self._values[v].storage for v in writes}
         if written and any(self._values[v].storage in written for v in self._constants):
             raise ValueError(
-                f"{source.describe(source.model_frame(self._stop))}: {func._schema.name} changes a tensor that is neither "
+                f"{source.describe(source.model_frame(self._stop))}: {func._schema.name} changes what is neither "
                 "parameter, buffer nor result. Make it a buffer with register_buffer, so that its state is kept."
             )
 

@@ -44,6 +44,23 @@ def model_frame(stop: CodeType) -> FrameType | None:
     return library
 
 
+def files(stop: CodeType) -> set[str]:
+    """The source files of all functions on the stack below the one whose code is `stop`, torch's own left out."""
+    frame: FrameType | None = sys._getframe(1)
+    found = set()
+    while frame is not None and frame.f_code is not stop:
+        if _is_hashed(frame.f_code):
+            found.add(frame.f_code.co_filename)
+        frame = frame.f_back
+    return found
+
+
+@functools.cache
+def _is_hashed(code: CodeType) -> bool:
+    # What PyG generates has a name of its own in each process, and PyG's version says what is in it.
+    return _owner(code) != "torch" and not os.path.basename(code.co_filename).startswith("torch_geometric.")
+
+
 def describe(frame: FrameType | None) -> str:
     """`file:line in function: code` of the line that a frame stands at; empty for no frame."""
     if frame is None:

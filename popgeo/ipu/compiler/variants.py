@@ -10,11 +10,54 @@ from popgeo.ipu.compiler.account import is_view
 from popgeo.ipu.op_graph import Op, OpGraph, overload
 
 # torch's own bindings take their arguments faster than the generic call of an operation does; same kernels.
-_BINDINGS = (
-    "mm addmm bmm mul add sub div exp log sqrt rsqrt cos sin neg abs sgn sign tanh sigmoid where pow sum amax amin "
-    "index_select index_add scatter_add gather cat log1p expm1 square reciprocal maximum minimum clamp ge gt le lt eq ne "
-    "bitwise_and bitwise_not logical_and logical_not"
-).split()
+_BINDINGS = [
+    "mm",
+    "addmm",
+    "bmm",
+    "mul",
+    "add",
+    "sub",
+    "div",
+    "exp",
+    "log",
+    "sqrt",
+    "rsqrt",
+    "cos",
+    "sin",
+    "neg",
+    "abs",
+    "sgn",
+    "sign",
+    "tanh",
+    "sigmoid",
+    "where",
+    "pow",
+    "sum",
+    "amax",
+    "amin",
+    "index_select",
+    "index_add",
+    "scatter_add",
+    "gather",
+    "cat",
+    "log1p",
+    "expm1",
+    "square",
+    "reciprocal",
+    "maximum",
+    "minimum",
+    "clamp",
+    "ge",
+    "gt",
+    "le",
+    "lt",
+    "eq",
+    "ne",
+    "bitwise_and",
+    "bitwise_not",
+    "logical_and",
+    "logical_not",
+]
 _FAST = {name: getattr(torch, name) for name in _BINDINGS}
 _SCALAR_AS_TENSOR = {"aten.mul.Scalar", "aten.div.Scalar", "aten.add.Scalar", "aten.sub.Scalar"}
 _COPIES = {"aten.clone.default", "aten._to_copy.default", "popgeo.identity_loss.default"}
@@ -29,7 +72,7 @@ _ALSO_INTO = {"aten::cat.out"}
 
 def has_fixed_place(graph: OpGraph, op: Op) -> bool:
     """Whether the operation writes its results into memory that it is given."""
-    if is_view(graph, op):
+    if op.writes or is_view(graph, op):
         return False
     fresh = op.target in _COPIES or op.target in _FILLS or op.target in _EMPTY
     return fresh or into(op.target) is not None
@@ -44,13 +87,13 @@ def is_elementwise(op: Op) -> bool:
 
 def plain(target: str) -> Callable[..., Any]:
     """The function that returns new tensors."""
-    return overload(target)._op  # type: ignore[attr-defined, no-any-return]
+    return overload(target)._op  # type: ignore[attr-defined]
 
 
 @functools.cache
 def into(target: str) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
     """The function that writes into given tensors, and the names of those arguments; None where torch has none."""
-    namespace, name, kind = target.split(".")
+    namespace, name, _ = target.split(".")
     if namespace != "aten":
         return None
     if target in _SCALAR_AS_TENSOR:

@@ -33,21 +33,24 @@ struct Slot {
   const int64_t* row_ends;  // see FlatStore.row_ends
 };
 
-// The graphs of one batch along one axis.
+constexpr int64_t kAhead = 4;          // graphs to fetch ahead of the copy
+constexpr int64_t kLine = 64;          // bytes of a cache line
+constexpr int64_t kMostAhead = 1024;  // bytes of one graph to fetch ahead; the hardware follows from there
+
+// The graphs of one batch along one axis, and the first few of the next batch, to fetch their rows in time.
 struct Rows {
-  std::vector<int64_t> start;  // first row in the dataset
-  std::vector<int64_t> end;    // rows of the batch before graph g: [num_real + 1]
+  std::vector<int64_t> start;  // first row in the dataset: [num_real + kAhead]
+  std::vector<int64_t> end;    // rows of the batch before graph g: [num_real + 1 + kAhead]
+  int64_t num_real = 0;
   int64_t used = 0;
+
+  // Asks the processor for the rows of the graph that is copied kAhead graphs from now.
+  void fetch_ahead(const char* source, int64_t g, int64_t row_bytes) const {
+    const char* from = source + start[g + kAhead] * row_bytes;
+    const char* stop = from + std::min((end[g + kAhead + 1] - end[g + kAhead]) * row_bytes, kMostAhead);
+    for (; from < stop; from += kLine) __builtin_prefetch(from);
+  }
 };
-
-constexpr int64_t kAhead = 3;        // graphs to fetch ahead of the copy
-constexpr int64_t kLine = 64;        // bytes of a cache line
-constexpr int64_t kMostAhead = 2048;  // bytes of one graph to fetch ahead; the hardware follows from there
-
-inline void fetch(const char* from, int64_t bytes) {
-  const char* stop = from + std::min(bytes, kMostAhead);
-  for (; from < stop; from += kLine) __builtin_prefetch(from);
-}
 
 // Writes `count` copies of one element, doubling what is already there.
 void fill(char* out, const char* element, int64_t element_bytes, int64_t count) {
@@ -62,16 +65,12 @@ void fill(char* out, const char* element, int64_t element_bytes, int64_t count) 
 }
 
 void copy(const Slot& slot, const Rows& rows, char* out) {
-  const int64_t num_real = static_cast<int64_t>(rows.start.size());
   const int64_t row_bytes = slot.inner * slot.element_bytes;
   for (int64_t o = 0; o < slot.outer; ++o) {
     const char* source = slot.source + o * slot.source_rows * row_bytes;
     char* to = out + o * slot.num_slots * row_bytes;
-    for (int64_t g = 0; g < num_real; ++g) {
-      if (g + kAhead < num_real) {
-        const int64_t ahead = g + kAhead;
-        fetch(source + rows.start[ahead] * row_bytes, (rows.end[ahead + 1] - rows.end[ahead]) * row_bytes);
-      }
+    for (int64_t g = 0; g < rows.num_real; ++g) {
+      rows.fetch_ahead(source, g, row_bytes);
       const int64_t bytes = (rows.end[g + 1] - rows.end[g]) * row_bytes;
       std::memcpy(to, source + rows.start[g] * row_bytes, bytes);
       to += bytes;
@@ -83,19 +82,14 @@ void copy(const Slot& slot, const Rows& rows, char* out) {
 template <typename In, typename Out>
 void shift(const Slot& slot, const std::vector<Rows>& all, const int64_t* graphs, char* bytes) {
   const Rows& rows = all[slot.axis];
-  const int64_t num_real = static_cast<int64_t>(rows.start.size());
   const int64_t free_edges = slot.num_slots - rows.used;
   for (int64_t o = 0; o < slot.outer; ++o) {
     const In* source = reinterpret_cast<const In*>(slot.source) + o * slot.source_rows * slot.inner;
     Out* to = reinterpret_cast<Out*>(bytes) + o * slot.num_slots * slot.inner;
     int64_t offset = 0;
-    for (int64_t g = 0; g < num_real; ++g) {
+    for (int64_t g = 0; g < rows.num_real; ++g) {
+      rows.fetch_ahead(reinterpret_cast<const char*>(source), g, slot.inner * static_cast<int64_t>(sizeof(In)));
       const int64_t count = (rows.end[g + 1] - rows.end[g]) * slot.inner;
-      if (g + kAhead < num_real) {
-        const int64_t ahead = g + kAhead;
-        fetch(reinterpret_cast<const char*>(source + rows.start[ahead] * slot.inner),
-              (rows.end[ahead + 1] - rows.end[ahead]) * slot.inner * static_cast<int64_t>(sizeof(In)));
-      }
       const In* from = source + rows.start[g] * slot.inner;
       for (int64_t i = 0; i < count; ++i) to[i] = static_cast<Out>(static_cast<int64_t>(from[i]) + offset);
       to += count;
@@ -118,7 +112,7 @@ void segment(const Slot& slot, const Rows& rows, int64_t num_graphs, char* bytes
     for (int64_t g = 0; g < num_graphs; ++g) std::fill(out + g * each, out + (g + 1) * each, static_cast<Out>(g));
     return;
   }
-  const int64_t num_real = static_cast<int64_t>(rows.start.size());
+  const int64_t num_real = rows.num_real;
   for (int64_t g = 0; g < num_real; ++g) std::fill(out + rows.end[g], out + rows.end[g + 1], static_cast<Out>(g));
   std::fill(out + rows.used, out + slot.num_slots, static_cast<Out>(num_real));
 }
@@ -131,7 +125,7 @@ void pointer(const Slot& slot, const Rows& rows, int64_t num_graphs, char* bytes
     for (int64_t g = 0; g <= num_graphs; ++g) out[g] = static_cast<Out>(g * each);
     return;
   }
-  const int64_t num_real = static_cast<int64_t>(rows.start.size());
+  const int64_t num_real = rows.num_real;
   for (int64_t g = 0; g <= num_real; ++g) out[g] = static_cast<Out>(rows.end[g]);
   std::fill(out + num_real + 1, out + num_graphs + 1, static_cast<Out>(slot.num_slots));
 }
@@ -140,8 +134,7 @@ template <typename Out>
 void row_pointer(const Slot& slot, const Rows& edges, const Rows& nodes, char* bytes) {
   Out* out = reinterpret_cast<Out*>(bytes);
   *out++ = 0;
-  const int64_t num_real = static_cast<int64_t>(nodes.start.size());
-  for (int64_t g = 0; g < num_real; ++g) {
+  for (int64_t g = 0; g < nodes.num_real; ++g) {
     const int64_t* ends = slot.row_ends + nodes.start[g];
     const int64_t count = nodes.end[g + 1] - nodes.end[g];
     for (int64_t i = 0; i < count; ++i) out[i] = static_cast<Out>(ends[i] + edges.end[g]);
@@ -169,14 +162,21 @@ void write_index(const Slot& slot, const std::vector<Rows>& rows, const int64_t*
   }
 }
 
-void find_rows(const int64_t* row_pointer, const int64_t* graphs, int64_t num_real, Rows& rows) {
-  rows.start.resize(num_real);
-  rows.end.resize(num_real + 1);
+// A null row pointer stands for one row per graph. `num_known` graphs follow `graphs`, those of this batch first.
+void find_rows(const int64_t* row_pointer, const int64_t* graphs, int64_t num_real, int64_t num_known, Rows& rows) {
+  rows.num_real = num_real;
+  rows.start.resize(num_real + kAhead);
+  rows.end.resize(num_real + kAhead + 1);
   rows.end[0] = 0;
-  for (int64_t g = 0; g < num_real; ++g) {
-    const int64_t start = row_pointer[graphs[g]];
-    rows.start[g] = start;
-    rows.end[g + 1] = rows.end[g] + row_pointer[graphs[g] + 1] - start;
+  for (int64_t g = 0; g < num_real + kAhead; ++g) {
+    if (g >= num_known) {  // behind the last graph there is nothing to fetch
+      rows.start[g] = 0;
+      rows.end[g + 1] = rows.end[g];
+      continue;
+    }
+    const int64_t graph = graphs[g];
+    rows.start[g] = row_pointer ? row_pointer[graph] : graph;
+    rows.end[g + 1] = rows.end[g] + (row_pointer ? row_pointer[graph + 1] - rows.start[g] : 1);
   }
   rows.used = rows.end[num_real];
 }
@@ -192,11 +192,14 @@ extern "C" __attribute__((visibility("default"))) int popgeo_collate(
     for (int64_t b = 0; b < num_batches; ++b) {
       const int64_t* members = graphs + batch_ptr[b];
       const int64_t num_real = batch_ptr[b + 1] - batch_ptr[b];
+      const int64_t num_known = batch_ptr[num_batches] - batch_ptr[b];
       // The row pointers of random graphs are cache misses: those of the next batch are fetched during this one.
-      const int64_t coming = b + 1 < num_batches ? batch_ptr[b + 2] - batch_ptr[b + 1] : 0;
+      const int64_t next_end = std::min(2 * num_real + kAhead, num_known);
       for (int64_t axis = 0; axis < num_axes; ++axis) {
-        find_rows(row_pointers[axis], members, num_real, rows[axis]);
-        for (int64_t g = 0; g < coming; ++g) __builtin_prefetch(row_pointers[axis] + members[num_real + g]);
+        find_rows(row_pointers[axis], members, num_real, num_known, rows[axis]);
+        for (int64_t g = num_real; row_pointers[axis] && g < next_end; ++g) {
+          __builtin_prefetch(row_pointers[axis] + members[g]);
+        }
       }
       for (int64_t s = 0; s < num_slots; ++s) {
         const Slot& slot = slots[s];

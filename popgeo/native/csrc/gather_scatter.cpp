@@ -32,14 +32,8 @@ struct Kernels {
                           const int64_t* dst, void* grad_x, void* grad_w, int64_t channels);
 };
 
-namespace POPGEO_ISA {
-
-constexpr int64_t PARALLEL_ELEMENTS = 32768;   // below it a parallel region costs more than it saves
-constexpr int64_t STREAM_BYTES = 2 << 20;      // results above it, written in any order, bypass the caches
-constexpr int64_t PREFETCH_FLOATS = 1024;      // how far ahead rows are fetched, at 4 to 32 edges
-
 // Rows of tile t start at the first row whose edges and rows before it reach t shares of all edges and rows.
-inline int64_t tile_start(const Plan& plan, int64_t tile, int64_t num_tiles) {
+static int64_t tile_start(const Plan& plan, int64_t tile, int64_t num_tiles) {
   if (tile == num_tiles) return plan.num_rows;
   const int64_t share = tile * (plan.num_edges + plan.num_rows) / num_tiles;
   int64_t low = 0, high = plan.num_rows;
@@ -53,6 +47,12 @@ inline int64_t tile_start(const Plan& plan, int64_t tile, int64_t num_tiles) {
   return low;
 }
 
+namespace POPGEO_ISA {
+
+constexpr int64_t PARALLEL_ELEMENTS = 32768;   // below it a parallel region costs more than it saves
+constexpr int64_t STREAM_BYTES = 2 << 20;      // results above it, written in any order, bypass the caches
+constexpr int64_t PREFETCH_FLOATS = 1024;      // how far ahead rows are fetched, at 4 to 32 edges
+
 template <class Tile>
 inline void for_each_tile(const Plan& plan, int64_t channels, Tile tile) {
   const bool parallel = plan.num_threads > 1 && (plan.num_edges + plan.num_rows) * channels > PARALLEL_ELEMENTS;
@@ -64,7 +64,7 @@ inline void for_each_tile(const Plan& plan, int64_t channels, Tile tile) {
 }
 
 inline int64_t edges_ahead(int64_t channels) {
-  const int64_t ahead = PREFETCH_FLOATS / channels;
+  const int64_t ahead = PREFETCH_FLOATS / (channels > 0 ? channels : 1);
   return ahead < 4 ? 4 : ahead > 32 ? 32 : ahead;
 }
 
@@ -479,6 +479,13 @@ EXPORT int64_t popgeo_plan(const int64_t* index, int64_t num_edges, int64_t num_
   if (order == popgeo::SORTED)
     for (int64_t e = 0; e < num_edges; ++e) perm[e] = int32_t(e);
   return order;
+}
+
+// The first row of each tile and the number of rows: num_tiles + 1 numbers.
+EXPORT void popgeo_tile_starts(const int32_t* rowptr, int64_t num_edges, int64_t num_rows, int64_t num_tiles,
+                               int64_t* starts) {
+  const Plan plan{rowptr, nullptr, num_edges, num_rows, num_tiles, 1};
+  for (int64_t tile = 0; tile <= num_tiles; ++tile) starts[tile] = popgeo::tile_start(plan, tile, num_tiles);
 }
 
 EXPORT int64_t popgeo_scatter_sum(int64_t dtype, const void* src, const int64_t* index, const int32_t* rowptr,

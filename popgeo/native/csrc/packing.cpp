@@ -1,7 +1,8 @@
-// Packing: the compiled twins of popgeo/packing/draws.py and popgeo/packing/exact_fill.py, equal to them bit for bit.
+// Packing: the compiled twins of draws.py, exact_fill.py and stream.py of popgeo/packing, equal to them bit for bit.
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <vector>
 
 #define POPGEO_API extern "C" __attribute__((visibility("default")))
@@ -23,7 +24,7 @@ class Window {
  public:
   Window(int num_dims, const std::int64_t* limits, std::int64_t num_graphs, int window, std::uint64_t key)
       : dims_(num_dims), limits_(limits, limits + num_dims), num_graphs_(num_graphs), window_(window), key_(key),
-        buckets_(limits[0] + 1), pending_(num_dims, 0), left_(limits_), graphs_left_(num_graphs), rest_(num_dims) {}
+        counts_(limits[0] + 1, 0), pending_(num_dims, 0), left_(limits_), graphs_left_(num_graphs) {}
 
   // Takes graphs in; packs closed since the last call are then in `ids_out` and `ptr_out`.
   void push(const std::int64_t* ids, const std::int64_t* sizes, std::int64_t count, bool last) {
@@ -41,6 +42,10 @@ class Window {
   std::vector<std::int64_t> ids_out, ptr_out;
 
  private:
+  struct Option {  // first sizes that complete a pack: one (and -1) or two
+    std::int64_t small, large, weight;
+  };
+
   std::uint64_t next() { return hash32(key_, counter_++); }
   std::int64_t below(std::int64_t n) { return static_cast<std::int64_t>(next() * static_cast<std::uint64_t>(n) >> 32); }
   const std::int64_t* size(int position) const { return &sizes_[static_cast<std::size_t>(position) * dims_]; }
@@ -73,28 +78,24 @@ class Window {
   }
 
   void add(int position) {
-    auto& bucket = buckets_[source_[0]];
-    if (bucket.empty()) present_.insert(std::lower_bound(present_.begin(), present_.end(), source_[0]), source_[0]);
+    const std::int64_t first = source_[0];
     if (position == static_cast<int>(ids_.size())) {
       ids_.push_back(0);
-      place_.push_back(0);
+      firsts_.push_back(0);
       sizes_.resize(sizes_.size() + dims_);
     }
     ids_[position] = *source_ids_;
-    place_[position] = static_cast<int>(bucket.size());
+    firsts_[position] = static_cast<std::int32_t>(first);
     for (int d = 0; d < dims_; ++d) sizes_[static_cast<std::size_t>(position) * dims_ + d] = source_[d], pending_[d] += source_[d];
-    bucket.push_back(position);
+    if (counts_[first]++ == 0) present_.insert(std::lower_bound(present_.begin(), present_.end(), first), first);
     ++source_ids_, source_ += dims_, --source_left_;
   }
 
   void close_up(int hole) {
     const int back = static_cast<int>(ids_.size()) - 1;
-    if (hole < back) {
-      ids_[hole] = ids_[back], place_[hole] = place_[back];
-      std::copy_n(size(back), dims_, &sizes_[static_cast<std::size_t>(hole) * dims_]);
-      buckets_[size(hole)[0]][place_[hole]] = hole;
-    }
-    ids_.pop_back(), place_.pop_back(), sizes_.resize(sizes_.size() - dims_);
+    ids_[hole] = ids_[back], firsts_[hole] = firsts_[back];
+    std::copy_n(size(back), dims_, &sizes_[static_cast<std::size_t>(hole) * dims_]);
+    ids_.pop_back(), firsts_.pop_back(), sizes_.resize(sizes_.size() - dims_);
   }
 
   void take() {
@@ -102,34 +103,25 @@ class Window {
     if (holes_.size() == 2 && holes_[0] > holes_[1]) std::swap(holes_[0], holes_[1]);
     for (const int position : holes_) {
       const std::int64_t* s = size(position);
-      auto& bucket = buckets_[s[0]];
-      const int moved = bucket.back();
-      bucket.pop_back();
-      if (moved != position) bucket[place_[position]] = moved, place_[moved] = place_[position];
-      if (bucket.empty()) present_.erase(std::lower_bound(present_.begin(), present_.end(), s[0]));
       for (int d = 0; d < dims_; ++d) pending_[d] -= s[d], left_[d] -= s[d];
+      if (--counts_[s[0]] == 0) present_.erase(std::lower_bound(present_.begin(), present_.end(), s[0]));
       pack_.push_back(ids_[position]);
     }
     graphs_left_ -= static_cast<std::int64_t>(holes_.size());
   }
 
-  // Sets rest_ to what is left after one or two graphs; false when that exceeds the budget.
-  bool fits(int p, int q = -1) {
-    for (int d = 0; d < dims_; ++d) {
-      rest_[d] = left_[d] - size(p)[d] - (q < 0 ? 0 : size(q)[d]);
-      if (rest_[d] < 0) return false;
-    }
+  // Whether one or two graphs more keep within the budget.
+  bool fits(int p, int q = -1) const {
+    for (int d = 0; d < dims_; ++d)
+      if (size(p)[d] + (q < 0 ? 0 : size(q)[d]) > left_[d]) return false;
     return true;
   }
 
-  std::int64_t imbalance() const {
-    const std::int64_t used = limits_[0] - rest_[0];
-    std::int64_t score = 0;
-    for (int d = 1; d < dims_; ++d) {
-      const std::int64_t drift = (limits_[d] - rest_[d]) * pending_[0] - used * pending_[d];
-      score += 256 * (drift < 0 ? -drift : drift) / std::max<std::int64_t>(pending_[d], 1);
-    }
-    return score;
+  // How far sizes are from the window's proportion of the second to the first; 0 is in proportion.
+  std::int64_t drift(const std::int64_t* s) const { return s[1] * pending_[0] - s[0] * pending_[1]; }
+
+  std::int64_t drift_of_pack() const {
+    return (limits_[1] - left_[1]) * pending_[0] - (limits_[0] - left_[0]) * pending_[1];
   }
 
   bool draw() {
@@ -137,12 +129,13 @@ class Window {
     const std::int64_t room = 2 * left_[0] * count;
     if (!pack_.empty() && room <= 5 * pending_[0]) return false;
     const bool steer = dims_ > 1 && !pack_.empty() && room <= 9 * pending_[0];
+    const std::int64_t before = steer ? drift_of_pack() : 0;
     std::int64_t best_score = 0;
     int found = 0;
     for (int i = 0; i < kDraws && found < kCandidates; ++i) {
       const int position = static_cast<int>(below(count));
       if (!fits(position)) continue;
-      const std::int64_t score = steer ? imbalance() : 0;
+      const std::int64_t score = steer ? std::abs(before + drift(size(position))) : 0;
       if (!found || score < best_score) chosen_.assign(1, position), best_score = score;
       ++found;
       if (!steer) break;
@@ -151,40 +144,50 @@ class Window {
   }
 
   bool complete() {
+    if (left_[0] < present_[0]) return false;
     find_options();
     std::int64_t total = 0;
     for (const Option& option : options_) total += option.weight;
-    for (int i = 0; i < kCompletions && !options_.empty(); ++i) {
-      std::int64_t ticket = static_cast<std::int64_t>(static_cast<unsigned __int128>(next()) * total >> 32);
+    for (int i = 0; i < kCompletions; ++i) {
+      auto ticket = static_cast<std::int64_t>(static_cast<unsigned __int128>(next()) * total >> 32);
       const Option* option = options_.data();
       while (ticket >= option->weight) ticket -= (option++)->weight;
       if (best(option->small, option->large)) return true;
     }
-    auto size_end = std::upper_bound(present_.begin(), present_.end(), left_[0]);
-    while (size_end != present_.begin())
-      for (const int position : buckets_[*--size_end])
-        if (fits(position)) {
-          chosen_.assign(1, position);
-          return true;
-        }
-    return false;
+    chosen_.clear();
+    for (int position = 0; position < static_cast<int>(ids_.size()); ++position)
+      if ((chosen_.empty() || firsts_[position] > firsts_[chosen_[0]]) && fits(position)) chosen_.assign(1, position);
+    return !chosen_.empty();
   }
+
+  std::int64_t number(std::int64_t first) const { return counts_[first]; }
 
   void find_options() {
     options_.clear();
+    const std::int64_t room = left_[0], largest = *(std::upper_bound(present_.begin(), present_.end(), room) - 1);
+    const Option single{largest, -1, number(largest) * static_cast<std::int64_t>(ids_.size())};
+    if (largest == room || graphs_left_ < 2) options_.push_back(single);
+    if (graphs_left_ < 2) return;
+    for (const std::int64_t small : present_) {
+      if (2 * small > room) break;
+      const std::int64_t num_small = number(small), num_large = number(room - small);
+      const std::int64_t weight = 2 * small < room ? 2 * num_small * num_large : num_small * (num_small - 1);
+      if (weight) options_.push_back({small, room - small, weight});
+    }
+    if (options_.empty()) find_closest(single);
+  }
+
+  void find_closest(const Option& single) {
+    options_.push_back(single);
+    std::int64_t best = single.small;
     int low = 0, high = static_cast<int>(std::upper_bound(present_.begin(), present_.end(), left_[0]) - present_.begin()) - 1;
-    if (high < 0) return;
-    std::int64_t best = present_[high];
-    options_.push_back({best, -1, static_cast<std::int64_t>(buckets_[best].size() * ids_.size())});
-    while (low <= high && graphs_left_ > 1) {
+    while (low <= high) {
       const std::int64_t small = present_[low], large = present_[high];
       if (small + large > left_[0]) {
         --high;
         continue;
       }
-      const auto num_small = static_cast<std::int64_t>(buckets_[small].size());
-      const auto num_large = static_cast<std::int64_t>(buckets_[large].size());
-      const std::int64_t weight = low < high ? 2 * num_small * num_large : num_small * (num_small - 1);
+      const std::int64_t weight = low < high ? 2 * number(small) * number(large) : number(small) * (number(small) - 1);
       if (weight && small + large > best) best = small + large, options_.clear();
       if (weight && small + large == best) options_.push_back({small, large, weight});
       ++low;
@@ -193,45 +196,50 @@ class Window {
 
   bool best(std::int64_t small, std::int64_t large) {
     const int candidates = dims_ > 1 ? kCandidates : 1;
-    chosen_.clear();
-    found_ = false;
+    others_.clear();
     if (large < 0) {
       some(small, candidates, some_);
-      for (const int p : some_) consider(p, -1, some_.size() > 1);
     } else if (small == large) {
       some(small, 2 * candidates, some_);
-      const std::size_t half = some_.size() / 2, num_pairs = half * (some_.size() - half);
-      for (std::size_t i = 0; i < half; ++i)
-        for (std::size_t j = half; j < some_.size(); ++j) consider(some_[i], some_[j], num_pairs > 1);
+      const auto half = some_.begin() + static_cast<std::ptrdiff_t>(some_.size() / 2);
+      others_.assign(half, some_.end());
+      some_.erase(half, some_.end());
     } else {
       some(large, candidates, others_);
       some(small, candidates, some_);
-      for (const int p : some_)
-        for (const int q : others_) consider(p, q, some_.size() * others_.size() > 1);
     }
-    return found_;
+    if (others_.empty()) others_.push_back(-1);
+    const std::int64_t before = dims_ > 1 ? drift_of_pack() : 0;
+    std::int64_t best_score = 0;
+    chosen_.clear();
+    for (const int p : some_) {
+      const std::int64_t with_p = dims_ > 1 ? before + drift(size(p)) : 0;
+      for (const int q : others_) {
+        if (!fits(p, q)) continue;
+        const std::int64_t score = dims_ > 1 ? std::abs(with_p + (q < 0 ? 0 : drift(size(q)))) : 0;
+        if (!chosen_.empty() && score >= best_score) continue;
+        best_score = score;
+        chosen_.assign(1, p);
+        if (q >= 0) chosen_.push_back(q);
+      }
+    }
+    return !chosen_.empty();
   }
 
-  void consider(int p, int q, bool compare) {
-    if (!fits(p, q)) return;
-    const std::int64_t score = compare ? imbalance() : 0;
-    if (found_ && score >= found_score_) return;
-    found_ = true, found_score_ = score;
-    chosen_.assign(1, p);
-    if (q >= 0) chosen_.push_back(q);
-  }
-
+  // The next few pending graphs of this first size, from a random position on.
   void some(std::int64_t first, int count, std::vector<int>& out) {
-    const auto& bucket = buckets_[first];
-    const auto length = static_cast<std::int64_t>(bucket.size());
-    const std::int64_t start = below(length);
+    const auto start = static_cast<std::ptrdiff_t>(below(static_cast<std::int64_t>(ids_.size())));
     out.clear();
-    for (std::int64_t i = 0; i < std::min<std::int64_t>(count, length); ++i) out.push_back(bucket[(start + i) % length]);
+    const auto search = [&](auto begin, auto end) {
+      while (static_cast<int>(out.size()) < count) {
+        begin = std::find(begin, end, static_cast<std::int32_t>(first));
+        if (begin == end) return;
+        out.push_back(static_cast<int>(begin++ - firsts_.begin()));
+      }
+    };
+    search(firsts_.begin() + start, firsts_.end());
+    search(firsts_.begin(), firsts_.begin() + start);
   }
-
-  struct Option {
-    std::int64_t small, large, weight;
-  };
 
   const int dims_;
   const std::vector<std::int64_t> limits_;
@@ -240,15 +248,13 @@ class Window {
   const std::uint64_t key_;
   std::uint64_t counter_ = 0;
   std::vector<std::int64_t> ids_, sizes_;
-  std::vector<int> place_;
-  std::vector<std::vector<int>> buckets_;
+  std::vector<std::int32_t> firsts_;   // the first size once more, to be searched for
+  std::vector<std::int64_t> counts_;   // first size -> how many graphs are pending
   std::vector<std::int64_t> present_, pending_, left_;
   std::int64_t graphs_left_;
   std::vector<int> holes_, chosen_, some_, others_;
-  std::vector<std::int64_t> pack_, rest_;
+  std::vector<std::int64_t> pack_;
   std::vector<Option> options_;
-  bool found_ = false;
-  std::int64_t found_score_ = 0;
   const std::int64_t* source_ids_ = nullptr;
   const std::int64_t* source_ = nullptr;
   std::int64_t source_left_ = 0;
@@ -266,6 +272,25 @@ POPGEO_API void popgeo_shuffle(std::int64_t* ids, std::int64_t start, std::int64
     places[i % kAhead] = i + static_cast<std::int64_t>(hash32(key, i) * static_cast<std::uint64_t>(total - i) >> 32);
     __builtin_prefetch(&ids[places[i % kAhead]], 1);
   }
+}
+
+// Next fit: writes where each pack ends, after ptr[0] = 0; returns how many packs there are. ptr holds count + 1 numbers.
+POPGEO_API std::int64_t popgeo_next_fit(const std::int64_t* sizes, std::int64_t count, int num_dims, const std::int64_t* limits,
+                                        std::int64_t num_graphs, std::int64_t* used, std::int64_t* ptr) {
+  std::int64_t num_packs = 0;
+  ptr[0] = 0;
+  std::fill_n(used, num_dims, 0);
+  for (std::int64_t i = 0; i < count; ++i, sizes += num_dims) {
+    bool fits = i - ptr[num_packs] < num_graphs;
+    for (int d = 0; d < num_dims; ++d) fits &= sizes[d] <= limits[d] - used[d];
+    if (!fits) {
+      ptr[++num_packs] = i;
+      std::fill_n(used, num_dims, 0);
+    }
+    for (int d = 0; d < num_dims; ++d) used[d] += sizes[d];
+  }
+  if (count > 0) ptr[++num_packs] = count;
+  return num_packs;
 }
 
 // A window, or null where there is no memory for it. Give it back with popgeo_window_free.

@@ -1,0 +1,116 @@
+"""Several batches as one item: concatenated on dimension 0, as PopTorch hands them to a device, and taken apart."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch
+
+
+def join(batches: Sequence[Batch]) -> Batch:
+    """One item of several batches of the same shapes.
+
+    Every tensor is concatenated on dimension 0, so `edge_index` becomes [2 * num_batches, num_edges] and indices start
+    anew in each batch; `num_nodes`, `num_edges` and `num_graphs` are those of one batch.
+
+    Example:
+        >>> from torch_geometric.data import Data
+        >>> from popgeo.data import FixedSizeCollater, FixedSizeOptions
+        >>> collate = FixedSizeCollater(FixedSizeOptions(3, 1, 2))
+        >>> graph = Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]))
+        >>> item = join([collate([graph]), collate([graph])])
+        >>> item.edge_index.shape, item.num_nodes
+        (torch.Size([4, 1]), 3)
+    """
+    first = copy.copy(batches[0])
+    for position, store in enumerate(first.stores):
+        for name, value in list(store.items()):
+            values = [batch.stores[position][name] for batch in batches]
+            if isinstance(value, Tensor):
+                store[name] = torch.cat(values)
+            elif isinstance(value, list):
+                store[name] = [entry for part in values for entry in part]
+    return mark(first, [_how_to_take_apart(batch) for batch in batches], *_sizes(batches[0]))
+
+
+def mark(
+    batch: Any, parts: Sequence[tuple[Mapping[Any, Any], ...]], num_nodes: dict[Any, int], num_edges: dict[Any, int]
+) -> Batch:
+    """States that a batch holds several: its sizes are those of one, and how each is taken apart.
+
+    Args:
+        batch: The tensors of all, concatenated.
+        parts: For each, PyG's `_slice_dict` and `_inc_dict`, and the nodes of each graph where they are stated.
+        num_nodes: Nodes of one, for each node type.
+        num_edges: Edges of one, for each edge type.
+    """
+    main = batch.stores[0].__dict__
+    main.pop("_slice_dict", None)
+    main.pop("_inc_dict", None)
+    main["_mini_batches"] = tuple(parts)
+    for store in batch.stores:
+        store.__dict__.pop("_num_nodes", None)
+        if store._key in num_nodes:
+            store["num_nodes"] = num_nodes[store._key]
+        if store._key in num_edges:
+            store["num_edges"] = num_edges[store._key]
+    return batch
+
+
+def split(batch: Any) -> list[Batch]:
+    """The batches that `join` made one item of.
+
+    Raises:
+        ValueError: the batch is not such an item.
+    """
+    main = batch.stores[0].__dict__
+    if "_mini_batches" not in main:
+        raise ValueError("The batch is one batch, not several joined; there is nothing to split.")
+    parts = main["_mini_batches"]
+    return [_part(batch, i, len(parts), *part) for i, part in enumerate(parts)]
+
+
+def _part(
+    batch: Any,
+    index: int,
+    count: int,
+    slices: Mapping[Any, Any],
+    increments: Mapping[Any, Any],
+    stated: Mapping[Any, Any],
+) -> Batch:
+    part = copy.copy(batch)
+    for store in part.stores:
+        for name, value in list(store.items()):
+            if isinstance(value, Tensor | list):
+                size = len(value) // count
+                store[name] = value[index * size : (index + 1) * size]
+    main = part.stores[0].__dict__
+    del main["_mini_batches"]
+    main["_slice_dict"], main["_inc_dict"] = slices, increments
+    num_nodes = {}
+    for store in part.stores:
+        store.__dict__.pop("_cached_attr", None)
+        num_nodes[store._key] = store._mapping.pop("num_nodes", None)
+        store._mapping.pop("num_edges", None)
+    state_num_nodes(part, stated, num_nodes)
+    return part
+
+
+def state_num_nodes(batch: Any, of_graphs: Mapping[Any, list[int]], of_batch: Mapping[Any, Any]) -> None:
+    """States the number of nodes of a batch and of its graphs, for the node types whose graphs state it."""
+    for store in batch.stores:
+        if store._key in of_graphs:
+            store.num_nodes, store._num_nodes = of_batch[store._key], of_graphs[store._key]
+
+
+def _how_to_take_apart(batch: Any) -> tuple[Mapping[Any, Any], ...]:
+    main = batch.stores[0].__dict__
+    stated = {store._key: store._num_nodes for store in batch.stores if "_num_nodes" in store.__dict__}
+    return main["_slice_dict"], main["_inc_dict"], stated
+
+
+def _sizes(batch: Any) -> tuple[dict[Any, int], dict[Any, int]]:
+    nodes = {store._key: int(store.num_nodes) for store in batch.node_stores}
+    return nodes, {store._key: int(store.num_edges) for store in batch.edge_stores}

@@ -1,0 +1,80 @@
+"""Smaller flat datasets from larger ones: some of the graphs, or some of the nodes and edges."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.utils import cumsum
+
+from popgeo.data.flat_store import Attribute, Axis, FlatStore
+from popgeo.data.levels import Level
+
+
+def take(store: FlatStore, ids: np.ndarray) -> FlatStore:
+    """A copy of some graphs of a flat dataset, in the order of `ids`."""
+    graphs = torch.from_numpy(np.asarray(store.rows(ids), dtype=np.int64))
+    pointers, rows = {}, {}
+    for axis, pointer in store.row_pointers.items():
+        starts, counts = pointer[graphs], pointer.diff()[graphs]
+        pointers[axis] = cumsum(counts)
+        owner = torch.repeat_interleave(counts)
+        rows[axis] = torch.arange(int(counts.sum())) + (starts - pointers[axis][:-1])[owner]
+    attributes = tuple(_taken(attribute, graphs, rows) for attribute in store.attributes)
+    return dataclasses.replace(
+        store, attributes=attributes, row_pointers=pointers, indices=None, row_ends=None, _cache={}
+    )
+
+
+def _taken(attribute: Attribute, graphs: Tensor, rows: Mapping[Axis, Tensor]) -> Attribute:
+    if not attribute.is_tensor:
+        return dataclasses.replace(attribute, values=[attribute.values[i] for i in graphs.tolist()])
+    values = attribute.tensor.index_select(attribute.dim, rows[attribute.axis])
+    increments = None if attribute.increments is None else attribute.increments[graphs]
+    return dataclasses.replace(attribute, values=values, increments=increments)
+
+
+def keep_rows(store: FlatStore, keep: Mapping[Axis, Tensor]) -> FlatStore:
+    """A flat dataset without some nodes and edges; the ends of the edges that stay are renumbered.
+
+    Args:
+        store: A dataset that is no view.
+        keep: For each axis that loses rows, True for those that stay; an edge must not outlive its ends.
+    """
+    pointers = dict(store.row_pointers)
+    for axis, mask in keep.items():
+        running = torch.cat([torch.zeros(1, dtype=torch.int64), mask.to(torch.int64).cumsum(0)])
+        pointers[axis] = running[store.row_pointers[axis]]
+    attributes = tuple(_kept(store, attribute, keep, pointers) for attribute in store.attributes)
+    return dataclasses.replace(store, attributes=attributes, row_pointers=pointers, row_ends=None, _cache={})
+
+
+def _kept(
+    store: FlatStore, attribute: Attribute, keep: Mapping[Axis, Tensor], pointers: Mapping[Axis, Tensor]
+) -> Attribute:
+    mask = keep.get(attribute.axis)
+    values = attribute.values
+    if mask is not None:
+        values = attribute.tensor.index_select(attribute.dim, mask.nonzero().flatten())
+    if attribute.name != "edge_index" or not isinstance(values, Tensor):
+        return dataclasses.replace(attribute, values=values)
+    key = attribute.store
+    graph = torch.repeat_interleave(pointers[attribute.axis].diff())
+    ends, steps = [], []
+    for row, end in zip(values, (key[0], key[-1]) if isinstance(key, tuple) else (None, None), strict=True):
+        axis = Axis(Level.NODE, end)
+        new_number = _renumbered(store.row_pointers[axis], keep.get(axis))
+        ends.append(new_number[row.to(torch.int64) + store.row_pointers[axis][:-1][graph]].to(values.dtype))
+        steps.append(pointers[axis].diff())
+    increments = torch.stack(steps[: 1 if key is None else 2], dim=1)
+    return dataclasses.replace(attribute, values=torch.stack(ends), increments=increments)
+
+
+def _renumbered(pointer: Tensor, keep: Tensor | None) -> Tensor:
+    """The number, within its graph, that each node has afterwards. [number of nodes before]"""
+    owner = torch.repeat_interleave(pointer.diff())
+    if keep is None:
+        return torch.arange(int(pointer[-1])) - pointer[:-1][owner]
+    before = torch.cat([torch.zeros(1, dtype=torch.int64), keep.to(torch.int64).cumsum(0)])
+    return before[:-1] - before[pointer[:-1]][owner]

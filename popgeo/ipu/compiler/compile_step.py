@@ -1,0 +1,67 @@
+"""Model, arguments and choices in; a compiled step out."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from popgeo.ipu import cache, fingerprint
+from popgeo.ipu.compiled_step import CompiledStep
+from popgeo.ipu.compiler.capture import capture
+from popgeo.ipu.compiler.optimize import optimize
+
+
+def compile_step(
+    function: Callable[..., Any],
+    arguments: Sequence[tuple[str, Tensor]],
+    call: Callable[[Sequence[Tensor]], Any],
+    *,
+    trained: Sequence[str] = (),
+    loss_scaling: float = 1.0,
+    cache_dir: Any = None,
+    choices: Sequence[object] = (),
+) -> CompiledStep:
+    """Captures a function and runs the passes over it, or takes both from the cache.
+
+    Args:
+        function: A module or any function of tensors.
+        arguments: The tensors it takes, by name.
+        call: Calls it with such tensors.
+        trained: Parameters to differentiate the loss by.
+        loss_scaling: Gradient of the loss to start from.
+        cache_dir: Folder that keeps steps of modules; None for none.
+        choices: What else the step depends on.
+    """
+    key = _key(function, arguments, trained, loss_scaling, choices) if cache_dir is not None else None
+    known = cache.load(cache_dir, key) if key is not None else None
+    if known is not None:
+        return known
+    captured = capture(function, arguments, call, trained=trained, loss_scaling=loss_scaling)
+    graph, relied_on = optimize(captured.graph)
+    step = CompiledStep(
+        graph=graph,
+        result=captured.result,
+        trained=captured.trained,
+        row_indices=relied_on,
+        captured_ops=len(captured.graph.ops),
+        files=captured.files,
+    )
+    if key is not None:
+        cache.save(cache_dir, key, step)
+    return step
+
+
+def _key(
+    function: Callable[..., Any],
+    arguments: Sequence[tuple[str, Tensor]],
+    trained: Sequence[str],
+    loss_scaling: float,
+    choices: Sequence[object],
+) -> str | None:
+    if not isinstance(function, nn.Module):
+        return None
+    signature = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in arguments]
+    try:
+        return fingerprint.fingerprint(function, signature, list(trained), loss_scaling, *choices)
+    except fingerprint.Unknown:
+        return None

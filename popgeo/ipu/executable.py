@@ -1,0 +1,95 @@
+"""Compiles any function of tensors."""
+
+import inspect
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from popgeo.ipu import batching
+from popgeo.ipu.compiler.account import account
+from popgeo.ipu.compiler.compile_step import compile_step
+from popgeo.ipu.options import Options
+from popgeo.ipu.replicas import Replicas
+from popgeo.ipu.report import Report
+from popgeo.ipu.stepper import Stepper
+from popgeo.ipu.structure import first_difference, flatten, same, unflatten
+from popgeo.ipu.target import IpuTarget
+
+
+class Executable:
+    """A compiled function; called like it. Made by `compile`."""
+
+    def __init__(self, function: Callable[..., Any], example_inputs: Sequence[Any], target: IpuTarget) -> None:
+        start = time.perf_counter()
+        self._signature = inspect.signature(function)
+        self._target = target
+        tensors, self._arguments = flatten(dict(self._signature.bind(*example_inputs).arguments))
+
+        def call(inputs: Sequence[Any]) -> Any:
+            bound = self._signature.bind_partial()
+            bound.arguments.update(unflatten(self._arguments, inputs))
+            return function(*bound.args, **bound.kwargs)
+
+        module = function if isinstance(function, nn.Module) else nn.Module()
+        arguments = list(zip(batching.names(self._arguments), tensors, strict=True))
+        self.step = compile_step(module, arguments, call)
+        self._stepper = Stepper(self.step, module, Options(target=target), None, Replicas((0,), 1))
+        self._compile_seconds = time.perf_counter() - start
+        self._run_seconds, self._calls = 0.0, 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's result.
+
+        Raises:
+            ValueError: an argument differs from the example; the message names it.
+        """
+        tensors, structure = flatten(dict(self._signature.bind(*args, **kwargs).arguments))
+        if not same(self._arguments, structure):
+            raise ValueError(
+                f"{first_difference(self._arguments, structure)}. Compile the function anew for other shapes."
+            )
+        start = time.perf_counter()
+        results = self._stepper.run(tensors)
+        self._run_seconds, self._calls = self._run_seconds + time.perf_counter() - start, self._calls + 1
+        return unflatten(self.step.result, results)
+
+    @property
+    def report(self) -> Report:
+        """The account of one call."""
+        engine = self._stepper.engine
+        return Report(
+            target=self._target,
+            families=account(engine.graph),
+            captured_ops=self.step.captured_ops,
+            state_bytes=self._stepper.state_bytes,
+            buffer_bytes=engine.buffer_bytes,
+            compile_seconds=self._compile_seconds,
+            calls=self._calls,
+            steps=self._calls,
+            run_seconds=self._run_seconds,
+        )
+
+
+def compile(function: Callable[..., Any], example_inputs: Sequence[Any], target: IpuTarget | None = None) -> Executable:
+    """Compiles a function of tensors for the shapes of example inputs.
+
+    Args:
+        function: Any function, or a module, whose parameters are then used where they are.
+        example_inputs: Its positional arguments; tensors, or nests of them.
+        target: The machine to compile for; a Bow IPU by default.
+
+    Returns:
+        What to call like the function; `.report` accounts for a call.
+
+    Raises:
+        DynamicShapeError: a shape depends on data.
+
+    Example:
+        >>> import torch
+        >>> double = compile(lambda x: 2 * x, [torch.ones(3)])
+        >>> double(torch.arange(3.0)), double.report.total.ops
+        (tensor([0., 2., 4.]), 1)
+    """
+    return Executable(function, example_inputs, target or IpuTarget.bow())

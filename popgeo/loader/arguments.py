@@ -1,0 +1,111 @@
+"""Checks and completes what the loader is called with."""
+
+import math
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import Any, TypeVar
+
+import numpy as np
+
+from popgeo.data.flat_store import FlatStore
+from popgeo.data.sizes import FixedSizeOptions
+from popgeo.loader.epoch import FixedSizeStrategy, Packing
+
+E = TypeVar("E", bound=Enum)
+
+
+def member(enum: type[E], value: E | str) -> E:
+    """A member of an enum, also by its name.
+
+    Example:
+        >>> member(FixedSizeStrategy, "Window")
+        <FixedSizeStrategy.Window: 2>
+    """
+    if isinstance(value, enum):
+        return value
+    if isinstance(value, str) and value in enum.__members__:
+        return enum[value]
+    raise ValueError(f"{value!r} is no {enum.__name__}; pass one of {list(enum.__members__)}.")
+
+
+def strategy_of(strategy: FixedSizeStrategy | Packing | str) -> FixedSizeStrategy | Packing:
+    """A strategy, also by its name; functions pass as they are."""
+    return strategy if callable(strategy) and not isinstance(strategy, Enum) else member(FixedSizeStrategy, strategy)
+
+
+def check_arguments(
+    strategy: FixedSizeStrategy | Packing,
+    shuffle: bool,
+    sampler: Iterable[int] | None,
+    batch_sampler: Iterable[Sequence[int]] | None,
+    rank: int,
+    world_size: int,
+    kwargs: dict[str, Any],
+) -> None:
+    """Refuses arguments that contradict each other.
+
+    Raises:
+        ValueError: they do.
+    """
+    if "collate_fn" in kwargs:
+        raise ValueError("The loader collates by itself, so it takes no collate_fn. Use a transform of the dataset.")
+    if "generator" in kwargs:
+        raise ValueError("The order comes from seed and epoch, so the loader takes no generator. Pass seed=.")
+    if sampler is not None and (shuffle or batch_sampler is not None):
+        raise ValueError("A sampler decides the order, so it excludes shuffle and batch_sampler. Pass only one.")
+    if batch_sampler is not None and (shuffle or strategy is not FixedSizeStrategy.PadToMax):
+        raise ValueError("A batch_sampler decides the batches, so it excludes shuffle and any strategy but PadToMax.")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank is {rank} and world_size {world_size}; ranks count from 0 to world_size - 1.")
+
+
+def sizes_of(
+    store: FlatStore,
+    sizes: np.ndarray,
+    batch_size: int | None,
+    options: FixedSizeOptions | None,
+    num_nodes: int | dict[str, int] | None,
+    num_edges: int | dict[tuple[str, str, str], int] | None,
+) -> FixedSizeOptions:
+    """The sizes of a batch, however they were given.
+
+    Raises:
+        ValueError: they were given twice, or `batch_size` says something else.
+    """
+    if options is not None and (num_nodes is not None or num_edges is not None):
+        raise ValueError("Both fixed_size_options and num_nodes or num_edges are given; pass one or the other.")
+    if options is None and num_nodes is None:
+        if num_edges is not None:
+            raise ValueError("num_edges is given without num_nodes; pass both, or neither to have them measured.")
+        options = FixedSizeOptions.worst_case(store, sizes, 2 if batch_size is None else batch_size)
+    elif options is None:
+        assert num_nodes is not None  # the branch above
+        options = FixedSizeOptions(num_nodes, num_edges, 2 if batch_size is None else batch_size)
+    if batch_size is not None and batch_size != options.num_graphs:
+        raise ValueError(
+            f"batch_size is {batch_size} and fixed_size_options.num_graphs is {options.num_graphs}; both count the "
+            f"graphs of a batch, padding included. Leave batch_size out or make them equal."
+        )
+    return options.to_hetero(store.node_types, store.edge_types) if store.is_hetero else options
+
+
+def num_mini_batches(options: Any) -> int:
+    """How many batches one item holds.
+
+    Example:
+        >>> num_mini_batches(None), num_mini_batches(6)
+        (1, 6)
+    """
+    if options is None or isinstance(options, int):
+        count = 1 if options is None else options
+    else:
+        names = ("device_iterations", "replication_factor", "gradient_accumulation")
+        missing = [name for name in names if not hasattr(options, name)]
+        if missing:
+            raise ValueError(
+                f"options is a {type(options).__name__} without {missing}. Pass a number or such an object."
+            )
+        count = math.prod(getattr(options, name) for name in names)
+    if count < 1:
+        raise ValueError(f"options asks for {count} batches in one item; it must be 1 or more.")
+    return count

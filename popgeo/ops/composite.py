@@ -1,0 +1,140 @@
+"""Softmax, log-sum-exp and standard deviation over the entries that share an index, with torch_scatter's signatures."""
+
+import torch
+from torch import Tensor
+
+from popgeo.ops.extremum import scatter_max_rows
+from popgeo.ops.plan import ScatterPlan
+from popgeo.ops.rows import gather_rows, scatter_sum_rows
+from popgeo.ops.scatter import Rows
+
+
+def scatter_softmax(
+    src: Tensor, index: Tensor, dim: int = -1, dim_size: int | None = None, plan: ScatterPlan | None = None
+) -> Tensor:
+    """The softmax over the entries that share an index.
+
+    Args:
+        src: Scores, of a floating point type. [..., num_edges, ...]
+        index: Row of each score; see `popgeo.ops.scatter`.
+        dim: The dimension that the index runs along.
+        dim_size: Number of rows; required under capture.
+        plan: The plan of a one-dimensional `index`, made once and reused.
+
+    Returns:
+        Positive weights that sum to one over each row. [..., num_edges, ...]
+
+    Raises:
+        ValueError: `src` is not of a floating point type, or an index is out of range.
+
+    Example:
+        >>> scatter_softmax(torch.tensor([1.0, 1.0, 5.0]), torch.tensor([0, 0, 1]))
+        tensor([0.5000, 0.5000, 1.0000])
+    """
+    rows, arguments = _floating(src, index, dim, None, dim_size, plan)
+    shifted = _shift(rows, arguments).exp()
+    total = scatter_sum_rows(shifted, rows.index, rows.num_rows, *arguments)
+    return rows.restore_entries(shifted / gather_rows(total, rows.index, *arguments))
+
+
+def scatter_log_softmax(
+    src: Tensor,
+    index: Tensor,
+    dim: int = -1,
+    eps: float = 1e-12,
+    dim_size: int | None = None,
+    plan: ScatterPlan | None = None,
+) -> Tensor:
+    """The logarithm of `scatter_softmax`; `eps` is added to each row's sum of exponentials.
+
+    Example:
+        >>> scatter_log_softmax(torch.tensor([1.0, 1.0, 5.0]), torch.tensor([0, 0, 1]))
+        tensor([-0.6931, -0.6931, 0.0000])
+    """
+    rows, arguments = _floating(src, index, dim, None, dim_size, plan)
+    shifted = _shift(rows, arguments)
+    total = scatter_sum_rows(shifted.exp(), rows.index, rows.num_rows, *arguments)
+    return rows.restore_entries(shifted - gather_rows((total + eps).log(), rows.index, *arguments))
+
+
+def scatter_logsumexp(
+    src: Tensor,
+    index: Tensor,
+    dim: int = -1,
+    out: Tensor | None = None,
+    dim_size: int | None = None,
+    eps: float = 1e-12,
+    plan: ScatterPlan | None = None,
+) -> Tensor:
+    """The logarithm of the sum of exponentials of the entries that share an index; 0 where nothing arrives.
+
+    Args:
+        src: Scores, of a floating point type. [..., num_edges, ...]
+        index: Row of each score; see `popgeo.ops.scatter`.
+        dim: The dimension that the index runs along.
+        out: One more score for each row; it stays unchanged.
+        dim_size: Number of rows; required under capture.
+        eps: Added to each row's sum of exponentials.
+        plan: The plan of a one-dimensional `index`, made once and reused.
+
+    Raises:
+        ValueError: `src` is not of a floating point type, or an index is out of range.
+
+    Example:
+        >>> scatter_logsumexp(torch.zeros(4), torch.tensor([0, 0, 0, 2]), dim_size=3).exp()
+        tensor([3., 1., 1.])
+    """
+    rows, arguments = _floating(src, index, dim, out, dim_size, plan)
+    largest, arg = scatter_max_rows(rows.src.detach(), rows.index, rows.num_rows, *arguments)
+    largest = largest.masked_fill(arg == rows.src.shape[0], -torch.inf)
+    shifted = rows.src - gather_rows(largest, rows.index, *arguments)
+    shifted = shifted.masked_fill(shifted.isnan(), -torch.inf)
+    total = rows.restore(scatter_sum_rows(shifted.exp(), rows.index, rows.num_rows, *arguments))
+    largest = rows.restore(largest)
+    if out is not None:
+        total = total + (out - largest).exp()
+    return ((total + eps).log() + largest).nan_to_num(neginf=0.0)
+
+
+def scatter_std(
+    src: Tensor,
+    index: Tensor,
+    dim: int = -1,
+    out: Tensor | None = None,
+    dim_size: int | None = None,
+    unbiased: bool = True,
+    plan: ScatterPlan | None = None,
+) -> Tensor:
+    """The standard deviation of the entries that share an index; 0 where fewer than two arrive.
+
+    As in torch_scatter, 1e-6 is added to the count (less one if `unbiased`) that the sum of squares is divided by.
+
+    Example:
+        >>> scatter_std(torch.tensor([1.0, 3.0, 7.0]), torch.tensor([0, 0, 1]))
+        tensor([1.4142, 0.0000])
+    """
+    rows, arguments = _floating(src, index, dim, out, dim_size, plan)
+    count = rows.count(plan).to(src.dtype).clamp(min=1)
+    mean = scatter_sum_rows(rows.src, rows.index, rows.num_rows, *arguments) / count
+    deviation = rows.src - gather_rows(mean, rows.index, *arguments)
+    squares = rows.restore(scatter_sum_rows(deviation * deviation, rows.index, rows.num_rows, *arguments))
+    if out is not None:
+        squares = out.add_(squares)
+    if unbiased:
+        count = (count - 1).clamp(min=1)
+    return (squares / rows.restore(count.expand(-1, rows.src.shape[1]) + 1e-6)).sqrt()
+
+
+def _floating(
+    src: Tensor, index: Tensor, dim: int, out: Tensor | None, dim_size: int | None, plan: ScatterPlan | None
+) -> tuple[Rows, tuple[Tensor | None, Tensor | None, int]]:
+    if not src.is_floating_point():
+        raise ValueError(f"src has dtype {src.dtype}; this function is of floating point values. Call src.float().")
+    rows = Rows.of(src, index, dim, out, dim_size)
+    return rows, rows.plan(plan)
+
+
+def _shift(rows: Rows, arguments: tuple[Tensor | None, Tensor | None, int]) -> Tensor:
+    """Each entry less the largest of its row, so that no exponential overflows; it cancels, so it needs no gradient."""
+    largest, _ = scatter_max_rows(rows.src.detach(), rows.index, rows.num_rows, *arguments)
+    return rows.src - gather_rows(largest, rows.index, *arguments)

@@ -1,0 +1,178 @@
+"""Reductions of consecutive entries, and their reverse, with the signatures and results of torch_scatter."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from popgeo.ops.checks import refuse_index
+from popgeo.ops.registration import is_direct
+from popgeo.ops.scatter import broadcast, gather, is_shared, scatter, scatter_max, scatter_min
+from popgeo.ops.segment_rows import gather_csr_rows, row_of_each_edge, segment_sum_rows
+
+
+def segment_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None, reduce: str = "sum") -> Tensor:
+    """Reduce the entries between consecutive pointers, as `torch_scatter.segment_csr` does.
+
+    Args:
+        src: The entries. [..., num_edges, ...]
+        indptr: Where each row starts, and where the last one ends; its last dimension lies along dimension
+            `indptr.dim() - 1` of `src`, the others broadcast. [..., num_rows + 1]
+        out: A tensor that the result is written to.
+        reduce: "sum" (or "add"), "mean", "min" or "max".
+
+    Returns:
+        The reduced entries; 0 for an empty row. [..., num_rows, ...]
+
+    Raises:
+        ValueError: the pointers descend or leave the entries, or `reduce` is unknown.
+
+    Example:
+        >>> segment_csr(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 2, 2, 3]))
+        tensor([3., 0., 3.])
+    """
+    reductions: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "sum": segment_sum_rows,
+        "add": segment_sum_rows,
+        "mean": _mean,
+        "min": lambda rows, ptr: _extremum(rows, ptr, scatter_min)[0],
+        "max": lambda rows, ptr: _extremum(rows, ptr, scatter_max)[0],
+    }
+    if reduce not in reductions:
+        raise ValueError(f"reduce is {reduce!r}; allowed are {', '.join(reductions)}.")
+    result = _along_rows(reductions[reduce], src, indptr)
+    return result if out is None else out.copy_(result)
+
+
+def segment_sum_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> Tensor:
+    """Sum the entries between consecutive pointers; see `segment_csr`."""
+    return segment_csr(src, indptr, out, "sum")
+
+
+segment_add_csr = segment_sum_csr
+
+
+def segment_mean_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> Tensor:
+    """Average the entries between consecutive pointers; see `segment_csr`."""
+    return segment_csr(src, indptr, out, "mean")
+
+
+def segment_min_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The smallest entry between consecutive pointers and its position; see `segment_csr`."""
+    return _with_position(src, indptr, out, scatter_min)
+
+
+def segment_max_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The largest entry between consecutive pointers and its position; see `segment_csr`."""
+    return _with_position(src, indptr, out, scatter_max)
+
+
+def gather_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> Tensor:
+    """Repeat each row as often as its pointers are apart: the reverse of `segment_csr`.
+
+    The length of the result is `indptr[-1]`, or that of `out`, which is required under capture.
+
+    Args:
+        src: One entry per row. [..., num_rows, ...]
+        indptr: Where each row starts, and where the last one ends. [..., num_rows + 1]
+        out: A tensor that the result is written to.
+
+    Raises:
+        ValueError: the pointers descend, or there are not as many rows as `indptr` says.
+
+    Example:
+        >>> gather_csr(torch.tensor([7.0, 8.0, 9.0]), torch.tensor([0, 2, 2, 3]))
+        tensor([7., 7., 9.])
+    """
+    dim = indptr.dim() - 1
+    if out is not None:
+        num_edges = out.shape[dim]
+    elif is_direct(indptr):
+        num_edges = int(indptr.select(-1, -1).max()) if indptr.numel() else 0
+    else:
+        raise ValueError("Under capture the length of the result cannot be read from indptr: pass out=.")
+    result = _along_rows(lambda rows, ptr: gather_csr_rows(rows, ptr, num_edges), src, indptr)
+    return result if out is None else out.copy_(result)
+
+
+def segment_coo(
+    src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None, reduce: str = "sum"
+) -> Tensor:
+    """Reduce the entries that share a sorted index, as `torch_scatter.segment_coo` does.
+
+    The index lies along dimension `index.dim() - 1` of `src`; otherwise this is `scatter`, which sees by itself that an
+    index is sorted.
+
+    Example:
+        >>> segment_coo(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 0, 2]), dim_size=3)
+        tensor([3., 0., 3.])
+    """
+    dim = index.dim() - 1
+    if reduce == "mean" and not src.is_floating_point():
+        total = scatter(src, index, dim, out, dim_size, "sum")
+        count = scatter(torch.ones_like(src), index, dim, None, total.shape[dim], "sum").clamp(min=1)
+        mean = torch.div(total, count, rounding_mode="trunc")  # towards zero, unlike scatter
+        return mean if out is None else out.copy_(mean)
+    return scatter(src, index, dim, out, dim_size, reduce)
+
+
+def gather_coo(src: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
+    """The entry that each index names along dimension `index.dim() - 1`: the reverse of `segment_coo`.
+
+    Example:
+        >>> gather_coo(torch.tensor([7.0, 8.0]), torch.tensor([0, 0, 1]))
+        tensor([7., 7., 8.])
+    """
+    dim = index.dim() - 1
+    shape = (*src.shape[:dim], index.shape[dim], *src.shape[dim + 1 :])
+    full = broadcast(index, src.new_empty(()).expand(shape), dim)
+    if is_shared(full, dim):
+        vector = full.movedim(dim, 0).reshape(shape[dim], -1)[:, 0] if full.numel() else full.new_zeros(shape[dim])
+        result = gather(src, vector, dim)
+    else:
+        if is_direct(index):
+            refuse_index("index", index.reshape(-1), src.shape[dim])
+        result = torch.gather(src, dim, full)
+    return result if out is None else out.copy_(result)
+
+
+def _along_rows(reduce: Callable[[Tensor, Tensor], Tensor], src: Tensor, indptr: Tensor) -> Tensor:
+    """Applies a function of rows [num_rows, channels] and pointers to the dimension that the pointers lie along."""
+    dim = indptr.dim() - 1
+    if not 0 <= dim < src.dim() or indptr.shape[dim] == 0:
+        raise ValueError(f"indptr has shape {tuple(indptr.shape)}, which fits no dimension of src, {tuple(src.shape)}.")
+    try:
+        full = indptr.expand(*src.shape[:dim], indptr.shape[dim])
+    except RuntimeError:
+        raise ValueError(
+            f"indptr has shape {tuple(indptr.shape)}; its leading dimensions do not broadcast to {tuple(src.shape)}."
+        ) from None
+    if is_shared(full, dim):
+        moved = src.movedim(dim, 0)
+        pointers = full.reshape(-1, full.shape[dim])[0] if full.numel() else full.new_zeros(full.shape[dim])
+        rows = reduce(moved.reshape(moved.shape[0], moved.shape[1:].numel()), pointers)
+        return rows.reshape(rows.shape[0], *moved.shape[1:]).movedim(0, dim)
+    each = src.reshape(-1, src.shape[dim], src.shape[dim + 1 :].numel())
+    results = [reduce(rows, pointers) for rows, pointers in zip(each, full.reshape(-1, full.shape[dim]), strict=True)]
+    return torch.stack(results).reshape(*src.shape[:dim], results[0].shape[0], *src.shape[dim + 1 :])
+
+
+def _mean(rows: Tensor, indptr: Tensor) -> Tensor:
+    count = indptr.diff().clamp(min=1).unsqueeze(1).to(rows.dtype)
+    mode = None if rows.is_floating_point() else "trunc"
+    return torch.div(segment_sum_rows(rows, indptr), count, rounding_mode=mode)
+
+
+def _extremum(rows: Tensor, indptr: Tensor, reduce: Callable[..., tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    num_rows = indptr.shape[0] - 1
+    index = row_of_each_edge(indptr, rows.shape[0])
+    best, arg = reduce(rows, index, 0, dim_size=num_rows + 1)  # the last row takes what lies outside the pointers
+    return best[:num_rows], arg[:num_rows]
+
+
+def _with_position(
+    src: Tensor, indptr: Tensor, out: Tensor | None, reduce: Callable[..., tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    best = _along_rows(lambda rows, ptr: _extremum(rows, ptr, reduce)[0], src, indptr)
+    arg = _along_rows(lambda rows, ptr: _extremum(rows, ptr, reduce)[1], src, indptr)
+    return best if out is None else out.copy_(best), arg

@@ -1,0 +1,97 @@
+"""From a plan of sizes to packs of graphs: which graph of a size goes where is drawn anew each epoch."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+
+from popgeo.packing.packs import Budget, Ids, Packs
+from popgeo.packing.size_plan import SizePlan, to_units
+from popgeo.packing.sizes import fitting
+from popgeo.packing.swaps import PlacesBySize, within_budget
+
+
+def assign(
+    plan: SizePlan,
+    sizes: ArrayLike,
+    budget: Budget,
+    *,
+    generator: torch.Generator | None = None,
+    skip: bool = False,
+) -> Packs:
+    """Fill the packs of a plan with graphs, at random within each size.
+
+    A plan knows one dimension. Where a pack then exceeds another (edges, say), it swaps graphs with packs that have
+    room there, against graphs of the same size, so the plan still holds; what cannot be repaired so goes to packs of
+    its own, after those of the plan.
+
+    Args:
+        plan: From `best_fit_decreasing` or `optimal_plan`, for these very sizes.
+        sizes: Sizes of each graph. [num_graphs, num_dims] or [num_graphs]
+        budget: What one pack may hold.
+        generator: Source of randomness; None takes the graphs of a size in order and the packs in the plan's order.
+        skip: Leave out, and count in `skipped`, the graphs that no pack can hold.
+
+    Raises:
+        ValueError: a graph can never fit and `skip` is False, or the plan is one for other sizes.
+
+    Example:
+        >>> plan = SizePlan(composition=((3, 2), (3,)), counts=(1, 1), bound=2)
+        >>> [pack.tolist() for pack in assign(plan, [3, 2, 3], Budget(sizes=(5,), num_graphs=2))]
+        [[0, 1], [2]]
+    """
+    table, ids, skipped = fitting(sizes, budget, skip=skip)
+    # Sizes are known by their rank among the plan's: few numbers, and of 16 bits, which sort by radix, if they can be.
+    ranked = np.unique([size for contents in plan.composition for size in contents]).astype(np.int64)
+    ranks = _ranks(to_units(table[:, plan.dim], plan.unit, budget.sizes[plan.dim]), ranked)
+    slot_ranks, ptr = _lay_out(plan, ranked, generator)
+    held = np.bincount(slot_ranks, minlength=len(ranked) + 1)
+    if not np.array_equal(held, np.bincount(ranks, minlength=len(ranked) + 1)):
+        raise ValueError(
+            f"The plan is one for {len(slot_ranks)} graphs of other sizes than these {len(ranks)}; "
+            f"make a plan from the sizes that you assign."
+        )
+    order = _order(len(table), generator)
+    slots = np.argsort(slot_ranks, kind="stable")
+    indices = np.empty(len(table), np.int64)
+    indices[slots] = order.take(np.argsort(ranks.take(order), kind="stable"))
+    packs = Packs(indices, ptr)
+    others = [dim for dim in range(table.shape[1]) if dim != plan.dim]
+    if others:
+        places = PlacesBySize(slots, np.concatenate([[0], np.cumsum(held)]), slot_ranks)
+        packs = within_budget(packs, places, table, budget, others, generator)
+    return Packs(packs.indices if ids is None else ids[packs.indices], packs.ptr, skipped)
+
+
+def _order(count: int, generator: torch.Generator | None) -> Ids:
+    return np.arange(count) if generator is None else torch.randperm(count, generator=generator).numpy()
+
+
+def _ranks(sizes: Ids, ranked: Ids) -> np.ndarray:
+    """The place of each size in a list of sizes; past its end for a size that is not in it."""
+    largest = max(sizes.max(initial=0), ranked.max(initial=0))
+    if largest < 1 << 20:
+        table = np.full(largest + 1, len(ranked), _dtype(ranked))
+        table[ranked] = np.arange(len(ranked))
+        return table.take(sizes)
+    ranks = np.searchsorted(ranked, sizes)
+    ranks[np.append(ranked, -1)[ranks] != sizes] = len(ranked)
+    return ranks.astype(_dtype(ranked))
+
+
+def _dtype(ranked: Ids) -> type:
+    return np.uint16 if len(ranked) < 1 << 16 else np.int64
+
+
+def _lay_out(plan: SizePlan, ranked: Ids, generator: torch.Generator | None) -> tuple[np.ndarray, Ids]:
+    """The rank of the size at each place of each pack, packs in random order, and where each pack starts."""
+    lengths = np.array([len(contents) for contents in plan.composition], np.int64)
+    contents = _ranks(np.array([size for contents in plan.composition for size in contents], np.int64), ranked)
+    kinds = np.repeat(np.arange(len(lengths)), np.array(plan.counts, np.int64))
+    kinds = kinds.take(_order(len(kinds), generator))
+    graphs = lengths.take(kinds)
+    ptr = np.concatenate([[0], np.cumsum(graphs)])
+    places = np.repeat((np.cumsum(lengths) - lengths).take(kinds) - ptr[:-1], graphs)
+    places += np.arange(len(places))
+    return contents.take(places), ptr

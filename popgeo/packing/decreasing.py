@@ -1,0 +1,95 @@
+"""Best-fit decreasing: the classic of bin packing, published for graphs as longest-pack-first (LPFHP).
+
+Kept as a reference. It fills small packs well, but makes packs of like sizes: the mean size of a batch of 32 molecules
+then varies about 30 times more than that of a random batch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+import torch
+from numpy.typing import ArrayLike
+
+from popgeo.packing.assign import assign
+from popgeo.packing.packs import Budget, Packs
+from popgeo.packing.size_plan import Histogram, SizePlan, histogram
+
+
+def decreasing(
+    sizes: ArrayLike, budget: Budget, *, generator: torch.Generator | None = None, skip: bool = False
+) -> Packs:
+    """Put each graph, largest first, into the fullest pack that still has room for it.
+
+    Args:
+        sizes: Sizes of each graph. [num_graphs, num_dims] or [num_graphs]
+        budget: What one pack may hold.
+        generator: Source of randomness for which graphs of a size go where; None takes them in order.
+        skip: Leave out, and count in `skipped`, the graphs that no pack can hold.
+
+    Returns:
+        Packs in random order (in the plan's order where `generator` is None).
+
+    Raises:
+        ValueError: a graph can never fit and `skip` is False.
+
+    Example:
+        >>> packs = decreasing([2, 5, 4, 3], Budget(sizes=(7,), num_graphs=3))
+        >>> [pack.tolist() for pack in packs]
+        [[2, 3], [1, 0]]
+    """
+    plan = best_fit_decreasing(histogram(sizes, budget, skip=skip, exact=True))
+    return assign(plan, sizes, budget, generator=generator, skip=skip)
+
+
+def best_fit_decreasing(sizes: Histogram) -> SizePlan:
+    """Best-fit decreasing on a histogram; as quick for millions of graphs as for hundreds.
+
+    Packs with equal contents are handled together: the graphs of one size go to the packs with the least sufficient
+    room, each taking as many as it can, because after one graph that pack is again the fullest with room.
+
+    Example:
+        >>> plan = best_fit_decreasing(Histogram(sizes=(2, 3), counts=(4, 5), capacity=7, num_graphs=9, bound=4))
+        >>> plan.composition, plan.counts
+        (((2, 2), (3, 2, 2), (3, 3)), (1, 1, 2))
+    """
+    by_room: dict[int, dict[tuple[int, ...], int]] = {}
+    rooms: list[int] = []  # the keys of by_room, ascending
+
+    def put(contents: tuple[int, ...], room: int, count: int) -> None:
+        if count:
+            if room not in by_room:
+                insort(rooms, room)
+            kinds = by_room.setdefault(room, {})
+            kinds[contents] = kinds.get(contents, 0) + count
+
+    for size, left in sorted(zip(sizes.sizes, sizes.counts, strict=True), reverse=True):
+        for room in rooms[bisect_left(rooms, size) :]:
+            for contents, count in list(by_room[room].items()):
+                each = min(room // size if size else left, sizes.num_graphs - len(contents), left)
+                if each <= 0:
+                    continue
+                full = min(count, left // each)
+                part = left - full * each if full < count else 0
+                del by_room[room][contents]
+                put(contents, room, count - full - (part > 0))
+                put((*contents, *(size,) * each), room - each * size, full)
+                put((*contents, *(size,) * part), room - part * size, int(part > 0))
+                left -= full * each + part
+            if not by_room[room]:
+                del by_room[room]
+                rooms.remove(room)
+            if not left:
+                break
+        each = min(sizes.capacity // size if size else left, sizes.num_graphs)
+        full, part = divmod(left, each) if each else (0, 0)
+        put((size,) * each, sizes.capacity - each * size, full)
+        put((size,) * part, sizes.capacity - part * size, int(part > 0))
+    kinds = sorted((contents, count) for packs in by_room.values() for contents, count in packs.items())
+    return SizePlan(
+        composition=tuple(contents for contents, _ in kinds),
+        counts=tuple(count for _, count in kinds),
+        bound=sizes.bound,
+        dim=sizes.dim,
+        unit=sizes.unit,
+    )

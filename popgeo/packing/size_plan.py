@@ -1,0 +1,129 @@
+"""The histogram view of packing: which sizes share a pack, before any graph is chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from popgeo.packing.packs import Budget, Ids
+from popgeo.packing.sizes import fitting
+
+# Above this many (size, remaining room) pairs sizes are rounded up to a coarser unit, so that planning stays quick.
+_MOST_STATES = 400_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Histogram:
+    """How many graphs there are of each size, in the dimension that binds.
+
+    Args:
+        sizes: Distinct sizes in units, ascending. [num_sizes]
+        counts: Graphs of each. [num_sizes]
+        capacity: Units that one pack holds.
+        num_graphs: Graphs that one pack holds.
+        dim: The dimension that the sizes measure.
+        unit: Nodes (edges, ...) in a unit; sizes are rounded up to whole units.
+        bound: No packing needs fewer packs than this, by volume alone, in any dimension.
+    """
+
+    sizes: tuple[int, ...]
+    counts: tuple[int, ...]
+    capacity: int
+    num_graphs: int
+    dim: int = 0
+    unit: int = 1
+    bound: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizePlan:
+    """Which sizes share a pack and how many packs there are of each kind; `assign` chooses the graphs.
+
+    Args:
+        composition: The sizes in a pack of each kind, in units, largest first.
+        counts: How many packs of each kind.
+        bound: No plan, of anyone, has fewer packs.
+        dim: The dimension that the sizes measure.
+        unit: Nodes (edges, ...) in a unit.
+
+    Example:
+        >>> plan = SizePlan(composition=((5, 2), (4,)), counts=(10, 1), bound=10)
+        >>> plan.num_packs, plan.gap, plan.num_graphs
+        (11, 1, 21)
+    """
+
+    composition: tuple[tuple[int, ...], ...]
+    counts: tuple[int, ...]
+    bound: int
+    dim: int = 0
+    unit: int = 1
+
+    @property
+    def num_packs(self) -> int:
+        """Packs of all kinds together."""
+        return sum(self.counts)
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs of all packs together."""
+        return sum(len(sizes) * count for sizes, count in zip(self.composition, self.counts, strict=True))
+
+    @property
+    def gap(self) -> int:
+        """How many packs this plan may be away from the best one; 0 proves that it is the best."""
+        return self.num_packs - self.bound
+
+
+def histogram(sizes: ArrayLike, budget: Budget, *, skip: bool = False, exact: bool = False) -> Histogram:
+    """Count the graphs of each size, in the dimension that needs the most packs by volume.
+
+    Args:
+        sizes: Sizes of each graph. [num_graphs, num_dims] or [num_graphs]
+        budget: What one pack may hold.
+        skip: Leave out graphs that no pack can hold rather than raise.
+        exact: Never round sizes up to a coarser unit, however many there are.
+
+    Raises:
+        ValueError: a graph can never fit and `skip` is False.
+
+    Example:
+        >>> histogram([[3, 9], [3, 2], [5, 1]], Budget(sizes=(6, 99), num_graphs=4)).counts
+        (2, 1)
+    """
+    table, _, _ = fitting(sizes, budget, skip=skip)
+    bounds = [
+        -(-int(column.sum()) // limit) if limit else 0 for column, limit in zip(table.T, budget.sizes, strict=True)
+    ]
+    dim = int(np.argmax(bounds))
+    bound = max(bounds[dim], -(-len(table) // budget.num_graphs), int(len(table) > 0))
+    limit = budget.sizes[dim]
+    values, counts = _count(table[:, dim])
+    unit = 1
+    while not exact and min(len(values), limit // unit + 1) * (limit // unit) > _MOST_STATES:
+        unit += max(1, unit // 8)
+    if unit > 1:
+        values, counts = _count(to_units(table[:, dim], unit, limit))
+    return Histogram(
+        sizes=tuple(values.tolist()),
+        counts=tuple(counts.tolist()),
+        capacity=limit // unit,
+        num_graphs=budget.num_graphs,
+        dim=dim,
+        unit=unit,
+        bound=bound,
+    )
+
+
+def to_units(column: Ids, unit: int, limit: int) -> Ids:
+    """Sizes in whole units, rounded up, but no larger than the whole units of a pack: such a graph fills one alone."""
+    return column if unit == 1 else np.minimum(-(-column // unit), limit // unit)
+
+
+def _count(column: Ids) -> tuple[Ids, Ids]:
+    if len(column) and column.max() < 1 << 20:
+        counts = np.bincount(column)
+        values = np.flatnonzero(counts)
+        return values, counts[values]
+    return np.unique(column, return_counts=True)

@@ -1,0 +1,143 @@
+"""Plans as tables, for figures and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from popgeo.packing.budget import efficiency, lower_bound, names
+from popgeo.packing.packs import Budget, Packs
+from popgeo.packing.sizes import as_table
+
+_SEED = 0  # of the sweep over lengths, so that a figure looks the same each time
+
+
+def summary(plans: Mapping[str, Packs], sizes: ArrayLike, budget: Budget) -> pd.DataFrame:
+    """Compare plans, one row each.
+
+    Args:
+        plans: A name for each plan.
+        sizes: Sizes of each graph, as they were packed. [num_graphs, num_dims] or [num_graphs]
+        budget: What one pack may hold.
+
+    Returns:
+        Columns `strategy`; `num_packs` and `lower_bound`; the real share, 0 to 1, of each dimension (`nodes`, `edges`)
+        and of `graphs`; `binds`, which runs out first; `graphs_per_pack`; `variance_ratio`, see there; `num_skipped`.
+
+    Example:
+        >>> from popgeo.packing import stream
+        >>> budget = Budget(sizes=(8,), num_graphs=4)
+        >>> table = summary({"stream": stream([4, 4, 3], budget)}, [4, 4, 3], budget)
+        >>> table[["strategy", "num_packs", "nodes"]].to_dict("records")
+        [{'strategy': 'stream', 'num_packs': 2, 'nodes': 0.6875}]
+    """
+    rows = []
+    for name, packs in plans.items():
+        found = efficiency(packs, sizes, budget)
+        rows.append(
+            {
+                "strategy": name,
+                "num_packs": found.num_packs,
+                "lower_bound": found.lower_bound,
+                **dict(zip(names(len(found.sizes)), found.sizes, strict=True)),
+                "graphs": found.graphs,
+                "binds": found.binds,
+                "graphs_per_pack": packs.num_graphs / max(len(packs), 1),
+                "variance_ratio": variance_ratio(packs, sizes),
+                "num_skipped": len(packs.skipped),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def fill(packs: Packs, sizes: ArrayLike, budget: Budget) -> pd.DataFrame:
+    """The real share of every pack, one row each, in order.
+
+    Args:
+        packs: A plan.
+        sizes: Sizes of each graph, as they were packed. [num_graphs, num_dims] or [num_graphs]
+        budget: What one pack may hold; pass the slots of a batch to count its padding too.
+
+    Returns:
+        A column, 0 to 1, for each dimension (`nodes`, `edges`) and for `graphs`.
+
+    Example:
+        >>> fill(Packs.from_lists([[0, 1], [2]]), [4, 4, 2], Budget(sizes=(8,), num_graphs=2))["nodes"].tolist()
+        [1.0, 0.25]
+    """
+    used = _totals(packs, as_table(sizes)) / np.maximum(budget.sizes, 1)
+    table = pd.DataFrame(used, columns=list(names(len(budget.sizes))))
+    return table.assign(graphs=np.diff(packs.ptr) / budget.num_graphs)
+
+
+def mean_sizes(packs: Packs, sizes: ArrayLike) -> NDArray[np.float64]:
+    """The mean first size (nodes) of the graphs of each pack. float64 [num_packs]
+
+    Example:
+        >>> mean_sizes(Packs.from_lists([[0, 1], [2]]), [[4, 9], [6, 9], [2, 9]]).tolist()
+        [5.0, 2.0]
+    """
+    return _totals(packs, as_table(sizes))[:, 0] / np.maximum(np.diff(packs.ptr), 1)
+
+
+def variance_ratio(packs: Packs, sizes: ArrayLike) -> float:
+    """How much more the mean size of a pack varies than that of as many graphs drawn independently.
+
+    1 is as random as plain shuffling. Above 1, packs are of like sizes, so that gradients are biased from batch to
+    batch; below 1, packs resemble each other more than chance has it. NaN where sizes or packs do not vary at all.
+
+    Example:
+        >>> sizes = np.arange(10_000) % 10
+        >>> shuffled = Packs.from_lists(np.random.default_rng(0).permutation(10_000).reshape(-1, 10))
+        >>> alike = Packs.from_lists(np.argsort(sizes).reshape(-1, 10))
+        >>> round(variance_ratio(shuffled, sizes), 1), round(variance_ratio(alike, sizes), 1)
+        (1.0, 10.0)
+    """
+    packed = as_table(sizes)[packs.indices, 0]
+    counts = np.diff(packs.ptr)
+    if len(packs) < 2 or not packed.var():
+        return float("nan")
+    return float(mean_sizes(packs, sizes).var() / (packed.var() * (1 / counts[counts > 0]).mean()))
+
+
+def sweep(
+    sizes: ArrayLike, lengths: Sequence[int], strategies: Mapping[str, Callable[..., Packs]], *, num_graphs: int
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """How full packs of different lengths become, by the first dimension alone.
+
+    Args:
+        sizes: Sizes of each graph; only the first dimension counts. [num_graphs, num_dims] or [num_graphs]
+        lengths: What a pack may hold of it.
+        strategies: Packing functions by name.
+        num_graphs: The most graphs of a pack.
+
+    Returns:
+        One row per strategy and length: `strategy`, `num_nodes`, `efficiency`. And the bound that no strategy can
+        exceed: `num_nodes`, `efficiency`.
+
+    Example:
+        >>> from popgeo.packing import stream
+        >>> found, bound = sweep([4, 2, 4, 2], [5, 6], {"stream": stream}, num_graphs=9)
+        >>> found["efficiency"].tolist(), bound["efficiency"].tolist()
+        ([0.6, 1.0], [0.8, 1.0])
+    """
+    first = as_table(sizes)[:, 0]
+    rows, bounds = [], []
+    for length in lengths:
+        budget = Budget(sizes=(length,), num_graphs=num_graphs)
+        bounds.append(first.sum() / (length * max(lower_bound(first, budget), 1)))
+        for name, strategy in strategies.items():
+            packs = strategy(first, budget, generator=torch.Generator().manual_seed(_SEED))
+            rows.append((name, length, efficiency(packs, first, budget).sizes[0]))
+    bound = pd.DataFrame({"num_nodes": list(lengths), "efficiency": bounds})
+    return pd.DataFrame(rows, columns=["strategy", "num_nodes", "efficiency"]), bound
+
+
+def _totals(packs: Packs, table: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What each pack uses. [num_packs, num_dims]"""
+    ends = np.concatenate([np.zeros((1, table.shape[1]), np.int64), np.cumsum(table[packs.indices], axis=0)])
+    return np.diff(ends[packs.ptr], axis=0)

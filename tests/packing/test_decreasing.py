@@ -1,0 +1,72 @@
+"""Best-fit decreasing reproduces what was published, and its packs obey every budget."""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+
+from popgeo.packing import Budget
+from popgeo.packing.decreasing import best_fit_decreasing, decreasing
+from popgeo.packing.size_plan import Histogram
+
+
+def published(shared_data, name: str) -> list[dict[str, str]]:
+    with (shared_data / "published" / name).open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_published_number_of_packs_is_reproduced(shared_data):
+    histograms = published(shared_data, "size_histograms.csv")
+    counts = published(shared_data, "packing_counts.csv")
+    assert counts
+    for row in counts:
+        sizes = {int(h["num_nodes"]): int(h["num_graphs"]) for h in histograms if h["dataset"] == row["dataset"]}
+        plan = best_fit_decreasing(
+            Histogram(
+                sizes=tuple(sizes), counts=tuple(sizes.values()), capacity=int(row["max_num_nodes"]), num_graphs=10**6
+            )
+        )
+        assert plan.num_packs == int(row["num_packs"]), row
+        assert plan.num_graphs == sum(sizes.values())
+
+
+def item_by_item(sizes: list[int], capacity: int, num_graphs: int) -> int:
+    """Best-fit decreasing as textbooks state it: the number of packs."""
+    packs: list[list[int]] = []
+    for size in sorted(sizes, reverse=True):
+        open_packs = [p for p in packs if sum(p) + size <= capacity and len(p) < num_graphs]
+        if open_packs:
+            max(open_packs, key=sum).append(size)
+        else:
+            packs.append([size])
+    return len(packs)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_histogram_form_needs_as_many_packs_as_the_textbook(seed: int):
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, rng.integers(3, 30), size=rng.integers(1, 80))
+    budget = Budget(sizes=(int(sizes.max() + rng.integers(0, 40)),), num_graphs=1000)
+    assert len(decreasing(sizes, budget)) == item_by_item(sizes.tolist(), budget.sizes[0], budget.num_graphs)
+
+
+def test_a_pack_takes_no_more_graphs_than_allowed():
+    packs = decreasing([1] * 7, Budget(sizes=(100,), num_graphs=3))
+    assert sorted(np.diff(packs.ptr)) == [
+        1,
+        3,
+        3,
+    ]
+
+
+def test_graphs_of_no_nodes_share_packs_with_others():
+    assert len(decreasing([5, 0, 0, 5], Budget(sizes=(5,), num_graphs=2))) == 2
+
+
+def test_many_large_sizes_are_packed_exactly_as_the_textbook_does():
+    sizes = np.random.default_rng(0).integers(1, 2_000_000, size=400)
+    budget = Budget(sizes=(2_500_000,), num_graphs=50)
+    packs = decreasing(sizes, budget, generator=torch.Generator().manual_seed(0))
+    assert len(packs) == item_by_item(sizes.tolist(), 2_500_000, 50)
+    assert max(int(sizes[pack].sum()) for pack in packs) <= 2_500_000

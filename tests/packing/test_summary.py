@@ -1,0 +1,59 @@
+"""Tables of plans: by hand, and as the figures expect them."""
+
+import numpy as np
+import pytest
+import torch
+
+from popgeo.packing import Budget, Packs, fill, mean_sizes, stream, summary, sweep, variance_ratio, window
+
+SIZES = np.array([[4, 6], [4, 2], [2, 8], [6, 4]])
+BUDGET = Budget(sizes=(8, 16), num_graphs=4)
+BUDGET_1D = Budget(sizes=(8,), num_graphs=4)
+PACKS = Packs.from_lists([[0, 1], [2, 3]])
+
+
+def test_a_summary_has_one_row_per_plan():
+    table = summary({"mine": PACKS, "stream": stream(SIZES, BUDGET)}, SIZES, BUDGET)
+    assert table["strategy"].tolist() == ["mine", "stream"]
+    row = table.iloc[0]
+    assert (row["num_packs"], row["lower_bound"], row["binds"], row["graphs_per_pack"]) == (2, 2, "nodes", 2.0)
+    assert (row["nodes"], row["edges"], row["graphs"]) == (1.0, 0.625, 0.5)
+    assert table["num_skipped"].tolist() == [0, 0]
+
+
+def test_fill_and_means_are_those_of_each_pack():
+    table = fill(Packs.from_lists([[0], [], [1, 2]]), SIZES, BUDGET)
+    assert table["nodes"].tolist() == [0.5, 0.0, 0.75]
+    assert table["edges"].tolist() == [0.375, 0.0, 0.625]
+    assert table["graphs"].tolist() == [0.25, 0.0, 0.5]
+    assert mean_sizes(PACKS, SIZES).tolist() == [4.0, 4.0]
+
+
+def test_hetero_sizes_are_numbered():
+    sizes = np.ones((4, 3), int)
+    assert {"size_0", "size_1", "size_2", "graphs"} <= set(fill(PACKS, sizes, Budget(sizes=(9, 9, 9), num_graphs=4)))
+
+
+@pytest.mark.parametrize(("order", "ratio"), [("random", 1.0), ("sorted", 8.0)])
+def test_variance_ratio_is_one_for_random_packs_and_the_pack_length_for_sorted_ones(order, ratio):
+    sizes = np.random.default_rng(0).integers(1, 100, 8000)
+    ids = np.argsort(sizes) if order == "sorted" else np.random.default_rng(1).permutation(8000)
+    assert variance_ratio(Packs.from_lists(ids.reshape(1000, 8)), sizes) == pytest.approx(ratio, rel=0.1)
+
+
+def test_equal_sizes_have_no_variance_ratio():
+    assert np.isnan(variance_ratio(PACKS, [3, 3, 3, 3]))
+
+
+def test_no_strategy_exceeds_the_bound_of_a_sweep():
+    sizes = np.random.default_rng(0).integers(3, 12, 400)
+    found, bound = sweep(sizes, [12, 20, 33], {"stream": stream, "window": window}, num_graphs=12)
+    both = found.merge(bound, on="num_nodes", suffixes=("", "_bound"))
+    assert (both["efficiency"] <= both["efficiency_bound"] + 1e-12).all()
+    by_name = found.groupby("strategy")["efficiency"].mean()
+    assert by_name["window"] > by_name["stream"]
+
+
+def test_empty_plans_have_full_efficiency():
+    table = summary({"none": window([], BUDGET_1D, generator=torch.Generator().manual_seed(0))}, [], BUDGET_1D)
+    assert table.loc[0, "num_packs"] == table.loc[0, "lower_bound"] == 0
