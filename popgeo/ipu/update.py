@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from popgeo.ipu.compiler.record import Recorder
+from popgeo.ipu.captured_update import CapturedUpdate, capture_update
 from popgeo.ipu.op_graph import OpGraph
 
 # Each element's update depends on that element and on numbers alone, so many parameters may be updated as one.
@@ -50,9 +50,13 @@ class Update:
         self._names = {id(p): name for name, p in parameters.items()}
         self._blocks: list[_Block] = []
         self.gradients: dict[str, Tensor] = {}
-        flat = type(optimizer).__module__.startswith("torch.optim") and type(optimizer).__name__ in _ELEMENTWISE
+        self._captured: CapturedUpdate | None = None
+        self._has_state = False
+        self._flat = (
+            type(optimizer).__module__.startswith("torch.optim") and type(optimizer).__name__ in _ELEMENTWISE
+        )
         for number, group in enumerate(optimizer.param_groups):
-            for members in _alike([p for p in group["params"] if id(p) in self._names], flat):
+            for members in _alike([p for p in group["params"] if id(p) in self._names], self._flat):
                 self._blocks.append(_Block(number, members, accumulates))
         for block in self._blocks:
             self.gradients |= {self._names[id(p)]: g for p, g in zip(block.members, block.gradient_views, strict=True)}
@@ -87,33 +91,27 @@ class Update:
                 block.total.div_(divisor)
         if self._max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_([block.flat for block in self._blocks], self._max_grad_norm)
-        self._worker.step()
+        self._step()
         self.num_updates += 1
         for block in self._blocks:
             block.publish(self.optimizer, self._worker.state[block.flat])
         self._adopted = self.optimizer.state
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers warn about an optimizer that never stepped
 
-    def capture(self) -> OpGraph:
-        """The operations of one update, recorded on copies.
+    def _step(self) -> None:
+        """Runs the captured update; torch's own code makes the state at first, and does what cannot be captured."""
+        if not (self._flat and self._has_state):
+            self._worker.step()
+            self._has_state = True
+            return
+        if self._captured is None:
+            self._captured = CapturedUpdate(self._worker)
+        if not self._captured.run():
+            self._worker.step()
 
-        Numbers such as a bias correction differ from update to update, which is why the update itself runs the
-        optimizer's own code.
-        """
-        blocks = [nn.Parameter(block.flat.detach().clone()) for block in self._blocks]
-        worker = copy.copy(self._worker)
-        worker.state = defaultdict(dict)
-        recorder = Recorder(Update.capture.__code__, lambda problem: None, phase="update", keeps_state=False)
-        worker.param_groups = []
-        for block, flat, group in zip(self._blocks, blocks, self._worker.param_groups, strict=True):
-            flat.grad = block.total.clone()
-            state = {k: copy.deepcopy(v) for k, v in self._worker.state.get(block.flat, {}).items()}
-            worker.state[flat] = state
-            worker.param_groups.append({**group, "params": [flat]})
-            recorder.add_input(f"parameter:{len(worker.param_groups)}", flat)
-        with recorder:
-            worker.step()
-        return recorder.graph([])
+    def capture(self) -> OpGraph:
+        """The operations of the next update."""
+        return capture_update(self._worker)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Takes hyperparameters and state from another optimizer over the same parameters."""
@@ -145,6 +143,8 @@ class Update:
         if self.optimizer.state is not self._adopted:
             for block in self._blocks:
                 block.adopt(self.optimizer, self._worker.state)
+            self._captured = None
+            self._has_state = all(self._worker.state.get(block.flat) for block in self._blocks)
         for block, group in zip(self._blocks, self._worker.param_groups, strict=True):
             group.update({key: choice for key, choice in groups[block.group].items() if key != "params"})
             if self._learning_rate is not None:

@@ -18,7 +18,8 @@ _FAMILIES = {
     "sort": "topk sort argsort",
     "random": "bernoulli_ bernoulli native_dropout rand randn uniform_ normal_ rand_like randn_like",
     "copy": "clone copy_ _to_copy cat stack fill_ zero_ zeros ones full empty zeros_like ones_like "
-    "full_like empty_like new_zeros new_full new_empty arange scalar_tensor slice_backward select_backward constant_pad_nd repeat",
+    "full_like empty_like new_zeros new_full new_empty arange scalar_tensor slice_backward "
+    "select_backward constant_pad_nd repeat",
 }
 _FAMILY_OF = {name: family for family, names in _FAMILIES.items() for name in names.split()}
 

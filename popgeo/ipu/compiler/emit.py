@@ -7,7 +7,7 @@ from torch import Tensor
 
 from popgeo.ipu.compiler import variants
 from popgeo.ipu.compiler.account import is_view
-from popgeo.ipu.op_graph import Op, OpGraph, Ref
+from popgeo.ipu.op_graph import Number, Op, OpGraph, Ref
 
 Check = Callable[[Op, list[Any], list[Any]], None]
 
@@ -100,7 +100,10 @@ class _Writer:
             return "[" + ", ".join(self._text(item) for item in argument) + "]"
         if argument is None or type(argument) in (int, bool, str):
             return repr(argument)
-        name = f"c{len(self._names)}"
+        if isinstance(argument, Number):
+            name, argument = f"n{argument.slot}", argument.value
+        else:
+            name = f"c{len(self._names)}"
         self._names[name] = argument
         return name
 

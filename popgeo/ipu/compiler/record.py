@@ -97,7 +97,7 @@ class Recorder(TorchDispatchMode):
         if static_shapes.is_dynamic(func, args, keywords):
             self._report(func)
         result = func(*args, **keywords)
-        if _makes_tensors(func):
+        if makes_tensors(func):
             self._write_down(func, args, keywords, result)
         return result
 
@@ -192,7 +192,8 @@ def _name(func: Any) -> str:
 
 
 @functools.cache
-def _makes_tensors(func: Any) -> bool:
+def makes_tensors(func: Any) -> bool:
+    """Whether an operation returns or changes tensors, as opposed to reading a number."""
     return any("Tensor" in str(item.type) for item in func._schema.returns) or any(
         arg.alias_info is not None and arg.alias_info.is_write for arg in func._schema.arguments
     )
