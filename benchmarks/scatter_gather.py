@@ -206,7 +206,7 @@ def bench_sorted(num_edges: list[int], channels: list[int], rounds: int) -> pd.D
 
 
 def bench_grid(points: pd.DataFrame, rounds: int, out: Path | None) -> pd.DataFrame:
-    """Scatter-add over the published sweep: how ours compares with the best of torch's own ops, and the IPU's cycles."""
+    """Scatter-add over the published sweep: ours against the best of torch's own ops, and the cycles of an IPU."""
     rows = []
     for point in points.itertuples():
         generator = torch.Generator().manual_seed(0)
@@ -233,7 +233,7 @@ def bench_grid(points: pd.DataFrame, rounds: int, out: Path | None) -> pd.DataFr
         out.mkdir(parents=True, exist_ok=True)
         panels = table.assign(panel="F = " + table["F"].astype(int).astype(str))
         axes = plots.surfaces(panels, x="N", y="M", ratio="ratio", panel="panel", title="torch's best / popgeo")
-        axes[0].figure.savefig(out / "scatter_gather.png", dpi=150)
+        axes[0].get_figure(root=True).savefig(out / "scatter_gather.png", dpi=150)
         print(f"surfaces drawn to {out / 'scatter_gather.png'}")
     return table
 

@@ -12,7 +12,9 @@ from popgeo.ipu.op_graph import Op, OpGraph, Ref
 Check = Callable[[Op, list[Any], list[Any]], None]
 
 
-def emit(graph: OpGraph, tensors: Mapping[int, Tensor], check: Check | None = None) -> Callable[[], list[Tensor | None]]:
+def emit(
+    graph: OpGraph, tensors: Mapping[int, Tensor], check: Check | None = None
+) -> Callable[[], list[Tensor | None]]:
     """A function that runs the graph once.
 
     Args:

@@ -41,7 +41,9 @@ def _row_form(graph: OpGraph, op: Op) -> Op | None:
     if accumulates and _picks_rows(graph, op.args[1]):
         index, rows = op.args[1][0], op.args[2]
         value = graph.values[rows.value]
-        if value.shape[:1] == graph.values[index.value].shape and len(value.shape) == len(graph.values[op.args[0].value].shape):
+        if value.shape[:1] == graph.values[index.value].shape and len(value.shape) == len(
+            graph.values[op.args[0].value].shape
+        ):
             return dataclasses.replace(op, target=_SCATTER, args=(op.args[0], 0, index, rows))
     return None
 

@@ -32,7 +32,9 @@ def merge_equal_values(graph: OpGraph) -> OpGraph:
         key = (op.target, _hashable(op.args), _hashable(tuple(sorted(op.kwargs.items()))))
         if not op.writes and not is_random(op) and not touched & mutated:
             if key in made:
-                stands_for |= {v: w for v, w in zip(op.outputs, made[key], strict=True) if v is not None and w is not None}
+                stands_for |= {
+                    v: w for v, w in zip(op.outputs, made[key], strict=True) if v is not None and w is not None
+                }
                 continue
             made[key] = op.outputs
         views = {v: shown.setdefault(_view_of_memory(graph.values[v]), v) for v in _made(op)}
