@@ -1,6 +1,7 @@
 """Reads datasets of PyG and lays them out flat: the only file that knows `Data` from `HeteroData`."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,12 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset
 from torch_geometric.data import Data, HeteroData, InMemoryDataset
 from torch_geometric.data.separate import separate
-from torch_geometric.data.storage import BaseStorage, EdgeStorage
+from torch_geometric.data.storage import BaseStorage
 from torch_geometric.utils import cumsum, is_sparse
 
+from popgeo.data.counting import count_edges, count_nodes
 from popgeo.data.flat_store import GRAPHS, Attribute, Axis, FlatStore
+from popgeo.data.increments import increments_of, per_outer_row
 from popgeo.data.levels import Level, Levels, StoreKey, infer_level
 
 # Attributes that PyG's collate makes anew for a batch, or keeps as plain numbers.
@@ -45,7 +48,7 @@ def why_not_flat(dataset: Any) -> str | None:
 def flatten(dataset: Any, *, exclude_keys: Sequence[str] | None = None, levels: Levels | None = None) -> FlatStore:
     """Lays a dataset out flat; see `FlatStore.from_dataset`."""
     if isinstance(dataset, FlatStore):
-        return dataset
+        return _without(dataset, set(exclude_keys or ()))
     if isinstance(dataset, Subset):
         part = flatten(dataset.dataset, exclude_keys=exclude_keys, levels=levels)
         return part.view(np.asarray(dataset.indices, dtype=np.int64))
@@ -56,6 +59,18 @@ def flatten(dataset: Any, *, exclude_keys: Sequence[str] | None = None, levels: 
         store = reader.read_collated(dataset._data, dataset.slices)
         return store if dataset._indices is None else store.view(np.asarray(dataset._indices, dtype=np.int64))
     return reader.read_list([dataset[i] for i in range(len(dataset))])
+
+
+def _without(store: FlatStore, names: set[str]) -> FlatStore:
+    """A flat dataset without some attributes; without any that counts edges it has none."""
+    if not names & {attribute.name for attribute in store.attributes}:
+        return store
+    left = tuple(attribute for attribute in store.attributes if attribute.name not in names)
+    pointers = dict(store.row_pointers)
+    for axis in store.row_pointers:
+        if axis.level is Level.EDGE and not any(attribute.axis == axis for attribute in left):
+            pointers[axis] = torch.zeros_like(pointers[axis])
+    return replace(store, attributes=left, row_pointers=pointers, row_ends=None, _cache={})
 
 
 class _Flattener:
@@ -115,10 +130,10 @@ class _Flattener:
         node_stores = {store._key: store for store in data.node_stores}
         edge_stores = {store._key: store for store in data.edge_stores}
         for key in node_stores:
-            counts = stated[key] if key in stated else _count_nodes(stores[key], columns[key], self.levels)
+            counts = stated[key] if key in stated else count_nodes(stores[key], columns[key], self.levels)
             self.row_pointers[Axis(Level.NODE, key)] = cumsum(counts)
         for key in edge_stores:
-            self.row_pointers[Axis(Level.EDGE, key)] = cumsum(_count_edges(columns[key], num_graphs))
+            self.row_pointers[Axis(Level.EDGE, key)] = cumsum(count_edges(columns[key], num_graphs))
         for key, column in columns.items():
             for name, (values, slices) in column.items():
                 self._add(data, stores[key], name, values, slices, num_graphs, graph)
@@ -149,9 +164,9 @@ class _Flattener:
         rows = slices.diff()
         dim = _row_dim(data, store, name, values)
         axis = self._axis(key, name, rows, slices)
-        increments = self._increments(data, store, name, values, slices, num_graphs, graph)
+        increments = increments_of(data, store, name, self.row_pointers, map(graph, range(num_graphs)), values, slices)
         if increments is not None:
-            increments = _per_outer_row(name, increments, values, dim)
+            increments = per_outer_row(name, increments, values, dim)
         self.attributes.append(
             Attribute(store=key, name=name, axis=axis, values=values.contiguous(), dim=dim, increments=increments)
         )
@@ -171,29 +186,6 @@ class _Flattener:
         axis = Axis(Level.GRAPH, key, name)
         self.row_pointers[axis] = slices.to(torch.int64)
         return axis
-
-    def _increments(
-        self,
-        data: Data | HeteroData,
-        store: BaseStorage,
-        name: str,
-        values: Tensor,
-        slices: Tensor,
-        num_graphs: int,
-        graph: Callable[[int], Any],
-    ) -> Tensor | None:
-        """What `__inc__` says for each graph; without calling it where the class has PyG's own."""
-        key = store._key
-        if type(data).__inc__ not in (Data.__inc__, HeteroData.__inc__):
-            return _asked_increments(name, key, map(graph, range(num_graphs)))
-        if "batch" in name:
-            return _segment_max(values.flatten(), slices) + 1
-        if _is_hetero(data):
-            if not (isinstance(store, EdgeStorage) and "index" in name):
-                return None
-            ends = [self.row_pointers[Axis(Level.NODE, end)].diff() for end in (store._key[0], store._key[-1])]
-            return torch.stack(ends, dim=1)[:, :, None]
-        return self.row_pointers[Axis(Level.NODE, key)].diff() if "index" in name or name == "face" else None
 
 
 def _is_hetero(data: Any) -> bool:
@@ -271,45 +263,6 @@ def _concatenate(data: Any, store: BaseStorage, name: str, values: list[Any]) ->
     return joined, cumsum(torch.tensor([value.size(dim) for value in values]))
 
 
-def _count_nodes(store: BaseStorage, column: dict[str, tuple[Any, Tensor | None]], levels: dict[Any, Level]) -> Tensor:
-    """Nodes of each graph, from the attributes that PyG itself counts by, or those stated to be a node's."""
-    stated = {n: levels.get((store._key, n)) or levels.get(n) for n in column}
-    known = [n for n in column if stated[n] is Level.NODE]
-    known += [n for n in column if n in {"x", "feat", "pos", "node_type", "n_id"} and not stated[n]]
-    known += [n for n in column if "node" in n and not stated[n]]
-    for name in known:
-        values, slices = column[name]
-        if isinstance(values, Tensor) and slices is not None:
-            return slices.diff()
-    for name in ("edge_index", "face"):
-        values, slices = column.get(name, (None, None))
-        if isinstance(values, Tensor) and slices is not None and store._key is None:
-            return _segment_max(values.amax(dim=0), slices) + 1
-    if "z" in column and isinstance(column["z"][1], Tensor):
-        return column["z"][1].diff()
-    where = "each graph" if store._key is None else f"each graph's {store._key!r}"
-    raise ValueError(
-        f"The number of nodes is unknown: {where} has the attributes {sorted(column)}, of which none is known to be a "
-        f"node's. Set num_nodes on it or pass levels={{name: 'node'}}."
-    )
-
-
-def _count_edges(column: dict[str, tuple[Any, Tensor | None]], num_graphs: int) -> Tensor:
-    named = ["edge_index", "edge_weight", "edge_attr", "edge_type", "e_id"]
-    for name in [n for n in named if n in column] + [n for n in column if "edge" in n]:
-        values, slices = column[name]
-        if isinstance(values, Tensor) and slices is not None:
-            return slices.diff()
-    return torch.zeros(num_graphs, dtype=torch.int64)
-
-
-def _segment_max(values: Tensor, slices: Tensor) -> Tensor:
-    """The largest value of each graph, -1 where it has none. [num_graphs]"""
-    graph = torch.repeat_interleave(torch.arange(slices.numel() - 1), slices.diff())
-    start = torch.full((slices.numel() - 1,), -1, dtype=torch.int64)
-    return start.scatter_reduce(0, graph, values.to(torch.int64), reduce="amax")
-
-
 def _disagreement(name: str, level: Level, rows: Tensor, expected: Tensor | None) -> str:
     if expected is None:
         return f"levels says that {name!r} is a {level.value}'s, but its store has no {level.value}s. Say 'graph'."
@@ -318,27 +271,3 @@ def _disagreement(name: str, level: Level, rows: Tensor, expected: Tensor | None
         f"levels says that {name!r} is a {level.value}'s, but in graph {odd} it has {int(rows[odd])} rows "
         f"and there are {int(expected[odd])} {level.value}s. Correct the attribute or its level."
     )
-
-
-def _per_outer_row(name: str, increments: Tensor, values: Tensor, dim: int) -> Tensor:
-    """Increments as one number for each row before dimension `dim`. [num_graphs, 1 or outer]"""
-    shape = increments.shape[1:]
-    if increments[0].numel() == 1:
-        return increments.reshape(-1, 1).to(torch.int64)
-    lead = (1,) * (values.dim() - len(shape)) + tuple(shape)
-    if any(size != 1 for size in lead[dim:]):
-        raise ValueError(
-            f"__inc__ of {name!r} returns shape {tuple(shape)}, which varies along or behind the concatenated "
-            f"dimension {dim}. Return a number or a tensor that varies only before it."
-        )
-    outer = values.shape[:dim]
-    return increments.reshape(-1, *lead[:dim]).expand(-1, *outer).reshape(increments.shape[0], -1).to(torch.int64)
-
-
-def _asked_increments(name: str, key: StoreKey, graphs: Iterable[Any]) -> Tensor | None:
-    asked = []
-    for graph in graphs:
-        store = next(store for store in graph.stores if store._key == key)
-        asked.append(torch.as_tensor(graph.__inc__(name, store[name], store)))
-    increments = torch.stack(asked)
-    return increments if bool(increments.any()) else None

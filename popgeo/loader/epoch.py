@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
-from popgeo import packing
 from popgeo.data.cutter import totals_of_packs
 from popgeo.data.trim import OverSizeStrategy
+from popgeo.packing import Budget, Packs, optimal, stream, window
 
 
 class FixedSizeStrategy(Enum):
@@ -30,8 +30,13 @@ class FixedSizeStrategy(Enum):
     Optimal = 3
     """As few batches as can be, for batches of a few graphs each."""
 
+    @property
+    def draws(self) -> bool:
+        """Whether the strategy puts the graphs in a random order of its own."""
+        return self in (FixedSizeStrategy.Window, FixedSizeStrategy.Optimal)
 
-Packing: TypeAlias = Callable[..., Any]
+
+Packing: TypeAlias = Callable[..., Packs]
 """`packing(sizes, budget, *, generator) -> Packs`, as in `popgeo.packing`."""
 
 
@@ -72,7 +77,7 @@ def plan_epoch(
     strategy: FixedSizeStrategy | Packing,
     order: np.ndarray,
     *,
-    generator: torch.Generator | None,
+    generator: torch.Generator,
     over_size_strategy: OverSizeStrategy = OverSizeStrategy.Error,
     drop_last: bool = False,
 ) -> Plan:
@@ -84,7 +89,7 @@ def plan_epoch(
         num_graphs: How many real graphs one batch may have.
         strategy: How to put them together.
         order: The graphs of this epoch, in order. int64 [number of graphs]
-        generator: Source of randomness of the strategy; None keeps it as close to `order` as it can.
+        generator: Source of randomness of the strategy.
         over_size_strategy: What happens to graphs that do not fit; those to be trimmed are planned for, not trimmed.
         drop_last: Drops an incomplete last batch of `PadToMax`.
 
@@ -92,9 +97,9 @@ def plan_epoch(
         ValueError: a graph fits no batch.
     """
     sizes = sizes[order]
-    fits = np.asarray((sizes <= limits).all(axis=1))
     num_skipped = 0
-    if not fits.all():
+    if (sizes.max(axis=0, initial=0) > limits).any():
+        fits = np.asarray((sizes <= limits).all(axis=1))
         if over_size_strategy.trims_nodes or over_size_strategy.trims_edges:
             sizes = np.minimum(sizes, limits)
         elif over_size_strategy is OverSizeStrategy.Skip:
@@ -110,13 +115,20 @@ def plan_epoch(
         stop = len(order) // num_graphs * num_graphs if drop_last else len(order)
         ptr = np.append(np.arange(0, stop, num_graphs), stop)
         return Plan(ids=order[:stop], ptr=ptr if stop else ptr[:1], num_skipped=num_skipped, num_planned=stop)
-    named = {"StreamPack": "stream", "Window": "window", "Optimal": "optimal"}
-    pack = getattr(packing, named[strategy.name]) if isinstance(strategy, FixedSizeStrategy) else strategy
-    budget = packing.Budget(sizes=tuple(limits.tolist()), num_graphs=num_graphs)
+    pack = _PACKINGS[strategy] if isinstance(strategy, FixedSizeStrategy) else strategy
+    budget = Budget(sizes=tuple(limits.tolist()), num_graphs=num_graphs)
     packs = pack(sizes, budget, generator=generator)
-    _check(packs, sizes, limits, num_graphs)
+    if not isinstance(strategy, FixedSizeStrategy):
+        _check(packs, sizes, limits, num_graphs)
     ids = order[packs.indices]
     return Plan(ids=ids, ptr=np.asarray(packs.ptr), num_skipped=num_skipped, num_planned=len(ids))
+
+
+_PACKINGS: dict[FixedSizeStrategy, Packing] = {
+    FixedSizeStrategy.StreamPack: stream,
+    FixedSizeStrategy.Window: window,
+    FixedSizeStrategy.Optimal: optimal,
+}
 
 
 def shard(plan: Plan, rank: int, world_size: int, group: int, drop_last: bool = False) -> Plan:
@@ -178,7 +190,7 @@ def _refuse(sizes: np.ndarray, limits: np.ndarray, order: np.ndarray, fits: np.n
     )
 
 
-def _check(packs: Any, sizes: np.ndarray, limits: np.ndarray, num_graphs: int) -> None:
+def _check(packs: Packs, sizes: np.ndarray, limits: np.ndarray, num_graphs: int) -> None:
     """A packing of the user's is checked like our own: each graph exactly once, no batch over budget."""
     indices, ptr = np.asarray(packs.indices), np.asarray(packs.ptr)
     seen = np.bincount(indices, minlength=len(sizes))

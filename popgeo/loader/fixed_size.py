@@ -1,6 +1,5 @@
 """The loader: an iterable of PyG batches that all have the same shapes."""
 
-import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Batch
 
 from popgeo.data.collate import FixedSizeCollater
-from popgeo.data.cutter import Memory, check_fits, totals_of_packs
+from popgeo.data.cutter import check_fits, totals_of_packs
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.flatten import why_not_flat
 from popgeo.data.levels import Levels
@@ -19,21 +18,9 @@ from popgeo.data.sizes import FixedSizeOptions
 from popgeo.data.sort import sort_edges as sorted_by_destination
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.arguments import check_arguments, member, num_mini_batches, sizes_of, strategy_of
+from popgeo.loader.batches import OF_WORKERS, BatchMaker
 from popgeo.loader.epoch import FixedSizeStrategy, Packing, Plan, epoch_generator, plan_epoch, shard
-from popgeo.loader.prefetch import in_background
-from popgeo.loader.source import FetchingSource, FlatSource, Portion, Source, levels_of, measure
-from popgeo.loader.workers import WorkerPool
-
-_GRAPHS_AT_ONCE = 512
-_OF_WORKERS = (
-    "num_workers",
-    "pin_memory",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "prefetch_factor",
-    "persistent_workers",
-)
+from popgeo.loader.source import FetchingSource, FlatSource, Source, levels_of, measure
 
 
 class FixedSizeDataLoader(DataLoader):
@@ -124,13 +111,10 @@ class FixedSizeDataLoader(DataLoader):
         self.over_size_strategy = member(OverSizeStrategy, over_size_strategy)
         check_arguments(self.strategy, shuffle, sampler, batch_sampler, rank, world_size, kwargs)
         self.shuffle, self.seed, self.rank, self.world_size = shuffle, seed, rank, world_size
-        self.num_buffers, self.background = num_buffers, background
         self.items_of = num_mini_batches(options)
-        self.epoch = 0
-        self._started, self._position, self._iteration = False, 0, 0
+        self._progress = _Progress(0, 0)
         self._plan: tuple[int, Plan] | None = None
         self._orders = sampler, batch_sampler, drop_last
-        self._pool: WorkerPool | None = None
 
         why = why_not_flat(dataset)
         if why is None:
@@ -167,6 +151,14 @@ class FixedSizeDataLoader(DataLoader):
         super().__init__(dataset, batch_sampler=_GraphIds(self), collate_fn=self.collater, **kwargs)
         # torch leaves it None beside a batch sampler; scripts print and log it.
         object.__setattr__(self, "batch_size", self.fixed_size_options.num_graphs)
+        self._maker = BatchMaker(
+            self.source,
+            self.items_of,
+            num_buffers=num_buffers,
+            background=background,
+            pin_memory=self.pin_memory,
+            workers={name: getattr(self, name) for name in OF_WORKERS} if self.num_workers > 0 else None,
+        )
 
     def plan(self) -> Plan:
         """The batches of the epoch that is running or comes next; made when first asked for."""
@@ -176,7 +168,8 @@ class FixedSizeDataLoader(DataLoader):
 
     def _make_plan(self) -> Plan:
         sampler, batch_sampler, drop_last = self._orders
-        generator = epoch_generator(self.seed, self.epoch)
+        # Without shuffle a strategy that draws at random draws the same in every epoch.
+        generator = epoch_generator(self.seed, self.epoch if self.shuffle or sampler is not None else 0)
         order = np.arange(len(self.source.sizes))
         tell = getattr(sampler if batch_sampler is None else batch_sampler, "set_epoch", None)
         if tell is not None:
@@ -187,7 +180,7 @@ class FixedSizeDataLoader(DataLoader):
         else:
             if sampler is not None:
                 order = np.fromiter(sampler, dtype=np.int64)
-            elif self.shuffle:
+            elif self.shuffle and not (isinstance(self.strategy, FixedSizeStrategy) and self.strategy.draws):
                 order = torch.randperm(len(order), generator=generator).numpy()
             plan = plan_epoch(
                 self.source.sizes,
@@ -195,7 +188,7 @@ class FixedSizeDataLoader(DataLoader):
                 self.fixed_size_options.num_graphs - 1,
                 self.strategy,
                 order,
-                generator=generator if self.shuffle or sampler is not None else None,
+                generator=generator,
                 over_size_strategy=self.over_size_strategy,
                 drop_last=drop_last,
             )
@@ -214,13 +207,18 @@ class FixedSizeDataLoader(DataLoader):
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch that the next iteration runs through; without it they are counted from 0."""
-        self.epoch, self._started, self._position = epoch, False, 0
+        self._progress = _Progress(epoch, 0)
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that is running or comes next."""
+        return self._progress.epoch
 
     def state_dict(self) -> dict[str, int]:
         """Where the iteration stands: after how many items of which epoch."""
         return {
             "epoch": self.epoch,
-            "position": self._position,
+            "position": self._progress.position,
             "seed": self.seed,
             "num_graphs": len(self.source.sizes),
         }
@@ -237,58 +235,21 @@ class FixedSizeDataLoader(DataLoader):
                 f"Load it into a loader of the same dataset."
             )
         self.seed, self._plan = state["seed"], None
-        self.set_epoch(state["epoch"])
-        self._position = state["position"]
+        self._progress = _Progress(state["epoch"], state["position"])
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # torch names its own iterator class
-        if self._started:
-            self.set_epoch(self.epoch + 1)
-        self._started = True
-        self._iteration += 1
-        return self._iterate(self.plan(), self.epoch, self._iteration)
+        at = self._progress
+        self._progress = _Progress(at.epoch + 1, 0) if at.has_started else _Progress(at.epoch, at.position)
+        self._progress.has_started = True
+        return self._iterate(self.plan(), self._progress)
 
-    def _iterate(self, plan: Plan, epoch: int, iteration: int) -> Iterator[Batch]:
-        items = self._from_workers(plan, epoch) if self.num_workers > 0 else self._from_here(plan, epoch)
-        for batch in items:
-            if self._iteration == iteration and self.epoch == epoch:
-                self._position += 1
-            yield batch
-        if self._iteration == iteration and self.epoch == epoch:
-            self.set_epoch(epoch + 1)
-
-    def _from_workers(self, plan: Plan, epoch: int) -> Iterator[Batch]:
-        if self._pool is None or not self.persistent_workers:
-            settings = {name: getattr(self, name) for name in _OF_WORKERS}
-            self._pool = WorkerPool(self.source, self.items_of, settings)
-        starts = range(self._position * self.items_of, len(plan), self.items_of)
-        return self._pool.batches([self._portion(plan, start, start + self.items_of, epoch) for start in starts])
-
-    def _from_here(self, plan: Plan, epoch: int) -> Iterator[Batch]:
-        chunks = self._chunks(plan, epoch)
-        for chunk in in_background(chunks) if self.background else chunks:
-            yield from chunk
-
-    def _chunks(self, plan: Plan, epoch: int) -> Iterator[list[Batch]]:
-        group, start = self.items_of, self._position * self.items_of
-        at_once = math.ceil(_GRAPHS_AT_ONCE * len(plan) / max(1, len(plan.ids)) / group) * group
-        ring: list[Memory | None] = [None]
-        if self.num_buffers:
-            at_once = max(1, self.num_buffers // 2) * group
-            # One part is in use and one is filled; with a thread one more waits between them.
-            ring = [self.source.allocate(at_once, self.pin_memory, group) for _ in range(4 if self.background else 2)]
-        stop = start + (group if start == 0 else at_once)  # the first item is wanted at once
-        turn = 0
-        while start < len(plan):
-            stop = min(stop, len(plan))
-            memory = ring[turn % len(ring)]
-            if memory is None and self.pin_memory and torch.cuda.is_available():
-                memory = self.source.allocate(stop - start, True, group)
-            yield self.source.cut(self._portion(plan, start, stop, epoch), group, memory)
-            start, stop, turn = stop, stop + at_once, turn + 1
-
-    def _portion(self, plan: Plan, start: int, stop: int, epoch: int) -> Portion:
-        ptr = plan.ptr[start : stop + 1]
-        return Portion(ids=plan.ids[ptr[0] : ptr[-1]], ptr=ptr - ptr[0], key=(self.seed, epoch))
+    def _iterate(self, plan: Plan, progress: "_Progress") -> Iterator[Batch]:
+        for batches in self._maker.run(plan, progress.position, (self.seed, progress.epoch)):
+            for batch in batches:
+                progress.position += 1
+                yield batch
+        if self._progress is progress:  # no other iteration has begun since
+            self.set_epoch(progress.epoch + 1)
 
     def __repr__(self) -> str:
         options, plan = self.fixed_size_options, self.plan()
@@ -300,6 +261,15 @@ class FixedSizeDataLoader(DataLoader):
             f"nodes, {options.total_num_edges:,} edges, {options.num_graphs:,} graphs; "
             f"{100 * real / max(1, slots * len(plan)):.1f} % full)"
         )
+
+
+class _Progress:
+    """How far an iteration has come; an object of its own, because torch's `DataLoader` is slow to set attributes."""
+
+    __slots__ = ("epoch", "has_started", "position")
+
+    def __init__(self, epoch: int, position: int) -> None:
+        self.epoch, self.position, self.has_started = epoch, position, False
 
 
 class _GraphIds:

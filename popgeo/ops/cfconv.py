@@ -14,6 +14,8 @@ from popgeo.ops.registration import is_direct, register
 from popgeo.ops.rows import NATIVE_DTYPES, check_plan_tensors, explain, gather_rows, pointer
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
+_CFCONV = (_INT, *[_POINTER] * 7, *[_INT] * 6)
+_CFCONV_BACKWARD = (_INT, *[_POINTER] * 9, *[_INT] * 6)
 _Plans = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, int]  # dst, then src, then tiles
 
 
@@ -44,26 +46,36 @@ def cfconv(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, plan:
         tensor([30.,  5.])
     """
     plans: _Plans = (None, None, None, None, 0)
+    direct = is_direct(x, w, src, dst)
     if plan is not None:
-        plan.src.check("src", src, x.shape[0])
-        plan.dst.check("dst", dst, num_nodes)
-        plans = (plan.dst.rowptr, plan.dst.perm, plan.src.rowptr, plan.src.perm, plan.dst.num_tiles)
-    if is_direct(x, w, src, dst):
+        to_dst, to_src = plan.dst, plan.src
+        to_src.check("src", src, x.shape[0])
+        to_dst.check("dst", dst, num_nodes)
+        if direct and to_src.num_edges == to_dst.num_edges:  # the plan has seen both indices, so they need no check
+            _check_data(x, w, to_dst.num_edges)
+            return _launch(x, w, src, dst, num_nodes, to_dst.rowptr, to_dst.perm, to_dst.num_tiles)
+        plans = (to_dst.rowptr, to_dst.perm, to_src.rowptr, to_src.perm, to_dst.num_tiles)
+    if direct:
         return _cfconv(x, w, src, dst, num_nodes, *plans)
     return torch.ops.popgeo.cfconv(x, w, src, dst, num_nodes, *plans)
 
 
-def _check(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int) -> None:
+def _check_data(x: Tensor, w: Tensor, num_edges: int) -> None:
     x_shape, w_shape = x.shape, w.shape
-    if len(x_shape) != 2 or len(w_shape) != 2 or x_shape[1] != w_shape[1]:
+    if len(x_shape) != 2 or w_shape != (num_edges, x_shape[1]):
         raise ValueError(
             f"x has shape {tuple(x_shape)} and w {tuple(w_shape)}; they are (num_sources, channels) and "
-            "(num_edges, channels) with the same number of channels."
+            f"({num_edges}, channels) with the same number of channels."
         )
-    if x.dtype != w.dtype or x.device != w.device:
+    if x.dtype != w.dtype or (not (x.is_cpu and w.is_cpu) and x.device != w.device):
         raise ValueError(f"x is {x.dtype} on {x.device} and w {w.dtype} on {w.device}; convert one to the other.")
-    check_index("src", src, w_shape[0], x)
-    check_index("dst", dst, w_shape[0], x)
+
+
+def _check(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int) -> None:
+    num_edges = src.shape[0] if src.dim() == 1 else src.numel()
+    _check_data(x, w, num_edges)
+    check_index("src", src, num_edges, x)
+    check_index("dst", dst, num_edges, x)
     if num_nodes < 0:
         raise ValueError(f"num_nodes is {num_nodes}; it cannot be negative.")
 
@@ -81,14 +93,27 @@ def _cfconv(
     num_tiles: int = 0,
 ) -> Tensor:
     _check(x, w, src, dst, num_nodes)
-    native = library.function("popgeo_cfconv", (_INT, *[_POINTER] * 7, *[_INT] * 6), _INT)
+    if dst_rowptr is not None:
+        dst_rowptr, dst_perm = check_plan_tensors("dst", dst, num_nodes, dst_rowptr, dst_perm)
+    return _launch(x, w, src, dst, num_nodes, dst_rowptr, dst_perm, num_tiles)
+
+
+def _launch(
+    x: Tensor,
+    w: Tensor,
+    src: Tensor,
+    dst: Tensor,
+    num_nodes: int,
+    dst_rowptr: Tensor | None,
+    dst_perm: Tensor | None,
+    num_tiles: int,
+) -> Tensor:
+    native = library.function("popgeo_cfconv", _CFCONV, _INT)
     if native is None or x.device.type != "cpu" or not x.is_floating_point() or x.dtype not in NATIVE_DTYPES:
         refuse_index("src", src, x.shape[0])
         refuse_index("dst", dst, num_nodes)
         return reference.cfconv(x, w, src, dst, num_nodes)
     num_edges, channels = w.shape
-    if dst_rowptr is not None:
-        dst_rowptr, dst_perm = check_plan_tensors("dst", dst_rowptr, dst_perm, num_edges, num_nodes)
     x, w, src, dst = x.contiguous(), w.contiguous(), as_int64(src), as_int64(dst)
     out = x.new_empty(num_nodes, channels)
     status = native(
@@ -126,14 +151,14 @@ def _cfconv_backward(
     num_tiles: int = 0,
 ) -> tuple[Tensor, Tensor]:
     _check(x, w, src, dst, grad.shape[0])
-    native = library.function("popgeo_cfconv_backward", (_INT, *[_POINTER] * 9, *[_INT] * 6), _INT)
+    native = library.function("popgeo_cfconv_backward", _CFCONV_BACKWARD, _INT)
     if native is None or x.device.type != "cpu" or not x.is_floating_point() or x.dtype not in NATIVE_DTYPES:
         refuse_index("src", src, x.shape[0])
         refuse_index("dst", dst, grad.shape[0])
         return reference.cfconv_backward(grad, x, w, src, dst)
     num_edges, channels = w.shape
     if src_rowptr is not None:
-        src_rowptr, src_perm = check_plan_tensors("src", src_rowptr, src_perm, num_edges, x.shape[0])
+        src_rowptr, src_perm = check_plan_tensors("src", src, x.shape[0], src_rowptr, src_perm)
     grad, x, w = grad.contiguous(), x.contiguous(), w.contiguous()
     src, dst = as_int64(src), as_int64(dst)
     grad_x, grad_w = torch.empty_like(x), torch.empty_like(w)

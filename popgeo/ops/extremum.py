@@ -14,6 +14,7 @@ from popgeo.ops.registration import is_direct, register
 from popgeo.ops.rows import NATIVE_DTYPES, check_plan_tensors, check_sum, explain, pointer
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
+_EXTREMUM = (_INT, _INT, *[_POINTER] * 6, *[_INT] * 5)
 
 
 def scatter_max_rows(
@@ -45,13 +46,13 @@ def _extremum(
     largest: bool,
 ) -> tuple[Tensor, Tensor]:
     check_sum(src, index, num_rows)
-    native = library.function("popgeo_scatter_extremum", (_INT, _INT, *[_POINTER] * 6, *[_INT] * 5), _INT)
+    native = library.function("popgeo_scatter_extremum", _EXTREMUM, _INT)
     if native is None or src.device.type != "cpu" or src.dtype not in NATIVE_DTYPES:
         refuse_index("index", index, num_rows)
         return reference.scatter_extremum(src, index, num_rows, largest=largest)
     num_edges, channels = src.shape
     if rowptr is not None:
-        rowptr, perm = check_plan_tensors("index", rowptr, perm, num_edges, num_rows)
+        rowptr, perm = check_plan_tensors("index", index, num_rows, rowptr, perm)
     src, index = src.contiguous(), as_int64(index)
     out = src.new_empty(num_rows, channels)
     arg = index.new_empty(num_rows, channels)

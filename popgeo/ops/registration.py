@@ -4,8 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import _C, Tensor
+from torch._C import _functorch
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
+from torch.nn import Parameter
 
 LIBRARY = torch.library.Library("popgeo", "DEF")
 DEVICES = ("CPU", "CUDA")
@@ -50,27 +53,25 @@ def is_direct(*tensors: Tensor) -> bool:
         ValueError: a tensor is a forward-mode dual number, whose tangent torch would silently drop.
     """
     if (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or _is_forward_mode(*tensors)
-        or torch._C._get_tracing_state() is not None
+        is_compiling()
+        or _C._len_torch_dispatch_stack() > 0
+        or _functorch.peek_interpreter_stack() is not None
+        or _C._get_tracing_state() is not None
+        or (forward_ad._current_level >= 0 and _is_forward_mode(*tensors))
     ):
         return False
     differentiates = torch.is_grad_enabled()
     for tensor in tensors:
-        if type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter:
+        if type(tensor) is not Tensor and type(tensor) is not Parameter:
             return False
         if differentiates and tensor.requires_grad:
             return False
-        if torch._C._functorch.is_legacy_batchedtensor(tensor):  # torch.autograd.grad(..., is_grads_batched=True)
+        if _functorch.is_legacy_batchedtensor(tensor):  # torch.autograd.grad(..., is_grads_batched=True)
             return False
     return True
 
 
 def _is_forward_mode(*tensors: Tensor) -> bool:
-    if forward_ad._current_level < 0:
-        return False
     if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
         raise ValueError("popgeo's ops have no forward-mode derivative. Use reverse mode: torch.autograd.grad.")
     return True
