@@ -290,6 +290,7 @@ class CompiledModel:
             loss_scaling=self.options.loss_scaling,
             cache_dir=self.options.cache_dir,
             choices=list(describe(micro_structure)),
+            show_progress=self.options.show_progress,
         )
         if self._optimizer is not None:
             self._update = self._make_update(self._optimizer, step.trained)

@@ -39,6 +39,7 @@ class Recorder(TorchDispatchMode):
         self.phase, self._keeps_state = phase, keeps_state
         self.modules: list[str] = []
         self.marked: list[Tensor] = []
+        self.on_operation: Callable[[], object] = lambda: None
         self.files: set[str] = set()
         self._stop, self._on_problem = stop, on_problem
         self._ops: list[Op] = []
@@ -123,6 +124,7 @@ class Recorder(TorchDispatchMode):
             source=line,
         )
         self._ops.append(op)
+        self.on_operation()
         if target == "popgeo.identity_loss.default":
             self.marked.append(result)
 
