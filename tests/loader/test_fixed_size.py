@@ -406,3 +406,8 @@ def test_a_collater_made_by_hand_gives_the_batches_of_the_loader():
     count = int(batch.graphs_mask.sum())
     assert same(FixedSizeCollater(OPTIONS)(GRAPHS[:count]).edge_index, batch.edge_index)
     assert isinstance(loader_of().plan().ids, np.ndarray)
+
+
+def test_a_loader_that_cannot_load_still_says_what_it_is():
+    loader = FixedSizeDataLoader(GRAPHS, num_nodes=2, num_edges=0, batch_size=3)
+    assert repr(loader).startswith("FixedSizeDataLoader(40 graphs; no batches: Graph ")
