@@ -2,7 +2,6 @@
 
 import torch
 
-
 MIN_DEGREE = 1.0  # edges a row below which most rows are empty: torch clears them all at once
 MIN_ELEMENTS = 2048  # below it the kernel saves less than its call costs
 MIN_STREAM = 1 << 19  # elements from which the prefetch of the kernel pays even at one edge a row
