@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from popgeo.ops.checks import refuse_index
+from popgeo.ops.layout import broadcast, is_shared
 from popgeo.ops.registration import is_direct
-from popgeo.ops.scatter import broadcast, gather, is_shared, scatter, scatter_max, scatter_min
+from popgeo.ops.scatter import gather, scatter, scatter_max, scatter_min
 from popgeo.ops.segment_rows import gather_csr_rows, row_of_each_edge, segment_sum_rows
 
 

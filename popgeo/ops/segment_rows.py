@@ -12,7 +12,6 @@ from popgeo.ops.checks import as_int64
 from popgeo.ops.registration import is_direct, register
 from popgeo.ops.rows import sum_compiled
 
-
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 
 
