@@ -17,6 +17,8 @@ from popgeo import ipu
 class SchNet(nn.Module):
     """SchNet as published (arXiv:1706.08566), in plain PyTorch operations."""
 
+    centres: Tensor
+
     def __init__(self, channels: int, blocks: int, gaussians: int = 25, cutoff: float = 6.0) -> None:
         super().__init__()
         self.cutoff = cutoff

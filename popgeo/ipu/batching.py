@@ -20,8 +20,8 @@ def check_batch_dimension(structure: Structure, factor: int) -> None:
     for path, slot in _slots(structure):
         if not slot.shape or slot.shape[0] % factor:
             raise ValueError(
-                f"Invalid batch dimension: argument `{path}` has shape {list(slot.shape)}, and the first dimension must be a "
-                f"multiple of {factor} = device_iterations x gradient_accumulation x replication_factor. "
+                f"Invalid batch dimension: argument `{path}` has shape {list(slot.shape)}; the first dimension must "
+                f"be a multiple of {factor} = device_iterations x gradient_accumulation x replication_factor. "
                 "Build batches of that many micro-batches, or change the Options."
             )
 

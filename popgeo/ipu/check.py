@@ -20,7 +20,7 @@ def check_static(model: nn.Module, *inputs: Any, **named_inputs: Any) -> list[Pr
         model: Called like `model(*inputs, **named_inputs)`.
 
     Returns:
-        One `Problem` for each line and operation, in the order in which they are met; empty when the model can be compiled.
+        One `Problem` for each line and operation, in the order in which they are met; empty when nothing is in the way.
 
     Example:
         >>> class Positive(nn.Module):
@@ -36,7 +36,7 @@ def check_static(model: nn.Module, *inputs: Any, **named_inputs: Any) -> list[Pr
         found.setdefault((problem.operation, problem.source), problem)
 
     model = copy.deepcopy(model)
-    recorder = Recorder(check_static.__code__, note)
+    recorder = Recorder(check_static.__code__, note, keeps_state=False)
     hooks = recorder.follow_modules(model)
     with torch.random.fork_rng(devices=[]), torch.no_grad(), recorder:
         model(*inputs, **named_inputs)

@@ -11,7 +11,7 @@ class CompiledStep:
     """A captured step after the passes.
 
     Attributes:
-        graph: Forward and, when training, backward; returns the model's tensors, then one gradient per trained parameter.
+        graph: Forward and, when training, backward; returns the model's tensors, then a gradient per trained parameter.
         result: How the model's tensors nest.
         trained: Names of the parameters that have a gradient, in the order of the gradients.
         row_indices: Inputs of the graph that it takes for row numbers, which must not be negative.

@@ -52,9 +52,14 @@ class Engine:
                 place.copy_(tensor)
             outputs = self._run()
             for position, place in self._copied.items():
-                place.copy_(outputs[position])
-                outputs[position] = place
+                made = outputs[position]
+                assert made is not None
+                outputs[position] = place.copy_(made)
         return outputs
+
+    def set_numbers(self, values: Sequence[float]) -> None:
+        """Gives the graph's `Number` arguments, by slot, the values for the runs to come."""
+        self._run.__globals__.update({f"n{slot}": value for slot, value in enumerate(values)})
 
     def _place_outputs(self, places: Mapping[int, Tensor], given: dict[int, Tensor]) -> dict[int, Tensor]:
         """Lets outputs be written where they are wanted; returns those that must be copied there instead."""

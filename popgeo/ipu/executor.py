@@ -14,6 +14,7 @@ from popgeo.ipu import batching
 from popgeo.ipu.checkpoint import load_checkpoint, save_checkpoint
 from popgeo.ipu.compiler.account import account
 from popgeo.ipu.compiler.compile_step import compile_step
+from popgeo.ipu.op_graph import OpGraph
 from popgeo.ipu.options import Options
 from popgeo.ipu.replicas import Replicas
 from popgeo.ipu.report import Family, Report
@@ -87,7 +88,8 @@ def inference_model(model: nn.Module, options: Options | None = None) -> "Compil
     chosen = options or Options()
     if chosen.gradient_accumulation != 1:
         raise ValueError(
-            f"Inference has no gradients to accumulate; set Options.gradient_accumulation to 1, not {chosen.gradient_accumulation}."
+            "Inference has no gradients to accumulate; set Options.gradient_accumulation to 1, not "
+            f"{chosen.gradient_accumulation}."
         )
     return CompiledModel(model, chosen, None, None)
 
@@ -124,8 +126,8 @@ class CompiledModel:
         assert self._arguments is not None
         if not same(self._arguments, structure):
             raise ValueError(
-                f"{first_difference(self._arguments, structure)}. A compiled step has fixed shapes: give it what it was "
-                "compiled for, or call destroy() and compile anew."
+                f"{first_difference(self._arguments, structure)}. A compiled step has fixed shapes: give it what "
+                "it was compiled for, or call destroy() and compile anew."
             )
         assert self._stepper is not None
         start = time.perf_counter()
@@ -150,6 +152,11 @@ class CompiledModel:
     def is_compiled(self) -> bool:
         """Whether the step is compiled."""
         return self._stepper is not None
+
+    @property
+    def graph(self) -> OpGraph:
+        """The operations of one micro-batch, forward and, when training, backward."""
+        return self._require_compiled().step.graph
 
     @property
     def report(self) -> Report:
@@ -191,8 +198,10 @@ class CompiledModel:
         return self.model.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Replaces weights and buffers."""
+        """Replaces weights and buffers, the latter in every replica."""
         self.model.load_state_dict(state)
+        if self._stepper is not None:
+            self._stepper.reset_buffers()
 
     def copy_weights_to_host(self) -> None:
         """Brings the module's weights up to date; they share the compiled step's memory, so they always are."""
@@ -244,6 +253,12 @@ class CompiledModel:
             parameter.data = parameter.data.clone()
         self._stepper = self._update = self._arguments = None
 
+    def __getattr__(self, name: str) -> Any:
+        """What the wrapper does not have, the module may have."""
+        if name == "model":  # not set yet, so there is nothing to ask
+            raise AttributeError(name)
+        return getattr(self.model, name)
+
     def _require_compiled(self) -> Stepper:
         if self._stepper is None:
             raise ValueError("The model has not been compiled or has been destroyed; call it or .compile(...) first.")
@@ -275,6 +290,7 @@ class CompiledModel:
             loss_scaling=self.options.loss_scaling,
             cache_dir=self.options.cache_dir,
             choices=list(describe(micro_structure)),
+            show_progress=self.options.show_progress,
         )
         if self._optimizer is not None:
             self._update = self._make_update(self._optimizer, step.trained)

@@ -28,7 +28,8 @@ def fingerprint(model: nn.Module, *choices: object) -> str:
         Unknown: the model holds an object whose content cannot be read.
 
     Example:
-        >>> fingerprint(nn.Linear(2, 3)) == fingerprint(nn.Linear(2, 3)), fingerprint(nn.Linear(2, 4)) == fingerprint(nn.Linear(2, 3))
+        >>> first, same, other = nn.Linear(2, 3), nn.Linear(2, 3), nn.Linear(2, 4)
+        >>> fingerprint(first) == fingerprint(same), fingerprint(first) == fingerprint(other)
         (True, False)
     """
     digest = hashlib.sha256()
@@ -62,7 +63,8 @@ def _describe_model(model: nn.Module) -> Iterator[str]:
                 yield f"{name}.{attribute} = {_describe(value)}"
         for table in (module._parameters, module._buffers):
             for key, tensor in table.items():
-                yield f"{name}.{key}: {None if tensor is None else (tuple(tensor.shape), tensor.stride(), tensor.dtype)}"
+                form = None if tensor is None else (tuple(tensor.shape), tensor.stride(), tensor.dtype)
+                yield f"{name}.{key}: {form}"
 
 
 def _class(cls: type) -> str:

@@ -27,8 +27,8 @@ class Reduction(Enum):
 class Options:
     """How a compiled model runs; change one with `dataclasses.replace`.
 
-    One call of a compiled model takes tensors whose first dimension is `batch_factor` times that of one micro-batch, laid
-    out as device iterations, then accumulation steps, then replicas, then the micro-batch itself.
+    One call of a compiled model takes tensors whose first dimension is `batch_factor` times that of one micro-batch,
+    laid out as device iterations, then accumulation steps, then replicas, then the micro-batch itself.
 
     Attributes:
         device_iterations: Steps (with an update each, when training) that one call runs.

@@ -54,8 +54,8 @@ class Replicas:
                 dist.all_reduce(gradient)
         except RuntimeError as error:
             raise RuntimeError(
-                f"Process {dist.get_rank()} of {self.world_size} could not add up gradients: another process has died or "
-                "does not answer. Start all of them again from the last checkpoint."
+                f"Process {dist.get_rank()} of {self.world_size} could not add up gradients: another process has died "
+                "or does not answer. Start all of them again from the last checkpoint."
             ) from error
 
     def share_weights(self, tensors: Sequence[Tensor]) -> None:

@@ -65,7 +65,8 @@ class Report:
         lines = [
             f"Step for {self.target.name} ({self.target.num_tiles:,} tiles): {total.ops} operations "
             f"({self.captured_ops} captured), {_quantity(total.flops)}FLOP, {_quantity(total.bytes)}B read and written",
-            f"Memory: {_quantity(self.state_bytes)}B of weights and optimizer, {_quantity(self.buffer_bytes)}B of buffers",
+            f"Memory: {_quantity(self.state_bytes)}B of weights and optimizer, "
+            f"{_quantity(self.buffer_bytes)}B of buffers",
         ]
         for name, family in sorted(self.families.items(), key=lambda item: -item[1].bytes):
             lines.append(

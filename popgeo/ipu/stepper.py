@@ -78,6 +78,10 @@ class Stepper:
                 update.apply(divisor)
         return results.join()
 
+    def reset_buffers(self) -> None:
+        """Gives every replica the module's buffers."""
+        self.buffers = self._buffers_of_replicas()
+
     def restore(self, generators: Sequence[Tensor], buffers: Sequence[dict[str, Tensor]]) -> None:
         """Takes random numbers and the buffers of each replica from a checkpoint.
 
@@ -153,7 +157,7 @@ class Stepper:
 
 
 def _generator(seed: int, replica: int) -> torch.Generator:
-    """Replica 0 draws what plain PyTorch draws after `torch.manual_seed(seed)`; the others draw from streams of their own."""
+    """Replica 0 draws what PyTorch draws after `torch.manual_seed(seed)`; the others have streams of their own."""
     if replica:
         words = np.random.SeedSequence(seed % 2**64, spawn_key=(replica,)).generate_state(1, np.uint64)
         seed = int(words[0] >> np.uint64(1))

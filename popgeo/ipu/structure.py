@@ -92,7 +92,8 @@ def _put_together(structure: Structure, tensors: Iterator[Any]) -> Any:
         return data
     if issubclass(structure.kind, Mapping):
         return dict(zip(structure.keys, parts, strict=True))
-    return structure.kind(*parts) if hasattr(structure.kind, "_fields") else structure.kind(parts)
+    make: Any = structure.kind
+    return make(*parts) if hasattr(make, "_fields") else make(parts)
 
 
 def describe(structure: Structure, path: str = "") -> Iterator[tuple[str, str]]:

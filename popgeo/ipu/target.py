@@ -7,10 +7,10 @@ from dataclasses import dataclass
 class IpuTarget:
     """The facts of one kind of IPU that memory and cycle estimates need.
 
-    Sources: tiles, workers, memory, clock and peak rates from the Graphcore IPU Programmer's Guide and the IPU-M2000 and
-    Bow-2000 data sheets; Mk1 figures and all load, store and exchange widths as measured in Jia et al., "Dissecting the
-    Graphcore IPU Architecture via Microbenchmarking", arXiv:1912.03413; multiply-accumulate rates from the estimators of
-    the open-source poplibs (github.com/graphcore/poplibs).
+    Sources: tiles, workers, memory, clock and peak rates from the Graphcore IPU Programmer's Guide and the IPU-M2000
+    and Bow-2000 data sheets; Mk1 figures and all load, store and exchange widths as measured in Jia et al.,
+    "Dissecting the Graphcore IPU Architecture via Microbenchmarking", arXiv:1912.03413; multiply-accumulate rates
+    from the estimators of the open-source poplibs (github.com/graphcore/poplibs).
 
     Attributes:
         name: What a report calls the machine.

@@ -1,4 +1,4 @@
-"""The optimizer's update on parameters that lie side by side, so that a group costs a dozen operations, not a dozen each."""
+"""The optimizer's update, on parameters that lie side by side: a dozen operations for a group, not for each of them."""
 
 import copy
 from collections import defaultdict
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from popgeo.ipu.compiler.record import Recorder
+from popgeo.ipu.captured_update import CapturedUpdate, capture_update
 from popgeo.ipu.op_graph import OpGraph
 
 # Each element's update depends on that element and on numbers alone, so many parameters may be updated as one.
@@ -19,8 +19,8 @@ _ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "
 class Update:
     """Joins gradients, clips them and applies any `torch.optim` optimizer.
 
-    Parameters that share a group and a type are moved into one tensor, which they become views of; so are their gradients
-    and the optimizer's state, which stays readable and writable through the optimizer given.
+    Parameters that share a group and a type are moved into one tensor, which they become views of; so are their
+    gradients and the optimizer's state, which stays readable and writable through the optimizer given.
 
     Args:
         optimizer: Where hyperparameters and state live; a scheduler may change it at any time.
@@ -43,18 +43,20 @@ class Update:
         learning_rate: Callable[[int], float] | None = None,
     ) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise ValueError(
-                "LBFGS evaluates the model several times per step; use an optimizer whose step() takes no closure."
-            )
+            raise ValueError("LBFGS evaluates the model several times per step; use an optimizer without a closure.")
         self.optimizer = optimizer
         self.num_updates = 0
         self._max_grad_norm, self._learning_rate = max_grad_norm, learning_rate
         self._names = {id(p): name for name, p in parameters.items()}
         self._blocks: list[_Block] = []
         self.gradients: dict[str, Tensor] = {}
-        flat = type(optimizer).__module__.startswith("torch.optim") and type(optimizer).__name__ in _ELEMENTWISE
+        self._captured: CapturedUpdate | None = None
+        self._has_state = False
+        self._flat = (
+            type(optimizer).__module__.startswith("torch.optim") and type(optimizer).__name__ in _ELEMENTWISE
+        )
         for number, group in enumerate(optimizer.param_groups):
-            for members in _alike([p for p in group["params"] if id(p) in self._names], flat):
+            for members in _alike([p for p in group["params"] if id(p) in self._names], self._flat):
                 self._blocks.append(_Block(number, members, accumulates))
         for block in self._blocks:
             self.gradients |= {self._names[id(p)]: g for p, g in zip(block.members, block.gradient_views, strict=True)}
@@ -63,7 +65,7 @@ class Update:
         self._adopted: object = None
 
     def accumulate(self, *, first: bool) -> None:
-        """Adds the gradients of one micro-batch to those of the update; the first of an update replaces what was there."""
+        """Adds the gradients of one micro-batch to those of the update, or starts anew with the first."""
         for block in self._blocks:
             if block.total is block.gradient:
                 continue
@@ -89,39 +91,34 @@ class Update:
                 block.total.div_(divisor)
         if self._max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_([block.flat for block in self._blocks], self._max_grad_norm)
-        self._worker.step()
+        self._step()
         self.num_updates += 1
         for block in self._blocks:
             block.publish(self.optimizer, self._worker.state[block.flat])
         self._adopted = self.optimizer.state
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers warn about an optimizer that never stepped
 
-    def capture(self) -> OpGraph:
-        """The operations of one update, recorded on copies.
+    def _step(self) -> None:
+        """Runs the captured update; torch's own code makes the state at first, and does what cannot be captured."""
+        if not (self._flat and self._has_state):
+            self._worker.step()
+            self._has_state = True
+            return
+        if self._captured is None:
+            self._captured = CapturedUpdate(self._worker)
+        if not self._captured.run():
+            self._worker.step()
 
-        Numbers such as a bias correction differ from update to update, which is why the update itself runs the
-        optimizer's own code.
-        """
-        blocks = [nn.Parameter(block.flat.detach().clone()) for block in self._blocks]
-        worker = copy.copy(self._worker)
-        worker.state = defaultdict(dict)
-        recorder = Recorder(Update.capture.__code__, lambda problem: None, phase="update", keeps_state=False)
-        worker.param_groups = []
-        for block, flat, group in zip(self._blocks, blocks, self._worker.param_groups, strict=True):
-            flat.grad = block.total.clone()
-            state = {k: copy.deepcopy(v) for k, v in self._worker.state.get(block.flat, {}).items()}
-            worker.state[flat] = state
-            worker.param_groups.append({**group, "params": [flat]})
-            recorder.add_input(f"parameter:{len(worker.param_groups)}", flat)
-        with recorder:
-            worker.step()
-        return recorder.graph([])
+    def capture(self) -> OpGraph:
+        """The operations of the next update."""
+        return capture_update(self._worker)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Takes hyperparameters and state from another optimizer over the same parameters."""
         if type(optimizer) is not type(self.optimizer):
             raise ValueError(
-                f"The model was compiled with {type(self.optimizer).__name__}, not {type(optimizer).__name__}; wrap it anew."
+                f"The model was compiled with {type(self.optimizer).__name__}, not {type(optimizer).__name__}; "
+                "wrap it anew."
             )
         if [[id(p) for p in group["params"]] for group in optimizer.param_groups] != self._shape:
             raise ValueError(
@@ -131,7 +128,7 @@ class Update:
             self.optimizer, self._adopted = optimizer, None
 
     def follow_parameters(self) -> None:
-        """Takes over parameters whose memory was exchanged from outside, for example by `load_state_dict(assign=True)`."""
+        """Takes over parameters whose memory was exchanged, for example by `load_state_dict(assign=True)`."""
         for block in self._blocks:
             block.follow()
 
@@ -146,6 +143,8 @@ class Update:
         if self.optimizer.state is not self._adopted:
             for block in self._blocks:
                 block.adopt(self.optimizer, self._worker.state)
+            self._captured = None
+            self._has_state = all(self._worker.state.get(block.flat) for block in self._blocks)
         for block, group in zip(self._blocks, self._worker.param_groups, strict=True):
             group.update({key: choice for key, choice in groups[block.group].items() if key != "params"})
             if self._learning_rate is not None:

@@ -1,5 +1,7 @@
 """Models, their parts and their losses: results never depend on padding."""
 
+from popgeo.nn.fixed_size import to_fixed_size as to_fixed_size
+from popgeo.nn.forces import energy_and_forces as energy_and_forces
 from popgeo.nn.gcn import GCN as GCN
 from popgeo.nn.gin import GIN as GIN
 from popgeo.nn.gin import GINE as GINE

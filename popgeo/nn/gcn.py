@@ -35,11 +35,11 @@ class GCN(GNN):
 
     def prepare(self, x: Tensor, batched: Batched) -> Batched:
         """The normalised weight of each edge, and behind them that of each node's self-loop."""
-        return replace(batched, edge_weight=gcn_norm(batched, self.add_self_loops, x.dtype))
+        return normalized(batched, self.add_self_loops, x.dtype)
 
 
 class GCNConv(nn.Module):
-    """One layer of `GCN`, for edges whose weights `gcn_norm` has made."""
+    """One layer of `GCN`, for edges whose weights `normalized` has made."""
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
@@ -55,11 +55,10 @@ class GCNConv(nn.Module):
         return batched.at_destination(batched.at_source(x) * edges) + loops * x + self.bias
 
 
-def gcn_norm(batched: Batched, add_self_loops: bool, dtype: torch.dtype) -> Tensor:
-    """w_ji / sqrt(d_j d_i) of each edge, then of each node's self-loop; 0 for a node of degree 0.
+def normalized(batched: Batched, add_self_loops: bool, dtype: torch.dtype) -> Batched:
+    """With w_ji / sqrt(d_j d_i) of each edge as weight, and behind those the self-loops': [num_edges + num_nodes].
 
-    Returns:
-        [num_edges + num_nodes]
+    A node of degree 0 has weights 0, not infinite ones.
     """
     src, dst, num_nodes = batched.src, batched.dst, batched.num_nodes
     weight = batched.edge_weight
@@ -75,4 +74,5 @@ def gcn_norm(batched: Batched, add_self_loops: bool, dtype: torch.dtype) -> Tens
     degree = scatter(weight, dst, dim=0, dim_size=num_nodes) + loops
     d = torch.where(degree > 0, degree, 1.0).rsqrt()
     d = torch.where(degree > 0, d, 0.0)
-    return torch.cat([d.index_select(0, src) * weight * d.index_select(0, dst), d * loops * d])
+    weight = d.index_select(0, src) * weight * d.index_select(0, dst)
+    return replace(batched, edge_weight=torch.cat([weight, d * loops * d]))

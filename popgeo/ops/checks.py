@@ -15,7 +15,7 @@ def check_index(name: str, index: Tensor, num_edges: int, like: Tensor) -> None:
             f"{name} has shape {tuple(index.shape)}; it needs one entry for each of the {num_edges} rows that it "
             f"routes: ({num_edges},)."
         )
-    if index.device != like.device:
+    if not (index.is_cpu and like.is_cpu) and index.device != like.device:
         raise ValueError(f"{name} is on {index.device} and the data on {like.device}; move both to one device.")
 
 

@@ -43,9 +43,13 @@ class ScatterPlan:
     rowptr: Tensor
     perm: Tensor | None
     num_tiles: int = 0
+    num_rows: int = field(init=False)  # of the result
+    num_edges: int = field(init=False)
     _version: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "num_rows", self.rowptr.shape[0] - 1)
+        object.__setattr__(self, "num_edges", self.index.shape[0])
         object.__setattr__(self, "_version", _version(self.index))
 
     @classmethod
@@ -85,11 +89,6 @@ class ScatterPlan:
         rows = torch.arange(num_rows + 1, device=device)
         index = rows[:-1].unsqueeze(1).expand(-1, degree).reshape(-1)
         return cls(index=index, rowptr=rows.int() * degree, perm=None)
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the result."""
-        return self.rowptr.shape[0] - 1
 
     def set_tiles(self, num_tiles: int) -> "ScatterPlan":
         """The same plan, divided over `num_tiles` tiles.

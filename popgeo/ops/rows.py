@@ -9,9 +9,10 @@ from torch import Tensor
 from popgeo.native import library
 from popgeo.ops import delegate, reference
 from popgeo.ops.checks import as_int64, check_index, refuse_index, refuse_plan
-from popgeo.ops.registration import is_direct, register
+from popgeo.ops.registration import register
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
+_SUM_TYPES = (_INT, *[_POINTER] * 5, *[_INT] * 5)
 NATIVE_DTYPES = {
     torch.float32: 0,
     torch.float64: 1,
@@ -30,16 +31,12 @@ def scatter_sum_rows(
     src: Tensor, index: Tensor, num_rows: int, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int
 ) -> Tensor:
     """Sums the rows of `src` that share an index, each in the order of the edges. [num_rows, channels]"""
-    if is_direct(src, index):
-        return _scatter_sum(src, index, num_rows, rowptr, perm, num_tiles)
-    return torch.ops.popgeo.scatter_sum(src, index, num_rows, rowptr, perm, num_tiles)
+    return _SCATTER_SUM(src, index, num_rows, rowptr, perm, num_tiles)
 
 
 def gather_rows(x: Tensor, index: Tensor, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int) -> Tensor:
     """The row of `x` that each edge names. [num_edges, channels]"""
-    if is_direct(x, index):
-        return _gather(x, index)
-    return torch.ops.popgeo.gather(x, index, rowptr, perm, num_tiles)
+    return _GATHER(x, index, rowptr, perm, num_tiles)
 
 
 def _check_rows(name: str, rows: Tensor) -> None:
@@ -77,7 +74,7 @@ def sum_compiled(
     src: Tensor, index: Tensor | None, num_rows: int, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int
 ) -> Tensor | None:
     """The sum by the compiled kernel, from a plan or else an index; None where torch is to compute it."""
-    native = library.function("popgeo_scatter_sum", (_INT, *[_POINTER] * 5, *[_INT] * 5), _INT)
+    native = library.function("popgeo_scatter_sum", _SUM_TYPES, _INT)
     num_edges, channels = src.shape
     if (
         native is None
@@ -86,10 +83,11 @@ def sum_compiled(
         or delegate.sum_to_torch(num_edges, num_rows, channels, src.dtype, has_plan=rowptr is not None)
     ):
         return None
-    src, index = src.contiguous(), None if index is None else as_int64(index)
+    src = src.contiguous()
     out = src.new_empty(num_rows, channels)
-    if rowptr is not None:
-        rowptr, perm = check_plan_tensors("index", rowptr, perm, num_edges, num_rows)
+    if rowptr is not None and index is not None:
+        rowptr, perm = check_plan_tensors("index", index, num_rows, rowptr, perm)
+    index = None if index is None else as_int64(index)
     status = native(
         NATIVE_DTYPES[src.dtype],
         src.data_ptr(),
@@ -109,17 +107,23 @@ def sum_compiled(
 
 
 def check_plan_tensors(
-    name: str, rowptr: Tensor, perm: Tensor | None, num_edges: int, num_rows: int
+    name: str, index: Tensor, num_rows: int, rowptr: Tensor, perm: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """The tensors of a plan as the compiled kernels read them; their values are checked there, edge by edge."""
-    if rowptr.shape != (num_rows + 1,) or (perm is not None and perm.shape != (num_edges,)):
-        raise ValueError(
-            f"The plan is for {rowptr.shape[0] - 1} rows"
-            + ("" if perm is None else f" and {perm.shape[0]} edges")
-            + f"; {name} has {num_edges} edges into {num_rows} rows. Make a plan from this {name}."
-        )
-    if rowptr.dtype != torch.int32 or (perm is not None and perm.dtype != torch.int32):
-        raise ValueError("rowptr and perm of a plan are torch.int32. Use ScatterPlan.from_index.")
+    num_edges = index.shape[0]
+    for tensor, size in ((rowptr, num_rows + 1), (perm, num_edges)):
+        if tensor is None:
+            continue
+        if tensor.dtype is not torch.int32 or tensor.device != index.device:
+            raise ValueError(
+                f"A tensor of the plan is {tensor.dtype} on {tensor.device}; rowptr and perm are torch.int32 beside "
+                f"the data. Use ScatterPlan.from_index({name}, {num_rows})."
+            )
+        if tensor.shape != (size,):
+            raise ValueError(
+                f"A tensor of the plan has shape {tuple(tensor.shape)}; for {num_edges} edges into {num_rows} rows it "
+                f"has ({size},). Use ScatterPlan.from_index({name}, {num_rows})."
+            )
     return rowptr.contiguous(), None if perm is None else perm.contiguous()
 
 
@@ -185,7 +189,7 @@ def _differentiate_gather(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return scatter_sum_rows(grad, index, ctx.num_rows, rowptr, perm, ctx.num_tiles), None, None, None, None
 
 
-register(
+_SCATTER_SUM = register(
     "scatter_sum(Tensor src, Tensor index, SymInt num_rows, "
     "Tensor? rowptr=None, Tensor? perm=None, int num_tiles=0) -> Tensor",
     kernel=_scatter_sum,
@@ -193,7 +197,7 @@ register(
     setup_context=_save_sum,
     backward=_differentiate_sum,
 )
-register(
+_GATHER = register(
     "gather(Tensor x, Tensor index, Tensor? rowptr=None, Tensor? perm=None, int num_tiles=0) -> Tensor",
     kernel=_gather,
     fake=_fake_gather,

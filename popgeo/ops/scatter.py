@@ -74,6 +74,10 @@ def scatter_sum(
         >>> scatter_sum(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 2, 0]), dim_size=3)
         tensor([4., 0., 2.])
     """
+    if out is None and dim_size is not None and dim in (0, -2) and src.dim() == 2 and index.dim() == 1:
+        return scatter_sum_rows(
+            src, index, dim_size, *plan_arguments(plan, index, dim_size)
+        )  # the common case, at once
     rows = Rows.of(src, index, dim, out, dim_size)
     total = rows.restore(scatter_sum_rows(rows.src, rows.index, rows.num_rows, *rows.plan(plan)))
     return total if out is None else out.add_(total)
@@ -186,10 +190,7 @@ def gather(x: Tensor, index: Tensor, dim: int = 0, plan: ScatterPlan | None = No
     """
     if x.dim() == 0:
         raise ValueError("x has no dimension to gather along; give it at least one.")
-    arguments: tuple[Tensor | None, Tensor | None, int] = (None, None, 0)
-    if plan is not None:
-        plan.check("index", index, x.shape[dim])
-        arguments = (plan.rowptr, plan.perm, plan.num_tiles)
+    arguments = plan_arguments(plan, index, x.shape[dim])
     if x.dim() == 2 and dim in (0, -2):
         return gather_rows(x, index, *arguments)
     moved = x.movedim(dim, 0)
@@ -258,14 +259,11 @@ class Rows:
         )
 
     def plan(self, plan: ScatterPlan | None) -> tuple[Tensor | None, Tensor | None, int]:
-        if plan is None:
-            return None, None, 0
-        if self.is_per_entry:
+        if plan is not None and self.is_per_entry:
             raise ValueError(
                 "A plan is for a one-dimensional index; this one differs between channels. Pass plan=None."
             )
-        plan.check("index", self.index, self.num_rows)
-        return plan.rowptr, plan.perm, plan.num_tiles
+        return plan_arguments(plan, self.index, self.num_rows)
 
     def count(self, plan: ScatterPlan | None) -> Tensor:
         """How many entries arrive at each row. [num_rows, 1]"""
@@ -286,6 +284,14 @@ class Rows:
     def restore_position(self, arg: Tensor) -> Tensor:
         """The winning rows of `src`, as positions along the caller's dimension."""
         return self.restore(torch.div(arg, max(self.channels, 1), rounding_mode="floor") if self.is_per_entry else arg)
+
+
+def plan_arguments(plan: ScatterPlan | None, index: Tensor, num_rows: int) -> tuple[Tensor | None, Tensor | None, int]:
+    """A plan as the ops take it, once it is known to be that of the index."""
+    if plan is None:
+        return None, None, 0
+    plan.check("index", index, num_rows)
+    return plan.rowptr, plan.perm, plan.num_tiles
 
 
 def broadcast(index: Tensor, src: Tensor, dim: int) -> Tensor:

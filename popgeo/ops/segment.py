@@ -139,6 +139,8 @@ def gather_coo(src: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
 def _along_rows(reduce: Callable[[Tensor, Tensor], Tensor], src: Tensor, indptr: Tensor) -> Tensor:
     """Applies a function of rows [num_rows, channels] and pointers to the dimension that the pointers lie along."""
     dim = indptr.dim() - 1
+    if dim == 0 and src.dim() == 2:
+        return reduce(src, indptr)
     if not 0 <= dim < src.dim() or indptr.shape[dim] == 0:
         raise ValueError(f"indptr has shape {tuple(indptr.shape)}, which fits no dimension of src, {tuple(src.shape)}.")
     try:

@@ -1,6 +1,8 @@
 """Which graphs share a batch: pure functions of integer sizes."""
 
 from popgeo.packing.assign import assign as assign
+from popgeo.packing.buckets import Buckets as Buckets
+from popgeo.packing.buckets import tune_buckets as tune_buckets
 from popgeo.packing.budget import Efficiency as Efficiency
 from popgeo.packing.budget import efficiency as efficiency
 from popgeo.packing.budget import lower_bound as lower_bound

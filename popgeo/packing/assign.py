@@ -42,23 +42,24 @@ def assign(
         [[0, 1], [2]]
     """
     table, ids, skipped = fitting(sizes, budget, skip=skip)
-    slot_sizes, ptr = _lay_out(plan, generator)
-    # Sizes in 16 bits sort by radix, about five times as fast.
-    units = to_units(table[:, plan.dim], plan.unit, budget.sizes[plan.dim]).astype(slot_sizes.dtype)
-    held = np.bincount(slot_sizes)
-    if not np.array_equal(held, np.bincount(units)):
+    # Sizes are known by their rank among the plan's: few numbers, and of 16 bits, which sort by radix, if they can be.
+    ranked = np.unique([size for contents in plan.composition for size in contents]).astype(np.int64)
+    ranks = _ranks(to_units(table[:, plan.dim], plan.unit, budget.sizes[plan.dim]), ranked)
+    slot_ranks, ptr = _lay_out(plan, ranked, generator)
+    held = np.bincount(slot_ranks, minlength=len(ranked) + 1)
+    if not np.array_equal(held, np.bincount(ranks, minlength=len(ranked) + 1)):
         raise ValueError(
-            f"The plan is one for {len(slot_sizes)} graphs of other sizes than these {len(units)}; "
+            f"The plan is one for {len(slot_ranks)} graphs of other sizes than these {len(ranks)}; "
             f"make a plan from the sizes that you assign."
         )
     order = _order(len(table), generator)
-    slots = np.argsort(slot_sizes, kind="stable")
+    slots = np.argsort(slot_ranks, kind="stable")
     indices = np.empty(len(table), np.int64)
-    indices[slots] = order.take(np.argsort(units.take(order), kind="stable"))
+    indices[slots] = order.take(np.argsort(ranks.take(order), kind="stable"))
     packs = Packs(indices, ptr)
     others = [dim for dim in range(table.shape[1]) if dim != plan.dim]
     if others:
-        places = PlacesBySize(slots, np.concatenate([[0], np.cumsum(held)]), slot_sizes)
+        places = PlacesBySize(slots, np.concatenate([[0], np.cumsum(held)]), slot_ranks)
         packs = within_budget(packs, places, table, budget, others, generator)
     return Packs(packs.indices if ids is None else ids[packs.indices], packs.ptr, skipped)
 
@@ -67,12 +68,26 @@ def _order(count: int, generator: torch.Generator | None) -> Ids:
     return np.arange(count) if generator is None else torch.randperm(count, generator=generator).numpy()
 
 
-def _lay_out(plan: SizePlan, generator: torch.Generator | None) -> tuple[np.ndarray, Ids]:
-    """The size of each place of each pack, packs in random order, and where each pack starts."""
+def _ranks(sizes: Ids, ranked: Ids) -> np.ndarray:
+    """The place of each size in a list of sizes; past its end for a size that is not in it."""
+    largest = max(sizes.max(initial=0), ranked.max(initial=0))
+    if largest < 1 << 20:
+        table = np.full(largest + 1, len(ranked), _dtype(ranked))
+        table[ranked] = np.arange(len(ranked))
+        return table.take(sizes)
+    ranks = np.searchsorted(ranked, sizes)
+    ranks[np.append(ranked, -1)[ranks] != sizes] = len(ranked)
+    return ranks.astype(_dtype(ranked))
+
+
+def _dtype(ranked: Ids) -> type:
+    return np.uint16 if len(ranked) < 1 << 16 else np.int64
+
+
+def _lay_out(plan: SizePlan, ranked: Ids, generator: torch.Generator | None) -> tuple[np.ndarray, Ids]:
+    """The rank of the size at each place of each pack, packs in random order, and where each pack starts."""
     lengths = np.array([len(contents) for contents in plan.composition], np.int64)
-    contents: np.ndarray = np.array([size for contents in plan.composition for size in contents], np.int64)
-    if contents.max(initial=0) < 1 << 16:
-        contents = contents.astype(np.uint16)
+    contents = _ranks(np.array([size for contents in plan.composition for size in contents], np.int64), ranked)
     kinds = np.repeat(np.arange(len(lengths)), np.array(plan.counts, np.int64))
     kinds = kinds.take(_order(len(kinds), generator))
     graphs = lengths.take(kinds)

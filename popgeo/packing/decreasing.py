@@ -6,6 +6,8 @@ then varies about 30 times more than that of a random batch.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+
 import torch
 from numpy.typing import ArrayLike
 
@@ -36,7 +38,7 @@ def decreasing(
         >>> [pack.tolist() for pack in packs]
         [[2, 3], [1, 0]]
     """
-    plan = best_fit_decreasing(histogram(sizes, budget, skip=skip))
+    plan = best_fit_decreasing(histogram(sizes, budget, skip=skip, exact=True))
     return assign(plan, sizes, budget, generator=generator, skip=skip)
 
 
@@ -52,20 +54,23 @@ def best_fit_decreasing(sizes: Histogram) -> SizePlan:
         (((2, 2), (3, 2, 2), (3, 3)), (1, 1, 2))
     """
     by_room: dict[int, dict[tuple[int, ...], int]] = {}
+    rooms: list[int] = []  # the keys of by_room, ascending
 
     def put(contents: tuple[int, ...], room: int, count: int) -> None:
         if count:
+            if room not in by_room:
+                insort(rooms, room)
             kinds = by_room.setdefault(room, {})
             kinds[contents] = kinds.get(contents, 0) + count
 
     for size, left in sorted(zip(sizes.sizes, sizes.counts, strict=True), reverse=True):
-        for room in sorted(room for room in by_room if room >= size):
+        for room in rooms[bisect_left(rooms, size) :]:
             for contents, count in list(by_room[room].items()):
                 each = min(room // size if size else left, sizes.num_graphs - len(contents), left)
                 if each <= 0:
                     continue
                 full = min(count, left // each)
-                part = min(count - full, 1) * (left - full * each)
+                part = left - full * each if full < count else 0
                 del by_room[room][contents]
                 put(contents, room, count - full - (part > 0))
                 put((*contents, *(size,) * each), room - each * size, full)
@@ -73,6 +78,9 @@ def best_fit_decreasing(sizes: Histogram) -> SizePlan:
                 left -= full * each + part
             if not by_room[room]:
                 del by_room[room]
+                rooms.remove(room)
+            if not left:
+                break
         each = min(sizes.capacity // size if size else left, sizes.num_graphs)
         full, part = divmod(left, each) if each else (0, 0)
         put((size,) * each, sizes.capacity - each * size, full)

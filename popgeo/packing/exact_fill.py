@@ -8,12 +8,13 @@ candidates. All decisions are made on whole numbers, so they do not depend on wh
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
+from popgeo.packing.completions import completions
 from popgeo.packing.draws import uniform_stream
 from popgeo.packing.packs import Budget, Ids, Packs
 
@@ -44,9 +45,9 @@ class Window:
         self.compact = sum(widths) < 63
         self.ids: list[int] = []
         self.sizes: list[int] = []
-        self.place: list[int] = []  # where in its bucket each pending graph stands
-        self.buckets: dict[int, list[int]] = {}  # first size -> positions of pending graphs
-        self.present: list[int] = []  # first sizes of pending graphs, sorted
+        self.firsts: list[int] = []  # the first size once more, to be searched for
+        self.counts: dict[int, int] = {}  # first size -> how many graphs are pending
+        self.present: list[int] = []  # first sizes of which there is one at least, sorted
         self.pending = 0  # sizes of all pending graphs together
         self.holes: list[int] = []  # positions to fill before the next choice
         self.left, self.graphs_left = self.full, budget.num_graphs
@@ -56,7 +57,7 @@ class Window:
         """Take in graphs, and give out the packs that could be closed; `last` closes all."""
         packed = table if self.compact else table.astype(object)
         sizes = np.bitwise_or.reduce([packed[:, d] << shift for d, shift in enumerate(self.shifts)]).tolist()
-        source = zip(ids.tolist(), sizes, strict=True)
+        source = zip(ids.tolist(), sizes, table[:, 0].tolist(), strict=True)
         done: list[int] = []
         ptr = [0]
         while self._refill(source, last):
@@ -76,7 +77,7 @@ class Window:
             self.pack = []
         return Packs(np.array(done, np.int64), np.array(ptr, np.int64))
 
-    def _refill(self, source: Iterator[tuple[int, int]], last: bool) -> bool:
+    def _refill(self, source: Iterator[tuple[int, int, int]], last: bool) -> bool:
         """Fill the window; False when that takes graphs of a later push, or when no graph is left at all."""
         while self.holes or len(self.ids) < self.window:
             graph = next(source, None)
@@ -90,87 +91,91 @@ class Window:
                 break
         return bool(self.ids)
 
-    def _add(self, position: int, graph: int, size: int) -> None:
-        bucket = self.buckets.setdefault(first := size & self.masks[0], [])
-        if not bucket:
-            insort(self.present, first)
+    def _add(self, position: int, graph: int, size: int, first: int) -> None:
         if position == len(self.ids):
             self.ids.append(graph)
             self.sizes.append(size)
-            self.place.append(len(bucket))
+            self.firsts.append(first)
         else:
-            self.ids[position], self.sizes[position], self.place[position] = graph, size, len(bucket)
-        bucket.append(position)
+            self.ids[position], self.sizes[position], self.firsts[position] = graph, size, first
         self.pending += size
+        if number := self.counts.get(first, 0):
+            self.counts[first] = number + 1
+        else:
+            self.counts[first] = 1
+            insort(self.present, first)
 
     def _close_up(self, hole: int) -> None:
         """Move the last pending graph into a hole."""
-        graph, size, place = self.ids.pop(), self.sizes.pop(), self.place.pop()
+        graph, size, first = self.ids.pop(), self.sizes.pop(), self.firsts.pop()
         if hole < len(self.ids):
-            self.ids[hole], self.sizes[hole], self.place[hole] = graph, size, place
-            self.buckets[size & self.masks[0]][place] = hole
+            self.ids[hole], self.sizes[hole], self.firsts[hole] = graph, size, first
 
     def _take(self, chosen: tuple[int, ...]) -> None:
         """Move graphs from the window into the pack, leaving holes."""
         self.holes = sorted(chosen)
         for position in self.holes:
-            size = self.sizes[position]
-            first = size & self.masks[0]
-            bucket = self.buckets[first]
-            moved = bucket.pop()
-            if moved != position:
-                bucket[self.place[position]] = moved
-                self.place[moved] = self.place[position]
-            if not bucket:
-                del self.present[bisect_left(self.present, first)]
-            self.pending -= size
-            self.left -= size
             self.pack.append(self.ids[position])
+            self.pending -= self.sizes[position]
+            self.left -= self.sizes[position]
+            self._forget(self.firsts[position])
         self.graphs_left -= len(chosen)
 
-    def _draw_freely(self, source: Iterator[tuple[int, int]]) -> bool:
+    def _forget(self, first: int) -> None:
+        self.counts[first] -= 1
+        if not self.counts[first]:
+            del self.counts[first], self.present[bisect_left(self.present, first)]
+
+    def _draw_freely(self, source: Iterator[tuple[int, int, int]]) -> bool:
         """Draw while there is ample room, and replace each graph at once; False when the tries to draw ran out.
 
         It does what `_draw`, `_take` and `_refill` do, but most graphs pass here only, so the loop is written out.
         """
-        fits = True
-        ids, sizes, place, buckets, present = self.ids, self.sizes, self.place, self.buckets, self.present
+        ids, sizes, firsts, counts = self.ids, self.sizes, self.firsts, self.counts
         draw, guard, mask, count = self.draw, self.guard, self.masks[0], len(self.ids)
-        pending, left, graphs_left, pack = self.pending, self.left, self.graphs_left, self.pack
-        while graphs_left > 1 and (2 * (left & mask) * count > 9 * (pending & mask) or not pack):
+        left, graphs_left, pack = self.left, self.graphs_left, self.pack
+        room, pending, replaced = left & mask, self.pending & mask, 0
+        fits = True
+        while graphs_left > 1 and (2 * room * count > 9 * pending or not pack):
             for _ in range(DRAWS):
                 position = draw() * count >> 32
                 size = sizes[position]
-                if (left - size) & guard == guard:
+                rest = left - size
+                if rest & guard == guard:
                     break
             else:
                 fits = False
                 break
-            pack.append(ids[position])
-            left -= size
-            graphs_left -= 1
-            pending -= size
-            bucket = buckets[size & mask]
-            moved = bucket.pop()
-            if moved != position:
-                bucket[place[position]] = moved
-                place[moved] = place[position]
-            if not bucket:
-                del present[bisect_left(present, size & mask)]
             graph = next(source, None)
             if graph is None:
-                self.holes = [position]
-                break
-            ids[position], size = graph
-            sizes[position] = size
-            first = size & mask
-            bucket = buckets.setdefault(first, [])
-            if not bucket:
-                insort(present, first)
-            place[position] = len(bucket)
-            bucket.append(position)
-            pending += size
-        self.pending, self.left, self.graphs_left = pending, left, graphs_left
+                self.pending += replaced
+                self.left, self.graphs_left = left, graphs_left
+                self._take((position,))
+                return True
+            first = firsts[position]
+            pack.append(ids[position])
+            left = rest
+            graphs_left -= 1
+            ids[position], new_size, new_first = graph
+            sizes[position] = new_size
+            replaced += new_size - size
+            if new_first != first:
+                firsts[position] = new_first
+                room, pending = room - first, pending + new_first - first
+                number = counts[first]
+                if number > 1:
+                    counts[first] = number - 1
+                else:
+                    self._forget(first)
+                if new_first in counts:
+                    counts[new_first] += 1
+                else:
+                    counts[new_first] = 1
+                    insort(self.present, new_first)
+            else:
+                room -= first
+        self.pending += replaced
+        self.left, self.graphs_left = left, graphs_left
         return fits
 
     def _draw(self) -> tuple[int, ...]:
@@ -204,9 +209,10 @@ class Window:
 
     def _complete(self) -> tuple[int, ...]:
         """The graph or pair that comes closest to what is left; nothing when no pending graph fits."""
-        if self.left & self.masks[0] < self.present[0]:
+        room = self.left & self.masks[0]
+        if room < self.present[0]:
             return ()
-        options, weights = self._options()
+        options, weights = completions(room, self.present, self.counts, pair=self.graphs_left > 1)
         total = sum(weights)
         for _ in range(COMPLETIONS):
             ticket = self.draw() * total >> 32
@@ -216,52 +222,9 @@ class Window:
                 chosen += 1
             if positions := self._best(*options[chosen]):
                 return positions
-        room = self.left & self.masks[0]
-        for first in reversed(self.present[: bisect_right(self.present, room)]):
-            for position in self.buckets[first]:
-                if self.left - self.sizes[position] & self.guard == self.guard:
-                    return (position,)
-        return ()
-
-    def _options(self) -> tuple[list[tuple[int, int]], list[int]]:
-        """The first sizes, one (and -1) or two, that leave the least room, and how likely a draw yields each."""
-        room, present, buckets = self.left & self.masks[0], self.present, self.buckets
-        options, weights = [], []
-        best = present[bisect_right(present, room) - 1]
-        if best == room or self.graphs_left < 2:
-            options.append((best, -1))
-            weights.append(len(buckets[best]) * len(self.ids))
-        if self.graphs_left < 2:
-            return options, weights
-        # Some pair mostly fills the room to the last, and a look-up finds the partner of each size.
-        for small in present:
-            if 2 * small > room:
-                break
-            if large := buckets.get(room - small):
-                num_small, num_large = len(buckets[small]), len(large)
-                if weight := 2 * num_small * num_large if 2 * small < room else num_small * (num_small - 1):
-                    options.append((small, room - small))
-                    weights.append(weight)
-        return (options, weights) if options else self._closest(room, best)
-
-    def _closest(self, room: int, best: int) -> tuple[list[tuple[int, int]], list[int]]:
-        """The same where neither a graph nor a pair fills the room, and `best` is the largest single size within it."""
-        options, weights = [(best, -1)], [len(self.buckets[best]) * len(self.ids)]
-        low, high = 0, bisect_right(self.present, room) - 1
-        while low <= high:
-            small, large = self.present[low], self.present[high]
-            if small + large > room:
-                high -= 1
-                continue
-            num_small, num_large = len(self.buckets[small]), len(self.buckets[large])
-            weight = 2 * num_small * num_large if low < high else num_small * (num_small - 1)
-            if weight and small + large > best:
-                best, options, weights = small + large, [], []
-            if weight and small + large == best:
-                options.append((small, large))
-                weights.append(weight)
-            low += 1
-        return options, weights
+        left, guard, firsts = self.left, self.guard, self.firsts
+        fitting = [position for position, size in enumerate(self.sizes) if (left - size) & guard == guard]
+        return (max(fitting, key=firsts.__getitem__),) if fitting else ()
 
     def _best(self, small: int, large: int) -> tuple[int, ...]:
         """Of a few graphs of these first sizes the one, or the pair, that fits in best proportion."""
@@ -291,7 +254,14 @@ class Window:
         return best
 
     def _some(self, first: int, count: int) -> list[int]:
-        """Neighbours in a bucket from a random place on."""
-        bucket = self.buckets[first]
-        start = self.draw() * len(bucket) >> 32
-        return [bucket[(start + i) % len(bucket)] for i in range(min(count, len(bucket)))]
+        """The next few pending graphs of this first size, from a random position on."""
+        start = self.draw() * len(self.ids) >> 32
+        found: list[int] = []
+        for begin, end in ((start, len(self.ids)), (0, start)):
+            try:
+                while len(found) < count:
+                    begin = self.firsts.index(first, begin, end) + 1
+                    found.append(begin - 1)
+            except ValueError:  # none up to the end
+                continue
+        return found

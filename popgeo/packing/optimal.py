@@ -38,7 +38,12 @@ def optimal(sizes: ArrayLike, budget: Budget, *, generator: torch.Generator | No
         >>> sorted(sorted(pack.tolist()) for pack in optimal([6, 4, 5, 5, 3, 7], budget))
         [[0, 1], [2, 3], [4, 5]]
     """
-    plan = optimal_plan(histogram(sizes, budget, skip=skip))
+    counted = histogram(sizes, budget, skip=skip)
+    plan = optimal_plan(counted)
+    if counted.unit > 1:  # then it is the best one for sizes rounded up, and largest first may do better without
+        plan = min(
+            plan, best_fit_decreasing(histogram(sizes, budget, skip=skip, exact=True)), key=lambda p: p.num_packs
+        )
     return assign(plan, sizes, budget, generator=generator, skip=skip)
 
 

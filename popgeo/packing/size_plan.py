@@ -76,13 +76,14 @@ class SizePlan:
         return self.num_packs - self.bound
 
 
-def histogram(sizes: ArrayLike, budget: Budget, *, skip: bool = False) -> Histogram:
+def histogram(sizes: ArrayLike, budget: Budget, *, skip: bool = False, exact: bool = False) -> Histogram:
     """Count the graphs of each size, in the dimension that needs the most packs by volume.
 
     Args:
         sizes: Sizes of each graph. [num_graphs, num_dims] or [num_graphs]
         budget: What one pack may hold.
         skip: Leave out graphs that no pack can hold rather than raise.
+        exact: Never round sizes up to a coarser unit, however many there are.
 
     Raises:
         ValueError: a graph can never fit and `skip` is False.
@@ -98,11 +99,12 @@ def histogram(sizes: ArrayLike, budget: Budget, *, skip: bool = False) -> Histog
     dim = int(np.argmax(bounds))
     bound = max(bounds[dim], -(-len(table) // budget.num_graphs), int(len(table) > 0))
     limit = budget.sizes[dim]
-    exact = _count(table[:, dim])
+    values, counts = _count(table[:, dim])
     unit = 1
-    while min(len(exact[0]), limit // unit + 1) * (limit // unit) > _MOST_STATES:
+    while not exact and min(len(values), limit // unit + 1) * (limit // unit) > _MOST_STATES:
         unit += max(1, unit // 8)
-    values, counts = exact if unit == 1 else _count(to_units(table[:, dim], unit, limit))
+    if unit > 1:
+        values, counts = _count(to_units(table[:, dim], unit, limit))
     return Histogram(
         sizes=tuple(values.tolist()),
         counts=tuple(counts.tolist()),

@@ -61,16 +61,17 @@ def fitting(sizes: ArrayLike, budget: Budget, *, skip: bool = False) -> tuple[ND
             f"sizes has {table.shape[1]} dimensions, the budget {len(budget.sizes)}; give both the same ones."
         )
     nothing = np.empty(0, np.int64)
-    limit = np.array(budget.sizes)
-    if not len(table) or (table.max(axis=0) <= limit).all():
+    # Column by column: numpy reduces a narrow table along its long axis fifty times slower.
+    largest = [int(column.max(initial=0)) for column in table.T]
+    if all(size <= limit for size, limit in zip(largest, budget.sizes, strict=True)):
         return table, None, nothing
-    too_big = (table > limit).any(axis=1)
+    too_big = (table > np.array(budget.sizes)).any(axis=1)
     skipped = np.flatnonzero(too_big)
     if not skip:
         first = int(skipped[0])
         raise ValueError(
             f"Graph {first} has sizes {tuple(table[first].tolist())}, a pack holds {budget.sizes}: it can never fit "
             f"(graphs like it: {len(skipped)}). "
-            f"Raise the budget to {tuple(np.maximum(table.max(axis=0), limit).tolist())} or pass skip=True."
+            f"Raise the budget to {tuple(map(max, largest, budget.sizes))} or pass skip=True."
         )
     return table[~too_big], np.flatnonzero(~too_big), skipped

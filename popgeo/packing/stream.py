@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
 from bisect import bisect_right
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from popgeo.packing.packs import Budget, Packs
+from popgeo.native import library
+from popgeo.packing.packs import Budget, Ids, Packs
 from popgeo.packing.sizes import fitting
+
+_NEXT_FIT = (
+    ctypes.c_void_p,
+    ctypes.c_int64,
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_int64,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+)
 
 
 def stream(sizes: ArrayLike, budget: Budget, *, generator: torch.Generator | None = None, skip: bool = False) -> Packs:
@@ -32,6 +44,26 @@ def stream(sizes: ArrayLike, budget: Budget, *, generator: torch.Generator | Non
         [[0, 1], [2, 3]]
     """
     table, ids, skipped = fitting(sizes, budget, skip=skip)
+    ptr = _compiled(np.ascontiguousarray(table), budget)
+    if ptr is None:
+        ptr = _interpreted(table, budget)
+    return Packs(np.arange(len(table)) if ids is None else ids, ptr, skipped)
+
+
+def _compiled(table: NDArray[np.int64], budget: Budget) -> Ids | None:
+    """Where each pack starts, and the end; None where there is no library."""
+    next_fit = library.function("popgeo_next_fit", _NEXT_FIT, ctypes.c_int64)
+    if next_fit is None or max(budget.num_graphs, *budget.sizes) >= 2**62:
+        return None
+    limits, ptr = np.array(budget.sizes, np.int64), np.empty(len(table) + 1, np.int64)
+    arrays = (limits, np.empty_like(limits), ptr)
+    at, used, out = (array.ctypes.data for array in arrays)
+    num_packs = next_fit(table.ctypes.data, len(table), len(limits), at, budget.num_graphs, used, out)
+    return ptr[: num_packs + 1].copy()
+
+
+def _interpreted(table: NDArray[np.int64], budget: Budget) -> Ids:
+    """The same without the library."""
     num_graphs = len(table)
     # used[d][i] is what the first i graphs use together, so a pack that starts at graph i ends where a bisection says.
     used = [np.concatenate([[0], np.cumsum(column)]).tolist() for column in table.T]
@@ -42,4 +74,4 @@ def stream(sizes: ArrayLike, budget: Budget, *, generator: torch.Generator | Non
         for total, limit in zip(used, budget.sizes, strict=True):
             end = bisect_right(total, total[start] + limit, start, end + 1) - 1
         ptr.append(end)
-    return Packs(np.arange(num_graphs) if ids is None else ids, np.array(ptr, np.int64), skipped)
+    return np.array(ptr, np.int64)

@@ -88,7 +88,7 @@ def variance_ratio(packs: Packs, sizes: ArrayLike) -> float:
     """How much more the mean size of a pack varies than that of as many graphs drawn independently.
 
     1 is as random as plain shuffling. Above 1, packs are of like sizes, so that gradients are biased from batch to
-    batch; below 1, packs resemble each other more than chance would have it. NaN where sizes or packs do not vary at all.
+    batch; below 1, packs resemble each other more than chance has it. NaN where sizes or packs do not vary at all.
 
     Example:
         >>> sizes = np.arange(10_000) % 10

@@ -22,13 +22,13 @@ class PlacesBySize(NamedTuple):
 
     Args:
         places: Indices into `Packs.indices`. [num_graphs]
-        ptr: Where each size starts in `places`. [largest size + 2]
-        sizes: The size planned at each place, in the order of the packs. [num_graphs]
+        ptr: Where each size starts in `places`. [num_sizes + 1 and more]
+        ranks: Which size is planned at each place, in the order of the packs. [num_graphs]
     """
 
     places: Ids
     ptr: Ids
-    sizes: np.ndarray
+    ranks: np.ndarray
 
 
 def within_budget(
@@ -79,8 +79,8 @@ def _swap(
         # Each pack over budget proposes to give away some of its graphs, each for one of the same size elsewhere.
         giver = np.repeat(over, _PROPOSALS)
         give = ptr[giver] + rng.integers(ptr[giver + 1] - ptr[giver])
-        size = by_size.sizes[give].astype(np.int64)
-        take = by_size.places[by_size.ptr[size] + rng.integers(by_size.ptr[size + 1] - by_size.ptr[size])]
+        rank = by_size.ranks[give].astype(np.int64)
+        take = by_size.places[by_size.ptr[rank] + rng.integers(by_size.ptr[rank + 1] - by_size.ptr[rank])]
         taker = pack_of[take]
         change = table[indices[take]] - table[indices[give]]
         gain = _excess(used[giver], limits) - _excess(used[giver] + change, limits)

@@ -93,30 +93,49 @@ def tune(
         raise ValueError("sizes is empty, so there is nothing to tune for. Pass the sizes of at least one graph.")
     if target_graphs < 1 or align < 1:
         raise ValueError(f"target_graphs is {target_graphs} and align {align}; both must be at least 1.")
-    if cost is not None and (len(cost) != num_dims or min(cost) < 0 or not any(cost)):
-        raise ValueError(f"cost is {cost}; give {num_dims} numbers, one per dimension, none negative and not all 0.")
-    mean, largest = table.mean(axis=0), table.max(axis=0)
-    weights = np.array(cost, float) if cost is not None else np.divide(1, mean, out=np.zeros(num_dims), where=mean > 0)
+    mean = np.array([column.mean() for column in table.T])
+    largest = np.array([column.max() for column in table.T])
+    weights = slot_costs(table, cost)
     padding = np.arange(num_dims) < num_node_dims
     sample = _sample(table, round(target_graphs))
 
     lengths = _lengths(target_graphs * mean[0] + padding[0], int(largest[0] + padding[0]), align)
+    scale = {n: (n - padding[0]) / mean[0] if mean[0] else target_graphs for n in lengths}  # mean graphs of a batch
     # First without regard to the other dimensions: which lengths can be filled at all?
     fills = {n: _try(sample[:, :1], np.array([n]), padding[:1]).fills[0] for n in lengths}
     best_fill = max(fills.values())
     finalists = [n for n in lengths if fills[n] > best_fill - 2 * _AS_GOOD][:_FINALISTS]
     shapes = {
-        tuple(_slots(n, slack, mean, largest, padding, align).tolist())
+        tuple(_slots(n, slack, mean * scale[n], largest, padding, align).tolist())
         for n in finalists
         for slack in (_SLACKS if num_dims > 1 else (0.0,))
     }
     trials = [_try(sample, np.array(slots), padding) for slots in sorted(shapes)]
-    costs = [float(weights @ trial.slots) / trial.graphs_per_pack for trial in trials]
+    costs = [float(np.dot(weights, trial.slots)) / trial.graphs_per_pack for trial in trials]
     chosen = min(
         (trial for trial, each in zip(trials, costs, strict=True) if each <= min(costs) * (1 + _AS_GOOD)),
         key=lambda trial: abs(trial.graphs_per_pack - target_graphs),
     )
     return _shape(chosen, padding, target_graphs, len(trials))
+
+
+def slot_costs(sizes: ArrayLike, cost: tuple[float, ...] | None) -> tuple[float, ...]:
+    """What a slot of each dimension costs: as given, or so that what a mean graph needs costs 1 in every dimension.
+
+    Raises:
+        ValueError: `cost` does not match the dimensions of `sizes`.
+
+    Example:
+        >>> slot_costs([[4, 8], [4, 12]], None)
+        (0.25, 0.1)
+    """
+    table = as_table(sizes)
+    if cost is None:
+        mean = [float(column.mean()) for column in table.T]
+        return tuple(1 / each if each else 0.0 for each in mean)
+    if len(cost) != table.shape[1] or min(cost) < 0 or not any(cost):
+        raise ValueError(f"cost is {cost}; give {table.shape[1]} numbers, none negative and not all 0.")
+    return cost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,15 +167,14 @@ def _lengths(wanted: float, smallest: int, align: int) -> list[int]:
 def _slots(
     length: int,
     slack: float,
-    mean: NDArray[np.float64],
+    wanted: NDArray[np.float64],
     largest: NDArray[np.int64],
     padding: NDArray[np.bool_],
     align: int,
 ) -> NDArray[np.int64]:
-    """A shape of this length whose other dimensions are in the dataset's proportion, and some slack."""
-    scale = (length - padding[0]) / mean[0] if mean[0] else 1.0
-    wanted = np.maximum(np.ceil(mean * scale * (1 + slack)), largest) + padding
-    slots = (-(-wanted // align) * align).astype(np.int64)
+    """A shape of this length that holds in the other dimensions what is wanted, and some slack."""
+    needed = np.maximum(np.ceil(wanted * (1 + slack)), largest) + padding
+    slots = (-(-needed // align) * align).astype(np.int64)
     slots[0] = length
     return slots
 

@@ -99,7 +99,7 @@ def _shuffle(table: NDArray[np.int64], ids: Ids | None, skipped: Ids, window: in
     if len(skipped):
         yield skipped[:0], table[:0], skipped
     for order in shuffled(len(table), key ^ 1, first=window + _FIRST_CHUNK, then=_CHUNK):
-        yield order if ids is None else ids[order], table[order], skipped[:0]
+        yield order if ids is None else ids[order], table.take(order, axis=0), skipped[:0]
 
 
 def _read(sizes: Iterator[Sequence[int]], budget: Budget, window: int, skip: bool) -> Iterator[_Chunk]:
@@ -120,10 +120,10 @@ def _pack(chunks: Iterator[_Chunk], budget: Budget, window: int, key: int) -> It
     given = order = list(range(len(budget.sizes)))
     for ids, table, skipped in chunks:
         if filler is None and len(ids):
-            order = _by_scarcity(table.sum(axis=0).tolist(), budget)
+            order = _by_scarcity([int(column.sum()) for column in table.T], budget)
             filler = _open(replace(budget, sizes=tuple(budget.sizes[d] for d in order)), window, key)
         packs = (
-            filler.push(ids, table if order == given else table[:, order], last=False)
+            filler.push(ids, table if order == given else table.take(order, axis=1), last=False)
             if filler
             else Packs.from_lists([])
         )

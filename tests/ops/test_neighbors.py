@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from popgeo.ops.neighbors import Neighbors, distance, knn, pairs
+from popgeo.ops.neighbors import Neighbors, distance, knn, pairs, radius
 
 
 def make_batch(sizes: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -134,3 +134,25 @@ def test_a_wrong_argument_is_refused_with_a_remedy(arguments: dict, words: str):
     pos, batch = make_batch([4])
     with pytest.raises(ValueError, match=words):
         knn(**{"pos": pos, "batch": batch, "k": 1, "cutoff": 1.0, "num_graphs": 1} | arguments)
+
+
+@given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=4), spare=st.integers(0, 5), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=40)
+def test_shared_slots_hold_every_edge_sorted_by_centre(sizes: list[int], spare: int, seed: int):
+    pos, batch = make_batch(sizes, seed)
+    expected = nearest_by_hand(pos, batch, len(pos), 2.5)
+    neighbors, num_missing = radius(
+        pos, batch, 2.5, len(expected) + spare, num_graphs=len(sizes), max_num_nodes=max(sizes)
+    )
+    assert real_edges(neighbors) == expected
+    assert num_missing == 0
+    assert (neighbors.edge_index[1].diff() >= 0).all()
+    assert (neighbors.edge_weight[~neighbors.edges_mask] == 2.5).all()
+
+
+def test_edges_without_a_slot_are_counted():
+    pos, batch = make_batch([6])
+    num_edges = len(nearest_by_hand(pos, batch, 6, 9.0))
+    neighbors, num_missing = radius(pos, batch, 9.0, num_edges - 7, num_graphs=1)
+    assert num_missing == 7
+    assert neighbors.edges_mask.all()

@@ -163,10 +163,21 @@ def test_the_plan_is_made_for_the_dimension_that_binds():
     assert len(optimal(sizes, budget)) == 2
 
 
-def test_a_plan_for_other_sizes_is_refused():
+@pytest.mark.parametrize("sizes", [[3, 3], [3, 2, 2], [3, 4], [3, 2 << 20], []])
+def test_a_plan_for_other_sizes_is_refused(sizes: list[int]):
     plan = SizePlan(composition=((3, 2),), counts=(1,), bound=1)
     with pytest.raises(ValueError, match="other sizes"):
-        assign(plan, [3, 3], Budget(sizes=(9,), num_graphs=9))
+        assign(plan, sizes, Budget(sizes=(9 << 20,), num_graphs=9))
+
+
+def test_sizes_rounded_up_to_coarse_units_never_overfill_a_pack():
+    sizes = np.random.default_rng(0).integers(1, 40_001, size=3000)
+    budget = Budget(sizes=(40_000,), num_graphs=50)
+    assert histogram(sizes, budget).unit > 1
+    plan = optimal_plan(histogram(sizes, budget))
+    assert 0 <= plan.gap < 0.05 * plan.num_packs
+    check(assign(plan, sizes, budget, generator=seeded(0)), sizes, budget)
+    assert len(optimal(sizes, budget)) <= len(decreasing(sizes, budget))
 
 
 def test_a_graph_that_never_fits_is_named_or_skipped():

@@ -10,16 +10,16 @@ def lists(packs: Packs) -> list[list[int]]:
     return [pack.tolist() for pack in packs]
 
 
-def test_a_pack_is_closed_only_when_the_next_graph_does_not_fit():
+def test_a_pack_is_closed_only_when_the_next_graph_does_not_fit(native):
     assert lists(stream([3, 4, 5, 1, 1, 7], Budget(sizes=(7,), num_graphs=9))) == [[0, 1], [2, 3, 4], [5]]
 
 
-def test_every_dimension_can_close_a_pack():
+def test_every_dimension_can_close_a_pack(native):
     sizes = [[1, 5], [1, 5], [1, 0], [6, 0], [1, 0]]
     assert lists(stream(sizes, Budget(sizes=(7, 9), num_graphs=9))) == [[0], [1, 2], [3, 4]]
 
 
-def test_the_number_of_graphs_can_close_a_pack():
+def test_the_number_of_graphs_can_close_a_pack(native):
     assert lists(stream([1, 1, 1, 0, 0], Budget(sizes=(99,), num_graphs=2))) == [[0, 1], [2, 3], [4]]
 
 
@@ -34,7 +34,7 @@ def test_a_graph_that_never_fits_can_be_skipped_and_is_counted():
     assert packs.skipped.tolist() == [1]
 
 
-def test_no_graphs_make_no_packs():
+def test_no_graphs_make_no_packs(native):
     assert lists(stream(np.empty((0, 2), int), Budget(sizes=(7, 7), num_graphs=2))) == []
     assert lists(stream([], Budget(sizes=(7,), num_graphs=2))) == []
 

@@ -8,22 +8,20 @@ from popgeo.ipu.op_graph import Op, OpGraph, Ref, overload
 from popgeo.ipu.report import Family
 
 _FAMILIES = {
-    "matmul": ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "mv", "dot", "_cdist_forward", "_cdist_backward"),
-    "gather": ("index_select", "gather", "embedding", "index", "take_along_dim"),
-    "scatter": (
-        "index_add", "scatter_add", "scatter_reduce", "scatter", "index_put", "index_copy", "embedding_dense_backward",
-        "segment_reduce", "scatter_sum", "scatter_mean",
-    ),
-    "reduce": ("sum", "mean", "amax", "amin", "max", "min", "var", "var_mean", "std", "prod", "norm", "linalg_vector_norm",
-               "_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "argmax", "cumsum", "logsumexp"),
-    "norm": ("native_batch_norm", "native_batch_norm_backward", "native_layer_norm", "native_layer_norm_backward"),
-    "sort": ("topk", "sort", "argsort"),
-    "random": ("bernoulli_", "bernoulli", "native_dropout", "rand", "randn", "uniform_", "normal_", "rand_like", "randn_like"),
-    "copy": ("clone", "copy_", "_to_copy", "cat", "stack", "fill_", "zero_", "zeros", "ones", "full", "empty", "zeros_like",
-             "ones_like", "full_like", "empty_like", "new_zeros", "new_full", "new_empty", "arange", "scalar_tensor",
-             "slice_backward", "select_backward", "constant_pad_nd", "repeat"),
-}  # fmt: skip
-_FAMILY_OF = {name: family for family, names in _FAMILIES.items() for name in names}
+    "matmul": "mm addmm bmm baddbmm matmul linear mv dot _cdist_forward _cdist_backward",
+    "gather": "index_select gather embedding index take_along_dim",
+    "scatter": "index_add scatter_add scatter_reduce scatter index_put index_copy "
+    "embedding_dense_backward segment_reduce",
+    "reduce": "sum mean amax amin max min var var_mean std prod norm linalg_vector_norm argmax cumsum logsumexp "
+    "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data",
+    "norm": "native_batch_norm native_batch_norm_backward native_layer_norm native_layer_norm_backward",
+    "sort": "topk sort argsort",
+    "random": "bernoulli_ bernoulli native_dropout rand randn uniform_ normal_ rand_like randn_like",
+    "copy": "clone copy_ _to_copy cat stack fill_ zero_ zeros ones full empty zeros_like ones_like "
+    "full_like empty_like new_zeros new_full new_empty arange scalar_tensor slice_backward "
+    "select_backward constant_pad_nd repeat",
+}
+_FAMILY_OF = {name: family for family, names in _FAMILIES.items() for name in names.split()}
 
 
 def account(graph: OpGraph) -> dict[str, Family]:

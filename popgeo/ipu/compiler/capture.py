@@ -20,7 +20,7 @@ class Capture:
     """A captured step.
 
     Attributes:
-        graph: Forward and, when training, backward; returns the model's tensors, then one gradient per trained parameter.
+        graph: Forward and, when training, backward; returns the model's tensors, then a gradient per trained parameter.
         result: How the model's tensors nest.
         trained: Names of the parameters that have a gradient, in the order of the gradients.
         files: Source files that took part.
@@ -39,6 +39,7 @@ def capture(
     *,
     trained: Sequence[str] = (),
     loss_scaling: float = 1.0,
+    on_operation: Callable[[], object] = lambda: None,
 ) -> Capture:
     """One graph of what a model does with tensors of these shapes; nothing is computed.
 
@@ -48,6 +49,7 @@ def capture(
         call: Calls `function` with such tensors.
         trained: Names of the parameters to differentiate the loss by; none captures the forward pass alone.
         loss_scaling: The backward pass starts from this gradient of the loss.
+        on_operation: Called after each operation.
 
     Raises:
         DynamicShapeError: a shape or a decision depends on the data; the message holds the model's line and a remedy.
@@ -56,7 +58,8 @@ def capture(
     module = function if isinstance(function, nn.Module) else nn.Module()
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     recorder = Recorder(capture.__code__, _refuse)
-    state = {f"parameter:{name}": p for name, p in module.named_parameters()}
+    recorder.on_operation = on_operation
+    state: dict[str, Tensor] = {f"parameter:{name}": p for name, p in module.named_parameters()}
     state |= {f"buffer:{name}": b for name, b in module.named_buffers()}
     with fake_mode:
         fakes = {name: _fake(tensor, name.removeprefix("parameter:") in trained) for name, tensor in state.items()}

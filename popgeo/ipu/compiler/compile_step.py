@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from popgeo.ipu import cache, fingerprint
 from popgeo.ipu.compiled_step import CompiledStep
@@ -20,6 +21,7 @@ def compile_step(
     loss_scaling: float = 1.0,
     cache_dir: Any = None,
     choices: Sequence[object] = (),
+    show_progress: bool = False,
 ) -> CompiledStep:
     """Captures a function and runs the passes over it, or takes both from the cache.
 
@@ -31,12 +33,17 @@ def compile_step(
         loss_scaling: Gradient of the loss to start from.
         cache_dir: Folder that keeps steps of modules; None for none.
         choices: What else the step depends on.
+        show_progress: Show a bar at a terminal when it takes longer than a second.
     """
     key = _key(function, arguments, trained, loss_scaling, choices) if cache_dir is not None else None
     known = cache.load(cache_dir, key) if key is not None else None
     if known is not None:
         return known
-    captured = capture(function, arguments, call, trained=trained, loss_scaling=loss_scaling)
+    # With `disable=None` tqdm shows itself at a terminal only.
+    with tqdm(desc="compiling", unit=" operations", delay=1, disable=None if show_progress else True) as bar:
+        captured = capture(
+            function, arguments, call, trained=trained, loss_scaling=loss_scaling, on_operation=bar.update
+        )
     graph, relied_on = optimize(captured.graph)
     step = CompiledStep(
         graph=graph,

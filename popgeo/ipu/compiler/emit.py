@@ -7,7 +7,7 @@ from torch import Tensor
 
 from popgeo.ipu.compiler import variants
 from popgeo.ipu.compiler.account import is_view
-from popgeo.ipu.op_graph import Op, OpGraph, Ref
+from popgeo.ipu.op_graph import Number, Op, OpGraph, Ref
 
 Check = Callable[[Op, list[Any], list[Any]], None]
 
@@ -55,7 +55,7 @@ class _Writer:
         outputs = ", ".join("None" if v is None else self._value(v) for v in self._graph.outputs)
         self._lines.append(f"    return [{outputs}]")
         exec(compile("\n".join(self._lines), "<popgeo step>", "exec"), self._names)
-        return self._names["run"]  # type: ignore[no-any-return]
+        return self._names["run"]
 
     def _line(self, index: int, op: Op) -> str | None:
         made = _made(op)
@@ -100,7 +100,10 @@ class _Writer:
             return "[" + ", ".join(self._text(item) for item in argument) + "]"
         if argument is None or type(argument) in (int, bool, str):
             return repr(argument)
-        name = f"c{len(self._names)}"
+        if isinstance(argument, Number):
+            name, argument = f"n{argument.slot}", argument.value
+        else:
+            name = f"c{len(self._names)}"
         self._names[name] = argument
         return name
 

@@ -16,8 +16,8 @@ _GATHER, _SCATTER = "aten.index_select.default", "aten.index_add.default"
 def use_row_indexing(graph: OpGraph) -> tuple[OpGraph, frozenset[str]]:
     """Replaces `x[index]` by `index_select` and its gradient by `index_add`, where one index picks rows.
 
-    Only indices that are part of an input are looked at, because the results are the same, bit by bit, as long as none is
-    negative.
+    Only indices that are part of an input are looked at, because the results are the same, bit by bit, as long as none
+    is negative.
 
     Returns:
         The graph, and the names of the inputs to check at each run.
@@ -112,7 +112,7 @@ def _group_key(graph: OpGraph, op: Op, apart: frozenset[int]) -> Any:
         return None
     if any(graph.values[v].storage in apart for v in op.outputs if v is not None) or not _is_unchanged(graph, op):
         return None
-    result = graph.values[op.outputs[0] or 0]
+    result = graph.values[_result(op)]
     source = graph.values[op.reads()[0 if op.target == _GATHER else 2]]
     index = op.args[2]
     if len(result.shape) != 2 or (op.target == _SCATTER and not _is_zero(graph, op.args[0])):
@@ -150,9 +150,7 @@ def _dependencies(graph: OpGraph) -> list[int]:
                 producer = maker[graph.values[v].storage]
                 bits |= before[producer] | 1 << producer
         before.append(bits)
-        for v in (*op.outputs, *op.writes):
-            if v is not None:
-                maker[graph.values[v].storage] = index
+        maker |= {graph.values[v].storage: index for v in (*op.outputs, *op.writes) if v is not None}
     return before
 
 
@@ -181,7 +179,7 @@ def _join(graph: OpGraph, ops: Sequence[Op], values: list[Value]) -> list[Op]:
         return dataclasses.replace(last, target=target, args=args, kwargs=kwargs or {}, outputs=(output,), writes=())
 
     side_by_side = new_value(graph.values[sources[0].value].shape[0])
-    rows = graph.values[ops[0].outputs[0] or 0].shape[0]
+    rows = graph.values[_result(ops[0])].shape[0]
     result = new_value(rows)
     made = [new_op("aten.cat.default", (list(sources), 1), side_by_side)]
     if gathers:
@@ -192,7 +190,7 @@ def _join(graph: OpGraph, ops: Sequence[Op], values: list[Value]) -> list[Op]:
         made.append(new_op(_SCATTER, (Ref(zeros), 0, ops[0].args[2], Ref(side_by_side)), result))
     start = 0
     for op, width in zip(ops, widths, strict=True):
-        number = op.outputs[0] or 0
+        number = _result(op)
         own = values[number]
         made.append(
             dataclasses.replace(op, target="aten.slice.Tensor", args=(Ref(result), 1, start, start + width), kwargs={})
@@ -202,3 +200,9 @@ def _join(graph: OpGraph, ops: Sequence[Op], values: list[Value]) -> list[Op]:
         )
         start += width
     return made
+
+
+def _result(op: Op) -> int:
+    (number,) = op.outputs
+    assert number is not None
+    return number

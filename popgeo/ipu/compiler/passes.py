@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from popgeo.ipu.op_graph import Op, OpGraph, Ref, Value, overload, substitute
+from popgeo.ipu.op_graph import Number, Op, OpGraph, Ref, Value, overload, substitute
 
 # Beyond this, making a tensor again at each run is cheaper than keeping it.
 _LARGEST_CONSTANT = 2**26
@@ -67,7 +67,8 @@ def fold_constants(graph: OpGraph) -> OpGraph:
     for op in graph.ops:
         storages = {graph.values[v].storage for v in (*op.reads(), *_made(op))}
         small = sum(graph.values[v].nbytes for v in _made(op)) <= _LARGEST_CONSTANT
-        if op.writes or is_random(op) or storages & mutated or not all(v in known for v in op.reads()) or not small:
+        changes = op.writes or is_random(op) or storages & mutated or any(isinstance(a, Number) for a in op.args)
+        if changes or not all(v in known for v in op.reads()) or not small:
             kept.append(op)
             continue
         with torch.no_grad():

@@ -39,6 +39,7 @@ class Recorder(TorchDispatchMode):
         self.phase, self._keeps_state = phase, keeps_state
         self.modules: list[str] = []
         self.marked: list[Tensor] = []
+        self.on_operation: Callable[[], object] = lambda: None
         self.files: set[str] = set()
         self._stop, self._on_problem = stop, on_problem
         self._ops: list[Op] = []
@@ -97,7 +98,7 @@ class Recorder(TorchDispatchMode):
         if static_shapes.is_dynamic(func, args, keywords):
             self._report(func)
         result = func(*args, **keywords)
-        if _makes_tensors(func):
+        if makes_tensors(func):
             self._write_down(func, args, keywords, result)
         return result
 
@@ -123,6 +124,7 @@ class Recorder(TorchDispatchMode):
             source=line,
         )
         self._ops.append(op)
+        self.on_operation()
         if target == "popgeo.identity_loss.default":
             self.marked.append(result)
 
@@ -172,7 +174,7 @@ class Recorder(TorchDispatchMode):
         written = {self._values[v].storage for v in writes}
         if written and any(self._values[v].storage in written for v in self._constants):
             raise ValueError(
-                f"{source.describe(source.model_frame(self._stop))}: {func._schema.name} changes a tensor that is neither "
+                f"{source.describe(source.model_frame(self._stop))}: {func._schema.name} changes what is neither "
                 "parameter, buffer nor result. Make it a buffer with register_buffer, so that its state is kept."
             )
 
@@ -192,7 +194,8 @@ def _name(func: Any) -> str:
 
 
 @functools.cache
-def _makes_tensors(func: Any) -> bool:
+def makes_tensors(func: Any) -> bool:
+    """Whether an operation returns or changes tensors, as opposed to reading a number."""
     return any("Tensor" in str(item.type) for item in func._schema.returns) or any(
         arg.alias_info is not None and arg.alias_info.is_write for arg in func._schema.arguments
     )

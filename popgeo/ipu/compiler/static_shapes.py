@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 _BY_CALLER = {
-    "add_self_loops": "add the loops beforehand with torch_geometric.transforms.AddSelfLoops() and pass add_self_loops=False",
-    "add_remaining_self_loops": "add the loops beforehand with T.AddSelfLoops() and pass add_self_loops=False to the layer",
+    "add_self_loops": "add the loops beforehand with torch_geometric.transforms.AddSelfLoops()",
+    "add_remaining_self_loops": "add the loops with transforms.AddSelfLoops() and pass add_self_loops=False",
     "remove_self_loops": "remove the loops beforehand with torch_geometric.transforms.RemoveSelfLoops()",
     "to_dense_batch": "pass batch_size= and max_num_nodes= to to_dense_batch, or keep the nodes flat with their mask",
     "global_add_pool": "pass size=, the fixed number of graphs of a batch, to the pooling",
@@ -55,7 +55,8 @@ class Problem:
 
     def __str__(self) -> str:
         place = f" (in submodule {self.module})" if self.module else ""
-        return f"{self.source}{place}: {self.operation} depends on the data, and an IPU needs it fixed. Remedy: {self.remedy}."
+        what = f"{self.operation} depends on the data, and an IPU needs it fixed"
+        return f"{self.source}{place}: {what}. Remedy: {self.remedy}."
 
 
 class DynamicShapeError(ValueError):
@@ -91,7 +92,7 @@ def is_dynamic(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 def callers(frame: FrameType | None) -> list[str]:
     """The names of the functions on the stack, innermost first, torch's own left out."""
-    names = []
+    names: list[str] = []
     while frame is not None and len(names) < 40:
         if "/torch/" not in frame.f_code.co_filename:
             names.append(frame.f_code.co_name)

@@ -87,7 +87,7 @@ def is_elementwise(op: Op) -> bool:
 
 def plain(target: str) -> Callable[..., Any]:
     """The function that returns new tensors."""
-    return overload(target)._op  # type: ignore[attr-defined, no-any-return]
+    return overload(target)._op  # type: ignore[attr-defined]
 
 
 @functools.cache

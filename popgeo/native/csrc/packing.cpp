@@ -1,4 +1,4 @@
-// Packing: the compiled twins of popgeo/packing/draws.py and popgeo/packing/exact_fill.py, equal to them bit for bit.
+// Packing: the compiled twins of draws.py, exact_fill.py and stream.py of popgeo/packing, equal to them bit for bit.
 
 #include <algorithm>
 #include <cstdint>
@@ -24,7 +24,7 @@ class Window {
  public:
   Window(int num_dims, const std::int64_t* limits, std::int64_t num_graphs, int window, std::uint64_t key)
       : dims_(num_dims), limits_(limits, limits + num_dims), num_graphs_(num_graphs), window_(window), key_(key),
-        buckets_(limits[0] + 1), pending_(num_dims, 0), left_(limits_), graphs_left_(num_graphs) {}
+        counts_(limits[0] + 1, 0), pending_(num_dims, 0), left_(limits_), graphs_left_(num_graphs) {}
 
   // Takes graphs in; packs closed since the last call are then in `ids_out` and `ptr_out`.
   void push(const std::int64_t* ids, const std::int64_t* sizes, std::int64_t count, bool last) {
@@ -78,28 +78,24 @@ class Window {
   }
 
   void add(int position) {
-    auto& bucket = buckets_[source_[0]];
-    if (bucket.empty()) present_.insert(std::lower_bound(present_.begin(), present_.end(), source_[0]), source_[0]);
+    const std::int64_t first = source_[0];
     if (position == static_cast<int>(ids_.size())) {
       ids_.push_back(0);
-      place_.push_back(0);
+      firsts_.push_back(0);
       sizes_.resize(sizes_.size() + dims_);
     }
     ids_[position] = *source_ids_;
-    place_[position] = static_cast<int>(bucket.size());
+    firsts_[position] = static_cast<std::int32_t>(first);
     for (int d = 0; d < dims_; ++d) sizes_[static_cast<std::size_t>(position) * dims_ + d] = source_[d], pending_[d] += source_[d];
-    bucket.push_back(position);
+    if (counts_[first]++ == 0) present_.insert(std::lower_bound(present_.begin(), present_.end(), first), first);
     ++source_ids_, source_ += dims_, --source_left_;
   }
 
   void close_up(int hole) {
     const int back = static_cast<int>(ids_.size()) - 1;
-    if (hole < back) {
-      ids_[hole] = ids_[back], place_[hole] = place_[back];
-      std::copy_n(size(back), dims_, &sizes_[static_cast<std::size_t>(hole) * dims_]);
-      buckets_[size(hole)[0]][place_[hole]] = hole;
-    }
-    ids_.pop_back(), place_.pop_back(), sizes_.resize(sizes_.size() - dims_);
+    ids_[hole] = ids_[back], firsts_[hole] = firsts_[back];
+    std::copy_n(size(back), dims_, &sizes_[static_cast<std::size_t>(hole) * dims_]);
+    ids_.pop_back(), firsts_.pop_back(), sizes_.resize(sizes_.size() - dims_);
   }
 
   void take() {
@@ -107,12 +103,8 @@ class Window {
     if (holes_.size() == 2 && holes_[0] > holes_[1]) std::swap(holes_[0], holes_[1]);
     for (const int position : holes_) {
       const std::int64_t* s = size(position);
-      auto& bucket = buckets_[s[0]];
-      const int moved = bucket.back();
-      bucket.pop_back();
-      if (moved != position) bucket[place_[position]] = moved, place_[moved] = place_[position];
-      if (bucket.empty()) present_.erase(std::lower_bound(present_.begin(), present_.end(), s[0]));
       for (int d = 0; d < dims_; ++d) pending_[d] -= s[d], left_[d] -= s[d];
+      if (--counts_[s[0]] == 0) present_.erase(std::lower_bound(present_.begin(), present_.end(), s[0]));
       pack_.push_back(ids_[position]);
     }
     graphs_left_ -= static_cast<std::int64_t>(holes_.size());
@@ -162,17 +154,13 @@ class Window {
       while (ticket >= option->weight) ticket -= (option++)->weight;
       if (best(option->small, option->large)) return true;
     }
-    auto size_end = std::upper_bound(present_.begin(), present_.end(), left_[0]);
-    while (size_end != present_.begin())
-      for (const int position : buckets_[*--size_end])
-        if (fits(position)) {
-          chosen_.assign(1, position);
-          return true;
-        }
-    return false;
+    chosen_.clear();
+    for (int position = 0; position < static_cast<int>(ids_.size()); ++position)
+      if ((chosen_.empty() || firsts_[position] > firsts_[chosen_[0]]) && fits(position)) chosen_.assign(1, position);
+    return !chosen_.empty();
   }
 
-  std::int64_t number(std::int64_t first) const { return static_cast<std::int64_t>(buckets_[first].size()); }
+  std::int64_t number(std::int64_t first) const { return counts_[first]; }
 
   void find_options() {
     options_.clear();
@@ -238,12 +226,19 @@ class Window {
     return !chosen_.empty();
   }
 
+  // The next few pending graphs of this first size, from a random position on.
   void some(std::int64_t first, int count, std::vector<int>& out) {
-    const auto& bucket = buckets_[first];
-    const auto length = static_cast<std::int64_t>(bucket.size());
-    const std::int64_t start = below(length);
+    const auto start = static_cast<std::ptrdiff_t>(below(static_cast<std::int64_t>(ids_.size())));
     out.clear();
-    for (std::int64_t i = 0; i < std::min<std::int64_t>(count, length); ++i) out.push_back(bucket[(start + i) % length]);
+    const auto search = [&](auto begin, auto end) {
+      while (static_cast<int>(out.size()) < count) {
+        begin = std::find(begin, end, static_cast<std::int32_t>(first));
+        if (begin == end) return;
+        out.push_back(static_cast<int>(begin++ - firsts_.begin()));
+      }
+    };
+    search(firsts_.begin() + start, firsts_.end());
+    search(firsts_.begin(), firsts_.begin() + start);
   }
 
   const int dims_;
@@ -253,8 +248,8 @@ class Window {
   const std::uint64_t key_;
   std::uint64_t counter_ = 0;
   std::vector<std::int64_t> ids_, sizes_;
-  std::vector<int> place_;
-  std::vector<std::vector<int>> buckets_;
+  std::vector<std::int32_t> firsts_;   // the first size once more, to be searched for
+  std::vector<std::int64_t> counts_;   // first size -> how many graphs are pending
   std::vector<std::int64_t> present_, pending_, left_;
   std::int64_t graphs_left_;
   std::vector<int> holes_, chosen_, some_, others_;
@@ -277,6 +272,25 @@ POPGEO_API void popgeo_shuffle(std::int64_t* ids, std::int64_t start, std::int64
     places[i % kAhead] = i + static_cast<std::int64_t>(hash32(key, i) * static_cast<std::uint64_t>(total - i) >> 32);
     __builtin_prefetch(&ids[places[i % kAhead]], 1);
   }
+}
+
+// Next fit: writes where each pack ends, after ptr[0] = 0; returns how many packs there are. ptr holds count + 1 numbers.
+POPGEO_API std::int64_t popgeo_next_fit(const std::int64_t* sizes, std::int64_t count, int num_dims, const std::int64_t* limits,
+                                        std::int64_t num_graphs, std::int64_t* used, std::int64_t* ptr) {
+  std::int64_t num_packs = 0;
+  ptr[0] = 0;
+  std::fill_n(used, num_dims, 0);
+  for (std::int64_t i = 0; i < count; ++i, sizes += num_dims) {
+    bool fits = i - ptr[num_packs] < num_graphs;
+    for (int d = 0; d < num_dims; ++d) fits &= sizes[d] <= limits[d] - used[d];
+    if (!fits) {
+      ptr[++num_packs] = i;
+      std::fill_n(used, num_dims, 0);
+    }
+    for (int d = 0; d < num_dims; ++d) used[d] += sizes[d];
+  }
+  if (count > 0) ptr[++num_packs] = count;
+  return num_packs;
 }
 
 // A window, or null where there is no memory for it. Give it back with popgeo_window_free.

@@ -1,0 +1,160 @@
+"""Graphs per second of a whole training run, loader included, in three arrangements on the same molecules, at one thread.
+
+- padded: the arrangement of the notebook published for IPUs, run eagerly: each molecule padded to the largest one,
+  nearest neighbours out of all pairs of atoms of the batch, PyG's SchNet.
+- dynamic: PyG's ordinary batches, the same neighbours found beforehand and only where there are any, PyG's SchNet.
+- popgeo: batches of fixed size, packed; neighbours found within molecules in each step; popgeo's SchNet in the executor.
+"""
+
+import argparse
+from collections.abc import Callable
+
+import torch
+from popgeo import ipu
+from popgeo.data import FixedSizeOptions, FlatStore
+from popgeo.datasets import Molecules
+from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
+from popgeo.nn import KNNInteractionGraph, SchNet, l1_loss
+from timing import measure, one_thread
+from torch import Tensor, nn
+from torch_geometric.data import Batch, Data
+from torch_geometric.loader import DataLoader
+from torch_geometric.nn.models import SchNet as PygSchNet
+
+GAP = Molecules.target_index("gap")
+CHANNELS, BLOCKS, GAUSSIANS = 64, 3, 32
+NEIGHBOURS, CUTOFF, BATCH_SIZE, DEVICE_ITERATIONS = 16, 5.0, 32, 4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--molecules", type=int, default=1280, help="how many to train on (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="epochs of each arrangement (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="few molecules, in seconds")
+    options = parser.parse_args()
+    one_thread()
+    torch.manual_seed(0)
+    count, rounds = (256, 1) if options.quick else (options.molecules, options.rounds)
+    dataset = Molecules()[:count]
+    molecules = [Data(z=data.z, pos=data.pos, y=data.y[:, GAP]) for data in dataset]
+    runs = {"padded": padded(molecules), "dynamic": dynamic(molecules), "popgeo": fixed_size(dataset)}
+    seconds = measure(runs, rounds)
+    for name, spent in seconds.items():
+        print(f"{name}: {count / spent:,.0f} graphs/s")
+    for peer in ("padded", "dynamic"):
+        print(f"popgeo is {seconds[peer] / seconds['popgeo']:.2f}x as fast as {peer}")
+
+
+class NearestOfAll(nn.Module):
+    """The `k` nearest atoms of the same molecule, out of all pairs of the batch; absent ones sit at the cutoff."""
+
+    def forward(self, pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+        distance = nn.functional.pairwise_distance(pos.unsqueeze(0), pos.unsqueeze(1), eps=0.0)
+        apart = (batch.unsqueeze(0) != batch.unsqueeze(1)) | torch.eye(len(pos), dtype=torch.bool)
+        distance = distance.masked_fill(apart | (distance > CUTOFF), CUTOFF)
+        count = min(NEIGHBOURS, len(pos))
+        weight, neighbour = torch.topk(-distance, count, dim=1)
+        centre = torch.arange(len(pos)).repeat_interleave(count)
+        return torch.stack([neighbour.flatten(), centre]), -weight.flatten()
+
+
+class Given(nn.Module):
+    """Edges that were found beforehand."""
+
+    edge_index: Tensor
+
+    def forward(self, pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+        src, dst = self.edge_index
+        return self.edge_index, (pos[src] - pos[dst]).norm(dim=-1)
+
+
+def make_pyg_schnet(interaction_graph: nn.Module) -> PygSchNet:
+    """PyG's SchNet of the benchmark's size."""
+    return PygSchNet(CHANNELS, CHANNELS, BLOCKS, GAUSSIANS, CUTOFF, interaction_graph, readout="mean")
+
+
+def train_eagerly(model: PygSchNet, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
+    """One step."""
+    optimizer.zero_grad()
+    loss = (model(batch.z, batch.pos, batch.batch).flatten() - batch.y).abs().mean()
+    loss.backward()
+    optimizer.step()
+
+
+def padded(molecules: list[Data]) -> Callable[[], None]:
+    """An epoch of the padded arrangement; padding beforehand is not counted."""
+    largest = max(data.num_nodes for data in molecules)
+    same_size = [pad(data, largest) for data in molecules]
+    model = make_pyg_schnet(NearestOfAll())
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    def epoch() -> None:
+        for batch in DataLoader(same_size, BATCH_SIZE, shuffle=True):
+            train_eagerly(model, optimizer, batch)
+
+    return epoch
+
+
+def pad(data: Data, num_nodes: int) -> Data:
+    """The molecule with atoms of number 0, far from it and from each other."""
+    missing = num_nodes - len(data.z)
+    far = 1e3 * torch.arange(1, missing + 1).unsqueeze(-1).expand(-1, 3)
+    return Data(z=torch.cat([data.z, data.z.new_zeros(missing)]), pos=torch.cat([data.pos, far]), y=data.y)
+
+
+def dynamic(molecules: list[Data]) -> Callable[[], None]:
+    """An epoch of PyG's ordinary batches; finding the edges beforehand is not counted."""
+    with_edges = []
+    for data in molecules:
+        edge_index, distance = NearestOfAll()(data.pos, torch.zeros(len(data.z), dtype=torch.long))
+        with_edges.append(Data(z=data.z, pos=data.pos, y=data.y, edge_index=edge_index[:, distance < CUTOFF]))
+    graph = Given()
+    model = make_pyg_schnet(graph)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    def epoch() -> None:
+        for batch in DataLoader(with_edges, BATCH_SIZE, shuffle=True):
+            graph.edge_index = batch.edge_index
+            train_eagerly(model, optimizer, batch)
+
+    return epoch
+
+
+class GapModel(nn.Module):
+    """SchNet and its loss over the real molecules."""
+
+    def __init__(self, num_graphs: int, max_num_nodes: int) -> None:
+        super().__init__()
+        self.num_graphs = num_graphs
+        graph = KNNInteractionGraph(NEIGHBOURS, CUTOFF, max_num_nodes)
+        self.schnet = SchNet(CHANNELS, CHANNELS, BLOCKS, GAUSSIANS, CUTOFF, graph, readout="mean")
+
+    def forward(self, z: Tensor, pos: Tensor, batch: Tensor, y: Tensor, graphs_mask: Tensor) -> Tensor:
+        """The mean absolute error of a batch."""
+        return l1_loss(self.schnet(z, pos, batch, num_graphs=self.num_graphs).flatten(), y, graphs_mask)
+
+
+def fixed_size(dataset: Molecules) -> Callable[[], None]:
+    """An epoch of the main job's arrangement."""
+    store = FlatStore.from_dataset(dataset, exclude_keys=("x", "edge_index", "edge_attr", "smiles", "name", "idx"))
+    sizes = FixedSizeOptions.tune(store, target_graphs=BATCH_SIZE)
+    options = ipu.Options(device_iterations=DEVICE_ITERATIONS, output_mode="all")
+    loader = FixedSizeDataLoader(
+        store,
+        shuffle=True,
+        fixed_size_options=sizes,
+        fixed_size_strategy=FixedSizeStrategy.Window,
+        options=options,
+    )
+    model = GapModel(sizes.num_graphs, max_num_nodes=int(store.sizes[:, 0].max()))
+    training = ipu.training_model(model, options, torch.optim.Adam(model.parameters(), lr=1e-3))
+
+    def epoch() -> None:
+        for batch in loader:
+            training(batch.z, batch.pos, batch.batch, batch.y[:, GAP], batch.graphs_mask)
+
+    return epoch
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Runs an optimizer's update as a captured graph, whose numbers (rates, bias corrections) are new at each update."""
+
+import copy
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from popgeo.ipu.compiler.record import Recorder, makes_tensors
+from popgeo.ipu.engine import Engine
+from popgeo.ipu.op_graph import OpGraph, replace_numbers
+
+
+class CapturedUpdate:
+    """The update of an optimizer that treats every element alike.
+
+    Numbers depend on the step and on hyperparameters alone, never on weights. So each update first lets the optimizer
+    rehearse on parameters of one element, which gives the numbers exactly as plain PyTorch computes them, and then runs
+    the captured operations on all elements. Where the rehearsal takes another path than before, as RAdam does after its
+    first steps, that path is captured too.
+
+    Args:
+        worker: Owns parameters, gradients and a state that its first step has made.
+    """
+
+    def __init__(self, worker: Optimizer) -> None:
+        self._worker = worker
+        self._rehearsal = _with_parameters(worker, [nn.Parameter(p.detach().new_ones(1)) for p in _parameters(worker)])
+        for small, p in zip(_parameters(self._rehearsal), _parameters(worker), strict=True):
+            small.grad = torch.ones_like(small)
+            self._rehearsal.state[small] = {key: _one_element(part, p) for key, part in worker.state[p].items()}
+        self._paths: dict[tuple[str, ...], Engine | None] = {}
+
+    def run(self) -> bool:
+        """One update; False, with nothing done, where it cannot be captured."""
+        for mine, theirs in zip(self._rehearsal.param_groups, self._worker.param_groups, strict=True):
+            mine.update({key: choice for key, choice in theirs.items() if key != "params"})
+        numbers = _Numbers()
+        with numbers:
+            self._rehearsal.step()
+        path = tuple(numbers.operations)
+        if path not in self._paths:
+            self._paths[path] = self._capture(numbers)
+        engine = self._paths[path]
+        if engine is None:
+            return False
+        engine.set_numbers(numbers.values)
+        engine.run([])
+        return True
+
+    def _capture(self, numbers: "_Numbers") -> Engine | None:
+        graph = capture_update(self._worker)
+        graph, found = replace_numbers(graph)
+        # A tensor made of a number would keep the value that it has now.
+        if graph.constants or found != numbers.values or [op.target for op in graph.ops] != numbers.operations:
+            return None
+        return Engine(graph, _tensors(self._worker))
+
+
+def capture_update(worker: Optimizer) -> OpGraph:
+    """The operations of a worker's next update, recorded on copies of its tensors."""
+    copies = _with_parameters(worker, [nn.Parameter(p.detach().clone()) for p in _parameters(worker)])
+    for mine, theirs in zip(_parameters(copies), _parameters(worker), strict=True):
+        mine.grad = None if theirs.grad is None else theirs.grad.clone()
+        copies.state[mine] = {key: copy.deepcopy(part) for key, part in worker.state.get(theirs, {}).items()}
+    recorder = Recorder(capture_update.__code__, lambda problem: None, phase="update", keeps_state=False)
+    for name, tensor in _tensors(copies).items():
+        recorder.add_input(name, tensor)
+    with recorder:
+        copies.step()
+    return recorder.graph([])
+
+
+class _Numbers(TorchDispatchMode):
+    """Notes the operations that run and the numbers that they are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[str] = []
+        self.values: list[float] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        keywords = kwargs or {}
+        if makes_tensors(func):
+            namespace, name = func._schema.name.split("::")
+            self.operations.append(f"{namespace}.{name}.{func._overloadname}")
+            self.values += [number for number in (*args, *keywords.values()) if type(number) is float]
+        return func(*args, **keywords)
+
+
+def _with_parameters(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> Optimizer:
+    """The same optimizer, without state, over other parameters: one a group."""
+    other = copy.copy(optimizer)
+    other.state = defaultdict(dict)
+    groups = zip(optimizer.param_groups, parameters, strict=True)
+    other.param_groups = [{**group, "params": [parameter]} for group, parameter in groups]
+    return other
+
+
+def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _tensors(optimizer: Optimizer) -> dict[str, Tensor]:
+    """Everything that an update reads or writes, by name."""
+    tensors: dict[str, Tensor] = {}
+    for number, parameter in enumerate(_parameters(optimizer)):
+        tensors[f"parameter:{number}"] = parameter
+        if parameter.grad is not None:
+            tensors[f"gradient:{number}"] = parameter.grad
+        for key, part in optimizer.state.get(parameter, {}).items():
+            if isinstance(part, Tensor):
+                tensors[f"state:{number}.{key}"] = part
+    return tensors
+
+
+def _one_element(part: Any, parameter: Tensor) -> Any:
+    if isinstance(part, Tensor) and part.shape == parameter.shape and part.dim() > 0:
+        return part.new_ones(1)
+    return copy.deepcopy(part)

@@ -1,0 +1,187 @@
+"""No shape in a captured program depends on data; what does is refused, with the line and what to write instead."""
+
+import linecache
+import re
+
+import pytest
+import torch
+import torch_geometric.nn as pyg_nn
+from torch import Tensor, nn
+from torch_geometric.utils import scatter, to_dense_batch
+
+from popgeo import ipu
+from popgeo.nn import SchNet
+
+EDGES = torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]])
+BATCH = torch.tensor([0, 0, 1, 1])
+
+
+class BooleanIndex(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[x > 0].sum()  # HERE
+
+
+class MaskedWrite(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.clone()
+        y[x > 0] = x.flatten()  # HERE
+        return y
+
+
+class Nonzero(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.nonzero().sum()  # HERE
+
+
+class Item(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x.max().item()  # HERE
+
+
+class Branch(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if (x > 0).any():  # HERE
+            return x
+        return -x
+
+
+class Unique(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.unique(x)  # HERE
+
+
+class SelfLoops(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = pyg_nn.GCNConv(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x, EDGES)  # HERE
+
+
+class NoDimSize(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return scatter(x, BATCH)  # HERE
+
+
+class Pooling(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return pyg_nn.global_add_pool(x, BATCH)  # HERE
+
+
+class Dense(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return to_dense_batch(x, BATCH)[0]  # HERE
+
+
+DYNAMIC = {
+    BooleanIndex: "torch.where",
+    MaskedWrite: "torch.where",
+    Nonzero: "torch.where",
+    Item: "keep it a tensor",
+    Branch: "torch.where",
+    Unique: "before the batch is built",
+    SelfLoops: "AddSelfLoops",
+    NoDimSize: "dim_size=",
+    Pooling: "size=",
+    Dense: "max_num_nodes=",
+}
+
+
+def line_marked_here(kind: type) -> str:
+    path = BooleanIndex.forward.__code__.co_filename
+    start = kind.forward.__code__.co_firstlineno
+    number = next(n for n in range(start, start + 9) if "# HERE" in linecache.getline(path, n))
+    return f"{path}:{number} in forward"
+
+
+@pytest.mark.parametrize("kind", DYNAMIC, ids=lambda kind: kind.__name__)
+def test_what_depends_on_data_is_refused_with_line_and_remedy(kind):
+    x = torch.ones(4, 3)
+    with pytest.raises(ipu.DynamicShapeError, match=re.escape(line_marked_here(kind))) as caught:
+        ipu.inference_model(kind())(x)
+    assert DYNAMIC[kind] in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", DYNAMIC, ids=lambda kind: kind.__name__)
+def test_the_static_check_finds_it_too(kind):
+    problems = ipu.check_static(kind(), torch.ones(4, 3))
+    assert problems
+    assert line_marked_here(kind) in problems[0].source
+    assert any(DYNAMIC[kind] in problem.remedy for problem in problems)
+
+
+class Several(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.inner = Nonzero()
+
+    def forward(self, x: Tensor) -> Tensor:
+        largest = self.norm(x).max().item()
+        return self.inner(x) + x[x > largest].sum() + torch.rand(3).sum()
+
+
+def test_the_static_check_lists_everything_and_changes_nothing():
+    model = Several()
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    random = torch.get_rng_state()
+    problems = ipu.check_static(model, torch.randn(4, 3, generator=torch.Generator().manual_seed(0)))
+    assert [(p.operation, p.module) for p in problems] == [
+        ("_local_scalar_dense", ""), ("nonzero", "inner"), ("index", "")
+    ]  # fmt: skip
+    assert torch.equal(torch.get_rng_state(), random)
+    torch.testing.assert_close(dict(model.state_dict()), before)
+
+
+class SchNetLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = SchNet(hidden_channels=8, num_filters=8, num_interactions=2, num_gaussians=5, max_num_neighbors=3)
+
+    def forward(self, z: Tensor, pos: Tensor, batch: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        energy = self.net(z, pos, batch, num_graphs=2).squeeze(-1)
+        return energy, (energy - y).abs().mean()
+
+
+def make_molecules(seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "z": torch.randint(1, 9, (10,), generator=generator),
+        "pos": torch.randn(10, 3, generator=generator),
+        "batch": torch.arange(10) // 5,
+        "y": torch.randn(2, generator=generator),
+    }
+
+
+def test_a_static_model_has_no_problem():
+    assert ipu.check_static(SchNetLoss(), **make_molecules(0)) == []
+
+
+def test_the_program_does_not_depend_on_the_data_it_was_captured_with():
+    first, second = (ipu.training_model(SchNetLoss()).compile(**make_molecules(seed)) for seed in (0, 1))
+    assert str(first.graph) == str(second.graph)
+
+
+def test_operations_know_phase_submodule_and_line():
+    graph = ipu.training_model(SchNetLoss()).compile(**make_molecules(0)).graph
+    matmuls = [op for op in graph.ops if op.target == "aten.mm.default"]
+    assert {op.phase for op in graph.ops} == {"forward", "backward"}
+    assert {op.module for op in matmuls} >= {"net.interactions.0.conv.lin1", "net.interactions.1.mlp.2"}
+    assert all(re.search(r"\.py:\d+ in \w+: ", op.source) for op in matmuls)
+    assert any(op.phase == "backward" and op.module == "net.interactions.0.mlp.0" for op in matmuls)
+
+
+class Stray(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = [torch.zeros(1)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count[0].add_(1)
+        return x + self.count[0]
+
+
+def test_state_outside_buffers_is_refused():
+    with pytest.raises(ValueError, match=r"neither parameter, buffer nor result.*register_buffer"):
+        ipu.inference_model(Stray())(torch.ones(1))

@@ -1,0 +1,329 @@
+"""What every model, norm and loss must hold: the real part of a batch decides, and nothing else.
+
+A new member is one line in MODELS, NORMS or LOSSES.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing import assert_close
+from torch_geometric.experimental import set_experimental_mode
+
+from popgeo.nn import (
+    GCN,
+    GIN,
+    GINE,
+    AttentionalAggregation,
+    BatchNorm,
+    GraphNorm,
+    GraphSAGE,
+    InstanceNorm,
+    KNNInteractionGraph,
+    LayerNorm,
+    PairInteractionGraph,
+    PolynomialEnvelope,
+    RadiusInteractionGraph,
+    SchNet,
+    binary_cross_entropy,
+    cross_entropy,
+    huber_loss,
+    l1_loss,
+    mse_loss,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Molecules:
+    """A batch as a model reads it; padding is last."""
+
+    z: Tensor
+    pos: Tensor
+    x: Tensor
+    edge_index: Tensor
+    edge_attr: Tensor
+    batch: Tensor
+    num_graphs: int
+    nodes_mask: Tensor
+    edges_mask: Tensor
+    graphs_mask: Tensor
+
+
+def make_batch(sizes: tuple[int, ...] = (5, 1, 4), seed: int = 0) -> Molecules:
+    """Random molecules; each one's atoms, edges and positions depend on the seed and its own place only."""
+    parts = []
+    start = 0
+    for i, size in enumerate(sizes):
+        generator = torch.Generator().manual_seed(1000 * seed + i)
+        both = torch.combinations(torch.arange(size))[::2].T.reshape(2, -1)
+        edge_index = torch.cat([both, both.flip(0)], 1) + start
+        parts.append(
+            (
+                torch.randint(1, 9, (size,), generator=generator),
+                2 * torch.randn(size, 3, generator=generator),
+                torch.randn(size, 6, generator=generator),
+                edge_index,
+                torch.randn(edge_index.size(1), 3, generator=generator),
+                torch.full((size,), i),
+            )
+        )
+        start += size
+    z, pos, x, edge_index, edge_attr, batch = zip(*parts, strict=True)
+    edge_index = torch.cat(edge_index, 1)
+    return Molecules(
+        z=torch.cat(z),
+        pos=torch.cat(pos),
+        x=torch.cat(x),
+        edge_index=edge_index,
+        edge_attr=torch.cat(edge_attr),
+        batch=torch.cat(batch),
+        num_graphs=len(sizes),
+        nodes_mask=torch.ones(start, dtype=torch.bool),
+        edges_mask=torch.ones(edge_index.size(1), dtype=torch.bool),
+        graphs_mask=torch.ones(len(sizes), dtype=torch.bool),
+    )
+
+
+def pad(molecules: Molecules, nodes: int, edges: int, graphs: int, garbage: float = 0.0) -> Molecules:
+    """Padding as the collater writes it: edges join the first padding node to itself; `garbage` fills the features."""
+    if nodes == 0:
+        return molecules
+    m, first = molecules, molecules.z.size(0)
+    return Molecules(
+        z=torch.cat([m.z, torch.full((nodes,), 7 if garbage else 0)]),
+        pos=torch.cat([m.pos, m.pos.new_full((nodes, 3), garbage)]),
+        x=torch.cat([m.x, m.x.new_full((nodes, 6), garbage)]),
+        edge_index=torch.cat([m.edge_index, torch.full((2, edges), first)], 1),
+        edge_attr=torch.cat([m.edge_attr, m.edge_attr.new_full((edges, 3), garbage)]),
+        batch=torch.cat([m.batch, m.num_graphs + torch.arange(nodes).clamp(max=graphs - 1)]),
+        num_graphs=m.num_graphs + graphs,
+        nodes_mask=torch.cat([m.nodes_mask, torch.zeros(nodes, dtype=torch.bool)]),
+        edges_mask=torch.cat([m.edges_mask, torch.zeros(edges, dtype=torch.bool)]),
+        graphs_mask=torch.cat([m.graphs_mask, torch.zeros(graphs, dtype=torch.bool)]),
+    )
+
+
+PADDINGS = {"none": (0, 0, 0), "one": (1, 1, 1), "seven": (7, 7, 7), "many": (40, 90, 3)}
+GARBAGE = (0.0, 3.0, torch.nan, torch.inf)
+
+
+class Pooled(nn.Module):
+    """A GNN whose graphs are what the attention sees in their nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gnn = GIN(6, 8, 2)
+        self.pool = AttentionalAggregation(nn.Linear(8, 1))
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int, **masks: Tensor) -> Tensor:
+        return self.pool(self.gnn(x, edge_index, batch=batch, **masks), batch, num_graphs)
+
+
+def schnet(**kwargs: object) -> SchNet:
+    return SchNet(hidden_channels=12, num_filters=10, num_interactions=2, num_gaussians=8, cutoff=5.0, **kwargs)
+
+
+def gnn(model: type[nn.Module], **kwargs: object) -> nn.Module:
+    return model(in_channels=6, hidden_channels=8, num_layers=3, out_channels=4, readout="add", **kwargs)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "SchNet, knn": lambda: schnet(interaction_graph=KNNInteractionGraph(4, 5.0, max_num_nodes=8)),
+    "SchNet, knn of the whole batch": lambda: schnet(interaction_graph=KNNInteractionGraph(9, 5.0)),
+    "SchNet, pairs": lambda: schnet(interaction_graph=PairInteractionGraph(5.0, max_num_nodes=8)),
+    "SchNet, radius": lambda: schnet(interaction_graph=RadiusInteractionGraph(5.0, 80, max_num_nodes=8)),
+    "SchNet, polynomial, mean, references": lambda: schnet(
+        readout="mean", mean=1.0, std=2.0, atomref=torch.linspace(0, 1, 100), envelope=PolynomialEnvelope(5.0)
+    ),
+    "GCN": lambda: gnn(GCN),
+    "GIN, batch norm": lambda: gnn(GIN, norm="batch_norm"),
+    "GIN, layer norm": lambda: gnn(GIN, norm="layer_norm"),
+    "GIN, graph norm, jump": lambda: gnn(GIN, norm="graph_norm", jk="cat"),
+    "GIN, instance norm": lambda: gnn(GIN, norm="instance_norm"),
+    "GINE": lambda: gnn(GINE, edge_dim=3),
+    "GraphSAGE": lambda: gnn(GraphSAGE),
+    "GraphSAGE, max": lambda: gnn(GraphSAGE, aggr="max"),
+    "attention": Pooled,
+}
+BATCH_STATISTICS = {"GIN, batch norm"}
+EACH_MODEL = pytest.mark.parametrize("name", MODELS)
+
+
+def make_model(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(0)
+    return MODELS[name]().to(dtype)
+
+
+def predict(model: nn.Module, m: Molecules) -> Tensor:
+    """One row for each graph. [num_graphs, channels]"""
+    masks = {"nodes_mask": m.nodes_mask}
+    dtype = next(model.parameters()).dtype
+    if isinstance(model, SchNet):
+        return model(m.z, m.pos.to(dtype), m.batch, num_graphs=m.num_graphs, **masks)
+    masks["edges_mask"] = m.edges_mask
+    attributes = {"edge_attr": m.edge_attr.to(dtype)} if isinstance(model, GINE) else {}
+    return model(m.x.to(dtype), m.edge_index, batch=m.batch, num_graphs=m.num_graphs, **attributes, **masks)
+
+
+def loss_and_gradients(model: nn.Module, m: Molecules) -> tuple[Tensor, list[Tensor]]:
+    out = predict(model, m)
+    loss = mse_loss(out, torch.ones_like(out), m.graphs_mask)
+    gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, materialize_grads=True)
+    return loss, list(gradients)
+
+
+@EACH_MODEL
+def test_padding_changes_no_output_loss_or_gradient_whatever_stands_in_it(name: str):
+    batch = make_batch()
+    model = make_model(name)
+    expected, (loss, gradients) = predict(model, batch), loss_and_gradients(model, batch)
+    for padding, garbage in zip(PADDINGS.values(), GARBAGE, strict=True):
+        padded = pad(batch, *padding, garbage=garbage)
+        assert_close(predict(model, padded)[: batch.num_graphs], expected)
+        padded_loss, padded_gradients = loss_and_gradients(model, padded)
+        assert_close(padded_loss, loss)
+        assert_close(padded_gradients, gradients)
+
+
+@EACH_MODEL
+def test_a_graph_does_not_depend_on_its_neighbours_in_the_pack(name: str):
+    model = make_model(name).eval()
+    first = predict(model, make_batch(sizes=(5,)))
+    assert_close(predict(model, make_batch(sizes=(5, 3, 8)))[:1], first)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in BATCH_STATISTICS])
+def test_nor_does_it_in_training_unless_the_statistics_are_the_batchs(name: str):
+    model = make_model(name)
+    first = predict(model, make_batch(sizes=(5,)))
+    assert_close(predict(model, make_batch(sizes=(5, 3, 8)))[:1], first)
+
+
+@EACH_MODEL
+def test_the_order_of_the_atoms_does_not_matter(name: str):
+    model, batch = make_model(name), make_batch()
+    order = torch.cat([torch.tensor([3, 0, 4, 2, 1]), torch.tensor([5]), torch.tensor([9, 6, 8, 7])])
+    permuted = replace(
+        batch, z=batch.z[order], pos=batch.pos[order], x=batch.x[order], edge_index=order.argsort()[batch.edge_index]
+    )
+    assert_close(predict(model, permuted), predict(model, batch))
+
+
+@EACH_MODEL
+def test_float32_is_close_to_float64(name: str):
+    batch = pad(make_batch(), 7, 7, 2)
+    single = predict(make_model(name, torch.float32), batch)[:3]
+    assert_close(single.double(), predict(make_model(name), batch)[:3], rtol=1e-4, atol=1e-4)
+
+
+@EACH_MODEL
+def test_pygs_check_of_dynamic_shapes_finds_none(name: str):
+    with set_experimental_mode(True, "disable_dynamic_shapes"):
+        assert predict(make_model(name), pad(make_batch(), 7, 7, 2)).size(0) == 5
+
+
+@EACH_MODEL
+def test_capture_with_fake_tensors_gives_the_same_training_step(name: str):
+    model, batch = make_model(name), pad(make_batch(), 7, 7, 2)
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    tensors = {key: value for key, value in vars(batch).items() if isinstance(value, Tensor)}
+
+    def step(state: dict[str, Tensor], tensors: dict[str, Tensor]) -> list[Tensor]:
+        loss = torch.func.functional_call(_Loss(model), {f"model.{k}": v for k, v in state.items()}, (tensors,))
+        wanted = [value for value in state.values() if value.requires_grad]
+        return [loss, *torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)]
+
+    expected = step({k: v.detach().clone().requires_grad_(v.requires_grad) for k, v in state.items()}, tensors)
+    program = make_fx(step, tracing_mode="fake")(state, tensors)
+    assert_close(program(state, tensors), expected)
+
+
+class _Loss(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tensors: dict[str, Tensor]) -> Tensor:
+        out = predict(self.model, Molecules(**tensors, num_graphs=tensors["graphs_mask"].size(0)))
+        return mse_loss(out, torch.ones_like(out), tensors["graphs_mask"])
+
+
+def test_torch_compile_takes_a_whole_model_as_one_graph():
+    model, batch = make_model("SchNet, knn", torch.float32), pad(make_batch(), 7, 7, 2)
+    compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
+    out = compiled(batch.z, batch.pos, batch.batch, num_graphs=batch.num_graphs, nodes_mask=batch.nodes_mask)
+    assert_close(out[:3], predict(model, batch)[:3])
+
+
+NORMS: dict[str, Callable[[], nn.Module]] = {
+    "BatchNorm": lambda: BatchNorm(6),
+    "BatchNorm, cumulative": lambda: BatchNorm(6, momentum=None),
+    "GraphNorm": lambda: GraphNorm(6),
+    "InstanceNorm": lambda: InstanceNorm(6, affine=True, track_running_stats=True),
+    "LayerNorm": lambda: LayerNorm(6),
+}
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("name", NORMS)
+def test_a_norm_never_sees_padding_nor_do_its_running_statistics(name: str, training: bool):
+    batch = make_batch()
+    expected = None
+    for padding in PADDINGS.values():
+        m = pad(batch, *padding, garbage=9.0)
+        norm = NORMS[name]().train()
+        norm(m.x, m.batch, m.num_graphs, m.nodes_mask)
+        norm.train(training)
+        out = norm(m.x, m.batch, m.num_graphs, m.nodes_mask)[: batch.x.size(0)]
+        found = [out, *norm.buffers()]
+        expected = found if expected is None else expected
+        assert_close(found, expected)
+
+
+LOSSES: dict[str, tuple[Callable[..., Tensor], Tensor, Tensor, float]] = {
+    "mse": (mse_loss, torch.randn(3, 2), torch.randn(3, 2), torch.nan),
+    "l1": (l1_loss, torch.randn(3), torch.randn(3), torch.nan),
+    "huber": (huber_loss, 3 * torch.randn(3), torch.randn(3), torch.inf),
+    "cross-entropy": (cross_entropy, torch.randn(3, 4), torch.tensor([0, 3, 1]), -100),
+    "binary cross-entropy": (
+        binary_cross_entropy,
+        torch.randn(3, 2),
+        torch.tensor([[0, 1], [1, torch.nan], [1, 1]]),
+        torch.nan,
+    ),
+}
+EACH_LOSS = pytest.mark.parametrize(("loss", "input", "target", "garbage"), LOSSES.values(), ids=LOSSES)
+
+
+@EACH_LOSS
+@pytest.mark.parametrize("num_pad", [0, 1, 7, 100])
+def test_a_loss_and_its_gradient_do_not_see_padding(loss, input, target, garbage, num_pad):
+    rows = input.clone().requires_grad_()
+    expected = loss(rows, target)
+    (gradient,) = torch.autograd.grad(expected, rows)
+    mask = torch.arange(3 + num_pad) < 3
+    padded = torch.cat([input, input.new_full((num_pad, *input.shape[1:]), torch.nan)]).requires_grad_()
+    value = loss(padded, torch.cat([target, target.new_full((num_pad, *target.shape[1:]), garbage)]), mask)
+    assert_close(value, expected)
+    (padded_gradient,) = torch.autograd.grad(value, padded)
+    assert_close(padded_gradient, torch.cat([gradient, torch.zeros_like(padded[3:])]))
+
+
+@EACH_LOSS
+def test_a_loss_of_nothing_real_is_zero(loss, input, target, garbage):
+    assert loss(input, target, torch.zeros(3, dtype=torch.bool)) == 0
+
+
+@EACH_LOSS
+def test_replicas_of_different_fill_average_to_the_loss_of_all_rows(loss, input, target, garbage):
+    rows = torch.arange(3)
+    one, other = rows < 1, rows >= 1
+    known = torch.ones_like(input, dtype=torch.bool) if target.dim() == input.dim() else torch.ones(3, dtype=torch.bool)
+    if target.is_floating_point():
+        known = known & ~target.isnan()
+    weight = known.sum() / 2
+    replicas = [loss(input, target, mask, weight) for mask in (one, other)]
+    assert_close(sum(replicas) / 2, loss(input, target))

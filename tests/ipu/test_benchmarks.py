@@ -1,0 +1,20 @@
+"""The benchmark scripts run, and print their ratios."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+
+@pytest.mark.parametrize(
+    ("script", "claim"), [("executor.py", "x faster, compiled in"), ("end_to_end.py", "x as fast as dynamic")]
+)
+def test_a_benchmark_prints_its_ratio(script, claim):
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, str(REPOSITORY / "benchmarks" / script), "--quick"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert claim in done.stdout

@@ -1,0 +1,134 @@
+"""A second start finds the compiled step, and only the right one."""
+
+import os
+import time
+import zipfile
+
+import pytest
+import torch
+from torch import nn
+
+from popgeo.ipu import Options, training_model
+from popgeo.ipu.serial import from_bytes, to_bytes
+from tests.ipu.models import ContinuousFilters, GraphConvolutions, make_batch
+
+
+def start(folder, model: nn.Module, **options):
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    return training_model(model, Options(cache_dir=folder, **options), optimizer)
+
+
+def losses(step, count: int = 3) -> list[float]:
+    return [float(step(**make_batch(seed, torch.float32))[1]) for seed in range(count)]
+
+
+@pytest.mark.parametrize("kind", [ContinuousFilters, GraphConvolutions])
+def test_a_step_is_the_same_after_writing_and_reading(kind):
+    model = kind()
+    step = training_model(model).compile(**make_batch(0, torch.float32))._stepper.step
+    again = from_bytes(to_bytes(step))
+    assert again.graph.ops == tuple(again.graph.ops)
+    assert str(again.graph) == str(step.graph)
+    assert again.graph.values == step.graph.values
+    assert (again.result, again.trained, again.row_indices) == (step.result, step.trained, step.row_indices)
+    assert all(torch.equal(again.graph.constants[v], tensor) for v, tensor in step.graph.constants.items())
+
+
+def test_a_second_start_trains_alike_without_capturing(tmp_path, monkeypatch):
+    first = losses(start(tmp_path, ContinuousFilters()))
+    assert len(list(tmp_path.iterdir())) == 1
+    monkeypatch.setattr("popgeo.ipu.compiler.compile_step.capture", None)  # calling it would raise
+    assert losses(start(tmp_path, ContinuousFilters())) == first
+
+
+def test_other_models_shapes_and_options_have_steps_of_their_own(tmp_path):
+    for model, options in [
+        (ContinuousFilters(), {}),
+        (ContinuousFilters(channels=4), {}),
+        (ContinuousFilters(blocks=1), {}),
+        (GraphConvolutions(), {}),
+        (GraphConvolutions().eval(), {}),
+        (ContinuousFilters(), {"loss_scaling": 2.0}),
+    ]:
+        losses(start(tmp_path, model, **options), count=1)
+    assert len(list(tmp_path.iterdir())) == 6
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}\nnot a zip", None])
+def test_a_damaged_file_is_replaced_with_a_warning(tmp_path, damage):
+    expected = losses(start(tmp_path, ContinuousFilters()))
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] if damage is None else damage)
+    step = start(tmp_path, ContinuousFilters())
+    with pytest.warns(UserWarning, match="is no compiled step"):
+        assert losses(step) == expected
+    assert from_bytes(path.read_bytes().partition(b"\n")[2])
+
+
+SOURCE = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+    def forward(self, x):
+        return outside(self.weight * x).sum()
+
+def outside(x):
+    return x * {factor}
+"""
+
+
+def test_a_changed_source_file_is_noticed(tmp_path, monkeypatch):
+    import importlib.util
+
+    path = tmp_path / "written_model.py"
+
+    def result(factor: int) -> float:
+        path.write_text(SOURCE.format(factor=factor))
+        spec = importlib.util.spec_from_file_location("written_model", path)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(__import__("sys").modules, "written_model", module)
+        exec(compile(path.read_text(), str(path), "exec"), module.__dict__)
+        return float(start(tmp_path / "cache", module.Model())(torch.ones(3)))
+
+    assert result(2) == pytest.approx(2 * result(1))
+
+
+def test_reading_runs_nothing_of_the_file(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "sprung"),)
+
+    losses(start(tmp_path, ContinuousFilters()), count=1)
+    (path,) = tmp_path.iterdir()
+    import pickle
+
+    path.write_bytes(b"{}\n" + pickle.dumps(Trap()))
+    with pytest.warns(UserWarning, match="is no compiled step"):
+        losses(start(tmp_path, ContinuousFilters()), count=1)
+    assert not (tmp_path / "sprung").exists()
+    with zipfile.ZipFile(__import__("io").BytesIO(path.read_bytes().partition(b"\n")[2])) as archive:
+        assert "step.json" in archive.namelist()
+
+
+def test_a_second_start_is_five_times_faster(tmp_path):
+    from popgeo.ipu import inference_model  # noqa: F401
+
+    class Deep(ContinuousFilters):
+        def __init__(self) -> None:
+            super().__init__(blocks=24)
+
+    seconds = []
+    for _ in range(3):
+        step = start(tmp_path, Deep())
+        began = time.process_time()
+        step.compile(**make_batch(0, torch.float32))
+        seconds.append(time.process_time() - began)
+    assert min(seconds[1:]) < seconds[0] / 5

@@ -1,0 +1,101 @@
+"""Training that was stopped goes on as if it had not been."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from popgeo.ipu import Options, training_model
+from tests.conftest import REPOSITORY
+
+
+class Regression(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
+
+    def forward(self, x, y):
+        return (self.net(x).squeeze(-1) - y).square().mean()
+
+
+def make_step(**options):
+    torch.manual_seed(0)
+    model = Regression()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    return training_model(model, Options(random_seed=1, **options), optimizer)
+
+
+def make_batch(number: int, factor: int = 1):
+    generator = torch.Generator().manual_seed(number)
+    return torch.randn(8 * factor, 3, generator=generator), torch.randn(8 * factor, generator=generator)
+
+
+@pytest.mark.parametrize("compiled_before", [False, True])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_losses_go_on_exactly_where_they_were(tmp_path, compiled_before, replicas):
+    step = make_step(replication_factor=replicas)
+    for number in range(3):
+        step(*make_batch(number, replicas))
+    step.save(tmp_path / "step.pt")
+    expected = [step(*make_batch(number, replicas)) for number in range(3, 6)]
+    again = make_step(replication_factor=replicas)
+    if compiled_before:
+        again(*make_batch(9, replicas))
+    again.load(tmp_path / "step.pt")
+    continued = [again(*make_batch(number, replicas)) for number in range(3, 6)]
+    assert all(map(torch.equal, continued, expected))
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    path = tmp_path / "other.pt"
+    for content in [{"weights": torch.ones(1)}, nn.Linear(1, 1)]:
+        torch.save(content, path)
+        with pytest.raises(ValueError, match="no checkpoint of popgeo"):
+            make_step().load(path)
+    path.write_bytes(b"something else")
+    with pytest.raises(ValueError, match="no checkpoint of popgeo"):
+        make_step().load(path)
+
+
+def test_saving_needs_a_compiled_step(tmp_path):
+    with pytest.raises(ValueError, match="has not been compiled"):
+        make_step().save(tmp_path / "step.pt")
+
+
+WRITER = textwrap.dedent("""
+    import sys
+    import torch
+    torch.set_num_threads(1)
+    from tests.ipu.test_checkpoint import make_batch, make_step
+    step = make_step()
+    for number in range(10**6):
+        step(*make_batch(number))
+        step.save(sys.argv[1])
+        print(number, flush=True)
+""")
+
+
+def test_killed_while_saving_the_last_whole_checkpoint_remains(tmp_path):
+    path = tmp_path / "step.pt"
+    command = [sys.executable, "-c", WRITER, str(path)]
+    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for _ in range(5):
+        process.stdout.readline()
+    time.sleep(0.0137)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    again = make_step()
+    again.load(path)
+    done = again._pending["num_updates"]
+    assert done >= 5
+    reference = make_step()
+    for number in range(done):
+        reference(*make_batch(number))
+    for number in range(done, done + 3):
+        assert torch.equal(again(*make_batch(number)), reference(*make_batch(number)))

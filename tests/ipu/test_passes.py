@@ -1,0 +1,220 @@
+"""Each pass leaves every result as it is, bit by bit, and does what it is for."""
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from popgeo.ipu.compiler.capture import capture
+from popgeo.ipu.compiler.indexing import group_same_index, use_row_indexing, without_row_indexing
+from popgeo.ipu.compiler.optimize import optimize
+from popgeo.ipu.compiler.passes import drop_unused, fold_constants, merge_equal_values
+from popgeo.ipu.engine import Engine
+from popgeo.ipu.op_graph import OpGraph
+from tests.ipu.models import ContinuousFilters, GraphConvolutions, make_batch
+
+
+def capture_function(function, *inputs: Tensor) -> OpGraph:
+    names = [(f"x{i}", tensor) for i, tensor in enumerate(inputs)]
+    return capture(nn.Module(), names, lambda tensors: function(*tensors)).graph
+
+
+def run(graph: OpGraph, *inputs: Tensor) -> list[Tensor]:
+    return [tensor.clone() for tensor in Engine(graph, {}).run(inputs) if tensor is not None]
+
+
+def targets(graph: OpGraph) -> list[str]:
+    return [op.target.split(".")[1] for op in graph.ops]
+
+
+def assert_equal_results(before: OpGraph, after: OpGraph, *inputs: Tensor) -> None:
+    for mine, theirs in zip(run(after, *inputs), run(before, *inputs), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_equal_values_are_computed_once():
+    def function(x):
+        return (x * 2).exp() + (x * 2).exp(), x.t().t() + 1
+
+    graph = capture_function(function, torch.randn(3, 4))
+    merged = merge_equal_values(graph)
+    assert targets(merged).count("mul") == 1
+    assert targets(merged).count("exp") == 1
+    assert_equal_results(graph, drop_unused(merged), torch.randn(3, 4))
+
+
+def test_numbers_that_only_look_equal_stay_apart():
+    def function(x):
+        return x / 0.0, x / -0.0, torch.full_like(x, 1), torch.full_like(x, True)
+
+    graph = capture_function(function, torch.ones(2))
+    assert targets(merge_equal_values(graph)).count("div") == 2
+    assert_equal_results(graph, merge_equal_values(graph), torch.ones(2))
+
+
+def test_what_is_changed_in_place_is_not_merged():
+    def function(x):
+        first, second = torch.zeros_like(x), torch.zeros_like(x)
+        first.add_(x)
+        return first + 0, second + 0, x.clone().mul_(2), x.clone()
+
+    graph = capture_function(function, torch.ones(3))
+    assert_equal_results(graph, merge_equal_values(graph), torch.ones(3))
+    assert [t.tolist() for t in run(optimize(graph)[0], torch.ones(3))] == [[1] * 3, [0] * 3, [2] * 3, [1] * 3]
+
+
+def test_random_draws_are_neither_merged_nor_dropped():
+    def function(x):
+        torch.rand_like(x)
+        return torch.rand_like(x), torch.rand_like(x)
+
+    graph = optimize(capture_function(function, torch.ones(3)))[0]
+    assert targets(graph).count("rand_like") == 3
+    torch.manual_seed(0)
+    expected = [torch.rand(3) for _ in range(3)][1:]
+    torch.manual_seed(0)
+    assert all(map(torch.equal, run(graph, torch.ones(3)), expected))
+
+
+def test_unused_work_is_dropped_and_state_is_not():
+    def function(x):
+        x.exp()
+        y = x + 1
+        y.mul_(3)
+        return y
+
+    graph = drop_unused(capture_function(function, torch.ones(2)))
+    assert targets(graph) == ["add", "mul_"]
+    assert run(graph, torch.ones(2))[0].tolist() == [6, 6]
+
+
+def test_what_depends_on_no_input_is_computed_beforehand():
+    def function(x):
+        return x + torch.arange(4).mul(2), torch.zeros(4).add_(x)
+
+    graph = capture_function(function, torch.ones(4))
+    folded = fold_constants(graph)
+    assert "arange" not in targets(folded)
+    assert "zeros" in targets(folded)
+    engine = Engine(graph, {})
+    for _ in range(2):  # the zeros are zeros again in the second run
+        first, second = engine.run([torch.ones(4)])
+        assert (first.tolist(), second.tolist()) == ([1, 3, 5, 7], [1, 1, 1, 1])
+
+
+def test_row_indexing_replaces_gather_and_its_gradient():
+    def function(x, index, rows):
+        return x[index], torch.zeros(5, 2).index_put([index], rows, accumulate=True)
+
+    inputs = torch.randn(5, 2), torch.tensor([0, 4, 4, 1]), torch.randn(4, 2)
+    graph = capture_function(function, *inputs)
+    rewritten, relied_on = use_row_indexing(graph)
+    assert relied_on == {"input:x1"}
+    assert targets(rewritten).count("index_select") == 1
+    assert targets(rewritten).count("index_add") == 1
+    assert_equal_results(graph, rewritten, *inputs)
+
+
+def test_negative_indices_still_count_from_the_end():
+    from popgeo import ipu
+
+    compiled = ipu.compile(lambda x, index: x[index], [torch.arange(4.0), torch.tensor([0, 1])])
+    assert "index_select" in targets(compiled.step.graph)
+    assert compiled(torch.arange(4.0), torch.tensor([-1, 2])).tolist() == [3, 2]
+    assert compiled(torch.arange(4.0), torch.tensor([1, 2])).tolist() == [1, 2]
+
+
+def test_the_careful_form_takes_the_same_indices():
+    inputs = torch.randn(5, 2), torch.tensor([0, 4, 4, 1])
+    rewritten, relied_on = use_row_indexing(capture_function(lambda x, index: x[index], *inputs))
+    assert_equal_results(rewritten, without_row_indexing(rewritten, relied_on), *inputs)
+
+
+def test_gathers_and_scatter_adds_with_one_index_become_one():
+    def function(x, y, index, rows, more):
+        gathered = x.index_select(0, index), y.index_select(0, index)
+        added = torch.zeros(5, 2).index_add(0, index, rows), torch.zeros(5, 3).index_add(0, index, more)
+        return *gathered, *added, gathered[0].sum()
+
+    generator = torch.Generator().manual_seed(0)
+    inputs = [
+        torch.randn(5, 2, generator=generator),
+        torch.randn(5, 3, generator=generator),
+        torch.tensor([0, 4, 4, 1]),
+    ]
+    inputs += [torch.randn(4, 2, generator=generator), torch.randn(4, 3, generator=generator)]
+    graph = merge_equal_values(capture_function(function, *inputs))
+    grouped = group_same_index(graph)
+    assert targets(grouped).count("index_select") == 1
+    assert targets(grouped).count("index_add") == 1
+    assert_equal_results(graph, grouped, *inputs)
+
+
+def test_gathers_that_wait_for_each_other_stay_apart():
+    def function(x, index):
+        return x.index_select(0, index).index_select(0, index)
+
+    graph = capture_function(function, torch.randn(5, 2), torch.tensor([0, 4, 4, 1, 2]))
+    assert targets(group_same_index(graph)).count("index_select") == 2
+
+
+STEPS = {
+    "add": lambda x, y: x + y,
+    "mul_": lambda x, y: x.clone().mul_(y),
+    "view": lambda x, y: x.t().contiguous().view(3, 4) * 2,
+    "slice": lambda x, y: torch.cat([x[:, 2:], y[:, :2]], dim=1),
+    "where": lambda x, y: torch.where(x > 0, x, y.expand_as(x)),
+    "tanh": lambda x, y: torch.tanh(x),
+    "softmax": lambda x, y: x.softmax(0) - y.logsumexp(0),
+    "write": lambda x, y: write_column(x, y),
+    "topk": lambda x, y: x.topk(2, dim=1).values.repeat(1, 2),
+    "matmul": lambda x, y: x @ y.t() @ y / 10,
+    "narrow": lambda x, y: (x.double() + y.sum()).float(),
+}
+
+
+def write_column(x: Tensor, y: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    out.copy_(y)
+    out[:, 1] = x[:, 0]
+    return out + x
+
+
+@hypothesis.settings(deadline=None, max_examples=60, derandomize=True)
+@hypothesis.given(st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 5), st.integers(0, 5)), max_size=9))
+def test_any_program_gives_what_pytorch_gives(program):
+    def function(x, y):
+        values = [x, y]
+        for step, first, second in program:
+            values.append(STEPS[step](values[first % len(values)], values[second % len(values)]))
+        return tuple(values)
+
+    inputs = [torch.randn(3, 4, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1)]
+    engine = Engine(optimize(capture_function(function, *inputs))[0], {})
+    for scale in (1.0, 0.5):  # the second run finds the memory of the first
+        scaled = [tensor * scale for tensor in inputs]
+        for mine, theirs in zip(engine.run(scaled), function(*scaled), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", [ContinuousFilters, GraphConvolutions])
+def test_a_training_step_is_the_same_bit_by_bit_after_all_passes(kind):
+    torch.manual_seed(0)
+    model, batch = kind(), make_batch(0, torch.float32)
+    names = [name for name, _ in model.named_parameters()]
+    graph = capture(model, list(batch.items()), lambda tensors: model(*tensors), trained=names).graph
+    state = {f"parameter:{name}": p for name, p in model.named_parameters()}
+    state |= {f"buffer:{name}": b.clone() for name, b in model.named_buffers()}
+    again = {name: tensor.detach().clone() for name, tensor in state.items()}
+    optimized = optimize(graph)[0]
+    assert len(optimized.ops) < 0.9 * len(graph.ops)
+    for mine, theirs in zip(
+        Engine(optimized, state).run(list(batch.values())), Engine(graph, again).run(list(batch.values())), strict=True
+    ):
+        assert torch.equal(mine, theirs)
+
+
+def test_memory_is_used_again():
+    graph = capture_function(lambda x: x.exp().sin().exp().sin().exp().sin() @ x, torch.randn(64, 64))
+    assert Engine(graph, {}).buffer_bytes <= 3 * 64 * 64 * 4

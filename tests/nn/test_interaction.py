@@ -1,0 +1,50 @@
+"""Claims about the interaction graphs beyond those about the neighbours in popgeo.ops."""
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch_geometric.data import Data
+
+from popgeo.nn import KNNInteractionGraph, PairInteractionGraph, PrecomputeInteractionGraph, RadiusInteractionGraph
+
+POS = 2 * torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
+BATCH = torch.tensor([0] * 5 + [1] * 4)
+
+
+def edges_of(edge_index: torch.Tensor, edge_weight: torch.Tensor, both: bool = False) -> set[tuple[int, int]]:
+    found = {tuple(edge) for edge in edge_index[:, edge_weight < 4.0].T.tolist()}
+    return found | {(i, j) for j, i in found} if both else found
+
+
+def test_all_four_graphs_find_the_same_interactions():
+    knn = edges_of(*KNNInteractionGraph(4, 4.0, max_num_nodes=5)(POS, BATCH))
+    assert edges_of(*KNNInteractionGraph(4, 4.0)(POS, BATCH)) == knn
+    assert edges_of(*PairInteractionGraph(4.0, max_num_nodes=5)(POS, BATCH), both=True) == knn
+    assert edges_of(*RadiusInteractionGraph(4.0, 40)(POS, BATCH)) == knn
+    alone = PrecomputeInteractionGraph(4.0)(Data(pos=POS[:5])).edge_index
+    assert {tuple(edge) for edge in alone.T.tolist()} == {edge for edge in knn if edge[0] < 5}
+
+
+def test_too_many_edges_for_the_slots_are_refused_with_the_number_needed():
+    num_edges = len(edges_of(*RadiusInteractionGraph(4.0, 40)(POS, BATCH)))
+    with pytest.raises(ValueError, match=f"has {num_edges} edges within 4.0, num_edges is 3"):
+        RadiusInteractionGraph(4.0, 3)(POS, BATCH)
+
+
+def test_under_capture_too_many_edges_turn_every_length_into_nan():
+    def lengths(pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        return RadiusInteractionGraph(4.0, 3)(pos, batch, num_graphs=2)[1]
+
+    program = make_fx(lengths, tracing_mode="fake")(POS, BATCH)
+    assert program(POS, BATCH).isnan().all()
+    assert not program(100 * POS, BATCH).isnan().any()
+
+
+def test_a_precomputed_edge_list_is_sorted_by_centre():
+    edge_index = PrecomputeInteractionGraph(4.0)(Data(pos=POS[:5])).edge_index
+    assert (edge_index[1].diff() >= 0).all()
+
+
+def test_a_cutoff_that_is_not_positive_is_refused():
+    with pytest.raises(ValueError, match="cutoff is 0"):
+        PrecomputeInteractionGraph(0)
