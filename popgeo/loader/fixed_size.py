@@ -109,7 +109,7 @@ class FixedSizeDataLoader(DataLoader):
     ) -> None:
         self.strategy = strategy_of(fixed_size_strategy)
         self.over_size_strategy = member(OverSizeStrategy, over_size_strategy)
-        check_arguments(self.strategy, shuffle, sampler, batch_sampler, rank, world_size, kwargs)
+        check_arguments(dataset, self.strategy, shuffle, sampler, batch_sampler, rank, world_size, kwargs)
         self.shuffle, self.seed, self.rank, self.world_size = shuffle, seed, rank, world_size
         self.items_of = num_mini_batches(options)
         self._progress = _Progress(0, 0)

@@ -24,7 +24,7 @@ def test_every_epoch_and_seed_has_a_generator_of_its_own():
 
 
 def test_what_cannot_fit_is_refused_skipped_or_planned_for_trimming():
-    with pytest.raises(ValueError, match=r"Graph 2 has 9 nodes, a batch holds 5 real ones: 4 too many. 1 graphs do not"):
+    with pytest.raises(ValueError, match=r"Graph 2 has 9 nodes, a batch holds 5 real ones: 4 too many. 1 graphs"):
         plan_of()
     skipped = plan_of(over_size_strategy=OverSizeStrategy.Skip)
     assert (skipped.ids.tolist(), skipped.num_skipped) == ([0, 1, 3], 1)
