@@ -1,25 +1,26 @@
-"""Graphs per second of a whole training run, loader included, in three arrangements on the same molecules, at one thread.
+"""Graphs per second of a whole training run, loader included: three arrangements on the same molecules, one thread.
 
 - padded: the arrangement of the notebook published for IPUs, run eagerly: each molecule padded to the largest one,
   nearest neighbours out of all pairs of atoms of the batch, PyG's SchNet.
 - dynamic: PyG's ordinary batches, the same neighbours found beforehand and only where there are any, PyG's SchNet.
-- popgeo: batches of fixed size, packed; neighbours found within molecules in each step; popgeo's SchNet in the executor.
+- popgeo: batches of fixed size, packed; neighbours found within molecules in each step; popgeo's SchNet, compiled.
 """
 
 import argparse
 from collections.abc import Callable
 
 import torch
-from popgeo import ipu
-from popgeo.data import FixedSizeOptions, FlatStore
-from popgeo.datasets import Molecules
-from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
-from popgeo.nn import KNNInteractionGraph, SchNet, l1_loss
 from timing import measure, one_thread
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn.models import SchNet as PygSchNet
+
+from popgeo import ipu
+from popgeo.data import FixedSizeOptions, FlatStore
+from popgeo.datasets import Molecules
+from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
+from popgeo.nn import KNNInteractionGraph, SchNet, l1_loss
 
 GAP = Molecules.target_index("gap")
 CHANNELS, BLOCKS, GAUSSIANS = 64, 3, 32

@@ -52,9 +52,7 @@ class Update:
         self.gradients: dict[str, Tensor] = {}
         self._captured: CapturedUpdate | None = None
         self._has_state = False
-        self._flat = (
-            type(optimizer).__module__.startswith("torch.optim") and type(optimizer).__name__ in _ELEMENTWISE
-        )
+        self._flat = type(optimizer).__module__.startswith("torch.optim") and type(optimizer).__name__ in _ELEMENTWISE
         for number, group in enumerate(optimizer.param_groups):
             for members in _alike([p for p in group["params"] if id(p) in self._names], self._flat):
                 self._blocks.append(_Block(number, members, accumulates))

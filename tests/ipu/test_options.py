@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+
 from popgeo.ipu import IpuTarget, Options, OutputMode, Reduction
 
 
