@@ -7,7 +7,7 @@ RUN := $(VENV)/bin/python
 DONE := $(VENV)/.installed
 SOURCES := requirements.txt pyproject.toml setup.py $(wildcard popgeo/native/csrc/*)
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check format bench fuzz clean
 
 demo: $(DONE) ## train SchNet on the bundled molecules and show how it went
 	$(RUN) -m popgeo
@@ -29,6 +29,9 @@ format: $(DONE) ## rewrite the source in the project's format
 bench: $(DONE) ## print every figure that the documents claim, as ratios against peers
 	@for script in benchmarks/[a-z]*.py; do \
 	  grep -q '__main__' $$script || continue; echo "popgeo: $$script"; $(RUN) $$script || exit 1; done
+
+fuzz: $(DONE) ## random calls of the compiled kernels under AddressSanitizer, for a minute
+	$(RUN) tests/native/fuzz.py --seconds 60
 
 $(DONE): $(SOURCES)
 	@echo "popgeo: setting up $(VENV) (once; torch is a large download)"

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,7 +67,7 @@ def iter_molecules() -> Iterator[tuple[Tensor, Tensor]]:
         yield torch.from_numpy(z[ptr[i] : ptr[i + 1]]), torch.from_numpy(pos[ptr[i] : ptr[i + 1]])
 
 
-def training_step(model: nn.Module, *args: Tensor, num_graphs: int, **kwargs: object) -> Callable[[], Tensor]:
+def training_step(model: Any, *args: Tensor, num_graphs: int, **kwargs: object) -> Callable[[], Tensor]:
     """Forward, loss and backward; the optimizer costs everyone the same."""
     target = torch.zeros(num_graphs, 1)
     if not isinstance(model, pyg.SchNet) and not hasattr(model, "_orig_mod"):
