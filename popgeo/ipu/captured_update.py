@@ -35,9 +35,9 @@ class CapturedUpdate:
             small.grad = torch.ones_like(small)
             self._rehearsal.state[small] = {key: _one_element(part, p) for key, part in worker.state[p].items()}
         parts = [part for state in self._rehearsal.state.values() for part in state.values()]
-        self._counts_steps = any(
-            part is not None and (not isinstance(part, Tensor) or part.dim() == 0) for part in parts
-        )
+        settings = [choice for group in worker.param_groups for choice in group.values()]
+        # A rate that is a tensor may change without any sign.
+        self._counts_steps = any(map(_is_number, parts)) or any(isinstance(choice, Tensor) for choice in settings)
         self._steady: tuple[Any, Engine] | None = None
         self._paths: dict[tuple[Any, ...], Engine | None] = {}
 
