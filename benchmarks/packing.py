@@ -1,7 +1,7 @@
 """Packing: how full and how random packs are, how long a plan takes, and how that compares with packing Data objects.
 
 Sizes are the published histograms of QM9 (130,831 graphs) and HydroNet (4,464,740), with edges drawn around the mean
-number per node; without the shared data, a stand-in of 13,000 graphs each. A length N counts real nodes: one padding
+number per node; without the shared data, a stand-in of 6,000 graphs each. A length N counts real nodes: one padding
 node, and one padding graph, come on top. `E+0.5%` is the slack of the edge budget over its mean share.
 """
 
@@ -74,9 +74,9 @@ def dataset_sizes(name: str, quick: bool) -> np.ndarray:
             rows = [row for row in csv.DictReader(file) if row["dataset"] == name]
         nodes = np.repeat([int(row["num_nodes"]) for row in rows], [int(row["num_graphs"]) for row in rows])
     elif name == "QM9":
-        nodes = random.normal(18, 3, 13_000).round().clip(3, 29).astype(np.int64)
+        nodes = random.normal(18, 3, 6_000).round().clip(3, 29).astype(np.int64)
     else:
-        nodes = 3 * random.normal(24, 5, 13_000).round().clip(3, 30).astype(np.int64)
+        nodes = 3 * random.normal(24, 5, 6_000).round().clip(3, 30).astype(np.int64)
     nodes = random.permutation(nodes)
     edges = nodes * EDGES_PER_NODE[name] * random.normal(1, 0.04, len(nodes))
     return np.stack([nodes, edges.round().astype(np.int64)], axis=1)
@@ -197,7 +197,7 @@ def main() -> None:
         ("HydroNet", "optimal"): 1.5,
     }
     for case in (CASES[3], CASES[1], CASES[5], CASES[4]):
-        rounds = 7 if len(sizes[case.dataset]) < 1_000_000 else 3
+        rounds = 1 if arguments.quick else 7 if len(sizes[case.dataset]) < 1_000_000 else 3
         for name, seconds in times(case, sizes[case.dataset], rounds):
             goal = goals.get((case.dataset, name))
             print(
@@ -206,7 +206,7 @@ def main() -> None:
             )
 
     print("\nAgainst next fit over PyG Data objects, QM9 N=576 E+0.5%, per graph")
-    per_graph = against_data_objects(sizes["QM9"], rounds=5)
+    per_graph = against_data_objects(sizes["QM9"], rounds=1 if arguments.quick else 5)
     for name, seconds in per_graph.items():
         print(f"{name:42} {seconds * 1e9:8.0f} ns")
     peer, compiled, part, interpreted = (

@@ -16,6 +16,7 @@ import argparse
 import ctypes
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -49,7 +50,7 @@ def keep_memory() -> str:
 
 
 def molecular_batch(num_nodes: int, channels: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Node features, filters and the two ends of k=28 edges a node: sorted destinations, sources in the same molecule."""
+    """Node features, filters and both ends of k=28 edges a node: sorted destinations, sources in the same molecule."""
     generator = torch.Generator().manual_seed(num_nodes)
     dst = torch.arange(num_nodes).repeat_interleave(NEIGHBOURS)
     src = dst // ATOMS * ATOMS + torch.randint(ATOMS, dst.shape, generator=generator)
@@ -87,26 +88,7 @@ def with_backward(convolve: Convolution, x: Tensor, w: Tensor) -> Callable[[], o
 
 def bench_cfconv(sizes: list[tuple[int, int]], rounds: int) -> pd.DataFrame:
     """Forward, and forward with backward, beside the streaming of the same filters and the making of the plans."""
-    rows = []
-    for num_nodes, channels in sizes:
-        x, w, src, dst = molecular_batch(num_nodes, channels)
-        edge_index = torch.stack([src, dst])
-        plan = EdgePlan.from_edge_index(edge_index, num_nodes)
-        variants = convolutions(src, dst, num_nodes, plan)
-        forward: dict[str, Callable[[], object]] = {
-            name: (lambda convolve=convolve: convolve(x, w)) for name, convolve in variants.items()
-        }
-        forward["read"] = w.sum
-        forward["plan"] = lambda edge_index=edge_index, n=num_nodes: EdgePlan.from_edge_index(edge_index, n)
-        forward["segment sum"] = lambda w=w, dst=dst, n=num_nodes, plan=plan: scatter_sum(w, dst, 0, None, n, plan.dst)
-        one = measure(forward, rounds)
-        two = measure({name: with_backward(convolve, x, w) for name, convolve in variants.items()}, rounds)
-        row = {"N": num_nodes, "F": channels, "fwd us": one["popgeo"] * 1e6, "fwd+bwd us": two["popgeo"] * 1e6}
-        row |= {f"{peer} fwd": one[peer] / one["popgeo"] for peer in variants if peer != "popgeo"}
-        row |= {f"{peer} f+b": two[peer] / two["popgeo"] for peer in variants if peer != "popgeo"}
-        row |= {"roof cfconv": one["read"] / one["popgeo"], "roof sum": one["read"] / one["segment sum"]}
-        rows.append(row | {"plan/f+b": one["plan"] / two["popgeo"]})
-    table = pd.DataFrame(rows)
+    table = pd.DataFrame([molecular_row(num_nodes, channels, rounds) for num_nodes, channels in sizes])
     show("cfconv on molecular batches, k=28: time of each peer / ours", table)
     for column in table.columns[table.columns.str.endswith(" fwd")]:
         judge(f"{column}, smallest", table[column].min(), 4.0)
@@ -121,30 +103,50 @@ def bench_cfconv(sizes: list[tuple[int, int]], rounds: int) -> pd.DataFrame:
     return table
 
 
+def molecular_row(num_nodes: int, channels: int, rounds: int) -> dict[str, float]:
+    x, w, src, dst = molecular_batch(num_nodes, channels)
+    edge_index = torch.stack([src, dst])
+    plan = EdgePlan.from_edge_index(edge_index, num_nodes)
+    variants = convolutions(src, dst, num_nodes, plan)
+    forward: dict[str, Callable[[], object]] = {name: partial(convolve, x, w) for name, convolve in variants.items()}
+    forward |= {
+        "read": w.sum,
+        "plan": lambda: EdgePlan.from_edge_index(edge_index, num_nodes),
+        "segment sum": partial(scatter_sum, w, dst, 0, None, num_nodes, plan.dst),
+    }
+    one = measure(forward, rounds)
+    two = measure({name: with_backward(convolve, x, w) for name, convolve in variants.items()}, rounds)
+    peers = [name for name in variants if name != "popgeo"]
+    row: dict[str, float] = {"N": num_nodes, "F": channels}
+    row |= {"fwd us": one["popgeo"] * 1e6, "fwd+bwd us": two["popgeo"] * 1e6}
+    row |= {f"{peer} fwd": one[peer] / one["popgeo"] for peer in peers}
+    row |= {f"{peer} f+b": two[peer] / two["popgeo"] for peer in peers}
+    row |= {"roof cfconv": one["read"] / one["popgeo"], "roof sum": one["read"] / one["segment sum"]}
+    return row | {"plan/f+b": one["plan"] / two["popgeo"]}
+
+
 def bench_inductor(sizes: list[tuple[int, int]], rounds: int) -> pd.DataFrame:
     """Against torch.compile of the eager convolution; the compilation takes most of the time."""
-    rows = []
-    for num_nodes, channels in sizes:
-        x, w, src, dst = molecular_batch(num_nodes, channels)
-        plan = EdgePlan.from_edge_index(torch.stack([src, dst]), num_nodes)
-        variants = convolutions(src, dst, num_nodes, plan)
-        inductor = torch.compile(variants["eager"], fullgraph=True, dynamic=False)
-        one = measure({"popgeo": lambda: variants["popgeo"](x, w), "inductor": lambda: inductor(x, w)}, rounds)
-        two = measure(
-            {"popgeo": with_backward(variants["popgeo"], x, w), "inductor": with_backward(inductor, x, w)}, rounds
-        )
-        rows.append(
-            {
-                "N": num_nodes,
-                "F": channels,
-                "fwd": one["inductor"] / one["popgeo"],
-                "f+b": two["inductor"] / two["popgeo"],
-            }
-        )
-    table = pd.DataFrame(rows)
+    table = pd.DataFrame([inductor_row(num_nodes, channels, rounds) for num_nodes, channels in sizes])
     show("cfconv against torch.compile's inductor: its time / ours", table)
     judge("inductor, smallest", table[["fwd", "f+b"]].min().min(), 1.2)
     return table
+
+
+def inductor_row(num_nodes: int, channels: int, rounds: int) -> dict[str, float]:
+    x, w, src, dst = molecular_batch(num_nodes, channels)
+    ours = partial(
+        cfconv, src=src, dst=dst, num_nodes=num_nodes, plan=EdgePlan.from_edge_index(torch.stack([src, dst]), num_nodes)
+    )
+
+    def eager(x: Tensor, w: Tensor) -> Tensor:
+        return x.new_zeros(num_nodes, x.shape[1]).index_add_(0, dst, x.index_select(0, src) * w)
+
+    inductor = torch.compile(eager, fullgraph=True, dynamic=False)
+    one = measure({"popgeo": partial(ours, x, w), "inductor": partial(inductor, x, w)}, rounds)
+    two = measure({"popgeo": with_backward(ours, x, w), "inductor": with_backward(inductor, x, w)}, rounds)
+    forward, both = (seconds["inductor"] / seconds["popgeo"] for seconds in (one, two))
+    return {"N": num_nodes, "F": channels, "fwd": forward, "f+b": both}
 
 
 def sums(src: Tensor, index: Tensor, num_rows: int) -> dict[str, Callable[[], object]]:
@@ -192,10 +194,10 @@ def bench_sorted(num_edges: list[int], channels: list[int], rounds: int) -> pd.D
             src = torch.randn(edges, width, generator=generator)
             indptr = torch.cat([index.new_zeros(1), torch.bincount(index, minlength=num_rows).cumsum(0)])
             variants = sums(src, index, num_rows)
-            variants["our segment_csr"] = lambda src=src, indptr=indptr: segment_csr(src, indptr)
-            variants["segment_reduce"] = lambda src=src, indptr=indptr: torch.segment_reduce(src, "sum", offsets=indptr)
+            variants["our segment_csr"] = partial(segment_csr, src, indptr)
+            variants["segment_reduce"] = partial(torch.segment_reduce, src, "sum", offsets=indptr)
             if torch_scatter is not None:
-                variants["ts.segment_csr"] = lambda src=src, indptr=indptr: torch_scatter.segment_csr(src, indptr)
+                variants["ts.segment_csr"] = partial(torch_scatter.segment_csr, src, indptr)
             seconds = measure(variants, rounds)
             rows.append({"edges": edges, "F": width, "us": seconds["popgeo"] * 1e6} | ratios(seconds))
     table = pd.DataFrame(rows)
@@ -206,7 +208,7 @@ def bench_sorted(num_edges: list[int], channels: list[int], rounds: int) -> pd.D
 
 
 def bench_grid(points: pd.DataFrame, rounds: int, out: Path | None) -> pd.DataFrame:
-    """Scatter-add over the published sweep: how ours compares with the best of torch's own ops, and the IPU's cycles."""
+    """Scatter-add over the published sweep: ours against the best of torch's own ops, and the cycles of an IPU."""
     rows = []
     for point in points.itertuples():
         generator = torch.Generator().manual_seed(0)
@@ -233,7 +235,9 @@ def bench_grid(points: pd.DataFrame, rounds: int, out: Path | None) -> pd.DataFr
         out.mkdir(parents=True, exist_ok=True)
         panels = table.assign(panel="F = " + table["F"].astype(int).astype(str))
         axes = plots.surfaces(panels, x="N", y="M", ratio="ratio", panel="panel", title="torch's best / popgeo")
-        axes[0].figure.savefig(out / "scatter_gather.png", dpi=150)
+        figure = axes[0].get_figure(root=True)
+        assert figure is not None
+        figure.savefig(out / "scatter_gather.png", dpi=150)
         print(f"surfaces drawn to {out / 'scatter_gather.png'}")
     return table
 
@@ -245,7 +249,7 @@ def bench_overhead(rounds: int) -> pd.DataFrame:
     plan = EdgePlan(src=ScatterPlan.from_index(src, 4), dst=ScatterPlan.from_index(dst, 4))
     variants = convolutions(src, dst, 4, plan)
     calls: dict[str, Callable[[], object]] = {
-        f"cfconv, {name}": (lambda convolve=convolve: convolve(x, w)) for name, convolve in variants.items()
+        f"cfconv, {name}": partial(convolve, x, w) for name, convolve in variants.items()
     }
     calls |= {f"cfconv fwd+bwd, {name}": with_backward(convolve, x, w) for name, convolve in variants.items()}
     calls |= {f"scatter-add, {name}": call for name, call in sums(w, dst, 4).items()}

@@ -265,9 +265,9 @@ def _concatenate(data: Any, store: BaseStorage, name: str, values: list[Any]) ->
 
 def _disagreement(name: str, level: Level, rows: Tensor, expected: Tensor | None) -> str:
     if expected is None:
-        return f"levels says that {name!r} is a {level.value}'s, but its store has no {level.value}s. Say 'graph'."
+        return f"levels says {name!r}: {level.value!r}, but its store has no {level.value}s. Say 'graph'."
     odd = int((rows != expected).to(torch.int8).argmax())
     return (
-        f"levels says that {name!r} is a {level.value}'s, but in graph {odd} it has {int(rows[odd])} rows "
-        f"and there are {int(expected[odd])} {level.value}s. Correct the attribute or its level."
+        f"levels says {name!r}: {level.value!r}, but in graph {odd} it has {int(rows[odd])} rows and there are "
+        f"{int(expected[odd])} {level.value}s. Correct the attribute or its level."
     )

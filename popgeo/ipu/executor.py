@@ -136,6 +136,12 @@ class CompiledModel:
         self._calls += 1
         return unflatten(self._stepper.step.result, results)
 
+    def __repr__(self) -> str:
+        kind = "inference" if self._optimizer is None else "training"
+        state = f"compiled, {self._calls} calls" if self.is_compiled else "not compiled yet"
+        factor = self.options.batch_factor
+        return f"CompiledModel({type(self.model).__name__}: {kind}, {state}, micro-batches a call: {factor})"
+
     def compile(self, *args: Any, **kwargs: Any) -> "CompiledModel":
         """Compiles the step for these arguments without running it.
 

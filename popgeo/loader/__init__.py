@@ -2,5 +2,6 @@
 
 from popgeo.loader.epoch import FixedSizeStrategy
 from popgeo.loader.fixed_size import FixedSizeDataLoader
+from popgeo.loader.streaming import stream_batches
 
-__all__ = ["FixedSizeDataLoader", "FixedSizeStrategy"]
+__all__ = ["FixedSizeDataLoader", "FixedSizeStrategy", "stream_batches"]

@@ -34,6 +34,7 @@ def strategy_of(strategy: FixedSizeStrategy | Packing | str) -> FixedSizeStrateg
 
 
 def check_arguments(
+    dataset: Any,
     strategy: FixedSizeStrategy | Packing,
     shuffle: bool,
     sampler: Iterable[int] | None,
@@ -47,6 +48,11 @@ def check_arguments(
     Raises:
         ValueError: they do.
     """
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) and not isinstance(dataset, FlatStore):
+        raise ValueError(
+            f"The dataset is a {type(dataset).__name__}, which cannot be indexed. Pass its graphs to "
+            f"popgeo.loader.stream_batches, or put them into a list."
+        )
     if "collate_fn" in kwargs:
         raise ValueError("The loader collates by itself, so it takes no collate_fn. Use a transform of the dataset.")
     if "generator" in kwargs:

@@ -1,8 +1,10 @@
 """Which graphs share a batch in one epoch: a pure function of sizes, seed, epoch and shard."""
 
+import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -143,17 +145,7 @@ def shard(plan: Plan, rank: int, world_size: int, group: int, drop_last: bool = 
     if missing and drop_last:
         ptr = ptr[: len(plan) // (world_size * group) * (world_size * group) + 1]
     elif missing:
-        cuts: list[int] = []
-        bounds = list(zip(ptr[:-1].tolist(), ptr[1:].tolist(), strict=True))
-        while missing > len(cuts):
-            # The last batch is the emptiest in most strategies, so look for the largest from the end.
-            largest = max(range(len(bounds)), key=lambda i: (bounds[i][1] - bounds[i][0], i), default=None)
-            if largest is None or bounds[largest][1] - bounds[largest][0] < 2:
-                break
-            start, stop = bounds[largest]
-            middle = (start + stop) // 2
-            bounds[largest : largest + 1] = [(start, middle), (middle, stop)]
-            cuts.append(middle)
+        cuts = _cuts(ptr, missing)
         padding = np.full(missing - len(cuts), len(plan.ids), dtype=np.int64)
         ptr = np.sort(np.concatenate([ptr, np.array(cuts, dtype=np.int64), padding]))
     if world_size == 1:
@@ -163,6 +155,23 @@ def shard(plan: Plan, rank: int, world_size: int, group: int, drop_last: bool = 
     ids = np.concatenate([plan.ids[:0], *(plan.ids[ptr[i] : ptr[i + 1]] for i in chosen)])
     local = np.concatenate([[0], counts.cumsum()])
     return Plan(ids=ids, ptr=local, num_skipped=plan.num_skipped, num_planned=plan.num_planned)
+
+
+def _cuts(ptr: np.ndarray, wanted: int) -> list[int]:
+    """Where to split batches in two to get so many more; the largest first, of equal ones the last."""
+    cuts: list[int] = []
+    heap = [(start - stop, -start, stop) for start, stop in pairwise(ptr.tolist())]
+    heapq.heapify(heap)
+    while heap and len(cuts) < wanted:
+        negative_count, negative_start, stop = heapq.heappop(heap)
+        if negative_count > -2:
+            break
+        start = -negative_start
+        middle = (start + stop) // 2
+        cuts.append(middle)
+        heapq.heappush(heap, (start - middle, -start, middle))
+        heapq.heappush(heap, (middle - stop, -middle, stop))
+    return cuts
 
 
 def _fill_in_order(sizes: np.ndarray, limits: np.ndarray, per_batch: int) -> tuple[np.ndarray, np.ndarray]:

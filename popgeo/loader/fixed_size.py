@@ -109,7 +109,7 @@ class FixedSizeDataLoader(DataLoader):
     ) -> None:
         self.strategy = strategy_of(fixed_size_strategy)
         self.over_size_strategy = member(OverSizeStrategy, over_size_strategy)
-        check_arguments(self.strategy, shuffle, sampler, batch_sampler, rank, world_size, kwargs)
+        check_arguments(dataset, self.strategy, shuffle, sampler, batch_sampler, rank, world_size, kwargs)
         self.shuffle, self.seed, self.rank, self.world_size = shuffle, seed, rank, world_size
         self.items_of = num_mini_batches(options)
         self._progress = _Progress(0, 0)
@@ -252,7 +252,11 @@ class FixedSizeDataLoader(DataLoader):
             self.set_epoch(progress.epoch + 1)
 
     def __repr__(self) -> str:
-        options, plan = self.fixed_size_options, self.plan()
+        options = self.fixed_size_options
+        try:
+            plan = self.plan()
+        except ValueError as error:
+            return f"{type(self).__name__}({len(self.source.sizes):,} graphs; no batches: {error})"
         split = len(self._like.node_types)
         real = totals_of_packs(self.source.sizes[:, :split], plan.ids, plan.ptr).sum()
         slots = options.limits(self._like.size_axes)[:split].sum() + split

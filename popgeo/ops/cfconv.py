@@ -14,8 +14,8 @@ from popgeo.ops.registration import is_direct, register
 from popgeo.ops.rows import NATIVE_DTYPES, check_plan_tensors, explain, gather_rows, pointer
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
-_CFCONV = (_INT, *[_POINTER] * 7, *[_INT] * 6)
-_CFCONV_BACKWARD = (_INT, *[_POINTER] * 9, *[_INT] * 6)
+_CFCONV_TYPES = (_INT, *[_POINTER] * 7, *[_INT] * 6)
+_BACKWARD_TYPES = (_INT, *[_POINTER] * 9, *[_INT] * 6)
 _Plans = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, int]  # dst, then src, then tiles
 
 
@@ -55,9 +55,7 @@ def cfconv(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, plan:
             _check_data(x, w, to_dst.num_edges)
             return _launch(x, w, src, dst, num_nodes, to_dst.rowptr, to_dst.perm, to_dst.num_tiles)
         plans = (to_dst.rowptr, to_dst.perm, to_src.rowptr, to_src.perm, to_dst.num_tiles)
-    if direct:
-        return _cfconv(x, w, src, dst, num_nodes, *plans)
-    return torch.ops.popgeo.cfconv(x, w, src, dst, num_nodes, *plans)
+    return _CFCONV(x, w, src, dst, num_nodes, *plans)
 
 
 def _check_data(x: Tensor, w: Tensor, num_edges: int) -> None:
@@ -108,7 +106,7 @@ def _launch(
     dst_perm: Tensor | None,
     num_tiles: int,
 ) -> Tensor:
-    native = library.function("popgeo_cfconv", _CFCONV, _INT)
+    native = library.function("popgeo_cfconv", _CFCONV_TYPES, _INT)
     if native is None or x.device.type != "cpu" or not x.is_floating_point() or x.dtype not in NATIVE_DTYPES:
         refuse_index("src", src, x.shape[0])
         refuse_index("dst", dst, num_nodes)
@@ -151,7 +149,7 @@ def _cfconv_backward(
     num_tiles: int = 0,
 ) -> tuple[Tensor, Tensor]:
     _check(x, w, src, dst, grad.shape[0])
-    native = library.function("popgeo_cfconv_backward", _CFCONV_BACKWARD, _INT)
+    native = library.function("popgeo_cfconv_backward", _BACKWARD_TYPES, _INT)
     if native is None or x.device.type != "cpu" or not x.is_floating_point() or x.dtype not in NATIVE_DTYPES:
         refuse_index("src", src, x.shape[0])
         refuse_index("dst", dst, grad.shape[0])
@@ -206,20 +204,12 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     grad_x = grad_w = None
     if ctx.needs_input_grad[0] and ctx.needs_input_grad[1]:
         plans = (dst_rowptr, dst_perm, src_rowptr, src_perm, ctx.num_tiles)
-        direct = is_direct(grad, x, w, src, dst)
-        backward = _cfconv_backward if direct else torch.ops.popgeo.cfconv_backward
-        grad_x, grad_w = backward(grad, x, w, src, dst, *plans)
+        grad_x, grad_w = _CFCONV_BACKWARD(grad, x, w, src, dst, *plans)
     elif ctx.needs_input_grad[0]:
-        grad_x = _route(grad, w, dst, src, x.shape[0], src_rowptr, src_perm, dst_rowptr, dst_perm, ctx.num_tiles)
+        grad_x = _CFCONV(grad, w, dst, src, x.shape[0], src_rowptr, src_perm, dst_rowptr, dst_perm, ctx.num_tiles)
     elif ctx.needs_input_grad[1]:
         grad_w = gather_rows(x, src, src_rowptr, src_perm, 0) * gather_rows(grad, dst, dst_rowptr, dst_perm, 0)
     return grad_x, grad_w, *[None] * 8
-
-
-def _route(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, *plans: Any) -> Tensor:
-    if is_direct(x, w, src, dst):
-        return _cfconv(x, w, src, dst, num_nodes, *plans)
-    return torch.ops.popgeo.cfconv(x, w, src, dst, num_nodes, *plans)
 
 
 def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -235,9 +225,9 @@ def _differentiate_backward(ctx: Any, to_x: Tensor, to_w: Tensor) -> tuple[Tenso
     num_sources, num_nodes = x.shape[0], grad.shape[0]
     to_grad = second_x = second_w = None
     if ctx.needs_input_grad[0]:
-        to_grad = _route(to_x, w, src, dst, num_nodes, *forward) + _route(x, to_w, src, dst, num_nodes, *forward)
+        to_grad = _CFCONV(to_x, w, src, dst, num_nodes, *forward) + _CFCONV(x, to_w, src, dst, num_nodes, *forward)
     if ctx.needs_input_grad[1]:
-        second_x = _route(grad, to_w, dst, src, num_sources, *reverse)
+        second_x = _CFCONV(grad, to_w, dst, src, num_sources, *reverse)
     if ctx.needs_input_grad[2]:
         at_source = gather_rows(to_x, src, src_rowptr, src_perm, 0)
         second_w = at_source * gather_rows(grad, dst, dst_rowptr, dst_perm, 0)
@@ -247,14 +237,14 @@ def _differentiate_backward(ctx: Any, to_x: Tensor, to_w: Tensor) -> tuple[Tenso
 _PLAN_SCHEMA = (
     "Tensor? dst_rowptr=None, Tensor? dst_perm=None, Tensor? src_rowptr=None, Tensor? src_perm=None, int num_tiles=0"
 )
-register(
+_CFCONV = register(
     f"cfconv(Tensor x, Tensor w, Tensor src, Tensor dst, SymInt num_nodes, {_PLAN_SCHEMA}) -> Tensor",
     kernel=_cfconv,
     fake=_fake,
     setup_context=_save,
     backward=_differentiate,
 )
-register(
+_CFCONV_BACKWARD = register(
     f"cfconv_backward(Tensor grad, Tensor x, Tensor w, Tensor src, Tensor dst, {_PLAN_SCHEMA})"
     " -> (Tensor grad_x, Tensor grad_w)",
     kernel=_cfconv_backward,

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from popgeo.ops.extremum import scatter_max_rows
+from popgeo.ops.layout import Rows
 from popgeo.ops.plan import ScatterPlan
 from popgeo.ops.rows import gather_rows, scatter_sum_rows
-from popgeo.ops.scatter import Rows
 
 
 def scatter_softmax(

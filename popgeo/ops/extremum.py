@@ -10,7 +10,7 @@ from torch import Tensor
 from popgeo.native import library
 from popgeo.ops import reference
 from popgeo.ops.checks import as_int64, refuse_index
-from popgeo.ops.registration import is_direct, register
+from popgeo.ops.registration import register
 from popgeo.ops.rows import NATIVE_DTYPES, check_plan_tensors, check_sum, explain, pointer
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
@@ -21,18 +21,14 @@ def scatter_max_rows(
     src: Tensor, index: Tensor, num_rows: int, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int
 ) -> tuple[Tensor, Tensor]:
     """The largest entry per row and channel, and the edge it came from. twice [num_rows, channels]"""
-    if is_direct(src, index):
-        return _scatter_max(src, index, num_rows, rowptr, perm, num_tiles)
-    return torch.ops.popgeo.scatter_max(src, index, num_rows, rowptr, perm, num_tiles)
+    return _SCATTER_MAX(src, index, num_rows, rowptr, perm, num_tiles)
 
 
 def scatter_min_rows(
     src: Tensor, index: Tensor, num_rows: int, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int
 ) -> tuple[Tensor, Tensor]:
     """The smallest entry per row and channel, and the edge it came from. twice [num_rows, channels]"""
-    if is_direct(src, index):
-        return _scatter_min(src, index, num_rows, rowptr, perm, num_tiles)
-    return torch.ops.popgeo.scatter_min(src, index, num_rows, rowptr, perm, num_tiles)
+    return _SCATTER_MIN(src, index, num_rows, rowptr, perm, num_tiles)
 
 
 def _extremum(
@@ -76,10 +72,6 @@ def _extremum(
     return out, arg
 
 
-_scatter_max = partial(_extremum, largest=True)
-_scatter_min = partial(_extremum, largest=False)
-
-
 def _fake(
     src: Tensor,
     index: Tensor,
@@ -106,12 +98,14 @@ def _differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | N
     return grad_src, *[None] * 5
 
 
-for _name, _kernel in (("scatter_max", _scatter_max), ("scatter_min", _scatter_min)):
+_ARGUMENTS = "(Tensor src, Tensor index, SymInt num_rows, Tensor? rowptr=None, Tensor? perm=None, int num_tiles=0)"
+_SCATTER_MAX, _SCATTER_MIN = (
     register(
-        f"{_name}(Tensor src, Tensor index, SymInt num_rows, "
-        "Tensor? rowptr=None, Tensor? perm=None, int num_tiles=0) -> (Tensor out, Tensor arg)",
-        kernel=_kernel,
+        f"{name}{_ARGUMENTS} -> (Tensor out, Tensor arg)",
+        kernel=partial(_extremum, largest=largest),
         fake=_fake,
         setup_context=_save,
         backward=_differentiate,
     )
+    for name, largest in (("scatter_max", True), ("scatter_min", False))
+)

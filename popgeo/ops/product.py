@@ -7,7 +7,7 @@ from torch import Tensor
 
 from popgeo.ops import reference
 from popgeo.ops.checks import refuse_index
-from popgeo.ops.registration import is_direct, register
+from popgeo.ops.registration import register
 from popgeo.ops.rows import check_sum, gather_rows
 
 
@@ -15,9 +15,7 @@ def scatter_mul_rows(
     src: Tensor, index: Tensor, num_rows: int, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int
 ) -> Tensor:
     """Multiplies the rows of `src` that share an index. [num_rows, channels]"""
-    if is_direct(src, index):
-        return _scatter_mul(src, index, num_rows, rowptr, perm, num_tiles)
-    return torch.ops.popgeo.scatter_mul(src, index, num_rows, rowptr, perm, num_tiles)
+    return _SCATTER_MUL(src, index, num_rows, rowptr, perm, num_tiles)
 
 
 def _scatter_mul(
@@ -87,7 +85,7 @@ def _shifted(src: Tensor, index: Tensor, shift: int) -> Tensor:
     return torch.cat([ones, torch.where(same, src[:-shift], torch.ones_like(src[:-shift]))])
 
 
-register(
+_SCATTER_MUL = register(
     "scatter_mul(Tensor src, Tensor index, SymInt num_rows, "
     "Tensor? rowptr=None, Tensor? perm=None, int num_tiles=0) -> Tensor",
     kernel=_scatter_mul,

@@ -1,6 +1,6 @@
 """How an op becomes known to torch: one schema, one kernel, one shape rule, one derivative."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,28 @@ LIBRARY = torch.library.Library("popgeo", "DEF")
 DEVICES = ("CPU", "CUDA")
 
 
+class Op:
+    """An op that torch knows as `popgeo::<name>`, called by the shortest way that the situation allows.
+
+    Capture, compile, export and functorch go through torch's dispatcher. Plain eager code does not: without gradients
+    it calls the kernel, which saves 15 microseconds; with them a bare autograd function, which saves 100.
+    """
+
+    def __init__(self, name: str, kernel: Callable[..., Any], function: type[torch.autograd.Function] | None) -> None:
+        self.packet = getattr(torch.ops.popgeo, name)
+        self.kernel = kernel
+        self.function = function
+
+    def __call__(self, *arguments: Any) -> Any:
+        if not _is_eager(arguments):
+            return self.packet(*arguments)
+        if self.function is not None and torch.is_grad_enabled():
+            for argument in arguments:
+                if isinstance(argument, Tensor) and argument.requires_grad:
+                    return self.function.apply(*arguments)
+        return self.kernel(*arguments)
+
+
 def register(
     schema: str,
     *,
@@ -21,7 +43,7 @@ def register(
     fake: Callable[..., Any],
     setup_context: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
-) -> None:
+) -> Op:
     """Registers `popgeo::<schema>` so that capture, compile and export see it as one op.
 
     The low-level interface is used because `torch.library.custom_op` costs three times as much per call. Every op that
@@ -39,39 +61,59 @@ def register(
     for device in DEVICES:
         LIBRARY.impl(name, kernel, device)
     torch.library.register_fake(f"popgeo::{name}", fake, lib=LIBRARY)
-    if backward is not None:
-        torch.library.register_autograd(f"popgeo::{name}", backward, setup_context=setup_context, lib=LIBRARY)
+    if backward is None or setup_context is None:
+        return Op(name, kernel, None)
+    torch.library.register_autograd(f"popgeo::{name}", backward, setup_context=setup_context, lib=LIBRARY)
+    return Op(name, kernel, _autograd_function(name, kernel, setup_context, backward))
+
+
+def _autograd_function(
+    name: str, kernel: Callable[..., Any], setup_context: Callable[..., None], backward: Callable[..., Any]
+) -> type[torch.autograd.Function]:
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        output = kernel(*inputs)
+        setup_context(ctx, inputs, output)
+        return output
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(f"popgeo_{name}", (torch.autograd.Function,), methods)
 
 
 def is_direct(*tensors: Tensor) -> bool:
-    """Whether a kernel may be called without torch's dispatcher: nothing traces, transforms or differentiates.
+    """Whether plain eager code runs: nothing traces, transforms or differentiates what is done to these tensors.
 
-    Saves about 8 microseconds a call. Everything that watches ops must turn it off: dynamo, dispatch modes (make_fx,
-    fake tensors), functorch transforms, forward-mode dual numbers, tensor subclasses and, of course, autograd.
+    False under dynamo, dispatch modes (make_fx, fake tensors), functorch transforms, forward-mode dual numbers, for
+    tensor subclasses and, of course, where autograd is needed.
 
     Raises:
         ValueError: a tensor is a forward-mode dual number, whose tangent torch would silently drop.
     """
+    if not _is_eager(tensors):
+        return False
+    return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+
+
+def _is_eager(arguments: Sequence[Any]) -> bool:
     if (
         is_compiling()
         or _C._len_torch_dispatch_stack() > 0
         or _functorch.peek_interpreter_stack() is not None
         or _C._get_tracing_state() is not None
-        or (forward_ad._current_level >= 0 and _is_forward_mode(*tensors))
+        or (forward_ad._current_level >= 0 and _is_forward_mode(arguments))
     ):
         return False
-    differentiates = torch.is_grad_enabled()
-    for tensor in tensors:
-        if type(tensor) is not Tensor and type(tensor) is not Parameter:
-            return False
-        if differentiates and tensor.requires_grad:
-            return False
-        if _functorch.is_legacy_batchedtensor(tensor):  # torch.autograd.grad(..., is_grads_batched=True)
+    for argument in arguments:
+        kind = type(argument)
+        if kind is Tensor or kind is Parameter:
+            if _functorch.is_legacy_batchedtensor(argument):  # torch.autograd.grad(..., is_grads_batched=True)
+                return False
+        elif isinstance(argument, Tensor):
             return False
     return True
 
 
-def _is_forward_mode(*tensors: Tensor) -> bool:
+def _is_forward_mode(arguments: Sequence[Any]) -> bool:
+    tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
     if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
         raise ValueError("popgeo's ops have no forward-mode derivative. Use reverse mode: torch.autograd.grad.")
     return True

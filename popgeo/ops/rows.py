@@ -9,10 +9,10 @@ from torch import Tensor
 from popgeo.native import library
 from popgeo.ops import delegate, reference
 from popgeo.ops.checks import as_int64, check_index, refuse_index, refuse_plan
-from popgeo.ops.registration import is_direct, register
+from popgeo.ops.registration import register
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
-_SCATTER_SUM = (_INT, *[_POINTER] * 5, *[_INT] * 5)
+_SUM_TYPES = (_INT, *[_POINTER] * 5, *[_INT] * 5)
 NATIVE_DTYPES = {
     torch.float32: 0,
     torch.float64: 1,
@@ -31,16 +31,12 @@ def scatter_sum_rows(
     src: Tensor, index: Tensor, num_rows: int, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int
 ) -> Tensor:
     """Sums the rows of `src` that share an index, each in the order of the edges. [num_rows, channels]"""
-    if is_direct(src, index):
-        return _scatter_sum(src, index, num_rows, rowptr, perm, num_tiles)
-    return torch.ops.popgeo.scatter_sum(src, index, num_rows, rowptr, perm, num_tiles)
+    return _SCATTER_SUM(src, index, num_rows, rowptr, perm, num_tiles)
 
 
 def gather_rows(x: Tensor, index: Tensor, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int) -> Tensor:
     """The row of `x` that each edge names. [num_edges, channels]"""
-    if is_direct(x, index):
-        return _gather(x, index)
-    return torch.ops.popgeo.gather(x, index, rowptr, perm, num_tiles)
+    return _GATHER(x, index, rowptr, perm, num_tiles)
 
 
 def _check_rows(name: str, rows: Tensor) -> None:
@@ -78,7 +74,7 @@ def sum_compiled(
     src: Tensor, index: Tensor | None, num_rows: int, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int
 ) -> Tensor | None:
     """The sum by the compiled kernel, from a plan or else an index; None where torch is to compute it."""
-    native = library.function("popgeo_scatter_sum", _SCATTER_SUM, _INT)
+    native = library.function("popgeo_scatter_sum", _SUM_TYPES, _INT)
     num_edges, channels = src.shape
     if (
         native is None
@@ -193,7 +189,7 @@ def _differentiate_gather(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return scatter_sum_rows(grad, index, ctx.num_rows, rowptr, perm, ctx.num_tiles), None, None, None, None
 
 
-register(
+_SCATTER_SUM = register(
     "scatter_sum(Tensor src, Tensor index, SymInt num_rows, "
     "Tensor? rowptr=None, Tensor? perm=None, int num_tiles=0) -> Tensor",
     kernel=_scatter_sum,
@@ -201,7 +197,7 @@ register(
     setup_context=_save_sum,
     backward=_differentiate_sum,
 )
-register(
+_GATHER = register(
     "gather(Tensor x, Tensor index, Tensor? rowptr=None, Tensor? perm=None, int num_tiles=0) -> Tensor",
     kernel=_gather,
     fake=_fake_gather,

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from popgeo.ops.checks import refuse_index
+from popgeo.ops.layout import broadcast, is_shared
 from popgeo.ops.registration import is_direct
-from popgeo.ops.scatter import broadcast, gather, is_shared, scatter, scatter_max, scatter_min
+from popgeo.ops.scatter import gather, scatter, scatter_max, scatter_min
 from popgeo.ops.segment_rows import gather_csr_rows, row_of_each_edge, segment_sum_rows
 
 
@@ -139,6 +140,8 @@ def gather_coo(src: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
 def _along_rows(reduce: Callable[[Tensor, Tensor], Tensor], src: Tensor, indptr: Tensor) -> Tensor:
     """Applies a function of rows [num_rows, channels] and pointers to the dimension that the pointers lie along."""
     dim = indptr.dim() - 1
+    if dim == 0 and src.dim() == 2:
+        return reduce(src, indptr)
     if not 0 <= dim < src.dim() or indptr.shape[dim] == 0:
         raise ValueError(f"indptr has shape {tuple(indptr.shape)}, which fits no dimension of src, {tuple(src.shape)}.")
     try:

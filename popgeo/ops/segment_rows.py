@@ -1,24 +1,28 @@
 """popgeo::segment_sum and popgeo::gather_csr: rows given by pointers, each op the derivative of the other."""
 
+import ctypes
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from popgeo.native import library
 from popgeo.ops import reference
+from popgeo.ops.checks import as_int64
 from popgeo.ops.registration import is_direct, register
 from popgeo.ops.rows import sum_compiled
+
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 
 
 def segment_sum_rows(src: Tensor, indptr: Tensor) -> Tensor:
     """Sums the rows of `src` between consecutive pointers. [num_rows, channels]"""
-    return _segment_sum(src, indptr) if is_direct(src, indptr) else torch.ops.popgeo.segment_sum(src, indptr)
+    return _SEGMENT_SUM(src, indptr)
 
 
 def gather_csr_rows(x: Tensor, indptr: Tensor, num_edges: int) -> Tensor:
     """Repeats each row of `x` between its pointers; zero outside of all of them. [num_edges, channels]"""
-    direct = is_direct(x, indptr)
-    return _gather_csr(x, indptr, num_edges) if direct else torch.ops.popgeo.gather_csr(x, indptr, num_edges)
+    return _GATHER_CSR(x, indptr, num_edges)
 
 
 def row_of_each_edge(indptr: Tensor, num_edges: int) -> Tensor:
@@ -55,12 +59,25 @@ def _check(indptr: Tensor) -> None:
 
 def _segment_sum(src: Tensor, indptr: Tensor) -> Tensor:
     _check(indptr)
-    first, last = _check_pointers(indptr, src.shape[0])
-    num_rows = indptr.shape[0] - 1
-    out = sum_compiled(src[first:last], None, num_rows, (indptr - first).int(), None, 0)
+    num_edges, num_rows = src.shape[0], indptr.shape[0] - 1
+    rowptr = _rowptr(indptr, num_edges)
+    out = None if rowptr is None else sum_compiled(src, None, num_rows, rowptr, None, 0)
     if out is not None:
         return out
-    return reference.scatter_sum(src[first:last], row_of_each_edge(indptr, src.shape[0])[first:last], num_rows)
+    first, last = _check_pointers(indptr, num_edges)
+    return reference.scatter_sum(src[first:last], row_of_each_edge(indptr, num_edges)[first:last], num_rows)
+
+
+def _rowptr(indptr: Tensor, num_edges: int) -> Tensor | None:
+    """The pointers as a plan holds them, or None without the compiled library."""
+    native = library.function("popgeo_rowptr", (_POINTER, _INT, _INT, _POINTER), _INT)
+    if native is None or not indptr.is_cpu:
+        return None
+    indptr = as_int64(indptr)
+    rowptr = indptr.new_empty(indptr.shape, dtype=torch.int32)
+    if not native(indptr.data_ptr(), num_edges, indptr.shape[0] - 1, rowptr.data_ptr()):
+        _check_pointers(indptr, num_edges)
+    return rowptr
 
 
 def _gather_csr(x: Tensor, indptr: Tensor, num_edges: int) -> Tensor:
@@ -108,14 +125,14 @@ def _differentiate_gather_csr(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ..
     return segment_sum_rows(grad, indptr), None, None
 
 
-register(
+_SEGMENT_SUM = register(
     "segment_sum(Tensor src, Tensor indptr) -> Tensor",
     kernel=_segment_sum,
     fake=_fake_segment_sum,
     setup_context=_save_segment_sum,
     backward=_differentiate_segment_sum,
 )
-register(
+_GATHER_CSR = register(
     "gather_csr(Tensor x, Tensor indptr, SymInt num_edges) -> Tensor",
     kernel=_gather_csr,
     fake=_fake_gather_csr,

@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from popgeo.packing.packs import Budget, Packs
-from popgeo.packing.sizes import as_table, fitting
+from popgeo.packing.sizes import as_table, fitting, names
+from popgeo.packing.tune import Shape as Shape
+from popgeo.packing.tune import tune as tune
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,16 +40,6 @@ class Efficiency:
             f"{self.num_packs} packs hold {fills}, {self.graphs:.2%} of graphs; {self.binds} run out first; "
             f"{self.lower_bound} packs at least are needed."
         )
-
-
-def names(num_dims: int) -> tuple[str, ...]:
-    """What to call the dimensions of sizes: nodes and edges, or numbered sizes where there are more than two.
-
-    Example:
-        >>> names(1), names(3)
-        (('nodes',), ('size_0', 'size_1', 'size_2'))
-    """
-    return ("nodes", "edges")[:num_dims] if num_dims <= 2 else tuple(f"size_{d}" for d in range(num_dims))
 
 
 def efficiency(packs: Packs, sizes: ArrayLike, budget: Budget) -> Efficiency:

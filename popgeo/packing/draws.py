@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from itertools import chain, count
 
 import numpy as np
 import torch
@@ -20,8 +21,8 @@ def new_key(generator: torch.Generator | None) -> int:
     return int(torch.randint(2**63 - 1, (1,), generator=generator))
 
 
-def uniform(key: int, start: int, count: int) -> NDArray[np.uint64]:
-    """The 32-bit numbers `start` to `start + count` of the stream that `key` names.
+def uniform(key: int, start: int, number: int) -> NDArray[np.uint64]:
+    """The 32-bit numbers `start` to `start + number` of the stream that `key` names.
 
     Counter-based: number i is the SplitMix64 hash (Steele, Lea, Flood 2014, doi 10.1145/2660193.2660195) of
     key + (i + 1) * golden ratio, upper half. `hash32` in native/csrc/packing.cpp is the same function.
@@ -30,7 +31,7 @@ def uniform(key: int, start: int, count: int) -> NDArray[np.uint64]:
         >>> bool((uniform(7, 0, 5)[2:] == uniform(7, 2, 3)).all())
         True
     """
-    z = np.uint64(key) + np.arange(start + 1, start + count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    z = np.uint64(key) + np.arange(start + 1, start + number + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return (z ^ (z >> np.uint64(31))) >> np.uint64(32)
@@ -38,10 +39,7 @@ def uniform(key: int, start: int, count: int) -> NDArray[np.uint64]:
 
 def uniform_stream(key: int) -> Iterator[int]:
     """The same numbers one by one, without an end."""
-    start = 0
-    while True:
-        yield from uniform(key, start, _BLOCK).tolist()
-        start += _BLOCK
+    return chain.from_iterable(uniform(key, start, _BLOCK).tolist() for start in count(0, _BLOCK))
 
 
 def shuffled(num_graphs: int, key: int, first: int, then: int) -> Iterator[Ids]:
@@ -60,7 +58,7 @@ def shuffled(num_graphs: int, key: int, first: int, then: int) -> Iterator[Ids]:
     shuffle = library.function(
         "popgeo_shuffle", (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint64)
     )
-    ids = np.arange(num_graphs) if shuffle else np.empty(0, np.int64)
+    ids = np.zeros(num_graphs if shuffle else 0, np.int64)  # memory that costs nothing until it is used
     moved: dict[int, int] = {}  # without the library: the places that no longer hold their own number
     start = 0
     while start < num_graphs:

@@ -75,3 +75,13 @@ def fitting(sizes: ArrayLike, budget: Budget, *, skip: bool = False) -> tuple[ND
             f"Raise the budget to {tuple(map(max, largest, budget.sizes))} or pass skip=True."
         )
     return table[~too_big], np.flatnonzero(~too_big), skipped
+
+
+def names(num_dims: int) -> tuple[str, ...]:
+    """What to call the dimensions of sizes: nodes and edges, or numbered sizes where there are more than two.
+
+    Example:
+        >>> names(1), names(3)
+        (('nodes',), ('size_0', 'size_1', 'size_2'))
+    """
+    return ("nodes", "edges")[:num_dims] if num_dims <= 2 else tuple(f"size_{d}" for d in range(num_dims))

@@ -9,9 +9,9 @@ import pandas as pd
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from popgeo.packing.budget import efficiency, lower_bound, names
+from popgeo.packing.budget import efficiency, lower_bound
 from popgeo.packing.packs import Budget, Packs
-from popgeo.packing.sizes import as_table
+from popgeo.packing.sizes import as_table, names
 
 _SEED = 0  # of the sweep over lengths, so that a figure looks the same each time
 

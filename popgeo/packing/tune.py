@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from popgeo.packing.budget import names
 from popgeo.packing.packs import Budget
-from popgeo.packing.sizes import as_table
+from popgeo.packing.sizes import as_table, names
 from popgeo.packing.window import window
 
 # A window first uses up what packs well: a trial takes a small one, so that it has long settled when packs are counted.

@@ -36,6 +36,9 @@ def window(
 ) -> Packs:
     """Pack graphs drawn at random from a window of pending ones, each pack closed by an exact fill.
 
+    The dimension that needs most packs is filled exactly, and the next one is kept in proportion; further ones only
+    limit a pack. Where three or more vary independently of each other, `optimal` packs fuller.
+
     Args:
         sizes: Sizes of each graph. [num_graphs, num_dims] or [num_graphs]
         budget: What one pack may hold.

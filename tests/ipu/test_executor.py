@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from popgeo.ipu import DynamicShapeError, inference_model, training_model
+from popgeo.ipu import DynamicShapeError, Options, inference_model, training_model
 from tests.ipu.models import ContinuousFilters, GraphConvolutions, eager_step, make_batch
 
 MODELS = [ContinuousFilters, GraphConvolutions]
@@ -80,3 +80,8 @@ def test_the_report_accounts_for_a_step():
     assert report.calls == 1
     assert report.seconds_per_call > 0
     assert "matmul" in str(report)
+
+
+def test_a_compiled_model_says_what_it_is():
+    training = training_model(ContinuousFilters(), Options(device_iterations=2))
+    assert repr(training) == "CompiledModel(ContinuousFilters: training, not compiled yet, micro-batches a call: 2)"

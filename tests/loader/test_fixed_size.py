@@ -1,5 +1,6 @@
 """What holds for every epoch of the loader."""
 
+import itertools
 import pickle
 import warnings
 
@@ -8,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import ConcatDataset, DataLoader, Subset, WeightedRandomSampler
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, WeightedRandomSampler
 from torch_geometric.data import Data, InMemoryDataset
 from torch_geometric.data import Dataset as PyGDataset
 
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, OverSizeStrategy, unpad
-from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
+from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy, stream_batches
 from popgeo.packing import Packs
 from tests.data.graphs import assert_real_part_equals, assert_same_graphs, graph, hetero_graph, same
 
@@ -356,6 +357,25 @@ def test_arguments_that_contradict_are_refused(arguments, found):
         loader_of(**arguments)
 
 
+def test_a_dataset_that_cannot_be_indexed_is_streamed():
+    class Endless(IterableDataset):
+        read = 0
+
+        def __iter__(self):
+            for one in itertools.cycle(GRAPHS):
+                Endless.read += 1
+                yield one
+
+    with pytest.raises(ValueError, match=r"is a Endless, which cannot be indexed.*stream_batches"):
+        FixedSizeDataLoader(Endless(), 3)
+    collater = FixedSizeCollater(FixedSizeOptions(25, 40, 13), add_masks_to_batch=True)
+    stream = stream_batches(Endless(), collater, window=64, generator=torch.Generator().manual_seed(0))
+    batches = list(itertools.islice(stream, 50))
+    assert {tuple(batch.x.shape) for batch in batches} == {(25, 3)}
+    assert sum(int(batch.nodes_mask.sum()) for batch in batches) / (50 * 24) > 0.95
+    assert len(seeds(batches)) < Endless.read < 1000
+
+
 def test_the_next_epoch_is_planned_only_when_asked_for():
     calls = []
 
@@ -406,3 +426,8 @@ def test_a_collater_made_by_hand_gives_the_batches_of_the_loader():
     count = int(batch.graphs_mask.sum())
     assert same(FixedSizeCollater(OPTIONS)(GRAPHS[:count]).edge_index, batch.edge_index)
     assert isinstance(loader_of().plan().ids, np.ndarray)
+
+
+def test_a_loader_that_cannot_load_still_says_what_it_is():
+    loader = FixedSizeDataLoader(GRAPHS, num_nodes=2, num_edges=0, batch_size=3)
+    assert repr(loader).startswith("FixedSizeDataLoader(40 graphs; no batches: Graph ")

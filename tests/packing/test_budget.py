@@ -13,7 +13,7 @@ from popgeo.packing import Budget, Packs, efficiency, lower_bound, stream
         ([5, 5, 5, 5], Budget(sizes=(10,), num_graphs=1), 4),  # graphs
         ([6, 6, 6, 4], Budget(sizes=(10,), num_graphs=9), 3),  # three are over half
         ([7, 7, 4, 4], Budget(sizes=(10,), num_graphs=9), 3),  # the fours do not join the sevens
-        ([3] * 7, Budget(sizes=(10,), num_graphs=9), 3),  # only 9 of 10 can be reached
+        ([3] * 10, Budget(sizes=(10,), num_graphs=9), 4),  # only 9 of 10 can be reached
         ([[1, 9], [1, 9], [1, 9]], Budget(sizes=(10, 9), num_graphs=9), 3),  # edges
         ([0, 0, 0], Budget(sizes=(10,), num_graphs=2), 2),
         ([0, 0, 0], Budget(sizes=(0,), num_graphs=3), 1),

@@ -58,9 +58,9 @@ def test_every_node_type_keeps_its_own_padding():
 
 def test_a_node_type_that_no_graph_has_does_not_spoil_the_others():
     sizes = np.column_stack([np.zeros(500, int), np.full(500, 10), np.full(500, 20)])
-    shape = tune(sizes, 8, num_node_dims=2)
-    assert shape.graphs_per_batch == pytest.approx(8, abs=0.1)
-    assert shape.slots[1] >= 81
+    shape = tune(sizes, 20, num_node_dims=2)
+    assert shape.graphs_per_batch == pytest.approx(20, abs=0.3)
+    assert shape.slots[1] >= 201
 
 
 def test_graphs_without_edges_need_no_edge_slots():

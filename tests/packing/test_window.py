@@ -62,6 +62,11 @@ def test_the_generator_decides_the_plan(native):
     assert not same(plan, window(sizes, budget, window=64, generator=seeded(2)))
 
 
+def test_the_order_into_the_window_is_random_too(native):
+    orders = [window([1] * 50, Budget(sizes=(1,), num_graphs=1), window=1, generator=seeded(seed)) for seed in (1, 2)]
+    assert not same(*orders)
+
+
 def test_one_after_another_plans_differ_when_they_share_a_generator(native):
     generator = seeded()
     sizes, budget = molecules(400), Budget(sizes=(144, 320), num_graphs=16)
@@ -131,3 +136,11 @@ def test_sizes_too_large_for_64_bit_products_are_packed_all_the_same():
 def test_a_window_of_no_graphs_is_refused():
     with pytest.raises(ValueError, match="window is 0"):
         iter_window([1], Budget(sizes=(7,), num_graphs=2), window=0)
+
+
+def test_where_edges_are_scarcer_they_are_filled_exactly(native):
+    random = np.random.default_rng(0)
+    sizes = np.stack([random.integers(1, 5, 2000), random.integers(10, 30, 2000)], axis=1)
+    budget = Budget(sizes=(100, 150), num_graphs=20)
+    packs = window(sizes, budget, window=256, generator=seeded())
+    assert len(packs) <= np.ceil(sizes[:, 1].sum() / 150) + 2

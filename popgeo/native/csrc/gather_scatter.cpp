@@ -405,9 +405,11 @@ inline bool all_below(const int64_t* values, int64_t count, int64_t limit) {
   return !outside;
 }
 
-// Whether rowptr climbs from 0 to num_edges and perm names only edges: all that keeps the kernels within their arrays.
-inline bool is_safe(const Plan& plan) {
-  uint32_t outside = plan.rowptr[0] != 0 || plan.rowptr[plan.num_rows] != plan.num_edges;
+// Whether rowptr climbs within the edges and perm names only edges: all that keeps the kernels within their arrays. A
+// kernel that writes one row per edge also needs every edge to be met.
+inline bool is_safe(const Plan& plan, bool meets_all) {
+  const int32_t first = plan.rowptr[0], last = plan.rowptr[plan.num_rows];
+  uint32_t outside = first < 0 || last > plan.num_edges || (meets_all && (first != 0 || last != plan.num_edges));
   for (int64_t row = 0; row < plan.num_rows; ++row) outside |= plan.rowptr[row] > plan.rowptr[row + 1];
   if (plan.perm)
     for (int64_t e = 0; e < plan.num_edges; ++e) outside |= uint32_t(plan.perm[e]) >= uint32_t(plan.num_edges);
@@ -443,9 +445,9 @@ inline Order sort(const int64_t* index, int64_t num_edges, int64_t num_rows, int
 
 // Runs body on the plan that was passed, once it is known to be safe, or else on one made here from the index.
 template <class Body>
-inline int64_t with_plan(const int64_t* index, Plan plan, Body body) {
+inline int64_t with_plan(const int64_t* index, Plan plan, Body body, bool meets_all = false) {
   if (plan.rowptr) {
-    if (!is_safe(plan)) return BAD_INPUT;
+    if (!is_safe(plan, meets_all)) return BAD_INPUT;
     body(plan);
     return OK;
   }
@@ -479,6 +481,14 @@ EXPORT int64_t popgeo_plan(const int64_t* index, int64_t num_edges, int64_t num_
   if (order == popgeo::SORTED)
     for (int64_t e = 0; e < num_edges; ++e) perm[e] = int32_t(e);
   return order;
+}
+
+// Pointers as a plan holds them; returns whether they climb within the edges.
+EXPORT int64_t popgeo_rowptr(const int64_t* indptr, int64_t num_edges, int64_t num_rows, int32_t* rowptr) {
+  bool climbs = indptr[0] >= 0 && indptr[num_rows] <= num_edges;
+  for (int64_t row = 0; row < num_rows; ++row) climbs &= indptr[row] <= indptr[row + 1];
+  for (int64_t row = 0; row <= num_rows; ++row) rowptr[row] = int32_t(indptr[row]);
+  return climbs;
 }
 
 // The first row of each tile and the number of rows: num_tiles + 1 numbers.
@@ -520,7 +530,7 @@ EXPORT int64_t popgeo_cfconv_backward(int64_t dtype, const void* grad, const voi
   if (!popgeo::all_below(dst, num_edges, num_rows)) return popgeo::BAD_INPUT;
   return popgeo::with_plan(src, {rowptr, perm, num_edges, num_sources, num_tiles, num_threads}, [=](const Plan& plan) {
     popgeo::kernels().cfconv_backward(dtype, plan, grad, x, w, dst, grad_x, grad_w, channels);
-  });
+  }, true);
 }
 
 #endif

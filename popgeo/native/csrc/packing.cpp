@@ -262,12 +262,17 @@ class Window {
 
 }  // namespace
 
-// Steps start to end of Fisher and Yates on ids[0, total): place i swaps with a random place from i on.
+// Steps start to end of Fisher and Yates: place i of ids swaps with a random place from i on. A place from start on holds 1
+// more than its id, or 0 where it still holds its own number, so that no one has to write numbers into all of them first.
 POPGEO_API void popgeo_shuffle(std::int64_t* ids, std::int64_t start, std::int64_t end, std::int64_t total, std::uint64_t key) {
   constexpr std::int64_t kAhead = 16;  // places fetched early, since each is a cache miss on a large table
   std::int64_t places[kAhead];
   for (std::int64_t i = start; i < end + kAhead; ++i) {
-    if (i - kAhead >= start) std::swap(ids[i - kAhead], ids[places[i % kAhead]]);
+    if (const std::int64_t done = i - kAhead; done >= start) {
+      const std::int64_t place = places[i % kAhead], mine = ids[done] ? ids[done] - 1 : done;
+      ids[done] = place == done ? mine : ids[place] ? ids[place] - 1 : place;
+      if (place != done) ids[place] = mine + 1;
+    }
     if (i >= end) continue;
     places[i % kAhead] = i + static_cast<std::int64_t>(hash32(key, i) * static_cast<std::uint64_t>(total - i) >> 32);
     __builtin_prefetch(&ids[places[i % kAhead]], 1);

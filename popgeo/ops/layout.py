@@ -1,0 +1,144 @@
+"""Any dimension and any broadcasting index, brought to the one form that the ops take: rows of channels."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from popgeo.ops.checks import refuse_index
+from popgeo.ops.plan import ScatterPlan
+from popgeo.ops.registration import is_direct
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """A scatter along any dimension with any index, as rows of channels with one index each.
+
+    An index that differs between channels becomes one row per entry: channel `c` of row `i` is row `i * channels + c`.
+    """
+
+    src: Tensor  # [num_edges, channels]
+    index: Tensor  # [num_edges]
+    num_rows: int
+    dim: int
+    shape: torch.Size  # of the result, with `dim` moved to the front
+    num_edges: int
+    is_per_entry: bool
+    channels: int
+
+    @classmethod
+    def of(cls, src: Tensor, index: Tensor, dim: int, out: Tensor | None, dim_size: int | None) -> "Rows":
+        if not -src.dim() <= dim < src.dim():
+            raise ValueError(
+                f"dim is {dim}; src has shape {tuple(src.shape)}, so it is {-src.dim()} to {src.dim() - 1}."
+            )
+        dim %= src.dim()
+        if out is not None:
+            dim_size = out.shape[dim]
+        if dim_size is None:
+            dim_size = _measure(index)
+        vector = _vector(index, src, dim)
+        moved = src.movedim(dim, 0) if dim else src
+        shape = torch.Size((dim_size, *moved.shape[1:]))
+        channels = shape[1:].numel()
+        num_edges = moved.shape[0]
+        rows = moved if moved.dim() == 2 else moved.reshape(num_edges, channels)
+        if vector is not None:
+            rows = rows[: vector.shape[0]] if src.numel() == 0 else rows
+            return cls(
+                src=rows,
+                index=vector,
+                num_rows=dim_size,
+                dim=dim,
+                shape=shape,
+                num_edges=num_edges,
+                is_per_entry=False,
+                channels=channels,
+            )
+        full = broadcast(index, src, dim).movedim(dim, 0).reshape(-1)
+        if is_direct(full):
+            refuse_index("index", full, dim_size)
+        full = full * channels + torch.arange(channels, device=index.device).repeat(num_edges)
+        return cls(
+            src=rows.reshape(-1, 1),
+            index=full,
+            num_rows=dim_size * channels,
+            dim=dim,
+            shape=shape,
+            num_edges=num_edges,
+            is_per_entry=True,
+            channels=channels,
+        )
+
+    def plan(self, plan: ScatterPlan | None) -> tuple[Tensor | None, Tensor | None, int]:
+        if plan is not None and self.is_per_entry:
+            raise ValueError(
+                "A plan is for a one-dimensional index; this one differs between channels. Pass plan=None."
+            )
+        return plan_arguments(plan, self.index, self.num_rows)
+
+    def count(self, plan: ScatterPlan | None) -> Tensor:
+        """How many entries arrive at each row. [num_rows, 1]"""
+        if plan is not None:
+            return plan.rowptr.diff().unsqueeze(1)
+        ones = torch.ones_like(self.index)
+        return ones.new_zeros(self.num_rows).scatter_add_(0, self.index.long(), ones).unsqueeze(1)
+
+    def restore(self, rows: Tensor) -> Tensor:
+        """The rows of a result, in the caller's shape."""
+        result = rows if rows.shape == self.shape else rows.reshape(self.shape)
+        return result.movedim(0, self.dim) if self.dim else result
+
+    def restore_entries(self, rows: Tensor) -> Tensor:
+        """One value per entry of `src`, in the caller's shape."""
+        return rows.reshape(self.num_edges, *self.shape[1:]).movedim(0, self.dim)
+
+    def restore_position(self, arg: Tensor) -> Tensor:
+        """The winning rows of `src`, as positions along the caller's dimension."""
+        return self.restore(torch.div(arg, max(self.channels, 1), rounding_mode="floor") if self.is_per_entry else arg)
+
+
+def plan_arguments(plan: ScatterPlan | None, index: Tensor, num_rows: int) -> tuple[Tensor | None, Tensor | None, int]:
+    """A plan as the ops take it, once it is known to be that of the index."""
+    if plan is None:
+        return None, None, 0
+    plan.check("index", index, num_rows)
+    return plan.rowptr, plan.perm, plan.num_tiles
+
+
+def broadcast(index: Tensor, src: Tensor, dim: int) -> Tensor:
+    """`index` in the shape of `src`: one dimension lies along `dim`, more are matched from the left."""
+    if index.dim() == 1:
+        index = index.reshape([-1 if d == dim else 1 for d in range(src.dim())])
+    index = index.reshape(*index.shape, *[1] * (src.dim() - index.dim()))
+    try:
+        return index.expand(src.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"index has shape {tuple(index.shape)}, which does not broadcast to that of src, {tuple(src.shape)}."
+        ) from None
+
+
+def is_shared(full: Tensor, dim: int) -> bool:
+    """Whether an expanded index is the same in every channel, by its strides alone."""
+    return all(size <= 1 or full.stride(d) == 0 for d, size in enumerate(full.shape) if d != dim)
+
+
+def _vector(index: Tensor, src: Tensor, dim: int) -> Tensor | None:
+    """One index per position along `dim`, or None where it differs between channels."""
+    if index.dim() == 1:
+        return index
+    full = broadcast(index, src, dim)
+    if full.numel() == 0:
+        return full.reshape(-1)  # nothing to route
+    if not is_shared(full, dim):
+        return None
+    return full.movedim(dim, 0).reshape(src.shape[dim], -1)[:, 0]
+
+
+def _measure(index: Tensor) -> int:
+    if not is_direct(index):
+        raise ValueError(
+            "dim_size is missing. Under capture the number of rows cannot be read from the index: pass dim_size=."
+        )
+    return int(index.max()) + 1 if index.numel() else 0

@@ -1,0 +1,120 @@
+"""Sizes of a batch: given, measured from a dataset or from a loader."""
+
+import pytest
+import torch
+from torch_geometric.data import Data
+from torch_geometric.loader import DataLoader
+from torch_geometric.transforms.pad import AttrNamePadding
+
+from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore
+from popgeo.loader import FixedSizeDataLoader
+from tests.data.graphs import CITES, WRITES, graph, hetero_graph
+
+GRAPHS = [graph(3, 4), graph(5, 2, 1), graph(2, 0, 2)]
+
+
+def test_defaults_are_those_of_poptorch_geometric():
+    options = FixedSizeOptions(num_nodes=10)
+    assert (options.num_edges, options.num_graphs) == (90, 2)
+    assert not options.is_hetero()
+    assert FixedSizeOptions({"a": 3, "b": 2}, {CITES: 4}).is_hetero()
+    assert FixedSizeOptions({"a": 3, "b": 2}).num_edges == 20
+    assert FixedSizeOptions({"a": 3, "b": 2}, {CITES: 4, WRITES: 1}).total_num_edges == 5
+
+
+def test_no_edges_can_be_asked_for():
+    assert FixedSizeOptions(10, 0).num_edges == 0
+
+
+def test_options_are_equal_by_value_and_never_change():
+    options = FixedSizeOptions(9, 9, 3)
+    assert options == FixedSizeOptions(9, 9, 3)
+    hetero = options.to_hetero(["a", "b"], [CITES])
+    assert hetero.num_nodes == {"a": 9, "b": 9}
+    assert options.num_nodes == 9
+    with pytest.raises(AttributeError):
+        options.num_nodes = 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ((9, 9, 1), "num_graphs is 1"),
+        ((0, 9), "num_nodes is 0"),
+        (({"a": 0}, 9), r"num_nodes\['a'\] is 0"),
+        ((9, -1), "num_edges is -1"),
+    ],
+)
+def test_sizes_that_hold_nothing_are_refused(arguments, found):
+    with pytest.raises(ValueError, match=found):
+        FixedSizeOptions(*arguments)
+
+
+def test_measured_sizes_hold_the_largest_graphs_and_the_padding():
+    options = FixedSizeOptions.from_dataset(GRAPHS, batch_size=4)
+    assert (options.num_nodes, options.num_edges, options.num_graphs) == (5 * 3 + 1, 4 * 3 + 1, 4)
+    FixedSizeCollater(options)([GRAPHS[1]] * 3)
+    hetero = FixedSizeOptions.from_dataset([hetero_graph(2, 3, 4, 0)], batch_size=2)
+    assert hetero.num_nodes == {"a": 3, "b": 4}
+    assert hetero.num_edges == {WRITES: 5, CITES: 0}
+
+
+def test_a_limit_on_the_sample_is_kept():
+    assert FixedSizeOptions.from_dataset(GRAPHS, 2, sample_limit=1).num_nodes == 4
+    assert FixedSizeOptions.from_dataset(FlatStore.from_dataset(GRAPHS), 2, sample_limit=1).num_nodes == 4
+
+
+def test_a_loader_is_measured_in_one_pass_and_not_replayed():
+    class Counting(list):
+        reads = 0
+
+        def __getitem__(self, index):
+            Counting.reads += 1
+            return super().__getitem__(index)
+
+    options = FixedSizeOptions.from_loader(DataLoader(Counting(GRAPHS), batch_size=2))
+    assert (options.num_nodes, options.num_edges, options.num_graphs) == (9, 7, 3)
+    assert Counting.reads == 3
+    assert FixedSizeOptions.from_loader(DataLoader(GRAPHS, batch_size=1), sample_limit=1).num_nodes == 4
+    hetero = FixedSizeOptions.from_loader(DataLoader([hetero_graph(2, 3, 4, 1)]))
+    assert (hetero.num_nodes, hetero.num_edges) == ({"a": 3, "b": 4}, {WRITES: 5, CITES: 2})
+
+
+def test_an_empty_loader_is_refused():
+    with pytest.raises(ValueError, match="yields no batch"):
+        FixedSizeOptions.from_loader([])
+
+
+def test_tuned_sizes_say_what_was_chosen_and_why(capsys):
+    options = FixedSizeOptions.tune([graph(9 + i % 7, 2 * (9 + i % 7), i) for i in range(400)], target_graphs=8)
+    assert f"{options.num_nodes} nodes, {options.num_edges} edges" in capsys.readouterr().out
+    assert options.num_nodes % 8 == 0
+
+
+def test_pad_values_go_to_their_level(native):
+    options = FixedSizeOptions(
+        6,
+        6,
+        3,
+        node_pad_value=AttrNamePadding({"x": 7.0}, default=1),
+        edge_pad_value=-1,
+        graph_pad_value=2.5,
+        pad_graph_defaults={"name": "none", "charge": 9},
+    )
+    batch = FixedSizeCollater(options)([graph(3, 4)])
+    assert (batch.x[3:] == 7).all()
+    assert (batch.pos[3:] == 1).all()
+    assert (batch.edge_attr[4:] == -1).all()
+    assert (batch.y[1:] == 2.5).all()
+    assert batch.name == ["graph 0", "none", "none"]
+    assert batch.charge.tolist() == [0, 9, 9]
+    assert not batch.train_mask[3:].any()
+
+
+def test_graph_attributes_of_varying_length_get_room_for_the_longest(native):
+    graphs = [Data(x=torch.ones(4, 1), rings=torch.arange(n)) for n in (1, 3, 0)]
+    loader = FixedSizeDataLoader(graphs, 3)
+    assert loader.fixed_size_options.num_rows == {"rings": 7}
+    assert [batch.rings.shape[0] for batch in loader] == [7, 7]
+    with pytest.raises(ValueError, match=r"Batch has 4 rows of 'rings', FixedSizeOptions.num_rows\['rings'\] is 3"):
+        len(FixedSizeDataLoader(graphs, fixed_size_options=FixedSizeOptions(9, 0, 3, num_rows={"rings": 3})))

@@ -1,0 +1,127 @@
+"""What oversize batches lose, and what they must keep."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch_geometric.data import Data
+from torch_geometric.utils import is_undirected
+
+from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, unpad
+from popgeo.data.trim import trim
+from tests.data.graphs import assert_same_graphs, graph, hetero_graph, same
+
+
+def undirected(num_nodes: int, num_pairs: int, seed: int = 0) -> Data:
+    random = torch.Generator().manual_seed(seed)
+    pairs = torch.combinations(torch.arange(num_nodes))
+    pairs = pairs[torch.randperm(len(pairs), generator=random)[:num_pairs]].t()
+    weight = torch.rand(pairs.shape[1], generator=random)
+    return Data(
+        x=torch.arange(num_nodes)[:, None],
+        edge_index=torch.cat([pairs, pairs.flip(0)], dim=1),
+        edge_weight=torch.cat([weight, weight]),
+        seed=torch.arange(num_nodes) < 2,
+    )
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@settings(deadline=None, max_examples=30)
+@given(sizes=st.lists(st.integers(2, 8), min_size=1, max_size=5), spare=st.integers(0, 9), seed=st.integers(0, 99))
+def test_trimming_nodes_keeps_the_graphs_whole_in_meaning(sizes, spare, seed):
+    graphs = [undirected(n, n, i) for i, n in enumerate(sizes)]
+    limit = min(len(sizes) + spare, sum(sizes))
+    trimmed = trim(
+        FlatStore.from_dataset(graphs), np.array([limit, 999]), nodes=True, edges=False, generator=seeded(seed)
+    )
+    assert trimmed.store.sizes[:, 0].sum() == limit
+    assert (trimmed.store.sizes[:, 0] >= 1).all()
+    assert trimmed.num_nodes.tolist() == [n - left for n, left in zip(sizes, trimmed.store.sizes[:, 0], strict=True)]
+    batch = FixedSizeCollater(FixedSizeOptions(limit + 1, 99, len(sizes) + 1), True).collate(trimmed.store, seeded())
+    for whole, left in zip(graphs, unpad(batch), strict=True):
+        kept = left.x.flatten()  # `x` numbers the nodes of the whole graph
+        assert (kept.diff() > 0).all()
+        assert_same_graphs([left], [whole.subgraph(kept)])
+
+
+@settings(deadline=None, max_examples=30)
+@given(pairs=st.integers(1, 12), limit=st.integers(0, 24), seed=st.integers(0, 99))
+def test_trimming_edges_keeps_both_directions_together(pairs, limit, seed):
+    data = undirected(6, pairs)
+    trimmed = trim(
+        FlatStore.from_dataset([data]), np.array([9, limit]), nodes=False, edges=True, generator=seeded(seed)
+    )
+    edges = int(trimmed.store.sizes[0, 1])
+    assert edges == min(2 * pairs, limit - limit % 2)
+    assert int(trimmed.num_edges) == 2 * pairs - edges
+    index, weight = trimmed.store.attributes[1].values, trimmed.store.attributes[2].values
+    assert is_undirected(index, weight, num_nodes=6)
+
+
+def test_protected_nodes_are_never_removed():
+    graphs = [undirected(7, 9, i) for i in range(3)]
+    for seed in range(50):
+        trimmed = trim(
+            FlatStore.from_dataset(graphs),
+            np.array([8, 99]),
+            nodes=True,
+            edges=False,
+            generator=seeded(seed),
+            protect="seed",
+        )
+        assert trimmed.store.attributes[3].values.sum() == 6
+        assert trimmed.store.sizes[:, 0].sum() == 8
+    with pytest.raises(ValueError, match="only 15 may be removed"):
+        trim(
+            FlatStore.from_dataset(graphs),
+            np.array([5, 99]),
+            nodes=True,
+            edges=False,
+            generator=seeded(),
+            protect="seed",
+        )
+
+
+def test_trimming_is_repeatable():
+    store = FlatStore.from_dataset([undirected(8, 12)])
+    one, same_seed, other = (
+        trim(store, np.array([5, 6]), nodes=True, edges=True, generator=seeded(s)).store.attributes[0].values
+        for s in (0, 0, 3)
+    )
+    assert same(one, same_seed)
+    assert not same(one, other)
+
+
+def test_the_collater_trims_and_reports_what_each_graph_lost(native):
+    graphs = [undirected(5, 6), undirected(3, 2, 1)]
+    collate = FixedSizeCollater(FixedSizeOptions(7, 6, 4), True, True, True, sort_edges=True, generator=seeded())
+    batch = collate(graphs)
+    assert batch.num_trimmed_nodes.sum() == 2
+    assert batch.num_trimmed_nodes.shape == batch.num_trimmed_edges.shape == (4,)
+    lost = [whole.num_edges - left.num_edges for whole, left in zip(graphs, unpad(batch), strict=True)]
+    assert batch.num_trimmed_edges.tolist() == [*lost, 0, 0]
+    assert batch.num_nodes == 7
+    fitting = collate([undirected(3, 2)])
+    assert not fitting.num_trimmed_nodes.any()
+
+
+def test_heterogeneous_graphs_are_trimmed_per_type(native):
+    graphs = [hetero_graph(4, 4, 5, 4, seed) for seed in range(2)]
+    batch = FixedSizeCollater(FixedSizeOptions({"a": 5, "b": 9}, 10, 3), True, True, True)(graphs)
+    assert int(batch["a"].nodes_mask.sum()) == 4
+    assert int(batch["b"].nodes_mask.sum()) == 8
+    assert all((g["a"].num_nodes, g["b"].num_nodes) >= (1, 4) for g in unpad(batch))
+
+
+def test_trimming_that_is_not_enough_says_so():
+    store = FlatStore.from_dataset([undirected(5, 6)])
+    with pytest.raises(ValueError, match=r"After trimming, 12 edges are left and 3 fit.*TrimNodesAndEdges"):
+        trim(store, np.array([9, 3]), nodes=True, edges=False, generator=seeded())
+    with pytest.raises(ValueError, match="After trimming, 5 nodes are left and 3 fit"):
+        trim(store, np.array([3, 99]), nodes=False, edges=True, generator=seeded())
+    with pytest.raises(ValueError, match="'root_index' counts nodes"):
+        trim(FlatStore.from_dataset([graph(5, 3)]), np.array([3, 9]), nodes=True, edges=False, generator=seeded())

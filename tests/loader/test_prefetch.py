@@ -1,0 +1,44 @@
+"""An iterator that runs ahead on a thread."""
+
+import threading
+import time
+
+import pytest
+
+from popgeo.loader.prefetch import in_background
+
+
+def test_items_come_in_order_and_ahead_of_time():
+    made = []
+
+    def items():
+        for i in range(5):
+            made.append(i)
+            yield i
+
+    ahead = in_background(items(), depth=2)
+    assert next(ahead) == 0
+    deadline = time.monotonic() + 5
+    while len(made) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert made == [0, 1, 2, 3]  # one in use, two ready, one waiting for room
+    assert list(ahead) == [1, 2, 3, 4]
+
+
+def test_an_error_is_raised_where_its_item_would_have_come():
+    def items():
+        yield 1
+        raise KeyError("broken")
+
+    ahead = in_background(items())
+    assert next(ahead) == 1
+    with pytest.raises(KeyError, match="broken"):
+        next(ahead)
+
+
+def test_closing_early_stops_the_thread():
+    before = threading.active_count()
+    ahead = in_background(iter(range(1000)))
+    next(ahead)
+    ahead.close()
+    assert threading.active_count() == before

@@ -1,0 +1,146 @@
+"""Fuzzes the compiled kernels under AddressSanitizer: random shapes, indices, plans and threads, valid and not.
+
+Builds the library with -fsanitize=address,undefined into a temporary folder and runs this file again with it, through
+the same Python as users call. Whatever it is given, a call must return what plain torch returns, or raise ValueError; a
+read or write out of bounds stops the run with the sanitizer's report.
+
+    python tests/native/fuzz.py --seconds 60
+"""
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CSRC = ROOT / "popgeo" / "native" / "csrc"
+FLAGS = ["-std=c++17", "-O1", "-g", "-fPIC", "-shared", "-fopenmp", "-ffp-contract=off", "-fno-omit-frame-pointer"]
+SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-sanitize=alignment"]
+
+
+def build(folder: Path) -> Path:
+    """The library with sanitizers, all kernels in one instruction set."""
+    path = folder / "_popgeo.so"
+    sources = [str(CSRC / "gather_scatter.cpp")]
+    avx = ["-mavx2", "-mf16c"] if "avx2" in Path("/proc/cpuinfo").read_text() else []
+    subprocess.run([os.environ.get("CXX", "g++"), *FLAGS, *avx, *SANITIZE, *sources, "-o", str(path)], check=True)
+    return path
+
+
+def rerun(path: Path, seconds: float, seed: int) -> int:
+    """Runs `fuzz` in a Python that has the sanitizer loaded first."""
+    runtimes = [
+        subprocess.run([os.environ.get("CXX", "g++"), f"-print-file-name={name}"], capture_output=True, text=True)
+        for name in ("libasan.so", "libubsan.so")
+    ]
+    environment = os.environ | {
+        "LD_PRELOAD": " ".join(runtime.stdout.strip() for runtime in runtimes),
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "PYTHONPATH": str(ROOT),
+        "POPGEO_FUZZED_LIBRARY": str(path),
+    }
+    command = [sys.executable, __file__, "--seconds", str(seconds), "--seed", str(seed)]
+    return subprocess.run(command, env=environment).returncode
+
+
+def fuzz(path: Path, seconds: float, seed: int) -> None:
+    import torch
+
+    from popgeo import ops
+    from popgeo.native import library
+    from popgeo.ops import EdgePlan, ScatterPlan, delegate
+
+    library._PATH = path
+    delegate.sum_to_torch = lambda *_, **__: False  # every sum is to reach the kernel
+    assert library.is_available(), library.reason()
+    chance = random.Random(seed)
+    dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64)
+    refused = computed = 0
+
+    def index(size: int, limit: int) -> torch.Tensor:
+        if limit == 0:
+            return torch.zeros(0, dtype=torch.long)
+        values = torch.randint(limit, (size,))
+        if chance.random() < 0.5:
+            values = values.sort().values
+        if size and chance.random() < 0.15:
+            values[chance.randrange(size)] = chance.choice([-1, limit, 2**31, 2**32, 2**62, -(2**63)])
+        if chance.random() < 0.2:
+            values = values.repeat_interleave(2)[::2]
+        return values.int() if chance.random() < 0.2 and bool((values.abs() < 2**31).all()) else values
+
+    def corrupt(plan: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        for tensor in plan:
+            if len(tensor) and chance.random() < 0.3:
+                tensor[chance.randrange(len(tensor))] = chance.choice([-1, 2**31 - 1, -(2**31), chance.randrange(200)])
+        return plan
+
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        torch.set_num_threads(chance.choice([1, 1, 2, 3]))
+        edges, rows, sources = chance.choice([0, 1, 7, 100, 999]), chance.randrange(40), chance.randrange(40)
+        channels, dtype = chance.choice([0, 1, 3, 8, 13, 16, 33, 100, 128, 200]), chance.choice(dtypes)
+        src, dst = index(edges, sources), index(edges, rows)
+        x, w = torch.randn(sources, channels).mul(9).to(dtype), torch.randn(edges, channels).mul(9).to(dtype)
+        if chance.random() < 0.2:
+            w = w.t().contiguous().t()
+        try:
+            kind = chance.randrange(5)
+            if kind == 0:
+                plan = (
+                    ScatterPlan.from_index(dst, rows).set_tiles(chance.randrange(1, 50))
+                    if chance.random() < 0.5
+                    else None
+                )
+                reduce = chance.choice(["sum", "mean", "min", "max"])
+                got = ops.scatter(w, dst, 0, None, rows, reduce, plan)
+                with library.without_native():
+                    expected = ops.scatter(w, dst, 0, None, rows, reduce, plan)
+            elif kind == 1:
+                x, w = (tensor if dtype.is_floating_point else tensor.float() for tensor in (x, w))
+                plans = EdgePlan(src=ScatterPlan.from_index(src, sources), dst=ScatterPlan.from_index(dst, rows))
+                arguments = (src, dst, rows, plans if chance.random() < 0.5 else None)
+                x.requires_grad_()
+                w.requires_grad_()
+                got = torch.cat(torch.autograd.grad(ops.cfconv(x, w, *arguments).sum(), (x, w)))
+                with library.without_native():
+                    expected = torch.cat(torch.autograd.grad(ops.cfconv(x, w, *arguments).sum(), (x, w)))
+            elif kind == 2:  # plans that no public function would make
+                plan = corrupt(torch.ops.popgeo.plan(index(edges, rows), rows))
+                got = expected = torch.ops.popgeo.scatter_sum(w, index(edges, rows), rows, *plan, chance.randrange(9))
+            elif kind == 3:
+                plan = corrupt(torch.ops.popgeo.plan(index(edges, sources), sources))
+                x, w, grad = x.float(), w.float(), torch.randn(rows, channels)
+                got = expected = torch.ops.popgeo.cfconv_backward(grad, x, w, src, dst, None, None, *plan)[0]
+            else:
+                indptr = torch.tensor(sorted(chance.randrange(-1, edges + 2) for _ in range(chance.randrange(1, 9))))
+                got = ops.segment_csr(w, indptr)
+                with library.without_native():
+                    expected = ops.segment_csr(w, indptr)
+            assert torch.equal(got, expected), (kind, edges, rows, channels, dtype)
+            computed += 1
+        except ValueError:
+            refused += 1
+    print(f"fuzz: {computed} calls computed, {refused} refused, none left its arrays (seed {seed})")
+    assert computed
+    assert refused
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=30.0, help="how long to fuzz, after a build of half a minute")
+    parser.add_argument("--seed", type=int, default=0, help="of the random calls")
+    arguments = parser.parse_args()
+    if "POPGEO_FUZZED_LIBRARY" in os.environ:
+        fuzz(Path(os.environ["POPGEO_FUZZED_LIBRARY"]), arguments.seconds, arguments.seed)
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        return rerun(build(Path(folder)), arguments.seconds, arguments.seed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""The compiled library: every instruction set gives the same bits, and it is found, or missed, as it says."""
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from popgeo.native import library
+from popgeo.ops import ScatterPlan, cfconv, delegate, scatter_sum
+
+FUZZ = Path(__file__).with_name("fuzz.py")
+BASELINE, NEWEST = 0, -1
+
+
+@pytest.fixture
+def choose_isa():
+    choose = library.function("popgeo_choose_isa", (ctypes.c_int64,), ctypes.c_int64)
+    if choose is None:
+        pytest.skip(library.reason())
+    if choose(NEWEST) == BASELINE:
+        pytest.skip("this processor has the baseline instruction set only")
+    yield choose
+    choose(NEWEST)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("channels", [1, 7, 16, 33, 100, 128, 250])
+def test_every_instruction_set_gives_the_same_bits(choose_isa, generator, dtype, channels):
+    src, dst = torch.randint(30, (2, 400), generator=generator)
+    x, w, grad = (torch.randn(n, channels, generator=generator).to(dtype) for n in (30, 400, 30))
+    x.requires_grad_()
+    w.requires_grad_()
+
+    def run():
+        out = cfconv(x, w, src, dst, 30)
+        return (out.detach(), *torch.autograd.grad(out, (x, w), grad), scatter_sum(w.detach(), dst, 0, dim_size=30))
+
+    newest = run()
+    choose_isa(BASELINE)
+    for one, two in zip(newest, run(), strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("isa", [BASELINE, NEWEST])
+def test_every_half_is_read_and_rounded_as_torch_does(choose_isa, monkeypatch, dtype, isa):
+    monkeypatch.setattr(delegate, "sum_to_torch", lambda *_, **__: False)
+    choose_isa(isa)
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).reshape(-1, 64)
+    assert torch.equal(alone(every).nan_to_num(7), every.nan_to_num(7) + 0)
+    scale = torch.linspace(0.3, 3, every.numel()).reshape_as(every)
+    pair = torch.cat([every, (every.float() * scale).to(dtype)])
+    index = torch.arange(len(every)).repeat(2)
+    expected = (pair[: len(every)].float() + pair[len(every) :].float()).to(dtype)
+    out = scatter_sum(pair, index, 0, dim_size=len(every))
+    assert torch.equal(out.isnan(), expected.isnan())
+    assert torch.equal(out.nan_to_num(7), expected.nan_to_num(7))
+
+
+def alone(rows):
+    """Each row summed with nothing else."""
+    return scatter_sum(rows, torch.arange(len(rows)), 0, dim_size=len(rows))
+
+
+def test_a_function_that_an_old_library_lacks_is_explained():
+    if not library.is_available():
+        pytest.skip(library.reason())
+    with pytest.raises(RuntimeError, match="has no function popgeo_of_tomorrow: it is older"):
+        library.function("popgeo_of_tomorrow", (), None)
+
+
+def test_switching_off_is_undone():
+    before = library.is_available()
+    with library.without_native():
+        assert not library.is_available()
+        assert library.function("popgeo_plan", (), None) is None
+        assert "without_native" in library.reason()
+    assert library.is_available() == before
+
+
+def test_the_plan_is_thread_safe(generator):
+    from concurrent.futures import ThreadPoolExecutor
+
+    index = torch.randint(500, (20_000,), generator=generator)
+    expected = ScatterPlan.from_index(index, 500)
+    with ThreadPoolExecutor(4) as pool:
+        for plan in pool.map(lambda _: ScatterPlan.from_index(index, 500), range(16)):
+            assert torch.equal(plan.perm, expected.perm)
+
+
+def test_the_fuzzer_explains_itself():
+    run = subprocess.run([sys.executable, str(FUZZ), "--help"], capture_output=True, text=True, check=True)
+    assert "AddressSanitizer" in run.stdout
