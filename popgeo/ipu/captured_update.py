@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from popgeo.ipu.compiler.record import Recorder, makes_tensors
+from popgeo.ipu.compiler.record import Recorder, makes_tensors, target
 from popgeo.ipu.engine import Engine
 from popgeo.ipu.op_graph import OpGraph, replace_numbers
 
@@ -21,7 +21,8 @@ class CapturedUpdate:
     Numbers depend on the step and on hyperparameters alone, never on weights. So each update first lets the optimizer
     rehearse on parameters of one element, which gives the numbers exactly as plain PyTorch computes them, and then runs
     the captured operations on all elements. Where the rehearsal takes another path than before, as RAdam does after its
-    first steps, that path is captured too.
+    first steps, that path is captured too. An optimizer whose state counts nothing, such as SGD, rehearses only when
+    its settings change.
 
     Args:
         worker: Owns parameters, gradients and a state that its first step has made.
@@ -33,12 +34,21 @@ class CapturedUpdate:
         for small, p in zip(_parameters(self._rehearsal), _parameters(worker), strict=True):
             small.grad = torch.ones_like(small)
             self._rehearsal.state[small] = {key: _one_element(part, p) for key, part in worker.state[p].items()}
-        self._paths: dict[tuple[str, ...], Engine | None] = {}
+        parts = [part for state in self._rehearsal.state.values() for part in state.values()]
+        settings = [choice for group in worker.param_groups for choice in group.values()]
+        # A rate that is a tensor may change without any sign.
+        self._counts_steps = any(map(_is_number, parts)) or any(isinstance(choice, Tensor) for choice in settings)
+        self._steady: tuple[Any, Engine] | None = None
+        self._paths: dict[tuple[Any, ...], Engine | None] = {}
 
     def run(self) -> bool:
         """One update; False, with nothing done, where it cannot be captured."""
-        for mine, theirs in zip(self._rehearsal.param_groups, self._worker.param_groups, strict=True):
-            mine.update({key: choice for key, choice in theirs.items() if key != "params"})
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in self._worker.param_groups]
+        if self._steady is not None and self._steady[0] == settings:
+            self._steady[1].run([])
+            return True
+        for group, chosen in zip(self._rehearsal.param_groups, settings, strict=True):
+            group.update(chosen)
         numbers = _Numbers()
         with numbers:
             self._rehearsal.step()
@@ -50,13 +60,19 @@ class CapturedUpdate:
             return False
         engine.set_numbers(numbers.values)
         engine.run([])
+        if not self._counts_steps:
+            self._steady = settings, engine
         return True
 
     def _capture(self, numbers: "_Numbers") -> Engine | None:
         graph = capture_update(self._worker)
         graph, found = replace_numbers(graph)
         # A tensor made of a number would keep the value that it has now.
-        if graph.constants or found != numbers.values or [op.target for op in graph.ops] != numbers.operations:
+        if (
+            graph.constants
+            or found != numbers.values
+            or [op.target for op in graph.ops] != list(map(target, numbers.operations))
+        ):
             return None
         return Engine(graph, _tensors(self._worker))
 
@@ -80,7 +96,7 @@ class _Numbers(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.operations: list[str] = []
+        self.operations: list[Any] = []
         self.values: list[float] = []
 
     def __torch_dispatch__(
@@ -88,8 +104,7 @@ class _Numbers(TorchDispatchMode):
     ) -> Any:
         keywords = kwargs or {}
         if makes_tensors(func):
-            namespace, name = func._schema.name.split("::")
-            self.operations.append(f"{namespace}.{name}.{func._overloadname}")
+            self.operations.append(func)
             self.values += [number for number in (*args, *keywords.values()) if type(number) is float]
         return func(*args, **keywords)
 
@@ -118,6 +133,10 @@ def _tensors(optimizer: Optimizer) -> dict[str, Tensor]:
             if isinstance(part, Tensor):
                 tensors[f"state:{number}.{key}"] = part
     return tensors
+
+
+def _is_number(part: Any) -> bool:
+    return part.dim() == 0 if isinstance(part, Tensor) else part is not None
 
 
 def _one_element(part: Any, parameter: Tensor) -> Any:

@@ -158,3 +158,14 @@ def test_models_of_low_precision_train(dtype):
     step = training_model(model, Options(loss_scaling=8.0), optim.SGD(model.parameters(), lr=0.01))
     losses = [float(step(**make_batch(0, dtype))[1]) for _ in range(20)]
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(("name", "captured"), [("momentum", 1), ("adam", 1), ("radam", 2), ("asgd", 0)])
+def test_updates_run_as_captured_graphs_where_numbers_allow(name, captured):
+    model, _ = make_pair()
+    step = training_model(model, optimizer=OPTIMIZERS[name](model.parameters()))
+    for seed in range(9):
+        step(**make_batch(seed))
+    paths = step._update._captured._paths.values()
+    assert sum(engine is not None for engine in paths) == captured
+    assert step.report.families["optimizer"].ops >= 4

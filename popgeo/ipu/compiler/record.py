@@ -104,17 +104,17 @@ class Recorder(TorchDispatchMode):
 
     def _write_down(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         index = len(self._ops)
-        target = _name(func)
+        name = target(func)
         recorded_args = _with_refs(args, self.number)
         recorded_kwargs = {key: _with_refs(arg, self.number) for key, arg in kwargs.items()}
-        writes = tuple(self.number(tensor) for tensor in _written(func, target, args, kwargs))
+        writes = tuple(self.number(tensor) for tensor in _written(func, name, args, kwargs))
         if self._keeps_state:
             self._refuse_writes_to_constants(func, writes)
         results = result if isinstance(result, tuple | list) else (result,)
         outputs = tuple(self._output(tensor, index) if isinstance(tensor, Tensor) else None for tensor in results)
         module, line = self._place()
         op = Op(
-            target=target,
+            target=name,
             args=recorded_args,
             kwargs=recorded_kwargs,
             outputs=outputs,
@@ -125,7 +125,7 @@ class Recorder(TorchDispatchMode):
         )
         self._ops.append(op)
         self.on_operation()
-        if target == "popgeo.identity_loss.default":
+        if name == "popgeo.identity_loss.default":
             self.marked.append(result)
 
     def _output(self, tensor: Tensor, producer: int) -> int:
@@ -188,7 +188,8 @@ def _real(tensor: Tensor) -> Tensor:
 
 
 @functools.cache
-def _name(func: Any) -> str:
+def target(func: Any) -> str:
+    """The name of an operation in an `OpGraph`."""
     namespace, name = func._schema.name.split("::")
     return f"{namespace}.{name}.{func._overloadname}"
 
@@ -201,14 +202,14 @@ def makes_tensors(func: Any) -> bool:
     )
 
 
-def _written(func: Any, target: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+def _written(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
     written: list[Tensor] = []
     for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = args[position] if position < len(args) else kwargs.get(argument.name)
             written += [t for t in (given if isinstance(given, list | tuple) else [given]) if isinstance(t, Tensor)]
-    if target in _HIDDEN_WRITES and args[_HIDDEN_WRITES[target][1]]:
-        written += [args[p] for p in _HIDDEN_WRITES[target][0] if isinstance(args[p], Tensor)]
+    if name in _HIDDEN_WRITES and args[_HIDDEN_WRITES[name][1]]:
+        written += [args[p] for p in _HIDDEN_WRITES[name][0] if isinstance(args[p], Tensor)]
     return written
 
 
