@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--name", nargs="+", default=["MUTAG", "NCI1"], help="datasets")
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--hidden", type=int, default=32)
-    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--folds", type=int, default=FOLDS, help="run only the first so many folds")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
