@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "ipu": {"ops"},
 }
 MAY_IMPORT_EVERYTHING = {"__init__", "__main__"}
-IPU_NOUNS = {"target.py", "options.py", "op_graph.py", "program.py", "report.py"}
+IPU_NOUNS = {"target.py", "options.py", "op_graph.py", "structure.py", "compiled_step.py", "program.py", "report.py"}
 IPU_VERBS = {"capture", "mapping", "schedule", "engine", "executor", "codelets"}
 
 
