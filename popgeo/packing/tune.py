@@ -30,7 +30,7 @@ class Shape:
         slots: Slots for each dimension; one of every node dimension is kept for padding.
         num_graphs: Slots for graphs; one is kept for padding.
         budget: What the real graphs of a batch may use.
-        efficiency: Expected real over slots, for each dimension.
+        efficiency: Expected real over slots, for each dimension; 0 where there are no slots.
         graphs_per_batch: Expected real graphs of a batch.
         reason: One sentence: what was chosen, and why.
     """
@@ -197,9 +197,11 @@ def _try(sample: NDArray[np.int64], slots: NDArray[np.int64], padding: NDArray[n
 def _shape(trial: _Trial, padding: NDArray[np.bool_], target_graphs: float, num_trials: int) -> Shape:
     # A twentieth more than any batch of the sample held, as a whole dataset has rarer batches.
     most_graphs = -(-trial.most_graphs * 21 // 20)
+    # A dimension that no graph uses, such as edges of point clouds, has no slots to fill.
+    used = [d for d, slots in enumerate(trial.slots) if slots]
     labels = names(len(trial.slots))
-    slots = ", ".join(f"{slots} {name}" for slots, name in zip(trial.slots, labels, strict=True))
-    fills = ", ".join(f"{fill:.2%} of {name}" for fill, name in zip(trial.fills, labels, strict=True))
+    slots = ", ".join(f"{trial.slots[d]} {labels[d]}" for d in used)
+    fills = ", ".join(f"{trial.fills[d]:.2%} of {labels[d]}" for d in used)
     return Shape(
         slots=tuple(trial.slots.tolist()),
         num_graphs=most_graphs + 1,

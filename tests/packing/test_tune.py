@@ -80,3 +80,10 @@ def test_the_reason_names_the_shape():
 def test_what_cannot_be_tuned_is_refused(sizes, arguments, reason):
     with pytest.raises(ValueError, match=reason):
         tune(np.array(sizes, int), **{"target_graphs": 4, **arguments})
+
+
+def test_a_dimension_that_no_graph_uses_goes_unmentioned():
+    shape = tune(molecules(2000) * [1, 0], 16)
+    assert shape.num_edges == 0
+    assert "edges" not in shape.reason
+    assert "nodes" in shape.reason

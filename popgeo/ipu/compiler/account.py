@@ -41,10 +41,13 @@ def family(op: Op) -> str:
     Example:
         >>> family(Op(target="aten.addmm.default", args=(), outputs=()))
         'matmul'
+        >>> family(Op(target="popgeo.shifted_softplus_backward.default", args=(), outputs=()))
+        'elementwise'
     """
     namespace, name, _ = op.target.split(".")
     if namespace == "popgeo":
-        return "cfconv" if "cfconv" in name else next((f for f in ("gather", "scatter") if f in name), "popgeo")
+        named = next((f for f in ("cfconv", "gather", "scatter") if f in name), None)
+        return named or ("elementwise" if "softplus" in name else "popgeo")
     known = _FAMILY_OF.get(name) or _FAMILY_OF.get(name.removesuffix("_"))
     if known is None and torch.Tag.pointwise not in overload(op.target).tags:  # type: ignore[attr-defined]
         return "elementwise" if "backward" in name else "other"
