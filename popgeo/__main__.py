@@ -60,7 +60,7 @@ def run(settings: Settings, dataset: InMemoryDataset) -> None:
     torch.manual_seed(settings.seed)
     torch.set_num_threads(settings.threads)
     store = FlatStore.from_dataset(dataset, exclude_keys=UNUSED)
-    ids = split(min(len(store), settings.limit or len(store)), settings.seed)
+    ids = split(len(store), settings.limit, settings.seed)
     gap = dataset.y[:, GAP[settings.dataset]].float()
     mean, std = gap[ids["training"]].mean().item(), gap[ids["training"]].std().item()
     print("molecules: " + ", ".join(f"{len(of):,} for {name}" for name, of in ids.items()))
@@ -108,10 +108,10 @@ def run(settings: Settings, dataset: InMemoryDataset) -> None:
     save(settings.out, metrics, test, str(training.report), schnet)
 
 
-def split(num_molecules: int, seed: int) -> dict[str, np.ndarray]:
-    """Which molecules are for training, validation and test, drawn at random."""
-    order = torch.randperm(num_molecules, generator=torch.Generator().manual_seed(seed)).numpy()
-    held_out = round(HELD_OUT * num_molecules)
+def split(num_molecules: int, limit: int | None, seed: int) -> dict[str, np.ndarray]:
+    """Which molecules, `limit` of them, are for training, validation and test, drawn at random."""
+    order = torch.randperm(num_molecules, generator=torch.Generator().manual_seed(seed)).numpy()[:limit]
+    held_out = round(HELD_OUT * len(order))
     validation, test, training = np.split(order, [held_out, 2 * held_out])
     return {"training": training, "validation": validation, "test": test}
 
@@ -200,7 +200,7 @@ def load(settings: Settings) -> InMemoryDataset:
     """The molecules, with `z`, `pos` (angstrom) and the targets `y`.
 
     Raises:
-        ValueError: QM9 was asked for and no folder for it was given, or the folder is absent.
+        ValueError: QM9 was asked for, and its folder was not given, is absent, or cannot be read or filled by PyG.
     """
     if settings.dataset == "molecules":
         return Molecules()
@@ -209,7 +209,10 @@ def load(settings: Settings) -> InMemoryDataset:
             f"--root is {settings.root or 'missing'}; for --dataset qm9 name an existing folder: "
             "the root of PyTorch Geometric's QM9, or an empty one to download it into."
         )
-    return QM9(str(settings.root))
+    try:
+        return QM9(str(settings.root))
+    except OSError as error:
+        raise ValueError(f"PyG can neither read nor download QM9 in --root {settings.root}: {error}") from error
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from popgeo.__main__ import main
+from popgeo.__main__ import main, split
 from popgeo.settings import Settings
 
 SMALL = ("--limit", "300", "--epochs", "2", "--hidden-channels", "8", "--num-interactions", "1", "--batch-size", "8")
@@ -88,6 +88,26 @@ def test_a_missing_root_is_one_clear_line(root: list[str], tmp_path: Path, capsy
     message = capsys.readouterr().err
     assert "for --dataset qm9 name an existing folder" in message
     assert message.count("\n") == 1
+
+
+def test_a_root_that_pyg_cannot_read_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "raw").mkdir()
+    for name in ("gdb9.sdf", "gdb9.sdf.csv", "uncharacterized.txt", "qm9_v3.pt"):
+        (tmp_path / "raw" / name).touch()
+    (tmp_path / "processed" / "data_v3.pt").mkdir(parents=True)  # a folder where PyG expects a file
+    assert main(["--dataset", "qm9", "--root", str(tmp_path), "--out", str(tmp_path)]) == 2
+    message = capsys.readouterr().err
+    assert "popgeo: PyG can neither read nor download QM9 in --root" in message
+    assert "Traceback" not in message
+
+
+def test_a_limit_draws_from_all_molecules():
+    ids = split(1000, limit=50, seed=0)
+    drawn = [i for part in ids.values() for i in part.tolist()]
+    assert [len(part) for part in ids.values()] == [40, 5, 5]
+    assert len(set(drawn)) == 50
+    assert max(drawn) > 500
+    assert sorted(i for part in split(1000, limit=None, seed=0).values() for i in part.tolist()) == list(range(1000))
 
 
 def test_an_unwritable_folder_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
