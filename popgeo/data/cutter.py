@@ -14,6 +14,7 @@ from popgeo.data.flat_store import FlatStore
 from popgeo.data.layout import lay_out
 from popgeo.data.levels import Level
 from popgeo.data.sizes import FixedSizeOptions
+from popgeo.packing import totals_of_packs
 
 
 class BatchCutter:
@@ -120,17 +121,6 @@ def check_fits(store: FlatStore, options: FixedSizeOptions, ids: np.ndarray, ptr
         f"{totals[pack, dimension] - limits[dimension]} too many. Its largest graph is {members[sizes.argmax()]} with "
         f"{sizes.max()}. Raise {option} to {totals[pack, dimension] + is_node} or pass {remedy or strategy}."
     )
-
-
-def totals_of_packs(sizes: np.ndarray, ids: np.ndarray, ptr: np.ndarray) -> np.ndarray:
-    """What the graphs of each pack use together. int64 [num_packs, num_dimensions]
-
-    Example:
-        >>> totals_of_packs(np.array([[1, 2], [3, 4], [5, 6]]), np.array([2, 0, 1]), np.array([0, 2, 3])).tolist()
-        [[6, 8], [3, 4]]
-    """
-    running = np.concatenate([np.zeros((1, sizes.shape[1]), dtype=np.int64), sizes[ids].cumsum(axis=0)])
-    return running[ptr[1:]] - running[ptr[:-1]]
 
 
 def _check_rows(store: FlatStore, options: FixedSizeOptions, ids: np.ndarray, ptr: np.ndarray) -> None:

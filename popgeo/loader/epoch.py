@@ -10,9 +10,8 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from popgeo.data.cutter import totals_of_packs
 from popgeo.data.trim import OverSizeStrategy
-from popgeo.packing import Budget, Packs, optimal, stream, window
+from popgeo.packing import Budget, Packs, optimal, stream, totals_of_packs, window
 
 
 class FixedSizeStrategy(Enum):

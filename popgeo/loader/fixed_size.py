@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Batch
 
 from popgeo.data.collate import FixedSizeCollater
-from popgeo.data.cutter import check_fits, totals_of_packs
+from popgeo.data.cutter import check_fits
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.flatten import why_not_flat
 from popgeo.data.levels import Levels
@@ -21,6 +21,7 @@ from popgeo.loader.arguments import check_arguments, member, num_mini_batches, s
 from popgeo.loader.batches import OF_WORKERS, BatchMaker
 from popgeo.loader.epoch import FixedSizeStrategy, Packing, Plan, epoch_generator, plan_epoch, shard
 from popgeo.loader.source import FetchingSource, FlatSource, Source, levels_of, measure
+from popgeo.packing import totals_of_packs
 
 
 class FixedSizeDataLoader(DataLoader):

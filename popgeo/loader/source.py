@@ -11,11 +11,12 @@ import torch
 from torch_geometric.data import Batch
 
 from popgeo.data.collate import FixedSizeCollater
-from popgeo.data.cutter import BatchCutter, Memory, totals_of_packs
+from popgeo.data.cutter import BatchCutter, Memory
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.levels import Level
 from popgeo.data.super_batch import join
 from popgeo.data.take import take
+from popgeo.packing import totals_of_packs
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

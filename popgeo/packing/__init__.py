@@ -12,6 +12,7 @@ from popgeo.packing.optimal import optimal as optimal
 from popgeo.packing.optimal import optimal_plan as optimal_plan
 from popgeo.packing.packs import Budget as Budget
 from popgeo.packing.packs import Packs as Packs
+from popgeo.packing.packs import totals_of_packs as totals_of_packs
 from popgeo.packing.size_plan import Histogram as Histogram
 from popgeo.packing.size_plan import SizePlan as SizePlan
 from popgeo.packing.size_plan import histogram as histogram

@@ -106,3 +106,22 @@ class Packs(Sequence[Ids]):
         )
         indices = np.concatenate([chunk.indices for chunk in chunks])
         return Packs(indices, ptr, np.concatenate([chunk.skipped for chunk in chunks]))
+
+
+def totals_of_packs(sizes: NDArray[np.int64], ids: Ids, ptr: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What the graphs of each pack use together.
+
+    Args:
+        sizes: Sizes of each graph. int64 [num_graphs, num_dims]
+        ids: Graphs, pack after pack. int64 [num_packed]
+        ptr: Where each pack starts in `ids`. int64 [num_packs + 1]
+
+    Returns:
+        Sums of sizes. int64 [num_packs, num_dims]
+
+    Example:
+        >>> totals_of_packs(np.array([[1, 2], [3, 4], [5, 6]]), np.array([2, 0, 1]), np.array([0, 2, 3])).tolist()
+        [[6, 8], [3, 4]]
+    """
+    running = np.concatenate([np.zeros((1, sizes.shape[1]), np.int64), sizes[ids].cumsum(axis=0)])
+    return running[ptr[1:]] - running[ptr[:-1]]

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from popgeo.packing.budget import efficiency, lower_bound
-from popgeo.packing.packs import Budget, Packs
+from popgeo.packing.packs import Budget, Packs, totals_of_packs
 from popgeo.packing.sizes import as_table, names
 
 _SEED = 0  # of the sweep over lengths, so that a figure looks the same each time
@@ -69,7 +69,7 @@ def fill(packs: Packs, sizes: ArrayLike, budget: Budget) -> pd.DataFrame:
         >>> fill(Packs.from_lists([[0, 1], [2]]), [4, 4, 2], Budget(sizes=(8,), num_graphs=2))["nodes"].tolist()
         [1.0, 0.25]
     """
-    used = _totals(packs, as_table(sizes)) / np.maximum(budget.sizes, 1)
+    used = totals_of_packs(as_table(sizes), packs.indices, packs.ptr) / np.maximum(budget.sizes, 1)
     table = pd.DataFrame(used, columns=list(names(len(budget.sizes))))
     return table.assign(graphs=np.diff(packs.ptr) / budget.num_graphs)
 
@@ -81,7 +81,7 @@ def mean_sizes(packs: Packs, sizes: ArrayLike) -> NDArray[np.float64]:
         >>> mean_sizes(Packs.from_lists([[0, 1], [2]]), [[4, 9], [6, 9], [2, 9]]).tolist()
         [5.0, 2.0]
     """
-    return _totals(packs, as_table(sizes))[:, 0] / np.maximum(np.diff(packs.ptr), 1)
+    return totals_of_packs(as_table(sizes), packs.indices, packs.ptr)[:, 0] / np.maximum(np.diff(packs.ptr), 1)
 
 
 def variance_ratio(packs: Packs, sizes: ArrayLike) -> float:
@@ -135,9 +135,3 @@ def sweep(
             rows.append((name, length, efficiency(packs, first, budget).sizes[0]))
     bound = pd.DataFrame({"num_nodes": list(lengths), "efficiency": bounds})
     return pd.DataFrame(rows, columns=["strategy", "num_nodes", "efficiency"]), bound
-
-
-def _totals(packs: Packs, table: NDArray[np.int64]) -> NDArray[np.int64]:
-    """What each pack uses. [num_packs, num_dims]"""
-    ends = np.concatenate([np.zeros((1, table.shape[1]), np.int64), np.cumsum(table[packs.indices], axis=0)])
-    return np.diff(ends[packs.ptr], axis=0)
