@@ -1,0 +1,99 @@
+"""How an operation is divided over the tiles, and what each of its supersteps costs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Activity(str, Enum):
+    """What the slowest tile spends a superstep on."""
+
+    COMPUTE = "compute"
+    EXCHANGE = "exchange"
+    SYNC = "sync"
+    HOST = "host"
+
+
+class Profile(str, Enum):
+    """Which figures a report adds up."""
+
+    IDEAL = "ideal"
+    CALIBRATED = "calibrated"
+
+
+class Validity(str, Enum):
+    """How far a cost can be trusted.
+
+    Attributes:
+        VALIDATED: Inside the range of sizes at which the formula was checked against published measurements.
+        EXTRAPOLATED: The formula was checked, but on smaller or larger sizes.
+        ESTIMATE: No published measurement of this kind of operation is known.
+    """
+
+    VALIDATED = "validated"
+    EXTRAPOLATED = "extrapolated"
+    ESTIMATE = "estimate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Superstep:
+    """One bulk-synchronous step of an operation.
+
+    Attributes:
+        name: What it does, such as `slice rows` or `add partial sums`.
+        activity: What the slowest tile spends it on.
+        ideal: Cycles of the slowest tile by the formulas alone.
+        calibrated: The same with the constants fitted to published measurements.
+        mean: Ideal cycles averaged over all tiles; with `ideal` it tells how even the work lies.
+        tiles: Tiles at work.
+        workers: Workers occupied on a tile at work, on average.
+        bytes_in: Most bytes that any tile receives.
+        bytes_out: Most bytes that any tile sends.
+        bytes_total: Bytes that all tiles receive together.
+        fragments: Most separate pieces that any tile receives.
+    """
+
+    name: str
+    activity: Activity
+    ideal: float
+    calibrated: float
+    mean: float = 0.0
+    tiles: int = 0
+    workers: float = 0.0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    bytes_total: int = 0
+    fragments: int = 0
+
+    def cycles(self, profile: Profile) -> float:
+        """Cycles of the slowest tile."""
+        return self.calibrated if profile is Profile.CALIBRATED else self.ideal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The chosen division of one operation and its cost.
+
+    Attributes:
+        family: The planner that made it, such as `gather` or `matmul`.
+        split: Into how many parts each dimension of the work is cut, such as `{"rows": 4, "columns": 16}`.
+        supersteps: What it costs, in order.
+        temporary_bytes: Most bytes of any tile while the operation runs, beyond its arguments and results.
+        flops: Floating-point operations of all tiles, a multiply-accumulate counted as two.
+        considered: Divisions that were compared.
+        validity: How far the cost can be trusted.
+        why: The reason for an estimate or an extrapolation, in words.
+    """
+
+    family: str
+    split: Mapping[str, int] = field(default_factory=dict)
+    supersteps: tuple[Superstep, ...] = ()
+    temporary_bytes: int = 0
+    flops: int = 0
+    considered: int = 1
+    validity: Validity = Validity.ESTIMATE
+    why: str = ""
+
+    def cycles(self, profile: Profile) -> float:
+        """Cycles of all supersteps."""
+        return sum(step.cycles(profile) for step in self.supersteps)
