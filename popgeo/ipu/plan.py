@@ -97,3 +97,26 @@ class Plan:
     def cycles(self, profile: Profile) -> float:
         """Cycles of all supersteps."""
         return sum(step.cycles(profile) for step in self.supersteps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpCost:
+    """An operation of the captured program with its plan.
+
+    Attributes:
+        target: Its name in torch.
+        phase: `forward`, `backward` or `update`.
+        module: Dotted name of the submodule that asked for it.
+        source: The model's line that asked for it.
+        shapes: Shapes of its tensors, arguments first, as a report shows them.
+        plan: How it is divided and what it costs.
+        known: False where no rule knows the operation and a conservative one stood in.
+    """
+
+    target: str
+    phase: str
+    module: str = ""
+    source: str = ""
+    shapes: str = ""
+    plan: Plan
+    known: bool = True
