@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from popgeo.ipu.compiled_step import CompiledStep
 from popgeo.ipu.compiler.passes import fold_constants
-from popgeo.ipu.op_graph import OpGraph
+from popgeo.ipu.op_graph import Op, OpGraph, Ref, Value
 from popgeo.ipu.plan import Activity, OpCost, Plan, Superstep, Validity
 from popgeo.ipu.profile.cycles import cost
 from popgeo.ipu.target import IpuTarget
@@ -32,7 +32,26 @@ def step_costs(
     transfers = _host(graph, into, "receive inputs", target), _host(graph, out, "send results", target)
     costs = [*transfers[0], *cost(graph, target), *transfers[1]]
     costs = [replace(c, count=micro_batches) for c in costs]
-    return (*costs, *(cost(update, target) if update is not None else ()))
+    if update is None:
+        return tuple(costs)
+    if micro_batches > 1:
+        costs += [replace(c, count=micro_batches) for c in cost(_accumulation(update), target)]
+    return (*costs, *cost(update, target))
+
+
+def _accumulation(update: OpGraph) -> OpGraph:
+    """Adds the gradients of one micro-batch to those of the update, one tensor a group of parameters."""
+    totals = {name: v for name, v in update.inputs.items() if name.startswith("gradient:")}
+    values, inputs, ops = list[Value](), dict[str, int](), list[Op]()
+    for name, v in totals.items():
+        total, made = len(values), len(values) + 1
+        values += [replace(update.values[v], storage=number, producer=None) for number in (total, made)]
+        inputs |= {name: total, f"input:{name}": made}
+        add = Op(
+            target="aten.add_.Tensor", args=(Ref(total), Ref(made)), outputs=(total,), writes=(total,), phase="update"
+        )
+        ops.append(add)
+    return OpGraph(ops=tuple(ops), values=tuple(values), inputs=inputs, outputs=())
 
 
 def _host(graph: OpGraph, values: Sequence[int], name: str, target: IpuTarget) -> list[OpCost]:
