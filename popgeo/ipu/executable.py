@@ -3,6 +3,7 @@
 import inspect
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -11,6 +12,8 @@ from popgeo.ipu import batching
 from popgeo.ipu.compiler.account import account
 from popgeo.ipu.compiler.compile_step import compile_step
 from popgeo.ipu.options import Options
+from popgeo.ipu.plan import OpCost
+from popgeo.ipu.profile.step_costs import step_costs
 from popgeo.ipu.replicas import Replicas
 from popgeo.ipu.report import Report
 from popgeo.ipu.stepper import Stepper
@@ -36,7 +39,7 @@ class Executable:
         module = function if isinstance(function, nn.Module) else nn.Module()
         arguments = list(zip(batching.names(self._arguments), tensors, strict=True))
         self.step = compile_step(module, arguments, call)
-        self._stepper = Stepper(self.step, module, Options(target=target), None, Replicas((0,), 1))
+        self._module = module
         self._compile_seconds = time.perf_counter() - start
         self._run_seconds, self._calls = 0.0, 0
 
@@ -58,16 +61,26 @@ class Executable:
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}({self._name}: {len(self._stepper.engine.graph.ops):,} operations "
+            f"{type(self).__name__}({self._name}: {len(self.step.graph.ops):,} operations "
             f"for {self._target.name}, {self._calls:,} calls)"
         )
 
+    @cached_property
+    def _stepper(self) -> Stepper:
+        """Made when it is needed: compiling many functions for their reports takes no memory for values."""
+        return Stepper(self.step, self._module, Options(target=self._target), None, Replicas((0,), 1))
+
+    @cached_property
+    def _costs(self) -> tuple[OpCost, ...]:
+        return step_costs(self.step, self._target)
+
     @property
     def report(self) -> Report:
-        """The account of one call."""
+        """The account of one call, without running the function."""
         engine = self._stepper.engine
         return Report(
             target=self._target,
+            costs=self._costs,
             families=account(engine.graph),
             captured_ops=self.step.captured_ops,
             state_bytes=self._stepper.state_bytes,

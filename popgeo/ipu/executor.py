@@ -17,6 +17,8 @@ from popgeo.ipu.compiler.account import account
 from popgeo.ipu.compiler.compile_step import compile_step
 from popgeo.ipu.op_graph import OpGraph
 from popgeo.ipu.options import Options
+from popgeo.ipu.plan import OpCost
+from popgeo.ipu.profile.step_costs import step_costs
 from popgeo.ipu.replicas import Replicas
 from popgeo.ipu.report import Family, Report
 from popgeo.ipu.stepper import Stepper
@@ -112,6 +114,7 @@ class CompiledModel:
         self._pending: Mapping[str, Any] | None = None
         self._stepper: Stepper | None = None
         self._update: Update | None = None
+        self._costs: tuple[OpCost, ...] | None = None
         self._compile_seconds = self._run_seconds = 0.0
         self._calls = 0
 
@@ -178,17 +181,26 @@ class CompiledModel:
 
     @property
     def report(self) -> Report:
-        """The account of the step: operations by family, FLOPs, bytes and wall time.
+        """The account of a step: cycles, memory and plans on the target, and what this computer did for it.
+
+        Costs are worked out when it is first asked for; nothing runs.
 
         Raises:
             ValueError: nothing is compiled yet.
         """
         stepper = self._require_compiled()
         families = account(stepper.engine.graph)
-        if self._update is not None:
-            families["optimizer"] = sum(account(self._update.capture()).values(), Family())
+        update = None if self._update is None else self._update.capture()
+        if update is not None:
+            families["optimizer"] = sum(account(update).values(), Family())
+        micro_batches = self.options.gradient_accumulation
+        if self._costs is None:
+            self._costs = step_costs(stepper.step, self.options.target, update, micro_batches)
         return Report(
             target=self.options.target,
+            costs=self._costs,
+            micro_batches=micro_batches,
+            update_captured=None if self._update is None else self._update.is_captured,
             families=families,
             captured_ops=stepper.step.captured_ops,
             state_bytes=stepper.state_bytes,
@@ -269,7 +281,7 @@ class CompiledModel:
         """Forgets the compiled step; weights and optimizer state stay."""
         for parameter in self.model.parameters():
             parameter.data = parameter.data.clone()
-        self._stepper = self._update = self._arguments = None
+        self._stepper = self._update = self._arguments = self._costs = None
 
     def __getattr__(self, name: str) -> Any:
         """What the wrapper does not have, the module may have."""

@@ -111,6 +111,7 @@ class OpCost:
         shapes: Shapes of its tensors, arguments first, as a report shows them.
         plan: How it is divided and what it costs.
         known: False where no rule knows the operation and a conservative one stood in.
+        count: How often one step runs it: once a micro-batch, or once an update.
     """
 
     target: str
@@ -120,3 +121,4 @@ class OpCost:
     shapes: str = ""
     plan: Plan
     known: bool = True
+    count: int = 1

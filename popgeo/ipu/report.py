@@ -1,8 +1,10 @@
-"""What a compiled step consists of and how long this computer took for it."""
+"""The account of a compiled step: what it costs on the machine, and what this computer did for it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from popgeo.ipu.memory_use import MemoryUse
+from popgeo.ipu.plan import Activity, OpCost, Profile
 from popgeo.ipu.target import IpuTarget
 
 
@@ -28,8 +30,18 @@ class Family:
 class Report:
     """The account of one compiled step; `print` it.
 
+    A step is what one update needs: `micro_batches` times forward and backward, and the update once. Of a function or
+    an inference model it is one run. Cycles are those of one IPU that computes; transfers from and to the host run
+    beside them, as prefetching lets them, and are given apart.
+
     Attributes:
         target: The machine it was compiled for.
+        costs: Every operation of a step with its plan, in order; transfers of the host come with the phase `host`.
+        profile: Which cycles count: those fitted to published measurements, or those of the formulas alone.
+        micro_batches: How many a step takes.
+        memory: What lies in the tiles' memory, where it was worked out.
+        update_captured: Whether the optimizer's update runs as a captured graph; None where there is no optimizer, or
+            no update has run yet.
         families: Operations of one micro-batch, forward and backward, by family, and `optimizer` for one update.
         captured_ops: Operations that the model asked for; the passes leave fewer.
         state_bytes: Parameters, gradients, optimizer state and buffers.
@@ -41,6 +53,11 @@ class Report:
     """
 
     target: IpuTarget
+    costs: tuple[OpCost, ...] = ()
+    profile: Profile = Profile.CALIBRATED
+    micro_batches: int = 1
+    memory: MemoryUse | None = None
+    update_captured: bool | None = None
     families: Mapping[str, Family]
     captured_ops: int
     state_bytes: int
@@ -49,6 +66,33 @@ class Report:
     calls: int = 0
     steps: int = 0
     run_seconds: float = 0.0
+
+    @property
+    def total_cycles(self) -> int:
+        """Cycles of one step on one IPU: compute, exchange and sync, without the host."""
+        return round(sum(n for activity, n in self.cycles_by_activity.items() if activity is not Activity.HOST))
+
+    @property
+    def microseconds(self) -> float:
+        """Time of one step at the target's clock."""
+        return 1e6 * self.total_cycles / self.target.clock
+
+    @property
+    def cycles_by_activity(self) -> dict[Activity, float]:
+        """Cycles of one step by what the slowest tile spends them on."""
+        cycles = dict.fromkeys(Activity, 0.0)
+        for cost in self.costs:
+            for superstep in cost.plan.supersteps:
+                cycles[superstep.activity] += cost.count * superstep.cycles(self.profile)
+        return cycles
+
+    def graphs_per_second(self, graphs_per_micro_batch: float) -> float:
+        """Graphs that one IPU works through per second, when each micro-batch holds so many.
+
+        Args:
+            graphs_per_micro_batch: Real graphs, on average; padding does not count.
+        """
+        return graphs_per_micro_batch * self.micro_batches * 1e6 / self.microseconds
 
     @property
     def total(self) -> Family:

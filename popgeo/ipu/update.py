@@ -107,8 +107,15 @@ class Update:
         if not self._captured.run():
             self._worker.step()
 
+    @property
+    def is_captured(self) -> bool | None:
+        """Whether updates run as captured graphs rather than as torch's own code; None before that is known."""
+        if not self._flat:
+            return False
+        return None if self._captured is None else self._captured.is_captured
+
     def capture(self) -> OpGraph:
-        """The operations of the next update."""
+        """The operations of an update after the first, which makes the optimizer's state."""
         return capture_update(self._worker)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
