@@ -80,7 +80,9 @@ class ComputeSet:
 
     def __str__(self) -> str:
         tiles = {vertex.tile for vertex in self.vertices}
-        return f"compute {self.name}: {_count(len(self.vertices), 'vertex', 'vertices')} on {_count(len(tiles), 'tile')}"
+        return (
+            f"compute {self.name}: {_count(len(self.vertices), 'vertex', 'vertices')} on {_count(len(tiles), 'tile')}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -194,10 +196,10 @@ class Program:
         >>> program = Program(
         ...     num_tiles=2,
         ...     variables={"x": Variable(name="x", dtype=torch.float32, mapping=mapping)},
-        ...     steps=(Repeat(count=3, name="device iterations", body=(HostCopy(to_host=False, streams={"x": "input:x"}),)),),
+        ...     steps=(Repeat(count=3, name="steps", body=(HostCopy(to_host=False, streams={"x": "input:x"}),)),),
         ... )
         >>> print(program)
-        repeat 3 (device iterations):
+        repeat 3 (steps):
           host in: input:x
     """
 
