@@ -28,6 +28,7 @@ class Executable:
         start = time.perf_counter()
         self._signature = inspect.signature(function)
         self._target = target
+        self._name = getattr(function, "__name__", type(function).__name__)
         tensors, self._arguments = flatten(dict(self._signature.bind(*example_inputs).arguments))
 
         def call(inputs: Sequence[Any]) -> Any:
@@ -57,6 +58,12 @@ class Executable:
         results = self._stepper.run(tensors)
         self._run_seconds, self._calls = self._run_seconds + time.perf_counter() - start, self._calls + 1
         return unflatten(self.step.result, results)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self._name}: {len(self.step.graph.ops):,} operations "
+            f"for {self._target.name}, {self._calls:,} calls)"
+        )
 
     @cached_property
     def _stepper(self) -> Stepper:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -141,9 +142,20 @@ class CompiledModel:
 
     def __repr__(self) -> str:
         kind = "inference" if self._optimizer is None else "training"
-        state = f"compiled, {self._calls} calls" if self.is_compiled else "not compiled yet"
+        calls = f"{self._calls:,} {'call' if self._calls == 1 else 'calls'}"
+        state = f"compiled, {calls}" if self.is_compiled else "not compiled yet"
         factor = self.options.batch_factor
         return f"CompiledModel({type(self.model).__name__}: {kind}, {state}, micro-batches a call: {factor})"
+
+    def _repr_html_(self) -> str:
+        shown = {"model": type(self.model).__name__, "weights": sum(p.numel() for p in self.model.parameters())}
+        if self._optimizer is not None:
+            shown |= {"optimizer": type(self._optimizer).__name__}
+        shown |= {"micro-batches a call": self.options.batch_factor, "compiled": self.is_compiled}
+        if self._stepper is not None:
+            shown |= {"operations": len(self.graph.ops), "calls": self._calls, "seconds": round(self._run_seconds, 3)}
+        table = {name: f"{value:,}" if isinstance(value, int | float) else value for name, value in shown.items()}
+        return pd.Series(table, name=type(self).__name__).to_frame().to_html()
 
     def compile(self, *args: Any, **kwargs: Any) -> "CompiledModel":
         """Compiles the step for these arguments without running it.
