@@ -51,6 +51,9 @@ class Insight:
     share: float
     ops: tuple[int, ...] = ()
 
+    def __str__(self) -> str:
+        return f"{self.title} ({self.share:.0%} of the cycles): {self.text} {self.remedy}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from popgeo.ipu.plan import Activity
+from popgeo.ipu.profile.assess import BESIDE
 from popgeo.ipu.profile.insights import insights
 from popgeo.ipu.profile.rows import family_rows, group_names, module_rows, op_rows, superstep_rows
 from popgeo.ipu.profile.text import quantity
@@ -60,7 +61,7 @@ def _data(report: Report) -> dict[str, Any]:
             "peak": use.peak.tolist(),
             "curve": use.curve.tolist(),
             "peak_op": use.peak_op,
-            "op_indices": [index for index, cost in enumerate(report.costs) if cost.phase != "host"],
+            "op_indices": [index for index, cost in enumerate(report.costs) if cost.phase not in BESIDE],
         }
     return _rounded(data)
 

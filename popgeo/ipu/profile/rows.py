@@ -99,7 +99,7 @@ def module_rows(report: Report) -> list[Row]:
             row["share"] += op["share"]
             row["own"] += op["cycles"] if path == name else 0.0
             row["ops"] += op["count"]
-            row[op["phase"]] = row.get(op["phase"], 0.0) + op["cycles"]
+            row["update" if op["phase"] == "accumulate" else op["phase"]] += op["cycles"]
     return sorted(rows.values(), key=lambda row: -row["cycles"])
 
 
@@ -175,7 +175,7 @@ def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
 
 def module_of(cost: OpCost) -> str:
     """The module that asked for an operation, or what stands in its place."""
-    return {"update": OPTIMIZER, "host": HOST}.get(cost.phase, cost.module)
+    return {"update": OPTIMIZER, "accumulate": OPTIMIZER, "host": HOST}.get(cost.phase, cost.module)
 
 
 def short_name(target: str) -> str:
