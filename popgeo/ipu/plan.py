@@ -105,7 +105,7 @@ class OpCost:
 
     Attributes:
         target: Its name in torch.
-        phase: `forward`, `backward` or `update`; `accumulate` adds up the gradients of several micro-batches, `host` moves
+        phase: `forward`, `backward` or `update`; `accumulate` adds up gradients of several micro-batches; `host` moves
             data in and out.
         module: Dotted name of the submodule that asked for it.
         source: The model's line that asked for it.

@@ -209,8 +209,9 @@ if (report.memory) {
   canvas("tiles", 230, (g, w, h, element) => {
     const top = scale(Math.max(...memory.peak)), y = axes(g, w, h, top, "tile"), size = (w - LEFT) / total;
     for (let tile = 0; tile < total; tile++) {
+      const left = Math.floor(LEFT + tile * size), wide = Math.max(1, Math.floor(LEFT + (tile + 1) * size) - left); // whole pixels, or stripes show
       let base = 0;
-      names.forEach((name, i) => { const value = memory.categories[name][tile]; g.fillStyle = HUES[i % HUES.length]; g.fillRect(LEFT + tile * size, y(base + value), Math.max(size + 0.3, 0.8), y(base) - y(base + value)); base += value; });
+      names.forEach((name, i) => { const value = memory.categories[name][tile]; g.fillStyle = HUES[i % HUES.length]; g.fillRect(left, y(base + value), wide, y(base) - y(base + value)); base += value; });
     }
     if (top >= memory.limit) limitLine(g, w, y);
     element.onpointerleave = hideTip;
