@@ -1,0 +1,88 @@
+"""The constants that turn formulas into cycles measured on a Bow IPU."""
+
+from dataclasses import dataclass, fields
+
+from popgeo.ipu.target import IpuTarget
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Few constants per family of operations; the calibrated cycles of a step are linear in each.
+
+    Fitted by `scripts/calibrate_cost_model.py` to measurements published for a Bow IPU (github.com/graphcore-research/
+    hydronet-gnn for gather, scatter-add and the SchNet block; arXiv:2303.16999 for dense products). `..._fixed` are
+    cycles per operation: launches, synchronisations and control that its program needs beyond the plan's own.
+    `..._layout` are cycles per element that a tile holds when results or arguments are laid out anew.
+
+    Attributes:
+        gather_fixed: Cycles of any gather.
+        gather_exchange: Factor on the cycles of its exchanges.
+        gather_vertex: Factor on the cycles of its vertices.
+        gather_result_layout: Cycles per element of the result that a tile holds.
+        gather_table_layout: Cycles per element of the table that a tile holds.
+        gather_two_stage: Cycles where the table's rows are split, so that a second stage picks the right part.
+        scatter_fixed: Cycles of any scatter-add.
+        scatter_exchange: Factor on the cycles of its exchanges.
+        scatter_vertex: Factor on the cycles of its vertices.
+        scatter_result_layout: Cycles per element of the result that a tile holds.
+        scatter_source_layout: Cycles per element of the summands that a tile holds.
+        scatter_partials: Cycles where the summands are split, so that partial sums must be added.
+        matmul16_fixed: Cycles of any float16 product.
+        matmul16_amp: Factor on the cycles of its matrix unit.
+        matmul16_exchange: Factor on the cycles that bring the matrices.
+        matmul16_reduce: Factor on the cycles that exchange and add partial sums.
+        matmul32_fixed: Cycles of any float32 product.
+        matmul32_amp: Factor on the cycles of its matrix unit.
+        matmul32_exchange: Factor on the cycles that bring the matrices.
+        matmul32_reduce: Factor on the cycles that exchange and add partial sums.
+    """
+
+    gather_fixed: float = 1313.0
+    gather_exchange: float = 1.07
+    gather_vertex: float = 1.20
+    gather_result_layout: float = 1.38
+    gather_table_layout: float = 1.35
+    gather_two_stage: float = 3920.0
+    scatter_fixed: float = 2014.0
+    scatter_exchange: float = 3.14
+    scatter_vertex: float = 0.90
+    scatter_result_layout: float = 6.0
+    scatter_source_layout: float = 2.82
+    scatter_partials: float = 336.0
+    matmul16_fixed: float = 1139.0
+    matmul16_amp: float = 1.03
+    matmul16_exchange: float = 0.72
+    matmul16_reduce: float = 1.0
+    matmul32_fixed: float = 729.0
+    matmul32_amp: float = 1.11
+    matmul32_exchange: float = 0.52
+    matmul32_reduce: float = 2.08
+
+
+BOW_SDK3 = Calibration()
+"""Bow, SDK 3.1 to 3.2."""
+
+CONSTANTS = tuple(field.name for field in fields(Calibration))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What a planner plans for.
+
+    Attributes:
+        target: The sizes and speeds.
+        calibration: The fitted constants.
+    """
+
+    target: IpuTarget
+    calibration: Calibration = BOW_SDK3
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles of all IPUs that one replica spans.
+
+        Example:
+            >>> Machine(target=IpuTarget.bow()).num_tiles
+            1472
+        """
+        return self.target.num_tiles * self.target.num_ipus
