@@ -27,14 +27,12 @@ class Calibration:
         scatter_result_layout: Cycles per element of the result that a tile holds.
         scatter_source_layout: Cycles per element of the summands that a tile holds.
         scatter_partials: Cycles where the summands are split, so that partial sums must be added.
-        matmul16_fixed: Cycles of any float16 product.
-        matmul16_amp: Factor on the cycles of its matrix unit.
-        matmul16_exchange: Factor on the cycles that bring the matrices.
-        matmul16_reduce: Factor on the cycles that exchange and add partial sums.
-        matmul32_fixed: Cycles of any float32 product.
-        matmul32_amp: Factor on the cycles of its matrix unit.
-        matmul32_exchange: Factor on the cycles that bring the matrices.
-        matmul32_reduce: Factor on the cycles that exchange and add partial sums.
+        matmul_fixed: Cycles of any dense product, float16 or float32.
+        matmul_move: Factor on the cycles that bring the matrices and lay them out for the matrix unit.
+        matmul_amp: Factor on the cycles of the matrix unit.
+        matmul_reduce: Factor on the cycles that exchange and add partial sums.
+        elementwise_fixed: Cycles of any operation by element, beyond the launch.
+        elementwise_layout: Cycles per element of its result that a tile holds.
     """
 
     gather_fixed: float = 1313.0
@@ -49,14 +47,12 @@ class Calibration:
     scatter_result_layout: float = 6.0
     scatter_source_layout: float = 2.82
     scatter_partials: float = 336.0
-    matmul16_fixed: float = 1139.0
-    matmul16_amp: float = 1.03
-    matmul16_exchange: float = 0.72
-    matmul16_reduce: float = 1.0
-    matmul32_fixed: float = 729.0
-    matmul32_amp: float = 1.11
-    matmul32_exchange: float = 0.52
-    matmul32_reduce: float = 2.08
+    matmul_fixed: float = 1000.0
+    matmul_move: float = 1.1
+    matmul_amp: float = 0.9
+    matmul_reduce: float = 0.5
+    elementwise_fixed: float = 300.0
+    elementwise_layout: float = 1.0
 
 
 BOW_SDK3 = Calibration()

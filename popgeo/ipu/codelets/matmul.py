@@ -15,7 +15,6 @@ from popgeo.ipu.codelets.vertices import WORKERS, add_partials, ceil_div
 from popgeo.ipu.plan import Plan, Superstep, Validity
 from popgeo.ipu.target import IpuTarget
 
-PARTIAL_BYTES = 4  # partial sums are float32, also of float16 products
 SERIAL_CYCLES = 500  # per turn of a loop over parts of the columns
 _TURNS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96, 128, 192, 256, 384, 512, 1024)
 _MORE_TURNS = 4
@@ -42,7 +41,7 @@ class _Search:
     @property
     def cycles(self) -> float:
         """Cycles of all turns."""
-        once = sum(self.terms[name] for name in ("bring", "amp", "reduce", "add"))
+        once = sum(self.terms[name] for name in ("bring", "copy", "amp", "reduce", "add"))
         return self.turns * once + (SERIAL_CYCLES * self.turns if self.turns > 1 else 0)
 
 
@@ -89,25 +88,27 @@ def _steps(found: _Search, width: int, used: int, rounds: int, machine: Machine)
     target, t = machine.target, found.terms
     times = found.turns * rounds
     c = machine.calibration
-    fixed, amp, bring, add = (
-        (c.matmul16_fixed, c.matmul16_amp, c.matmul16_exchange, c.matmul16_reduce)
-        if width == 2
-        else (c.matmul32_fixed, c.matmul32_amp, c.matmul32_exchange, c.matmul32_reduce)
-    )
 
     # Each turn of the loop synchronises and launches again, so it is one superstep of as many cycles.
     def again(cycles: float, start: int) -> float:
         return times * cycles + (times - 1) * start
 
     steps = [
-        overhead_step("start and finish", calibrated=fixed, tiles=used),
+        overhead_step("start and finish", calibrated=c.matmul_fixed, tiles=used),
         exchange_step(
             "bring both matrices", target, transfer=again(t["bring"], target.sync_cycles),
-            calibrated=bring * times * t["bring"], bytes_in=times * t["bring_bytes"],
+            calibrated=c.matmul_move * times * t["bring"], bytes_in=times * t["bring_bytes"],
             bytes_out=times * t["bring_bytes"] / 2, fragments=2 * times, tiles=used,
         ),
         compute_step(
-            "multiply", target, vertex=again(t["amp"], target.launch_cycles), calibrated=amp * times * t["amp"],
+            "lay out both matrices",
+            target,
+            vertex=again(t["copy"], target.launch_cycles),
+            calibrated=c.matmul_move * times * t["copy"],
+            tiles=used,
+        ),
+        compute_step(
+            "multiply", target, vertex=again(t["amp"], target.launch_cycles), calibrated=c.matmul_amp * times * t["amp"],
             tiles=used, workers=min(WORKERS, t["rows"]),
         ),
     ]  # fmt: skip
@@ -115,12 +116,12 @@ def _steps(found: _Search, width: int, used: int, rounds: int, machine: Machine)
         steps += [
             exchange_step(
                 "exchange partial sums", target, transfer=again(t["reduce"], target.sync_cycles),
-                calibrated=add * times * t["reduce"], bytes_in=times * t["reduce_bytes"],
+                calibrated=c.matmul_reduce * times * t["reduce"], bytes_in=times * t["reduce_bytes"],
                 bytes_out=times * t["reduce_bytes"], fragments=times * found.cuts[1], tiles=used,
             ),
             compute_step(
                 "add partial sums", target, vertex=again(t["add"], target.launch_cycles),
-                calibrated=add * times * t["add"], tiles=used,
+                calibrated=c.matmul_reduce * times * t["add"], tiles=used,
             ),
         ]  # fmt: skip
     if times > 1:
@@ -156,7 +157,7 @@ def _best(
     part = ceil_div(columns, turns)
     splits = within(tiles, rows, ceil_div(contraction, in_block(width)), ceil_div(part, OUT_BLOCK))
     terms = _terms(rows, contraction, part, width, splits, target)
-    cycles = terms["bring"] + terms["amp"] + terms["reduce"] + terms["add"]
+    cycles = terms["bring"] + terms["copy"] + terms["amp"] + terms["reduce"] + terms["add"]
     chosen = cheapest(cycles, terms["nbytes"], MEMORY_SHARE * target.memory_per_tile)
     n_rows, n_contraction, n_columns = (int(cut[chosen]) for cut in splits)
     return _Search(
@@ -176,7 +177,7 @@ def _terms(
     mine = ceil_div(rows, n_rows)
     deep = np.minimum(contraction, ceil_div(ceil_div(contraction, block), n_contraction) * block)
     wide = np.minimum(columns, ceil_div(ceil_div(columns, out_block), n_columns) * out_block)
-    left, right, sums = mine * deep * width, deep * wide * width, mine * wide * PARTIAL_BYTES
+    left, right, sums = mine * deep * width, deep * wide * width, mine * wide * width
     # Neighbouring tiles that make other columns of the same rows receive the same rows.
     bring = transfer_cycles(target, bytes_in=left, is_paired=n_columns % 2 == 0) + transfer_cycles(
         target, bytes_in=right * (1 - 1 / n_rows)
@@ -188,11 +189,13 @@ def _terms(
         "rows": mine.astype(float),
         "bring": bring,
         "bring_bytes": left + right * (1 - 1 / n_rows),
+        # The matrix unit wants its operands in blocks.
+        "copy": (left + right) / target.copy_bytes,
         "amp": amp_vertex(mine, deep, wide, width, target),
         "reduce": transfer_cycles(target, bytes_in=reduce_bytes, bytes_out=reduce_bytes, fragments_in=n_contraction),
         "reduce_bytes": reduce_bytes,
-        "add": np.where(is_split, add_partials(share, n_contraction, target.vector_bytes // PARTIAL_BYTES), 0),
-        "nbytes": left + right + sums + np.where(is_split, share * n_contraction * PARTIAL_BYTES, 0),
+        "add": np.where(is_split, add_partials(share, n_contraction, target.vector_bytes // width), 0),
+        "nbytes": left + right + sums,
     }
 
 

@@ -1,6 +1,6 @@
 """Which planner knows which operation."""
 
-from popgeo.ipu.codelets import fills, indexing
+from popgeo.ipu.codelets import fills, indexing, pointwise, products, views
 from popgeo.ipu.codelets.calibration import BOW_SDK3, Calibration, Machine
 from popgeo.ipu.codelets.operands import Rule
 from popgeo.ipu.codelets.unknown import plan_unknown
@@ -8,7 +8,13 @@ from popgeo.ipu.op_graph import Op, OpGraph
 from popgeo.ipu.plan import Plan
 from popgeo.ipu.target import IpuTarget
 
-_RULES: dict[str, Rule] = {**fills.RULES, **indexing.RULES}
+_RULES: dict[str, Rule] = {
+    **views.RULES,
+    **fills.RULES,
+    **pointwise.RULES,
+    **indexing.RULES,
+    **products.RULES,
+}
 
 
 def plan(graph: OpGraph, op: Op, target: IpuTarget, calibration: Calibration = BOW_SDK3) -> tuple[Plan, bool]:
