@@ -35,24 +35,24 @@ class Calibration:
         elementwise_layout: Cycles per element of its result that a tile holds.
     """
 
-    gather_fixed: float = 1313.0
-    gather_exchange: float = 1.07
-    gather_vertex: float = 1.20
-    gather_result_layout: float = 1.38
-    gather_table_layout: float = 1.35
-    gather_two_stage: float = 3920.0
-    scatter_fixed: float = 2014.0
-    scatter_exchange: float = 3.14
-    scatter_vertex: float = 0.90
-    scatter_result_layout: float = 6.0
-    scatter_source_layout: float = 2.82
-    scatter_partials: float = 336.0
-    matmul_fixed: float = 1000.0
-    matmul_move: float = 1.1
-    matmul_amp: float = 0.9
-    matmul_reduce: float = 0.5
-    elementwise_fixed: float = 300.0
-    elementwise_layout: float = 1.0
+    gather_fixed: float = 1354.0
+    gather_exchange: float = 1.195
+    gather_vertex: float = 1.063
+    gather_result_layout: float = 1.491
+    gather_table_layout: float = 0.8587
+    gather_two_stage: float = 3959.0
+    scatter_fixed: float = 1905.0
+    scatter_exchange: float = 3.434
+    scatter_vertex: float = 0.7553
+    scatter_result_layout: float = 6.146
+    scatter_source_layout: float = 3.083
+    scatter_partials: float = 404.6
+    matmul_fixed: float = 1060.0
+    matmul_move: float = 1.111
+    matmul_amp: float = 0.9588
+    matmul_reduce: float = 0.5457
+    elementwise_fixed: float = 693.4
+    elementwise_layout: float = 2.339
 
 
 BOW_SDK3 = Calibration()
