@@ -107,7 +107,8 @@ class OpCost:
 
     Attributes:
         target: Its name in torch.
-        phase: `forward`, `backward` or `update`.
+        phase: `forward`, `backward` or `update`; `accumulate` adds up gradients of several micro-batches; `host` moves
+            data in and out.
         module: Dotted name of the submodule that asked for it.
         source: The model's line that asked for it.
         shapes: Shapes of its tensors, arguments first, as a report shows them.
