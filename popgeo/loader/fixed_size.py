@@ -19,7 +19,7 @@ from popgeo.data.levels import Levels
 from popgeo.data.sizes import FixedSizeOptions
 from popgeo.data.sort import sort_edges as sorted_by_destination
 from popgeo.data.trim import OverSizeStrategy
-from popgeo.loader.arguments import check_arguments, member, num_mini_batches, sizes_of, strategy_of
+from popgeo.loader.arguments import check_arguments, member, num_mini_batches, shard_of, sizes_of, strategy_of
 from popgeo.loader.batches import OF_WORKERS, BatchMaker
 from popgeo.loader.epoch import FixedSizeStrategy, Packing, Plan, epoch_generator, plan_epoch, shard
 from popgeo.loader.filling import as_html, filling, in_one_line
@@ -46,7 +46,8 @@ class FixedSizeDataLoader(DataLoader):
         follow_batch: Attributes to add an assignment vector for.
         exclude_keys: Attributes to leave out.
         options: How many batches one item holds, concatenated on dimension 0 as PopTorch does: a number, or an object
-            with `device_iterations`, `replication_factor` and `gradient_accumulation` (such as `popgeo.ipu.Options`).
+            with `device_iterations`, `replication_factor` and `gradient_accumulation` (such as `popgeo.ipu.Options`),
+            whose replicas are shared by the ranks.
         num_nodes: Short for `fixed_size_options`, with `num_edges` and `batch_size`.
         num_edges: See `num_nodes`.
         levels: What an attribute's rows belong to, as `{"y": "graph"}`, where names and sizes do not tell.
@@ -59,7 +60,8 @@ class FixedSizeDataLoader(DataLoader):
             `num_buffers // 2` more are drawn. 0 gives each item memory of its own.
         background: Makes the coming batches on a thread while one is in use.
         seed: With the number of the epoch it decides every order.
-        rank: Which shard of the batches to load.
+        rank: Which shard of the batches to load; by default that of this process in `torch.distributed`, where
+            `options` has a `replication_factor`, and else the only one.
         world_size: Number of shards; they are disjoint, complete, and of equal length.
         drop_last: Drops an incomplete last batch (`PadToMax`) and an incomplete last item of several batches; otherwise
             batches are split until there are enough, so that every graph is used.
@@ -105,8 +107,8 @@ class FixedSizeDataLoader(DataLoader):
         num_buffers: int = 0,
         background: bool = False,
         seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         drop_last: bool = False,
         sampler: Iterable[int] | None = None,
         batch_sampler: Iterable[Sequence[int]] | None = None,
@@ -115,9 +117,10 @@ class FixedSizeDataLoader(DataLoader):
     ) -> None:
         self.strategy = strategy_of(fixed_size_strategy)
         self.over_size_strategy = member(OverSizeStrategy, over_size_strategy)
-        check_arguments(dataset, self.strategy, shuffle, sampler, batch_sampler, rank, world_size, kwargs)
-        self.shuffle, self.seed, self.rank, self.world_size = shuffle, seed, rank, world_size
-        self.items_of = num_mini_batches(options)
+        check_arguments(dataset, self.strategy, shuffle, sampler, batch_sampler, kwargs)
+        self.shuffle, self.seed = shuffle, seed
+        self.rank, self.world_size = shard_of(options, rank, world_size)
+        self.items_of = num_mini_batches(options, self.world_size)
         self._progress = _Progress(0, 0)
         self._plan: tuple[int, Plan] | None = None
         self._orders = sampler, batch_sampler, drop_last

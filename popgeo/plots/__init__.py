@@ -5,7 +5,11 @@ registered with pyplot, and the arguments come back as they were. Each draws on 
 its own: `loss_curve(history).figure`. A table that lacks a column is refused with a ValueError that names it.
 """
 
+from popgeo.plots.graphs import adjacency as adjacency
+from popgeo.plots.graphs import batch_layout as batch_layout
+from popgeo.plots.graphs import size_histogram as size_histogram
 from popgeo.plots.grids import surfaces as surfaces
+from popgeo.plots.molecules import molecule as molecule
 from popgeo.plots.packing import batch_fill as batch_fill
 from popgeo.plots.packing import batch_mean_sizes as batch_mean_sizes
 from popgeo.plots.packing import efficiency_over_budget as efficiency_over_budget
@@ -13,5 +17,6 @@ from popgeo.plots.packing import strategies as strategies
 from popgeo.plots.style import COLORS as COLORS
 from popgeo.plots.style import PALETTE as PALETTE
 from popgeo.plots.style import THEME as THEME
+from popgeo.plots.style import panels as panels
 from popgeo.plots.training import loss_curve as loss_curve
 from popgeo.plots.training import prediction_scatter as prediction_scatter

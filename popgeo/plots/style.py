@@ -19,6 +19,32 @@ THEME |= {"axes.prop_cycle": cycler(color=PALETTE)}
 REFERENCE: dict[str, Any] = {"color": "0.35", "linestyle": "--", "linewidth": 1.2, "zorder": 1}
 
 
+def panels(
+    num_rows: int = 1, num_columns: int = 1, *, size: tuple[float, float] | None = None, title: str = ""
+) -> list[Axes]:
+    """Empty Axes side by side on one figure, to hand to other functions as `ax`.
+
+    Args:
+        num_rows: Rows of Axes.
+        num_columns: Columns of Axes.
+        size: Width and height of the whole figure in inches.
+        title: Title of the whole figure.
+
+    Returns:
+        The Axes, row by row; `axes[0].figure` is what a notebook shows.
+
+    Example:
+        >>> left, right = panels(1, 2, title="two pictures")
+        >>> left.figure is right.figure
+        True
+    """
+    with mpl.rc_context(THEME):
+        width, height = size or (SIZE[0] * num_columns / 1.4 ** (num_columns > 1), SIZE[1] * num_rows)
+        figure = Figure(figsize=(width, height), layout="constrained")
+        figure.suptitle(title)
+        return [figure.add_subplot(num_rows, num_columns, i + 1) for i in range(num_rows * num_columns)]
+
+
 @contextmanager
 def drawing(ax: Axes | None, size: tuple[float, float] = SIZE) -> Iterator[Axes]:
     """The Axes to draw on, made where none is given, and the one look of all figures while it is drawn on."""

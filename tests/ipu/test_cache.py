@@ -1,5 +1,6 @@
 """A second start finds the compiled step, and only the right one."""
 
+import multiprocessing
 import os
 import time
 import zipfile
@@ -118,9 +119,29 @@ def test_reading_runs_nothing_of_the_file(tmp_path):
         assert "step.json" in archive.namelist()
 
 
-def test_a_second_start_is_five_times_faster(tmp_path):
-    from popgeo.ipu import inference_model  # noqa: F401
+def start_with_others(folder, barrier, results) -> None:
+    barrier.wait()
+    results.put(losses(start(folder, ContinuousFilters())))
 
+
+def test_processes_that_compile_at_once_share_a_folder(tmp_path, monkeypatch):
+    context = multiprocessing.get_context("fork")
+    barrier, results = context.Barrier(2), context.SimpleQueue()
+    processes = [context.Process(target=start_with_others, args=(tmp_path, barrier, results)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=60)
+    expected = losses(start(None, ContinuousFilters()))
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert [results.get(), results.get()] == [expected, expected]
+    (path,) = tmp_path.iterdir()  # one whole file, and nothing half written
+    assert from_bytes(path.read_bytes().partition(b"\n")[2])
+    monkeypatch.setattr("popgeo.ipu.compiler.compile_step.capture", None)
+    assert losses(start(tmp_path, ContinuousFilters())) == expected
+
+
+def test_a_second_start_is_five_times_faster(tmp_path):
     class Deep(ContinuousFilters):
         def __init__(self) -> None:
             super().__init__(blocks=24)
