@@ -350,6 +350,7 @@ class CompiledModel:
             accumulates=self.options.gradient_accumulation * self.options.replication_factor > 1,
             max_grad_norm=self.options.max_grad_norm,
             learning_rate=self._learning_rate,
+            floating_point_exceptions=self.options.floating_point_exceptions,
         )
 
     def _call_model(self, arguments: dict[str, Any]) -> Any:
