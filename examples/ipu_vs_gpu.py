@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from popgeo import ipu, plots
@@ -83,7 +84,7 @@ def _size(row: pd.Series) -> str:
     return f"{row['num_inputs']:,} rows in, {row['num_outputs']:,} out, {row['num_features']} features"
 
 
-def figure(table: pd.DataFrame) -> object:
+def figure(table: pd.DataFrame) -> Figure:
     """One panel an operation, modelled beside published."""
     kinds = {"speedup": "modelled", "published_speedup": "published"}
     parts = [
@@ -95,7 +96,9 @@ def figure(table: pd.DataFrame) -> object:
         pd.concat(parts), x="num_outputs", y="num_features", panel="panel",
         title="One Bow IPU against one A100: how many times as fast (mean over the rows of the table)",
     )  # fmt: skip
-    return panels[0].figure
+    drawn = panels[0].get_figure(root=True)
+    assert drawn is not None
+    return drawn
 
 
 def main() -> None:
@@ -114,7 +117,7 @@ def main() -> None:
         "So the peaks are real for small operations that a GPU is asked for one by one, and most of them is launch "
         "latency; for large ones look at the second figure of each operation."
     )
-    figure(table).savefig(arguments.out, dpi=120)  # type: ignore[attr-defined]
+    figure(table).savefig(arguments.out, dpi=120)
     print(f"picture: {arguments.out}")
 
 

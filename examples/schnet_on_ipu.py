@@ -171,7 +171,9 @@ def main() -> None:
         axes = plots.panels(1, 2, size=(13, 4.5))
         for ax, name in zip(axes, ("published", STORY[-1].name), strict=True):
             plots.cycles_by(reports[name].to_frame("families"), ax=ax).set_title(name)
-        axes[0].figure.savefig(arguments.out / "families.png", dpi=120)
+        figure = axes[0].get_figure(root=True)
+        assert figure is not None
+        figure.savefig(arguments.out / "families.png", dpi=120)
         print(f"pages and picture: {arguments.out}")
 
 
