@@ -27,8 +27,8 @@ class MemoryUse:
 
     Attributes:
         limit: Bytes that a tile has.
-        categories: Bytes of each tile by what they hold: `weights and optimizer`, `inputs and results`, `values` (at the
-            tile's peak), `vertex state`, `vertex code`, `control code`, `exchange code`, `stack`. int64[tiles] each
+        categories: Bytes of each tile by what they hold: `weights and optimizer`, `inputs and results`, `values` (at
+            the tile's peak), `vertex state`, `vertex code`, `control code`, `exchange code`, `stack`. int64[tiles] each
         always_live: Bytes that never change hands, all categories but `values`. int64[tiles]
         peak: Most bytes at any time. int64[tiles]
         curve: Bytes of the fullest tile while each operation runs. int64[ops]

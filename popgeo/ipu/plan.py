@@ -107,12 +107,14 @@ class OpCost:
 
     Attributes:
         target: Its name in torch.
-        phase: `forward`, `backward` or `update`.
+        phase: `forward`, `backward` or `update`; `accumulate` adds up gradients of several micro-batches; `host` moves
+            data in and out.
         module: Dotted name of the submodule that asked for it.
         source: The model's line that asked for it.
         shapes: Shapes of its tensors, arguments first, as a report shows them.
         plan: How it is divided and what it costs.
         known: False where no rule knows the operation and a conservative one stood in.
+        count: How often one step runs it: once a micro-batch, or once an update.
     """
 
     target: str
@@ -122,3 +124,4 @@ class OpCost:
     shapes: str = ""
     plan: Plan
     known: bool = True
+    count: int = 1

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import pandas as pd
+
 
 @dataclass(frozen=True, kw_only=True)
 class IpuTarget:
@@ -45,8 +47,8 @@ class IpuTarget:
         ValueError: a figure is not positive.
 
     Example:
-        >>> IpuTarget.bow().num_tiles
-        1472
+        >>> IpuTarget.bow()
+        IpuTarget(Bow: 1,472 tiles of 624 KiB at 1.85 GHz)
     """
 
     name: str
@@ -96,6 +98,17 @@ class IpuTarget:
         return cls(
             name="Bow", num_tiles=1472, memory_per_tile=624 * 1024, clock=1.85e9, float32_macs=16, float16_macs=64
         )
+
+    def __repr__(self) -> str:
+        ipus = f"{self.num_ipus:,} x " if self.num_ipus > 1 else ""
+        return (
+            f"{type(self).__name__}({self.name}: {ipus}{self.num_tiles:,} tiles of {self.memory_per_tile / 1024:g} KiB "
+            f"at {self.clock / 1e9:g} GHz)"
+        )
+
+    def _repr_html_(self) -> str:
+        shown = {name: f"{value:,.10g}" if name != "name" else value for name, value in vars(self).items()}
+        return pd.Series(shown, name=type(self).__name__).to_frame().to_html()
 
     @property
     def memory(self) -> int:
