@@ -41,8 +41,9 @@ class Insight:
         title: What it is, in a few words.
         text: What was found, with figures.
         remedy: What to do about it.
-        share: Part of the step's cycles that it is about, 0 to 1.
+        share: Part of the step's cycles that it is about, 0 to 1; 0 where it is not about cycles.
         ops: Which operations, by their place in `Report.costs`.
+        fatal: The machine could not run the step as it is.
     """
 
     title: str
@@ -50,9 +51,10 @@ class Insight:
     remedy: str
     share: float
     ops: tuple[int, ...] = ()
+    fatal: bool = False
 
     def __str__(self) -> str:
-        return f"{self.title} ({self.share:.0%} of the cycles): {self.text} {self.remedy}"
+        return f"{self.title}: {self.text} {self.remedy}"
 
 
 @dataclass(frozen=True, kw_only=True)
