@@ -68,7 +68,7 @@ STORY = (
     ),
     Setting(
         name="half list",
-        why="a filter depends on the distance alone, so a pair of atoms needs one, not two, and the batch may grow again",
+        why="a filter depends on the distance alone, so a pair of atoms needs one; batches may grow again",
         num_nodes=3 * 576,
         polynomial=True,
         precomputed=True,
