@@ -120,6 +120,12 @@ class OpGraph:
     def __str__(self) -> str:
         return "\n".join(self._line(op) for op in self.ops)
 
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({len(self.ops):,} operations, {len(self.inputs):,} inputs, "
+            f"{len(self.outputs):,} outputs)"
+        )
+
     def _line(self, op: Op) -> str:
         made = ", ".join(
             f"%{v} {str(self.values[v].dtype).removeprefix('torch.')}{list(self.values[v].shape)}"

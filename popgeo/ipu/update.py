@@ -112,6 +112,13 @@ class Update:
         if not self._captured.run():
             self._worker.step()
 
+    @property
+    def is_captured(self) -> bool | None:
+        """Whether updates run as captured graphs rather than as torch's own code; None before that is known."""
+        if not self._flat:
+            return False
+        return None if self._captured is None else self._captured.is_captured
+
     def _check(self) -> None:
         """Raises where finite gradients gave weights of NaN or infinity."""
         broken = [block for block in self._blocks if block.total.isfinite().all() and not block.flat.isfinite().all()]
@@ -123,7 +130,7 @@ class Update:
             )
 
     def capture(self) -> OpGraph:
-        """The operations of the next update."""
+        """The operations of an update after the first, which makes the optimizer's state."""
         return capture_update(self._worker)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
