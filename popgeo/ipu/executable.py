@@ -101,7 +101,7 @@ def compile(function: Callable[..., Any], example_inputs: Sequence[Any], target:
         target: The machine to compile for; a Bow IPU by default.
 
     Returns:
-        What to call like the function; `.report` accounts for a call.
+        What to call like the function; `Executable.report` accounts for a call.
 
     Raises:
         DynamicShapeError: a shape depends on data.
