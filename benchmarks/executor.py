@@ -96,11 +96,17 @@ def compare_steps(name: str, model: nn.Module, batch: dict[str, Tensor], rounds:
 def compare_starts(name: str, model: nn.Module, batch: dict[str, Tensor], rounds: int) -> float:
     """Prints and returns seconds of a start that compiles over those of one that finds the step in a folder."""
 
-    def start(folder: str | None) -> None:
-        ipu.training_model(copy.deepcopy(model), ipu.Options(cache_dir=folder, show_progress=False)).compile(**batch)
-
     with tempfile.TemporaryDirectory() as folder:
-        seconds = measure({"first": lambda: start(None), "second": lambda: start(folder)}, rounds)
+        first, second = (
+            ipu.training_model(copy.deepcopy(model), ipu.Options(cache_dir=kept, show_progress=False))
+            for kept in (None, folder)
+        )
+
+        def start(training: ipu.CompiledModel) -> None:
+            training.destroy()
+            training.compile(**batch)
+
+        seconds = measure({"first": lambda: start(first), "second": lambda: start(second)}, rounds)
     ratio = seconds["first"] / seconds["second"]
     print(
         f"{name}: first start {1e3 * seconds['first']:.0f} ms, second {1e3 * seconds['second']:.0f} ms, "

@@ -37,7 +37,10 @@ WATER = SimpleNamespace(
     edge_index=np.array([[0, 1, 0, 2], [1, 0, 2, 0]]),
     edge_attr=np.eye(4)[[0, 0, 0, 0]],
 )
-GIVEN = (HISTORY, FILL, EFFICIENCY, BOUND, SUMMARY, GRID)
+SUPERSTEPS = pd.DataFrame({"activity": ["exchange", "compute"], "start": [0, 300], "length": [300, 900]})
+BLOCKS = pd.DataFrame({"module": ["a", "b"], "compute": [9, 20], "exchange": [5, 1], "sync": [1, 1]})
+TILES = pd.DataFrame({"values": [100, 80], "stack": [32, 32]})
+GIVEN = (HISTORY, FILL, EFFICIENCY, BOUND, SUMMARY, GRID, SUPERSTEPS, BLOCKS, TILES)
 PRISTINE = [table.copy() for table in GIVEN]  # before any test has drawn
 PACKED, IID = np.array([17.5, 18.5, 18.0]), np.array([15.0, 21.0, 18.0])
 
@@ -52,6 +55,10 @@ DRAW = {
     "batch_layout": lambda ax=None: plots.batch_layout([[3, 4], [5]], num_slots=8, ax=ax),
     "size_histogram": lambda ax=None: plots.size_histogram([3, 5, 5], ax=ax),
     "molecule": lambda ax=None: plots.molecule(WATER.z, WATER.pos, WATER.edge_index, WATER.edge_attr, ax=ax),
+    "bsp_timeline": lambda ax=None: plots.bsp_timeline(SUPERSTEPS, ax=ax),
+    "cycles_by": lambda ax=None: plots.cycles_by(BLOCKS, ax=ax),
+    "memory_by_tile": lambda ax=None: plots.memory_by_tile(TILES, limit=150, ax=ax),
+    "liveness": lambda ax=None: plots.liveness([200, 700, 300], limit=900, ax=ax),
     "surfaces": lambda ax=None: plots.surfaces(GRID, x="rows", y="channels", panel="op")[0],
 }
 ON_GIVEN_AXES = [name for name in DRAW if name != "surfaces"]

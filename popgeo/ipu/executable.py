@@ -12,8 +12,7 @@ from popgeo.ipu import batching
 from popgeo.ipu.compiler.account import account
 from popgeo.ipu.compiler.compile_step import compile_step
 from popgeo.ipu.options import Options
-from popgeo.ipu.plan import OpCost
-from popgeo.ipu.profile.step_costs import step_costs
+from popgeo.ipu.profile.assess import Assessment, assess
 from popgeo.ipu.replicas import Replicas
 from popgeo.ipu.report import Report
 from popgeo.ipu.stepper import Stepper
@@ -71,8 +70,9 @@ class Executable:
         return Stepper(self.step, self._module, Options(target=self._target), None, Replicas((0,), 1))
 
     @cached_property
-    def _costs(self) -> tuple[OpCost, ...]:
-        return step_costs(self.step, self._target)
+    def assessment(self) -> Assessment:
+        """Cycles and memory on the target, worked out when first asked for."""
+        return assess(self.step, self._target)
 
     @property
     def report(self) -> Report:
@@ -80,7 +80,8 @@ class Executable:
         engine = self._stepper.engine
         return Report(
             target=self._target,
-            costs=self._costs,
+            costs=self.assessment.costs,
+            memory=self.assessment.memory,
             families=account(engine.graph),
             captured_ops=self.step.captured_ops,
             state_bytes=self._stepper.state_bytes,
@@ -92,19 +93,27 @@ class Executable:
         )
 
 
-def compile(function: Callable[..., Any], example_inputs: Sequence[Any], target: IpuTarget | None = None) -> Executable:
+def compile(
+    function: Callable[..., Any],
+    example_inputs: Sequence[Any],
+    target: IpuTarget | None = None,
+    *,
+    strict: bool = False,
+) -> Executable:
     """Compiles a function of tensors for the shapes of example inputs.
 
     Args:
         function: Any function, or a module, whose parameters are then used where they are.
         example_inputs: Its positional arguments; tensors, or nests of them.
         target: The machine to compile for; a Bow IPU by default.
+        strict: Refuse what needs more memory than a tile has, which the report tells otherwise.
 
     Returns:
         What to call like the function; `Executable.report` accounts for a call.
 
     Raises:
         DynamicShapeError: a shape depends on data.
+        OutOfTileMemory: with `strict`, a tile needs more memory than it has.
 
     Example:
         >>> import torch
@@ -112,4 +121,7 @@ def compile(function: Callable[..., Any], example_inputs: Sequence[Any], target:
         >>> double(torch.arange(3.0)), double.report.total.ops
         (tensor([0., 2., 4.]), 1)
     """
-    return Executable(function, example_inputs, target or IpuTarget.bow())
+    executable = Executable(function, example_inputs, target or IpuTarget.bow())
+    if strict:
+        executable.assessment.require_fit()
+    return executable

@@ -13,12 +13,12 @@ from torch.optim import Optimizer
 
 from popgeo.ipu import batching
 from popgeo.ipu.checkpoint import load_checkpoint, save_checkpoint
+from popgeo.ipu.compiled_step import CompiledStep
 from popgeo.ipu.compiler.account import account
 from popgeo.ipu.compiler.compile_step import compile_step
 from popgeo.ipu.op_graph import OpGraph
 from popgeo.ipu.options import Options
-from popgeo.ipu.plan import OpCost
-from popgeo.ipu.profile.step_costs import step_costs
+from popgeo.ipu.profile.assess import Assessment, assess
 from popgeo.ipu.replicas import Replicas
 from popgeo.ipu.report import Family, Report
 from popgeo.ipu.stepper import Stepper
@@ -114,7 +114,7 @@ class CompiledModel:
         self._pending: Mapping[str, Any] | None = None
         self._stepper: Stepper | None = None
         self._update: Update | None = None
-        self._costs: tuple[OpCost, ...] | None = None
+        self._assessment: Assessment | None = None
         self._compile_seconds = self._run_seconds = 0.0
         self._calls = 0
 
@@ -162,6 +162,7 @@ class CompiledModel:
 
         Raises:
             DynamicShapeError: a shape depends on data.
+            OutOfTileMemory: the options are strict and a tile needs more memory than it has.
             ValueError: no loss or several, or it is compiled already for other arguments.
         """
         tensors, structure = self._take_apart(args, kwargs)
@@ -193,13 +194,12 @@ class CompiledModel:
         update = None if self._update is None else self._update.capture()
         if update is not None:
             families["optimizer"] = sum(account(update).values(), Family())
-        micro_batches = self.options.gradient_accumulation
-        if self._costs is None:
-            self._costs = step_costs(stepper.step, self.options.target, update, micro_batches)
+        assessment = self._assess(stepper.step)
         return Report(
             target=self.options.target,
-            costs=self._costs,
-            micro_batches=micro_batches,
+            costs=assessment.costs,
+            memory=assessment.memory,
+            micro_batches=self.options.gradient_accumulation,
             update_captured=None if self._update is None else self._update.is_captured,
             families=families,
             captured_ops=stepper.step.captured_ops,
@@ -281,7 +281,7 @@ class CompiledModel:
         """Forgets the compiled step; weights and optimizer state stay."""
         for parameter in self.model.parameters():
             parameter.data = parameter.data.clone()
-        self._stepper = self._update = self._arguments = self._costs = None
+        self._stepper = self._update = self._arguments = self._assessment = None
 
     def __getattr__(self, name: str) -> Any:
         """What the wrapper does not have, the module may have."""
@@ -324,11 +324,19 @@ class CompiledModel:
         )
         if self._optimizer is not None:
             self._update = self._make_update(self._optimizer, step.trained)
+        if self.options.strict:
+            self._assess(step).require_fit()
         replicas.share_weights([*self.model.parameters(), *self.model.buffers()])
         self._stepper = Stepper(step, self.model, self.options, self._update, replicas)
         self._arguments = structure
         self._restore_run(self._pending)
         self._compile_seconds = time.perf_counter() - start
+
+    def _assess(self, step: CompiledStep) -> Assessment:
+        if self._assessment is None:
+            update = None if self._update is None else self._update.capture()
+            self._assessment = assess(step, self.options.target, update, self.options.gradient_accumulation)
+        return self._assessment
 
     def _make_update(self, optimizer: Optimizer, trained: Sequence[str]) -> Update:
         parameters = dict(self.model.named_parameters())
@@ -342,6 +350,7 @@ class CompiledModel:
             accumulates=self.options.gradient_accumulation * self.options.replication_factor > 1,
             max_grad_norm=self.options.max_grad_norm,
             learning_rate=self._learning_rate,
+            floating_point_exceptions=self.options.floating_point_exceptions,
         )
 
     def _call_model(self, arguments: dict[str, Any]) -> Any:

@@ -83,6 +83,7 @@ class Plan:
         considered: Divisions that were compared.
         validity: How far the cost can be trusted.
         why: The reason for an estimate or an extrapolation, in words.
+        parts: The plans that it consists of, in order, where the machine runs an operation as several.
     """
 
     family: str
@@ -93,6 +94,7 @@ class Plan:
     considered: int = 1
     validity: Validity = Validity.ESTIMATE
     why: str = ""
+    parts: "tuple[Plan, ...]" = ()
 
     def cycles(self, profile: Profile) -> float:
         """Cycles of all supersteps."""
@@ -105,7 +107,8 @@ class OpCost:
 
     Attributes:
         target: Its name in torch.
-        phase: `forward`, `backward` or `update`.
+        phase: `forward`, `backward` or `update`; `accumulate` adds up gradients of several micro-batches; `host` moves
+            data in and out.
         module: Dotted name of the submodule that asked for it.
         source: The model's line that asked for it.
         shapes: Shapes of its tensors, arguments first, as a report shows them.

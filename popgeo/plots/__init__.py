@@ -9,6 +9,10 @@ from popgeo.plots.graphs import adjacency as adjacency
 from popgeo.plots.graphs import batch_layout as batch_layout
 from popgeo.plots.graphs import size_histogram as size_histogram
 from popgeo.plots.grids import surfaces as surfaces
+from popgeo.plots.machine import bsp_timeline as bsp_timeline
+from popgeo.plots.machine import cycles_by as cycles_by
+from popgeo.plots.machine import liveness as liveness
+from popgeo.plots.machine import memory_by_tile as memory_by_tile
 from popgeo.plots.molecules import molecule as molecule
 from popgeo.plots.packing import batch_fill as batch_fill
 from popgeo.plots.packing import batch_mean_sizes as batch_mean_sizes

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from itertools import cycle
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PatchCollection
 from matplotlib.colors import ListedColormap, to_rgb
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import ArrayLike
 
 from popgeo.plots.style import COLORS, PALETTE, drawing
@@ -148,9 +147,9 @@ def size_histogram(
         ax.bar(values, shares, 0.9 * width, color=COLORS.get(quantity, PALETTE[0]), linewidth=0)
         marks: dict[str, Any] = {"linewidth": 1.6, "color": "0.15"}
         ax.axvline(mean, linestyle="-", label=f"mean {mean:.1f}", **marks)
-        ax.axvline(values[-1], linestyle=":", label=f"largest {values[-1]}: pad-to-max takes this for each", **marks)
+        ax.axvline(values[-1], linestyle=":", label=f"largest {values[-1]}, as pad-to-max pads", **marks)
         ax.set(xlabel=f"{quantity} of a graph", ylabel="share of the graphs (%)", title=title, xlim=(0, None))
-        ax.yaxis.set_major_formatter(mpl.ticker.PercentFormatter(1.0, decimals=0, symbol=""))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g}"))
         ax.set_ylim(0, 1.3 * shares.max())  # room for the legend above the bars
         ax.legend(loc="upper left")
     return ax

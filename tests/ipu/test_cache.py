@@ -4,10 +4,11 @@ import multiprocessing
 import os
 import time
 import zipfile
+from typing import NamedTuple
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from popgeo.ipu import Options, training_model
 from popgeo.ipu.serial import from_bytes, to_bytes
@@ -45,6 +46,24 @@ def test_a_second_start_trains_alike_without_capturing(tmp_path, monkeypatch):
     assert losses(start(tmp_path, ContinuousFilters())) == first
 
 
+class Results(NamedTuple):
+    energy: Tensor
+    loss: Tensor
+
+
+class Named(ContinuousFilters):
+    def forward(self, **batch: Tensor) -> Results:
+        return Results(*super().forward(**batch))
+
+
+def test_a_named_tuple_comes_back_as_one(tmp_path, monkeypatch):
+    first = start(tmp_path, Named())(**make_batch(0, torch.float32))
+    monkeypatch.setattr("popgeo.ipu.compiler.compile_step.capture", None)
+    again = start(tmp_path, Named())(**make_batch(0, torch.float32))
+    assert type(again) is Results
+    assert torch.equal(again.loss, first.loss)
+
+
 def test_other_models_shapes_and_options_have_steps_of_their_own(tmp_path):
     for model, options in [
         (ContinuousFilters(), {}),
@@ -72,7 +91,7 @@ def test_a_damaged_file_is_replaced_with_a_warning(tmp_path, damage):
 
 SOURCE = """
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 class Model(nn.Module):
     def __init__(self):
