@@ -120,7 +120,7 @@ def report(setting: Setting, num_molecules: int) -> ipu.Report:
     loader = FixedSizeDataLoader(
         dataset, fixed_size_options=sizes, fixed_size_strategy=FixedSizeStrategy.Window, shuffle=True
     )
-    batches = list(islice(loader, NUM_BATCHES))
+    batches = list(islice(loader, min(NUM_BATCHES, len(loader) - 1)))  # the last one holds what is left over
     model = Step(setting, sizes.num_graphs)
     step = ipu.training_model(model, optimizer=torch.optim.Adam(model.parameters()))
     names = ["z", "pos", "batch", "y", "graphs_mask", *(["edge_index"] if setting.precomputed else [])]

@@ -50,7 +50,7 @@ class Insight:
     text: str
     remedy: str
     share: float
-    ops: tuple[int, ...] = ()
+    ops: tuple[int, ...] = field(default=(), repr=False)
     fatal: bool = False
 
     def __str__(self) -> str:
@@ -222,6 +222,17 @@ class Report:
         from popgeo.ipu.profile.trace import chrome_trace
 
         return _written(chrome_trace(self), path)
+
+    def __repr__(self) -> str:
+        return (
+            f"Report({self.target.name}: {self.total_cycles:,} cycles, {self.microseconds:,.1f} us, "
+            f"{len(self.costs):,} operations, {self.profile.value})"
+        )
+
+    def _repr_html_(self) -> str:
+        from popgeo.ipu.profile.html import summary
+
+        return summary(self)
 
     def __add__(self, other: "Report") -> "Report":
         from popgeo.ipu.profile.add import add

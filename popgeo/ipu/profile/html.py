@@ -5,6 +5,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from popgeo.ipu.plan import Activity
 from popgeo.ipu.profile.assess import BESIDE
 from popgeo.ipu.profile.insights import insights
@@ -36,6 +38,19 @@ def page(report: Report, title: str = "") -> str:
         + "\n".join(part for part in body if part)
         + f'\n</main>\n<div id="tip"></div>\n<script type="application/json" id="report">{data}</script>\n'
         f"<script>\n{script}</script>\n</body>\n</html>\n"
+    )
+
+
+def summary(report: Report) -> str:
+    """What a notebook shows of a report: the families of operations, and what stands out."""
+    rows = [row for row in family_rows(report) if row["cycles"] and row["family"] != "host"]
+    table = pd.DataFrame(rows, columns=["family", "ops", "cycles", "share", "compute", "exchange", "sync", "trust"])
+    shown = {"share": "{:.1%}".format} | dict.fromkeys(("cycles", "compute", "exchange", "sync"), "{:,.0f}".format)
+    speed = f", {report.graphs_per_second:,.0f} graphs/s" if report.graphs_per_second else ""
+    items = "".join(f"<li><b>{escape(i.title)}</b>: {escape(i.text)} {escape(i.remedy)}</li>" for i in insights(report))
+    return (
+        f"<p><b>{escape(report.target.name)}: {report.total_cycles:,} cycles, {report.microseconds:,.1f} µs{speed}</b> "
+        f"({report.profile.value})</p>{table.to_html(index=False, formatters=shown, border=0)}<ul>{items}</ul>"
     )
 
 
