@@ -177,3 +177,14 @@ def test_a_strict_training_model_is_refused_before_it_runs(small_target):
     with pytest.raises(ipu.OutOfTileMemory):
         step(**make_batch(0))
     assert not step.is_compiled
+
+
+def test_a_function_that_only_looks_at_memory_costs_nothing_and_is_shown_all_the_same():
+    report = ipu.compile(lambda x: x.view(-1), [torch.ones(3, 2)]).report
+    assert report.total_cycles == 0
+    assert "0 cycles" in str(report)
+    assert not report.insights
+    assert report.compare(report).speedup == 1
+    assert report.for_batch(graphs=3).graphs_per_second is None
+    assert report.to_html()
+    assert len(report.to_frame("families")) == 2  # host and view

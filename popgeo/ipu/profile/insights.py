@@ -6,6 +6,11 @@ from popgeo.ipu.profile.rows import Row, op_rows
 from popgeo.ipu.report import Insight, Report
 
 NOTABLE = 0.03  # of the cycles of a step; what is below is not worth a line
+INSTEAD = {
+    "cos": "Use a polynomial, such as popgeo.nn.PolynomialEnvelope in place of CosineEnvelope.",
+    "pow": "Use products and square() in place of pow.",
+}
+ALWAYS = "What depends on data alone can be computed when the data is prepared."
 MESSAGES = {"gather", "scatter_add", "cfconv"}
 SOFTWARE_FUNCTIONS = {"cos", "sin", "tan", "pow", "cos_", "sin_", "pow_", "acos", "asin", "atan2", "polar"}
 
@@ -65,9 +70,9 @@ def slow_functions(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
         yield Insight(
             title=f"{' and '.join(names)} in software",
             text=f"{share:.0%} of the cycles go into {_count(slow)}; the largest is {_name(worst)}{spread}. The "
-            "machine has no such instruction: a float32 cosine takes a worker about 2,300 cycles an element.",
-            remedy="Use a polynomial: popgeo.nn.PolynomialEnvelope in place of CosineEnvelope, products in place of "
-            "pow; or compute it when the data is prepared.",
+            "machine has no such instruction: a float32 cosine takes a worker about 2,300 cycles an element, a power "
+            "300.",
+            remedy=" ".join([*(remedy for name, remedy in INSTEAD.items() if {name, f"{name}_"} & {*names}), ALWAYS]),
             share=share,
             ops=_indices(slow),
         )
