@@ -105,12 +105,12 @@ def plan_elementwise(kind: str, elements: int, width: int, machine: Machine, ope
     Example:
         >>> from popgeo.ipu.target import IpuTarget
         >>> plan = plan_elementwise("cosine", 32, 4, Machine(target=IpuTarget.bow()))
-        >>> dict(plan.split), plan.supersteps[0].ideal
+        >>> dict(plan.split), plan.supersteps[-1].ideal
         ({'tiles': 1}, 83146.0)
     """
     target, constants, loop = machine.target, machine.calibration, LOOPS[kind]
     most, tiles = spread(elements, width, machine.num_tiles)
-    steps: list[Superstep] = []
+    steps: list[Superstep] = [overhead_step("start", calibrated=constants.elementwise_fixed, tiles=tiles)]
     if operand > 1:
         nbytes = min(operand, most) * width
         transfer = transfer_cycles(target, bytes_in=nbytes, bytes_out=nbytes)
@@ -119,15 +119,15 @@ def plan_elementwise(kind: str, elements: int, width: int, machine: Machine, ope
                 "bring smaller operand", target, transfer=transfer, bytes_in=nbytes, bytes_out=nbytes, tiles=tiles
             )
         )
-    vertex = elementwise_vertex(most, loop, width)
-    steps.append(
-        compute_step(
-            kind, target, vertex=vertex, tiles=tiles, workers=min(WORKERS, most), evenness=elements / (tiles * most)
-        )
-    )
-    steps.append(overhead_step("start and finish", calibrated=constants.elementwise_fixed, tiles=tiles))
     layout = constants.elementwise_layout * elements / machine.num_tiles
-    steps.append(overhead_step("lay out operands and result", calibrated=layout, tiles=tiles, is_sync=False))
+    evenness = elements / (tiles * most)
+    steps += [
+        overhead_step("lay out operands and result", calibrated=layout, tiles=tiles, is_sync=False),
+        compute_step(
+            kind, target, vertex=elementwise_vertex(most, loop, width), tiles=tiles, workers=min(WORKERS, most),
+            evenness=evenness,
+        ),
+    ]  # fmt: skip
     return Plan(
         family="elementwise",
         split={"tiles": tiles},
