@@ -113,3 +113,15 @@ def test_what_graph_networks_are_made_of_has_a_rule(function):
     costs = cost(ipu.compile(function, [SQUARE], target=BOW).step.graph, BOW)
     assert [op.target for op in costs if not op.known] == []
     assert all(step.calibrated >= 0 and step.ideal >= 0 for op in costs for step in op.plan.supersteps)
+
+
+def test_no_elements_at_all_can_be_costed():
+    none, index = torch.empty(0, 8), torch.zeros(0).long()
+    functions = [
+        lambda x, i: x.index_select(0, i),
+        lambda x, i: ops.scatter(x, i, dim=0, dim_size=3),
+        lambda x, i: ops.cfconv(x, x, i, i, 3),
+        lambda x, i: (x @ x.T).exp() + x.sum(),
+        lambda x, i: torch.cat([x, x]).sum(0),
+    ]
+    assert all(cycles_of(function, none, index) > 0 for function in functions)

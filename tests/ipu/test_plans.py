@@ -9,6 +9,7 @@ import pytest
 
 from popgeo.ipu import IpuTarget
 from popgeo.ipu.codelets.calibration import BOW_SDK3, CONSTANTS, Machine
+from popgeo.ipu.codelets.elementwise import plan_elementwise
 from popgeo.ipu.codelets.exchange import transfer_cycles
 from popgeo.ipu.codelets.gather import plan_gather
 from popgeo.ipu.codelets.matmul import plan_matmul
@@ -84,12 +85,17 @@ def test_an_exchange_is_limited_by_its_pieces_when_they_are_small_and_by_its_byt
         (
             plan_gather(8000, 100, 16128, 4, ON_BOW),
             Validity.EXTRAPOLATED,
-            "8,000 rows of the input, published for 16 to",
+            "8,000 rows of the table, published for 16 to",
         ),
         (plan_scatter_add(576, 1024, 1000, 4, ON_BOW), Validity.EXTRAPOLATED, "1,024 columns"),
         (plan_gather(576, 100, 16128, 2, ON_BOW), Validity.ESTIMATE, "float32 only"),
         (plan_matmul(2048, 2048, 64, 4, ON_BOW), Validity.VALIDATED, ""),
-        (plan_matmul(16128, 100, 100, 4, ON_BOW), Validity.EXTRAPOLATED, "16,128 x 100 x 100"),
+        (plan_scatter_add(576, 100, 16128, 4, ON_BOW), Validity.VALIDATED, ""),
+        (plan_scatter_add(16128, 100, 16128, 4, ON_BOW), Validity.EXTRAPOLATED, "16,128 rows into 16,128"),
+        (plan_matmul(16128, 100, 100, 4, ON_BOW), Validity.VALIDATED, ""),
+        (plan_matmul(100, 16128, 100, 4, ON_BOW), Validity.EXTRAPOLATED, "100 x 16,128 x 100"),
+        (plan_elementwise("exp", 16128 * 100, 4, ON_BOW), Validity.VALIDATED, ""),
+        (plan_elementwise("sqrt", 16128 * 100, 4, ON_BOW), Validity.ESTIMATE, "no published measurement of sqrt"),
         (plan_gather(576, 100, 16128, 4, Machine(target=GC2)), Validity.EXTRAPOLATED, "1,216 tiles"),
         (plan_reduce(1, 1000, 4, ON_BOW), Validity.ESTIMATE, "first generation"),
     ],

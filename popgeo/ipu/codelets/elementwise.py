@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from popgeo.ipu.codelets.calibration import Machine
 from popgeo.ipu.codelets.compute import compute_step, overhead_step
 from popgeo.ipu.codelets.exchange import exchange_step, transfer_cycles
+from popgeo.ipu.codelets.validity import elementwise_validity
 from popgeo.ipu.codelets.vertices import WORKERS, ceil_div
-from popgeo.ipu.plan import Plan, Superstep, Validity
+from popgeo.ipu.plan import Plan, Superstep
 
 GRAIN_BYTES = 128  # a tile takes at least so many bytes of a tensor before the next one gets any
 
@@ -128,11 +129,12 @@ def plan_elementwise(kind: str, elements: int, width: int, machine: Machine, ope
             evenness=evenness,
         ),
     ]  # fmt: skip
+    validity, why = elementwise_validity(kind, elements, width, machine)
     return Plan(
         family="elementwise",
         split={"tiles": tiles},
         supersteps=tuple(steps),
         flops=loop.flops * elements,
-        validity=Validity.ESTIMATE,
-        why="vertices were checked against published cycle counts, whole operations only as part of a SchNet block",
+        validity=validity,
+        why=why,
     )

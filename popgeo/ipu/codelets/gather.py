@@ -9,7 +9,7 @@ from popgeo.ipu.codelets.calibration import Machine
 from popgeo.ipu.codelets.compute import compute_step, overhead_step
 from popgeo.ipu.codelets.exchange import exchange_step, transfer_cycles
 from popgeo.ipu.codelets.split import Found, cheapest, column_grains, largest_block, within
-from popgeo.ipu.codelets.validity import slice_validity
+from popgeo.ipu.codelets.validity import gather_validity
 from popgeo.ipu.codelets.vertices import WORKERS, ceil_div, slice_rows
 from popgeo.ipu.plan import Plan, Superstep
 from popgeo.ipu.target import IpuTarget
@@ -37,6 +37,7 @@ def plan_gather(table_rows: int, columns: int, lookups: int, width: int, machine
         {'columns': 32, 'rows': 1, 'lookups': 46}
     """
     target, constants = machine.target, machine.calibration
+    table_rows, columns, lookups = max(1, table_rows), max(1, columns), max(1, lookups)
     found = _search(table_rows, columns, lookups, width, target)
     n_columns, n_rows, n_lookups = found.cuts
     t, tiles = found.terms, found.tiles
@@ -70,7 +71,7 @@ def plan_gather(table_rows: int, columns: int, lookups: int, width: int, machine
         constants.gather_result_layout * lookups * columns + constants.gather_table_layout * table_rows * columns
     ) / machine.num_tiles
     steps.append(overhead_step("lay out table and result", calibrated=layout, tiles=tiles, is_sync=False))
-    validity, why = slice_validity(table_rows, columns, lookups, width, machine)
+    validity, why = gather_validity(table_rows, columns, lookups, width, machine)
     return Plan(
         family="gather",
         split={"columns": n_columns, "rows": n_rows, "lookups": n_lookups},

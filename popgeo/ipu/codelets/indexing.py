@@ -109,16 +109,14 @@ def _popgeo_extreme(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def _gather_rows(table: Value, rows: int, lookups: int, machine: Machine) -> Plan:
-    return plan_gather(max(1, rows), max(1, table.numel // max(1, rows)), max(1, lookups), width(table), machine)
+    return plan_gather(rows, table.numel // max(1, rows), lookups, width(table), machine)
 
 
 def _change_rows(
     result: Value, rows: int, summands: int, machine: Machine, operation: str = "add", makes_table: bool = False
 ) -> Plan:
-    columns = max(1, result.numel // max(1, rows))
-    return plan_scatter_add(
-        max(1, rows), columns, max(1, summands), width(result), machine, makes_table, operation
-    )  # fmt: skip
+    columns = result.numel // max(1, rows)
+    return plan_scatter_add(rows, columns, summands, width(result), machine, makes_table, operation)  # fmt: skip
 
 
 def _indexed(graph: OpGraph, value: Value, indices: Any) -> tuple[int, int]:

@@ -65,6 +65,7 @@ def plan_matmul(rows: int, contraction: int, columns: int, width: int, machine: 
         2147483648
     """
     target, tiles = machine.target, machine.num_tiles
+    rows, contraction, columns, batch = max(1, rows), max(1, contraction), max(1, columns), max(1, batch)
     side_by_side = min(batch, tiles)
     rounds = ceil_div(batch, side_by_side)
     found = _search(rows, contraction, columns, width, target, tiles // side_by_side)
@@ -73,7 +74,7 @@ def plan_matmul(rows: int, contraction: int, columns: int, width: int, machine: 
     steps = _steps(found, width, used, rounds, machine)
     if found.is_swapped:
         n_rows, n_columns = n_columns, n_rows
-    validity, why = matmul_validity(rows, contraction, columns, batch, machine)
+    validity, why = matmul_validity(rows, contraction, columns, width, batch, machine)
     return Plan(
         family="matmul",
         split={"rows": n_rows, "contraction": n_contraction, "columns": n_columns, "serial": found.turns},

@@ -10,7 +10,7 @@ from popgeo.ipu.codelets.compute import compute_step, overhead_step
 from popgeo.ipu.codelets.exchange import exchange_step, transfer_cycles
 from popgeo.ipu.codelets.gather import INDEX_BYTES
 from popgeo.ipu.codelets.split import Found, cheapest, column_grains, largest_block, within
-from popgeo.ipu.codelets.validity import slice_validity
+from popgeo.ipu.codelets.validity import scatter_validity
 from popgeo.ipu.codelets.vertices import WORKERS, add_partials, add_rows, ceil_div, fill
 from popgeo.ipu.plan import Plan, Superstep, Validity
 from popgeo.ipu.target import IpuTarget
@@ -44,6 +44,7 @@ def plan_scatter_add(
         operation: What a summand does to its row, one of `OPERATIONS`.
     """
     target, constants = machine.target, machine.calibration
+    table_rows, columns, summands = max(1, table_rows), max(1, columns), max(1, summands)
     found = _search(table_rows, columns, summands, width, target, operation)
     n_columns, n_rows, n_summands = found.cuts
     t, tiles = found.terms, found.tiles
@@ -89,7 +90,7 @@ def plan_scatter_add(
         constants.scatter_result_layout * table_rows * columns + constants.scatter_source_layout * summands * columns
     ) / machine.num_tiles
     steps.append(overhead_step("lay out summands and result", calibrated=layout, tiles=tiles, is_sync=False))
-    validity, why = slice_validity(summands, columns, table_rows, width, machine)
+    validity, why = scatter_validity(table_rows, columns, summands, width, machine)
     if operation != "add":
         validity, why = Validity.ESTIMATE, f"published for sums only, not for {operation}"
     return Plan(

@@ -37,7 +37,7 @@ def triples(num_tiles: int) -> np.ndarray:
 def within(num_tiles: int, first: int, second: int, third: int) -> np.ndarray:
     """The splits of `triples` that cut no dimension into more than so many parts. int64[3, splits]"""
     every = triples(num_tiles)
-    limits = np.array([[first], [second], [third]])
+    limits = np.maximum([[first], [second], [third]], 1)
     return every[:, (every <= limits).all(axis=0)].astype(np.int64)
 
 
