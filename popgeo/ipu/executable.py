@@ -109,7 +109,7 @@ def compile(
         strict: Refuse what needs more memory than a tile has, which the report tells otherwise.
 
     Returns:
-        What to call like the function; `.report` accounts for a call.
+        What to call like the function; `Executable.report` accounts for a call.
 
     Raises:
         DynamicShapeError: a shape depends on data.

@@ -97,7 +97,7 @@ class ShiftedSoftplus(nn.Module):
     """ln(e^x / 2 + 1 / 2), which is 0 at 0 (arXiv:1706.08566).
 
     Args:
-        stable: Compute max(x, 0) + log1p(e^-|x|) - ln 2, right for every x. Otherwise log(0.5 e^x + 0.5), one
+        stable: Compute `max(x, 0) + log1p(e^-|x|) - ln 2`, right for every x. Otherwise log(0.5 e^x + 0.5), one
             exponential and one logarithm, infinite above x = 88 in float32: the fast form of machines without softplus.
 
     Example:
