@@ -32,7 +32,9 @@ def main() -> None:
         print(f"{arguments.folder} is absent, so there is nothing to compare with")
         return
     torch.set_num_threads(1)
-    print(f"{'family':<14}{'points':>7}{'error':>8}{'goal':>6}{'rank':>7}{'ideal':>8}  10 % to 90 % of modelled/measured")
+    print(
+        f"{'family':<14}{'points':>7}{'error':>8}{'goal':>6}{'rank':>7}{'ideal':>8}  10 % to 90 % of modelled/measured"
+    )
     for family in published.FAMILIES:
         others = published.split(family, published.points(arguments.folder, family))[1]
         others = others[::6] if arguments.quick else others

@@ -15,3 +15,4 @@ from popgeo.ipu.options import Reduction as Reduction
 from popgeo.ipu.profile.memory import OutOfTileMemory as OutOfTileMemory
 from popgeo.ipu.report import Report as Report
 from popgeo.ipu.target import IpuTarget as IpuTarget
+from popgeo.ipu.tile_exact import TileExact as TileExact

@@ -67,7 +67,7 @@ class Superstep:
 
     def cycles(self, profile: Profile) -> float:
         """Cycles of the slowest tile."""
-        return self.calibrated if profile is Profile.CALIBRATED else self.ideal
+        return self.calibrated if profile == Profile.CALIBRATED else self.ideal
 
 
 @dataclass(frozen=True, kw_only=True)

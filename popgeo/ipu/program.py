@@ -18,11 +18,13 @@ class Variable:
         name: How steps refer to it.
         dtype: Type of an element.
         mapping: Which tile holds which element.
+        lasting: Whether it keeps its content from one run to the next, as weights do.
     """
 
     name: str
     dtype: torch.dtype
     mapping: TileMapping
+    lasting: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,6 +47,13 @@ class Operand:
     position: int
 
 
+@dataclass(frozen=True)
+class Scalar:
+    """Where an argument of a vertex takes one of its `reads`, of a single element, as a plain number."""
+
+    position: int
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Vertex:
     """A piece of work on one tile, which sees that tile's memory and nothing else.
@@ -54,7 +63,7 @@ class Vertex:
         operation: A torch operation such as `aten.mm.default`, or the name of a codelet.
         reads: What it reads.
         writes: What it writes, one for each result; None for a result that nobody needs.
-        arguments: Positional arguments; `Operand(i)` stands for `reads[i]`.
+        arguments: Positional arguments; `Operand(i)` stands for `reads[i]`, `Scalar(i)` for its number.
         keywords: Keyword arguments, likewise.
     """
 
@@ -189,6 +198,7 @@ class Program:
         num_tiles: Tiles that it is made for.
         variables: By name.
         steps: In order.
+        constants: What variables hold before the first step, flat, by name.
         fallbacks: Operations that no lowering knows; they run on one tile.
 
     Example:
@@ -206,6 +216,7 @@ class Program:
     num_tiles: int
     variables: Mapping[str, Variable]
     steps: tuple[Step, ...]
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
     fallbacks: tuple[str, ...] = ()
 
     def __str__(self) -> str:

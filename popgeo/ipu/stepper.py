@@ -48,14 +48,14 @@ class Stepper:
         """Binds the engine to the memory in which the weights are now."""
         if self._update is not None:
             self._update.follow_parameters()
-        state = self._state()
+        state = self.state()
         self.engine = self._engine(self.step.graph)
         self._careful: Engine | None = None
         self._addresses = [tensor.data_ptr() for tensor in state.values()]
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The results of one call, joined as the output mode says."""
-        if self._addresses != [tensor.data_ptr() for tensor in self._state().values()]:
+        if self._addresses != [tensor.data_ptr() for tensor in self.state().values()]:
             self.bind()
         options, update = self._options, self._update
         engine = self._engine_for(tensors)
@@ -101,9 +101,13 @@ class Stepper:
     @property
     def state_bytes(self) -> int:
         """Bytes of parameters and buffers, gradients and optimizer state, and of the buffers of further replicas."""
-        held = [*self._state().values(), *(self._update.tensors() if self._update is not None else ())]
+        held = [*self.state().values(), *(self._update.tensors() if self._update is not None else ())]
         held += [tensor for buffers in self.buffers[1:] for tensor in buffers.values()]
         return sum(tensor.nbytes for tensor in held)
+
+    def graph_for(self, tensors: Sequence[Tensor]) -> OpGraph:
+        """The operations that run for these inputs."""
+        return self._engine_for(tensors).graph
 
     def _run_replica(self, engine: Engine, replica: int, micro: Sequence[Tensor]) -> list[Tensor | None]:
         own = self.buffers[replica] if self.buffers else {}
@@ -131,7 +135,7 @@ class Stepper:
         if self._update is not None:
             names = enumerate(self.step.trained, start=self.step.num_results)
             places = {position: self._update.gradients[name] for position, name in names}
-        return Engine(graph, self._state(), places, self._options.floating_point_exceptions)
+        return Engine(graph, self.state(), places, self._options.floating_point_exceptions)
 
     def _engine_for(self, tensors: Sequence[Tensor]) -> Engine:
         if not any(tensors[i].numel() and int(tensors[i].min()) < 0 for i in self._row_indices):
@@ -140,7 +144,8 @@ class Stepper:
             self._careful = self._engine(without_row_indexing(self.step.graph, self.step.row_indices))
         return self._careful
 
-    def _state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor]:
+        """Parameters and buffers, as the graph names them."""
         state: dict[str, Tensor] = {f"parameter:{name}": p for name, p in self._model.named_parameters()}
         return state | {f"buffer:{name}": b for name, b in self._model.named_buffers()}
 

@@ -133,6 +133,30 @@ class Update:
         """The operations of an update after the first, which makes the optimizer's state."""
         return capture_update(self._worker)
 
+    def members(self) -> list[list[str]]:
+        """The names of the parameters that each of the joined tensors holds, in order."""
+        return [[self._names[id(p)] for p in block.members] for block in self._blocks]
+
+    def worker(self) -> Optimizer:
+        """The optimizer of the joined tensors, with the settings of the next update and the state so far.
+
+        Raises:
+            ValueError: it does more than treat each element alike.
+        """
+        if not self._flat:
+            raise ValueError(
+                f"{type(self.optimizer).__name__} looks at whole rows or tensors, so its update cannot be rehearsed on "
+                f"single elements; use one of {', '.join(_ELEMENTWISE)}."
+            )
+        self._follow_optimizer()
+        return self._worker
+
+    def settings(self, number: int) -> list[dict[str, Any]]:
+        """The hyperparameters of each joined tensor in an update, counted from 0."""
+        groups = [self.optimizer.param_groups[block.group] for block in self._blocks]
+        rate = {} if self._learning_rate is None else {"lr": self._learning_rate(number)}
+        return [{**{key: part for key, part in group.items() if key != "params"}, **rate} for group in groups]
+
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Takes hyperparameters and state from another optimizer over the same parameters."""
         if type(optimizer) is not type(self.optimizer):

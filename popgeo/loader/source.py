@@ -1,5 +1,6 @@
 """Turns packs of graph ids into batches: from a flat dataset, or graph by graph where it cannot be flattened."""
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ from torch_geometric.data import Batch
 from popgeo.data.collate import FixedSizeCollater
 from popgeo.data.cutter import BatchCutter, Memory
 from popgeo.data.flat_store import FlatStore
-from popgeo.data.levels import Level
+from popgeo.data.flatten import why_not_flat
+from popgeo.data.levels import Level, Levels
 from popgeo.data.progress import progress
+from popgeo.data.sort import sort_edges as sorted_by_destination
 from popgeo.data.super_batch import join
 from popgeo.data.take import take
 from popgeo.packing import totals_of_packs
@@ -115,6 +118,28 @@ class FetchingSource(Source):
     def allocate(self, num_batches: int, pin_memory: bool, group: int) -> Memory | None:
         """None: each batch has memory of its own."""
         return None
+
+
+def read(
+    dataset: Any, exclude_keys: Sequence[str] | None, levels: Levels | None, sort_edges: bool, progress_bar: bool | None
+) -> tuple[FlatStore, np.ndarray, Levels | None, bool]:
+    """The graphs of a dataset, flat; their sizes; what attributes belong to; and whether these are all graphs.
+
+    They are only the first ones, enough to know how a batch is laid out, where graphs must be fetched anew in each
+    epoch, which a warning then says.
+    """
+    why = why_not_flat(dataset)
+    if why is None:
+        store = FlatStore.from_dataset(dataset, exclude_keys=exclude_keys, levels=levels, progress_bar=progress_bar)
+        store = sorted_by_destination(store) if sort_edges else store
+        return store, store.sizes, levels, True
+    warnings.warn(
+        f"{why}, so each graph is fetched anew in every epoch, which is slow. If that is not wanted, pass "
+        f"list(dataset) or FlatStore.from_dataset(dataset): transforms then run once.",
+        stacklevel=3,
+    )
+    sizes, store = measure(dataset, exclude_keys, progress_bar=progress_bar)
+    return store, sizes, {**levels_of(store), **(levels or {})}, False
 
 
 def measure(

@@ -20,6 +20,7 @@ from popgeo.plots.packing import efficiency_over_budget as efficiency_over_budge
 from popgeo.plots.packing import strategies as strategies
 from popgeo.plots.style import COLORS as COLORS
 from popgeo.plots.style import PALETTE as PALETTE
+from popgeo.plots.style import REFERENCE as REFERENCE
 from popgeo.plots.style import THEME as THEME
 from popgeo.plots.style import panels as panels
 from popgeo.plots.training import loss_curve as loss_curve

@@ -355,5 +355,5 @@ def test_an_update_that_breaks_weights_names_them():
     step = training_model(model, Options(floating_point_exceptions=True), optimizer)
     step(*make_data(4))
     optimizer.param_groups[0]["lr"] = 3e38
-    with pytest.raises(FloatingPointError, match="SGD's update of step 1 gave .* from finite gradients: bias, slope"):
+    with pytest.raises(FloatingPointError, match=r"SGD's update of step 1 gave .* from finite gradients: bias, slope"):
         step(*make_data(4))

@@ -48,7 +48,6 @@ LOOPS: dict[str, Loop] = {
     "rsqrt": Loop(start=17, vector=(8, 19), once=20),
     "inverse": Loop(start=17, vector=(6, 6), once=20),
     "erf": Loop(start=17, vector=(41, 41), once=20, flops=8),
-    "softplus": Loop(start=60, vector=(34, 34), once=20, flops=6),
     "sigmoid product": Loop(start=29, vector=(13, 7), once=20, flops=3),
     "cosine": Loop(start=20, element=(2304, 25), once=0, flops=20),
     "power": Loop(start=20, element=(312, 312), once=0, flops=20),

@@ -108,8 +108,8 @@ def _steps(found: _Search, width: int, used: int, rounds: int, machine: Machine)
             tiles=used,
         ),
         compute_step(
-            "multiply", target, vertex=again(t["amp"], target.launch_cycles), calibrated=c.matmul_amp * times * t["amp"],
-            tiles=used, workers=min(WORKERS, t["rows"]),
+            "multiply", target, vertex=again(t["amp"], target.launch_cycles),
+            calibrated=c.matmul_amp * times * t["amp"], tiles=used, workers=min(WORKERS, t["rows"]),
         ),
     ]  # fmt: skip
     if found.cuts[1] > 1:

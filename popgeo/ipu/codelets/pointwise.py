@@ -9,6 +9,10 @@ from popgeo.ipu.codelets.operands import Rule, distinct, made, read, tensor, wid
 from popgeo.ipu.op_graph import Op, OpGraph, Value
 from popgeo.ipu.plan import Plan
 
+# Poplar has no softplus that is safe for large numbers; programs for it write max(x, 0) + log1p(exp(-|x|)), and each of
+# these runs on its own, forward and backward.
+_SOFTPLUS = ("relu", "relu", "exp", "log1p", "maximum", "add")
+_SOFTPLUS_BACKWARD = ("scalar", "divide", "add", "relu", "relu", "add", "select", "add", "add")
 # Per operation the passes over its elements.
 _PASSES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("add", "sub", "rsub", "mul", "_foreach_add", "_foreach_mul", "_foreach_sub"), ("add",)),
@@ -23,15 +27,18 @@ _PASSES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("addcdiv", "_foreach_addcdiv"), ("add quotient",)),
     **dict.fromkeys(("lerp", "_foreach_lerp"), ("mix",)),
     **dict.fromkeys(("exp", "exp2", "expm1"), ("exp",)),
-    **dict.fromkeys(("log", "log2", "log10", "tanh", "sigmoid", "log_sigmoid_forward", "logit"), ("log",)),
+    **dict.fromkeys(("log", "log2", "log10", "tanh", "sigmoid", "logit"), ("log",)),
     "log1p": ("log1p",),
     **dict.fromkeys(("sqrt", "_foreach_sqrt"), ("sqrt",)),
     "rsqrt": ("rsqrt",),
     "reciprocal": ("inverse",),
     **dict.fromkeys(("erf", "erfc", "gelu", "gelu_backward"), ("erf",)),
-    **dict.fromkeys(("softplus", "popgeo.shifted_softplus", "mish"), ("softplus",)),
-    **dict.fromkeys(("silu", "silu_backward", "sigmoid_backward", "softplus_backward"), ("sigmoid product",)),
-    **dict.fromkeys(("log_sigmoid_backward", "popgeo.shifted_softplus_backward"), ("sigmoid product",)),
+    **dict.fromkeys(("softplus", "log_sigmoid_forward"), _SOFTPLUS),
+    "popgeo.shifted_softplus": (*_SOFTPLUS, "scalar"),
+    **dict.fromkeys(("softplus_backward", "log_sigmoid_backward"), _SOFTPLUS_BACKWARD),
+    "popgeo.shifted_softplus_backward": _SOFTPLUS_BACKWARD,
+    "mish": (*_SOFTPLUS, "log", "add"),
+    **dict.fromkeys(("silu", "silu_backward", "sigmoid_backward"), ("sigmoid product",)),
     **dict.fromkeys(("elu", "elu_backward", "celu", "selu"), ("exp", "maximum")),
     **dict.fromkeys(("cos", "sin", "tan", "acos", "asin", "atan", "atan2", "sinh", "cosh", "sinc"), ("cosine",)),
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "where", "masked_fill", "isnan", "isinf"), ("select",)),

@@ -1,6 +1,19 @@
 """Which planner knows which operation."""
 
-from popgeo.ipu.codelets import fills, indexing, pointwise, products, views
+from popgeo.ipu.codelets import (
+    copies,
+    distances,
+    fills,
+    fused,
+    indexing,
+    losses,
+    normalize,
+    pointwise,
+    products,
+    reductions,
+    sorting,
+    views,
+)
 from popgeo.ipu.codelets.calibration import BOW_SDK3, Calibration, Machine
 from popgeo.ipu.codelets.operands import Rule
 from popgeo.ipu.codelets.unknown import plan_unknown
@@ -8,13 +21,10 @@ from popgeo.ipu.op_graph import Op, OpGraph
 from popgeo.ipu.plan import Plan
 from popgeo.ipu.target import IpuTarget
 
-_RULES: dict[str, Rule] = {
-    **views.RULES,
-    **fills.RULES,
-    **pointwise.RULES,
-    **indexing.RULES,
-    **products.RULES,
-}
+_FAMILIES = (
+    views, fills, copies, pointwise, reductions, normalize, losses, sorting, distances, indexing, products, fused,
+)  # fmt: skip
+RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
 
 
 def plan(graph: OpGraph, op: Op, target: IpuTarget, calibration: Calibration = BOW_SDK3) -> tuple[Plan, bool]:
@@ -26,7 +36,7 @@ def plan(graph: OpGraph, op: Op, target: IpuTarget, calibration: Calibration = B
         target: The machine.
         calibration: The fitted constants.
     """
-    rule = _RULES.get(_name(op.target))
+    rule = RULES.get(_name(op.target))
     if rule is None:
         return plan_unknown(graph, op, target), False
     return rule(graph, op, Machine(target=target, calibration=calibration)), True

@@ -1,7 +1,7 @@
 """Gives every storage of a captured program its tiles: where a plan wants or leaves it, else linearly."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -14,7 +14,9 @@ from popgeo.ipu.target import IpuTarget
 GRAIN_BYTES = 128  # least that poplar's linear mapping puts on a tile
 
 
-def map_storages(graph: OpGraph, costs: Sequence[OpCost], target: IpuTarget) -> dict[int, TileMapping]:
+def map_storages(
+    graph: OpGraph, costs: Sequence[OpCost], target: IpuTarget, given: Mapping[int, TileMapping] | None = None
+) -> dict[int, TileMapping]:
     """A mapping for each storage; views have their base's.
 
     A result lies where its operation's plan leaves it, an element-wise result where its most spread operand lies, and
@@ -24,13 +26,14 @@ def map_storages(graph: OpGraph, costs: Sequence[OpCost], target: IpuTarget) -> 
         graph: The captured program.
         costs: The plan of each of its operations, in order.
         target: The machine.
+        given: Storages that lie somewhere already.
 
     Returns:
         By storage number; elements are those of the storage, from its first on.
     """
     tiles = target.num_tiles * target.num_ipus
     sizes = storage_sizes(graph)
-    mappings: dict[int, TileMapping] = {}
+    mappings: dict[int, TileMapping] = dict(given or {})
 
     def place(storage: int, mapping: TileMapping | None) -> None:
         dtype_bytes = sizes[storage][1]

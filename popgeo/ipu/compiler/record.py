@@ -19,6 +19,8 @@ from popgeo.ipu.op_graph import Op, OpGraph, Ref, Value
 # These change running statistics without saying so in their schema: positions of the arguments, and of the flag.
 _HIDDEN_WRITES = {"aten.native_batch_norm.default": ((3, 4), 5), "aten.cudnn_batch_norm.default": ((3, 4), 5)}
 
+_VIEWS_IN_PLACE = ("squeeze_", "unsqueeze_", "t_", "transpose_")
+
 
 class Recorder(TorchDispatchMode):
     """Writes down each operation below autograd, so that forward, backward and updates look alike.
@@ -108,6 +110,10 @@ class Recorder(TorchDispatchMode):
         recorded_args = _with_refs(args, self.number)
         recorded_kwargs = {key: _with_refs(arg, self.number) for key, arg in kwargs.items()}
         writes = tuple(self.number(tensor) for tensor in _written(func, name, args, kwargs))
+        if name.split(".")[1] in _VIEWS_IN_PLACE:
+            # They change no element: from here on the tensor stands for a view of what it was.
+            name, writes = name.replace("_.", "."), ()
+            del self._numbers[id(result)]
         if self._keeps_state:
             self._refuse_writes_to_constants(func, writes)
         results = result if isinstance(result, tuple | list) else (result,)

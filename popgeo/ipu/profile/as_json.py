@@ -66,9 +66,13 @@ def _plain(part: Any) -> Any:
 
 
 def _op_cost(content: dict[str, Any]) -> OpCost:
-    plan = content["plan"]
-    steps = tuple(Superstep(**{**step, "activity": Activity(step["activity"])}) for step in plan["supersteps"])
-    return OpCost(**{**content, "plan": Plan(**{**plan, "supersteps": steps, "validity": Validity(plan["validity"])})})
+    return OpCost(**{**content, "plan": _plan(content["plan"])})
+
+
+def _plan(content: dict[str, Any]) -> Plan:
+    steps = tuple(Superstep(**{**step, "activity": Activity(step["activity"])}) for step in content["supersteps"])
+    parts, validity = tuple(map(_plan, content["parts"])), Validity(content["validity"])
+    return Plan(**{**content, "supersteps": steps, "parts": parts, "validity": validity})
 
 
 def _memory(content: dict[str, Any]) -> MemoryUse:

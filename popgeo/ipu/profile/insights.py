@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from popgeo.ipu.plan import Activity
 from popgeo.ipu.profile.rows import Row, op_rows
 from popgeo.ipu.report import Insight, Report
 
 NOTABLE = 0.03  # of the cycles of a step; what is below is not worth a line
+MESSAGES = {"gather", "scatter_add", "cfconv"}
 SOFTWARE_FUNCTIONS = {"cos", "sin", "tan", "pow", "cos_", "sin_", "pow_", "acos", "asin", "atan2", "polar"}
 
 
@@ -36,17 +36,16 @@ def few_tiles_work(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
     """Operations whose tensor is so small that it lies on few tiles, and that take long there."""
     few = max(1, report.target.num_tiles // 64)
     slow = [
-        op
-        for op in ops
-        if 0 < op["tiles"] <= few and op["compute"] - op["fixed"] > 0 and op["op"] not in SOFTWARE_FUNCTIONS
+        op for op in ops if 0 < op["tiles"] <= few and op["compute"] > 2 * report.target.launch_cycles * op["count"]
     ]
-    share = sum(op["share"] for op in slow)
+    share = sum(op["compute"] for op in slow) / _total(ops)
     if share >= NOTABLE:
-        worst = max(slow, key=lambda op: op["cycles"])
+        worst = max(slow, key=lambda op: op["compute"])
         yield Insight(
-            title="Tensors that lie on a few tiles",
-            text=f"{_count(slow)} on {few} of {report.target.num_tiles:,} tiles or fewer take {share:.0%} of the "
-            f"cycles; most of all {_name(worst)} with {_tiles(worst['tiles'])}.",
+            title="Tensors that lie on a few tiles" if worst["tiles"] > 1 else "A tensor that lies on one tile",
+            text=f"{share:.0%} of the cycles are work of {_count(slow)} on {_tiles(few)} or fewer of "
+            f"{report.target.num_tiles:,}; most of all {_name(worst)} on {_tiles(worst['tiles'])}. A tile takes at "
+            "least 128 bytes of a tensor before the next one gets any.",
             remedy="Work on more elements at once (batch small tensors together), compute it once instead of in "
             "each block, or move it to the data pipeline.",
             share=share,
@@ -61,11 +60,11 @@ def slow_functions(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
     if share >= NOTABLE:
         names = sorted({op["op"] for op in slow})
         worst = max(slow, key=lambda op: op["cycles"])
-        spread = f", spread over {_tiles(worst['tiles'])}" if worst["tiles"] else ""
+        spread = f" on {_tiles(worst['tiles'])}" if worst["tiles"] else ""
         yield Insight(
             title=f"{' and '.join(names)} in software",
-            text=f"{_count(slow)} take {share:.0%} of the cycles; the largest is {_name(worst)}{spread}. The machine "
-            "has no such instruction: a float32 cosine takes a worker about 2,300 cycles an element.",
+            text=f"{share:.0%} of the cycles go into {_count(slow)}; the largest is {_name(worst)}{spread}. The "
+            "machine has no such instruction: a float32 cosine takes a worker about 2,300 cycles an element.",
             remedy="Use a polynomial: popgeo.nn.PolynomialEnvelope in place of CosineEnvelope, products in place of "
             "pow; or compute it when the data is prepared.",
             share=share,
@@ -80,7 +79,7 @@ def repeated_work(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
     if share >= NOTABLE:
         yield Insight(
             title="Neighbours are searched in every step",
-            text=f"{_count(search)} ({', '.join(sorted({op['op'] for op in search}))}) take {share:.0%} of the cycles.",
+            text=f"{share:.0%} of the cycles go into {', '.join(sorted({op['op'] for op in search}))}.",
             remedy="Where positions are data, find the edges once: popgeo.nn.PrecomputeInteractionGraph as a "
             "transform of the dataset, and packed edges in the batch.",
             share=share,
@@ -90,18 +89,17 @@ def repeated_work(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
 
 def unbalanced(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
     """Gathers and scatters of which some tiles have far more than the mean to do."""
-    uneven = [
-        op for op in ops if op["family"] in {"gather", "scatter", "cfconv"} and op["balance"] < 0.5 and op["compute"]
-    ]
-    share = sum(op["share"] for op in uneven)
+    uneven = [op for op in ops if op["family"] in MESSAGES and op["balance"] < 0.5]
+    share = sum(op["compute"] * (1 - op["balance"]) for op in uneven) / _total(ops)
     if share >= NOTABLE:
-        worst = min(uneven, key=lambda op: op["balance"])
+        worst = max(uneven, key=lambda op: op["compute"] * (1 - op["balance"]))
         yield Insight(
             title="Unbalanced gathers and scatters",
-            text=f"{_count(uneven)} with {share:.0%} of the cycles keep the mean tile busy for less than half the "
-            f"time of the slowest; {_name(worst)} for {worst['balance']:.0%}.",
-            remedy="Choose numbers of rows and channels that divide over the tiles (multiples of 32 rows, channels "
-            "a multiple of 16), or scatter more channels at once.",
+            text=f"In {_count(uneven)} the mean tile works for less than half the time of the slowest, which wastes "
+            f"{share:.0%} of the cycles; in {_name(worst)} it works for {worst['balance']:.0%} of it "
+            f"({worst['split']}).",
+            remedy="Give the operation more channels or rows to divide over the tiles: scatter several tensors as one, "
+            "pool before the last linear map instead of after it.",
             share=share,
             ops=_indices(uneven),
         )
@@ -110,15 +108,14 @@ def unbalanced(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
 def fixed_costs(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
     """Operations so small that starting them costs more than running them."""
     small = [op for op in ops if op["phase"] != "host" and op["fixed"] > 0.5 * op["cycles"] > 0]
-    cycles = sum(op["fixed"] for op in small)
-    share = cycles / max(report.total_cycles, 1)
+    share = sum(op["fixed"] for op in small) / _total(ops)
     if share >= 2 * NOTABLE:
         yield Insight(
             title="Starting costs more than working",
-            text=f"{_count(small)} spend more on synchronisation and on starting compute sets than on work; "
-            f"that is {share:.0%} of the cycles.",
-            remedy="Take larger micro-batches (more graphs a pack, more packs a batch), and let the compiler join "
-            "operations: fewer, wider layers and one flat optimizer group.",
+            text=f"{share:.0%} of the cycles synchronise tiles and start compute sets for {_count(small)} with less "
+            "work than that.",
+            remedy="Take larger micro-batches (more graphs a pack, more packs a batch); join small operations: fewer, "
+            "wider layers and one flat optimizer group.",
             share=share,
             ops=_indices(small),
         )
@@ -127,13 +124,13 @@ def fixed_costs(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
 def exchange_bound(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
     """More than half of the cycles go into moving data between tiles."""
     moving = [op for op in ops if op["exchange"] > 0.5 * op["cycles"] and op["exchange"] > op["fixed"]]
-    share = sum(op["exchange"] for op in moving) / max(report.total_cycles, 1)
-    if report.cycles_by_activity[Activity.EXCHANGE] > 0.5 * report.total_cycles > 0 and moving:
+    share = sum(op["exchange"] for op in moving) / _total(ops)
+    if moving and sum(op["exchange"] for op in ops) > 0.5 * _total(ops):
         worst = max(moving, key=lambda op: op["exchange"])
         yield Insight(
             title="Bound by exchange",
-            text=f"Tiles spend {share:.0%} of the cycles on waiting for each other's data in {_count(moving)}; most "
-            f"in {_name(worst)}, which moves {worst['traffic']:,} B in {worst['split'] or 'one piece'}.",
+            text=f"{share:.0%} of the cycles move data between tiles for {_count(moving)}; most for {_name(worst)}, "
+            f"which moves {worst['traffic']:,} B ({worst['split']}).",
             remedy="Use fewer channels in messages, float16 messages, or edges sorted by receiver, so that a row is "
             "fetched once.",
             share=share,
@@ -145,7 +142,7 @@ def padding(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
     """Cycles that go into slots which hold nothing real, where the report was told how many do."""
     padded = [(op, 1 - share) for op in ops if (share := _real_share(op, report)) < 1 and op["phase"] != "host"]
     cycles = sum((op["cycles"] - op["fixed"]) * empty for op, empty in padded)
-    share = cycles / max(report.total_cycles, 1)
+    share = cycles / _total(ops)
     if share >= NOTABLE:
         told = ", ".join(f"{real:,.0f} of {slots:,} slots" for slots, real in report.real_of_slots.items())
         yield Insight(
@@ -167,7 +164,7 @@ def unknown_operations(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
         listed = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
         yield Insight(
             title="Operations without a rule",
-            text=f"{_count(unknown)} ({listed}) are charged as slow software; {share:.0%} of the cycles are guesses.",
+            text=f"{share:.0%} of the cycles are guesses: no rule knows {listed}; they are charged as slow software.",
             remedy="Read these figures as an upper bound, or write the step with operations that have a rule.",
             share=share,
             ops=_indices(unknown),
@@ -185,6 +182,11 @@ RULES: tuple[Callable[[Report, Sequence[Row]], Iterator[Insight]], ...] = (
     padding,
     unknown_operations,
 )
+
+
+def _total(ops: Sequence[Row]) -> float:
+    """Cycles of all operations on the machine."""
+    return sum(op["cycles"] for op in ops if op["phase"] != "host") or 1.0
 
 
 def _real_share(op: Row, report: Report) -> float:

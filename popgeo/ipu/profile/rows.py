@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from popgeo.ipu.plan import Activity, OpCost, Profile, Superstep, Validity
+from popgeo.ipu.plan import Activity, OpCost, Plan, Profile, Superstep, Validity
 from popgeo.ipu.report import Report
 from popgeo.ipu.target import IpuTarget
 
@@ -14,11 +14,11 @@ _TRUST = list(Validity)
 
 def op_rows(report: Report) -> list[Row]:
     """One row for each operation, in order; cycles are those of the whole step."""
-    total = max(report.total_cycles, 1)
+    total = sum(n for activity, n in report.cycles_by_activity.items() if activity is not Activity.HOST) or 1.0
     return [{"index": index, **_op_row(cost, report, total)} for index, cost in enumerate(report.costs)]
 
 
-def _op_row(cost: OpCost, report: Report, total: int) -> Row:
+def _op_row(cost: OpCost, report: Report, total: float) -> Row:
     steps, n = cost.plan.supersteps, cost.count
     cycles = n * cost.plan.cycles(report.profile)
     return {
@@ -39,7 +39,7 @@ def _op_row(cost: OpCost, report: Report, total: int) -> Row:
         "traffic": n * sum(s.bytes_total for s in steps if s.activity is not Activity.HOST),
         "flops": n * cost.plan.flops,
         "temporary_bytes": cost.plan.temporary_bytes,
-        "split": " x ".join(f"{name} {parts}" for name, parts in cost.plan.split.items()),
+        "split": _split(cost.plan),
         "considered": cost.plan.considered,
         "shapes": cost.shapes,
         "trust": cost.plan.validity.value,
@@ -48,6 +48,13 @@ def _op_row(cost: OpCost, report: Report, total: int) -> Row:
         "source": cost.source,
         "target": cost.target,
     }
+
+
+def _split(plan: Plan) -> str:
+    """Into how many parts a plan cuts each dimension, in words."""
+    if plan.parts and not plan.split:
+        return "; ".join(f"{part.family}: {_split(part)}" for part in plan.parts if _split(part))
+    return " x ".join(f"{name} {parts}" for name, parts in plan.split.items())
 
 
 def superstep_rows(report: Report) -> list[Row]:

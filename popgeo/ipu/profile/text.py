@@ -22,7 +22,7 @@ def text(report: Report) -> str:
         lines += _dearest(report)
         lines += _insights(report)
         lines += footer(report)
-    return "\n".join(line[:WIDTH] for line in (*lines, *_this_computer(report)))
+    return "\n".join(_cut_end(line, WIDTH) for line in (*lines, *_this_computer(report)))
 
 
 def _head(report: Report) -> Iterable[str]:
@@ -66,7 +66,7 @@ def _memory(report: Report) -> str:
     use = report.memory
     if use is None:
         return ""
-    return f", fullest tile {use.peak.max(initial=0) / use.limit:.0%} full"
+    return f", memory {use.peak.max(initial=0) / use.limit:.0%}"
 
 
 def _cycles(report: Report, profile: Profile) -> int:
@@ -114,7 +114,8 @@ def _insights(report: Report) -> Iterable[str]:
     for insight in found[:INSIGHTS]:
         lines = textwrap.wrap(f"{insight.title} ({insight.share:.0%}): {insight.remedy}", WIDTH - 4)
         yield f"  - {lines[0]}"
-        yield from (f"    {line}" for line in lines[1:2])
+        if len(lines) > 1:
+            yield f"    {lines[1]}{' …' if len(lines) > 2 else ''}"
 
 
 def _this_computer(report: Report) -> Iterable[str]:
