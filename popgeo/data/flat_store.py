@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
@@ -92,6 +93,7 @@ class FlatStore:
         *,
         exclude_keys: Sequence[str] | None = None,
         levels: Levels | None = None,
+        progress_bar: bool | None = None,
     ) -> "FlatStore":
         """Flattens a dataset.
 
@@ -100,6 +102,8 @@ class FlatStore:
                 `HeteroData`, or a `Subset` or `ConcatDataset` of those.
             exclude_keys: Attributes to leave out.
             levels: What an attribute's rows belong to, as `{"y": "graph"}`; what is not stated is inferred.
+            progress_bar: Whether to show a bar where reading the graphs lasts longer than a second; None means at a
+                terminal and in notebooks.
 
         Raises:
             ValueError: the dataset is empty, mixes `Data` and `HeteroData`, its graphs differ in attributes or types,
@@ -107,7 +111,7 @@ class FlatStore:
         """
         from popgeo.data.flatten import flatten  # the verb needs the noun of this file
 
-        return flatten(dataset, exclude_keys=exclude_keys, levels=levels)
+        return flatten(dataset, exclude_keys=exclude_keys, levels=levels, progress_bar=progress_bar)
 
     @property
     def is_hetero(self) -> bool:
@@ -164,3 +168,8 @@ class FlatStore:
         nodes, edges = total[: len(self.node_types)].sum(), total[len(self.node_types) :].sum()
         names = ", ".join(f"{a.name}: {a.axis.level.value}" for a in self.attributes)
         return f"{type(self).__name__}({len(self):,} graphs, {nodes:,} nodes, {edges:,} edges; {names})"
+
+    def _repr_html_(self) -> str:
+        sizes = pd.DataFrame(self.sizes, columns=[f"{a.level.value}s {a.store or ''}".strip() for a in self.size_axes])
+        table = sizes.agg(["min", "mean", "max", "sum"]).T.map("{:,.6g}".format)
+        return f"{len(self):,} graphs{table.to_html()}"

@@ -12,6 +12,7 @@ from popgeo.ipu.loss import identity_loss as identity_loss
 from popgeo.ipu.options import Options as Options
 from popgeo.ipu.options import OutputMode as OutputMode
 from popgeo.ipu.options import Reduction as Reduction
+from popgeo.ipu.profile.memory import OutOfTileMemory as OutOfTileMemory
 from popgeo.ipu.report import Report as Report
 from popgeo.ipu.target import IpuTarget as IpuTarget
 from popgeo.ipu.tile_exact import TileExact as TileExact

@@ -64,6 +64,11 @@ class CapturedUpdate:
             self._steady = settings, engine
         return True
 
+    @property
+    def is_captured(self) -> bool | None:
+        """Whether updates run as captured graphs; None before the first."""
+        return all(engine is not None for engine in self._paths.values()) if self._paths else None
+
     def _capture(self, numbers: "Numbers") -> Engine | None:
         graph = capture_update(self._worker)
         graph, found = replace_numbers(graph)
@@ -78,11 +83,13 @@ class CapturedUpdate:
 
 
 def capture_update(worker: Optimizer) -> OpGraph:
-    """The operations of a worker's next update, recorded on copies of its tensors."""
+    """The operations of an update of a worker that has its state, recorded on copies of its tensors."""
     copies = with_parameters(worker, [nn.Parameter(p.detach().clone()) for p in _parameters(worker)])
     for mine, theirs in zip(_parameters(copies), _parameters(worker), strict=True):
         mine.grad = None if theirs.grad is None else theirs.grad.clone()
         copies.state[mine] = {key: copy.deepcopy(part) for key, part in worker.state.get(theirs, {}).items()}
+    if not worker.state:
+        copies.step()
     recorder = Recorder(capture_update.__code__, lambda problem: None, phase="update", keeps_state=False)
     for name, tensor in _tensors(copies).items():
         recorder.add_input(name, tensor)

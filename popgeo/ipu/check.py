@@ -1,6 +1,7 @@
 """Finds everything in a model that is not static, at once."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,14 +11,14 @@ from popgeo.ipu.compiler.record import Recorder
 from popgeo.ipu.compiler.static_shapes import Problem
 
 
-def check_static(model: nn.Module, *inputs: Any, **named_inputs: Any) -> list[Problem]:
+def check_static(model: Callable[..., Any], *inputs: Any, **named_inputs: Any) -> list[Problem]:
     """Lists each place in a model where a shape, or the path taken, depends on the data.
 
     A copy of the model looks at the inputs once, without a gradient; nothing is compiled, and neither the model nor
     torch's random numbers change.
 
     Args:
-        model: Called like `model(*inputs, **named_inputs)`.
+        model: A module, or any function of tensors, called like `model(*inputs, **named_inputs)`.
 
     Returns:
         One `Problem` for each line and operation, in the order in which they are met; empty when nothing is in the way.
@@ -37,7 +38,7 @@ def check_static(model: nn.Module, *inputs: Any, **named_inputs: Any) -> list[Pr
 
     model = copy.deepcopy(model)
     recorder = Recorder(check_static.__code__, note, keeps_state=False)
-    hooks = recorder.follow_modules(model)
+    hooks = recorder.follow_modules(model) if isinstance(model, nn.Module) else []
     with torch.random.fork_rng(devices=[]), torch.no_grad(), recorder:
         model(*inputs, **named_inputs)
     for hook in hooks:

@@ -3,6 +3,7 @@
 import inspect
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -11,6 +12,7 @@ from popgeo.ipu import batching
 from popgeo.ipu.compiler.account import account
 from popgeo.ipu.compiler.compile_step import compile_step
 from popgeo.ipu.options import Options
+from popgeo.ipu.profile.assess import Assessment, assess
 from popgeo.ipu.replicas import Replicas
 from popgeo.ipu.report import Report
 from popgeo.ipu.stepper import Stepper
@@ -25,6 +27,7 @@ class Executable:
         start = time.perf_counter()
         self._signature = inspect.signature(function)
         self._target = target
+        self._name = getattr(function, "__name__", type(function).__name__)
         tensors, self._arguments = flatten(dict(self._signature.bind(*example_inputs).arguments))
 
         def call(inputs: Sequence[Any]) -> Any:
@@ -35,7 +38,7 @@ class Executable:
         module = function if isinstance(function, nn.Module) else nn.Module()
         arguments = list(zip(batching.names(self._arguments), tensors, strict=True))
         self.step = compile_step(module, arguments, call)
-        self._stepper = Stepper(self.step, module, Options(target=target), None, Replicas((0,), 1))
+        self._module = module
         self._compile_seconds = time.perf_counter() - start
         self._run_seconds, self._calls = 0.0, 0
 
@@ -55,12 +58,30 @@ class Executable:
         self._run_seconds, self._calls = self._run_seconds + time.perf_counter() - start, self._calls + 1
         return unflatten(self.step.result, results)
 
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self._name}: {len(self.step.graph.ops):,} operations "
+            f"for {self._target.name}, {self._calls:,} calls)"
+        )
+
+    @cached_property
+    def _stepper(self) -> Stepper:
+        """Made when it is needed: compiling many functions for their reports takes no memory for values."""
+        return Stepper(self.step, self._module, Options(target=self._target), None, Replicas((0,), 1))
+
+    @cached_property
+    def assessment(self) -> Assessment:
+        """Cycles and memory on the target, worked out when first asked for."""
+        return assess(self.step, self._target)
+
     @property
     def report(self) -> Report:
-        """The account of one call."""
+        """The account of one call, without running the function."""
         engine = self._stepper.engine
         return Report(
             target=self._target,
+            costs=self.assessment.costs,
+            memory=self.assessment.memory,
             families=account(engine.graph),
             captured_ops=self.step.captured_ops,
             state_bytes=self._stepper.state_bytes,
@@ -72,19 +93,27 @@ class Executable:
         )
 
 
-def compile(function: Callable[..., Any], example_inputs: Sequence[Any], target: IpuTarget | None = None) -> Executable:
+def compile(
+    function: Callable[..., Any],
+    example_inputs: Sequence[Any],
+    target: IpuTarget | None = None,
+    *,
+    strict: bool = False,
+) -> Executable:
     """Compiles a function of tensors for the shapes of example inputs.
 
     Args:
         function: Any function, or a module, whose parameters are then used where they are.
         example_inputs: Its positional arguments; tensors, or nests of them.
         target: The machine to compile for; a Bow IPU by default.
+        strict: Refuse what needs more memory than a tile has, which the report tells otherwise.
 
     Returns:
         What to call like the function; `.report` accounts for a call.
 
     Raises:
         DynamicShapeError: a shape depends on data.
+        OutOfTileMemory: with `strict`, a tile needs more memory than it has.
 
     Example:
         >>> import torch
@@ -92,4 +121,7 @@ def compile(function: Callable[..., Any], example_inputs: Sequence[Any], target:
         >>> double(torch.arange(3.0)), double.report.total.ops
         (tensor([0., 2., 4.]), 1)
     """
-    return Executable(function, example_inputs, target or IpuTarget.bow())
+    executable = Executable(function, example_inputs, target or IpuTarget.bow())
+    if strict:
+        executable.assessment.require_fit()
+    return executable

@@ -6,16 +6,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from popgeo.ipu import batching
 from popgeo.ipu.checkpoint import load_checkpoint, save_checkpoint
+from popgeo.ipu.compiled_step import CompiledStep
 from popgeo.ipu.compiler.account import account
 from popgeo.ipu.compiler.compile_step import compile_step
 from popgeo.ipu.op_graph import OpGraph
 from popgeo.ipu.options import Options
+from popgeo.ipu.profile.assess import Assessment, assess
 from popgeo.ipu.replicas import Replicas
 from popgeo.ipu.report import Family, Report
 from popgeo.ipu.stepper import Stepper
@@ -111,6 +114,7 @@ class CompiledModel:
         self._pending: Mapping[str, Any] | None = None
         self._stepper: Stepper | None = None
         self._update: Update | None = None
+        self._assessment: Assessment | None = None
         self._compile_seconds = self._run_seconds = 0.0
         self._calls = 0
 
@@ -138,15 +142,27 @@ class CompiledModel:
 
     def __repr__(self) -> str:
         kind = "inference" if self._optimizer is None else "training"
-        state = f"compiled, {self._calls} calls" if self.is_compiled else "not compiled yet"
+        calls = f"{self._calls:,} {'call' if self._calls == 1 else 'calls'}"
+        state = f"compiled, {calls}" if self.is_compiled else "not compiled yet"
         factor = self.options.batch_factor
         return f"CompiledModel({type(self.model).__name__}: {kind}, {state}, micro-batches a call: {factor})"
+
+    def _repr_html_(self) -> str:
+        shown = {"model": type(self.model).__name__, "weights": sum(p.numel() for p in self.model.parameters())}
+        if self._optimizer is not None:
+            shown |= {"optimizer": type(self._optimizer).__name__}
+        shown |= {"micro-batches a call": self.options.batch_factor, "compiled": self.is_compiled}
+        if self._stepper is not None:
+            shown |= {"operations": len(self.graph.ops), "calls": self._calls, "seconds": round(self._run_seconds, 3)}
+        table = {name: f"{value:,}" if isinstance(value, int | float) else value for name, value in shown.items()}
+        return pd.Series(table, name=type(self).__name__).to_frame().to_html()
 
     def compile(self, *args: Any, **kwargs: Any) -> "CompiledModel":
         """Compiles the step for these arguments without running it.
 
         Raises:
             DynamicShapeError: a shape depends on data.
+            OutOfTileMemory: the options are strict and a tile needs more memory than it has.
             ValueError: no loss or several, or it is compiled already for other arguments.
         """
         tensors, structure = self._take_apart(args, kwargs)
@@ -166,17 +182,25 @@ class CompiledModel:
 
     @property
     def report(self) -> Report:
-        """The account of the step: operations by family, FLOPs, bytes and wall time.
+        """The account of a step: cycles, memory and plans on the target, and what this computer did for it.
+
+        Costs are worked out when it is first asked for; nothing runs.
 
         Raises:
             ValueError: nothing is compiled yet.
         """
         stepper = self._require_compiled()
         families = account(stepper.engine.graph)
-        if self._update is not None:
-            families["optimizer"] = sum(account(self._update.capture()).values(), Family())
+        update = None if self._update is None else self._update.capture()
+        if update is not None:
+            families["optimizer"] = sum(account(update).values(), Family())
+        assessment = self._assess(stepper.step)
         return Report(
             target=self.options.target,
+            costs=assessment.costs,
+            memory=assessment.memory,
+            micro_batches=self.options.gradient_accumulation,
+            update_captured=None if self._update is None else self._update.is_captured,
             families=families,
             captured_ops=stepper.step.captured_ops,
             state_bytes=stepper.state_bytes,
@@ -257,7 +281,7 @@ class CompiledModel:
         """Forgets the compiled step; weights and optimizer state stay."""
         for parameter in self.model.parameters():
             parameter.data = parameter.data.clone()
-        self._stepper = self._update = self._arguments = None
+        self._stepper = self._update = self._arguments = self._assessment = None
 
     def __getattr__(self, name: str) -> Any:
         """What the wrapper does not have, the module may have."""
@@ -300,11 +324,19 @@ class CompiledModel:
         )
         if self._optimizer is not None:
             self._update = self._make_update(self._optimizer, step.trained)
+        if self.options.strict:
+            self._assess(step).require_fit()
         replicas.share_weights([*self.model.parameters(), *self.model.buffers()])
         self._stepper = Stepper(step, self.model, self.options, self._update, replicas)
         self._arguments = structure
         self._restore_run(self._pending)
         self._compile_seconds = time.perf_counter() - start
+
+    def _assess(self, step: CompiledStep) -> Assessment:
+        if self._assessment is None:
+            update = None if self._update is None else self._update.capture()
+            self._assessment = assess(step, self.options.target, update, self.options.gradient_accumulation)
+        return self._assessment
 
     def _make_update(self, optimizer: Optimizer, trained: Sequence[str]) -> Update:
         parameters = dict(self.model.named_parameters())
@@ -318,6 +350,7 @@ class CompiledModel:
             accumulates=self.options.gradient_accumulation * self.options.replication_factor > 1,
             max_grad_norm=self.options.max_grad_norm,
             learning_rate=self._learning_rate,
+            floating_point_exceptions=self.options.floating_point_exceptions,
         )
 
     def _call_model(self, arguments: dict[str, Any]) -> Any:

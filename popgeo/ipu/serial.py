@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 import zipfile
 from collections.abc import Mapping
 from typing import Any
@@ -141,13 +142,35 @@ def _structure_out(structure: Structure) -> Any:
         return ["slot", structure.shape, _name(structure.dtype)]
     if isinstance(structure, Fixed):
         return ["fixed", _out(structure.value)]
-    if structure.kind.__name__ not in _KINDS or _KINDS[structure.kind.__name__] is not structure.kind:
-        raise TypeError(f"{structure.kind.__name__} cannot be written as JSON")
     return [
-        structure.kind.__name__,
+        _kind_out(structure.kind),
         [_out(key) for key in structure.keys],
         [_structure_out(p) for p in structure.parts],
     ]
+
+
+def _kind_out(kind: type) -> Any:
+    if _KINDS.get(kind.__name__) is kind:
+        return kind.__name__
+    place = [kind.__module__, kind.__qualname__]
+    if not hasattr(kind, "_fields") or _named_tuple(*place) is not kind:
+        raise TypeError(f"{kind.__name__} cannot be written as JSON")
+    return place
+
+
+def _named_tuple(module: str, name: str) -> type | None:
+    """A class of named tuples that this process has; nothing is imported for it."""
+    found = getattr(sys.modules.get(module), name, None)
+    return found if isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields") else None
+
+
+def _kind_in(kind: Any) -> type:
+    if isinstance(kind, str):
+        return _KINDS[kind]
+    found = _named_tuple(*kind)
+    if found is None:
+        raise ValueError(f"the result is a {'.'.join(kind)}, which this process does not have")
+    return found
 
 
 def _structure_in(fields: list[Any]) -> Structure:
@@ -156,4 +179,4 @@ def _structure_in(fields: list[Any]) -> Structure:
         return Slot(tuple(rest[0]), _torch("dtype", rest[1]))
     if kind == "fixed":
         return Fixed(_in(rest[0]))
-    return Node(_KINDS[kind], tuple(rest[0]), tuple(_structure_in(part) for part in rest[1]))
+    return Node(_kind_in(kind), tuple(rest[0]), tuple(_structure_in(part) for part in rest[1]))

@@ -28,6 +28,7 @@ class Update:
         accumulates: Whether an update joins the gradients of several micro-batches.
         max_grad_norm: Gradients are scaled down to this 2-norm; None leaves them.
         learning_rate: The rate for each update, counted from 0, instead of the optimizer's own.
+        floating_point_exceptions: Check the weights after each update.
 
     Raises:
         ValueError: the optimizer needs to run the model itself, as L-BFGS does, or its groups have changed.
@@ -41,12 +42,14 @@ class Update:
         accumulates: bool = False,
         max_grad_norm: float | None = None,
         learning_rate: Callable[[int], float] | None = None,
+        floating_point_exceptions: bool = False,
     ) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ValueError("LBFGS evaluates the model several times per step; use an optimizer without a closure.")
         self.optimizer = optimizer
         self.num_updates = 0
         self._max_grad_norm, self._learning_rate = max_grad_norm, learning_rate
+        self._checks = floating_point_exceptions
         self._names = {id(p): name for name, p in parameters.items()}
         self._blocks: list[_Block] = []
         self.gradients: dict[str, Tensor] = {}
@@ -90,6 +93,8 @@ class Update:
         if self._max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_([block.flat for block in self._blocks], self._max_grad_norm)
         self._step()
+        if self._checks:
+            self._check()
         self.num_updates += 1
         for block in self._blocks:
             block.publish(self.optimizer, self._worker.state[block.flat])
@@ -107,8 +112,25 @@ class Update:
         if not self._captured.run():
             self._worker.step()
 
+    @property
+    def is_captured(self) -> bool | None:
+        """Whether updates run as captured graphs rather than as torch's own code; None before that is known."""
+        if not self._flat:
+            return False
+        return None if self._captured is None else self._captured.is_captured
+
+    def _check(self) -> None:
+        """Raises where finite gradients gave weights of NaN or infinity."""
+        broken = [block for block in self._blocks if block.total.isfinite().all() and not block.flat.isfinite().all()]
+        names = [self._names[id(p)] for block in broken for p in block.members if not p.isfinite().all()]
+        if names:
+            raise FloatingPointError(
+                f"{type(self.optimizer).__name__}'s update of step {self.num_updates} gave NaN or infinity "
+                f"from finite gradients: {', '.join(sorted(names))}"
+            )
+
     def capture(self) -> OpGraph:
-        """The operations of the next update."""
+        """The operations of an update after the first, which makes the optimizer's state."""
         return capture_update(self._worker)
 
     def members(self) -> list[list[str]]:

@@ -64,6 +64,10 @@ class Plan:
         """The graphs of one batch."""
         return self.ids[self.ptr[index] : self.ptr[index + 1]]
 
+    def __repr__(self) -> str:
+        skipped = f", {self.num_skipped:,} skipped" if self.num_skipped else ""
+        return f"{type(self).__name__}({len(self.ids):,} graphs in {len(self):,} batches{skipped})"
+
 
 def epoch_generator(seed: int, epoch: int) -> torch.Generator:
     """The source of randomness of one epoch: the same for every rank, another for every epoch."""

@@ -2,9 +2,11 @@
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from html import escape
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch.utils.data import DataLoader
 from torch_geometric.data import Batch
@@ -17,11 +19,11 @@ from popgeo.data.levels import Levels
 from popgeo.data.sizes import FixedSizeOptions
 from popgeo.data.sort import sort_edges as sorted_by_destination
 from popgeo.data.trim import OverSizeStrategy
-from popgeo.loader.arguments import check_arguments, member, num_mini_batches, sizes_of, strategy_of
+from popgeo.loader.arguments import check_arguments, member, num_mini_batches, shard_of, sizes_of, strategy_of
 from popgeo.loader.batches import OF_WORKERS, BatchMaker
 from popgeo.loader.epoch import FixedSizeStrategy, Packing, Plan, epoch_generator, plan_epoch, shard
+from popgeo.loader.filling import as_html, filling, in_one_line
 from popgeo.loader.source import FetchingSource, FlatSource, Source, levels_of, measure
-from popgeo.packing import totals_of_packs
 
 
 class FixedSizeDataLoader(DataLoader):
@@ -44,7 +46,8 @@ class FixedSizeDataLoader(DataLoader):
         follow_batch: Attributes to add an assignment vector for.
         exclude_keys: Attributes to leave out.
         options: How many batches one item holds, concatenated on dimension 0 as PopTorch does: a number, or an object
-            with `device_iterations`, `replication_factor` and `gradient_accumulation` (such as `popgeo.ipu.Options`).
+            with `device_iterations`, `replication_factor` and `gradient_accumulation` (such as `popgeo.ipu.Options`),
+            whose replicas are shared by the ranks.
         num_nodes: Short for `fixed_size_options`, with `num_edges` and `batch_size`.
         num_edges: See `num_nodes`.
         levels: What an attribute's rows belong to, as `{"y": "graph"}`, where names and sizes do not tell.
@@ -57,12 +60,15 @@ class FixedSizeDataLoader(DataLoader):
             `num_buffers // 2` more are drawn. 0 gives each item memory of its own.
         background: Makes the coming batches on a thread while one is in use.
         seed: With the number of the epoch it decides every order.
-        rank: Which shard of the batches to load.
+        rank: Which shard of the batches to load; by default that of this process in `torch.distributed`, where
+            `options` has a `replication_factor`, and else the only one.
         world_size: Number of shards; they are disjoint, complete, and of equal length.
         drop_last: Drops an incomplete last batch (`PadToMax`) and an incomplete last item of several batches; otherwise
             batches are split until there are enough, so that every graph is used.
         sampler: The graphs of an epoch, in order, instead of all of them.
         batch_sampler: The graphs of each batch, instead of a strategy.
+        progress_bar: Whether to show a bar where a first pass over the dataset lasts longer than a second; None means
+            at a terminal and in notebooks.
         kwargs: `num_workers`, `pin_memory` and others, as torch's `DataLoader` takes them.
 
     Raises:
@@ -101,25 +107,27 @@ class FixedSizeDataLoader(DataLoader):
         num_buffers: int = 0,
         background: bool = False,
         seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         drop_last: bool = False,
         sampler: Iterable[int] | None = None,
         batch_sampler: Iterable[Sequence[int]] | None = None,
+        progress_bar: bool | None = None,
         **kwargs: Any,
     ) -> None:
         self.strategy = strategy_of(fixed_size_strategy)
         self.over_size_strategy = member(OverSizeStrategy, over_size_strategy)
-        check_arguments(dataset, self.strategy, shuffle, sampler, batch_sampler, rank, world_size, kwargs)
-        self.shuffle, self.seed, self.rank, self.world_size = shuffle, seed, rank, world_size
-        self.items_of = num_mini_batches(options)
+        check_arguments(dataset, self.strategy, shuffle, sampler, batch_sampler, kwargs)
+        self.shuffle, self.seed = shuffle, seed
+        self.rank, self.world_size = shard_of(options, rank, world_size)
+        self.items_of = num_mini_batches(options, self.world_size)
         self._progress = _Progress(0, 0)
         self._plan: tuple[int, Plan] | None = None
         self._orders = sampler, batch_sampler, drop_last
 
         why = why_not_flat(dataset)
         if why is None:
-            like = FlatStore.from_dataset(dataset, exclude_keys=exclude_keys, levels=levels)
+            like = FlatStore.from_dataset(dataset, exclude_keys=exclude_keys, levels=levels, progress_bar=progress_bar)
             like = sorted_by_destination(like) if sort_edges else like
             sizes = like.sizes
         else:
@@ -128,7 +136,7 @@ class FixedSizeDataLoader(DataLoader):
                 f"list(dataset) or FlatStore.from_dataset(dataset): transforms then run once.",
                 stacklevel=2,
             )
-            sizes, like = measure(dataset, exclude_keys)
+            sizes, like = measure(dataset, exclude_keys, progress_bar=progress_bar)
             levels = {**levels_of(like), **(levels or {})}
         chosen = sizes_of(like, sizes, batch_size, fixed_size_options, num_nodes, num_edges)
         self.fixed_size_options = chosen.with_rows_for(like)
@@ -252,20 +260,23 @@ class FixedSizeDataLoader(DataLoader):
         if self._progress is progress:  # no other iteration has begun since
             self.set_epoch(progress.epoch + 1)
 
+    def filling(self) -> pd.DataFrame:
+        """How full the batches of the coming epoch are; see `popgeo.loader.filling`."""
+        return filling(self.source.sizes, self.plan(), self.fixed_size_options, self._like.size_axes)
+
     def __repr__(self) -> str:
-        options = self.fixed_size_options
         try:
-            plan = self.plan()
+            table = self.filling()
         except ValueError as error:
             return f"{type(self).__name__}({len(self.source.sizes):,} graphs; no batches: {error})"
-        split = len(self._like.node_types)
-        real = totals_of_packs(self.source.sizes[:, :split], plan.ids, plan.ptr).sum()
-        slots = options.limits(self._like.size_axes)[:split].sum() + split
-        return (
-            f"{type(self).__name__}({len(plan.ids):,} graphs -> {len(plan):,} batches of {options.total_num_nodes:,} "
-            f"nodes, {options.total_num_edges:,} edges, {options.num_graphs:,} graphs; "
-            f"{100 * real / max(1, slots * len(plan)):.1f} % full)"
-        )
+        line = in_one_line(table, self.plan(), self.fixed_size_options, len(self._like.node_types))
+        return f"{type(self).__name__}({line})"
+
+    def _repr_html_(self) -> str:
+        try:
+            return f"{escape(repr(self))}{as_html(self.filling())}"
+        except ValueError:
+            return escape(repr(self))
 
 
 class _Progress:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from popgeo.data.collate import FixedSizeCollater
 from popgeo.data.cutter import BatchCutter, Memory
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.levels import Level
+from popgeo.data.progress import progress
 from popgeo.data.super_batch import join
 from popgeo.data.take import take
 from popgeo.packing import totals_of_packs
@@ -116,16 +117,15 @@ class FetchingSource(Source):
         return None
 
 
-def measure(dataset: Any, exclude_keys: Sequence[str] | None, at_once: int = 256) -> tuple[np.ndarray, FlatStore]:
+def measure(
+    dataset: Any, exclude_keys: Sequence[str] | None, at_once: int = 256, progress_bar: bool | None = None
+) -> tuple[np.ndarray, FlatStore]:
     """Sizes of all graphs of a dataset that is not flat, and its first graphs, flat."""
-    starts = range(0, max(1, len(dataset)), at_once)
-
-    def part(start: int) -> FlatStore:
-        graphs = [dataset[i] for i in range(start, min(start + at_once, len(dataset)))]
-        return FlatStore.from_dataset(graphs, exclude_keys=exclude_keys)
-
-    first = part(0)
-    return np.concatenate([first.sizes, *(part(start).sizes for start in starts[1:])]), first
+    ids = progress(range(len(dataset)), "measuring graphs", "graph", progress_bar)
+    parts = iter(lambda: [dataset[i] for i in islice(ids, at_once)], [])
+    first = FlatStore.from_dataset(next(parts, []), exclude_keys=exclude_keys)
+    rest = (FlatStore.from_dataset(part, exclude_keys=exclude_keys).sizes for part in parts)
+    return np.concatenate([first.sizes, *rest]), first
 
 
 def levels_of(store: FlatStore) -> Mapping[Any, Level]:

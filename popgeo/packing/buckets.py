@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from popgeo.packing.packs import Ids
-from popgeo.packing.sizes import as_table
+from popgeo.packing.sizes import as_table, names
 from popgeo.packing.tune import Shape, slot_costs, tune
 
 
@@ -29,6 +29,13 @@ class Buckets:
     def __len__(self) -> int:
         return len(self.shapes)
 
+    def __repr__(self) -> str:
+        ranges = "; ".join(
+            f"up to {most:,}: " + " and ".join(f"{slots:,} {name}" for slots, name in _slots(shape))
+            for most, shape in zip(self.largest, self.shapes, strict=True)
+        )
+        return f"{type(self).__name__}({ranges}; cost {self.cost:.2f} of one shape for all)"
+
     def ids(self, sizes: ArrayLike) -> list[Ids]:
         """Which graphs belong to each range; they are packed range by range.
 
@@ -39,6 +46,10 @@ class Buckets:
             ValueError: a graph is larger than the last range.
         """
         return _split(as_table(sizes)[:, 0], self.largest)
+
+
+def _slots(shape: Shape) -> list[tuple[int, str]]:
+    return list(zip(shape.slots, names(len(shape.slots)), strict=True))
 
 
 def tune_buckets(

@@ -52,6 +52,12 @@ class Shape:
         """Edge slots; the second dimension, 0 where there is none."""
         return self.slots[1] if len(self.slots) > 1 else 0
 
+    def __repr__(self) -> str:
+        rows = zip(self.slots, names(len(self.slots)), self.efficiency, strict=True)
+        slots = ", ".join(f"{count:,} {name} ({full:.1%} full)" for count, name, full in rows)
+        graphs = f"{self.num_graphs:,} graphs; {self.graphs_per_batch:.1f} real graphs a batch"
+        return f"{type(self).__name__}({slots}, {graphs})"
+
 
 def tune(
     sizes: ArrayLike,

@@ -158,6 +158,16 @@ def test_a_static_model_has_no_problem():
     assert ipu.check_static(SchNetLoss(), **make_molecules(0)) == []
 
 
+def test_a_function_is_checked_as_a_module_is():
+    def positive(x):
+        return x[x > 0].sum()
+
+    (problem,) = ipu.check_static(positive, torch.ones(3))
+    assert problem.operation == "index"
+    assert "in positive: return x[x > 0].sum()" in problem.source
+    assert ipu.check_static(torch.relu, torch.ones(3)) == []
+
+
 def test_the_program_does_not_depend_on_the_data_it_was_captured_with():
     first, second = (ipu.training_model(SchNetLoss()).compile(**make_molecules(seed)) for seed in (0, 1))
     assert str(first.graph) == str(second.graph)

@@ -1,12 +1,14 @@
 """A second start finds the compiled step, and only the right one."""
 
+import multiprocessing
 import os
 import time
 import zipfile
+from typing import NamedTuple
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from popgeo.ipu import Options, training_model
 from popgeo.ipu.serial import from_bytes, to_bytes
@@ -44,6 +46,24 @@ def test_a_second_start_trains_alike_without_capturing(tmp_path, monkeypatch):
     assert losses(start(tmp_path, ContinuousFilters())) == first
 
 
+class Results(NamedTuple):
+    energy: Tensor
+    loss: Tensor
+
+
+class Named(ContinuousFilters):
+    def forward(self, **batch: Tensor) -> Results:
+        return Results(*super().forward(**batch))
+
+
+def test_a_named_tuple_comes_back_as_one(tmp_path, monkeypatch):
+    first = start(tmp_path, Named())(**make_batch(0, torch.float32))
+    monkeypatch.setattr("popgeo.ipu.compiler.compile_step.capture", None)
+    again = start(tmp_path, Named())(**make_batch(0, torch.float32))
+    assert type(again) is Results
+    assert torch.equal(again.loss, first.loss)
+
+
 def test_other_models_shapes_and_options_have_steps_of_their_own(tmp_path):
     for model, options in [
         (ContinuousFilters(), {}),
@@ -71,7 +91,7 @@ def test_a_damaged_file_is_replaced_with_a_warning(tmp_path, damage):
 
 SOURCE = """
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 class Model(nn.Module):
     def __init__(self):
@@ -118,9 +138,29 @@ def test_reading_runs_nothing_of_the_file(tmp_path):
         assert "step.json" in archive.namelist()
 
 
-def test_a_second_start_is_five_times_faster(tmp_path):
-    from popgeo.ipu import inference_model  # noqa: F401
+def start_with_others(folder, barrier, results) -> None:
+    barrier.wait()
+    results.put(losses(start(folder, ContinuousFilters())))
 
+
+def test_processes_that_compile_at_once_share_a_folder(tmp_path, monkeypatch):
+    context = multiprocessing.get_context("fork")
+    barrier, results = context.Barrier(2), context.SimpleQueue()
+    processes = [context.Process(target=start_with_others, args=(tmp_path, barrier, results)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=60)
+    expected = losses(start(None, ContinuousFilters()))
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert [results.get(), results.get()] == [expected, expected]
+    (path,) = tmp_path.iterdir()  # one whole file, and nothing half written
+    assert from_bytes(path.read_bytes().partition(b"\n")[2])
+    monkeypatch.setattr("popgeo.ipu.compiler.compile_step.capture", None)
+    assert losses(start(tmp_path, ContinuousFilters())) == expected
+
+
+def test_a_second_start_is_five_times_faster(tmp_path):
     class Deep(ContinuousFilters):
         def __init__(self) -> None:
             super().__init__(blocks=24)

@@ -332,3 +332,28 @@ def test_nan_names_operation_and_line():
 class Logarithm(nn.Module):
     def forward(self, x):
         return torch.log(x)
+
+
+class Root(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x):
+        return (self.weight * x).abs().sqrt().sum()
+
+
+def test_infinity_in_the_backward_pass_names_the_forward_line():
+    model = training_model(Root(), Options(floating_point_exceptions=True))
+    with pytest.raises(FloatingPointError, match=r"in the backward pass gave infinity.*in forward: return .*sqrt\(\)"):
+        model(torch.ones(3))
+
+
+def test_an_update_that_breaks_weights_names_them():
+    model = Line()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = training_model(model, Options(floating_point_exceptions=True), optimizer)
+    step(*make_data(4))
+    optimizer.param_groups[0]["lr"] = 3e38
+    with pytest.raises(FloatingPointError, match="SGD's update of step 1 gave .* from finite gradients: bias, slope"):
+        step(*make_data(4))

@@ -14,6 +14,7 @@ from torch_geometric.data import Data, InMemoryDataset
 from torch_geometric.data import Dataset as PyGDataset
 
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, OverSizeStrategy, unpad
+from popgeo.data.super_batch import split
 from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy, stream_batches
 from popgeo.packing import Packs
 from tests.data.graphs import assert_real_part_equals, assert_same_graphs, graph, hetero_graph, same
@@ -130,6 +131,27 @@ def test_shards_are_disjoint_complete_and_of_equal_length(world_size, items_of, 
     loaded = [list(loader) for loader in shards]
     assert {len(batches) for batches in loaded} == {len(shards[0])}
     assert sorted(i for batches in loaded for i in seeds(batches)) == list(range(num_graphs))
+
+
+class Replicated:
+    """What an executor with four replicas asks for."""
+
+    device_iterations, replication_factor, gradient_accumulation = 1, 4, 2
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_share_the_replicas_and_load_what_those_would_get_in_one_process(world_size, monkeypatch):
+    alone = [seeds([part]) for item in loader_of(shuffle=True, options=Replicated()) for part in split(item)]
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: world_size)
+    for rank in range(world_size):
+        monkeypatch.setattr("torch.distributed.get_rank", lambda rank=rank: rank)
+        items = loader_of(shuffle=True, options=Replicated())
+        parts = [seeds([part]) for item in items for part in split(item)]
+        assert parts == [part for number, part in enumerate(alone) if number % world_size == rank]
+    assert len(loader_of(options=1)) == len(loader_of(options=1, rank=0, world_size=1))  # a number speaks of no ranks
+    with pytest.raises(ValueError, match="replication_factor is 4, which 3 ranks cannot share evenly"):
+        loader_of(options=Replicated(), rank=0, world_size=3)
 
 
 def test_one_item_of_several_batches_is_concatenated_on_dimension_0(native):
@@ -348,6 +370,7 @@ def test_the_loader_looks_like_one_of_torch():
         ({"collate_fn": list}, "takes no collate_fn"),
         ({"generator": torch.Generator()}, "takes no generator"),
         ({"rank": 2, "world_size": 2}, "rank is 2 and world_size 2"),
+        ({"rank": 0}, "rank is 0 and world_size None; pass both"),
         ({"options": 0}, "asks for 0 batches"),
         ({"sampler": [1], "shuffle": True}, "excludes shuffle"),
     ],

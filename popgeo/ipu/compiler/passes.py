@@ -65,10 +65,13 @@ def fold_constants(graph: OpGraph) -> OpGraph:
     known = dict(graph.constants)
     kept = []
     for op in graph.ops:
+        if not all(v in known for v in op.reads()):
+            kept.append(op)
+            continue
         storages = {graph.values[v].storage for v in (*op.reads(), *_made(op))}
         small = sum(graph.values[v].nbytes for v in _made(op)) <= _LARGEST_CONSTANT
         changes = op.writes or is_random(op) or storages & mutated or any(isinstance(a, Number) for a in op.args)
-        if changes or not all(v in known for v in op.reads()) or not small:
+        if changes or not small:
             kept.append(op)
             continue
         with torch.no_grad():

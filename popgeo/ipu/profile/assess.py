@@ -1,0 +1,110 @@
+"""What a whole step needs: micro-batches, the update that follows them, and the host's transfers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from popgeo.ipu.compiled_step import CompiledStep
+from popgeo.ipu.compiler.passes import fold_constants
+from popgeo.ipu.memory_use import MemoryUse
+from popgeo.ipu.op_graph import Op, OpGraph, Ref, Value
+from popgeo.ipu.plan import Activity, OpCost, Plan, Superstep, Validity
+from popgeo.ipu.profile.cycles import cost
+from popgeo.ipu.profile.memory import memory, require_fit
+from popgeo.ipu.target import IpuTarget
+
+# PCIe Gen4 x8 as measured between host and IPU by Jia et al., arXiv:1912.03413: bytes per second, seconds per transfer.
+HOST_BYTES_PER_SECOND = 11e9
+HOST_LATENCY = 8.8e-6
+BESIDE = ("host", "accumulate")  # phases that have no place of their own between a micro-batch and the update
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assessment:
+    """What a step needs on a machine.
+
+    Attributes:
+        costs: Every operation of a step, and each transfer of the host, in order.
+        memory: Bytes of each tile; its curve goes over the operations of `curve`.
+    """
+
+    costs: tuple[OpCost, ...]
+    memory: MemoryUse
+
+    @property
+    def curve(self) -> tuple[OpCost, ...]:
+        """The operations that follow each other in time: a micro-batch, then the update."""
+        return tuple(cost for cost in self.costs if cost.phase not in BESIDE)
+
+    def require_fit(self) -> None:
+        """Refuses a step that does not fit.
+
+        Raises:
+            OutOfTileMemory: a tile needs more memory than it has.
+        """
+        require_fit(self.memory, self.curve)
+
+
+def assess(step: CompiledStep, target: IpuTarget, update: OpGraph | None = None, micro_batches: int = 1) -> Assessment:
+    """Costs and memory of one step; nothing runs.
+
+    Args:
+        step: The program of one micro-batch.
+        target: The machine.
+        update: The program of one update; None where nothing is trained.
+        micro_batches: How many a step takes before its update.
+    """
+    graph = fold_constants(step.graph)
+    into = [v for name, v in graph.inputs.items() if name.startswith("input:")]
+    out = [v for v in graph.outputs[: step.num_results] if v is not None]  # gradients stay on the machine
+    transfers = _host(graph, into, "receive inputs", target), _host(graph, out, "send results", target)
+    micro_batch = cost(graph, target)
+    costs = [replace(c, count=micro_batches) for c in (*transfers[0], *micro_batch, *transfers[1])]
+    updating = cost(update, target) if update is not None else ()
+    if update is not None and micro_batches > 1:
+        costs += [replace(c, count=micro_batches) for c in cost(_accumulation(update), target)]
+    use = memory(
+        graph,
+        micro_batch,
+        target,
+        update=update,
+        update_costs=updating,
+        num_results=step.num_results,
+        accumulates=micro_batches > 1,
+    )
+    return Assessment(costs=(*costs, *updating), memory=use)
+
+
+def _accumulation(update: OpGraph) -> OpGraph:
+    """Adds the gradients of one micro-batch to those of the update, one tensor a group of parameters."""
+    totals = {name: v for name, v in update.inputs.items() if name.startswith("gradient:")}
+    values, inputs, ops = list[Value](), dict[str, int](), list[Op]()
+    for name, v in totals.items():
+        total, made = len(values), len(values) + 1
+        values += [replace(update.values[v], storage=number, producer=None) for number in (total, made)]
+        inputs |= {name: total, f"input:{name}": made}
+        add = Op(
+            target="aten.add_.Tensor",
+            args=(Ref(total), Ref(made)),
+            outputs=(total,),
+            writes=(total,),
+            phase="accumulate",
+        )
+        ops.append(add)
+    return OpGraph(ops=tuple(ops), values=tuple(values), inputs=inputs, outputs=())
+
+
+def _host(graph: OpGraph, values: Sequence[int], name: str, target: IpuTarget) -> list[OpCost]:
+    """One transfer between host and machine, if there is anything to move."""
+    nbytes = sum(graph.values[v].nbytes for v in values)
+    if not nbytes:
+        return []
+    cycles = (HOST_LATENCY + nbytes / HOST_BYTES_PER_SECOND) * target.clock
+    tiles = target.num_tiles * target.num_ipus
+    share = -(-nbytes // tiles)
+    step = Superstep(
+        name=name, activity=Activity.HOST, ideal=cycles, calibrated=cycles, mean=cycles, tiles=tiles,
+        bytes_in=share, bytes_total=nbytes,
+    )  # fmt: skip
+    plan = Plan(family="host", supersteps=(step,), validity=Validity.ESTIMATE, why="depends on the host")
+    shapes = " ".join(str(list(graph.values[v].shape)) for v in values)
+    return [OpCost(target=f"host.{name.split()[0]}", phase="host", shapes=shapes, plan=plan)]
