@@ -186,4 +186,7 @@ _FLAME = (
     'together; click a module to look into it.</p><div id="flame-view"></div><div class="key" id="flame-key" '
     'style="margin-top:8px"></div></section>'
 )
-_TABLES = '<section id="tables"><h2>Tables</h2><div class="tools" id="which"></div><div id="table"></div></section>'
+_TABLES = (
+    '<section id="tables"><h2>Tables</h2><p class="soft">Click a heading to sort; click an operation for its plan.</p>'
+    '<div class="tools" id="which"></div><div id="table"></div><div id="plan"></div></section>'
+)

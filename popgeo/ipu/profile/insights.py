@@ -11,7 +11,7 @@ INSTEAD = {
     "pow": "Use products and square() in place of pow.",
 }
 ALWAYS = "What depends on data alone can be computed when the data is prepared."
-MESSAGES = {"gather", "scatter_add", "cfconv"}
+MESSAGES = {"gather", "scatter", "scatter_add", "cfconv"}
 SOFTWARE_FUNCTIONS = {"cos", "sin", "tan", "pow", "cos_", "sin_", "pow_", "acos", "asin", "atan2", "polar"}
 
 

@@ -75,6 +75,8 @@ def superstep_rows(report: Report) -> list[Row]:
                     "start": start,
                     "length": length,
                     "cycles": cost.count * length,
+                    "ideal": step.ideal,
+                    "calibrated": step.calibrated,
                     "balance": balance([step]),
                     "tiles": step.tiles,
                     "workers": step.workers,
