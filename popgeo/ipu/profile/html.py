@@ -44,8 +44,10 @@ def page(report: Report, title: str = "") -> str:
 def summary(report: Report) -> str:
     """What a notebook shows of a report: the families of operations, and what stands out."""
     rows = [row for row in family_rows(report) if row["cycles"] and row["family"] != "host"]
-    table = pd.DataFrame(rows, columns=["family", "ops", "cycles", "share", "compute", "exchange", "sync", "trust"])
-    shown = {"share": "{:.1%}".format} | dict.fromkeys(("cycles", "compute", "exchange", "sync"), "{:,.0f}".format)
+    table = pd.DataFrame(rows, columns=["family", "ops", "cycles", "share", "compute", "exchange", "sync", "validated"])
+    shown = dict.fromkeys(("share", "validated"), "{:.1%}".format) | dict.fromkeys(
+        ("cycles", "compute", "exchange", "sync"), "{:,.0f}".format
+    )
     speed = f", {report.graphs_per_second:,.0f} graphs/s" if report.graphs_per_second else ""
     items = "".join(f"<li><b>{escape(i.title)}</b>: {escape(i.text)} {escape(i.remedy)}</li>" for i in insights(report))
     return (

@@ -78,12 +78,12 @@ def _cycles(report: Report, profile: Profile) -> int:
 
 def _groups(title: str, key: str, rows: list[Row], limit: int) -> Iterable[str]:
     rows = [row for row in rows if row["cycles"] and row[key] != "host"]
-    yield f"{title:<22}{'ops':>6}{'cycles':>12}{'share':>8}{'compute':>9}{'exchange':>9}{'balance':>9}  figures are"
+    yield f"{title:<22}{'ops':>6}{'cycles':>12}{'share':>8}{'compute':>9}{'exchange':>9}{'balance':>9}{'validated':>11}"
     for row in rows[:limit]:
         cycles = max(row["cycles"], 1e-9)
         yield (
             f"  {_cut(row[key], 19):<20}{row['ops']:>6}{row['cycles']:>12,.0f}{row['share']:>8.1%}"
-            f"{row['compute'] / cycles:>9.0%}{row['exchange'] / cycles:>9.0%}{row['balance']:>9.0%}  {row['trust']}"
+            f"{row['compute'] / cycles:>9.0%}{row['exchange'] / cycles:>9.0%}{row['balance']:>9.0%}{row['validated']:>11.0%}"
         )
     if rest := rows[limit:]:
         yield (
