@@ -83,7 +83,8 @@ def _groups(title: str, key: str, rows: list[Row], limit: int) -> Iterable[str]:
         cycles = max(row["cycles"], 1e-9)
         yield (
             f"  {_cut(row[key], 19):<20}{row['ops']:>6}{row['cycles']:>12,.0f}{row['share']:>8.1%}"
-            f"{row['compute'] / cycles:>9.0%}{row['exchange'] / cycles:>9.0%}{row['balance']:>9.0%}{row['validated']:>11.0%}"
+            f"{row['compute'] / cycles:>9.0%}{row['exchange'] / cycles:>9.0%}{row['balance']:>9.0%}"
+            f"{row['validated']:>11.0%}"
         )
     if rest := rows[limit:]:
         yield (
