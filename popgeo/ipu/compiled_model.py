@@ -20,7 +20,7 @@ from popgeo.ipu.profile.assess import Assessment, assess
 from popgeo.ipu.replicas import Replicas
 from popgeo.ipu.report import Report
 from popgeo.ipu.stepper import Stepper
-from popgeo.ipu.structure import Structure, describe, first_difference, flatten, same, unflatten
+from popgeo.ipu.structure import Structure, describe, first_difference, flatten, same, templates, unflatten
 from popgeo.ipu.update import Update
 from popgeo.ipu.usage import Usage, report
 
@@ -207,6 +207,7 @@ class CompiledModel:
             loss_scaling=self.options.loss_scaling,
             cache_dir=self.options.cache_dir,
             choices=list(describe(micro_structure)),
+            templates=list(templates(micro_structure)),
             show_progress=self.options.show_progress,
         )
         if self._optimizer is not None:

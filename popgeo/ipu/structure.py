@@ -96,6 +96,15 @@ def _put_together(structure: Structure, tensors: Iterator[Any]) -> Any:
     return make(*parts) if hasattr(make, "_fields") else make(parts)
 
 
+def templates(structure: Structure) -> Iterator[Any]:
+    """The graph data objects in a nest, in order."""
+    if isinstance(structure, Node):
+        if structure.template is not None:
+            yield structure.template
+        for part in structure.parts:
+            yield from templates(part)
+
+
 def describe(structure: Structure, path: str = "") -> Iterator[tuple[str, str]]:
     """The path and a description of each part, as error messages name them.
 

@@ -23,6 +23,7 @@ def compile_step(
     loss_scaling: float = 1.0,
     cache_dir: Any = None,
     choices: Sequence[object] = (),
+    templates: Sequence[Any] = (),
     show_progress: bool = False,
 ) -> CompiledStep:
     """Captures a function and runs the passes over it, or takes both from the cache.
@@ -35,10 +36,11 @@ def compile_step(
         loss_scaling: Gradient of the loss to start from.
         cache_dir: Folder that keeps steps of modules; None for none.
         choices: What else the step depends on.
+        templates: The graph data among the arguments; a kept step makes its results like them.
         show_progress: Show a bar, at a terminal or in a notebook, when it takes longer than a second.
     """
     key = _key(function, arguments, trained, loss_scaling, choices) if cache_dir is not None else None
-    known = cache.load(cache_dir, key) if key is not None else None
+    known = cache.load(cache_dir, key, templates) if key is not None else None
     if known is not None:
         return known
     seen = show_progress and (sys.stderr.isatty() or hasattr(builtins, "__IPYTHON__"))
@@ -56,7 +58,7 @@ def compile_step(
         files=captured.files,
     )
     if key is not None:
-        cache.save(cache_dir, key, step)
+        cache.save(cache_dir, key, step, templates)
     return step
 
 
