@@ -14,18 +14,18 @@ from popgeo.ipu.compiled_step import CompiledStep
 from popgeo.ipu.fingerprint import hash_files
 
 
-def load(folder: str | os.PathLike[str], key: str, templates: Sequence[Any] = ()) -> CompiledStep | None:
+def load(folder: str | os.PathLike[str], key: str, arguments: Sequence[Any] = ()) -> CompiledStep | None:
     """The step kept under a key, if it is there, whole, and made from the source files as they are now.
 
-    Results that are graph data are made like `templates`, the graph data among the arguments. A damaged file, or one of
-    another kind, is ignored with a warning. Reading never runs anything in the file.
+    Results that are graph data are made like `arguments`, the graph data that the model is called with. A damaged file,
+    or one of another kind, is ignored with a warning. Reading never runs anything in the file.
     """
     path = _path(folder, key)
     try:
         head, _, body = path.read_bytes().partition(b"\n")
         if hash_files(json.loads(head)) != json.loads(head):
             return None  # the model's source has changed since
-        return serial.from_bytes(body, templates)
+        return serial.from_bytes(body, arguments)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, zipfile.BadZipFile) as error:
@@ -33,14 +33,14 @@ def load(folder: str | os.PathLike[str], key: str, templates: Sequence[Any] = ()
         return None
 
 
-def save(folder: str | os.PathLike[str], key: str, step: CompiledStep, templates: Sequence[Any] = ()) -> None:
+def save(folder: str | os.PathLike[str], key: str, step: CompiledStep) -> None:
     """Keeps a step; other processes see the whole file or none.
 
     Where the step cannot be written down, or the folder not written to, a warning says so.
     """
     path = _path(folder, key)
     try:
-        data = json.dumps(hash_files(step.files)).encode() + b"\n" + serial.to_bytes(step, templates)
+        data = json.dumps(hash_files(step.files)).encode() + b"\n" + serial.to_bytes(step)
         write_atomically(path, data)
     except (OSError, TypeError) as error:
         warnings.warn(f"The compiled step is not kept in {folder}: {error}.", stacklevel=2)

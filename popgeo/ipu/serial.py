@@ -15,19 +15,15 @@ from popgeo.ipu.op_graph import Op, OpGraph, Value
 from popgeo.ipu.serial_result import structure_in, structure_out
 
 
-def to_bytes(step: CompiledStep, templates: Sequence[Any] = ()) -> bytes:
+def to_bytes(step: CompiledStep) -> bytes:
     """The step as a zip file.
-
-    Args:
-        step: What to write.
-        templates: The graph data among the arguments, in order; results may be made like them.
 
     Raises:
         TypeError: the model returns, or an operation takes, something that JSON cannot hold.
     """
     graph = step.graph
     document = {
-        "result": structure_out(step.result, templates),
+        "result": structure_out(step.result),
         "trained": step.trained,
         "row_indices": sorted(step.row_indices),
         "captured_ops": step.captured_ops,
@@ -53,7 +49,7 @@ def to_bytes(step: CompiledStep, templates: Sequence[Any] = ()) -> bytes:
     return buffer.getvalue()
 
 
-def from_bytes(data: bytes, templates: Sequence[Any] = ()) -> CompiledStep:
+def from_bytes(data: bytes, arguments: Sequence[Any] = ()) -> CompiledStep:
     """The step that `to_bytes` wrote, with the graph data among the arguments of now.
 
     Raises:
@@ -73,7 +69,7 @@ def from_bytes(data: bytes, templates: Sequence[Any] = ()) -> CompiledStep:
     )
     return CompiledStep(
         graph=graph,
-        result=structure_in(document["result"], templates),
+        result=structure_in(document["result"], arguments),
         trained=tuple(document["trained"]),
         row_indices=frozenset(document["row_indices"]),
         captured_ops=document["captured_ops"],

@@ -5,18 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch_geometric.data import Data
-from torch_geometric.data.data import BaseData
 
 from popgeo.ipu.json_values import from_json, to_json, torch_name, torch_thing
-from popgeo.ipu.structure import Fixed, Node, Slot, Structure, flatten
+from popgeo.ipu.structure import Fixed, Node, Slot, Structure, besides
 
 
-def structure_out(structure: Structure, templates: Sequence[Any]) -> Any:
+def structure_out(structure: Structure) -> Any:
     """A nest of results as what JSON holds.
-
-    Args:
-        structure: The nest.
-        templates: The graph data among the arguments, in order.
 
     Raises:
         TypeError: JSON cannot hold it, or graph data among the results is like none of the arguments.
@@ -26,14 +21,14 @@ def structure_out(structure: Structure, templates: Sequence[Any]) -> Any:
     if isinstance(structure, Fixed):
         return ["fixed", to_json(structure.value)]
     return [
-        _kind_out(structure, templates),
+        _kind_out(structure),
         [to_json(key) for key in structure.keys],
-        [structure_out(part, templates) for part in structure.parts],
+        [structure_out(part) for part in structure.parts],
     ]
 
 
-def structure_in(fields: list[Any], templates: Sequence[Any]) -> Structure:
-    """The nest that `structure_out` was given.
+def structure_in(fields: list[Any], arguments: Sequence[Any]) -> Structure:
+    """The nest that `structure_out` was given, with the graph data among the arguments of now.
 
     Raises:
         ValueError: this process does not have a class that the results need.
@@ -43,17 +38,19 @@ def structure_in(fields: list[Any], templates: Sequence[Any]) -> Structure:
         return Slot(tuple(rest[0]), torch_thing("dtype", rest[1]))
     if kind == "fixed":
         return Fixed(from_json(rest[0]))
-    parts = tuple(structure_in(part, templates) for part in rest[1])
+    parts = tuple(structure_in(part, arguments) for part in rest[1])
     if isinstance(kind, Mapping):
-        template = Data() if kind["like"] is None else templates[kind["like"]]
+        template = Data() if kind["like"] is None else arguments[kind["like"]]
         keys = tuple((tuple(place) if isinstance(place, list) else place, name) for place, name in rest[0])
-        return Node(type(template), keys, parts, template)
+        return Node(type(template), keys, parts, template, kind["like"])
     return Node(_kind_in(kind), tuple(rest[0]), parts)
 
 
-def _kind_out(node: Node, templates: Sequence[Any]) -> Any:
+def _kind_out(node: Node) -> Any:
     if node.template is not None:
-        return {"like": _find_like(node, templates)}
+        if node.like is None and (node.kind is not Data or besides(node.template, node.keys)):
+            raise TypeError(f"{node.kind.__name__} is like none of the arguments, so it cannot be written as JSON")
+        return {"like": node.like}
     if issubclass(node.kind, Mapping):
         return "dict"
     if node.kind in (tuple, list):
@@ -77,25 +74,3 @@ def _named_tuple(module: str, name: str) -> type | None:
     """A class of named tuples that this process has; nothing is imported for it."""
     found = getattr(sys.modules.get(module), name, None)
     return found if isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields") else None
-
-
-def _find_like(node: Node, templates: Sequence[Any]) -> int | None:
-    """Which argument has all else that graph data of a result holds; None where it holds nothing else."""
-    rest = _rest(node.template, node.keys)
-    if type(node.template) is Data and not rest:
-        return None
-    for index, template in enumerate(templates):
-        tensors = flatten(template)[1]
-        assert isinstance(tensors, Node)
-        if (
-            type(template) is node.kind
-            and _rest(template, tensors.keys) == rest
-            and set(tensors.keys) <= set(node.keys)
-        ):
-            return index
-    raise TypeError(f"{node.kind.__name__} is like none of the arguments, so it cannot be written as JSON")
-
-
-def _rest(data: BaseData, keys: Sequence[Any]) -> set[Any]:
-    """What graph data holds beside the parts with these keys."""
-    return {(store._key, key) for store in data.stores for key in store.to_dict()} - set(keys)
