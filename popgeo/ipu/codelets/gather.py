@@ -55,7 +55,9 @@ def plan_gather(table_rows: int, columns: int, lookups: int, width: int, machine
         ),
     ]  # fmt: skip
     if n_rows > 1:
+        uneven = constants.gather_uneven if table_rows % n_rows else 0.0
         steps += [
+            overhead_step("even out rows", calibrated=uneven, tiles=tiles, is_sync=False),
             overhead_step("start second stage", calibrated=constants.gather_two_stage, tiles=tiles),
             exchange_step(
                 "regroup blocks of rows", target, transfer=t["regroup"],
@@ -67,10 +69,8 @@ def plan_gather(table_rows: int, columns: int, lookups: int, width: int, machine
                 tiles=tiles, workers=min(target.workers_per_tile, ceil_div(per_tile, n_rows)),
             ),
         ]  # fmt: skip
-    layout = (
-        constants.gather_result_layout * lookups * columns + constants.gather_table_layout * table_rows * columns
-    ) / machine.num_tiles
-    steps.append(overhead_step("lay out table and result", calibrated=layout, tiles=tiles, is_sync=False))
+    layout = constants.gather_result_layout * lookups * columns / machine.num_tiles
+    steps.append(overhead_step("lay out result", calibrated=layout, tiles=tiles, is_sync=False))
     validity, why = gather_validity(table_rows, columns, lookups, width, machine)
     return Plan(
         family="gather",
