@@ -12,12 +12,6 @@ from popgeo.ipu.profile.cycles import cost
 from popgeo.ipu.profile.memory import memory, require_fit
 from popgeo.ipu.target import IpuTarget
 
-# PCIe Gen4 x8 as measured between host and IPU by Jia et al., arXiv:1912.03413: bytes per second, seconds per transfer.
-HOST_BYTES_PER_SECOND = 11e9
-HOST_LATENCY = 8.8e-6
-# IPU-Links on a board of four and across boards, in the same paper: bytes per second, seconds per message.
-LINK_BYTES_PER_SECOND, OTHER_BOARD_BYTES_PER_SECOND, IPUS_OF_A_BOARD = 55e9, 28e9, 4
-LINK_LATENCY = 0.55e-6
 BESIDE = ("host", "accumulate")  # phases that have no place of their own between a micro-batch and the update
 
 
@@ -108,9 +102,8 @@ def _accumulation(update: OpGraph) -> OpGraph:
 def _all_reduce(gradients: Mapping[str, Value], replicas: int, target: IpuTarget) -> OpCost:
     """Every replica gets the sum of all gradients: twice round a ring, a share of them at a time."""
     nbytes = sum(value.nbytes for value in gradients.values())
-    rate = LINK_BYTES_PER_SECOND if replicas * target.num_ipus <= IPUS_OF_A_BOARD else OTHER_BOARD_BYTES_PER_SECOND
     turns = 2 * (replicas - 1)
-    cycles = turns * (LINK_LATENCY + nbytes / replicas / rate) * target.clock
+    cycles = turns * (target.link_seconds + nbytes / replicas / target.link_bytes_per_second) * target.clock
     tiles = target.num_tiles * target.num_ipus
     moved = turns * nbytes // replicas
     step = Superstep(
@@ -128,7 +121,7 @@ def _host(graph: OpGraph, values: Sequence[int], name: str, target: IpuTarget) -
     nbytes = sum(graph.values[v].nbytes for v in values)
     if not nbytes:
         return []
-    cycles = (HOST_LATENCY + nbytes / HOST_BYTES_PER_SECOND) * target.clock
+    cycles = (target.host_seconds + nbytes / target.host_bytes_per_second) * target.clock
     tiles = target.num_tiles * target.num_ipus
     share = -(-nbytes // tiles)
     step = Superstep(
