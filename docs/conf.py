@@ -21,6 +21,7 @@ html_show_sourcelink = False
 default_role = "py:obj"
 add_module_names = False
 python_use_unqualified_type_names = True
+maximum_signature_line_length = 100
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_default_options = {"members": True, "imported-members": True}

@@ -8,8 +8,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType
 
 import pytest
+
+from popgeo import data, datasets, ipu, loader, nn, ops, packing
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 README = REPOSITORY / "README.md"
@@ -109,4 +112,9 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path):
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     run = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=480)
     assert run.returncode == 0, run.stderr
-    assert "FixedSizeDataLoader" in (tmp_path / "api" / "loader.html").read_text()
+    for module in (data, packing, loader, ops, nn, ipu, datasets):
+        short = module.__name__.removeprefix("popgeo.")
+        reference = (tmp_path / "api" / f"{short}.html").read_text()
+        public = [n for n, held in vars(module).items() if isinstance(held, type | FunctionType) and n[0] != "_"]
+        assert public
+        assert [n for n in public if f'id="{module.__name__}.{n}"' not in reference] == []

@@ -13,8 +13,8 @@ from torch_geometric.data import Data, HeteroData
 import popgeo
 from popgeo import ipu, ops, packing
 from popgeo.data import FixedSizeCollater
-from popgeo.data.progress import progress
 from popgeo.nn import GIN, AttentionalAggregation, GraphNorm
+from popgeo.packing.progress import progress
 
 SIZES = [[4, 6], [3, 6], [7, 2]]
 BUDGET = packing.Budget(sizes=(7, 14), num_graphs=2)
@@ -95,6 +95,7 @@ SHOWN = [
     ),
     (lambda: ipu.compile(double, [torch.ones(3)]), "Executable(double: 1 operations for Bow, 0 calls)"),
     (lambda: trained().graph, "OpGraph("),
+    (lambda: trained().report.memory, "MemoryUse("),
     (trained, "CompiledModel(Mean: training, compiled, 1 call, micro-batches a call: 2)"),
 ]
 
@@ -172,12 +173,43 @@ def test_every_module_names_its_settings():
     assert "(gate_nn): Linear(in_features=4" in repr(AttentionalAggregation(nn.Linear(4, 1)))
 
 
-def test_a_bar_is_quiet_on_request_and_where_nobody_looks(monkeypatch):
-    screen = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", screen)
-    clock = iter(range(1000))
-    monkeypatch.setattr("tqdm.std.time", lambda: next(clock))  # every look at the clock finds a second gone
-    assert list(progress(range(3), "measuring", "graph")) == list(progress(range(3), "measuring", "graph", False))
-    assert screen.getvalue() == ""
-    assert list(progress(range(3), "measuring", "graph", show=True)) == [0, 1, 2]
-    assert "measuring" in screen.getvalue()
+class Terminal(io.StringIO):
+    """A screen that somebody looks at."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """At each look at the clock a second is gone."""
+    clock = iter(range(100_000))
+    monkeypatch.setattr("tqdm.std.time", lambda: next(clock))
+
+
+def test_a_bar_is_quiet_on_request_and_where_nobody_looks(monkeypatch, slow):
+    for screen, show, expected in (
+        (io.StringIO(), None, ""),
+        (Terminal(), False, ""),
+        (io.StringIO(), True, "reading"),
+    ):
+        monkeypatch.setattr(sys, "stderr", screen)
+        assert list(progress(range(3), "reading", "graph", show)) == [0, 1, 2]
+        assert expected in screen.getvalue()
+        assert expected or not screen.getvalue()
+
+
+def test_tuning_shows_how_far_it_is_unless_it_is_told_not_to(monkeypatch, slow):
+    for verbose in (True, False):
+        monkeypatch.setattr(sys, "stderr", Terminal())
+        popgeo.FixedSizeOptions.tune(popgeo.Molecules()[:50], 4, verbose=verbose)
+        assert ("trying shapes" in sys.stderr.getvalue()) is verbose
+
+
+def test_a_dataset_that_is_fetched_graph_by_graph_shows_how_far_it_is(monkeypatch, slow):
+    molecules = popgeo.Molecules(transform=popgeo.datasets.SelectTarget("gap"))[:9]
+    for asked in (None, False):
+        monkeypatch.setattr(sys, "stderr", Terminal())
+        with pytest.warns(UserWarning, match="has a transform"):
+            popgeo.FixedSizeDataLoader(molecules, batch_size=4, progress_bar=asked)
+        assert ("measuring graphs" in sys.stderr.getvalue()) is (asked is None)

@@ -17,7 +17,7 @@ from popgeo.data.counting import count_edges, count_nodes
 from popgeo.data.flat_store import GRAPHS, Attribute, Axis, FlatStore
 from popgeo.data.increments import increments_of, per_outer_row
 from popgeo.data.levels import Level, Levels, StoreKey, infer_level
-from popgeo.data.progress import progress
+from popgeo.packing.progress import progress
 
 # Attributes that PyG's collate makes anew for a batch, or keeps as plain numbers.
 _MADE_BY_THE_BATCH = {"batch", "ptr", "num_nodes", "num_edges"}

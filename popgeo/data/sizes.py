@@ -216,7 +216,7 @@ class FixedSizeOptions:
             target_graphs: Real graphs of a batch, on average.
             align: Nodes and edges of a batch are multiples of this.
             cost: What a node and an edge cost, as (a, b) in `a * nodes + b * edges`; see `popgeo.packing.tune`.
-            verbose: Whether to print what was chosen and why, and to show a bar where reading the graphs lasts.
+            verbose: Whether to print what was chosen and why, and to show a bar where it lasts.
             values: Pad values, as `FixedSizeOptions` takes them.
 
         Raises:
@@ -230,7 +230,14 @@ class FixedSizeOptions:
             (0, 0)
         """
         store = FlatStore.from_dataset(dataset, progress_bar=None if verbose else False)
-        shape = tune(store.sizes, target_graphs, align=align, cost=cost, num_node_dims=len(store.node_types))
+        shape = tune(
+            store.sizes,
+            target_graphs,
+            align=align,
+            cost=cost,
+            num_node_dims=len(store.node_types),
+            progress_bar=None if verbose else False,
+        )
         if verbose:
             print(shape.reason)
         return cls.from_sizes(store, shape.slots, shape.num_graphs, **values)

@@ -46,6 +46,13 @@ class MemoryUse:
     peak_op: int
     largest: tuple[Resident, ...]
 
+    def __repr__(self) -> str:
+        most = int(self.peak.max(initial=0))
+        return (
+            f"{type(self).__name__}({most / 1024:,.0f} of {self.limit / 1024:,.0f} KiB on the fullest tile, number "
+            f"{self.peak_tile:,}, in operation {self.peak_op:,}; {'fits' if self.fits else 'does not fit'})"
+        )
+
     @property
     def fits(self) -> bool:
         """Whether no tile ever needs more than it has."""

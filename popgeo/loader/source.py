@@ -16,11 +16,11 @@ from popgeo.data.cutter import BatchCutter, Memory
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.flatten import why_not_flat
 from popgeo.data.levels import Level, Levels
-from popgeo.data.progress import progress
 from popgeo.data.sort import sort_edges as sorted_by_destination
 from popgeo.data.super_batch import join
 from popgeo.data.take import take
 from popgeo.packing import totals_of_packs
+from popgeo.packing.progress import progress
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
