@@ -17,8 +17,13 @@ CSRC = Path("popgeo/native/csrc")
 SOURCES = sorted(str(path) for path in CSRC.glob("*.cpp"))
 FLAGS = ["-std=c++17", "-O3", "-g0", "-ffp-contract=off", "-fvisibility=hidden"]  # contraction changes the last bit
 OPENMP = "-fopenmp"
-KERNELS = str(CSRC / "gather_scatter.cpp")  # compiled once more for newer processors, and picked when it is loaded
-V3_FLAGS = ["-mavx2", "-mf16c", "-DPOPGEO_ISA=v3", "-DPOPGEO_KERNELS_ONLY"]
+KERNELS = str(
+    CSRC / "gather_scatter.cpp"
+)  # compiled again for each set of newer processors, and picked when it is loaded
+ISAS = {
+    "v3": ["-mavx2", "-mf16c"],
+    "v4": ["-mavx2", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
+}
 
 
 class BuildLibrary(build_ext):
@@ -37,11 +42,14 @@ class BuildLibrary(build_ext):
         if self._compiles([OPENMP]):
             flags.append(OPENMP)
             ext.extra_link_args = [OPENMP]
-        if platform.machine().lower() in ("x86_64", "amd64") and self._compiles(V3_FLAGS):
-            ext.extra_objects = self.compiler.compile(
-                [KERNELS], output_dir=str(Path(self.build_temp) / "v3"), extra_postargs=flags + V3_FLAGS
-            )
-            ext.define_macros = [("POPGEO_HAS_V3", None)]
+        for isa, options in ISAS.items() if platform.machine().lower() in ("x86_64", "amd64") else ():
+            if self._compiles(options):
+                ext.extra_objects += self.compiler.compile(
+                    [KERNELS],
+                    output_dir=str(Path(self.build_temp) / isa),
+                    extra_postargs=[*flags, *options, f"-DPOPGEO_ISA={isa}", "-DPOPGEO_KERNELS_ONLY"],
+                )
+                ext.define_macros.append((f"POPGEO_HAS_{isa.upper()}", None))
         ext.extra_compile_args = flags
         super().build_extension(ext)
 

@@ -1,8 +1,8 @@
 """Fits the constants of `popgeo.ipu.codelets.calibration.Calibration` to published measurements of a Bow IPU.
 
-Each family's constants are fitted to few of its points, drawn by a seed, so that the sum of relative errors is least and
-no constant is negative; the errors that are printed are those on all other points. Families are fitted in turn, each on
-top of the constants found before, because the last one, a SchNet block, is made of all the others.
+Each family's constants are fitted to few of its points, drawn by a seed, so that the sum of relative errors is least
+and no constant is negative; the errors that are printed are those on all other points. Families are fitted in turn,
+each on top of the constants found before, because the last one, a SchNet block, is made of all the others.
 """
 
 import argparse
@@ -33,26 +33,25 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=published.SEED, help="draws the points (default: %(default)s)")
     parser.add_argument("--folder", type=Path, default=published.published_folder(), help="of the published points")
     arguments = parser.parse_args()
-    found = calibrate(arguments.folder, arguments.seed)
+    found = Calibration()
+    for family in PREFIXES:
+        found, errors = calibrate(arguments.folder, family, arguments.seed, found)
+        print(f"{family}: {errors}")
     print("\n".join(f"    {name}: float = {getattr(found, name)!r}" for name in CONSTANTS))
 
 
-def calibrate(folder: Path, seed: int) -> Calibration:
-    """The constants for one draw of points; prints the errors on the others."""
-    found = Calibration()
-    for family, prefix in PREFIXES.items():
-        every = published.points(folder, family)
-        fitted, others = published.split(family, every, seed)
-        names = [name for name in CONSTANTS if name.startswith(prefix)]
-        features, rest, measured = linear_terms(fitted, names, found)
-        values = fit(features, rest, measured)
-        found = dataclasses.replace(found, **{n: float(f"{v:.4g}") for n, v in zip(names, values, strict=True)})
-        modelled = np.array([cycles(graph, found) for graph in graphs(others)])
-        truth = np.array([point.cycles for point in others])
-        error = np.median(np.abs(modelled / truth - 1))
-        rank = spearmanr(modelled, truth).statistic
-        print(f"{family}: fitted to {len(fitted)}, on {len(others)} others median error {error:.1%}, rank {rank:.3f}")
-    return found
+def calibrate(folder: Path, family: str, seed: int, known: Calibration) -> tuple[Calibration, str]:
+    """The constants of one family for one draw of points, on top of the others', and the errors elsewhere in words."""
+    fitted, others = published.split(family, published.points(folder, family), seed)
+    names = [name for name in CONSTANTS if name.startswith(PREFIXES[family])]
+    values = fit(*linear_terms(fitted, names, known))
+    found = dataclasses.replace(known, **{n: float(f"{v:.4g}") for n, v in zip(names, values, strict=True)})
+    modelled = np.array([cycles(graph, found) for graph in graphs(others)])
+    truth = np.array([point.cycles for point in others])
+    error, rank = np.median(np.abs(modelled / truth - 1)), spearmanr(modelled, truth).statistic
+    return found, (
+        f"fitted to {len(fitted)}, on {len(others)} others median error {error:.1%}, rank correlation {rank:.3f}"
+    )
 
 
 def fit(features: np.ndarray, rest: np.ndarray, measured: np.ndarray) -> np.ndarray:

@@ -30,6 +30,7 @@ GRID = pd.DataFrame(
         "ratio": [2.0, 0.5, 8, 1],
     }
 )
+MEASURED = pd.DataFrame({"op": ["gather", "scatter"], "measured": [1e3, 2e3], "modelled": [1.1e3, 1.9e3]})
 EDGES, REAL = np.array([[0, 1, 3], [1, 0, 3]]), np.array([True, True, True, False])
 WATER = SimpleNamespace(
     z=np.array([8, 1, 1, 0]),  # the last atom is padding
@@ -51,6 +52,7 @@ DRAW = {
     "efficiency_over_budget": lambda ax=None: plots.efficiency_over_budget(EFFICIENCY, bound=BOUND, ax=ax),
     "strategies": lambda ax=None: plots.strategies(SUMMARY, ax=ax),
     "batch_mean_sizes": lambda ax=None: plots.batch_mean_sizes(PACKED, IID, ax=ax),
+    "agreement": lambda ax=None: plots.agreement(MEASURED, ax=ax),
     "adjacency": lambda ax=None: plots.adjacency(EDGES, 4, batch=[0, 0, 1, 2], nodes_mask=REAL, ax=ax),
     "batch_layout": lambda ax=None: plots.batch_layout([[3, 4], [5]], num_slots=8, ax=ax),
     "size_histogram": lambda ax=None: plots.size_histogram([3, 5, 5], ax=ax),

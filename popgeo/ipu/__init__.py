@@ -1,11 +1,11 @@
 """A simulated IPU: compiles a training or inference step once, runs it, and accounts for it."""
 
 from popgeo.ipu.check import check_static as check_static
+from popgeo.ipu.compiled_model import CompiledModel as CompiledModel
 from popgeo.ipu.compiler.static_shapes import DynamicShapeError as DynamicShapeError
 from popgeo.ipu.compiler.static_shapes import Problem as Problem
 from popgeo.ipu.executable import Executable as Executable
 from popgeo.ipu.executable import compile as compile
-from popgeo.ipu.executor import CompiledModel as CompiledModel
 from popgeo.ipu.executor import inference_model as inference_model
 from popgeo.ipu.executor import training_model as training_model
 from popgeo.ipu.loss import identity_loss as identity_loss

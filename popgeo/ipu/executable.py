@@ -9,7 +9,6 @@ from typing import Any
 from torch import nn
 
 from popgeo.ipu import batching
-from popgeo.ipu.compiler.account import account
 from popgeo.ipu.compiler.compile_step import compile_step
 from popgeo.ipu.options import Options
 from popgeo.ipu.profile.assess import Assessment, assess
@@ -18,6 +17,7 @@ from popgeo.ipu.report import Report
 from popgeo.ipu.stepper import Stepper
 from popgeo.ipu.structure import first_difference, flatten, same, unflatten
 from popgeo.ipu.target import IpuTarget
+from popgeo.ipu.usage import Usage, report
 
 
 class Executable:
@@ -26,7 +26,7 @@ class Executable:
     def __init__(self, function: Callable[..., Any], example_inputs: Sequence[Any], target: IpuTarget) -> None:
         start = time.perf_counter()
         self._signature = inspect.signature(function)
-        self._target = target
+        self._options = Options(target=target)
         self._name = getattr(function, "__name__", type(function).__name__)
         tensors, self._arguments = flatten(dict(self._signature.bind(*example_inputs).arguments))
 
@@ -39,8 +39,7 @@ class Executable:
         arguments = list(zip(batching.names(self._arguments), tensors, strict=True))
         self.step = compile_step(module, arguments, call)
         self._module = module
-        self._compile_seconds = time.perf_counter() - start
-        self._run_seconds, self._calls = 0.0, 0
+        self._usage = Usage(compile_seconds=time.perf_counter() - start)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function's result.
@@ -53,44 +52,30 @@ class Executable:
             raise ValueError(
                 f"{first_difference(self._arguments, structure)}. Compile the function anew for other shapes."
             )
-        start = time.perf_counter()
-        results = self._stepper.run(tensors)
-        self._run_seconds, self._calls = self._run_seconds + time.perf_counter() - start, self._calls + 1
+        with self._usage.of_a_call():
+            results = self._stepper.run(tensors)
         return unflatten(self.step.result, results)
 
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({self._name}: {len(self.step.graph.ops):,} operations "
-            f"for {self._target.name}, {self._calls:,} calls)"
+            f"for {self._options.target.name}, {self._usage.calls:,} calls)"
         )
 
     @cached_property
     def _stepper(self) -> Stepper:
         """Made when it is needed: compiling many functions for their reports takes no memory for values."""
-        return Stepper(self.step, self._module, Options(target=self._target), None, Replicas((0,), 1))
+        return Stepper(self.step, self._module, self._options, None, Replicas((0,), 1))
 
     @cached_property
     def assessment(self) -> Assessment:
         """Cycles and memory on the target, worked out when first asked for."""
-        return assess(self.step, self._target)
+        return assess(self.step, self._options.target)
 
     @property
     def report(self) -> Report:
         """The account of one call, without running the function."""
-        engine = self._stepper.engine
-        return Report(
-            target=self._target,
-            costs=self.assessment.costs,
-            memory=self.assessment.memory,
-            families=account(engine.graph),
-            captured_ops=self.step.captured_ops,
-            state_bytes=self._stepper.state_bytes,
-            buffer_bytes=engine.buffer_bytes,
-            compile_seconds=self._compile_seconds,
-            calls=self._calls,
-            steps=self._calls,
-            run_seconds=self._run_seconds,
-        )
+        return report(self._stepper, self.assessment, self._usage, self._options)
 
 
 def compile(

@@ -41,18 +41,20 @@ class Insight:
         title: What it is, in a few words.
         text: What was found, with figures.
         remedy: What to do about it.
-        share: Part of the step's cycles that it is about, 0 to 1.
+        share: Part of the step's cycles that it is about, 0 to 1; 0 where it is not about cycles.
         ops: Which operations, by their place in `Report.costs`.
+        fatal: The machine could not run the step as it is.
     """
 
     title: str
     text: str
     remedy: str
     share: float
-    ops: tuple[int, ...] = ()
+    ops: tuple[int, ...] = field(default=(), repr=False)
+    fatal: bool = False
 
     def __str__(self) -> str:
-        return f"{self.title} ({self.share:.0%} of the cycles): {self.text} {self.remedy}"
+        return f"{self.title}: {self.text} {self.remedy}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,6 +222,17 @@ class Report:
         from popgeo.ipu.profile.trace import chrome_trace
 
         return _written(chrome_trace(self), path)
+
+    def __repr__(self) -> str:
+        return (
+            f"Report({self.target.name}: {self.total_cycles:,} cycles, {self.microseconds:,.1f} us, "
+            f"{len(self.costs):,} operations, {self.profile.value})"
+        )
+
+    def _repr_html_(self) -> str:
+        from popgeo.ipu.profile.html import summary
+
+        return summary(self)
 
     def __add__(self, other: "Report") -> "Report":
         from popgeo.ipu.profile.add import add

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from popgeo.ipu import batching
+from popgeo.ipu.compiled_model import CompiledModel
 from popgeo.ipu.compiler.join import Training, join
 from popgeo.ipu.compiler.lower.builder import elements_of, in_storage_order
 from popgeo.ipu.executable import Executable
-from popgeo.ipu.executor import CompiledModel
 from popgeo.ipu.op_graph import OpGraph
 from popgeo.ipu.options import Options, OutputMode, Reduction
 from popgeo.ipu.program import Program

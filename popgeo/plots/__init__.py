@@ -5,6 +5,7 @@ registered with pyplot, and the arguments come back as they were. Each draws on 
 its own: `loss_curve(history).figure`. A table that lacks a column is refused with a ValueError that names it.
 """
 
+from popgeo.plots.agreement import agreement as agreement
 from popgeo.plots.graphs import adjacency as adjacency
 from popgeo.plots.graphs import batch_layout as batch_layout
 from popgeo.plots.graphs import size_histogram as size_histogram

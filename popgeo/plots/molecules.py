@@ -41,7 +41,7 @@ def molecule(
     Args:
         z: Atomic numbers; atoms of number 0 are padding and are left out. [num_atoms]
         pos: Positions in angstrom. [num_atoms, 3]
-        edge_index: Bonds in both directions, or any other edges; drawn as sticks. [2, num_edges]
+        edge_index: Bonds, or any other edges, in one direction or both; drawn as sticks. [2, num_edges]
         edge_attr: One-hot kind of each bond: single, double, triple, aromatic. Without it, edges are thin lines.
             [num_edges, 4]
         title: Title of the picture.
@@ -109,9 +109,8 @@ def _draw_bonds(
 ) -> None:
     """Sticks: one line for a single bond, two and three for others, an aromatic one's second line broken."""
     kinds = None if edge_attr is None else np.asarray(edge_attr, dtype=float)
-    for at, (i, j) in enumerate(edges.T):
-        if i >= j:  # each bond once; no loops, which join padding
-            continue
+    pairs = {(min(i, j), max(i, j)): at for at, (i, j) in enumerate(edges.T.tolist()) if i != j}  # loops join padding
+    for (i, j), at in pairs.items():
         kind = 0 if kinds is None else int(kinds[at].argmax())
         near = depth[[i, j]].mean()
         along = position[j, :2] - position[i, :2]

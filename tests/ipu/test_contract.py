@@ -124,8 +124,9 @@ def test_a_batch_that_cannot_be_divided_is_refused_by_name():
 def test_another_signature_is_refused_by_name(changed, message):
     x, y = make_data(4)
     _, step = train(Line(), Options(), x, y)
-    with pytest.raises(ValueError, match=message):
-        step(*changed(x, y))
+    for ask in (step, step.compile):
+        with pytest.raises(ValueError, match=message):
+            ask(*changed(x, y))
 
 
 class Scaled(nn.Module):

@@ -91,3 +91,12 @@ def test_what_a_model_is_called_cannot_break_the_page():
 def test_a_page_is_written_where_it_is_wanted(report, tmp_path):
     page = report.to_html(tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == page
+
+
+def test_a_notebook_shows_the_families_and_a_shell_one_line(report):
+    shown = report._repr_html_()
+    assert not Outline(shown).open
+    assert f"{report.total_cycles:,} cycles" in shown
+    assert "<td>matmul</td>" in shown
+    assert "\n" not in repr(report)
+    assert len(repr(report)) < 100

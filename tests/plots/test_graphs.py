@@ -46,6 +46,13 @@ def test_bonds_have_as_many_lines_as_their_order_and_loops_have_none():
     assert len(plots.molecule([6] * 4, chain, edges, kinds).lines) == 1 + 2 + 3 + scale_bar
 
 
+def test_an_edge_in_one_direction_is_drawn_as_one_in_both_is():
+    z, pos = WATER
+    both, one = plots.molecule(z, pos, [[0, 1], [1, 0]]), plots.molecule(z, pos, [[1], [0]])
+    scale_bar = 1
+    assert len(both.lines) == len(one.lines) == 1 + scale_bar
+
+
 def test_positions_of_another_number_of_atoms_are_refused():
     with pytest.raises(ValueError, match=r"z has shape \(2,\), pos \(1, 3\)"):
         plots.molecule([6, 6], [[0, 0, 0]])

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from popgeo.ipu.codelets.calibration import Machine
 from popgeo.ipu.codelets.compute import compute_step, overhead_step
 from popgeo.ipu.codelets.exchange import exchange_step, transfer_cycles
+from popgeo.ipu.codelets.validity import elementwise_validity
 from popgeo.ipu.codelets.vertices import WORKERS, ceil_div
-from popgeo.ipu.plan import Plan, Superstep, Validity
+from popgeo.ipu.plan import Plan, Superstep
 
 GRAIN_BYTES = 128  # a tile takes at least so many bytes of a tensor before the next one gets any
 
@@ -105,12 +106,12 @@ def plan_elementwise(kind: str, elements: int, width: int, machine: Machine, ope
     Example:
         >>> from popgeo.ipu.target import IpuTarget
         >>> plan = plan_elementwise("cosine", 32, 4, Machine(target=IpuTarget.bow()))
-        >>> dict(plan.split), plan.supersteps[0].ideal
+        >>> dict(plan.split), plan.supersteps[-1].ideal
         ({'tiles': 1}, 83146.0)
     """
     target, constants, loop = machine.target, machine.calibration, LOOPS[kind]
     most, tiles = spread(elements, width, machine.num_tiles)
-    steps: list[Superstep] = []
+    steps: list[Superstep] = [overhead_step("start", calibrated=constants.elementwise_fixed, tiles=tiles)]
     if operand > 1:
         nbytes = min(operand, most) * width
         transfer = transfer_cycles(target, bytes_in=nbytes, bytes_out=nbytes)
@@ -119,20 +120,21 @@ def plan_elementwise(kind: str, elements: int, width: int, machine: Machine, ope
                 "bring smaller operand", target, transfer=transfer, bytes_in=nbytes, bytes_out=nbytes, tiles=tiles
             )
         )
-    vertex = elementwise_vertex(most, loop, width)
-    steps.append(
-        compute_step(
-            kind, target, vertex=vertex, tiles=tiles, workers=min(WORKERS, most), evenness=elements / (tiles * most)
-        )
-    )
-    steps.append(overhead_step("start and finish", calibrated=constants.elementwise_fixed, tiles=tiles))
     layout = constants.elementwise_layout * elements / machine.num_tiles
-    steps.append(overhead_step("lay out operands and result", calibrated=layout, tiles=tiles, is_sync=False))
+    evenness = elements / (tiles * most)
+    steps += [
+        overhead_step("lay out operands and result", calibrated=layout, tiles=tiles, is_sync=False),
+        compute_step(
+            kind, target, vertex=elementwise_vertex(most, loop, width), tiles=tiles, workers=min(WORKERS, most),
+            evenness=evenness,
+        ),
+    ]  # fmt: skip
+    validity, why = elementwise_validity(kind, elements, width, machine)
     return Plan(
         family="elementwise",
         split={"tiles": tiles},
         supersteps=tuple(steps),
         flops=loop.flops * elements,
-        validity=Validity.ESTIMATE,
-        why="vertices were checked against published cycle counts, whole operations only as part of a SchNet block",
+        validity=validity,
+        why=why,
     )

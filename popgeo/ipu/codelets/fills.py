@@ -2,7 +2,7 @@
 
 from popgeo.ipu.codelets.calibration import Machine
 from popgeo.ipu.codelets.operands import Rule, made, tensor, width
-from popgeo.ipu.codelets.slices import plan_fill
+from popgeo.ipu.codelets.scatter import plan_fill
 from popgeo.ipu.op_graph import Op, OpGraph
 from popgeo.ipu.plan import Plan, Validity
 

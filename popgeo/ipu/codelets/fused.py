@@ -3,8 +3,9 @@
 from popgeo.ipu.codelets.calibration import Machine
 from popgeo.ipu.codelets.compose import in_sequence
 from popgeo.ipu.codelets.elementwise import plan_elementwise
+from popgeo.ipu.codelets.gather import plan_gather
 from popgeo.ipu.codelets.operands import Rule, made, read, tensor, width
-from popgeo.ipu.codelets.slices import plan_gather, plan_scatter_add
+from popgeo.ipu.codelets.scatter import plan_scatter_add
 from popgeo.ipu.op_graph import Op, OpGraph
 from popgeo.ipu.plan import Plan
 

@@ -1,6 +1,7 @@
 """Dense products: rows x contraction x columns over the tiles, one part after the other where memory is short."""
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +11,10 @@ from popgeo.ipu.codelets.amp import OUT_BLOCK, amp_vertex, in_block
 from popgeo.ipu.codelets.calibration import Machine
 from popgeo.ipu.codelets.compute import compute_step, overhead_step
 from popgeo.ipu.codelets.exchange import exchange_step, transfer_cycles
-from popgeo.ipu.codelets.split import MEMORY_SHARE, at, cheapest, within
+from popgeo.ipu.codelets.split import MEMORY_SHARE, cheapest, within
+from popgeo.ipu.codelets.validity import matmul_validity
 from popgeo.ipu.codelets.vertices import WORKERS, add_partials, ceil_div
-from popgeo.ipu.plan import Plan, Superstep, Validity
+from popgeo.ipu.plan import Plan, Superstep
 from popgeo.ipu.target import IpuTarget
 
 SERIAL_CYCLES = 500  # per turn of a loop over parts of the columns
@@ -35,7 +37,7 @@ class _Search:
     cuts: tuple[int, int, int]
     turns: int
     is_swapped: bool
-    terms: dict[str, float]
+    terms: Mapping[str, float]
     considered: int
 
     @property
@@ -63,6 +65,7 @@ def plan_matmul(rows: int, contraction: int, columns: int, width: int, machine: 
         2147483648
     """
     target, tiles = machine.target, machine.num_tiles
+    rows, contraction, columns, batch = max(1, rows), max(1, contraction), max(1, columns), max(1, batch)
     side_by_side = min(batch, tiles)
     rounds = ceil_div(batch, side_by_side)
     found = _search(rows, contraction, columns, width, target, tiles // side_by_side)
@@ -71,7 +74,7 @@ def plan_matmul(rows: int, contraction: int, columns: int, width: int, machine: 
     steps = _steps(found, width, used, rounds, machine)
     if found.is_swapped:
         n_rows, n_columns = n_columns, n_rows
-    validity, why = _validity(rows, contraction, columns, width, batch)
+    validity, why = matmul_validity(rows, contraction, columns, width, batch, machine)
     return Plan(
         family="matmul",
         split={"rows": n_rows, "contraction": n_contraction, "columns": n_columns, "serial": found.turns},
@@ -158,14 +161,13 @@ def _best(
     splits = within(tiles, rows, ceil_div(contraction, in_block(width)), ceil_div(part, OUT_BLOCK))
     terms = _terms(rows, contraction, part, width, splits, target)
     cycles = terms["bring"] + terms["copy"] + terms["amp"] + terms["reduce"] + terms["add"]
-    chosen = cheapest(cycles, terms["nbytes"], MEMORY_SHARE * target.memory_per_tile)
-    n_rows, n_contraction, n_columns = (int(cut[chosen]) for cut in splits)
+    found = cheapest(splits, cycles, terms, target)
     return _Search(
-        cuts=(n_rows, n_contraction, n_columns),
+        cuts=found.cuts,
         turns=turns,
         is_swapped=is_swapped,
-        terms=at(terms, chosen),
-        considered=2 * splits.shape[1],
+        terms=found.terms,
+        considered=2 * found.considered,
     )
 
 
@@ -197,15 +199,3 @@ def _terms(
         "add": np.where(is_split, add_partials(share, n_contraction, target.vector_bytes // width), 0),
         "nbytes": left + right + sums,
     }
-
-
-def _validity(rows: int, contraction: int, columns: int, width: int, batch: int) -> tuple[Validity, str]:
-    if batch > 1:
-        return Validity.ESTIMATE, "published for single products only"
-    sizes = sorted((rows, contraction, columns))
-    if sizes[0] < 4 or sizes[1] < 1024 or sizes[2] > 32768 or sizes[1] > 8192:
-        return Validity.EXTRAPOLATED, (
-            f"{rows:,} x {contraction:,} x {columns:,}, published for two dimensions of 1,024 to 8,192 and a third of "
-            "4 to 32,768"
-        )
-    return Validity.VALIDATED, ""

@@ -25,7 +25,7 @@ def _product_and_sum(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 def _linear(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     x, weight, result = tensor(graph, op.args[0]), tensor(graph, op.args[1]), made(graph, op)[0]
     rows = math.prod(x.shape[:-1])
-    product = plan_matmul(max(1, rows), max(1, x.shape[-1]), max(1, weight.shape[0]), width(x), machine)
+    product = plan_matmul(rows, x.shape[-1], weight.shape[0], _width(x), machine)
     has_bias = len(op.args) > 2 and op.args[2] is not None
     return _then_add(product, result, machine) if has_bias else product
 
@@ -36,9 +36,14 @@ def _multiply(graph: OpGraph, op: Op, machine: Machine, left: int, right: int) -
     if len(a.shape) <= 2 and len(b.shape) <= 2:
         rows, columns, batch = a.numel // contraction, b.numel // contraction, 1
     else:
-        batch = max(1, math.prod(a.shape[:-2]))
+        batch = math.prod(a.shape[:-2])
         rows, columns = a.shape[-2], b.shape[-1]
-    return plan_matmul(max(1, rows), contraction, max(1, columns), width(a), machine, batch)
+    return plan_matmul(rows, contraction, columns, _width(a), machine, batch)
+
+
+def _width(value: Value) -> int:
+    """Bytes of an element in the matrix unit, which takes two kinds."""
+    return 2 if value.dtype.itemsize == 2 else 4
 
 
 def _then_add(product: Plan, result: Value, machine: Machine) -> Plan:

@@ -53,6 +53,7 @@ def plan_reduce(outputs: int, summands: int, width: int, machine: Machine, is_in
         ['exchange partial results', 'combine partial results']
     """
     target = machine.target
+    outputs, summands = max(1, outputs), max(1, summands)
     most, tiles = spread(outputs * summands, width, machine.num_tiles)
     mine = max(1, most // summands) if is_inner else min(outputs, most)
     each = max(1, most // mine)

@@ -107,4 +107,4 @@ def _host(graph: OpGraph, values: Sequence[int], name: str, target: IpuTarget) -
     )  # fmt: skip
     plan = Plan(family="host", supersteps=(step,), validity=Validity.ESTIMATE, why="depends on the host")
     shapes = " ".join(str(list(graph.values[v].shape)) for v in values)
-    return [OpCost(target=f"host.{name.split()[0]}", phase="host", shapes=shapes, plan=plan)]
+    return [OpCost(target=f"host.{name.split()[0]}.default", phase="host", shapes=shapes, plan=plan)]

@@ -1,10 +1,11 @@
 """A report as one page that needs nothing but a browser."""
 
 import json
-from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from popgeo.ipu.plan import Activity
 from popgeo.ipu.profile.assess import BESIDE
@@ -12,7 +13,7 @@ from popgeo.ipu.profile.insights import insights
 from popgeo.ipu.profile.rows import family_rows, group_names, module_rows, op_rows, superstep_rows
 from popgeo.ipu.profile.text import quantity
 from popgeo.ipu.profile.validation import footer
-from popgeo.ipu.report import Report
+from popgeo.ipu.report import Insight, Report
 
 PARTS = Path(__file__).with_name("page")
 SECTIONS = ("totals", "insights", "time", "flame view", "memory", "tables", "trust")
@@ -37,6 +38,19 @@ def page(report: Report, title: str = "") -> str:
         + "\n".join(part for part in body if part)
         + f'\n</main>\n<div id="tip"></div>\n<script type="application/json" id="report">{data}</script>\n'
         f"<script>\n{script}</script>\n</body>\n</html>\n"
+    )
+
+
+def summary(report: Report) -> str:
+    """What a notebook shows of a report: the families of operations, and what stands out."""
+    rows = [row for row in family_rows(report) if row["cycles"] and row["family"] != "host"]
+    table = pd.DataFrame(rows, columns=["family", "ops", "cycles", "share", "compute", "exchange", "sync", "trust"])
+    shown = {"share": "{:.1%}".format} | dict.fromkeys(("cycles", "compute", "exchange", "sync"), "{:,.0f}".format)
+    speed = f", {report.graphs_per_second:,.0f} graphs/s" if report.graphs_per_second else ""
+    items = "".join(f"<li><b>{escape(i.title)}</b>: {escape(i.text)} {escape(i.remedy)}</li>" for i in insights(report))
+    return (
+        f"<p><b>{escape(report.target.name)}: {report.total_cycles:,} cycles, {report.microseconds:,.1f} µs{speed}</b> "
+        f"({report.profile.value})</p>{table.to_html(index=False, formatters=shown, border=0)}<ul>{items}</ul>"
     )
 
 
@@ -95,10 +109,10 @@ def _totals(report: Report) -> str:
         *([(f"{report.graphs_per_second:,.0f}", "graphs per second")] if report.graphs_per_second else []),
         (f"{quantity(sum(op['flops'] for op in ops))}FLOP", "arithmetic"),
         (f"{quantity(sum(op['traffic'] for op in ops))}B", "between tiles"),
-        (f"{shares[Activity.HOST]:,.0f}", "cycles of the host, beside"),
+        (f"{shares[Activity.HOST]:,.0f}", "cycles of the host"),
     ]
     if report.memory is not None:
-        cards.append((f"{report.memory.peak.max() / report.memory.limit:.0%}", "of the fullest tile's memory"))
+        cards.append((f"{report.memory.peak.max() / report.memory.limit:.0%}", "of a tile's memory"))
     on_device = [activity for activity in Activity if activity is not Activity.HOST]
     bar = "".join(
         f'<div style="flex:{shares[a]:.0f};background:var(--{a.value})"></div>' for a in on_device if shares[a]
@@ -114,12 +128,17 @@ def _totals(report: Report) -> str:
 
 
 def _insights(report: Report) -> str:
-    items = "".join(
-        f'<div class="insight"><b>{escape(i["title"])}</b> <span class="share">{i["share"]:.1%} of the cycles</span>'
-        f'<p>{escape(i["text"])}</p><p class="do">{escape(i["remedy"])}</p></div>'
-        for i in map(asdict, insights(report))
-    )
+    items = "".join(map(_insight, insights(report)))
     return f'<section id="insights"><h2>What stands out</h2>{items or "<p>Nothing.</p>"}</section>'
+
+
+def _insight(insight: Insight) -> str:
+    share = f"{insight.share:.1%} of the cycles" if insight.share else ""
+    return (
+        f'<div class="insight{" fatal" if insight.fatal else ""}"><b>{escape(insight.title)}</b> '
+        f'<span class="share">{share}</span><p>{escape(insight.text)}</p>'
+        f'<p class="do">{escape(insight.remedy)}</p></div>'
+    )
 
 
 def _memory(report: Report) -> str:
@@ -143,7 +162,7 @@ def _memory(report: Report) -> str:
 def _trust(report: Report) -> str:
     update = {None: "", True: "The update runs as a captured graph. ", False: "The update is run by torch itself. "}
     return (
-        f'<section id="trust"><h2>How far to trust this</h2><p>{escape(" ".join(footer(report)))}.</p>'
+        f'<section id="trust"><h2>How far to trust this</h2><p>{"<br>".join(map(escape, footer(report)))}</p>'
         f'<p class="soft">{update[report.update_captured]}On this computer, which says nothing about an IPU: compiled '
         f"in {report.compile_seconds:.2f} s, {report.calls} calls of {1e3 * report.seconds_per_call:.2f} ms, "
         f"{quantity(report.state_bytes)}B of weights and optimizer state, {quantity(report.buffer_bytes)}B of "

@@ -11,10 +11,10 @@ SOFTWARE_FUNCTIONS = {"cos", "sin", "tan", "pow", "cos_", "sin_", "pow_", "acos"
 
 
 def insights(report: Report) -> tuple[Insight, ...]:
-    """Everything that stands out, what costs most first."""
+    """Everything that stands out: what keeps the step from running, then what costs most."""
     ops = op_rows(report)
     found = [insight for rule in RULES for insight in rule(report, ops)]
-    return tuple(sorted(found, key=lambda insight: -insight.share))
+    return tuple(sorted(found, key=lambda insight: (not insight.fatal, -insight.share)))
 
 
 def memory_is_short(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
@@ -28,7 +28,8 @@ def memory_is_short(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
         title="Memory is exceeded" if share > 1 else "Memory is nearly full",
         text=f"Tile {use.peak_tile} needs {share:.0%} of its {use.limit:,} B; most of it is {largest}.",
         remedy="Take smaller micro-batches and more gradient accumulation, or fewer channels.",
-        share=float(share) if share > 1 else 0.0,
+        share=0.0,
+        fatal=bool(share > 1),
     )
 
 

@@ -190,7 +190,6 @@ def short_name(target: str) -> str:
 
     Example:
         >>> short_name("aten.index_select.default"), short_name("popgeo.cfconv.default")
-        ('index_select', 'popgeo.cfconv')
+        ('index_select', 'cfconv')
     """
-    name = target.removesuffix(".default")
-    return name.removeprefix("aten.").split(".")[0] if name.startswith("aten.") else name
+    return target.split(".")[1]

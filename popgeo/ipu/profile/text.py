@@ -112,7 +112,8 @@ def _insights(report: Report) -> Iterable[str]:
     more = f" ({len(found) - INSIGHTS} more in .insights)" if len(found) > INSIGHTS else ""
     yield f"what stands out{more}"
     for insight in found[:INSIGHTS]:
-        lines = textwrap.wrap(f"{insight.title} ({insight.share:.0%}): {insight.remedy}", WIDTH - 4)
+        share = f" ({insight.share:.0%})" if insight.share else ""
+        lines = textwrap.wrap(f"{insight.title}{share}: {insight.remedy}", WIDTH - 4)
         yield f"  - {lines[0]}"
         if len(lines) > 1:
             yield f"    {lines[1]}{' …' if len(lines) > 2 else ''}"

@@ -28,5 +28,5 @@ def footer(report: Report) -> list[str]:
         f"sizes beyond, {shares[Validity.ESTIMATE]:.0%} estimates, of them {unknown:.0%} without a rule"
     ]
     if bands:
-        lines.append(f"  median error against published measurements of a Bow IPU at most: {', '.join(bands)}")
+        lines.append(f"  median error on published figures of a Bow IPU at most: {', '.join(bands)}")
     return lines

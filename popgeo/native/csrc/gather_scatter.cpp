@@ -50,8 +50,9 @@ static int64_t tile_start(const Plan& plan, int64_t tile, int64_t num_tiles) {
 namespace POPGEO_ISA {
 
 constexpr int64_t PARALLEL_ELEMENTS = 32768;   // below it a parallel region costs more than it saves
-constexpr int64_t STREAM_BYTES = 2 << 20;      // results above it, written in any order, bypass the caches
-constexpr int64_t PREFETCH_FLOATS = 1024;      // how far ahead rows are fetched, at 4 to 32 edges
+constexpr int64_t STREAM_BYTES = 3 << 20;      // results above it, written in any order, bypass the caches
+constexpr int64_t PREFETCH_FLOATS = 2048;      // how far ahead rows are fetched, at 4 to 32 edges
+constexpr int64_t FETCHED_BYTES = 8 << 20;     // rows read in order, up to as many, the processor fetches by itself
 
 template <class Tile>
 inline void for_each_tile(const Plan& plan, int64_t channels, Tile tile) {
@@ -83,19 +84,19 @@ struct Columns {
   using Vec = typename Vector<Lane>::type;
   static constexpr int count = COUNT;
   static constexpr int bytes = COUNT * Vector<Lane>::lanes * sizeof(T);
-  int64_t first, last;
-  int64_t operator[](int i) const { return i + 1 < COUNT ? first + i * Vector<Lane>::lanes : last; }
+  int64_t first, last;  // the last one is counted from the first
+  int64_t operator[](int i) const { return i + 1 < COUNT ? i * Vector<Lane>::lanes : last; }
 };
 
 // Calls body(Columns) for each block of columns. Thirteen vectors and what is computed with them are as many as sixteen
-// registers can hold; most rows take blocks of eight.
+// registers can hold, but rows of sixteen are still better read at once; most rows take blocks of eight.
 template <class T, class Body>
 inline void for_each_block(int64_t channels, Body body) {
   constexpr int64_t lanes = Vector<typename Sum<T>::type>::lanes;
-  const int64_t last = channels - lanes;
   int64_t first = 0;
   int64_t left = (channels + lanes - 1) / lanes;
-  for (; left > 8 && left != 13; left -= 8, first += 8 * lanes) body(Columns<T, 8>{first, first + 7 * lanes});
+  for (; left > 8 && left != 13 && left != 16; left -= 8, first += 8 * lanes) body(Columns<T, 8>{first, 7 * lanes});
+  const int64_t last = channels - lanes - first;
   switch (left) {
     case 1: return body(Columns<T, 1>{first, last});
     case 2: return body(Columns<T, 2>{first, last});
@@ -106,6 +107,7 @@ inline void for_each_block(int64_t channels, Body body) {
     case 7: return body(Columns<T, 7>{first, last});
     case 8: return body(Columns<T, 8>{first, last});
     case 13: return body(Columns<T, 13>{first, last});
+    case 16: return body(Columns<T, 16>{first, last});
   }
 }
 
@@ -120,22 +122,25 @@ inline bool is_narrow(int64_t channels) {
 template <class T, class C>
 inline void sum_block(const Plan& plan, int64_t row, const T* src, T* out, int64_t channels, int64_t ahead, C columns) {
   typename C::Vec total[C::count] = {};
-  const int32_t end = plan.rowptr[row + 1];
+  const int32_t* perm = plan.perm;
+  const int64_t last_edge = plan.num_edges - 1, end = plan.rowptr[row + 1];
+  src += columns.first;
   for (int64_t p = plan.rowptr[row]; p < end; ++p) {
-    const int64_t edge = plan.perm ? plan.perm[p] : p;
-    const int64_t next = p + ahead < plan.num_edges ? p + ahead : p;
-    prefetch<C::bytes, 2>(src + (plan.perm ? plan.perm[next] : next) * channels + columns.first);
-    const T* from = src + edge * channels;
+    const int64_t later = p + ahead < last_edge ? p + ahead : last_edge;
+    if (ahead) prefetch<C::bytes, 2>(src + (perm ? perm[later] : later) * channels);
+    const T* from = src + (perm ? perm[p] : p) * channels;
 #pragma GCC unroll 16
     for (int i = 0; i < C::count; ++i) total[i] += load(from + columns[i]);
   }
+  out += row * channels + columns.first;
 #pragma GCC unroll 16
-  for (int i = 0; i < C::count; ++i) store(out + row * channels + columns[i], total[i]);
+  for (int i = 0; i < C::count; ++i) store(out + columns[i], total[i]);
 }
 
 template <class T>
 void sum(const Plan& plan, const T* src, T* out, int64_t channels) {
-  const int64_t ahead = edges_ahead(channels);
+  const bool fetches = plan.perm || plan.num_edges * channels * int64_t(sizeof(T)) > FETCHED_BYTES;
+  const int64_t ahead = fetches ? edges_ahead(channels) : 0;
   for_each_tile(plan, channels, [=](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       if (!is_narrow<T>(channels)) {
@@ -188,32 +193,38 @@ void extremum(const Plan& plan, const T* src, T* out, int64_t* arg, int64_t chan
 
 template <class T, class C>
 inline void cfconv_block(const Plan& plan, int64_t row, const T* x, const T* w, const int64_t* src, T* out,
-                         int64_t channels, int64_t ahead, C columns) {
+                         int64_t channels, int64_t ahead, bool fetches, C columns) {
   typename C::Vec total[C::count] = {};
-  const int32_t end = plan.rowptr[row + 1];
+  const int32_t* perm = plan.perm;
+  const int64_t last_edge = plan.num_edges - 1, end = plan.rowptr[row + 1];
+  x += columns.first;
+  w += columns.first;
   for (int64_t p = plan.rowptr[row]; p < end; ++p) {
-    const int64_t edge = plan.perm ? plan.perm[p] : p;
-    const int64_t later = p + ahead < plan.num_edges ? p + ahead : p;
-    const int64_t next = plan.perm ? plan.perm[later] : later;
-    prefetch<C::bytes, 2>(w + next * channels + columns.first);
-    prefetch<C::bytes, 3>(x + src[next] * channels + columns.first);
+    const int64_t later = p + ahead < last_edge ? p + ahead : last_edge;
+    const int64_t next = perm ? perm[later] : later;
+    if (fetches) prefetch<C::bytes, 2>(w + next * channels);
+    prefetch<C::bytes, 3>(x + src[next] * channels);
+    const int64_t edge = perm ? perm[p] : p;
     const T* filter = w + edge * channels;
     const T* node = x + src[edge] * channels;
 #pragma GCC unroll 16
     for (int i = 0; i < C::count; ++i) total[i] += load(node + columns[i]) * load(filter + columns[i]);
   }
+  out += row * channels + columns.first;
 #pragma GCC unroll 16
-  for (int i = 0; i < C::count; ++i) store(out + row * channels + columns[i], total[i]);
+  for (int i = 0; i < C::count; ++i) store(out + columns[i], total[i]);
 }
 
 template <class T>
 void cfconv(const Plan& plan, const T* x, const T* w, const int64_t* src, T* out, int64_t channels) {
   const int64_t ahead = edges_ahead(channels);
+  const bool fetches = plan.perm || plan.num_edges * channels * int64_t(sizeof(T)) > FETCHED_BYTES;
   for_each_tile(plan, channels, [=](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       if (!is_narrow<T>(channels)) {
-        for_each_block<T>(channels,
-                          [=](auto columns) { cfconv_block(plan, row, x, w, src, out, channels, ahead, columns); });
+        for_each_block<T>(channels, [=](auto columns) {
+          cfconv_block(plan, row, x, w, src, out, channels, ahead, fetches, columns);
+        });
         continue;
       }
       for (int64_t c = 0; c < channels; ++c) {
@@ -228,49 +239,57 @@ void cfconv(const Plan& plan, const T* x, const T* w, const int64_t* src, T* out
   });
 }
 
+// Writes a row past the caches, in vectors where a line of memory is whole and number by number at both ends.
+template <class T>
+inline void stream_product(T* to, const T* one, const T* two, int64_t channels) {
+  constexpr int64_t line = 64 / sizeof(T), lanes = Vector<T>::lanes;
+  int64_t start = int64_t((64 - reinterpret_cast<uintptr_t>(to) % 64) % 64 / sizeof(T));
+  if (start > channels) start = channels;
+  const int64_t stop = start + (channels - start) / line * line;
+  for (int64_t c = 0; c < start; ++c) stream(to + c, one[c] * two[c]);
+  for (int64_t c = start; c < stop; c += lanes) stream(to + c, load(one + c) * load(two + c));
+  for (int64_t c = stop; c < channels; ++c) stream(to + c, one[c] * two[c]);
+}
+inline void stream_product(bfloat16*, const bfloat16*, const bfloat16*, int64_t) {}
+inline void stream_product(float16*, const float16*, const float16*, int64_t) {}
+
 // One pass over the source rows gives both gradients: grad_w[e] = x[j] * grad[dst[e]], grad_x[j] += grad[dst[e]] * w[e].
 template <class T, class C>
 inline void backward_block(const Plan& plan, int64_t row, const T* grad, const T* x, const T* w, const int64_t* dst,
                            T* grad_x, T* grad_w, int64_t channels, int64_t ahead, bool streams, C columns) {
   typename C::Vec total[C::count] = {};
-  const T* node = x + row * channels;
-  const int32_t end = plan.rowptr[row + 1];
+  const int32_t* perm = plan.perm;
+  const int64_t last_edge = plan.num_edges - 1, end = plan.rowptr[row + 1];
+  const T* node = x + row * channels + columns.first;
+  grad += columns.first;
+  w += columns.first;
+  if (!streams) grad_w += columns.first;
   for (int64_t p = plan.rowptr[row]; p < end; ++p) {
-    const int64_t edge = plan.perm ? plan.perm[p] : p;
-    const int64_t later = p + ahead < plan.num_edges ? p + ahead : p;
-    const int64_t next = plan.perm ? plan.perm[later] : later;
-    prefetch<C::bytes, 2>(w + next * channels + columns.first);
-    prefetch<C::bytes, 3>(grad + dst[next] * channels + columns.first);
+    const int64_t later = p + ahead < last_edge ? p + ahead : last_edge;
+    const int64_t next = perm ? perm[later] : later;
+    prefetch<C::bytes, 2>(w + next * channels);
+    prefetch<C::bytes, 3>(grad + dst[next] * channels);
+    const int64_t edge = perm ? perm[p] : p;
     const T* filter = w + edge * channels;
     const T* from = grad + dst[edge] * channels;
-    T* to = grad_w + edge * channels;
-    if (streams) {
 #pragma GCC unroll 16
-      for (int i = 0; i < C::count; ++i) {
-        const typename C::Vec arriving = load(from + columns[i]);
-        total[i] += arriving * load(filter + columns[i]);
-        stream(to + columns[i], load(node + columns[i]) * arriving);
-      }
-    } else {
-#pragma GCC unroll 16
-      for (int i = 0; i < C::count; ++i) {
-        const typename C::Vec arriving = load(from + columns[i]);
-        total[i] += arriving * load(filter + columns[i]);
-        store(to + columns[i], load(node + columns[i]) * arriving);
-      }
+    for (int i = 0; i < C::count; ++i) {
+      const typename C::Vec arriving = load(from + columns[i]);
+      total[i] += arriving * load(filter + columns[i]);
+      if (!streams) store(grad_w + edge * channels + columns[i], load(node + columns[i]) * arriving);
     }
+    if (streams && columns.first == 0) stream_product(grad_w + edge * channels, node, from, channels);
   }
+  grad_x += row * channels + columns.first;
 #pragma GCC unroll 16
-  for (int i = 0; i < C::count; ++i) store(grad_x + row * channels + columns[i], total[i]);
+  for (int i = 0; i < C::count; ++i) store(grad_x + columns[i], total[i]);
 }
 
 template <class T>
 void cfconv_backward(const Plan& plan, const T* grad, const T* x, const T* w, const int64_t* dst, T* grad_x, T* grad_w,
                      int64_t channels) {
   const int64_t ahead = edges_ahead(channels);
-  const int64_t row_bytes = channels * int64_t(sizeof(T));
-  const bool streams = plan.num_edges * row_bytes >= STREAM_BYTES && row_bytes % STREAM_ALIGN == 0 &&
-                       reinterpret_cast<uintptr_t>(grad_w) % STREAM_ALIGN == 0;
+  const bool streams = sizeof(T) >= 4 && plan.num_edges * channels * int64_t(sizeof(T)) > STREAM_BYTES;
   for_each_tile(plan, channels, [=](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       if (!is_narrow<T>(channels)) {
@@ -380,10 +399,20 @@ namespace v3 {
 extern const Kernels kernels;
 }
 #endif
+#ifdef POPGEO_HAS_V4
+namespace v4 {
+extern const Kernels kernels;
+}
+#endif
 
-enum Isa : int64_t { BASELINE = 0, V3 = 1 };
+enum Isa : int64_t { BASELINE = 0, V3 = 1, V4 = 2 };
 
 inline int64_t newest_isa() {
+#ifdef POPGEO_HAS_V4
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl"))
+    return V4;
+#endif
 #ifdef POPGEO_HAS_V3
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) return V3;
 #endif
@@ -392,28 +421,37 @@ inline int64_t newest_isa() {
 
 int64_t chosen_isa = newest_isa();
 
-inline const Kernels& kernels() {
+// A row narrower than the vectors of one instruction set is left to the next older one.
+inline const Kernels& kernels(int64_t channels) {
+#ifdef POPGEO_HAS_V4
+  if (chosen_isa == V4 && channels >= 16) return v4::kernels;
+#endif
 #ifdef POPGEO_HAS_V3
-  if (chosen_isa == V3) return v3::kernels;
+  if (chosen_isa >= V3 && channels >= 8) return v3::kernels;
 #endif
   return POPGEO_ISA::kernels;
 }
 
+// The sign bit of a number is set, or that of the limit minus one minus it, where it is not in [0, limit): sums of sign
+// bits are what compilers turn into vectors on every processor.
 inline bool all_below(const int64_t* values, int64_t count, int64_t limit) {
   uint64_t outside = 0;
-  for (int64_t i = 0; i < count; ++i) outside |= uint64_t(values[i]) >= uint64_t(limit);
-  return !outside;
+  for (int64_t i = 0; i < count; ++i) outside |= uint64_t(values[i]) | (uint64_t(limit) - 1 - uint64_t(values[i]));
+  return int64_t(outside) >= 0;
 }
 
 // Whether rowptr climbs within the edges and perm names only edges: all that keeps the kernels within their arrays. A
 // kernel that writes one row per edge also needs every edge to be met.
 inline bool is_safe(const Plan& plan, bool meets_all) {
-  const int32_t first = plan.rowptr[0], last = plan.rowptr[plan.num_rows];
-  uint32_t outside = first < 0 || last > plan.num_edges || (meets_all && (first != 0 || last != plan.num_edges));
-  for (int64_t row = 0; row < plan.num_rows; ++row) outside |= plan.rowptr[row] > plan.rowptr[row + 1];
-  if (plan.perm)
-    for (int64_t e = 0; e < plan.num_edges; ++e) outside |= uint32_t(plan.perm[e]) >= uint32_t(plan.num_edges);
-  return !outside;
+  const auto* rowptr = reinterpret_cast<const uint32_t*>(plan.rowptr);
+  const auto* perm = reinterpret_cast<const uint32_t*>(plan.perm);
+  const uint32_t num_edges = uint32_t(plan.num_edges), last = rowptr[plan.num_rows];
+  uint32_t outside = last | (num_edges - last);
+  for (int64_t row = 0; row < plan.num_rows; ++row)
+    outside |= rowptr[row] | (num_edges - rowptr[row]) | (rowptr[row + 1] - rowptr[row]);
+  if (perm)
+    for (int64_t e = 0; e < plan.num_edges; ++e) outside |= perm[e] | (num_edges - 1 - perm[e]);
+  return int32_t(outside) >= 0 && (!meets_all || (rowptr[0] == 0 && last == num_edges));
 }
 
 enum Order : int64_t { UNSORTED = 0, SORTED = 1, OUTSIDE = 2 };
@@ -468,7 +506,7 @@ inline int64_t with_plan(const int64_t* index, Plan plan, Body body, bool meets_
 
 using popgeo::Plan;
 
-// Which instruction set the kernels use: 0 baseline, 1 x86-64-v3. A number that is not there chooses the newest.
+// Which instruction set the kernels use: 0 baseline, 1 x86-64-v3 (AVX2), 2 x86-64-v4 (AVX-512). A number that is not there chooses the newest.
 EXPORT int64_t popgeo_choose_isa(int64_t isa) {
   const int64_t newest = popgeo::newest_isa();
   popgeo::chosen_isa = isa >= 0 && isa < newest ? isa : newest;
@@ -502,7 +540,7 @@ EXPORT int64_t popgeo_scatter_sum(int64_t dtype, const void* src, const int64_t*
                                   const int32_t* perm, void* out, int64_t num_edges, int64_t num_rows, int64_t channels,
                                   int64_t num_tiles, int64_t num_threads) {
   return popgeo::with_plan(index, {rowptr, perm, num_edges, num_rows, num_tiles, num_threads},
-                           [=](const Plan& plan) { popgeo::kernels().sum(dtype, plan, src, out, channels); });
+                           [=](const Plan& plan) { popgeo::kernels(channels).sum(dtype, plan, src, out, channels); });
 }
 
 EXPORT int64_t popgeo_scatter_extremum(int64_t largest, int64_t dtype, const void* src, const int64_t* index,
@@ -511,7 +549,7 @@ EXPORT int64_t popgeo_scatter_extremum(int64_t largest, int64_t dtype, const voi
                                        int64_t num_threads) {
   return popgeo::with_plan(
       index, {rowptr, perm, num_edges, num_rows, num_tiles, num_threads},
-      [=](const Plan& plan) { popgeo::kernels().extremum(largest != 0, dtype, plan, src, out, arg, channels); });
+      [=](const Plan& plan) { popgeo::kernels(channels).extremum(largest != 0, dtype, plan, src, out, arg, channels); });
 }
 
 EXPORT int64_t popgeo_cfconv(int64_t dtype, const void* x, const void* w, const int64_t* src, const int64_t* dst,
@@ -520,7 +558,7 @@ EXPORT int64_t popgeo_cfconv(int64_t dtype, const void* x, const void* w, const 
                              int64_t num_threads) {
   if (!popgeo::all_below(src, num_edges, num_sources)) return popgeo::BAD_INPUT;
   return popgeo::with_plan(dst, {rowptr, perm, num_edges, num_rows, num_tiles, num_threads},
-                           [=](const Plan& plan) { popgeo::kernels().cfconv(dtype, plan, x, w, src, out, channels); });
+                           [=](const Plan& plan) { popgeo::kernels(channels).cfconv(dtype, plan, x, w, src, out, channels); });
 }
 
 EXPORT int64_t popgeo_cfconv_backward(int64_t dtype, const void* grad, const void* x, const void* w, const int64_t* src,
@@ -529,7 +567,7 @@ EXPORT int64_t popgeo_cfconv_backward(int64_t dtype, const void* grad, const voi
                                       int64_t channels, int64_t num_tiles, int64_t num_threads) {
   if (!popgeo::all_below(dst, num_edges, num_rows)) return popgeo::BAD_INPUT;
   return popgeo::with_plan(src, {rowptr, perm, num_edges, num_sources, num_tiles, num_threads}, [=](const Plan& plan) {
-    popgeo::kernels().cfconv_backward(dtype, plan, grad, x, w, dst, grad_x, grad_w, channels);
+    popgeo::kernels(channels).cfconv_backward(dtype, plan, grad, x, w, dst, grad_x, grad_w, channels);
   }, true);
 }
 

@@ -19,7 +19,9 @@
 namespace popgeo {
 namespace POPGEO_ISA {
 
-#if defined(__AVX2__)
+#if defined(__AVX512F__)
+constexpr int VECTOR_BYTES = 64;
+#elif defined(__AVX2__)
 constexpr int VECTOR_BYTES = 32;
 #else
 constexpr int VECTOR_BYTES = 16;
@@ -138,7 +140,15 @@ inline void store(bfloat16* to, floats vector) {
   memcpy(to, &result, sizeof(result));
 }
 
-#if defined(__F16C__) && defined(__AVX2__)
+#if defined(__AVX512F__)
+inline floats load(const float16* from) {
+  return bit_cast<floats>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+}
+inline void store(float16* to, floats vector) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                      _mm512_cvtps_ph(bit_cast<__m512>(vector), _MM_FROUND_TO_NEAREST_INT));
+}
+#elif defined(__F16C__) && defined(__AVX2__)
 inline floats load(const float16* from) {
   return bit_cast<floats>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 }
@@ -156,21 +166,33 @@ inline void store(float16* to, floats vector) {
 }
 #endif
 
-// Past the caches: for results larger than them, which would only push out what is still needed. In pieces of 16 bytes,
-// because rows of 100 floats are aligned to no more.
-constexpr int STREAM_ALIGN = 16;
-template <class T, class V>
-inline void stream(T* to, V vector) {
-#if defined(__AVX2__)
-  if (sizeof(T) >= 4) {
-    const __m256i whole = bit_cast<__m256i>(vector);
-    _mm_stream_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(whole));
-    return _mm_stream_si128(reinterpret_cast<__m128i*>(to) + 1, _mm256_extracti128_si256(whole, 1));
-  }
+// Past the caches: for results larger than them, which would only push out what is still needed. Aligned to a vector.
+template <class T>
+inline void stream(T* to, typename Vector<T>::type vector) {
+#if defined(__AVX512F__)
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(to), bit_cast<__m512i>(vector));
+#elif defined(__AVX2__)
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(to), bit_cast<__m256i>(vector));
 #elif defined(__SSE2__)
-  if (sizeof(T) >= 4) return _mm_stream_si128(reinterpret_cast<__m128i*>(to), bit_cast<__m128i>(vector));
-#endif
+  _mm_stream_si128(reinterpret_cast<__m128i*>(to), bit_cast<__m128i>(vector));
+#else
   store(to, vector);
+#endif
+}
+
+inline void stream(float* to, float value) {
+#if defined(__SSE2__)
+  _mm_stream_si32(reinterpret_cast<int*>(to), bit_cast<int>(value));
+#else
+  *to = value;
+#endif
+}
+inline void stream(double* to, double value) {
+#if defined(__SSE2__) && defined(__x86_64__)
+  _mm_stream_si64(reinterpret_cast<long long*>(to), bit_cast<long long>(value));
+#else
+  *to = value;
+#endif
 }
 
 inline void finish_stream() {
