@@ -12,9 +12,6 @@ from popgeo.ipu.profile.cycles import cost
 from popgeo.ipu.profile.memory import memory, require_fit
 from popgeo.ipu.target import IpuTarget
 
-# PCIe Gen4 x8 as measured between host and IPU by Jia et al., arXiv:1912.03413: bytes per second, seconds per transfer.
-HOST_BYTES_PER_SECOND = 11e9
-HOST_LATENCY = 8.8e-6
 BESIDE = ("host", "accumulate")  # phases that have no place of their own between a micro-batch and the update
 
 
@@ -98,7 +95,7 @@ def _host(graph: OpGraph, values: Sequence[int], name: str, target: IpuTarget) -
     nbytes = sum(graph.values[v].nbytes for v in values)
     if not nbytes:
         return []
-    cycles = (HOST_LATENCY + nbytes / HOST_BYTES_PER_SECOND) * target.clock
+    cycles = (target.host_seconds + nbytes / target.host_bytes_per_second) * target.clock
     tiles = target.num_tiles * target.num_ipus
     share = -(-nbytes // tiles)
     step = Superstep(
