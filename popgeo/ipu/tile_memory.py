@@ -1,6 +1,6 @@
 """Runs a program with the memory of each tile apart: a vertex finds what its tile holds or was sent, no more."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -138,7 +138,7 @@ class TileMemory:
                 continue
             held = tile.held.get(region.variable)
             expected = self._variable_type(region.variable)
-            if held is None or not np.isin(region.elements.ravel(), held.elements).all():
+            if held is None or not held.holds(region.elements.ravel()):
                 raise ValueError(
                     f"{step.name}: a vertex on tile {vertex.tile} writes {region.variable} where another tile holds it."
                 )
@@ -165,10 +165,23 @@ class _Buffer:
             values.fill_(torch.nan)
         return cls(elements=elements, values=values, written=np.zeros(len(elements), bool))
 
+    @classmethod
+    def joined(cls, buffers: Sequence["_Buffer"]) -> "_Buffer":
+        if len(buffers) == 1:
+            return buffers[0]
+        elements = np.concatenate([buffer.elements for buffer in buffers])
+        order = np.argsort(elements, kind="stable")
+        values = torch.cat([buffer.values for buffer in buffers])
+        return cls(elements=elements[order], values=values[torch.from_numpy(order)], written=np.ones(len(order), bool))
+
     def put(self, elements: np.ndarray, values: Tensor) -> None:
         where = np.searchsorted(self.elements, elements)
         self.values[torch.from_numpy(where)] = values
         self.written[where] = True
+
+    def holds(self, elements: np.ndarray) -> bool:
+        where = np.minimum(np.searchsorted(self.elements, elements), len(self.elements) - 1)
+        return bool((self.elements[where] == elements).all())
 
     def find(self, elements: np.ndarray) -> tuple[Tensor, np.ndarray]:
         """The values of some elements, and which of them are here and written."""
@@ -188,14 +201,15 @@ class _Tile:
     def look(self, region: Region, dtype: torch.dtype, vertex: Vertex, step: str) -> Tensor:
         """What a vertex reads, in the region's shape."""
         wanted = region.elements.ravel()
-        out = torch.empty(len(wanted), dtype=dtype)
-        found = np.zeros(len(wanted), bool)
-        held = self.held.get(region.variable)
-        for buffer in [*([held] if held is not None else []), *self.sent.get(region.variable, ())]:
-            values, here = buffer.find(wanted)
-            here &= ~found
-            out[torch.from_numpy(here)] = values[torch.from_numpy(here)]
-            found |= here
+        out, found = torch.zeros(len(wanted), dtype=dtype), np.zeros(len(wanted), bool)
+        held, sent = self.held.get(region.variable), self.sent.get(region.variable)
+        if held is not None:
+            out, found = held.find(wanted)
+        if sent is not None and not found.all():
+            self.sent[region.variable] = [_Buffer.joined(sent)]
+            brought, here = self.sent[region.variable][0].find(wanted)
+            out[torch.from_numpy(~found)] = brought[torch.from_numpy(~found)]
+            found = found | here
         if not found.all():
             raise ValueError(
                 f"{step}: a vertex on tile {vertex.tile} reads {int((~found).sum())} elements of {region.variable} "

@@ -119,4 +119,6 @@ def _kind(graph: OpGraph, op: Op, plan: Plan, places: dict[int, Any]) -> Any:
 
 def _storages(graph: OpGraph, index: int) -> list[int]:
     op = graph.ops[index]
-    return list(dict.fromkeys(graph.values[v].storage for v in (*op.reads(), *(v for v in op.outputs if v is not None))))
+    return list(
+        dict.fromkeys(graph.values[v].storage for v in (*op.reads(), *(v for v in op.outputs if v is not None)))
+    )

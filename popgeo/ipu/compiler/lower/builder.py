@@ -16,8 +16,8 @@ class Builder:
 
     Args:
         num_tiles: Tiles of the machine.
-        on_compute: Takes each compute set's name and vertices; when left out, they become steps, after the exchange that
-            brings what they read.
+        on_compute: Takes each compute set's name and vertices; when left out, they become steps, after the exchange
+            that brings what they read.
 
     Attributes:
         constants: What variables hold from the start, flat.

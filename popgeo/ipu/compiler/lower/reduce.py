@@ -70,7 +70,7 @@ def combine(
 def combine_partials(
     scope: Scope, out: Region, source: Region, places: np.ndarray, how: str, scale: float | None = None
 ) -> None:
-    """Reduces elements that lie on different tiles; where there are many for each place, in groups over all tiles first.
+    """Reduces elements of different tiles; where there are many for each place, in groups over all tiles first.
 
     Arguments as in `combine`.
     """
