@@ -12,6 +12,8 @@ from popgeo.ipu.profile.cycles import cost
 from popgeo.ipu.profile.memory import memory, require_fit
 from popgeo.ipu.target import IpuTarget
 
+# Links between boards are slower than those of `IpuTarget`, which join the four IPUs of one: arXiv:1912.03413.
+OTHER_BOARD_BYTES_PER_SECOND, IPUS_OF_A_BOARD = 28e9, 4
 BESIDE = ("host", "accumulate")  # phases that have no place of their own between a micro-batch and the update
 
 
@@ -102,8 +104,10 @@ def _accumulation(update: OpGraph) -> OpGraph:
 def _all_reduce(gradients: Mapping[str, Value], replicas: int, target: IpuTarget) -> OpCost:
     """Every replica gets the sum of all gradients: twice round a ring, a share of them at a time."""
     nbytes = sum(value.nbytes for value in gradients.values())
+    on_board = replicas * target.num_ipus <= IPUS_OF_A_BOARD
+    rate = target.link_bytes_per_second if on_board else OTHER_BOARD_BYTES_PER_SECOND
     turns = 2 * (replicas - 1)
-    cycles = turns * (target.link_seconds + nbytes / replicas / target.link_bytes_per_second) * target.clock
+    cycles = turns * (target.link_seconds + nbytes / replicas / rate) * target.clock
     tiles = target.num_tiles * target.num_ipus
     moved = turns * nbytes // replicas
     step = Superstep(
