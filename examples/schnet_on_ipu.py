@@ -62,14 +62,14 @@ STORY = (
     Setting(
         name="larger batches",
         why="synchronising and starting cost the same for more graphs",
-        num_nodes=2 * 576,
+        num_nodes=3 * 576,
         polynomial=True,
         precomputed=True,
     ),
     Setting(
         name="half list",
         why="a filter depends on the distance alone, so a pair of atoms needs one; batches may grow again",
-        num_nodes=3 * 576,
+        num_nodes=4 * 576,
         polynomial=True,
         precomputed=True,
         half_list=True,
