@@ -224,7 +224,13 @@ class CompiledModel:
     def _assess(self, step: CompiledStep) -> Assessment:
         if self._assessment is None:
             update = None if self._update is None else self._update.capture()
-            self._assessment = assess(step, self.options.target, update, self.options.gradient_accumulation)
+            self._assessment = assess(
+                step,
+                self.options.target,
+                update,
+                micro_batches=self.options.gradient_accumulation,
+                replicas=self.options.replication_factor,
+            )
         return self._assessment
 
     def _make_update(self, optimizer: Optimizer, trained: Sequence[str]) -> Update:
