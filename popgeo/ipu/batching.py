@@ -21,7 +21,7 @@ def check_batch_dimension(structure: Structure, factor: int) -> None:
         if not slot.shape or slot.shape[0] % factor:
             raise ValueError(
                 f"Invalid batch dimension: argument `{path}` has shape {list(slot.shape)}; the first dimension must "
-                f"be a multiple of {factor} = device_iterations x gradient_accumulation x replication_factor. "
+                f"be a multiple of {factor} = device_iterations x gradient_accumulation x replicas of this process. "
                 "Build batches of that many micro-batches, or change the Options."
             )
 

@@ -128,5 +128,11 @@ def totals_of_packs(sizes: NDArray[np.int64], ids: Ids, ptr: NDArray[np.int64]) 
         >>> totals_of_packs(np.array([[1, 2], [3, 4], [5, 6]]), np.array([2, 0, 1]), np.array([0, 2, 3])).tolist()
         [[6, 8], [3, 4]]
     """
-    running = np.concatenate([np.zeros((1, sizes.shape[1]), np.int64), sizes[ids].cumsum(axis=0)])
-    return running[ptr[1:]] - running[ptr[:-1]]
+    packed = sizes.take(ids, axis=0)
+    totals = np.empty((len(ptr) - 1, sizes.shape[1]), np.int64)
+    running = np.zeros(len(ids) + 1, np.int64)
+    # Column by column, as in `fitting`: every epoch of a loader asks, and there may be millions of graphs.
+    for dim in range(sizes.shape[1]):
+        np.cumsum(packed[:, dim], out=running[1:])
+        totals[:, dim] = running[ptr[1:]] - running[ptr[:-1]]
+    return totals
