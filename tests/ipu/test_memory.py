@@ -79,6 +79,31 @@ def test_a_six_block_schnet_step_is_accounted_for_within_three_seconds():
     assert use.always_live.max() < use.peak.max() == use.curve.max()
 
 
+def test_adam_keeps_three_numbers_for_each_weight_and_sums_of_gradients_a_fourth():
+    model = Squares()
+    step = training_model(model, optimizer=torch.optim.Adam(model.parameters())).compile(torch.ones(8, 64))
+    update = step._update.capture()
+    costs = cost(step.graph, SMALL), cost(update, SMALL)
+
+    def kept(**options):
+        use = memory(step.graph, costs[0], SMALL, update=update, update_costs=costs[1], num_results=1, **options)
+        assert len(use.curve) == len(step.graph.ops) + len(update.ops)
+        return use.categories["weights and optimizer"].sum()
+
+    weights = (64 * 64 + 64) * 4
+    assert 3 * weights <= kept() <= 3 * weights + 64
+    assert kept(accumulates=True) == kept() + weights
+
+
+class Squares(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.inner(x).square().mean()
+
+
 @pytest.mark.parametrize(("row_parts", "column_parts"), [(1, 1), (3, 2), (5, 7), (2, 4)])
 def test_blocks_hold_each_element_once(row_parts, column_parts):
     mapping = blocked(5, 7, row_parts, column_parts, num_tiles=8)

@@ -15,7 +15,7 @@ from popgeo.ipu.compiler.schedule import schedule
 from popgeo.ipu.mapping import from_holders
 from popgeo.ipu.op_graph import OpGraph
 from popgeo.ipu.profile.cycles import cost
-from popgeo.ipu.program import Exchange, Program
+from popgeo.ipu.program import ComputeSet, Exchange, Program
 from popgeo.ipu.run_program import run_program
 from popgeo.ipu.tile_memory import TileMemory
 from popgeo.nn import GCN, GIN, SchNet
@@ -320,6 +320,21 @@ def test_other_families_equal_torch(name):
     torch.testing.assert_close(tuple(made), expected if isinstance(expected, tuple) else (expected,))
     assert_vertices_touch_only_their_tile(program)
     assert_nobody_reads_what_another_writes(program)
+
+
+def test_two_vertices_that_share_an_element_are_found_out():
+    _, program = scheduled(lambda x: x.cos(), X)
+    (place,) = (k for k, step in enumerate(program.steps) if isinstance(step, ComputeSet))
+    step = program.steps[place]
+    twice = dataclasses.replace(step, vertices=(*step.vertices, step.vertices[0]))
+    elsewhere = dataclasses.replace(step, vertices=(dataclasses.replace(step.vertices[0], tile=7),))
+    for wrong, check in (
+        (twice, assert_nobody_reads_what_another_writes),
+        (elsewhere, assert_vertices_touch_only_their_tile),
+    ):
+        steps = (*program.steps[:place], wrong, *program.steps[place + 1 :])
+        with pytest.raises(AssertionError):
+            check(dataclasses.replace(program, steps=steps))
 
 
 def network(x: Tensor, index: Tensor, w: Tensor) -> Tensor:
