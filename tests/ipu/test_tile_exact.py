@@ -307,6 +307,17 @@ OTHERS = {
     ),
     "constants": lambda x, y: (torch.full((3, 50), 2.5), torch.arange(3, 70, 2), x.new_zeros(5), torch.eye(4)[0] * 2),
     "batched": lambda x, y: torch.bmm(x[:, :8].reshape(11, 2, 4), x[:, 1:].reshape(11, 4, 2)),
+    "vectors": lambda x, y: (x @ y[:, 0], x[0].dot(x[1]), torch.outer(x[0], y[0])),
+    "nothing": lambda x, y: (
+        x[:0] @ y,
+        x[:, :0] @ y[:0],
+        x[:0].sum(0),
+        torch.cat([x[:0], x]),
+        x[:0].exp(),
+        x[INDEX[:0]],
+    ),
+    "strides": lambda x, y: ((x.t() * x[:, 0])[1:].t()[::2] + x[0, 1:], x.expand(3, 11, 9).transpose(0, 2) - x[0, 0]),
+    "changed in place": lambda x, y: x.clone().t().mul_(x.t()).add_(1).t()[2:].clamp_(max=1.5),
     "picked": lambda x, y: x.gather(1, x.argsort(1)[:, :4]),
 }
 

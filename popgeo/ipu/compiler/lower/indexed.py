@@ -53,7 +53,10 @@ def _index(scope: Scope, op: Op) -> None:
 
 
 def _gather_along(scope: Scope, table: Region, dim: int, index: Region, out: Region, wraps: bool = False) -> None:
-    gather_rows(scope, _rows(table, dim), reshaped(index, -1), _rows(out, dim, index.elements.size), wraps)
+    rows = _rows(table, dim)
+    several = dim == 0 and index.elements.ndim != 1
+    into = reshaped(out, index.elements.size, rows.elements.shape[1]) if several else _rows(out, dim)
+    gather_rows(scope, rows, reshaped(index, -1), into, wraps)
 
 
 def _index_add(scope: Scope, op: Op) -> None:
@@ -183,15 +186,9 @@ def _rows_of_edges(scope: Scope, pointers: Region, num_edges: int) -> Region:
     return index
 
 
-def _rows(region: Region, dim: int, length: int | None = None) -> Region:
-    """As a matrix whose rows are what a dimension counts; `length` where several dimensions stand for the rows."""
-    elements = region.elements
-    if length is not None and (not elements.ndim or dim == 0):
-        return Region(
-            variable=region.variable,
-            elements=elements.reshape(length, -1) if elements.size else elements.reshape(length, 0),
-        )
-    moved = np.moveaxis(elements, dim, 0)
+def _rows(region: Region, dim: int) -> Region:
+    """As a matrix whose rows are what a dimension counts."""
+    moved = np.moveaxis(region.elements, dim, 0)
     return Region(variable=region.variable, elements=moved.reshape(moved.shape[0], math.prod(moved.shape[1:])))
 
 
