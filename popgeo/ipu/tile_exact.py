@@ -64,8 +64,8 @@ class TileExact:
         self._num_updates = 0 if self._update is None else self._update.num_updates
         self._programs: dict[tuple[int, ...], Program] = {}
         self._program: Program | None = None
-        tiles = self._target.num_tiles * self._target.num_ipus
-        self._replicas = [TileMemory(tiles, generator.get_state()) for generator in generators]
+        self._tiles = self._target.num_tiles * self._target.num_ipus
+        self._replicas = [TileMemory(self._tiles, generator.get_state()) for generator in generators]
         self._graph = self._stepper.engine.graph
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -85,6 +85,10 @@ class TileExact:
         if first:
             self._load()
         return unflatten(self._stepper.step.result, self._run(graph, tensors, numbers))
+
+    def __repr__(self) -> str:
+        replicas = f"{len(self._replicas)} replicas of " if len(self._replicas) > 1 else ""
+        return f"TileExact({replicas}{self._target.name}: {len(self._graph.ops)} operations on {self._tiles} tiles)"
 
     @property
     def program(self) -> Program:

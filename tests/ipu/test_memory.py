@@ -40,6 +40,14 @@ def test_values_live_from_their_maker_to_their_last_reader():
     assert 2 * 128 <= use.categories["values"].max() <= 2 * 128 + temporary
 
 
+def test_a_repeated_operation_adds_a_call_and_no_code():
+    once, _ = use_of(torch.cos, (4, 32))
+    thrice, _ = use_of(lambda x: x.cos().cos().cos(), (4, 32))
+    for category in ("vertex code", "vertex state", "exchange code"):
+        assert thrice.categories[category].tolist() == once.categories[category].tolist(), category
+    assert (thrice.categories["control code"] - once.categories["control code"] == 2 * 60).all()
+
+
 def test_a_view_takes_no_memory():
     viewed, _ = use_of(lambda x: torch.relu(x.view(32, 4).t()), (128,))
     plain, _ = use_of(torch.relu, (128,))
