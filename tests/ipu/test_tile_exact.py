@@ -239,6 +239,16 @@ ROWS = {
     "scatter product": (lambda x, i, j, w: ops.scatter(w, j, dim=0, dim_size=13, reduce="mul"),),
     "scatter maximum": (lambda x, i, j, w: ops.scatter(w, j, dim=0, dim_size=13, reduce="max"),),
     "vector": (lambda x, i, j, w: torch.zeros(13, dtype=w.dtype).scatter_add(0, j, w[:, 0]),),
+    "expanded gather": (lambda x, i, j, w: x.gather(0, i.unsqueeze(1).expand(-1, 9)),),
+    "expanded scatter": (
+        lambda x, i, j, w: torch.zeros(13, 9, dtype=w.dtype).scatter_add_(0, j.unsqueeze(1).expand(-1, 9), w),
+    ),
+    "an index for each element": (
+        lambda x, i, j, w: torch.zeros(13, 9, dtype=w.dtype).scatter_add_(
+            0, (j.unsqueeze(1) + torch.arange(9)) % 13, w
+        ),
+    ),
+    "maximum by torch": (lambda x, i, j, w: x.scatter_reduce(0, i.unsqueeze(1).expand(-1, 9), w, "amax"),),
     "negative": (lambda x, i, j, w: x[i - 11],),
     "cfconv": (lambda x, i, j, w: ops.cfconv(x, w, i, j, 13),),
     "cfconv backward": (
@@ -307,6 +317,7 @@ OTHERS = {
     ),
     "constants": lambda x, y: (torch.full((3, 50), 2.5), torch.arange(3, 70, 2), x.new_zeros(5), torch.eye(4)[0] * 2),
     "batched": lambda x, y: torch.bmm(x[:, :8].reshape(11, 2, 4), x[:, 1:].reshape(11, 4, 2)),
+    "distances": lambda x, y: (torch.cdist(x, x + 1), torch.cdist(x, y.t()[:, :9], p=1.0)),
     "vectors": lambda x, y: (x @ y[:, 0], x[0].dot(x[1]), torch.outer(x[0], y[0])),
     "nothing": lambda x, y: (
         x[:0] @ y,

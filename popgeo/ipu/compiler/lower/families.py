@@ -2,6 +2,7 @@
 
 from popgeo.ipu.compiler.lower import indexed, norms
 from popgeo.ipu.compiler.lower.builder import Scope
+from popgeo.ipu.compiler.lower.distances import is_distance, lower_distance
 from popgeo.ipu.compiler.lower.elementwise import is_elementwise, lower_elementwise
 from popgeo.ipu.compiler.lower.fallback import lower_on_one_tile
 from popgeo.ipu.compiler.lower.matmul import is_matmul, lower_matmul
@@ -27,6 +28,8 @@ def lower(scope: Scope, op: Op) -> bool:
         lower_matmul(scope, op)
     elif is_reduction(op):
         lower_reduction(scope, op)
+    elif is_distance(scope, op):
+        lower_distance(scope, op)
     elif is_move(op):
         lower_move(scope, op)
     elif is_sliced(scope, op):
