@@ -318,6 +318,9 @@ OTHERS = {
     "constants": lambda x, y: (torch.full((3, 50), 2.5), torch.arange(3, 70, 2), x.new_zeros(5), torch.eye(4)[0] * 2),
     "batched": lambda x, y: torch.bmm(x[:, :8].reshape(11, 2, 4), x[:, 1:].reshape(11, 4, 2)),
     "distances": lambda x, y: (torch.cdist(x, x + 1), torch.cdist(x, y.t()[:, :9], p=1.0)),
+    "activations": lambda x, y: torch.func.grad(lambda x: (nn.functional.leaky_relu(x) * nn.functional.elu(x)).sum())(
+        x
+    ),
     "vectors": lambda x, y: (x @ y[:, 0], x[0].dot(x[1]), torch.outer(x[0], y[0])),
     "nothing": lambda x, y: (
         x[:0] @ y,
