@@ -16,6 +16,7 @@ from popgeo.ipu.profile.validation import footer
 from popgeo.ipu.report import Insight, Report
 
 PARTS = Path(__file__).with_name("page")
+SCRIPTS = ("base", "tables", "canvas", "timeline", "memory", "flame")  # in the order in which they run
 SECTIONS = ("totals", "insights", "time", "flame view", "memory", "tables", "trust")
 
 
@@ -30,15 +31,20 @@ def page(report: Report, title: str = "") -> str:
     data = json.dumps(_data(report), allow_nan=False).replace("<", "\\u003c")
     nav = "".join(f'<a href="#{_anchor(s)}">{s}</a>' for s in SECTIONS if s != "memory" or report.memory)
     body = [_totals(report), _insights(report), _TIME, _FLAME, _memory(report), _TABLES, _trust(report)]
-    style, script = ((PARTS / f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
+    style = (PARTS / "page.css").read_text(encoding="utf-8")
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{name}</title>\n'
         f"<style>\n{style}</style>\n</head>\n<body>\n<main>\n<h1>{name}</h1>\n{_machine(report)}\n<nav>{nav}</nav>\n"
         + "\n".join(part for part in body if part)
         + f'\n</main>\n<div id="tip"></div>\n<script type="application/json" id="report">{data}</script>\n'
-        f"<script>\n{script}</script>\n</body>\n</html>\n"
+        f"<script>\n{script()}</script>\n</body>\n</html>\n"
     )
+
+
+def script() -> str:
+    """All that the page does, as one script."""
+    return "\n".join((PARTS / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
 
 
 def summary(report: Report) -> str:
