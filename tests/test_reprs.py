@@ -51,6 +51,7 @@ def trained() -> ipu.CompiledModel:
 
 
 SHOWN = [
+    (lambda: ipu.TileExact(trained()), "TileExact(Bow with 8 tiles: 14 operations on 8 tiles)"),
     (
         lambda: popgeo.Molecules()[:9],
         "Molecules(9 molecules; y: homo (eV), lumo (eV), gap (eV), dipole (debye), energy (eV))",

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from popgeo.ipu import batching
 from popgeo.ipu.compiled_model import CompiledModel
 from popgeo.ipu.compiler.join import Training, join
 from popgeo.ipu.compiler.lower.builder import elements_of, in_storage_order
+from popgeo.ipu.compiler.map import storage_sizes
 from popgeo.ipu.executable import Executable
 from popgeo.ipu.op_graph import OpGraph
 from popgeo.ipu.options import Options, OutputMode, Reduction
@@ -64,9 +64,10 @@ class TileExact:
         self._num_updates = 0 if self._update is None else self._update.num_updates
         self._programs: dict[tuple[int, ...], Program] = {}
         self._program: Program | None = None
-        tiles = self._target.num_tiles * self._target.num_ipus
-        self._replicas = [TileMemory(tiles, generator.get_state()) for generator in generators]
+        self._tiles = self._target.num_tiles * self._target.num_ipus
+        self._replicas = [TileMemory(self._tiles, generator.get_state()) for generator in generators]
         self._graph = self._stepper.engine.graph
+        self._start = [self._state_of(replica) for replica in range(len(generators))]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns for the same arguments.
@@ -83,8 +84,15 @@ class TileExact:
         first = self._program is None
         self._program = self._program_of(graph, updates)
         if first:
-            self._load()
+            for memory, state in zip(self._replicas, self._start, strict=True):
+                memory.use(self._program)
+                for name, values in state.items():
+                    memory.write(name, values)
         return unflatten(self._stepper.step.result, self._run(graph, tensors, numbers))
+
+    def __repr__(self) -> str:
+        replicas = f"{len(self._replicas)} replicas of " if len(self._replicas) > 1 else ""
+        return f"TileExact({replicas}{self._target.name}: {len(self._graph.ops)} operations on {self._tiles} tiles)"
 
     @property
     def program(self) -> Program:
@@ -183,28 +191,23 @@ class TileExact:
             run_program(self.program, self._replicas, host_in, host_out)
         return results.join()
 
-    def _load(self) -> None:
-        """Writes weights, buffers and the optimizer's state into the tiles."""
-        for number, memory in enumerate(self._replicas):
-            memory.use(self.program)
-            state = self._stepper.state()
-            own = self._stepper.buffers[number] if self._stepper.buffers else {}
-            state |= {f"buffer:{name}": tensor for name, tensor in own.items()}
-            for name, (variable, _) in self._places().items():
-                if not variable.startswith("weights."):
-                    value = self._graph.values[self._graph.inputs[name]]
-                    numel = self.program.variables[variable].mapping.numel
-                    memory.write(variable, in_storage_order(state[name], value, numel))
-            if self._update is not None:
-                self._load_update(memory, self._update.worker())
-
-    def _load_update(self, memory: TileMemory, worker: Optimizer) -> None:
-        joined = [p for group in worker.param_groups for p in group["params"]]
-        for number, p in enumerate(joined):
-            memory.write(f"weights.{number}", _in_memory_order(p))
-            for key, part in worker.state.get(p, {}).items():
+    def _state_of(self, replica: int) -> dict[str, Tensor]:
+        """What a replica's variables hold at first: weights, buffers and the optimizer's state, flat."""
+        own = self._stepper.buffers[replica] if self._stepper.buffers else {}
+        tensors = self._stepper.state() | {f"buffer:{name}": tensor for name, tensor in own.items()}
+        sizes, state = storage_sizes(self._graph), {}
+        for name, (variable, _) in self._places().items():
+            if not variable.startswith("weights."):
+                value = self._graph.values[self._graph.inputs[name]]
+                state[variable] = in_storage_order(tensors[name], value, sizes[value.storage][0])
+        groups = [] if self._update is None else self._update.worker().param_groups
+        for number, p in enumerate(p for group in groups for p in group["params"]):
+            assert self._update is not None
+            state[f"weights.{number}"] = _in_memory_order(p)
+            for key, part in self._update.worker().state.get(p, {}).items():
                 if isinstance(part, Tensor):
-                    memory.write(f"state:{number}.{key}", _in_memory_order(part))
+                    state[f"state:{number}.{key}"] = _in_memory_order(part)
+        return state
 
     def _places(self) -> dict[str, tuple[str, int]]:
         """The variable of each parameter and buffer, and the element of it at which it starts."""
@@ -221,4 +224,4 @@ class TileExact:
 
 
 def _in_memory_order(tensor: Tensor) -> Tensor:
-    return torch.as_strided(tensor.detach(), (tensor.numel(),), (1,), tensor.storage_offset())
+    return torch.as_strided(tensor.detach(), (tensor.numel(),), (1,), tensor.storage_offset()).clone()

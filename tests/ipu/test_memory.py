@@ -40,6 +40,14 @@ def test_values_live_from_their_maker_to_their_last_reader():
     assert 2 * 128 <= use.categories["values"].max() <= 2 * 128 + temporary
 
 
+def test_a_repeated_operation_adds_a_call_and_no_code():
+    once, _ = use_of(torch.cos, (4, 32))
+    thrice, _ = use_of(lambda x: x.cos().cos().cos(), (4, 32))
+    for category in ("vertex code", "vertex state", "exchange code"):
+        assert thrice.categories[category].tolist() == once.categories[category].tolist(), category
+    assert (thrice.categories["control code"] - once.categories["control code"] == 2 * 60).all()
+
+
 def test_a_view_takes_no_memory():
     viewed, _ = use_of(lambda x: torch.relu(x.view(32, 4).t()), (128,))
     plain, _ = use_of(torch.relu, (128,))
@@ -77,6 +85,31 @@ def test_a_six_block_schnet_step_is_accounted_for_within_three_seconds():
     weights = sum(p.numel() for p in model.parameters()) * 4
     assert weights <= use.categories["weights and optimizer"].sum() <= 1.2 * weights + 2**16
     assert use.always_live.max() < use.peak.max() == use.curve.max()
+
+
+def test_adam_keeps_three_numbers_for_each_weight_and_sums_of_gradients_a_fourth():
+    model = Squares()
+    step = training_model(model, optimizer=torch.optim.Adam(model.parameters())).compile(torch.ones(8, 64))
+    update = step._update.capture()
+    costs = cost(step.graph, SMALL), cost(update, SMALL)
+
+    def kept(**options):
+        use = memory(step.graph, costs[0], SMALL, update=update, update_costs=costs[1], num_results=1, **options)
+        assert len(use.curve) == len(step.graph.ops) + len(update.ops)
+        return use.categories["weights and optimizer"].sum()
+
+    weights = (64 * 64 + 64) * 4
+    assert 3 * weights <= kept() <= 3 * weights + 64
+    assert kept(accumulates=True) == kept() + weights
+
+
+class Squares(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.inner(x).square().mean()
 
 
 @pytest.mark.parametrize(("row_parts", "column_parts"), [(1, 1), (3, 2), (5, 7), (2, 4)])

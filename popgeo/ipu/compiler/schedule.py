@@ -37,10 +37,10 @@ def schedule(graph: OpGraph, costs: Sequence[OpCost], target: IpuTarget) -> Prog
         >>> graph = capture(torch.sum, [("x", torch.ones(64))], lambda x: torch.sum(*x)).graph
         >>> print(schedule(graph, cost(graph, small), small))
         host in: input:x
-        compute sum.default: reduce in place: 2 vertices on 2 tiles
+        compute forward sum.default: reduce in place: 2 vertices on 2 tiles
         sync
-        exchange for sum.default: reduce: 1 transfer, 1 element
-        compute sum.default: reduce: 1 vertex on 1 tile
+        exchange for forward sum.default: reduce: 1 transfer, 1 element
+        compute forward sum.default: reduce: 1 vertex on 1 tile
         host out: output:0
     """
     builder = Builder(target.num_tiles * target.num_ipus)
@@ -77,7 +77,7 @@ def add_operations(builder: Builder, graph: OpGraph, costs: Sequence[OpCost], pl
     for op, cost in zip(graph.ops, costs, strict=True):
         if is_view(graph, op):
             continue
-        scope = Scope(builder, graph, places, op.target.partition(".")[2], cost.plan)
+        scope = Scope(builder, graph, places, f"{op.phase} {op.target.partition('.')[2]}", cost.plan)
         if not lower(scope, op):
             builder.fallbacks.append(op.target)
 

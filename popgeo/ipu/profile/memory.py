@@ -128,16 +128,27 @@ def require_fit(use: MemoryUse, costs: Sequence[OpCost] = ()) -> None:
 
 
 def _code(costs: Sequence[OpCost], tiles: int) -> dict[str, np.ndarray]:
-    """Vertices, their code, the control program, exchange code and stacks of each tile."""
+    """Vertices, their code, the control program, exchange code and stacks of each tile.
+
+    A vertex type's code is there once. Operations of the same kind, shapes and plan share vertices, control and
+    exchange code, as PopART's outlining (on by default) makes functions of what layers repeat; each is one call more.
+    """
     state, control, exchange = (np.zeros(tiles, np.int64) for _ in range(3))
-    kinds: dict[tuple[str, str], int] = {}
+    kinds: dict[str, int] = {}
+    outlined = set()
     for cost in costs:
-        operands = cost.shapes.count("[")
+        if not cost.plan.supersteps:
+            continue
+        control += CONTROL_CODE_BYTES
+        alike = cost.target, cost.shapes, tuple(sorted(cost.plan.split.items()))
+        if alike in outlined:
+            continue
+        outlined.add(alike)
         for step in cost.plan.supersteps:
             used = min(max(step.tiles, 1), tiles)
             if step.activity is Activity.COMPUTE:
-                state[:used] += VERTEX_STATE_BYTES + EDGE_POINTER_BYTES * operands
-                kind = cost.target, step.name
+                state[:used] += VERTEX_STATE_BYTES + EDGE_POINTER_BYTES * cost.shapes.count("[")
+                kind = step.name.partition(",")[0]  # stages of the same step differ behind the comma
                 kinds[kind] = max(kinds.get(kind, 0), used)
             elif step.activity is Activity.EXCHANGE:
                 pieces = INSTRUCTIONS_PER_PIECE * step.fragments + -(-step.bytes_out // BYTES_PER_SEND)

@@ -66,9 +66,9 @@ def traffic(graph: OpGraph, costs: Sequence[OpCost], target: IpuTarget) -> Traff
         counter = _Counter(tiles)
         named = declare(counter.builder, graph, {s: mappings[s] for s in _storages(graph, members[0])}, "s")
         lower(Scope(counter.builder, graph, named, "", costs[members[0]].plan), graph.ops[members[0]])
-        bytes_in[members] = counter.between.sum(0)
+        bytes_in[members] = counter.received.sum(1)
         bytes_out[members] = counter.sent
-        between += len(members) * counter.between
+        between += len(members) * counter.received.T
     return Traffic(bytes_in=bytes_in, bytes_out=bytes_out, between=between)
 
 
@@ -77,7 +77,7 @@ class _Counter:
 
     def __init__(self, num_tiles: int) -> None:
         self.builder = Builder(num_tiles, self._count)
-        self.between = np.zeros((num_tiles, num_tiles), np.int64)
+        self.received = np.zeros((num_tiles, num_tiles), np.int64)  # by receiver, then sender
         self.sent = np.zeros(num_tiles, np.int64)
 
     def _count(self, name: str, vertices: Iterable[Vertex]) -> None:
@@ -92,15 +92,17 @@ class _Counter:
             for variable, parts in regions.items():
                 holders = builder.holders_of(variable)
                 elements = parts[0] if len(parts) == 1 else np.concatenate(parts)
-                elements = elements[holders[elements] != tile]
-                if not len(elements):
-                    continue
                 if not (elements[1:] > elements[:-1]).all():
-                    elements = np.unique(elements)
-                width = builder.variables[variable].dtype.itemsize
-                counts = np.bincount(holders[elements], minlength=builder.num_tiles)
-                self.between[:, tile] += width * counts
-                wanted.setdefault(variable, np.zeros(len(holders), bool))[elements] = True
+                    elements = np.sort(elements)
+                    elements = elements[np.append(True, elements[1:] != elements[:-1])]
+                at = holders[elements]
+                absent = at != tile
+                if absent.any():
+                    width = builder.variables[variable].dtype.itemsize
+                    self.received[tile] += width * np.bincount(at[absent], minlength=builder.num_tiles)
+                    if variable not in wanted:
+                        wanted[variable] = np.zeros(len(holders), bool)
+                    wanted[variable][elements[absent]] = True
         for variable, elsewhere in wanted.items():
             width = builder.variables[variable].dtype.itemsize
             counts = np.bincount(builder.holders_of(variable)[elsewhere], minlength=builder.num_tiles)

@@ -9,10 +9,12 @@ from popgeo.ipu.compiler.lower.builder import Scope, flat
 from popgeo.ipu.op_graph import Number, Op, overload, substitute
 from popgeo.ipu.program import Operand, Region, Scalar, Vertex
 
+# What works element by element although torch does not tag it so.
 _ALSO_POINTWISE = {
-    "_to_copy", "clone", "copy", "lift_fresh", "identity_loss", "masked_fill", "masked_fill_", "lerp_", "addcmul_",
-    "addcdiv_", "add_", "sub_", "mul_", "div_", "sqrt_", "clamp_", "threshold_backward", "shifted_softplus",
-    "shifted_softplus_backward",
+    "_to_copy", "clone", "copy", "lift_fresh", "identity_loss", "masked_fill", "masked_fill_", "abs_", "fill_",
+    "shifted_softplus", "shifted_softplus_backward", "_prelu_kernel", "leaky_relu_backward", "elu_backward",
+    "softplus_backward", "hardtanh_backward", "hardswish_backward", "hardsigmoid_backward", "mish_backward",
+    "softshrink_backward", "hardshrink_backward",
 }  # fmt: skip
 _LAYOUT_ONLY = ("memory_format", "layout", "device", "pin_memory", "non_blocking")
 NUMBERS = "numbers"

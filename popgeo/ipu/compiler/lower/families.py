@@ -2,10 +2,11 @@
 
 from popgeo.ipu.compiler.lower import indexed, norms
 from popgeo.ipu.compiler.lower.builder import Scope
+from popgeo.ipu.compiler.lower.distances import is_distance, lower_distance
 from popgeo.ipu.compiler.lower.elementwise import is_elementwise, lower_elementwise
 from popgeo.ipu.compiler.lower.fallback import lower_on_one_tile
 from popgeo.ipu.compiler.lower.matmul import is_matmul, lower_matmul
-from popgeo.ipu.compiler.lower.movement import MOVES, is_fill, lower_arange, lower_fill, lower_move
+from popgeo.ipu.compiler.lower.movement import is_fill, is_move, lower_arange, lower_fill, lower_move
 from popgeo.ipu.compiler.lower.reduce import is_reduction, lower_reduction
 from popgeo.ipu.compiler.lower.slices import is_sliced, lower_sliced
 from popgeo.ipu.op_graph import Op
@@ -27,7 +28,9 @@ def lower(scope: Scope, op: Op) -> bool:
         lower_matmul(scope, op)
     elif is_reduction(op):
         lower_reduction(scope, op)
-    elif name in MOVES:
+    elif is_distance(scope, op):
+        lower_distance(scope, op)
+    elif is_move(op):
         lower_move(scope, op)
     elif is_sliced(scope, op):
         lower_sliced(scope, op)

@@ -24,7 +24,7 @@ def lowering_of(scope: Scope, op: Op) -> Callable[[Scope, Op], None] | None:
     if name.startswith("index_put") and (*op.args, False)[3] is not True:
         return None
     of_elements = op.target.startswith("aten.") and name in ("scatter_add", "scatter_add_", "gather")
-    if of_elements and len(scope.value(op.args[0].value).shape) != 1:
+    if of_elements and not _names_rows(scope, op):
         return None
     if name == "embedding_dense_backward" and op.args[4]:
         return None
@@ -40,8 +40,8 @@ def _gather(scope: Scope, op: Op) -> None:
 
 
 def _index_select(scope: Scope, op: Op) -> None:
-    """aten.index_select(x, dim, index), aten.gather(x, dim, index) of vectors"""
-    table, index, out = scope.region(op.args[0].value), scope.region(op.args[2].value), _out(scope, op)
+    """aten.index_select(x, dim, index), aten.gather(x, dim, index) of rows"""
+    table, index, out = scope.region(op.args[0].value), _row_index(scope, op), _out(scope, op)
     _gather_along(scope, table, op.args[1], index, out)
 
 
@@ -53,18 +53,17 @@ def _index(scope: Scope, op: Op) -> None:
 
 
 def _gather_along(scope: Scope, table: Region, dim: int, index: Region, out: Region, wraps: bool = False) -> None:
-    gather_rows(scope, _rows(table, dim), reshaped(index, -1), _rows(out, dim, index.elements.size), wraps)
+    rows = _rows(table, dim)
+    several = dim == 0 and index.elements.ndim != 1
+    into = reshaped(out, index.elements.size, rows.elements.shape[1]) if several else _rows(out, dim)
+    gather_rows(scope, rows, reshaped(index, -1), into, wraps)
 
 
 def _index_add(scope: Scope, op: Op) -> None:
-    """aten.index_add(x, dim, index, source, alpha), aten.scatter_add(x, dim, index, source) of vectors"""
-    base, index, source = (scope.region(op.args[k].value) for k in (0, 2, 3))
-    if "scatter_add" in op.target:
-        source = part(source, slice(0, index.elements.size))
-    dim, alpha = op.args[1], op.kwargs.get("alpha", 1)
-    scatter_rows(
-        scope, _rows(_out(scope, op), dim), reshaped(index, -1), _rows(source, dim), base=_rows(base, dim), alpha=alpha
-    )
+    """aten.index_add(x, dim, index, source, alpha), aten.scatter_add(x, dim, index, source) of rows"""
+    dim, alpha, index = op.args[1], op.kwargs.get("alpha", 1), reshaped(_row_index(scope, op), -1)
+    base, source, out = (_rows(r, dim) for r in (*(scope.region(op.args[k].value) for k in (0, 3)), _out(scope, op)))
+    scatter_rows(scope, out, index, part(source, slice(0, index.elements.size)), base=base, alpha=alpha)
 
 
 def _index_put(scope: Scope, op: Op) -> None:
@@ -183,16 +182,28 @@ def _rows_of_edges(scope: Scope, pointers: Region, num_edges: int) -> Region:
     return index
 
 
-def _rows(region: Region, dim: int, length: int | None = None) -> Region:
-    """As a matrix whose rows are what a dimension counts; `length` where several dimensions stand for the rows."""
-    elements = region.elements
-    if length is not None and (not elements.ndim or dim == 0):
-        return Region(
-            variable=region.variable,
-            elements=elements.reshape(length, -1) if elements.size else elements.reshape(length, 0),
-        )
-    moved = np.moveaxis(elements, dim, 0)
+def _rows(region: Region, dim: int) -> Region:
+    """As a matrix whose rows are what a dimension counts."""
+    moved = np.moveaxis(region.elements, dim, 0)
     return Region(variable=region.variable, elements=moved.reshape(moved.shape[0], math.prod(moved.shape[1:])))
+
+
+def _row_index(scope: Scope, op: Op) -> Region:
+    """The index of rows; one of elements says the same along the other dimensions."""
+    index, dim = scope.region(op.args[2].value), op.args[1]
+    return part(_rows(index, dim), slice(None), 0) if index.elements.ndim > 1 else index
+
+
+def _names_rows(scope: Scope, op: Op) -> bool:
+    """Whether an index of elements picks whole rows: it is expanded over the other dimensions, and covers them."""
+    index = scope.value(op.args[2].value)
+    if not index.shape:
+        return False
+    dim = op.args[1] % len(index.shape)
+    others = [d for d in range(len(index.shape)) if d != dim]
+    shapes = [scope.value(arg.value).shape for arg in (op.args[0], *op.args[3:4])]
+    covers = all(shape[d] == index.shape[d] for shape in shapes for d in others)
+    return covers and index.numel > 0 and all(index.shape[d] == 1 or index.stride[d] == 0 for d in others)
 
 
 def _one_index(scope: Scope, op: Op) -> bool:

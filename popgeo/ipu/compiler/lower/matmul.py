@@ -30,11 +30,11 @@ def lower_matmul(scope: Scope, op: Op) -> None:
     batches = left.elements.shape[0] if name in ("bmm", "baddbmm") else 1
     columns = right.elements.shape[-1] if right.elements.ndim > 1 else 1
     inner = left.elements.shape[-1]
-    rows = left.elements.size // (batches * inner) if left.elements.size else 0
+    rows = left.elements.shape[-2] if left.elements.ndim > 1 else 1
+    if not out.elements.size:
+        return
     a, b = reshaped(left, batches, rows, inner), reshaped(right, batches, inner, columns)
     c = reshaped(out, batches, rows, columns)
-    if not a.elements.size or not b.elements.size:
-        a, b = part(a, ..., slice(0, 0)), part(b, slice(None), slice(0, 0))
     product = _product(scope, c, a, b, direct=not bias)
     if bias:
         beta, alpha = op.kwargs.get("beta", 1), op.kwargs.get("alpha", 1)

@@ -22,6 +22,13 @@ FILLS = {
 _VALUE_AT = {"full": 1, "full_like": 1, "new_full": 2, "fill_": 1, "scalar_tensor": 0}
 
 
+def is_move(op: Op) -> bool:
+    """Whether an operation copies elements in a pattern known beforehand, as a view in memory of its own would."""
+    returns = overload(op.target)._schema.returns  # type: ignore[attr-defined]
+    looks = [item.alias_info is not None and not item.alias_info.is_write for item in returns]
+    return op.target.split(".")[1] in MOVES or (looks == [True] and not op.writes)
+
+
 def is_fill(op: Op) -> bool:
     """Whether all elements become one number."""
     name = op.target.split(".")[1]

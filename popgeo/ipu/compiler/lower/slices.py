@@ -20,7 +20,7 @@ SLICED = {
 
 def is_sliced(scope: Scope, op: Op) -> bool:
     """Whether each slice along the operation's dimensions can be computed by itself."""
-    if op.target.split(".")[1] not in SLICED or op.writes or not op.reads():
+    if op.target.split(".")[1].rstrip("_") not in SLICED or not op.reads() or (op.writes and op.outputs != op.writes):
         return False
     dims = _dims(scope, op)
     operands = [scope.value(v).shape for v in op.reads()]
