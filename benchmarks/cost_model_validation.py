@@ -1,7 +1,8 @@
 """How far the modelled cycles are from those measured on a Bow IPU, on the points that no constant was fitted to.
 
 Real functions are compiled with `popgeo.ipu.compile` for the published shapes. Without the published points, which are
-not part of the package (POPGEO_SHARED_DATA or ../shared/data), there is nothing to compare with.
+not part of the package (POPGEO_SHARED_DATA or ../shared/data), there is nothing to compare with. No constant has seen
+these points, but which terms the formulas have was decided with all of them in view.
 """
 
 import argparse

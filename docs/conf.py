@@ -1,7 +1,9 @@
 """How sphinx builds the site: pages in Markdown, the reference from docstrings, the notebooks as they are committed."""
 
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import popgeo
 
@@ -43,3 +45,15 @@ entries = [notebook.stem for notebook in committed] or ["None is there yet."]
 toctree = ["```{toctree}", ":maxdepth: 1", "", *entries, "```"] if committed else entries
 page = ["# Notebooks", "", "As they were last run; the tests run them from top to bottom.", "", *toctree, ""]
 (HERE / "notebooks" / "index.md").write_text("\n".join(page))
+
+
+def shorten(app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str | None) -> Any:
+    """Types by their own names, and `...` for a default that is made anew each time, which sphinx cannot read."""
+    if signature is None or "<factory>" not in signature:
+        return None
+    return re.sub(r"~?\b(?:[a-z_]\w*\.)+(?=[A-Z])", "", signature).replace("<factory>", "..."), returns
+
+
+def setup(app: Any) -> None:
+    """Called by sphinx."""
+    app.connect("autodoc-process-signature", shorten)

@@ -63,26 +63,28 @@ def run(settings: Settings, dataset: InMemoryDataset) -> None:
     """Trains, validates after each epoch, tests once; prints what happened and writes it to `settings.out`."""
     torch.manual_seed(settings.seed)
     torch.set_num_threads(settings.threads)
-    store = flatten(dataset, settings)
-    ids = split(len(store), settings.limit, settings.seed)
+    ids = split(len(dataset), settings.limit, settings.seed)
+    stores = {name: flatten(dataset[of], settings) for name, of in ids.items()}
     gap = dataset.y[:, GAP[settings.dataset]].float()
     mean, std = gap[ids["training"]].mean().item(), gap[ids["training"]].std().item()
     print("molecules: " + ", ".join(f"{len(of):,} for {name}" for name, of in ids.items()))
 
-    sizes = FixedSizeOptions.tune(store.view(ids["training"]), target_graphs=settings.batch_size)
+    sizes = FixedSizeOptions.tune(stores["training"], target_graphs=settings.batch_size)
     options = ipu.Options(device_iterations=settings.device_iterations, output_mode="all")
     loaders = {
         name: FixedSizeDataLoader(
-            store.view(of),
+            store,
             shuffle=name == "training",
             fixed_size_options=sizes,
             fixed_size_strategy=FixedSizeStrategy.Window if name == "training" else FixedSizeStrategy.StreamPack,
             options=options,
             seed=settings.seed,
         )
-        for name, of in ids.items()
+        for name, store in stores.items()
     }
-    schnet = make_schnet(settings, mean, std, max_num_nodes=int(store.sizes[:, 0].max()))
+    schnet = make_schnet(
+        settings, mean, std, max_num_nodes=max(int(store.sizes[:, 0].max()) for store in stores.values())
+    )
     model = GapModel(schnet, sizes.num_graphs, GAP[settings.dataset])
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.epochs)
@@ -117,7 +119,7 @@ def flatten(dataset: InMemoryDataset, settings: Settings) -> FlatStore:
     if settings.num_neighbors is not None:
         return FlatStore.from_dataset(dataset, exclude_keys=UNUSED)
     list_pairs = PrecomputeInteractionGraph(settings.cutoff, half_list=True)
-    molecules = tqdm(dataset, desc="listing pairs of atoms", unit="molecules", delay=1)
+    molecules = tqdm(dataset, desc="listing pairs of atoms", unit=" molecules", delay=1, leave=False)
     return FlatStore.from_dataset([list_pairs(Data(z=one.z, pos=one.pos, y=one.y)) for one in molecules])
 
 

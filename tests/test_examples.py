@@ -127,3 +127,10 @@ def write_qm9(source: Path, root: Path, num_molecules: int) -> None:
     (root / "processed").mkdir()
     data, slices = InMemoryDataset.collate(molecules)
     torch.save((data.to_dict(), slices, Data), root / "processed" / "data_v3.pt")
+
+
+def test_replicas_train_without_other_processes_too(run: Run):
+    small = ("--molecules", "300", "--channels", "8", "--epochs", "3")
+    losses = numbers(r"loss ([\d.]+) eV", run("several_processes.py", *small))
+    assert len(losses) == 3
+    assert losses[2] < losses[0]

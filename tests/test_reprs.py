@@ -123,9 +123,17 @@ def test_a_loader_says_how_full_its_nodes_are_and_what_it_skips():
     assert repr(skips).endswith("; 58.3 % full; 1 skipped)")
 
 
+def test_a_tuned_size_is_named_by_its_type(capsys):
+    popgeo.FixedSizeOptions.tune(hetero_loader().dataset, target_graphs=2, align=1)
+    printed = capsys.readouterr().out
+    assert "author-writes-paper edges and" in printed
+    assert "of paper nodes" in printed
+    assert "size_" not in printed
+
+
 def test_filling_counts_real_slots_of_every_type():
     table = hetero_loader().filling()
-    assert table.index.tolist() == ["nodes: paper", "nodes: author", "edges: author writes paper", "graphs"]
+    assert table.index.tolist() == ["paper nodes", "author nodes", "author-writes-paper edges", "graphs"]
     assert table["slots"].tolist() == [9, 9, 8, 3]
     assert np.allclose(table["real"], [5, 10 / 3, 10 / 3, 5 / 3])
 
@@ -150,7 +158,7 @@ class Cells(HTMLParser):
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (hetero_loader, {"nodes: paper", "9", "55.6%"}),
+        (hetero_loader, {"paper nodes", "9", "55.6%"}),
         (lambda: popgeo.FlatStore.from_dataset(GRAPHS), {"nodes", "2.75", "11"}),
         (lambda: OPTIONS, {"num_nodes", "8"}),
         (ipu.Options, {"device_iterations", "1", "IpuTarget(Bow: 1,472 tiles of 624 KiB at 1.85 GHz)"}),

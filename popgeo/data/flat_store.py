@@ -22,6 +22,17 @@ class Axis:
     name: str | None = None
     """Set for a graph-level attribute that has not one row per graph: its rows are counted on their own."""
 
+    @property
+    def label(self) -> str:
+        """What to call the rows.
+
+        Example:
+            >>> Axis(Level.NODE, None).label, Axis(Level.EDGE, ("author", "writes", "paper")).label
+            ('nodes', 'author-writes-paper edges')
+        """
+        kind = self.store if isinstance(self.store, str) else "-".join(self.store or ())
+        return f"{kind} {self.level.value}s".lstrip()
+
 
 GRAPHS = Axis(Level.GRAPH, None)
 """The axis of attributes that have one row per graph."""
@@ -170,6 +181,6 @@ class FlatStore:
         return f"{type(self).__name__}({len(self):,} graphs, {nodes:,} nodes, {edges:,} edges; {names})"
 
     def _repr_html_(self) -> str:
-        sizes = pd.DataFrame(self.sizes, columns=[f"{a.level.value}s {a.store or ''}".strip() for a in self.size_axes])
+        sizes = pd.DataFrame(self.sizes, columns=[axis.label for axis in self.size_axes])
         table = sizes.agg(["min", "mean", "max", "sum"]).T.map("{:,.6g}".format)
         return f"{len(self):,} graphs{table.to_html()}"

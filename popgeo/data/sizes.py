@@ -1,6 +1,7 @@
 """How many nodes, edges and graphs every batch has."""
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -239,7 +240,8 @@ class FixedSizeOptions:
             progress_bar=None if verbose else False,
         )
         if verbose:
-            print(shape.reason)
+            labels = [axis.label for axis in store.size_axes]
+            print(re.sub(r"\bsize_(\d+)", lambda found: labels[int(found[1])], shape.reason))
         return cls.from_sizes(store, shape.slots, shape.num_graphs, **values)
 
     def with_rows_for(self, store: FlatStore) -> "FixedSizeOptions":

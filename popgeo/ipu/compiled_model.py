@@ -20,7 +20,7 @@ from popgeo.ipu.profile.assess import Assessment, assess
 from popgeo.ipu.replicas import Replicas
 from popgeo.ipu.report import Report
 from popgeo.ipu.stepper import Stepper
-from popgeo.ipu.structure import Structure, describe, first_difference, flatten, same, unflatten
+from popgeo.ipu.structure import Structure, describe, first_difference, flatten, same, templates, unflatten
 from popgeo.ipu.update import Update
 from popgeo.ipu.usage import Usage, report
 
@@ -51,10 +51,10 @@ class CompiledModel:
         Raises:
             ValueError: an argument differs from what the model was compiled for, named with both shapes or values.
         """
-        stepper, tensors = self._compiled_for(args, kwargs)
+        stepper, tensors, structure = self._compiled_for(args, kwargs)
         with self._usage.of_a_call():
             results = stepper.run(tensors)
-        return unflatten(stepper.step.result, results)
+        return unflatten(stepper.step.result, results, list(templates(structure)))
 
     def __repr__(self) -> str:
         kind = "inference" if self._optimizer is None else "training"
@@ -179,8 +179,8 @@ class CompiledModel:
             raise ValueError("The model has not been compiled or has been destroyed; call it or .compile(...) first.")
         return self._stepper
 
-    def _compiled_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Stepper, list[Tensor]]:
-        """The compiled step, made now if there is none, and the tensors to give it."""
+    def _compiled_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Stepper, list[Tensor], Structure]:
+        """The compiled step, made now if there is none, the tensors to give it, and how they nested."""
         tensors, structure = flatten(dict(self._signature.bind(*args, **kwargs).arguments))
         if self._stepper is None:
             self._compile(tensors, structure)
@@ -190,7 +190,7 @@ class CompiledModel:
                 f"{first_difference(self._arguments, structure)}. A compiled step has fixed shapes: give it what "
                 "it was compiled for, or call destroy() and compile anew."
             )
-        return self._require_compiled(), tensors
+        return self._require_compiled(), tensors, structure
 
     def _compile(self, tensors: list[Tensor], structure: Structure) -> None:
         start = time.perf_counter()
@@ -207,6 +207,7 @@ class CompiledModel:
             loss_scaling=self.options.loss_scaling,
             cache_dir=self.options.cache_dir,
             choices=list(describe(micro_structure)),
+            graph_data=list(templates(micro_structure)),
             show_progress=self.options.show_progress,
         )
         if self._optimizer is not None:
@@ -223,7 +224,13 @@ class CompiledModel:
     def _assess(self, step: CompiledStep) -> Assessment:
         if self._assessment is None:
             update = None if self._update is None else self._update.capture()
-            self._assessment = assess(step, self.options.target, update, self.options.gradient_accumulation)
+            self._assessment = assess(
+                step,
+                self.options.target,
+                update,
+                micro_batches=self.options.gradient_accumulation,
+                replicas=self.options.replication_factor,
+            )
         return self._assessment
 
     def _make_update(self, optimizer: Optimizer, trained: Sequence[str]) -> Update:

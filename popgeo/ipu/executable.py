@@ -15,7 +15,7 @@ from popgeo.ipu.profile.assess import Assessment, assess
 from popgeo.ipu.replicas import Replicas
 from popgeo.ipu.report import Report
 from popgeo.ipu.stepper import Stepper
-from popgeo.ipu.structure import first_difference, flatten, same, unflatten
+from popgeo.ipu.structure import first_difference, flatten, same, templates, unflatten
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.usage import Usage, report
 
@@ -37,7 +37,7 @@ class Executable:
 
         module = function if isinstance(function, nn.Module) else nn.Module()
         arguments = list(zip(batching.names(self._arguments), tensors, strict=True))
-        self.step = compile_step(module, arguments, call)
+        self.step = compile_step(module, arguments, call, graph_data=list(templates(self._arguments)))
         self._module = module
         self._usage = Usage(compile_seconds=time.perf_counter() - start)
 
@@ -54,7 +54,7 @@ class Executable:
             )
         with self._usage.of_a_call():
             results = self._stepper.run(tensors)
-        return unflatten(self.step.result, results)
+        return unflatten(self.step.result, results, list(templates(structure)))
 
     def __repr__(self) -> str:
         return (

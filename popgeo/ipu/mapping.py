@@ -50,7 +50,7 @@ def from_holders(holders: np.ndarray) -> TileMapping:
         >>> from_holders(np.array([0, 0, 2, 2, 1])).starts
         array([0, 2, 4])
     """
-    changes = np.flatnonzero(np.diff(holders, prepend=-1))
+    changes = np.append(np.zeros(min(len(holders), 1), np.int64), 1 + np.flatnonzero(holders[1:] != holders[:-1]))
     return TileMapping(starts=changes.astype(np.int64), tiles=holders[changes].astype(np.int32), numel=len(holders))
 
 

@@ -69,7 +69,8 @@ class Report:
         target: The machine it was compiled for.
         costs: Every operation of a step with its plan, in order; transfers of the host come with the phase `host`.
         profile: Which cycles count: those fitted to published measurements, or those of the formulas alone.
-        micro_batches: How many a step takes.
+        micro_batches: How many a replica takes in a step.
+        replicas: How many run the step side by side, each on an IPU (or several) of its own.
         memory: What lies in the tiles' memory, where it was worked out.
         update_captured: Whether the optimizer's update runs as a captured graph; None where there is no optimizer, or
             no update has run yet.
@@ -89,6 +90,7 @@ class Report:
     costs: tuple[OpCost, ...] = ()
     profile: Profile = Profile.CALIBRATED
     micro_batches: int = 1
+    replicas: int = 1
     memory: MemoryUse | None = None
     update_captured: bool | None = None
     graphs_per_micro_batch: float | None = None
@@ -123,10 +125,10 @@ class Report:
 
     @property
     def graphs_per_second(self) -> float | None:
-        """Real graphs that one IPU works through per second; None until `for_batch` tells how many there are."""
+        """Real graphs that all replicas work through per second; None until `for_batch` tells how many there are."""
         if self.graphs_per_micro_batch is None or not self.total_cycles:
             return None
-        return self.graphs_per_micro_batch * self.micro_batches * 1e6 / self.microseconds
+        return self.graphs_per_micro_batch * self.micro_batches * self.replicas * 1e6 / self.microseconds
 
     @property
     def insights(self) -> tuple[Insight, ...]:

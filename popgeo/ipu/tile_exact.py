@@ -1,12 +1,14 @@
 """Runs a compiled model with the memory of each tile apart, which proves that its program is complete."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from popgeo.ipu import batching
 from popgeo.ipu.compiled_model import CompiledModel
@@ -17,6 +19,7 @@ from popgeo.ipu.op_graph import OpGraph
 from popgeo.ipu.options import Options, OutputMode, Reduction
 from popgeo.ipu.program import Program
 from popgeo.ipu.rehearsal import Rehearsal, UpdateGraph
+from popgeo.ipu.run_program import run_program
 from popgeo.ipu.structure import first_difference, flatten, same, unflatten
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tile_memory import TileMemory
@@ -34,7 +37,7 @@ class TileExact:
         target: A small machine, since every vertex runs as Python; a Bow IPU of 8 tiles by default.
 
     Raises:
-        ValueError: nothing is compiled, there are several replicas, or the optimizer looks at more than one element.
+        ValueError: nothing is compiled, other processes hold replicas, or the optimizer looks at more than one element.
 
     Example:
         >>> from popgeo import ipu
@@ -50,10 +53,10 @@ class TileExact:
             raise ValueError("The model has not been compiled yet; call it or .compile(...) first.")
         self._stepper, self._signature, self._arguments = compiled._stepper, compiled._signature, compiled._arguments
         self._options = compiled.options if isinstance(compiled, CompiledModel) else Options()
-        if self._options.replication_factor != 1:
+        generators = self._stepper.generators
+        if self._options.replication_factor != len(generators):
             raise ValueError(
-                f"The model runs as {self._options.replication_factor} replicas; tile-exact runs are of one. "
-                "Compile with replication_factor=1."
+                f"The {self._options.replication_factor} replicas are spread over processes; run all of them in one."
             )
         self._update = compiled._update if isinstance(compiled, CompiledModel) else None
         self._target = target or dataclasses.replace(IpuTarget.bow(), name="Bow with 8 tiles", num_tiles=8)
@@ -61,8 +64,8 @@ class TileExact:
         self._num_updates = 0 if self._update is None else self._update.num_updates
         self._programs: dict[tuple[int, ...], Program] = {}
         self._program: Program | None = None
-        self._memory = TileMemory(self._target.num_tiles * self._target.num_ipus)
-        self._random = self._stepper.generators[0].get_state()
+        tiles = self._target.num_tiles * self._target.num_ipus
+        self._replicas = [TileMemory(tiles, generator.get_state()) for generator in generators]
         self._graph = self._stepper.engine.graph
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -79,7 +82,6 @@ class TileExact:
         updates, numbers = self._rehearse()
         first = self._program is None
         self._program = self._program_of(graph, updates)
-        self._memory.use(self._program)
         if first:
             self._load()
         return unflatten(self._stepper.step.result, self._run(graph, tensors, numbers))
@@ -96,16 +98,16 @@ class TileExact:
         return self._program
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Parameters and buffers as the tiles hold them, by name.
+        """Parameters and buffers as the tiles of the first replica hold them, by name.
 
         Raises:
             ValueError: nothing has run yet.
         """
         program, state = self.program, {}
-        flat = {name: self._memory.read(name) for name in program.variables if name.startswith("weights.")}
+        flat = {name: self._replicas[0].read(name) for name in program.variables if name.startswith("weights.")}
         for name, (variable, start) in self._places().items():
             if variable not in flat:
-                flat[variable] = self._memory.read(variable)
+                flat[variable] = self._replicas[0].read(variable)
             elements = torch.from_numpy(np.asarray(start + elements_of(self._graph.values[self._graph.inputs[name]])))
             state[name.partition(":")[2]] = flat[variable][elements]
         return state
@@ -126,11 +128,12 @@ class TileExact:
         if key not in self._programs:
             options = self._options
             mean = options.reduction is Reduction.MEAN
+            joined = options.gradient_accumulation * options.replication_factor
             training = None if self._update is None else Training(
                 members=self._update.members(),
                 trained=self._stepper.step.trained,
                 updates=updates,
-                divisor=options.loss_scaling * (options.gradient_accumulation if mean else 1),
+                divisor=options.loss_scaling * (joined if mean else 1),
                 max_grad_norm=options.max_grad_norm,
             )  # fmt: skip
             self._programs[key] = join(
@@ -139,67 +142,69 @@ class TileExact:
                 self._target,
                 device_iterations=options.device_iterations,
                 gradient_accumulation=options.gradient_accumulation,
+                replicas=options.replication_factor,
                 training=training,
             )
         return self._programs[key]
 
     def _run(self, graph: OpGraph, tensors: Sequence[Tensor], numbers: list[list[float]]) -> list[Tensor]:
         """Runs the program of one call on the machine, with the host's side of its streams."""
-        options, memory = self._options, self._memory
+        options, replicas = self._options, len(self._replicas)
         mode = options.output_mode or (OutputMode.ALL if self._update is None else OutputMode.FINAL)
         assert isinstance(mode, OutputMode)
         results = batching.Results(mode, options.output_period, options.steps_per_call)
         names = [name for name in graph.inputs if name.startswith("input:")]
-        taken = dict.fromkeys(names, 0)
-        arrived: dict[str, Tensor] = {}
+        given = {(name, replica): itertools.count(replica, replicas) for name in names for replica in range(replicas)}
+        updates = [iter(numbers) for _ in range(replicas)]
+        arrived: list[dict[str, Tensor]] = [{} for _ in range(replicas)]
+        finished = [0] * replicas
         outputs = [graph.values[v] for v in graph.outputs[: self._stepper.step.num_results] if v is not None]
-        variables = {f"result:s{value.storage}" for value in outputs}
-        step = 0
+        streams = {f"result:s{value.storage}" for value in outputs}
 
-        def host_in(stream: str) -> Tensor:
-            if stream not in taken:
-                return torch.tensor(numbers.pop(0), dtype=torch.float64)
-            micro = batching.micro_batch(tensors, taken[stream], options.steps_per_call)
-            taken[stream] += 1
+        def host_in(stream: str, replica: int) -> Tensor:
+            if stream not in names:
+                return torch.tensor(next(updates[replica]), dtype=torch.float64)
+            micro = batching.micro_batch(tensors, next(given[stream, replica]), options.batch_factor)
             value = graph.values[graph.inputs[stream]]
             numel = self.program.variables[f"s{value.storage}"].mapping.numel
             return in_storage_order(micro[names.index(stream)], value, numel)
 
-        def host_out(stream: str, values: Tensor) -> None:
-            nonlocal step
-            arrived[stream] = values
-            if len(arrived) == len(variables):
-                made = [arrived[f"result:s{value.storage}"][torch.from_numpy(elements_of(value))] for value in outputs]
-                if results.wants(step):
-                    results.add(step, 0, made)
-                arrived.clear()
-                step += 1
+        def host_out(stream: str, replica: int, values: Tensor) -> None:
+            found = arrived[replica]
+            found[stream] = values
+            if len(found) == len(streams):
+                if results.wants(finished[replica]):
+                    made = [found[f"result:s{v.storage}"][torch.from_numpy(elements_of(v))] for v in outputs]
+                    results.add(finished[replica], replica, made)
+                found.clear()
+                finished[replica] += 1
 
-        before = torch.get_rng_state()
-        torch.set_rng_state(self._random)
         with torch.no_grad():
-            memory.run(self.program, host_in, host_out)
-        self._random = torch.get_rng_state()
-        torch.set_rng_state(before)
+            run_program(self.program, self._replicas, host_in, host_out)
         return results.join()
 
     def _load(self) -> None:
         """Writes weights, buffers and the optimizer's state into the tiles."""
-        state = self._stepper.state()
-        for name, (variable, _) in self._places().items():
-            if not variable.startswith("weights."):
-                value = self._graph.values[self._graph.inputs[name]]
-                numel = self.program.variables[variable].mapping.numel
-                self._memory.write(variable, in_storage_order(state[name], value, numel))
-        if self._update is None:
-            return
-        worker = self._update.worker()
+        for number, memory in enumerate(self._replicas):
+            memory.use(self.program)
+            state = self._stepper.state()
+            own = self._stepper.buffers[number] if self._stepper.buffers else {}
+            state |= {f"buffer:{name}": tensor for name, tensor in own.items()}
+            for name, (variable, _) in self._places().items():
+                if not variable.startswith("weights."):
+                    value = self._graph.values[self._graph.inputs[name]]
+                    numel = self.program.variables[variable].mapping.numel
+                    memory.write(variable, in_storage_order(state[name], value, numel))
+            if self._update is not None:
+                self._load_update(memory, self._update.worker())
+
+    def _load_update(self, memory: TileMemory, worker: Optimizer) -> None:
         joined = [p for group in worker.param_groups for p in group["params"]]
         for number, p in enumerate(joined):
-            self._memory.write(f"weights.{number}", _in_memory_order(p))
+            memory.write(f"weights.{number}", _in_memory_order(p))
             for key, part in worker.state.get(p, {}).items():
                 if isinstance(part, Tensor):
-                    self._memory.write(f"state:{number}.{key}", _in_memory_order(part))
+                    memory.write(f"state:{number}.{key}", _in_memory_order(part))
 
     def _places(self) -> dict[str, tuple[str, int]]:
         """The variable of each parameter and buffer, and the element of it at which it starts."""

@@ -1,6 +1,6 @@
-"""Runs a program with the memory of each tile apart: a vertex finds what its tile holds or was sent, no more."""
+"""The memory of each tile apart: a vertex finds what its tile holds or was sent, and no more."""
 
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from popgeo.ipu.compiler.lower.builder import grouped
-from popgeo.ipu.program import ComputeSet, Exchange, HostCopy, Program, Region, Repeat, Step, Transfer, Vertex
+from popgeo.ipu.program import ComputeSet, Exchange, Program, Region, Transfer, Vertex
 from popgeo.ipu.vertex_code import run_vertex
 
 
@@ -20,28 +20,15 @@ class TileMemory:
 
     Args:
         num_tiles: Tiles there are.
+        random: State of the random numbers that its vertices draw; torch's own when left out.
     """
 
-    def __init__(self, num_tiles: int) -> None:
+    def __init__(self, num_tiles: int, random: Tensor | None = None) -> None:
+        self.random = random
         self._tiles = [_Tile() for _ in range(num_tiles)]
         self._shares: dict[str, dict[int, np.ndarray]] = {}
         self._lasting: set[str] = set()
         self._program: Program | None = None
-
-    def run(self, program: Program, host_in: Callable[[str], Tensor], host_out: Callable[[str, Tensor], None]) -> None:
-        """Runs a program; lasting variables keep what earlier programs left in them.
-
-        Args:
-            program: What to run; variables of the same name as an earlier program's must lie alike.
-            host_in: Gives the next tensor of a stream, flat.
-            host_out: Takes the next tensor of a stream, flat.
-
-        Raises:
-            ValueError: a vertex reads what its tile does not hold or what was never written, or writes elsewhere.
-        """
-        self.use(program)
-        for step in program.steps:
-            self._step(step, host_in, host_out)
 
     def use(self, program: Program) -> None:
         """Makes a program's variables known; those that do not last start unwritten, or as the program's constants."""
@@ -66,19 +53,23 @@ class TileMemory:
             self.write(name, values)
 
     def write(self, name: str, values: Tensor) -> None:
-        """The host spreads a flat tensor over the tiles that hold a variable."""
+        """Spreads a flat tensor over the tiles that hold a variable."""
         for tile, elements in self._shares[name].items():
             self._tiles[tile].held[name].put(elements, values[torch.from_numpy(elements)])
 
     def read(self, name: str) -> Tensor:
-        """The host collects a variable from its tiles, flat."""
+        """Collects a variable from its tiles, flat.
+
+        Raises:
+            ValueError: a tile has not written all of what it holds.
+        """
         shares = self._shares[name]
         parts = {tile: self._tiles[tile].held[name] for tile in shares}
         out = torch.empty(max((int(e[-1]) + 1 for e in shares.values()), default=0), dtype=self._variable_type(name))
         for tile, elements in shares.items():
             values, found = parts[tile].find(elements)
             if not found.all():
-                raise ValueError(f"Tile {tile} was to give {name} to the host, but never wrote all of it.")
+                raise ValueError(f"Tile {tile} never wrote all that it holds of {name}.")
             out[torch.from_numpy(elements)] = values
         return out
 
@@ -86,29 +77,32 @@ class TileMemory:
         assert self._program is not None
         return self._program.variables[name].dtype
 
-    def _step(self, step: Step, host_in: Callable[[str], Tensor], host_out: Callable[[str, Tensor], None]) -> None:
-        if isinstance(step, Repeat):
-            names = _written(step)
-            for _ in range(step.count):
-                self._forget(names)
-                for inner in step.body:
-                    self._step(inner, host_in, host_out)
-        elif isinstance(step, HostCopy):
-            for name, stream in step.streams.items():
-                if step.to_host:
-                    host_out(stream, self.read(name))
-                else:
-                    self.write(name, host_in(stream))
-        elif isinstance(step, Exchange):
-            for transfer in step.transfers:
-                self._transfer(transfer)
-        elif isinstance(step, ComputeSet):
-            for vertex in step.vertices:
-                self._run(step, vertex)
-            for tile in self._tiles:
-                tile.sent.clear()
+    def exchange(self, step: Exchange) -> None:
+        """Copies what each transfer lists to where it lists."""
+        for transfer in step.transfers:
+            self._transfer(transfer)
 
-    def _forget(self, names: set[str]) -> None:
+    def compute(self, step: ComputeSet) -> None:
+        """Runs each vertex on its tile.
+
+        Raises:
+            ValueError: a vertex reads what its tile does not hold or what was never written, or writes elsewhere.
+        """
+        before = torch.get_rng_state()
+        draws = any(vertex.operation == "call" for vertex in step.vertices)
+        if draws and self.random is not None:
+            # Not every operation takes a generator, so torch's own stands in for the replica's while it runs.
+            torch.set_rng_state(self.random)
+        for vertex in step.vertices:
+            self._run(step, vertex)
+        if draws and self.random is not None:
+            self.random = torch.get_rng_state()
+            torch.set_rng_state(before)
+        for tile in self._tiles:
+            tile.sent.clear()
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Marks variables as unwritten, unless they last."""
         assert self._program is not None
         for name in names:
             if not self._program.variables[name].lasting and name not in self._program.constants:
@@ -138,7 +132,7 @@ class TileMemory:
                 continue
             held = tile.held.get(region.variable)
             expected = self._variable_type(region.variable)
-            if held is None or not np.isin(region.elements.ravel(), held.elements).all():
+            if held is None or not held.holds(region.elements.ravel()):
                 raise ValueError(
                     f"{step.name}: a vertex on tile {vertex.tile} writes {region.variable} where another tile holds it."
                 )
@@ -165,10 +159,23 @@ class _Buffer:
             values.fill_(torch.nan)
         return cls(elements=elements, values=values, written=np.zeros(len(elements), bool))
 
+    @classmethod
+    def joined(cls, buffers: Sequence["_Buffer"]) -> "_Buffer":
+        if len(buffers) == 1:
+            return buffers[0]
+        elements = np.concatenate([buffer.elements for buffer in buffers])
+        order = np.argsort(elements, kind="stable")
+        values = torch.cat([buffer.values for buffer in buffers])
+        return cls(elements=elements[order], values=values[torch.from_numpy(order)], written=np.ones(len(order), bool))
+
     def put(self, elements: np.ndarray, values: Tensor) -> None:
         where = np.searchsorted(self.elements, elements)
         self.values[torch.from_numpy(where)] = values
         self.written[where] = True
+
+    def holds(self, elements: np.ndarray) -> bool:
+        where = np.minimum(np.searchsorted(self.elements, elements), len(self.elements) - 1)
+        return bool((self.elements[where] == elements).all())
 
     def find(self, elements: np.ndarray) -> tuple[Tensor, np.ndarray]:
         """The values of some elements, and which of them are here and written."""
@@ -188,29 +195,18 @@ class _Tile:
     def look(self, region: Region, dtype: torch.dtype, vertex: Vertex, step: str) -> Tensor:
         """What a vertex reads, in the region's shape."""
         wanted = region.elements.ravel()
-        out = torch.empty(len(wanted), dtype=dtype)
-        found = np.zeros(len(wanted), bool)
-        held = self.held.get(region.variable)
-        for buffer in [*([held] if held is not None else []), *self.sent.get(region.variable, ())]:
-            values, here = buffer.find(wanted)
-            here &= ~found
-            out[torch.from_numpy(here)] = values[torch.from_numpy(here)]
-            found |= here
+        out, found = torch.zeros(len(wanted), dtype=dtype), np.zeros(len(wanted), bool)
+        held, sent = self.held.get(region.variable), self.sent.get(region.variable)
+        if held is not None:
+            out, found = held.find(wanted)
+        if sent is not None and not found.all():
+            self.sent[region.variable] = [_Buffer.joined(sent)]
+            brought, here = self.sent[region.variable][0].find(wanted)
+            out[torch.from_numpy(~found)] = brought[torch.from_numpy(~found)]
+            found = found | here
         if not found.all():
             raise ValueError(
                 f"{step}: a vertex on tile {vertex.tile} reads {int((~found).sum())} elements of {region.variable} "
                 "that its tile neither holds nor was sent."
             )
         return out.reshape(region.elements.shape)
-
-
-def _written(repeat: Repeat) -> set[str]:
-    names: set[str] = set()
-    for step in repeat.body:
-        if isinstance(step, Repeat):
-            names |= _written(step)
-        elif isinstance(step, HostCopy) and not step.to_host:
-            names |= set(step.streams)
-        elif isinstance(step, ComputeSet):
-            names |= {region.variable for vertex in step.vertices for region in vertex.writes if region is not None}
-    return names

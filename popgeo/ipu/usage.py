@@ -48,6 +48,7 @@ def report(
         costs=assessment.costs,
         memory=assessment.memory,
         micro_batches=options.gradient_accumulation,
+        replicas=options.replication_factor,
         update_captured=None if update is None else update.is_captured,
         families=families,
         captured_ops=stepper.step.captured_ops,

@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 
 from popgeo.data.flat_store import Axis
-from popgeo.data.levels import Level
 from popgeo.data.sizes import FixedSizeOptions
 from popgeo.loader.epoch import Plan
 from popgeo.packing import totals_of_packs
@@ -27,7 +26,7 @@ def filling(sizes: np.ndarray, plan: Plan, options: FixedSizeOptions, axes: tupl
     slots = [options.slots(axis) for axis in axes]
     table = pd.DataFrame(
         {"slots": [*slots, options.num_graphs], "real": [*real, len(plan.ids) / max(1, len(plan))]},
-        index=[*map(_name, axes), "graphs"],
+        index=[*(axis.label for axis in axes), "graphs"],
     )
     return table.assign(full=table["real"] / table["slots"].clip(lower=1))
 
@@ -49,10 +48,3 @@ def as_html(table: pd.DataFrame) -> str:
     renamed = {"slots": "slots of a batch", "real": "real, on average", "full": "full"}
     formatted = {renamed[name]: table[name].map(form) for name, form in shown.items()}
     return pd.DataFrame(formatted).to_html()
-
-
-def _name(axis: Axis) -> str:
-    what = "nodes" if axis.level is Level.NODE else "edges"
-    if axis.store is None:
-        return what
-    return f"{what}: {axis.store if isinstance(axis.store, str) else ' '.join(axis.store)}"

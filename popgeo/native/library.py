@@ -10,6 +10,7 @@ from typing import Any
 import torch  # noqa: F401  loaded first, so that the library shares torch's own OpenMP pool and obeys set_num_threads
 
 _PATH = Path(__file__).with_name("_popgeo.so")
+_STRUCTURE = (ctypes.c_char_p,)
 _switched_off = False
 
 
@@ -49,6 +50,14 @@ def function(name: str, argtypes: Sequence[Any], restype: Any = None) -> Callabl
     Ask at each call (the answer is cached): `without_native` must be able to change it.
     """
     return None if _switched_off else _bind(name, tuple(argtypes), restype)
+
+
+def packed(name: str) -> Callable[[bytes], int] | None:
+    """A C function that takes one structure of 64-bit numbers, or None where the caller must take its pure-torch path.
+
+    `struct.pack` and one argument take a fifth of the time that ctypes needs for fourteen.
+    """
+    return None if _switched_off else _bind(name, _STRUCTURE, ctypes.c_int64)
 
 
 def is_available() -> bool:

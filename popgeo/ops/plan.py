@@ -46,11 +46,13 @@ class ScatterPlan:
     num_rows: int = field(init=False)  # of the result
     num_edges: int = field(init=False)
     _version: int = field(init=False, repr=False)
+    _seen: tuple[Tensor, int] = field(init=False, repr=False)  # another tensor found to be the same index, its version
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_rows", self.rowptr.shape[0] - 1)
         object.__setattr__(self, "num_edges", self.index.shape[0])
         object.__setattr__(self, "_version", _version(self.index))
+        object.__setattr__(self, "_seen", (self.index, self._version))
 
     @classmethod
     def from_index(cls, index: Tensor, num_rows: int) -> "ScatterPlan":
@@ -119,6 +121,11 @@ class ScatterPlan:
         starts[-1] = self.num_rows
         return starts
 
+    def is_of(self, index: Tensor, num_rows: int) -> bool:
+        """Whether the index is one that the plan has seen, and unchanged since; only `check` can tell that it is not."""
+        seen, version = self._seen
+        return index is seen and num_rows == self.num_rows and version >= 0 and index._version == version
+
     def check(self, name: str, index: Tensor, num_rows: int) -> None:
         """Raises ValueError unless this is the plan of `index` into `num_rows` rows.
 
@@ -127,14 +134,20 @@ class ScatterPlan:
         """
         if index is self.index and num_rows == self.num_rows and _version(index) == self._version:
             return
+        if not torch.compiler.is_compiling() and self.is_of(index, num_rows):
+            return
         if not is_direct(index, self.index) or not is_direct(self.rowptr):
             return
-        if num_rows == self.num_rows and _version(self.index) == self._version and index.shape == self.index.shape:
-            if index.data_ptr() == self.index.data_ptr() and index.stride() == self.index.stride():
-                return
-            if index.dtype == self.index.dtype and torch.equal(index, self.index):
-                return
-        refuse_plan(name, index, num_rows, self.rowptr, self.perm)
+        if not self._is_same(index, num_rows):
+            refuse_plan(name, index, num_rows, self.rowptr, self.perm)
+        object.__setattr__(self, "_seen", (index, _version(index)))
+
+    def _is_same(self, index: Tensor, num_rows: int) -> bool:
+        if num_rows != self.num_rows or _version(self.index) != self._version or index.shape != self.index.shape:
+            return False
+        if index.data_ptr() == self.index.data_ptr() and index.stride() == self.index.stride():
+            return True
+        return index.dtype == self.index.dtype and torch.equal(index, self.index)
 
     def __repr__(self) -> str:
         order = "sorted" if self.perm is None else "permuted"

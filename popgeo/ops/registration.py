@@ -93,14 +93,21 @@ def is_direct(*tensors: Tensor) -> bool:
     return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
 
 
-def _is_eager(arguments: Sequence[Any]) -> bool:
-    if (
+def is_plain() -> bool:
+    """Whether nothing traces or transforms what is called now: no capture, no dispatch mode, no functorch."""
+    return not (
         is_compiling()
-        or _C._len_torch_dispatch_stack() > 0
+        or _C._len_torch_dispatch_stack()
         or _functorch.peek_interpreter_stack() is not None
         or _C._get_tracing_state() is not None
-        or (forward_ad._current_level >= 0 and _is_forward_mode(arguments))
-    ):
+        or forward_ad._current_level >= 0
+    )
+
+
+def _is_eager(arguments: Sequence[Any]) -> bool:
+    if not is_plain():
+        if not is_compiling() and forward_ad._current_level >= 0:
+            _refuse_forward_mode(arguments)
         return False
     for argument in arguments:
         kind = type(argument)
@@ -112,8 +119,7 @@ def _is_eager(arguments: Sequence[Any]) -> bool:
     return True
 
 
-def _is_forward_mode(arguments: Sequence[Any]) -> bool:
+def _refuse_forward_mode(arguments: Sequence[Any]) -> None:
     tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
     if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
         raise ValueError("popgeo's ops have no forward-mode derivative. Use reverse mode: torch.autograd.grad.")
-    return True

@@ -1,6 +1,6 @@
 """popgeo::gather and popgeo::scatter_sum: rows to edges and edges to rows, each the derivative of the other."""
 
-import ctypes
+import struct
 from typing import Any, NoReturn
 
 import torch
@@ -9,22 +9,17 @@ from torch import Tensor
 from popgeo.native import library
 from popgeo.ops import delegate, reference
 from popgeo.ops.checks import as_int64, check_index, refuse_index, refuse_plan
-from popgeo.ops.registration import register
+from popgeo.ops.plan import ScatterPlan
+from popgeo.ops.registration import is_plain, register
 
-_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
-_SUM_TYPES = (_INT, *[_POINTER] * 5, *[_INT] * 5)
-NATIVE_DTYPES = {
-    torch.float32: 0,
-    torch.float64: 1,
-    torch.bfloat16: 2,
-    torch.float16: 3,
-    torch.int32: 4,
-    torch.int64: 5,
-}
+_HALVES = (2, 3)  # the numbers of bfloat16 and float16
+_pack_sum = struct.Struct("11q").pack  # SumCall
+FLOAT_DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+NATIVE_DTYPES = FLOAT_DTYPES | {torch.int32: 4, torch.int64: 5}
 
 
-def pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def pointer(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def scatter_sum_rows(
@@ -37,6 +32,44 @@ def scatter_sum_rows(
 def gather_rows(x: Tensor, index: Tensor, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int) -> Tensor:
     """The row of `x` that each edge names. [num_edges, channels]"""
     return _GATHER(x, index, rowptr, perm, num_tiles)
+
+
+def sum_at_once(src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | None) -> Tensor | None:
+    """The sum by the shortest way, 3 microseconds; None where a call is not as most are, or wrong, so takes the long way.
+
+    Most calls are eager, on contiguous tensors in memory, without gradients, with an int64 index and its own plan.
+    """
+    native = library.packed("popgeo_scatter_sum")
+    if native is None or not is_plain() or type(src) is not Tensor or type(index) is not Tensor:
+        return None
+    try:
+        num_edges, channels = src.shape
+        number = NATIVE_DTYPES[src.dtype]
+        if (src.requires_grad and torch.is_grad_enabled()) or not (src.is_cpu and index.is_cpu and src.is_contiguous()):
+            return None
+        if index.dtype is not torch.int64 or not index.is_contiguous():
+            return None
+        rowptr = perm = num_tiles = 0
+        if plan is None:
+            if num_rows < 0 or index.shape != (num_edges,):
+                return None
+        elif num_edges != plan.num_edges or not plan.is_of(index, num_rows):
+            return None
+        else:
+            rowptr, perm, num_tiles = plan.rowptr.data_ptr(), pointer(plan.perm), plan.num_tiles
+        num_threads = torch.get_num_threads()
+        if (num_threads > 1 or number in _HALVES) and delegate.sum_to_torch(
+            num_edges, num_rows, channels, num_threads=num_threads, by_edge=number not in _HALVES
+        ):
+            return None
+        out = src.new_empty(num_rows, channels)
+        call = _pack_sum(
+            number, src.data_ptr(), index.data_ptr(), rowptr, perm, out.data_ptr(),
+            num_edges, num_rows, channels, num_tiles, num_threads,
+        )  # fmt: skip
+        return None if native(call) else out
+    except (ValueError, KeyError, IndexError, RuntimeError):
+        return None
 
 
 def _check_rows(name: str, rows: Tensor) -> None:
@@ -74,13 +107,14 @@ def sum_compiled(
     src: Tensor, index: Tensor | None, num_rows: int, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int
 ) -> Tensor | None:
     """The sum by the compiled kernel, from a plan or else an index; None where torch is to compute it."""
-    native = library.function("popgeo_scatter_sum", _SUM_TYPES, _INT)
+    native = library.packed("popgeo_scatter_sum")
     num_edges, channels = src.shape
+    by_edge = index is not None and src.dtype not in reference.HALVES
     if (
         native is None
         or not src.is_cpu
         or src.dtype not in NATIVE_DTYPES
-        or delegate.sum_to_torch(num_edges, num_rows, channels, src.dtype, has_plan=rowptr is not None)
+        or delegate.sum_to_torch(num_edges, num_rows, channels, num_threads=torch.get_num_threads(), by_edge=by_edge)
     ):
         return None
     src = src.contiguous()
@@ -88,20 +122,9 @@ def sum_compiled(
     if rowptr is not None and index is not None:
         rowptr, perm = check_plan_tensors("index", index, num_rows, rowptr, perm)
     index = None if index is None else as_int64(index)
-    status = native(
-        NATIVE_DTYPES[src.dtype],
-        src.data_ptr(),
-        pointer(index),
-        pointer(rowptr),
-        pointer(perm),
-        out.data_ptr(),
-        num_edges,
-        num_rows,
-        channels,
-        num_tiles,
-        torch.get_num_threads(),
-    )
-    if status:
+    pointers = src.data_ptr(), pointer(index), pointer(rowptr), pointer(perm), out.data_ptr()
+    sizes = num_edges, num_rows, channels, num_tiles, torch.get_num_threads()
+    if native(_pack_sum(NATIVE_DTYPES[src.dtype], *pointers, *sizes)):
         explain("index", index, num_rows, rowptr, perm)
     return out
 

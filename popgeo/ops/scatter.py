@@ -7,7 +7,7 @@ from popgeo.ops.extremum import scatter_max_rows, scatter_min_rows
 from popgeo.ops.layout import Rows, plan_arguments
 from popgeo.ops.plan import ScatterPlan
 from popgeo.ops.product import scatter_mul_rows
-from popgeo.ops.rows import gather_rows, scatter_sum_rows
+from popgeo.ops.rows import gather_rows, scatter_sum_rows, sum_at_once
 
 REDUCES = ("sum", "add", "mul", "mean", "min", "max")
 
@@ -71,10 +71,10 @@ def scatter_sum(
         >>> scatter_sum(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 2, 0]), dim_size=3)
         tensor([4., 0., 2.])
     """
-    if out is None and dim_size is not None and dim in (0, -2) and src.dim() == 2 and index.dim() == 1:
-        return scatter_sum_rows(
-            src, index, dim_size, *plan_arguments(plan, index, dim_size)
-        )  # the common case, at once
+    if out is None and dim_size is not None and dim in (0, -2):
+        total = sum_at_once(src, index, dim_size, plan)
+        if total is not None:
+            return total
     rows = Rows.of(src, index, dim, out, dim_size)
     total = rows.restore(scatter_sum_rows(rows.src, rows.index, rows.num_rows, *rows.plan(plan)))
     return total if out is None else out.add_(total)

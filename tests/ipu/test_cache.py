@@ -4,13 +4,14 @@ import multiprocessing
 import os
 import time
 import zipfile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch_geometric.data import Batch, Data
 
-from popgeo.ipu import Options, training_model
+from popgeo.ipu import Options, inference_model, training_model
 from popgeo.ipu.serial import from_bytes, to_bytes
 from tests.ipu.models import ContinuousFilters, GraphConvolutions, make_batch
 
@@ -64,6 +65,46 @@ def test_a_named_tuple_comes_back_as_one(tmp_path, monkeypatch):
     assert torch.equal(again.loss, first.loss)
 
 
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, batch: Data) -> dict[str, Any]:
+        out = self.linear(batch.x)
+        return {"batch": batch.update({"out": out}), "sums": (Data(x=out.sum(0)), [out.mean()])}
+
+
+def test_graph_data_comes_back_as_such(tmp_path, monkeypatch):
+    def load(seed: int) -> Batch:
+        x = torch.randn(6, 2, generator=torch.Generator().manual_seed(seed))
+        graphs = [Data(x=part, edge_index=torch.tensor([[0], [1]]), name=f"{seed}") for part in x.split(3)]
+        return Batch.from_data_list(graphs)
+
+    model = Nested()
+    inference_model(model, Options(cache_dir=tmp_path))(load(0))
+    assert len(list(tmp_path.iterdir())) == 1
+    monkeypatch.setattr("popgeo.ipu.compiler.compile_step.capture", None)
+    batch = load(1)
+    result = inference_model(model, Options(cache_dir=tmp_path))(batch)
+    assert type(result["batch"]) is type(batch)
+    assert (result["batch"].num_graphs, result["batch"].name) == (2, ["1", "1"])
+    torch.testing.assert_close(result["batch"].out, model.linear(batch.x).detach())
+    torch.testing.assert_close(result["sums"][0].x, result["batch"].out.sum(0))
+    assert [graph.x.shape for graph in result["batch"].to_data_list()] == [(3, 2)] * 2
+
+
+class Foreign(nn.Module):
+    def forward(self, x: Tensor) -> Data:
+        return Data(x=x, name="made here")
+
+
+def test_graph_data_with_more_than_tensors_is_not_kept_and_a_warning_says_so(tmp_path):
+    with pytest.warns(UserWarning, match="not kept .*: Data is like none of the arguments"):
+        inference_model(Foreign(), Options(cache_dir=tmp_path))(torch.ones(2))
+    assert not list(tmp_path.iterdir())
+
+
 def test_other_models_shapes_and_options_have_steps_of_their_own(tmp_path):
     for model, options in [
         (ContinuousFilters(), {}),
@@ -92,6 +133,7 @@ def test_a_damaged_file_is_replaced_with_a_warning(tmp_path, damage):
 SOURCE = """
 import torch
 from torch import Tensor, nn
+from torch_geometric.data import Batch, Data
 
 class Model(nn.Module):
     def __init__(self):

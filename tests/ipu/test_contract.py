@@ -277,6 +277,23 @@ def test_graph_batches_and_nests_are_arguments_and_results():
         compiled(Batch.from_data_list(graphs[:1]), {"scale": (torch.tensor(2.0),)})
 
 
+class Doubles(nn.Module):
+    def forward(self, batch):
+        return batch.update({"x": 2 * batch.x})
+
+
+def test_graph_data_that_comes_back_holds_what_is_no_tensor_of_its_own_call():
+    def load(name: str, sizes: list[int]) -> Batch:
+        return Batch.from_data_list([Data(x=torch.ones(n, 2), name=f"{name}{n}") for n in sizes])
+
+    model = inference_model(Doubles())
+    for batch in (load("a", [1, 3]), load("b", [2, 2])):
+        result = model(batch)
+        assert result.name == batch.name
+        assert [len(graph.x) for graph in result.to_data_list()] == batch.ptr.diff().tolist()
+        assert torch.equal(result.x, 2 * batch.x)
+
+
 class Replaces(nn.Module):
     def __init__(self) -> None:
         super().__init__()

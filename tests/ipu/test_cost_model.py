@@ -1,4 +1,7 @@
-"""Modelled cycles against those that were measured and published."""
+"""Modelled cycles against those that were measured and published.
+
+The sums on GC2 are no check from outside: two constants of reductions were taken from them.
+"""
 
 import dataclasses
 import importlib.util

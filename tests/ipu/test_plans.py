@@ -112,3 +112,11 @@ def test_every_division_over_the_tiles_is_looked_at_once():
     found = [tuple(cuts) for cuts in within(tiles, *limits).T.tolist()]
     assert len(found) == len(set(found))
     assert set(found) == plain
+
+
+def test_every_plan_depends_on_the_exchange_and_the_workers_of_the_machine():
+    half = Machine(target=dataclasses.replace(BOW, exchange_bytes=2, exchange_pair_bytes=4))
+    few = Machine(target=dataclasses.replace(BOW, workers_per_tile=3))
+    for make in PLANS.values():
+        assert make(half).cycles(Profile.IDEAL) > make(ON_BOW).cycles(Profile.IDEAL)
+        assert make(few).cycles(Profile.IDEAL) != make(ON_BOW).cycles(Profile.IDEAL)

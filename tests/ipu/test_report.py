@@ -59,6 +59,19 @@ def test_a_step_costs_each_micro_batch_and_one_update(report):
     assert three.total_cycles == pytest.approx(3 * micro + accumulation + update, abs=1)
 
 
+def test_replicas_work_side_by_side_and_add_up_their_gradients(report):
+    model = ContinuousFilters().double()
+    batch = {name: tensor.repeat([2] + [1] * (tensor.dim() - 1)) for name, tensor in make_batch(0).items()}
+    options = ipu.Options(replication_factor=2)
+    both = ipu.training_model(model, options, torch.optim.Adam(model.parameters())).compile(**batch).report
+    (reduce,) = [cost for cost in both.costs if cost.plan.family == "collective"]
+    parameters = sum(p.numel() for p in model.parameters())
+    assert reduce.plan.supersteps[0].bytes_total == 8 * parameters  # each sends half of its gradients, twice
+    assert both.total_cycles == pytest.approx(report.total_cycles + reduce.plan.cycles(report.profile), abs=1)
+    assert both.for_batch(graphs=2).graphs_per_second == pytest.approx(2 * 2e6 / both.microseconds)
+    assert "2 x Bow" in str(both)
+
+
 def test_the_update_costs_the_same_before_and_after_the_first_one():
     step = compiled()
     before = step.report
@@ -177,3 +190,14 @@ def test_a_strict_training_model_is_refused_before_it_runs(small_target):
     with pytest.raises(ipu.OutOfTileMemory):
         step(**make_batch(0))
     assert not step.is_compiled
+
+
+def test_a_function_that_only_looks_at_memory_costs_nothing_and_is_shown_all_the_same():
+    report = ipu.compile(lambda x: x.view(-1), [torch.ones(3, 2)]).report
+    assert report.total_cycles == 0
+    assert "0 cycles" in str(report)
+    assert not report.insights
+    assert report.compare(report).speedup == 1
+    assert report.for_batch(graphs=3).graphs_per_second is None
+    assert report.to_html()
+    assert len(report.to_frame("families")) == 2  # host and view

@@ -2,12 +2,15 @@
 
 import json
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 
 import pytest
 import torch
 
 from popgeo import ipu
+from popgeo.ipu.profile.html import PARTS
 
 from .models import ContinuousFilters, make_batch
 
@@ -100,3 +103,10 @@ def test_a_notebook_shows_the_families_and_a_shell_one_line(report):
     assert "<td>matmul</td>" in shown
     assert "\n" not in repr(report)
     assert len(repr(report)) < 100
+
+
+def test_the_script_of_the_page_is_valid():
+    if (node := shutil.which("node")) is None:
+        pytest.skip("no node to check the script with")
+    run = subprocess.run([node, "--check", str(PARTS / "page.js")], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr

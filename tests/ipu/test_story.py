@@ -1,10 +1,17 @@
 """What the examples of the machine claim holds: throughput against the published IPU, the picture against the GPU."""
 
 import importlib.util
+import resource
+import time
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
+from torch import nn
+
+from popgeo import ipu
+from popgeo.nn import SchNet
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -26,6 +33,17 @@ def test_following_the_insights_doubles_the_throughput_of_schnet_and_still_fits(
     titles = {insight.title for insight in first.insights}
     assert {"cos and pow in software", "Neighbours are searched in every step"} <= titles
     assert not {"cos and pow in software", "Neighbours are searched in every step"} & {i.title for i in last.insights}
+
+
+def test_a_step_of_a_schnet_of_six_blocks_is_costed_for_all_tiles_in_seconds():
+    start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    model = nn.Sequential()
+    model.schnet, model.forward = SchNet(), lambda z, pos, batch: model.schnet(z, pos, batch, num_graphs=40).mean()
+    step = ipu.training_model(model, optimizer=torch.optim.Adam(model.parameters()))
+    atoms = torch.ones(576, dtype=torch.int64), torch.rand(576, 3), torch.arange(576) * 40 // 576
+    assert step.compile(*atoms).report.total_cycles > 1_000_000
+    assert time.perf_counter() - start < 10
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2_000_000  # kilobytes
 
 
 def test_the_picture_against_the_gpu_keeps_the_peaks_and_says_where_they_come_from(shared_data):

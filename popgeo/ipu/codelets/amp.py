@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from popgeo.ipu.codelets.vertices import WORKERS, ceil_div
+from popgeo.ipu.codelets.vertices import ceil_div
 from popgeo.ipu.target import IpuTarget
 
 OUT_BLOCK = 16  # columns of the result that the unit makes at once
@@ -40,14 +40,15 @@ def amp_vertex(rows: Any, contraction: Any, columns: Any, width: int, target: Ip
     """
     blocks_in, blocks_out = ceil_div(contraction, in_block(width)), ceil_div(columns, OUT_BLOCK)
     macs = target.float16_macs if width == 2 else target.float32_macs
-    row_cycles = in_block(width) * OUT_BLOCK // macs
+    row_cycles = max(1, in_block(width) * OUT_BLOCK // macs)
     load = 512 // target.matrix_load_bytes
-    mine = ceil_div(rows, WORKERS)
+    workers = target.workers_per_tile
+    mine = ceil_div(rows, workers)
     stream = _stream(mine, row_cycles, width)
     clear = stream if width == 2 else stream + 2 + row_cycles * mine
-    per_pass = 15 + blocks_out * (25 + load + WORKERS * stream)
-    first = 11 + blocks_out * (25 + load + WORKERS * clear)
-    cycles = 63 + WORKERS * (7 + 3 * (blocks_in - 1)) + (blocks_in - 1) * per_pass + first
+    per_pass = 15 + blocks_out * (25 + load + workers * stream)
+    first = 11 + blocks_out * (25 + load + workers * clear)
+    cycles = 63 + workers * (7 + 3 * (blocks_in - 1)) + (blocks_in - 1) * per_pass + first
     return float(cycles) if np.ndim(cycles) == 0 else cycles
 
 

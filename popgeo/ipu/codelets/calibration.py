@@ -19,8 +19,8 @@ class Calibration:
         gather_exchange: Factor on the cycles of its exchanges.
         gather_vertex: Factor on the cycles of its vertices.
         gather_result_layout: Cycles per element of the result that a tile holds.
-        gather_table_layout: Cycles per element of the table that a tile holds.
         gather_two_stage: Cycles where the table's rows are split, so that a second stage picks the right part.
+        gather_uneven: Cycles where, besides, the parts are not equal, so that rows must be moved between tiles first.
         scatter_fixed: Cycles of any scatter-add.
         scatter_exchange: Factor on the cycles of its exchanges.
         scatter_vertex: Factor on the cycles of its vertices.
@@ -35,12 +35,12 @@ class Calibration:
         elementwise_layout: Cycles per element of its result that a tile holds.
     """
 
-    gather_fixed: float = 1354.0
-    gather_exchange: float = 1.195
-    gather_vertex: float = 1.063
-    gather_result_layout: float = 1.491
-    gather_table_layout: float = 0.8587
-    gather_two_stage: float = 3959.0
+    gather_fixed: float = 1350.0
+    gather_exchange: float = 1.221
+    gather_vertex: float = 1.077
+    gather_result_layout: float = 1.431
+    gather_two_stage: float = 1660.0
+    gather_uneven: float = 2785.0
     scatter_fixed: float = 1905.0
     scatter_exchange: float = 3.434
     scatter_vertex: float = 0.7553
@@ -51,8 +51,8 @@ class Calibration:
     matmul_move: float = 1.111
     matmul_amp: float = 0.9588
     matmul_reduce: float = 0.5457
-    elementwise_fixed: float = 693.4
-    elementwise_layout: float = 2.339
+    elementwise_fixed: float = 711.3
+    elementwise_layout: float = 2.323
 
 
 BOW_SDK3 = Calibration()

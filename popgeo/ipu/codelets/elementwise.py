@@ -7,8 +7,9 @@ from popgeo.ipu.codelets.calibration import Machine
 from popgeo.ipu.codelets.compute import compute_step, overhead_step
 from popgeo.ipu.codelets.exchange import exchange_step, transfer_cycles
 from popgeo.ipu.codelets.validity import elementwise_validity
-from popgeo.ipu.codelets.vertices import WORKERS, ceil_div
+from popgeo.ipu.codelets.vertices import ceil_div
 from popgeo.ipu.plan import Plan, Superstep
+from popgeo.ipu.target import IpuTarget
 
 GRAIN_BYTES = 128  # a tile takes at least so many bytes of a tensor before the next one gets any
 
@@ -59,25 +60,27 @@ LOOPS: dict[str, Loop] = {
 }  # fmt: skip
 
 
-def elementwise_vertex(elements: int, loop: Loop, width: int) -> int:
+def elementwise_vertex(elements: int, loop: Loop, width: int, target: IpuTarget) -> int:
     """Cycles of a tile that shares elements among its workers.
 
     Args:
         elements: Elements on the tile.
         loop: What a worker does.
         width: Bytes of an element.
+        target: The machine.
 
     Example:
-        >>> elementwise_vertex(1024, LOOPS["add"], width=4)
+        >>> elementwise_vertex(1024, LOOPS["add"], width=4, target=IpuTarget.bow())
         1733
     """
-    mine = ceil_div(elements, WORKERS)
+    workers = target.workers_per_tile
+    mine = ceil_div(elements, workers)
     is_half = width == 2
     if loop.vector is None:
-        return WORKERS * (loop.start + mine * loop.element[is_half]) + loop.once
-    per_vector = 4 if is_half else 2
+        return workers * (loop.start + mine * loop.element[is_half]) + loop.once
+    per_vector = target.vector_bytes // (2 if is_half else 4)
     cycles = loop.vector[is_half] + _LOAD_STORE
-    return WORKERS * (loop.start + ceil_div(mine, per_vector) * cycles) + loop.once
+    return workers * (loop.start + ceil_div(mine, per_vector) * cycles) + loop.once
 
 
 def spread(elements: int, width: int, num_tiles: int) -> tuple[int, int]:
@@ -125,7 +128,8 @@ def plan_elementwise(kind: str, elements: int, width: int, machine: Machine, ope
     steps += [
         overhead_step("lay out operands and result", calibrated=layout, tiles=tiles, is_sync=False),
         compute_step(
-            kind, target, vertex=elementwise_vertex(most, loop, width), tiles=tiles, workers=min(WORKERS, most),
+            kind, target, vertex=elementwise_vertex(most, loop, width, target), tiles=tiles,
+            workers=min(target.workers_per_tile, most),
             evenness=evenness,
         ),
     ]  # fmt: skip

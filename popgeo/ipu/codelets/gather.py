@@ -10,7 +10,7 @@ from popgeo.ipu.codelets.compute import compute_step, overhead_step
 from popgeo.ipu.codelets.exchange import exchange_step, transfer_cycles
 from popgeo.ipu.codelets.split import Found, cheapest, column_grains, largest_block, within
 from popgeo.ipu.codelets.validity import gather_validity
-from popgeo.ipu.codelets.vertices import WORKERS, ceil_div, slice_rows
+from popgeo.ipu.codelets.vertices import ceil_div, slice_rows
 from popgeo.ipu.plan import Plan, Superstep
 from popgeo.ipu.target import IpuTarget
 
@@ -51,11 +51,13 @@ def plan_gather(table_rows: int, columns: int, lookups: int, width: int, machine
         ),
         compute_step(
             "slice rows", target, vertex=t["slice"], calibrated=constants.gather_vertex * t["slice"], tiles=tiles,
-            workers=min(WORKERS, per_tile), evenness=lookups / (n_lookups * per_tile),
+            workers=min(target.workers_per_tile, per_tile), evenness=lookups / (n_lookups * per_tile),
         ),
     ]  # fmt: skip
     if n_rows > 1:
+        uneven = constants.gather_uneven if table_rows % n_rows else 0.0
         steps += [
+            overhead_step("even out rows", calibrated=uneven, tiles=tiles, is_sync=False),
             overhead_step("start second stage", calibrated=constants.gather_two_stage, tiles=tiles),
             exchange_step(
                 "regroup blocks of rows", target, transfer=t["regroup"],
@@ -64,13 +66,11 @@ def plan_gather(table_rows: int, columns: int, lookups: int, width: int, machine
             ),
             compute_step(
                 "select block", target, vertex=t["select"], calibrated=constants.gather_vertex * t["select"],
-                tiles=tiles, workers=min(WORKERS, ceil_div(per_tile, n_rows)),
+                tiles=tiles, workers=min(target.workers_per_tile, ceil_div(per_tile, n_rows)),
             ),
         ]  # fmt: skip
-    layout = (
-        constants.gather_result_layout * lookups * columns + constants.gather_table_layout * table_rows * columns
-    ) / machine.num_tiles
-    steps.append(overhead_step("lay out table and result", calibrated=layout, tiles=tiles, is_sync=False))
+    layout = constants.gather_result_layout * lookups * columns / machine.num_tiles
+    steps.append(overhead_step("lay out result", calibrated=layout, tiles=tiles, is_sync=False))
     validity, why = gather_validity(table_rows, columns, lookups, width, machine)
     return Plan(
         family="gather",
@@ -104,16 +104,15 @@ def _terms(
     two_stages = splits[1] > 1
     picked = ceil_div(mine, splits[1])
     regroup_bytes = np.where(two_stages, splits[1] * picked * wide * width, 0)
-    select = WORKERS * (30 + ceil_div(picked, WORKERS) * (19 + 2 * ceil_div(wide, 2)))
     return {
         "spread": transfer_cycles(target, bytes_in=spread_bytes, fragments_in=2),
         "spread_bytes": spread_bytes,
-        "slice": slice_rows(mine, rows, table_rows, wide),
+        "slice": slice_rows(mine, rows, table_rows, wide, target.workers_per_tile),
         "regroup": transfer_cycles(
             target, bytes_in=regroup_bytes, bytes_out=regroup_bytes, fragments_in=splits[1], fragments_out=splits[1]
         ),
         "regroup_bytes": regroup_bytes,
-        "select": np.where(two_stages, select, 0),
+        "select": np.where(two_stages, slice_rows(picked, 1, 1, wide, target.workers_per_tile), 0),
         "nbytes": np.where(splits[2] > 1, block, 0)
         + np.where(two_stages, mine * wide * width + regroup_bytes, 0)
         + mine * INDEX_BYTES,

@@ -116,7 +116,7 @@ def _change_rows(
     result: Value, rows: int, summands: int, machine: Machine, operation: str = "add", makes_table: bool = False
 ) -> Plan:
     columns = result.numel // max(1, rows)
-    return plan_scatter_add(rows, columns, summands, width(result), machine, makes_table, operation)  # fmt: skip
+    return plan_scatter_add(rows, columns, summands, width(result), machine, makes_table, operation)
 
 
 def _indexed(graph: OpGraph, value: Value, indices: Any) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from popgeo.ipu.codelets.compute import compute_step, overhead_step
 from popgeo.ipu.codelets.exchange import exchange_step, transfer_cycles
 from popgeo.ipu.codelets.split import MEMORY_SHARE, cheapest, within
 from popgeo.ipu.codelets.validity import matmul_validity
-from popgeo.ipu.codelets.vertices import WORKERS, add_partials, ceil_div
+from popgeo.ipu.codelets.vertices import add_partials, ceil_div
 from popgeo.ipu.plan import Plan, Superstep
 from popgeo.ipu.target import IpuTarget
 
@@ -112,7 +112,7 @@ def _steps(found: _Search, width: int, used: int, rounds: int, machine: Machine)
         ),
         compute_step(
             "multiply", target, vertex=again(t["amp"], target.launch_cycles),
-            calibrated=c.matmul_amp * times * t["amp"], tiles=used, workers=min(WORKERS, t["rows"]),
+            calibrated=c.matmul_amp * times * t["amp"], tiles=used, workers=min(target.workers_per_tile, t["rows"]),
         ),
     ]  # fmt: skip
     if found.cuts[1] > 1:

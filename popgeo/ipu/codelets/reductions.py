@@ -9,7 +9,7 @@ from popgeo.ipu.codelets.compute import compute_step, overhead_step
 from popgeo.ipu.codelets.elementwise import plan_elementwise, spread
 from popgeo.ipu.codelets.exchange import exchange_step, transfer_cycles
 from popgeo.ipu.codelets.operands import Rule, made, tensor, width
-from popgeo.ipu.codelets.vertices import WORKERS, ceil_div
+from popgeo.ipu.codelets.vertices import ceil_div
 from popgeo.ipu.op_graph import Op, OpGraph
 from popgeo.ipu.plan import Plan, Superstep, Validity
 from popgeo.ipu.target import IpuTarget
@@ -19,20 +19,21 @@ from popgeo.ipu.target import IpuTarget
 FIXED_CYCLES, CROSSING_CYCLES = 1380.0, 870.0
 
 
-def reduce_vertex(outputs: int, summands: int, width: int) -> int:
+def reduce_vertex(outputs: int, summands: int, width: int, target: IpuTarget) -> int:
     """Cycles of a tile that reduces as many elements for each of its outputs.
 
     One output takes one element a cycle, as measured (arXiv:1912.03413, section 5); for several the workers take a
     vector of outputs each (`popops::StridedReduce`).
 
     Example:
-        >>> reduce_vertex(1, 1000, width=4), reduce_vertex(12, 10, width=4)
+        >>> bow = IpuTarget.bow()
+        >>> reduce_vertex(1, 1000, 4, bow), reduce_vertex(12, 10, 4, bow)
         (1017, 216)
     """
     if outputs == 1:
         return 17 + summands
-    vectors = ceil_div(ceil_div(outputs, WORKERS), 8 // width)
-    return WORKERS * (16 + vectors * (8 + 3 + (summands - 1)))
+    vectors = ceil_div(ceil_div(outputs, target.workers_per_tile), target.vector_bytes // width)
+    return target.workers_per_tile * (16 + vectors * (8 + 3 + (summands - 1)))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -58,10 +59,12 @@ def plan_reduce(outputs: int, summands: int, width: int, machine: Machine, is_in
     mine = max(1, most // summands) if is_inner else min(outputs, most)
     each = max(1, most // mine)
     partials = min(tiles, ceil_div(summands, each))
-    local = reduce_vertex(mine, each, width)
+    local = reduce_vertex(mine, each, width, target)
     steps: list[Superstep] = [
         overhead_step("start and finish", calibrated=FIXED_CYCLES, tiles=tiles),
-        compute_step("reduce on each tile", target, vertex=local, tiles=tiles, workers=min(WORKERS, mine)),
+        compute_step(
+            "reduce on each tile", target, vertex=local, tiles=tiles, workers=min(target.workers_per_tile, mine)
+        ),
     ]
     if partials > 1:
         steps.append(overhead_step("start between tiles", calibrated=CROSSING_CYCLES, tiles=tiles))
@@ -101,8 +104,8 @@ def _between_tiles(outputs: int, pieces: tuple[int, ...], width: int, target: Ip
                 fragments=count, tiles=receivers,
             ),
             compute_step(
-                "combine partial results", target, vertex=reduce_vertex(mine, count, width), tiles=receivers,
-                workers=min(WORKERS, mine),
+                "combine partial results", target, vertex=reduce_vertex(mine, count, width, target), tiles=receivers,
+                workers=min(target.workers_per_tile, mine),
             ),
         ]  # fmt: skip
     return steps

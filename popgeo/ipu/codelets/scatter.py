@@ -11,7 +11,7 @@ from popgeo.ipu.codelets.exchange import exchange_step, transfer_cycles
 from popgeo.ipu.codelets.gather import INDEX_BYTES
 from popgeo.ipu.codelets.split import Found, cheapest, column_grains, largest_block, within
 from popgeo.ipu.codelets.validity import scatter_validity
-from popgeo.ipu.codelets.vertices import WORKERS, add_partials, add_rows, ceil_div, fill
+from popgeo.ipu.codelets.vertices import add_partials, add_rows, ceil_div, fill
 from popgeo.ipu.plan import Plan, Superstep, Validity
 from popgeo.ipu.target import IpuTarget
 
@@ -60,7 +60,7 @@ def plan_scatter_add(
         ),
         compute_step(
             "add rows", target, vertex=t["add"] + t["zero"], calibrated=v * (t["add"] + t["zero"]), tiles=tiles,
-            workers=min(WORKERS, block_rows), evenness=table_rows / (n_rows * block_rows),
+            workers=min(target.workers_per_tile, block_rows), evenness=table_rows / (n_rows * block_rows),
         ),
     ]  # fmt: skip
     if n_summands > 1:
@@ -129,12 +129,13 @@ def _terms(
     share = ceil_div(rows * wide, splits[2])
     reduce_bytes = np.where(has_partials, share * splits[2] * 4, 0)
     store_bytes = np.where(has_partials, 0, np.maximum(block - table_rows * columns * width / tiles, 0))
-    scaled_add = WORKERS * (60 + 3 * ceil_div(ceil_div(share, WORKERS), vector))
+    workers = target.workers_per_tile
+    scaled_add = workers * (60 + 3 * ceil_div(ceil_div(share, workers), vector))
     return {
         "spread": transfer_cycles(target, bytes_in=spread_bytes, fragments_in=2),
         "spread_bytes": spread_bytes,
         "zero": np.where(has_partials, fill(rows * wide, vector), 0),
-        "add": add_rows(mine, rows, table_rows, wide, OPERATIONS[operation]),
+        "add": add_rows(mine, rows, table_rows, wide, workers, OPERATIONS[operation]),
         "reduce": transfer_cycles(
             target, bytes_in=reduce_bytes, bytes_out=reduce_bytes, fragments_in=splits[2], fragments_out=splits[2]
         ),

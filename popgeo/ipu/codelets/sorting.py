@@ -8,7 +8,7 @@ from popgeo.ipu.codelets.compute import compute_step
 from popgeo.ipu.codelets.elementwise import spread
 from popgeo.ipu.codelets.exchange import exchange_step, transfer_cycles
 from popgeo.ipu.codelets.operands import Rule, tensor, width
-from popgeo.ipu.codelets.vertices import WORKERS, ceil_div
+from popgeo.ipu.codelets.vertices import ceil_div
 from popgeo.ipu.op_graph import Op, OpGraph
 from popgeo.ipu.plan import Plan, Superstep, Validity
 
@@ -59,7 +59,8 @@ def plan_sort(rows: int, length: int, k: int, width: int, machine: Machine) -> P
                 )
             )  # fmt: skip
         pairs = ceil_div(entries, 2)
-        vertex = 19 + WORKERS * (23 + 4 * ceil_div(entries, WORKERS) + 11 * ceil_div(pairs, WORKERS))
+        workers = target.workers_per_tile
+        vertex = 19 + workers * (23 + 4 * ceil_div(entries, workers) + 11 * ceil_div(pairs, workers))
         steps.append(compute_step(f"compare and swap, stage {number + 1}", target, vertex=vertex, tiles=tiles))
     return Plan(
         family="sort",

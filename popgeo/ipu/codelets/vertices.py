@@ -1,8 +1,9 @@
-"""Cycles of the vertices that gather and add rows, as in the estimators of poplibs; numbers or arrays of numbers."""
+"""Cycles of the vertices that gather and add rows, as in the estimators of poplibs; numbers or arrays of numbers.
+
+Workers are served in turn, so that an instruction of one takes as many of the tile's cycles as there are workers.
+"""
 
 from typing import Any
-
-WORKERS = 6  # served in turn, so that a worker's instruction takes as many of the tile's cycles
 
 
 def ceil_div(total: Any, parts: Any) -> Any:
@@ -15,7 +16,7 @@ def ceil_div(total: Any, parts: Any) -> Any:
     return -(-total // parts)
 
 
-def slice_rows(lookups: Any, rows: Any, table_rows: Any, columns: Any) -> Any:
+def slice_rows(lookups: Any, rows: Any, table_rows: Any, columns: Any, workers: int) -> Any:
     """A vertex that copies the rows of its block that a list of lookups names (`popops::MultiSlice`).
 
     The workers share the lookups. Each looks at all of its own, and copies those that fall into the block.
@@ -25,17 +26,18 @@ def slice_rows(lookups: Any, rows: Any, table_rows: Any, columns: Any) -> Any:
         rows: Rows of the table that the tile holds.
         table_rows: Rows among which the lookups are spread evenly.
         columns: Elements of a row that the tile holds.
+        workers: Workers of a tile.
 
     Example:
-        >>> slice_rows(lookups=60, rows=10, table_rows=100, columns=4)
+        >>> slice_rows(lookups=60, rows=10, table_rows=100, columns=4, workers=6)
         750
     """
-    mine = ceil_div(lookups, WORKERS)
+    mine = ceil_div(lookups, workers)
     hits = ceil_div(mine * rows, table_rows)
-    return WORKERS * (30 + hits * (19 + 2 * ceil_div(columns, 2)) + 8 * (mine - hits))
+    return workers * (30 + hits * (19 + 2 * ceil_div(columns, 2)) + 8 * (mine - hits))
 
 
-def add_rows(summands: Any, rows: Any, table_rows: Any, columns: Any, operation: int = 3) -> Any:
+def add_rows(summands: Any, rows: Any, table_rows: Any, columns: Any, workers: int, operation: int = 3) -> Any:
     """A vertex that adds rows into the places that an index names (`popops::MultiUpdateAdd`).
 
     The workers share the rows of the table, so that none needs to wait. Each looks at the whole list of summands.
@@ -45,14 +47,15 @@ def add_rows(summands: Any, rows: Any, table_rows: Any, columns: Any, operation:
         rows: Rows of the table that the tile holds.
         table_rows: Rows among which the summands are spread evenly.
         columns: Elements of a row that the tile holds.
+        workers: Workers of a tile.
         operation: Cycles of a worker per element beyond the first: 3 to add, 5 to take the larger.
 
     Example:
-        >>> add_rows(summands=60, rows=12, table_rows=120, columns=4)
+        >>> add_rows(summands=60, rows=12, table_rows=120, columns=4, workers=6)
         2118
     """
-    hits = ceil_div(summands * ceil_div(rows, WORKERS), table_rows)
-    return WORKERS * (38 + hits * (11 + operation * (columns - 1)) + 5 * (summands - hits))
+    hits = ceil_div(summands * ceil_div(rows, workers), table_rows)
+    return workers * (38 + hits * (11 + operation * (columns - 1)) + 5 * (summands - hits))
 
 
 def fill(elements: Any, vector: int) -> Any:

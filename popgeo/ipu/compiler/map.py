@@ -50,7 +50,7 @@ def map_storages(
                 place(graph.values[v].storage, wanted.get(v))
         for made in op.outputs:
             if made is not None and graph.values[made].storage not in mappings:
-                left = _left(graph, op, op_cost.plan, graph.values[made], tiles)
+                left = _left(op, op_cost.plan, graph.values[made], tiles)
                 place(graph.values[made].storage, left or _followed(graph, op, made, mappings))
     for storage in sizes:
         if storage not in mappings:
@@ -79,29 +79,27 @@ def _reach(value: Value) -> int:
 
 
 def _wanted(graph: OpGraph, op: Op, plan: Plan, tiles: int) -> dict[int, TileMapping | None]:
-    """Where a plan wants the operands, as far as it says so."""
-    split, kind = plan.split, plan.family
-    refs = [arg.value for arg in op.args if isinstance(arg, Ref)]
-    if kind == "matmul" and {"rows", "contraction", "columns"} <= split.keys():
-        left, right = refs[-2:]
-        return {
-            left: _grid(graph.values[left], split["rows"], split["contraction"], tiles),
-            right: _grid(graph.values[right], split["contraction"], split["columns"], tiles),
-        }
-    if kind in ("gather", "scatter") and {"rows", "columns", "lookups"} <= split.keys() and refs:
-        parts = split["rows"] if kind == "gather" else split["lookups"]
-        return {refs[0]: _grid(graph.values[refs[0]], parts, split["columns"], tiles)}
-    return {}
+    """Where a product wants its left matrix: each block of it spread over the tiles that share the block.
+
+    Blocks of what many tiles share, such as weights and tables, are as well off spread linearly.
+    """
+    split = plan.split
+    if family(op) != "matmul" or not {"rows", "contraction", "columns"} <= split.keys():
+        return {}
+    left = [arg.value for arg in op.args if isinstance(arg, Ref)][-2]
+    return {left: _grid(graph.values[left], split["rows"] * split["columns"], split["contraction"], tiles)}
 
 
-def _left(graph: OpGraph, op: Op, plan: Plan, value: Value, tiles: int) -> TileMapping | None:
+def _left(op: Op, plan: Plan, value: Value, tiles: int) -> TileMapping | None:
     """Where a plan leaves its result, as far as it says so."""
-    split, kind = plan.split, plan.family
+    split, kind = plan.split, family(op)
     if kind == "matmul" and split.get("contraction") == 1 and {"rows", "columns"} <= split.keys():
         return _grid(value, split["rows"], split["columns"], tiles)
-    if kind == "gather" and {"rows", "columns", "lookups"} <= split.keys():
+    if not {"rows", "columns", "lookups"} <= split.keys():
+        return None
+    if kind == "gather":
         return _grid(value, split["rows"] * split["lookups"], split["columns"], tiles)
-    if kind == "scatter" and split.get("lookups") == 1 and {"rows", "columns"} <= split.keys():
+    if kind in ("scatter", "cfconv") and split["lookups"] == 1:
         return _grid(value, split["rows"], split["columns"], tiles)
     return None
 

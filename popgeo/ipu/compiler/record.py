@@ -32,12 +32,21 @@ class Recorder(TorchDispatchMode):
         on_problem: Called with what depends on data; it may raise.
         phase: What to call what comes first.
         keeps_state: Refuse changes of tensors that are no inputs, because they would be lost after the step.
+        on_result: Called after each operation with it, its arguments and its result.
+        instead: Called in the place of an operation whose result depends on data; by default it runs.
     """
 
     def __init__(
-        self, stop: CodeType, on_problem: Callable[[Problem], None], phase: str = "forward", keeps_state: bool = True
+        self,
+        stop: CodeType,
+        on_problem: Callable[[Problem], None],
+        phase: str = "forward",
+        keeps_state: bool = True,
+        on_result: Callable[..., None] = lambda *of_an_operation: None,
+        instead: Callable[..., Any] = lambda func, args, kwargs: func(*args, **kwargs),
     ) -> None:
         super().__init__()
+        self._on_result, self._instead = on_result, instead
         self.phase, self._keeps_state = phase, keeps_state
         self.modules: list[str] = []
         self.marked: list[Tensor] = []
@@ -99,7 +108,10 @@ class Recorder(TorchDispatchMode):
         keywords = dict(kwargs or {})
         if static_shapes.is_dynamic(func, args, keywords):
             self._report(func)
-        result = func(*args, **keywords)
+            result = self._instead(func, args, keywords)
+        else:
+            result = func(*args, **keywords)
+            self._on_result(func, args, keywords, result)
         if makes_tensors(func):
             self._write_down(func, args, keywords, result)
         return result

@@ -54,7 +54,7 @@ def schedule(graph: OpGraph, costs: Sequence[OpCost], target: IpuTarget) -> Prog
 
 
 def declare(builder: Builder, graph: OpGraph, mappings: Mapping[int, TileMapping], prefix: str) -> Places:
-    """A variable for each storage, where the mappings put it; those of parameters and buffers last."""
+    """A variable for each storage that is mapped, where the mappings put it; those of parameters and buffers last."""
     dtypes: dict[int, torch.dtype] = {}
     for value in graph.values:
         if dtypes.setdefault(value.storage, value.dtype) is not value.dtype:
@@ -66,8 +66,9 @@ def declare(builder: Builder, graph: OpGraph, mappings: Mapping[int, TileMapping
         builder.declare(f"{prefix}{storage}", dtypes[storage], mapping, lasting=storage in lasting)
     for v, tensor in graph.constants.items():
         value = graph.values[v]
-        name, numel = f"{prefix}{value.storage}", mappings[value.storage].numel
-        builder.constants[name] = in_storage_order(tensor, value, numel)
+        if value.storage in mappings:
+            numel = mappings[value.storage].numel
+            builder.constants[f"{prefix}{value.storage}"] = in_storage_order(tensor, value, numel)
     return {storage: (f"{prefix}{storage}", 0) for storage in mappings}
 
 

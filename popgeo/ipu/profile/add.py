@@ -10,12 +10,13 @@ def add(first: Report, second: Report) -> Report:
     """What both cost together. Memory is that of the one whose fullest tile holds more.
 
     Raises:
-        ValueError: they are for different targets, or count cycles by different profiles.
+        ValueError: they are for different targets or numbers of replicas, or count cycles by different profiles.
     """
-    if first.target != second.target or first.profile is not second.profile:
+    machines = [(r.target, r.profile, r.replicas) for r in (first, second)]
+    if machines[0] != machines[1]:
+        named = [f"{target.name} ({profile.value}, {replicas} replicas)" for target, profile, replicas in machines]
         raise ValueError(
-            f"Reports add up on one target and profile, not {first.target.name} ({first.profile.value}) and "
-            f"{second.target.name} ({second.profile.value}); compile both for the same."
+            f"Reports add up on one target and profile, not {named[0]} and {named[1]}; compile both for the same."
         )
     names = [*first.families, *(name for name in second.families if name not in first.families)]
     return replace(

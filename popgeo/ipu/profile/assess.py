@@ -1,6 +1,6 @@
 """What a whole step needs: micro-batches, the update that follows them, and the host's transfers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from popgeo.ipu.compiled_step import CompiledStep
@@ -12,9 +12,8 @@ from popgeo.ipu.profile.cycles import cost
 from popgeo.ipu.profile.memory import memory, require_fit
 from popgeo.ipu.target import IpuTarget
 
-# PCIe Gen4 x8 as measured between host and IPU by Jia et al., arXiv:1912.03413: bytes per second, seconds per transfer.
-HOST_BYTES_PER_SECOND = 11e9
-HOST_LATENCY = 8.8e-6
+# Links between boards are slower than those of `IpuTarget`, which join the four IPUs of one: arXiv:1912.03413.
+OTHER_BOARD_BYTES_PER_SECOND, IPUS_OF_A_BOARD = 28e9, 4
 BESIDE = ("host", "accumulate")  # phases that have no place of their own between a micro-batch and the update
 
 
@@ -44,14 +43,17 @@ class Assessment:
         require_fit(self.memory, self.curve)
 
 
-def assess(step: CompiledStep, target: IpuTarget, update: OpGraph | None = None, micro_batches: int = 1) -> Assessment:
+def assess(
+    step: CompiledStep, target: IpuTarget, update: OpGraph | None = None, *, micro_batches: int = 1, replicas: int = 1
+) -> Assessment:
     """Costs and memory of one step; nothing runs.
 
     Args:
         step: The program of one micro-batch.
         target: The machine.
         update: The program of one update; None where nothing is trained.
-        micro_batches: How many a step takes before its update.
+        micro_batches: How many a replica takes before its update.
+        replicas: How many add up their gradients.
     """
     graph = fold_constants(step.graph)
     into = [v for name, v in graph.inputs.items() if name.startswith("input:")]
@@ -62,6 +64,8 @@ def assess(step: CompiledStep, target: IpuTarget, update: OpGraph | None = None,
     updating = cost(update, target) if update is not None else ()
     if update is not None and micro_batches > 1:
         costs += [replace(c, count=micro_batches) for c in cost(_accumulation(update), target)]
+    if update is not None and replicas > 1:
+        costs.append(_all_reduce(_gradients(update), replicas, target))
     use = memory(
         graph,
         micro_batch,
@@ -69,18 +73,22 @@ def assess(step: CompiledStep, target: IpuTarget, update: OpGraph | None = None,
         update=update,
         update_costs=updating,
         num_results=step.num_results,
-        accumulates=micro_batches > 1,
+        accumulates=micro_batches * replicas > 1,
     )
     return Assessment(costs=(*costs, *updating), memory=use)
 
 
+def _gradients(update: OpGraph) -> dict[str, Value]:
+    """What an update applies, one tensor a group of parameters."""
+    return {name: update.values[v] for name, v in update.inputs.items() if name.startswith("gradient:")}
+
+
 def _accumulation(update: OpGraph) -> OpGraph:
-    """Adds the gradients of one micro-batch to those of the update, one tensor a group of parameters."""
-    totals = {name: v for name, v in update.inputs.items() if name.startswith("gradient:")}
+    """Adds the gradients of one micro-batch to those of the update."""
     values, inputs, ops = list[Value](), dict[str, int](), list[Op]()
-    for name, v in totals.items():
+    for name, gradient in _gradients(update).items():
         total, made = len(values), len(values) + 1
-        values += [replace(update.values[v], storage=number, producer=None) for number in (total, made)]
+        values += [replace(gradient, storage=number, producer=None) for number in (total, made)]
         inputs |= {name: total, f"input:{name}": made}
         add = Op(
             target="aten.add_.Tensor",
@@ -93,12 +101,31 @@ def _accumulation(update: OpGraph) -> OpGraph:
     return OpGraph(ops=tuple(ops), values=tuple(values), inputs=inputs, outputs=())
 
 
+def _all_reduce(gradients: Mapping[str, Value], replicas: int, target: IpuTarget) -> OpCost:
+    """Every replica gets the sum of all gradients: twice round a ring, a share of them at a time."""
+    nbytes = sum(value.nbytes for value in gradients.values())
+    on_board = replicas * target.num_ipus <= IPUS_OF_A_BOARD
+    rate = target.link_bytes_per_second if on_board else OTHER_BOARD_BYTES_PER_SECOND
+    turns = 2 * (replicas - 1)
+    cycles = turns * (target.link_seconds + nbytes / replicas / rate) * target.clock
+    tiles = target.num_tiles * target.num_ipus
+    moved = turns * nbytes // replicas
+    step = Superstep(
+        name="all-reduce", activity=Activity.EXCHANGE, ideal=cycles, calibrated=cycles, mean=cycles, tiles=tiles,
+        bytes_in=-(-moved // tiles), bytes_out=-(-moved // tiles), bytes_total=moved,
+    )  # fmt: skip
+    why = "a ring over IPU-Links; no figures are published for it alone"
+    plan = Plan(family="collective", split={"replicas": replicas}, supersteps=(step,), why=why)
+    shapes = " ".join(str(list(value.shape)) for value in gradients.values())
+    return OpCost(target="collective.all_reduce.default", phase="accumulate", shapes=shapes, plan=plan)
+
+
 def _host(graph: OpGraph, values: Sequence[int], name: str, target: IpuTarget) -> list[OpCost]:
     """One transfer between host and machine, if there is anything to move."""
     nbytes = sum(graph.values[v].nbytes for v in values)
     if not nbytes:
         return []
-    cycles = (HOST_LATENCY + nbytes / HOST_BYTES_PER_SECOND) * target.clock
+    cycles = (target.host_seconds + nbytes / target.host_bytes_per_second) * target.clock
     tiles = target.num_tiles * target.num_ipus
     share = -(-nbytes // tiles)
     step = Superstep(

@@ -1,5 +1,6 @@
 """What changes from one report to another."""
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -26,8 +27,9 @@ class Comparison:
 
     @property
     def speedup(self) -> float:
-        """How many times faster the second is, on its own clock."""
-        return self.before.microseconds / self.after.microseconds
+        """How many times faster the second is, each on its own clock; infinite where it takes no time any more."""
+        before, after = self.before.microseconds, self.after.microseconds
+        return before / after if after else math.inf if before else 1.0
 
     def to_frame(self, rows: str = "families") -> pd.DataFrame:
         """Cycles before and after, the largest difference first.

@@ -44,8 +44,10 @@ def page(report: Report, title: str = "") -> str:
 def summary(report: Report) -> str:
     """What a notebook shows of a report: the families of operations, and what stands out."""
     rows = [row for row in family_rows(report) if row["cycles"] and row["family"] != "host"]
-    table = pd.DataFrame(rows, columns=["family", "ops", "cycles", "share", "compute", "exchange", "sync", "trust"])
-    shown = {"share": "{:.1%}".format} | dict.fromkeys(("cycles", "compute", "exchange", "sync"), "{:,.0f}".format)
+    table = pd.DataFrame(rows, columns=["family", "ops", "cycles", "share", "compute", "exchange", "sync", "validated"])
+    shown = dict.fromkeys(("share", "validated"), "{:.1%}".format) | dict.fromkeys(
+        ("cycles", "compute", "exchange", "sync"), "{:,.0f}".format
+    )
     speed = f", {report.graphs_per_second:,.0f} graphs/s" if report.graphs_per_second else ""
     items = "".join(f"<li><b>{escape(i.title)}</b>: {escape(i.text)} {escape(i.remedy)}</li>" for i in insights(report))
     return (
@@ -92,8 +94,9 @@ def _rounded(part: Any) -> Any:
 def _machine(report: Report) -> str:
     target = report.target
     micro = "one micro-batch" if report.micro_batches == 1 else f"{report.micro_batches} micro-batches"
+    machine = f"{report.replicas} x {target.name}" if report.replicas > 1 else target.name
     return (
-        f'<p class="soft">{escape(target.name)}: {target.num_tiles:,} tiles of {target.memory_per_tile // 1024} KiB '
+        f'<p class="soft">{escape(machine)}: {target.num_tiles:,} tiles of {target.memory_per_tile // 1024} KiB '
         f"at {target.clock / 1e9:g} GHz. A step is {micro}. Cycles are {report.profile.value}, a model's and not "
         "measured here.</p>"
     )
@@ -185,4 +188,7 @@ _FLAME = (
     'together; click a module to look into it.</p><div id="flame-view"></div><div class="key" id="flame-key" '
     'style="margin-top:8px"></div></section>'
 )
-_TABLES = '<section id="tables"><h2>Tables</h2><div class="tools" id="which"></div><div id="table"></div></section>'
+_TABLES = (
+    '<section id="tables"><h2>Tables</h2><p class="soft">Click a heading to sort; click an operation for its plan.</p>'
+    '<div class="tools" id="which"></div><div id="table"></div><div id="plan"></div></section>'
+)

@@ -6,7 +6,13 @@ from popgeo.ipu.profile.rows import Row, op_rows
 from popgeo.ipu.report import Insight, Report
 
 NOTABLE = 0.03  # of the cycles of a step; what is below is not worth a line
-MESSAGES = {"gather", "scatter_add", "cfconv"}
+SEARCHES = {"topk", "sort", "argsort", "cdist", "_cdist_forward", "_euclidean_dist"}
+INSTEAD = {
+    "cos": "Use a polynomial, such as popgeo.nn.PolynomialEnvelope in place of CosineEnvelope.",
+    "pow": "Use products and square() in place of pow.",
+}
+ALWAYS = "What depends on data alone can be computed when the data is prepared."
+MESSAGES = {"gather", "scatter", "scatter_add", "cfconv"}
 SOFTWARE_FUNCTIONS = {"cos", "sin", "tan", "pow", "cos_", "sin_", "pow_", "acos", "asin", "atan2", "polar"}
 
 
@@ -65,22 +71,25 @@ def slow_functions(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
         yield Insight(
             title=f"{' and '.join(names)} in software",
             text=f"{share:.0%} of the cycles go into {_count(slow)}; the largest is {_name(worst)}{spread}. The "
-            "machine has no such instruction: a float32 cosine takes a worker about 2,300 cycles an element.",
-            remedy="Use a polynomial: popgeo.nn.PolynomialEnvelope in place of CosineEnvelope, products in place of "
-            "pow; or compute it when the data is prepared.",
+            "machine has no such instruction: a float32 cosine takes a worker about 2,300 cycles an element, a power "
+            "300.",
+            remedy=" ".join([*(remedy for name, remedy in INSTEAD.items() if {name, f"{name}_"} & {*names}), ALWAYS]),
             share=share,
             ops=_indices(slow),
         )
 
 
-def repeated_work(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
+def repeated_search(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
     """Neighbours that are searched in every step although positions do not change."""
-    search = [op for op in ops if op["op"] in {"topk", "sort", "_cdist_forward", "cdist", "argsort"}]
+    places = {op["module"] for op in ops if op["op"] in SEARCHES and op["phase"] == "forward"}
+    search = [op for op in ops if op["op"] in SEARCHES or (op["module"] and op["module"] in places)]
     share = sum(op["share"] for op in search)
     if share >= NOTABLE:
+        where = f" in {' and '.join(sorted(place for place in places if place))}" if any(places) else ""
+        named = ", ".join(sorted({op["op"] for op in search} & SEARCHES))
         yield Insight(
             title="Neighbours are searched in every step",
-            text=f"{share:.0%} of the cycles go into {', '.join(sorted({op['op'] for op in search}))}.",
+            text=f"{share:.0%} of the cycles go into {named} and what belongs to it{where}.",
             remedy="Where positions are data, find the edges once: popgeo.nn.PrecomputeInteractionGraph as a "
             "transform of the dataset, and packed edges in the batch.",
             share=share,
@@ -176,7 +185,7 @@ RULES: tuple[Callable[[Report, Sequence[Row]], Iterator[Insight]], ...] = (
     memory_is_short,
     few_tiles_work,
     slow_functions,
-    repeated_work,
+    repeated_search,
     unbalanced,
     fixed_costs,
     exchange_bound,

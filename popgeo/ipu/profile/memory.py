@@ -142,7 +142,8 @@ def _code(costs: Sequence[OpCost], tiles: int) -> dict[str, np.ndarray]:
             elif step.activity is Activity.EXCHANGE:
                 pieces = INSTRUCTIONS_PER_PIECE * step.fragments + -(-step.bytes_out // BYTES_PER_SEND)
                 exchange[:used] += INSTRUCTION_BYTES * (pieces + INSTRUCTIONS_PER_EXCHANGE)
-            control += CONTROL_CODE_BYTES
+            if step.activity is not Activity.SYNC:
+                control += CONTROL_CODE_BYTES
     code = np.zeros(tiles, np.int64)
     for used in kinds.values():
         code[:used] += VERTEX_CODE_BYTES

@@ -75,6 +75,8 @@ def superstep_rows(report: Report) -> list[Row]:
                     "start": start,
                     "length": length,
                     "cycles": cost.count * length,
+                    "ideal": step.ideal,
+                    "calibrated": step.calibrated,
                     "balance": balance([step]),
                     "tiles": step.tiles,
                     "workers": step.workers,
@@ -151,12 +153,15 @@ def _group(module: str, common: int) -> str:
 
 
 def _grouped(ops: Sequence[Row]) -> Row:
-    """What several operations cost together."""
+    """What several operations cost together; `trust` is that of the least trusted, `validated` a part of the cycles."""
     summed = ("cycles", "share", "compute", "exchange", "sync", "host", "fixed", "ideal", "calibrated", "traffic")
     return {
         "ops": sum(op["count"] for op in ops),
         **{key: sum(op[key] for op in ops) for key in (*summed, "flops")},
         "balance": _mean([op["balance"] for op in ops], [op["compute"] for op in ops]),
+        "validated": _mean(
+            [float(op["trust"] == Validity.VALIDATED.value) for op in ops], [op["cycles"] for op in ops]
+        ),
         "trust": max((op["trust"] for op in ops), key=lambda trust: _TRUST.index(Validity(trust))),
     }
 

@@ -16,7 +16,7 @@ FAMILIES, BLOCKS, OPS, INSIGHTS = 7, 6, 5, 4  # rows that fit
 def text(report: Report) -> str:
     """The report in words and columns."""
     lines = [*_head(report)]
-    if report.costs:
+    if report.total_cycles:
         lines += _groups("by family", "family", family_rows(report), FAMILIES)
         lines += _groups("by block", "module", group_rows(report), BLOCKS)
         lines += _dearest(report)
@@ -28,7 +28,8 @@ def text(report: Report) -> str:
 def _head(report: Report) -> Iterable[str]:
     target = report.target
     step = "step" if report.micro_batches == 1 else f"step of {report.micro_batches} micro-batches"
-    yield f"One {step} on {target.name}: {target.num_tiles:,} tiles at {target.clock / 1e9:g} GHz" + _update(report)
+    machines = f"{report.replicas} x {target.name}" if report.replicas > 1 else target.name
+    yield f"One {step} on {machines}: {target.num_tiles:,} tiles at {target.clock / 1e9:g} GHz" + _update(report)
     if not report.costs:
         return
     speed = f", {report.graphs_per_second:,.0f} graphs/s" if report.graphs_per_second else ""
@@ -46,6 +47,8 @@ def _head(report: Report) -> Iterable[str]:
         + ", ".join(f"{a.value} {shares[a] / total:.1%}" for a in Activity if a is not Activity.HOST)
         + f"; the host beside it {beside:,.0f} cycles{'' if beside <= total else ', which is longer'}"
     )
+    if not report.total_cycles:
+        return
     working = [op for op in ops if op["compute"]]
     weight = sum(op["compute"] for op in working) or 1
     mean_balance = sum(op["balance"] * op["compute"] for op in working) / weight
@@ -74,13 +77,14 @@ def _cycles(report: Report, profile: Profile) -> int:
 
 
 def _groups(title: str, key: str, rows: list[Row], limit: int) -> Iterable[str]:
-    rows = [row for row in rows if row[key] != "host"]
-    yield f"{title:<22}{'ops':>6}{'cycles':>12}{'share':>8}{'compute':>9}{'exchange':>9}{'balance':>9}  figures are"
+    rows = [row for row in rows if row["cycles"] and row[key] != "host"]
+    yield f"{title:<22}{'ops':>6}{'cycles':>12}{'share':>8}{'compute':>9}{'exchange':>9}{'balance':>9}{'validated':>11}"
     for row in rows[:limit]:
         cycles = max(row["cycles"], 1e-9)
         yield (
             f"  {_cut(row[key], 19):<20}{row['ops']:>6}{row['cycles']:>12,.0f}{row['share']:>8.1%}"
-            f"{row['compute'] / cycles:>9.0%}{row['exchange'] / cycles:>9.0%}{row['balance']:>9.0%}  {row['trust']}"
+            f"{row['compute'] / cycles:>9.0%}{row['exchange'] / cycles:>9.0%}{row['balance']:>9.0%}"
+            f"{row['validated']:>11.0%}"
         )
     if rest := rows[limit:]:
         yield (
@@ -129,8 +133,8 @@ def _this_computer(report: Report) -> Iterable[str]:
         f"compiled in {report.compile_seconds:.2f} s{ran}"
     )
     kinds = sorted(report.families.items(), key=lambda item: -item[1].bytes)
-    yield f"  {quantity(report.state_bytes)}B of state, {quantity(report.buffer_bytes)}B of buffers; " + ", ".join(
-        f"{family.ops} {name}" for name, family in kinds
+    yield f"  {quantity(report.state_bytes)}B of state, {quantity(report.buffer_bytes)}B of buffers" + "".join(
+        f", {family.ops} {name}" for name, family in kinds
     )
 
 

@@ -1,6 +1,6 @@
 // Sums over the edges that arrive at each row: scatter-add, its extremes, and SchNet's convolution with its gradients.
 //
-// Rows are divided over tiles. A tile walks its rows in order and the edges of each row in the order of the index, holds
+// One thread sums narrow rows edge by edge. Otherwise rows are divided over tiles: a tile walks its rows in order and the edges of each row in the order of the index, holds
 // the row in registers and writes it once: no atomics, no zero fill, the same bits for any number of tiles and threads.
 // The file is compiled once per instruction set (see setup.py); the baseline build also holds the C functions, which
 // pick the newest set that the processor has. No function allocates except for a plan, none throws.
@@ -24,6 +24,8 @@ struct Plan {
 };
 
 struct Kernels {
+  void (*add)(int64_t dtype, const int64_t* index, int64_t num_edges, int64_t num_rows, const void* src, void* out,
+              int64_t channels);
   void (*sum)(int64_t dtype, const Plan&, const void* src, void* out, int64_t channels);
   void (*extremum)(bool largest, int64_t dtype, const Plan&, const void* src, void* out, int64_t* arg, int64_t channels);
   void (*cfconv)(int64_t dtype, const Plan&, const void* x, const void* w, const int64_t* src, void* out,
@@ -47,17 +49,23 @@ static int64_t tile_start(const Plan& plan, int64_t tile, int64_t num_tiles) {
   return low;
 }
 
+constexpr int64_t PARALLEL_ELEMENTS = 32768;  // up to as many a parallel region costs more than it saves
+
+static inline bool is_parallel(const Plan& plan, int64_t channels) {
+  return plan.num_threads > 1 && (plan.num_edges + plan.num_rows) * channels > PARALLEL_ELEMENTS;
+}
+
 namespace POPGEO_ISA {
 
-constexpr int64_t PARALLEL_ELEMENTS = 32768;   // below it a parallel region costs more than it saves
 constexpr int64_t STREAM_BYTES = 3 << 20;      // results above it, written in any order, bypass the caches
 constexpr int64_t PREFETCH_FLOATS = 2048;      // how far ahead rows are fetched, at 4 to 32 edges
 constexpr int64_t FETCHED_BYTES = 8 << 20;     // rows read in order, up to as many, the processor fetches by itself
 
 template <class Tile>
 inline void for_each_tile(const Plan& plan, int64_t channels, Tile tile) {
-  const bool parallel = plan.num_threads > 1 && (plan.num_edges + plan.num_rows) * channels > PARALLEL_ELEMENTS;
+  const bool parallel = is_parallel(plan, channels);
   const int64_t num_tiles = plan.num_tiles > 0 ? plan.num_tiles : parallel ? 8 * plan.num_threads : 1;
+  if (num_tiles == 1) return tile(int64_t(0), plan.num_rows);
 #ifdef _OPENMP
 #pragma omp parallel for schedule(dynamic, 1) num_threads(int(plan.num_threads)) if (parallel)
 #endif
@@ -155,6 +163,22 @@ void sum(const Plan& plan, const T* src, T* out, int64_t channels) {
       }
     }
   });
+}
+
+// The same sums by one thread that walks the edges in their order: each row meets its own in the same order as above.
+template <class T>
+void add(const int64_t* index, int64_t num_edges, int64_t num_rows, const T* src, T* out, int64_t channels) {
+  constexpr int64_t lanes = Vector<T>::lanes;
+  const int64_t ahead = edges_ahead(channels);
+  memset(out, 0, sizeof(T) * size_t(num_rows * channels));
+  for (int64_t e = 0; e < num_edges; ++e) {
+    const T* from = src + e * channels;
+    T* to = out + index[e] * channels;
+    __builtin_prefetch(out + index[e + ahead < num_edges ? e + ahead : e] * channels, 1, 3);
+    int64_t c = 0;
+    for (; c + lanes <= channels; c += lanes) store(to + c, load(to + c) + load(from + c));
+    for (; c < channels; ++c) to[c] += from[c];
+  }
 }
 
 // Extremes ----------------------------------------------------------------------------------------------------------
@@ -352,6 +376,19 @@ inline T* to(void* data) {
 
 extern const Kernels kernels;
 const Kernels kernels = {
+    [](int64_t dtype, const int64_t* index, int64_t num_edges, int64_t num_rows, const void* src, void* out,
+       int64_t channels) {
+      const auto add_all = [=](auto type) {
+        using T = typename decltype(type)::type;
+        add(index, num_edges, num_rows, in<T>(src), to<T>(out), channels);
+      };
+      switch (dtype) {
+        case 0: return add_all(Type<float>());
+        case 1: return add_all(Type<double>());
+        case 4: return add_all(Type<uint32_t>());
+        case 5: return add_all(Type<uint64_t>());
+      }
+    },
     [](int64_t dtype, const Plan& plan, const void* src, void* out, int64_t channels) {
       // Unsigned, so that a sum too large for the type wraps, as torch's does.
       for_number<uint32_t, uint64_t>(dtype, [=](auto type) {
@@ -536,11 +573,42 @@ EXPORT void popgeo_tile_starts(const int32_t* rowptr, int64_t num_edges, int64_t
   for (int64_t tile = 0; tile <= num_tiles; ++tile) starts[tile] = popgeo::tile_start(plan, tile, num_tiles);
 }
 
-EXPORT int64_t popgeo_scatter_sum(int64_t dtype, const void* src, const int64_t* index, const int32_t* rowptr,
-                                  const int32_t* perm, void* out, int64_t num_edges, int64_t num_rows, int64_t channels,
-                                  int64_t num_tiles, int64_t num_threads) {
-  return popgeo::with_plan(index, {rowptr, perm, num_edges, num_rows, num_tiles, num_threads},
-                           [=](const Plan& plan) { popgeo::kernels(channels).sum(dtype, plan, src, out, channels); });
+// What is called most takes its arguments in one piece, because ctypes takes longer to pass fourteen of them than a small
+// kernel takes to run. Python packs each structure as so many numbers of 64 bits.
+static_assert(sizeof(void*) == 8, "pointers are packed as numbers of 64 bits");
+
+struct SumCall {
+  int64_t dtype;
+  const void* src;
+  const int64_t* index;
+  const int32_t* rowptr;
+  const int32_t* perm;
+  void* out;
+  int64_t num_edges, num_rows, channels, num_tiles, num_threads;
+};
+
+// Whether a sum goes edge by edge or row by row, which give the same bits: what benchmarks/scatter_gather.py found to be
+// faster. Rows win where they are wide, so that holding one in registers saves most, and where the edges are in order.
+static bool goes_by_edge(int64_t dtype, const Plan& plan, int64_t channels) {
+  const bool is_half = dtype == 2 || dtype == 3;  // summed in float32 and rounded once, so row by row
+  if (is_half || plan.num_tiles > 0 || popgeo::is_parallel(plan, channels)) return false;
+  if (plan.rowptr && !plan.perm) return plan.num_edges < 2 * plan.num_rows;
+  if (plan.rowptr && channels == 1) return plan.num_edges < 8 * plan.num_rows;
+  return channels <= 64 || plan.num_edges < 4 * plan.num_rows;
+}
+
+EXPORT int64_t popgeo_scatter_sum(const SumCall* packed) {
+  const SumCall call = *packed;
+  const popgeo::Kernels& kernels = popgeo::kernels(call.channels);
+  const Plan plan{call.rowptr, call.perm, call.num_edges, call.num_rows, call.num_tiles, call.num_threads};
+  if (call.index && goes_by_edge(call.dtype, plan, call.channels)) {
+    if (!popgeo::all_below(call.index, call.num_edges, call.num_rows)) return popgeo::BAD_INPUT;
+    kernels.add(call.dtype, call.index, call.num_edges, call.num_rows, call.src, call.out, call.channels);
+    return popgeo::OK;
+  }
+  return popgeo::with_plan(call.index, plan, [&](const Plan& safe) {
+    kernels.sum(call.dtype, safe, call.src, call.out, call.channels);
+  });
 }
 
 EXPORT int64_t popgeo_scatter_extremum(int64_t largest, int64_t dtype, const void* src, const int64_t* index,
@@ -552,23 +620,45 @@ EXPORT int64_t popgeo_scatter_extremum(int64_t largest, int64_t dtype, const voi
       [=](const Plan& plan) { popgeo::kernels(channels).extremum(largest != 0, dtype, plan, src, out, arg, channels); });
 }
 
-EXPORT int64_t popgeo_cfconv(int64_t dtype, const void* x, const void* w, const int64_t* src, const int64_t* dst,
-                             const int32_t* rowptr, const int32_t* perm, void* out, int64_t num_edges,
-                             int64_t num_sources, int64_t num_rows, int64_t channels, int64_t num_tiles,
-                             int64_t num_threads) {
-  if (!popgeo::all_below(src, num_edges, num_sources)) return popgeo::BAD_INPUT;
-  return popgeo::with_plan(dst, {rowptr, perm, num_edges, num_rows, num_tiles, num_threads},
-                           [=](const Plan& plan) { popgeo::kernels(channels).cfconv(dtype, plan, x, w, src, out, channels); });
+struct CfconvCall {
+  int64_t dtype;
+  const void *x, *w;
+  const int64_t *src, *dst;
+  const int32_t *rowptr, *perm;  // of dst
+  void* out;
+  int64_t num_edges, num_sources, num_rows, channels, num_tiles, num_threads;
+};
+
+EXPORT int64_t popgeo_cfconv(const CfconvCall* packed) {
+  const CfconvCall call = *packed;
+  if (!popgeo::all_below(call.src, call.num_edges, call.num_sources)) return popgeo::BAD_INPUT;
+  return popgeo::with_plan(
+      call.dst, {call.rowptr, call.perm, call.num_edges, call.num_rows, call.num_tiles, call.num_threads},
+      [&](const Plan& plan) {
+        popgeo::kernels(call.channels).cfconv(call.dtype, plan, call.x, call.w, call.src, call.out, call.channels);
+      });
 }
 
-EXPORT int64_t popgeo_cfconv_backward(int64_t dtype, const void* grad, const void* x, const void* w, const int64_t* src,
-                                      const int64_t* dst, const int32_t* rowptr, const int32_t* perm, void* grad_x,
-                                      void* grad_w, int64_t num_edges, int64_t num_sources, int64_t num_rows,
-                                      int64_t channels, int64_t num_tiles, int64_t num_threads) {
-  if (!popgeo::all_below(dst, num_edges, num_rows)) return popgeo::BAD_INPUT;
-  return popgeo::with_plan(src, {rowptr, perm, num_edges, num_sources, num_tiles, num_threads}, [=](const Plan& plan) {
-    popgeo::kernels(channels).cfconv_backward(dtype, plan, grad, x, w, dst, grad_x, grad_w, channels);
-  }, true);
+struct CfconvBackwardCall {
+  int64_t dtype;
+  const void *grad, *x, *w;
+  const int64_t *src, *dst;
+  const int32_t *rowptr, *perm;  // of src
+  void *grad_x, *grad_w;
+  int64_t num_edges, num_sources, num_rows, channels, num_tiles, num_threads;
+};
+
+EXPORT int64_t popgeo_cfconv_backward(const CfconvBackwardCall* packed) {
+  const CfconvBackwardCall call = *packed;
+  if (!popgeo::all_below(call.dst, call.num_edges, call.num_rows)) return popgeo::BAD_INPUT;
+  return popgeo::with_plan(
+      call.src, {call.rowptr, call.perm, call.num_edges, call.num_sources, call.num_tiles, call.num_threads},
+      [&](const Plan& plan) {
+        popgeo::kernels(call.channels)
+            .cfconv_backward(call.dtype, plan, call.grad, call.x, call.w, call.dst, call.grad_x, call.grad_w,
+                             call.channels);
+      },
+      true);
 }
 
 #endif

@@ -141,12 +141,13 @@ inline void store(bfloat16* to, floats vector) {
 }
 
 #if defined(__AVX512F__)
+// With a mask of all lanes, because GCC 12 warns of the plain conversions.
 inline floats load(const float16* from) {
-  return bit_cast<floats>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+  return bit_cast<floats>(_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
 }
 inline void store(float16* to, floats vector) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
-                      _mm512_cvtps_ph(bit_cast<__m512>(vector), _MM_FROUND_TO_NEAREST_INT));
+                      _mm512_maskz_cvtps_ph(0xffff, bit_cast<__m512>(vector), _MM_FROUND_TO_NEAREST_INT));
 }
 #elif defined(__F16C__) && defined(__AVX2__)
 inline floats load(const float16* from) {

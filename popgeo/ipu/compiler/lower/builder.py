@@ -1,6 +1,6 @@
 """Collects the steps of a program; what must be moved follows from what vertices read and where it lies."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -16,14 +16,17 @@ class Builder:
 
     Args:
         num_tiles: Tiles of the machine.
+        on_compute: Takes each compute set's name and vertices; when left out, they become steps, after the exchange
+            that brings what they read.
 
     Attributes:
         constants: What variables hold from the start, flat.
         numbers: The variable of numbers that are given anew at each run, which every tile has a copy of.
     """
 
-    def __init__(self, num_tiles: int) -> None:
+    def __init__(self, num_tiles: int, on_compute: Callable[[str, Iterable[Vertex]], None] | None = None) -> None:
         self.num_tiles = num_tiles
+        self.compute = on_compute or self._add_steps
         self.variables: dict[str, Variable] = {}
         self.steps: list[Step] = []
         self.fallbacks: list[str] = []
@@ -42,8 +45,9 @@ class Builder:
     def partial(self, label: str, dtype: torch.dtype, holders: np.ndarray) -> Region:
         """A partial result whose element [i, j, ...] lies on tile `holders[i, j, ...]`."""
         name = f"{label}#{len(self.variables)}"
-        whole = self.declare(name, dtype, from_holders(holders.ravel()))
-        return Region(variable=name, elements=whole.elements.reshape(holders.shape))
+        self.variables[name] = Variable(name=name, dtype=dtype, mapping=from_holders(holders.ravel()))
+        self._holders[name] = holders.astype(np.int32).ravel()
+        return Region(variable=name, elements=np.arange(holders.size).reshape(holders.shape))
 
     def dtype(self, region: Region) -> torch.dtype:
         """Type of a region's elements."""
@@ -53,11 +57,15 @@ class Builder:
         """The tile of each element of a region."""
         return self._holders[region.variable][region.elements]
 
+    def holders_of(self, variable: str) -> np.ndarray:
+        """The tile of each element of a variable that is not on all of them."""
+        return self._holders[variable]
+
     def pieces(self, region: Region) -> Iterator[tuple[int, np.ndarray]]:
         """For each tile that holds a part of the region, the positions of that part in row-major order."""
         return grouped(self.holders(region).ravel())
 
-    def compute(self, name: str, vertices: Iterable[Vertex]) -> None:
+    def _add_steps(self, name: str, vertices: Iterable[Vertex]) -> None:
         """A compute set, after the exchange that brings what its vertices read and do not hold."""
         made = tuple(vertices)
         transfers = tuple(self._transfers(made))

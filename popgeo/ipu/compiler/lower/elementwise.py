@@ -103,7 +103,7 @@ def divide(scope: Scope, out: Region, number: float) -> None:
 def _of_two(
     scope: Scope, name: str, operation: str, out: Region, x: Region, y: Region, numbers: tuple[Any, ...]
 ) -> None:
-    spread = _spread(x, out.elements.shape)
+    spread, y = _spread(x, out.elements.shape), _spread(y, out.elements.shape)
     vertices = (
         Vertex(
             tile=tile,
@@ -118,7 +118,8 @@ def _of_two(
 
 
 def _spread(region: Region, shape: tuple[int, ...]) -> Region:
-    return Region(variable=region.variable, elements=np.broadcast_to(region.elements, shape))
+    """Its elements for each element of a result, in row-major order."""
+    return Region(variable=region.variable, elements=np.broadcast_to(region.elements, shape).ravel())
 
 
 def _broadcasts(operand: tuple[int, ...], shape: tuple[int, ...]) -> bool:

@@ -1,6 +1,6 @@
 """Which lowering knows which operation."""
 
-from popgeo.ipu.compiler.lower import indexed
+from popgeo.ipu.compiler.lower import indexed, norms
 from popgeo.ipu.compiler.lower.builder import Scope
 from popgeo.ipu.compiler.lower.elementwise import is_elementwise, lower_elementwise
 from popgeo.ipu.compiler.lower.fallback import lower_on_one_tile
@@ -14,9 +14,9 @@ from popgeo.ipu.op_graph import Op
 def lower(scope: Scope, op: Op) -> bool:
     """Adds an operation's steps; False where no lowering knows it and it runs on one tile."""
     name = op.target.split(".")[1]
-    by_row = indexed.lowering_of(scope, op)
-    if by_row is not None:
-        by_row(scope, op)
+    own = indexed.lowering_of(scope, op) or norms.lowering_of(op)
+    if own is not None:
+        own(scope, op)
     elif is_fill(op):
         lower_fill(scope, op)
     elif name == "arange":

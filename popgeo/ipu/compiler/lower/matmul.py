@@ -8,7 +8,7 @@ import numpy as np
 from popgeo.ipu.compiler.lower.builder import Scope, part, reshaped
 from popgeo.ipu.compiler.lower.elementwise import add
 from popgeo.ipu.compiler.lower.movement import copy
-from popgeo.ipu.compiler.lower.reduce import combine
+from popgeo.ipu.compiler.lower.reduce import combine_partials
 from popgeo.ipu.op_graph import Op
 from popgeo.ipu.program import Operand, Region, Vertex
 
@@ -79,7 +79,7 @@ def _product(scope: Scope, c: Region, a: Region, b: Region, direct: bool) -> Reg
         return c if products.variable == c.variable else part(products, 0)
     whole = c if direct else builder.partial(label, builder.dtype(c), builder.holders(c))
     places = np.broadcast_to(np.arange(c.elements.size).reshape(c.elements.shape), products.elements.shape)
-    combine(scope, whole, products, places, "sum")
+    combine_partials(scope, whole, products, places, "sum")
     return whole
 
 

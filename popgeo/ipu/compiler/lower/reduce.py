@@ -10,6 +10,8 @@ from popgeo.ipu.compiler.lower.builder import Builder, Scope, flat, grouped
 from popgeo.ipu.op_graph import Op
 from popgeo.ipu.program import Operand, Region, Vertex
 
+MANY_PARTIALS = 16  # for one element of a result, from which on a stage of groups pays
+PARTIALS_SPREAD_OVER = 32  # elements of a result on each tile, from which on all tiles are at work without groups
 HOW = {
     "sum": "sum", "mean": "sum", "prod": "prod", "amax": "amax", "amin": "amin", "any": "amax", "all": "amin",
     "max": "amax", "min": "amin",
@@ -42,7 +44,7 @@ def lower_reduction(scope: Scope, op: Op) -> None:
 def combine(
     scope: Scope, out: Region, source: Region, places: np.ndarray, how: str, scale: float | None = None
 ) -> None:
-    """Reduces elements into places.
+    """Reduces elements into places, first on the tiles that hold several elements of the same place.
 
     Args:
         scope: What is lowered.
@@ -54,15 +56,40 @@ def combine(
     """
     builder = scope.builder
     places = places.ravel()
-    holders = builder.holders(source).ravel().astype(np.int64)
-    at_home = builder.holders(out).ravel()
-    keys, partial_of = np.unique(holders * out.elements.size + places, return_inverse=True)
-    worthwhile = len(keys) < source.elements.size and bool((holders != at_home[places]).any())
-    dtype = builder.dtype(out)
-    if worthwhile:
-        between = builder.partial(scope.label, _partial_type(dtype), keys // out.elements.size)
-        builder.compute(f"{scope.label}: reduce in place", _reduced(builder, between, source, partial_of, how, None))
-        source, places = between, keys % out.elements.size
+    at = builder.holders(source).ravel()
+    if (at != builder.holders(out).ravel()[places]).any():
+        keys, partial_of = np.unique(at.astype(np.int64) * out.elements.size + places, return_inverse=True)
+        if len(keys) < source.elements.size:
+            between = builder.partial(scope.label, _partial_type(builder.dtype(out)), keys // out.elements.size)
+            vertices = _reduced(builder, between, source, partial_of, how, None)
+            builder.compute(f"{scope.label}: reduce in place", vertices)
+            source, places = between, keys % out.elements.size
+    combine_partials(scope, out, source, places, how, scale)
+
+
+def combine_partials(
+    scope: Scope, out: Region, source: Region, places: np.ndarray, how: str, scale: float | None = None
+) -> None:
+    """Reduces elements of different tiles; where there are many for each place, in groups over all tiles first.
+
+    Arguments as in `combine`.
+    """
+    builder = scope.builder
+    places = places.ravel()
+    each = source.elements.size // max(out.elements.size, 1)
+    if each >= MANY_PARTIALS and out.elements.size < builder.num_tiles * PARTIALS_SPREAD_OVER:
+        groups = math.isqrt(each)
+        order = np.argsort(places, kind="stable")
+        rank = np.empty_like(order)
+        firsts = np.searchsorted(places[order], np.arange(out.elements.size))
+        rank[order] = np.arange(len(order)) - firsts[places[order]]
+        group = np.minimum(rank * groups // each, groups - 1)
+        used = min(groups * out.elements.size, builder.num_tiles)
+        holders = np.arange(groups * out.elements.size) * used // (groups * out.elements.size)
+        between = builder.partial(scope.label, _partial_type(builder.dtype(out)), holders)
+        vertices = _reduced(builder, between, source, group * out.elements.size + places, how, None)
+        builder.compute(f"{scope.label}: reduce groups", vertices)
+        source, places = between, np.arange(groups * out.elements.size) % out.elements.size
     builder.compute(f"{scope.label}: reduce", _reduced(builder, out, source, places, how, scale))
 
 
@@ -70,13 +97,17 @@ def _reduced(
     builder: Builder, out: Region, source: Region, places: np.ndarray, how: str, scale: float | None
 ) -> list[Vertex]:
     """On each tile that holds a part of `out`, a vertex that reduces all that goes there."""
-    order = np.argsort(places, kind="stable")
-    firsts = np.searchsorted(places[order], np.arange(out.elements.size + 1))
+    at = builder.holders(out).ravel()
+    members_of = dict(grouped(at[places]))
+    nothing = np.array([], np.int64)
+    local = np.zeros(len(at), np.int64)
     vertices = []
-    for tile, where in grouped(builder.holders(out).ravel()):
-        members = np.concatenate([order[firsts[p] : firsts[p + 1]] for p in where])
-        local = np.repeat(np.arange(len(where)), firsts[where + 1] - firsts[where])
-        arguments: tuple[Any, ...] = (Operand(0), local, len(where), how, builder.dtype(out), scale)
+    for tile, where in grouped(at):
+        local[where] = np.arange(len(where))
+        members = members_of.get(tile, nothing)
+        arguments: tuple[Any, ...] = (
+            Operand(0), local[places[members]], len(where), how, builder.dtype(out), scale
+        )  # fmt: skip
         vertices.append(
             Vertex(
                 tile=tile,

@@ -12,7 +12,7 @@ from popgeo.ipu.compiler.lower.builder import Scope, flat, part
 from popgeo.ipu.compiler.lower.elementwise import add
 from popgeo.ipu.compiler.lower.matmul import cuts
 from popgeo.ipu.compiler.lower.movement import copy
-from popgeo.ipu.compiler.lower.reduce import combine
+from popgeo.ipu.compiler.lower.reduce import combine_partials
 from popgeo.ipu.program import Operand, Region, Vertex
 
 
@@ -28,7 +28,7 @@ def gather_rows(scope: Scope, table: Region, index: Region, out: Region | None =
     """
     builder, label = scope.builder, scope.label
     (num_rows, columns), lookups = table.elements.shape, index.elements.size
-    row_cuts, column_cuts, lookup_cuts = _cuts(scope, num_rows, columns, lookups)
+    row_cuts, column_cuts, lookup_cuts = _cuts(scope, "gather", num_rows, columns, lookups)
     answers_at = np.zeros((len(row_cuts), lookups, columns), np.int32)
     spread_at = np.zeros((lookups, columns), np.int32)
     for (p, some), (u, narrow) in itertools.product(enumerate(lookup_cuts), enumerate(column_cuts)):
@@ -119,7 +119,7 @@ def scatter_rows(
     """
     builder, label = scope.builder, scope.label
     (num_rows, columns), lookups = out.elements.shape, index.elements.size
-    row_cuts, column_cuts, lookup_cuts = _cuts(scope, num_rows, columns, lookups)
+    row_cuts, column_cuts, lookup_cuts = _cuts(scope, "scatter_add", num_rows, columns, lookups)
     sums_at = np.zeros((len(lookup_cuts), num_rows, columns), np.int32)
     for (p, _), (s, rows), (u, narrow) in itertools.product(
         enumerate(lookup_cuts), enumerate(row_cuts), enumerate(column_cuts)
@@ -156,7 +156,7 @@ def scatter_rows(
     if len(lookup_cuts) > 1:
         whole = out if base is None else builder.partial(label, builder.dtype(out), builder.holders(out))
         places = np.broadcast_to(np.arange(out.elements.size).reshape(out.elements.shape), sums.elements.shape)
-        combine(scope, whole, sums, places, how)
+        combine_partials(scope, whole, sums, places, how)
         if base is None:
             return
         total = Region(variable=whole.variable, elements=whole.elements[None])
@@ -166,11 +166,16 @@ def scatter_rows(
         add(scope, out, base, part(total, 0), alpha=alpha)
 
 
-def _cuts(scope: Scope, rows: int, columns: int, lookups: int) -> tuple[list[slice], list[slice], list[slice]]:
-    split, tiles = scope.plan.split, scope.builder.num_tiles
-    if not {"rows", "columns", "lookups"} <= split.keys():
+def _cuts(
+    scope: Scope, family: str, rows: int, columns: int, lookups: int
+) -> tuple[list[slice], list[slice], list[slice]]:
+    """The division that the plan, or the part of it of this family, has chosen; else one that occupies the tiles."""
+    parts = sorted((scope.plan, *scope.plan.parts), key=lambda plan: plan.family != family)
+    split = next((plan.split for plan in parts if {"rows", "columns", "lookups"} <= plan.split.keys()), None)
+    if split is None:
+        tiles = scope.builder.num_tiles
         high = max(1, min(rows, 2))
-        wide = max(1, min(columns, 2, tiles // high))
+        wide = max(1, min(-(-columns // 2), tiles // high))
         split = {"rows": high, "columns": wide, "lookups": max(1, min(lookups, tiles // (high * wide)))}
     return cuts(rows, split["rows"]), cuts(columns, split["columns"]), cuts(lookups, split["lookups"])
 
