@@ -54,6 +54,7 @@ def clean(notebook: NotebookNode) -> NotebookNode:
                 output.text = without_clock(output.text)
             elif "image/png" in output.get("data", ()):
                 output.data["image/png"] = smaller(output.data["image/png"])
+    notebook.metadata.pop("widgets", None)
     notebook.metadata.language_info = {"name": "python"}
     return notebook
 

@@ -173,9 +173,14 @@ def test_strategies_stand_side_by_side_with_their_percentages():
     for bars, column in zip(ax.containers, ("nodes", "edges"), strict=True):
         assert bars.get_label() == column
         assert_allclose([bar.get_height() for bar in bars], SUMMARY[column])
-    assert [text.get_text() for text in ax.texts] == ["62.0", "99.0", "60.0", "98.0"]
+    assert [text.get_text() for text in ax.texts] == ["62", "99", "60", "98"]
     left = [[bar.get_x() for bar in bars] for bars in ax.containers]
     assert left[0][0] < left[1][0] < left[0][1]
+
+
+def test_a_strategy_that_is_nearly_full_is_not_called_full():
+    ax = plots.strategies(pd.DataFrame({"strategy": ["window", "perfect"], "nodes": [0.9999, 1.0]}))
+    assert [text.get_text() for text in ax.texts] == ["99.99", "100"]
 
 
 def test_batch_mean_sizes_are_densities_over_the_same_bins():

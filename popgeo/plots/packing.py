@@ -1,12 +1,13 @@
 """How full batches are, and how random."""
 
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 from numpy.typing import ArrayLike
 
 from popgeo.plots.style import COLORS, PALETTE, REFERENCE, dimensions, drawing, require
@@ -24,9 +25,10 @@ def batch_fill(fill: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         ['nodes, mean 97.0 %', 'graphs, mean 75.0 %']
     """
     with drawing(ax) as ax:
-        for column in dimensions(fill):
+        look: dict[str, Any] = {"markersize": 3.5, "linewidth": 1}
+        for marker, column in zip("osD", dimensions(fill), strict=False):
             label = f"{column}, mean {100 * fill[column].mean():.1f} %"
-            ax.plot(np.arange(len(fill)), fill[column], color=COLORS[column], label=label, marker=".", linewidth=1)
+            ax.plot(np.arange(len(fill)), fill[column], color=COLORS[column], label=label, marker=marker, **look)
         ax.set(xlabel="batch", ylabel="real share of slots (%)", title="How full the batches are", ylim=(0, 1.05))
         ax.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -54,7 +56,7 @@ def efficiency_over_budget(table: pd.DataFrame, *, bound: pd.DataFrame | None = 
         for marker, (strategy, rows) in zip(cycle("osD^vP*X"), table.groupby("strategy", sort=False), strict=False):
             ax.plot("num_nodes", "efficiency", data=rows.sort_values("num_nodes"), marker=marker, label=str(strategy))
         ax.set(xlabel="num_nodes of a batch", ylabel="efficiency (%)", title="Packing efficiency")
-        ax.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g}"))
         ax.legend()
     return ax
 
@@ -77,8 +79,8 @@ def strategies(summary: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         for i, column in enumerate(columns):
             at = np.arange(len(summary)) + (i - (len(columns) - 1) / 2) * width
             bars = ax.bar(at, summary[column], width, color=COLORS[column], label=column)
-            ax.bar_label(bars, fmt=lambda share: f"{100 * share:.1f}", fontsize="x-small", padding=2)
-        ax.set(xlabel="strategy", ylabel="real share of slots (%)", title="Packing strategies", ylim=(0, 1.05))
+            ax.bar_label(bars, fmt=lambda share: f"{100 * share:.4g}", fontsize="x-small", padding=2)
+        ax.set(xlabel="strategy", ylabel="real share of slots (%)", title="Packing strategies", ylim=(0, 1.1))
         ax.set_xticks(np.arange(len(summary)), summary["strategy"].astype(str))
         ax.grid(False, axis="x")
         ax.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
