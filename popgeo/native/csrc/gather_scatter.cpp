@@ -571,12 +571,9 @@ EXPORT int64_t popgeo_choose_isa(int64_t isa) {
   return popgeo::chosen_isa;
 }
 
-// Returns Order. Where the index is sorted, perm is 0, 1, 2, ...
+// Returns Order. Where the index is sorted, perm is left untouched.
 EXPORT int64_t popgeo_plan(const int64_t* index, int64_t num_edges, int64_t num_rows, int32_t* rowptr, int32_t* perm) {
-  const popgeo::Order order = popgeo::sort(index, num_edges, num_rows, rowptr, perm);
-  if (order == popgeo::SORTED)
-    for (int64_t e = 0; e < num_edges; ++e) perm[e] = int32_t(e);
-  return order;
+  return popgeo::sort(index, num_edges, num_rows, rowptr, perm);
 }
 
 // Pointers as a plan holds them; returns whether they climb within the edges.
