@@ -196,7 +196,8 @@ void add(const int64_t* index, int64_t num_edges, int64_t num_rows, const T* src
   for (int64_t e = 0; e < num_edges; ++e) {
     const T* from = src + e * channels;
     T* to = out + index[e] * channels;
-    __builtin_prefetch(out + index[e + ahead < num_edges ? e + ahead : e] * channels, 1, 3);
+    const T* next = out + index[e + ahead < num_edges ? e + ahead : e] * channels;
+    for (int64_t c = 0; c < channels; c += 64 / int64_t(sizeof(T))) __builtin_prefetch(next + c, 1, 3);
     int64_t c = 0;
     for (; c + lanes <= channels; c += lanes) store(to + c, load(to + c) + load(from + c));
     for (; c < channels; ++c) to[c] += from[c];
