@@ -7,7 +7,7 @@ RUN := $(VENV)/bin/python
 DONE := $(VENV)/.installed
 SOURCES := requirements.txt pyproject.toml setup.py $(wildcard popgeo/native/csrc/*)
 
-.PHONY: demo test check format bench fuzz clean
+.PHONY: demo test check format bench docs fuzz clean
 
 demo: $(DONE) ## train SchNet on the bundled molecules and show how it went
 	$(RUN) -m popgeo
@@ -30,6 +30,10 @@ bench: $(DONE) ## print every figure that the documents claim, as ratios against
 	@for script in benchmarks/[a-z]*.py; do \
 	  grep -q '__main__' $$script || continue; echo "popgeo: $$script"; $(RUN) $$script || exit 1; done
 
+docs: $(DONE) ## build the documentation in build/docs; a warning is an error
+	$(RUN) -m sphinx -W --keep-going -q -b html docs build/docs
+	@echo "popgeo: open build/docs/index.html"
+
 fuzz: $(DONE) ## random calls of the compiled kernels under AddressSanitizer, for a minute
 	$(RUN) tests/native/fuzz.py --seconds 60
 
@@ -46,4 +50,4 @@ $(DONE): $(SOURCES)
 	@touch $@
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) build dist *.egg-info popgeo/native/*.so popgeo-run
+	rm -rf $(VENV) build dist docs/notebooks *.egg-info popgeo/native/*.so popgeo-run

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.datasets import Planetoid
 from torch_geometric.transforms import NormalizeFeatures
+from tqdm.auto import tqdm
 
 from popgeo.nn import GCN, accuracy, cross_entropy
 
@@ -54,7 +55,7 @@ def main() -> None:
         dataset = Planetoid(arguments.root, name, transform=NormalizeFeatures())
         runs = [
             100 * test_accuracy(dataset[0], dataset.num_classes, seed, arguments.epochs)
-            for seed in range(arguments.seeds)
+            for seed in tqdm(range(arguments.seeds), name, unit=" seeds", leave=False, delay=1)
         ]
         print(f"{name:10} {statistics.mean(runs):7.2f} {statistics.pstdev(runs):6.2f}", flush=True)
 

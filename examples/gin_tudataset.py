@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.data import Batch
 from torch_geometric.datasets import TUDataset
+from tqdm.auto import tqdm
 
 from popgeo.loader import FixedSizeDataLoader
 from popgeo.nn import GIN, accuracy, cross_entropy
@@ -111,7 +112,7 @@ def main() -> None:
                 validation_curve(
                     dataset[train], dataset[valid], arguments.hidden, arguments.batch_size, arguments.epochs
                 )
-                for train, valid in folds
+                for train, valid in tqdm(folds, name, unit=" folds", leave=False, delay=1)
             ]
         )
         mean = 100 * curves.mean(0)

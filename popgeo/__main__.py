@@ -12,15 +12,15 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
-from torch_geometric.data import InMemoryDataset
+from torch_geometric.data import Batch, Data, InMemoryDataset
 from torch_geometric.datasets import QM9
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from popgeo import ipu, plots
 from popgeo.data import FixedSizeOptions, FlatStore
 from popgeo.datasets import Molecules
 from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
-from popgeo.nn import KNNInteractionGraph, SchNet, l1_loss
+from popgeo.nn import KNNInteractionGraph, PrecomputeInteractionGraph, SchNet, l1_loss
 from popgeo.settings import Settings, make_folder, parse
 
 MEV = 1000.0  # meV in an eV
@@ -32,14 +32,18 @@ HELD_OUT = 0.1  # share of the molecules kept for validation, and again for the 
 class GapModel(torch.nn.Module):
     """SchNet and the loss it is trained on: `(prediction, loss)`, both in eV, as the executor wants them."""
 
-    def __init__(self, schnet: SchNet, num_graphs: int) -> None:
+    def __init__(self, schnet: SchNet, num_graphs: int, column: int) -> None:
         super().__init__()
         self.schnet = schnet
         self.num_graphs = num_graphs
+        self.column = column
 
-    def forward(self, z: Tensor, pos: Tensor, batch: Tensor, gap: Tensor, graphs_mask: Tensor) -> tuple[Tensor, Tensor]:
-        prediction = self.schnet(z, pos, batch, num_graphs=self.num_graphs).flatten()  # [num_graphs]
-        return prediction, l1_loss(prediction, gap, graphs_mask)
+    def forward(
+        self, z: Tensor, pos: Tensor, batch: Tensor, y: Tensor, graphs_mask: Tensor, pairs: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        out = self.schnet(z, pos, batch, pairs, num_graphs=self.num_graphs, half_list=pairs is not None)
+        prediction = out.flatten()  # [num_graphs]
+        return prediction, l1_loss(prediction, y[:, self.column], graphs_mask)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,27 +63,29 @@ def run(settings: Settings, dataset: InMemoryDataset) -> None:
     """Trains, validates after each epoch, tests once; prints what happened and writes it to `settings.out`."""
     torch.manual_seed(settings.seed)
     torch.set_num_threads(settings.threads)
-    store = FlatStore.from_dataset(dataset, exclude_keys=UNUSED)
-    ids = split(len(store), settings.limit, settings.seed)
+    ids = split(len(dataset), settings.limit, settings.seed)
+    stores = {name: flatten(dataset[of], settings) for name, of in ids.items()}
     gap = dataset.y[:, GAP[settings.dataset]].float()
     mean, std = gap[ids["training"]].mean().item(), gap[ids["training"]].std().item()
     print("molecules: " + ", ".join(f"{len(of):,} for {name}" for name, of in ids.items()))
 
-    sizes = FixedSizeOptions.tune(store.view(ids["training"]), target_graphs=settings.batch_size)
+    sizes = FixedSizeOptions.tune(stores["training"], target_graphs=settings.batch_size)
     options = ipu.Options(device_iterations=settings.device_iterations, output_mode="all")
     loaders = {
         name: FixedSizeDataLoader(
-            store.view(of),
+            store,
             shuffle=name == "training",
             fixed_size_options=sizes,
             fixed_size_strategy=FixedSizeStrategy.Window if name == "training" else FixedSizeStrategy.StreamPack,
             options=options,
             seed=settings.seed,
         )
-        for name, of in ids.items()
+        for name, store in stores.items()
     }
-    schnet = make_schnet(settings, mean, std, max_num_nodes=int(store.sizes[:, 0].max()))
-    model = GapModel(schnet, sizes.num_graphs)
+    schnet = make_schnet(
+        settings, mean, std, max_num_nodes=max(int(store.sizes[:, 0].max()) for store in stores.values())
+    )
+    model = GapModel(schnet, sizes.num_graphs, GAP[settings.dataset])
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.epochs)
     training, inference = ipu.training_model(model, options, optimizer), ipu.inference_model(model, options)
@@ -89,15 +95,15 @@ def run(settings: Settings, dataset: InMemoryDataset) -> None:
     for epoch in range(1, settings.epochs + 1):
         progress = tqdm(loaders["training"], desc=f"epoch {epoch}/{settings.epochs}", unit="call")
         start = time.perf_counter()
-        train_mae, num_graphs = train_epoch(training, progress, GAP[settings.dataset])
+        train_mae, num_graphs = train_epoch(training, progress)
         graphs_per_second = num_graphs / (time.perf_counter() - start)
         schedule.step()
         training.set_optimizer(optimizer)
-        validation = predict(inference, loaders["validation"], GAP[settings.dataset])
+        validation = predict(inference, loaders["validation"])
         history.append((epoch, MEV * train_mae, MEV * mae(validation), graphs_per_second))
     metrics = pd.DataFrame(history, columns=["epoch", "train_mae", "validation_mae", "graphs_per_second"])
     metrics["mean_predictor_mae"] = MEV * float((validation["gap"] - mean).abs().mean())
-    test = predict(inference, loaders["test"], GAP[settings.dataset])
+    test = predict(inference, loaders["test"])
 
     print("\nmean absolute errors in meV; mean_predictor_mae: always predicting the mean, on the validation molecules")
     print(metrics.to_string(index=False, float_format="{:,.0f}".format))
@@ -106,6 +112,15 @@ def run(settings: Settings, dataset: InMemoryDataset) -> None:
     print("full: " + ", ".join(f"{share:.1%} of {what}" for what, share in full.items()))
     print(f"\n{training.report}\n")
     save(settings.out, metrics, test, str(training.report), schnet)
+
+
+def flatten(dataset: InMemoryDataset, settings: Settings) -> FlatStore:
+    """The molecules, with each pair of atoms within the cutoff unless neighbours are to be found in every step."""
+    if settings.num_neighbors is not None:
+        return FlatStore.from_dataset(dataset, exclude_keys=UNUSED)
+    list_pairs = PrecomputeInteractionGraph(settings.cutoff, half_list=True)
+    molecules = tqdm(dataset, desc="listing pairs of atoms", unit=" molecules", delay=1, leave=False)
+    return FlatStore.from_dataset([list_pairs(Data(z=one.z, pos=one.pos, y=one.y)) for one in molecules])
 
 
 def split(num_molecules: int, limit: int | None, seed: int) -> dict[str, np.ndarray]:
@@ -118,24 +133,31 @@ def split(num_molecules: int, limit: int | None, seed: int) -> dict[str, np.ndar
 
 def make_schnet(settings: Settings, mean: float, std: float, max_num_nodes: int) -> SchNet:
     """The model; its outputs start around the mean of the targets, on their scale (eV)."""
+    k = settings.num_neighbors
     return SchNet(
         hidden_channels=settings.hidden_channels,
         num_filters=settings.hidden_channels,
         num_interactions=settings.num_interactions,
         num_gaussians=32,
         cutoff=settings.cutoff,
-        interaction_graph=KNNInteractionGraph(settings.num_neighbors, settings.cutoff, max_num_nodes),
+        interaction_graph=None if k is None else KNNInteractionGraph(k, settings.cutoff, max_num_nodes),
         readout="mean",  # the gap does not grow with the molecule
         mean=mean,
         std=std,
     )
 
 
-def train_epoch(training: ipu.CompiledModel, batches: tqdm, column: int) -> tuple[float, int]:
+def call(model: ipu.CompiledModel, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Predictions and losses of the mini-batches of one call; where no pairs are listed the model finds neighbours."""
+    pairs = {"pairs": batch.edge_index} if "edge_index" in batch else {}
+    return model(batch.z, batch.pos, batch.batch, batch.y, batch.graphs_mask, **pairs)
+
+
+def train_epoch(training: ipu.CompiledModel, batches: tqdm) -> tuple[float, int]:
     """One pass over the training molecules: their mean absolute error while training (eV), and how many they are."""
     error, num_graphs = 0.0, 0
     for batch in batches:
-        _, loss = training(batch.z, batch.pos, batch.batch, batch.y[:, column], batch.graphs_mask)
+        _, loss = call(training, batch)
         real = batch.graphs_mask.view(len(loss), -1).sum(1)  # [mini-batches]
         error += (loss * real).sum().item()
         num_graphs += int(real.sum())
@@ -143,28 +165,30 @@ def train_epoch(training: ipu.CompiledModel, batches: tqdm, column: int) -> tupl
     return error / num_graphs, num_graphs
 
 
-def predict(inference: ipu.CompiledModel, batches: FixedSizeDataLoader, column: int) -> pd.DataFrame:
+def predict(inference: ipu.CompiledModel, batches: FixedSizeDataLoader) -> pd.DataFrame:
     """The gap of each real molecule, computed and predicted (eV)."""
     gaps, predictions = [], []
     for batch in batches:
-        gap = batch.y[:, column]
-        prediction, _ = inference(batch.z, batch.pos, batch.batch, gap, batch.graphs_mask)
-        gaps.append(gap[batch.graphs_mask])
+        prediction, _ = call(inference, batch)
+        gaps.append(batch.y[batch.graphs_mask, inference.column])
         predictions.append(prediction[batch.graphs_mask])
     return pd.DataFrame({"gap": torch.cat(gaps).numpy(), "prediction": torch.cat(predictions).numpy()})
 
 
 def fill(batches: FixedSizeDataLoader, schnet: SchNet, num_nodes: int) -> dict[str, float]:
-    """The share of slots that are real: nodes and graphs of the batches, edges of the interaction graph."""
+    """The share of slots that are real: nodes, edges (listed pairs, or those of the interaction graph) and graphs."""
     shares = []
     for batch in islice(batches, 10):
-        parts = (t.split(num_nodes) for t in (batch.pos, batch.batch, batch.nodes_mask))
-        edges = [
-            schnet.interaction_graph(p, of, nodes_mask=m)[1] < schnet.cutoff for p, of, m in zip(*parts, strict=True)
-        ]
-        masks = (batch.nodes_mask, torch.cat(edges), batch.graphs_mask)
-        shares.append([mask.float().mean().item() for mask in masks])
+        edges = batch.edges_mask if "edge_index" in batch else near(batch, schnet, num_nodes)
+        shares.append([mask.float().mean().item() for mask in (batch.nodes_mask, edges, batch.graphs_mask)])
     return dict(zip(("nodes", "edges", "graphs"), torch.tensor(shares).mean(0).tolist(), strict=True))
+
+
+def near(batch: Batch, schnet: SchNet, num_nodes: int) -> Tensor:
+    """Which edges that the interaction graph finds are within the cutoff."""
+    parts = (t.split(num_nodes) for t in (batch.pos, batch.batch, batch.nodes_mask))
+    graph = schnet.interaction_graph
+    return torch.cat([graph(p, of, nodes_mask=m)[1] < schnet.cutoff for p, of, m in zip(*parts, strict=True)])
 
 
 def mae(predicted: pd.DataFrame) -> float:

@@ -20,7 +20,7 @@ class Settings:
     batch_size: int
     hidden_channels: int
     num_interactions: int
-    num_neighbors: int
+    num_neighbors: int | None
     cutoff: float
     lr: float
     device_iterations: int
@@ -84,7 +84,12 @@ def parse(arguments: Sequence[str] | None) -> Settings:
     add("--batch-size", type=count, default=32, help="molecules that a mini-batch holds on average")
     add("--hidden-channels", type=count, default=64, help="features of an atom, and of a filter")
     add("--num-interactions", type=count, default=3, help="interaction blocks of SchNet")
-    add("--num-neighbors", type=count, default=16, help="edges of each atom in the KNN interaction graph")
+    add(
+        "--num-neighbors",
+        type=count,
+        help="find so many nearest neighbours of each atom in every step (KNN), instead of listing all pairs of atoms "
+        "within the cutoff once, beforehand",
+    )
     add("--cutoff", type=number, default=5.0, help="longest interaction, in angstrom")
     add("--lr", type=number, default=2e-3, help="learning rate of AdamW, annealed to 0 by a cosine")
     add("--device-iterations", type=count, default=4, help="training steps in one call of the executor")

@@ -1,5 +1,7 @@
 """Figures show the numbers they are given, name their units, and leave everything else as it was."""
 
+from types import SimpleNamespace
+
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
@@ -28,7 +30,18 @@ GRID = pd.DataFrame(
         "ratio": [2.0, 0.5, 8, 1],
     }
 )
-GIVEN = (HISTORY, FILL, EFFICIENCY, BOUND, SUMMARY, GRID)
+MEASURED = pd.DataFrame({"op": ["gather", "scatter"], "measured": [1e3, 2e3], "modelled": [1.1e3, 1.9e3]})
+EDGES, REAL = np.array([[0, 1, 3], [1, 0, 3]]), np.array([True, True, True, False])
+WATER = SimpleNamespace(
+    z=np.array([8, 1, 1, 0]),  # the last atom is padding
+    pos=np.array([[0.0, 0, 0], [0.76, 0.59, 0], [-0.76, 0.59, 0], [9, 9, 9]]),
+    edge_index=np.array([[0, 1, 0, 2], [1, 0, 2, 0]]),
+    edge_attr=np.eye(4)[[0, 0, 0, 0]],
+)
+SUPERSTEPS = pd.DataFrame({"activity": ["exchange", "compute"], "start": [0, 300], "length": [300, 900]})
+BLOCKS = pd.DataFrame({"module": ["a", "b"], "compute": [9, 20], "exchange": [5, 1], "sync": [1, 1]})
+TILES = pd.DataFrame({"values": [100, 80], "stack": [32, 32]})
+GIVEN = (HISTORY, FILL, EFFICIENCY, BOUND, SUMMARY, GRID, SUPERSTEPS, BLOCKS, TILES)
 PRISTINE = [table.copy() for table in GIVEN]  # before any test has drawn
 PACKED, IID = np.array([17.5, 18.5, 18.0]), np.array([15.0, 21.0, 18.0])
 
@@ -39,6 +52,15 @@ DRAW = {
     "efficiency_over_budget": lambda ax=None: plots.efficiency_over_budget(EFFICIENCY, bound=BOUND, ax=ax),
     "strategies": lambda ax=None: plots.strategies(SUMMARY, ax=ax),
     "batch_mean_sizes": lambda ax=None: plots.batch_mean_sizes(PACKED, IID, ax=ax),
+    "agreement": lambda ax=None: plots.agreement(MEASURED, ax=ax),
+    "adjacency": lambda ax=None: plots.adjacency(EDGES, 4, batch=[0, 0, 1, 2], nodes_mask=REAL, ax=ax),
+    "batch_layout": lambda ax=None: plots.batch_layout([[3, 4], [5]], num_slots=8, ax=ax),
+    "size_histogram": lambda ax=None: plots.size_histogram([3, 5, 5], ax=ax),
+    "molecule": lambda ax=None: plots.molecule(WATER.z, WATER.pos, WATER.edge_index, WATER.edge_attr, ax=ax),
+    "bsp_timeline": lambda ax=None: plots.bsp_timeline(SUPERSTEPS, ax=ax),
+    "cycles_by": lambda ax=None: plots.cycles_by(BLOCKS, ax=ax),
+    "memory_by_tile": lambda ax=None: plots.memory_by_tile(TILES, limit=150, ax=ax),
+    "liveness": lambda ax=None: plots.liveness([200, 700, 300], limit=900, ax=ax),
     "surfaces": lambda ax=None: plots.surfaces(GRID, x="rows", y="channels", panel="op")[0],
 }
 ON_GIVEN_AXES = [name for name in DRAW if name != "surfaces"]
@@ -78,7 +100,7 @@ def test_every_figure_can_be_saved_and_is_not_blank(name, tmp_path):
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 20
 
 
-@pytest.mark.parametrize("name", DRAW)
+@pytest.mark.parametrize("name", [name for name in DRAW if name != "molecule"])  # which has a scale bar instead
 def test_every_axis_is_named(name):
     ax = DRAW[name]()
     assert ax.get_xlabel()

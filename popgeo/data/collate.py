@@ -77,6 +77,15 @@ class FixedSizeCollater:
             "spread_padding_edges": spread_padding_edges,
         }
 
+    def __repr__(self) -> str:
+        options = self.options
+        trims = [name for name, does in (("nodes", self.trim_nodes), ("edges", self.trim_edges)) if does]
+        return (
+            f"{type(self).__name__}({options.total_num_nodes:,} nodes, {options.total_num_edges:,} edges, "
+            f"{options.num_graphs:,} graphs; {'masks' if self.choices['add_pad_masks'] else 'no masks'}"
+            f"{'; trims ' + ' and '.join(trims) if trims else ''})"
+        )
+
     def __call__(self, graphs: Sequence[Data | HeteroData] | Batch) -> Batch:
         """One batch of the given graphs, which stay as they are.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
@@ -20,6 +21,17 @@ class Axis:
     store: StoreKey
     name: str | None = None
     """Set for a graph-level attribute that has not one row per graph: its rows are counted on their own."""
+
+    @property
+    def label(self) -> str:
+        """What to call the rows.
+
+        Example:
+            >>> Axis(Level.NODE, None).label, Axis(Level.EDGE, ("author", "writes", "paper")).label
+            ('nodes', 'author-writes-paper edges')
+        """
+        kind = self.store if isinstance(self.store, str) else "-".join(self.store or ())
+        return f"{kind} {self.level.value}s".lstrip()
 
 
 GRAPHS = Axis(Level.GRAPH, None)
@@ -92,6 +104,7 @@ class FlatStore:
         *,
         exclude_keys: Sequence[str] | None = None,
         levels: Levels | None = None,
+        progress_bar: bool | None = None,
     ) -> "FlatStore":
         """Flattens a dataset.
 
@@ -100,6 +113,8 @@ class FlatStore:
                 `HeteroData`, or a `Subset` or `ConcatDataset` of those.
             exclude_keys: Attributes to leave out.
             levels: What an attribute's rows belong to, as `{"y": "graph"}`; what is not stated is inferred.
+            progress_bar: Whether to show a bar where reading the graphs lasts longer than a second; None means at a
+                terminal and in notebooks.
 
         Raises:
             ValueError: the dataset is empty, mixes `Data` and `HeteroData`, its graphs differ in attributes or types,
@@ -107,7 +122,7 @@ class FlatStore:
         """
         from popgeo.data.flatten import flatten  # the verb needs the noun of this file
 
-        return flatten(dataset, exclude_keys=exclude_keys, levels=levels)
+        return flatten(dataset, exclude_keys=exclude_keys, levels=levels, progress_bar=progress_bar)
 
     @property
     def is_hetero(self) -> bool:
@@ -164,3 +179,8 @@ class FlatStore:
         nodes, edges = total[: len(self.node_types)].sum(), total[len(self.node_types) :].sum()
         names = ", ".join(f"{a.name}: {a.axis.level.value}" for a in self.attributes)
         return f"{type(self).__name__}({len(self):,} graphs, {nodes:,} nodes, {edges:,} edges; {names})"
+
+    def _repr_html_(self) -> str:
+        sizes = pd.DataFrame(self.sizes, columns=[axis.label for axis in self.size_axes])
+        table = sizes.agg(["min", "mean", "max", "sum"]).T.map("{:,.6g}".format)
+        return f"{len(self):,} graphs{table.to_html()}"

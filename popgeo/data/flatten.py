@@ -17,6 +17,7 @@ from popgeo.data.counting import count_edges, count_nodes
 from popgeo.data.flat_store import GRAPHS, Attribute, Axis, FlatStore
 from popgeo.data.increments import increments_of, per_outer_row
 from popgeo.data.levels import Level, Levels, StoreKey, infer_level
+from popgeo.packing.progress import progress
 
 # Attributes that PyG's collate makes anew for a batch, or keeps as plain numbers.
 _MADE_BY_THE_BATCH = {"batch", "ptr", "num_nodes", "num_edges"}
@@ -45,12 +46,18 @@ def why_not_flat(dataset: Any) -> str | None:
     return None
 
 
-def flatten(dataset: Any, *, exclude_keys: Sequence[str] | None = None, levels: Levels | None = None) -> FlatStore:
+def flatten(
+    dataset: Any,
+    *,
+    exclude_keys: Sequence[str] | None = None,
+    levels: Levels | None = None,
+    progress_bar: bool | None = None,
+) -> FlatStore:
     """Lays a dataset out flat; see `FlatStore.from_dataset`."""
     if isinstance(dataset, FlatStore):
         return _without(dataset, set(exclude_keys or ()))
     if isinstance(dataset, Subset):
-        part = flatten(dataset.dataset, exclude_keys=exclude_keys, levels=levels)
+        part = flatten(dataset.dataset, exclude_keys=exclude_keys, levels=levels, progress_bar=progress_bar)
         return part.view(np.asarray(dataset.indices, dtype=np.int64))
     if len(dataset) == 0:
         raise ValueError(f"The dataset ({type(dataset).__name__}) is empty; a batch needs at least one graph.")
@@ -58,7 +65,10 @@ def flatten(dataset: Any, *, exclude_keys: Sequence[str] | None = None, levels: 
     if isinstance(dataset, InMemoryDataset) and dataset.slices is not None and why_not_flat(dataset) is None:
         store = reader.read_collated(dataset._data, dataset.slices)
         return store if dataset._indices is None else store.view(np.asarray(dataset._indices, dtype=np.int64))
-    return reader.read_list([dataset[i] for i in range(len(dataset))])
+    if isinstance(dataset, (list, tuple)):
+        return reader.read_list(dataset)
+    ids = progress(range(len(dataset)), "reading graphs", "graph", progress_bar)
+    return reader.read_list([dataset[i] for i in ids])
 
 
 def _without(store: FlatStore, names: set[str]) -> FlatStore:

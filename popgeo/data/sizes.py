@@ -1,12 +1,14 @@
 """How many nodes, edges and graphs every batch has."""
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from torch_geometric.transforms.pad import Padding
 
 from popgeo.data.flat_store import Axis, FlatStore
@@ -39,8 +41,8 @@ class FixedSizeOptions:
 
     Example:
         >>> options = FixedSizeOptions(num_nodes=12, num_edges=30, num_graphs=4)
-        >>> options.num_nodes, options.num_edges, options.num_graphs
-        (12, 30, 4)
+        >>> options
+        FixedSizeOptions(num_nodes=12, num_edges=30, num_graphs=4)
     """
 
     num_nodes: int | dict[str, int]
@@ -68,6 +70,17 @@ class FixedSizeOptions:
             if count < 0:
                 where = "" if key is None else f"[{key!r}]"
                 raise ValueError(f"num_edges{where} is {count}; it must be 0 (no edges) or more.")
+
+    def _chosen(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._chosen().items())})"
+
+    def _repr_html_(self) -> str:
+        shown = {name: str(value) for name, value in self._chosen().items()}
+        with pd.option_context("display.max_colwidth", None):
+            return pd.Series(shown, name=type(self).__name__).to_frame().to_html()
 
     @property
     def total_num_nodes(self) -> int:
@@ -141,7 +154,8 @@ class FixedSizeOptions:
             dataset: What `FixedSizeDataLoader` takes.
             batch_size: Graphs of a batch, the padding graph included, as in PopTorch Geometric.
             sample_limit: Measure only so many graphs; later ones may then not fit.
-            progress_bar: Accepted for PopTorch Geometric's sake; measuring a flat dataset takes milliseconds.
+            progress_bar: Whether to show a bar where it lasts longer than a second; None means at a terminal and in
+                notebooks. Measuring a dataset that lies in memory takes milliseconds.
             values: Pad values, as `FixedSizeOptions` takes them.
 
         Example:
@@ -156,7 +170,7 @@ class FixedSizeOptions:
             raise ValueError(f"batch_size is {batch_size}; it counts the padding graph, so it must be 2 or more.")
         if not isinstance(dataset, FlatStore) and sample_limit is not None:
             dataset = [dataset[i] for i in range(min(sample_limit, len(dataset)))]
-        store = FlatStore.from_dataset(dataset)
+        store = FlatStore.from_dataset(dataset, progress_bar=progress_bar)
         return cls.worst_case(store, store.sizes[:sample_limit], batch_size, **values)
 
     @classmethod
@@ -203,7 +217,7 @@ class FixedSizeOptions:
             target_graphs: Real graphs of a batch, on average.
             align: Nodes and edges of a batch are multiples of this.
             cost: What a node and an edge cost, as (a, b) in `a * nodes + b * edges`; see `popgeo.packing.tune`.
-            verbose: Whether to print what was chosen and why.
+            verbose: Whether to print what was chosen and why, and to show a bar where it lasts.
             values: Pad values, as `FixedSizeOptions` takes them.
 
         Raises:
@@ -216,10 +230,18 @@ class FixedSizeOptions:
             >>> options.num_nodes % 8, options.num_edges
             (0, 0)
         """
-        store = FlatStore.from_dataset(dataset)
-        shape = tune(store.sizes, target_graphs, align=align, cost=cost, num_node_dims=len(store.node_types))
+        store = FlatStore.from_dataset(dataset, progress_bar=None if verbose else False)
+        shape = tune(
+            store.sizes,
+            target_graphs,
+            align=align,
+            cost=cost,
+            num_node_dims=len(store.node_types),
+            progress_bar=None if verbose else False,
+        )
         if verbose:
-            print(shape.reason)
+            labels = [axis.label for axis in store.size_axes]
+            print(re.sub(r"\bsize_(\d+)", lambda found: labels[int(found[1])], shape.reason))
         return cls.from_sizes(store, shape.slots, shape.num_graphs, **values)
 
     def with_rows_for(self, store: FlatStore) -> "FixedSizeOptions":

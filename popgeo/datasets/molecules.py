@@ -1,5 +1,7 @@
 """20,000 small organic molecules with quantum-chemical targets, inside the package: nothing to download."""
 
+import builtins
+import sys
 from collections.abc import Callable, Mapping
 from importlib import resources
 from types import MappingProxyType
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, InMemoryDataset
 from torch_geometric.transforms import BaseTransform
+from tqdm.auto import tqdm
 
 ELEMENTS = (1, 6, 7, 8, 9)  # H, C, N, O, F
 NUM_BOND_KINDS = 4  # single, double, triple, aromatic
@@ -57,6 +60,7 @@ class Molecules(InMemoryDataset):
         pre_transform: Applied to each molecule once.
         pre_filter: Molecules for which it is false are left out; runs before `pre_transform`.
         force_reload: Apply `pre_transform` and `pre_filter` again though `root` holds their result.
+        log: Whether to say, as PyG does, that files are written, and to show a bar where `pre_transform` lasts.
 
     Raises:
         ValueError: `pre_filter` leaves no molecule.
@@ -80,13 +84,18 @@ class Molecules(InMemoryDataset):
         pre_transform: Callable[[Data], Data] | None = None,
         pre_filter: Callable[[Data], bool] | None = None,
         force_reload: bool = False,
+        log: bool = True,
     ) -> None:
         self._keeps_files = root is not None
-        super().__init__(root, transform, pre_transform, pre_filter, force_reload=force_reload)
+        super().__init__(root, transform, pre_transform, pre_filter, log, force_reload)
         if self._keeps_files:
             self.load(self.processed_paths[0])
         else:
             self.data, self.slices = self._prepare()
+
+    def __repr__(self) -> str:
+        targets = ", ".join(f"{name} ({unit})" for name, unit in self.targets.items())
+        return f"{type(self).__name__}({len(self):,} molecules; y: {targets})"
 
     @classmethod
     def target_index(cls, name: str) -> int:
@@ -132,7 +141,9 @@ class Molecules(InMemoryDataset):
         if not molecules:
             raise ValueError(f"pre_filter left none of {self.len()} molecules; loosen it.")
         if self.pre_transform is not None:
-            molecules = [self.pre_transform(molecule) for molecule in molecules]
+            seen = self.log and (sys.stderr.isatty() or hasattr(builtins, "__IPYTHON__"))
+            bar = tqdm(molecules, "pre_transform", unit=" molecule", delay=1, leave=False, disable=not seen)
+            molecules = [self.pre_transform(molecule) for molecule in bar]
         return self.collate(molecules)
 
 

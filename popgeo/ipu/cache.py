@@ -5,24 +5,27 @@ import os
 import tempfile
 import warnings
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from popgeo.ipu import serial
 from popgeo.ipu.compiled_step import CompiledStep
 from popgeo.ipu.fingerprint import hash_files
 
 
-def load(folder: str | os.PathLike[str], key: str) -> CompiledStep | None:
+def load(folder: str | os.PathLike[str], key: str, arguments: Sequence[Any] = ()) -> CompiledStep | None:
     """The step kept under a key, if it is there, whole, and made from the source files as they are now.
 
-    A damaged file, or one of another kind, is ignored with a warning. Reading never runs anything in the file.
+    Results that are graph data are made like `arguments`, the graph data that the model is called with. A damaged file,
+    or one of another kind, is ignored with a warning. Reading never runs anything in the file.
     """
     path = _path(folder, key)
     try:
         head, _, body = path.read_bytes().partition(b"\n")
         if hash_files(json.loads(head)) != json.loads(head):
             return None  # the model's source has changed since
-        return serial.from_bytes(body)
+        return serial.from_bytes(body, arguments)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, zipfile.BadZipFile) as error:

@@ -30,7 +30,7 @@ class CapturedUpdate:
 
     def __init__(self, worker: Optimizer) -> None:
         self._worker = worker
-        self._rehearsal = _with_parameters(worker, [nn.Parameter(p.detach().new_ones(1)) for p in _parameters(worker)])
+        self._rehearsal = with_parameters(worker, [nn.Parameter(p.detach().new_ones(1)) for p in _parameters(worker)])
         for small, p in zip(_parameters(self._rehearsal), _parameters(worker), strict=True):
             small.grad = torch.ones_like(small)
             self._rehearsal.state[small] = {key: _one_element(part, p) for key, part in worker.state[p].items()}
@@ -49,7 +49,7 @@ class CapturedUpdate:
             return True
         for group, chosen in zip(self._rehearsal.param_groups, settings, strict=True):
             group.update(chosen)
-        numbers = _Numbers()
+        numbers = Numbers()
         with numbers:
             self._rehearsal.step()
         path = tuple(numbers.operations)
@@ -64,7 +64,12 @@ class CapturedUpdate:
             self._steady = settings, engine
         return True
 
-    def _capture(self, numbers: "_Numbers") -> Engine | None:
+    @property
+    def is_captured(self) -> bool | None:
+        """Whether updates run as captured graphs; None before the first."""
+        return all(engine is not None for engine in self._paths.values()) if self._paths else None
+
+    def _capture(self, numbers: "Numbers") -> Engine | None:
         graph = capture_update(self._worker)
         graph, found = replace_numbers(graph)
         # A tensor made of a number would keep the value that it has now.
@@ -78,11 +83,13 @@ class CapturedUpdate:
 
 
 def capture_update(worker: Optimizer) -> OpGraph:
-    """The operations of a worker's next update, recorded on copies of its tensors."""
-    copies = _with_parameters(worker, [nn.Parameter(p.detach().clone()) for p in _parameters(worker)])
+    """The operations of an update of a worker that has its state, recorded on copies of its tensors."""
+    copies = with_parameters(worker, [nn.Parameter(p.detach().clone()) for p in _parameters(worker)])
     for mine, theirs in zip(_parameters(copies), _parameters(worker), strict=True):
         mine.grad = None if theirs.grad is None else theirs.grad.clone()
         copies.state[mine] = {key: copy.deepcopy(part) for key, part in worker.state.get(theirs, {}).items()}
+    if not worker.state:
+        copies.step()
     recorder = Recorder(capture_update.__code__, lambda problem: None, phase="update", keeps_state=False)
     for name, tensor in _tensors(copies).items():
         recorder.add_input(name, tensor)
@@ -91,7 +98,7 @@ def capture_update(worker: Optimizer) -> OpGraph:
     return recorder.graph([])
 
 
-class _Numbers(TorchDispatchMode):
+class Numbers(TorchDispatchMode):
     """Notes the operations that run and the numbers that they are given."""
 
     def __init__(self) -> None:
@@ -109,7 +116,7 @@ class _Numbers(TorchDispatchMode):
         return func(*args, **keywords)
 
 
-def _with_parameters(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> Optimizer:
+def with_parameters(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> Optimizer:
     """The same optimizer, without state, over other parameters: one a group."""
     other = copy.copy(optimizer)
     other.state = defaultdict(dict)

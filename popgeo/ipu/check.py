@@ -1,23 +1,28 @@
 """Finds everything in a model that is not static, at once."""
 
-import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from popgeo.ipu.compiler.capture import fake_of, swapped
 from popgeo.ipu.compiler.record import Recorder
+from popgeo.ipu.compiler.stand_in import StandIn
 from popgeo.ipu.compiler.static_shapes import Problem
+from popgeo.ipu.structure import flatten, unflatten
 
 
-def check_static(model: nn.Module, *inputs: Any, **named_inputs: Any) -> list[Problem]:
+def check_static(model: Callable[..., Any], *inputs: Any, **named_inputs: Any) -> list[Problem]:
     """Lists each place in a model where a shape, or the path taken, depends on the data.
 
-    A copy of the model looks at the inputs once, without a gradient; nothing is compiled, and neither the model nor
-    torch's random numbers change.
+    Nothing is computed but what follows from whole numbers and masks alone, such as how many graphs a batch has; where
+    the model decides by anything else, the check goes on as if every condition held, every mask kept all, and every
+    number were 1. Neither the model nor torch's random numbers change.
 
     Args:
-        model: Called like `model(*inputs, **named_inputs)`.
+        model: A module, or any function of tensors, called like `model(*inputs, **named_inputs)`.
 
     Returns:
         One `Problem` for each line and operation, in the order in which they are met; empty when nothing is in the way.
@@ -35,11 +40,27 @@ def check_static(model: nn.Module, *inputs: Any, **named_inputs: Any) -> list[Pr
     def note(problem: Problem) -> None:
         found.setdefault((problem.operation, problem.source), problem)
 
-    model = copy.deepcopy(model)
-    recorder = Recorder(check_static.__code__, note, keeps_state=False)
-    hooks = recorder.follow_modules(model)
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), recorder:
-        model(*inputs, **named_inputs)
-    for hook in hooks:
-        hook.remove()
+    module = model if isinstance(model, nn.Module) else nn.Module()
+    tensors, structure = flatten((inputs, named_inputs))
+    state = [*module.parameters(), *module.buffers()]
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake_mode:
+        fakes = [fake_of(tensor, tensor.requires_grad) for tensor in (*tensors, *state)]
+    stand_in = StandIn(fake_mode, list(zip(fakes, (*tensors, *state), strict=True)))
+    recorder = Recorder(
+        check_static.__code__, note, keeps_state=False, on_result=stand_in.follow, instead=stand_in.instead
+    )
+    args, kwargs = unflatten(structure, fakes)
+    by_id = {id(tensor): fake for tensor, fake in zip(state, fakes[len(tensors) :], strict=True)}
+    hooks = recorder.follow_modules(module)
+    try:
+        with torch.random.fork_rng(devices=[]), fake_mode, swapped(module, by_id), torch.enable_grad(), recorder:
+            model(*args, **kwargs)
+    except Exception:
+        # What follows from a value made up may fail; what was found until then stays true.
+        if not found:
+            raise
+    finally:
+        for hook in hooks:
+            hook.remove()
     return list(found.values())

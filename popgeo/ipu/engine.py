@@ -41,7 +41,8 @@ class Engine:
         ]
         given |= dict(zip((v for name, v in graph.inputs.items() if name not in state), self._inputs, strict=True))
         self._copied = self._place_outputs(places or {}, given)
-        memory = plan(self.graph, given)
+        # The check looks at the operands after the operation.
+        memory = plan(self.graph, given, overwrites_operands=not floating_point_exceptions)
         self.buffer_bytes = memory.nbytes + sum(tensor.nbytes for tensor in self._inputs)
         self._run = emit(self.graph, memory.tensors, _check if floating_point_exceptions else None)
 

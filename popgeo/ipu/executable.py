@@ -3,19 +3,21 @@
 import inspect
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 from torch import nn
 
 from popgeo.ipu import batching
-from popgeo.ipu.compiler.account import account
 from popgeo.ipu.compiler.compile_step import compile_step
 from popgeo.ipu.options import Options
+from popgeo.ipu.profile.assess import Assessment, assess
 from popgeo.ipu.replicas import Replicas
 from popgeo.ipu.report import Report
 from popgeo.ipu.stepper import Stepper
-from popgeo.ipu.structure import first_difference, flatten, same, unflatten
+from popgeo.ipu.structure import first_difference, flatten, same, templates, unflatten
 from popgeo.ipu.target import IpuTarget
+from popgeo.ipu.usage import Usage, report
 
 
 class Executable:
@@ -24,7 +26,8 @@ class Executable:
     def __init__(self, function: Callable[..., Any], example_inputs: Sequence[Any], target: IpuTarget) -> None:
         start = time.perf_counter()
         self._signature = inspect.signature(function)
-        self._target = target
+        self._options = Options(target=target)
+        self._name = getattr(function, "__name__", type(function).__name__)
         tensors, self._arguments = flatten(dict(self._signature.bind(*example_inputs).arguments))
 
         def call(inputs: Sequence[Any]) -> Any:
@@ -34,10 +37,9 @@ class Executable:
 
         module = function if isinstance(function, nn.Module) else nn.Module()
         arguments = list(zip(batching.names(self._arguments), tensors, strict=True))
-        self.step = compile_step(module, arguments, call)
-        self._stepper = Stepper(self.step, module, Options(target=target), None, Replicas((0,), 1))
-        self._compile_seconds = time.perf_counter() - start
-        self._run_seconds, self._calls = 0.0, 0
+        self.step = compile_step(module, arguments, call, graph_data=list(templates(self._arguments)))
+        self._module = module
+        self._usage = Usage(compile_seconds=time.perf_counter() - start)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function's result.
@@ -50,41 +52,53 @@ class Executable:
             raise ValueError(
                 f"{first_difference(self._arguments, structure)}. Compile the function anew for other shapes."
             )
-        start = time.perf_counter()
-        results = self._stepper.run(tensors)
-        self._run_seconds, self._calls = self._run_seconds + time.perf_counter() - start, self._calls + 1
-        return unflatten(self.step.result, results)
+        with self._usage.of_a_call():
+            results = self._stepper.run(tensors)
+        return unflatten(self.step.result, results, list(templates(structure)))
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self._name}: {len(self.step.graph.ops):,} operations "
+            f"for {self._options.target.name}, {self._usage.calls:,} calls)"
+        )
+
+    @cached_property
+    def _stepper(self) -> Stepper:
+        """Made when it is needed: compiling many functions for their reports takes no memory for values."""
+        return Stepper(self.step, self._module, self._options, None, Replicas((0,), 1))
+
+    @cached_property
+    def assessment(self) -> Assessment:
+        """Cycles and memory on the target, worked out when first asked for."""
+        return assess(self.step, self._options.target)
 
     @property
     def report(self) -> Report:
-        """The account of one call."""
-        engine = self._stepper.engine
-        return Report(
-            target=self._target,
-            families=account(engine.graph),
-            captured_ops=self.step.captured_ops,
-            state_bytes=self._stepper.state_bytes,
-            buffer_bytes=engine.buffer_bytes,
-            compile_seconds=self._compile_seconds,
-            calls=self._calls,
-            steps=self._calls,
-            run_seconds=self._run_seconds,
-        )
+        """The account of one call, without running the function."""
+        return report(self._stepper, self.assessment, self._usage, self._options)
 
 
-def compile(function: Callable[..., Any], example_inputs: Sequence[Any], target: IpuTarget | None = None) -> Executable:
+def compile(
+    function: Callable[..., Any],
+    example_inputs: Sequence[Any],
+    target: IpuTarget | None = None,
+    *,
+    strict: bool = False,
+) -> Executable:
     """Compiles a function of tensors for the shapes of example inputs.
 
     Args:
         function: Any function, or a module, whose parameters are then used where they are.
         example_inputs: Its positional arguments; tensors, or nests of them.
         target: The machine to compile for; a Bow IPU by default.
+        strict: Refuse what needs more memory than a tile has, which the report tells otherwise.
 
     Returns:
-        What to call like the function; `.report` accounts for a call.
+        What to call like the function; `Executable.report` accounts for a call.
 
     Raises:
         DynamicShapeError: a shape depends on data.
+        OutOfTileMemory: with `strict`, a tile needs more memory than it has.
 
     Example:
         >>> import torch
@@ -92,4 +106,7 @@ def compile(function: Callable[..., Any], example_inputs: Sequence[Any], target:
         >>> double(torch.arange(3.0)), double.report.total.ops
         (tensor([0., 2., 4.]), 1)
     """
-    return Executable(function, example_inputs, target or IpuTarget.bow())
+    executable = Executable(function, example_inputs, target or IpuTarget.bow())
+    if strict:
+        executable.assessment.require_fit()
+    return executable

@@ -1,26 +1,13 @@
-"""Training and inference models that compile one step and run it at every call."""
+"""The doors of the executor: a model and choices in, a model with a compiled step out."""
 
-import inspect
-import os
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from popgeo.ipu import batching
-from popgeo.ipu.checkpoint import load_checkpoint, save_checkpoint
-from popgeo.ipu.compiler.account import account
-from popgeo.ipu.compiler.compile_step import compile_step
-from popgeo.ipu.op_graph import OpGraph
+from popgeo.ipu.compiled_model import CompiledModel
 from popgeo.ipu.options import Options
-from popgeo.ipu.replicas import Replicas
-from popgeo.ipu.report import Family, Report
-from popgeo.ipu.stepper import Stepper
-from popgeo.ipu.structure import Structure, describe, first_difference, flatten, same, unflatten
-from popgeo.ipu.update import Update
 
 
 def training_model(
@@ -29,7 +16,7 @@ def training_model(
     optimizer: Optimizer | None = None,
     *,
     learning_rate: Callable[[int], float] | None = None,
-) -> "CompiledModel":
+) -> CompiledModel:
     """Wraps a model so that a call runs forward, backward and the optimizer's update as one compiled step.
 
     The model returns its loss, alone or among other results; the first call compiles the step for the shapes it gets.
@@ -66,7 +53,7 @@ def training_model(
     return CompiledModel(model, options or Options(), chosen, learning_rate)
 
 
-def inference_model(model: nn.Module, options: Options | None = None) -> "CompiledModel":
+def inference_model(model: nn.Module, options: Options | None = None) -> CompiledModel:
     """Wraps a model so that a call runs its compiled forward pass.
 
     Args:
@@ -92,238 +79,6 @@ def inference_model(model: nn.Module, options: Options | None = None) -> "Compil
             f"{chosen.gradient_accumulation}."
         )
     return CompiledModel(model, chosen, None, None)
-
-
-class CompiledModel:
-    """A model whose step is compiled once for fixed shapes; made by `training_model` and `inference_model`."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        options: Options,
-        optimizer: Optimizer | None,
-        learning_rate: Callable[[int], float] | None,
-    ) -> None:
-        self.model, self.options = model, options
-        self._optimizer, self._learning_rate = optimizer, learning_rate
-        self._signature = inspect.signature(model.forward)
-        self._arguments: Structure | None = None
-        self._pending: Mapping[str, Any] | None = None
-        self._stepper: Stepper | None = None
-        self._update: Update | None = None
-        self._compile_seconds = self._run_seconds = 0.0
-        self._calls = 0
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs one call: `Options.batch_factor` micro-batches, an update per accumulation when training.
-
-        Raises:
-            ValueError: an argument differs from what the model was compiled for, named with both shapes or values.
-        """
-        tensors, structure = self._take_apart(args, kwargs)
-        if self._stepper is None:
-            self._compile(tensors, structure)
-        assert self._arguments is not None
-        if not same(self._arguments, structure):
-            raise ValueError(
-                f"{first_difference(self._arguments, structure)}. A compiled step has fixed shapes: give it what "
-                "it was compiled for, or call destroy() and compile anew."
-            )
-        assert self._stepper is not None
-        start = time.perf_counter()
-        results = self._stepper.run(tensors)
-        self._run_seconds += time.perf_counter() - start
-        self._calls += 1
-        return unflatten(self._stepper.step.result, results)
-
-    def __repr__(self) -> str:
-        kind = "inference" if self._optimizer is None else "training"
-        state = f"compiled, {self._calls} calls" if self.is_compiled else "not compiled yet"
-        factor = self.options.batch_factor
-        return f"CompiledModel({type(self.model).__name__}: {kind}, {state}, micro-batches a call: {factor})"
-
-    def compile(self, *args: Any, **kwargs: Any) -> "CompiledModel":
-        """Compiles the step for these arguments without running it.
-
-        Raises:
-            DynamicShapeError: a shape depends on data.
-            ValueError: no loss or several, or it is compiled already for other arguments.
-        """
-        tensors, structure = self._take_apart(args, kwargs)
-        if self._stepper is None:
-            self._compile(tensors, structure)
-        return self
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether the step is compiled."""
-        return self._stepper is not None
-
-    @property
-    def graph(self) -> OpGraph:
-        """The operations of one micro-batch, forward and, when training, backward."""
-        return self._require_compiled().step.graph
-
-    @property
-    def report(self) -> Report:
-        """The account of the step: operations by family, FLOPs, bytes and wall time.
-
-        Raises:
-            ValueError: nothing is compiled yet.
-        """
-        stepper = self._require_compiled()
-        families = account(stepper.engine.graph)
-        if self._update is not None:
-            families["optimizer"] = sum(account(self._update.capture()).values(), Family())
-        return Report(
-            target=self.options.target,
-            families=families,
-            captured_ops=stepper.step.captured_ops,
-            state_bytes=stepper.state_bytes,
-            buffer_bytes=stepper.engine.buffer_bytes,
-            compile_seconds=self._compile_seconds,
-            calls=self._calls,
-            steps=self._calls * self.options.batch_factor,
-            run_seconds=self._run_seconds,
-        )
-
-    def set_optimizer(self, optimizer: Optimizer) -> None:
-        """Takes the hyperparameters and the state of another optimizer of the same kind over the same parameters.
-
-        Raises:
-            ValueError: the model is for inference, or the optimizer does not fit.
-        """
-        if self._optimizer is None:
-            raise ValueError("An inference model has no optimizer; wrap the module with training_model to train it.")
-        if self._update is not None:
-            self._update.set_optimizer(optimizer)
-        self._optimizer = optimizer
-
-    def state_dict(self) -> Mapping[str, Tensor]:
-        """The weights and buffers, in torch's own format."""
-        return self.model.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Replaces weights and buffers, the latter in every replica."""
-        self.model.load_state_dict(state)
-        if self._stepper is not None:
-            self._stepper.reset_buffers()
-
-    def copy_weights_to_host(self) -> None:
-        """Brings the module's weights up to date; they share the compiled step's memory, so they always are."""
-        self._require_compiled()
-
-    def copy_weights_to_device(self) -> None:
-        """Brings the compiled step up to date with the module's weights, also where their memory was exchanged.
-
-        Raises:
-            ValueError: nothing is compiled.
-        """
-        self._require_compiled().bind()
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes weights, optimizer and random numbers to a file that is whole at any moment, also if killed meanwhile.
-
-        Raises:
-            ValueError: nothing is compiled.
-        """
-        stepper = self._require_compiled()
-        content: dict[str, Any] = {
-            "model": self.model.state_dict(),
-            "buffers": stepper.buffers,
-            "generators": [generator.get_state() for generator in stepper.generators],
-        }
-        if self._optimizer is not None and self._update is not None:
-            content |= {"optimizer": self._optimizer.state_dict(), "num_updates": self._update.num_updates}
-        save_checkpoint(path, content)
-
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Goes on from what `save` wrote, before or after compiling.
-
-        Raises:
-            ValueError: the file is no such checkpoint, or of a model that has other weights.
-        """
-        content = load_checkpoint(path)
-        try:
-            self.model.load_state_dict(content["model"])
-        except RuntimeError as error:
-            raise ValueError(f"{path} does not fit the model: {error}") from error
-        if self._optimizer is not None and "optimizer" in content:
-            self._optimizer.load_state_dict(content["optimizer"])
-        self._pending = content
-        self._restore_run(content)
-
-    def destroy(self) -> None:
-        """Forgets the compiled step; weights and optimizer state stay."""
-        for parameter in self.model.parameters():
-            parameter.data = parameter.data.clone()
-        self._stepper = self._update = self._arguments = None
-
-    def __getattr__(self, name: str) -> Any:
-        """What the wrapper does not have, the module may have."""
-        if name == "model":  # not set yet, so there is nothing to ask
-            raise AttributeError(name)
-        return getattr(self.model, name)
-
-    def _require_compiled(self) -> Stepper:
-        if self._stepper is None:
-            raise ValueError("The model has not been compiled or has been destroyed; call it or .compile(...) first.")
-        return self._stepper
-
-    def _restore_run(self, content: Mapping[str, Any] | None) -> None:
-        if content is None or self._stepper is None:
-            return
-        self._stepper.restore(content["generators"], content["buffers"])
-        if self._update is not None and "num_updates" in content:
-            self._update.num_updates = content["num_updates"]
-        self._pending = None
-
-    def _take_apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Tensor], Structure]:
-        return flatten(dict(self._signature.bind(*args, **kwargs).arguments))
-
-    def _compile(self, tensors: list[Tensor], structure: Structure) -> None:
-        start = time.perf_counter()
-        replicas = Replicas.of_this_process(self.options.replication_factor)
-        factor = self.options.steps_per_call * len(replicas.local)
-        batching.check_batch_dimension(structure, factor)
-        micro, micro_structure = flatten(unflatten(structure, batching.micro_batch(tensors, 0, factor)))
-        trained = {p for group in self._optimizer.param_groups for p in group["params"]} if self._optimizer else set()
-        step = compile_step(
-            self.model,
-            list(zip(batching.names(structure), micro, strict=True)),
-            lambda fakes: self._call_model(unflatten(micro_structure, fakes)),
-            trained=[name for name, p in self.model.named_parameters() if p in trained and p.requires_grad],
-            loss_scaling=self.options.loss_scaling,
-            cache_dir=self.options.cache_dir,
-            choices=list(describe(micro_structure)),
-            show_progress=self.options.show_progress,
-        )
-        if self._optimizer is not None:
-            self._update = self._make_update(self._optimizer, step.trained)
-        replicas.share_weights([*self.model.parameters(), *self.model.buffers()])
-        self._stepper = Stepper(step, self.model, self.options, self._update, replicas)
-        self._arguments = structure
-        self._restore_run(self._pending)
-        self._compile_seconds = time.perf_counter() - start
-
-    def _make_update(self, optimizer: Optimizer, trained: Sequence[str]) -> Update:
-        parameters = dict(self.model.named_parameters())
-        if not trained:
-            raise ValueError(
-                "The optimizer holds no parameter that the loss depends on; build it from model.parameters()."
-            )
-        return Update(
-            optimizer,
-            {name: parameters[name] for name in trained},
-            accumulates=self.options.gradient_accumulation * self.options.replication_factor > 1,
-            max_grad_norm=self.options.max_grad_norm,
-            learning_rate=self._learning_rate,
-        )
-
-    def _call_model(self, arguments: dict[str, Any]) -> Any:
-        bound = self._signature.bind_partial()
-        bound.arguments.update(arguments)
-        return self.model(*bound.args, **bound.kwargs)
 
 
 def _refuse_wrapped(model: nn.Module) -> None:

@@ -27,8 +27,8 @@ class MemoryUse:
 
     Attributes:
         limit: Bytes that a tile has.
-        categories: Bytes of each tile by what they hold: `weights and optimizer`, `inputs and results`, `values` (at the
-            tile's peak), `vertex state`, `vertex code`, `control code`, `exchange code`, `stack`. int64[tiles] each
+        categories: Bytes of each tile by what they hold: `weights and optimizer`, `inputs and results`, `values` (at
+            the tile's peak), `vertex state`, `vertex code`, `control code`, `exchange code`, `stack`. int64[tiles] each
         always_live: Bytes that never change hands, all categories but `values`. int64[tiles]
         peak: Most bytes at any time. int64[tiles]
         curve: Bytes of the fullest tile while each operation runs. int64[ops]
@@ -45,6 +45,13 @@ class MemoryUse:
     peak_tile: int
     peak_op: int
     largest: tuple[Resident, ...]
+
+    def __repr__(self) -> str:
+        most = int(self.peak.max(initial=0))
+        return (
+            f"{type(self).__name__}({most / 1024:,.0f} of {self.limit / 1024:,.0f} KiB on the fullest tile, number "
+            f"{self.peak_tile:,}, in operation {self.peak_op:,}; {'fits' if self.fits else 'does not fit'})"
+        )
 
     @property
     def fits(self) -> bool:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -81,6 +82,11 @@ class Op:
 
     def reads(self) -> tuple[int, ...]:
         """The values among its arguments, in order."""
+        return self._reads
+
+    @cached_property
+    def _reads(self) -> tuple[int, ...]:
+        # Every pass asks each operation, which is most of the work of a start that finds the step in a folder.
         return tuple(ref.value for ref in _refs((self.args, tuple(self.kwargs.values()))))
 
 
@@ -113,6 +119,12 @@ class OpGraph:
 
     def __str__(self) -> str:
         return "\n".join(self._line(op) for op in self.ops)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({len(self.ops):,} operations, {len(self.inputs):,} inputs, "
+            f"{len(self.outputs):,} outputs)"
+        )
 
     def _line(self, op: Op) -> str:
         made = ", ".join(

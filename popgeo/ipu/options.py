@@ -1,8 +1,10 @@
 """The choices of one compiled model: how often it iterates per call, over how many replicas, and what it returns."""
 
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
 from os import PathLike
+
+import pandas as pd
 
 from popgeo.ipu.target import IpuTarget
 
@@ -45,12 +47,16 @@ class Options:
         cache_dir: Folder in which compiled steps are kept, so that a second start skips the capture; None keeps none.
         show_progress: Show a progress bar while compiling takes longer than a second.
         target: The machine that the step is compiled for.
+        strict: Refuse to compile what needs more memory than a tile of the target has. Otherwise the report tells, and
+            the step runs, since this computer has the memory.
 
     Raises:
         ValueError: a count is not a positive integer, or the period does not divide the steps of a call.
 
     Example:
         >>> options = Options(device_iterations=4, gradient_accumulation=2, output_mode="all")
+        >>> options
+        Options(device_iterations=4, gradient_accumulation=2, output_mode='all')
         >>> options.batch_factor, options.output_mode
         (8, <OutputMode.ALL: 'all'>)
     """
@@ -68,6 +74,7 @@ class Options:
     cache_dir: str | PathLike[str] | None = None
     show_progress: bool = True
     target: IpuTarget = field(default_factory=IpuTarget.bow)
+    strict: bool = False
 
     def __post_init__(self) -> None:
         for name in ("device_iterations", "replication_factor", "gradient_accumulation", "output_period"):
@@ -88,6 +95,24 @@ class Options:
             )
         if not isinstance(self.target, IpuTarget):
             raise ValueError(f"Options.target is {self.target!r}; pass an IpuTarget, for example IpuTarget.bow().")
+
+    def _chosen(self) -> dict[str, object]:
+        """What differs from the default, as it would be typed."""
+        values = {f.name: (getattr(self, f.name), f.default) for f in fields(self) if f.default is not MISSING}
+        shown: dict[str, object] = {
+            name: repr(value.value if isinstance(value, Enum) else value)
+            for name, (value, default) in values.items()
+            if value != default
+        }
+        return shown | ({} if self.target == IpuTarget.bow() else {"target": self.target})
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in self._chosen().items())})"
+
+    def _repr_html_(self) -> str:
+        shown = {f.name: str(getattr(self, f.name)) for f in fields(self)}
+        with pd.option_context("display.max_colwidth", None):
+            return pd.Series(shown, name=type(self).__name__).to_frame().to_html()
 
     @property
     def steps_per_call(self) -> int:

@@ -67,7 +67,7 @@ class Superstep:
 
     def cycles(self, profile: Profile) -> float:
         """Cycles of the slowest tile."""
-        return self.calibrated if profile is Profile.CALIBRATED else self.ideal
+        return self.calibrated if profile == Profile.CALIBRATED else self.ideal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +83,7 @@ class Plan:
         considered: Divisions that were compared.
         validity: How far the cost can be trusted.
         why: The reason for an estimate or an extrapolation, in words.
+        parts: The plans that it consists of, in order, where the machine runs an operation as several.
     """
 
     family: str
@@ -93,6 +94,7 @@ class Plan:
     considered: int = 1
     validity: Validity = Validity.ESTIMATE
     why: str = ""
+    parts: "tuple[Plan, ...]" = ()
 
     def cycles(self, profile: Profile) -> float:
         """Cycles of all supersteps."""
@@ -105,12 +107,14 @@ class OpCost:
 
     Attributes:
         target: Its name in torch.
-        phase: `forward`, `backward` or `update`.
+        phase: `forward`, `backward` or `update`; `accumulate` adds up gradients of several micro-batches; `host` moves
+            data in and out.
         module: Dotted name of the submodule that asked for it.
         source: The model's line that asked for it.
         shapes: Shapes of its tensors, arguments first, as a report shows them.
         plan: How it is divided and what it costs.
         known: False where no rule knows the operation and a conservative one stood in.
+        count: How often one step runs it: once a micro-batch, or once an update.
     """
 
     target: str
@@ -120,3 +124,4 @@ class OpCost:
     shapes: str = ""
     plan: Plan
     known: bool = True
+    count: int = 1

@@ -1,6 +1,7 @@
 """Which replicas run in this process, and how gradients meet those of the other processes."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -21,7 +22,10 @@ class Replicas:
 
     @classmethod
     def of_this_process(cls, replication_factor: int) -> "Replicas":
-        """Divides replicas evenly over the processes of `torch.distributed`, if that is initialised.
+        """Deals replicas out to the processes of `torch.distributed`, one after the other, if that is initialised.
+
+        Process `rank` gets replicas `rank`, `rank + world_size`, and so on: a loader that deals its batches out in the
+        same way gives each replica the batches that it has where a single process runs all of them.
 
         Raises:
             ValueError: they cannot be divided evenly.
@@ -38,8 +42,7 @@ class Replicas:
                 f"Options.replication_factor is {replication_factor}, which {world} processes cannot share evenly; "
                 f"choose a multiple of {world}."
             )
-        share = replication_factor // world
-        return cls(tuple(range(rank * share, (rank + 1) * share)), world)
+        return cls(tuple(range(rank, replication_factor, world)), world)
 
     def add_up(self, gradients: Sequence[Tensor]) -> None:
         """Adds the gradients of all processes, in place.
@@ -47,19 +50,29 @@ class Replicas:
         Raises:
             RuntimeError: another process has gone.
         """
-        if self.world_size == 1:
-            return
-        try:
-            for gradient in gradients:
-                dist.all_reduce(gradient)
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"Process {dist.get_rank()} of {self.world_size} could not add up gradients: another process has died "
-                "or does not answer. Start all of them again from the last checkpoint."
-            ) from error
+        if self.world_size > 1:
+            with _names_the_cause("add up gradients"):
+                for gradient in gradients:
+                    dist.all_reduce(gradient)
 
     def share_weights(self, tensors: Sequence[Tensor]) -> None:
-        """Gives every process the weights of the first."""
+        """Gives every process the weights of the first.
+
+        Raises:
+            RuntimeError: another process has gone.
+        """
         if self.world_size > 1:
-            for tensor in tensors:
-                dist.broadcast(tensor.detach(), src=0)
+            with _names_the_cause("share weights"):
+                for tensor in tensors:
+                    dist.broadcast(tensor.detach(), src=0)
+
+
+@contextlib.contextmanager
+def _names_the_cause(act: str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"Process {dist.get_rank()} of {dist.get_world_size()} could not {act}: another process has died or does "
+            "not answer. Start all of them again from the last checkpoint."
+        ) from error

@@ -3,18 +3,16 @@
 import io
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from popgeo.ipu.compiled_step import CompiledStep
-from popgeo.ipu.op_graph import Op, OpGraph, Ref, Value
-from popgeo.ipu.structure import Fixed, Node, Slot, Structure
-
-_KINDS: dict[str, type] = {"tuple": tuple, "list": list, "dict": dict}
-_TORCH = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format, "device": torch.device}
+from popgeo.ipu.json_values import from_json, to_json, torch_name, torch_thing
+from popgeo.ipu.op_graph import Op, OpGraph, Value
+from popgeo.ipu.serial_result import structure_in, structure_out
 
 
 def to_bytes(step: CompiledStep) -> bytes:
@@ -25,23 +23,23 @@ def to_bytes(step: CompiledStep) -> bytes:
     """
     graph = step.graph
     document = {
-        "result": _structure_out(step.result),
+        "result": structure_out(step.result),
         "trained": step.trained,
         "row_indices": sorted(step.row_indices),
         "captured_ops": step.captured_ops,
         "inputs": list(graph.inputs.items()),
         "outputs": graph.outputs,
         "values": [
-            [v.shape, v.stride, v.offset, _name(v.dtype), v.storage, v.producer] for v in graph.values
+            [v.shape, v.stride, v.offset, torch_name(v.dtype), v.storage, v.producer] for v in graph.values
         ],
         "ops": [
             [
-                op.target, _out(op.args), {key: _out(arg) for key, arg in op.kwargs.items()}, op.outputs, op.writes,
-                op.phase, op.module, op.source,
+                op.target, to_json(op.args), {key: to_json(arg) for key, arg in op.kwargs.items()}, op.outputs,
+                op.writes, op.phase, op.module, op.source,
             ]
             for op in graph.ops
         ],
-        "constants": [[v, list(t.shape), _name(t.dtype)] for v, t in graph.constants.items()],
+        "constants": [[v, list(t.shape), torch_name(t.dtype)] for v, t in graph.constants.items()],
     }  # fmt: skip
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
@@ -51,8 +49,8 @@ def to_bytes(step: CompiledStep) -> bytes:
     return buffer.getvalue()
 
 
-def from_bytes(data: bytes) -> CompiledStep:
-    """The step that `to_bytes` wrote.
+def from_bytes(data: bytes, arguments: Sequence[Any] = ()) -> CompiledStep:
+    """The step that `to_bytes` wrote, with the graph data among the arguments of now.
 
     Raises:
         ValueError, KeyError, TypeError, IndexError, zipfile.BadZipFile: the bytes are something else, or damaged.
@@ -71,7 +69,7 @@ def from_bytes(data: bytes) -> CompiledStep:
     )
     return CompiledStep(
         graph=graph,
-        result=_structure_in(document["result"]),
+        result=structure_in(document["result"], arguments),
         trained=tuple(document["trained"]),
         row_indices=frozenset(document["row_indices"]),
         captured_ops=document["captured_ops"],
@@ -81,79 +79,21 @@ def from_bytes(data: bytes) -> CompiledStep:
 def _constant(archive: zipfile.ZipFile, v: int, shape: list[int], dtype: str) -> Tensor:
     raw = bytearray(archive.read(f"constant/{v}"))
     if not raw:
-        return torch.empty(shape, dtype=_torch("dtype", dtype))
-    return torch.frombuffer(raw, dtype=_torch("dtype", dtype)).view(shape)
+        return torch.empty(shape, dtype=torch_thing("dtype", dtype))
+    return torch.frombuffer(raw, dtype=torch_thing("dtype", dtype)).view(shape)
 
 
 def _op(fields: list[Any]) -> Op:
     target, args, kwargs, outputs, writes, phase, module, source = fields
     return Op(
-        target=target, args=_in(args), kwargs={key: _in(arg) for key, arg in kwargs.items()}, outputs=tuple(outputs),
-        writes=tuple(writes), phase=phase, module=module, source=source,
+        target=target, args=from_json(args), kwargs={key: from_json(arg) for key, arg in kwargs.items()},
+        outputs=tuple(outputs), writes=tuple(writes), phase=phase, module=module, source=source,
     )  # fmt: skip
 
 
 def _value(fields: list[Any]) -> Value:
     shape, stride, offset, dtype, storage, producer = fields
     return Value(
-        shape=tuple(shape), stride=tuple(stride), offset=offset, dtype=_torch("dtype", dtype), storage=storage,
+        shape=tuple(shape), stride=tuple(stride), offset=offset, dtype=torch_thing("dtype", dtype), storage=storage,
         producer=producer,
     )  # fmt: skip
-
-
-def _out(argument: Any) -> Any:
-    if isinstance(argument, Ref):
-        return {"ref": argument.value}
-    if isinstance(argument, list | tuple):
-        return [_out(item) for item in argument]
-    for kind, cls in _TORCH.items():
-        if isinstance(argument, cls):
-            return {kind: _name(argument)}
-    if argument is None or isinstance(argument, bool | int | float | str):
-        return argument
-    raise TypeError(f"{type(argument).__name__} cannot be written as JSON")
-
-
-def _in(argument: Any) -> Any:
-    if isinstance(argument, list):
-        return [_in(item) for item in argument]
-    if isinstance(argument, Mapping):
-        ((kind, held),) = argument.items()
-        return Ref(held) if kind == "ref" else _torch(kind, held)
-    return argument
-
-
-def _name(thing: Any) -> str:
-    return str(thing).removeprefix("torch.")
-
-
-def _torch(kind: str, name: str) -> Any:
-    if kind == "device":
-        return torch.device(name)
-    found = getattr(torch, name)
-    if not isinstance(found, _TORCH[kind]):
-        raise ValueError(f"{name} is no {kind}")
-    return found
-
-
-def _structure_out(structure: Structure) -> Any:
-    if isinstance(structure, Slot):
-        return ["slot", structure.shape, _name(structure.dtype)]
-    if isinstance(structure, Fixed):
-        return ["fixed", _out(structure.value)]
-    if structure.kind.__name__ not in _KINDS or _KINDS[structure.kind.__name__] is not structure.kind:
-        raise TypeError(f"{structure.kind.__name__} cannot be written as JSON")
-    return [
-        structure.kind.__name__,
-        [_out(key) for key in structure.keys],
-        [_structure_out(p) for p in structure.parts],
-    ]
-
-
-def _structure_in(fields: list[Any]) -> Structure:
-    kind, *rest = fields
-    if kind == "slot":
-        return Slot(tuple(rest[0]), _torch("dtype", rest[1]))
-    if kind == "fixed":
-        return Fixed(_in(rest[0]))
-    return Node(_KINDS[kind], tuple(rest[0]), tuple(_structure_in(part) for part in rest[1]))

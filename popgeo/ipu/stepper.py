@@ -36,7 +36,7 @@ class Stepper:
         replicas: Replicas,
     ) -> None:
         self.step, self._model, self._options = step, model, options
-        self._update, self._replicas = update, replicas
+        self._update, self.replicas = update, replicas
         names = [name for name in step.graph.inputs if name.startswith("input:")]
         self._row_indices = [names.index(name) for name in sorted(step.row_indices)]
         seed = options.random_seed if options.random_seed is not None else torch.initial_seed()
@@ -48,18 +48,18 @@ class Stepper:
         """Binds the engine to the memory in which the weights are now."""
         if self._update is not None:
             self._update.follow_parameters()
-        state = self._state()
+        state = self.state()
         self.engine = self._engine(self.step.graph)
         self._careful: Engine | None = None
         self._addresses = [tensor.data_ptr() for tensor in state.values()]
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The results of one call, joined as the output mode says."""
-        if self._addresses != [tensor.data_ptr() for tensor in self._state().values()]:
+        if self._addresses != [tensor.data_ptr() for tensor in self.state().values()]:
             self.bind()
         options, update = self._options, self._update
         engine = self._engine_for(tensors)
-        factor, replicas = options.steps_per_call * len(self._replicas.local), len(self._replicas.local)
+        factor, replicas = options.steps_per_call * len(self.replicas.local), len(self.replicas.local)
         mode = options.output_mode or (OutputMode.ALL if update is None else OutputMode.FINAL)
         assert isinstance(mode, OutputMode)
         results = batching.Results(mode, options.output_period, options.steps_per_call)
@@ -74,7 +74,7 @@ class Stepper:
                 if update is not None:
                     update.accumulate(first=replica == 0 and step % options.gradient_accumulation == 0)
             if update is not None and (step + 1) % options.gradient_accumulation == 0:
-                self._replicas.add_up(update.totals())
+                self.replicas.add_up(update.totals())
                 update.apply(divisor)
         return results.join()
 
@@ -82,15 +82,18 @@ class Stepper:
         """Gives every replica the module's buffers."""
         self.buffers = self._buffers_of_replicas()
 
-    def restore(self, generators: Sequence[Tensor], buffers: Sequence[dict[str, Tensor]]) -> None:
+    def restore(
+        self, replicas: Sequence[int], generators: Sequence[Tensor], buffers: Sequence[dict[str, Tensor]]
+    ) -> None:
         """Takes random numbers and the buffers of each replica from a checkpoint.
 
         Raises:
-            ValueError: it was written with another number of replicas.
+            ValueError: it was written by a process that ran other replicas.
         """
-        if len(generators) != len(self.generators) or len(buffers) != len(self.buffers):
+        if list(replicas) != list(self.replicas.local):
             raise ValueError(
-                f"The checkpoint holds {len(generators)} replicas, the options ask for {len(self.generators)} here."
+                f"The checkpoint holds replicas {list(replicas)}, this process runs {list(self.replicas.local)}. "
+                "Start as many replicas and processes as before, and let each process keep a file of its own."
             )
         for generator, state in zip(self.generators, generators, strict=True):
             generator.set_state(state)
@@ -101,9 +104,13 @@ class Stepper:
     @property
     def state_bytes(self) -> int:
         """Bytes of parameters and buffers, gradients and optimizer state, and of the buffers of further replicas."""
-        held = [*self._state().values(), *(self._update.tensors() if self._update is not None else ())]
+        held = [*self.state().values(), *(self._update.tensors() if self._update is not None else ())]
         held += [tensor for buffers in self.buffers[1:] for tensor in buffers.values()]
         return sum(tensor.nbytes for tensor in held)
+
+    def graph_for(self, tensors: Sequence[Tensor]) -> OpGraph:
+        """The operations that run for these inputs."""
+        return self._engine_for(tensors).graph
 
     def _run_replica(self, engine: Engine, replica: int, micro: Sequence[Tensor]) -> list[Tensor | None]:
         own = self.buffers[replica] if self.buffers else {}
@@ -131,7 +138,7 @@ class Stepper:
         if self._update is not None:
             names = enumerate(self.step.trained, start=self.step.num_results)
             places = {position: self._update.gradients[name] for position, name in names}
-        return Engine(graph, self._state(), places, self._options.floating_point_exceptions)
+        return Engine(graph, self.state(), places, self._options.floating_point_exceptions)
 
     def _engine_for(self, tensors: Sequence[Tensor]) -> Engine:
         if not any(tensors[i].numel() and int(tensors[i].min()) < 0 for i in self._row_indices):
@@ -140,20 +147,21 @@ class Stepper:
             self._careful = self._engine(without_row_indexing(self.step.graph, self.step.row_indices))
         return self._careful
 
-    def _state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor]:
+        """Parameters and buffers, as the graph names them."""
         state: dict[str, Tensor] = {f"parameter:{name}": p for name, p in self._model.named_parameters()}
         return state | {f"buffer:{name}": b for name, b in self._model.named_buffers()}
 
     def _buffers_of_replicas(self) -> list[dict[str, Tensor]]:
         """Copies of the buffers that the step changes, where there are several replicas to keep apart."""
-        if len(self._replicas.local) == 1:
+        if len(self.replicas.local) == 1:
             return []
         graph = self.step.graph
         mutated = graph.mutated_storages()
         changed = [name for name, v in graph.inputs.items() if graph.values[v].storage in mutated]
         buffers = dict(self._model.named_buffers())
         names = [name.removeprefix("buffer:") for name in changed]
-        return [{name: buffers[name].clone() for name in names} for _ in self._replicas.local] if names else []
+        return [{name: buffers[name].clone() for name in names} for _ in self.replicas.local] if names else []
 
 
 def _generator(seed: int, replica: int) -> torch.Generator:

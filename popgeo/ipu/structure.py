@@ -1,13 +1,14 @@
 """Arguments and results of any nesting, taken apart into tensors and put together again."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 from torch_geometric.data.data import BaseData
 
+_PARTS = (Tensor, bool, int, float)
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -28,12 +29,17 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Node:
-    """A container: its type, the names of its parts, the parts, and for graph data the object to copy."""
+    """A container: its type, the names of its parts, and the parts.
+
+    Graph data also has the object to copy, and, among results, the number of the argument that holds the same but for
+    tensors: what is no tensor then comes from that argument of each call.
+    """
 
     kind: type
     keys: tuple[Any, ...]
     parts: tuple["Slot | Fixed | Node", ...]
     template: Any = None
+    like: int | None = None
 
 
 Structure = Slot | Fixed | Node
@@ -57,7 +63,7 @@ def _take_apart(tree: Any, tensors: list[Tensor]) -> Structure:
         tensors.append(tree)
         return Slot(tuple(tree.shape), tree.dtype)
     if isinstance(tree, BaseData):
-        parts = {place: part for place, part in _data_parts(tree) if isinstance(part, (Tensor, bool, int, float))}
+        parts = {place: part for place, part in _data_parts(tree) if isinstance(part, _PARTS)}
         return Node(type(tree), tuple(parts), tuple(_take_apart(p, tensors) for p in parts.values()), tree)
     if isinstance(tree, Mapping):
         return Node(type(tree), tuple(tree), tuple(_take_apart(part, tensors) for part in tree.values()))
@@ -73,19 +79,26 @@ def _data_parts(data: BaseData) -> Iterator[tuple[tuple[Any, str], Any]]:
             yield (store._key, key), part
 
 
-def unflatten(structure: Structure, tensors: Sequence[Any]) -> Any:
-    """The nest that `flatten` took apart, with these tensors in the order of its list."""
-    return _put_together(structure, iter(tensors))
+def unflatten(structure: Structure, tensors: Sequence[Any], arguments: Sequence[Any] = ()) -> Any:
+    """The nest that `flatten` took apart, with these tensors in the order of its list.
+
+    Args:
+        structure: The nest without its tensors.
+        tensors: What to put in.
+        arguments: The graph data among the arguments of a call, which results may be like.
+    """
+    return _put_together(structure, iter(tensors), arguments)
 
 
-def _put_together(structure: Structure, tensors: Iterator[Any]) -> Any:
+def _put_together(structure: Structure, tensors: Iterator[Any], arguments: Sequence[Any]) -> Any:
     if isinstance(structure, Slot):
         return next(tensors)
     if isinstance(structure, Fixed):
         return structure.value
-    parts = [_put_together(part, tensors) for part in structure.parts]
+    parts = [_put_together(part, tensors, arguments) for part in structure.parts]
     if structure.template is not None:
-        data = copy.copy(structure.template)
+        like = structure.like if arguments else None
+        data = copy.copy(structure.template if like is None else arguments[like])
         stores = {store._key: store for store in data.stores}
         for (place, key), part in zip(structure.keys, parts, strict=True):
             stores[place][key] = part
@@ -94,6 +107,38 @@ def _put_together(structure: Structure, tensors: Iterator[Any]) -> Any:
         return dict(zip(structure.keys, parts, strict=True))
     make: Any = structure.kind
     return make(*parts) if hasattr(make, "_fields") else make(parts)
+
+
+def templates(structure: Structure) -> Iterator[Any]:
+    """The graph data objects in a nest, in order."""
+    if isinstance(structure, Node):
+        if structure.template is not None:
+            yield structure.template
+        for part in structure.parts:
+            yield from templates(part)
+
+
+def liken(results: Structure, arguments: Sequence[Any]) -> Structure:
+    """The nest of a model's results, where graph data knows which of the arguments it is like."""
+    if not isinstance(results, Node):
+        return results
+    parts = tuple(liken(part, arguments) for part in results.parts)
+    like = None if results.template is None else _find_like(results, arguments)
+    return replace(results, parts=parts, like=like)
+
+
+def _find_like(result: Node, arguments: Sequence[Any]) -> int | None:
+    for number, argument in enumerate(arguments):
+        keys = {place for place, part in _data_parts(argument) if isinstance(part, _PARTS)}
+        same_rest = besides(argument, keys) == besides(result.template, result.keys)
+        if type(argument) is result.kind and same_rest and keys <= set(result.keys):
+            return number
+    return None
+
+
+def besides(data: BaseData, keys: Iterable[Any]) -> set[Any]:
+    """Where graph data holds something beside the parts with these keys."""
+    return {place for place, _ in _data_parts(data)} - set(keys)
 
 
 def describe(structure: Structure, path: str = "") -> Iterator[tuple[str, str]]:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import pandas as pd
+
 
 @dataclass(frozen=True, kw_only=True)
 class IpuTarget:
@@ -10,7 +12,14 @@ class IpuTarget:
     Sources: tiles, workers, memory, clock and peak rates from the Graphcore IPU Programmer's Guide and the IPU-M2000
     and Bow-2000 data sheets; Mk1 figures and all load, store and exchange widths as measured in Jia et al.,
     "Dissecting the Graphcore IPU Architecture via Microbenchmarking", arXiv:1912.03413; multiply-accumulate rates
-    from the estimators of the open-source poplibs (github.com/graphcore/poplibs).
+    from the estimators of the open-source poplibs (github.com/graphcore/poplibs). Synchronisation: a message of one
+    word between two tiles takes 213 cycles on an idle machine and 264 on a busy one (arXiv:1912.03413, section 4), so
+    240; the launch of a compute set as the constant part of cycle counts in the notebooks of
+    github.com/graphcore-research/tessellate-ipu. Links between IPUs and the latency of the host as in
+    arXiv:1912.03413, which measured 6 gigabytes per second from the host for one IPU of the first generation and 11.35
+    for two; one of the second generation alone is taken to get as much, below the 100 gigabit per second of its
+    machine's network card (IPU-M2000 data sheet). The host call as fitted to the published scaling of SchNet
+    (github.com/graphcore-research/hydronet-gnn).
 
     Attributes:
         name: What a report calls the machine.
@@ -23,17 +32,26 @@ class IpuTarget:
         store_bytes: Bytes that a tile can store per cycle.
         float32_macs: Multiply-accumulates of a tile's matrix unit per cycle, float32.
         float16_macs: The same for float16.
+        matrix_load_bytes: Bytes of weights that a tile loads into its matrix unit per cycle.
         exchange_bytes: Bytes that a tile can receive, and send, per cycle.
+        exchange_pair_bytes: Bytes per cycle where both tiles of a pair receive the same data over both their lanes.
+        copy_bytes: Bytes that a tile can copy within its memory per cycle.
+        copy_cycles: What each call of such a copy costs beyond that.
         sync_cycles: What one synchronisation and the start of its exchange cost on one IPU.
         launch_cycles: What the start of a compute set costs beyond its vertices.
         num_ipus: How many such IPUs one replica spans.
+        link_bytes_per_second: Between two IPUs of one board, in one direction.
+        link_seconds: Latency of a message between two IPUs.
+        host_bytes_per_second: Between the host and one IPU.
+        host_seconds: Latency of a transfer between host and IPU.
+        host_call_seconds: What one call from the host costs, whatever it transfers.
 
     Raises:
         ValueError: a figure is not positive.
 
     Example:
-        >>> IpuTarget.bow().num_tiles
-        1472
+        >>> IpuTarget.bow()
+        IpuTarget(Bow: 1,472 tiles of 624 KiB at 1.85 GHz)
     """
 
     name: str
@@ -46,10 +64,19 @@ class IpuTarget:
     store_bytes: int = 8
     float32_macs: int
     float16_macs: int
+    matrix_load_bytes: int = 16
     exchange_bytes: int = 4
+    exchange_pair_bytes: int = 8
+    copy_bytes: int = 8
+    copy_cycles: int = 288
     sync_cycles: int = 240
     launch_cycles: int = 82
     num_ipus: int = 1
+    link_bytes_per_second: float = 55e9
+    link_seconds: float = 0.55e-6
+    host_bytes_per_second: float = 11e9
+    host_seconds: float = 8.8e-6
+    host_call_seconds: float = 1.3e-3
 
     def __post_init__(self) -> None:
         for field, figure in vars(self).items():
@@ -59,7 +86,15 @@ class IpuTarget:
     @classmethod
     def gc2(cls) -> "IpuTarget":
         """The first generation: 1,216 tiles of 256 KiB at 1.6 GHz."""
-        return cls(name="GC2", num_tiles=1216, memory_per_tile=256 * 1024, clock=1.6e9, float32_macs=8, float16_macs=32)
+        return cls(
+            name="GC2",
+            num_tiles=1216,
+            memory_per_tile=256 * 1024,
+            clock=1.6e9,
+            float32_macs=8,
+            float16_macs=32,
+            host_bytes_per_second=6e9,
+        )
 
     @classmethod
     def gc200(cls) -> "IpuTarget":
@@ -74,6 +109,17 @@ class IpuTarget:
         return cls(
             name="Bow", num_tiles=1472, memory_per_tile=624 * 1024, clock=1.85e9, float32_macs=16, float16_macs=64
         )
+
+    def __repr__(self) -> str:
+        ipus = f"{self.num_ipus:,} x " if self.num_ipus > 1 else ""
+        return (
+            f"{type(self).__name__}({self.name}: {ipus}{self.num_tiles:,} tiles of {self.memory_per_tile / 1024:g} KiB "
+            f"at {self.clock / 1e9:g} GHz)"
+        )
+
+    def _repr_html_(self) -> str:
+        shown = {name: f"{value:,.10g}" if name != "name" else value for name, value in vars(self).items()}
+        return pd.Series(shown, name=type(self).__name__).to_frame().to_html()
 
     @property
     def memory(self) -> int:

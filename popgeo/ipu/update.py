@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from popgeo.ipu.block import Block
 from popgeo.ipu.captured_update import CapturedUpdate, capture_update
 from popgeo.ipu.op_graph import OpGraph
 
@@ -28,6 +29,7 @@ class Update:
         accumulates: Whether an update joins the gradients of several micro-batches.
         max_grad_norm: Gradients are scaled down to this 2-norm; None leaves them.
         learning_rate: The rate for each update, counted from 0, instead of the optimizer's own.
+        floating_point_exceptions: Check the weights after each update.
 
     Raises:
         ValueError: the optimizer needs to run the model itself, as L-BFGS does, or its groups have changed.
@@ -41,21 +43,23 @@ class Update:
         accumulates: bool = False,
         max_grad_norm: float | None = None,
         learning_rate: Callable[[int], float] | None = None,
+        floating_point_exceptions: bool = False,
     ) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ValueError("LBFGS evaluates the model several times per step; use an optimizer without a closure.")
         self.optimizer = optimizer
         self.num_updates = 0
         self._max_grad_norm, self._learning_rate = max_grad_norm, learning_rate
+        self._checks = floating_point_exceptions
         self._names = {id(p): name for name, p in parameters.items()}
-        self._blocks: list[_Block] = []
+        self._blocks: list[Block] = []
         self.gradients: dict[str, Tensor] = {}
         self._captured: CapturedUpdate | None = None
         self._has_state = False
         self._flat = type(optimizer).__module__.startswith("torch.optim") and type(optimizer).__name__ in _ELEMENTWISE
         for number, group in enumerate(optimizer.param_groups):
             for members in _alike([p for p in group["params"] if id(p) in self._names], self._flat):
-                self._blocks.append(_Block(number, members, accumulates))
+                self._blocks.append(Block(number, members, accumulates))
         for block in self._blocks:
             self.gradients |= {self._names[id(p)]: g for p, g in zip(block.members, block.gradient_views, strict=True)}
         self._shape = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
@@ -90,6 +94,8 @@ class Update:
         if self._max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_([block.flat for block in self._blocks], self._max_grad_norm)
         self._step()
+        if self._checks:
+            self._check()
         self.num_updates += 1
         for block in self._blocks:
             block.publish(self.optimizer, self._worker.state[block.flat])
@@ -107,9 +113,50 @@ class Update:
         if not self._captured.run():
             self._worker.step()
 
+    @property
+    def is_captured(self) -> bool | None:
+        """Whether updates run as captured graphs rather than as torch's own code; None before that is known."""
+        if not self._flat:
+            return False
+        return None if self._captured is None else self._captured.is_captured
+
+    def _check(self) -> None:
+        """Raises where finite gradients gave weights of NaN or infinity."""
+        broken = [block for block in self._blocks if block.total.isfinite().all() and not block.flat.isfinite().all()]
+        names = [self._names[id(p)] for block in broken for p in block.members if not p.isfinite().all()]
+        if names:
+            raise FloatingPointError(
+                f"{type(self.optimizer).__name__}'s update of step {self.num_updates} gave NaN or infinity "
+                f"from finite gradients: {', '.join(sorted(names))}"
+            )
+
     def capture(self) -> OpGraph:
-        """The operations of the next update."""
+        """The operations of an update after the first, which makes the optimizer's state."""
         return capture_update(self._worker)
+
+    def members(self) -> list[list[str]]:
+        """The names of the parameters that each of the joined tensors holds, in order."""
+        return [[self._names[id(p)] for p in block.members] for block in self._blocks]
+
+    def worker(self) -> Optimizer:
+        """The optimizer of the joined tensors, with the settings of the next update and the state so far.
+
+        Raises:
+            ValueError: it does more than treat each element alike.
+        """
+        if not self._flat:
+            raise ValueError(
+                f"{type(self.optimizer).__name__} looks at whole rows or tensors, so its update cannot be rehearsed on "
+                f"single elements; use one of {', '.join(_ELEMENTWISE)}."
+            )
+        self._follow_optimizer()
+        return self._worker
+
+    def settings(self, number: int) -> list[dict[str, Any]]:
+        """The hyperparameters of each joined tensor in an update, counted from 0."""
+        groups = [self.optimizer.param_groups[block.group] for block in self._blocks]
+        rate = {} if self._learning_rate is None else {"lr": self._learning_rate(number)}
+        return [{**{key: part for key, part in group.items() if key != "params"}, **rate} for group in groups]
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Takes hyperparameters and state from another optimizer over the same parameters."""
@@ -149,71 +196,6 @@ class Update:
                 group["lr"] = groups[block.group]["lr"] = self._learning_rate(self.num_updates)
 
 
-class _Block:
-    """Parameters of one group and type, in one tensor."""
-
-    def __init__(self, group: int, members: Sequence[nn.Parameter], accumulates: bool) -> None:
-        self.group, self.members = group, list(members)
-        # A single parameter keeps its shape: optimizers such as Adafactor look at rows and columns.
-        data = members[0].detach() if len(members) == 1 else torch.cat([p.detach().reshape(-1) for p in members])
-        self.flat = nn.Parameter(data.clone())
-        self.gradient = torch.zeros_like(self.flat.detach())
-        self.total = torch.zeros_like(self.gradient) if accumulates else self.gradient
-        self.flat.grad = self.total
-        self.views = self.split(self.flat.detach())
-        self.published: dict[str, Tensor] = {}
-        self.gradient_views = self.split(self.gradient)
-        self.follow()
-
-    def split(self, flat: Tensor) -> list[Tensor]:
-        if len(self.members) == 1:
-            return [flat]
-        sizes = [p.numel() for p in self.members]
-        return [part.view(p.shape) for part, p in zip(flat.view(-1).split(sizes), self.members, strict=True)]
-
-    def follow(self) -> None:
-        for parameter, view in zip(self.members, self.views, strict=True):
-            if parameter.data_ptr() != view.data_ptr() or parameter.dtype != view.dtype:
-                view.copy_(parameter.detach())
-                parameter.data = view
-
-    def adopt(self, optimizer: Optimizer, state: dict[Any, Any]) -> None:
-        """Takes the state that the user's optimizer holds for each member, if it holds any."""
-        self.published = {}
-        states = [optimizer.state.get(p, {}) for p in self.members]
-        if all(states):
-            state[self.flat] = {key: self._join([s[key] for s in states]) for key in states[0]}
-        else:
-            state.pop(self.flat, None)
-
-    def _join(self, parts: Sequence[Any]) -> Any:
-        if self._is_elementwise(parts[0], self.members[0]):
-            return torch.cat([part.reshape(-1) for part in parts]).view(self.flat.shape)
-        return copy.deepcopy(parts[0])
-
-    def _is_elementwise(self, part: Any, parameter: Tensor) -> bool:
-        return isinstance(part, Tensor) and part.shape == parameter.shape and part.dim() > 0
-
-    def publish(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
-        """Shows the state to the user's optimizer: one number per element as views, everything else copied."""
-        for key, part in state.items():
-            if not isinstance(part, Tensor):
-                for p in self.members:
-                    optimizer.state[p][key] = part
-            elif self._is_elementwise(part, self.flat):
-                if self.published.get(key) is not part:
-                    self.published[key] = part
-                    for p, view in zip(self.members, self.split(part), strict=True):
-                        optimizer.state[p][key] = view
-            elif key in self.published:
-                self.published[key].copy_(part)
-            else:
-                # One row per member, so that one copy refreshes the step count of all of them.
-                self.published[key] = part.expand(len(self.members), *part.shape).clone()
-                for p, own in zip(self.members, self.published[key].unbind(), strict=True):
-                    optimizer.state[p][key] = own
-
-
 def _alike(parameters: Sequence[nn.Parameter], flat: bool) -> list[list[nn.Parameter]]:
     by_kind: dict[Any, list[nn.Parameter]] = defaultdict(list)
     for p in parameters:
@@ -222,7 +204,7 @@ def _alike(parameters: Sequence[nn.Parameter], flat: bool) -> list[list[nn.Param
     return list(by_kind.values())
 
 
-def _worker(optimizer: Optimizer, blocks: Sequence[_Block]) -> Optimizer:
+def _worker(optimizer: Optimizer, blocks: Sequence[Block]) -> Optimizer:
     """The same kind of optimizer, over the blocks."""
     groups = [
         {**{k: v for k, v in optimizer.param_groups[block.group].items() if k != "params"}, "params": [block.flat]}

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 import numpy as np
+import torch.distributed as dist
 
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.sizes import FixedSizeOptions
@@ -39,8 +40,6 @@ def check_arguments(
     shuffle: bool,
     sampler: Iterable[int] | None,
     batch_sampler: Iterable[Sequence[int]] | None,
-    rank: int,
-    world_size: int,
     kwargs: dict[str, Any],
 ) -> None:
     """Refuses arguments that contradict each other.
@@ -61,8 +60,6 @@ def check_arguments(
         raise ValueError("A sampler decides the order, so it excludes shuffle and batch_sampler. Pass only one.")
     if batch_sampler is not None and (shuffle or strategy is not FixedSizeStrategy.PadToMax):
         raise ValueError("A batch_sampler decides the batches, so it excludes shuffle and any strategy but PadToMax.")
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank is {rank} and world_size {world_size}; ranks count from 0 to world_size - 1.")
 
 
 def sizes_of(
@@ -95,8 +92,11 @@ def sizes_of(
     return options.to_hetero(store.node_types, store.edge_types) if store.is_hetero else options
 
 
-def num_mini_batches(options: Any) -> int:
-    """How many batches one item holds.
+def num_mini_batches(options: Any, world_size: int = 1) -> int:
+    """How many batches one item of one rank holds; replicas are shared by the ranks.
+
+    Raises:
+        ValueError: `options` is neither a number nor has the counts, or its replicas cannot be shared evenly.
 
     Example:
         >>> num_mini_batches(None), num_mini_batches(6)
@@ -105,13 +105,45 @@ def num_mini_batches(options: Any) -> int:
     if options is None or isinstance(options, int):
         count = 1 if options is None else options
     else:
-        names = ("device_iterations", "replication_factor", "gradient_accumulation")
-        missing = [name for name in names if not hasattr(options, name)]
+        missing = [name for name in _COUNTS if not hasattr(options, name)]
         if missing:
             raise ValueError(
                 f"options is a {type(options).__name__} without {missing}. Pass a number or such an object."
             )
-        count = math.prod(getattr(options, name) for name in names)
+        if options.replication_factor % world_size:
+            raise ValueError(
+                f"options.replication_factor is {options.replication_factor}, which {world_size} ranks cannot share "
+                f"evenly. Choose a multiple of {world_size}, or pass rank=0 and world_size=1 for a loader of its own."
+            )
+        count = math.prod(getattr(options, name) for name in _COUNTS) // world_size
     if count < 1:
         raise ValueError(f"options asks for {count} batches in one item; it must be 1 or more.")
     return count
+
+
+_COUNTS = ("device_iterations", "gradient_accumulation", "replication_factor")
+
+
+def shard_of(options: Any, rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Which of how many shards to load.
+
+    Left open, it is the one of this process in `torch.distributed` where `options` speaks of replicas, which are then
+    shared by the processes; else there is only one.
+
+    Raises:
+        ValueError: only one of the two is given, or they contradict.
+
+    Example:
+        >>> shard_of(None, None, None), shard_of(None, 1, 2)
+        ((0, 1), (1, 2))
+    """
+    if rank is None and world_size is None:
+        has_replicas = hasattr(options, "replication_factor")
+        if has_replicas and dist.is_available() and dist.is_initialized():
+            return dist.get_rank(), dist.get_world_size()
+        return 0, 1
+    if rank is None or world_size is None:
+        raise ValueError(f"rank is {rank} and world_size {world_size}; pass both, or neither.")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank is {rank} and world_size {world_size}; ranks count from 0 to world_size - 1.")
+    return rank, world_size

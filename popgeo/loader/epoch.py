@@ -64,6 +64,10 @@ class Plan:
         """The graphs of one batch."""
         return self.ids[self.ptr[index] : self.ptr[index + 1]]
 
+    def __repr__(self) -> str:
+        skipped = f", {self.num_skipped:,} skipped" if self.num_skipped else ""
+        return f"{type(self).__name__}({len(self.ids):,} graphs in {len(self):,} batches{skipped})"
+
 
 def epoch_generator(seed: int, epoch: int) -> torch.Generator:
     """The source of randomness of one epoch: the same for every rank, another for every epoch."""
@@ -97,10 +101,12 @@ def plan_epoch(
     Raises:
         ValueError: a graph fits no batch.
     """
-    sizes = sizes[order]
+    sizes = sizes.take(order, axis=0)
     num_skipped = 0
-    if (sizes.max(axis=0, initial=0) > limits).any():
-        fits = np.asarray((sizes <= limits).all(axis=1))
+    # Dimension by dimension: numpy is many times slower at rows of two numbers, and there may be millions of graphs.
+    fit = [dimension <= limit for dimension, limit in zip(sizes.T, limits.tolist(), strict=True)]
+    if not all(dimension.all() for dimension in fit):
+        fits = np.asarray(np.logical_and.reduce(fit))
         if over_size_strategy.trims_nodes or over_size_strategy.trims_edges:
             sizes = np.minimum(sizes, limits)
         elif over_size_strategy is OverSizeStrategy.Skip:

@@ -1,27 +1,24 @@
 """The loader: an iterable of PyG batches that all have the same shapes."""
 
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from html import escape
 from typing import Any
 
-import numpy as np
+import pandas as pd
 import torch
 from torch.utils.data import DataLoader
 from torch_geometric.data import Batch
 
 from popgeo.data.collate import FixedSizeCollater
-from popgeo.data.cutter import check_fits
-from popgeo.data.flat_store import FlatStore
-from popgeo.data.flatten import why_not_flat
 from popgeo.data.levels import Levels
 from popgeo.data.sizes import FixedSizeOptions
-from popgeo.data.sort import sort_edges as sorted_by_destination
 from popgeo.data.trim import OverSizeStrategy
-from popgeo.loader.arguments import check_arguments, member, num_mini_batches, sizes_of, strategy_of
+from popgeo.loader.arguments import check_arguments, member, num_mini_batches, shard_of, sizes_of, strategy_of
 from popgeo.loader.batches import OF_WORKERS, BatchMaker
-from popgeo.loader.epoch import FixedSizeStrategy, Packing, Plan, epoch_generator, plan_epoch, shard
-from popgeo.loader.source import FetchingSource, FlatSource, Source, levels_of, measure
-from popgeo.packing import totals_of_packs
+from popgeo.loader.epoch import FixedSizeStrategy, Packing, Plan
+from popgeo.loader.filling import as_html, filling, in_one_line
+from popgeo.loader.planner import GraphIds, Planner
+from popgeo.loader.source import FetchingSource, FlatSource, Source, read
 
 
 class FixedSizeDataLoader(DataLoader):
@@ -44,7 +41,8 @@ class FixedSizeDataLoader(DataLoader):
         follow_batch: Attributes to add an assignment vector for.
         exclude_keys: Attributes to leave out.
         options: How many batches one item holds, concatenated on dimension 0 as PopTorch does: a number, or an object
-            with `device_iterations`, `replication_factor` and `gradient_accumulation` (such as `popgeo.ipu.Options`).
+            with `device_iterations`, `replication_factor` and `gradient_accumulation` (such as `popgeo.ipu.Options`),
+            whose replicas are shared by the ranks.
         num_nodes: Short for `fixed_size_options`, with `num_edges` and `batch_size`.
         num_edges: See `num_nodes`.
         levels: What an attribute's rows belong to, as `{"y": "graph"}`, where names and sizes do not tell.
@@ -57,12 +55,15 @@ class FixedSizeDataLoader(DataLoader):
             `num_buffers // 2` more are drawn. 0 gives each item memory of its own.
         background: Makes the coming batches on a thread while one is in use.
         seed: With the number of the epoch it decides every order.
-        rank: Which shard of the batches to load.
+        rank: Which shard of the batches to load; by default that of this process in `torch.distributed`, where
+            `options` has a `replication_factor`, and else the only one.
         world_size: Number of shards; they are disjoint, complete, and of equal length.
         drop_last: Drops an incomplete last batch (`PadToMax`) and an incomplete last item of several batches; otherwise
             batches are split until there are enough, so that every graph is used.
         sampler: The graphs of an epoch, in order, instead of all of them.
         batch_sampler: The graphs of each batch, instead of a strategy.
+        progress_bar: Whether to show a bar where a first pass over the dataset lasts longer than a second; None means
+            at a terminal and in notebooks.
         kwargs: `num_workers`, `pin_memory` and others, as torch's `DataLoader` takes them.
 
     Raises:
@@ -101,35 +102,23 @@ class FixedSizeDataLoader(DataLoader):
         num_buffers: int = 0,
         background: bool = False,
         seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         drop_last: bool = False,
         sampler: Iterable[int] | None = None,
         batch_sampler: Iterable[Sequence[int]] | None = None,
+        progress_bar: bool | None = None,
         **kwargs: Any,
     ) -> None:
         self.strategy = strategy_of(fixed_size_strategy)
         self.over_size_strategy = member(OverSizeStrategy, over_size_strategy)
-        check_arguments(dataset, self.strategy, shuffle, sampler, batch_sampler, rank, world_size, kwargs)
-        self.shuffle, self.seed, self.rank, self.world_size = shuffle, seed, rank, world_size
-        self.items_of = num_mini_batches(options)
+        check_arguments(dataset, self.strategy, shuffle, sampler, batch_sampler, kwargs)
+        self.shuffle, self.seed = shuffle, seed
+        self.rank, self.world_size = shard_of(options, rank, world_size)
+        self.items_of = num_mini_batches(options, self.world_size)
         self._progress = _Progress(0, 0)
         self._plan: tuple[int, Plan] | None = None
-        self._orders = sampler, batch_sampler, drop_last
-
-        why = why_not_flat(dataset)
-        if why is None:
-            like = FlatStore.from_dataset(dataset, exclude_keys=exclude_keys, levels=levels)
-            like = sorted_by_destination(like) if sort_edges else like
-            sizes = like.sizes
-        else:
-            warnings.warn(
-                f"{why}, so each graph is fetched anew in every epoch, which is slow. If that is not wanted, pass "
-                f"list(dataset) or FlatStore.from_dataset(dataset): transforms then run once.",
-                stacklevel=2,
-            )
-            sizes, like = measure(dataset, exclude_keys)
-            levels = {**levels_of(like), **(levels or {})}
+        like, sizes, levels, is_flat = read(dataset, exclude_keys, levels, sort_edges, progress_bar)
         chosen = sizes_of(like, sizes, batch_size, fixed_size_options, num_nodes, num_edges)
         self.fixed_size_options = chosen.with_rows_for(like)
         self.collater = FixedSizeCollater(
@@ -147,9 +136,24 @@ class FixedSizeDataLoader(DataLoader):
         )
         self._like = like
         self.source: Source = (
-            FlatSource(like, self.collater) if why is None else FetchingSource(dataset, sizes, self.collater, like)
+            FlatSource(like, self.collater) if is_flat else FetchingSource(dataset, sizes, self.collater, like)
         )
-        super().__init__(dataset, batch_sampler=_GraphIds(self), collate_fn=self.collater, **kwargs)
+        self._planner = Planner(
+            sizes=sizes,
+            store=like,
+            holds_all=is_flat,
+            options=self.fixed_size_options,
+            strategy=self.strategy,
+            over_size_strategy=self.over_size_strategy,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            drop_last=drop_last,
+            rank=self.rank,
+            world_size=self.world_size,
+            group=self.items_of,
+        )
+        super().__init__(dataset, batch_sampler=GraphIds(self.plan), collate_fn=self.collater, **kwargs)
         # torch leaves it None beside a batch sampler; scripts print and log it.
         object.__setattr__(self, "batch_size", self.fixed_size_options.num_graphs)
         self._maker = BatchMaker(
@@ -164,38 +168,8 @@ class FixedSizeDataLoader(DataLoader):
     def plan(self) -> Plan:
         """The batches of the epoch that is running or comes next; made when first asked for."""
         if self._plan is None or self._plan[0] != self.epoch:
-            self._plan = self.epoch, self._make_plan()
+            self._plan = self.epoch, self._planner.plan(self.seed, self.epoch)
         return self._plan[1]
-
-    def _make_plan(self) -> Plan:
-        sampler, batch_sampler, drop_last = self._orders
-        # Without shuffle a strategy that draws at random draws the same in every epoch.
-        generator = epoch_generator(self.seed, self.epoch if self.shuffle or sampler is not None else 0)
-        order = np.arange(len(self.source.sizes))
-        tell = getattr(sampler if batch_sampler is None else batch_sampler, "set_epoch", None)
-        if tell is not None:
-            tell(self.epoch)
-        if batch_sampler is not None:
-            packs = [np.asarray(pack, dtype=np.int64) for pack in batch_sampler]
-            plan = Plan(ids=np.concatenate([order[:0], *packs]), ptr=np.cumsum([0, *map(len, packs)]))
-        else:
-            if sampler is not None:
-                order = np.fromiter(sampler, dtype=np.int64)
-            elif self.shuffle and not (isinstance(self.strategy, FixedSizeStrategy) and self.strategy.draws):
-                order = torch.randperm(len(order), generator=generator).numpy()
-            plan = plan_epoch(
-                self.source.sizes,
-                self.fixed_size_options.limits(self._like.size_axes),
-                self.fixed_size_options.num_graphs - 1,
-                self.strategy,
-                order,
-                generator=generator,
-                over_size_strategy=self.over_size_strategy,
-                drop_last=drop_last,
-            )
-        if isinstance(self.source, FlatSource) and not (self.collater.trim_nodes or self.collater.trim_edges):
-            check_fits(self._like, self.fixed_size_options, plan.ids, plan.ptr)
-        return shard(plan, self.rank, self.world_size, self.items_of, drop_last)
 
     def __len__(self) -> int:
         """Items of the epoch that is running or comes next."""
@@ -252,20 +226,23 @@ class FixedSizeDataLoader(DataLoader):
         if self._progress is progress:  # no other iteration has begun since
             self.set_epoch(progress.epoch + 1)
 
+    def filling(self) -> pd.DataFrame:
+        """How full the batches of the coming epoch are; see `popgeo.loader.filling`."""
+        return filling(self.source.sizes, self.plan(), self.fixed_size_options, self._like.size_axes)
+
     def __repr__(self) -> str:
-        options = self.fixed_size_options
         try:
-            plan = self.plan()
+            table = self.filling()
         except ValueError as error:
             return f"{type(self).__name__}({len(self.source.sizes):,} graphs; no batches: {error})"
-        split = len(self._like.node_types)
-        real = totals_of_packs(self.source.sizes[:, :split], plan.ids, plan.ptr).sum()
-        slots = options.limits(self._like.size_axes)[:split].sum() + split
-        return (
-            f"{type(self).__name__}({len(plan.ids):,} graphs -> {len(plan):,} batches of {options.total_num_nodes:,} "
-            f"nodes, {options.total_num_edges:,} edges, {options.num_graphs:,} graphs; "
-            f"{100 * real / max(1, slots * len(plan)):.1f} % full)"
-        )
+        line = in_one_line(table, self.plan(), self.fixed_size_options, len(self._like.node_types))
+        return f"{type(self).__name__}({line})"
+
+    def _repr_html_(self) -> str:
+        try:
+            return f"{escape(repr(self))}{as_html(self.filling())}"
+        except ValueError:
+            return escape(repr(self))
 
 
 class _Progress:
@@ -275,17 +252,3 @@ class _Progress:
 
     def __init__(self, epoch: int, position: int) -> None:
         self.epoch, self.position, self.has_started = epoch, position, False
-
-
-class _GraphIds:
-    """Lets tools that look into a `DataLoader` see the batches as lists of graph ids."""
-
-    def __init__(self, loader: FixedSizeDataLoader) -> None:
-        self.loader = loader
-
-    def __iter__(self) -> Iterator[list[int]]:
-        plan = self.loader.plan()
-        return (plan.pack(i).tolist() for i in range(len(plan)))
-
-    def __len__(self) -> int:
-        return len(self.loader.plan())

@@ -1,9 +1,10 @@
 """Turns packs of graph ids into batches: from a flat dataset, or graph by graph where it cannot be flattened."""
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,13 @@ from torch_geometric.data import Batch
 from popgeo.data.collate import FixedSizeCollater
 from popgeo.data.cutter import BatchCutter, Memory
 from popgeo.data.flat_store import FlatStore
-from popgeo.data.levels import Level
+from popgeo.data.flatten import why_not_flat
+from popgeo.data.levels import Level, Levels
+from popgeo.data.sort import sort_edges as sorted_by_destination
 from popgeo.data.super_batch import join
 from popgeo.data.take import take
 from popgeo.packing import totals_of_packs
+from popgeo.packing.progress import progress
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -116,16 +120,37 @@ class FetchingSource(Source):
         return None
 
 
-def measure(dataset: Any, exclude_keys: Sequence[str] | None, at_once: int = 256) -> tuple[np.ndarray, FlatStore]:
+def read(
+    dataset: Any, exclude_keys: Sequence[str] | None, levels: Levels | None, sort_edges: bool, progress_bar: bool | None
+) -> tuple[FlatStore, np.ndarray, Levels | None, bool]:
+    """The graphs of a dataset, flat; their sizes; what attributes belong to; and whether these are all graphs.
+
+    They are only the first ones, enough to know how a batch is laid out, where graphs must be fetched anew in each
+    epoch, which a warning then says.
+    """
+    why = why_not_flat(dataset)
+    if why is None:
+        store = FlatStore.from_dataset(dataset, exclude_keys=exclude_keys, levels=levels, progress_bar=progress_bar)
+        store = sorted_by_destination(store) if sort_edges else store
+        return store, store.sizes, levels, True
+    warnings.warn(
+        f"{why}, so each graph is fetched anew in every epoch, which is slow. If that is not wanted, pass "
+        f"list(dataset) or FlatStore.from_dataset(dataset): transforms then run once.",
+        stacklevel=3,
+    )
+    sizes, store = measure(dataset, exclude_keys, progress_bar=progress_bar)
+    return store, sizes, {**levels_of(store), **(levels or {})}, False
+
+
+def measure(
+    dataset: Any, exclude_keys: Sequence[str] | None, at_once: int = 256, progress_bar: bool | None = None
+) -> tuple[np.ndarray, FlatStore]:
     """Sizes of all graphs of a dataset that is not flat, and its first graphs, flat."""
-    starts = range(0, max(1, len(dataset)), at_once)
-
-    def part(start: int) -> FlatStore:
-        graphs = [dataset[i] for i in range(start, min(start + at_once, len(dataset)))]
-        return FlatStore.from_dataset(graphs, exclude_keys=exclude_keys)
-
-    first = part(0)
-    return np.concatenate([first.sizes, *(part(start).sizes for start in starts[1:])]), first
+    ids = progress(range(len(dataset)), "measuring graphs", "graph", progress_bar)
+    parts = iter(lambda: [dataset[i] for i in islice(ids, at_once)], [])
+    first = FlatStore.from_dataset(next(parts, []), exclude_keys=exclude_keys)
+    rest = (FlatStore.from_dataset(part, exclude_keys=exclude_keys).sizes for part in parts)
+    return np.concatenate([first.sizes, *rest]), first
 
 
 def levels_of(store: FlatStore) -> Mapping[Any, Level]:

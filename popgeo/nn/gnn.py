@@ -161,6 +161,12 @@ class GNN(nn.Module):
             raise ValueError("The model has a readout: pass batch and num_graphs=batch.num_graphs.")
         return READOUTS[self.readout](x, batch, num_graphs)
 
+    def extra_repr(self) -> str:
+        return (
+            f"num_layers={self.num_layers}, act={getattr(self.act, '__name__', self.act)}, norm={self.norm!r}, "
+            f"dropout={self.dropout}, jk={self.jk!r}, readout={self.readout!r}"
+        )
+
     def _layers(self, x: Tensor, batched: Batched) -> Tensor:
         layers = []
         for i, conv in enumerate(self.convs):

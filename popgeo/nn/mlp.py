@@ -54,3 +54,6 @@ class MLP(nn.Module):
             if not self.act_first:
                 x = self.act(x)
         return self.lins[-1](x)
+
+    def extra_repr(self) -> str:
+        return f"act={getattr(self.act, '__name__', self.act)}"

@@ -42,6 +42,9 @@ class LayerNorm(nn.Module):
         """[num_nodes, in_channels] -> the same; the other arguments are there for the other norms' sake."""
         return F.layer_norm(x, (self.in_channels,), self.weight, self.bias, self.eps)
 
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, eps={self.eps}, affine={self.weight is not None}"
+
 
 class BatchNorm(nn.Module):
     """Normalises each channel over the real nodes of the batch (arXiv:1502.03167); so do the running statistics.
@@ -141,6 +144,9 @@ class GraphNorm(nn.Module):
         var = global_mean_pool(out.square(), batch, num_graphs)
         return self.weight * out * gather((var + self.eps).rsqrt(), batch) + self.bias
 
+    def extra_repr(self) -> str:
+        return f"{len(self.weight)}, eps={self.eps}"
+
 
 class InstanceNorm(nn.Module):
     """Normalises each channel over the nodes of one graph (arXiv:1607.08022).
@@ -170,6 +176,7 @@ class InstanceNorm(nn.Module):
         track_running_stats: bool = False,
     ) -> None:
         super().__init__()
+        self.in_channels = in_channels
         self.eps = eps
         self.momentum = momentum
         self.weight = nn.Parameter(torch.ones(in_channels)) if affine else None
@@ -196,6 +203,12 @@ class InstanceNorm(nn.Module):
             self._track(mean, var, batch, nodes_mask)
             out = out * gather((var + self.eps).rsqrt(), batch)
         return out if self.weight is None or self.bias is None else out * self.weight + self.bias
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_channels}, eps={self.eps}, momentum={self.momentum}, affine={self.weight is not None}, "
+            f"track_running_stats={self.running_mean is not None}"
+        )
 
     @torch.no_grad()
     def _track(self, mean: Tensor, var: Tensor, batch: Tensor, nodes_mask: Tensor | None) -> None:
@@ -230,7 +243,7 @@ def make_norm(name: str | None, in_channels: int) -> nn.Module | None:
 
     Example:
         >>> make_norm("layer_norm", 8)
-        LayerNorm()
+        LayerNorm(8, eps=1e-05, affine=True)
     """
     if name is None:
         return None

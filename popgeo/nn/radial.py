@@ -39,6 +39,9 @@ class GaussianSmearing(nn.Module):
         # e^-87 is the smallest normal number of float32; processors are many times slower at the denormal ones below.
         return torch.exp(exponent.clamp(min=-87.0))
 
+    def extra_repr(self) -> str:
+        return f"start={float(self.offset[0]):g}, stop={float(self.offset[-1]):g}, num_gaussians={len(self.offset)}"
+
 
 class CosineEnvelope(nn.Module):
     """Falls from 1 at distance 0 to exactly 0 at the cutoff: (cos(pi r / cutoff) + 1) / 2, and 0 beyond.
@@ -58,6 +61,9 @@ class CosineEnvelope(nn.Module):
     def forward(self, dist: Tensor) -> Tensor:
         """[num_edges] -> [num_edges]"""
         return torch.where(dist < self.cutoff, 0.5 * (torch.cos(dist * (math.pi / self.cutoff)) + 1.0), 0.0)
+
+    def extra_repr(self) -> str:
+        return f"cutoff={self.cutoff}"
 
 
 class PolynomialEnvelope(nn.Module):
@@ -81,14 +87,25 @@ class PolynomialEnvelope(nn.Module):
         """[num_edges] -> [num_edges]"""
         p, d = self.exponent, dist / self.cutoff
         fall = 0.5 * (p + 1) * (p + 2) - p * (p + 2) * d + 0.5 * p * (p + 1) * d.square()
-        return torch.where(d < 1.0, 1.0 - d.pow(p) * fall, 0.0)
+        return torch.where(d < 1.0, 1.0 - _power(d, p) * fall, 0.0)
+
+    def extra_repr(self) -> str:
+        return f"cutoff={self.cutoff}, exponent={self.exponent}"
+
+
+def _power(d: Tensor, exponent: int) -> Tensor:
+    """d to a whole power by products; where a machine has no instruction for powers, `pow` takes far longer."""
+    power = d
+    for bit in f"{exponent:b}"[1:]:
+        power = power * power * d if bit == "1" else power * power
+    return power
 
 
 class ShiftedSoftplus(nn.Module):
     """ln(e^x / 2 + 1 / 2), which is 0 at 0 (arXiv:1706.08566).
 
     Args:
-        stable: Compute max(x, 0) + log1p(e^-|x|) - ln 2, right for every x. Otherwise log(0.5 e^x + 0.5), one
+        stable: Compute `max(x, 0) + log1p(e^-|x|) - ln 2`, right for every x. Otherwise log(0.5 e^x + 0.5), one
             exponential and one logarithm, infinite above x = 88 in float32: the fast form of machines without softplus.
 
     Example:
@@ -103,3 +120,6 @@ class ShiftedSoftplus(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Elementwise, any shape."""
         return shifted_softplus(x) if self.stable else torch.log(0.5 * torch.exp(x) + 0.5)
+
+    def extra_repr(self) -> str:
+        return f"stable={self.stable}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from popgeo.nn.dipole import ATOMIC_MASSES, dipole_magnitude
 from popgeo.nn.interaction import InteractionGraph, KNNInteractionGraph
 from popgeo.nn.radial import CosineEnvelope, GaussianSmearing, ShiftedSoftplus
 from popgeo.ops import EdgePlan, cfconv, distance, global_add_pool, global_mean_pool
@@ -86,6 +87,8 @@ class SchNet(nn.Module):
             One of PyG's kind, called with `pos` and `batch` only, works too.
         max_num_neighbors: Edges of each atom when `interaction_graph` is left out.
         readout: Molecules are the `"add"` or the `"mean"` of their atoms.
+        dipole: Predict the magnitude of the dipole moment: each atom's output is its charge; `readout`, `mean`, `std`
+            and `atomref` have no say.
         mean: Added to each atom's output, after `std`; both or none of the two are given.
         std: Scales each atom's output.
         atomref: Energy of each element on its own, added to the atom's output. [100] or [100, 1]
@@ -103,6 +106,7 @@ class SchNet(nn.Module):
     """
 
     initial_atomref: Tensor | None
+    atomic_mass: Tensor
 
     def __init__(
         self,
@@ -114,6 +118,7 @@ class SchNet(nn.Module):
         interaction_graph: Callable[..., tuple[Tensor, Tensor]] | None = None,
         max_num_neighbors: int = 32,
         readout: str = "add",
+        dipole: bool = False,
         mean: float | None = None,
         std: float | None = None,
         atomref: Tensor | None = None,
@@ -132,6 +137,7 @@ class SchNet(nn.Module):
         self.num_gaussians = num_gaussians
         self.cutoff = cutoff
         self.readout = readout
+        self.dipole = dipole
         self.mean = mean
         self.std = std
         self.embedding = nn.Embedding(MAX_Z, hidden_channels, padding_idx=0)
@@ -145,6 +151,8 @@ class SchNet(nn.Module):
         self.lin1 = nn.Linear(hidden_channels, hidden_channels // 2)
         self.act = ShiftedSoftplus(stable_softplus)
         self.lin2 = nn.Linear(hidden_channels // 2, 1)
+        if dipole:
+            self.register_buffer("atomic_mass", torch.tensor(ATOMIC_MASSES, dtype=torch.float64))
         self.register_buffer("initial_atomref", None if atomref is None else atomref.view(-1, 1))
         self.atomref = None if atomref is None else nn.Embedding(MAX_Z, 1)
         self.reset_parameters()
@@ -202,6 +210,9 @@ class SchNet(nn.Module):
         for interaction in self.interactions:
             x = x + interaction(x, rbf, envelope, edges)
         x = self.lin2(self.act(self.lin1(x)))  # [num_atoms, 1]
+        if self.dipole:
+            mass = self.atomic_mass[z].unsqueeze(1).to(pos.dtype)  # [num_atoms, 1]
+            return dipole_magnitude(x, pos, mass, batch, num_graphs, nodes_mask)
         if self.mean is not None and self.std is not None:
             x = x * self.std + self.mean
         if self.atomref is not None:

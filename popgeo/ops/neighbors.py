@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from popgeo.ops.registration import is_direct
+from popgeo.ops.candidates import both_real, first_and_size, near_pairs, squared_distances
 
 
 class Neighbors(NamedTuple):
@@ -63,10 +63,10 @@ def knn(
     """
     if k < 1:
         raise ValueError(f"k is {k}; a node needs at least one edge slot. Pass k >= 1.")
-    candidates, near = _near_pairs(pos, batch, cutoff, num_graphs, max_num_nodes, nodes_mask)
+    candidates, near = near_pairs(pos, batch, cutoff, num_graphs, max_num_nodes, nodes_mask)
     num_candidates = candidates.size(1)
     if num_candidates > k:
-        r2 = _squared_distances(pos, candidates)
+        r2 = squared_distances(pos, candidates)
         nearest = r2.masked_fill(~near, torch.inf).sort(dim=1, stable=True).indices[:, :k]
         candidates, near = candidates.gather(1, nearest), near.gather(1, nearest)
     elif num_candidates < k:
@@ -111,7 +111,7 @@ def pairs(
         tensor([[1, 2],
                 [0, 1]])
     """
-    first, size = _first_and_size(batch, cutoff, num_graphs, max_num_nodes, nodes_mask)
+    first, size = first_and_size(batch, cutoff, num_graphs, max_num_nodes, nodes_mask)
     num_nodes = pos.size(0)
     width = num_nodes if max_num_nodes is None else min(max_num_nodes, num_nodes)
     rows = torch.arange(num_nodes, device=pos.device)
@@ -123,7 +123,7 @@ def pairs(
     # In a graph of an even number of nodes the longest step would find each pair from both ends.
     once = (2 * step < size) | ((2 * step == size) & (place < step))
     others = torch.where(once, others, rows.unsqueeze(1))
-    near = once & _real(others, nodes_mask) & (_squared_distances(pos, others) <= cutoff * cutoff)
+    near = once & both_real(others, nodes_mask) & (squared_distances(pos, others) <= cutoff * cutoff)
     return _neighbors(pos, others, near, cutoff)
 
 
@@ -162,7 +162,7 @@ def radius(
         >>> neighbors.edge_index.tolist(), int(num_missing)
         ([[1, 0, 2], [0, 1, 2]], 0)
     """
-    candidates, near = _near_pairs(pos, batch, cutoff, num_graphs, max_num_nodes, nodes_mask)
+    candidates, near = near_pairs(pos, batch, cutoff, num_graphs, max_num_nodes, nodes_mask)
     centres = torch.arange(pos.size(0), device=pos.device).unsqueeze(1).expand_as(candidates)
     near = near.flatten()
     rank = near.cumsum(0) - 1
@@ -213,65 +213,3 @@ def _neighbors(pos: Tensor, others: Tensor, near: Tensor, cutoff: float) -> Neig
     edge_index = torch.stack([torch.where(near, others, centres), centres]).flatten(1)
     edges_mask = near.flatten()
     return Neighbors(edge_index, distance(pos, edge_index, edges_mask, cutoff), edges_mask)
-
-
-def _near_pairs(
-    pos: Tensor,
-    batch: Tensor,
-    cutoff: float,
-    num_graphs: int,
-    max_num_nodes: int | None,
-    nodes_mask: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """For each node the rows where a neighbour can be, never its own, and whether there is one. [num_nodes, width]"""
-    first, size = _first_and_size(batch, cutoff, num_graphs, max_num_nodes, nodes_mask)
-    num_nodes = pos.size(0)
-    width = num_nodes if max_num_nodes is None else min(max_num_nodes, num_nodes)
-    rows = torch.arange(num_nodes, device=pos.device)
-    place = torch.arange(width - 1, device=pos.device).expand(num_nodes, -1)
-    place = place + (place >= (rows - first).unsqueeze(1))
-    inside = place < size.unsqueeze(1)
-    others = torch.where(inside, first.unsqueeze(1) + place, rows.unsqueeze(1))
-    return others, inside & _real(others, nodes_mask) & (_squared_distances(pos, others) <= cutoff * cutoff)
-
-
-def _first_and_size(
-    batch: Tensor, cutoff: float, num_graphs: int, max_num_nodes: int | None, nodes_mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Of each node's graph, the first row and the number of rows. [num_nodes]"""
-    if cutoff <= 0:
-        raise ValueError(f"The cutoff is {cutoff}; it must be positive, in the unit of pos.")
-    num_nodes = torch.zeros(num_graphs, dtype=torch.long, device=batch.device)
-    num_nodes = num_nodes.index_add(0, batch, torch.ones_like(batch))
-    size = num_nodes.index_select(0, batch)
-    _check_sizes(size, max_num_nodes, nodes_mask)
-    return (num_nodes.cumsum(0) - num_nodes).index_select(0, batch), size
-
-
-def _real(others: Tensor, nodes_mask: Tensor | None) -> Tensor:
-    """Where both ends of a pair are real. [num_nodes, width]"""
-    if nodes_mask is None:
-        return torch.ones_like(others, dtype=torch.bool)
-    return nodes_mask.unsqueeze(1) & nodes_mask.index_select(0, others.flatten()).view_as(others)
-
-
-def _squared_distances(pos: Tensor, candidates: Tensor) -> Tensor:
-    """Squared distance of each node to its candidates, for choosing only: it carries no gradient. [num_nodes, width]"""
-    pos = pos.detach()
-    return (
-        (pos.index_select(0, candidates.flatten()).view(*candidates.shape, pos.size(1)) - pos.unsqueeze(1))
-        .square()
-        .sum(2)
-    )
-
-
-def _check_sizes(size: Tensor, max_num_nodes: int | None, nodes_mask: Tensor | None) -> None:
-    """Refuses a real graph that its window cannot hold; under capture nothing is known, so nothing is checked."""
-    if max_num_nodes is None or not is_direct() or size.numel() == 0:
-        return
-    largest = int(size.max() if nodes_mask is None else size.where(nodes_mask, 0).max())
-    if largest > max_num_nodes:
-        raise ValueError(
-            f"A graph has {largest} nodes, max_num_nodes is {max_num_nodes}. "
-            "Raise max_num_nodes, or pass nodes_mask if the graph is padding."
-        )

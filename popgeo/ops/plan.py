@@ -158,6 +158,11 @@ class ScatterPlan:
             return True
         return index.dtype == self.index.dtype and torch.equal(index, self.index)
 
+    def __repr__(self) -> str:
+        order = "sorted" if self.perm is None else "permuted"
+        tiles = f", {self.num_tiles:,} tiles" if self.num_tiles else ""
+        return f"{type(self).__name__}({self.num_edges:,} edges -> {self.num_rows:,} rows, {order}{tiles})"
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (self.index, self.rowptr, self.perm, self.num_tiles)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from popgeo.packing.packs import Ids
-from popgeo.packing.sizes import as_table
+from popgeo.packing.sizes import as_table, names
 from popgeo.packing.tune import Shape, slot_costs, tune
 
 
@@ -29,6 +30,13 @@ class Buckets:
     def __len__(self) -> int:
         return len(self.shapes)
 
+    def __repr__(self) -> str:
+        ranges = "; ".join(
+            f"up to {most:,}: " + " and ".join(f"{slots:,} {name}" for slots, name in _slots(shape))
+            for most, shape in zip(self.largest, self.shapes, strict=True)
+        )
+        return f"{type(self).__name__}({ranges}; cost {self.cost:.2f} of one shape for all)"
+
     def ids(self, sizes: ArrayLike) -> list[Ids]:
         """Which graphs belong to each range; they are packed range by range.
 
@@ -41,6 +49,10 @@ class Buckets:
         return _split(as_table(sizes)[:, 0], self.largest)
 
 
+def _slots(shape: Shape) -> list[tuple[int, str]]:
+    return list(zip(shape.slots, names(len(shape.slots)), strict=True))
+
+
 def tune_buckets(
     sizes: ArrayLike,
     target_graphs: float,
@@ -50,6 +62,7 @@ def tune_buckets(
     align: int = 8,
     cost: tuple[float, ...] | None = None,
     num_node_dims: int = 1,
+    progress_bar: bool | None = None,
 ) -> Buckets:
     """Choose one fixed shape, or several where each further one is worth its compilation.
 
@@ -64,6 +77,7 @@ def tune_buckets(
         align: Slots are multiples of this.
         cost: What a slot of each dimension costs, as `tune` takes it.
         num_node_dims: How many dimensions, from the first, are nodes and keep a slot for padding.
+        progress_bar: Whether to show a bar where it lasts, as `tune` takes it.
 
     Raises:
         ValueError: `max_buckets` is below 1, or as `tune`.
@@ -77,15 +91,17 @@ def tune_buckets(
     if max_buckets < 1:
         raise ValueError(f"max_buckets is {max_buckets}; there must be at least 1 shape.")
     table = as_table(sizes)
-    one = tune(table, target_graphs, align=align, cost=cost, num_node_dims=num_node_dims)
+    tuned = functools.partial(
+        tune, target_graphs=target_graphs, align=align, num_node_dims=num_node_dims, progress_bar=progress_bar
+    )
+    one = tuned(table, cost=cost)
     weights = slot_costs(table, cost)
     best = Buckets(largest=(int(table[:, 0].max()),), shapes=(one,), cost=1.0)
     reference = _cost(best, table, weights)
     for count in range(2, max_buckets + 1):
         largest = _equal_shares(table[:, 0], count)
         parts = [table[ids] for ids in _split(table[:, 0], largest)]
-        shapes = [tune(part, target_graphs, align=align, cost=weights, num_node_dims=num_node_dims) for part in parts]
-        found = Buckets(largest=largest, shapes=tuple(shapes), cost=1.0)
+        found = Buckets(largest=largest, shapes=tuple(tuned(part, cost=weights) for part in parts), cost=1.0)
         found = Buckets(largest=largest, shapes=found.shapes, cost=_cost(found, table, weights) / reference)
         if found.cost < best.cost * (1 - worth) ** (len(found) - len(best)):
             best = found

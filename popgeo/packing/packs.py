@@ -79,6 +79,11 @@ class Packs(Sequence[Ids]):
         """How many graphs are packed, all packs together."""
         return len(self.indices)
 
+    def __repr__(self) -> str:
+        skipped = f"; {len(self.skipped):,} skipped" if len(self.skipped) else ""
+        mean = self.num_graphs / max(len(self), 1)
+        return f"{type(self).__name__}({self.num_graphs:,} graphs in {len(self):,} packs, {mean:.1f} a pack{skipped})"
+
     @staticmethod
     def from_lists(packs: Iterable[ArrayLike], skipped: ArrayLike = ()) -> Packs:
         """Packs from one sequence of ids per pack, as a packing function of one's own may build them.

@@ -36,6 +36,13 @@ class Histogram:
     unit: int = 1
     bound: int = 0
 
+    def __repr__(self) -> str:
+        sizes = f", {self.sizes[0]:,} to {self.sizes[-1]:,}" if self.sizes else ""
+        return (
+            f"{type(self).__name__}({sum(self.counts):,} graphs of {len(self.sizes):,} sizes{sizes}; a pack holds "
+            f"{self.capacity:,}, and {self.num_graphs:,} graphs; {self.bound:,} packs at least)"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class SizePlan:
@@ -74,6 +81,13 @@ class SizePlan:
     def gap(self) -> int:
         """How many packs this plan may be away from the best one; 0 proves that it is the best."""
         return self.num_packs - self.bound
+
+    def __repr__(self) -> str:
+        gap = "proven the fewest" if self.gap == 0 else f"at most {self.gap:,} more than the fewest"
+        return (
+            f"{type(self).__name__}({self.num_graphs:,} graphs in {self.num_packs:,} packs of "
+            f"{len(self.counts):,} kinds; {gap})"
+        )
 
 
 def histogram(sizes: ArrayLike, budget: Budget, *, skip: bool = False, exact: bool = False) -> Histogram:

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from popgeo.packing.packs import Budget
+from popgeo.packing.progress import progress
 from popgeo.packing.sizes import as_table, names
 from popgeo.packing.window import window
 
@@ -52,6 +53,12 @@ class Shape:
         """Edge slots; the second dimension, 0 where there is none."""
         return self.slots[1] if len(self.slots) > 1 else 0
 
+    def __repr__(self) -> str:
+        rows = zip(self.slots, names(len(self.slots)), self.efficiency, strict=True)
+        slots = ", ".join(f"{count:,} {name} ({full:.1%} full)" for count, name, full in rows)
+        graphs = f"{self.num_graphs:,} graphs; {self.graphs_per_batch:.1f} real graphs a batch"
+        return f"{type(self).__name__}({slots}, {graphs})"
+
 
 def tune(
     sizes: ArrayLike,
@@ -60,6 +67,7 @@ def tune(
     align: int = 8,
     cost: tuple[float, ...] | None = None,
     num_node_dims: int = 1,
+    progress_bar: bool | None = None,
 ) -> Shape:
     """Choose the fixed shape that wastes least, at about so many real graphs a batch.
 
@@ -74,6 +82,8 @@ def tune(
         cost: What a slot of each dimension costs, as (a, b) in `a * nodes + b * edges`. By default the slots that a
             mean graph needs cost the same in every dimension.
         num_node_dims: How many dimensions, from the first, are nodes and keep a slot for padding.
+        progress_bar: Whether to show a bar where it lasts longer than a second, as without a compiler; None means at a
+            terminal and in notebooks.
 
     Returns:
         The shape, with its expected efficiency and the reason in one sentence.
@@ -101,7 +111,8 @@ def tune(
     lengths = _lengths(target_graphs * mean[0] + padding[0], int(largest[0] + padding[0]), align)
     scale = {n: (n - padding[0]) / mean[0] if mean[0] else target_graphs for n in lengths}  # mean graphs of a batch
     # First without regard to the other dimensions: which lengths can be filled at all?
-    fills = {n: _try(sample[:, :1], np.array([n]), padding[:1]).fills[0] for n in lengths}
+    tried = progress(lengths, "trying lengths", "length", progress_bar)
+    fills = {n: _try(sample[:, :1], np.array([n]), padding[:1]).fills[0] for n in tried}
     best_fill = max(fills.values())
     finalists = [n for n in lengths if fills[n] > best_fill - 2 * _AS_GOOD][:_FINALISTS]
     shapes = {
@@ -109,7 +120,8 @@ def tune(
         for n in finalists
         for slack in (_SLACKS if num_dims > 1 else (0.0,))
     }
-    trials = [_try(sample, np.array(slots), padding) for slots in sorted(shapes)]
+    candidates = progress(sorted(shapes), "trying shapes", "shape", progress_bar)
+    trials = [_try(sample, np.array(slots), padding) for slots in candidates]
     costs = [float(np.dot(weights, trial.slots)) / trial.graphs_per_pack for trial in trials]
     chosen = min(
         (trial for trial, each in zip(trials, costs, strict=True) if each <= min(costs) * (1 + _AS_GOOD)),

@@ -134,6 +134,56 @@ def test_the_static_check_lists_everything_and_changes_nothing():
     torch.testing.assert_close(dict(model.state_dict()), before)
 
 
+class Decomposes(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.cholesky(-x @ x.T).max().item() * x
+
+
+def test_the_static_check_computes_nothing_from_features():
+    with pytest.raises(torch.linalg.LinAlgError):
+        Decomposes()(torch.ones(4, 3))
+    (problem,) = ipu.check_static(Decomposes(), torch.ones(4, 3))
+    assert problem.operation == "_local_scalar_dense"
+
+
+def pool_and_compare(x: Tensor, batch: Tensor, y: Tensor) -> Tensor:
+    num_graphs = int(batch.max()) + 1
+    counts = torch.zeros(num_graphs).index_add_(0, batch, torch.ones(len(batch)))
+    most = int(counts.max())
+    sums = torch.zeros(num_graphs, 3).index_add(0, batch, x)
+    third = torch.zeros(num_graphs, most, 3)[:, 2]
+    return (sums.view(2, 3) - y + third)[y > 0].sum()
+
+
+def test_the_static_check_reads_true_sizes_from_indices():
+    found = ipu.check_static(pool_and_compare, torch.ones(5, 3), torch.tensor([0, 0, 0, 1, 1]), torch.ones(2, 3))
+    lines = [problem.source.rpartition(": ")[2] for problem in found]
+    assert lines == [
+        "num_graphs = int(batch.max()) + 1", "most = int(counts.max())",
+        "return (sums.view(2, 3) - y + third)[y > 0].sum()",
+    ]  # fmt: skip
+
+
+def size_of_what_is_written(x: Tensor) -> Tensor:
+    sizes = torch.zeros(3)
+    sizes[0:1].add_(x.sum())  # unknown from here on
+    y = x + torch.ones(int(sizes.max()) + 4)  # 5, as if a number were 1
+    return y[y > 0]
+
+
+def test_what_is_written_over_is_no_longer_known():
+    assert len(ipu.check_static(size_of_what_is_written, torch.ones(5))) == 2
+
+
+def test_what_fails_after_a_value_made_up_hides_nothing_found_before():
+    def grows(x):
+        return x + torch.ones(int(x.sum()))
+
+    assert len(ipu.check_static(grows, torch.ones(5))) == 1
+    with pytest.raises(RuntimeError):
+        ipu.check_static(lambda x: x + torch.ones(4), torch.ones(5))
+
+
 class SchNetLoss(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -156,6 +206,16 @@ def make_molecules(seed: int) -> dict[str, Tensor]:
 
 def test_a_static_model_has_no_problem():
     assert ipu.check_static(SchNetLoss(), **make_molecules(0)) == []
+
+
+def test_a_function_is_checked_as_a_module_is():
+    def positive(x):
+        return x[x > 0].sum()
+
+    (problem,) = ipu.check_static(positive, torch.ones(3))
+    assert problem.operation == "index"
+    assert "in positive: return x[x > 0].sum()" in problem.source
+    assert ipu.check_static(torch.relu, torch.ones(3)) == []
 
 
 def test_the_program_does_not_depend_on_the_data_it_was_captured_with():

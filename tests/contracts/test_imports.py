@@ -21,8 +21,11 @@ MAY_IMPORT = {
     "ipu": {"ops"},
 }
 MAY_IMPORT_EVERYTHING = {"__init__", "__main__"}
-IPU_NOUNS = {"target.py", "options.py", "op_graph.py", "structure.py", "compiled_step.py", "program.py", "report.py"}
-IPU_VERBS = {"capture", "mapping", "schedule", "engine", "executor", "codelets"}
+IPU_NOUNS = {
+    *("target.py", "options.py", "op_graph.py", "structure.py", "compiled_step.py", "plan.py", "mapping.py"),
+    *("memory_use.py", "program.py", "report.py"),
+}
+IPU_VERBS = {"compiler", "codelets", "engine", "stepper", "executor", "executable", "tile_exact"}
 
 
 def part_of(path: Path) -> str:

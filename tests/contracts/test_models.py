@@ -138,6 +138,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "SchNet, polynomial, mean, references": lambda: schnet(
         readout="mean", mean=1.0, std=2.0, atomref=torch.linspace(0, 1, 100), envelope=PolynomialEnvelope(5.0)
     ),
+    "SchNet, dipole": lambda: schnet(dipole=True),
     "GCN": lambda: gnn(GCN),
     "GIN, batch norm": lambda: gnn(GIN, norm="batch_norm"),
     "GIN, layer norm": lambda: gnn(GIN, norm="layer_norm"),

@@ -1,14 +1,17 @@
 """A second start finds the compiled step, and only the right one."""
 
+import multiprocessing
 import os
 import time
 import zipfile
+from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch_geometric.data import Batch, Data
 
-from popgeo.ipu import Options, training_model
+from popgeo.ipu import Options, inference_model, training_model
 from popgeo.ipu.serial import from_bytes, to_bytes
 from tests.ipu.models import ContinuousFilters, GraphConvolutions, make_batch
 
@@ -44,6 +47,64 @@ def test_a_second_start_trains_alike_without_capturing(tmp_path, monkeypatch):
     assert losses(start(tmp_path, ContinuousFilters())) == first
 
 
+class Results(NamedTuple):
+    energy: Tensor
+    loss: Tensor
+
+
+class Named(ContinuousFilters):
+    def forward(self, **batch: Tensor) -> Results:
+        return Results(*super().forward(**batch))
+
+
+def test_a_named_tuple_comes_back_as_one(tmp_path, monkeypatch):
+    first = start(tmp_path, Named())(**make_batch(0, torch.float32))
+    monkeypatch.setattr("popgeo.ipu.compiler.compile_step.capture", None)
+    again = start(tmp_path, Named())(**make_batch(0, torch.float32))
+    assert type(again) is Results
+    assert torch.equal(again.loss, first.loss)
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, batch: Data) -> dict[str, Any]:
+        out = self.linear(batch.x)
+        return {"batch": batch.update({"out": out}), "sums": (Data(x=out.sum(0)), [out.mean()])}
+
+
+def test_graph_data_comes_back_as_such(tmp_path, monkeypatch):
+    def load(seed: int) -> Batch:
+        x = torch.randn(6, 2, generator=torch.Generator().manual_seed(seed))
+        graphs = [Data(x=part, edge_index=torch.tensor([[0], [1]]), name=f"{seed}") for part in x.split(3)]
+        return Batch.from_data_list(graphs)
+
+    model = Nested()
+    inference_model(model, Options(cache_dir=tmp_path))(load(0))
+    assert len(list(tmp_path.iterdir())) == 1
+    monkeypatch.setattr("popgeo.ipu.compiler.compile_step.capture", None)
+    batch = load(1)
+    result = inference_model(model, Options(cache_dir=tmp_path))(batch)
+    assert type(result["batch"]) is type(batch)
+    assert (result["batch"].num_graphs, result["batch"].name) == (2, ["1", "1"])
+    torch.testing.assert_close(result["batch"].out, model.linear(batch.x).detach())
+    torch.testing.assert_close(result["sums"][0].x, result["batch"].out.sum(0))
+    assert [graph.x.shape for graph in result["batch"].to_data_list()] == [(3, 2)] * 2
+
+
+class Foreign(nn.Module):
+    def forward(self, x: Tensor) -> Data:
+        return Data(x=x, name="made here")
+
+
+def test_graph_data_with_more_than_tensors_is_not_kept_and_a_warning_says_so(tmp_path):
+    with pytest.warns(UserWarning, match="not kept .*: Data is like none of the arguments"):
+        inference_model(Foreign(), Options(cache_dir=tmp_path))(torch.ones(2))
+    assert not list(tmp_path.iterdir())
+
+
 def test_other_models_shapes_and_options_have_steps_of_their_own(tmp_path):
     for model, options in [
         (ContinuousFilters(), {}),
@@ -71,7 +132,8 @@ def test_a_damaged_file_is_replaced_with_a_warning(tmp_path, damage):
 
 SOURCE = """
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch_geometric.data import Batch, Data
 
 class Model(nn.Module):
     def __init__(self):
@@ -118,9 +180,29 @@ def test_reading_runs_nothing_of_the_file(tmp_path):
         assert "step.json" in archive.namelist()
 
 
-def test_a_second_start_is_five_times_faster(tmp_path):
-    from popgeo.ipu import inference_model  # noqa: F401
+def start_with_others(folder, barrier, results) -> None:
+    barrier.wait()
+    results.put(losses(start(folder, ContinuousFilters())))
 
+
+def test_processes_that_compile_at_once_share_a_folder(tmp_path, monkeypatch):
+    context = multiprocessing.get_context("fork")
+    barrier, results = context.Barrier(2), context.SimpleQueue()
+    processes = [context.Process(target=start_with_others, args=(tmp_path, barrier, results)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=60)
+    expected = losses(start(None, ContinuousFilters()))
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert [results.get(), results.get()] == [expected, expected]
+    (path,) = tmp_path.iterdir()  # one whole file, and nothing half written
+    assert from_bytes(path.read_bytes().partition(b"\n")[2])
+    monkeypatch.setattr("popgeo.ipu.compiler.compile_step.capture", None)
+    assert losses(start(tmp_path, ContinuousFilters())) == expected
+
+
+def test_a_second_start_is_five_times_faster(tmp_path):
     class Deep(ContinuousFilters):
         def __init__(self) -> None:
             super().__init__(blocks=24)

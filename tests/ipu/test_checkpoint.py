@@ -62,6 +62,27 @@ def test_a_file_of_something_else_is_refused(tmp_path):
         make_step().load(path)
 
 
+def test_a_checkpoint_of_other_replicas_is_refused(tmp_path):
+    step = make_step(replication_factor=2)
+    step(*make_batch(0, 2))
+    step.save(tmp_path / "step.pt")
+    alone = make_step()
+    alone.load(tmp_path / "step.pt")
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"holds replicas \[0, 1\], this process runs \[0\]"):
+            alone(*make_batch(0))
+
+
+def test_an_optimizer_of_other_groups_is_refused(tmp_path):
+    step = make_step()
+    step(*make_batch(0))
+    step.save(tmp_path / "step.pt")
+    model = Regression()
+    other = training_model(model, None, torch.optim.Adam([{"params": [p]} for p in model.parameters()]))
+    with pytest.raises(ValueError, match="does not fit the optimizer: loaded state dict has a different number"):
+        other.load(tmp_path / "step.pt")
+
+
 def test_saving_needs_a_compiled_step(tmp_path):
     with pytest.raises(ValueError, match="has not been compiled"):
         make_step().save(tmp_path / "step.pt")

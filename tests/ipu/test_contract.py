@@ -124,8 +124,9 @@ def test_a_batch_that_cannot_be_divided_is_refused_by_name():
 def test_another_signature_is_refused_by_name(changed, message):
     x, y = make_data(4)
     _, step = train(Line(), Options(), x, y)
-    with pytest.raises(ValueError, match=message):
-        step(*changed(x, y))
+    for ask in (step, step.compile):
+        with pytest.raises(ValueError, match=message):
+            ask(*changed(x, y))
 
 
 class Scaled(nn.Module):
@@ -276,6 +277,23 @@ def test_graph_batches_and_nests_are_arguments_and_results():
         compiled(Batch.from_data_list(graphs[:1]), {"scale": (torch.tensor(2.0),)})
 
 
+class Doubles(nn.Module):
+    def forward(self, batch):
+        return batch.update({"x": 2 * batch.x})
+
+
+def test_graph_data_that_comes_back_holds_what_is_no_tensor_of_its_own_call():
+    def load(name: str, sizes: list[int]) -> Batch:
+        return Batch.from_data_list([Data(x=torch.ones(n, 2), name=f"{name}{n}") for n in sizes])
+
+    model = inference_model(Doubles())
+    for batch in (load("a", [1, 3]), load("b", [2, 2])):
+        result = model(batch)
+        assert result.name == batch.name
+        assert [len(graph.x) for graph in result.to_data_list()] == batch.ptr.diff().tolist()
+        assert torch.equal(result.x, 2 * batch.x)
+
+
 class Replaces(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -332,3 +350,28 @@ def test_nan_names_operation_and_line():
 class Logarithm(nn.Module):
     def forward(self, x):
         return torch.log(x)
+
+
+class Root(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x):
+        return (self.weight * x).abs().sqrt().sum()
+
+
+def test_infinity_in_the_backward_pass_names_the_forward_line():
+    model = training_model(Root(), Options(floating_point_exceptions=True))
+    with pytest.raises(FloatingPointError, match=r"in the backward pass gave infinity.*in forward: return .*sqrt\(\)"):
+        model(torch.ones(3))
+
+
+def test_an_update_that_breaks_weights_names_them():
+    model = Line()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = training_model(model, Options(floating_point_exceptions=True), optimizer)
+    step(*make_data(4))
+    optimizer.param_groups[0]["lr"] = 3e38
+    with pytest.raises(FloatingPointError, match=r"SGD's update of step 1 gave .* from finite gradients: bias, slope"):
+        step(*make_data(4))

@@ -33,6 +33,15 @@ def test_the_polynomial_ends_with_two_flat_derivatives():
     assert abs(float(second)) < 1e-3
 
 
+@pytest.mark.parametrize("p", [1, 2, 5, 6, 7])
+def test_the_polynomial_is_that_of_the_paper_and_takes_no_powers(p):
+    d = R / 5.0
+    paper = 1 - (p + 1) * (p + 2) / 2 * d**p + p * (p + 2) * d ** (p + 1) - p * (p + 1) / 2 * d ** (p + 2)
+    assert_close(PolynomialEnvelope(5.0, p)(R), torch.where(d < 1, paper, 0.0))
+    traced = torch.fx.symbolic_trace(PolynomialEnvelope(5.0, p))
+    assert not [node for node in traced.graph.nodes if "pow" in str(node.target)]
+
+
 def test_both_forms_of_the_activation_agree_where_the_fast_one_is_finite():
     x = torch.linspace(-60, 60, 241)
     assert_close(ShiftedSoftplus(stable=False)(x), ShiftedSoftplus()(x), rtol=1e-5, atol=1e-6)

@@ -1,5 +1,9 @@
 """Claims about SchNet against PyG's, under rotation, and about its forces."""
 
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 import torch_geometric.nn as pyg
@@ -17,6 +21,7 @@ from popgeo.nn import (
     energy_and_forces,
     mse_loss,
 )
+from popgeo.nn.dipole import ATOMIC_MASSES
 
 SIZES = (5, 9, 1, 3)
 ARGUMENTS = {"hidden_channels": 16, "num_filters": 12, "num_interactions": 3, "num_gaussians": 10, "cutoff": 5.0}
@@ -29,12 +34,20 @@ def make_molecules(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, 
     return z, 2.5 * torch.randn(len(batch), 3, generator=generator, dtype=torch.float64).to(dtype), batch
 
 
+@pytest.fixture(autouse=True)
+def masses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyG reads the atomic masses from ase, which is not installed."""
+    ase = ModuleType("ase")
+    ase.data = SimpleNamespace(atomic_masses=np.array(ATOMIC_MASSES))
+    monkeypatch.setitem(sys.modules, "ase", ase)
+
+
 def make_pair(dtype: torch.dtype, interaction_graph, **kwargs) -> tuple[SchNet, pyg.SchNet]:
     """Our model and PyG's on the same edges, with the same parameters."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)  # PyG rounds ln 2 and the Gaussians' width to the default type
     torch.manual_seed(0)
-    theirs = pyg.SchNet(**ARGUMENTS, interaction_graph=KNNInteractionGraph(8, 5.0), **kwargs)
+    theirs = pyg.SchNet(**ARGUMENTS, interaction_graph=KNNInteractionGraph(8, 5.0), **kwargs).to(dtype)
     ours = SchNet(**ARGUMENTS, interaction_graph=interaction_graph, **kwargs)
     torch.set_default_dtype(before)
     ours.load_state_dict(theirs.state_dict())
@@ -49,6 +62,7 @@ GRAPHS = {
 HEADS = {
     "sum": {},
     "mean": {"readout": "mean"},
+    "dipole": {"dipole": True},
     "scaled": {"mean": -3.0, "std": 2.0, "atomref": torch.linspace(-1, 1, 100).view(-1, 1)},
 }
 

@@ -62,14 +62,14 @@ def capture(
     state: dict[str, Tensor] = {f"parameter:{name}": p for name, p in module.named_parameters()}
     state |= {f"buffer:{name}": b for name, b in module.named_buffers()}
     with fake_mode:
-        fakes = {name: _fake(tensor, name.removeprefix("parameter:") in trained) for name, tensor in state.items()}
+        fakes = {name: fake_of(tensor, name.removeprefix("parameter:") in trained) for name, tensor in state.items()}
         inputs = [torch.empty(tensor.shape, dtype=tensor.dtype) for _, tensor in arguments]
     for name, tensor in fakes.items():
         recorder.add_input(name, tensor)
     for (name, _), tensor in zip(arguments, inputs, strict=True):
         recorder.add_input(f"input:{name}", tensor)
     by_id = {id(tensor): fakes[name] for name, tensor in state.items()}
-    with fake_mode, _swapped(module, by_id), torch.enable_grad():
+    with fake_mode, swapped(module, by_id), torch.enable_grad():
         hooks = recorder.follow_modules(module)
         try:
             with recorder:
@@ -91,7 +91,7 @@ def capture(
     return Capture(graph=graph, result=structure, trained=used, files=frozenset(recorder.files))
 
 
-def _fake(tensor: Tensor, trained: bool) -> Tensor:
+def fake_of(tensor: Tensor, trained: bool) -> Tensor:
     """A stand-in in memory of its own, even where the tensor is a view of a larger one."""
     fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     return nn.Parameter(fake, requires_grad=trained) if isinstance(tensor, nn.Parameter) else fake
@@ -115,7 +115,7 @@ def _find_loss(results: Sequence[Tensor], recorder: Recorder) -> Tensor:
 
 
 @contextlib.contextmanager
-def _swapped(module: nn.Module, replacement: Mapping[int, Tensor]) -> Iterator[None]:
+def swapped(module: nn.Module, replacement: Mapping[int, Tensor]) -> Iterator[None]:
     """Puts other tensors in the place of a module's parameters and buffers while the block runs."""
     places: list[tuple[dict[str, Any], str, Tensor, str]] = []
     for prefix, submodule in module.named_modules():

@@ -1,15 +1,18 @@
 """Model, arguments and choices in; a compiled step out."""
 
+import builtins
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from popgeo.ipu import cache, fingerprint
 from popgeo.ipu.compiled_step import CompiledStep
 from popgeo.ipu.compiler.capture import capture
 from popgeo.ipu.compiler.optimize import optimize
+from popgeo.ipu.structure import liken
 
 
 def compile_step(
@@ -21,6 +24,7 @@ def compile_step(
     loss_scaling: float = 1.0,
     cache_dir: Any = None,
     choices: Sequence[object] = (),
+    graph_data: Sequence[Any] = (),
     show_progress: bool = False,
 ) -> CompiledStep:
     """Captures a function and runs the passes over it, or takes both from the cache.
@@ -33,21 +37,22 @@ def compile_step(
         loss_scaling: Gradient of the loss to start from.
         cache_dir: Folder that keeps steps of modules; None for none.
         choices: What else the step depends on.
-        show_progress: Show a bar at a terminal when it takes longer than a second.
+        graph_data: The graph data among the arguments, which results may be like.
+        show_progress: Show a bar, at a terminal or in a notebook, when it takes longer than a second.
     """
     key = _key(function, arguments, trained, loss_scaling, choices) if cache_dir is not None else None
-    known = cache.load(cache_dir, key) if key is not None else None
+    known = cache.load(cache_dir, key, graph_data) if key is not None else None
     if known is not None:
         return known
-    # With `disable=None` tqdm shows itself at a terminal only.
-    with tqdm(desc="compiling", unit=" operations", delay=1, disable=None if show_progress else True) as bar:
+    seen = show_progress and (sys.stderr.isatty() or hasattr(builtins, "__IPYTHON__"))
+    with tqdm(desc="compiling", unit=" operations", delay=1, disable=not seen) as bar:
         captured = capture(
             function, arguments, call, trained=trained, loss_scaling=loss_scaling, on_operation=bar.update
         )
     graph, relied_on = optimize(captured.graph)
     step = CompiledStep(
         graph=graph,
-        result=captured.result,
+        result=liken(captured.result, graph_data),
         trained=captured.trained,
         row_indices=relied_on,
         captured_ops=len(captured.graph.ops),

@@ -31,12 +31,13 @@ class Memory:
         return sum(buffer.nbytes for buffer in self.buffers)
 
 
-def plan(graph: OpGraph, given: Mapping[int, Tensor]) -> Memory:
+def plan(graph: OpGraph, given: Mapping[int, Tensor], *, overwrites_operands: bool = True) -> Memory:
     """Places values so that no two needed at the same time overlap, unless they are views of each other.
 
     Args:
         graph: What will run, in this order.
         given: Tensors that certain values must live in: inputs, parameters, constants, and results with a fixed place.
+        overwrites_operands: Whether an operation may write its result over an operand that nothing needs after it.
     """
     last_use = _last_uses(graph)
     tensors = dict(given)
@@ -54,7 +55,9 @@ def plan(graph: OpGraph, given: Mapping[int, Tensor]) -> Memory:
                 continue
             value = graph.values[v]
             if value.storage not in places and variants.has_fixed_place(graph, op):
-                reused = _operand_to_overwrite(graph, op, value, owner, last_use, index, spans)
+                reused = None
+                if overwrites_operands:
+                    reused = _operand_to_overwrite(graph, op, value, owner, last_use, index, spans)
                 if reused is not None:
                     owner[value.storage] = owner[reused]
                     owner[reused] = -1

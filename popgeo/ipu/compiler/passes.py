@@ -23,6 +23,7 @@ def merge_equal_values(graph: OpGraph) -> OpGraph:
     stands_for: dict[int, int] = {}
     made: dict[Any, tuple[int | None, ...]] = {}
     shown: dict[Any, int] = {}
+    moved: dict[int, int] = {}  # views of what is left out look at the memory of what stands for it
     for number in [*graph.inputs.values(), *graph.constants]:
         shown.setdefault(_view_of_memory(graph.values[number]), number)
     kept = []
@@ -33,7 +34,9 @@ def merge_equal_values(graph: OpGraph) -> OpGraph:
         if not op.writes and not is_random(op) and not touched & mutated:
             if key in made:
                 pairs = zip(_made(op), (w for w in made[key] if w is not None), strict=True)
-                stands_for |= {v: stands_for.get(w, w) for v, w in pairs}
+                for v, w in pairs:
+                    stands_for[v] = stands_for.get(w, w)
+                    moved[graph.values[v].storage] = graph.values[w].storage
                 continue
             made[key] = op.outputs
         views = {v: shown.setdefault(_view_of_memory(graph.values[v]), v) for v in _made(op)}
@@ -41,7 +44,8 @@ def merge_equal_values(graph: OpGraph) -> OpGraph:
         if op.writes or any(v == w for v, w in views.items()) or not views:
             kept.append(op)
     outputs = [stands_for.get(v, v) if v is not None else None for v in graph.outputs]
-    return with_ops(graph, kept, outputs)
+    values = [_at_storage(value, moved) for value in graph.values]
+    return with_ops(graph, kept, outputs, values=values)
 
 
 def drop_unused(graph: OpGraph) -> OpGraph:
@@ -65,10 +69,13 @@ def fold_constants(graph: OpGraph) -> OpGraph:
     known = dict(graph.constants)
     kept = []
     for op in graph.ops:
+        if not all(v in known for v in op.reads()):
+            kept.append(op)
+            continue
         storages = {graph.values[v].storage for v in (*op.reads(), *_made(op))}
         small = sum(graph.values[v].nbytes for v in _made(op)) <= _LARGEST_CONSTANT
         changes = op.writes or is_random(op) or storages & mutated or any(isinstance(a, Number) for a in op.args)
-        if changes or not all(v in known for v in op.reads()) or not small:
+        if changes or not small:
             kept.append(op)
             continue
         with torch.no_grad():
@@ -130,6 +137,13 @@ def with_ops(
 
 def _made(op: Op) -> tuple[int, ...]:
     return tuple(v for v in op.outputs if v is not None)
+
+
+def _at_storage(value: Value, moved: Mapping[int, int]) -> Value:
+    storage = value.storage
+    while storage in moved and moved[storage] != storage:
+        storage = moved[storage]
+    return value if storage == value.storage else dataclasses.replace(value, storage=storage)
 
 
 def _view_of_memory(value: Value) -> tuple[Any, ...]:

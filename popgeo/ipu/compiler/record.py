@@ -19,6 +19,8 @@ from popgeo.ipu.op_graph import Op, OpGraph, Ref, Value
 # These change running statistics without saying so in their schema: positions of the arguments, and of the flag.
 _HIDDEN_WRITES = {"aten.native_batch_norm.default": ((3, 4), 5), "aten.cudnn_batch_norm.default": ((3, 4), 5)}
 
+_VIEWS_IN_PLACE = ("squeeze_", "unsqueeze_", "t_", "transpose_")
+
 
 class Recorder(TorchDispatchMode):
     """Writes down each operation below autograd, so that forward, backward and updates look alike.
@@ -30,12 +32,21 @@ class Recorder(TorchDispatchMode):
         on_problem: Called with what depends on data; it may raise.
         phase: What to call what comes first.
         keeps_state: Refuse changes of tensors that are no inputs, because they would be lost after the step.
+        on_result: Called after each operation with it, its arguments and its result.
+        instead: Called in the place of an operation whose result depends on data; by default it runs.
     """
 
     def __init__(
-        self, stop: CodeType, on_problem: Callable[[Problem], None], phase: str = "forward", keeps_state: bool = True
+        self,
+        stop: CodeType,
+        on_problem: Callable[[Problem], None],
+        phase: str = "forward",
+        keeps_state: bool = True,
+        on_result: Callable[..., None] = lambda *of_an_operation: None,
+        instead: Callable[..., Any] = lambda func, args, kwargs: func(*args, **kwargs),
     ) -> None:
         super().__init__()
+        self._on_result, self._instead = on_result, instead
         self.phase, self._keeps_state = phase, keeps_state
         self.modules: list[str] = []
         self.marked: list[Tensor] = []
@@ -97,7 +108,10 @@ class Recorder(TorchDispatchMode):
         keywords = dict(kwargs or {})
         if static_shapes.is_dynamic(func, args, keywords):
             self._report(func)
-        result = func(*args, **keywords)
+            result = self._instead(func, args, keywords)
+        else:
+            result = func(*args, **keywords)
+            self._on_result(func, args, keywords, result)
         if makes_tensors(func):
             self._write_down(func, args, keywords, result)
         return result
@@ -108,6 +122,10 @@ class Recorder(TorchDispatchMode):
         recorded_args = _with_refs(args, self.number)
         recorded_kwargs = {key: _with_refs(arg, self.number) for key, arg in kwargs.items()}
         writes = tuple(self.number(tensor) for tensor in _written(func, name, args, kwargs))
+        if name.split(".")[1] in _VIEWS_IN_PLACE:
+            # They change no element: from here on the tensor stands for a view of what it was.
+            name, writes = name.replace("_.", "."), ()
+            del self._numbers[id(result)]
         if self._keeps_state:
             self._refuse_writes_to_constants(func, writes)
         results = result if isinstance(result, tuple | list) else (result,)

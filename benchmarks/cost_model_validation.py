@@ -1,0 +1,73 @@
+"""How far the modelled cycles are from those measured on a Bow IPU, on the points that no constant was fitted to.
+
+Real functions are compiled with `popgeo.ipu.compile` for the published shapes. Without the published points, which are
+not part of the package (POPGEO_SHARED_DATA or ../shared/data), there is nothing to compare with. No constant has seen
+these points, but which terms the formulas have was decided with all of them in view.
+"""
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import published
+import torch
+from published import Point
+from scipy.stats import spearmanr
+
+from popgeo.ipu.plan import Profile
+from popgeo.ipu.profile.cycles import cost
+
+# Largest median error allowed, and least rank correlation.
+GATES = {"gather": 0.07, "scatter_add": 0.05, "matmul": 0.08, "schnet_block": 0.06}
+RANK_GATE = 0.97
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=published.published_folder(), help="of the published points")
+    parser.add_argument("--quick", action="store_true", help="fewer points of the long sweeps")
+    arguments = parser.parse_args()
+    if not arguments.folder.is_dir():
+        print(f"{arguments.folder} is absent, so there is nothing to compare with")
+        return
+    torch.set_num_threads(1)
+    print(
+        f"{'family':<14}{'points':>7}{'error':>8}{'goal':>6}{'rank':>7}{'ideal':>8}  10 % to 90 % of modelled/measured"
+    )
+    for family in published.FAMILIES:
+        others = published.split(family, published.points(arguments.folder, family))[1]
+        others = others[::6] if arguments.quick and len(others) > 60 else others
+        start = time.perf_counter()
+        calibrated, ideal = (modelled(others, profile) for profile in (Profile.CALIBRATED, Profile.IDEAL))
+        error, rank, low, high = judge(others, calibrated)
+        met = error <= GATES[family] and rank >= RANK_GATE
+        print(
+            f"{family:<14}{len(others):>7}{error:>8.1%}{GATES[family]:>6.0%}{rank:>7.3f}"
+            f"{judge(others, ideal)[0]:>8.1%}  {low:.2f} to {high:.2f}: {'met' if met else 'MISSED'}"
+            f"  ({time.perf_counter() - start:.1f} s)"
+        )
+
+
+def modelled(points: Sequence[Point], profile: Profile = Profile.CALIBRATED) -> np.ndarray:
+    """Modelled cycles of each point's compiled function. float64[points]"""
+    return np.array([_cycles(point, profile) for point in points])
+
+
+def judge(points: Sequence[Point], cycles: np.ndarray) -> tuple[float, float, float, float]:
+    """Median relative error, rank correlation, and the tenth and ninetieth percentile of modelled over measured."""
+    measured = np.array([point.cycles for point in points])
+    ratio = cycles / measured
+    low, high = np.quantile(ratio, (0.1, 0.9))
+    return float(np.median(np.abs(ratio - 1))), float(spearmanr(cycles, measured).statistic), float(low), float(high)
+
+
+def _cycles(point: Point, profile: Profile) -> float:
+    target = published.TARGET
+    graph = published.compile_point(point, target).step.graph
+    return sum(op.plan.cycles(profile) for op in cost(graph, target))
+
+
+if __name__ == "__main__":
+    main()

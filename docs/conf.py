@@ -1,0 +1,59 @@
+"""How sphinx builds the site: pages in Markdown, the reference from docstrings, the notebooks as they are committed."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import popgeo
+
+HERE = Path(__file__).parent
+
+project = "popgeo"
+author = "The popgeo developers"
+copyright = "The popgeo developers"
+version = release = popgeo.__version__
+
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "myst_nb"]
+html_theme = "furo"
+html_title = "popgeo"
+html_show_sourcelink = False
+
+# A name in backticks links to its place in the reference where it has one, and is plain code where it has none.
+default_role = "py:obj"
+add_module_names = False
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 100
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_default_options = {"members": True, "imported-members": True}
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+
+nb_execution_mode = "off"
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_heading_anchors = 3
+
+# Sphinx reads only what lies below this folder, so the notebooks are copied to where their page is.
+committed = sorted((HERE.parent / "notebooks").glob("*.ipynb"))
+shutil.rmtree(HERE / "notebooks", ignore_errors=True)
+(HERE / "notebooks").mkdir()
+for notebook in committed:
+    shutil.copy(notebook, HERE / "notebooks")
+entries = [notebook.stem for notebook in committed] or ["None is there yet."]
+toctree = ["```{toctree}", ":maxdepth: 1", "", *entries, "```"] if committed else entries
+page = ["# Notebooks", "", "As they were last run; the tests run them from top to bottom.", "", *toctree, ""]
+(HERE / "notebooks" / "index.md").write_text("\n".join(page))
+
+
+def shorten(app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str | None) -> Any:
+    """Types by their own names, and `...` for a default that is made anew each time, which sphinx cannot read."""
+    if signature is None or "<factory>" not in signature:
+        return None
+    return re.sub(r"~?\b(?:[a-z_]\w*\.)+(?=[A-Z])", "", signature).replace("<factory>", "..."), returns
+
+
+def setup(app: Any) -> None:
+    """Called by sphinx."""
+    app.connect("autodoc-process-signature", shorten)

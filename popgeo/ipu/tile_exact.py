@@ -1,0 +1,224 @@
+"""Runs a compiled model with the memory of each tile apart, which proves that its program is complete."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from popgeo.ipu import batching
+from popgeo.ipu.compiled_model import CompiledModel
+from popgeo.ipu.compiler.join import Training, join
+from popgeo.ipu.compiler.lower.builder import elements_of, in_storage_order
+from popgeo.ipu.executable import Executable
+from popgeo.ipu.op_graph import OpGraph
+from popgeo.ipu.options import Options, OutputMode, Reduction
+from popgeo.ipu.program import Program
+from popgeo.ipu.rehearsal import Rehearsal, UpdateGraph
+from popgeo.ipu.run_program import run_program
+from popgeo.ipu.structure import first_difference, flatten, same, unflatten
+from popgeo.ipu.target import IpuTarget
+from popgeo.ipu.tile_memory import TileMemory
+
+
+class TileExact:
+    """A compiled model on tiles that own their memory; called like the model, from whose present state it starts.
+
+    Each operation is divided over the tiles. A vertex reads and writes its own tile's memory, and data moves by the
+    program's transfers only; so equal results show that mapping, exchange and program leave nothing out. The model
+    itself is not changed.
+
+    Args:
+        compiled: What `training_model`, `inference_model` or `compile` made, compiled already.
+        target: A small machine, since every vertex runs as Python; a Bow IPU of 8 tiles by default.
+
+    Raises:
+        ValueError: nothing is compiled, other processes hold replicas, or the optimizer looks at more than one element.
+
+    Example:
+        >>> from popgeo import ipu
+        >>> function = ipu.compile(lambda x: x.softmax(1) @ x.t(), [torch.ones(6, 4)])
+        >>> x = torch.randn(6, 4)
+        >>> exact = TileExact(function)
+        >>> torch.allclose(exact(x), function(x)), exact.program.fallbacks
+        (True, ())
+    """
+
+    def __init__(self, compiled: CompiledModel | Executable, target: IpuTarget | None = None) -> None:
+        if compiled._stepper is None:
+            raise ValueError("The model has not been compiled yet; call it or .compile(...) first.")
+        self._stepper, self._signature, self._arguments = compiled._stepper, compiled._signature, compiled._arguments
+        self._options = compiled.options if isinstance(compiled, CompiledModel) else Options()
+        generators = self._stepper.generators
+        if self._options.replication_factor != len(generators):
+            raise ValueError(
+                f"The {self._options.replication_factor} replicas are spread over processes; run all of them in one."
+            )
+        self._update = compiled._update if isinstance(compiled, CompiledModel) else None
+        self._target = target or dataclasses.replace(IpuTarget.bow(), name="Bow with 8 tiles", num_tiles=8)
+        self._rehearsal = None if self._update is None else Rehearsal(self._update.worker())
+        self._num_updates = 0 if self._update is None else self._update.num_updates
+        self._programs: dict[tuple[int, ...], Program] = {}
+        self._program: Program | None = None
+        tiles = self._target.num_tiles * self._target.num_ipus
+        self._replicas = [TileMemory(tiles, generator.get_state()) for generator in generators]
+        self._graph = self._stepper.engine.graph
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model returns for the same arguments.
+
+        Raises:
+            ValueError: an argument differs from what the model was compiled for, or the program is not complete.
+        """
+        tensors, structure = flatten(dict(self._signature.bind(*args, **kwargs).arguments))
+        assert self._arguments is not None
+        if not same(self._arguments, structure):
+            raise ValueError(f"{first_difference(self._arguments, structure)}. Compile anew for other shapes.")
+        graph = self._stepper.graph_for(tensors)
+        updates, numbers = self._rehearse()
+        first = self._program is None
+        self._program = self._program_of(graph, updates)
+        if first:
+            self._load()
+        return unflatten(self._stepper.step.result, self._run(graph, tensors, numbers))
+
+    @property
+    def program(self) -> Program:
+        """What the last call ran.
+
+        Raises:
+            ValueError: there was none.
+        """
+        if self._program is None:
+            raise ValueError("No program has run yet; call it first.")
+        return self._program
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Parameters and buffers as the tiles of the first replica hold them, by name.
+
+        Raises:
+            ValueError: nothing has run yet.
+        """
+        program, state = self.program, {}
+        flat = {name: self._replicas[0].read(name) for name in program.variables if name.startswith("weights.")}
+        for name, (variable, start) in self._places().items():
+            if variable not in flat:
+                flat[variable] = self._replicas[0].read(variable)
+            elements = torch.from_numpy(np.asarray(start + elements_of(self._graph.values[self._graph.inputs[name]])))
+            state[name.partition(":")[2]] = flat[variable][elements]
+        return state
+
+    def _rehearse(self) -> tuple[list[UpdateGraph], list[list[float]]]:
+        """The updates of a call and their numbers."""
+        updates, numbers = [], []
+        if self._rehearsal is not None and self._update is not None:
+            for _ in range(self._options.device_iterations):
+                update, needed = self._rehearsal.next(self._update.settings(self._num_updates))
+                updates.append(update)
+                numbers.append(needed)
+                self._num_updates += 1
+        return updates, numbers
+
+    def _program_of(self, graph: OpGraph, updates: Sequence[UpdateGraph]) -> Program:
+        key = (id(graph), *map(id, updates))
+        if key not in self._programs:
+            options = self._options
+            mean = options.reduction is Reduction.MEAN
+            joined = options.gradient_accumulation * options.replication_factor
+            training = None if self._update is None else Training(
+                members=self._update.members(),
+                trained=self._stepper.step.trained,
+                updates=updates,
+                divisor=options.loss_scaling * (joined if mean else 1),
+                max_grad_norm=options.max_grad_norm,
+            )  # fmt: skip
+            self._programs[key] = join(
+                graph,
+                self._stepper.step.num_results,
+                self._target,
+                device_iterations=options.device_iterations,
+                gradient_accumulation=options.gradient_accumulation,
+                replicas=options.replication_factor,
+                training=training,
+            )
+        return self._programs[key]
+
+    def _run(self, graph: OpGraph, tensors: Sequence[Tensor], numbers: list[list[float]]) -> list[Tensor]:
+        """Runs the program of one call on the machine, with the host's side of its streams."""
+        options, replicas = self._options, len(self._replicas)
+        mode = options.output_mode or (OutputMode.ALL if self._update is None else OutputMode.FINAL)
+        assert isinstance(mode, OutputMode)
+        results = batching.Results(mode, options.output_period, options.steps_per_call)
+        names = [name for name in graph.inputs if name.startswith("input:")]
+        given = {(name, replica): itertools.count(replica, replicas) for name in names for replica in range(replicas)}
+        updates = [iter(numbers) for _ in range(replicas)]
+        arrived: list[dict[str, Tensor]] = [{} for _ in range(replicas)]
+        finished = [0] * replicas
+        outputs = [graph.values[v] for v in graph.outputs[: self._stepper.step.num_results] if v is not None]
+        streams = {f"result:s{value.storage}" for value in outputs}
+
+        def host_in(stream: str, replica: int) -> Tensor:
+            if stream not in names:
+                return torch.tensor(next(updates[replica]), dtype=torch.float64)
+            micro = batching.micro_batch(tensors, next(given[stream, replica]), options.batch_factor)
+            value = graph.values[graph.inputs[stream]]
+            numel = self.program.variables[f"s{value.storage}"].mapping.numel
+            return in_storage_order(micro[names.index(stream)], value, numel)
+
+        def host_out(stream: str, replica: int, values: Tensor) -> None:
+            found = arrived[replica]
+            found[stream] = values
+            if len(found) == len(streams):
+                if results.wants(finished[replica]):
+                    made = [found[f"result:s{v.storage}"][torch.from_numpy(elements_of(v))] for v in outputs]
+                    results.add(finished[replica], replica, made)
+                found.clear()
+                finished[replica] += 1
+
+        with torch.no_grad():
+            run_program(self.program, self._replicas, host_in, host_out)
+        return results.join()
+
+    def _load(self) -> None:
+        """Writes weights, buffers and the optimizer's state into the tiles."""
+        for number, memory in enumerate(self._replicas):
+            memory.use(self.program)
+            state = self._stepper.state()
+            own = self._stepper.buffers[number] if self._stepper.buffers else {}
+            state |= {f"buffer:{name}": tensor for name, tensor in own.items()}
+            for name, (variable, _) in self._places().items():
+                if not variable.startswith("weights."):
+                    value = self._graph.values[self._graph.inputs[name]]
+                    numel = self.program.variables[variable].mapping.numel
+                    memory.write(variable, in_storage_order(state[name], value, numel))
+            if self._update is not None:
+                self._load_update(memory, self._update.worker())
+
+    def _load_update(self, memory: TileMemory, worker: Optimizer) -> None:
+        joined = [p for group in worker.param_groups for p in group["params"]]
+        for number, p in enumerate(joined):
+            memory.write(f"weights.{number}", _in_memory_order(p))
+            for key, part in worker.state.get(p, {}).items():
+                if isinstance(part, Tensor):
+                    memory.write(f"state:{number}.{key}", _in_memory_order(part))
+
+    def _places(self) -> dict[str, tuple[str, int]]:
+        """The variable of each parameter and buffer, and the element of it at which it starts."""
+        graph, places = self._graph, {}
+        for name, v in graph.inputs.items():
+            if not name.startswith("input:"):
+                places[name] = f"s{graph.values[v].storage}", 0
+        for number, members in enumerate(self._update.members() if self._update is not None else ()):
+            start = 0
+            for member in members:
+                places[f"parameter:{member}"] = f"weights.{number}", start
+                start += graph.values[graph.inputs[f"parameter:{member}"]].numel
+        return places
+
+
+def _in_memory_order(tensor: Tensor) -> Tensor:
+    return torch.as_strided(tensor.detach(), (tensor.numel(),), (1,), tensor.storage_offset())

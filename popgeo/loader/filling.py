@@ -1,0 +1,50 @@
+"""How full the batches of an epoch are: one line for a terminal, a table for a notebook."""
+
+import numpy as np
+import pandas as pd
+
+from popgeo.data.flat_store import Axis
+from popgeo.data.sizes import FixedSizeOptions
+from popgeo.loader.epoch import Plan
+from popgeo.packing import totals_of_packs
+
+
+def filling(sizes: np.ndarray, plan: Plan, options: FixedSizeOptions, axes: tuple[Axis, ...]) -> pd.DataFrame:
+    """What a batch has room for and what the graphs of a plan use of it.
+
+    Args:
+        sizes: Nodes and edges (of each type) of each graph. int64 [num_graphs, num_dimensions]
+        plan: The batches of an epoch.
+        options: Sizes of a batch.
+        axes: The node or edge type of each dimension.
+
+    Returns:
+        One row for each of `axes`, and one for the graphs: `slots` of a batch, `real` ones of a mean batch, and their
+        share, `full`, 0 to 1.
+    """
+    real = totals_of_packs(sizes, plan.ids, plan.ptr).sum(axis=0) / max(1, len(plan))
+    slots = [options.slots(axis) for axis in axes]
+    table = pd.DataFrame(
+        {"slots": [*slots, options.num_graphs], "real": [*real, len(plan.ids) / max(1, len(plan))]},
+        index=[*(axis.label for axis in axes), "graphs"],
+    )
+    return table.assign(full=table["real"] / table["slots"].clip(lower=1))
+
+
+def in_one_line(table: pd.DataFrame, plan: Plan, options: FixedSizeOptions, num_node_types: int) -> str:
+    """`4 graphs -> 2 batches of 8 nodes, 9 edges, 4 graphs; 68.8 % full`, where full is said of the nodes."""
+    nodes = table.iloc[:num_node_types]
+    full = nodes["real"].sum() / max(1, nodes["slots"].sum())
+    skipped = f"; {plan.num_skipped:,} skipped" if plan.num_skipped else ""
+    return (
+        f"{len(plan.ids):,} graphs -> {len(plan):,} batches of {options.total_num_nodes:,} nodes, "
+        f"{options.total_num_edges:,} edges, {options.num_graphs:,} graphs; {100 * full:.1f} % full{skipped}"
+    )
+
+
+def as_html(table: pd.DataFrame) -> str:
+    """The table as a notebook shows it."""
+    shown = {"slots": "{:,}".format, "real": "{:,.1f}".format, "full": "{:.1%}".format}
+    renamed = {"slots": "slots of a batch", "real": "real, on average", "full": "full"}
+    formatted = {renamed[name]: table[name].map(form) for name, form in shown.items()}
+    return pd.DataFrame(formatted).to_html()

@@ -1,0 +1,68 @@
+"""Which rows of a batch can hold a node's neighbours: those of its own graph, in a window of fixed width."""
+
+import torch
+from torch import Tensor
+
+from popgeo.ops.registration import is_direct
+
+
+def near_pairs(
+    pos: Tensor,
+    batch: Tensor,
+    cutoff: float,
+    num_graphs: int,
+    max_num_nodes: int | None,
+    nodes_mask: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """For each node the rows where a neighbour can be, never its own, and whether there is one. [num_nodes, width]"""
+    first, size = first_and_size(batch, cutoff, num_graphs, max_num_nodes, nodes_mask)
+    num_nodes = pos.size(0)
+    width = num_nodes if max_num_nodes is None else min(max_num_nodes, num_nodes)
+    rows = torch.arange(num_nodes, device=pos.device)
+    place = torch.arange(width - 1, device=pos.device).expand(num_nodes, -1)
+    place = place + (place >= (rows - first).unsqueeze(1))
+    inside = place < size.unsqueeze(1)
+    others = torch.where(inside, first.unsqueeze(1) + place, rows.unsqueeze(1))
+    return others, inside & both_real(others, nodes_mask) & (squared_distances(pos, others) <= cutoff * cutoff)
+
+
+def first_and_size(
+    batch: Tensor, cutoff: float, num_graphs: int, max_num_nodes: int | None, nodes_mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Of each node's graph, the first row and the number of rows. [num_nodes]"""
+    if cutoff <= 0:
+        raise ValueError(f"The cutoff is {cutoff}; it must be positive, in the unit of pos.")
+    num_nodes = torch.zeros(num_graphs, dtype=torch.long, device=batch.device)
+    num_nodes = num_nodes.index_add(0, batch, torch.ones_like(batch))
+    size = num_nodes.index_select(0, batch)
+    _check_sizes(size, max_num_nodes, nodes_mask)
+    return (num_nodes.cumsum(0) - num_nodes).index_select(0, batch), size
+
+
+def both_real(others: Tensor, nodes_mask: Tensor | None) -> Tensor:
+    """Where both ends of a pair are real. [num_nodes, width]"""
+    if nodes_mask is None:
+        return torch.ones_like(others, dtype=torch.bool)
+    return nodes_mask.unsqueeze(1) & nodes_mask.index_select(0, others.flatten()).view_as(others)
+
+
+def squared_distances(pos: Tensor, candidates: Tensor) -> Tensor:
+    """Squared distance of each node to its candidates, for choosing only: it carries no gradient. [num_nodes, width]"""
+    pos = pos.detach()
+    return (
+        (pos.index_select(0, candidates.flatten()).view(*candidates.shape, pos.size(1)) - pos.unsqueeze(1))
+        .square()
+        .sum(2)
+    )
+
+
+def _check_sizes(size: Tensor, max_num_nodes: int | None, nodes_mask: Tensor | None) -> None:
+    """Refuses a real graph that its window cannot hold; under capture nothing is known, so nothing is checked."""
+    if max_num_nodes is None or not is_direct() or size.numel() == 0:
+        return
+    largest = int(size.max() if nodes_mask is None else size.where(nodes_mask, 0).max())
+    if largest > max_num_nodes:
+        raise ValueError(
+            f"A graph has {largest} nodes, max_num_nodes is {max_num_nodes}. "
+            "Raise max_num_nodes, or pass nodes_mask if the graph is padding."
+        )

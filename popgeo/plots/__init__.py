@@ -1,0 +1,28 @@
+"""Every figure of popgeo: functions of DataFrames or arrays that draw on one Axes and return it.
+
+All share one look, set for the length of a call; nothing of matplotlib's global state is changed, no figure is
+registered with pyplot, and the arguments come back as they were. Each draws on the `ax` it is given, or on a figure of
+its own: `loss_curve(history).figure`. A table that lacks a column is refused with a ValueError that names it.
+"""
+
+from popgeo.plots.agreement import agreement as agreement
+from popgeo.plots.graphs import adjacency as adjacency
+from popgeo.plots.graphs import batch_layout as batch_layout
+from popgeo.plots.graphs import size_histogram as size_histogram
+from popgeo.plots.grids import surfaces as surfaces
+from popgeo.plots.machine import bsp_timeline as bsp_timeline
+from popgeo.plots.machine import cycles_by as cycles_by
+from popgeo.plots.machine import liveness as liveness
+from popgeo.plots.machine import memory_by_tile as memory_by_tile
+from popgeo.plots.molecules import molecule as molecule
+from popgeo.plots.packing import batch_fill as batch_fill
+from popgeo.plots.packing import batch_mean_sizes as batch_mean_sizes
+from popgeo.plots.packing import efficiency_over_budget as efficiency_over_budget
+from popgeo.plots.packing import strategies as strategies
+from popgeo.plots.style import COLORS as COLORS
+from popgeo.plots.style import PALETTE as PALETTE
+from popgeo.plots.style import REFERENCE as REFERENCE
+from popgeo.plots.style import THEME as THEME
+from popgeo.plots.style import panels as panels
+from popgeo.plots.training import loss_curve as loss_curve
+from popgeo.plots.training import prediction_scatter as prediction_scatter

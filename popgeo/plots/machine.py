@@ -1,0 +1,151 @@
+"""Figures of a report on the machine: time, cycles and memory. Tables come from `Report.to_frame`."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter, FuncFormatter
+from numpy.typing import ArrayLike
+
+from popgeo.plots.style import PALETTE, REFERENCE, drawing, require
+
+ACTIVITIES = {"compute": PALETTE[0], "exchange": PALETTE[1], "sync": PALETTE[7], "host": PALETTE[4]}
+BYTES, SHORT_BYTES = EngFormatter(unit="B"), EngFormatter(unit="B", places=1)
+
+
+def bsp_timeline(
+    supersteps: pd.DataFrame,
+    *,
+    clock: float | None = None,
+    between: tuple[float, float] | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draws what the machine does over time, one lane for each activity.
+
+    Args:
+        supersteps: `Report.to_frame("supersteps")`: `activity`, `start` and `length` in cycles. The host runs beside
+            and is left out.
+        clock: Cycles per second; with it the axis shows microseconds.
+        between: First and last cycle to show.
+
+    Example:
+        >>> steps = pd.DataFrame({"activity": ["exchange", "compute"], "start": [0, 300], "length": [300, 900]})
+        >>> ax = bsp_timeline(steps)
+        >>> ax.get_xlabel(), [label.get_text() for label in ax.get_yticklabels()]
+        ('cycles', ['compute', 'exchange', 'sync'])
+    """
+    require(supersteps, "activity", "start", "length")
+    lanes = [name for name in ACTIVITIES if name != "host"]
+    scale, unit = (1e6 / clock, "time (us)") if clock else (1.0, "cycles")
+    with drawing(ax, size=(9.0, 2.4)) as ax:
+        for lane, name in enumerate(lanes):
+            rows = supersteps[supersteps["activity"] == name]
+            spans = list(zip(scale * rows["start"], scale * rows["length"], strict=True))
+            ax.broken_barh(spans, (lane - 0.4, 0.8), color=ACTIVITIES[name], linewidth=0)
+        ends = supersteps["start"] + supersteps["length"]
+        first, last = between or (0.0, float(ends[supersteps["activity"] != "host"].max()))
+        ax.set(xlabel=unit, ylabel="activity", title="Supersteps over time", xlim=(scale * first, scale * last))
+        ax.set_yticks(range(len(lanes)), lanes)
+        ax.set_ylim(len(lanes) - 0.5, -0.5)
+        ax.grid(False, axis="y")
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    return ax
+
+
+def cycles_by(table: pd.DataFrame, *, rows: int = 12, ax: Axes | None = None) -> Axes:
+    """Draws cycles by family or by block of the model, divided into compute, exchange and sync.
+
+    Args:
+        table: `Report.to_frame("families")` or `Report.to_frame("blocks")`: `family` or `module`, `compute`, `exchange`
+            and `sync` in cycles.
+        rows: The dearest so many are drawn.
+
+    Example:
+        >>> table = pd.DataFrame({"family": ["gather", "matmul"], "compute": [9, 20], "exchange": [5, 1], "sync": 1})
+        >>> ax = cycles_by(table)
+        >>> [label.get_text() for label in ax.get_yticklabels()]
+        ['matmul', 'gather']
+    """
+    key = next((column for column in ("family", "module") if column in table), "family")
+    parts = ["compute", "exchange", "sync"]
+    require(table, key, *parts)
+    table = table.assign(total=table[parts].sum(axis=1))
+    table = table[table["total"] > 0].sort_values("total", ascending=False, kind="stable").head(rows)
+    with drawing(ax, size=(7.0, 1.2 + 0.32 * len(table))) as ax:
+        left = np.zeros(len(table))
+        for part in parts:
+            ax.barh(np.arange(len(table)), table[part], left=left, color=ACTIVITIES[part], label=part)
+            left += table[part].to_numpy()
+        ax.set_yticks(np.arange(len(table)), table[key].astype(str))
+        ax.invert_yaxis()
+        kind = "block" if key == "module" else key
+        ax.set(xlabel="cycles", ylabel=kind, title=f"Cycles by {kind}")
+        ax.xaxis.set_major_formatter(EngFormatter(places=None))
+        ax.grid(False, axis="y")
+        ax.legend(loc="lower right")
+    return ax
+
+
+def memory_by_tile(categories: pd.DataFrame, *, limit: float | None = None, ax: Axes | None = None) -> Axes:
+    """Draws how full each tile's memory is, and of what.
+
+    Args:
+        categories: One row for each tile, in order, and a column of bytes for each thing that it holds:
+            `pd.DataFrame(report.memory.categories)`.
+        limit: Bytes that a tile has; a dashed line.
+
+    Raises:
+        ValueError: there is no tile.
+
+    Example:
+        >>> memory_by_tile(pd.DataFrame({"values": [100, 80], "stack": [32, 32]}), limit=1024).get_xlabel()
+        'tile'
+    """
+    if not len(categories):
+        raise ValueError("There is no tile to draw; pass one row per tile, pd.DataFrame(report.memory.categories).")
+    with drawing(ax) as ax:
+        tiles = np.arange(len(categories) + 1)
+        base = np.zeros(len(categories))
+        order = categories.sum().sort_values(ascending=False, kind="stable").index
+        for number, name in enumerate(order):
+            top = base + categories[name].to_numpy()
+            ax.stairs(top, tiles, baseline=base, fill=True, color=PALETTE[number % len(PALETTE)], label=str(name))
+            base = top
+        _limit(ax, limit)
+        ax.set(xlabel="tile", ylabel="bytes at the tile's peak", title="Memory by tile", xlim=(0, len(categories)))
+        ax.yaxis.set_major_formatter(BYTES)
+        ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    return ax
+
+
+def liveness(curve: ArrayLike, *, limit: float | None = None, ax: Axes | None = None) -> Axes:
+    """Draws how full the fullest tile is while each operation runs.
+
+    Args:
+        curve: Bytes, for each operation in order: `report.memory.curve`. [num_ops]
+        limit: Bytes that a tile has; a dashed line.
+
+    Raises:
+        ValueError: there is no operation.
+
+    Example:
+        >>> liveness([200, 700, 300]).get_title()
+        'Memory over a step: at most 700.0 B'
+    """
+    held = np.asarray(curve, dtype=float)
+    if held.ndim != 1 or not held.size:
+        raise ValueError(f"The curve has shape {held.shape}; pass one number of bytes per operation.")
+    with drawing(ax) as ax:
+        ax.stairs(held, np.arange(len(held) + 1), fill=True, alpha=0.35, color=PALETTE[0])
+        ax.stairs(held, np.arange(len(held) + 1), color=PALETTE[0])
+        ax.plot(held.argmax() + 0.5, held.max(), "o", color=PALETTE[3], label="peak")
+        _limit(ax, limit)
+        ax.set(xlabel="operation", ylabel="bytes on the fullest tile", xlim=(0, len(held)), ylim=(0, None))
+        ax.set_title(f"Memory over a step: at most {SHORT_BYTES(held.max())}")
+        ax.yaxis.set_major_formatter(BYTES)
+        ax.legend(loc="lower right")
+    return ax
+
+
+def _limit(ax: Axes, limit: float | None) -> None:
+    if limit is not None:
+        ax.axhline(limit, label=f"a tile has {SHORT_BYTES(limit)}", **REFERENCE)

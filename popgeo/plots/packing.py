@@ -1,0 +1,108 @@
+"""How full batches are, and how random."""
+
+from itertools import cycle
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+from numpy.typing import ArrayLike
+
+from popgeo.plots.style import COLORS, PALETTE, REFERENCE, dimensions, drawing, require
+
+
+def batch_fill(fill: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Draws which share of each batch is real, not padding.
+
+    Args:
+        fill: One row per batch, in order; columns `nodes`, `edges`, `graphs` (those that are there), each from 0 to 1.
+
+    Example:
+        >>> ax = batch_fill(pd.DataFrame({"nodes": [0.98, 0.96], "graphs": [0.8, 0.7]}))
+        >>> [text.get_text() for text in ax.get_legend().get_texts()]
+        ['nodes, mean 97.0 %', 'graphs, mean 75.0 %']
+    """
+    with drawing(ax) as ax:
+        for column in dimensions(fill):
+            label = f"{column}, mean {100 * fill[column].mean():.1f} %"
+            ax.plot(np.arange(len(fill)), fill[column], color=COLORS[column], label=label, marker=".", linewidth=1)
+        ax.set(xlabel="batch", ylabel="real share of slots (%)", title="How full the batches are", ylim=(0, 1.05))
+        ax.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.legend(loc="lower left")
+    return ax
+
+
+def efficiency_over_budget(table: pd.DataFrame, *, bound: pd.DataFrame | None = None, ax: Axes | None = None) -> Axes:
+    """Draws how much of the node slots each packing strategy fills, against the number of nodes in a batch.
+
+    Args:
+        table: Columns `strategy`, `num_nodes`, `efficiency` (0 to 1).
+        bound: Columns `num_nodes`, `efficiency`: what no strategy can exceed.
+
+    Example:
+        >>> table = pd.DataFrame({"strategy": "window", "num_nodes": [64, 128], "efficiency": [0.95, 0.99]})
+        >>> efficiency_over_budget(table).get_xlabel()
+        'num_nodes of a batch'
+    """
+    require(table, "strategy", "num_nodes", "efficiency")
+    with drawing(ax) as ax:
+        if bound is not None:
+            require(bound, "num_nodes", "efficiency")
+            ax.plot("num_nodes", "efficiency", data=bound.sort_values("num_nodes"), label="bound", **REFERENCE)
+        for marker, (strategy, rows) in zip(cycle("osD^vP*X"), table.groupby("strategy", sort=False), strict=False):
+            ax.plot("num_nodes", "efficiency", data=rows.sort_values("num_nodes"), marker=marker, label=str(strategy))
+        ax.set(xlabel="num_nodes of a batch", ylabel="efficiency (%)", title="Packing efficiency")
+        ax.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
+        ax.legend()
+    return ax
+
+
+def strategies(summary: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Draws packing strategies side by side: the real share of nodes, edges and graphs.
+
+    Args:
+        summary: One row per strategy: `strategy`, and of `nodes`, `edges`, `graphs` those that are there, from 0 to 1.
+
+    Example:
+        >>> summary = pd.DataFrame({"strategy": ["pad to max", "window"], "nodes": [0.62, 0.99]})
+        >>> [label.get_text() for label in strategies(summary).get_xticklabels()]
+        ['pad to max', 'window']
+    """
+    require(summary, "strategy")
+    columns = dimensions(summary)
+    with drawing(ax) as ax:
+        width = 0.8 / len(columns)
+        for i, column in enumerate(columns):
+            at = np.arange(len(summary)) + (i - (len(columns) - 1) / 2) * width
+            bars = ax.bar(at, summary[column], width, color=COLORS[column], label=column)
+            ax.bar_label(bars, fmt=lambda share: f"{100 * share:.1f}", fontsize="x-small", padding=2)
+        ax.set(xlabel="strategy", ylabel="real share of slots (%)", title="Packing strategies", ylim=(0, 1.05))
+        ax.set_xticks(np.arange(len(summary)), summary["strategy"].astype(str))
+        ax.grid(False, axis="x")
+        ax.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
+        ax.legend(ncols=len(columns), loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
+    return ax
+
+
+def batch_mean_sizes(packed: ArrayLike, iid: ArrayLike, *, ax: Axes | None = None) -> Axes:
+    """Draws how the mean graph size of packed batches spreads, against batches drawn independently.
+
+    Args:
+        packed: Mean number of nodes per graph of each packed batch. [num_batches]
+        iid: The same for batches of graphs drawn independently. [num_batches]
+
+    Example:
+        >>> batch_mean_sizes([17.5, 18.5, 18.0], [17.0, 19.0, 18.0]).get_xlabel()
+        'mean number of nodes per graph in a batch'
+    """
+    sizes = {"packed": np.asarray(packed, dtype=float), "i.i.d.": np.asarray(iid, dtype=float)}
+    bins = np.histogram_bin_edges(np.concatenate(list(sizes.values())), bins=30)
+    with drawing(ax) as ax:
+        for (name, means), color in zip(sizes.items(), PALETTE, strict=False):
+            label = f"{name}: {means.mean():.2f} ± {means.std():.2f}"
+            sns.histplot(means, bins=bins, stat="density", element="step", alpha=0.3, color=color, label=label, ax=ax)
+        ax.set(xlabel="mean number of nodes per graph in a batch", ylabel="density", title="Mean size of batches")
+        ax.legend()
+    return ax

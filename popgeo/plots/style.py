@@ -1,0 +1,65 @@
+"""The one look of all figures, and what every figure does before it draws."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib as mpl
+import pandas as pd
+import seaborn as sns
+from cycler import cycler
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+PALETTE = sns.color_palette("colorblind")
+COLORS = {"nodes": PALETTE[0], "edges": PALETTE[1], "graphs": PALETTE[2]}
+SIZE = (7.0, 4.0)  # inches; the width of a notebook cell
+THEME: Any = sns.axes_style("whitegrid") | sns.plotting_context("notebook", font_scale=0.9)
+THEME |= {"axes.prop_cycle": cycler(color=PALETTE)}
+REFERENCE: dict[str, Any] = {"color": "0.35", "linestyle": "--", "linewidth": 1.2, "zorder": 1}
+
+
+def panels(
+    num_rows: int = 1, num_columns: int = 1, *, size: tuple[float, float] | None = None, title: str = ""
+) -> list[Axes]:
+    """Empty Axes side by side on one figure, to hand to other functions as `ax`.
+
+    Args:
+        num_rows: Rows of Axes.
+        num_columns: Columns of Axes.
+        size: Width and height of the whole figure in inches.
+        title: Title of the whole figure.
+
+    Returns:
+        The Axes, row by row; `axes[0].figure` is what a notebook shows.
+
+    Example:
+        >>> left, right = panels(1, 2, title="two pictures")
+        >>> left.figure is right.figure
+        True
+    """
+    with mpl.rc_context(THEME):
+        width, height = size or (SIZE[0] * num_columns / 1.4 ** (num_columns > 1), SIZE[1] * num_rows)
+        figure = Figure(figsize=(width, height), layout="constrained")
+        figure.suptitle(title)
+        return [figure.add_subplot(num_rows, num_columns, i + 1) for i in range(num_rows * num_columns)]
+
+
+@contextmanager
+def drawing(ax: Axes | None, size: tuple[float, float] = SIZE) -> Iterator[Axes]:
+    """The Axes to draw on, made where none is given, and the one look of all figures while it is drawn on."""
+    with mpl.rc_context(THEME):
+        yield Figure(figsize=size, layout="constrained").add_subplot() if ax is None else ax
+
+
+def dimensions(table: pd.DataFrame) -> list[str]:
+    """Which of nodes, edges and graphs a table has columns for; a ValueError where it has none."""
+    if not (found := [column for column in COLORS if column in table]):
+        raise ValueError(f"The table has the columns {list(table)}; at least one of {list(COLORS)} is needed.")
+    return found
+
+
+def require(table: pd.DataFrame, *columns: str) -> None:
+    """Refuses a table that lacks one of these columns."""
+    if missing := [column for column in columns if column not in table]:
+        raise ValueError(f"The table has the columns {list(table)} and lacks {missing}; add or rename them.")

@@ -1,0 +1,148 @@
+"""Draws docs/pictures/flow.svg: what fixed sizes, padding and packing do to batches, and where the batches go.
+
+    python scripts/draw_flow.py
+
+The bars are batches of the bundled molecules as the loaders make them. The picture is written as text, so that the same
+molecules give the same file.
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch_geometric.loader import DataLoader
+
+from popgeo import FixedSizeDataLoader, FixedSizeOptions, Molecules
+
+PICTURE = Path(__file__).resolve().parent.parent / "docs" / "pictures" / "flow.svg"
+NUM_MOLECULES = 2000
+BATCH_SIZE = 12
+NUM_BARS = 9
+WIDTH, MARGIN = 960, 20
+BAR_HEIGHT, BAR_STEP = 12, 16
+LIGHT, DARK = "#56b4e9", "#0173b2"  # of a palette that colour-blind readers tell apart
+EDGE, PADDING, TEXT, QUIET = "#de8f05", "#d9d9d9", "#222222", "#666666"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """Batches of one loader: the nodes of each real graph of each batch, and the slots of a batch, if it has any."""
+
+    title: str
+    note: str
+    batches: Sequence[Sequence[int]]
+    slots: int | None
+
+
+def panels() -> list[Panel]:
+    """The same molecules in PyG's batches, padded to the largest, and packed."""
+    molecules = Molecules()[:NUM_MOLECULES]
+    torch.manual_seed(0)
+    ordinary = list(DataLoader(molecules, BATCH_SIZE, shuffle=True))
+    padded = FixedSizeDataLoader(molecules, BATCH_SIZE + 1, shuffle=True)
+    tuned = FixedSizeOptions.tune(molecules, target_graphs=BATCH_SIZE, verbose=False)
+    packed = FixedSizeDataLoader(molecules, shuffle=True, fixed_size_options=tuned, fixed_size_strategy="Window")
+    shapes = len({(batch.num_nodes, batch.num_edges) for batch in ordinary})
+    return [
+        Panel(
+            title="PyG: DataLoader",
+            note=f"{shapes} shapes in {len(ordinary)} batches",
+            batches=[batch.ptr.diff().tolist() for batch in ordinary[:NUM_BARS]],
+            slots=None,
+        ),
+        *(
+            Panel(
+                title=title,
+                note=f"1 shape, {loader.filling().full['nodes']:.1%} full",
+                batches=[sizes_of(loader, i) for i in range(NUM_BARS)],
+                slots=loader.fixed_size_options.total_num_nodes,
+            )
+            for title, loader in (("FixedSizeDataLoader: PadToMax", padded), ("FixedSizeDataLoader: Window", packed))
+        ),
+    ]
+
+
+def sizes_of(loader: FixedSizeDataLoader, index: int) -> list[int]:
+    """Nodes of each real graph of one batch."""
+    return np.asarray(loader.source.sizes)[loader.plan().pack(index), 0].tolist()
+
+
+def rectangle(x: float, y: float, width: float, height: float, fill: str, more: str = "") -> str:
+    """One rectangle."""
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{fill}"{more}/>'
+
+
+def text(x: float, y: float, words: str, size: float = 13, fill: str = TEXT, more: str = "") -> str:
+    """One line of text."""
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{fill}"{more}>{words}</text>'
+
+
+def draw_panel(panel: Panel, x: float, y: float, scale: float) -> Iterator[str]:
+    """A bar for each batch, cut into its graphs; padding is grey."""
+    yield text(x, y, panel.title, more=' font-weight="bold"')
+    yield text(x, y + 17, panel.note, 12, QUIET)
+    for row, sizes in enumerate(panel.batches):
+        top, left = y + 28 + row * BAR_STEP, x
+        if panel.slots is not None:
+            yield rectangle(x, top, panel.slots * scale, BAR_HEIGHT, PADDING)
+        for i, size in enumerate(sizes):
+            yield rectangle(left, top, size * scale, BAR_HEIGHT, DARK if i % 2 else LIGHT)
+            left += size * scale
+
+
+def draw_flow(y: float) -> Iterator[str]:
+    """The way from a dataset to new weights."""
+    steps = (
+        ("PyG dataset", "graphs of any size"),
+        ("packs", "which share a batch"),
+        ("fixed-size batches", "with masks"),
+        ("model", "SchNet, GCN, GIN, yours"),
+        ("one compiled step", "forward, backward, update"),
+        ("results, report", "equal to eager PyTorch"),
+    )
+    gap = 18
+    width = (WIDTH - 2 * MARGIN - gap * (len(steps) - 1)) / len(steps)
+    for i, (name, note) in enumerate(steps):
+        x = MARGIN + i * (width + gap)
+        yield rectangle(x, y, width, 46, "#ffffff", f' stroke="{DARK}" stroke-width="1.5" rx="5"')
+        yield text(x + width / 2, y + 20, name, 12, TEXT, ' text-anchor="middle" font-weight="bold"')
+        yield text(x + width / 2, y + 36, note, 9.5, QUIET, ' text-anchor="middle"')
+        if i:
+            arrow = f"M{x - gap + 3:.1f} {y + 23} h{gap - 7} m-5 -4 l5 4 l-5 4"
+            yield f'<path d="{arrow}" fill="none" stroke="{EDGE}" stroke-width="2"/>'
+
+
+def draw() -> str:
+    """The whole picture as SVG."""
+    found = panels()
+    longest = [panel.slots or max(map(sum, panel.batches)) for panel in found]
+    gap = 36
+    scale = (WIDTH - 2 * MARGIN - gap * (len(found) - 1)) / sum(longest)
+    parts, x = list(draw_flow(16)), float(MARGIN)
+    for panel, length in zip(found, longest, strict=True):
+        parts += draw_panel(panel, x, 96, scale)
+        x += length * scale + gap
+    height = 96 + 28 + NUM_BARS * BAR_STEP + 28
+    parts.append(text(MARGIN, height - 10, "A bar is a batch, a segment a molecule, grey is padding.", 11, QUIET))
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" role="img">'
+    )
+    words = "Batches of molecules: ordinary ones vary in size, padded and packed ones do not; packed ones are full."
+    title = f"<title>{words}</title>"
+    return "\n".join([head, title, rectangle(0, 0, WIDTH, height, "#ffffff"), *parts, "</svg>", ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=PICTURE, help="where the picture goes")
+    out = parser.parse_args().out
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(draw())
+    print(f"wrote {out}")
+
+
+if __name__ == "__main__":
+    main()

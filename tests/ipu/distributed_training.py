@@ -1,0 +1,80 @@
+"""Trains SchNet for two epochs with the replicas shared by the processes that torchrun starts; also alone.
+
+torchrun --nproc-per-node 2 -m tests.ipu.distributed_training FOLDER [dies | hangs]
+"""
+
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from popgeo.data import FixedSizeOptions
+from popgeo.datasets import Molecules
+from popgeo.ipu import Options, training_model
+from popgeo.loader import FixedSizeDataLoader
+from popgeo.nn import KNNInteractionGraph, SchNet, l1_loss
+
+NUM_GRAPHS = 4
+OPTIONS = Options(
+    device_iterations=2, gradient_accumulation=2, replication_factor=4, output_mode="all", random_seed=5,
+)  # fmt: skip
+
+
+class Gap(nn.Module):
+    """SchNet with a dropout, so that each replica needs random numbers of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        graph = KNNInteractionGraph(k=4, cutoff=4.0)
+        self.net = SchNet(8, 8, num_interactions=1, num_gaussians=6, cutoff=4.0, interaction_graph=graph)
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(self, z: Tensor, pos: Tensor, batch: Tensor, y: Tensor, graphs_mask: Tensor) -> Tensor:
+        gap = self.dropout(self.net(z, pos, batch, num_graphs=NUM_GRAPHS)).flatten()
+        return l1_loss(gap, y[:, 2], graphs_mask)
+
+
+def train(at_call: dict[int, str] | None = None) -> tuple[list[Tensor], nn.Module]:
+    """The losses of each call, and the model; `at_call` says what befalls this process at which call."""
+    torch.set_num_threads(1)
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    torch.manual_seed(rank)  # the weights of the first process win
+    model = Gap().double()
+    sizes = FixedSizeOptions(num_nodes=50, num_edges=0, num_graphs=NUM_GRAPHS)
+    loader = FixedSizeDataLoader(
+        [molecule.update({"pos": molecule.pos.double()}) for molecule in Molecules()[:90]],
+        shuffle=True,
+        fixed_size_options=sizes,
+        fixed_size_strategy="Window",
+        exclude_keys=["x", "edge_index", "edge_attr", "smiles", "name", "idx"],
+        options=OPTIONS,
+    )
+    step = training_model(model, OPTIONS, torch.optim.Adam(model.parameters(), lr=1e-2))
+    losses: list[Tensor] = []
+    for _ in range(2):
+        for batch in loader:
+            fate = (at_call or {}).get(len(losses))
+            if fate == "dies":
+                os._exit(1)
+            if fate == "hangs":
+                time.sleep(3600)
+            losses.append(step(batch.z, batch.pos, batch.batch, batch.y.double(), batch.graphs_mask))
+    return losses, model
+
+
+def main(folder: str, fate: str = "lives") -> None:
+    """What each process runs; with another fate than `lives` it befalls the second one at its third call."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=5 if fate == "hangs" else 60))
+    rank = dist.get_rank()
+    losses, model = train({2: fate} if rank == 1 else None)
+    torch.save({"losses": torch.stack(losses), "model": model.state_dict()}, Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

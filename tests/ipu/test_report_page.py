@@ -1,0 +1,113 @@
+"""The page of a report needs nothing but a browser, and holds every figure that it draws."""
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+import torch
+
+from popgeo import ipu
+from popgeo.ipu.profile.html import script
+
+from .models import ContinuousFilters, make_batch
+
+
+class Outline(HTMLParser):
+    """What a page consists of: ids, tags still open, addresses, and the data behind it."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.open: list[str] = []
+        self.addresses: list[str] = []
+        self.texts: dict[str, str] = {}
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.ids += [given["id"]] if "id" in given else []
+        self.addresses += [given[key] for key in ("src", "href") if key in given]
+        if tag not in ("meta", "input", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts[self.open[-1] if self.open else ""] = self.texts.get(self.open[-1] if self.open else "", "") + data
+
+
+@pytest.fixture(scope="module")
+def report():
+    model = ContinuousFilters().double()
+    return ipu.training_model(model).compile(**make_batch(0)).report
+
+
+def data(page: str):
+    return json.loads(re.search(r'<script type="application/json" id="report">(.*?)</script>', page, re.S)[1])
+
+
+def test_a_page_is_well_formed_and_loads_nothing(report):
+    page = report.to_html()
+    outline = Outline(page)
+    assert not outline.open
+    assert len(set(outline.ids)) == len(outline.ids)
+    assert all(address.startswith("#") and address[1:] in outline.ids for address in outline.addresses)
+    assert not re.search(r"https?://|@import|url\(", page)
+
+
+def test_a_page_has_a_place_for_all_that_its_script_draws(report):
+    page = report.to_html()
+    wanted = set(re.findall(r'getElementById\("([\w-]+)"\)|canvas\("([\w-]+)"', page))
+    without_memory = {"memory-key", "tiles", "liveness"} if report.memory is None else set()
+    assert {a or b for a, b in wanted} - without_memory <= set(Outline(page).ids)
+
+
+def test_a_page_draws_the_figures_of_the_report(report):
+    page = report.to_html(title="Two < three & more")
+    drawn = data(page)
+    assert sum(op["cycles"] for op in drawn["ops"] if op["phase"] != "host") == pytest.approx(
+        report.total_cycles, abs=1
+    )
+    assert len(drawn["supersteps"]) == sum(len(cost.plan.supersteps) for cost in report.costs)
+    assert f"{report.total_cycles:,}" in page
+    assert "<h1>Two &lt; three &amp; more</h1>" in page
+    for insight in report.insights:
+        assert insight.title in page
+
+
+def test_what_a_model_is_called_cannot_break_the_page():
+    class Odd(torch.nn.Module):
+        def forward(self, x):
+            return x * 2
+
+    model = torch.nn.Sequential()
+    model.add_module("</script><b>", Odd())
+    page = ipu.compile(model, [torch.ones(4)]).report.to_html()
+    assert "</script><b>" not in page
+    assert any(op["module"] == "</script><b>" for op in data(page)["ops"])
+
+
+def test_a_page_is_written_where_it_is_wanted(report, tmp_path):
+    page = report.to_html(tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == page
+
+
+def test_a_notebook_shows_the_families_and_a_shell_one_line(report):
+    shown = report._repr_html_()
+    assert not Outline(shown).open
+    assert f"{report.total_cycles:,} cycles" in shown
+    assert "<td>matmul</td>" in shown
+    assert "\n" not in repr(report)
+    assert len(repr(report)) < 100
+
+
+def test_the_script_of_the_page_is_valid(tmp_path):
+    if (node := shutil.which("node")) is None:
+        pytest.skip("no node to check the script with")
+    (tmp_path / "page.js").write_text(script())
+    run = subprocess.run([node, "--check", str(tmp_path / "page.js")], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr

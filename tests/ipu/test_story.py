@@ -1,0 +1,58 @@
+"""What the examples of the machine claim holds: throughput against the published IPU, the picture against the GPU."""
+
+import importlib.util
+import resource
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from popgeo import ipu
+from popgeo.nn import SchNet
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def example(name):
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "examples" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_following_the_insights_doubles_the_throughput_of_schnet_and_still_fits():
+    story = example("schnet_on_ipu")
+    first, last = (story.report(setting, num_molecules=1000) for setting in (story.STORY[0], story.STORY[-1]))
+    assert first.graphs_per_second == pytest.approx(story.PUBLISHED, rel=0.2)
+    assert last.graphs_per_second > 2 * story.PUBLISHED
+    assert last.graphs_per_second > 2 * first.graphs_per_second
+    assert last.memory.fits
+    titles = {insight.title for insight in first.insights}
+    assert {"cos and pow in software", "Neighbours are searched in every step"} <= titles
+    assert not {"cos and pow in software", "Neighbours are searched in every step"} & {i.title for i in last.insights}
+
+
+def test_a_step_of_a_schnet_of_six_blocks_is_costed_for_all_tiles_in_seconds():
+    start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    model = nn.Sequential()
+    model.schnet, model.forward = SchNet(), lambda z, pos, batch: model.schnet(z, pos, batch, num_graphs=40).mean()
+    step = ipu.training_model(model, optimizer=torch.optim.Adam(model.parameters()))
+    atoms = torch.ones(576, dtype=torch.int64), torch.rand(576, 3), torch.arange(576) * 40 // 576
+    assert step.compile(*atoms).report.total_cycles > 1_000_000
+    assert time.perf_counter() - start < 10
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2_000_000  # kilobytes
+
+
+def test_the_picture_against_the_gpu_keeps_the_peaks_and_says_where_they_come_from(shared_data):
+    picture = example("ipu_vs_gpu")
+    points = pd.read_csv(shared_data / "published" / "bow_microbenchmarks.csv")
+    points = points[points["op"].isin(picture.OPS)].groupby("op", group_keys=False)[points.columns].head(30)
+    table = picture.modelled(points)
+    for op, peak in (("gather", 13.4), ("scatter_add", 19.7)):
+        rows = table[table["op"] == op]
+        assert rows["speedup"].max() == pytest.approx(peak, rel=0.25)
+        assert "waits for the launch of its kernel" in picture.summary(rows, op)
+    assert len(picture.figure(table).axes) == 5

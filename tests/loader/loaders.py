@@ -1,0 +1,39 @@
+"""Small graphs, datasets and loaders that the tests here share."""
+
+from torch_geometric.data import Dataset as PyGDataset
+from torch_geometric.data import InMemoryDataset
+
+from popgeo.data import FixedSizeOptions, unpad
+from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
+from tests.data.graphs import graph
+
+GRAPHS = [graph(2 + seed % 5, 3 * (seed % 4), seed) for seed in range(40)]
+OPTIONS = FixedSizeOptions(num_nodes=25, num_edges=40, num_graphs=6)
+
+
+class InMemory(InMemoryDataset):
+    """A dataset in memory, as PyG's own are."""
+
+    def __init__(self, graphs, transform=None):
+        super().__init__(None, transform)
+        self.data, self.slices = self.collate(graphs)
+
+
+class OnDisk(PyGDataset):
+    """A dataset that makes its graphs when asked."""
+
+    def len(self):
+        return len(GRAPHS)
+
+    def get(self, idx):
+        return GRAPHS[idx]
+
+
+def loader_of(dataset=GRAPHS, strategy=FixedSizeStrategy.StreamPack, **kwargs) -> FixedSizeDataLoader:
+    kwargs.setdefault("fixed_size_options", OPTIONS)
+    return FixedSizeDataLoader(dataset, fixed_size_strategy=strategy, **kwargs)
+
+
+def seeds(batches) -> list[int]:
+    """Which graphs the batches hold, in order: `charge` numbers the graphs of this file."""
+    return [int(g.charge) for batch in batches for g in unpad(batch)]

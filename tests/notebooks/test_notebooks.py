@@ -1,0 +1,79 @@
+"""Every notebook runs from top to bottom, needs only `pip install popgeo[notebooks]`, and is committed with outputs."""
+
+import ast
+import re
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+REASON = "the notebooks' tools are not installed: pip install popgeo[notebooks]"
+nbformat = pytest.importorskip("nbformat", reason=REASON)
+pytest.importorskip("nbclient", reason=REASON)
+pytest.importorskip("ipykernel", reason=REASON)
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+# What an import that may fail names: its cell says so by try.
+MAY_BE_ABSENT = {"torch_scatter"}
+
+
+def code_cells(path):
+    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+
+
+def imported(source):
+    """Top-level packages that a cell imports; IPython's own lines are left out."""
+    tree = ast.parse("\n".join(line for line in source.splitlines() if not line.startswith("%")))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module.split(".")[0]
+
+
+def test_there_are_notebooks():
+    assert len(NOTEBOOKS) >= 2
+
+
+@each_notebook
+def test_a_notebook_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(REPOSITORY / "scripts"))
+    import run_notebooks
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # two of pytest's workers would fight for the cores
+    notebook = run_notebooks.execute(path, tmp_path)  # raises what a cell raises
+    assert list(tmp_path.iterdir()) == [], "a notebook leaves no files behind"
+    texts = [
+        o.text for c in notebook.cells for o in c.get("outputs", ()) if o.output_type == "stream" and o.name == "stderr"
+    ]
+    assert not [text for text in texts if "Warning" in text]
+
+
+@each_notebook
+def test_a_committed_notebook_has_been_run_in_order_without_an_error(path):
+    cells = code_cells(path)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert not [output for output in outputs if output.output_type == "error"]
+    assert sum("image/png" in output.get("data", ()) for output in outputs) >= 3
+    assert path.stat().st_size < 400_000
+
+
+@each_notebook
+def test_a_notebook_imports_only_what_comes_with_popgeo(path):
+    declared = re.findall(r'^ +"([A-Za-z_]+)>=', (REPOSITORY / "pyproject.toml").read_text(), re.MULTILINE)
+    assert "torch" in declared
+    provided = {
+        name for name, by in packages_distributions().items() if {d.lower().replace("-", "_") for d in by} & {*declared}
+    }
+    allowed = provided | {"popgeo", "matplotlib"} | set(sys.stdlib_module_names)  # seaborn brings matplotlib
+    found = {name for cell in code_cells(path) for name in imported(cell.source)}
+    assert found - allowed - MAY_BE_ABSENT == set()
+
+
+@each_notebook
+def test_a_notebook_names_no_place_of_the_machine_it_was_run_on(path):
+    assert not re.search(r"/(home|root|work|tmp|opt|usr)/", path.read_text())

@@ -1,0 +1,120 @@
+"""What the documents say is true: their code runs as it stands, their commands and links exist, the site is built."""
+
+import doctest
+import io
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType
+
+import pytest
+
+from popgeo import data, datasets, ipu, loader, nn, ops, packing
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+README = REPOSITORY / "README.md"
+GUIDES = sorted(page for page in (REPOSITORY / "docs").rglob("*.md") if "notebooks" not in page.parts)
+PAGES = [README, REPOSITORY / "CONTRIBUTING.md", *GUIDES]
+FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+
+
+def name(page: Path) -> str:
+    """What a test of a page is called."""
+    return str(page.relative_to(REPOSITORY))
+
+
+def blocks(page: Path, *languages: str) -> Iterator[tuple[int, str, str]]:
+    """The fenced blocks of a page in these languages: first line, language, text."""
+    text = page.read_text()
+    for found in re.finditer(r"^```(\w+)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL):
+        if found[1] in languages:
+            yield text.count("\n", 0, found.start(2)), found[1], found[2]
+
+
+def run_page(page: Path) -> None:
+    """Runs the Python blocks of a page in order, in one namespace, and compares what sessions print."""
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    runner = doctest.DocTestRunner(optionflags=FLAGS, verbose=False)
+    said = io.StringIO()
+    for line, language, text in blocks(page, "python", "pycon"):
+        if language == "python":
+            exec(compile("\n" * line + text, page, "exec"), namespace)
+        else:
+            session = doctest.DocTestParser().get_doctest(text, namespace, name(page), str(page), line)
+            session.globs = namespace  # what a session defines, the next block sees
+            runner.run(session, out=said.write, clear_globs=False)
+    assert not runner.failures, said.getvalue()
+
+
+@pytest.mark.parametrize("page", [page for page in GUIDES if any(blocks(page, "python", "pycon"))], ids=name)
+def test_the_code_of_a_page_runs_as_it_stands(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    run_page(page)
+
+
+def test_a_page_that_is_wrong_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(f"{__name__}.REPOSITORY", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text("```python\nx = 1\n```\n\n```pycon\n>>> x\n1\n```\n")
+    run_page(page)
+    page.write_text("```python\nx = 1\n```\n\n```pycon\n>>> x\n2\n```\n")
+    with pytest.raises(AssertionError, match="Expected"):
+        run_page(page)
+
+
+@pytest.mark.parametrize("block", [text for _, _, text in blocks(README, "python")], ids=["README"])
+def test_the_code_of_the_readme_runs_in_an_interpreter_of_its_own(block: str, tmp_path: Path):
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    run = subprocess.run(
+        [sys.executable, "-c", block], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_the_commands_of_a_page_exist(page: Path):
+    text = page.read_text()
+    targets = set(re.findall(r"^([a-z]+):", (REPOSITORY / "Makefile").read_text(), flags=re.MULTILINE))
+    assert set(re.findall(r"(?:`|^    )make ([a-z]+)\b", text, flags=re.MULTILINE)) <= targets
+    files = re.findall(r"\b((?:benchmarks|examples|scripts|tests)/[\w/]+\.(?:py|ipynb))", text)
+    assert [file for file in files if not (REPOSITORY / file).exists()] == []
+
+
+def test_the_two_commands_of_the_readme_are_demo_and_test():
+    assert {"demo", "test"} <= set(re.findall(r"\bmake ([a-z]+)\b", README.read_text()))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_the_links_of_a_page_lead_somewhere(page: Path):
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()) if "://" not in link]
+    made = {"notebooks/index.md", "../notebooks/index.md"}  # by docs/conf.py
+    assert [link for link in links if link not in made and not (page.parent / link).exists()] == []
+
+
+def test_every_page_of_the_site_is_reached_from_its_index():
+    listed = " ".join(page.read_text() for page in GUIDES if page.name == "index.md")
+    assert [name(page) for page in GUIDES if page.name != "index.md" and page.stem not in listed] == []
+
+
+def test_the_picture_is_what_its_script_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(REPOSITORY / "scripts"))
+    import draw_flow
+
+    assert draw_flow.draw() == draw_flow.PICTURE.read_text()
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path):
+    pytest.importorskip("sphinx", reason="sphinx is not installed: pip install popgeo[docs]")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "docs", str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    run = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=480)
+    assert run.returncode == 0, run.stderr
+    for module in (data, packing, loader, ops, nn, ipu, datasets):
+        short = module.__name__.removeprefix("popgeo.")
+        reference = (tmp_path / "api" / f"{short}.html").read_text()
+        public = [n for n, held in vars(module).items() if isinstance(held, type | FunctionType) and n[0] != "_"]
+        assert public
+        assert [n for n in public if f'id="{module.__name__}.{n}"' not in reference] == []

@@ -1,0 +1,136 @@
+"""Every example runs on small settings and shows what it claims."""
+
+import re
+import runpy
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from torch_geometric.data import Data, InMemoryDataset
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Run:
+    """Runs a script as `python script arguments` does, and gives what it printed."""
+
+    def run_script(path: str | Path, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+        runpy.run_path(str(EXAMPLES / path), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run_script
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """torch.compile as if nothing had been compiled in this process."""
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+    counters.clear()
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_every_example_explains_itself(path: Path, run: Run, capsys: pytest.CaptureFixture):
+    with pytest.raises(SystemExit) as ended:
+        run(path, "--help")
+    assert ended.value.code == 0
+    assert "usage:" in capsys.readouterr().out
+
+
+def numbers(pattern: str, printed: str) -> list[float]:
+    """The number in each match of a pattern."""
+    return [float(found) for found in re.findall(pattern, printed)]
+
+
+def test_three_changed_lines_make_torch_compile_compile_once(run: Run, tmp_path: Path, fresh_compiler: None):
+    small = ("--molecules", "300", "--channels", "8", "--epochs", "2", "--backend", "eager")
+    assert numbers(r"graphs compiled so far: (\d+)", run("compile_once.py", *small)) == [1, 1]
+    source = (EXAMPLES / "compile_once.py").read_text()
+    undone, count = re.subn(r"^( *)# was: (.*)\n.*\n", r"\1\2\n", source, flags=re.MULTILINE)
+    assert count == 3
+    (tmp_path / "as_it_was.py").write_text(undone)
+    torch._dynamo.reset()
+    counters.clear()
+    assert numbers(r"graphs compiled so far: (\d+)", run(tmp_path / "as_it_was.py", *small))[-1] > 1
+
+
+def test_heterogeneous_molecules_are_learned(run: Run):
+    printed = run("hetero_molecules.py", "--molecules", "600", "--epochs", "4", "--channels", "32", "--layers", "2")
+    errors = numbers(r"held-out error ([\d.]+) eV", printed)
+    assert errors[-1] < numbers(r"predicting the mean: ([\d.]+) eV", printed)[0] * 0.8
+
+
+def test_check_static_names_the_lines_of_an_own_model_and_passes_the_mended_one(run: Run):
+    printed = run("own_model.py", "--molecules", "300", "--steps", "200", "--channels", "32")
+    for line in (
+        "src, dst = edge_index[:, edges_mask]",
+        "if h.abs().max() > 1e4:",
+        "num_graphs = int(batch.max()) + 1",
+    ):
+        assert f"in forward: {line}" in printed
+    assert "Dynamic: 3 places are not static" in printed
+    assert "Static: 0 places are not static" in printed
+    assert numbers(r"largest difference .* (\S+) eV", printed)[0] < 1e-4
+    first, last = re.findall(r"loss ([\d.]+) eV over the first ten steps, ([\d.]+) eV", printed)[0]
+    assert float(last) < 0.8 * float(first)
+
+
+def test_train_schnet_is_the_main_job(run: Run, tmp_path: Path):
+    small = ("--limit", "200", "--epochs", "1", "--hidden-channels", "8", "--num-interactions", "1")
+    with pytest.raises(SystemExit) as ended:
+        run("train_schnet.py", *small, "--out", str(tmp_path))
+    assert ended.value.code == 0
+    assert (tmp_path / "weights.pt").stat().st_size > 0
+
+
+def test_gcn_classifies_cora(run: Run, shared_data: Path, tmp_path: Path):
+    shutil.copytree(shared_data / "planetoid/Cora", tmp_path / "Cora")
+    printed = run("gcn_planetoid.py", "--root", str(tmp_path), "--name", "Cora", "--seeds", "1", "--epochs", "30")
+    assert numbers(r"Cora +([\d.]+)", printed)[0] > 70
+
+
+def test_gin_classifies_mutag(run: Run, shared_data: Path, tmp_path: Path):
+    shutil.copytree(shared_data / "tu/MUTAG", tmp_path / "MUTAG")
+    small = ("--folds", "2", "--epochs", "5", "--hidden", "16")
+    printed = run("gin_tudataset.py", "--root", str(tmp_path), "--name", "MUTAG", *small)
+    assert numbers(r"MUTAG: ([\d.]+) %", printed)[0] > 66  # the share of the larger class
+
+
+def test_schnet_trains_on_qm9(run: Run, shared_data: Path, tmp_path: Path):
+    write_qm9(shared_data / "qm9.npz", tmp_path, num_molecules=300)
+    printed = run("schnet_qm9.py", "--root", str(tmp_path), "--epochs", "1", "--valid", "100")
+    assert numbers(r"valid MAE ([\d.]+) eV", printed)[0] < 1.5
+
+
+def write_qm9(source: Path, root: Path, num_molecules: int) -> None:
+    """A root of PyG's QM9 that holds the first molecules of the shared file, as if PyG had processed them."""
+    with np.load(source) as held:
+        ends = np.cumsum(held["num_atoms"][:num_molecules], dtype=int)
+        parts = (np.split(held[name][: ends[-1]], ends[:-1]) for name in ("z", "pos"))
+        molecules = [
+            Data(z=torch.from_numpy(z.astype(int)), pos=torch.from_numpy(pos), y=torch.from_numpy(y[None]))
+            for z, pos, y in zip(*parts, held["y"][:num_molecules], strict=True)
+        ]
+    for name in ("gdb9.sdf", "gdb9.sdf.csv", "uncharacterized.txt", "qm9_v3.pt"):
+        (root / "raw").mkdir(exist_ok=True)
+        (root / "raw" / name).touch()
+    (root / "processed").mkdir()
+    data, slices = InMemoryDataset.collate(molecules)
+    torch.save((data.to_dict(), slices, Data), root / "processed" / "data_v3.pt")
+
+
+def test_replicas_train_without_other_processes_too(run: Run):
+    small = ("--molecules", "300", "--channels", "8", "--epochs", "3")
+    losses = numbers(r"loss ([\d.]+) eV", run("several_processes.py", *small))
+    assert len(losses) == 3
+    assert losses[2] < losses[0]
