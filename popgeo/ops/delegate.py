@@ -8,8 +8,8 @@ MIN_PARALLEL = 1 << 15  # elements up to which the kernel stays in one thread
 def sum_to_torch(num_edges: int, num_rows: int, channels: int, *, num_threads: int, by_edge: bool) -> bool:
     """Whether `index_add_` sums these rows at least as fast as the compiled kernels; all give the same bits.
 
-    One thread that goes edge by edge is as fast as torch or faster for every shape; it needs an index and a type that is
-    summed in itself (`by_edge`). Several threads, and half precision, go row by row, empty ones too. Measured with
+    One thread that goes edge by edge is as fast as torch or faster for every shape; it needs an index and a type that
+    is summed in itself (`by_edge`). Several threads, and half precision, go row by row, empty ones too. Measured with
     `benchmarks/scatter_gather.py --only grid`.
     """
     if num_edges >= 2 * MIN_DEGREE * num_rows:

@@ -52,7 +52,7 @@ class ScatterPlan:
         object.__setattr__(self, "num_rows", self.rowptr.shape[0] - 1)
         object.__setattr__(self, "num_edges", self.index.shape[0])
         object.__setattr__(self, "_version", _version(self.index))
-        object.__setattr__(self, "_seen", (self.index, self._version))
+        self._remember(self.index)
 
     @classmethod
     def from_index(cls, index: Tensor, num_rows: int) -> "ScatterPlan":
@@ -121,8 +121,17 @@ class ScatterPlan:
         starts[-1] = self.num_rows
         return starts
 
+    def _remember(self, index: Tensor) -> None:
+        """Lets `is_of` know the index, if the plan's tensors are such as the kernels read without looking."""
+        parts = ((self.rowptr, self.num_rows + 1), (self.perm, self.num_edges))
+        is_readable = all(
+            part is None or (part.dtype is torch.int32 and part.shape == (size,) and part.is_contiguous())
+            for part, size in parts
+        )
+        object.__setattr__(self, "_seen", (index, _version(index) if is_readable else -1))
+
     def is_of(self, index: Tensor, num_rows: int) -> bool:
-        """Whether the index is one that the plan has seen, and unchanged since; only `check` can tell that it is not."""
+        """Whether the plan has seen this index and it is unchanged since; only `check` can tell that it is not."""
         seen, version = self._seen
         return index is seen and num_rows == self.num_rows and version >= 0 and index._version == version
 
@@ -140,7 +149,7 @@ class ScatterPlan:
             return
         if not self._is_same(index, num_rows):
             refuse_plan(name, index, num_rows, self.rowptr, self.perm)
-        object.__setattr__(self, "_seen", (index, _version(index)))
+        self._remember(index)
 
     def _is_same(self, index: Tensor, num_rows: int) -> bool:
         if num_rows != self.num_rows or _version(self.index) != self._version or index.shape != self.index.shape:
@@ -195,7 +204,7 @@ def _check(index: Tensor, num_rows: int) -> None:
 
 
 def _plan(index: Tensor, num_rows: int) -> tuple[Tensor, Tensor, bool]:
-    """Row pointer, order, and whether the index was sorted (then the order is 0, 1, 2, ...)."""
+    """Row pointer, order, and whether the index was sorted (then the order is 0, 1, 2, ... and is not filled in)."""
     _check(index, num_rows)
     num_edges = index.shape[0]
     if max(num_edges, num_rows) >= _MAX_INT32:
@@ -222,7 +231,8 @@ def _plan_in_torch(index: Tensor, num_rows: int) -> tuple[Tensor, Tensor, bool]:
 
 
 def _kernel(index: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    return _plan(index, num_rows)[:2]
+    rowptr, perm, is_sorted = _plan(index, num_rows)
+    return rowptr, torch.arange(perm.shape[0], out=perm) if is_sorted else perm
 
 
 def _fake(index: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,7 @@ def gather_rows(x: Tensor, index: Tensor, rowptr: Tensor | None, perm: Tensor | 
 
 
 def sum_at_once(src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | None) -> Tensor | None:
-    """The sum by the shortest way, 3 microseconds; None where a call is not as most are, or wrong, so takes the long way.
+    """The sum by the shortest way, 3 microseconds; None where a call is unusual, or wrong, and takes the long way.
 
     Most calls are eager, on contiguous tensors in memory, without gradients, with an int64 index and its own plan.
     """

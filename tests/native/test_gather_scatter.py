@@ -33,10 +33,12 @@ def test_every_instruction_set_gives_the_same_bits(choose_isa, generator, dtype,
     x, w, grad = (torch.randn(n, channels, generator=generator).to(dtype) for n in (30, 400, 30))
     x.requires_grad_()
     w.requires_grad_()
+    rows = ScatterPlan.from_index(dst, 30).set_tiles(2)  # with tiles, a sum goes row by row
 
     def run():
         out = cfconv(x, w, src, dst, 30)
-        return (out.detach(), *torch.autograd.grad(out, (x, w), grad), scatter_sum(w.detach(), dst, 0, dim_size=30))
+        sums = (scatter_sum(w.detach(), dst, 0, dim_size=30, plan=plan) for plan in (None, rows))
+        return (out.detach(), *torch.autograd.grad(out, (x, w), grad), *sums)
 
     newest = run()
     for isa in range(choose_isa(NEWEST)):

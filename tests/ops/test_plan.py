@@ -77,6 +77,15 @@ class TestAPlanBelongsToItsIndex:
             scatter(self.src, index.clone(), 0, dim_size=3, plan=plan), scatter(self.src, index, 0, dim_size=3)
         )
 
+    def test_an_equal_index_is_refused_once_it_is_changed(self, native):
+        index = torch.tensor([0, 2, 1, 0])
+        plan, equal = ScatterPlan.from_index(index, num_rows=3), index.clone()
+        for _ in range(2):  # compared at first, remembered then
+            scatter(self.src, equal, 0, dim_size=3, plan=plan)
+        equal[0] = 1
+        with pytest.raises(ValueError, match="another index"):
+            scatter(self.src, equal, 0, dim_size=3, plan=plan)
+
     def test_another_index_is_refused(self, native):
         plan = ScatterPlan.from_index(torch.tensor([0, 2, 1, 0]), num_rows=3)
         for other in ([0, 1, 2, 0], [0, 2, 1, 1], [2, 2, 2, 2]):

@@ -55,6 +55,27 @@ def test_each_dtype_stays_itself(native, reduce, dtype):
     assert out.double().tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32])
+@pytest.mark.parametrize("channels", [1, 7, 16, 33, 64])
+@pytest.mark.parametrize("num_rows", [5, 90, 4000])
+def test_edge_by_edge_and_row_by_row_give_the_same_bits(native, generator, dtype, channels, num_rows):
+    index = torch.randint(num_rows, (300,), generator=generator)
+    src = torch.randn(300, channels, generator=generator).mul(100).to(dtype)
+    by_row = scatter_sum(src, index, 0, dim_size=num_rows, plan=ScatterPlan.from_index(index, num_rows).set_tiles(1))
+    assert torch.equal(by_row, scatter_sum(src, index, 0, dim_size=num_rows))
+    assert torch.equal(by_row, src.new_zeros(num_rows, channels).index_add_(0, index, src))
+
+
+@pytest.mark.parametrize("channels", [9, 64])
+def test_a_large_result_is_clear_where_nothing_arrives(native, channels):
+    num_rows = (13 << 20) // (4 * channels)  # large enough to be cleared past the caches, from an unaligned start
+    index = torch.tensor([num_rows - 1, 0, num_rows - 1])
+    out = scatter_sum(torch.ones(3, channels), index, 0, dim_size=num_rows)
+    assert out.count_nonzero() == 2 * channels
+    assert out[0].eq(1).all()
+    assert out[-1].eq(2).all()
+
+
 def test_integer_sums_wrap_as_in_torch(native):
     src = torch.full((2, 1), torch.iinfo(torch.int32).max, dtype=torch.int32)
     assert scatter_sum(src, torch.zeros(2, dtype=torch.long), 0, dim_size=1).item() == -2

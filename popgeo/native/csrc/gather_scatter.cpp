@@ -59,6 +59,7 @@ namespace POPGEO_ISA {
 
 constexpr int64_t STREAM_BYTES = 3 << 20;      // results above it, written in any order, bypass the caches
 constexpr int64_t PREFETCH_FLOATS = 2048;      // how far ahead rows are fetched, at 4 to 32 edges
+constexpr int64_t CLEARED_BYTES = 12 << 20;    // results as large, nearly all of them clear, bypass them too
 constexpr int64_t FETCHED_BYTES = 8 << 20;     // rows read in order, up to as many, the processor fetches by itself
 
 template <class Tile>
@@ -165,16 +166,38 @@ void sum(const Plan& plan, const T* src, T* out, int64_t channels) {
   });
 }
 
+// How many numbers of `count` stand before the next line of memory.
+template <class T>
+inline int64_t to_line(const T* data, int64_t count) {
+  const int64_t before = int64_t((64 - reinterpret_cast<uintptr_t>(data) % 64) % 64 / sizeof(T));
+  return before < count ? before : count;
+}
+
+template <class T>
+inline void clear(T* out, int64_t count) {
+  if (count * int64_t(sizeof(T)) < CLEARED_BYTES) {
+    memset(out, 0, sizeof(T) * size_t(count));
+    return;
+  }
+  constexpr int64_t lanes = Vector<T>::lanes;
+  int64_t i = to_line(out, count);
+  memset(out, 0, sizeof(T) * size_t(i));
+  for (; i + lanes <= count; i += lanes) stream(out + i, typename Vector<T>::type{});
+  memset(out + i, 0, sizeof(T) * size_t(count - i));
+  finish_stream();
+}
+
 // The same sums by one thread that walks the edges in their order: each row meets its own in the same order as above.
 template <class T>
 void add(const int64_t* index, int64_t num_edges, int64_t num_rows, const T* src, T* out, int64_t channels) {
   constexpr int64_t lanes = Vector<T>::lanes;
   const int64_t ahead = edges_ahead(channels);
-  memset(out, 0, sizeof(T) * size_t(num_rows * channels));
+  clear(out, num_rows * channels);
   for (int64_t e = 0; e < num_edges; ++e) {
     const T* from = src + e * channels;
     T* to = out + index[e] * channels;
-    __builtin_prefetch(out + index[e + ahead < num_edges ? e + ahead : e] * channels, 1, 3);
+    const T* next = out + index[e + ahead < num_edges ? e + ahead : e] * channels;
+    for (int64_t c = 0; c < channels; c += 64 / int64_t(sizeof(T))) __builtin_prefetch(next + c, 1, 3);
     int64_t c = 0;
     for (; c + lanes <= channels; c += lanes) store(to + c, load(to + c) + load(from + c));
     for (; c < channels; ++c) to[c] += from[c];
@@ -267,8 +290,7 @@ void cfconv(const Plan& plan, const T* x, const T* w, const int64_t* src, T* out
 template <class T>
 inline void stream_product(T* to, const T* one, const T* two, int64_t channels) {
   constexpr int64_t line = 64 / sizeof(T), lanes = Vector<T>::lanes;
-  int64_t start = int64_t((64 - reinterpret_cast<uintptr_t>(to) % 64) % 64 / sizeof(T));
-  if (start > channels) start = channels;
+  const int64_t start = to_line(to, channels);
   const int64_t stop = start + (channels - start) / line * line;
   for (int64_t c = 0; c < start; ++c) stream(to + c, one[c] * two[c]);
   for (int64_t c = start; c < stop; c += lanes) stream(to + c, load(one + c) * load(two + c));
@@ -550,12 +572,9 @@ EXPORT int64_t popgeo_choose_isa(int64_t isa) {
   return popgeo::chosen_isa;
 }
 
-// Returns Order. Where the index is sorted, perm is 0, 1, 2, ...
+// Returns Order. Where the index is sorted, perm is left untouched.
 EXPORT int64_t popgeo_plan(const int64_t* index, int64_t num_edges, int64_t num_rows, int32_t* rowptr, int32_t* perm) {
-  const popgeo::Order order = popgeo::sort(index, num_edges, num_rows, rowptr, perm);
-  if (order == popgeo::SORTED)
-    for (int64_t e = 0; e < num_edges; ++e) perm[e] = int32_t(e);
-  return order;
+  return popgeo::sort(index, num_edges, num_rows, rowptr, perm);
 }
 
 // Pointers as a plan holds them; returns whether they climb within the edges.
