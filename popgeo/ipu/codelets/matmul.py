@@ -11,7 +11,7 @@ from popgeo.ipu.codelets.amp import OUT_BLOCK, amp_vertex, in_block
 from popgeo.ipu.codelets.calibration import Machine
 from popgeo.ipu.codelets.compute import compute_step, overhead_step
 from popgeo.ipu.codelets.exchange import exchange_step, transfer_cycles
-from popgeo.ipu.codelets.split import MEMORY_SHARE, cheapest, within
+from popgeo.ipu.codelets.split import cheapest, within, work_space
 from popgeo.ipu.codelets.validity import matmul_validity
 from popgeo.ipu.codelets.vertices import add_partials, ceil_div
 from popgeo.ipu.plan import Plan, Superstep
@@ -139,7 +139,6 @@ def _steps(found: _Search, width: int, used: int, rounds: int, machine: Machine)
 @functools.lru_cache(maxsize=4096)
 def _search(rows: int, contraction: int, columns: int, width: int, target: IpuTarget, tiles: int) -> _Search:
     """The cheapest split, either way round, with as few turns as memory allows or somewhat more."""
-    memory = MEMORY_SHARE * target.memory_per_tile
     fitting: list[_Search] = []
     more = 0
     for turns in _TURNS:
@@ -147,7 +146,7 @@ def _search(rows: int, contraction: int, columns: int, width: int, target: IpuTa
             _best(rows, contraction, columns, width, target, tiles, turns, is_swapped=False),
             _best(columns, contraction, rows, width, target, tiles, turns, is_swapped=True),
         ]
-        fitting += [way for way in ways if way.terms["nbytes"] <= memory]
+        fitting += [way for way in ways if way.terms["nbytes"] <= work_space(target, way.terms["held"])]
         more += bool(fitting)
         if more and (turns == 1 or more > _MORE_TURNS):
             break
@@ -160,6 +159,7 @@ def _best(
     part = ceil_div(columns, turns)
     splits = within(tiles, rows, ceil_div(contraction, in_block(width)), ceil_div(part, OUT_BLOCK))
     terms = _terms(rows, contraction, part, width, splits, target)
+    terms["held"] = (rows * contraction + contraction * columns + rows * columns) * width / tiles
     cycles = terms["bring"] + terms["copy"] + terms["amp"] + terms["reduce"] + terms["add"]
     found = cheapest(splits, cycles, terms, target)
     return _Search(

@@ -13,6 +13,7 @@ from popgeo.ipu.target import IpuTarget
 
 # Poplar's own default for the share of a tile's memory that an operation may take while it runs.
 MEMORY_SHARE = 0.6
+USABLE_SHARE = 0.85  # of a tile: its code, stacks and exchange instructions take the rest
 GRAIN_BYTES = 8  # a row is cut between words of so many bytes
 
 
@@ -61,13 +62,23 @@ class Found:
         return math.prod(self.cuts)
 
 
+def work_space(target: IpuTarget, held: float = 0) -> float:
+    """Bytes of a tile that one operation may use, beside what its arguments and results hold there.
+
+    Example:
+        >>> work_space(IpuTarget.bow()) > work_space(IpuTarget.bow(), held=300_000)
+        True
+    """
+    return min(MEMORY_SHARE * target.memory_per_tile, USABLE_SHARE * target.memory_per_tile - held)
+
+
 def cheapest(splits: np.ndarray, cycles: np.ndarray, terms: Mapping[str, Any], target: IpuTarget) -> Found:
     """The split of fewest cycles among those that fit in their share of memory; among all where none fits.
 
     Args:
         splits: From `within`. int64[3, splits]
         cycles: What to make least. float64[splits]
-        terms: Numbers or arrays of them; `nbytes` is what a tile needs.
+        terms: Numbers or arrays of them; `nbytes` is what a tile needs, `held` what lies there anyway.
         target: The machine.
 
     Example:
@@ -75,7 +86,7 @@ def cheapest(splits: np.ndarray, cycles: np.ndarray, terms: Mapping[str, Any], t
         >>> cheapest(np.array([[1, 2, 3]] * 3), np.array([1.0, 2.0, 3.0]), terms, IpuTarget.bow()).cuts
         (2, 2, 2)
     """
-    fits = terms["nbytes"] <= MEMORY_SHARE * target.memory_per_tile
+    fits = terms["nbytes"] <= work_space(target, terms.get("held", 0))
     best = int(np.argmin(np.where(fits, cycles, np.inf) if fits.any() else cycles))
     first, second, third = (int(cut[best]) for cut in splits)
     return Found(

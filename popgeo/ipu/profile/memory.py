@@ -151,7 +151,9 @@ def _code(costs: Sequence[OpCost], tiles: int) -> dict[str, np.ndarray]:
                 kind = step.name.partition(",")[0]  # stages of the same step differ behind the comma
                 kinds[kind] = max(kinds.get(kind, 0), used)
             elif step.activity is Activity.EXCHANGE:
-                pieces = INSTRUCTIONS_PER_PIECE * step.fragments + -(-step.bytes_out // BYTES_PER_SEND)
+                # The turns of a loop share their code.
+                turns = cost.plan.split.get("serial", 1)
+                pieces = -(-(INSTRUCTIONS_PER_PIECE * step.fragments + step.bytes_out // BYTES_PER_SEND + 1) // turns)
                 exchange[:used] += INSTRUCTION_BYTES * (pieces + INSTRUCTIONS_PER_EXCHANGE)
             if step.activity is not Activity.SYNC:
                 control += CONTROL_CODE_BYTES
