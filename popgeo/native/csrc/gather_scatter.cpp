@@ -192,6 +192,7 @@ template <class T>
 void add(const int64_t* index, int64_t num_edges, int64_t num_rows, const T* src, T* out, int64_t channels) {
   constexpr int64_t lanes = Vector<T>::lanes;
   const int64_t ahead = edges_ahead(channels);
+  if (num_rows == 0 || channels == 0) return;
   clear(out, num_rows * channels);
   for (int64_t e = 0; e < num_edges; ++e) {
     const T* from = src + e * channels;
