@@ -177,6 +177,20 @@ def test_training_goes_on_from_the_state_that_the_model_has():
     assert_same_state(exact, model, rtol=1e-9, atol=1e-9)
 
 
+def test_weights_may_lie_in_any_order_in_memory():
+    torch.manual_seed(0)
+    linear = nn.Linear(4, 8)
+    linear.weight = nn.Parameter(torch.randn(4, 8).t())
+    model = Squares(linear).double()
+    assert not linear.weight.is_contiguous()
+    step = training_model(model, optimizer=optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    batches = torch.randn(3, 6, 4, dtype=torch.float64)
+    exact = TileExact(step.compile(batches[0]), SMALL)
+    for x in batches:
+        torch.testing.assert_close(exact(x), step(x), rtol=1e-9, atol=1e-9)
+    assert_same_state(exact, model, rtol=1e-9, atol=1e-9)
+
+
 def test_dropout_draws_the_same_numbers():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1)).double()

@@ -191,7 +191,9 @@ class _Joiner:
             assert v is not None
             if made[graph.values[v].storage][0] != name:
                 scope = Scope(self.builder, graph, made, "keep state", Plan(family="copy"))
-                copy(scope, self._whole(name), scope.region(v))
+                found = scope.region(v)
+                in_memory_order = Region(variable=found.variable, elements=np.sort(found.elements.ravel()))
+                copy(scope, self._whole(name), in_memory_order)
 
     def _numbers(self, count: int) -> None:
         """Every tile gets a copy of the numbers that the host works out for this update."""
