@@ -17,6 +17,7 @@ from popgeo.ipu.compiler.compile_step import compile_step
 from popgeo.ipu.op_graph import OpGraph
 from popgeo.ipu.options import Options
 from popgeo.ipu.profile.assess import Assessment, assess
+from popgeo.ipu.profile.memory import OutOfTileMemory
 from popgeo.ipu.replicas import Replicas
 from popgeo.ipu.report import Report
 from popgeo.ipu.stepper import Stepper
@@ -199,6 +200,9 @@ class CompiledModel:
         batching.check_batch_dimension(structure, factor)
         micro, micro_structure = flatten(unflatten(structure, batching.micro_batch(tensors, 0, factor)))
         trained = {p for group in self._optimizer.param_groups for p in group["params"]} if self._optimizer else set()
+        choices: list[object] = list(describe(micro_structure))
+        if self.options.strict:
+            choices += [self.options.target, type(self._optimizer), self.options.gradient_accumulation]
         step = compile_step(
             self.model,
             list(zip(batching.names(structure), micro, strict=True)),
@@ -206,20 +210,28 @@ class CompiledModel:
             trained=[name for name, p in self.model.named_parameters() if p in trained and p.requires_grad],
             loss_scaling=self.options.loss_scaling,
             cache_dir=self.options.cache_dir,
-            choices=list(describe(micro_structure)),
+            choices=choices,
             graph_data=list(templates(micro_structure)),
+            check=self._require_fit if self.options.strict else None,
             show_progress=self.options.show_progress,
         )
-        if self._optimizer is not None:
+        if self._optimizer is not None and self._update is None:
             self._update = self._make_update(self._optimizer, step.trained)
-        if self.options.strict:
-            self._assess(step).require_fit()
         replicas.share_weights([*self.model.parameters(), *self.model.buffers()])
         stepper = Stepper(step, self.model, self.options, self._update, replicas)
         if self._pending is not None:
             restore_run(self._pending, stepper, self._update)
         self._stepper, self._arguments, self._pending = stepper, structure, None
         self._usage.compile_seconds = time.perf_counter() - start
+
+    def _require_fit(self, step: CompiledStep) -> None:
+        if self._optimizer is not None:
+            self._update = self._make_update(self._optimizer, step.trained)
+        try:
+            self._assess(step).require_fit()
+        except OutOfTileMemory:
+            self._update = self._assessment = None
+            raise
 
     def _assess(self, step: CompiledStep) -> Assessment:
         if self._assessment is None:

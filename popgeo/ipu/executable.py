@@ -83,7 +83,7 @@ def compile(
     example_inputs: Sequence[Any],
     target: IpuTarget | None = None,
     *,
-    strict: bool = False,
+    strict: bool = True,
 ) -> Executable:
     """Compiles a function of tensors for the shapes of example inputs.
 
@@ -91,14 +91,14 @@ def compile(
         function: Any function, or a module, whose parameters are then used where they are.
         example_inputs: Its positional arguments; tensors, or nests of them.
         target: The machine to compile for; a Bow IPU by default.
-        strict: Refuse what needs more memory than a tile has, which the report tells otherwise.
+        strict: Refuse what needs more memory than a tile has; with False only the report tells.
 
     Returns:
         What to call like the function; `Executable.report` accounts for a call.
 
     Raises:
         DynamicShapeError: a shape depends on data.
-        OutOfTileMemory: with `strict`, a tile needs more memory than it has.
+        OutOfTileMemory: a tile needs more memory than it has; `strict=False` compiles it all the same.
 
     Example:
         >>> import torch

@@ -47,8 +47,8 @@ class Options:
         cache_dir: Folder in which compiled steps are kept, so that a second start skips the capture; None keeps none.
         show_progress: Show a progress bar while compiling takes longer than a second.
         target: The machine that the step is compiled for.
-        strict: Refuse to compile what needs more memory than a tile of the target has. Otherwise the report tells, and
-            the step runs, since this computer has the memory.
+        strict: Refuse to compile what needs more memory than a tile of the target has. False lets it run, since this
+            computer has the memory, and leaves it to the report to tell.
 
     Raises:
         ValueError: a count is not a positive integer, or the period does not divide the steps of a call.
@@ -74,7 +74,7 @@ class Options:
     cache_dir: str | PathLike[str] | None = None
     show_progress: bool = True
     target: IpuTarget = field(default_factory=IpuTarget.bow)
-    strict: bool = False
+    strict: bool = True
 
     def __post_init__(self) -> None:
         for name in ("device_iterations", "replication_factor", "gradient_accumulation", "output_period"):

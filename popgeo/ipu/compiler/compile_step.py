@@ -25,6 +25,7 @@ def compile_step(
     cache_dir: Any = None,
     choices: Sequence[object] = (),
     graph_data: Sequence[Any] = (),
+    check: Callable[[CompiledStep], object] | None = None,
     show_progress: bool = False,
 ) -> CompiledStep:
     """Captures a function and runs the passes over it, or takes both from the cache.
@@ -38,6 +39,7 @@ def compile_step(
         cache_dir: Folder that keeps steps of modules; None for none.
         choices: What else the step depends on.
         graph_data: The graph data among the arguments, which results may be like.
+        check: Is called with a new step and may refuse it by raising; what the cache holds has passed it.
         show_progress: Show a bar, at a terminal or in a notebook, when it takes longer than a second.
     """
     key = _key(function, arguments, trained, loss_scaling, choices) if cache_dir is not None else None
@@ -58,6 +60,8 @@ def compile_step(
         captured_ops=len(captured.graph.ops),
         files=captured.files,
     )
+    if check is not None:
+        check(step)
     if key is not None:
         cache.save(cache_dir, key, step)
     return step
