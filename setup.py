@@ -6,6 +6,7 @@ It is optional: where no compiler works the install goes on and popgeo falls bac
 
 import platform
 import tempfile
+import zlib
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -17,9 +18,11 @@ CSRC = Path("popgeo/native/csrc")
 SOURCES = sorted(str(path) for path in CSRC.glob("*.cpp"))
 FLAGS = ["-std=c++17", "-O3", "-g0", "-ffp-contract=off", "-fvisibility=hidden"]  # contraction changes the last bit
 OPENMP = "-fopenmp"
-KERNELS = str(
-    CSRC / "gather_scatter.cpp"
-)  # compiled again for each set of newer processors, and picked when it is loaded
+CHECKSUM = zlib.crc32(
+    b"".join(path.read_bytes() for path in sorted(CSRC.glob("*.[ch]*")))
+)  # as popgeo/native/library.py sums
+# Compiled again for each set of newer processors, and picked when it is loaded.
+KERNELS = str(CSRC / "gather_scatter.cpp")
 ISAS = {
     "v3": ["-mavx2", "-mf16c"],
     "v4": ["-mavx2", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
@@ -78,6 +81,7 @@ setup(
         Extension(
             "popgeo.native._popgeo",
             sources=SOURCES,
+            define_macros=[("POPGEO_SOURCES", f"{CHECKSUM}u")],
             depends=[str(path) for path in sorted(CSRC.glob("*.h"))],
             language="c++",
             optional=True,

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import functools
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch  # noqa: F401  loaded first, so that the library shares torch's own OpenMP pool and obeys set_num_threads
 
 _PATH = Path(__file__).with_name("_popgeo.so")
+_CSRC = Path(__file__).with_name("csrc")
 _STRUCTURE = (ctypes.c_char_p,)
 _switched_off = False
 
@@ -23,9 +25,22 @@ def _open() -> tuple[ctypes.CDLL | None, str]:
             f"{_PATH.name} was not built: no C++17 compiler (GCC or Clang) was found when popgeo was installed.",
         )
     try:
-        return ctypes.CDLL(str(_PATH)), ""
+        library = ctypes.CDLL(str(_PATH))
     except OSError as error:
         return None, f"{_PATH} could not be loaded: {error}"
+    if _checksum(library) != zlib.crc32(b"".join(path.read_bytes() for path in sorted(_CSRC.glob("*.[ch]*")))):
+        return None, f"{_PATH} was built from other sources. Run python setup.py build_ext --inplace, or install anew."
+    return library, ""
+
+
+def _checksum(library: ctypes.CDLL) -> int:
+    """Of the sources that the library was built from; -1 where it does not say."""
+    try:
+        entry = library.popgeo_sources
+    except AttributeError:
+        return -1
+    entry.restype = ctypes.c_uint32
+    return int(entry())
 
 
 @functools.cache
@@ -33,13 +48,7 @@ def _bind(name: str, argtypes: tuple[Any, ...], restype: Any) -> Callable[..., A
     library, _ = _open()
     if library is None:
         return None
-    try:
-        entry = getattr(library, name)
-    except AttributeError:
-        raise RuntimeError(
-            f"{_PATH} has no function {name}: it is older than the Python files. "
-            "Run python setup.py build_ext --inplace."
-        ) from None
+    entry = getattr(library, name)
     entry.argtypes, entry.restype = argtypes, restype
     return entry
 
