@@ -39,8 +39,10 @@ def sum_at_once(src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | N
 
     Most calls are eager, on contiguous tensors in memory, without gradients, with an int64 index and its own plan.
     """
+    if not is_plain() or type(src) is not Tensor or type(index) is not Tensor:
+        return None
     native = library.packed("popgeo_scatter_sum")
-    if native is None or not is_plain() or type(src) is not Tensor or type(index) is not Tensor:
+    if native is None:
         return None
     try:
         num_edges, channels = src.shape
