@@ -22,7 +22,7 @@ CHECKSUM = zlib.crc32(
     b"".join(path.read_bytes() for path in sorted(CSRC.glob("*.[ch]*")))
 )  # as popgeo/native/library.py sums
 # Compiled again for each set of newer processors, and picked when it is loaded.
-KERNELS = str(CSRC / "gather_scatter.cpp")
+KERNELS = str(CSRC / "kernels.cpp")
 ISAS = {
     "v3": ["-mavx2", "-mf16c"],
     "v4": ["-mavx2", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
@@ -50,7 +50,7 @@ class BuildLibrary(build_ext):
                 ext.extra_objects += self.compiler.compile(
                     [KERNELS],
                     output_dir=str(Path(self.build_temp) / isa),
-                    extra_postargs=[*flags, *options, f"-DPOPGEO_ISA={isa}", "-DPOPGEO_KERNELS_ONLY"],
+                    extra_postargs=[*flags, *options, f"-DPOPGEO_ISA={isa}"],
                 )
                 ext.define_macros.append((f"POPGEO_HAS_{isa.upper()}", None))
         ext.extra_compile_args = flags

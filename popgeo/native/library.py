@@ -28,13 +28,18 @@ def _open() -> tuple[ctypes.CDLL | None, str]:
         library = ctypes.CDLL(str(_PATH))
     except OSError as error:
         return None, f"{_PATH} could not be loaded: {error}"
-    if _checksum(library) != zlib.crc32(b"".join(path.read_bytes() for path in sorted(_CSRC.glob("*.[ch]*")))):
+    if _built_from(library) != sources_checksum():
         return None, f"{_PATH} was built from other sources. Run python setup.py build_ext --inplace, or install anew."
     return library, ""
 
 
-def _checksum(library: ctypes.CDLL) -> int:
-    """Of the sources that the library was built from; -1 where it does not say."""
+def sources_checksum() -> int:
+    """Of the C++ files that belong to these Python files; `setup.py` builds the same into the library."""
+    return zlib.crc32(b"".join(path.read_bytes() for path in sorted(_CSRC.glob("*.[ch]*"))))
+
+
+def _built_from(library: ctypes.CDLL) -> int:
+    """The checksum of the sources that the library was built from; -1 where it does not say."""
     try:
         entry = library.popgeo_sources
     except AttributeError:

@@ -24,10 +24,15 @@ SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-s
 
 def build(folder: Path) -> Path:
     """The library with sanitizers, all kernels in one instruction set."""
+    from popgeo.native import library
+
     path = folder / "_popgeo.so"
-    sources = [str(CSRC / "gather_scatter.cpp")]
+    sources = [str(CSRC / name) for name in ("gather_scatter.cpp", "kernels.cpp", "sources.cpp")]
+    checksum = f"-DPOPGEO_SOURCES={library.sources_checksum()}u"
     avx = ["-mavx2", "-mf16c"] if "avx2" in Path("/proc/cpuinfo").read_text() else []
-    subprocess.run([os.environ.get("CXX", "g++"), *FLAGS, *avx, *SANITIZE, *sources, "-o", str(path)], check=True)
+    subprocess.run(
+        [os.environ.get("CXX", "g++"), *FLAGS, checksum, *avx, *SANITIZE, *sources, "-o", str(path)], check=True
+    )
     return path
 
 
