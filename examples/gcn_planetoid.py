@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.datasets import Planetoid
 from torch_geometric.transforms import NormalizeFeatures
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from popgeo.nn import GCN, accuracy, cross_entropy
 

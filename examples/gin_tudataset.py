@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.data import Batch
 from torch_geometric.datasets import TUDataset
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from popgeo.loader import FixedSizeDataLoader
 from popgeo.nn import GIN, BatchNorm, accuracy, cross_entropy

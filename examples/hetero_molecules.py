@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import HeteroConv, SAGEConv, global_add_pool
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from popgeo import FixedSizeDataLoader, FixedSizeOptions, Molecules
 from popgeo.nn import l1_loss

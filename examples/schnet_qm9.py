@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.datasets import QM9
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from popgeo import ipu
 from popgeo.data import FixedSizeOptions, FlatStore

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch_geometric.data import Batch, Data, InMemoryDataset
 from torch_geometric.datasets import QM9
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from popgeo import ipu, plots
 from popgeo.data import FixedSizeOptions, FlatStore

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, InMemoryDataset
 from torch_geometric.transforms import BaseTransform
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 ELEMENTS = (1, 6, 7, 8, 9)  # H, C, N, O, F
 NUM_BOND_KINDS = 4  # single, double, triple, aromatic

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 Item = TypeVar("Item")
 

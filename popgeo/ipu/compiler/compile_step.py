@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from popgeo.ipu import cache, fingerprint
 from popgeo.ipu.compiled_step import CompiledStep
