@@ -202,7 +202,8 @@ class CompiledModel:
         trained = {p for group in self._optimizer.param_groups for p in group["params"]} if self._optimizer else set()
         choices: list[object] = list(describe(micro_structure))
         if self.options.strict:
-            choices += [self.options.target, type(self._optimizer), self.options.gradient_accumulation]
+            choices += [self.options.target, self.options.gradient_accumulation, self.options.replication_factor]
+            choices += _what_needs_state(self._optimizer)
         step = compile_step(
             self.model,
             list(zip(batching.names(structure), micro, strict=True)),
@@ -264,3 +265,16 @@ class CompiledModel:
         bound = self._signature.bind_partial()
         bound.arguments.update(arguments)
         return self.model(*bound.args, **bound.kwargs)
+
+
+def _what_needs_state(optimizer: Optimizer | None) -> list[object]:
+    """An optimizer's kind and the settings that are on, such as momentum: they decide how much memory it takes."""
+    if optimizer is None:
+        return []
+    return [
+        type(optimizer),
+        *(
+            sorted(name for name, on in group.items() if name != "params" and on is not None and bool(on))
+            for group in optimizer.param_groups
+        ),
+    ]

@@ -25,7 +25,7 @@ class Executable:
 
     def __init__(self, function: Callable[..., Any], example_inputs: Sequence[Any], target: IpuTarget) -> None:
         start = time.perf_counter()
-        self._signature = inspect.signature(function)
+        self._signature = _signature(function)
         self._options = Options(target=target)
         self._name = getattr(function, "__name__", type(function).__name__)
         tensors, self._arguments = flatten(dict(self._signature.bind(*example_inputs).arguments))
@@ -76,6 +76,15 @@ class Executable:
     def report(self) -> Report:
         """The account of one call, without running the function."""
         return report(self._stepper, self.assessment, self._usage, self._options)
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    """A function's parameters; those of torch's own functions are known by position only."""
+    try:
+        return inspect.signature(function)
+    except ValueError:
+        inputs = inspect.Parameter("inputs", inspect.Parameter.VAR_POSITIONAL)
+        return inspect.Signature([inputs])
 
 
 def compile(

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import time
 import zipfile
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
-from popgeo.ipu import Options, inference_model, training_model
+from popgeo.ipu import IpuTarget, Options, OutOfTileMemory, inference_model, training_model
 from popgeo.ipu.serial import from_bytes, to_bytes
 from tests.ipu.models import ContinuousFilters, GraphConvolutions, make_batch
 
@@ -214,3 +215,34 @@ def test_a_second_start_is_five_times_faster(tmp_path):
         step.compile(**make_batch(0, torch.float32))
         seconds.append(time.process_time() - began)
     assert min(seconds[1:]) < seconds[0] / 5
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(128, 128)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        out = self.linear(x)
+        return out, out.square().mean()
+
+
+def test_a_kept_step_that_fits_with_one_optimizer_is_still_refused_with_a_larger_one(tmp_path):
+    def step(momentum: float, memory_per_tile: int, strict: bool) -> Any:
+        target = replace(IpuTarget.bow(), num_tiles=4, memory_per_tile=memory_per_tile)
+        model = Wide()
+        options = Options(target=target, strict=strict, cache_dir=tmp_path if strict else None)
+        return training_model(model, options, torch.optim.SGD(model.parameters(), 0.1, momentum=momentum))
+
+    peaks = []
+    for momentum in (0.0, 0.9):
+        compiled = step(momentum, 10**6, strict=False)
+        compiled(torch.ones(8, 128))
+        peaks.append(int(compiled.report.memory.peak.max()))
+    assert peaks[0] < peaks[1]
+    step(0.0, peaks[0], strict=True)(torch.ones(8, 128))
+    assert len(list(tmp_path.iterdir())) == 1
+    refused = step(0.9, peaks[0], strict=True)
+    with pytest.raises(OutOfTileMemory):
+        refused(torch.ones(8, 128))
+    assert not refused.is_compiled

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from popgeo import ipu
 from popgeo.ipu import DynamicShapeError, Options, inference_model, training_model
 from tests.ipu.models import ContinuousFilters, GraphConvolutions, eager_step, make_batch
 
@@ -85,3 +86,10 @@ def test_the_report_accounts_for_a_step():
 def test_a_compiled_model_says_what_it_is():
     training = training_model(ContinuousFilters(), Options(device_iterations=2))
     assert repr(training) == "CompiledModel(ContinuousFilters: training, not compiled yet, micro-batches a call: 2)"
+
+
+def test_a_function_of_torch_that_has_no_signature_is_compiled():
+    product, x = ipu.compile(torch.mm, [torch.ones(3, 2), torch.ones(2, 4)]), torch.randn(2, 4)
+    assert torch.equal(product(torch.ones(3, 2), x), torch.mm(torch.ones(3, 2), x))
+    with pytest.raises(ValueError, match=r"`inputs\[1\]` is float32\[2, 5\]"):
+        product(torch.ones(3, 2), torch.ones(2, 5))
