@@ -16,8 +16,8 @@ import torch
 from published import Point
 from scipy.stats import spearmanr
 
-from popgeo.ipu.plan import Profile
-from popgeo.ipu.profile.cycles import cost
+from popgeo.ipu.cost.graph_cost import cost
+from popgeo.ipu.cost.plan import Profile
 
 # Largest median error allowed, and least rank correlation.
 GATES = {"gather": 0.07, "scatter_add": 0.05, "matmul": 0.08, "schnet_block": 0.06}

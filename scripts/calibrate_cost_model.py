@@ -1,4 +1,4 @@
-"""Fits the constants of `popgeo.ipu.codelets.calibration.Calibration` to published measurements of a Bow IPU.
+"""Fits the constants of `popgeo.ipu.cost.calibration.Calibration` to published measurements of a Bow IPU.
 
 Each family's constants are fitted to few of its points, drawn by a seed, so that the sum of relative errors is least
 and no constant is negative; the errors that are printed are those on all other points. Families are fitted in turn,
@@ -18,11 +18,11 @@ from scipy.stats import spearmanr
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import published
 
+from popgeo.capture.op_graph import OpGraph
 from popgeo.ipu import IpuTarget
-from popgeo.ipu.codelets.calibration import CONSTANTS, Calibration
-from popgeo.ipu.op_graph import OpGraph
-from popgeo.ipu.plan import Profile
-from popgeo.ipu.profile.cycles import cost
+from popgeo.ipu.cost.calibration import CONSTANTS, Calibration
+from popgeo.ipu.cost.graph_cost import cost
+from popgeo.ipu.cost.plan import Profile
 
 PREFIXES = {"gather": "gather_", "scatter_add": "scatter_", "matmul": "matmul_", "schnet_block": "elementwise_"}
 ROUNDS, FLOOR = 30, 0.02

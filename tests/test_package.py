@@ -30,7 +30,7 @@ def test_the_wheel_serves_every_python_and_holds_code_and_data(dist: Path):
         "popgeo/__main__.py",
         "popgeo/py.typed",
         "popgeo/datasets/molecules.npz",
-        "popgeo/ipu/compiler/capture.py",
+        "popgeo/capture/capture.py",
     ):
         assert name in names
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "scripts"))]

@@ -10,20 +10,20 @@ import pandas as pd
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from popgeo.ipu import batching
-from popgeo.ipu.checkpoint import load_checkpoint, restore_run, restore_weights, save_checkpoint, state_of
-from popgeo.ipu.compiled_step import CompiledStep
-from popgeo.ipu.compiler.compile_step import compile_step
-from popgeo.ipu.op_graph import OpGraph
+from popgeo.capture.capture_step import compile_step
+from popgeo.capture.captured_step import CompiledStep
+from popgeo.capture.op_graph import OpGraph
+from popgeo.capture.pytree import Structure, describe, first_difference, flatten, same, templates, unflatten
+from popgeo.engine import micro_batches
+from popgeo.engine.checkpoint import load_checkpoint, restore_run, restore_weights, save_checkpoint, state_of
+from popgeo.engine.optimizer.update import Update
+from popgeo.engine.replicas import Replicas
+from popgeo.engine.step_runner import Stepper
+from popgeo.ipu.compiled import Usage, report
 from popgeo.ipu.options import Options
-from popgeo.ipu.profile.assess import Assessment, assess
-from popgeo.ipu.profile.memory import OutOfTileMemory
-from popgeo.ipu.replicas import Replicas
-from popgeo.ipu.report import Report
-from popgeo.ipu.stepper import Stepper
-from popgeo.ipu.structure import Structure, describe, first_difference, flatten, same, templates, unflatten
-from popgeo.ipu.update import Update
-from popgeo.ipu.usage import Usage, report
+from popgeo.ipu.report.report import Report
+from popgeo.ipu.step_cost import Assessment, assess
+from popgeo.ipu.tiles.measure_memory import OutOfTileMemory
 
 
 class CompiledModel:
@@ -197,8 +197,8 @@ class CompiledModel:
         start = time.perf_counter()
         replicas = Replicas.of_this_process(self.options.replication_factor)
         factor = self.options.steps_per_call * len(replicas.local)
-        batching.check_batch_dimension(structure, factor)
-        micro, micro_structure = flatten(unflatten(structure, batching.micro_batch(tensors, 0, factor)))
+        micro_batches.check_batch_dimension(structure, factor)
+        micro, micro_structure = flatten(unflatten(structure, micro_batches.micro_batch(tensors, 0, factor)))
         trained = {p for group in self._optimizer.param_groups for p in group["params"]} if self._optimizer else set()
         choices: list[object] = list(describe(micro_structure))
         if self.options.strict:
@@ -206,7 +206,7 @@ class CompiledModel:
             choices += _what_needs_state(self._optimizer)
         step = compile_step(
             self.model,
-            list(zip(batching.names(structure), micro, strict=True)),
+            list(zip(micro_batches.names(structure), micro, strict=True)),
             lambda fakes: self._call_model(unflatten(micro_structure, fakes)),
             trained=[name for name, p in self.model.named_parameters() if p in trained and p.requires_grad],
             loss_scaling=self.options.loss_scaling,

@@ -9,20 +9,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from popgeo.ipu import batching
+from popgeo.capture.op_graph import OpGraph
+from popgeo.capture.pytree import first_difference, flatten, same, unflatten
+from popgeo.engine import micro_batches
+from popgeo.engine.optimizer.rehearse import Rehearsal, UpdateGraph
+from popgeo.ipu.compiled_function import Executable
 from popgeo.ipu.compiled_model import CompiledModel
-from popgeo.ipu.compiler.join import Training, join
-from popgeo.ipu.compiler.lower.builder import elements_of, in_storage_order
-from popgeo.ipu.compiler.map import storage_sizes
-from popgeo.ipu.executable import Executable
-from popgeo.ipu.op_graph import OpGraph
 from popgeo.ipu.options import Options, OutputMode, Reduction
-from popgeo.ipu.program import Program
-from popgeo.ipu.rehearsal import Rehearsal, UpdateGraph
-from popgeo.ipu.run_program import run_program
-from popgeo.ipu.structure import first_difference, flatten, same, unflatten
 from popgeo.ipu.target import IpuTarget
-from popgeo.ipu.tile_memory import TileMemory
+from popgeo.ipu.tiles.call_program import Training, join
+from popgeo.ipu.tiles.lower.builder import elements_of, in_storage_order
+from popgeo.ipu.tiles.map_tensors import storage_sizes
+from popgeo.ipu.tiles.program import Program
+from popgeo.ipu.tiles.run_program import run_program
+from popgeo.ipu.tiles.tile_memory import TileMemory
 
 
 class TileExact:
@@ -160,7 +160,7 @@ class TileExact:
         options, replicas = self._options, len(self._replicas)
         mode = options.output_mode or (OutputMode.ALL if self._update is None else OutputMode.FINAL)
         assert isinstance(mode, OutputMode)
-        results = batching.Results(mode, options.output_period, options.steps_per_call)
+        results = micro_batches.Results(mode, options.output_period, options.steps_per_call)
         names = [name for name in graph.inputs if name.startswith("input:")]
         given = {(name, replica): itertools.count(replica, replicas) for name in names for replica in range(replicas)}
         updates = [iter(numbers) for _ in range(replicas)]
@@ -172,7 +172,7 @@ class TileExact:
         def host_in(stream: str, replica: int) -> Tensor:
             if stream not in names:
                 return torch.tensor(next(updates[replica]), dtype=torch.float64)
-            micro = batching.micro_batch(tensors, next(given[stream, replica]), options.batch_factor)
+            micro = micro_batches.micro_batch(tensors, next(given[stream, replica]), options.batch_factor)
             value = graph.values[graph.inputs[stream]]
             numel = self.program.variables[f"s{value.storage}"].mapping.numel
             return in_storage_order(micro[names.index(stream)], value, numel)

@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 
-from popgeo.ipu.program import ComputeSet, Exchange, HostCopy, Program
+from popgeo.ipu.tiles.program import ComputeSet, Exchange, HostCopy, Program
 
 
 def assert_each_element_is_on_one_tile(program: Program) -> None:

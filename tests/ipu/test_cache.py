@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
+from popgeo.capture.serialize import from_bytes, to_bytes
 from popgeo.ipu import IpuTarget, Options, OutOfTileMemory, inference_model, training_model
-from popgeo.ipu.serial import from_bytes, to_bytes
 from tests.ipu.models import ContinuousFilters, GraphConvolutions, make_batch
 
 
@@ -44,7 +44,7 @@ def test_a_step_is_the_same_after_writing_and_reading(kind):
 def test_a_second_start_trains_alike_without_capturing(tmp_path, monkeypatch):
     first = losses(start(tmp_path, ContinuousFilters()))
     assert len(list(tmp_path.iterdir())) == 1
-    monkeypatch.setattr("popgeo.ipu.compiler.compile_step.capture", None)  # calling it would raise
+    monkeypatch.setattr("popgeo.capture.capture_step.capture", None)  # calling it would raise
     assert losses(start(tmp_path, ContinuousFilters())) == first
 
 
@@ -60,7 +60,7 @@ class Named(ContinuousFilters):
 
 def test_a_named_tuple_comes_back_as_one(tmp_path, monkeypatch):
     first = start(tmp_path, Named())(**make_batch(0, torch.float32))
-    monkeypatch.setattr("popgeo.ipu.compiler.compile_step.capture", None)
+    monkeypatch.setattr("popgeo.capture.capture_step.capture", None)
     again = start(tmp_path, Named())(**make_batch(0, torch.float32))
     assert type(again) is Results
     assert torch.equal(again.loss, first.loss)
@@ -85,7 +85,7 @@ def test_graph_data_comes_back_as_such(tmp_path, monkeypatch):
     model = Nested()
     inference_model(model, Options(cache_dir=tmp_path))(load(0))
     assert len(list(tmp_path.iterdir())) == 1
-    monkeypatch.setattr("popgeo.ipu.compiler.compile_step.capture", None)
+    monkeypatch.setattr("popgeo.capture.capture_step.capture", None)
     batch = load(1)
     result = inference_model(model, Options(cache_dir=tmp_path))(batch)
     assert type(result["batch"]) is type(batch)
@@ -199,7 +199,7 @@ def test_processes_that_compile_at_once_share_a_folder(tmp_path, monkeypatch):
     assert [results.get(), results.get()] == [expected, expected]
     (path,) = tmp_path.iterdir()  # one whole file, and nothing half written
     assert from_bytes(path.read_bytes().partition(b"\n")[2])
-    monkeypatch.setattr("popgeo.ipu.compiler.compile_step.capture", None)
+    monkeypatch.setattr("popgeo.capture.capture_step.capture", None)
     assert losses(start(tmp_path, ContinuousFilters())) == expected
 
 

@@ -12,13 +12,13 @@ from types import ModuleType
 import pytest
 
 from popgeo.ipu import IpuTarget
-from popgeo.ipu.codelets.amp import amp_vertex
-from popgeo.ipu.codelets.calibration import BOW_SDK3, CONSTANTS, Machine
-from popgeo.ipu.codelets.elementwise import plan_elementwise
-from popgeo.ipu.codelets.exchange import exchange_step, transfer_cycles
-from popgeo.ipu.codelets.reductions import plan_reduce
-from popgeo.ipu.plan import Profile
-from popgeo.ipu.profile.cycles import cost
+from popgeo.ipu.cost.calibration import BOW_SDK3, CONSTANTS, Machine
+from popgeo.ipu.cost.elementwise import plan_elementwise
+from popgeo.ipu.cost.graph_cost import cost
+from popgeo.ipu.cost.plan import Profile
+from popgeo.ipu.cost.reduce import plan_reduce
+from popgeo.ipu.cost.supersteps import exchange_step, transfer_cycles
+from popgeo.ipu.cost.vertex_cycles import amp_vertex
 from tests.conftest import REPOSITORY
 from tests.ipu import training_steps
 

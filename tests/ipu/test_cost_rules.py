@@ -9,8 +9,8 @@ from torch_geometric.utils import scatter
 
 from popgeo import ipu, ops
 from popgeo.ipu import IpuTarget
-from popgeo.ipu.plan import Profile
-from popgeo.ipu.profile.cycles import cost
+from popgeo.ipu.cost.graph_cost import cost
+from popgeo.ipu.cost.plan import Profile
 from tests.ipu import training_steps
 
 BOW = IpuTarget.bow()

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+from popgeo.capture.capture import capture
 from popgeo.ipu import IpuTarget, training_model
-from popgeo.ipu.compiler.capture import capture
-from popgeo.ipu.mapping import blocked, concatenated, from_holders, linear
-from popgeo.ipu.profile.cycles import cost
-from popgeo.ipu.profile.memory import OutOfTileMemory, memory, require_fit
+from popgeo.ipu.cost.graph_cost import cost
+from popgeo.ipu.tiles.measure_memory import OutOfTileMemory, memory, require_fit
+from popgeo.ipu.tiles.tile_mapping import blocked, concatenated, from_holders, linear
 from popgeo.nn import SchNet
 
 SMALL = IpuTarget(name="small", num_tiles=4, memory_per_tile=400_000, clock=1e9, float32_macs=16, float16_macs=64)

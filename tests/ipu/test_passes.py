@@ -6,12 +6,12 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from popgeo.ipu.compiler.capture import capture
-from popgeo.ipu.compiler.indexing import group_same_index, use_row_indexing, without_row_indexing
-from popgeo.ipu.compiler.optimize import optimize
-from popgeo.ipu.compiler.passes import drop_unused, fold_constants, merge_equal_values
-from popgeo.ipu.engine import Engine
-from popgeo.ipu.op_graph import OpGraph
+from popgeo.capture.capture import capture
+from popgeo.capture.op_graph import OpGraph
+from popgeo.capture.optimize import optimize
+from popgeo.capture.passes import drop_unused, fold_constants, merge_equal_values
+from popgeo.capture.row_indexing import group_same_index, use_row_indexing, without_row_indexing
+from popgeo.engine.graph_runner import Engine
 from tests.ipu.models import ContinuousFilters, GraphConvolutions, make_batch
 
 

@@ -8,15 +8,15 @@ from collections.abc import Callable
 import pytest
 
 from popgeo.ipu import IpuTarget
-from popgeo.ipu.codelets.calibration import BOW_SDK3, CONSTANTS, Machine
-from popgeo.ipu.codelets.elementwise import plan_elementwise
-from popgeo.ipu.codelets.exchange import transfer_cycles
-from popgeo.ipu.codelets.gather import plan_gather
-from popgeo.ipu.codelets.matmul import plan_matmul
-from popgeo.ipu.codelets.reductions import plan_reduce
-from popgeo.ipu.codelets.scatter import plan_scatter_add
-from popgeo.ipu.codelets.split import within
-from popgeo.ipu.plan import Plan, Profile, Validity
+from popgeo.ipu.cost.calibration import BOW_SDK3, CONSTANTS, Machine
+from popgeo.ipu.cost.elementwise import plan_elementwise
+from popgeo.ipu.cost.gather import plan_gather
+from popgeo.ipu.cost.matmul import plan_matmul
+from popgeo.ipu.cost.plan import Plan, Profile, Validity
+from popgeo.ipu.cost.reduce import plan_reduce
+from popgeo.ipu.cost.scatter import plan_scatter_add
+from popgeo.ipu.cost.splits import within
+from popgeo.ipu.cost.supersteps import transfer_cycles
 
 BOW, GC2 = IpuTarget.bow(), IpuTarget.gc2()
 ON_BOW = Machine(target=BOW)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from popgeo.ipu.replicas import Replicas
+from popgeo.engine.replicas import Replicas
 from tests.conftest import REPOSITORY
 from tests.ipu.distributed_training import OPTIONS, train
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from popgeo import ipu
-from popgeo.ipu.profile.html import script
+from popgeo.ipu.report.html import script
 
 from .models import ContinuousFilters, make_batch
 

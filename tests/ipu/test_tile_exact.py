@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn, optim
 
 from popgeo import ops
+from popgeo.capture.capture import capture
+from popgeo.capture.op_graph import OpGraph
 from popgeo.ipu import IpuTarget, Options, TileExact, compile, inference_model, training_model
-from popgeo.ipu.compiler.capture import capture
-from popgeo.ipu.compiler.schedule import schedule
-from popgeo.ipu.mapping import from_holders
-from popgeo.ipu.op_graph import OpGraph
-from popgeo.ipu.profile.cycles import cost
-from popgeo.ipu.program import ComputeSet, Exchange, Program
-from popgeo.ipu.run_program import run_program
-from popgeo.ipu.tile_memory import TileMemory
+from popgeo.ipu.cost.graph_cost import cost
+from popgeo.ipu.tiles.graph_program import schedule
+from popgeo.ipu.tiles.program import ComputeSet, Exchange, Program
+from popgeo.ipu.tiles.run_program import run_program
+from popgeo.ipu.tiles.tile_mapping import from_holders
+from popgeo.ipu.tiles.tile_memory import TileMemory
 from popgeo.nn import GCN, GIN, SchNet
 from tests.ipu.program_rules import (
     assert_each_element_is_on_one_tile,

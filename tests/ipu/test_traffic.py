@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from popgeo.ipu import IpuTarget
-from popgeo.ipu.compiler.schedule import schedule
-from popgeo.ipu.profile.cycles import cost
-from popgeo.ipu.profile.traffic import traffic
-from popgeo.ipu.program import Exchange, Program
+from popgeo.ipu.cost.graph_cost import cost
+from popgeo.ipu.report.traffic import traffic
+from popgeo.ipu.tiles.graph_program import schedule
+from popgeo.ipu.tiles.program import Exchange, Program
 from tests.ipu.training_steps import captured, graph_network, schnet
 
 SMALL = IpuTarget(name="small", num_tiles=8, memory_per_tile=2**20, clock=1e9, float32_macs=16, float16_macs=64)

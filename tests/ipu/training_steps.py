@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo import ipu
-from popgeo.ipu.op_graph import OpGraph
+from popgeo.capture.op_graph import OpGraph
 from popgeo.nn import GCN, GIN, GINE, GraphSAGE, KNNInteractionGraph, SchNet, cross_entropy, mse_loss
 
 MODELS: dict[str, type[nn.Module]] = {"gcn": GCN, "gin": GIN, "gine": GINE, "sage": GraphSAGE}

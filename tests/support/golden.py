@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from popgeo.capture import serialize
 from popgeo.data import FixedSizeOptions
 from popgeo.ipu import TileExact, training_model
-from popgeo.ipu import serial as serialize
 from popgeo.ipu.compiled_model import CompiledModel
-from popgeo.ipu.program import ComputeSet, Exchange, Program
+from popgeo.ipu.tiles.program import ComputeSet, Exchange, Program
 from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
 from tests.contracts.test_models import MODELS, make_batch, make_model, pad
 from tests.contracts.test_tiles import SMALL, Training

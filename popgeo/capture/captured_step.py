@@ -1,0 +1,32 @@
+"""What compiling leaves: all that is needed to run a step, and to keep it for the next start."""
+
+from dataclasses import dataclass
+
+from popgeo.capture.op_graph import OpGraph
+from popgeo.capture.pytree import Structure
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledStep:
+    """A captured step after the passes.
+
+    Attributes:
+        graph: Forward and, when training, backward; returns the model's tensors, then a gradient per trained parameter.
+        result: How the model's tensors nest.
+        trained: Names of the parameters that have a gradient, in the order of the gradients.
+        row_indices: Inputs of the graph that it takes for row numbers, which must not be negative.
+        captured_ops: How many operations the model asked for.
+        files: Source files that took part in the capture.
+    """
+
+    graph: OpGraph
+    result: Structure
+    trained: tuple[str, ...]
+    row_indices: frozenset[str]
+    captured_ops: int
+    files: frozenset[str] = frozenset()
+
+    @property
+    def num_results(self) -> int:
+        """Tensors that the model returns."""
+        return len(self.graph.outputs) - len(self.trained)

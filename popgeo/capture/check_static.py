@@ -1,0 +1,66 @@
+"""Finds everything in a model that is not static, at once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from popgeo.capture.capture import fake_of, swapped
+from popgeo.capture.dynamic_shapes import Problem
+from popgeo.capture.known_values import StandIn
+from popgeo.capture.pytree import flatten, unflatten
+from popgeo.capture.recorder import Recorder
+
+
+def check_static(model: Callable[..., Any], *inputs: Any, **named_inputs: Any) -> list[Problem]:
+    """Lists each place in a model where a shape, or the path taken, depends on the data.
+
+    Nothing is computed but what follows from whole numbers and masks alone, such as how many graphs a batch has; where
+    the model decides by anything else, the check goes on as if every condition held, every mask kept all, and every
+    number were 1. Neither the model nor torch's random numbers change.
+
+    Args:
+        model: A module, or any function of tensors, called like `model(*inputs, **named_inputs)`.
+
+    Returns:
+        One `Problem` for each line and operation, in the order in which they are met; empty when nothing is in the way.
+
+    Example:
+        >>> class Positive(nn.Module):
+        ...     def forward(self, x):
+        ...         largest = x.max().item()
+        ...         return x[x > 0] / largest
+        >>> [problem.operation for problem in check_static(Positive(), torch.tensor([1.0, -2.0]))]
+        ['_local_scalar_dense', 'index']
+    """
+    found: dict[tuple[str, str], Problem] = {}
+
+    def note(problem: Problem) -> None:
+        found.setdefault((problem.operation, problem.source), problem)
+
+    module = model if isinstance(model, nn.Module) else nn.Module()
+    tensors, structure = flatten((inputs, named_inputs))
+    state = [*module.parameters(), *module.buffers()]
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake_mode:
+        fakes = [fake_of(tensor, tensor.requires_grad) for tensor in (*tensors, *state)]
+    stand_in = StandIn(fake_mode, list(zip(fakes, (*tensors, *state), strict=True)))
+    recorder = Recorder(
+        check_static.__code__, note, keeps_state=False, on_result=stand_in.follow, instead=stand_in.instead
+    )
+    args, kwargs = unflatten(structure, fakes)
+    by_id = {id(tensor): fake for tensor, fake in zip(state, fakes[len(tensors) :], strict=True)}
+    hooks = recorder.follow_modules(module)
+    try:
+        with torch.random.fork_rng(devices=[]), fake_mode, swapped(module, by_id), torch.enable_grad(), recorder:
+            model(*args, **kwargs)
+    except Exception:
+        # What follows from a value made up may fail; what was found until then stays true.
+        if not found:
+            raise
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return list(found.values())

@@ -1,0 +1,115 @@
+"""A name for everything that decides what a model's capture looks like, without capturing it."""
+
+import enum
+import functools
+import hashlib
+import inspect
+import platform
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch_geometric
+from torch import Tensor, nn
+
+# The parts of popgeo that decide what a kept step holds, and whether it fits the tiles. Names of folders, not imports:
+# the capture knows no machine.
+_DECIDES = (
+    "capture/**/*.py", "ops/**/*.py", "engine/optimizer/**/*.py", "ipu/cost/**/*.py", "ipu/tiles/**/*.py",
+    "ipu/step_cost.py",
+)  # fmt: skip
+_HOOKS_AND_TABLES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+
+
+class Unknown(Exception):
+    """Something in a model cannot be told apart from a changed version of itself."""
+
+
+def fingerprint(model: nn.Module, *choices: object) -> str:
+    """A hash of versions, the model's classes, settings and shapes, and other choices.
+
+    Raises:
+        Unknown: the model holds an object whose content cannot be read.
+
+    Example:
+        >>> first, same, other = nn.Linear(2, 3), nn.Linear(2, 3), nn.Linear(2, 4)
+        >>> fingerprint(first) == fingerprint(same), fingerprint(first) == fingerprint(other)
+        (True, False)
+    """
+    digest = hashlib.sha256()
+    for part in [*_versions(), *map(repr, choices), *_describe_model(model)]:
+        digest.update(part.encode())
+        digest.update(b"\0")
+    return digest.hexdigest()
+
+
+def hash_files(paths: Iterable[str]) -> dict[str, str]:
+    """The hash of each file that can be read."""
+    return {path: _hash(path) for path in sorted(paths) if Path(path).is_file()}
+
+
+def _hash(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+@functools.cache
+def _versions() -> tuple[str, ...]:
+    package = Path(__file__).resolve().parent.parent
+    files = [path for part in _DECIDES for path in sorted(package.glob(part))]
+    own = [_hash(str(path)) for path in files]
+    return platform.python_version(), torch.__version__, torch_geometric.__version__, *own
+
+
+def _describe_model(model: nn.Module) -> Iterator[str]:
+    for name, module in model.named_modules():
+        yield f"{name}: {_class(type(module))} training={module.training}"
+        for attribute, value in sorted(vars(module).items()):
+            if attribute not in _HOOKS_AND_TABLES and not (attribute.endswith("hooks") and not value):
+                yield f"{name}.{attribute} = {_describe(value)}"
+        for table in (module._parameters, module._buffers):
+            for key, tensor in table.items():
+                form = None if tensor is None else (tuple(tensor.shape), tensor.stride(), tensor.dtype)
+                yield f"{name}.{key}: {form}"
+
+
+def _class(cls: type) -> str:
+    """Name and source of a class and of those it extends, torch's own left out."""
+    sources = [f"{cls.__module__}.{cls.__qualname__}"]
+    for base in cls.__mro__:
+        if base.__module__.split(".")[0] not in ("torch", "builtins", "abc", "typing"):
+            try:
+                sources.append(_hash(inspect.getfile(base)))
+            except (OSError, TypeError):
+                raise Unknown(f"the source of {base.__qualname__} is not to be found") from None
+    return hashlib.sha256("\0".join(sources).encode()).hexdigest()
+
+
+def _describe(value: Any) -> str:
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return repr(value)
+    if isinstance(value, torch.dtype | torch.device | torch.Size | enum.Enum):
+        return repr(value)
+    if isinstance(value, Tensor):
+        content = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return f"{tuple(value.shape)} {value.dtype} {hashlib.sha256(content).hexdigest()}"
+    if isinstance(value, Mapping):
+        return repr({_describe(key): _describe(item) for key, item in value.items()})
+    if isinstance(value, list | tuple | set | frozenset):
+        items = map(_describe, value)
+        return repr(list(items) if isinstance(value, list | tuple) else sorted(items))
+    if isinstance(value, types.FunctionType):
+        cells = [_describe(cell.cell_contents) for cell in value.__closure__ or ()]
+        return (
+            f"{value.__code__.co_code!r} {_describe(value.__code__.co_consts)} {cells} {_describe(value.__defaults__)}"
+        )
+    if isinstance(value, types.CodeType):
+        return f"{value.co_code!r} {_describe(value.co_consts)}"
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, types.BuiltinFunctionType):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, nn.Module):
+        return " ".join(_describe_model(value))
+    raise Unknown(f"{type(value).__qualname__} cannot be read")

@@ -1,0 +1,74 @@
+"""Which line of the user's model asked for an operation."""
+
+import functools
+import linecache
+import os
+import sys
+from types import CodeType, FrameType
+
+import torch
+import torch_geometric
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_PYG = os.path.dirname(torch_geometric.__file__) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
+# What captures, runs and accounts, and the operations that it sees as one; models in `nn` are the user's, as any are.
+_OURS = tuple(os.path.join(_PACKAGE, folder) + os.sep for folder in ("capture", "engine", "ipu", "ops"))
+
+
+@functools.cache
+def _owner(code: CodeType) -> str:
+    path = code.co_filename
+    # PyG writes the propagate() of each layer into a file of its own, named after the module.
+    if path.startswith(_PYG) or os.path.basename(path).startswith("torch_geometric."):
+        return "pyg"
+    if path.startswith(_OURS):
+        return "popgeo"
+    return "torch" if path.startswith(_TORCH) or path.startswith("<") else "user"
+
+
+def model_frame(stop: CodeType) -> FrameType | None:
+    """The innermost frame of the user's own code below the function whose code is `stop`.
+
+    Where the model is PyG's or ours from top to bottom, its own innermost frame.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    library: FrameType | None = None
+    while frame is not None and frame.f_code is not stop:
+        owner = _owner(frame.f_code)
+        if owner == "user":
+            return frame
+        if owner == "pyg" and library is None:
+            library = frame
+        frame = frame.f_back
+    return library
+
+
+def files(stop: CodeType) -> set[str]:
+    """The source files of all functions on the stack below the one whose code is `stop`, torch's own left out."""
+    frame: FrameType | None = sys._getframe(1)
+    found = set()
+    while frame is not None and frame.f_code is not stop:
+        if _is_hashed(frame.f_code):
+            found.add(frame.f_code.co_filename)
+        frame = frame.f_back
+    return found
+
+
+@functools.cache
+def _is_hashed(code: CodeType) -> bool:
+    # What PyG generates has a name of its own in each process, and PyG's version says what is in it.
+    return _owner(code) != "torch" and not os.path.basename(code.co_filename).startswith("torch_geometric.")
+
+
+def describe(frame: FrameType | None) -> str:
+    """`file:line in function: code` of the line that a frame stands at; empty for no frame."""
+    if frame is None:
+        return ""
+    return _line(frame.f_code, frame.f_lineno)
+
+
+@functools.lru_cache(maxsize=4096)
+def _line(code: CodeType, lineno: int) -> str:
+    text = linecache.getline(code.co_filename, lineno).strip()
+    return f"{code.co_filename}:{lineno} in {code.co_name}: {text}"

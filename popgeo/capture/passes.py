@@ -1,0 +1,157 @@
+"""Rewrites of a graph that leave every value as it is, bit by bit."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from popgeo.capture.op_graph import Number, Op, OpGraph, Ref, Value, overload, substitute
+
+# Beyond this, making a tensor again at each run is cheaper than keeping it.
+_LARGEST_CONSTANT = 2**26
+
+
+def merge_equal_values(graph: OpGraph) -> OpGraph:
+    """Computes once what several operations compute alike, and looks at memory in one way only.
+
+    Two operations are alike when they have the same name and arguments, draw no random numbers, and neither read nor
+    return memory that anything changes in place. Two values are one when they show the same part of the same memory.
+    """
+    mutated = graph.mutated_storages()
+    stands_for: dict[int, int] = {}
+    made: dict[Any, tuple[int | None, ...]] = {}
+    shown: dict[Any, int] = {}
+    moved: dict[int, int] = {}  # views of what is left out look at the memory of what stands for it
+    for number in [*graph.inputs.values(), *graph.constants]:
+        shown.setdefault(_view_of_memory(graph.values[number]), number)
+    kept = []
+    for old in graph.ops:
+        op = replace_values(old, stands_for)
+        touched = {graph.values[v].storage for v in (*op.reads(), *_made(op))}
+        key = (op.target, _hashable(op.args), _hashable(tuple(sorted(op.kwargs.items()))))
+        if not op.writes and not is_random(op) and not touched & mutated:
+            if key in made:
+                pairs = zip(_made(op), (w for w in made[key] if w is not None), strict=True)
+                for v, w in pairs:
+                    stands_for[v] = stands_for.get(w, w)
+                    moved[graph.values[v].storage] = graph.values[w].storage
+                continue
+            made[key] = op.outputs
+        views = {v: shown.setdefault(_view_of_memory(graph.values[v]), v) for v in _made(op)}
+        stands_for |= {v: w for v, w in views.items() if v != w}
+        if op.writes or any(v == w for v, w in views.items()) or not views:
+            kept.append(op)
+    outputs = [stands_for.get(v, v) if v is not None else None for v in graph.outputs]
+    values = [_at_storage(value, moved) for value in graph.values]
+    return with_ops(graph, kept, outputs, values=values)
+
+
+def drop_unused(graph: OpGraph) -> OpGraph:
+    """Leaves out what nothing returned, and no state, depends on. Random draws stay, to keep the stream of numbers."""
+    values = graph.values
+    needed = {v for v in graph.outputs if v is not None}
+    seen = {values[v].storage for v in [*needed, *graph.inputs.values()]}
+    kept = []
+    for op in reversed(graph.ops):
+        changes = any(values[v].storage in seen for v in op.writes)
+        if changes or is_random(op) or any(v in needed for v in _made(op)):
+            kept.append(op)
+            needed.update(op.reads())
+            seen.update(values[v].storage for v in op.reads())
+    return with_ops(graph, kept[::-1], graph.outputs)
+
+
+def fold_constants(graph: OpGraph) -> OpGraph:
+    """Computes now what depends on no input."""
+    mutated = graph.mutated_storages()
+    known = dict(graph.constants)
+    kept = []
+    for op in graph.ops:
+        if not all(v in known for v in op.reads()):
+            kept.append(op)
+            continue
+        storages = {graph.values[v].storage for v in (*op.reads(), *_made(op))}
+        small = sum(graph.values[v].nbytes for v in _made(op)) <= _LARGEST_CONSTANT
+        changes = op.writes or is_random(op) or storages & mutated or any(isinstance(a, Number) for a in op.args)
+        if changes or not small:
+            kept.append(op)
+            continue
+        with torch.no_grad():
+            result = overload(op.target)(
+                *substitute(op.args, known.__getitem__),
+                **{key: substitute(argument, known.__getitem__) for key, argument in op.kwargs.items()},
+            )
+        results = result if isinstance(result, tuple | list) else (result,)
+        known |= {v: tensor for v, tensor in zip(op.outputs, results, strict=True) if v is not None}
+    used = {v for op in kept for v in op.reads()} | {v for v in graph.outputs if v is not None}
+    return with_ops(graph, kept, graph.outputs, {v: tensor for v, tensor in known.items() if v in used})
+
+
+def is_random(op: Op) -> bool:
+    """Whether an operation draws random numbers.
+
+    Example:
+        >>> is_random(Op(target="aten.bernoulli.default", args=(), outputs=()))
+        True
+    """
+    return torch.Tag.nondeterministic_seeded in overload(op.target).tags  # type: ignore[attr-defined]
+
+
+def replace_values(op: Op, stands_for: Mapping[int, int]) -> Op:
+    """The same operation on other values."""
+    if not stands_for:
+        return op
+
+    def rename(value: int) -> Ref:
+        return Ref(stands_for.get(value, value))
+
+    return dataclasses.replace(
+        op,
+        args=substitute(op.args, rename),
+        kwargs={key: substitute(argument, rename) for key, argument in op.kwargs.items()},
+        writes=tuple(stands_for.get(v, v) for v in op.writes),
+    )
+
+
+def with_ops(
+    graph: OpGraph,
+    ops: Sequence[Op],
+    outputs: Sequence[int | None],
+    constants: Mapping[int, Tensor] | None = None,
+    values: Sequence[Value] | None = None,
+) -> OpGraph:
+    """The graph with other operations; who makes which value is set anew."""
+    known = graph.constants if constants is None else constants
+    numbered = list(graph.values if values is None else values)
+    producer = {v: index for index, op in reversed(list(enumerate(ops))) for v in _made(op)}
+    for number, value in enumerate(numbered):
+        maker = None if number in known or number in graph.inputs.values() else producer.get(number)
+        if value.producer != maker:
+            numbered[number] = dataclasses.replace(value, producer=maker)
+    return dataclasses.replace(
+        graph, ops=tuple(ops), values=tuple(numbered), outputs=tuple(outputs), constants=dict(known)
+    )
+
+
+def _made(op: Op) -> tuple[int, ...]:
+    return tuple(v for v in op.outputs if v is not None)
+
+
+def _at_storage(value: Value, moved: Mapping[int, int]) -> Value:
+    storage = value.storage
+    while storage in moved and moved[storage] != storage:
+        storage = moved[storage]
+    return value if storage == value.storage else dataclasses.replace(value, storage=storage)
+
+
+def _view_of_memory(value: Value) -> tuple[Any, ...]:
+    return value.storage, value.dtype, value.shape, value.stride, value.offset
+
+
+def _hashable(argument: Any) -> Any:
+    """Tells 1 from 1.0 and True, and 0.0 from -0.0."""
+    if isinstance(argument, list | tuple):
+        return tuple(_hashable(item) for item in argument)
+    return argument if isinstance(argument, Ref) else (type(argument), repr(argument))

@@ -1,0 +1,240 @@
+"""Writes down each operation that torch runs, as an `OpGraph`."""
+
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
+
+from popgeo.capture import dynamic_shapes, model_lines
+from popgeo.capture.dynamic_shapes import Problem
+from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
+
+# These change running statistics without saying so in their schema: positions of the arguments, and of the flag.
+_HIDDEN_WRITES = {"aten.native_batch_norm.default": ((3, 4), 5), "aten.cudnn_batch_norm.default": ((3, 4), 5)}
+
+_VIEWS_IN_PLACE = ("squeeze_", "unsqueeze_", "t_", "transpose_")
+
+
+class Recorder(TorchDispatchMode):
+    """Writes down each operation below autograd, so that forward, backward and updates look alike.
+
+    It works on fake tensors, which have a shape and no data, and on real ones.
+
+    Args:
+        stop: Code of the function in which the model starts; lines above it are not the model's.
+        on_problem: Called with what depends on data; it may raise.
+        phase: What to call what comes first.
+        keeps_state: Refuse changes of tensors that are no inputs, because they would be lost after the step.
+        on_result: Called after each operation with it, its arguments and its result.
+        instead: Called in the place of an operation whose result depends on data; by default it runs.
+    """
+
+    def __init__(
+        self,
+        stop: CodeType,
+        on_problem: Callable[[Problem], None],
+        phase: str = "forward",
+        keeps_state: bool = True,
+        on_result: Callable[..., None] = lambda *of_an_operation: None,
+        instead: Callable[..., Any] = lambda func, args, kwargs: func(*args, **kwargs),
+    ) -> None:
+        super().__init__()
+        self._on_result, self._instead = on_result, instead
+        self.phase, self._keeps_state = phase, keeps_state
+        self.modules: list[str] = []
+        self.marked: list[Tensor] = []
+        self.on_operation: Callable[[], object] = lambda: None
+        self.files: set[str] = set()
+        self._stop, self._on_problem = stop, on_problem
+        self._ops: list[Op] = []
+        self._values: list[Value] = []
+        self._constants: dict[int, Tensor] = {}
+        self._inputs: dict[str, int] = {}
+        self._numbers: dict[int, int] = {}
+        self._kept: list[
+            Tensor
+        ] = []  # a number is found by the tensor's id, so none may be freed and its id used again
+        self._storages: dict[int, int] = {}
+        self._forward_of: dict[int, tuple[str, str]] = {}
+
+    def add_input(self, name: str, tensor: Tensor) -> None:
+        """Names a tensor that each run is given."""
+        self._inputs[name] = self._new_value(tensor, producer=None)
+
+    def number(self, tensor: Tensor) -> int:
+        """The number of a tensor's value; a tensor that nothing made is a constant."""
+        known = self._numbers.get(id(tensor))
+        if known is None:
+            known = self._new_value(tensor, producer=None)
+            self._constants[known] = tensor
+        return known
+
+    def follow_modules(self, module: nn.Module) -> list[RemovableHandle]:
+        """Keeps `modules` at the names of the submodules that are running, until the hooks returned are removed."""
+        hooks = []
+        for name, submodule in module.named_modules():
+
+            def enter(module: nn.Module, args: Any, name: str = name) -> None:
+                self.modules.append(name)
+
+            def leave(module: nn.Module, args: Any, result: Any) -> None:
+                self.modules.pop()
+
+            hooks.append(submodule.register_forward_pre_hook(enter))
+            hooks.append(submodule.register_forward_hook(leave, always_call=True))
+        return hooks
+
+    def graph(self, outputs: Sequence[Tensor | None]) -> OpGraph:
+        """What was written down, returning these tensors."""
+        numbers = tuple(None if tensor is None else self.number(tensor) for tensor in outputs)
+        return OpGraph(
+            ops=tuple(self._ops),
+            values=tuple(self._values),
+            inputs=dict(self._inputs),
+            outputs=numbers,
+            constants={v: _real(tensor) for v, tensor in self._constants.items()},
+        )
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        keywords = dict(kwargs or {})
+        if dynamic_shapes.is_dynamic(func, args, keywords):
+            self._report(func)
+            result = self._instead(func, args, keywords)
+        else:
+            result = func(*args, **keywords)
+            self._on_result(func, args, keywords, result)
+        if makes_tensors(func):
+            self._write_down(func, args, keywords, result)
+        return result
+
+    def _write_down(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        index = len(self._ops)
+        name = target(func)
+        recorded_args = _with_refs(args, self.number)
+        recorded_kwargs = {key: _with_refs(arg, self.number) for key, arg in kwargs.items()}
+        writes = tuple(self.number(tensor) for tensor in _written(func, name, args, kwargs))
+        if name.split(".")[1] in _VIEWS_IN_PLACE:
+            # They change no element: from here on the tensor stands for a view of what it was.
+            name, writes = name.replace("_.", "."), ()
+            del self._numbers[id(result)]
+        if self._keeps_state:
+            self._refuse_writes_to_constants(func, writes)
+        results = result if isinstance(result, tuple | list) else (result,)
+        outputs = tuple(self._output(tensor, index) if isinstance(tensor, Tensor) else None for tensor in results)
+        module, line = self._place()
+        op = Op(
+            target=name,
+            args=recorded_args,
+            kwargs=recorded_kwargs,
+            outputs=outputs,
+            writes=writes,
+            phase=self.phase,
+            module=module,
+            source=line,
+        )
+        self._ops.append(op)
+        self.on_operation()
+        if name == "popgeo.identity_loss.default":
+            self.marked.append(result)
+
+    def _output(self, tensor: Tensor, producer: int) -> int:
+        known = self._numbers.get(id(tensor))
+        return self._new_value(tensor, producer) if known is None else known
+
+    def _new_value(self, tensor: Tensor, producer: int | None) -> int:
+        if tensor.layout is not torch.strided:
+            raise ValueError(
+                f"A {tensor.layout} tensor has no fixed layout; convert it to a dense one or to an edge_index."
+            )
+        storage = self._storages.setdefault(tensor.untyped_storage()._cdata, len(self._storages))
+        value = Value(
+            shape=tuple(tensor.shape),
+            stride=tuple(tensor.stride()),
+            offset=int(tensor.storage_offset()),
+            dtype=tensor.dtype,
+            storage=storage,
+            producer=producer,
+        )
+        self._numbers[id(tensor)] = len(self._values)
+        self._values.append(value)
+        self._kept.append(tensor)
+        return len(self._values) - 1
+
+    def _place(self) -> tuple[str, str]:
+        """Submodule and line; in the backward pass those of the forward operation that it differentiates."""
+        if self.phase == "backward":
+            node = torch._C._current_autograd_node()
+            return self._forward_of.get(node._sequence_nr(), ("", "")) if node is not None else ("", "")
+        self.files |= model_lines.files(self._stop)
+        place = self.modules[-1] if self.modules else "", model_lines.describe(model_lines.model_frame(self._stop))
+        # Autograd numbers its node just before it runs the operation; what needs no node leaves the number as it was.
+        self._forward_of.setdefault(torch.autograd._get_sequence_nr() - 1, place)  # type: ignore[attr-defined]
+        return place
+
+    def _report(self, func: Any) -> None:
+        module = self.modules[-1] if self.modules else ""
+        name = func._schema.name.removeprefix("aten::")
+        line = model_lines.describe(model_lines.model_frame(self._stop))
+        self._on_problem(
+            Problem(name, line, module, dynamic_shapes.remedy(name, dynamic_shapes.callers(sys._getframe(2))))
+        )
+
+    def _refuse_writes_to_constants(self, func: Any, writes: Sequence[int]) -> None:
+        written = {self._values[v].storage for v in writes}
+        if written and any(self._values[v].storage in written for v in self._constants):
+            line = model_lines.describe(model_lines.model_frame(self._stop))
+            raise ValueError(
+                f"{line}: {func._schema.name} changes what is neither "
+                "parameter, buffer nor result. Make it a buffer with register_buffer, so that its state is kept."
+            )
+
+
+def _real(tensor: Tensor) -> Tensor:
+    if isinstance(tensor, FakeTensor):
+        raise ValueError(
+            "A tensor of another capture is used; pass it as an argument or make it a buffer of the model."
+        )
+    return tensor.detach()
+
+
+@functools.cache
+def target(func: Any) -> str:
+    """The name of an operation in an `OpGraph`."""
+    namespace, name = func._schema.name.split("::")
+    return f"{namespace}.{name}.{func._overloadname}"
+
+
+@functools.cache
+def makes_tensors(func: Any) -> bool:
+    """Whether an operation returns or changes tensors, as opposed to reading a number."""
+    return any("Tensor" in str(item.type) for item in func._schema.returns) or any(
+        arg.alias_info is not None and arg.alias_info.is_write for arg in func._schema.arguments
+    )
+
+
+def _written(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    written: list[Tensor] = []
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[position] if position < len(args) else kwargs.get(argument.name)
+            written += [t for t in (given if isinstance(given, list | tuple) else [given]) if isinstance(t, Tensor)]
+    if name in _HIDDEN_WRITES and args[_HIDDEN_WRITES[name][1]]:
+        written += [args[p] for p in _HIDDEN_WRITES[name][0] if isinstance(args[p], Tensor)]
+    return written
+
+
+def _with_refs(argument: Any, number: Callable[[Tensor], int]) -> Any:
+    if isinstance(argument, Tensor):
+        return Ref(number(argument))
+    if isinstance(argument, list | tuple):
+        return type(argument)(_with_refs(item, number) for item in argument)
+    return argument

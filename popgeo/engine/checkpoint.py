@@ -1,0 +1,85 @@
+"""Everything that a training run needs to go on as if it had never stopped."""
+
+import io
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from popgeo.capture.step_cache import write_atomically
+from popgeo.engine.optimizer.update import Update
+from popgeo.engine.step_runner import Stepper
+
+_FORMAT = "popgeo checkpoint 2"
+
+
+def save_checkpoint(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
+    """Writes tensors and numbers to a file that is, at any moment, the old one or the new one."""
+    buffer = io.BytesIO()
+    torch.save({"format": _FORMAT, **content}, buffer)
+    write_atomically(Path(path), buffer.getvalue())
+
+
+def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What `save_checkpoint` wrote; nothing in the file is run.
+
+    Raises:
+        ValueError: the file is not such a checkpoint.
+    """
+    try:
+        content = torch.load(path, weights_only=True, map_location="cpu")
+    except OSError:
+        raise
+    except Exception as error:  # what is no such file may break the reader in any way
+        reason = str(error).partition("\n")[0][:200]
+        raise ValueError(f"{path} is no checkpoint of popgeo: {reason}") from error
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise ValueError(f"{path} is no checkpoint of popgeo; it was written by something else.")
+    return content
+
+
+def state_of(model: nn.Module, optimizer: Optimizer | None, stepper: Stepper, update: Update | None) -> dict[str, Any]:
+    """Weights, optimizer, and the buffers and random numbers of the replicas that run in this process."""
+    content: dict[str, Any] = {
+        "model": model.state_dict(),
+        "buffers": stepper.buffers,
+        "generators": [generator.get_state() for generator in stepper.generators],
+        "replicas": list(stepper.replicas.local),
+    }
+    if optimizer is not None and update is not None:
+        content |= {"optimizer": optimizer.state_dict(), "num_updates": update.num_updates}
+    return content
+
+
+def restore_weights(
+    content: Mapping[str, Any], model: nn.Module, optimizer: Optimizer | None, path: str | os.PathLike[str]
+) -> None:
+    """Gives a model and its optimizer what a checkpoint holds of them.
+
+    Raises:
+        ValueError: the model has other weights, or the optimizer other groups.
+    """
+    try:
+        model.load_state_dict(content["model"])
+    except RuntimeError as error:
+        raise ValueError(f"{path} does not fit the model: {error}") from error
+    if optimizer is not None and "optimizer" in content:
+        try:
+            optimizer.load_state_dict(content["optimizer"])
+        except ValueError as error:
+            raise ValueError(f"{path} does not fit the optimizer: {error}") from error
+
+
+def restore_run(content: Mapping[str, Any], stepper: Stepper, update: Update | None) -> None:
+    """Goes on with the random numbers, the buffers and the count of updates that a checkpoint holds.
+
+    Raises:
+        ValueError: it was written by a process that ran other replicas.
+    """
+    stepper.restore(content["replicas"], content["generators"], content["buffers"])
+    if update is not None and "num_updates" in content:
+        update.num_updates = content["num_updates"]

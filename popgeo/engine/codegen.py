@@ -1,0 +1,112 @@
+"""Writes a graph as one straight-line Python function."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from popgeo.capture.op_graph import Number, Op, OpGraph, Ref
+from popgeo.engine import out_variants
+from popgeo.ipu.cost.account import is_view
+
+Check = Callable[[Op, list[Any], list[Any]], None]
+
+
+def emit(
+    graph: OpGraph, tensors: Mapping[int, Tensor], check: Check | None = None
+) -> Callable[[], list[Tensor | None]]:
+    """A function that runs the graph once.
+
+    Args:
+        graph: What to run.
+        tensors: Values with a fixed place; operations write there, and their views need no work.
+        check: Called after each operation with the operation, its operands and its results.
+    """
+    writer = _Writer(graph, tensors, check)
+    for index, op in enumerate(graph.ops):
+        writer.add(index, op)
+    return writer.function()
+
+
+class _Writer:
+    def __init__(self, graph: OpGraph, tensors: Mapping[int, Tensor], check: Check | None) -> None:
+        self._graph, self._tensors, self._check = graph, tensors, check
+        self._names: dict[str, Any] = {f"t{v}": tensor for v, tensor in tensors.items()}
+        self._lines = ["def run():"]
+        self._dies: dict[int, list[int]] = {}
+        last = {v: index for index, op in enumerate(graph.ops) for v in (*op.reads(), *_made(op))}
+        for v, index in last.items():
+            if v not in tensors and v not in graph.outputs:
+                self._dies.setdefault(index, []).append(v)
+
+    def add(self, index: int, op: Op) -> None:
+        line = self._line(index, op)
+        if line is not None:
+            self._lines.append(f"    {line}")
+            if self._check is not None:
+                self._names["check"], self._names[f"op{index}"] = self._check, op
+                operands, results = (", ".join(map(self._value, values)) for values in (op.reads(), _made(op)))
+                self._lines.append(f"    check(op{index}, [{operands}], [{results}])")
+        dead = [self._value(v) for v in self._dies.get(index, ())]
+        if dead:
+            self._lines.append(f"    del {', '.join(dead)}")
+
+    def function(self) -> Callable[[], list[Tensor | None]]:
+        outputs = ", ".join("None" if v is None else self._value(v) for v in self._graph.outputs)
+        self._lines.append(f"    return [{outputs}]")
+        exec(compile("\n".join(self._lines), "<popgeo step>", "exec"), self._names)
+        return self._names["run"]
+
+    def _line(self, index: int, op: Op) -> str | None:
+        made = _made(op)
+        placed = bool(made) and not op.writes and all(v in self._tensors for v in made)
+        if placed and is_view(self._graph, op):
+            return None
+        simple = out_variants.copy_or_fill(op) if placed else None
+        if simple is not None:
+            return self._copy_or_fill(op, *simple)
+        into = out_variants.into(op.target) if placed else None
+        if into is None:
+            return self._call(index, op)
+        self._names[f"f{index}"], names = into
+        outs = ", ".join(f"{name}={self._value(v)}" for name, v in zip(names, made, strict=True))
+        return f"f{index}({self._arguments(op)}, {outs})"
+
+    def _copy_or_fill(self, op: Op, method: str, number: Any) -> str | None:
+        if method == "nothing":
+            return None
+        operand = self._value(op.reads()[0]) if method == "copy_" else number
+        return f"{self._value(_made(op)[0])}.{method}({operand})"
+
+    def _call(self, index: int, op: Op) -> str:
+        """A call that returns new tensors; those that have a place nevertheless are copied there."""
+        self._names[f"f{index}"] = out_variants.plain(op.target)
+        known = {None, *op.reads()}  # what an operation changes in place it also returns
+        targets = ", ".join("_" if v in known else f"v{v}" for v in op.outputs)
+        copies = [f"t{v}.copy_(v{v})" for v in _made(op) if v in self._tensors and v not in known]
+        return "; ".join([f"{targets + ' = ' if op.outputs else ''}f{index}({self._arguments(op)})", *copies])
+
+    def _arguments(self, op: Op) -> str:
+        positional = [self._text(argument) for argument in op.args]
+        return ", ".join(positional + [f"{key}={self._text(argument)}" for key, argument in op.kwargs.items()])
+
+    def _value(self, v: int) -> str:
+        return f"t{v}" if v in self._tensors else f"v{v}"
+
+    def _text(self, argument: Any) -> str:
+        if isinstance(argument, Ref):
+            return self._value(argument.value)
+        if isinstance(argument, list | tuple):
+            return "[" + ", ".join(self._text(item) for item in argument) + "]"
+        if argument is None or type(argument) in (int, bool, str):
+            return repr(argument)
+        if isinstance(argument, Number):
+            name, argument = f"n{argument.slot}", argument.value
+        else:
+            name = f"c{len(self._names)}"
+        self._names[name] = argument
+        return name
+
+
+def _made(op: Op) -> list[int]:
+    return [v for v in op.outputs if v is not None]

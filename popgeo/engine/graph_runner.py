@@ -1,0 +1,98 @@
+"""Runs an `OpGraph`: the one stateful part of the executor."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from popgeo.capture.op_graph import Op, OpGraph
+from popgeo.capture.passes import fold_constants, is_random
+from popgeo.engine.codegen import emit
+from popgeo.engine.memory_plan import plan
+
+
+class Engine:
+    """Runs a graph as one straight-line function in memory that is allocated once.
+
+    Args:
+        graph: What to run.
+        state: Tensors of the graph's parameters and buffers, by input name; buffers change in place.
+        places: Tensors that certain outputs are to be written to, by position; the others are valid until the next run.
+        floating_point_exceptions: Check each operation's result.
+    """
+
+    def __init__(
+        self,
+        graph: OpGraph,
+        state: Mapping[str, Tensor],
+        places: Mapping[int, Tensor] | None = None,
+        floating_point_exceptions: bool = False,
+    ) -> None:
+        self.graph = fold_constants(graph)
+        self.draws_random_numbers = any(is_random(op) for op in self.graph.ops)
+        values = self.graph.values
+        given = {v: tensor.detach() for v, tensor in self.graph.constants.items()}
+        given |= {v: state[name].detach() for name, v in graph.inputs.items() if name in state}
+        self._inputs = [
+            torch.empty_strided(values[v].shape, values[v].stride, dtype=values[v].dtype)
+            for name, v in graph.inputs.items()
+            if name not in state
+        ]
+        given |= dict(zip((v for name, v in graph.inputs.items() if name not in state), self._inputs, strict=True))
+        self._copied = self._place_outputs(places or {}, given)
+        # The check looks at the operands after the operation.
+        memory = plan(self.graph, given, overwrites_operands=not floating_point_exceptions)
+        self.buffer_bytes = memory.nbytes + sum(tensor.nbytes for tensor in self._inputs)
+        self._run = emit(self.graph, memory.tensors, _check if floating_point_exceptions else None)
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor | None]:
+        """The graph's outputs for these inputs, in the order in which the graph names those that are not state."""
+        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+            for place, tensor in zip(self._inputs, inputs, strict=True):
+                place.copy_(tensor)
+            outputs = self._run()
+            for position, place in self._copied.items():
+                made = outputs[position]
+                assert made is not None
+                outputs[position] = place.copy_(made)
+        return outputs
+
+    def set_numbers(self, values: Sequence[float]) -> None:
+        """Gives the graph's `Number` arguments, by slot, the values for the runs to come."""
+        self._run.__globals__.update({f"n{slot}": value for slot, value in enumerate(values)})
+
+    def _place_outputs(self, places: Mapping[int, Tensor], given: dict[int, Tensor]) -> dict[int, Tensor]:
+        """Lets outputs be written where they are wanted; returns those that must be copied there instead."""
+        copied = {}
+        live = {v for op in self.graph.ops for v in (*op.reads(), *op.outputs) if v is not None}
+        views = Counter(self.graph.values[v].storage for v in live)
+        for position, place in places.items():
+            v = self.graph.outputs[position]
+            if v is None:
+                continue
+            value = self.graph.values[v]
+            alone = views[value.storage] == 1 and self.graph.outputs.count(v) == 1
+            plain = value.producer is not None and not self.graph.ops[value.producer].writes
+            if alone and plain and (value.stride, value.dtype) == (place.stride(), place.dtype):
+                given[v] = place
+            else:
+                copied[position] = place
+        return copied
+
+
+def _check(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+    """Raises where finite operands gave NaN or infinity."""
+    if op.target.startswith("aten.empty"):
+        return
+    broken = [tensor for tensor in results if tensor.is_floating_point() and not tensor.isfinite().all()]
+    numbers = [arg for arg in (*op.args, *op.kwargs.values()) if isinstance(arg, float)]
+    from_finite = all(t.isfinite().all() for t in operands if t.is_floating_point() and not any(t is b for b in broken))
+    if broken and from_finite and all(map(_is_finite, numbers)):
+        kind = "NaN" if broken[0].isnan().any() else "infinity"
+        place = f"{op.source} (in submodule {op.module})" if op.module else op.source
+        raise FloatingPointError(f"{op.target} in the {op.phase} pass gave {kind} from finite operands: {place}")
+
+
+def _is_finite(number: float) -> bool:
+    return number - number == 0

@@ -1,0 +1,143 @@
+"""Gives every value a place: memory that is allocated once, and used again as soon as what it held is not needed."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from popgeo.capture.op_graph import Op, OpGraph, Value
+from popgeo.engine import out_variants
+
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Where values live.
+
+    Attributes:
+        tensors: A tensor for each value with a fixed place; the others are allocated by torch at each run.
+        buffers: For each place, its bytes.
+    """
+
+    tensors: Mapping[int, Tensor]
+    buffers: tuple[Tensor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+
+def plan(graph: OpGraph, given: Mapping[int, Tensor], *, overwrites_operands: bool = True) -> Memory:
+    """Places values so that no two needed at the same time overlap, unless they are views of each other.
+
+    Args:
+        graph: What will run, in this order.
+        given: Tensors that certain values must live in: inputs, parameters, constants, and results with a fixed place.
+        overwrites_operands: Whether an operation may write its result over an operand that nothing needs after it.
+    """
+    last_use = _last_uses(graph)
+    tensors = dict(given)
+    places = {graph.values[v].storage: (tensor, _byte_offset(graph.values[v])) for v, tensor in given.items()}
+    spans = _spans(graph)
+    owner = {graph.values[v].storage: -1 for v in given}
+    buffers: list[Tensor] = []
+    free: list[int] = []
+    expires: dict[int, list[int]] = {}
+    for storage, last in last_use.items():
+        expires.setdefault(last, []).append(storage)
+    for index, op in enumerate(graph.ops):
+        for v in op.outputs:
+            if v is None or v in tensors:
+                continue
+            value = graph.values[v]
+            if value.storage not in places and out_variants.has_fixed_place(graph, op):
+                reused = None
+                if overwrites_operands:
+                    reused = _operand_to_overwrite(graph, op, value, owner, last_use, index, spans)
+                if reused is not None:
+                    owner[value.storage] = owner[reused]
+                    owner[reused] = -1
+                else:
+                    owner[value.storage] = _take_buffer(spans[value.storage], free, buffers)
+                places[value.storage] = buffers[owner[value.storage]], 0
+            if value.storage in places:
+                tensors[v] = _look(*places[value.storage], value)
+        for storage in expires.get(index, ()):
+            if owner.get(storage, -1) >= 0:
+                free.append(owner[storage])
+    return Memory(tensors=tensors, buffers=tuple(buffers))
+
+
+def _last_uses(graph: OpGraph) -> dict[int, int]:
+    last = {
+        graph.values[v].storage: index
+        for index, op in enumerate(graph.ops)
+        for v in (*op.reads(), *(v for v in op.outputs if v is not None))
+    }
+    return last | {graph.values[v].storage: len(graph.ops) for v in graph.outputs if v is not None}
+
+
+def _take_buffer(nbytes: int, free: list[int], buffers: list[Tensor]) -> int:
+    """The smallest free buffer that is large enough and not much too large, else a new one."""
+    fitting = [b for b in free if nbytes <= buffers[b].nbytes <= 2 * nbytes + 4096]
+    if fitting:
+        best = min(reversed(fitting), key=lambda b: buffers[b].nbytes)
+        free.remove(best)
+        return best
+    size = max(_ALIGNMENT, math.ceil(nbytes / _ALIGNMENT) * _ALIGNMENT)
+    buffers.append(torch.empty(size, dtype=torch.uint8))
+    return len(buffers) - 1
+
+
+def _operand_to_overwrite(
+    graph: OpGraph,
+    op: Op,
+    value: Value,
+    owner: Mapping[int, int],
+    last_use: Mapping[int, int],
+    index: int,
+    spans: Mapping[int, int],
+) -> int | None:
+    """The storage of an operand that ends here and has the result's layout, for an operation that works by element."""
+    if not out_variants.is_elementwise(op):
+        return None
+    for v in op.reads():
+        operand = graph.values[v]
+        alike = (operand.shape, operand.stride, operand.dtype, operand.offset) == (
+            value.shape, value.stride, value.dtype, 0
+        )  # fmt: skip
+        ends = last_use[operand.storage] == index and owner.get(operand.storage, -1) >= 0
+        only_view = all(w == v for w in op.reads() if graph.values[w].storage == operand.storage)
+        if alike and ends and only_view and spans[operand.storage] == spans[value.storage]:
+            return operand.storage
+    return None
+
+
+def _spans(graph: OpGraph) -> dict[int, int]:
+    """Bytes that the values of each storage reach over."""
+    spans: dict[int, int] = {}
+    for value in graph.values:
+        spans[value.storage] = max(_reach(value), spans.get(value.storage, 0))
+    return spans
+
+
+def _byte_offset(value: Value) -> int:
+    return value.offset * value.dtype.itemsize
+
+
+def _reach(value: Value) -> int:
+    if not value.numel:
+        return 0
+    last = sum((size - 1) * step for size, step in zip(value.shape, value.stride, strict=True))
+    return (value.offset + last + 1) * value.dtype.itemsize
+
+
+def _look(place: Tensor, held: int, value: Value) -> Tensor:
+    """The view of a place that a value is, where `held` is the offset in bytes of what the place holds."""
+    start = place.storage_offset() * place.dtype.itemsize - held + value.offset * value.dtype.itemsize
+    whole = torch.empty(0, dtype=value.dtype)
+    return whole.set_(place.untyped_storage(), start // value.dtype.itemsize, value.shape, value.stride)

@@ -1,0 +1,1 @@
+"""The optimizer's update as a captured graph."""

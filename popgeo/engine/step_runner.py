@@ -1,0 +1,172 @@
+"""Runs the micro-batches of a call in order: device iterations, accumulation, replicas, updates."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from popgeo.capture.captured_step import CompiledStep
+from popgeo.capture.op_graph import OpGraph
+from popgeo.capture.row_indexing import without_row_indexing
+from popgeo.engine import micro_batches
+from popgeo.engine.graph_runner import Engine
+from popgeo.engine.optimizer.update import Update
+from popgeo.engine.replicas import Replicas
+from popgeo.ipu.options import Options, OutputMode, Reduction
+
+
+class Stepper:
+    """A compiled step with its weights, buffers of each replica and random numbers.
+
+    Args:
+        step: What to run.
+        model: Owns parameters and buffers, which change in place.
+        options: How often a call repeats the step.
+        update: Applies gradients; None for inference.
+        replicas: Which of the replicas run here.
+    """
+
+    def __init__(
+        self,
+        step: CompiledStep,
+        model: nn.Module,
+        options: Options,
+        update: Update | None,
+        replicas: Replicas,
+    ) -> None:
+        self.step, self._model, self._options = step, model, options
+        self._update, self.replicas = update, replicas
+        names = [name for name in step.graph.inputs if name.startswith("input:")]
+        self._row_indices = [names.index(name) for name in sorted(step.row_indices)]
+        seed = options.random_seed if options.random_seed is not None else torch.initial_seed()
+        self.generators = [_generator(seed, replica) for replica in replicas.local]
+        self.buffers = self._buffers_of_replicas()
+        self.bind()
+
+    def bind(self) -> None:
+        """Binds the engine to the memory in which the weights are now."""
+        if self._update is not None:
+            self._update.follow_parameters()
+        state = self.state()
+        self.engine = self._engine(self.step.graph)
+        self._careful: Engine | None = None
+        self._addresses = [tensor.data_ptr() for tensor in state.values()]
+
+    def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The results of one call, joined as the output mode says."""
+        if self._addresses != [tensor.data_ptr() for tensor in self.state().values()]:
+            self.bind()
+        options, update = self._options, self._update
+        engine = self._engine_for(tensors)
+        factor, replicas = options.steps_per_call * len(self.replicas.local), len(self.replicas.local)
+        mode = options.output_mode or (OutputMode.ALL if update is None else OutputMode.FINAL)
+        assert isinstance(mode, OutputMode)
+        results = micro_batches.Results(mode, options.output_period, options.steps_per_call)
+        joined = options.gradient_accumulation * options.replication_factor
+        divisor = options.loss_scaling * (joined if options.reduction is Reduction.MEAN else 1)
+        for step in range(options.steps_per_call):
+            for replica in range(replicas):
+                micro = micro_batches.micro_batch(tensors, step * replicas + replica, factor)
+                made = self._run_replica(engine, replica, micro)
+                if results.wants(step):
+                    results.add(step, replica, [t for t in made[: self.step.num_results] if t is not None])
+                if update is not None:
+                    update.accumulate(first=replica == 0 and step % options.gradient_accumulation == 0)
+            if update is not None and (step + 1) % options.gradient_accumulation == 0:
+                self.replicas.add_up(update.totals())
+                update.apply(divisor)
+        return results.join()
+
+    def reset_buffers(self) -> None:
+        """Gives every replica the module's buffers."""
+        self.buffers = self._buffers_of_replicas()
+
+    def restore(
+        self, replicas: Sequence[int], generators: Sequence[Tensor], buffers: Sequence[dict[str, Tensor]]
+    ) -> None:
+        """Takes random numbers and the buffers of each replica from a checkpoint.
+
+        Raises:
+            ValueError: it was written by a process that ran other replicas.
+        """
+        if list(replicas) != list(self.replicas.local):
+            raise ValueError(
+                f"The checkpoint holds replicas {list(replicas)}, this process runs {list(self.replicas.local)}. "
+                "Start as many replicas and processes as before, and let each process keep a file of its own."
+            )
+        for generator, state in zip(self.generators, generators, strict=True):
+            generator.set_state(state)
+        for mine, theirs in zip(self.buffers, buffers, strict=True):
+            for name, tensor in mine.items():
+                tensor.copy_(theirs[name])
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of parameters and buffers, gradients and optimizer state, and of the buffers of further replicas."""
+        held = [*self.state().values(), *(self._update.tensors() if self._update is not None else ())]
+        held += [tensor for buffers in self.buffers[1:] for tensor in buffers.values()]
+        return sum(tensor.nbytes for tensor in held)
+
+    def graph_for(self, tensors: Sequence[Tensor]) -> OpGraph:
+        """The operations that run for these inputs."""
+        return self._engine_for(tensors).graph
+
+    def _run_replica(self, engine: Engine, replica: int, micro: Sequence[Tensor]) -> list[Tensor | None]:
+        own = self.buffers[replica] if self.buffers else {}
+        buffers = dict(self._model.named_buffers()) if own else {}
+        for name, tensor in own.items():
+            buffers[name].copy_(tensor)
+        if engine.draws_random_numbers:
+            # Not every operation takes a generator, so torch's own stands in for the replica's while it runs.
+            before = torch.get_rng_state()
+            torch.set_rng_state(self.generators[replica].get_state())
+            made = engine.run(micro)
+            self.generators[replica].set_state(torch.get_rng_state())
+            torch.set_rng_state(before)
+        else:
+            made = engine.run(micro)
+        for name, tensor in own.items():
+            tensor.copy_(buffers[name])
+        if own and replica == len(self.buffers) - 1:
+            for name, tensor in self.buffers[0].items():
+                buffers[name].copy_(tensor)
+        return made
+
+    def _engine(self, graph: OpGraph) -> Engine:
+        places = {}
+        if self._update is not None:
+            names = enumerate(self.step.trained, start=self.step.num_results)
+            places = {position: self._update.gradients[name] for position, name in names}
+        return Engine(graph, self.state(), places, self._options.floating_point_exceptions)
+
+    def _engine_for(self, tensors: Sequence[Tensor]) -> Engine:
+        if not any(tensors[i].numel() and int(tensors[i].min()) < 0 for i in self._row_indices):
+            return self.engine
+        if self._careful is None:
+            self._careful = self._engine(without_row_indexing(self.step.graph, self.step.row_indices))
+        return self._careful
+
+    def state(self) -> dict[str, Tensor]:
+        """Parameters and buffers, as the graph names them."""
+        state: dict[str, Tensor] = {f"parameter:{name}": p for name, p in self._model.named_parameters()}
+        return state | {f"buffer:{name}": b for name, b in self._model.named_buffers()}
+
+    def _buffers_of_replicas(self) -> list[dict[str, Tensor]]:
+        """Copies of the buffers that the step changes, where there are several replicas to keep apart."""
+        if len(self.replicas.local) == 1:
+            return []
+        graph = self.step.graph
+        mutated = graph.mutated_storages()
+        changed = [name for name, v in graph.inputs.items() if graph.values[v].storage in mutated]
+        buffers = dict(self._model.named_buffers())
+        names = [name.removeprefix("buffer:") for name in changed]
+        return [{name: buffers[name].clone() for name in names} for _ in self.replicas.local] if names else []
+
+
+def _generator(seed: int, replica: int) -> torch.Generator:
+    """Replica 0 draws what PyTorch draws after `torch.manual_seed(seed)`; the others have streams of their own."""
+    if replica:
+        words = np.random.SeedSequence(seed % 2**64, spawn_key=(replica,)).generate_state(1, np.uint64)
+        seed = int(words[0] >> np.uint64(1))
+    return torch.Generator().manual_seed(seed)

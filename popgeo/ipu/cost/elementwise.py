@@ -1,0 +1,253 @@
+"""Operations that work by element: how many elements a tile gets, and what its workers do with them."""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from popgeo.capture.op_graph import Op, OpGraph, Value
+from popgeo.ipu.cost.calibration import Machine
+from popgeo.ipu.cost.operands import Rule, distinct, made, read, tensor, width
+from popgeo.ipu.cost.plan import Plan, Superstep
+from popgeo.ipu.cost.published_sizes import elementwise_validity
+from popgeo.ipu.cost.supersteps import compute_step, exchange_step, in_sequence, overhead_step, transfer_cycles
+from popgeo.ipu.cost.vertex_cycles import ceil_div
+from popgeo.ipu.target import IpuTarget
+
+GRAIN_BYTES = 128  # a tile takes at least so many bytes of a tensor before the next one gets any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """What a worker does for one kind of operation, from the estimators of poplibs.
+
+    Attributes:
+        start: Cycles before its first element.
+        vector: Cycles per vector, load and store left out, float32 and float16; None where it goes one by one.
+        element: Cycles per element where it goes one by one, float32 and float16.
+        once: Cycles of the tile around its workers.
+        flops: Floating-point operations per element.
+    """
+
+    start: int
+    vector: tuple[int, int] | None = None
+    element: tuple[int, int] = (0, 0)
+    once: int = 11
+    flops: int = 1
+
+
+_LOAD_STORE = 2
+LOOPS: dict[str, Loop] = {
+    "add": Loop(start=29, vector=(1, 1)),
+    "scalar": Loop(start=20, vector=(0, 0)),
+    "maximum": Loop(start=29, vector=(3, 2)),
+    "divide": Loop(start=29, vector=(10, 21)),
+    "add product": Loop(start=29, vector=(3, 3), flops=2),
+    "add quotient": Loop(start=29, vector=(12, 23), flops=3),
+    "mix": Loop(start=23, vector=(3, 3), flops=3, once=60),
+    "relu": Loop(start=17, vector=(3, 2), once=20),
+    "exp": Loop(start=33, vector=(6, 4), once=20),
+    "log": Loop(start=17, vector=(12, 6), once=20),
+    "log1p": Loop(start=17, vector=(22, 22), once=20),
+    "sqrt": Loop(start=17, vector=(10, 23), once=20),
+    "rsqrt": Loop(start=17, vector=(8, 19), once=20),
+    "inverse": Loop(start=17, vector=(6, 6), once=20),
+    "erf": Loop(start=17, vector=(41, 41), once=20, flops=8),
+    "sigmoid product": Loop(start=29, vector=(13, 7), once=20, flops=3),
+    "cosine": Loop(start=20, element=(2304, 25), once=0, flops=20),
+    "power": Loop(start=20, element=(312, 312), once=0, flops=20),
+    "integer": Loop(start=20, element=(7, 7), flops=0),
+    "select": Loop(start=20, element=(5, 5), flops=0),
+    "cast": Loop(start=37, vector=(0, 0), flops=0),
+    "random": Loop(start=29, vector=(10, 10), flops=0),
+}  # fmt: skip
+
+
+def elementwise_vertex(elements: int, loop: Loop, width: int, target: IpuTarget) -> int:
+    """Cycles of a tile that shares elements among its workers.
+
+    Args:
+        elements: Elements on the tile.
+        loop: What a worker does.
+        width: Bytes of an element.
+        target: The machine.
+
+    Example:
+        >>> elementwise_vertex(1024, LOOPS["add"], width=4, target=IpuTarget.bow())
+        1733
+    """
+    workers = target.workers_per_tile
+    mine = ceil_div(elements, workers)
+    is_half = width == 2
+    if loop.vector is None:
+        return workers * (loop.start + mine * loop.element[is_half]) + loop.once
+    per_vector = target.vector_bytes // (2 if is_half else 4)
+    cycles = loop.vector[is_half] + _LOAD_STORE
+    return workers * (loop.start + ceil_div(mine, per_vector) * cycles) + loop.once
+
+
+def spread(elements: int, width: int, num_tiles: int) -> tuple[int, int]:
+    """Elements on the fullest tile and tiles at work, for a tensor that lies in order with poplar's grain.
+
+    Example:
+        >>> spread(32, width=4, num_tiles=1472), spread(3200, 4, 1472), spread(147200, 4, 1472)
+        ((32, 1), (32, 100), (100, 1472))
+    """
+    grain = GRAIN_BYTES // max(1, width)
+    most = min(max(1, elements), max(grain, ceil_div(elements, num_tiles)))
+    return most, ceil_div(max(1, elements), most)
+
+
+@functools.lru_cache(maxsize=8192)
+def plan_elementwise(kind: str, elements: int, width: int, machine: Machine, operand: int = 0) -> Plan:
+    """An operation by element on tensors that lie alike, in order over the tiles.
+
+    Args:
+        kind: Which of `LOOPS`.
+        elements: Elements of the result.
+        width: Bytes of an element.
+        machine: What to plan for.
+        operand: Elements of a smaller operand that is broadcast; its part goes to each tile first. 0 for none.
+
+    Example:
+        >>> from popgeo.ipu.target import IpuTarget
+        >>> plan = plan_elementwise("cosine", 32, 4, Machine(target=IpuTarget.bow()))
+        >>> dict(plan.split), plan.supersteps[-1].ideal
+        ({'tiles': 1}, 83146.0)
+    """
+    target, constants, loop = machine.target, machine.calibration, LOOPS[kind]
+    most, tiles = spread(elements, width, machine.num_tiles)
+    steps: list[Superstep] = [overhead_step("start", calibrated=constants.elementwise_fixed, tiles=tiles)]
+    if operand > 1:
+        nbytes = min(operand, most) * width
+        transfer = transfer_cycles(target, bytes_in=nbytes, bytes_out=nbytes)
+        steps.append(
+            exchange_step(
+                "bring smaller operand", target, transfer=transfer, bytes_in=nbytes, bytes_out=nbytes, tiles=tiles
+            )
+        )
+    layout = constants.elementwise_layout * elements / machine.num_tiles
+    evenness = elements / (tiles * most)
+    steps += [
+        overhead_step("lay out operands and result", calibrated=layout, tiles=tiles, is_sync=False),
+        compute_step(
+            kind, target, vertex=elementwise_vertex(most, loop, width, target), tiles=tiles,
+            workers=min(target.workers_per_tile, most),
+            evenness=evenness,
+        ),
+    ]  # fmt: skip
+    validity, why = elementwise_validity(kind, elements, width, machine)
+    return Plan(
+        family="elementwise",
+        split={"tiles": tiles},
+        supersteps=tuple(steps),
+        flops=loop.flops * elements,
+        validity=validity,
+        why=why,
+    )
+
+
+# Poplar has no softplus that is safe for large numbers; programs for it write max(x, 0) + log1p(exp(-|x|)), and each of
+# these runs on its own, forward and backward.
+_SOFTPLUS = ("relu", "relu", "exp", "log1p", "maximum", "add")
+_SOFTPLUS_BACKWARD = ("scalar", "divide", "add", "relu", "relu", "add", "select", "add", "add")
+# Per operation the passes over its elements.
+_PASSES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("add", "sub", "rsub", "mul", "_foreach_add", "_foreach_mul", "_foreach_sub"), ("add",)),
+    **dict.fromkeys(("neg", "relu", "abs", "square", "sign", "sgn", "positive"), ("relu",)),
+    **dict.fromkeys(("ceil", "floor", "round", "trunc", "frac"), ("relu",)),
+    **dict.fromkeys(("maximum", "minimum", "fmax", "fmin", "clamp", "clamp_min", "clamp_max"), ("maximum",)),
+    **dict.fromkeys(("hardtanh", "relu6", "leaky_relu", "threshold", "threshold_backward"), ("maximum",)),
+    **dict.fromkeys(("leaky_relu_backward", "hardtanh_backward", "l1_loss", "l1_loss_backward"), ("maximum",)),
+    **dict.fromkeys(("div", "true_divide", "floor_divide", "_foreach_div"), ("divide",)),
+    **dict.fromkeys(("remainder", "fmod"), ("divide", "add product")),
+    **dict.fromkeys(("addcmul", "_foreach_addcmul", "mse_loss_backward", "tanh_backward"), ("add product",)),
+    **dict.fromkeys(("addcdiv", "_foreach_addcdiv"), ("add quotient",)),
+    **dict.fromkeys(("lerp", "_foreach_lerp"), ("mix",)),
+    **dict.fromkeys(("exp", "exp2", "expm1"), ("exp",)),
+    **dict.fromkeys(("log", "log2", "log10", "tanh", "sigmoid", "logit"), ("log",)),
+    "log1p": ("log1p",),
+    **dict.fromkeys(("sqrt", "_foreach_sqrt"), ("sqrt",)),
+    "rsqrt": ("rsqrt",),
+    "reciprocal": ("inverse",),
+    **dict.fromkeys(("erf", "erfc", "gelu", "gelu_backward"), ("erf",)),
+    **dict.fromkeys(("softplus", "log_sigmoid_forward"), _SOFTPLUS),
+    "popgeo.shifted_softplus": (*_SOFTPLUS, "scalar"),
+    **dict.fromkeys(("softplus_backward", "log_sigmoid_backward"), _SOFTPLUS_BACKWARD),
+    "popgeo.shifted_softplus_backward": _SOFTPLUS_BACKWARD,
+    "mish": (*_SOFTPLUS, "log", "add"),
+    **dict.fromkeys(("silu", "silu_backward", "sigmoid_backward"), ("sigmoid product",)),
+    **dict.fromkeys(("elu", "elu_backward", "celu", "selu"), ("exp", "maximum")),
+    **dict.fromkeys(("cos", "sin", "tan", "acos", "asin", "atan", "atan2", "sinh", "cosh", "sinc"), ("cosine",)),
+    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "where", "masked_fill", "isnan", "isinf"), ("select",)),
+    **dict.fromkeys(("isfinite", "signbit", "nan_to_num", "copysign", "heaviside"), ("select",)),
+    **dict.fromkeys(("logical_and", "logical_or", "logical_not", "logical_xor"), ("select",)),
+    **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_not", "bitwise_xor"), ("select",)),
+    **dict.fromkeys(("bernoulli", "uniform", "normal", "rand", "randn", "rand_like", "randn_like"), ("random",)),
+    **dict.fromkeys(("randint", "random", "exponential", "normal_functional", "randint_like"), ("random",)),
+    "native_dropout": ("random", "add", "add"),
+    "native_dropout_backward": ("add product",),
+}  # fmt: skip
+# Operations on numbers of 32 bits have no vectors.
+_ARITHMETIC = ("add", "scalar", "maximum", "divide", "add product", "relu", "mix")
+
+
+def _pointwise(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    result = _result(graph, op)
+    sources = [value for value in read(graph, op) if value.dtype.is_floating_point] or read(graph, op) or [result]
+    return _passes(_PASSES[_name(op)], result, sources[0], _smaller(graph, op, result), op, machine)
+
+
+def _pow(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """The exponents that poplar knows run as what they are."""
+    result, exponent = _result(graph, op), op.args[1]
+    known = {2: "relu", 0.5: "sqrt", -0.5: "rsqrt", -1: "inverse", 1: "cast"}
+    kind = known.get(exponent, "add product" if exponent == 3 else "power") if _is_number(exponent) else "power"
+    return _passes((kind,), result, tensor(graph, op.args[0]), 0, op, machine)
+
+
+def _cast(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    result, source = _result(graph, op), tensor(graph, op.args[0])
+    return plan_elementwise("cast", result.numel, max(width(result), width(source)), machine)
+
+
+def _passes(kinds: tuple[str, ...], result: Value, source: Value, smaller: int, op: Op, machine: Machine) -> Plan:
+    nbytes = width(source)
+    if not source.dtype.is_floating_point:
+        kinds = tuple("integer" if kind in _ARITHMETIC else kind for kind in kinds)
+        nbytes = 4 if source.dtype is not torch.bool else 1
+    elif kinds == ("add",) and any(map(_is_number, op.args[:2])):
+        kinds = ("scalar",)
+    plans = [
+        plan_elementwise(kind, max(1, result.numel), nbytes, machine, smaller if n == 0 else 0)
+        for n, kind in enumerate(kinds)
+    ]
+    return plans[0] if len(plans) == 1 else in_sequence("elementwise", plans)
+
+
+def _result(graph: OpGraph, op: Op) -> Value:
+    """What it makes or changes in place; of several, the largest."""
+    values = made(graph, op) + [graph.values[v] for v in op.writes] or read(graph, op)
+    return max(values, key=lambda value: value.numel)
+
+
+def _smaller(graph: OpGraph, op: Op, result: Value) -> int:
+    """Elements of the largest operand that must be spread out, one that is broadcast."""
+    return max((distinct(value) for value in read(graph, op) if distinct(value) < result.numel), default=0)
+
+
+def _is_number(argument: object) -> bool:
+    return isinstance(argument, int | float) or hasattr(argument, "slot")
+
+
+def _name(op: Op) -> str:
+    return op.target.rpartition(".")[0].removeprefix("aten.").rstrip("_")
+
+
+RULES: dict[str, Rule] = {
+    **{name if "." in name else f"aten.{name}": _pointwise for name in _PASSES},
+    "aten.pow": _pow,
+    "aten._to_copy": _cast,
+    "aten.to": _cast,
+    "prims.convert_element_type": _cast,
+}

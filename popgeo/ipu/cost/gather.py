@@ -1,0 +1,187 @@
+"""Gathers of rows: planned over columns x rows x lookups, as in `popops::embedding::plan`."""
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
+from popgeo.ipu.cost.calibration import Machine
+from popgeo.ipu.cost.operands import Rule, made, tensor, width
+from popgeo.ipu.cost.plan import Plan, Superstep
+from popgeo.ipu.cost.published_sizes import gather_validity
+from popgeo.ipu.cost.splits import Found, cheapest, column_grains, largest_block, within
+from popgeo.ipu.cost.supersteps import compute_step, exchange_step, overhead_step, transfer_cycles
+from popgeo.ipu.cost.vertex_cycles import ceil_div, slice_rows
+from popgeo.ipu.target import IpuTarget
+
+INDEX_BYTES = 4
+
+
+@functools.lru_cache(maxsize=4096)
+def plan_gather(table_rows: int, columns: int, lookups: int, width: int, machine: Machine) -> Plan:
+    """The cheapest way to copy rows of a table that an index names.
+
+    Each tile holds a block of the table and copies what its share of the lookups finds there; where the table's rows
+    are split, a second stage picks for each lookup the block that had its row.
+
+    Args:
+        table_rows: Rows of the table.
+        columns: Elements of a row.
+        lookups: Rows of the result.
+        width: Bytes of an element.
+        machine: What to plan for.
+
+    Example:
+        >>> from popgeo.ipu.target import IpuTarget
+        >>> dict(plan_gather(4096, 128, 32768, 4, Machine(target=IpuTarget.bow())).split)
+        {'columns': 32, 'rows': 1, 'lookups': 46}
+    """
+    target, constants = machine.target, machine.calibration
+    table_rows, columns, lookups = max(1, table_rows), max(1, columns), max(1, lookups)
+    found = _search(table_rows, columns, lookups, width, target)
+    n_columns, n_rows, n_lookups = found.cuts
+    t, tiles = found.terms, found.tiles
+    per_tile = min(lookups, ceil_div(lookups, n_lookups))
+    steps: list[Superstep] = [
+        overhead_step("start and finish", calibrated=constants.gather_fixed, tiles=tiles),
+        exchange_step(
+            "spread table and index", target, transfer=t["spread"],
+            calibrated=constants.gather_exchange * t["spread"], bytes_in=t["spread_bytes"],
+            bytes_out=t["spread_bytes"] / max(1, n_lookups), fragments=2, tiles=tiles,
+        ),
+        compute_step(
+            "slice rows", target, vertex=t["slice"], calibrated=constants.gather_vertex * t["slice"], tiles=tiles,
+            workers=min(target.workers_per_tile, per_tile), evenness=lookups / (n_lookups * per_tile),
+        ),
+    ]  # fmt: skip
+    if n_rows > 1:
+        uneven = constants.gather_uneven if table_rows % n_rows else 0.0
+        steps += [
+            overhead_step("even out rows", calibrated=uneven, tiles=tiles, is_sync=False),
+            overhead_step("start second stage", calibrated=constants.gather_two_stage, tiles=tiles),
+            exchange_step(
+                "regroup blocks of rows", target, transfer=t["regroup"],
+                calibrated=constants.gather_exchange * t["regroup"], bytes_in=t["regroup_bytes"],
+                bytes_out=t["regroup_bytes"], fragments=n_rows, tiles=tiles,
+            ),
+            compute_step(
+                "select block", target, vertex=t["select"], calibrated=constants.gather_vertex * t["select"],
+                tiles=tiles, workers=min(target.workers_per_tile, ceil_div(per_tile, n_rows)),
+            ),
+        ]  # fmt: skip
+    layout = constants.gather_result_layout * lookups * columns / machine.num_tiles
+    steps.append(overhead_step("lay out result", calibrated=layout, tiles=tiles, is_sync=False))
+    validity, why = gather_validity(table_rows, columns, lookups, width, machine)
+    return Plan(
+        family="gather",
+        split={"columns": n_columns, "rows": n_rows, "lookups": n_lookups},
+        supersteps=tuple(steps),
+        temporary_bytes=int(t["nbytes"]),
+        considered=found.considered,
+        validity=validity,
+        why=why,
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _search(table_rows: int, columns: int, lookups: int, width: int, target: IpuTarget) -> Found:
+    tiles = target.num_tiles * target.num_ipus
+    splits = within(tiles, column_grains(columns, width), max(1, table_rows // 2), lookups)
+    terms = _terms(table_rows, columns, lookups, width, splits, target)
+    # As the planner of poplibs, which charges nothing for one more step.
+    cycles = terms["spread"] + terms["slice"] + terms["regroup"] + terms["select"]
+    return cheapest(splits, cycles, terms, target)
+
+
+def _terms(
+    table_rows: int, columns: int, lookups: int, width: int, splits: np.ndarray, target: IpuTarget
+) -> dict[str, Any]:
+    tiles = target.num_tiles * target.num_ipus
+    rows, wide, mine = largest_block(table_rows, columns, lookups, width, splits)
+    block, even = rows * wide * width, table_rows * columns * width / tiles
+    # A table that no two tiles share only moves as far as it did not lie evenly; else each tile gets its block.
+    spread_bytes = np.where(splits[2] > 1, block, np.maximum(block - even, 0)) + mine * INDEX_BYTES
+    two_stages = splits[1] > 1
+    picked = ceil_div(mine, splits[1])
+    regroup_bytes = np.where(two_stages, splits[1] * picked * wide * width, 0)
+    return {
+        "spread": transfer_cycles(target, bytes_in=spread_bytes, fragments_in=2),
+        "spread_bytes": spread_bytes,
+        "slice": slice_rows(mine, rows, table_rows, wide, target.workers_per_tile),
+        "regroup": transfer_cycles(
+            target, bytes_in=regroup_bytes, bytes_out=regroup_bytes, fragments_in=splits[1], fragments_out=splits[1]
+        ),
+        "regroup_bytes": regroup_bytes,
+        "select": np.where(two_stages, slice_rows(picked, 1, 1, wide, target.workers_per_tile), 0),
+        "nbytes": np.where(splits[2] > 1, block, 0)
+        + np.where(two_stages, mine * wide * width + regroup_bytes, 0)
+        + mine * INDEX_BYTES,
+    }
+
+
+def _index_select(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    table, dim = tensor(graph, op.args[0]), op.args[1]
+    return gather_rows(table, size_of(table, dim), tensor(graph, op.args[2]).numel, machine)
+
+
+def _embedding(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    table = tensor(graph, op.args[0])
+    return gather_rows(table, table.shape[0], tensor(graph, op.args[1]).numel, machine)
+
+
+def _popgeo_gather(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    table, result = tensor(graph, op.args[0]), made(graph, op)[0]
+    return gather_rows(table, table.shape[0], result.shape[0], machine)
+
+
+def _index(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """`x[i, j, ...]`: the indexed dimensions become one that is looked up in."""
+    table = tensor(graph, op.args[0])
+    return gather_rows(table, *indexed(graph, table, op.args[1]), machine)
+
+
+def _gather(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    table, dim, index = tensor(graph, op.args[0]), op.args[1], tensor(graph, op.args[2])
+    rows, columns, lookups = named_rows(table, dim, index)
+    return plan_gather(rows, columns, lookups, width(table), machine)
+
+
+def gather_rows(table: Value, rows: int, lookups: int, machine: Machine) -> Plan:
+    return plan_gather(rows, table.numel // max(1, rows), lookups, width(table), machine)
+
+
+def indexed(graph: OpGraph, value: Value, indices: Any) -> tuple[int, int]:
+    """Places that a list of indices can name, and how many it names."""
+    rows = lookups = 1
+    for size, index in zip(value.shape, indices, strict=False):
+        if isinstance(index, Ref):
+            rows, lookups = rows * size, max(lookups, graph.values[index.value].numel)
+    return rows, lookups
+
+
+def named_rows(table: Value, dim: int, index: Value) -> tuple[int, int, int]:
+    """Rows, columns and lookups of an index of many dimensions; where it differs in all of them, single elements."""
+    dim %= max(1, len(index.shape))
+    others = [
+        (size, stride) for d, (size, stride) in enumerate(zip(index.shape, index.stride, strict=True)) if d != dim
+    ]
+    if all(size == 1 or stride == 0 for size, stride in others):
+        lookups = max(1, size_of(index, dim))
+        return max(1, size_of(table, dim)), max(1, index.numel // lookups), lookups
+    return max(1, table.numel), 1, max(1, index.numel)
+
+
+def size_of(value: Value, dim: int) -> int:
+    return value.shape[dim] if value.shape else 1
+
+
+RULES: dict[str, Rule] = {
+    "aten.index_select": _index_select,
+    "aten.embedding": _embedding,
+    "aten.index": _index,
+    "aten._unsafe_index": _index,
+    "aten.gather": _gather,
+    "popgeo.gather": _popgeo_gather,
+    "popgeo.gather_csr": _popgeo_gather,
+}

@@ -1,0 +1,107 @@
+"""The cost of every operation of a captured program on a machine: which rule knows it, and its plan."""
+
+from popgeo.capture.op_graph import Op, OpGraph
+from popgeo.ipu.cost import (
+    distances,
+    elementwise,
+    fused,
+    gather,
+    losses,
+    matmul,
+    movement,
+    norms,
+    reduce,
+    scatter,
+    sorting,
+)
+from popgeo.ipu.cost.calibration import BOW_SDK3, Calibration, Machine
+from popgeo.ipu.cost.operands import Rule
+from popgeo.ipu.cost.plan import Activity, OpCost, Plan, Superstep, Validity
+from popgeo.ipu.target import IpuTarget
+
+_FAMILIES = (
+    movement, elementwise, reduce, norms, losses, sorting, distances, gather, scatter, matmul, fused,
+)  # fmt: skip
+RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
+
+
+def plan(graph: OpGraph, op: Op, target: IpuTarget, calibration: Calibration = BOW_SDK3) -> tuple[Plan, bool]:
+    """The cheapest division of an operation, and whether a rule knows the operation.
+
+    Args:
+        graph: The program that it is part of.
+        op: The operation.
+        target: The machine.
+        calibration: The fitted constants.
+    """
+    rule = RULES.get(_name(op.target))
+    if rule is None:
+        return plan_unknown(graph, op, target), False
+    return rule(graph, op, Machine(target=target, calibration=calibration)), True
+
+
+def _name(target: str) -> str:
+    """A target without its overload and without the underscore that says it works in place.
+
+    Example:
+        >>> _name("aten.index_add_.default")
+        'aten.index_add'
+    """
+    return target.rpartition(".")[0].rstrip("_")
+
+
+CYCLES_PER_ELEMENT = 42.0  # a worker's software path for one element on every sixth cycle, as integer operations take
+
+
+def plan_unknown(graph: OpGraph, op: Op, target: IpuTarget) -> Plan:
+    """Every tensor crosses the exchange once, and each element of the largest takes a slow path on one worker."""
+    touched = {*op.reads(), *(v for v in op.outputs if v is not None)}
+    values = [graph.values[v] for v in touched]
+    tiles = target.num_tiles * target.num_ipus
+    nbytes = -(-sum(value.nbytes for value in values) // tiles)
+    elements = -(-max((value.numel for value in values), default=0) // tiles)
+    move = target.sync_cycles + nbytes / target.exchange_bytes
+    work = target.launch_cycles + CYCLES_PER_ELEMENT * elements
+    supersteps = (
+        Superstep(
+            name="bring operands", activity=Activity.EXCHANGE, ideal=move, calibrated=move, mean=move, tiles=tiles,
+            bytes_in=nbytes, bytes_out=nbytes, bytes_total=nbytes * tiles, fragments=len(values),
+        ),
+        Superstep(
+            name="compute", activity=Activity.COMPUTE, ideal=work, calibrated=work, mean=work, tiles=tiles,
+            workers=float(target.workers_per_tile),
+        ),
+    )  # fmt: skip
+    return Plan(
+        family="unknown",
+        split={"tiles": tiles},
+        supersteps=supersteps,
+        temporary_bytes=nbytes,
+        validity=Validity.ESTIMATE,
+        why=f"no rule knows {op.target}",
+    )
+
+
+def cost(graph: OpGraph, target: IpuTarget, calibration: Calibration = BOW_SDK3) -> tuple[OpCost, ...]:
+    """A plan and its cost for each operation, in order.
+
+    Args:
+        graph: The captured program.
+        target: The machine.
+        calibration: The constants fitted to measurements.
+    """
+    return tuple(_cost(graph, op, target, calibration) for op in graph.ops)
+
+
+def _cost(graph: OpGraph, op: Op, target: IpuTarget, calibration: Calibration) -> OpCost:
+    chosen, known = plan(graph, op, target, calibration)
+    tensors = [*op.reads(), *(v for v in op.outputs if v is not None)]
+    return OpCost(
+        target=op.target,
+        phase=op.phase,
+        module=op.module,
+        source=op.source,
+        shapes=" ".join(str(list(graph.values[v].shape)) for v in tensors),
+        plan=chosen,
+        known=known,
+    )

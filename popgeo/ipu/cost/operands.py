@@ -1,0 +1,60 @@
+"""What an operation works on, as planners ask for it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
+from popgeo.ipu.cost.calibration import Machine
+from popgeo.ipu.cost.plan import Plan
+
+Rule = Callable[[OpGraph, Op, Machine], Plan]
+_WORD = 4
+
+
+def read(graph: OpGraph, op: Op) -> list[Value]:
+    """The tensors among its arguments, in order."""
+    return [graph.values[v] for v in op.reads()]
+
+
+def made(graph: OpGraph, op: Op) -> list[Value]:
+    """The tensors that it returns."""
+    return [graph.values[v] for v in op.outputs if v is not None]
+
+
+def tensor(graph: OpGraph, argument: Any) -> Value:
+    """The tensor that an argument stands for; of a list, the first one.
+
+    Raises:
+        ValueError: the argument is none.
+    """
+    if isinstance(argument, list | tuple):
+        return next(graph.values[item.value] for item in argument if isinstance(item, Ref))
+    if not isinstance(argument, Ref):
+        raise ValueError(f"Expected a tensor among the arguments of an operation, found {argument!r}.")
+    return graph.values[argument.value]
+
+
+def width(value: Value) -> int:
+    """Bytes of an element on the machine, which knows no 64-bit numbers: they become 32-bit ones.
+
+    Example:
+        >>> import torch
+        >>> value = Value(shape=(2,), stride=(1,), offset=0, dtype=torch.int64, storage=0, producer=None)
+        >>> width(value)
+        4
+    """
+    return min(_WORD, value.dtype.itemsize)
+
+
+def distinct(value: Value) -> int:
+    """Elements of a value that are different memory; fewer than it has where it is expanded.
+
+    Example:
+        >>> import torch
+        >>> distinct(Value(shape=(8, 3), stride=(1, 0), offset=0, dtype=torch.float32, storage=0, producer=None))
+        8
+    """
+    total = 1
+    for size, stride in zip(value.shape, value.stride, strict=True):
+        total *= size if stride or size == 0 else 1
+    return total

@@ -1,0 +1,156 @@
+"""Sums, means and extremes over dimensions: on each tile first, then between tiles in as many steps as pay."""
+
+import functools
+import math
+
+from popgeo.capture.op_graph import Op, OpGraph
+from popgeo.ipu.cost.calibration import Machine
+from popgeo.ipu.cost.elementwise import plan_elementwise, spread
+from popgeo.ipu.cost.operands import Rule, made, tensor, width
+from popgeo.ipu.cost.plan import Plan, Superstep, Validity
+from popgeo.ipu.cost.supersteps import compute_step, exchange_step, in_sequence, overhead_step, transfer_cycles
+from popgeo.ipu.cost.vertex_cycles import ceil_div
+from popgeo.ipu.target import IpuTarget
+
+# What a reduction takes beyond its vertex on one tile, and what more if it crosses tiles: arXiv:1912.03413, section 5,
+# measured 1481 + n cycles for n floats of one tile and 3152 for one float of each of 1216 tiles.
+FIXED_CYCLES, CROSSING_CYCLES = 1380.0, 870.0
+
+
+def reduce_vertex(outputs: int, summands: int, width: int, target: IpuTarget) -> int:
+    """Cycles of a tile that reduces as many elements for each of its outputs.
+
+    One output takes one element a cycle, as measured (arXiv:1912.03413, section 5); for several the workers take a
+    vector of outputs each (`popops::StridedReduce`).
+
+    Example:
+        >>> bow = IpuTarget.bow()
+        >>> reduce_vertex(1, 1000, 4, bow), reduce_vertex(12, 10, 4, bow)
+        (1017, 216)
+    """
+    if outputs == 1:
+        return 17 + summands
+    vectors = ceil_div(ceil_div(outputs, target.workers_per_tile), target.vector_bytes // width)
+    return target.workers_per_tile * (16 + vectors * (8 + 3 + (summands - 1)))
+
+
+@functools.lru_cache(maxsize=4096)
+def plan_reduce(outputs: int, summands: int, width: int, machine: Machine, is_inner: bool = False) -> Plan:
+    """Reduces `outputs` sets of `summands` elements each.
+
+    Args:
+        outputs: Elements of the result.
+        summands: Elements that each of them comes from.
+        width: Bytes of an element.
+        machine: What to plan for.
+        is_inner: The elements of a set lie next to each other, so that a tile holds whole sets where they are small.
+
+    Example:
+        >>> from popgeo.ipu.target import IpuTarget
+        >>> plan = plan_reduce(1, 1472, 4, Machine(target=IpuTarget.bow()))
+        >>> [step.name for step in plan.supersteps if step.ideal][-2:]
+        ['exchange partial results', 'combine partial results']
+    """
+    target = machine.target
+    outputs, summands = max(1, outputs), max(1, summands)
+    most, tiles = spread(outputs * summands, width, machine.num_tiles)
+    mine = max(1, most // summands) if is_inner else min(outputs, most)
+    each = max(1, most // mine)
+    partials = min(tiles, ceil_div(summands, each))
+    local = reduce_vertex(mine, each, width, target)
+    steps: list[Superstep] = [
+        overhead_step("start and finish", calibrated=FIXED_CYCLES, tiles=tiles),
+        compute_step(
+            "reduce on each tile", target, vertex=local, tiles=tiles, workers=min(target.workers_per_tile, mine)
+        ),
+    ]
+    if partials > 1:
+        steps.append(overhead_step("start between tiles", calibrated=CROSSING_CYCLES, tiles=tiles))
+        pieces = [_between_tiles(outputs, pieces, width, target) for pieces in _stages(partials)]
+        steps += min(pieces, key=lambda stages: sum(step.ideal for step in stages))
+    return Plan(
+        family="reduce",
+        split={"tiles": tiles},
+        supersteps=tuple(steps),
+        temporary_bytes=partials * width,
+        flops=outputs * summands,
+        considered=len(_stages(partials)),
+        validity=Validity.ESTIMATE,
+        why="checked against measurements of the first generation only",
+    )
+
+
+def _stages(partials: int) -> list[tuple[int, ...]]:
+    """Ways to bring so many partial results to one: at once, or in two stages of about their square root."""
+    root = math.isqrt(partials - 1) + 1
+    return [(partials,), (root, ceil_div(partials, root))] if partials > 3 else [(partials,)]
+
+
+def _between_tiles(outputs: int, pieces: tuple[int, ...], width: int, target: IpuTarget) -> list[Superstep]:
+    tiles = target.num_tiles * target.num_ipus
+    steps = []
+    left = math.prod(pieces)
+    for count in pieces:
+        left = ceil_div(left, count)
+        receivers = min(tiles, outputs * left)
+        mine = ceil_div(outputs * left, receivers)
+        nbytes = mine * count * width
+        transfer = transfer_cycles(target, bytes_in=nbytes, bytes_out=width, fragments_in=count)
+        steps += [
+            exchange_step(
+                "exchange partial results", target, transfer=transfer, bytes_in=nbytes, bytes_out=width,
+                fragments=count, tiles=receivers,
+            ),
+            compute_step(
+                "combine partial results", target, vertex=reduce_vertex(mine, count, width, target), tiles=receivers,
+                workers=min(target.workers_per_tile, mine),
+            ),
+        ]  # fmt: skip
+    return steps
+
+
+def _reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    source, results = tensor(graph, op.args[0]), made(graph, op)
+    outputs = max(1, results[0].numel)
+    summands = max(1, source.numel // outputs)
+    is_inner = bool(source.shape) and (results[0].shape[-1:] != source.shape[-1:] or outputs == 1)
+    plan = plan_reduce(outputs, summands, width(source), machine, is_inner)
+    after = {"mean": ("scalar",), "norm": ("sqrt",), "linalg_vector_norm": ("sqrt",), "logsumexp": ("log",)}
+    before = {
+        "norm": ("relu",),
+        "linalg_vector_norm": ("relu",),
+        "logsumexp": ("add", "exp"),
+        "mse_loss": ("add", "relu"),
+    }
+    name = op.target.split(".")[1]
+    if name in ("var", "std", "var_mean", "std_mean"):
+        square = plan_elementwise("add product", source.numel, width(source), machine, operand=outputs)
+        return in_sequence("reduce", [plan, square, plan], main=0)
+    plans = [plan_elementwise(kind, max(1, source.numel), width(source), machine) for kind in before.get(name, ())]
+    plans.append(plan)
+    plans += [plan_elementwise(kind, outputs, width(source), machine) for kind in after.get(name, ())]
+    return plan if len(plans) == 1 else in_sequence("reduce", plans, main=len(before.get(name, ())))
+
+
+def _cumsum(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """Each tile sums its part, the sums of the parts are summed, and each tile adds what came before it."""
+    source = tensor(graph, op.args[0])
+    elements, nbytes = max(1, source.numel), width(source)
+    most, tiles = spread(elements, nbytes, machine.num_tiles)
+    local = compute_step("running sums on each tile", machine.target, vertex=17 + most, tiles=tiles, workers=1)
+    running = Plan(family="cumsum", split={"tiles": tiles}, supersteps=(local,), flops=elements)
+    add = plan_elementwise("add", elements, nbytes, machine, operand=tiles)
+    return in_sequence("cumsum", [running, plan_reduce(1, tiles, nbytes, machine), add])
+
+
+RULES: dict[str, Rule] = {
+    **{
+        f"aten.{name}": _reduce
+        for name in (
+            "sum", "mean", "prod", "amax", "amin", "max", "min", "aminmax", "argmax", "argmin", "any", "all", "norm",
+            "linalg_vector_norm", "var", "std", "var_mean", "std_mean", "logsumexp", "count_nonzero", "nansum",
+            "median", "mode", "mse_loss",
+        )
+    },
+    **{f"aten.{name}": _cumsum for name in ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")},
+}  # fmt: skip

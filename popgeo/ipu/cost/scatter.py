@@ -1,0 +1,250 @@
+"""Additions of rows where an index says so: planned over columns x rows x summands, as in `popops::embedding::plan`."""
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from popgeo.capture.op_graph import Op, OpGraph, Value
+from popgeo.ipu.cost.calibration import Machine
+from popgeo.ipu.cost.elementwise import plan_elementwise
+from popgeo.ipu.cost.gather import INDEX_BYTES, gather_rows, indexed, named_rows, size_of
+from popgeo.ipu.cost.operands import Rule, made, tensor, width
+from popgeo.ipu.cost.plan import Plan, Superstep, Validity
+from popgeo.ipu.cost.published_sizes import scatter_validity
+from popgeo.ipu.cost.splits import Found, cheapest, column_grains, largest_block, within
+from popgeo.ipu.cost.supersteps import compute_step, exchange_step, in_sequence, overhead_step, transfer_cycles
+from popgeo.ipu.cost.vertex_cycles import add_partials, add_rows, ceil_div, fill
+from popgeo.ipu.target import IpuTarget
+
+# Cycles of a worker per element for what a summand does to its row.
+_REDUCTIONS = {"sum": "add", "add": "add", "mean": "add", "prod": "multiply", "multiply": "multiply"}
+OPERATIONS = {"add": 3, "multiply": 3, "extreme": 5, "write": 2}
+
+
+@functools.lru_cache(maxsize=4096)
+def plan_scatter_add(
+    table_rows: int,
+    columns: int,
+    summands: int,
+    width: int,
+    machine: Machine,
+    makes_table: bool = False,
+    operation: str = "add",
+) -> Plan:
+    """The cheapest way to add rows into the rows of a table that an index names.
+
+    Each tile adds its share of the summands to a block of the table; where the summands are split, partial sums of
+    the same block are added up afterwards.
+
+    Args:
+        table_rows: Rows of the result.
+        columns: Elements of a row.
+        summands: Rows to add.
+        width: Bytes of an element.
+        machine: What to plan for.
+        makes_table: The table is to be filled first.
+        operation: What a summand does to its row, one of `OPERATIONS`.
+    """
+    target, constants = machine.target, machine.calibration
+    table_rows, columns, summands = max(1, table_rows), max(1, columns), max(1, summands)
+    found = _search(table_rows, columns, summands, width, target, operation)
+    n_columns, n_rows, n_summands = found.cuts
+    t, tiles = found.terms, found.tiles
+    block_rows = ceil_div(table_rows, n_rows)
+    x, v = constants.scatter_exchange, constants.scatter_vertex
+    steps: list[Superstep] = [overhead_step("start and finish", calibrated=constants.scatter_fixed, tiles=tiles)]
+    if makes_table:
+        steps.append(plan_fill(table_rows * columns, width, target))
+    steps += [
+        exchange_step(
+            "spread summands and index", target, transfer=t["spread"], calibrated=x * t["spread"],
+            bytes_in=t["spread_bytes"], bytes_out=t["spread_bytes"] / n_rows, fragments=2, tiles=tiles,
+        ),
+        compute_step(
+            "add rows", target, vertex=t["add"] + t["zero"], calibrated=v * (t["add"] + t["zero"]), tiles=tiles,
+            workers=min(target.workers_per_tile, block_rows), evenness=table_rows / (n_rows * block_rows),
+        ),
+    ]  # fmt: skip
+    if n_summands > 1:
+        steps += [
+            overhead_step("start sum of partials", calibrated=constants.scatter_partials, tiles=tiles),
+            exchange_step(
+                "exchange partial sums", target, transfer=t["reduce"], calibrated=x * t["reduce"],
+                bytes_in=t["reduce_bytes"], bytes_out=t["reduce_bytes"], fragments=n_summands, tiles=tiles,
+            ),
+            compute_step(
+                "add partial sums", target, vertex=t["merge"], calibrated=v * t["merge"], tiles=tiles
+            ),
+        ]  # fmt: skip
+    else:
+        steps.append(
+            exchange_step(
+                "return result",
+                target,
+                transfer=t["store"],
+                calibrated=x * t["store"],
+                bytes_in=t["store_bytes"],
+                bytes_out=t["store_bytes"],
+                tiles=tiles,
+            )
+        )
+    layout = (
+        constants.scatter_result_layout * table_rows * columns + constants.scatter_source_layout * summands * columns
+    ) / machine.num_tiles
+    steps.append(overhead_step("lay out summands and result", calibrated=layout, tiles=tiles, is_sync=False))
+    validity, why = scatter_validity(table_rows, columns, summands, width, machine)
+    if operation != "add":
+        validity, why = Validity.ESTIMATE, f"published for sums only, not for {operation}"
+    return Plan(
+        family="scatter",
+        split={"columns": n_columns, "rows": n_rows, "lookups": n_summands},
+        supersteps=tuple(steps),
+        temporary_bytes=int(t["nbytes"]),
+        flops=summands * columns,
+        considered=found.considered,
+        validity=validity,
+        why=why,
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _search(table_rows: int, columns: int, summands: int, width: int, target: IpuTarget, operation: str) -> Found:
+    tiles = target.num_tiles * target.num_ipus
+    splits = within(tiles, column_grains(columns, width), max(1, table_rows // 2), summands)
+    terms = _terms(table_rows, columns, summands, width, splits, target, operation)
+    step = target.sync_cycles + target.launch_cycles
+    parts = ("spread", "zero", "add", "reduce", "merge", "store")
+    cycles = sum(terms[name] for name in parts) + step * (splits[2] > 1)
+    return cheapest(splits, cycles, terms, target)
+
+
+def _terms(
+    table_rows: int, columns: int, summands: int, width: int, splits: np.ndarray, target: IpuTarget, operation: str
+) -> dict[str, Any]:
+    tiles = target.num_tiles * target.num_ipus
+    rows, wide, mine = largest_block(table_rows, columns, summands, width, splits)
+    vector = target.vector_bytes // 4
+    has_partials = splits[2] > 1
+    given, block = mine * wide * width, rows * wide * width
+    spread_bytes = np.where(splits[1] > 1, given, np.maximum(given - summands * columns * width / tiles, 0))
+    spread_bytes = spread_bytes + mine * INDEX_BYTES
+    share = ceil_div(rows * wide, splits[2])
+    reduce_bytes = np.where(has_partials, share * splits[2] * 4, 0)
+    store_bytes = np.where(has_partials, 0, np.maximum(block - table_rows * columns * width / tiles, 0))
+    workers = target.workers_per_tile
+    scaled_add = workers * (60 + 3 * ceil_div(ceil_div(share, workers), vector))
+    return {
+        "spread": transfer_cycles(target, bytes_in=spread_bytes, fragments_in=2),
+        "spread_bytes": spread_bytes,
+        "zero": np.where(has_partials, fill(rows * wide, vector), 0),
+        "add": add_rows(mine, rows, table_rows, wide, workers, OPERATIONS[operation]),
+        "reduce": transfer_cycles(
+            target, bytes_in=reduce_bytes, bytes_out=reduce_bytes, fragments_in=splits[2], fragments_out=splits[2]
+        ),
+        "reduce_bytes": reduce_bytes,
+        "merge": np.where(has_partials, add_partials(share, splits[2], vector) + scaled_add, 0),
+        "store": transfer_cycles(target, bytes_in=store_bytes, bytes_out=store_bytes),
+        "store_bytes": store_bytes,
+        "nbytes": np.where(has_partials, 2 * block, block) + given + mine * INDEX_BYTES,
+    }
+
+
+def plan_fill(elements: int, width: int, target: IpuTarget) -> Superstep:
+    """Writes the same number over all tiles."""
+    tiles = min(target.num_tiles * target.num_ipus, ceil_div(elements * width, 128) or 1)
+    vertex = fill(ceil_div(elements, tiles), target.vector_bytes // width)
+    return compute_step("fill", target, vertex=float(vertex), tiles=tiles, workers=1)
+
+
+def _index_add(graph: OpGraph, op: Op, machine: Machine, operation: str = "add") -> Plan:
+    result, dim = tensor(graph, op.args[0]), op.args[1]
+    return _change_rows(result, size_of(result, dim), tensor(graph, op.args[2]).numel, machine, operation)
+
+
+def _index_copy(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    return _index_add(graph, op, machine, "write")
+
+
+def _index_reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    return _index_add(graph, op, machine, _REDUCTIONS.get(str(op.args[4]), "extreme"))
+
+
+def _scatter_add(graph: OpGraph, op: Op, machine: Machine, operation: str = "add") -> Plan:
+    result, dim, index = tensor(graph, op.args[0]), op.args[1], tensor(graph, op.args[2])
+    rows, columns, summands = named_rows(result, dim, index)
+    return plan_scatter_add(rows, columns, summands, width(result), machine, operation=operation)
+
+
+def _scatter(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    return _scatter_add(graph, op, machine, "write")
+
+
+def _scatter_reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """A mean is a sum, a sum of ones and their quotient."""
+    kind = str(op.args[4] if len(op.args) > 4 else op.kwargs.get("reduce", "sum"))
+    total = _scatter_add(graph, op, machine, _REDUCTIONS.get(kind, "extreme"))
+    if kind != "mean":
+        return total
+    result, dim, index = tensor(graph, op.args[0]), op.args[1], tensor(graph, op.args[2])
+    rows, _, summands = named_rows(result, dim, index)
+    counts = plan_scatter_add(rows, 1, summands, width(result), machine, makes_table=True)
+    divide = plan_elementwise("divide", max(1, result.numel), width(result), machine, operand=rows)
+    return in_sequence("scatter", [total, counts, divide])
+
+
+def _index_put(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    result = tensor(graph, op.args[0])
+    rows, summands = indexed(graph, result, op.args[1])
+    accumulates = len(op.args) > 3 and bool(op.args[3])
+    return _change_rows(result, rows, summands, machine, "add" if accumulates else "write")
+
+
+def _embedding_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    result = made(graph, op)[0]
+    return _change_rows(result, result.shape[0], tensor(graph, op.args[1]).numel, machine, makes_table=True)
+
+
+def _popgeo_scatter(graph: OpGraph, op: Op, machine: Machine, operation: str = "add") -> Plan:
+    result, source = made(graph, op)[0], tensor(graph, op.args[0])
+    return _change_rows(result, result.shape[0], source.shape[0], machine, operation, makes_table=True)
+
+
+def _popgeo_product(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    return _popgeo_scatter(graph, op, machine, "multiply")
+
+
+def _popgeo_extreme(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """The largest rows, and who they came from: they go back to the edges, and those that match write their number."""
+    result, source = made(graph, op)[0], tensor(graph, op.args[0])
+    found = _popgeo_scatter(graph, op, machine, "extreme")
+    back = gather_rows(result, result.shape[0], source.shape[0], machine)
+    match = plan_elementwise("select", max(1, source.numel), width(source), machine)
+    write = _popgeo_scatter(graph, op, machine, "write")
+    return in_sequence("scatter", [found, back, match, write])
+
+
+def _change_rows(
+    result: Value, rows: int, summands: int, machine: Machine, operation: str = "add", makes_table: bool = False
+) -> Plan:
+    columns = result.numel // max(1, rows)
+    return plan_scatter_add(rows, columns, summands, width(result), machine, makes_table, operation)
+
+
+RULES: dict[str, Rule] = {
+    "aten.index_add": _index_add,
+    "aten.index_copy": _index_copy,
+    "aten.index_reduce": _index_reduce,
+    "aten.scatter_add": _scatter_add,
+    "aten.scatter_reduce": _scatter_reduce,
+    "aten.scatter": _scatter,
+    "aten.index_put": _index_put,
+    "aten._index_put_impl": _index_put,
+    "aten._unsafe_index_put": _index_put,
+    "aten.embedding_dense_backward": _embedding_backward,
+    "popgeo.scatter_sum": _popgeo_scatter,
+    "popgeo.scatter_mul": _popgeo_product,
+    "popgeo.scatter_max": _popgeo_extreme,
+    "popgeo.scatter_min": _popgeo_extreme,
+    "popgeo.segment_sum": _popgeo_scatter,
+}

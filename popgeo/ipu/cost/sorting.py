@@ -1,0 +1,97 @@
+"""Sort and top-k: a network of compare-and-swap stages, each an exchange and a compute set (bitonic, as in popops)."""
+
+import functools
+import math
+
+from popgeo.capture.op_graph import Op, OpGraph
+from popgeo.ipu.cost.calibration import Machine
+from popgeo.ipu.cost.elementwise import spread
+from popgeo.ipu.cost.operands import Rule, tensor, width
+from popgeo.ipu.cost.plan import Plan, Superstep, Validity
+from popgeo.ipu.cost.supersteps import compute_step, exchange_step, transfer_cycles
+from popgeo.ipu.cost.vertex_cycles import ceil_div
+
+
+def num_stages(length: int, k: int) -> list[float]:
+    """Share of the elements that takes part in each stage of a search for the largest `k` of `length`.
+
+    Sorting runs of k takes lk (lk + 1) / 2 stages with lk = log2 k; then runs are merged pairwise, of which each time
+    the half is dropped that cannot be among the largest, in 1 + lk stages a time.
+
+    Example:
+        >>> num_stages(8, 8), num_stages(8, 2)
+        ([1.0, 1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.5, 0.5, 0.25])
+    """
+    log_k = math.ceil(math.log2(max(1, min(k, length))))
+    log_length = math.ceil(math.log2(max(1, length)))
+    stages = [1.0] * (log_k * (log_k + 1) // 2)
+    for merge in range(log_length - log_k):
+        stages += [0.5**merge] + [0.5 ** (merge + 1)] * log_k
+    return stages
+
+
+@functools.lru_cache(maxsize=1024)
+def plan_sort(rows: int, length: int, k: int, width: int, machine: Machine) -> Plan:
+    """The largest `k` of `length` elements in each of `rows` rows, in order, with their places.
+
+    Args:
+        rows: Independent searches.
+        length: Elements of each.
+        k: How many to find.
+        width: Bytes of an element.
+        machine: What to plan for.
+    """
+    target = machine.target
+    steps: list[Superstep] = []
+    tiles_used = 1
+    for number, share in enumerate(num_stages(length, k)):
+        entries, tiles = spread(max(1, round(rows * length * share)), width, machine.num_tiles)
+        tiles_used = max(tiles_used, tiles)
+        # A row that lies on one tile needs no exchange.
+        if length > entries:
+            nbytes = entries // 2 * (width + 4)
+            transfer = transfer_cycles(target, bytes_in=nbytes, bytes_out=nbytes)
+            steps.append(
+                exchange_step(
+                    f"exchange pairs, stage {number + 1}", target, transfer=transfer, bytes_in=nbytes, bytes_out=nbytes,
+                    tiles=tiles,
+                )
+            )  # fmt: skip
+        pairs = ceil_div(entries, 2)
+        workers = target.workers_per_tile
+        vertex = 19 + workers * (23 + 4 * ceil_div(entries, workers) + 11 * ceil_div(pairs, workers))
+        steps.append(compute_step(f"compare and swap, stage {number + 1}", target, vertex=vertex, tiles=tiles))
+    return Plan(
+        family="sort",
+        split={"tiles": tiles_used},
+        supersteps=tuple(steps),
+        temporary_bytes=2 * spread(rows * length, width, machine.num_tiles)[0] * (width + 4),
+        validity=Validity.ESTIMATE,
+        why="no published measurement of a sort",
+    )
+
+
+def _topk(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    value, k = tensor(graph, op.args[0]), int(op.args[1])
+    dim = op.args[2] if len(op.args) > 2 else op.kwargs.get("dim", -1)
+    length = value.shape[dim] if value.shape else 1
+    return plan_sort(max(1, value.numel // max(1, length)), max(1, length), k, width(value), machine)
+
+
+def _sort(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    value = tensor(graph, op.args[0])
+    dims = [argument for argument in op.args[1:] if type(argument) is int]
+    dim = dims[0] if dims else op.kwargs.get("dim", -1)
+    length = max(1, value.shape[dim] if value.shape else 1)
+    return plan_sort(max(1, value.numel // length), length, length, width(value), machine)
+
+
+RULES: dict[str, Rule] = {
+    "aten.topk": _topk,
+    "aten.sort": _sort,
+    "aten.argsort": _sort,
+    "aten.msort": _sort,
+    "aten.kthvalue": _sort,
+    "aten.searchsorted": _sort,
+    "aten.bucketize": _sort,
+}

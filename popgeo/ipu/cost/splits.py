@@ -1,0 +1,118 @@
+"""All ways to cut three dimensions over the tiles, and the cheapest of them."""
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from popgeo.ipu.cost.vertex_cycles import ceil_div
+from popgeo.ipu.target import IpuTarget
+
+# Poplar's own default for the share of a tile's memory that an operation may take while it runs.
+MEMORY_SHARE = 0.6
+USABLE_SHARE = 0.85  # of a tile: its code, stacks and exchange instructions take the rest
+GRAIN_BYTES = 8  # a row is cut between words of so many bytes
+
+
+@functools.lru_cache(maxsize=8)
+def triples(num_tiles: int) -> np.ndarray:
+    """Every (a, b, c) of whole numbers with a * b * c <= num_tiles. int32[3, splits]
+
+    Example:
+        >>> triples(2).T.tolist()
+        [[1, 1, 1], [1, 1, 2], [1, 2, 1], [2, 1, 1]]
+    """
+    parts = []
+    for first in range(1, num_tiles + 1):
+        for second in range(1, num_tiles // first + 1):
+            third = np.arange(1, num_tiles // (first * second) + 1, dtype=np.int32)
+            parts.append(np.stack([np.full_like(third, first), np.full_like(third, second), third]))
+    every = np.concatenate(parts, axis=1)
+    every.setflags(write=False)
+    return every
+
+
+def within(num_tiles: int, first: int, second: int, third: int) -> np.ndarray:
+    """The splits of `triples` that cut no dimension into more than so many parts. int64[3, splits]"""
+    every = triples(num_tiles)
+    limits = np.maximum([[first], [second], [third]], 1)
+    return every[:, (every <= limits).all(axis=0)].astype(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The cheapest of many splits.
+
+    Attributes:
+        cuts: Parts of the three dimensions.
+        terms: Its cycles and bytes, by name.
+        considered: Splits that were compared.
+    """
+
+    cuts: tuple[int, int, int]
+    terms: Mapping[str, float]
+    considered: int
+
+    @property
+    def tiles(self) -> int:
+        """Tiles at work."""
+        return math.prod(self.cuts)
+
+
+def work_space(target: IpuTarget, held: float = 0) -> float:
+    """Bytes of a tile that one operation may use, beside what its arguments and results hold there.
+
+    Example:
+        >>> work_space(IpuTarget.bow()) > work_space(IpuTarget.bow(), held=300_000)
+        True
+    """
+    return min(MEMORY_SHARE * target.memory_per_tile, USABLE_SHARE * target.memory_per_tile - held)
+
+
+def cheapest(splits: np.ndarray, cycles: np.ndarray, terms: Mapping[str, Any], target: IpuTarget) -> Found:
+    """The split of fewest cycles among those that fit in their share of memory; among all where none fits.
+
+    Args:
+        splits: From `within`. int64[3, splits]
+        cycles: What to make least. float64[splits]
+        terms: Numbers or arrays of them; `nbytes` is what a tile needs, `held` what lies there anyway.
+        target: The machine.
+
+    Example:
+        >>> terms = {"nbytes": np.array([1e9, 20, 10])}
+        >>> cheapest(np.array([[1, 2, 3]] * 3), np.array([1.0, 2.0, 3.0]), terms, IpuTarget.bow()).cuts
+        (2, 2, 2)
+    """
+    fits = terms["nbytes"] <= work_space(target, terms.get("held", 0))
+    best = int(np.argmin(np.where(fits, cycles, np.inf) if fits.any() else cycles))
+    first, second, third = (int(cut[best]) for cut in splits)
+    return Found(
+        cuts=(first, second, third),
+        terms={name: float(term[best]) if np.ndim(term) else float(term) for name, term in terms.items()},
+        considered=splits.shape[1],
+    )
+
+
+def largest_block(rows: int, columns: int, items: int, width: int, splits: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Rows, columns and items of the largest part, where splits are of columns, rows, items.
+
+    Example:
+        >>> [int(part[0]) for part in largest_block(100, 7, 50, 4, np.array([[2], [3], [4]]))]
+        [34, 4, 13]
+    """
+    grain = GRAIN_BYTES // width
+    wide = np.minimum(columns, ceil_div(column_grains(columns, width), splits[0]) * grain)
+    return ceil_div(rows, splits[1]), wide, ceil_div(items, splits[2])
+
+
+def column_grains(columns: int, width: int) -> int:
+    """Into how many parts a row can be cut at most.
+
+    Example:
+        >>> column_grains(7, width=4)
+        4
+    """
+    return max(1, ceil_div(columns, GRAIN_BYTES // width))

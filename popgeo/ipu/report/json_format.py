@@ -1,0 +1,82 @@
+"""A report as JSON that other programs, and later versions, can read."""
+
+import json
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from popgeo.ipu.cost.plan import Activity, OpCost, Plan, Profile, Superstep, Validity
+from popgeo.ipu.report.report import Family, Report
+from popgeo.ipu.target import IpuTarget
+from popgeo.ipu.tiles.memory_use import MemoryUse, Resident
+
+SCHEMA, VERSION = "popgeo.ipu.report", 1
+
+
+def dumps(report: Report) -> str:
+    """The report with the name and the version of its format."""
+    content = {"schema": SCHEMA, "version": VERSION, **_plain(report)}
+    content["total_cycles"], content["microseconds"] = report.total_cycles, report.microseconds
+    return json.dumps(content, allow_nan=False)
+
+
+def loads(text: str) -> Report:
+    """The report behind the text.
+
+    Raises:
+        ValueError: it is no report, or of another version.
+    """
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"No report: {error}. Pass what Report.to_json returned.") from error
+    found = (content.get("schema"), content.get("version")) if isinstance(content, dict) else (type(content), None)
+    if found != (SCHEMA, VERSION):
+        raise ValueError(
+            f"No report of this version: found {found}, expected {(SCHEMA, VERSION)}. Compile the step anew."
+        )
+    known = {field.name for field in fields(Report)}
+    given = {name: part for name, part in content.items() if name in known}
+    given |= {
+        "target": IpuTarget(**given["target"]),
+        "costs": tuple(_op_cost(cost) for cost in given["costs"]),
+        "profile": Profile(given["profile"]),
+        "memory": None if given["memory"] is None else _memory(given["memory"]),
+        "real_of_slots": {int(slots): real for slots, real in given["real_of_slots"].items()},
+        "families": {name: Family(**family) for name, family in given["families"].items()},
+    }
+    return Report(**given)
+
+
+def _plain(part: Any) -> Any:
+    """The same in what JSON has."""
+    if is_dataclass(part) and not isinstance(part, type):
+        return {field.name: _plain(getattr(part, field.name)) for field in fields(part)}
+    if isinstance(part, Enum):
+        return part.value
+    if isinstance(part, np.ndarray | np.generic):
+        return part.tolist()
+    if isinstance(part, dict):
+        return {str(key): _plain(value) for key, value in part.items()}
+    if isinstance(part, list | tuple):
+        return [_plain(item) for item in part]
+    return part
+
+
+def _op_cost(content: dict[str, Any]) -> OpCost:
+    return OpCost(**{**content, "plan": _plan(content["plan"])})
+
+
+def _plan(content: dict[str, Any]) -> Plan:
+    steps = tuple(Superstep(**{**step, "activity": Activity(step["activity"])}) for step in content["supersteps"])
+    parts, validity = tuple(map(_plan, content["parts"])), Validity(content["validity"])
+    return Plan(**{**content, "supersteps": steps, "parts": parts, "validity": validity})
+
+
+def _memory(content: dict[str, Any]) -> MemoryUse:
+    arrays = {name: np.array(content[name], dtype=np.int64) for name in ("always_live", "peak", "curve")}
+    categories = {name: np.array(bytes_, dtype=np.int64) for name, bytes_ in content["categories"].items()}
+    largest = tuple(Resident(**item) for item in content["largest"])
+    return MemoryUse(**{**content, **arrays, "categories": categories, "largest": largest})

@@ -1,0 +1,160 @@
+"""A report on one screen: at most 40 lines of at most 100 characters."""
+
+import textwrap
+from collections.abc import Iterable
+
+from popgeo.ipu.cost.plan import Activity, Profile
+from popgeo.ipu.report.insights import insights
+from popgeo.ipu.report.report import Report
+from popgeo.ipu.report.tables import Row, family_rows, group_rows, op_rows
+from popgeo.ipu.report.trust import footer
+
+WIDTH = 100
+FAMILIES, BLOCKS, OPS, INSIGHTS = 7, 6, 5, 4  # rows that fit
+
+
+def text(report: Report) -> str:
+    """The report in words and columns."""
+    lines = [*_head(report)]
+    if report.total_cycles:
+        lines += _groups("by family", "family", family_rows(report), FAMILIES)
+        lines += _groups("by block", "module", group_rows(report), BLOCKS)
+        lines += _dearest(report)
+        lines += _insights(report)
+        lines += footer(report)
+    return "\n".join(_cut_end(line, WIDTH) for line in (*lines, *_this_computer(report)))
+
+
+def _head(report: Report) -> Iterable[str]:
+    target = report.target
+    step = "step" if report.micro_batches == 1 else f"step of {report.micro_batches} micro-batches"
+    machines = f"{report.replicas} x {target.name}" if report.replicas > 1 else target.name
+    yield f"One {step} on {machines}: {target.num_tiles:,} tiles at {target.clock / 1e9:g} GHz" + _update(report)
+    if not report.costs:
+        return
+    speed = f", {report.graphs_per_second:,.0f} graphs/s" if report.graphs_per_second else ""
+    other = Profile.IDEAL if report.profile is Profile.CALIBRATED else Profile.CALIBRATED
+    yield (
+        f"  {report.total_cycles:,} cycles = {report.microseconds:,.1f} us{speed} "
+        f"({report.profile.value}; {other.value} {_cycles(report, other):,})"
+    )
+    total = max(report.total_cycles, 1)
+    shares = report.cycles_by_activity
+    ops = op_rows(report)
+    beside = shares[Activity.HOST]
+    yield (
+        "  "
+        + ", ".join(f"{a.value} {shares[a] / total:.1%}" for a in Activity if a is not Activity.HOST)
+        + f"; the host beside it {beside:,.0f} cycles{'' if beside <= total else ', which is longer'}"
+    )
+    if not report.total_cycles:
+        return
+    working = [op for op in ops if op["compute"]]
+    weight = sum(op["compute"] for op in working) or 1
+    mean_balance = sum(op["balance"] * op["compute"] for op in working) / weight
+    mean_workers = sum(op["workers"] * op["compute"] for op in working) / weight
+    yield (
+        f"  tiles in balance {mean_balance:.0%}, {mean_workers:.1f} of {target.workers_per_tile} workers busy, "
+        f"{quantity(sum(op['traffic'] for op in ops))}B between tiles, "
+        f"{quantity(sum(op['flops'] for op in ops))}FLOP" + _memory(report)
+    )
+
+
+def _update(report: Report) -> str:
+    words = {None: "", True: ", update captured", False: ", update run by torch itself"}
+    return words[report.update_captured]
+
+
+def _memory(report: Report) -> str:
+    use = report.memory
+    if use is None:
+        return ""
+    return f", memory {use.peak.max(initial=0) / use.limit:.0%}"
+
+
+def _cycles(report: Report, profile: Profile) -> int:
+    return round(sum(c.count * c.plan.cycles(profile) for c in report.costs if c.phase != "host"))
+
+
+def _groups(title: str, key: str, rows: list[Row], limit: int) -> Iterable[str]:
+    rows = [row for row in rows if row["cycles"] and row[key] != "host"]
+    yield f"{title:<22}{'ops':>6}{'cycles':>12}{'share':>8}{'compute':>9}{'exchange':>9}{'balance':>9}{'validated':>11}"
+    for row in rows[:limit]:
+        cycles = max(row["cycles"], 1e-9)
+        yield (
+            f"  {_cut(row[key], 19):<20}{row['ops']:>6}{row['cycles']:>12,.0f}{row['share']:>8.1%}"
+            f"{row['compute'] / cycles:>9.0%}{row['exchange'] / cycles:>9.0%}{row['balance']:>9.0%}"
+            f"{row['validated']:>11.0%}"
+        )
+    if rest := rows[limit:]:
+        yield (
+            f"  {f'and {len(rest)} more':<20}{sum(r['ops'] for r in rest):>6}"
+            f"{sum(r['cycles'] for r in rest):>12,.0f}{sum(r['share'] for r in rest):>8.1%}"
+        )
+
+
+def _dearest(report: Report) -> Iterable[str]:
+    alike: dict[tuple[str, ...], list[Row]] = {}
+    for op in op_rows(report):
+        if op["phase"] != "host":
+            alike.setdefault((op["op"], op["shapes"], op["phase"], op["split"]), []).append(op)
+    yield "dearest operations (alike ones together)"
+    for (name, shapes, phase, split), ops in sorted(alike.items(), key=lambda item: -_sum(item[1], "cycles"))[:OPS]:
+        times = sum(op["count"] for op in ops)
+        what = f"{times} x {name} {shapes.replace(', ', ',')}, {phase}{'; ' + split if split else ''}"
+        yield f"  {_sum(ops, 'cycles'):>10,.0f}  {_sum(ops, 'share'):>5.1%}  {_cut_end(what, WIDTH - 21)}"
+
+
+def _sum(rows: Iterable[Row], key: str) -> float:
+    return sum(row[key] for row in rows)
+
+
+def _insights(report: Report) -> Iterable[str]:
+    found = insights(report)
+    if not found:
+        return
+    more = f" ({len(found) - INSIGHTS} more in .insights)" if len(found) > INSIGHTS else ""
+    yield f"what stands out{more}"
+    for insight in found[:INSIGHTS]:
+        share = f" ({insight.share:.0%})" if insight.share else ""
+        lines = textwrap.wrap(f"{insight.title}{share}: {insight.remedy}", WIDTH - 4)
+        yield f"  - {lines[0]}"
+        if len(lines) > 1:
+            yield f"    {lines[1]}{' …' if len(lines) > 2 else ''}"
+
+
+def _this_computer(report: Report) -> Iterable[str]:
+    total = report.total
+    ran = (
+        f", ran {report.calls} calls, {1e3 * report.seconds_per_call:.2f} ms each" if report.calls else ", not run yet"
+    )
+    yield (
+        f"this computer (not IPU time): {total.ops} operations of {report.captured_ops} captured, "
+        f"compiled in {report.compile_seconds:.2f} s{ran}"
+    )
+    kinds = sorted(report.families.items(), key=lambda item: -item[1].bytes)
+    yield f"  {quantity(report.state_bytes)}B of state, {quantity(report.buffer_bytes)}B of buffers" + "".join(
+        f", {family.ops} {name}" for name, family in kinds
+    )
+
+
+def quantity(number: float) -> str:
+    """A number with three digits and a prefix.
+
+    Example:
+        >>> quantity(1234567), quantity(12)
+        ('1.2 M', '12 ')
+    """
+    for unit in ("", "k", "M", "G"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if not unit else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} T"
+
+
+def _cut(name: str, width: int) -> str:
+    return name if len(name) <= width else "…" + name[-(width - 1) :]
+
+
+def _cut_end(words: str, width: int) -> str:
+    return words if len(words) <= width else words[: width - 1] + "…"

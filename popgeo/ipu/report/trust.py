@@ -1,0 +1,32 @@
+"""How far the figures of a report can be trusted."""
+
+from popgeo.ipu.cost.plan import Validity
+from popgeo.ipu.report.report import Report
+from popgeo.ipu.report.tables import op_rows
+
+# Median error of calibrated cycles on published measurements that no constant was fitted to is at most this; the gates
+# of benchmarks/cost_model_validation.py. Convolutions were measured as part of an interaction block of SchNet.
+ERROR_BANDS = {"gather": 0.07, "scatter_add": 0.05, "matmul": 0.08, "cfconv": 0.06}
+
+
+def trust(report: Report) -> dict[Validity, float]:
+    """Part of the cycles whose formula was checked at such sizes, checked at other sizes, or not checked."""
+    shares = dict.fromkeys(Validity, 0.0)
+    for op in op_rows(report):
+        shares[Validity(op["trust"])] += op["share"]
+    return shares
+
+
+def footer(report: Report) -> list[str]:
+    """The same in words, with the errors that were found."""
+    shares = trust(report)
+    ops = op_rows(report)
+    unknown = sum(op["share"] for op in ops if not op["known"])
+    bands = [f"{name} {error:.0%}" for name, error in ERROR_BANDS.items() if any(op["family"] == name for op in ops)]
+    lines = [
+        f"trust: {shares[Validity.VALIDATED]:.0%} of the cycles validated, {shares[Validity.EXTRAPOLATED]:.0%} at "
+        f"sizes beyond, {shares[Validity.ESTIMATE]:.0%} estimates, of them {unknown:.0%} without a rule"
+    ]
+    if bands:
+        lines.append(f"  median error on published figures of a Bow IPU at most: {', '.join(bands)}")
+    return lines

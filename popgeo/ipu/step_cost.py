@@ -1,0 +1,137 @@
+"""What a whole step needs: micro-batches, the update that follows them, and the host's transfers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from popgeo.capture.captured_step import CompiledStep
+from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
+from popgeo.capture.passes import fold_constants
+from popgeo.ipu.cost.graph_cost import cost
+from popgeo.ipu.cost.plan import Activity, OpCost, Plan, Superstep, Validity
+from popgeo.ipu.target import IpuTarget
+from popgeo.ipu.tiles.measure_memory import memory, require_fit
+from popgeo.ipu.tiles.memory_use import MemoryUse
+
+# Links between boards are slower than those of `IpuTarget`, which join the four IPUs of one: arXiv:1912.03413.
+OTHER_BOARD_BYTES_PER_SECOND, IPUS_OF_A_BOARD = 28e9, 4
+BESIDE = ("host", "accumulate")  # phases that have no place of their own between a micro-batch and the update
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assessment:
+    """What a step needs on a machine.
+
+    Attributes:
+        costs: Every operation of a step, and each transfer of the host, in order.
+        memory: Bytes of each tile; its curve goes over the operations of `curve`.
+    """
+
+    costs: tuple[OpCost, ...]
+    memory: MemoryUse
+
+    @property
+    def curve(self) -> tuple[OpCost, ...]:
+        """The operations that follow each other in time: a micro-batch, then the update."""
+        return tuple(cost for cost in self.costs if cost.phase not in BESIDE)
+
+    def require_fit(self) -> None:
+        """Refuses a step that does not fit.
+
+        Raises:
+            OutOfTileMemory: a tile needs more memory than it has.
+        """
+        require_fit(self.memory, self.curve)
+
+
+def assess(
+    step: CompiledStep, target: IpuTarget, update: OpGraph | None = None, *, micro_batches: int = 1, replicas: int = 1
+) -> Assessment:
+    """Costs and memory of one step; nothing runs.
+
+    Args:
+        step: The program of one micro-batch.
+        target: The machine.
+        update: The program of one update; None where nothing is trained.
+        micro_batches: How many a replica takes before its update.
+        replicas: How many add up their gradients.
+    """
+    graph = fold_constants(step.graph)
+    into = [v for name, v in graph.inputs.items() if name.startswith("input:")]
+    out = [v for v in graph.outputs[: step.num_results] if v is not None]  # gradients stay on the machine
+    transfers = _host(graph, into, "receive inputs", target), _host(graph, out, "send results", target)
+    micro_batch = cost(graph, target)
+    costs = [replace(c, count=micro_batches) for c in (*transfers[0], *micro_batch, *transfers[1])]
+    updating = cost(update, target) if update is not None else ()
+    if update is not None and micro_batches > 1:
+        costs += [replace(c, count=micro_batches) for c in cost(_accumulation(update), target)]
+    if update is not None and replicas > 1:
+        costs.append(_all_reduce(_gradients(update), replicas, target))
+    use = memory(
+        graph,
+        micro_batch,
+        target,
+        update=update,
+        update_costs=updating,
+        num_results=step.num_results,
+        accumulates=micro_batches * replicas > 1,
+    )
+    return Assessment(costs=(*costs, *updating), memory=use)
+
+
+def _gradients(update: OpGraph) -> dict[str, Value]:
+    """What an update applies, one tensor a group of parameters."""
+    return {name: update.values[v] for name, v in update.inputs.items() if name.startswith("gradient:")}
+
+
+def _accumulation(update: OpGraph) -> OpGraph:
+    """Adds the gradients of one micro-batch to those of the update."""
+    values, inputs, ops = list[Value](), dict[str, int](), list[Op]()
+    for name, gradient in _gradients(update).items():
+        total, made = len(values), len(values) + 1
+        values += [replace(gradient, storage=number, producer=None) for number in (total, made)]
+        inputs |= {name: total, f"input:{name}": made}
+        add = Op(
+            target="aten.add_.Tensor",
+            args=(Ref(total), Ref(made)),
+            outputs=(total,),
+            writes=(total,),
+            phase="accumulate",
+        )
+        ops.append(add)
+    return OpGraph(ops=tuple(ops), values=tuple(values), inputs=inputs, outputs=())
+
+
+def _all_reduce(gradients: Mapping[str, Value], replicas: int, target: IpuTarget) -> OpCost:
+    """Every replica gets the sum of all gradients: twice round a ring, a share of them at a time."""
+    nbytes = sum(value.nbytes for value in gradients.values())
+    on_board = replicas * target.num_ipus <= IPUS_OF_A_BOARD
+    rate = target.link_bytes_per_second if on_board else OTHER_BOARD_BYTES_PER_SECOND
+    turns = 2 * (replicas - 1)
+    cycles = turns * (target.link_seconds + nbytes / replicas / rate) * target.clock
+    tiles = target.num_tiles * target.num_ipus
+    moved = turns * nbytes // replicas
+    step = Superstep(
+        name="all-reduce", activity=Activity.EXCHANGE, ideal=cycles, calibrated=cycles, mean=cycles, tiles=tiles,
+        bytes_in=-(-moved // tiles), bytes_out=-(-moved // tiles), bytes_total=moved,
+    )  # fmt: skip
+    why = "a ring over IPU-Links; no figures are published for it alone"
+    plan = Plan(family="collective", split={"replicas": replicas}, supersteps=(step,), why=why)
+    shapes = " ".join(str(list(value.shape)) for value in gradients.values())
+    return OpCost(target="collective.all_reduce.default", phase="accumulate", shapes=shapes, plan=plan)
+
+
+def _host(graph: OpGraph, values: Sequence[int], name: str, target: IpuTarget) -> list[OpCost]:
+    """One transfer between host and machine, if there is anything to move."""
+    nbytes = sum(graph.values[v].nbytes for v in values)
+    if not nbytes:
+        return []
+    cycles = (target.host_seconds + nbytes / target.host_bytes_per_second) * target.clock
+    tiles = target.num_tiles * target.num_ipus
+    share = -(-nbytes // tiles)
+    step = Superstep(
+        name=name, activity=Activity.HOST, ideal=cycles, calibrated=cycles, mean=cycles, tiles=tiles,
+        bytes_in=share, bytes_total=nbytes,
+    )  # fmt: skip
+    plan = Plan(family="host", supersteps=(step,), validity=Validity.ESTIMATE, why="depends on the host")
+    shapes = " ".join(str(list(graph.values[v].shape)) for v in values)
+    return [OpCost(target=f"host.{name.split()[0]}.default", phase="host", shapes=shapes, plan=plan)]

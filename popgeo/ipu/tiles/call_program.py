@@ -1,0 +1,250 @@
+"""Joins forward, backward and update into the program of one call of a compiled model."""
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from popgeo.capture.op_graph import OpGraph, Value
+from popgeo.capture.recorder import Recorder
+from popgeo.engine.optimizer.rehearse import UpdateGraph
+from popgeo.ipu.cost.graph_cost import cost
+from popgeo.ipu.cost.plan import Plan
+from popgeo.ipu.target import IpuTarget
+from popgeo.ipu.tiles.graph_program import Places, add_operations, declare, finish
+from popgeo.ipu.tiles.lower.builder import Builder, Scope
+from popgeo.ipu.tiles.lower.elementwise import NUMBERS, add, divide
+from popgeo.ipu.tiles.lower.movement import copy, fill
+from popgeo.ipu.tiles.map_tensors import map_storages
+from popgeo.ipu.tiles.program import AllReduce, HostCopy, Program, Region, Repeat
+from popgeo.ipu.tiles.tile_mapping import TileMapping, concatenated
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What happens to gradients.
+
+    Attributes:
+        members: For each joined weight tensor the names of its parameters, in order.
+        trained: Names of the parameters in the order of the step's gradients.
+        updates: The update of each device iteration, in order.
+        divisor: What sums of gradients are divided by.
+        max_grad_norm: What their 2-norm is limited to; None leaves them.
+    """
+
+    members: Sequence[Sequence[str]]
+    trained: Sequence[str]
+    updates: Sequence[UpdateGraph]
+    divisor: float = 1.0
+    max_grad_norm: float | None = None
+
+
+def join(
+    graph: OpGraph,
+    num_results: int,
+    target: IpuTarget,
+    *,
+    device_iterations: int = 1,
+    gradient_accumulation: int = 1,
+    replicas: int = 1,
+    training: Training | None = None,
+) -> Program:
+    """Repeat(device iterations) { Repeat(accumulation) { host in, step, host out }, all-reduce, update }.
+
+    Args:
+        graph: The captured step.
+        num_results: How many of its outputs the host receives; the others are gradients.
+        target: The machine; a small one, since the steps list every vertex and transfer.
+        device_iterations: Runs of a call, each with an update when training.
+        gradient_accumulation: Micro-batches of an update.
+        replicas: Copies of the model that add up their gradients.
+        training: What happens to gradients; None for inference.
+
+    Returns:
+        A program with the variables `weights.<i>`, `gradients.<i>` and `state:<i>.<key>` for the i-th joined weight
+        tensor, and `s<number>` for each other storage of the step. Iterations that update alike share a `Repeat`.
+    """
+    joiner = _Joiner(graph, num_results, target, training)
+    builder = joiner.builder
+    if training is None:
+        with joiner.repeat(device_iterations, "device iterations"):
+            joiner.micro_batch()
+        return finish(builder)
+    for _, alike in itertools.groupby(training.updates, key=id):
+        updates = list(alike)
+        with joiner.repeat(len(updates), "device iterations"):
+            joiner.iteration(updates[0], gradient_accumulation, replicas)
+    return finish(builder)
+
+
+class _Joiner:
+    """A joined program in the making."""
+
+    def __init__(self, graph: OpGraph, num_results: int, target: IpuTarget, training: Training | None) -> None:
+        self.builder = Builder(target.num_tiles * target.num_ipus)
+        self._graph, self._num_results, self._target, self._training = graph, num_results, target, training
+        self._costs = cost(graph, target)
+        self._updates = 0
+        mappings = map_storages(graph, self._costs, target)
+        self._sums: dict[str, Region] = {}
+        weights: Places = {}
+        for number, names in enumerate(training.members if training is not None else ()):
+            storages = [graph.values[graph.inputs[f"parameter:{name}"]].storage for name in names]
+            whole = concatenated([mappings[storage] for storage in storages])
+            dtype = graph.values[graph.inputs[f"parameter:{names[0]}"]].dtype
+            self.builder.declare(f"weights.{number}", dtype, whole, lasting=True)
+            gradient = self.builder.declare(f"gradients.{number}", dtype, whole, lasting=True)
+            start = 0
+            for name, storage in zip(names, storages, strict=True):
+                size = mappings[storage].numel
+                weights[storage] = f"weights.{number}", start
+                elements = gradient.elements[start : start + size]
+                self._sums[name] = Region(variable=gradient.variable, elements=elements)
+                start += size
+        own = {storage: mapping for storage, mapping in mappings.items() if storage not in weights}
+        self._places = declare(self.builder, graph, own, "s") | weights
+
+    def variable(self, value: Value) -> str:
+        """Where a value of the step is."""
+        return self._places[value.storage][0]
+
+    @contextlib.contextmanager
+    def repeat(self, count: int, name: str) -> Iterator[None]:
+        """What is added meanwhile becomes the body of a repeat."""
+        outside, self.builder.steps = self.builder.steps, []
+        yield
+        outside.append(Repeat(count=count, name=name, body=tuple(self.builder.steps)))
+        self.builder.steps = outside
+
+    def micro_batch(self) -> None:
+        """Inputs, forward and backward, results."""
+        graph, values = self._graph, self._graph.values
+        streams = {self.variable(values[v]): name for name, v in graph.inputs.items() if name.startswith("input:")}
+        self.builder.steps.append(HostCopy(to_host=False, streams=streams))
+        add_operations(self.builder, graph, self._costs, self._places)
+        results = [self.variable(values[v]) for v in graph.outputs[: self._num_results] if v is not None]
+        self.builder.steps.append(HostCopy(to_host=True, streams={name: f"result:{name}" for name in results}))
+
+    def iteration(self, update: UpdateGraph, accumulation: int, replicas: int) -> None:
+        """Micro-batches, sums of gradients, and the update."""
+        assert self._training is not None
+        totals = [name for name in self.builder.variables if name.startswith("gradients.")]
+        if accumulation > 1:
+            for name in totals:
+                fill(self._scope("clear gradients"), self._whole(name), 0)
+            with self.repeat(accumulation, "gradient accumulation"):
+                self.micro_batch()
+                self._collect(accumulates=True)
+        else:
+            self.micro_batch()
+            self._collect(accumulates=False)
+        if replicas > 1:
+            self.builder.steps.append(AllReduce(variables=tuple(totals), replicas=replicas))
+        if self._training.divisor != 1:
+            for name in totals:
+                divide(self._scope("divide gradients"), self._whole(name), self._training.divisor)
+        places = {f"gradient:{number}": name for number, name in enumerate(totals)}
+        if self._training.max_grad_norm is not None:
+            shapes = [self._whole(name) for name in totals]
+            dtypes = [self.builder.dtype(region) for region in shapes]
+            sizes = [region.elements.size for region in shapes]
+            self._add(_clipping(sizes, dtypes, self._training.max_grad_norm), places)
+        self._update(update, places)
+
+    def _collect(self, accumulates: bool) -> None:
+        assert self._training is not None
+        for name, v in zip(self._training.trained, self._graph.outputs[self._num_results :], strict=True):
+            if v is None:
+                continue
+            found = Scope(self.builder, self._graph, self._places, "collect gradients", Plan(family="copy")).region(v)
+            stride = self._graph.values[self._graph.inputs[f"parameter:{name}"]].stride
+            gradient = Region(variable=found.variable, elements=_in_storage_order(found.elements, stride))
+            scope, total = self._scope("collect gradients"), self._sums[name]
+            if accumulates:
+                add(scope, total, total, gradient)
+            else:
+                copy(scope, total, gradient)
+
+    def _update(self, update: UpdateGraph, places: Mapping[str, str]) -> None:
+        graph = update.graph
+        known = dict(places)
+        mappings = self.builder.variables
+        for number in range(len(places)):
+            known[f"parameter:{number}"] = f"weights.{number}"
+        for name, v in zip(update.state, graph.outputs, strict=True):
+            assert v is not None
+            if name not in self.builder.variables:
+                value = graph.values[v]
+                weights = mappings[f"weights.{name.removeprefix('state:').partition('.')[0]}"].mapping
+                alike = weights if value.numel == weights.numel else _on_first_tile(value.numel)
+                self.builder.declare(name, value.dtype, alike, lasting=True)
+            known[name] = name
+        if update.num_numbers:
+            self._numbers(update.num_numbers)
+        given = {name: known[name] for name in graph.inputs}
+        made = self._add(graph, given)
+        for name, v in zip(update.state, graph.outputs, strict=True):
+            assert v is not None
+            if made[graph.values[v].storage][0] != name:
+                scope = Scope(self.builder, graph, made, "keep state", Plan(family="copy"))
+                found = scope.region(v)
+                in_memory_order = Region(variable=found.variable, elements=np.sort(found.elements.ravel()))
+                copy(scope, self._whole(name), in_memory_order)
+
+    def _numbers(self, count: int) -> None:
+        """Every tile gets a copy of the numbers that the host works out for this update."""
+        name = f"{NUMBERS}.{count}"
+        if name not in self.builder.variables:
+            mapping = TileMapping(starts=np.array([0]), tiles=np.array([0], np.int32), numel=count, replicated=True)
+            self.builder.declare(name, torch.float64, mapping)
+        self.builder.numbers = name
+        self.builder.steps.append(HostCopy(to_host=False, streams={name: NUMBERS}))
+
+    def _add(self, graph: OpGraph, given: Mapping[str, str]) -> Places:
+        """The steps of a graph whose inputs are variables that there are already."""
+        places: Places = {graph.values[v].storage: (given[name], 0) for name, v in graph.inputs.items()}
+        costs = cost(graph, self._target)
+        mappings = {
+            storage: mapping
+            for storage, mapping in map_storages(
+                graph, costs, self._target,
+                {storage: self.builder.variables[name].mapping for storage, (name, _) in places.items()},
+            ).items()
+            if storage not in places
+        }  # fmt: skip
+        self._updates += 1
+        places |= declare(self.builder, graph, mappings, f"u{self._updates}.")
+        add_operations(self.builder, graph, costs, places)
+        return places
+
+    def _scope(self, label: str) -> Scope:
+        return Scope(self.builder, self._graph, self._places, label, Plan(family="copy"))
+
+    def _whole(self, name: str) -> Region:
+        return Region(variable=name, elements=np.arange(self.builder.variables[name].mapping.numel))
+
+
+def _clipping(sizes: Sequence[int], dtypes: Sequence[torch.dtype], max_grad_norm: float) -> OpGraph:
+    """Scales gradients down to a 2-norm over all of them, as torch does."""
+    weights = [nn.Parameter(torch.zeros(size, dtype=dtype)) for size, dtype in zip(sizes, dtypes, strict=True)]
+    recorder = Recorder(_clipping.__code__, lambda problem: None, phase="update", keeps_state=False)
+    for number, p in enumerate(weights):
+        p.grad = torch.zeros_like(p)
+        recorder.add_input(f"gradient:{number}", p.grad)
+    with recorder:
+        nn.utils.clip_grad_norm_(weights, max_grad_norm, foreach=False)
+    return recorder.graph([])
+
+
+def _in_storage_order(elements: np.ndarray, stride: Sequence[int]) -> np.ndarray:
+    """The elements of a gradient in the order in which its parameter's lie in memory."""
+    order = sorted(range(elements.ndim), key=lambda d: -stride[d])
+    return elements.transpose(order).ravel()
+
+
+def _on_first_tile(numel: int) -> TileMapping:
+    return TileMapping(starts=np.array([0], np.int64), tiles=np.array([0], np.int32), numel=numel)

@@ -1,0 +1,148 @@
+"""What vertices compute, on tensors of their tile's memory."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from popgeo.capture.op_graph import overload
+from popgeo.ipu.tiles.program import Operand, Scalar
+
+
+def run_vertex(
+    operation: str, arguments: Any, keywords: Mapping[str, Any], reads: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """The results of a codelet, or of torch's operation of that name.
+
+    Example:
+        >>> run_vertex("aten.add.Tensor", (Operand(0), Operand(1)), {}, [torch.ones(2), torch.ones(2)])
+        [tensor([2., 2.])]
+    """
+    given = _filled(arguments, reads)
+    named = {key: _filled(argument, reads) for key, argument in keywords.items()}
+    result = CODELETS[operation](*given) if operation in CODELETS else overload(operation)(*given, **named)
+    return list(result) if isinstance(result, tuple | list) else [result]
+
+
+def _filled(argument: Any, reads: Sequence[Tensor]) -> Any:
+    if isinstance(argument, Operand):
+        return reads[argument.position]
+    if isinstance(argument, Scalar):
+        return reads[argument.position].item()
+    if isinstance(argument, list | tuple):
+        return type(argument)(_filled(item, reads) for item in argument)
+    return argument
+
+
+def _fill(count: int, number: float, dtype: torch.dtype) -> Tensor:
+    return torch.full((count,), number, dtype=dtype)
+
+
+def _constant(value: Tensor) -> Tensor:
+    return value.clone()
+
+
+def _assemble(
+    count: int, number: float, dtype: torch.dtype, parts: Sequence[Tensor], places: Sequence[np.ndarray]
+) -> Tensor:
+    """Each part's elements at their places, and a number where there are none."""
+    out = torch.full((count,), number, dtype=dtype)
+    for elements, where in zip(parts, places, strict=True):
+        out[torch.from_numpy(where)] = elements.to(dtype)
+    return out
+
+
+def _weighted_sum(x: Tensor, y: Tensor, beta: float, alpha: float) -> Tensor:
+    """beta * x + alpha * y"""
+    return (x if beta == 1 else beta * x) + (y if alpha == 1 else alpha * y)
+
+
+def _reduce(x: Tensor, places: np.ndarray, count: int, how: str, dtype: torch.dtype, scale: float | None) -> Tensor:
+    """Combines the elements that go to the same place."""
+    working = torch.uint8 if dtype is torch.bool else torch.float32 if dtype is torch.float16 else dtype
+    x = (x != 0).to(working) if dtype is torch.bool else x.to(working)
+    where = torch.from_numpy(places)
+    if how == "sum":
+        out = torch.zeros(count, dtype=working).index_add_(0, where, x)
+    else:
+        out = torch.ones(count, dtype=working).scatter_reduce_(0, where, x, how, include_self=how == "prod")
+    return (out if scale is None else out * scale).to(dtype)
+
+
+def _select_rows(table: Tensor, index: Tensor, first: int, num_rows: int, wraps: bool) -> Tensor:
+    """The rows of a block that an index names; zero for rows of other blocks."""
+    row = _checked(index, num_rows, wraps) - first
+    here = (row >= 0) & (row < table.shape[0])
+    return torch.where(here.unsqueeze(1), table[row.where(here, 0)], torch.zeros((), dtype=table.dtype))
+
+
+def _choose(answers: Tensor, index: Tensor, rows_per_block: int, num_rows: int, wraps: bool) -> Tensor:
+    """From each column of the answers the one of the block that holds the row."""
+    block = _checked(index, num_rows, wraps) // rows_per_block
+    return answers.gather(0, block.unsqueeze(0)).squeeze(0)
+
+
+def _update_rows(
+    updates: Tensor,
+    index: Tensor,
+    factor: Tensor | None,
+    first: int,
+    height: int,
+    num_rows: int,
+    how: str,
+    wraps: bool,
+    skip: int,
+) -> Tensor:
+    """What a block of rows receives of the updates."""
+    if factor is not None:
+        updates = updates * factor
+    row = _checked(index, num_rows, wraps, absent=-1) - first
+    here = (row >= 0) & (row < height) & (index != skip)
+    row, updates = row[here], updates[here]
+    if how == "sum":
+        return torch.zeros(height, updates.shape[1], dtype=updates.dtype).index_add_(0, row, updates)
+    out = torch.ones(height, updates.shape[1], dtype=updates.dtype)
+    return out.scatter_reduce_(0, row.unsqueeze(1).expand_as(updates), updates, how)
+
+
+def _rows_of_edges(pointers: Tensor, first: int, stop: int) -> Tensor:
+    """The row whose range of edges holds each edge; -1 outside of all."""
+    edges = torch.arange(first, stop)
+    row = torch.searchsorted(pointers, edges, right=True) - 1
+    return row.where(edges < pointers[-1], -1)
+
+
+def _checked(index: Tensor, num_rows: int, wraps: bool, absent: int = 0) -> Tensor:
+    """Row numbers counted from 0.
+
+    Raises:
+        ValueError: a number names no row.
+    """
+    index = index.to(torch.int64)
+    row = index.where(index >= 0, index + num_rows) if wraps else index
+    if len(row) and (int(row.min()) < absent or int(row.max()) >= num_rows):
+        raise ValueError(f"An index runs from {int(row.min())} to {int(row.max())} in a table of {num_rows} rows.")
+    return row
+
+
+def _call(target: str, given: Any, kept: Sequence[bool], changed: Sequence[Tensor], *named: Any) -> list[Any]:
+    """A whole operation of torch: those results that are new, and the operands that it changed in place."""
+    result = overload(target)(*given, **dict(named))
+    results = result if isinstance(result, tuple | list) else (result,)
+    return [made for made, new in zip(results, kept, strict=False) if new] + list(changed)
+
+
+CODELETS: dict[str, Callable[..., Any]] = {
+    "call": _call,
+    "fill": _fill,
+    "constant": _constant,
+    "assemble": _assemble,
+    "weighted sum": _weighted_sum,
+    "reduce": _reduce,
+    "select rows": _select_rows,
+    "choose": _choose,
+    "update rows": _update_rows,
+    "rows of edges": _rows_of_edges,
+}

@@ -1,0 +1,169 @@
+"""Collects the steps of a program; what must be moved follows from what vertices read and where it lies."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from popgeo.capture.op_graph import OpGraph, Value
+from popgeo.ipu.cost.plan import Plan
+from popgeo.ipu.tiles.program import ComputeSet, Exchange, Region, Step, Sync, Transfer, Variable, Vertex
+from popgeo.ipu.tiles.tile_mapping import TileMapping, from_holders
+
+
+class Builder:
+    """Steps in the making.
+
+    Args:
+        num_tiles: Tiles of the machine.
+        on_compute: Takes each compute set's name and vertices; when left out, they become steps, after the exchange
+            that brings what they read.
+
+    Attributes:
+        constants: What variables hold from the start, flat.
+        numbers: The variable of numbers that are given anew at each run, which every tile has a copy of.
+    """
+
+    def __init__(self, num_tiles: int, on_compute: Callable[[str, Iterable[Vertex]], None] | None = None) -> None:
+        self.num_tiles = num_tiles
+        self.compute = on_compute or self._add_steps
+        self.variables: dict[str, Variable] = {}
+        self.steps: list[Step] = []
+        self.fallbacks: list[str] = []
+        self.numbers = ""
+        self.constants: dict[str, torch.Tensor] = {}
+        self._holders: dict[str, np.ndarray] = {}
+
+    def declare(self, name: str, dtype: torch.dtype, mapping: TileMapping, lasting: bool = False) -> Region:
+        """A variable of a known place, as one flat region."""
+        assert name not in self.variables, name
+        self.variables[name] = Variable(name=name, dtype=dtype, mapping=mapping, lasting=lasting)
+        if not mapping.replicated:
+            self._holders[name] = mapping.holders()
+        return Region(variable=name, elements=np.arange(mapping.numel))
+
+    def partial(self, label: str, dtype: torch.dtype, holders: np.ndarray) -> Region:
+        """A partial result whose element [i, j, ...] lies on tile `holders[i, j, ...]`."""
+        name = f"{label}#{len(self.variables)}"
+        self.variables[name] = Variable(name=name, dtype=dtype, mapping=from_holders(holders.ravel()))
+        self._holders[name] = holders.astype(np.int32).ravel()
+        return Region(variable=name, elements=np.arange(holders.size).reshape(holders.shape))
+
+    def dtype(self, region: Region) -> torch.dtype:
+        """Type of a region's elements."""
+        return self.variables[region.variable].dtype
+
+    def holders(self, region: Region) -> np.ndarray:
+        """The tile of each element of a region."""
+        return self._holders[region.variable][region.elements]
+
+    def holders_of(self, variable: str) -> np.ndarray:
+        """The tile of each element of a variable that is not on all of them."""
+        return self._holders[variable]
+
+    def pieces(self, region: Region) -> Iterator[tuple[int, np.ndarray]]:
+        """For each tile that holds a part of the region, the positions of that part in row-major order."""
+        return grouped(self.holders(region).ravel())
+
+    def _add_steps(self, name: str, vertices: Iterable[Vertex]) -> None:
+        """A compute set, after the exchange that brings what its vertices read and do not hold."""
+        made = tuple(vertices)
+        transfers = tuple(self._transfers(made))
+        if transfers:
+            self.steps += [Sync(), Exchange(name=f"for {name}", transfers=transfers)]
+        if made:
+            self.steps.append(ComputeSet(name=name, vertices=made))
+
+    def _transfers(self, vertices: Sequence[Vertex]) -> Iterator[Transfer]:
+        needed: dict[tuple[str, int], list[np.ndarray]] = {}
+        for vertex in vertices:
+            for region in vertex.reads:
+                if not self.variables[region.variable].mapping.replicated:
+                    needed.setdefault((region.variable, vertex.tile), []).append(region.elements.ravel())
+        for (variable, tile), parts in needed.items():
+            elements = np.unique(np.concatenate(parts))
+            holders = self._holders[variable][elements]
+            absent = holders != tile
+            elements = elements[absent]
+            for source, where in grouped(holders[absent]):
+                yield Transfer(variable=variable, source=source, destination=tile, elements=elements[where])
+
+
+def grouped(labels: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Each label with the ascending positions at which it stands.
+
+    Example:
+        >>> [(label, where.tolist()) for label, where in grouped(np.array([2, 0, 2]))]
+        [(0, [1]), (2, [0, 2])]
+    """
+    order = np.argsort(labels, kind="stable")
+    ordered = labels[order]
+    cuts = np.flatnonzero(np.diff(ordered)) + 1
+    for where in np.split(order, cuts):
+        if len(where):
+            yield int(labels[where[0]]), where
+
+
+class Scope:
+    """An operation that is being lowered: its values as regions, its plan, and the builder.
+
+    Args:
+        builder: Takes the steps.
+        graph: The program that the operation is of.
+        places: For each storage its variable and the element of it at which the storage starts.
+        label: How partial results are named.
+        plan: The chosen division.
+    """
+
+    def __init__(
+        self, builder: Builder, graph: OpGraph, places: Mapping[int, tuple[str, int]], label: str, plan: Plan
+    ) -> None:
+        self.builder, self.graph, self.label, self.plan = builder, graph, label, plan
+        self._places = places
+
+    def value(self, v: int) -> Value:
+        """The value of this number."""
+        return self.graph.values[v]
+
+    def region(self, v: int) -> Region:
+        """A value's elements in its storage, in the value's shape."""
+        value = self.graph.values[v]
+        variable, start = self._places[value.storage]
+        return Region(variable=variable, elements=start + elements_of(value))
+
+
+def elements_of(value: Value) -> np.ndarray:
+    """Where each of a value's elements is in its storage. int64[value's shape]
+
+    Example:
+        >>> kind = dict(dtype=torch.float32, storage=0, producer=None)
+        >>> elements_of(Value(shape=(2, 3), stride=(1, 2), offset=4, **kind)).tolist()
+        [[4, 6, 8], [5, 7, 9]]
+    """
+    elements = np.full(value.shape, value.offset, dtype=np.int64)
+    for dimension, (size, step) in enumerate(zip(value.shape, value.stride, strict=True)):
+        along = np.arange(size, dtype=np.int64) * step
+        elements += along.reshape([-1 if d == dimension else 1 for d in range(len(value.shape))])
+    return elements
+
+
+def in_storage_order(tensor: torch.Tensor, value: Value, numel: int) -> torch.Tensor:
+    """A value's elements as they lie in its storage of `numel` elements, zero between them."""
+    storage = torch.zeros(numel, dtype=value.dtype)
+    storage[torch.from_numpy(elements_of(value).ravel())] = tensor.detach().reshape(-1)
+    return storage
+
+
+def part(region: Region, *where: object) -> Region:
+    """Some of a region's elements, picked as numpy would."""
+    return Region(variable=region.variable, elements=region.elements[where])  # type: ignore[index]
+
+
+def reshaped(region: Region, *shape: int) -> Region:
+    """The same elements in another shape."""
+    return Region(variable=region.variable, elements=region.elements.reshape(shape))
+
+
+def flat(region: Region, positions: np.ndarray) -> Region:
+    """The elements at these positions in row-major order."""
+    return Region(variable=region.variable, elements=region.elements.ravel()[positions])

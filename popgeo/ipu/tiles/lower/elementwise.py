@@ -1,0 +1,131 @@
+"""Operations that work element by element: each tile computes the elements of the result that it holds."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from popgeo.capture.op_graph import Number, Op, overload, substitute
+from popgeo.ipu.tiles.lower.builder import Scope, flat
+from popgeo.ipu.tiles.program import Operand, Region, Scalar, Vertex
+
+# What works element by element although torch does not tag it so.
+_ALSO_POINTWISE = {
+    "_to_copy", "clone", "copy", "lift_fresh", "identity_loss", "masked_fill", "masked_fill_", "abs_", "fill_",
+    "shifted_softplus", "shifted_softplus_backward", "_prelu_kernel", "leaky_relu_backward", "elu_backward",
+    "softplus_backward", "hardtanh_backward", "hardswish_backward", "hardsigmoid_backward", "mish_backward",
+    "softshrink_backward", "hardshrink_backward",
+}  # fmt: skip
+_LAYOUT_ONLY = ("memory_format", "layout", "device", "pin_memory", "non_blocking")
+NUMBERS = "numbers"
+
+
+def is_elementwise(scope: Scope, op: Op) -> bool:
+    """Whether each element of the only result depends on the same element of the operands, and on no chance."""
+    if len(op.outputs) != 1 or op.outputs[0] is None or not op.reads():
+        return False
+    kind = overload(op.target)
+    if torch.Tag.nondeterministic_seeded in kind.tags:  # type: ignore[attr-defined]
+        return False
+    shape = scope.value(op.outputs[0]).shape
+    shapes = [scope.value(v).shape for v in op.reads()]
+    if not all(_broadcasts(operand, shape) for operand in shapes):
+        return False
+    return torch.Tag.pointwise in kind.tags or op.target.split(".")[1] in _ALSO_POINTWISE  # type: ignore[attr-defined]
+
+
+def lower_elementwise(scope: Scope, op: Op) -> None:
+    """One compute set on the tiles of the result."""
+    (made,) = op.outputs
+    assert made is not None
+    out = scope.region(made)
+    reads, arguments, keywords = operands(scope, op)
+    whole = [region if not region.elements.ndim else _spread(region, out.elements.shape) for region in reads]
+
+    def vertex(tile: int, where: np.ndarray) -> Vertex:
+        shape = where.shape if out.elements.ndim else ()
+        return Vertex(
+            tile=tile,
+            operation=op.target,
+            reads=tuple(flat(region, where) if region.elements.ndim else region for region in whole),
+            writes=(Region(variable=out.variable, elements=out.elements.ravel()[where].reshape(shape)),),
+            arguments=arguments,
+            keywords=keywords,
+        )
+
+    scope.builder.compute(scope.label, (vertex(tile, where) for tile, where in scope.builder.pieces(out)))
+
+
+def operands(scope: Scope, op: Op) -> tuple[list[Region], tuple[Any, ...], dict[str, Any]]:
+    """What an operation reads, and its arguments: `Operand` for a tensor, `Scalar` for a number given anew."""
+    reads: list[Region] = []
+
+    def place(v: int) -> Operand:
+        reads.append(scope.region(v))
+        return Operand(len(reads) - 1)
+
+    def number(argument: Any) -> Any:
+        if not isinstance(argument, Number):
+            return argument
+        reads.append(Region(variable=scope.builder.numbers, elements=np.array(argument.slot)))
+        return Scalar(len(reads) - 1)
+
+    arguments = tuple(number(substitute(argument, place)) for argument in op.args)
+    keywords = {
+        key: number(substitute(argument, place)) for key, argument in op.kwargs.items() if key not in _LAYOUT_ONLY
+    }
+    return reads, arguments, keywords
+
+
+def add(scope: Scope, out: Region, x: Region, y: Region, beta: float = 1, alpha: float = 1) -> None:
+    """out = beta * x + alpha * y, where the result lies; `x` may be broadcast."""
+    _of_two(scope, "add", "weighted sum", out, x, y, (beta, alpha))
+
+
+def multiply(scope: Scope, out: Region, x: Region, y: Region) -> None:
+    """out = x * y, where the result lies."""
+    _of_two(scope, "multiply", "aten.mul.Tensor", out, x, y, ())
+
+
+def divide(scope: Scope, out: Region, number: float) -> None:
+    """out = out / number"""
+    vertices = (
+        Vertex(
+            tile=tile,
+            operation="aten.div.Tensor",
+            reads=(flat(out, where),),
+            writes=(flat(out, where),),
+            arguments=(Operand(0), number),
+        )
+        for tile, where in scope.builder.pieces(out)
+    )
+    scope.builder.compute(scope.label, vertices)
+
+
+def _of_two(
+    scope: Scope, name: str, operation: str, out: Region, x: Region, y: Region, numbers: tuple[Any, ...]
+) -> None:
+    spread, y = _spread(x, out.elements.shape), _spread(y, out.elements.shape)
+    vertices = (
+        Vertex(
+            tile=tile,
+            operation=operation,
+            reads=(flat(spread, where), flat(y, where)),
+            writes=(flat(out, where),),
+            arguments=(Operand(0), Operand(1), *numbers),
+        )
+        for tile, where in scope.builder.pieces(out)
+    )
+    scope.builder.compute(f"{scope.label}: {name}", vertices)
+
+
+def _spread(region: Region, shape: tuple[int, ...]) -> Region:
+    """Its elements for each element of a result, in row-major order."""
+    return Region(variable=region.variable, elements=np.broadcast_to(region.elements, shape).ravel())
+
+
+def _broadcasts(operand: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    try:
+        return np.broadcast_shapes(operand, shape) == shape
+    except ValueError:
+        return False

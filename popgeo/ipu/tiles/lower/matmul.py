@@ -1,0 +1,104 @@
+"""Matrix products: a grid of rows, contraction and columns; partial products are added where the result lies."""
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from popgeo.capture.op_graph import Op
+from popgeo.ipu.tiles.lower.builder import Scope, part, reshaped
+from popgeo.ipu.tiles.lower.elementwise import add
+from popgeo.ipu.tiles.lower.movement import copy
+from popgeo.ipu.tiles.lower.reduce import combine_partials
+from popgeo.ipu.tiles.program import Operand, Region, Vertex
+
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "dot")
+
+
+def is_matmul(op: Op) -> bool:
+    """Whether an operation is a product of matrices."""
+    return op.target.split(".")[1] in PRODUCTS
+
+
+def lower_matmul(scope: Scope, op: Op) -> None:
+    """A compute set for each serial part, another for the sum of partial products, and one that adds the bias."""
+    name = op.target.split(".")[1]
+    (made,) = op.outputs
+    assert made is not None
+    *bias, left, right = (scope.region(v) for v in op.reads())
+    out = scope.region(made)
+    batches = left.elements.shape[0] if name in ("bmm", "baddbmm") else 1
+    columns = right.elements.shape[-1] if right.elements.ndim > 1 else 1
+    inner = left.elements.shape[-1]
+    rows = left.elements.shape[-2] if left.elements.ndim > 1 else 1
+    if not out.elements.size:
+        return
+    a, b = reshaped(left, batches, rows, inner), reshaped(right, batches, inner, columns)
+    c = reshaped(out, batches, rows, columns)
+    product = _product(scope, c, a, b, direct=not bias)
+    if bias:
+        beta, alpha = op.kwargs.get("beta", 1), op.kwargs.get("alpha", 1)
+        add(scope, out, bias[0], reshaped(product, *out.elements.shape), beta=beta, alpha=alpha)
+    elif product is not c:
+        copy(scope, out, reshaped(product, *out.elements.shape))
+
+
+def _product(scope: Scope, c: Region, a: Region, b: Region, direct: bool) -> Region:
+    """[batches, rows, inner] x [batches, inner, columns], into `c` itself if it lies right and may be written."""
+    batches, rows, columns = c.elements.shape
+    tiles, label, builder = scope.builder.num_tiles, scope.label, scope.builder
+    split = _split(scope, rows, a.elements.shape[2], columns)
+    row_cuts, inner_cuts, column_cuts = (
+        cuts(size, split[key])
+        for size, key in ((rows, "rows"), (a.elements.shape[2], "contraction"), (columns, "columns"))
+    )
+    blocks = list(itertools.product(range(batches), row_cuts, column_cuts))
+    holders = np.zeros((len(inner_cuts), batches, rows, columns), np.int32)
+    for depth, (place, (batch, across, down)) in itertools.product(range(len(inner_cuts)), enumerate(blocks)):
+        holders[depth, batch, across, down] = (place * len(inner_cuts) + depth) % tiles
+    if direct and len(inner_cuts) == 1 and (builder.holders(c) == holders[0]).all():
+        products = Region(variable=c.variable, elements=c.elements[None])
+    else:
+        products = builder.partial(label, builder.dtype(c), holders)
+
+    def vertices(serial_part: int) -> Iterator[Vertex]:
+        for depth, (batch, across, down) in itertools.product(range(len(inner_cuts)), blocks):
+            for narrow in cuts(down.stop - down.start, split["serial"])[serial_part : serial_part + 1]:
+                now = slice(down.start + narrow.start, down.start + narrow.stop)
+                yield Vertex(
+                    tile=int(holders[depth, batch, across.start, now.start]),
+                    operation="aten.mm.default",
+                    reads=(part(a, batch, across, inner_cuts[depth]), part(b, batch, inner_cuts[depth], now)),
+                    writes=(part(products, depth, batch, across, now),),
+                    arguments=(Operand(0), Operand(1)),
+                )
+
+    for serial_part in range(split["serial"]):
+        builder.compute(f"{label}: multiply", vertices(serial_part))
+    if len(inner_cuts) == 1:
+        return c if products.variable == c.variable else part(products, 0)
+    whole = c if direct else builder.partial(label, builder.dtype(c), builder.holders(c))
+    places = np.broadcast_to(np.arange(c.elements.size).reshape(c.elements.shape), products.elements.shape)
+    combine_partials(scope, whole, products, places, "sum")
+    return whole
+
+
+def _split(scope: Scope, rows: int, inner: int, columns: int) -> dict[str, int]:
+    """The plan's split, or one that occupies the tiles with rows first."""
+    plan, tiles = scope.plan, scope.builder.num_tiles
+    if plan.family == "matmul" and {"rows", "contraction", "columns"} <= plan.split.keys():
+        return {"serial": 1, **plan.split}
+    down = max(1, min(rows, tiles))
+    across = max(1, min(columns, tiles // down))
+    return {"rows": down, "columns": across, "contraction": max(1, min(inner, tiles // (down * across))), "serial": 1}
+
+
+def cuts(size: int, parts: int) -> list[slice]:
+    """A dimension in parts as equal as can be, the last perhaps smaller; at least one.
+
+    Example:
+        >>> cuts(5, 2)
+        [slice(0, 3, None), slice(3, 5, None)]
+    """
+    step = max(1, -(-size // max(parts, 1)))
+    return [slice(start, min(start + step, size)) for start in range(0, max(size, 1), step)]

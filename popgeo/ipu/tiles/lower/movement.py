@@ -1,0 +1,131 @@
+"""Operations that only copy elements, in a pattern known beforehand, or make constants."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from popgeo.capture.op_graph import Op, overload, substitute
+from popgeo.ipu.tiles.lower.builder import Scope, flat
+from popgeo.ipu.tiles.program import Operand, Region, Vertex
+
+MOVES = {
+    "cat", "stack", "repeat", "flip", "roll", "tril", "triu", "constant_pad_nd", "copy", "contiguous", "reshape",
+    "slice_backward", "select_backward", "diagonal_backward", "slice_scatter", "select_scatter", "_unsafe_view",
+    "_reshape_alias", "view_copy", "t_copy", "permute_copy", "transpose_copy", "expand_copy", "squeeze_copy",
+    "unsqueeze_copy", "slice_copy", "select_copy", "diagonal_copy",
+}  # fmt: skip
+FILLS = {
+    "zeros": 0, "zeros_like": 0, "new_zeros": 0, "zero_": 0, "ones": 1, "ones_like": 1, "new_ones": 1, "empty": 0,
+    "empty_like": 0, "new_empty": 0, "empty_strided": 0, "new_empty_strided": 0,
+}  # fmt: skip
+_VALUE_AT = {"full": 1, "full_like": 1, "new_full": 2, "fill_": 1, "scalar_tensor": 0}
+
+
+def is_move(op: Op) -> bool:
+    """Whether an operation copies elements in a pattern known beforehand, as a view in memory of its own would."""
+    returns = overload(op.target)._schema.returns  # type: ignore[attr-defined]
+    looks = [item.alias_info is not None and not item.alias_info.is_write for item in returns]
+    return op.target.split(".")[1] in MOVES or (looks == [True] and not op.writes)
+
+
+def is_fill(op: Op) -> bool:
+    """Whether all elements become one number."""
+    name = op.target.split(".")[1]
+    return (name in FILLS or name in _VALUE_AT) and (name != "fill_" or not len(op.reads()) > 1)
+
+
+def lower_fill(scope: Scope, op: Op) -> None:
+    """Each tile fills its elements."""
+    name = op.target.split(".")[1]
+    number = FILLS[name] if name in FILLS else op.args[_VALUE_AT[name]]
+    (made,) = op.outputs
+    assert made is not None
+    fill(scope, scope.region(made), number)
+
+
+def fill(scope: Scope, out: Region, number: Any) -> None:
+    """Gives each element of a region a number."""
+    dtype = scope.builder.dtype(out)
+
+    def vertex(tile: int, where: np.ndarray) -> Vertex:
+        writes = (flat(out, where),)
+        return Vertex(tile=tile, operation="fill", reads=(), writes=writes, arguments=(len(where), number, dtype))
+
+    scope.builder.compute(scope.label, (vertex(tile, where) for tile, where in scope.builder.pieces(out)))
+
+
+def lower_arange(scope: Scope, op: Op) -> None:
+    """Each tile counts from its own first element."""
+    (made,) = op.outputs
+    assert made is not None
+    out = scope.region(made)
+    whole = overload(op.target)(*op.args, **{k: v for k, v in op.kwargs.items() if k in ("dtype",)})
+
+    def vertex(tile: int, where: np.ndarray) -> Vertex:
+        return Vertex(tile=tile, operation="constant", reads=(), writes=(flat(out, where),), arguments=(whole[where],))
+
+    scope.builder.compute(scope.label, (vertex(tile, where) for tile, where in scope.builder.pieces(out)))
+
+
+def lower_move(scope: Scope, op: Op) -> None:
+    """The pattern is found by moving the numbers of the elements instead of the elements."""
+    (made,) = op.outputs
+    assert made is not None
+    sources: list[Region] = []
+    start = 1  # 0 marks what no operand gives
+
+    def numbered(v: int) -> torch.Tensor:
+        nonlocal start
+        region = scope.region(v)
+        sources.append(region)
+        ids = torch.arange(start, start + region.elements.size).reshape(region.elements.shape)
+        start += region.elements.size
+        return ids
+
+    arguments = substitute(op.args, numbered)
+    value: Any = 0
+    if op.target.split(".")[1] == "constant_pad_nd" and len(arguments) > 2:
+        *arguments, value = arguments
+    pattern = overload(op.target)(*arguments).numpy().ravel()
+    assemble(scope, scope.region(made), sources, pattern, value)
+
+
+def assemble(scope: Scope, out: Region, sources: list[Region], pattern: np.ndarray, value: Any = 0) -> None:
+    """Copies into each element of `out` the element that `pattern` numbers, counted from 1 over all sources.
+
+    Args:
+        scope: What is lowered.
+        out: What to write.
+        sources: What to copy from.
+        pattern: For each element of `out` the number of its source, 0 for `value`. [out elements]
+        value: What stands where nothing is copied.
+    """
+    sizes = [region.elements.size for region in sources]
+    firsts = np.cumsum([1, *sizes])
+    dtype = scope.builder.dtype(out)
+
+    def vertex(tile: int, where: np.ndarray) -> Vertex:
+        wanted = pattern[where]
+        reads: list[Region] = []
+        places, parts = [], []
+        for region, first, size in zip(sources, firsts[:-1], sizes, strict=True):
+            here = np.flatnonzero((wanted >= first) & (wanted < first + size))
+            if len(here):
+                parts.append(Operand(len(reads)))
+                reads.append(flat(region, wanted[here] - first))
+                places.append(here)
+        return Vertex(
+            tile=tile,
+            operation="assemble",
+            reads=tuple(reads),
+            writes=(flat(out, where),),
+            arguments=(len(where), value, dtype, tuple(parts), tuple(places)),
+        )
+
+    scope.builder.compute(scope.label, (vertex(tile, where) for tile, where in scope.builder.pieces(out)))
+
+
+def copy(scope: Scope, out: Region, source: Region) -> None:
+    """Copies a region element by element to where another lies."""
+    assemble(scope, out, [source], np.arange(1, source.elements.size + 1))

@@ -1,0 +1,133 @@
+"""Reductions: each tile reduces what it holds, then the tiles of the result reduce those partial results."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from popgeo.capture.op_graph import Op
+from popgeo.ipu.tiles.lower.builder import Builder, Scope, flat, grouped
+from popgeo.ipu.tiles.program import Operand, Region, Vertex
+
+MANY_PARTIALS = 16  # for one element of a result, from which on a stage of groups pays
+PARTIALS_SPREAD_OVER = 32  # elements of a result on each tile, from which on all tiles are at work without groups
+HOW = {
+    "sum": "sum", "mean": "sum", "prod": "prod", "amax": "amax", "amin": "amin", "any": "amax", "all": "amin",
+    "max": "amax", "min": "amin",
+}  # fmt: skip
+
+
+def is_reduction(op: Op) -> bool:
+    """Whether an operation combines elements over dimensions in any order, with one result and no positions."""
+    _, name, kind = op.target.split(".")
+    if name in ("max", "min"):
+        return kind == "default"
+    return name in HOW and len(op.outputs) == 1 and kind in (
+        "default", "dim_IntList", "dim", "dim_int", "dims"
+    )  # fmt: skip
+
+
+def lower_reduction(scope: Scope, op: Op) -> None:
+    """Two compute sets, or one where nothing is gained by reducing before moving."""
+    name = op.target.split(".")[1]
+    (made,) = op.outputs
+    assert made is not None
+    source, out = scope.region(op.reads()[0]), scope.region(made)
+    dims = _dims(op, source.elements.ndim)
+    kept = [1 if d in dims else size for d, size in enumerate(source.elements.shape)]
+    places = np.broadcast_to(np.arange(math.prod(kept)).reshape(kept), source.elements.shape)
+    scale = 1 / max(math.prod(source.elements.shape[d] for d in dims), 1) if name == "mean" else None
+    combine(scope, out, source, places, HOW[name], scale)
+
+
+def combine(
+    scope: Scope, out: Region, source: Region, places: np.ndarray, how: str, scale: float | None = None
+) -> None:
+    """Reduces elements into places, first on the tiles that hold several elements of the same place.
+
+    Args:
+        scope: What is lowered.
+        out: What to write.
+        source: What to reduce.
+        places: The position in `out`, in row-major order, that each element of `source` goes to. [source shape]
+        how: `sum`, `prod`, `amax` or `amin`.
+        scale: What to multiply the results by.
+    """
+    builder = scope.builder
+    places = places.ravel()
+    at = builder.holders(source).ravel()
+    if (at != builder.holders(out).ravel()[places]).any():
+        keys, partial_of = np.unique(at.astype(np.int64) * out.elements.size + places, return_inverse=True)
+        if len(keys) < source.elements.size:
+            between = builder.partial(scope.label, _partial_type(builder.dtype(out)), keys // out.elements.size)
+            vertices = _reduced(builder, between, source, partial_of, how, None)
+            builder.compute(f"{scope.label}: reduce in place", vertices)
+            source, places = between, keys % out.elements.size
+    combine_partials(scope, out, source, places, how, scale)
+
+
+def combine_partials(
+    scope: Scope, out: Region, source: Region, places: np.ndarray, how: str, scale: float | None = None
+) -> None:
+    """Reduces elements of different tiles; where there are many for each place, in groups over all tiles first.
+
+    Arguments as in `combine`.
+    """
+    builder = scope.builder
+    places = places.ravel()
+    each = source.elements.size // max(out.elements.size, 1)
+    if each >= MANY_PARTIALS and out.elements.size < builder.num_tiles * PARTIALS_SPREAD_OVER:
+        groups = math.isqrt(each)
+        order = np.argsort(places, kind="stable")
+        rank = np.empty_like(order)
+        firsts = np.searchsorted(places[order], np.arange(out.elements.size))
+        rank[order] = np.arange(len(order)) - firsts[places[order]]
+        group = np.minimum(rank * groups // each, groups - 1)
+        used = min(groups * out.elements.size, builder.num_tiles)
+        holders = np.arange(groups * out.elements.size) * used // (groups * out.elements.size)
+        between = builder.partial(scope.label, _partial_type(builder.dtype(out)), holders)
+        vertices = _reduced(builder, between, source, group * out.elements.size + places, how, None)
+        builder.compute(f"{scope.label}: reduce groups", vertices)
+        source, places = between, np.arange(groups * out.elements.size) % out.elements.size
+    builder.compute(f"{scope.label}: reduce", _reduced(builder, out, source, places, how, scale))
+
+
+def _reduced(
+    builder: Builder, out: Region, source: Region, places: np.ndarray, how: str, scale: float | None
+) -> list[Vertex]:
+    """On each tile that holds a part of `out`, a vertex that reduces all that goes there."""
+    at = builder.holders(out).ravel()
+    members_of = dict(grouped(at[places]))
+    nothing = np.array([], np.int64)
+    local = np.zeros(len(at), np.int64)
+    vertices = []
+    for tile, where in grouped(at):
+        local[where] = np.arange(len(where))
+        members = members_of.get(tile, nothing)
+        arguments: tuple[Any, ...] = (
+            Operand(0), local[places[members]], len(where), how, builder.dtype(out), scale
+        )  # fmt: skip
+        vertices.append(
+            Vertex(
+                tile=tile,
+                operation="reduce",
+                reads=(flat(source, members),),
+                writes=(flat(out, where),),
+                arguments=arguments,
+            )
+        )
+    return vertices
+
+
+def _dims(op: Op, rank: int) -> set[int]:
+    given = op.args[1] if len(op.args) > 1 else op.kwargs.get("dim")
+    over_all = op.target.endswith(".default") and not isinstance(given, list | tuple)
+    if given is None or given == [] or over_all:
+        return set(range(rank))
+    dims = given if isinstance(given, list | tuple) else [given]
+    return {d % rank if rank else 0 for d in dims} & set(range(rank))
+
+
+def _partial_type(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

@@ -1,0 +1,131 @@
+"""Gives every storage of a captured program its tiles: where a plan wants or leaves it, else linearly."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
+from popgeo.ipu.cost.account import family, is_view
+from popgeo.ipu.cost.plan import OpCost, Plan
+from popgeo.ipu.target import IpuTarget
+from popgeo.ipu.tiles.tile_mapping import TileMapping, blocked, linear
+
+GRAIN_BYTES = 128  # least that poplar's linear mapping puts on a tile
+
+
+def map_storages(
+    graph: OpGraph, costs: Sequence[OpCost], target: IpuTarget, given: Mapping[int, TileMapping] | None = None
+) -> dict[int, TileMapping]:
+    """A mapping for each storage; views have their base's.
+
+    A result lies where its operation's plan leaves it, an element-wise result where its most spread operand lies, and
+    an input where the plan that reads it first wants it. All else is linear with a grain of 128 bytes.
+
+    Args:
+        graph: The captured program.
+        costs: The plan of each of its operations, in order.
+        target: The machine.
+        given: Storages that lie somewhere already.
+
+    Returns:
+        By storage number; elements are those of the storage, from its first on.
+    """
+    tiles = target.num_tiles * target.num_ipus
+    sizes = storage_sizes(graph)
+    mappings: dict[int, TileMapping] = dict(given or {})
+
+    def place(storage: int, mapping: TileMapping | None) -> None:
+        dtype_bytes = sizes[storage][1]
+        grain = max(1, GRAIN_BYTES // dtype_bytes)
+        fits = mapping is not None and mapping.numel == sizes[storage][0]
+        mappings[storage] = mapping if mapping is not None and fits else linear(sizes[storage][0], tiles, grain)
+
+    for op, op_cost in zip(graph.ops, costs, strict=True):
+        if is_view(graph, op):
+            continue
+        wanted = _wanted(graph, op, op_cost.plan, tiles)
+        for v in op.reads():
+            if graph.values[v].storage not in mappings:
+                place(graph.values[v].storage, wanted.get(v))
+        for made in op.outputs:
+            if made is not None and graph.values[made].storage not in mappings:
+                left = _left(op, op_cost.plan, graph.values[made], tiles)
+                place(graph.values[made].storage, left or _followed(graph, op, made, mappings))
+    for storage in sizes:
+        if storage not in mappings:
+            place(storage, None)
+    return mappings
+
+
+def storage_sizes(graph: OpGraph) -> dict[int, tuple[int, int]]:
+    """Elements of each storage and bytes of one element; a storage that is looked at in two types counts in bytes."""
+    kinds: dict[int, set[int]] = {}
+    reach: dict[int, int] = {}
+    for value in graph.values:
+        kinds.setdefault(value.storage, set()).add(value.dtype.itemsize)
+        reach[value.storage] = max(reach.get(value.storage, 0), _reach(value) * value.dtype.itemsize)
+    return {
+        storage: (nbytes // itemsize, itemsize)
+        for storage, nbytes in reach.items()
+        for itemsize in [next(iter(kinds[storage])) if len(kinds[storage]) == 1 else 1]
+    }
+
+
+def _reach(value: Value) -> int:
+    if not value.numel:
+        return 0
+    return value.offset + 1 + sum((size - 1) * step for size, step in zip(value.shape, value.stride, strict=True))
+
+
+def _wanted(graph: OpGraph, op: Op, plan: Plan, tiles: int) -> dict[int, TileMapping | None]:
+    """Where a product wants its left matrix: each block of it spread over the tiles that share the block.
+
+    Blocks of what many tiles share, such as weights and tables, are as well off spread linearly.
+    """
+    split = plan.split
+    if family(op) != "matmul" or not {"rows", "contraction", "columns"} <= split.keys():
+        return {}
+    left = [arg.value for arg in op.args if isinstance(arg, Ref)][-2]
+    return {left: _grid(graph.values[left], split["rows"] * split["columns"], split["contraction"], tiles)}
+
+
+def _left(op: Op, plan: Plan, value: Value, tiles: int) -> TileMapping | None:
+    """Where a plan leaves its result, as far as it says so."""
+    split, kind = plan.split, family(op)
+    if kind == "matmul" and split.get("contraction") == 1 and {"rows", "columns"} <= split.keys():
+        return _grid(value, split["rows"], split["columns"], tiles)
+    if not {"rows", "columns", "lookups"} <= split.keys():
+        return None
+    if kind == "gather":
+        return _grid(value, split["rows"] * split["lookups"], split["columns"], tiles)
+    if kind in ("scatter", "cfconv") and split["lookups"] == 1:
+        return _grid(value, split["rows"], split["columns"], tiles)
+    return None
+
+
+def _grid(value: Value, row_parts: int, column_parts: int, tiles: int) -> TileMapping | None:
+    """Blocks of a matrix in its storage; None where the value does not fill it."""
+    shape, stride = value.shape, value.stride
+    if len(shape) < 2 or value.offset:
+        return None
+    rows, columns = shape[0], math.prod(shape[1:])
+    if len(shape) == 2 and stride == (1, rows):
+        return blocked(columns, rows, column_parts, row_parts, tiles)
+    if all(step == math.prod(shape[d + 1 :]) for d, step in enumerate(stride)):
+        return blocked(rows, columns, row_parts, column_parts, tiles)
+    return None
+
+
+def _followed(graph: OpGraph, op: Op, v: int, mappings: dict[int, TileMapping]) -> TileMapping | None:
+    """The mapping of the most spread operand of the same layout."""
+    if family(op) not in ("elementwise", "copy"):
+        return None
+    value = graph.values[v]
+    alike = [
+        mappings[operand.storage]
+        for operand in (graph.values[r] for r in op.reads())
+        if (operand.shape, operand.stride, operand.offset) == (value.shape, value.stride, value.offset)
+        and mappings[operand.storage].numel == value.numel
+    ]
+    return max(alike, key=lambda mapping: len(np.unique(mapping.tiles)), default=None)

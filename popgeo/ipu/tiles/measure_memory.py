@@ -1,0 +1,228 @@
+"""What a compiled step keeps in the memory of each tile, and when."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from popgeo.capture.op_graph import OpGraph
+from popgeo.ipu.cost.plan import Activity, OpCost
+from popgeo.ipu.target import IpuTarget
+from popgeo.ipu.tiles.liveness import Life, lives
+from popgeo.ipu.tiles.map_tensors import map_storages
+from popgeo.ipu.tiles.memory_use import MemoryUse, Resident
+from popgeo.ipu.tiles.tile_mapping import TileMapping
+
+# No manual states these; they are estimates after public poplar reports. A codelet takes 0.3 to 3 KB,
+# a vertex 16 to 64 B and 4 B an edge pointer, a superstep 40 to 80 B of control code, the seven stacks 2 to 4 KB.
+VERTEX_CODE_BYTES = 1024
+VERTEX_STATE_BYTES = 32
+EDGE_POINTER_BYTES = 4
+CONTROL_CODE_BYTES = 60
+STACK_BYTES = 3072
+# Exchange code is one word an instruction: three for a received piece, one for 64 sent words, eight for each exchange.
+INSTRUCTION_BYTES = 4
+INSTRUCTIONS_PER_PIECE = 3
+INSTRUCTIONS_PER_EXCHANGE = 8
+BYTES_PER_SEND = 256
+NUM_LARGEST = 10
+
+
+class OutOfTileMemory(ValueError):
+    """A tile needs more memory than it has."""
+
+
+def memory(
+    graph: OpGraph,
+    costs: Sequence[OpCost],
+    target: IpuTarget,
+    *,
+    update: OpGraph | None = None,
+    update_costs: Sequence[OpCost] = (),
+    num_results: int | None = None,
+    accumulates: bool = False,
+    mappings: Mapping[int, TileMapping] | None = None,
+) -> MemoryUse:
+    """Bytes of every tile, by what they hold and over time.
+
+    Values live from the operation that makes them to the last that needs them or a view of them. Weights, constants,
+    optimizer state, inputs and results have a place of their own, since each run finds or leaves them there.
+
+    Args:
+        graph: The captured step.
+        costs: Plans of its operations, in order.
+        target: The machine.
+        update: The optimizer's update, as captured; it runs after the step. None for inference.
+        update_costs: Plans of the update's operations, in order.
+        num_results: How many of the graph's outputs the host receives; the others are gradients. All when left out.
+        accumulates: Whether sums of gradients live on from one micro-batch to the next.
+        mappings: Where each storage of the step lies, if known already.
+
+    Returns:
+        Bytes per tile; its curve covers the operations of the step, then those of the update.
+
+    Example:
+        >>> import torch
+        >>> from popgeo.capture.capture import capture
+        >>> from popgeo.ipu.cost.graph_cost import cost
+        >>> graph = capture(torch.relu, [("x", torch.ones(64))], lambda x: torch.relu(*x)).graph
+        >>> use = memory(graph, cost(graph, IpuTarget.bow()), IpuTarget.bow())
+        >>> use.categories["inputs and results"][:3].tolist(), use.fits
+        ([256, 256, 0], True)
+    """
+    tiles = target.num_tiles * target.num_ipus
+    placed = map_storages(graph, costs, target) if mappings is None else mappings
+    step = lives(graph, placed, tiles)
+    results = [v for v in graph.outputs[:num_results] if v is not None]
+    state = {graph.values[v].storage for name, v in graph.inputs.items() if not name.startswith("input:")}
+    state |= {graph.values[v].storage for v in graph.constants}
+    host = {graph.values[v].storage for name, v in graph.inputs.items() if name.startswith("input:")}
+    host |= {graph.values[v].storage for v in results} - state
+    resident = {
+        "weights and optimizer": [life for storage, life in step.items() if storage in state],
+        "inputs and results": [life for storage, life in step.items() if storage in host],
+    }
+    changing = [life for storage, life in step.items() if storage not in state | host]
+    if update is not None:
+        after = lives(update, map_storages(update, update_costs, target), tiles)
+        names = {update.values[v].storage: name for name, v in update.inputs.items()}
+        for storage, life in after.items():
+            name = names.get(storage, "")
+            if name.startswith("state:") or (accumulates and name.startswith("gradient:")):
+                resident["weights and optimizer"].append(life)
+            elif not name:
+                moved = dataclasses.replace(life, first=life.first + len(graph.ops), last=life.last + len(graph.ops))
+                changing.append(moved)
+        end = len(graph.ops) + len(update.ops)
+        changing = [dataclasses.replace(life, last=end) if life.last == len(graph.ops) else life for life in changing]
+    every = [*costs, *update_costs]
+    nothing = np.zeros(tiles, np.int64)
+    kept = {name: sum((life.nbytes for life in group), nothing) for name, group in resident.items()}
+    kept |= _code(every, tiles)
+    return _over_time(kept, [life for group in resident.values() for life in group], changing, every, target)
+
+
+def require_fit(use: MemoryUse, costs: Sequence[OpCost] = ()) -> None:
+    """Refuses what does not fit.
+
+    Args:
+        use: Bytes per tile.
+        costs: The operations of its curve, to name the one that needs most.
+
+    Raises:
+        OutOfTileMemory: a tile needs more than it has; the message names tile, operation and largest values.
+    """
+    if use.fits:
+        return
+    over = int((use.peak > use.limit).sum())
+    step = f"operation {use.peak_op}"
+    if use.peak_op < len(costs):
+        running = costs[use.peak_op]
+        step = f"{running.target} {running.shapes} ({running.phase}{', ' + running.source if running.source else ''})"
+    largest = ", ".join(f"{item.name} {item.nbytes:,} B" for item in use.largest[:4])
+    raise OutOfTileMemory(
+        f"Tile {use.peak_tile} needs {int(use.peak[use.peak_tile]):,} bytes of its {use.limit:,} while {step} runs; "
+        f"{over} of {len(use.peak)} tiles exceed theirs. Largest there: {largest}. Use smaller batches and more "
+        "gradient_accumulation, fewer channels, float16, or more IPUs; strict=False reports it without refusing."
+    )
+
+
+def _code(costs: Sequence[OpCost], tiles: int) -> dict[str, np.ndarray]:
+    """Vertices, their code, the control program, exchange code and stacks of each tile.
+
+    A vertex type's code is there once. Operations of the same kind, shapes and plan share vertices, control and
+    exchange code, as PopART's outlining (on by default) makes functions of what layers repeat; each is one call more.
+    """
+    state, control, exchange = (np.zeros(tiles, np.int64) for _ in range(3))
+    kinds: dict[str, int] = {}
+    outlined = set()
+    for cost in costs:
+        if not cost.plan.supersteps:
+            continue
+        control += CONTROL_CODE_BYTES
+        alike = cost.target, cost.shapes, tuple(sorted(cost.plan.split.items()))
+        if alike in outlined:
+            continue
+        outlined.add(alike)
+        for step in cost.plan.supersteps:
+            used = min(max(step.tiles, 1), tiles)
+            if step.activity is Activity.COMPUTE:
+                state[:used] += VERTEX_STATE_BYTES + EDGE_POINTER_BYTES * cost.shapes.count("[")
+                kind = step.name.partition(",")[0]  # stages of the same step differ behind the comma
+                kinds[kind] = max(kinds.get(kind, 0), used)
+            elif step.activity is Activity.EXCHANGE:
+                # The turns of a loop share their code.
+                turns = cost.plan.split.get("serial", 1)
+                pieces = -(-(INSTRUCTIONS_PER_PIECE * step.fragments + step.bytes_out // BYTES_PER_SEND + 1) // turns)
+                exchange[:used] += INSTRUCTION_BYTES * (pieces + INSTRUCTIONS_PER_EXCHANGE)
+            if step.activity is not Activity.SYNC:
+                control += CONTROL_CODE_BYTES
+    code = np.zeros(tiles, np.int64)
+    for used in kinds.values():
+        code[:used] += VERTEX_CODE_BYTES
+    return {
+        "vertex state": state,
+        "vertex code": code,
+        "control code": control,
+        "exchange code": exchange,
+        "stack": np.full(tiles, STACK_BYTES, np.int64),
+    }
+
+
+def _over_time(
+    kept: dict[str, np.ndarray],
+    resident: Sequence[Life],
+    changing: Sequence[Life],
+    costs: Sequence[OpCost],
+    target: IpuTarget,
+) -> MemoryUse:
+    """Walks over the operations with what is alive on each tile."""
+    always = sum(kept.values(), np.zeros(target.num_tiles * target.num_ipus, np.int64))
+    starts: dict[int, list[Life]] = {}
+    ends: dict[int, list[Life]] = {}
+    for life in changing:
+        starts.setdefault(max(life.first, 0), []).append(life)
+        ends.setdefault(life.last, []).append(life)
+    alive, peak_values = np.zeros_like(always), np.zeros_like(always)
+    curve = np.zeros(max(len(costs), 1), np.int64)
+    peak_op, highest = 0, -1
+    for index, cost in enumerate(costs):
+        for life in starts.get(index, ()):
+            alive += life.nbytes
+        now = alive + _temporary(cost, len(always))
+        np.maximum(peak_values, now, out=peak_values)
+        curve[index] = (always + now).max()
+        if curve[index] > highest:
+            highest, peak_op = int(curve[index]), index
+            peak_tile = int((always + now).argmax())
+        for life in ends.get(index, ()):
+            alive -= life.nbytes
+    if not costs:
+        curve[0], peak_tile = always.max(), int(always.argmax())
+    there = [life for life in changing if max(life.first, 0) <= peak_op <= life.last]
+    held = [
+        Resident(name=life.name, nbytes=int(life.nbytes[peak_tile]), source=life.source) for life in [*resident, *there]
+    ]
+    if costs:
+        running = costs[peak_op]
+        temporary = int(_temporary(running, len(always))[peak_tile])
+        held.append(Resident(name=f"work space of {running.target}", nbytes=temporary, source=running.source))
+    held += [Resident(name=name, nbytes=int(kept[name][peak_tile])) for name in list(kept)[2:]]
+    return MemoryUse(
+        limit=target.memory_per_tile,
+        categories={**dict(list(kept.items())[:2]), "values": peak_values, **dict(list(kept.items())[2:])},
+        always_live=always,
+        peak=always + peak_values,
+        curve=curve,
+        peak_tile=peak_tile,
+        peak_op=peak_op,
+        largest=tuple(sorted((item for item in held if item.nbytes), key=lambda item: -item.nbytes)[:NUM_LARGEST]),
+    )
+
+
+def _temporary(cost: OpCost, tiles: int) -> np.ndarray:
+    """The plan's work space on the tiles that it uses."""
+    used = max((step.tiles for step in cost.plan.supersteps), default=tiles) or tiles
+    space = np.zeros(tiles, np.int64)
+    space[:used] = cost.plan.temporary_bytes
+    return space

@@ -1,0 +1,82 @@
+"""Runs a program step by step on the tile memories of one or several replicas."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from popgeo.ipu.tiles.program import AllReduce, ComputeSet, Exchange, HostCopy, Program, Repeat, Step
+from popgeo.ipu.tiles.tile_memory import TileMemory
+
+HostIn = Callable[[str, int], Tensor]
+HostOut = Callable[[str, int, Tensor], None]
+
+
+def run_program(program: Program, replicas: Sequence[TileMemory], host_in: HostIn, host_out: HostOut) -> None:
+    """Runs a program; replicas go together, step by step.
+
+    Args:
+        program: What to run. Lasting variables keep what earlier programs left in them, and must lie as they did there.
+        replicas: The memory of each replica's tiles.
+        host_in: Gives the next tensor of a stream to a replica, flat.
+        host_out: Takes the next tensor of a stream from a replica, flat.
+
+    Raises:
+        ValueError: a vertex reads what its tile does not hold or what was never written, or writes elsewhere.
+
+    Example:
+        >>> import numpy as np
+        >>> from popgeo.ipu.tiles.tile_mapping import linear
+        >>> from popgeo.ipu.tiles.program import Variable
+        >>> x = Variable(name="x", dtype=torch.float32, mapping=linear(4, num_tiles=2, grain=2))
+        >>> steps = HostCopy(to_host=False, streams={"x": "in"}), HostCopy(to_host=True, streams={"x": "out"})
+        >>> program = Program(num_tiles=2, variables={"x": x}, steps=steps)
+        >>> given = lambda stream, replica: torch.arange(4.0)
+        >>> run_program(program, [TileMemory(2)], given, lambda stream, replica, values: print(stream, values))
+        out tensor([0., 1., 2., 3.])
+    """
+    for memory in replicas:
+        memory.use(program)
+    for step in program.steps:
+        _run(step, replicas, host_in, host_out)
+
+
+def _run(step: Step, replicas: Sequence[TileMemory], host_in: HostIn, host_out: HostOut) -> None:
+    if isinstance(step, Repeat):
+        names = _written(step)
+        for _ in range(step.count):
+            for memory in replicas:
+                memory.forget(names)
+            for inner in step.body:
+                _run(inner, replicas, host_in, host_out)
+    elif isinstance(step, HostCopy):
+        for number, memory in enumerate(replicas):
+            for name, stream in step.streams.items():
+                if step.to_host:
+                    host_out(stream, number, memory.read(name))
+                else:
+                    memory.write(name, host_in(stream, number))
+    elif isinstance(step, AllReduce):
+        for name in step.variables:
+            total = torch.stack([memory.read(name) for memory in replicas]).sum(0)
+            for memory in replicas:
+                memory.write(name, total)
+    else:
+        for memory in replicas:
+            if isinstance(step, Exchange):
+                memory.exchange(step)
+            elif isinstance(step, ComputeSet):
+                memory.compute(step)
+
+
+def _written(repeat: Repeat) -> set[str]:
+    """What a body writes; each pass finds it unwritten."""
+    names: set[str] = set()
+    for step in repeat.body:
+        if isinstance(step, Repeat):
+            names |= _written(step)
+        elif isinstance(step, HostCopy) and not step.to_host:
+            names |= set(step.streams)
+        elif isinstance(step, ComputeSet):
+            names |= {region.variable for vertex in step.vertices for region in vertex.writes if region is not None}
+    return names

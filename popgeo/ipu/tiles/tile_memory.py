@@ -1,0 +1,212 @@
+"""The memory of each tile apart: a vertex finds what its tile holds or was sent, and no more."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from popgeo.ipu.tiles.codelets import run_vertex
+from popgeo.ipu.tiles.lower.builder import grouped
+from popgeo.ipu.tiles.program import ComputeSet, Exchange, Program, Region, Transfer, Vertex
+
+
+class TileMemory:
+    """The memory of all tiles while a program runs.
+
+    What a tile holds of a variable is a buffer of its own, of NaN and marked as unwritten until a vertex or the host
+    writes there. What it is sent lies in another place, which is emptied after the next compute set.
+
+    Args:
+        num_tiles: Tiles there are.
+        random: State of the random numbers that its vertices draw; torch's own when left out.
+    """
+
+    def __init__(self, num_tiles: int, random: Tensor | None = None) -> None:
+        self.random = random
+        self._tiles = [_Tile() for _ in range(num_tiles)]
+        self._shares: dict[str, dict[int, np.ndarray]] = {}
+        self._lasting: set[str] = set()
+        self._program: Program | None = None
+
+    def use(self, program: Program) -> None:
+        """Makes a program's variables known; those that do not last start unwritten, or as the program's constants."""
+        for tile in self._tiles:
+            known = {name for name in tile.held if name in program.variables or name in self._lasting}
+            tile.held = {name: tile.held[name] for name in known}
+        self._lasting |= {name for name, variable in program.variables.items() if variable.lasting}
+        for name, variable in program.variables.items():
+            mapping = variable.mapping
+            if mapping.replicated:
+                shares = {tile: np.arange(mapping.numel) for tile in range(len(self._tiles))}
+            else:
+                shares = dict(grouped(mapping.holders()))
+            self._shares[name] = shares
+            for number, tile in enumerate(self._tiles):
+                if not variable.lasting or name not in tile.held:
+                    tile.held.pop(name, None)
+                    if number in shares:
+                        tile.held[name] = _Buffer.unwritten(shares[number], variable.dtype)
+        self._program = program
+        for name, values in program.constants.items():
+            self.write(name, values)
+
+    def write(self, name: str, values: Tensor) -> None:
+        """Spreads a flat tensor over the tiles that hold a variable."""
+        for tile, elements in self._shares[name].items():
+            self._tiles[tile].held[name].put(elements, values[torch.from_numpy(elements)])
+
+    def read(self, name: str) -> Tensor:
+        """Collects a variable from its tiles, flat.
+
+        Raises:
+            ValueError: a tile has not written all of what it holds.
+        """
+        shares = self._shares[name]
+        parts = {tile: self._tiles[tile].held[name] for tile in shares}
+        out = torch.empty(max((int(e[-1]) + 1 for e in shares.values()), default=0), dtype=self._variable_type(name))
+        for tile, elements in shares.items():
+            values, found = parts[tile].find(elements)
+            if not found.all():
+                raise ValueError(f"Tile {tile} never wrote all that it holds of {name}.")
+            out[torch.from_numpy(elements)] = values
+        return out
+
+    def _variable_type(self, name: str) -> torch.dtype:
+        assert self._program is not None
+        return self._program.variables[name].dtype
+
+    def exchange(self, step: Exchange) -> None:
+        """Copies what each transfer lists to where it lists."""
+        for transfer in step.transfers:
+            self._transfer(transfer)
+
+    def compute(self, step: ComputeSet) -> None:
+        """Runs each vertex on its tile.
+
+        Raises:
+            ValueError: a vertex reads what its tile does not hold or what was never written, or writes elsewhere.
+        """
+        before = torch.get_rng_state()
+        draws = any(vertex.operation == "call" for vertex in step.vertices)
+        if draws and self.random is not None:
+            # Not every operation takes a generator, so torch's own stands in for the replica's while it runs.
+            torch.set_rng_state(self.random)
+        for vertex in step.vertices:
+            self._run(step, vertex)
+        if draws and self.random is not None:
+            self.random = torch.get_rng_state()
+            torch.set_rng_state(before)
+        for tile in self._tiles:
+            tile.sent.clear()
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Marks variables as unwritten, unless they last."""
+        assert self._program is not None
+        for name in names:
+            if not self._program.variables[name].lasting and name not in self._program.constants:
+                for tile in self._tiles:
+                    if name in tile.held:
+                        tile.held[name].written[:] = False
+
+    def _transfer(self, transfer: Transfer) -> None:
+        source = self._tiles[transfer.source].held.get(transfer.variable)
+        values, found = source.find(transfer.elements) if source is not None else (None, np.zeros(1, bool))
+        if values is None or not found.all():
+            raise ValueError(
+                f"Tile {transfer.source} was to send {len(transfer.elements)} elements of {transfer.variable} to tile "
+                f"{transfer.destination}, but does not hold them or never wrote them."
+            )
+        self._tiles[transfer.destination].sent.setdefault(transfer.variable, []).append(
+            _Buffer(elements=transfer.elements, values=values, written=np.ones(len(transfer.elements), bool))
+        )
+
+    def _run(self, step: ComputeSet, vertex: Vertex) -> None:
+        """A vertex is given copies of what its tile has; its results go where its tile holds the variables."""
+        tile = self._tiles[vertex.tile]
+        reads = [tile.look(region, self._variable_type(region.variable), vertex, step.name) for region in vertex.reads]
+        results = run_vertex(vertex.operation, vertex.arguments, vertex.keywords, reads)
+        for region, result in zip(vertex.writes, results, strict=False):
+            if region is None or result is None:
+                continue
+            held = tile.held.get(region.variable)
+            expected = self._variable_type(region.variable)
+            if held is None or not held.holds(region.elements.ravel()):
+                raise ValueError(
+                    f"{step.name}: a vertex on tile {vertex.tile} writes {region.variable} where another tile holds it."
+                )
+            if result.dtype is not expected or result.numel() != region.elements.size:
+                raise ValueError(
+                    f"{step.name}: a vertex makes {result.dtype}{list(result.shape)} for {region.variable}, which is "
+                    f"{expected}{list(region.elements.shape)} there."
+                )
+            held.put(region.elements.ravel(), result.reshape(-1))
+
+
+@dataclass(kw_only=True)
+class _Buffer:
+    """Elements of a variable in one tile's memory, in ascending order."""
+
+    elements: np.ndarray
+    values: Tensor
+    written: np.ndarray
+
+    @classmethod
+    def unwritten(cls, elements: np.ndarray, dtype: torch.dtype) -> "_Buffer":
+        values = torch.zeros(len(elements), dtype=dtype)
+        if dtype.is_floating_point:
+            values.fill_(torch.nan)
+        return cls(elements=elements, values=values, written=np.zeros(len(elements), bool))
+
+    @classmethod
+    def joined(cls, buffers: Sequence["_Buffer"]) -> "_Buffer":
+        if len(buffers) == 1:
+            return buffers[0]
+        elements = np.concatenate([buffer.elements for buffer in buffers])
+        order = np.argsort(elements, kind="stable")
+        values = torch.cat([buffer.values for buffer in buffers])
+        return cls(elements=elements[order], values=values[torch.from_numpy(order)], written=np.ones(len(order), bool))
+
+    def put(self, elements: np.ndarray, values: Tensor) -> None:
+        where = np.searchsorted(self.elements, elements)
+        self.values[torch.from_numpy(where)] = values
+        self.written[where] = True
+
+    def holds(self, elements: np.ndarray) -> bool:
+        where = np.minimum(np.searchsorted(self.elements, elements), len(self.elements) - 1)
+        return bool((self.elements[where] == elements).all())
+
+    def find(self, elements: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        """The values of some elements, and which of them are here and written."""
+        if not len(self.elements):
+            return torch.zeros(len(elements), dtype=self.values.dtype), np.zeros(len(elements), bool)
+        where = np.minimum(np.searchsorted(self.elements, elements), len(self.elements) - 1)
+        return self.values[torch.from_numpy(where)], (self.elements[where] == elements) & self.written[where]
+
+
+@dataclass
+class _Tile:
+    """One tile: what it holds, and what the last exchange brought."""
+
+    held: dict[str, _Buffer] = field(default_factory=dict)
+    sent: dict[str, list[_Buffer]] = field(default_factory=dict)
+
+    def look(self, region: Region, dtype: torch.dtype, vertex: Vertex, step: str) -> Tensor:
+        """What a vertex reads, in the region's shape."""
+        wanted = region.elements.ravel()
+        out, found = torch.zeros(len(wanted), dtype=dtype), np.zeros(len(wanted), bool)
+        held, sent = self.held.get(region.variable), self.sent.get(region.variable)
+        if held is not None:
+            out, found = held.find(wanted)
+        if sent is not None and not found.all():
+            self.sent[region.variable] = [_Buffer.joined(sent)]
+            brought, here = self.sent[region.variable][0].find(wanted)
+            out[torch.from_numpy(~found)] = brought[torch.from_numpy(~found)]
+            found = found | here
+        if not found.all():
+            raise ValueError(
+                f"{step}: a vertex on tile {vertex.tile} reads {int((~found).sum())} elements of {region.variable} "
+                "that its tile neither holds nor was sent."
+            )
+        return out.reshape(region.elements.shape)
