@@ -24,6 +24,15 @@ def native(request: pytest.FixtureRequest) -> Iterator[str]:
     yield request.param
 
 
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """On a busy machine two threads wait for each other for longer than a small step takes; a test may ask for more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real data that is not part of the package; tests that need it skip where it is absent."""

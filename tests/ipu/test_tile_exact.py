@@ -19,7 +19,7 @@ from popgeo.ipu.tiles.run_program import run_program
 from popgeo.ipu.tiles.tile_mapping import from_holders
 from popgeo.ipu.tiles.tile_memory import TileMemory
 from popgeo.nn import GCN, GIN, SchNet
-from tests.ipu.program_rules import (
+from tests.support.program_rules import (
     assert_each_element_is_on_one_tile,
     assert_nobody_reads_what_another_writes,
     assert_vertices_touch_only_their_tile,

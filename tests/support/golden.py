@@ -33,8 +33,8 @@ from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
 from tests.contracts.test_models import MODELS, make_batch, make_model, pad
 from tests.contracts.test_tiles import SMALL, Training
 from tests.data.graphs import graph, hetero_graph
-from tests.ipu.training_steps import MODELS as NETWORKS
-from tests.ipu.training_steps import graph_network, schnet
+from tests.support.training_steps import MODELS as NETWORKS
+from tests.support.training_steps import graph_network, schnet
 
 _PLACE = re.compile(r"[^\s\"]*\.py:\d+ in ")
 

@@ -6,10 +6,10 @@ import torch
 
 from popgeo.ipu import IpuTarget
 from popgeo.ipu.cost.graph_cost import cost
-from popgeo.ipu.report.traffic import traffic
 from popgeo.ipu.tiles.graph_program import schedule
 from popgeo.ipu.tiles.program import Exchange, Program
-from tests.ipu.training_steps import captured, graph_network, schnet
+from tests.support.traffic import traffic
+from tests.support.training_steps import captured, graph_network, schnet
 
 SMALL = IpuTarget(name="small", num_tiles=8, memory_per_tile=2**20, clock=1e9, float32_macs=16, float16_macs=64)
 

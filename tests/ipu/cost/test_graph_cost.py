@@ -11,7 +11,7 @@ from popgeo import ipu, ops
 from popgeo.ipu import IpuTarget
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.plan import Profile
-from tests.ipu import training_steps
+from tests.support import training_steps
 
 BOW = IpuTarget.bow()
 NUM_NODES, CHANNELS, NUM_EDGES = 1024, 128, 8192

@@ -11,8 +11,7 @@ import torch
 
 from popgeo import ipu
 from popgeo.ipu.report.html import script
-
-from .models import ContinuousFilters, make_batch
+from tests.support.small_models import ContinuousFilters, make_batch
 
 
 class Outline(HTMLParser):

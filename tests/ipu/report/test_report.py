@@ -9,8 +9,7 @@ import torch
 
 from popgeo import ipu
 from popgeo.ipu.cost.plan import Activity, Profile
-
-from .models import ContinuousFilters, make_batch
+from tests.support.small_models import ContinuousFilters, make_batch
 
 
 def compiled(**options):
@@ -121,7 +120,7 @@ def test_it_survives_json(report):
     assert back.to_json() == text
     assert dataclasses.replace(back, memory=None) == dataclasses.replace(report, memory=None)
     assert json.loads(text)["version"] == 1
-    with pytest.raises(ValueError, match=r"found \('popgeo.ipu.report.report', 99\)"):
+    with pytest.raises(ValueError, match=r"found \('popgeo.ipu.report', 99\)"):
         ipu.Report.from_json(text.replace('"version": 1', '"version": 99', 1))
     with pytest.raises(ValueError, match="No report"):
         ipu.Report.from_json("cycles: 7")

@@ -12,14 +12,14 @@ import torch
 
 from popgeo.engine.replicas import Replicas
 from tests.conftest import REPOSITORY
-from tests.ipu.distributed_training import OPTIONS, train
+from tests.support.distributed_training import OPTIONS, train
 
 
 def torchrun(folder: Path, fate: str) -> subprocess.CompletedProcess:
     """Two processes on a port that is free."""
     # torchrun ends the others when one has died; looking every two seconds, it leaves them the time to say so.
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["--monitor-interval=2", "-m", "tests.ipu.distributed_training", str(folder), fate]
+    command += ["--monitor-interval=2", "-m", "tests.support.distributed_training", str(folder), fate]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=120)
 

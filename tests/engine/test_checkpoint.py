@@ -92,7 +92,7 @@ WRITER = textwrap.dedent("""
     import sys
     import torch
     torch.set_num_threads(1)
-    from tests.ipu.test_checkpoint import make_batch, make_step
+    from tests.engine.test_checkpoint import make_batch, make_step
     step = make_step()
     for number in range(10**6):
         step(*make_batch(number))

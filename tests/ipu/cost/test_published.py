@@ -20,7 +20,7 @@ from popgeo.ipu.cost.reduce import plan_reduce
 from popgeo.ipu.cost.supersteps import exchange_step, transfer_cycles
 from popgeo.ipu.cost.vertex_cycles import amp_vertex
 from tests.conftest import REPOSITORY
-from tests.ipu import training_steps
+from tests.support import training_steps
 
 BOW, GC2 = IpuTarget.bow(), IpuTarget.gc2()
 TIMER = 45  # cycles that the published counts of single vertices spend on reading the counter

@@ -1,6 +1,6 @@
 """Trains SchNet for two epochs with the replicas shared by the processes that torchrun starts; also alone.
 
-torchrun --nproc-per-node 2 -m tests.ipu.distributed_training FOLDER [dies | hangs]
+torchrun --nproc-per-node 2 -m tests.support.distributed_training FOLDER [dies | hangs]
 """
 
 import os

@@ -14,7 +14,7 @@ from torch_geometric.data import Batch, Data
 
 from popgeo.capture.serialize import from_bytes, to_bytes
 from popgeo.ipu import IpuTarget, Options, OutOfTileMemory, inference_model, training_model
-from tests.ipu.models import ContinuousFilters, GraphConvolutions, make_batch
+from tests.support.small_models import ContinuousFilters, GraphConvolutions, make_batch
 
 
 def start(folder, model: nn.Module, **options):

@@ -13,7 +13,7 @@ from torch import nn
 from popgeo import ipu
 from popgeo.nn import SchNet
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def example(name):

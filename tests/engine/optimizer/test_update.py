@@ -8,7 +8,7 @@ import torch
 from torch import nn, optim
 
 from popgeo.ipu import Options, training_model
-from tests.ipu.models import ContinuousFilters, eager_step, make_batch
+from tests.support.small_models import ContinuousFilters, eager_step, make_batch
 
 OPTIMIZERS = {
     "sgd": functools.partial(optim.SGD, lr=1e-2),

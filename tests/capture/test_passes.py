@@ -12,7 +12,7 @@ from popgeo.capture.optimize import optimize
 from popgeo.capture.passes import drop_unused, fold_constants, merge_equal_values
 from popgeo.capture.row_indexing import group_same_index, use_row_indexing, without_row_indexing
 from popgeo.engine.graph_runner import Engine
-from tests.ipu.models import ContinuousFilters, GraphConvolutions, make_batch
+from tests.support.small_models import ContinuousFilters, GraphConvolutions, make_batch
 
 
 def capture_function(function, *inputs: Tensor) -> OpGraph:

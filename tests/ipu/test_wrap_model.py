@@ -8,7 +8,7 @@ from torch import nn
 
 from popgeo import ipu
 from popgeo.ipu import DynamicShapeError, Options, inference_model, training_model
-from tests.ipu.models import ContinuousFilters, GraphConvolutions, eager_step, make_batch
+from tests.support.small_models import ContinuousFilters, GraphConvolutions, eager_step, make_batch
 
 MODELS = [ContinuousFilters, GraphConvolutions]
 
