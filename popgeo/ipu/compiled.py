@@ -9,7 +9,8 @@ from popgeo.engine.optimizer.update import Update
 from popgeo.engine.step_runner import Stepper
 from popgeo.ipu.cost.account import account
 from popgeo.ipu.options import Options
-from popgeo.ipu.report.report import Family, Report
+from popgeo.ipu.report.figures import Family
+from popgeo.ipu.report.report import Report
 from popgeo.ipu.step_cost import Assessment
 
 

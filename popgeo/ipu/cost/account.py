@@ -5,7 +5,7 @@ import math
 import torch
 
 from popgeo.capture.op_graph import Op, OpGraph, Ref, overload
-from popgeo.ipu.report.report import Family
+from popgeo.ipu.report.figures import Family
 
 _FAMILIES = {
     "matmul": "mm addmm bmm baddbmm matmul linear mv dot _cdist_forward _cdist_backward",

@@ -1,12 +1,15 @@
 """Two steps that run one after the other, as one report."""
 
 from dataclasses import replace
+from typing import TypeVar
 
-from popgeo.ipu.report.report import Family, Report
+from popgeo.ipu.report.figures import Family, Figures
 from popgeo.ipu.tiles.memory_use import MemoryUse
 
+F = TypeVar("F", bound=Figures)
 
-def add(first: Report, second: Report) -> Report:
+
+def add(first: F, second: Figures) -> F:
     """What both cost together. Memory is that of the one whose fullest tile holds more.
 
     Raises:
@@ -48,7 +51,7 @@ def _both(first: bool | None, second: bool | None) -> bool | None:
     return all(known) if known else None
 
 
-def _graphs(first: Report, second: Report) -> float | None:
+def _graphs(first: Figures, second: Figures) -> float | None:
     """The mean over the micro-batches of both."""
     a, b = first.graphs_per_micro_batch, second.graphs_per_micro_batch
     if a is None or b is None:

@@ -4,19 +4,19 @@ import json
 from typing import Any
 
 from popgeo.ipu.cost.plan import Activity
-from popgeo.ipu.report.report import Report
-from popgeo.ipu.report.tables import group_names, superstep_rows
+from popgeo.ipu.report.figures import Figures
+from popgeo.ipu.report.rows import block_names
 
 TRACKS = {activity.value: number for number, activity in enumerate(Activity, start=1)}
 
 
-def chrome_trace(report: Report) -> str:
+def chrome_trace(report: Figures) -> str:
     """JSON with one process for each block of the model, and in it a track for each activity.
 
     Times are those of one micro-batch and its update, in microseconds at the target's clock.
     """
-    steps = superstep_rows(report)
-    names = group_names([step["module"] for step in steps])
+    steps = report.rows.supersteps
+    names = block_names([step["module"] for step in steps])
     processes = {name: number for number, name in enumerate(dict.fromkeys(names), start=1)}
     events: list[dict[str, Any]] = []
     for name, process in processes.items():

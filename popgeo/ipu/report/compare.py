@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from popgeo.ipu.report.report import Report
-from popgeo.ipu.report.tables import Row, family_rows, group_rows, op_rows
+from popgeo.ipu.report.figures import Figures
+from popgeo.ipu.report.rows import Row
 
 KEYS = {"families": ("family",), "blocks": ("module",), "ops": ("op", "module", "phase", "shapes", "occurrence")}
 
@@ -22,8 +22,8 @@ class Comparison:
         after: The second.
     """
 
-    before: Report
-    after: Report
+    before: Figures
+    after: Figures
 
     @property
     def speedup(self) -> float:
@@ -72,15 +72,15 @@ class Comparison:
         return table[table["difference"].abs() >= 0.5].to_dict("records")
 
 
-def _rows(report: Report, kind: str) -> list[Row]:
+def _rows(report: Figures, kind: str) -> list[Row]:
     if kind == "families":
-        return family_rows(report)
+        return [*report.rows.families]
     if kind == "blocks":
-        return group_rows(report)
-    rows, seen = op_rows(report), Counter[tuple[str, ...]]()
-    for row in rows:
+        return [*report.rows.blocks]
+    rows, seen = list[Row](), Counter[tuple[str, ...]]()
+    for row in report.rows.ops:
         key = (row["op"], row["module"], row["phase"], row["shapes"])
-        row["occurrence"] = seen[key]
+        rows.append({**row, "occurrence": seen[key]})
         seen[key] += 1
     return rows
 

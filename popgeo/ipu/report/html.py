@@ -1,6 +1,7 @@
 """A report as one page that needs nothing but a browser."""
 
 import json
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,9 @@ from typing import Any
 import pandas as pd
 
 from popgeo.ipu.cost.plan import Activity
-from popgeo.ipu.report.insights import insights
-from popgeo.ipu.report.report import Insight, Report
-from popgeo.ipu.report.tables import family_rows, group_names, module_rows, op_rows, superstep_rows
+from popgeo.ipu.report.figures import Figures
+from popgeo.ipu.report.insights import Insight, insights
+from popgeo.ipu.report.rows import block_names
 from popgeo.ipu.report.text import quantity
 from popgeo.ipu.report.trust import footer
 from popgeo.ipu.step_cost import BESIDE
@@ -20,7 +21,7 @@ SCRIPTS = ("base", "tables", "canvas", "timeline", "memory", "flame")  # in the 
 SECTIONS = ("totals", "insights", "time", "flame view", "memory", "tables", "trust")
 
 
-def page(report: Report, title: str = "") -> str:
+def page(report: Figures, title: str = "") -> str:
     """The whole page; it opens offline, and from anywhere.
 
     Args:
@@ -47,9 +48,9 @@ def script() -> str:
     return "\n".join((PARTS / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
 
 
-def summary(report: Report) -> str:
+def summary(report: Figures) -> str:
     """What a notebook shows of a report: the families of operations, and what stands out."""
-    rows = [row for row in family_rows(report) if row["cycles"] and row["family"] != "host"]
+    rows = [row for row in report.rows.families if row["cycles"] and row["family"] != "host"]
     table = pd.DataFrame(rows, columns=["family", "ops", "cycles", "share", "compute", "exchange", "sync", "validated"])
     shown = dict.fromkeys(("share", "validated"), "{:.1%}".format) | dict.fromkeys(
         ("cycles", "compute", "exchange", "sync"), "{:,.0f}".format
@@ -62,17 +63,16 @@ def summary(report: Report) -> str:
     )
 
 
-def _data(report: Report) -> dict[str, Any]:
+def _data(report: Figures) -> dict[str, Any]:
     """What the page draws."""
-    steps = superstep_rows(report)
-    for step, block in zip(steps, group_names([step["module"] for step in steps]), strict=True):
-        step["block"] = block
+    steps = report.rows.supersteps
+    blocks = block_names([step["module"] for step in steps])
     data = {
         "clock": report.target.clock,
-        "ops": op_rows(report),
-        "supersteps": steps,
-        "families": family_rows(report),
-        "modules": module_rows(report),
+        "ops": report.rows.ops,
+        "supersteps": [{**step, "block": block} for step, block in zip(steps, blocks, strict=True)],
+        "families": report.rows.families,
+        "modules": report.rows.modules,
         "memory": None,
     }
     if (use := report.memory) is not None:
@@ -92,12 +92,12 @@ def _rounded(part: Any) -> Any:
     """Numbers with as many digits as anybody reads."""
     if isinstance(part, float):
         return round(part, 4)
-    if isinstance(part, dict):
+    if isinstance(part, Mapping):
         return {key: _rounded(value) for key, value in part.items()}
     return [_rounded(item) for item in part] if isinstance(part, list | tuple) else part
 
 
-def _machine(report: Report) -> str:
+def _machine(report: Figures) -> str:
     target = report.target
     micro = "one micro-batch" if report.micro_batches == 1 else f"{report.micro_batches} micro-batches"
     machine = f"{report.replicas} x {target.name}" if report.replicas > 1 else target.name
@@ -108,10 +108,10 @@ def _machine(report: Report) -> str:
     )
 
 
-def _totals(report: Report) -> str:
+def _totals(report: Figures) -> str:
     shares = report.cycles_by_activity
     total = max(report.total_cycles, 1)
-    ops = op_rows(report)
+    ops = report.rows.ops
     cards = [
         (f"{report.total_cycles:,}", "cycles of a step"),
         (f"{report.microseconds:,.1f} µs", f"at {report.target.clock / 1e9:g} GHz"),
@@ -136,7 +136,7 @@ def _totals(report: Report) -> str:
     )
 
 
-def _insights(report: Report) -> str:
+def _insights(report: Figures) -> str:
     items = "".join(map(_insight, insights(report)))
     return f'<section id="insights"><h2>What stands out</h2>{items or "<p>Nothing.</p>"}</section>'
 
@@ -150,7 +150,7 @@ def _insight(insight: Insight) -> str:
     )
 
 
-def _memory(report: Report) -> str:
+def _memory(report: Figures) -> str:
     if (use := report.memory) is None:
         return ""
     largest = "".join(
@@ -168,7 +168,7 @@ def _memory(report: Report) -> str:
     )
 
 
-def _trust(report: Report) -> str:
+def _trust(report: Figures) -> str:
     update = {None: "", True: "The update runs as a captured graph. ", False: "The update is run by torch itself. "}
     return (
         f'<section id="trust"><h2>How far to trust this</h2><p>{"<br>".join(map(escape, footer(report)))}</p>'

@@ -1,9 +1,10 @@
 """What stands out in a report, in words, each with what to do about it."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
-from popgeo.ipu.report.report import Insight, Report
-from popgeo.ipu.report.tables import Row, op_rows
+from popgeo.ipu.report.figures import Figures
+from popgeo.ipu.report.rows import Row
 
 NOTABLE = 0.03  # of the cycles of a step; what is below is not worth a line
 SEARCHES = {"topk", "sort", "argsort", "cdist", "_cdist_forward", "_euclidean_dist"}
@@ -16,14 +17,38 @@ MESSAGES = {"gather", "scatter", "scatter_add", "cfconv"}
 SOFTWARE_FUNCTIONS = {"cos", "sin", "tan", "pow", "cos_", "sin_", "pow_", "acos", "asin", "atan2", "polar"}
 
 
-def insights(report: Report) -> tuple[Insight, ...]:
+@dataclass(frozen=True, kw_only=True)
+class Insight:
+    """Something that stands out in a report.
+
+    Attributes:
+        title: What it is, in a few words.
+        text: What was found, with figures.
+        remedy: What to do about it.
+        share: Part of the step's cycles that it is about, 0 to 1; 0 where it is not about cycles.
+        ops: Which operations, by their place in `Report.costs`.
+        fatal: The machine could not run the step as it is.
+    """
+
+    title: str
+    text: str
+    remedy: str
+    share: float
+    ops: tuple[int, ...] = field(default=(), repr=False)
+    fatal: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.title}: {self.text} {self.remedy}"
+
+
+def insights(report: Figures) -> tuple[Insight, ...]:
     """Everything that stands out: what keeps the step from running, then what costs most."""
-    ops = op_rows(report)
+    ops = report.rows.ops
     found = [insight for rule in RULES for insight in rule(report, ops)]
     return tuple(sorted(found, key=lambda insight: (not insight.fatal, -insight.share)))
 
 
-def memory_is_short(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
+def memory_is_short(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
     """The fullest tile needs 90 % of its memory, or more than it has."""
     use = report.memory
     if use is None or not use.peak.size or use.peak.max() < 0.9 * use.limit:
@@ -39,7 +64,7 @@ def memory_is_short(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
     )
 
 
-def few_tiles_work(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
+def few_tiles_work(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
     """Operations whose tensor is so small that it lies on few tiles, and that take long there."""
     few = max(1, report.target.num_tiles // 64)
     slow = [
@@ -60,7 +85,7 @@ def few_tiles_work(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
         )
 
 
-def slow_functions(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
+def slow_functions(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
     """Sine, cosine and powers of float32 run in software: about 2,300 and 300 cycles of a worker for each element."""
     slow = [op for op in ops if op["op"] in SOFTWARE_FUNCTIONS]
     share = sum(op["share"] for op in slow)
@@ -79,7 +104,7 @@ def slow_functions(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
         )
 
 
-def repeated_search(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
+def repeated_search(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
     """Neighbours that are searched in every step although positions do not change."""
     places = {op["module"] for op in ops if op["op"] in SEARCHES and op["phase"] == "forward"}
     search = [op for op in ops if op["op"] in SEARCHES or (op["module"] and op["module"] in places)]
@@ -97,7 +122,7 @@ def repeated_search(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
         )
 
 
-def unbalanced(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
+def unbalanced(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
     """Gathers and scatters of which some tiles have far more than the mean to do."""
     uneven = [op for op in ops if op["family"] in MESSAGES and op["balance"] < 0.5]
     share = sum(op["compute"] * (1 - op["balance"]) for op in uneven) / _total(ops)
@@ -115,7 +140,7 @@ def unbalanced(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
         )
 
 
-def fixed_costs(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
+def fixed_costs(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
     """Operations so small that starting them costs more than running them."""
     small = [op for op in ops if op["phase"] != "host" and op["fixed"] > 0.5 * op["cycles"] > 0]
     share = sum(op["fixed"] for op in small) / _total(ops)
@@ -131,7 +156,7 @@ def fixed_costs(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
         )
 
 
-def exchange_bound(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
+def exchange_bound(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
     """More than half of the cycles go into moving data between tiles."""
     moving = [op for op in ops if op["exchange"] > 0.5 * op["cycles"] and op["exchange"] > op["fixed"]]
     share = sum(op["exchange"] for op in moving) / _total(ops)
@@ -148,7 +173,7 @@ def exchange_bound(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
         )
 
 
-def padding(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
+def padding(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
     """Cycles that go into slots which hold nothing real, where the report was told how many do."""
     padded = [(op, 1 - share) for op in ops if (share := _real_share(op, report)) < 1 and op["phase"] != "host"]
     cycles = sum((op["cycles"] - op["fixed"]) * empty for op, empty in padded)
@@ -165,7 +190,7 @@ def padding(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
         )
 
 
-def unknown_operations(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
+def unknown_operations(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
     """Operations that no rule knows."""
     unknown = [op for op in ops if not op["known"]]
     if unknown:
@@ -181,7 +206,7 @@ def unknown_operations(report: Report, ops: Sequence[Row]) -> Iterator[Insight]:
         )
 
 
-RULES: tuple[Callable[[Report, Sequence[Row]], Iterator[Insight]], ...] = (
+RULES: tuple[Callable[[Figures, Sequence[Row]], Iterator[Insight]], ...] = (
     memory_is_short,
     few_tiles_work,
     slow_functions,
@@ -199,7 +224,7 @@ def _total(ops: Sequence[Row]) -> float:
     return sum(op["cycles"] for op in ops if op["phase"] != "host") or 1.0
 
 
-def _real_share(op: Row, report: Report) -> float:
+def _real_share(op: Row, report: Figures) -> float:
     """Real share of the largest tensor's slots that the report knows of."""
     sizes = [int(size) for size in op["shapes"].replace("[", " ").replace("]", " ").replace(",", " ").split()]
     known = [size for size in sizes if size in report.real_of_slots]

@@ -1,31 +1,31 @@
 """A report on one screen: at most 40 lines of at most 100 characters."""
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from popgeo.ipu.cost.plan import Activity, Profile
+from popgeo.ipu.report.figures import Figures
 from popgeo.ipu.report.insights import insights
-from popgeo.ipu.report.report import Report
-from popgeo.ipu.report.tables import Row, family_rows, group_rows, op_rows
+from popgeo.ipu.report.rows import Row
 from popgeo.ipu.report.trust import footer
 
 WIDTH = 100
 FAMILIES, BLOCKS, OPS, INSIGHTS = 7, 6, 5, 4  # rows that fit
 
 
-def text(report: Report) -> str:
+def text(report: Figures) -> str:
     """The report in words and columns."""
     lines = [*_head(report)]
     if report.total_cycles:
-        lines += _groups("by family", "family", family_rows(report), FAMILIES)
-        lines += _groups("by block", "module", group_rows(report), BLOCKS)
+        lines += _groups("by family", "family", report.rows.families, FAMILIES)
+        lines += _groups("by block", "module", report.rows.blocks, BLOCKS)
         lines += _dearest(report)
         lines += _insights(report)
         lines += footer(report)
     return "\n".join(_cut_end(line, WIDTH) for line in (*lines, *_this_computer(report)))
 
 
-def _head(report: Report) -> Iterable[str]:
+def _head(report: Figures) -> Iterable[str]:
     target = report.target
     step = "step" if report.micro_batches == 1 else f"step of {report.micro_batches} micro-batches"
     machines = f"{report.replicas} x {target.name}" if report.replicas > 1 else target.name
@@ -40,7 +40,7 @@ def _head(report: Report) -> Iterable[str]:
     )
     total = max(report.total_cycles, 1)
     shares = report.cycles_by_activity
-    ops = op_rows(report)
+    ops = report.rows.ops
     beside = shares[Activity.HOST]
     yield (
         "  "
@@ -60,23 +60,23 @@ def _head(report: Report) -> Iterable[str]:
     )
 
 
-def _update(report: Report) -> str:
+def _update(report: Figures) -> str:
     words = {None: "", True: ", update captured", False: ", update run by torch itself"}
     return words[report.update_captured]
 
 
-def _memory(report: Report) -> str:
+def _memory(report: Figures) -> str:
     use = report.memory
     if use is None:
         return ""
     return f", memory {use.peak.max(initial=0) / use.limit:.0%}"
 
 
-def _cycles(report: Report, profile: Profile) -> int:
+def _cycles(report: Figures, profile: Profile) -> int:
     return round(sum(c.count * c.plan.cycles(profile) for c in report.costs if c.phase != "host"))
 
 
-def _groups(title: str, key: str, rows: list[Row], limit: int) -> Iterable[str]:
+def _groups(title: str, key: str, rows: Sequence[Row], limit: int) -> Iterable[str]:
     rows = [row for row in rows if row["cycles"] and row[key] != "host"]
     yield f"{title:<22}{'ops':>6}{'cycles':>12}{'share':>8}{'compute':>9}{'exchange':>9}{'balance':>9}{'validated':>11}"
     for row in rows[:limit]:
@@ -93,9 +93,9 @@ def _groups(title: str, key: str, rows: list[Row], limit: int) -> Iterable[str]:
         )
 
 
-def _dearest(report: Report) -> Iterable[str]:
+def _dearest(report: Figures) -> Iterable[str]:
     alike: dict[tuple[str, ...], list[Row]] = {}
-    for op in op_rows(report):
+    for op in report.rows.ops:
         if op["phase"] != "host":
             alike.setdefault((op["op"], op["shapes"], op["phase"], op["split"]), []).append(op)
     yield "dearest operations (alike ones together)"
@@ -109,7 +109,7 @@ def _sum(rows: Iterable[Row], key: str) -> float:
     return sum(row[key] for row in rows)
 
 
-def _insights(report: Report) -> Iterable[str]:
+def _insights(report: Figures) -> Iterable[str]:
     found = insights(report)
     if not found:
         return
@@ -123,7 +123,7 @@ def _insights(report: Report) -> Iterable[str]:
             yield f"    {lines[1]}{' …' if len(lines) > 2 else ''}"
 
 
-def _this_computer(report: Report) -> Iterable[str]:
+def _this_computer(report: Figures) -> Iterable[str]:
     total = report.total
     ran = (
         f", ran {report.calls} calls, {1e3 * report.seconds_per_call:.2f} ms each" if report.calls else ", not run yet"

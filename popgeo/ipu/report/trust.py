@@ -1,26 +1,25 @@
 """How far the figures of a report can be trusted."""
 
 from popgeo.ipu.cost.plan import Validity
-from popgeo.ipu.report.report import Report
-from popgeo.ipu.report.tables import op_rows
+from popgeo.ipu.report.figures import Figures
 
 # Median error of calibrated cycles on published measurements that no constant was fitted to is at most this; the gates
 # of benchmarks/cost_model_validation.py. Convolutions were measured as part of an interaction block of SchNet.
 ERROR_BANDS = {"gather": 0.07, "scatter_add": 0.05, "matmul": 0.08, "cfconv": 0.06}
 
 
-def trust(report: Report) -> dict[Validity, float]:
+def trust(report: Figures) -> dict[Validity, float]:
     """Part of the cycles whose formula was checked at such sizes, checked at other sizes, or not checked."""
     shares = dict.fromkeys(Validity, 0.0)
-    for op in op_rows(report):
+    for op in report.rows.ops:
         shares[Validity(op["trust"])] += op["share"]
     return shares
 
 
-def footer(report: Report) -> list[str]:
+def footer(report: Figures) -> list[str]:
     """The same in words, with the errors that were found."""
     shares = trust(report)
-    ops = op_rows(report)
+    ops = report.rows.ops
     unknown = sum(op["share"] for op in ops if not op["known"])
     bands = [f"{name} {error:.0%}" for name, error in ERROR_BANDS.items() if any(op["family"] == name for op in ops)]
     lines = [

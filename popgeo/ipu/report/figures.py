@@ -1,0 +1,118 @@
+"""What a report is about: the fields that a compiled step fills in, and the numbers that follow from them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any
+
+from popgeo.ipu.cost.plan import Activity, OpCost, Profile
+from popgeo.ipu.report.rows import Rows, activity_cycles
+from popgeo.ipu.target import IpuTarget
+from popgeo.ipu.tiles.memory_use import MemoryUse
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Operations of one kind.
+
+    Attributes:
+        ops: How many one step runs.
+        flops: Floating-point operations, a multiply-accumulate counted as two.
+        bytes: Bytes that they read and write, had each its own memory.
+    """
+
+    ops: int = 0
+    flops: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: "Family") -> "Family":
+        return Family(ops=self.ops + other.ops, flops=self.flops + other.flops, bytes=self.bytes + other.bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What a compiled step costs on the machine, and what this computer did for it.
+
+    A step is what one update needs: `micro_batches` times forward and backward, and the update once. Of a function or
+    an inference model it is one run. Cycles are those of one IPU that computes; transfers from and to the host run
+    beside them, as prefetching lets them, and are given apart.
+
+    Attributes:
+        target: The machine it was compiled for.
+        costs: Every operation of a step with its plan, in order; transfers of the host come with the phase `host`.
+        profile: Which cycles count: those fitted to published measurements, or those of the formulas alone.
+        micro_batches: How many a replica takes in a step.
+        replicas: How many run the step side by side, each on an IPU (or several) of its own.
+        memory: What lies in the tiles' memory, where it was worked out.
+        update_captured: Whether the optimizer's update runs as a captured graph; None where there is no optimizer, or
+            no update has run yet.
+        graphs_per_micro_batch: Real graphs of a micro-batch, where `for_batch` told it.
+        real_of_slots: How many of so many slots are real, where `for_batch` told it.
+        families: Operations of one micro-batch, forward and backward, by family, and `optimizer` for one update.
+        captured_ops: Operations that the model asked for; the passes leave fewer.
+        state_bytes: Parameters, gradients, optimizer state and buffers.
+        buffer_bytes: Memory of this computer for all values in between, allocated once.
+        compile_seconds: How long compiling took.
+        calls: How often the model was called.
+        steps: Micro-batches that ran.
+        run_seconds: Wall time of all calls on this computer; it says nothing about an IPU.
+    """
+
+    target: IpuTarget
+    costs: tuple[OpCost, ...] = ()
+    profile: Profile = Profile.CALIBRATED
+    micro_batches: int = 1
+    replicas: int = 1
+    memory: MemoryUse | None = None
+    update_captured: bool | None = None
+    graphs_per_micro_batch: float | None = None
+    real_of_slots: Mapping[int, float] = field(default_factory=dict)
+    families: Mapping[str, Family]
+    captured_ops: int
+    state_bytes: int
+    buffer_bytes: int
+    compile_seconds: float
+    calls: int = 0
+    steps: int = 0
+    run_seconds: float = 0.0
+
+    @cached_property
+    def rows(self) -> Rows:
+        """The rows behind each table, worked out once and read only; `to_frame` gives tables of one's own."""
+        return Rows(costs=self.costs, target=self.target, profile=self.profile)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy, or a file, gets: the fields, without rows that follow from them."""
+        return {part.name: getattr(self, part.name) for part in fields(self)}
+
+    @property
+    def total_cycles(self) -> int:
+        """Cycles of one step on one IPU: compute, exchange and sync, without the host."""
+        return round(sum(n for activity, n in self.cycles_by_activity.items() if activity is not Activity.HOST))
+
+    @property
+    def microseconds(self) -> float:
+        """Time of one step at the target's clock."""
+        return 1e6 * self.total_cycles / self.target.clock
+
+    @property
+    def cycles_by_activity(self) -> dict[Activity, float]:
+        """Cycles of one step by what the slowest tile spends them on."""
+        return activity_cycles(self.costs, self.profile)
+
+    @property
+    def graphs_per_second(self) -> float | None:
+        """Real graphs that all replicas work through per second; None until `for_batch` tells how many there are."""
+        if self.graphs_per_micro_batch is None or not self.total_cycles:
+            return None
+        return self.graphs_per_micro_batch * self.micro_batches * self.replicas * 1e6 / self.microseconds
+
+    @property
+    def total(self) -> Family:
+        """All families together."""
+        return sum(self.families.values(), Family())
+
+    @property
+    def seconds_per_call(self) -> float:
+        """Mean wall time of a call on this computer; 0 before the first one."""
+        return self.run_seconds / self.calls if self.calls else 0.0
