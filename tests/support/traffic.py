@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from popgeo.capture.op_graph import Op, OpGraph
-from popgeo.ipu.cost.account import is_view
 from popgeo.ipu.cost.plan import OpCost, Plan
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.graph_program import declare
@@ -58,7 +57,7 @@ def traffic(graph: OpGraph, costs: Sequence[OpCost], target: IpuTarget) -> Traff
     places = {s: (mapping.starts.tobytes(), mapping.tiles.tobytes()) for s, mapping in mappings.items()}
     alike: dict[Any, list[int]] = {}
     for index, (op, cost) in enumerate(zip(graph.ops, costs, strict=True)):
-        if not is_view(graph, op):
+        if not graph.is_view(op):
             alike.setdefault(_kind(graph, op, cost.plan, places), []).append(index)
     bytes_in, bytes_out = (np.zeros((len(graph.ops), tiles), np.int64) for _ in range(2))
     between = np.zeros((tiles, tiles), np.int64)

@@ -26,19 +26,19 @@ def plan_cdist(left: int, right: int, features: int, width: int, machine: Machin
     pairs = left * right
     root = plan_elementwise("sqrt", pairs, width, machine)
     direct = in_sequence(
-        "cdist",
+        "distances",
         [
-            plan_elementwise("add", pairs * features, width, machine, operand=max(left, right) * features),
-            plan_elementwise("relu", pairs * features, width, machine),
+            plan_elementwise("subtract", pairs * features, width, machine, operand=max(left, right) * features),
+            plan_elementwise("square", pairs * features, width, machine),
             plan_reduce(pairs, features, width, machine, is_inner=True),
             root,
         ],
     )
     product = in_sequence(
-        "cdist",
+        "distances",
         [
             plan_matmul(left, features, right, width, machine),
-            plan_elementwise("relu", (left + right) * features, width, machine),
+            plan_elementwise("square", (left + right) * features, width, machine),
             plan_reduce(left + right, features, width, machine, is_inner=True),
             plan_elementwise("add product", pairs, width, machine, operand=left),
             plan_elementwise("add", pairs, width, machine, operand=right),
@@ -59,7 +59,7 @@ def _cdist_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     x, y = tensor(graph, op.args[1]), tensor(graph, op.args[2])
     left, right, features = max(1, x.shape[-2]), max(1, y.shape[-2]), max(1, x.shape[-1])
     return in_sequence(
-        "cdist",
+        "distances",
         [
             plan_elementwise("divide", left * right, width(x), machine),
             plan_matmul(left, right, features, width(x), machine),

@@ -1,89 +1,19 @@
 """Operations that work by element: how many elements a tile gets, and what its workers do with them."""
 
 import functools
-from dataclasses import dataclass
 
 import torch
 
 from popgeo.capture.op_graph import Op, OpGraph, Value
 from popgeo.ipu.cost.calibration import Machine
+from popgeo.ipu.cost.loops import ARITHMETIC, LOOP_OF, LOOPS, elementwise_vertex
 from popgeo.ipu.cost.operands import Rule, distinct, made, read, tensor, width
 from popgeo.ipu.cost.plan import Plan, Superstep
 from popgeo.ipu.cost.published_sizes import elementwise_validity
 from popgeo.ipu.cost.supersteps import compute_step, exchange_step, in_sequence, overhead_step, transfer_cycles
 from popgeo.ipu.cost.vertex_cycles import ceil_div
-from popgeo.ipu.target import IpuTarget
 
 GRAIN_BYTES = 128  # a tile takes at least so many bytes of a tensor before the next one gets any
-
-
-@dataclass(frozen=True, kw_only=True)
-class Loop:
-    """What a worker does for one kind of operation, from the estimators of poplibs.
-
-    Attributes:
-        start: Cycles before its first element.
-        vector: Cycles per vector, load and store left out, float32 and float16; None where it goes one by one.
-        element: Cycles per element where it goes one by one, float32 and float16.
-        once: Cycles of the tile around its workers.
-        flops: Floating-point operations per element.
-    """
-
-    start: int
-    vector: tuple[int, int] | None = None
-    element: tuple[int, int] = (0, 0)
-    once: int = 11
-    flops: int = 1
-
-
-_LOAD_STORE = 2
-LOOPS: dict[str, Loop] = {
-    "add": Loop(start=29, vector=(1, 1)),
-    "scalar": Loop(start=20, vector=(0, 0)),
-    "maximum": Loop(start=29, vector=(3, 2)),
-    "divide": Loop(start=29, vector=(10, 21)),
-    "add product": Loop(start=29, vector=(3, 3), flops=2),
-    "add quotient": Loop(start=29, vector=(12, 23), flops=3),
-    "mix": Loop(start=23, vector=(3, 3), flops=3, once=60),
-    "relu": Loop(start=17, vector=(3, 2), once=20),
-    "exp": Loop(start=33, vector=(6, 4), once=20),
-    "log": Loop(start=17, vector=(12, 6), once=20),
-    "log1p": Loop(start=17, vector=(22, 22), once=20),
-    "sqrt": Loop(start=17, vector=(10, 23), once=20),
-    "rsqrt": Loop(start=17, vector=(8, 19), once=20),
-    "inverse": Loop(start=17, vector=(6, 6), once=20),
-    "erf": Loop(start=17, vector=(41, 41), once=20, flops=8),
-    "sigmoid product": Loop(start=29, vector=(13, 7), once=20, flops=3),
-    "cosine": Loop(start=20, element=(2304, 25), once=0, flops=20),
-    "power": Loop(start=20, element=(312, 312), once=0, flops=20),
-    "integer": Loop(start=20, element=(7, 7), flops=0),
-    "select": Loop(start=20, element=(5, 5), flops=0),
-    "cast": Loop(start=37, vector=(0, 0), flops=0),
-    "random": Loop(start=29, vector=(10, 10), flops=0),
-}  # fmt: skip
-
-
-def elementwise_vertex(elements: int, loop: Loop, width: int, target: IpuTarget) -> int:
-    """Cycles of a tile that shares elements among its workers.
-
-    Args:
-        elements: Elements on the tile.
-        loop: What a worker does.
-        width: Bytes of an element.
-        target: The machine.
-
-    Example:
-        >>> elementwise_vertex(1024, LOOPS["add"], width=4, target=IpuTarget.bow())
-        1733
-    """
-    workers = target.workers_per_tile
-    mine = ceil_div(elements, workers)
-    is_half = width == 2
-    if loop.vector is None:
-        return workers * (loop.start + mine * loop.element[is_half]) + loop.once
-    per_vector = target.vector_bytes // (2 if is_half else 4)
-    cycles = loop.vector[is_half] + _LOAD_STORE
-    return workers * (loop.start + ceil_div(mine, per_vector) * cycles) + loop.once
 
 
 def spread(elements: int, width: int, num_tiles: int) -> tuple[int, int]:
@@ -99,11 +29,11 @@ def spread(elements: int, width: int, num_tiles: int) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=8192)
-def plan_elementwise(kind: str, elements: int, width: int, machine: Machine, operand: int = 0) -> Plan:
+def plan_elementwise(kind: str, elements: int, width: int, machine: Machine, operand: int = 0, name: str = "") -> Plan:
     """An operation by element on tensors that lie alike, in order over the tiles.
 
     Args:
-        kind: Which of `LOOPS`.
+        kind: Which of `LOOP_OF`.
         elements: Elements of the result.
         width: Bytes of an element.
         machine: What to plan for.
@@ -115,7 +45,7 @@ def plan_elementwise(kind: str, elements: int, width: int, machine: Machine, ope
         >>> dict(plan.split), plan.supersteps[-1].ideal
         ({'tiles': 1}, 83146.0)
     """
-    target, constants, loop = machine.target, machine.calibration, LOOPS[kind]
+    target, constants, loop = machine.target, machine.calibration, LOOPS[LOOP_OF[kind]]
     most, tiles = spread(elements, width, machine.num_tiles)
     steps: list[Superstep] = [overhead_step("start", calibrated=constants.elementwise_fixed, tiles=tiles)]
     if operand > 1:
@@ -131,12 +61,12 @@ def plan_elementwise(kind: str, elements: int, width: int, machine: Machine, ope
     steps += [
         overhead_step("lay out operands and result", calibrated=layout, tiles=tiles, is_sync=False),
         compute_step(
-            kind, target, vertex=elementwise_vertex(most, loop, width, target), tiles=tiles,
+            name or kind, target, vertex=elementwise_vertex(most, loop, width, target), tiles=tiles,
             workers=min(target.workers_per_tile, most),
             evenness=evenness,
         ),
     ]  # fmt: skip
-    validity, why = elementwise_validity(kind, elements, width, machine)
+    validity, why = elementwise_validity(LOOP_OF[kind], name or kind, elements, width, machine)
     return Plan(
         family="elementwise",
         split={"tiles": tiles},
@@ -149,19 +79,21 @@ def plan_elementwise(kind: str, elements: int, width: int, machine: Machine, ope
 
 # Poplar has no softplus that is safe for large numbers; programs for it write max(x, 0) + log1p(exp(-|x|)), and each of
 # these runs on its own, forward and backward.
-_SOFTPLUS = ("relu", "relu", "exp", "log1p", "maximum", "add")
-_SOFTPLUS_BACKWARD = ("scalar", "divide", "add", "relu", "relu", "add", "select", "add", "add")
-# Per operation the passes over its elements.
+_SOFTPLUS = ("abs", "negate", "exp", "log1p", "maximum", "add")
+_SOFTPLUS_BACKWARD = (
+    "scalar", "divide", "multiply", "negate", "sign", "multiply", "select", "multiply", "add",
+)  # fmt: skip
+# Per operation the passes over its elements; where it is one pass, the loop that it takes as long as.
 _PASSES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("add", "sub", "rsub", "mul", "_foreach_add", "_foreach_mul", "_foreach_sub"), ("add",)),
     **dict.fromkeys(("neg", "relu", "abs", "square", "sign", "sgn", "positive"), ("relu",)),
     **dict.fromkeys(("ceil", "floor", "round", "trunc", "frac"), ("relu",)),
     **dict.fromkeys(("maximum", "minimum", "fmax", "fmin", "clamp", "clamp_min", "clamp_max"), ("maximum",)),
     **dict.fromkeys(("hardtanh", "relu6", "leaky_relu", "threshold", "threshold_backward"), ("maximum",)),
-    **dict.fromkeys(("leaky_relu_backward", "hardtanh_backward", "l1_loss", "l1_loss_backward"), ("maximum",)),
+    **dict.fromkeys(("leaky_relu_backward", "hardtanh_backward"), ("maximum",)),
     **dict.fromkeys(("div", "true_divide", "floor_divide", "_foreach_div"), ("divide",)),
     **dict.fromkeys(("remainder", "fmod"), ("divide", "add product")),
-    **dict.fromkeys(("addcmul", "_foreach_addcmul", "mse_loss_backward", "tanh_backward"), ("add product",)),
+    **dict.fromkeys(("addcmul", "_foreach_addcmul", "tanh_backward"), ("add product",)),
     **dict.fromkeys(("addcdiv", "_foreach_addcdiv"), ("add quotient",)),
     **dict.fromkeys(("lerp", "_foreach_lerp"), ("mix",)),
     **dict.fromkeys(("exp", "exp2", "expm1"), ("exp",)),
@@ -175,7 +107,7 @@ _PASSES: dict[str, tuple[str, ...]] = {
     "popgeo.shifted_softplus": (*_SOFTPLUS, "scalar"),
     **dict.fromkeys(("softplus_backward", "log_sigmoid_backward"), _SOFTPLUS_BACKWARD),
     "popgeo.shifted_softplus_backward": _SOFTPLUS_BACKWARD,
-    "mish": (*_SOFTPLUS, "log", "add"),
+    "mish": (*_SOFTPLUS, "tanh", "multiply"),
     **dict.fromkeys(("silu", "silu_backward", "sigmoid_backward"), ("sigmoid product",)),
     **dict.fromkeys(("elu", "elu_backward", "celu", "selu"), ("exp", "maximum")),
     **dict.fromkeys(("cos", "sin", "tan", "acos", "asin", "atan", "atan2", "sinh", "cosh", "sinc"), ("cosine",)),
@@ -185,11 +117,9 @@ _PASSES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_not", "bitwise_xor"), ("select",)),
     **dict.fromkeys(("bernoulli", "uniform", "normal", "rand", "randn", "rand_like", "randn_like"), ("random",)),
     **dict.fromkeys(("randint", "random", "exponential", "normal_functional", "randint_like"), ("random",)),
-    "native_dropout": ("random", "add", "add"),
+    "native_dropout": ("random", "multiply", "multiply"),
     "native_dropout_backward": ("add product",),
 }  # fmt: skip
-# Operations on numbers of 32 bits have no vectors.
-_ARITHMETIC = ("add", "scalar", "maximum", "divide", "add product", "relu", "mix")
 
 
 def _pointwise(graph: OpGraph, op: Op, machine: Machine) -> Plan:
@@ -201,7 +131,7 @@ def _pointwise(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 def _pow(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """The exponents that poplar knows run as what they are."""
     result, exponent = _result(graph, op), op.args[1]
-    known = {2: "relu", 0.5: "sqrt", -0.5: "rsqrt", -1: "inverse", 1: "cast"}
+    known = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "inverse", 1: "cast"}
     kind = known.get(exponent, "add product" if exponent == 3 else "power") if _is_number(exponent) else "power"
     return _passes((kind,), result, tensor(graph, op.args[0]), 0, op, machine)
 
@@ -214,15 +144,17 @@ def _cast(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 def _passes(kinds: tuple[str, ...], result: Value, source: Value, smaller: int, op: Op, machine: Machine) -> Plan:
     nbytes = width(source)
     if not source.dtype.is_floating_point:
-        kinds = tuple("integer" if kind in _ARITHMETIC else kind for kind in kinds)
+        kinds = tuple("integer" if LOOP_OF[kind] in ARITHMETIC else kind for kind in kinds)
         nbytes = 4 if source.dtype is not torch.bool else 1
     elif kinds == ("add",) and any(map(_is_number, op.args[:2])):
         kinds = ("scalar",)
+    elements = max(1, result.numel)
+    if len(kinds) == 1:
+        return plan_elementwise(kinds[0], elements, nbytes, machine, smaller, _name(op).removeprefix("_foreach_"))
     plans = [
-        plan_elementwise(kind, max(1, result.numel), nbytes, machine, smaller if n == 0 else 0)
-        for n, kind in enumerate(kinds)
+        plan_elementwise(kind, elements, nbytes, machine, smaller if n == 0 else 0) for n, kind in enumerate(kinds)
     ]
-    return plans[0] if len(plans) == 1 else in_sequence("elementwise", plans)
+    return in_sequence("elementwise", plans)
 
 
 def _result(graph: OpGraph, op: Op) -> Value:

@@ -15,10 +15,10 @@ def _cfconv(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     x, filters, result = tensor(graph, op.args[0]), tensor(graph, op.args[1]), made(graph, op)[0]
     num_edges, channels = filters.shape
     return in_sequence(
-        "cfconv",
+        "fused",
         [
             plan_gather(x.shape[0], channels, num_edges, width(x), machine),
-            plan_elementwise("add", num_edges * channels, width(x), machine),
+            plan_elementwise("multiply", num_edges * channels, width(x), machine),
             plan_scatter_add(result.shape[0], channels, num_edges, width(x), machine, makes_table=True),
         ],
         main=2,
@@ -29,9 +29,9 @@ def _cfconv_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """The gradient's rows go to the edges, times the filters back to the sources, times the sources to the filters."""
     grad, x, filters = (tensor(graph, op.args[n]) for n in range(3))
     num_edges, channels = filters.shape
-    multiply = plan_elementwise("add", num_edges * channels, width(x), machine)
+    multiply = plan_elementwise("multiply", num_edges * channels, width(x), machine)
     return in_sequence(
-        "cfconv",
+        "fused",
         [
             plan_gather(grad.shape[0], channels, num_edges, width(x), machine),
             multiply,
@@ -47,12 +47,12 @@ def _adam(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """Two running means, the root of the second, their quotient and the step, on all parameters at once."""
     elements = sum(value.numel for value in read(graph, op)[: len(op.args[0])])
     kinds = ("mix", "add product", "add", "sqrt", "divide", "add quotient")
-    return in_sequence("update", [plan_elementwise(kind, max(1, elements), 4, machine) for kind in kinds])
+    return in_sequence("fused", [plan_elementwise(kind, max(1, elements), 4, machine) for kind in kinds])
 
 
 def _momentum(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     elements = sum(value.numel for value in read(graph, op)[: len(op.args[0])])
-    return in_sequence("update", [plan_elementwise("mix", max(1, elements), 4, machine)] * 2)
+    return in_sequence("fused", [plan_elementwise("mix", max(1, elements), 4, machine)] * 2)
 
 
 RULES: dict[str, Rule] = {

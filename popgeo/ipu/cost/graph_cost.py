@@ -15,8 +15,8 @@ from popgeo.ipu.cost import (
     sorting,
 )
 from popgeo.ipu.cost.calibration import BOW_SDK3, Calibration, Machine
-from popgeo.ipu.cost.operands import Rule
-from popgeo.ipu.cost.plan import Activity, OpCost, Plan, Superstep, Validity
+from popgeo.ipu.cost.operands import Rule, distinct
+from popgeo.ipu.cost.plan import Activity, OpCost, Plan, Superstep, Validity, name_of
 from popgeo.ipu.target import IpuTarget
 
 _FAMILIES = (
@@ -34,20 +34,10 @@ def plan(graph: OpGraph, op: Op, target: IpuTarget, calibration: Calibration = B
         target: The machine.
         calibration: The fitted constants.
     """
-    rule = RULES.get(_name(op.target))
+    rule = RULES.get(name_of(op.target))
     if rule is None:
         return plan_unknown(graph, op, target), False
     return rule(graph, op, Machine(target=target, calibration=calibration)), True
-
-
-def _name(target: str) -> str:
-    """A target without its overload and without the underscore that says it works in place.
-
-    Example:
-        >>> _name("aten.index_add_.default")
-        'aten.index_add'
-    """
-    return target.rpartition(".")[0].rstrip("_")
 
 
 CYCLES_PER_ELEMENT = 42.0  # a worker's software path for one element on every sixth cycle, as integer operations take
@@ -104,4 +94,13 @@ def _cost(graph: OpGraph, op: Op, target: IpuTarget, calibration: Calibration) -
         shapes=" ".join(str(list(graph.values[v].shape)) for v in tensors),
         plan=chosen,
         known=known,
+        bytes=_bytes(graph, op),
     )
+
+
+def _bytes(graph: OpGraph, op: Op) -> int:
+    """What it reads and writes; views touch nothing."""
+    if graph.is_view(op):
+        return 0
+    read = sum(distinct(graph.values[v]) * graph.values[v].dtype.itemsize for v in op.reads())
+    return read + sum(graph.values[v].nbytes for v in (*op.outputs, *op.writes) if v is not None)

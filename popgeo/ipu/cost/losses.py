@@ -14,15 +14,18 @@ from popgeo.ipu.cost.supersteps import in_sequence
 
 _BY_ELEMENT = {
     "binary_cross_entropy": ("log", "log", "add product"),
-    "binary_cross_entropy_with_logits": ("relu", "relu", "exp", "log1p", "maximum", "add", "add product"),
-    "smooth_l1_loss": ("add", "maximum", "relu"),
-    "huber_loss": ("add", "maximum", "relu"),
+    "binary_cross_entropy_with_logits": ("abs", "negate", "exp", "log1p", "maximum", "add", "add product"),
+    "l1_loss": ("subtract", "abs"),
+    "mse_loss": ("subtract", "square"),
+    "smooth_l1_loss": ("subtract", "maximum", "square"),
+    "huber_loss": ("subtract", "maximum", "square"),
     "kl_div": ("log", "add product"),
 }
 _BACKWARD = {
     "binary_cross_entropy_backward": ("divide", "add product"),
-    "smooth_l1_loss_backward": ("add", "maximum", "add"),
-    "huber_loss_backward": ("add", "maximum", "add"),
+    "mse_loss_backward": ("add product",),
+    "smooth_l1_loss_backward": ("subtract", "maximum", "multiply"),
+    "huber_loss_backward": ("subtract", "maximum", "multiply"),
 }
 
 
@@ -32,13 +35,13 @@ def _by_element(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     plans = [plan_elementwise(kind, elements, width(value), machine) for kind in _BY_ELEMENT[op.target.split(".")[1]]]
     if result.numel < value.numel:
         plans.append(plan_reduce(max(1, result.numel), elements, width(value), machine, is_inner=True))
-    return in_sequence("loss", plans)
+    return in_sequence("losses", plans)
 
 
 def _backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     result = made(graph, op)[0]
-    kinds = _BACKWARD[op.target.split(".")[1]]
-    return in_sequence("loss", [plan_elementwise(kind, max(1, result.numel), width(result), machine) for kind in kinds])
+    elements, kinds = max(1, result.numel), _BACKWARD[op.target.split(".")[1]]
+    return in_sequence("losses", [plan_elementwise(kind, elements, width(result), machine) for kind in kinds])
 
 
 def _nll_loss(graph: OpGraph, op: Op, machine: Machine) -> Plan:
@@ -46,13 +49,15 @@ def _nll_loss(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     value, target = tensor(graph, op.args[0]), tensor(graph, op.args[1])
     rows = max(1, target.numel)
     picked = plan_gather(max(1, value.numel), 1, rows, width(value), machine)
-    return in_sequence("loss", [picked, plan_reduce(1, rows, width(value), machine, is_inner=True)])
+    return in_sequence("losses", [picked, plan_reduce(1, rows, width(value), machine, is_inner=True)])
 
 
 def _nll_loss_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     result, target = made(graph, op)[0], tensor(graph, op.args[2])
     rows = max(1, math.prod(target.shape))
-    return plan_scatter_add(max(1, result.numel), 1, rows, width(result), machine, makes_table=True)
+    return in_sequence(
+        "losses", [plan_scatter_add(max(1, result.numel), 1, rows, width(result), machine, makes_table=True)]
+    )
 
 
 RULES: dict[str, Rule] = {

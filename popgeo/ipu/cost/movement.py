@@ -40,7 +40,7 @@ def plan_copy(elements: int, width: int, machine: Machine, pieces: int = 1) -> P
         ),
     )  # fmt: skip
     return Plan(
-        family="copy", split={"tiles": tiles}, supersteps=steps, temporary_bytes=nbytes, validity=Validity.ESTIMATE,
+        family="movement", split={"tiles": tiles}, supersteps=steps, temporary_bytes=nbytes, validity=Validity.ESTIMATE,
         why="no published measurement of a copy",
     )  # fmt: skip
 
@@ -62,7 +62,7 @@ def _fill(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     values = made(graph, op) or [tensor(graph, op.args[0])]
     step = plan_fill(sum(value.numel for value in values), width(values[0]), machine.target)
     return Plan(
-        family="fill", split={"tiles": step.tiles}, supersteps=(step,), validity=Validity.ESTIMATE,
+        family="movement", split={"tiles": step.tiles}, supersteps=(step,), validity=Validity.ESTIMATE,
         why="no published measurement of a fill",
     )  # fmt: skip
 

@@ -26,15 +26,15 @@ def _over_last(value: Value, steps: Sequence[str], groups: int, machine: Machine
         else:
             plans.append(plan_elementwise(step, elements, nbytes, machine, operand))
             operand = 0
-    return in_sequence("normalize", plans)
+    return in_sequence("norms", plans)
 
 
 def _softmax(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     value, dim = tensor(graph, op.args[0]), op.args[1]
     size = value.shape[dim] if value.shape else 1
     steps = {
-        "_softmax": (REDUCE, "add", "exp", REDUCE, "divide"),
-        "_log_softmax": (REDUCE, "add", "exp", REDUCE, "log", "add"),
+        "_softmax": (REDUCE, "subtract", "exp", REDUCE, "divide"),
+        "_log_softmax": (REDUCE, "subtract", "exp", REDUCE, "log", "subtract"),
     }[op.target.split(".")[1]]
     return _over_last(value, steps, max(1, value.numel // max(1, size)), machine)
 
@@ -43,7 +43,7 @@ def _softmax_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     value, dim = tensor(graph, op.args[0]), op.args[2]
     size = value.shape[dim] if value.shape else 1
     steps = {
-        "_softmax_backward_data": ("add", REDUCE, "add product"),
+        "_softmax_backward_data": ("multiply", REDUCE, "add product"),
         "_log_softmax_backward_data": (REDUCE, "exp", "add product"),
     }[op.target.split(".")[1]]
     return _over_last(value, steps, max(1, value.numel // max(1, size)), machine)
@@ -52,7 +52,7 @@ def _softmax_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 def _layer_norm(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     value = tensor(graph, op.args[0])
     groups = max(1, value.numel // max(1, math.prod(op.args[1])))
-    return _over_last(value, (REDUCE, "add", "relu", REDUCE, "add", "add product"), groups, machine)
+    return _over_last(value, (REDUCE, "subtract", "square", REDUCE, "multiply", "add product"), groups, machine)
 
 
 def _layer_norm_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
@@ -60,15 +60,15 @@ def _layer_norm_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     value = tensor(graph, op.args[0])
     features = max(1, math.prod(op.args[2]))
     groups = max(1, value.numel // features)
-    inner = _over_last(value, ("add", REDUCE, "add", REDUCE, "add product", "add product"), groups, machine)
-    outer = _over_last(value, ("add", REDUCE, REDUCE), features, machine, is_inner=False)
-    return in_sequence("normalize", [inner, outer])
+    inner = _over_last(value, ("multiply", REDUCE, "multiply", REDUCE, "add product", "add product"), groups, machine)
+    outer = _over_last(value, ("multiply", REDUCE, REDUCE), features, machine, is_inner=False)
+    return in_sequence("norms", [inner, outer])
 
 
 def _batch_norm(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     value = tensor(graph, op.args[0])
     channels = value.shape[1] if len(value.shape) > 1 else 1
-    steps = (REDUCE, "add", "relu", REDUCE, "add", "add product")
+    steps = (REDUCE, "subtract", "square", REDUCE, "multiply", "add product")
     return _over_last(value, steps, max(1, channels), machine, is_inner=False)
 
 

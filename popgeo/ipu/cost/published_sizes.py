@@ -11,7 +11,7 @@ _FEW, _MANY = (16, 4096), (32, 32768)
 COLUMNS = (16, 512)
 # Products of their own: two dimensions alike, the third free. In a block: rows, and two dimensions of features.
 SQUARE, FREE = (1024, 8192), (4, 32768)
-BLOCK_KINDS = frozenset({"add", "scalar", "divide", "exp", "log", "cosine"})
+BLOCK_LOOPS = frozenset({"add", "scalar", "divide", "exp", "log", "cosine"})
 BLOCK_ELEMENTS = (32, 32768 * 512)
 _TILES = 1472
 
@@ -63,10 +63,10 @@ def matmul_validity(rows: int, contraction: int, columns: int, width: int, batch
     return _judge(["" if alone or in_block else words], 4, machine)
 
 
-def elementwise_validity(kind: str, elements: int, width: int, machine: Machine) -> Judgement:
-    """The same of an operation by element, of which only some were measured, in a block."""
-    if kind not in BLOCK_KINDS:
-        return Validity.ESTIMATE, f"no published measurement of {kind}"
+def elementwise_validity(loop: str, name: str, elements: int, width: int, machine: Machine) -> Judgement:
+    """The same of an operation by element, of which only some loops were measured, in a block."""
+    if loop not in BLOCK_LOOPS:
+        return Validity.ESTIMATE, f"no published measurement of {name}"
     return _judge([_beyond(elements, "elements", BLOCK_ELEMENTS)], width, machine)
 
 

@@ -117,10 +117,9 @@ def _reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     plan = plan_reduce(outputs, summands, width(source), machine, is_inner)
     after = {"mean": ("scalar",), "norm": ("sqrt",), "linalg_vector_norm": ("sqrt",), "logsumexp": ("log",)}
     before = {
-        "norm": ("relu",),
-        "linalg_vector_norm": ("relu",),
-        "logsumexp": ("add", "exp"),
-        "mse_loss": ("add", "relu"),
+        "norm": ("square",),
+        "linalg_vector_norm": ("square",),
+        "logsumexp": ("subtract", "exp"),
     }
     name = op.target.split(".")[1]
     if name in ("var", "std", "var_mean", "std_mean"):
@@ -138,9 +137,9 @@ def _cumsum(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     elements, nbytes = max(1, source.numel), width(source)
     most, tiles = spread(elements, nbytes, machine.num_tiles)
     local = compute_step("running sums on each tile", machine.target, vertex=17 + most, tiles=tiles, workers=1)
-    running = Plan(family="cumsum", split={"tiles": tiles}, supersteps=(local,), flops=elements)
+    running = Plan(family="reduce", split={"tiles": tiles}, supersteps=(local,), flops=elements)
     add = plan_elementwise("add", elements, nbytes, machine, operand=tiles)
-    return in_sequence("cumsum", [running, plan_reduce(1, tiles, nbytes, machine), add])
+    return in_sequence("reduce", [running, plan_reduce(1, tiles, nbytes, machine), add])
 
 
 RULES: dict[str, Rule] = {
@@ -149,7 +148,7 @@ RULES: dict[str, Rule] = {
         for name in (
             "sum", "mean", "prod", "amax", "amin", "max", "min", "aminmax", "argmax", "argmin", "any", "all", "norm",
             "linalg_vector_norm", "var", "std", "var_mean", "std_mean", "logsumexp", "count_nonzero", "nansum",
-            "median", "mode", "mse_loss",
+            "median", "mode",
         )
     },
     **{f"aten.{name}": _cumsum for name in ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")},

@@ -62,7 +62,7 @@ def plan_sort(rows: int, length: int, k: int, width: int, machine: Machine) -> P
         vertex = 19 + workers * (23 + 4 * ceil_div(entries, workers) + 11 * ceil_div(pairs, workers))
         steps.append(compute_step(f"compare and swap, stage {number + 1}", target, vertex=vertex, tiles=tiles))
     return Plan(
-        family="sort",
+        family="sorting",
         split={"tiles": tiles_used},
         supersteps=tuple(steps),
         temporary_bytes=2 * spread(rows * length, width, machine.num_tiles)[0] * (width + 4),

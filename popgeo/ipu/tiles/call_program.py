@@ -160,7 +160,7 @@ class _Joiner:
         for name, v in zip(self._training.trained, self._graph.outputs[self._num_results :], strict=True):
             if v is None:
                 continue
-            found = Scope(self.builder, self._graph, self._places, "collect gradients", Plan(family="copy")).region(v)
+            found = self._scope("collect gradients").region(v)
             stride = self._graph.values[self._graph.inputs[f"parameter:{name}"]].stride
             gradient = Region(variable=found.variable, elements=_in_storage_order(found.elements, stride))
             scope, total = self._scope("collect gradients"), self._sums[name]
@@ -190,7 +190,7 @@ class _Joiner:
         for name, v in zip(update.state, graph.outputs, strict=True):
             assert v is not None
             if made[graph.values[v].storage][0] != name:
-                scope = Scope(self.builder, graph, made, "keep state", Plan(family="copy"))
+                scope = Scope(self.builder, graph, made, "keep state", Plan(family="movement"))
                 found = scope.region(v)
                 in_memory_order = Region(variable=found.variable, elements=np.sort(found.elements.ravel()))
                 copy(scope, self._whole(name), in_memory_order)
@@ -222,7 +222,7 @@ class _Joiner:
         return places
 
     def _scope(self, label: str) -> Scope:
-        return Scope(self.builder, self._graph, self._places, label, Plan(family="copy"))
+        return Scope(self.builder, self._graph, self._places, label, Plan(family="movement"))
 
     def _whole(self, name: str) -> Region:
         return Region(variable=name, elements=np.arange(self.builder.variables[name].mapping.numel))

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from popgeo.capture.op_graph import OpGraph
-from popgeo.ipu.cost.account import is_view
 from popgeo.ipu.cost.plan import OpCost
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.lower.builder import Builder, Scope, in_storage_order
@@ -75,7 +74,7 @@ def declare(builder: Builder, graph: OpGraph, mappings: Mapping[int, TileMapping
 def add_operations(builder: Builder, graph: OpGraph, costs: Sequence[OpCost], places: Places) -> None:
     """The steps of each operation; views need none."""
     for op, cost in zip(graph.ops, costs, strict=True):
-        if is_view(graph, op):
+        if graph.is_view(op):
             continue
         scope = Scope(builder, graph, places, f"{op.phase} {op.target.partition('.')[2]}", cost.plan)
         if not lower(scope, op):

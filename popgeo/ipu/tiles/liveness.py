@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from popgeo.capture.op_graph import OpGraph, Value
-from popgeo.ipu.cost.account import is_view
 from popgeo.ipu.tiles.map_tensors import storage_sizes
 from popgeo.ipu.tiles.tile_mapping import TileMapping
 
@@ -52,7 +51,7 @@ def lives(
     for index, op in enumerate(graph.ops):
         name = op.target.split(".")[1]
         for v in op.outputs:
-            if v is not None and not is_view(graph, op):
+            if v is not None and not graph.is_view(op):
                 made = f"{name} {_shape(graph.values[v])}", op.source, index
                 found.setdefault(graph.values[v].storage, made)
         for v in (*op.reads(), *(v for v in op.outputs if v is not None)):

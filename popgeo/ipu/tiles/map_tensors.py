@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
-from popgeo.ipu.cost.account import family, is_view
-from popgeo.ipu.cost.plan import OpCost, Plan
+from popgeo.capture.passes import is_random
+from popgeo.ipu.cost.plan import OpCost, Plan, family_of
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.tile_mapping import TileMapping, blocked, linear
 
@@ -42,7 +42,7 @@ def map_storages(
         mappings[storage] = mapping if mapping is not None and fits else linear(sizes[storage][0], tiles, grain)
 
     for op, op_cost in zip(graph.ops, costs, strict=True):
-        if is_view(graph, op):
+        if graph.is_view(op):
             continue
         wanted = _wanted(graph, op, op_cost.plan, tiles)
         for v in op.reads():
@@ -84,7 +84,7 @@ def _wanted(graph: OpGraph, op: Op, plan: Plan, tiles: int) -> dict[int, TileMap
     Blocks of what many tiles share, such as weights and tables, are as well off spread linearly.
     """
     split = plan.split
-    if family(op) != "matmul" or not {"rows", "contraction", "columns"} <= split.keys():
+    if not {"rows", "contraction", "columns"} <= split.keys():
         return {}
     left = [arg.value for arg in op.args if isinstance(arg, Ref)][-2]
     return {left: _grid(graph.values[left], split["rows"] * split["columns"], split["contraction"], tiles)}
@@ -92,14 +92,14 @@ def _wanted(graph: OpGraph, op: Op, plan: Plan, tiles: int) -> dict[int, TileMap
 
 def _left(op: Op, plan: Plan, value: Value, tiles: int) -> TileMapping | None:
     """Where a plan leaves its result, as far as it says so."""
-    split, kind = plan.split, family(op)
-    if kind == "matmul" and split.get("contraction") == 1 and {"rows", "columns"} <= split.keys():
+    split = plan.split
+    if split.get("contraction") == 1 and {"rows", "columns"} <= split.keys():
         return _grid(value, split["rows"], split["columns"], tiles)
     if not {"rows", "columns", "lookups"} <= split.keys():
         return None
-    if kind == "gather":
+    if plan.family == "gather":
         return _grid(value, split["rows"] * split["lookups"], split["columns"], tiles)
-    if kind in ("scatter", "cfconv") and split["lookups"] == 1:
+    if plan.family in ("scatter", "fused") and split["lookups"] == 1:
         return _grid(value, split["rows"], split["columns"], tiles)
     return None
 
@@ -119,7 +119,7 @@ def _grid(value: Value, row_parts: int, column_parts: int, tiles: int) -> TileMa
 
 def _followed(graph: OpGraph, op: Op, v: int, mappings: dict[int, TileMapping]) -> TileMapping | None:
     """The mapping of the most spread operand of the same layout."""
-    if family(op) not in ("elementwise", "copy"):
+    if family_of(op.target) not in ("elementwise", "movement", "losses") or is_random(op):
         return None
     value = graph.values[v]
     alike = [

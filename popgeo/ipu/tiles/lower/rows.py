@@ -119,7 +119,7 @@ def scatter_rows(
     """
     builder, label = scope.builder, scope.label
     (num_rows, columns), lookups = out.elements.shape, index.elements.size
-    row_cuts, column_cuts, lookup_cuts = _cuts(scope, "scatter_add", num_rows, columns, lookups)
+    row_cuts, column_cuts, lookup_cuts = _cuts(scope, "scatter", num_rows, columns, lookups)
     sums_at = np.zeros((len(lookup_cuts), num_rows, columns), np.int32)
     for (p, _), (s, rows), (u, narrow) in itertools.product(
         enumerate(lookup_cuts), enumerate(row_cuts), enumerate(column_cuts)
