@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.step_runner import Stepper
-from popgeo.ipu.cost.account import account
 from popgeo.ipu.options import Options
-from popgeo.ipu.report.figures import Family
 from popgeo.ipu.report.report import Report
 from popgeo.ipu.step_cost import Assessment
 
@@ -41,9 +39,6 @@ def report(
     stepper: Stepper, assessment: Assessment, usage: Usage, options: Options, update: Update | None = None
 ) -> Report:
     """The account of a step: cycles, memory and plans on the target, and what this computer did for it."""
-    families = account(stepper.engine.graph)
-    if update is not None:
-        families["optimizer"] = sum(account(update.capture()).values(), Family())
     return Report(
         target=options.target,
         costs=assessment.costs,
@@ -51,7 +46,6 @@ def report(
         micro_batches=options.gradient_accumulation,
         replicas=options.replication_factor,
         update_captured=None if update is None else update.is_captured,
-        families=families,
         captured_ops=stepper.step.captured_ops,
         state_bytes=stepper.state_bytes,
         buffer_bytes=stepper.engine.buffer_bytes,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import TypeVar
 
-from popgeo.ipu.report.figures import Family, Figures
+from popgeo.ipu.report.figures import Figures
 from popgeo.ipu.tiles.memory_use import MemoryUse
 
 F = TypeVar("F", bound=Figures)
@@ -21,7 +21,6 @@ def add(first: F, second: Figures) -> F:
         raise ValueError(
             f"Reports add up on one target and profile, not {named[0]} and {named[1]}; compile both for the same."
         )
-    names = [*first.families, *(name for name in second.families if name not in first.families)]
     return replace(
         first,
         costs=first.costs + second.costs,
@@ -30,7 +29,6 @@ def add(first: F, second: Figures) -> F:
         update_captured=_both(first.update_captured, second.update_captured),
         graphs_per_micro_batch=_graphs(first, second),
         real_of_slots={**first.real_of_slots, **second.real_of_slots},
-        families={n: first.families.get(n, Family()) + second.families.get(n, Family()) for n in names},
         captured_ops=first.captured_ops + second.captured_ops,
         state_bytes=first.state_bytes + second.state_bytes,
         buffer_bytes=first.buffer_bytes + second.buffer_bytes,

@@ -10,15 +10,17 @@ from popgeo.ipu.report.rows import Rows, activity_cycles
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.memory_use import MemoryUse
 
+IDLE = ("view", "host")  # families that are no work of the machine
+
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Operations of one kind.
+    """What the operations of one kind do in a step.
 
     Attributes:
         ops: How many one step runs.
         flops: Floating-point operations, a multiply-accumulate counted as two.
-        bytes: Bytes that they read and write, had each its own memory.
+        bytes: Bytes that they read and write, had each tensor its own memory.
     """
 
     ops: int = 0
@@ -48,7 +50,6 @@ class Figures:
             no update has run yet.
         graphs_per_micro_batch: Real graphs of a micro-batch, where `for_batch` told it.
         real_of_slots: How many of so many slots are real, where `for_batch` told it.
-        families: Operations of one micro-batch, forward and backward, by family, and `optimizer` for one update.
         captured_ops: Operations that the model asked for; the passes leave fewer.
         state_bytes: Parameters, gradients, optimizer state and buffers.
         buffer_bytes: Memory of this computer for all values in between, allocated once.
@@ -67,7 +68,6 @@ class Figures:
     update_captured: bool | None = None
     graphs_per_micro_batch: float | None = None
     real_of_slots: Mapping[int, float] = field(default_factory=dict)
-    families: Mapping[str, Family]
     captured_ops: int
     state_bytes: int
     buffer_bytes: int
@@ -106,6 +106,17 @@ class Figures:
         if self.graphs_per_micro_batch is None or not self.total_cycles:
             return None
         return self.graphs_per_micro_batch * self.micro_batches * self.replicas * 1e6 / self.microseconds
+
+    @property
+    def families(self) -> dict[str, Family]:
+        """What a step does, by kind of work, in the order in which they first occur; without views and the host."""
+        families: dict[str, Family] = {}
+        for cost in self.costs:
+            if cost.family not in IDLE:
+                n = cost.count
+                one = Family(ops=n, flops=n * cost.flops, bytes=n * cost.bytes)
+                families[cost.family] = families.get(cost.family, Family()) + one
+        return families
 
     @property
     def total(self) -> Family:

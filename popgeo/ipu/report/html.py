@@ -116,7 +116,7 @@ def _totals(report: Figures) -> str:
         (f"{report.total_cycles:,}", "cycles of a step"),
         (f"{report.microseconds:,.1f} µs", f"at {report.target.clock / 1e9:g} GHz"),
         *([(f"{report.graphs_per_second:,.0f}", "graphs per second")] if report.graphs_per_second else []),
-        (f"{quantity(sum(op['flops'] for op in ops))}FLOP", "arithmetic"),
+        (f"{quantity(report.total.flops)}FLOP", "arithmetic"),
         (f"{quantity(sum(op['traffic'] for op in ops))}B", "between tiles"),
         (f"{shares[Activity.HOST]:,.0f}", "cycles of the host"),
     ]

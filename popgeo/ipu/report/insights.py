@@ -8,13 +8,14 @@ from popgeo.ipu.report.rows import Row
 
 NOTABLE = 0.03  # of the cycles of a step; what is below is not worth a line
 SEARCHES = {"topk", "sort", "argsort", "cdist", "_cdist_forward", "_euclidean_dist"}
+SOFTWARE_FUNCTIONS = {"cos", "sin", "tan", "acos", "asin", "atan", "atan2", "sinh", "cosh", "sinc", "pow"}
+MESSAGES = {"gather", "scatter"}  # families that move rows along edges
+FUSED_MESSAGES = {"cfconv", "cfconv_backward"}  # operations that do both
 INSTEAD = {
     "cos": "Use a polynomial, such as popgeo.nn.PolynomialEnvelope in place of CosineEnvelope.",
     "pow": "Use products and square() in place of pow.",
 }
 ALWAYS = "What depends on data alone can be computed when the data is prepared."
-MESSAGES = {"gather", "scatter", "scatter_add", "cfconv"}
-SOFTWARE_FUNCTIONS = {"cos", "sin", "tan", "pow", "cos_", "sin_", "pow_", "acos", "asin", "atan2", "polar"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +88,10 @@ def few_tiles_work(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
 
 def slow_functions(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
     """Sine, cosine and powers of float32 run in software: about 2,300 and 300 cycles of a worker for each element."""
-    slow = [op for op in ops if op["op"] in SOFTWARE_FUNCTIONS]
+    slow = [op for op in ops if _function(op) in SOFTWARE_FUNCTIONS]
     share = sum(op["share"] for op in slow)
     if share >= NOTABLE:
-        names = sorted({op["op"] for op in slow})
+        names = sorted({_function(op) for op in slow})
         worst = max(slow, key=lambda op: op["cycles"])
         spread = f" on {_tiles(worst['tiles'])}" if worst["tiles"] else ""
         yield Insight(
@@ -98,7 +99,7 @@ def slow_functions(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
             text=f"{share:.0%} of the cycles go into {_count(slow)}; the largest is {_name(worst)}{spread}. The "
             "machine has no such instruction: a float32 cosine takes a worker about 2,300 cycles an element, a power "
             "300.",
-            remedy=" ".join([*(remedy for name, remedy in INSTEAD.items() if {name, f"{name}_"} & {*names}), ALWAYS]),
+            remedy=" ".join([*(remedy for name, remedy in INSTEAD.items() if name in names), ALWAYS]),
             share=share,
             ops=_indices(slow),
         )
@@ -124,7 +125,7 @@ def repeated_search(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
 
 def unbalanced(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
     """Gathers and scatters of which some tiles have far more than the mean to do."""
-    uneven = [op for op in ops if op["family"] in MESSAGES and op["balance"] < 0.5]
+    uneven = [op for op in ops if (op["family"] in MESSAGES or op["op"] in FUSED_MESSAGES) and op["balance"] < 0.5]
     share = sum(op["compute"] * (1 - op["balance"]) for op in uneven) / _total(ops)
     if share >= NOTABLE:
         worst = max(uneven, key=lambda op: op["compute"] * (1 - op["balance"]))
@@ -229,6 +230,11 @@ def _real_share(op: Row, report: Figures) -> float:
     sizes = [int(size) for size in op["shapes"].replace("[", " ").replace("]", " ").replace(",", " ").split()]
     known = [size for size in sizes if size in report.real_of_slots]
     return report.real_of_slots[max(known)] / max(known) if known else 1.0
+
+
+def _function(op: Row) -> str:
+    """What an operation computes, in place or not."""
+    return str(op["op"]).rstrip("_")
 
 
 def _indices(ops: Sequence[Row]) -> tuple[int, ...]:

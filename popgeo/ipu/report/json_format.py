@@ -1,24 +1,25 @@
 """A report as JSON that other programs, and later versions, can read."""
 
 import json
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
 
 import numpy as np
 
-from popgeo.ipu.cost.plan import Activity, OpCost, Plan, Profile, Superstep, Validity
-from popgeo.ipu.report.figures import Family, Figures
+from popgeo.ipu.cost.plan import FAMILY_OF, Activity, OpCost, Plan, Profile, Superstep, Validity, name_of
+from popgeo.ipu.report.figures import Figures
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.memory_use import MemoryUse, Resident
 
 SCHEMA, VERSION = "popgeo.ipu.report", 1
+DERIVED = ("families", "total_cycles", "microseconds")  # for other programs; reading works them out anew
 
 
 def dumps(report: Figures) -> str:
     """The report with the name and the version of its format."""
     content = {"schema": SCHEMA, "version": VERSION, **_plain(report)}
-    content["total_cycles"], content["microseconds"] = report.total_cycles, report.microseconds
+    content |= {name: _plain(getattr(report, name)) for name in DERIVED}
     return json.dumps(content, allow_nan=False)
 
 
@@ -45,7 +46,6 @@ def loads(text: str) -> dict[str, Any]:
         "profile": Profile(given["profile"]),
         "memory": None if given["memory"] is None else _memory(given["memory"]),
         "real_of_slots": {int(slots): real for slots, real in given["real_of_slots"].items()},
-        "families": {name: Family(**family) for name, family in given["families"].items()},
     }
     return given
 
@@ -66,7 +66,9 @@ def _plain(part: Any) -> Any:
 
 
 def _op_cost(content: dict[str, Any]) -> OpCost:
-    return OpCost(**{**content, "plan": _plan(content["plan"])})
+    plan = _plan(content["plan"])
+    family = FAMILY_OF.get(name_of(content["target"]), plan.family)  # older texts have other words
+    return OpCost(**{**content, "plan": replace(plan, family=family)})
 
 
 def _plan(content: dict[str, Any]) -> Plan:

@@ -74,7 +74,7 @@ def _op_row(cost: OpCost, target: IpuTarget, profile: Profile, total: float) -> 
     cycles = n * cost.plan.cycles(profile)
     return {
         "op": short_name(cost.target),
-        "family": cost.plan.family,
+        "family": cost.family,
         "phase": cost.phase,
         "module": module_of(cost),
         "cycles": cycles,
@@ -88,7 +88,7 @@ def _op_row(cost: OpCost, target: IpuTarget, profile: Profile, total: float) -> 
         "tiles": max((s.tiles for s in steps if s.activity is Activity.COMPUTE), default=0),
         "workers": max((s.workers for s in steps), default=0.0),
         "traffic": n * sum(s.bytes_total for s in steps if s.activity is not Activity.HOST),
-        "flops": n * cost.plan.flops,
+        "flops": n * cost.flops,
         "temporary_bytes": cost.plan.temporary_bytes,
         "split": _split(cost.plan),
         "considered": cost.plan.considered,

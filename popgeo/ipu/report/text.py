@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from popgeo.ipu.cost.plan import Activity, Profile
-from popgeo.ipu.report.figures import Figures
+from popgeo.ipu.report.figures import IDLE, Figures
 from popgeo.ipu.report.insights import insights
 from popgeo.ipu.report.rows import Row
 from popgeo.ipu.report.trust import footer
@@ -56,7 +56,7 @@ def _head(report: Figures) -> Iterable[str]:
     yield (
         f"  tiles in balance {mean_balance:.0%}, {mean_workers:.1f} of {target.workers_per_tile} workers busy, "
         f"{quantity(sum(op['traffic'] for op in ops))}B between tiles, "
-        f"{quantity(sum(op['flops'] for op in ops))}FLOP" + _memory(report)
+        f"{quantity(report.total.flops)}FLOP" + _memory(report)
     )
 
 
@@ -124,18 +124,17 @@ def _insights(report: Figures) -> Iterable[str]:
 
 
 def _this_computer(report: Figures) -> Iterable[str]:
-    total = report.total
+    kept = sum(cost.phase in ("forward", "backward") and cost.family not in IDLE for cost in report.costs)
     ran = (
         f", ran {report.calls} calls, {1e3 * report.seconds_per_call:.2f} ms each" if report.calls else ", not run yet"
     )
     yield (
-        f"this computer (not IPU time): {total.ops} operations of {report.captured_ops} captured, "
+        f"this computer (not IPU time): {kept} operations of {report.captured_ops} captured, "
         f"compiled in {report.compile_seconds:.2f} s{ran}"
     )
     kinds = sorted(report.families.items(), key=lambda item: -item[1].bytes)
-    yield f"  {quantity(report.state_bytes)}B of state, {quantity(report.buffer_bytes)}B of buffers" + "".join(
-        f", {family.ops} {name}" for name, family in kinds
-    )
+    runs = "; a step runs " + ", ".join(f"{family.ops:,} {name}" for name, family in kinds) if kinds else ""
+    yield f"  {quantity(report.state_bytes)}B of state, {quantity(report.buffer_bytes)}B of buffers{runs}"
 
 
 def quantity(number: float) -> str:
