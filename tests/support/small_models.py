@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from popgeo import ipu
+
 NUM_NODES, NUM_EDGES, NUM_GRAPHS = 12, 40, 3
 
 
@@ -70,3 +72,12 @@ def eager_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[s
     loss.backward()
     optimizer.step()
     return prediction.detach(), loss.detach()
+
+
+def compile_training(**options) -> ipu.CompiledModel:
+    """A training step of `ContinuousFilters` with Adam, compiled for as many micro-batches as the options ask for."""
+    torch.manual_seed(0)
+    model = ContinuousFilters().double()
+    step = ipu.training_model(model, ipu.Options(**options), torch.optim.Adam(model.parameters()))
+    times = options.get("gradient_accumulation", 1) * options.get("replication_factor", 1)
+    return step.compile(**{name: x.repeat([times] + [1] * (x.dim() - 1)) for name, x in make_batch(0).items()})

@@ -12,6 +12,7 @@ from popgeo.ipu.cost.plan import Activity
 from popgeo.ipu.report.figures import Figures
 from popgeo.ipu.report.insights import Insight, insights
 from popgeo.ipu.report.rows import block_names
+from popgeo.ipu.report.tables import COLUMNS
 from popgeo.ipu.report.text import quantity
 from popgeo.ipu.report.trust import footer
 from popgeo.ipu.step_cost import BESIDE
@@ -73,6 +74,7 @@ def _data(report: Figures) -> dict[str, Any]:
         "supersteps": [{**step, "block": block} for step, block in zip(steps, blocks, strict=True)],
         "families": report.rows.families,
         "modules": report.rows.modules,
+        "about": {table: {column.name: column.about for column in columns} for table, columns in COLUMNS.items()},
         "memory": None,
     }
     if (use := report.memory) is not None:

@@ -49,13 +49,20 @@ class Report(Figures):
         return replace(self, graphs_per_micro_batch=graphs, real_of_slots=real)
 
     def to_frame(self, rows: str = "ops") -> pd.DataFrame:
-        """The figures as a table.
+        """The figures as a table; its `attrs` have the `units` of the columns, and what they are `about`.
 
         Args:
             rows: One row for each of `ops`, `supersteps`, `modules`, `blocks`, `families` or `insights`.
 
         Raises:
             ValueError: another kind of rows.
+
+        Example:
+            >>> import torch
+            >>> from popgeo import ipu
+            >>> table = ipu.compile(torch.exp, [torch.ones(100)]).report.to_frame("families")
+            >>> table["flops"].sum(), table.attrs["units"]["flops"]
+            (np.int64(100), 'FLOP')
         """
         return frame(self, rows)
 

@@ -9,25 +9,16 @@ import pytest
 import torch
 
 from popgeo import ipu
+from popgeo.ipu.cost.plan import Activity, Profile
 from popgeo.ipu.report.figures import Family
-from tests.support.small_models import ContinuousFilters, make_batch
-
-
-def compiled(**options):
-    """The report of a training step in which all phases occur, and several micro-batches where asked."""
-    torch.manual_seed(0)
-    model = ContinuousFilters().double()
-    step = ipu.training_model(model, ipu.Options(**options), torch.optim.Adam(model.parameters()))
-    times = options.get("gradient_accumulation", 1) * options.get("replication_factor", 1)
-    return step.compile(**{name: x.repeat([times] + [1] * (x.dim() - 1)) for name, x in make_batch(0).items()}).report
-
+from tests.support.small_models import compile_training
 
 STEPS = {
     "running sum": lambda: ipu.compile(lambda x: x.cumsum(0).softmax(1), [torch.ones(40, 40)]).report,
     "views": lambda: ipu.compile(lambda x: x.view(-1), [torch.ones(3, 2)]).report,
-    "training": compiled,
-    "micro-batches and replicas": lambda: compiled(gradient_accumulation=3, replication_factor=2),
-    "sum of two": lambda: compiled() + compiled(),
+    "training": lambda: compile_training().report,
+    "micro-batches and replicas": lambda: compile_training(gradient_accumulation=3, replication_factor=2).report,
+    "sum of two": lambda: compile_training().report + compile_training().report,
 }
 
 
@@ -50,8 +41,35 @@ def test_a_running_sum_and_a_softmax_are_two_families():
 
 
 def test_families_count_what_every_micro_batch_runs_and_the_update_once():
-    once, thrice = compiled(), compiled(gradient_accumulation=3)
+    once, thrice = compile_training().report, compile_training(gradient_accumulation=3).report
     assert thrice.families["matmul"] == sum([once.families["matmul"]] * 3, Family())
     update = sum(cost.phase == "update" and cost.family != "view" for cost in once.costs)
     adds = sum(cost.phase == "accumulate" for cost in thrice.costs)
     assert thrice.total.ops == 3 * (once.total.ops - update) + 3 * adds + update
+
+
+def test_cycles_of_supersteps_sum_to_the_total_and_the_host_is_apart(report):
+    steps = [(cost.count, step) for cost in report.costs for step in cost.plan.supersteps]
+    on_device = sum(n * step.calibrated for n, step in steps if step.activity is not Activity.HOST)
+    assert report.total_cycles == round(on_device)
+    assert report.cycles_by_activity[Activity.HOST] > 0
+    assert report.profile is Profile.CALIBRATED
+
+
+def test_graphs_per_second_follow_from_the_clock_and_the_real_graphs(report):
+    assert report.graphs_per_second == pytest.approx(2 * 1.85e9 / report.total_cycles)
+    assert report.for_batch().graphs_per_second is None
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda report: pickle.loads(pickle.dumps(report)), dataclasses.replace]
+)
+def test_a_copy_has_the_fields_and_works_out_rows_of_its_own(report, copied):
+    report = dataclasses.replace(report, memory=None)  # which compares by identity
+    fresh = repr(report), report.to_json()
+    before = report.to_frame("families")
+    again = copied(report)
+    assert "rows" not in vars(again)
+    assert again == report
+    assert (repr(again), again.to_json()) == fresh
+    assert again.to_frame("families").equals(before)

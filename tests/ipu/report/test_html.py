@@ -11,7 +11,7 @@ import torch
 
 from popgeo import ipu
 from popgeo.ipu.report.html import script
-from tests.support.small_models import ContinuousFilters, make_batch
+from popgeo.ipu.report.tables import COLUMNS
 
 
 class Outline(HTMLParser):
@@ -37,12 +37,6 @@ class Outline(HTMLParser):
 
     def handle_data(self, data):
         self.texts[self.open[-1] if self.open else ""] = self.texts.get(self.open[-1] if self.open else "", "") + data
-
-
-@pytest.fixture(scope="module")
-def report():
-    model = ContinuousFilters().double()
-    return ipu.training_model(model).compile(**make_batch(0)).report
 
 
 def data(page: str):
@@ -90,9 +84,19 @@ def test_what_a_model_is_called_cannot_break_the_page():
     assert any(op["module"] == "</script><b>" for op in data(page)["ops"])
 
 
-def test_a_page_is_written_where_it_is_wanted(report, tmp_path):
-    page = report.to_html(tmp_path / "report.html")
-    assert (tmp_path / "report.html").read_text(encoding="utf-8") == page
+def test_a_page_has_the_columns_of_the_tables_and_says_what_they_mean(report):
+    about = data(report.to_html())["about"]
+    assert about == {rows: {c.name: c.about for c in columns} for rows, columns in COLUMNS.items()}
+    shared = set(re.findall(r'const (\w+) = \{ key: "\1"', script())) | {"share", "balance"}
+    for table, rows in (("operations", "ops"), ("families",) * 2, ("modules",) * 2, ("supersteps",) * 2):
+        body = re.search(
+            rf"^  {table}: \[\n    report\.{rows},\n(.*?)    report\.about\.{rows},$", script(), re.S | re.M
+        )[1]
+        keys = set(re.findall(r'key: "(\w+)"', body)) | {
+            name for name in shared if re.search(rf"^ +{name},$", body, re.M)
+        }
+        assert len(keys) > 3
+        assert keys <= about[rows].keys()
 
 
 def test_a_notebook_shows_the_families_and_a_shell_one_line(report):

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from popgeo import ipu
+from popgeo.ipu.cost.plan import FAMILY_OF
+from popgeo.ipu.report.insights import FUSED_MESSAGES, MESSAGES, SEARCHES, SOFTWARE_FUNCTIONS
 from popgeo.nn import CosineEnvelope, PolynomialEnvelope
 from popgeo.nn.schnet import Edges, InteractionBlock
 
@@ -103,3 +105,16 @@ def test_the_share_of_padding_grows_with_the_empty_slots():
         report = of(by_element(torch.log), (8_192, 64)).for_batch(real={8_192: real})
         shares += [insight.share for insight in report.insights if insight.title == "Padding"]
     assert shares[0] < shares[1] < 4_192 / 8_192
+
+
+def test_insights_speak_of_families_and_operations_that_exist():
+    assert set(FAMILY_OF.values()) >= MESSAGES
+    assert {name.removeprefix("aten.") for name in FAMILY_OF} >= SEARCHES | SOFTWARE_FUNCTIONS
+    assert {name.removeprefix("popgeo.") for name in FAMILY_OF} >= FUSED_MESSAGES
+
+
+def test_a_function_in_software_is_found_in_place_too():
+    report = of(lambda x: (x + 1).cos_(), 32)
+    (found,) = [insight for insight in report.insights if "in software" in insight.title]
+    assert found.title == "cos in software"
+    assert "PolynomialEnvelope" in found.remedy

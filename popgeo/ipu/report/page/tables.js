@@ -9,7 +9,7 @@ const FORMATS = {
   flops: (x) => number(x / 1e6, 2),
   one: (x) => number(x, 1),
 };
-function makeTable(rows, columns, chosen) {
+function makeTable(rows, columns, about, chosen) {
   const box = document.createElement("div"),
     table = document.createElement("table"),
     tools = document.createElement("div");
@@ -29,7 +29,7 @@ function makeTable(rows, columns, chosen) {
   for (const column of columns) {
     const th = document.createElement("th");
     th.textContent = column.name;
-    th.title = column.about || "";
+    th.title = about[column.key] + (column.format === "cycles" ? ", in cycles" : "");
     th.tabIndex = 0;
     if (!column.format) th.className = "words";
     const sort = () => {
@@ -97,18 +97,8 @@ function makeTable(rows, columns, chosen) {
 const cycles = { key: "cycles", name: "cycles", format: "cycles" },
   share = { key: "share", name: "share", format: "share" };
 const activities = ["compute", "exchange", "sync"].map((key) => ({ key, name: key, format: "cycles" }));
-const trust = {
-  key: "trust",
-  name: "figures are",
-  about:
-    "validated: checked on published measurements at such sizes; extrapolated: at other sizes; estimate: none are published",
-};
-const balance = {
-  key: "balance",
-  name: "balance",
-  format: "balance",
-  about: "work of the mean tile over that of the slowest",
-};
+const trust = { key: "trust", name: "figures are" },
+  balance = { key: "balance", name: "balance", format: "balance" };
 /* ---- one operation: its plan and what each of its supersteps costs ---- */
 function explain(op) {
   const place = document.getElementById("plan"),
@@ -149,6 +139,7 @@ function explain(op) {
     "th",
     columns.map((column) => column[1]),
   );
+  [...table.tHead.rows[0].cells].forEach((th, i) => (th.title = report.about.supersteps[columns[i][0]]));
   const body = table.createTBody();
   for (const step of report.supersteps.filter((step) => step.op_index === op.index))
     fill(
@@ -172,7 +163,7 @@ const TABLES = {
       cycles,
       share,
       ...activities,
-      { key: "fixed", name: "fixed", format: "cycles", about: "synchronisation and start of compute sets" },
+      { key: "fixed", name: "fixed", format: "cycles" },
       balance,
       { key: "tiles", name: "tiles", format: "count" },
       { key: "workers", name: "workers", format: "one" },
@@ -186,6 +177,7 @@ const TABLES = {
       { key: "why", name: "why" },
       { key: "source", name: "line of the model" },
     ],
+    report.about.ops,
     explain,
   ],
   families: [
@@ -201,13 +193,9 @@ const TABLES = {
       { key: "traffic", name: "traffic", format: "bytes" },
       { key: "flops", name: "MFLOP", format: "flops" },
       { key: "ideal", name: "ideal cycles", format: "cycles" },
-      {
-        key: "validated",
-        name: "validated",
-        format: "percent",
-        about: "part of the cycles whose formula was checked on published measurements at such sizes",
-      },
+      { key: "validated", name: "validated", format: "percent" },
     ],
+    report.about.families,
   ],
   modules: [
     report.modules,
@@ -216,9 +204,10 @@ const TABLES = {
       { key: "ops", name: "operations", format: "count" },
       cycles,
       share,
-      { key: "own", name: "own", format: "cycles", about: "without submodules" },
+      { key: "own", name: "own", format: "cycles" },
       ...["forward", "backward", "update"].map((key) => ({ key, name: key, format: "cycles" })),
     ],
+    report.about.modules,
   ],
   supersteps: [
     report.supersteps,
@@ -232,11 +221,12 @@ const TABLES = {
       balance,
       { key: "tiles", name: "tiles", format: "count" },
       { key: "workers", name: "workers", format: "one" },
-      { key: "bytes_in", name: "most in", format: "bytes", about: "most bytes that any tile receives" },
+      { key: "bytes_in", name: "most in", format: "bytes" },
       { key: "bytes_out", name: "most out", format: "bytes" },
       { key: "bytes_total", name: "all bytes", format: "bytes" },
       { key: "fragments", name: "fragments", format: "count" },
     ],
+    report.about.supersteps,
   ],
 };
 {

@@ -1,0 +1,46 @@
+"""How far figures can be trusted is said in the words of the one table of families."""
+
+import pytest
+import torch
+
+from popgeo import ipu, ops
+from popgeo.ipu.cost.plan import FAMILY_OF, Validity
+from popgeo.ipu.report.trust import ERROR_BANDS, ERROR_BANDS_OF_OPERATIONS, footer, trust
+
+INDEX = torch.zeros(4096, dtype=torch.int64)
+STEPS = {
+    "gather 7%": lambda: ipu.compile(lambda x, i: x.index_select(0, i), [torch.ones(512, 64), INDEX]),
+    "scatter 5%": lambda: ipu.compile(
+        lambda x, i: torch.zeros(512, 64).index_add(0, i, x), [torch.ones(4096, 64), INDEX]
+    ),
+    "matmul 8%": lambda: ipu.compile(torch.mm, [torch.ones(1024, 64), torch.ones(64, 64)]),
+    "cfconv 6%": lambda: ipu.compile(
+        lambda x, w, i: ops.cfconv(x, w, i, i, num_nodes=512), [torch.ones(512, 64), torch.ones(4096, 64), INDEX]
+    ),
+}
+
+
+def test_bands_are_those_of_families_and_operations_that_exist():
+    assert set(ERROR_BANDS) <= set(FAMILY_OF.values())
+    assert {f"popgeo.{name}" for name in ERROR_BANDS_OF_OPERATIONS} <= set(FAMILY_OF)
+
+
+@pytest.mark.parametrize("band", STEPS)
+def test_the_error_of_what_was_measured_is_printed_where_it_occurs(band):
+    report = STEPS[band]().report
+    assert footer(report)[1] == f"  median error on published figures of a Bow IPU at most: {band}"
+    assert band in str(report)
+    assert band in report.to_html()
+
+
+def test_no_error_is_printed_where_none_was_measured():
+    report = ipu.compile(torch.exp, [torch.ones(100)]).report
+    assert len(footer(report)) == 1
+
+
+def test_shares_of_trust_add_up_to_the_cycles_of_the_machine(report):
+    shares = trust(report)
+    assert sum(shares.values()) == pytest.approx(1)
+    table = report.to_frame("ops")
+    validated = table.loc[table["trust"] == "validated", "share"].sum()
+    assert shares[Validity.VALIDATED] == pytest.approx(validated)
