@@ -11,7 +11,7 @@ from popgeo.ipu.cost.plan import OpCost, Plan
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.graph_program import declare
 from popgeo.ipu.tiles.lower.builder import Builder, Scope
-from popgeo.ipu.tiles.lower.families import lower
+from popgeo.ipu.tiles.lower.lower_op import lower
 from popgeo.ipu.tiles.map_tensors import map_storages
 from popgeo.ipu.tiles.program import Vertex
 

@@ -5,10 +5,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
-from popgeo.capture.op_graph import OpGraph, Value
+from popgeo.capture.op_graph import Op, OpGraph, Value
 from popgeo.ipu.cost.plan import Plan
 from popgeo.ipu.tiles.program import ComputeSet, Exchange, Region, Step, Sync, Transfer, Variable, Vertex
 from popgeo.ipu.tiles.tile_mapping import TileMapping, from_holders
+
+Lowering = Callable[["Scope", Op], None]
+"""Adds the steps of an operation to the builder of a scope."""
 
 
 class Builder:
@@ -167,3 +170,14 @@ def reshaped(region: Region, *shape: int) -> Region:
 def flat(region: Region, positions: np.ndarray) -> Region:
     """The elements at these positions in row-major order."""
     return Region(variable=region.variable, elements=region.elements.ravel()[positions])
+
+
+def cuts(size: int, parts: int) -> list[slice]:
+    """A dimension in parts as equal as can be, the last perhaps smaller; at least one.
+
+    Example:
+        >>> cuts(5, 2)
+        [slice(0, 3, None), slice(3, 5, None)]
+    """
+    step = max(1, -(-size // max(parts, 1)))
+    return [slice(start, min(start + step, size)) for start in range(0, max(size, 1), step)]
