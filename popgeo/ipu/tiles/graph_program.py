@@ -10,7 +10,8 @@ from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.lower.builder import Builder, Scope, in_storage_order
 from popgeo.ipu.tiles.lower.lower_op import lower
 from popgeo.ipu.tiles.map_tensors import map_storages
-from popgeo.ipu.tiles.program import HostCopy, Program
+from popgeo.ipu.tiles.program import Program
+from popgeo.ipu.tiles.steps import HostCopy
 from popgeo.ipu.tiles.tile_mapping import TileMapping
 
 Places = dict[int, tuple[str, int]]

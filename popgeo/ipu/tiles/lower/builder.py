@@ -7,7 +7,7 @@ import torch
 
 from popgeo.capture.op_graph import Op, OpGraph, Value
 from popgeo.ipu.cost.plan import Plan
-from popgeo.ipu.tiles.program import ComputeSet, Exchange, Region, Step, Sync, Transfer, Variable, Vertex
+from popgeo.ipu.tiles.steps import ComputeSet, Exchange, Region, Step, Sync, Transfer, Variable, Vertex
 from popgeo.ipu.tiles.tile_mapping import TileMapping, from_holders
 
 Lowering = Callable[["Scope", Op], None]

@@ -6,7 +6,7 @@ from popgeo.capture.op_graph import Op, Ref
 from popgeo.ipu.cost.plan import name_of
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope, cuts, part
 from popgeo.ipu.tiles.lower.movement import copy
-from popgeo.ipu.tiles.program import Operand, Vertex
+from popgeo.ipu.tiles.steps import Operand, Vertex
 
 FORWARD = ("aten._cdist_forward", "aten._euclidean_dist")  # (x1, x2, ...): rows of x1
 BACKWARD = "aten._cdist_backward"  # (grad, x1, x2, p, distances): rows of all but x2

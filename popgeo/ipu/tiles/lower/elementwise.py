@@ -8,7 +8,7 @@ import torch
 from popgeo.capture.op_graph import Number, Op, overload, overloads_of, substitute
 from popgeo.ipu.cost.plan import name_of
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope, flat
-from popgeo.ipu.tiles.program import Operand, Region, Scalar, Vertex
+from popgeo.ipu.tiles.steps import Operand, Region, Scalar, Vertex
 
 # What works element by element although torch does not tag it so.
 _ALSO_POINTWISE = {

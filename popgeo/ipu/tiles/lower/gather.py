@@ -23,7 +23,7 @@ from popgeo.ipu.tiles.lower.rows import (
     rows_of_edges,
     tile_of_block,
 )
-from popgeo.ipu.tiles.program import Operand, Region, Vertex
+from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 
 def knows(name: str) -> bool:

@@ -19,7 +19,7 @@ from popgeo.ipu.tiles.lower import (
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope
 from popgeo.ipu.tiles.lower.elementwise import operands
 from popgeo.ipu.tiles.lower.movement import copy
-from popgeo.ipu.tiles.program import Operand, Vertex
+from popgeo.ipu.tiles.steps import Operand, Vertex
 
 # A sort, a softmax or a running sum takes each slice by itself, as `slices` does for all families.
 _WAYS = {

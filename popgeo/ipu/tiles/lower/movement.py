@@ -8,7 +8,7 @@ import torch
 from popgeo.capture.op_graph import Op, overload, overloads_of, substitute
 from popgeo.ipu.cost.plan import name_of
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope, flat
-from popgeo.ipu.tiles.program import Operand, Region, Vertex
+from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 MOVES = {
     "cat", "stack", "repeat", "flip", "roll", "tril", "triu", "constant_pad_nd", "contiguous", "reshape",

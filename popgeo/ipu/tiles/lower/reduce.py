@@ -9,7 +9,7 @@ import torch
 from popgeo.capture.op_graph import Op
 from popgeo.ipu.cost.plan import name_of
 from popgeo.ipu.tiles.lower.builder import Builder, Lowering, Scope, flat, grouped
-from popgeo.ipu.tiles.program import Operand, Region, Vertex
+from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 MANY_PARTIALS = 16  # for one element of a result, from which on a stage of groups pays
 PARTIALS_SPREAD_OVER = 32  # elements of a result on each tile, from which on all tiles are at work without groups

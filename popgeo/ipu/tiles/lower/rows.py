@@ -10,7 +10,7 @@ import torch
 
 from popgeo.capture.op_graph import Op, Ref
 from popgeo.ipu.tiles.lower.builder import Scope, cuts, part
-from popgeo.ipu.tiles.program import Operand, Region, Vertex
+from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 
 def row_cuts_of(

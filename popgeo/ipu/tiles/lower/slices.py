@@ -9,7 +9,7 @@ from popgeo.capture.op_graph import Op, overload, substitute
 from popgeo.ipu.cost.plan import name_of
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope
 from popgeo.ipu.tiles.lower.movement import copy
-from popgeo.ipu.tiles.program import Operand, Region, Vertex
+from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 SLICED = frozenset(f"aten.{name}" for name in (
     "sort", "argsort", "topk", "kthvalue", "median", "max", "min", "argmax", "argmin", "aminmax",
