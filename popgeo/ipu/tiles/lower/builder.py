@@ -19,17 +19,14 @@ class Builder:
 
     Args:
         num_tiles: Tiles of the machine.
-        on_compute: Takes each compute set's name and vertices; when left out, they become steps, after the exchange
-            that brings what they read.
 
     Attributes:
         constants: What variables hold from the start, flat.
         numbers: The variable of numbers that are given anew at each run, which every tile has a copy of.
     """
 
-    def __init__(self, num_tiles: int, on_compute: Callable[[str, Iterable[Vertex]], None] | None = None) -> None:
+    def __init__(self, num_tiles: int) -> None:
         self.num_tiles = num_tiles
-        self.compute = on_compute or self._add_steps
         self.variables: dict[str, Variable] = {}
         self.steps: list[Step] = []
         self.fallbacks: list[str] = []
@@ -60,15 +57,11 @@ class Builder:
         """The tile of each element of a region."""
         return self._holders[region.variable][region.elements]
 
-    def holders_of(self, variable: str) -> np.ndarray:
-        """The tile of each element of a variable that is not on all of them."""
-        return self._holders[variable]
-
     def pieces(self, region: Region) -> Iterator[tuple[int, np.ndarray]]:
         """For each tile that holds a part of the region, the positions of that part in row-major order."""
         return grouped(self.holders(region).ravel())
 
-    def _add_steps(self, name: str, vertices: Iterable[Vertex]) -> None:
+    def compute(self, name: str, vertices: Iterable[Vertex]) -> None:
         """A compute set, after the exchange that brings what its vertices read and do not hold."""
         made = tuple(vertices)
         transfers = tuple(self._transfers(made))
