@@ -1,12 +1,15 @@
 """What a user installs: the wheel holds all it needs, and runs the main job away from the source."""
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+
+import popgeo
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -61,3 +64,18 @@ def test_the_wheel_alone_runs_the_main_job(dist: Path, tmp_path: Path):
     )
     assert run.returncode == 0, run.stderr
     assert (tmp_path / "popgeo-run" / "loss.png").exists()
+
+
+def test_the_version_is_one_and_the_same_everywhere():
+    version = re.search(r'^version = "(.+)"$', (REPOSITORY / "pyproject.toml").read_text(), flags=re.MULTILINE)[1]
+    assert popgeo.__version__ == version
+    assert f"\nversion: {version}\n" in (REPOSITORY / "CITATION.cff").read_text()
+
+
+def test_hooks_and_workflows_run_what_contributors_run():
+    pinned = re.search(r"^ruff==(.+)$", (REPOSITORY / "requirements.txt").read_text(), flags=re.MULTILINE)[1]
+    assert f"rev: v{pinned} " in (REPOSITORY / ".pre-commit-config.yaml").read_text()
+    workflow = (REPOSITORY / ".github" / "workflows" / "check.yml").read_text()
+    oldest = re.search(r'requires-python = ">=(.+)"', (REPOSITORY / "pyproject.toml").read_text())[1]
+    assert f'"{oldest}"' in workflow
+    assert "make check" in workflow

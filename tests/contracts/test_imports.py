@@ -1,31 +1,40 @@
-"""Which folder may import which: the table of the architecture, enforced on the source itself."""
+"""The plan of the house: which folder may import which, in what order the machine's rooms stand, and no circle."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "popgeo"
 
+GROUND = {"native", "plots", "datasets", "settings", "progress", "atomic_write"}
 MAY_IMPORT = {
-    "native": set(),
-    "datasets": set(),
-    "plots": set(),
-    "settings": set(),
-    "packing": {"native"},
+    **{name: set() for name in GROUND},
+    "capture": {"progress", "atomic_write"},
+    "packing": {"native", "progress"},
+    "sampling": {"native", "progress"},
     "ops": {"native"},
-    "data": {"native", "packing"},
-    "loader": {"data", "packing"},
+    "data": {"native", "packing", "progress"},
     "nn": {"ops"},
-    "ipu": {"ops"},
+    "engine": {"capture", "ops", "native", "atomic_write"},
+    "loader": {"data", "packing", "sampling"},
+    "ipu": {"capture", "engine"},
 }
-MAY_IMPORT_EVERYTHING = {"__init__", "__main__"}
-IPU_NOUNS = {
-    *("target.py", "options.py", "op_graph.py", "structure.py", "compiled_step.py", "plan.py", "mapping.py"),
-    *("memory_use.py", "program.py", "report.py"),
-}
-IPU_VERBS = {"compiler", "codelets", "engine", "stepper", "executor", "executable", "tile_exact"}
+MAY_IMPORT_EVERYTHING = {"__init__", "__main__", "testing", "compat"}
+# Inside `ipu` a room imports from rooms of lower rank only; all doors have one rank, and no circle among them.
+RANK = {"target": 0, "options": 1, "cost": 2, "tiles": 3, "step_cost": 4, "report": 5}
+DOORS = 6
+LARGEST_SHARE, MOST_ROOMS_OF_THE_MACHINE = 0.35, 12
+
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+FILES = [path for path in SOURCES if path.name != "__init__.py"]  # a face only hands on what its files hold
+
+
+def name_of(path: Path) -> str:
+    """A file's dotted name; that of its folder for a face."""
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def part_of(path: Path) -> str:
@@ -34,7 +43,7 @@ def part_of(path: Path) -> str:
 
 
 def imported_modules(path: Path, source: str) -> Iterator[str]:
-    """Every module name that the source text at `path` imports, relative ones made absolute."""
+    """Every name that the source text at `path` imports, relative ones made absolute, in whatever block."""
     package = ["popgeo", *path.relative_to(PACKAGE).parts[:-1]]
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -51,30 +60,104 @@ def forbidden_parts(path: Path, source: str) -> set[str]:
     return parts - MAY_IMPORT[part_of(path)] - {part_of(path)}
 
 
-SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if part_of(path) not in MAY_IMPORT_EVERYTHING)
+def rooms_above(path: Path, source: str) -> set[str]:
+    """The rooms of the machine that a file of one of them imports although they do not lie below it."""
+    room = path.relative_to(PACKAGE / "ipu").parts[0].removesuffix(".py")
+    rank = RANK.get(room, DOORS)
+    names = {name.split(".")[2] for name in imported_modules(path, source) if name.startswith("popgeo.ipu.")}
+    return {other for other in names - {room} if rank != DOORS and RANK.get(other, DOORS) >= rank}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def arrows(sources: Mapping[str, tuple[Path, str]]) -> dict[str, set[str]]:
+    """For each module the modules of the package that it imports; of `a.b.c` the longest part that is one."""
+    found = {}
+    for name, (path, source) in sources.items():
+        targets = set()
+        for imported in imported_modules(path, source):
+            parts = imported.split(".")
+            known = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+            targets.add(next((module for module in known if module in sources), ""))
+        found[name] = targets - {"", name}
+    return found
+
+
+def circle_in(graph: Mapping[str, Iterable[str]]) -> list[str]:
+    """The modules of one circle, in order; empty where there is none."""
+    done: set[str] = set()
+    for start in graph:
+        path: list[str] = []
+        ways = [iter([start])]
+        while ways:
+            step = next(ways[-1], None)
+            if step is None:
+                ways.pop()
+                done.update(path[-1:])
+                path = path[:-1]
+            elif step in path:
+                return [*path[path.index(step) :], step]
+            elif step not in done:
+                path.append(step)
+                ways.append(iter(sorted(graph[step])))
+    return []
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in SOURCES if part_of(p) not in MAY_IMPORT_EVERYTHING], ids=lambda p: str(p.relative_to(PACKAGE))
+)
 def test_a_folder_imports_only_what_the_table_allows(path: Path):
     assert not forbidden_parts(path, path.read_text()), (
         f"{part_of(path)} may import {sorted(MAY_IMPORT[part_of(path)])}"
     )
 
 
-@pytest.mark.parametrize("path", [p for p in SOURCES if p.name in IPU_NOUNS], ids=lambda path: path.name)
-def test_nouns_of_the_machine_import_no_verbs(path: Path):
-    names = {
-        part
-        for name in imported_modules(path, path.read_text())
-        if name.startswith("popgeo.ipu")
-        for part in name.split(".")
-    }
-    assert not names & IPU_VERBS
+@pytest.mark.parametrize("path", [p for p in FILES if part_of(p) == "ipu"], ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_a_room_of_the_machine_imports_from_lower_ones_only(path: Path):
+    assert not rooms_above(path, path.read_text())
+
+
+def test_no_file_takes_part_in_a_circle():
+    assert circle_in(arrows({name_of(path): (path, path.read_text()) for path in FILES})) == []
+
+
+def test_no_folder_is_most_of_the_house():
+    lines: dict[str, int] = {}
+    for path in PACKAGE.rglob("*"):
+        if path.suffix in {".py", ".cpp", ".h", ".js", ".css"}:
+            lines[part_of(path)] = lines.get(part_of(path), 0) + len(path.read_text().splitlines())
+    assert max(lines.values()) <= LARGEST_SHARE * sum(lines.values()), lines
+    rooms = {path.name for path in (PACKAGE / "ipu").iterdir()} - {"__init__.py", "__pycache__"}
+    assert len(rooms) <= MOST_ROOMS_OF_THE_MACHINE, rooms
 
 
 @pytest.mark.parametrize(
     "source",
-    ["from popgeo.loader import FixedSizeDataLoader", "import popgeo.loader", "from ..loader import fixed_size"],
+    [
+        "from popgeo.loader import FixedSizeDataLoader",
+        "import popgeo.loader",
+        "from ...loader import data_loader",
+        "def late():\n    from popgeo.loader import FixedSizeDataLoader",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import popgeo.loader.epoch",
+    ],
 )
 def test_the_check_sees_a_forbidden_import(source: str):
-    assert forbidden_parts(PACKAGE / "nn" / "schnet.py", source) == {"loader"}
+    assert forbidden_parts(PACKAGE / "nn" / "models" / "schnet.py", source) == {"loader"}
+
+
+def test_the_check_sees_an_arrow_that_runs_back_up():
+    late = "def show(self):\n    from popgeo.ipu.report.text import text"
+    assert rooms_above(PACKAGE / "ipu" / "cost" / "plan.py", late) == {"report"}
+    assert rooms_above(PACKAGE / "ipu" / "report" / "text.py", "from popgeo.ipu.tile_exact import TileExact") == {
+        "tile_exact"
+    }
+    assert not rooms_above(PACKAGE / "ipu" / "report" / "text.py", "from popgeo.ipu.cost import plan")
+
+
+def test_the_check_sees_a_circle_through_a_function():
+    sources = {
+        "popgeo.a": (PACKAGE / "a.py", "def late():\n    from popgeo.b import thing"),
+        "popgeo.b": (PACKAGE / "b.py", "import popgeo.c"),
+        "popgeo.c": (PACKAGE / "c.py", "if TYPE_CHECKING:\n    from popgeo import a"),
+        "popgeo.d": (PACKAGE / "d.py", "from popgeo import a"),
+    }
+    assert circle_in(arrows(sources)) == ["popgeo.a", "popgeo.b", "popgeo.c", "popgeo.a"]
+    assert circle_in({"a": ["b", "c"], "b": ["c"], "c": []}) == []

@@ -28,7 +28,8 @@ from popgeo.capture import serialize
 from popgeo.data import FixedSizeOptions
 from popgeo.ipu import TileExact, training_model
 from popgeo.ipu.compiled_model import CompiledModel
-from popgeo.ipu.tiles.program import ComputeSet, Exchange, Program
+from popgeo.ipu.tiles.program import Program
+from popgeo.ipu.tiles.steps import ComputeSet, Exchange
 from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
 from tests.contracts.test_models import MODELS, make_batch, make_model, pad
 from tests.contracts.test_tiles import SMALL, Training

@@ -125,15 +125,17 @@ _PASSES: dict[str, tuple[str, ...]] = {
 def _pointwise(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     result = _result(graph, op)
     sources = [value for value in read(graph, op) if value.dtype.is_floating_point] or read(graph, op) or [result]
-    return _passes(_PASSES[_name(op)], result, sources[0], _smaller(graph, op, result), op, machine)
+    name = _name(op)
+    return _passes(
+        _PASSES[name], result, sources[0], _smaller(graph, op, result), op, machine, name.removeprefix("_foreach_")
+    )
 
 
 def _pow(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """The exponents that poplar knows run as what they are."""
-    result, exponent = _result(graph, op), op.args[1]
-    known = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "inverse", 1: "cast"}
-    kind = known.get(exponent, "add product" if exponent == 3 else "power") if _is_number(exponent) else "power"
-    return _passes((kind,), result, tensor(graph, op.args[0]), 0, op, machine)
+    known = {2: "square", 3: "cube", 0.5: "sqrt", -0.5: "rsqrt", -1: "inverse", 1: "cast"}
+    kind = known.get(op.args[1], "power") if _is_number(op.args[1]) else "power"
+    return _passes((kind,), _result(graph, op), tensor(graph, op.args[0]), 0, op, machine, name=kind)
 
 
 def _cast(graph: OpGraph, op: Op, machine: Machine) -> Plan:
@@ -141,7 +143,10 @@ def _cast(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     return plan_elementwise("cast", result.numel, max(width(result), width(source)), machine)
 
 
-def _passes(kinds: tuple[str, ...], result: Value, source: Value, smaller: int, op: Op, machine: Machine) -> Plan:
+def _passes(
+    kinds: tuple[str, ...], result: Value, source: Value, smaller: int, op: Op, machine: Machine, name: str
+) -> Plan:
+    """One pass called `name`, or several that are called what they do."""
     nbytes = width(source)
     if not source.dtype.is_floating_point:
         kinds = tuple("integer" if LOOP_OF[kind] in ARITHMETIC else kind for kind in kinds)
@@ -150,7 +155,7 @@ def _passes(kinds: tuple[str, ...], result: Value, source: Value, smaller: int, 
         kinds = ("scalar",)
     elements = max(1, result.numel)
     if len(kinds) == 1:
-        return plan_elementwise(kinds[0], elements, nbytes, machine, smaller, _name(op).removeprefix("_foreach_"))
+        return plan_elementwise(kinds[0], elements, nbytes, machine, smaller, name)
     plans = [
         plan_elementwise(kind, elements, nbytes, machine, smaller if n == 0 else 0) for n, kind in enumerate(kinds)
     ]

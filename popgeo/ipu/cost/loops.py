@@ -51,7 +51,12 @@ LOOPS: dict[str, Loop] = {
     "random": Loop(start=29, vector=(10, 10), flops=0),
 }  # fmt: skip  # fmt: skip
 # What takes as long as another: a square, as any operation that is one instruction on one operand.
-_AS_LONG_AS = {"add": ("subtract", "multiply"), "relu": ("square", "abs", "negate", "sign"), "log": ("tanh",)}
+_AS_LONG_AS = {
+    "add": ("subtract", "multiply"),
+    "relu": ("square", "abs", "negate", "sign"),
+    "log": ("tanh",),
+    "add product": ("cube",),
+}
 LOOP_OF = {name: name for name in LOOPS} | {name: loop for loop, names in _AS_LONG_AS.items() for name in names}
 """The loop of each pass that operations are made of: its own, or one that takes as long."""
 

@@ -72,6 +72,7 @@ def _free(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 RULES: dict[str, Rule] = {
+    "popgeo.identity_loss": _copy,
     **{
         f"aten.{name}": _copy
         for name in (

@@ -113,7 +113,6 @@ def exchange_step(
     bytes_out: float = 0,
     fragments: int = 1,
     tiles: int,
-    bytes_total: float | None = None,
 ) -> Superstep:
     """An exchange as a superstep: synchronisation, the first word's way and the transfer.
 
@@ -125,22 +124,19 @@ def exchange_step(
         bytes_in: Most bytes that a tile receives.
         bytes_out: Most bytes that a tile sends.
         fragments: Most pieces that a tile receives.
-        tiles: Tiles that take part.
-        bytes_total: Bytes received by all tiles; by default as if all that take part received the most.
+        tiles: Tiles that take part; all of them are taken to receive the most.
     """
-    total = bytes_in * tiles if bytes_total is None else bytes_total
     ideal = target.sync_cycles + transfer
-    share = min(1.0, total / (bytes_in * tiles)) if bytes_in else 1.0
     return Superstep(
         name=name,
         activity=Activity.EXCHANGE,
         ideal=ideal,
         calibrated=ideal if calibrated is None else calibrated,
-        mean=target.sync_cycles + transfer * share * tiles / max(tiles, target.num_tiles * target.num_ipus),
+        mean=target.sync_cycles + transfer * tiles / max(tiles, target.num_tiles * target.num_ipus),
         tiles=tiles,
         bytes_in=round(bytes_in),
         bytes_out=round(bytes_out),
-        bytes_total=round(total),
+        bytes_total=round(bytes_in * tiles),
         fragments=fragments,
     )
 

@@ -20,7 +20,8 @@ from popgeo.ipu.tiles.lower.builder import Builder, Scope
 from popgeo.ipu.tiles.lower.elementwise import NUMBERS, add, divide
 from popgeo.ipu.tiles.lower.movement import copy, fill
 from popgeo.ipu.tiles.map_tensors import map_storages
-from popgeo.ipu.tiles.program import AllReduce, HostCopy, Program, Region, Repeat
+from popgeo.ipu.tiles.program import Program
+from popgeo.ipu.tiles.steps import AllReduce, HostCopy, Region, Repeat
 from popgeo.ipu.tiles.tile_mapping import TileMapping, concatenated
 
 

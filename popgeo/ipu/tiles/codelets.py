@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from popgeo.capture.op_graph import overload
-from popgeo.ipu.tiles.program import Operand, Scalar
+from popgeo.ipu.tiles.steps import Operand, Scalar
 
 
 def run_vertex(

@@ -8,9 +8,10 @@ from popgeo.capture.op_graph import OpGraph
 from popgeo.ipu.cost.plan import OpCost
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.lower.builder import Builder, Scope, in_storage_order
-from popgeo.ipu.tiles.lower.families import lower
+from popgeo.ipu.tiles.lower.lower_op import lower
 from popgeo.ipu.tiles.map_tensors import map_storages
-from popgeo.ipu.tiles.program import HostCopy, Program
+from popgeo.ipu.tiles.program import Program
+from popgeo.ipu.tiles.steps import HostCopy
 from popgeo.ipu.tiles.tile_mapping import TileMapping
 
 Places = dict[int, tuple[str, int]]

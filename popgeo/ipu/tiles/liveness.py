@@ -1,6 +1,6 @@
 """From when to when each storage of a captured program is needed, and its bytes on each tile."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,16 +31,13 @@ class Life:
     last: int
 
 
-def lives(
-    graph: OpGraph, mappings: Mapping[int, TileMapping], num_tiles: int, kept: Collection[int] = ()
-) -> dict[int, Life]:
+def lives(graph: OpGraph, mappings: Mapping[int, TileMapping], num_tiles: int) -> dict[int, Life]:
     """The life of each storage that an operation touches or that the program is given; views share one.
 
     Args:
         graph: The captured program.
         mappings: Where each storage lies.
         num_tiles: Tiles there are.
-        kept: Storages that are still needed when the program ends, beside its outputs.
     """
     sizes = storage_sizes(graph)
     names = {v: name.partition(":")[2] for name, v in graph.inputs.items()} | dict.fromkeys(graph.constants, "constant")
@@ -56,8 +53,9 @@ def lives(
                 found.setdefault(graph.values[v].storage, made)
         for v in (*op.reads(), *(v for v in op.outputs if v is not None)):
             last[graph.values[v].storage] = index
-    for storage in [*kept, *(graph.values[v].storage for v in graph.outputs if v is not None)]:
-        last[storage] = len(graph.ops)
+    for v in graph.outputs:
+        if v is not None:
+            last[graph.values[v].storage] = len(graph.ops)
     return {
         storage: Life(
             name=name,

@@ -1,193 +1,12 @@
-"""What the machine runs: bulk-synchronous steps of compute sets and exchanges, on variables spread over tiles."""
+"""What the machine runs: steps in order, on variables spread over tiles, and the rules that they keep."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 
-from popgeo.ipu.tiles.tile_mapping import TileMapping
-
-
-@dataclass(frozen=True, kw_only=True)
-class Variable:
-    """Memory that a program names: a storage of the captured program, or a partial result of one operation.
-
-    Attributes:
-        name: How steps refer to it.
-        dtype: Type of an element.
-        mapping: Which tile holds which element.
-        lasting: Whether it keeps its content from one run to the next, as weights do.
-    """
-
-    name: str
-    dtype: torch.dtype
-    mapping: TileMapping
-    lasting: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Region:
-    """Elements of a variable, in the order in which a vertex sees them.
-
-    Attributes:
-        variable: Name of the variable.
-        elements: Which of its elements; one may stand several times, as a broadcast operand's does. int64[...]
-    """
-
-    variable: str
-    elements: np.ndarray
-
-
-@dataclass(frozen=True)
-class Operand:
-    """Where an argument of a vertex takes the tensor of one of its `reads`."""
-
-    position: int
-
-
-@dataclass(frozen=True)
-class Scalar:
-    """Where an argument of a vertex takes one of its `reads`, of a single element, as a plain number."""
-
-    position: int
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Vertex:
-    """A piece of work on one tile, which sees that tile's memory and nothing else.
-
-    Attributes:
-        tile: Where it runs.
-        operation: A torch operation such as `aten.mm.default`, or the name of a codelet.
-        reads: What it reads.
-        writes: What it writes, one for each result; None for a result that nobody needs.
-        arguments: Positional arguments; `Operand(i)` stands for `reads[i]`, `Scalar(i)` for its number.
-        keywords: Keyword arguments, likewise.
-    """
-
-    tile: int
-    operation: str
-    reads: tuple[Region, ...]
-    writes: tuple[Region | None, ...]
-    arguments: tuple[Any, ...] = ()
-    keywords: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ComputeSet:
-    """Vertices that run at the same time: none reads what another writes.
-
-    Attributes:
-        name: What they do together.
-        vertices: In no particular order.
-    """
-
-    name: str
-    vertices: tuple[Vertex, ...]
-
-    def __str__(self) -> str:
-        tiles = {vertex.tile for vertex in self.vertices}
-        return (
-            f"compute {self.name}: {_count(len(self.vertices), 'vertex', 'vertices')} on {_count(len(tiles), 'tile')}"
-        )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Transfer:
-    """Elements that go from the tile that holds them to another.
-
-    Attributes:
-        variable: Name of the variable.
-        source: The tile that sends.
-        destination: The tile that receives a copy.
-        elements: Which elements. int64[elements]
-    """
-
-    variable: str
-    source: int
-    destination: int
-    elements: np.ndarray
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Exchange:
-    """Transfers that happen at the same time, before the compute set that needs them.
-
-    Attributes:
-        name: What is moved for what.
-        transfers: Who sends what to whom; the same at each run, whatever the data.
-    """
-
-    name: str
-    transfers: tuple[Transfer, ...]
-
-    def __str__(self) -> str:
-        moved = sum(len(transfer.elements) for transfer in self.transfers)
-        return f"exchange {self.name}: {_count(len(self.transfers), 'transfer')}, {_count(moved, 'element')}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sync:
-    """All tiles wait for each other."""
-
-    def __str__(self) -> str:
-        return "sync"
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostCopy:
-    """Variables that come from the host, or go there.
-
-    Attributes:
-        to_host: The direction.
-        stream: What the host calls each variable's stream, by the variable's name.
-    """
-
-    to_host: bool
-    streams: Mapping[str, str]
-
-    def __str__(self) -> str:
-        return f"host {'out' if self.to_host else 'in'}: {', '.join(self.streams.values())}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class AllReduce:
-    """Adds up a variable over replicas; each ends with the sum.
-
-    Attributes:
-        variables: Their names.
-        replicas: How many take part.
-    """
-
-    variables: tuple[str, ...]
-    replicas: int
-
-    def __str__(self) -> str:
-        return f"all-reduce over {self.replicas} replicas: {', '.join(self.variables)}"
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Repeat:
-    """A body that runs several times.
-
-    Attributes:
-        count: How often.
-        body: Its steps, in order.
-        name: What one pass is.
-    """
-
-    count: int
-    body: tuple["Step", ...]
-    name: str = ""
-
-    def __str__(self) -> str:
-        head = f"repeat {self.count}{f' ({self.name})' if self.name else ''}:"
-        return "\n".join([head, *(_indented(str(step)) for step in self.body)])
-
-
-Step = ComputeSet | Exchange | Sync | HostCopy | AllReduce | Repeat
+from popgeo.ipu.tiles.steps import ComputeSet, Exchange, Repeat, Step, Variable, Vertex
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -202,6 +21,8 @@ class Program:
         fallbacks: Operations that no lowering knows; they run on one tile.
 
     Example:
+        >>> from popgeo.ipu.tiles.steps import HostCopy
+        >>> from popgeo.ipu.tiles.tile_mapping import TileMapping
         >>> mapping = TileMapping(starts=np.array([0]), tiles=np.array([1]), numel=2)
         >>> program = Program(
         ...     num_tiles=2,
@@ -226,17 +47,111 @@ class Program:
         """Every step once, in order; bodies of repeats after the repeat itself."""
         yield from _walk(self.steps)
 
+    def traffic(self) -> np.ndarray:
+        """Bytes that each tile sends to each other in one pass over the steps, bodies of repeats once.
+
+        Returns:
+            By sender, then receiver. int64[num_tiles, num_tiles]
+        """
+        between = np.zeros((self.num_tiles, self.num_tiles), np.int64)
+        for step in self.walk():
+            for transfer in step.transfers if isinstance(step, Exchange) else ():
+                width = self.variables[transfer.variable].dtype.itemsize
+                between[transfer.source, transfer.destination] += width * len(transfer.elements)
+        return between
+
+    def check(self) -> None:
+        """Checks that the program is complete: all data that a tile needs lies there or is sent there in time.
+
+        Each element lies on exactly one tile, unless its variable is replicated; a tile sends what it holds; a vertex
+        reads what its tile holds or the exchange before it brought, and writes what its tile holds; in a compute set
+        nobody reads or writes what another writes.
+
+        Raises:
+            ValueError: a rule is broken; the message names the step, the variable and the tile.
+        """
+        for variable in self.variables.values():
+            _check_mapping(variable, self.num_tiles)
+        holders = {n: None if v.mapping.replicated else v.mapping.holders() for n, v in self.variables.items()}
+        sent: _Sent = {}
+        for step in self.walk():
+            if isinstance(step, Exchange):
+                _check_exchange(step, holders, sent)
+            elif isinstance(step, ComputeSet):
+                for vertex in step.vertices:
+                    _check_vertex(step.name, vertex, holders, sent)
+                _check_apart(step, holders)
+                sent = {}
+
+
+_Holders = Mapping[str, np.ndarray | None]  # the tile of each element; None where every tile has a copy
+_Sent = dict[tuple[str, int], list[np.ndarray]]  # what has arrived since the last compute set, by variable and tile
+
+
+def _check_mapping(variable: Variable, num_tiles: int) -> None:
+    mapping = variable.mapping
+    if mapping.replicated or not mapping.numel:
+        return
+    ascending = mapping.starts[0] == 0 and (np.diff(mapping.starts) > 0).all() and mapping.starts[-1] < mapping.numel
+    if not ascending:
+        raise ValueError(f"Intervals of {variable.name} do not hold each of its elements once: {mapping.starts}.")
+    if not 0 <= mapping.tiles.min() <= mapping.tiles.max() < num_tiles:
+        raise ValueError(f"{variable.name} lies on tile {mapping.tiles.max()}, but there are {num_tiles}.")
+
+
+def _check_exchange(step: Exchange, holders: _Holders, sent: _Sent) -> None:
+    for transfer in step.transfers:
+        at = holders[transfer.variable]
+        if at is None or (at[transfer.elements] != transfer.source).any():
+            raise ValueError(f"{step.name}: tile {transfer.source} sends what it does not hold of {transfer.variable}.")
+        if transfer.destination == transfer.source:
+            raise ValueError(f"{step.name}: tile {transfer.source} sends {transfer.variable} to itself.")
+        sent.setdefault((transfer.variable, transfer.destination), []).append(transfer.elements)
+
+
+def _check_vertex(step: str, vertex: Vertex, holders: _Holders, sent: _Sent) -> None:
+    for region in vertex.reads:
+        at = holders[region.variable]
+        if at is None:
+            continue
+        elements = np.unique(region.elements)
+        absent = elements[at[elements] != vertex.tile]
+        brought = sent.get((region.variable, vertex.tile), [])
+        if len(absent) and not (brought and np.isin(absent, np.concatenate(brought)).all()):
+            raise ValueError(f"{step}: a vertex on tile {vertex.tile} reads {region.variable}, which is not there.")
+    for written in vertex.writes:
+        at = None if written is None else holders[written.variable]
+        if written is not None and (at is None or (at[written.elements] != vertex.tile).any()):
+            raise ValueError(f"{step}: a vertex on tile {vertex.tile} writes {written.variable} of another tile.")
+
+
+def _check_apart(step: ComputeSet, holders: _Holders) -> None:
+    """Vertices of a compute set run in any order: the writer of an element is the only one that touches it there."""
+    writer: dict[str, np.ndarray] = {}
+    for number, vertex in enumerate(step.vertices):
+        for region in vertex.writes:
+            at = None if region is None else holders[region.variable]
+            if region is None or at is None:
+                continue
+            elements = np.unique(region.elements)
+            owner = writer.setdefault(region.variable, np.full(len(at), -1))
+            if (owner[elements] >= 0).any():
+                raise ValueError(f"{step.name}: two vertices write the same elements of {region.variable}.")
+            owner[elements] = number
+    for number, vertex in enumerate(step.vertices):
+        for region in vertex.reads:
+            at = holders[region.variable]
+            if region.variable not in writer or at is None:
+                continue
+            # What came over the exchange is a copy of the value before this compute set.
+            here = region.elements[at[region.elements] == vertex.tile]
+            owner = writer[region.variable][here]
+            if ((owner >= 0) & (owner != number)).any():
+                raise ValueError(f"{step.name}: a vertex reads elements of {region.variable} that another writes.")
+
 
 def _walk(steps: tuple[Step, ...]) -> Iterator[Step]:
     for step in steps:
         yield step
         if isinstance(step, Repeat):
             yield from _walk(step.body)
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"

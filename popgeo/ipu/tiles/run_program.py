@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from popgeo.ipu.tiles.program import AllReduce, ComputeSet, Exchange, HostCopy, Program, Repeat, Step
+from popgeo.ipu.tiles.program import Program
+from popgeo.ipu.tiles.steps import AllReduce, ComputeSet, Exchange, HostCopy, Repeat, Step
 from popgeo.ipu.tiles.tile_memory import TileMemory
 
 HostIn = Callable[[str, int], Tensor]
@@ -27,7 +28,7 @@ def run_program(program: Program, replicas: Sequence[TileMemory], host_in: HostI
     Example:
         >>> import numpy as np
         >>> from popgeo.ipu.tiles.tile_mapping import linear
-        >>> from popgeo.ipu.tiles.program import Variable
+        >>> from popgeo.ipu.tiles.steps import Variable
         >>> x = Variable(name="x", dtype=torch.float32, mapping=linear(4, num_tiles=2, grain=2))
         >>> steps = HostCopy(to_host=False, streams={"x": "in"}), HostCopy(to_host=True, streams={"x": "out"})
         >>> program = Program(num_tiles=2, variables={"x": x}, steps=steps)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from popgeo.ipu.tiles.codelets import run_vertex
 from popgeo.ipu.tiles.lower.builder import grouped
-from popgeo.ipu.tiles.program import ComputeSet, Exchange, Program, Region, Transfer, Vertex
+from popgeo.ipu.tiles.program import Program
+from popgeo.ipu.tiles.steps import ComputeSet, Exchange, Region, Transfer, Vertex
 
 
 class TileMemory:

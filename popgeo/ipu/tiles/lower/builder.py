@@ -5,10 +5,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
-from popgeo.capture.op_graph import OpGraph, Value
+from popgeo.capture.op_graph import Op, OpGraph, Value
 from popgeo.ipu.cost.plan import Plan
-from popgeo.ipu.tiles.program import ComputeSet, Exchange, Region, Step, Sync, Transfer, Variable, Vertex
+from popgeo.ipu.tiles.steps import ComputeSet, Exchange, Region, Step, Sync, Transfer, Variable, Vertex
 from popgeo.ipu.tiles.tile_mapping import TileMapping, from_holders
+
+Lowering = Callable[["Scope", Op], None]
+"""Adds the steps of an operation to the builder of a scope."""
 
 
 class Builder:
@@ -16,17 +19,14 @@ class Builder:
 
     Args:
         num_tiles: Tiles of the machine.
-        on_compute: Takes each compute set's name and vertices; when left out, they become steps, after the exchange
-            that brings what they read.
 
     Attributes:
         constants: What variables hold from the start, flat.
         numbers: The variable of numbers that are given anew at each run, which every tile has a copy of.
     """
 
-    def __init__(self, num_tiles: int, on_compute: Callable[[str, Iterable[Vertex]], None] | None = None) -> None:
+    def __init__(self, num_tiles: int) -> None:
         self.num_tiles = num_tiles
-        self.compute = on_compute or self._add_steps
         self.variables: dict[str, Variable] = {}
         self.steps: list[Step] = []
         self.fallbacks: list[str] = []
@@ -57,15 +57,11 @@ class Builder:
         """The tile of each element of a region."""
         return self._holders[region.variable][region.elements]
 
-    def holders_of(self, variable: str) -> np.ndarray:
-        """The tile of each element of a variable that is not on all of them."""
-        return self._holders[variable]
-
     def pieces(self, region: Region) -> Iterator[tuple[int, np.ndarray]]:
         """For each tile that holds a part of the region, the positions of that part in row-major order."""
         return grouped(self.holders(region).ravel())
 
-    def _add_steps(self, name: str, vertices: Iterable[Vertex]) -> None:
+    def compute(self, name: str, vertices: Iterable[Vertex]) -> None:
         """A compute set, after the exchange that brings what its vertices read and do not hold."""
         made = tuple(vertices)
         transfers = tuple(self._transfers(made))
@@ -167,3 +163,14 @@ def reshaped(region: Region, *shape: int) -> Region:
 def flat(region: Region, positions: np.ndarray) -> Region:
     """The elements at these positions in row-major order."""
     return Region(variable=region.variable, elements=region.elements.ravel()[positions])
+
+
+def cuts(size: int, parts: int) -> list[slice]:
+    """A dimension in parts as equal as can be, the last perhaps smaller; at least one.
+
+    Example:
+        >>> cuts(5, 2)
+        [slice(0, 3, None), slice(3, 5, None)]
+    """
+    step = max(1, -(-size // max(parts, 1)))
+    return [slice(start, min(start + step, size)) for start in range(0, max(size, 1), step)]

@@ -3,28 +3,33 @@
 import numpy as np
 
 from popgeo.capture.op_graph import Op, Ref
-from popgeo.ipu.tiles.lower.builder import Scope, part
-from popgeo.ipu.tiles.lower.matmul import cuts
+from popgeo.ipu.cost.plan import name_of
+from popgeo.ipu.tiles.lower.builder import Lowering, Scope, cuts, part
 from popgeo.ipu.tiles.lower.movement import copy
-from popgeo.ipu.tiles.program import Operand, Vertex
+from popgeo.ipu.tiles.steps import Operand, Vertex
 
-_FORWARD = ("aten._cdist_forward.default", "aten._euclidean_dist.default")  # (x1, x2, ...): rows of x1
-_BACKWARD = "aten._cdist_backward.default"  # (grad, x1, x2, p, distances): rows of all but x2
-
-
-def is_distance(scope: Scope, op: Op) -> bool:
-    """Whether an operation measures two plain matrices against each other."""
-    known = op.target in _FORWARD or op.target == _BACKWARD
-    return known and all(len(scope.value(v).shape) == 2 for v in op.reads())
+FORWARD = ("aten._cdist_forward", "aten._euclidean_dist")  # (x1, x2, ...): rows of x1
+BACKWARD = "aten._cdist_backward"  # (grad, x1, x2, p, distances): rows of all but x2
 
 
-def lower_distance(scope: Scope, op: Op) -> None:
+def knows(name: str) -> bool:
+    """Whether some form of an operation is lowered here."""
+    return name in (*FORWARD, BACKWARD)
+
+
+def lowering_of(scope: Scope, op: Op) -> Lowering | None:
+    """How two plain matrices are measured against each other; None for batches of them."""
+    plain = all(len(scope.value(v).shape) == 2 for v in op.reads())
+    return _lower if plain and name_of(op.target) in (*FORWARD, BACKWARD) else None
+
+
+def _lower(scope: Scope, op: Op) -> None:
     """One compute set, and a copy to where the result lies."""
     (made,) = op.outputs
     assert made is not None
     builder, out = scope.builder, scope.region(made)
     regions = [scope.region(v) for v in op.reads()]
-    divided = (0, 1, 3) if op.target == _BACKWARD else (0,)
+    divided = (0, 1, 3) if name_of(op.target) == BACKWARD else (0,)
     order = iter(range(len(regions)))
     arguments = tuple(Operand(next(order)) if isinstance(arg, Ref) else arg for arg in op.args)
     row_cuts = cuts(out.elements.shape[0], builder.num_tiles)

@@ -5,13 +5,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from popgeo.capture.op_graph import Number, Op, overload, substitute
-from popgeo.ipu.tiles.lower.builder import Scope, flat
-from popgeo.ipu.tiles.program import Operand, Region, Scalar, Vertex
+from popgeo.capture.op_graph import Number, Op, overload, overloads_of, substitute
+from popgeo.ipu.cost.plan import name_of
+from popgeo.ipu.tiles.lower.builder import Lowering, Scope, flat
+from popgeo.ipu.tiles.steps import Operand, Region, Scalar, Vertex
 
 # What works element by element although torch does not tag it so.
 _ALSO_POINTWISE = {
-    "_to_copy", "clone", "copy", "lift_fresh", "identity_loss", "masked_fill", "masked_fill_", "abs_", "fill_",
+    "_to_copy", "clone", "copy", "lift_fresh", "identity_loss", "masked_fill", "abs", "fill",
     "shifted_softplus", "shifted_softplus_backward", "_prelu_kernel", "leaky_relu_backward", "elu_backward",
     "softplus_backward", "hardtanh_backward", "hardswish_backward", "hardsigmoid_backward", "mish_backward",
     "softshrink_backward", "hardshrink_backward",
@@ -20,18 +21,31 @@ _LAYOUT_ONLY = ("memory_format", "layout", "device", "pin_memory", "non_blocking
 NUMBERS = "numbers"
 
 
-def is_elementwise(scope: Scope, op: Op) -> bool:
-    """Whether each element of the only result depends on the same element of the operands, and on no chance."""
+def knows(name: str) -> bool:
+    """Whether some form of an operation is lowered here."""
+    return any(map(works_by_element, overloads_of(name)))
+
+
+def lowering_of(scope: Scope, op: Op) -> Lowering | None:
+    """How a result is made of which each element depends on the same element of the operands, and on no chance."""
     if len(op.outputs) != 1 or op.outputs[0] is None or not op.reads():
-        return False
-    kind = overload(op.target)
-    if torch.Tag.nondeterministic_seeded in kind.tags:  # type: ignore[attr-defined]
-        return False
+        return None
     shape = scope.value(op.outputs[0]).shape
-    shapes = [scope.value(v).shape for v in op.reads()]
-    if not all(_broadcasts(operand, shape) for operand in shapes):
+    fits = all(_broadcasts(scope.value(v).shape, shape) for v in op.reads())
+    return lower_elementwise if fits and works_by_element(op.target) else None
+
+
+def works_by_element(target: str) -> bool:
+    """Whether torch says so of an operation, or it is known besides.
+
+    Example:
+        >>> works_by_element("aten.exp.default"), works_by_element("aten.bernoulli.default")
+        (True, False)
+    """
+    tags = overload(target).tags  # type: ignore[attr-defined]
+    if torch.Tag.nondeterministic_seeded in tags:
         return False
-    return torch.Tag.pointwise in kind.tags or op.target.split(".")[1] in _ALSO_POINTWISE  # type: ignore[attr-defined]
+    return torch.Tag.pointwise in tags or name_of(target).partition(".")[2] in _ALSO_POINTWISE
 
 
 def lower_elementwise(scope: Scope, op: Op) -> None:

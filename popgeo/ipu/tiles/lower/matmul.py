@@ -6,21 +6,27 @@ from collections.abc import Iterator
 import numpy as np
 
 from popgeo.capture.op_graph import Op
-from popgeo.ipu.tiles.lower.builder import Scope, part, reshaped
+from popgeo.ipu.cost.plan import name_of
+from popgeo.ipu.tiles.lower.builder import Lowering, Scope, cuts, part, reshaped
 from popgeo.ipu.tiles.lower.elementwise import add
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.lower.reduce import combine_partials
-from popgeo.ipu.tiles.program import Operand, Region, Vertex
+from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "dot")
-
-
-def is_matmul(op: Op) -> bool:
-    """Whether an operation is a product of matrices."""
-    return op.target.split(".")[1] in PRODUCTS
+PRODUCTS = frozenset({"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.mv", "aten.dot"})
 
 
-def lower_matmul(scope: Scope, op: Op) -> None:
+def knows(name: str) -> bool:
+    """Whether some form of an operation is lowered here."""
+    return name in PRODUCTS
+
+
+def lowering_of(scope: Scope, op: Op) -> Lowering | None:
+    """How a product of matrices is lowered; None for what is none."""
+    return _lower if name_of(op.target) in PRODUCTS else None
+
+
+def _lower(scope: Scope, op: Op) -> None:
     """A compute set for each serial part, another for the sum of partial products, and one that adds the bias."""
     name = op.target.split(".")[1]
     (made,) = op.outputs
@@ -91,14 +97,3 @@ def _split(scope: Scope, rows: int, inner: int, columns: int) -> dict[str, int]:
     down = max(1, min(rows, tiles))
     across = max(1, min(columns, tiles // down))
     return {"rows": down, "columns": across, "contraction": max(1, min(inner, tiles // (down * across))), "serial": 1}
-
-
-def cuts(size: int, parts: int) -> list[slice]:
-    """A dimension in parts as equal as can be, the last perhaps smaller; at least one.
-
-    Example:
-        >>> cuts(5, 2)
-        [slice(0, 3, None), slice(3, 5, None)]
-    """
-    step = max(1, -(-size // max(parts, 1)))
-    return [slice(start, min(start + step, size)) for start in range(0, max(size, 1), step)]

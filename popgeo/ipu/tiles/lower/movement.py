@@ -5,40 +5,59 @@ from typing import Any
 import numpy as np
 import torch
 
-from popgeo.capture.op_graph import Op, overload, substitute
-from popgeo.ipu.tiles.lower.builder import Scope, flat
-from popgeo.ipu.tiles.program import Operand, Region, Vertex
+from popgeo.capture.op_graph import Op, overload, overloads_of, substitute
+from popgeo.ipu.cost.plan import name_of
+from popgeo.ipu.tiles.lower.builder import Lowering, Scope, flat
+from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 MOVES = {
-    "cat", "stack", "repeat", "flip", "roll", "tril", "triu", "constant_pad_nd", "copy", "contiguous", "reshape",
+    "cat", "stack", "repeat", "flip", "roll", "tril", "triu", "constant_pad_nd", "contiguous", "reshape",
     "slice_backward", "select_backward", "diagonal_backward", "slice_scatter", "select_scatter", "_unsafe_view",
     "_reshape_alias", "view_copy", "t_copy", "permute_copy", "transpose_copy", "expand_copy", "squeeze_copy",
     "unsqueeze_copy", "slice_copy", "select_copy", "diagonal_copy",
 }  # fmt: skip
 FILLS = {
-    "zeros": 0, "zeros_like": 0, "new_zeros": 0, "zero_": 0, "ones": 1, "ones_like": 1, "new_ones": 1, "empty": 0,
+    "zeros": 0, "zeros_like": 0, "new_zeros": 0, "zero": 0, "ones": 1, "ones_like": 1, "new_ones": 1, "empty": 0,
     "empty_like": 0, "new_empty": 0, "empty_strided": 0, "new_empty_strided": 0,
 }  # fmt: skip
-_VALUE_AT = {"full": 1, "full_like": 1, "new_full": 2, "fill_": 1, "scalar_tensor": 0}
+VALUE_AT = {"full": 1, "full_like": 1, "new_full": 2, "fill": 1, "scalar_tensor": 0}
 
 
-def is_move(op: Op) -> bool:
-    """Whether an operation copies elements in a pattern known beforehand, as a view in memory of its own would."""
-    returns = overload(op.target)._schema.returns  # type: ignore[attr-defined]
-    looks = [item.alias_info is not None and not item.alias_info.is_write for item in returns]
-    return op.target.split(".")[1] in MOVES or (looks == [True] and not op.writes)
+def knows(name: str) -> bool:
+    """Whether some form of an operation is lowered here."""
+    short = name.partition(".")[2]
+    return short in {*FILLS, *VALUE_AT, *MOVES, "arange"} or any(map(looks_only, overloads_of(name)))
 
 
-def is_fill(op: Op) -> bool:
-    """Whether all elements become one number."""
-    name = op.target.split(".")[1]
-    return (name in FILLS or name in _VALUE_AT) and (name != "fill_" or not len(op.reads()) > 1)
+def lowering_of(scope: Scope, op: Op) -> Lowering | None:
+    """How elements are copied in a pattern known beforehand, or made of a number; None for what depends on data."""
+    name = _short(op)
+    if (name in FILLS or name in VALUE_AT) and (name != "fill" or len(op.reads()) == 1):
+        return _fill
+    if name == "arange":
+        return _arange
+    return _move if name in MOVES or looks_only(op.target) else None
 
 
-def lower_fill(scope: Scope, op: Op) -> None:
+def looks_only(target: str) -> bool:
+    """Whether an operation returns a view; in memory of its own it copies in the view's pattern.
+
+    Example:
+        >>> looks_only("aten.t.default"), looks_only("aten.clone.default")
+        (True, False)
+    """
+    returns = overload(target)._schema.returns  # type: ignore[attr-defined]
+    return [item.alias_info is not None and not item.alias_info.is_write for item in returns] == [True]
+
+
+def _short(op: Op) -> str:
+    return name_of(op.target).partition(".")[2]
+
+
+def _fill(scope: Scope, op: Op) -> None:
     """Each tile fills its elements."""
-    name = op.target.split(".")[1]
-    number = FILLS[name] if name in FILLS else op.args[_VALUE_AT[name]]
+    name = _short(op)
+    number = FILLS[name] if name in FILLS else op.args[VALUE_AT[name]]
     (made,) = op.outputs
     assert made is not None
     fill(scope, scope.region(made), number)
@@ -55,7 +74,7 @@ def fill(scope: Scope, out: Region, number: Any) -> None:
     scope.builder.compute(scope.label, (vertex(tile, where) for tile, where in scope.builder.pieces(out)))
 
 
-def lower_arange(scope: Scope, op: Op) -> None:
+def _arange(scope: Scope, op: Op) -> None:
     """Each tile counts from its own first element."""
     (made,) = op.outputs
     assert made is not None
@@ -68,7 +87,7 @@ def lower_arange(scope: Scope, op: Op) -> None:
     scope.builder.compute(scope.label, (vertex(tile, where) for tile, where in scope.builder.pieces(out)))
 
 
-def lower_move(scope: Scope, op: Op) -> None:
+def _move(scope: Scope, op: Op) -> None:
     """The pattern is found by moving the numbers of the elements instead of the elements."""
     (made,) = op.outputs
     assert made is not None
@@ -85,7 +104,7 @@ def lower_move(scope: Scope, op: Op) -> None:
 
     arguments = substitute(op.args, numbered)
     value: Any = 0
-    if op.target.split(".")[1] == "constant_pad_nd" and len(arguments) > 2:
+    if _short(op) == "constant_pad_nd" and len(arguments) > 2:
         *arguments, value = arguments
     pattern = overload(op.target)(*arguments).numpy().ravel()
     assemble(scope, scope.region(made), sources, pattern, value)

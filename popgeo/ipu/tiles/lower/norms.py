@@ -1,21 +1,25 @@
 """Layer norm, whose rows are independent, and batch norm, whose channels are."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
 from popgeo.capture.op_graph import Op, Ref
-from popgeo.ipu.tiles.lower.builder import Scope, part, reshaped
-from popgeo.ipu.tiles.lower.matmul import cuts
+from popgeo.ipu.cost.plan import name_of
+from popgeo.ipu.tiles.lower.builder import Lowering, Scope, cuts, part, reshaped
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.lower.reduce import combine_partials
-from popgeo.ipu.tiles.program import Operand, Region, Vertex
+from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 
-def lowering_of(op: Op) -> Callable[[Scope, Op], None] | None:
-    """The function that lowers a norm; None where there is none."""
-    return _LOWERINGS.get(op.target)
+def knows(name: str) -> bool:
+    """Whether some form of an operation is lowered here."""
+    return name in LOWERINGS
+
+
+def lowering_of(scope: Scope, op: Op) -> Lowering | None:
+    """How a norm is lowered; None where it is not one of these."""
+    return LOWERINGS.get(name_of(op.target))
 
 
 def _layer_norm(scope: Scope, op: Op) -> None:
@@ -155,9 +159,9 @@ def _spread(scope: Scope, results: list[Region | None], here: list[Region | None
             copy(scope, result, made)
 
 
-_LOWERINGS: dict[str, Callable[[Scope, Op], None]] = {
-    "aten.native_layer_norm.default": _layer_norm,
-    "aten.native_layer_norm_backward.default": _layer_norm_backward,
-    "aten.native_batch_norm.default": _batch_norm,
-    "aten.native_batch_norm_backward.default": _batch_norm_backward,
+LOWERINGS: dict[str, Lowering] = {
+    "aten.native_layer_norm": _layer_norm,
+    "aten.native_layer_norm_backward": _layer_norm_backward,
+    "aten.native_batch_norm": _batch_norm,
+    "aten.native_batch_norm_backward": _batch_norm_backward,
 }

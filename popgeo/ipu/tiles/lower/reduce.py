@@ -7,37 +7,42 @@ import numpy as np
 import torch
 
 from popgeo.capture.op_graph import Op
-from popgeo.ipu.tiles.lower.builder import Builder, Scope, flat, grouped
-from popgeo.ipu.tiles.program import Operand, Region, Vertex
+from popgeo.ipu.cost.plan import name_of
+from popgeo.ipu.tiles.lower.builder import Builder, Lowering, Scope, flat, grouped
+from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 MANY_PARTIALS = 16  # for one element of a result, from which on a stage of groups pays
 PARTIALS_SPREAD_OVER = 32  # elements of a result on each tile, from which on all tiles are at work without groups
 HOW = {
-    "sum": "sum", "mean": "sum", "prod": "prod", "amax": "amax", "amin": "amin", "any": "amax", "all": "amin",
-    "max": "amax", "min": "amin",
+    "aten.sum": "sum", "aten.mean": "sum", "aten.prod": "prod", "aten.amax": "amax", "aten.amin": "amin",
+    "aten.any": "amax", "aten.all": "amin", "aten.max": "amax", "aten.min": "amin",
 }  # fmt: skip
 
 
-def is_reduction(op: Op) -> bool:
-    """Whether an operation combines elements over dimensions in any order, with one result and no positions."""
-    _, name, kind = op.target.split(".")
-    if name in ("max", "min"):
-        return kind == "default"
-    return name in HOW and len(op.outputs) == 1 and kind in (
-        "default", "dim_IntList", "dim", "dim_int", "dims"
-    )  # fmt: skip
+def knows(name: str) -> bool:
+    """Whether some form of an operation is lowered here."""
+    return name in HOW
 
 
-def lower_reduction(scope: Scope, op: Op) -> None:
+def lowering_of(scope: Scope, op: Op) -> Lowering | None:
+    """How elements are combined over dimensions in any order; None where there are several results, or positions."""
+    name, kind = name_of(op.target), op.target.rpartition(".")[2]
+    if name in ("aten.max", "aten.min"):
+        return _lower if kind == "default" else None
+    whole = len(op.outputs) == 1 and kind in ("default", "dim_IntList", "dim", "dim_int", "dims")
+    return _lower if whole and name in HOW else None
+
+
+def _lower(scope: Scope, op: Op) -> None:
     """Two compute sets, or one where nothing is gained by reducing before moving."""
-    name = op.target.split(".")[1]
+    name = name_of(op.target)
     (made,) = op.outputs
     assert made is not None
     source, out = scope.region(op.reads()[0]), scope.region(made)
     dims = _dims(op, source.elements.ndim)
     kept = [1 if d in dims else size for d, size in enumerate(source.elements.shape)]
     places = np.broadcast_to(np.arange(math.prod(kept)).reshape(kept), source.elements.shape)
-    scale = 1 / max(math.prod(source.elements.shape[d] for d in dims), 1) if name == "mean" else None
+    scale = 1 / max(math.prod(source.elements.shape[d] for d in dims), 1) if name == "aten.mean" else None
     combine(scope, out, source, places, HOW[name], scale)
 
 

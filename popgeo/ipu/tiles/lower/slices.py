@@ -6,30 +6,37 @@ from typing import Any
 import numpy as np
 
 from popgeo.capture.op_graph import Op, overload, substitute
-from popgeo.ipu.tiles.lower.builder import Scope
+from popgeo.ipu.cost.plan import name_of
+from popgeo.ipu.tiles.lower.builder import Lowering, Scope
 from popgeo.ipu.tiles.lower.movement import copy
-from popgeo.ipu.tiles.program import Operand, Region, Vertex
+from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
-SLICED = {
+SLICED = frozenset(f"aten.{name}" for name in (
     "sort", "argsort", "topk", "kthvalue", "median", "max", "min", "argmax", "argmin", "aminmax",
     "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "logsumexp", "norm", "linalg_vector_norm",
     "_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data",
     "var", "std", "var_mean", "std_mean", "gather", "scatter", "scatter_add", "scatter_reduce",
-}  # fmt: skip
+))  # fmt: skip
 
 
-def is_sliced(scope: Scope, op: Op) -> bool:
-    """Whether each slice along the operation's dimensions can be computed by itself."""
-    if op.target.split(".")[1].rstrip("_") not in SLICED or not op.reads() or (op.writes and op.outputs != op.writes):
-        return False
+def knows(name: str) -> bool:
+    """Whether some form of an operation is lowered here."""
+    return name in SLICED
+
+
+def lowering_of(scope: Scope, op: Op) -> Lowering | None:
+    """How slices along the operation's dimensions are computed, each by itself; None where they depend on others."""
+    if name_of(op.target) not in SLICED or not op.reads() or (op.writes and op.outputs != op.writes):
+        return None
     dims = _dims(scope, op)
     operands = [scope.value(v).shape for v in op.reads()]
     if dims is None or any(len(shape) != len(operands[0]) for shape in operands):
-        return False
-    return len({tuple(s for d, s in enumerate(shape) if d not in dims) for shape in operands}) == 1
+        return None
+    alike = len({tuple(s for d, s in enumerate(shape) if d not in dims) for shape in operands}) == 1
+    return _lower if alike else None
 
 
-def lower_sliced(scope: Scope, op: Op) -> None:
+def _lower(scope: Scope, op: Op) -> None:
     """One compute set: a slice is computed on the tile that holds its first result."""
     dims = _dims(scope, op)
     assert dims is not None

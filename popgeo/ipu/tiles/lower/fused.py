@@ -1,0 +1,41 @@
+"""Operations that are one here and several to the machine: SchNet's convolution, forward and backward."""
+
+from popgeo.capture.op_graph import Op
+from popgeo.ipu.cost.plan import name_of
+from popgeo.ipu.tiles.lower.builder import Lowering, Scope
+from popgeo.ipu.tiles.lower.elementwise import multiply
+from popgeo.ipu.tiles.lower.gather import gather_rows
+from popgeo.ipu.tiles.lower.rows import result_of
+from popgeo.ipu.tiles.lower.scatter import scatter_rows
+
+
+def knows(name: str) -> bool:
+    """Whether some form of an operation is lowered here."""
+    return name in LOWERINGS
+
+
+def lowering_of(scope: Scope, op: Op) -> Lowering | None:
+    """How a convolution is lowered; None for what else is fused."""
+    return LOWERINGS.get(name_of(op.target))
+
+
+def _cfconv(scope: Scope, op: Op) -> None:
+    """popgeo.cfconv(x, w, src, dst, num_nodes): out[dst] += x[src] * w"""
+    x, w, src, dst = (scope.region(arg.value) for arg in op.args[:4])
+    scatter_rows(scope, result_of(scope, op), dst, gather_rows(scope, x, src), factor=w)
+
+
+def _cfconv_backward(scope: Scope, op: Op) -> None:
+    """popgeo.cfconv_backward(grad, x, w, src, dst) -> (grad_x, grad_w)"""
+    grad, x, w, src, dst = (scope.region(arg.value) for arg in op.args[:5])
+    arrived = gather_rows(scope, grad, dst)
+    if op.outputs[1] is not None:
+        multiply(scope, scope.region(op.outputs[1]), gather_rows(scope, x, src), arrived)
+    if op.outputs[0] is not None:
+        scatter_rows(scope, scope.region(op.outputs[0]), src, arrived, factor=w)
+
+
+LOWERINGS: dict[str, Lowering] = {
+    "popgeo.cfconv": _cfconv,
+    "popgeo.cfconv_backward": _cfconv_backward,
+}

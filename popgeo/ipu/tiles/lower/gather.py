@@ -1,0 +1,159 @@
+"""Gathers of rows whose numbers are data: what moves is the same whatever they are.
+
+Each block of the table answers all lookups of its part that fall into its rows; an exchange of fixed size brings the
+answers together, where those of the right block are chosen.
+"""
+
+import itertools
+import math
+
+import numpy as np
+
+from popgeo.capture.op_graph import Op
+from popgeo.ipu.cost.plan import name_of
+from popgeo.ipu.tiles.lower.builder import Lowering, Scope, cuts, flat, part, reshaped
+from popgeo.ipu.tiles.lower.movement import copy
+from popgeo.ipu.tiles.lower.rows import (
+    as_rows,
+    names_rows,
+    one_index,
+    result_of,
+    row_cuts_of,
+    row_index,
+    rows_of_edges,
+    tile_of_block,
+)
+from popgeo.ipu.tiles.steps import Operand, Region, Vertex
+
+
+def knows(name: str) -> bool:
+    """Whether some form of an operation is lowered here."""
+    return name in LOWERINGS
+
+
+def lowering_of(scope: Scope, op: Op) -> Lowering | None:
+    """How a gather of rows is lowered; None where it does not gather rows."""
+    name = name_of(op.target)
+    if name == "aten.index" and not one_index(scope, op):
+        return None
+    if name == "aten.gather" and not names_rows(scope, op):
+        return None
+    return LOWERINGS.get(name)
+
+
+def gather_rows(scope: Scope, table: Region, index: Region, out: Region | None = None, wraps: bool = False) -> Region:
+    """The rows of a table that an index names.
+
+    Args:
+        scope: What is lowered.
+        table: [rows, columns]
+        index: Row of each lookup. [lookups]
+        out: Where to write; a partial result when left out. [lookups, columns]
+        wraps: Whether negative numbers count from the end.
+    """
+    builder, label = scope.builder, scope.label
+    (num_rows, columns), lookups = table.elements.shape, index.elements.size
+    row_cuts, column_cuts, lookup_cuts = row_cuts_of(scope, "gather", num_rows, columns, lookups)
+    answers_at = np.zeros((len(row_cuts), lookups, columns), np.int32)
+    spread_at = np.zeros((lookups, columns), np.int32)
+    for (p, some), (u, narrow) in itertools.product(enumerate(lookup_cuts), enumerate(column_cuts)):
+        tiles = [tile_of_block(scope, p, s, u, len(row_cuts), len(column_cuts)) for s in range(len(row_cuts))]
+        for s, tile in enumerate(tiles):
+            answers_at[s, some, narrow] = tile
+        for tile, share in zip(tiles, cuts(some.stop - some.start, len(tiles)), strict=False):
+            spread_at[some.start + share.start : some.start + share.stop, narrow] = tile
+    alone = len(row_cuts) == 1
+    if alone and out is not None and (builder.holders(out) == answers_at[0]).all():
+        answers = Region(variable=out.variable, elements=out.elements[None])
+    else:
+        answers = builder.partial(label, builder.dtype(table), answers_at)
+    builder.compute(
+        f"{label}: select rows",
+        (
+            Vertex(
+                tile=int(answers_at[s, some.start, narrow.start]),
+                operation="select rows",
+                reads=(part(table, rows, narrow), part(index, some)),
+                writes=(part(answers, s, some, narrow),),
+                arguments=(Operand(0), Operand(1), rows.start, num_rows, wraps),
+            )
+            for some, (s, rows), narrow in itertools.product(lookup_cuts, enumerate(row_cuts), column_cuts)
+            if lookups and columns
+        ),
+    )
+    if alone:
+        if out is None or answers.variable == out.variable:
+            return part(answers, 0)
+        copy(scope, out, part(answers, 0))
+        return out
+    chosen = builder.partial(label, builder.dtype(table), spread_at) if out is None else out
+    _choose(scope, chosen, answers, index, row_cuts[0].stop, num_rows, wraps)
+    return chosen
+
+
+def _choose(
+    scope: Scope, out: Region, answers: Region, index: Region, rows_per_block: int, num_rows: int, wraps: bool
+) -> None:
+    """Takes each lookup's answer from the block that holds its row."""
+    blocks, _, columns = answers.elements.shape
+    each = answers.elements.reshape(blocks, -1)
+    scope.builder.compute(
+        f"{scope.label}: choose answers",
+        (
+            Vertex(
+                tile=tile,
+                operation="choose",
+                reads=(
+                    Region(variable=answers.variable, elements=each[:, where]),
+                    Region(variable=index.variable, elements=index.elements[where // columns]),
+                ),
+                writes=(flat(out, where),),
+                arguments=(Operand(0), Operand(1), rows_per_block, num_rows, wraps),
+            )
+            for tile, where in scope.builder.pieces(out)
+        ),
+    )
+
+
+def _gather(scope: Scope, op: Op) -> None:
+    """popgeo.gather(x, index), aten.embedding(weight, index)"""
+    table, index, out = scope.region(op.args[0].value), scope.region(op.args[1].value), result_of(scope, op)
+    width = math.prod(table.elements.shape[1:])
+    rows = reshaped(table, table.elements.shape[0], width)
+    gather_rows(scope, rows, reshaped(index, -1), reshaped(out, index.elements.size, width))
+
+
+def _index_select(scope: Scope, op: Op) -> None:
+    """aten.index_select(x, dim, index), aten.gather(x, dim, index) of rows"""
+    table, index, out = scope.region(op.args[0].value), row_index(scope, op), result_of(scope, op)
+    _gather_along(scope, table, op.args[1], index, out)
+
+
+def _index(scope: Scope, op: Op) -> None:
+    """aten.index(x, [None, ..., index])"""
+    dim = len(op.args[1]) - 1
+    table, index, out = scope.region(op.args[0].value), scope.region(op.args[1][dim].value), result_of(scope, op)
+    _gather_along(scope, table, dim, index, out, wraps=True)
+
+
+def _gather_along(scope: Scope, table: Region, dim: int, index: Region, out: Region, wraps: bool = False) -> None:
+    rows = as_rows(table, dim)
+    several = dim == 0 and index.elements.ndim != 1
+    into = reshaped(out, index.elements.size, rows.elements.shape[1]) if several else as_rows(out, dim)
+    gather_rows(scope, rows, reshaped(index, -1), into, wraps)
+
+
+def _gather_csr(scope: Scope, op: Op) -> None:
+    """popgeo.gather_csr(x, indptr, num_edges)"""
+    table, out = scope.region(op.args[0].value), result_of(scope, op)
+    gather_rows(scope, table, rows_of_edges(scope, scope.region(op.args[1].value), op.args[2]), out)
+
+
+LOWERINGS: dict[str, Lowering] = {
+    "popgeo.gather": _gather,
+    "aten.embedding": _gather,
+    "aten.index_select": _index_select,
+    "aten.gather": _index_select,
+    "aten.index": _index,
+    "popgeo.gather_csr": _gather_csr,
+}

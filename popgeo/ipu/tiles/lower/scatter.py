@@ -1,0 +1,209 @@
+"""Scatter-adds of rows whose numbers are data: each block of the result takes what of its part falls into its rows."""
+
+import itertools
+import math
+
+import numpy as np
+import torch
+
+from popgeo.capture.op_graph import Op
+from popgeo.ipu.cost.plan import name_of
+from popgeo.ipu.tiles.lower.builder import Lowering, Scope, cuts, part, reshaped
+from popgeo.ipu.tiles.lower.elementwise import add
+from popgeo.ipu.tiles.lower.movement import copy
+from popgeo.ipu.tiles.lower.reduce import combine_partials
+from popgeo.ipu.tiles.lower.rows import (
+    as_rows,
+    names_rows,
+    one_index,
+    result_of,
+    row_cuts_of,
+    row_index,
+    rows_of_edges,
+    tile_of_block,
+)
+from popgeo.ipu.tiles.steps import Operand, Region, Vertex
+
+
+def knows(name: str) -> bool:
+    """Whether some form of an operation is lowered here."""
+    return name in LOWERINGS
+
+
+def lowering_of(scope: Scope, op: Op) -> Lowering | None:
+    """How a sum into rows is lowered; None where it does not go to rows, or does not add."""
+    name = name_of(op.target)
+    if name == "aten.index_put" and not (one_index(scope, op) and (*op.args, False)[3] is True):
+        return None
+    if name == "aten.scatter_add" and not names_rows(scope, op):
+        return None
+    if name == "aten.embedding_dense_backward" and op.args[4]:
+        return None
+    return LOWERINGS.get(name)
+
+
+def scatter_rows(
+    scope: Scope,
+    out: Region,
+    index: Region,
+    updates: Region,
+    *,
+    factor: Region | None = None,
+    base: Region | None = None,
+    how: str = "sum",
+    alpha: float = 1,
+    wraps: bool = False,
+    skip: int = -1,
+) -> None:
+    """Reduces rows into those that an index names.
+
+    Args:
+        scope: What is lowered.
+        out: What to write. [rows, columns]
+        index: Row that each update goes to. [lookups]
+        updates: [lookups, columns]
+        factor: What to multiply the updates by. [lookups, columns]
+        base: What they are added to; nothing when left out. [rows, columns]
+        how: `sum` or `prod`.
+        alpha: What the sum is multiplied by before it is added to `base`.
+        wraps: Whether negative numbers count from the end.
+        skip: A row that receives nothing.
+    """
+    builder, label = scope.builder, scope.label
+    (num_rows, columns), lookups = out.elements.shape, index.elements.size
+    row_cuts, column_cuts, lookup_cuts = row_cuts_of(scope, "scatter", num_rows, columns, lookups)
+    sums_at = np.zeros((len(lookup_cuts), num_rows, columns), np.int32)
+    for (p, _), (s, rows), (u, narrow) in itertools.product(
+        enumerate(lookup_cuts), enumerate(row_cuts), enumerate(column_cuts)
+    ):
+        sums_at[p, rows, narrow] = tile_of_block(scope, p, s, u, len(row_cuts), len(column_cuts))
+    direct = base is None and len(lookup_cuts) == 1 and bool((builder.holders(out) == sums_at[0]).all())
+    sums = (
+        Region(variable=out.variable, elements=out.elements[None])
+        if direct
+        else builder.partial(label, builder.dtype(out), sums_at)
+    )
+
+    def vertex(p: int, some: slice, rows: slice, narrow: slice) -> Vertex:
+        reads = [part(updates, some, narrow), part(index, some)]
+        if factor is not None:
+            reads.append(part(factor, some, narrow))
+        return Vertex(
+            tile=int(sums_at[p, rows.start, narrow.start]),
+            operation="update rows",
+            reads=tuple(reads),
+            writes=(part(sums, p, rows, narrow),),
+            arguments=(
+                Operand(0), Operand(1), Operand(2) if factor is not None else None,
+                rows.start, rows.stop - rows.start, num_rows, how, wraps, skip,
+            ),
+        )  # fmt: skip
+
+    blocks = itertools.product(enumerate(lookup_cuts), row_cuts, column_cuts)
+    if out.elements.size:
+        builder.compute(f"{label}: update rows", [vertex(p, some, rows, narrow) for (p, some), rows, narrow in blocks])
+    if direct:
+        return
+    total = sums
+    if len(lookup_cuts) > 1:
+        whole = out if base is None else builder.partial(label, builder.dtype(out), builder.holders(out))
+        places = np.broadcast_to(np.arange(out.elements.size).reshape(out.elements.shape), sums.elements.shape)
+        combine_partials(scope, whole, sums, places, how)
+        if base is None:
+            return
+        total = Region(variable=whole.variable, elements=whole.elements[None])
+    if base is None:
+        copy(scope, out, part(total, 0))
+    else:
+        add(scope, out, base, part(total, 0), alpha=alpha)
+
+
+def _index_add(scope: Scope, op: Op) -> None:
+    """aten.index_add(x, dim, index, source, alpha), aten.scatter_add(x, dim, index, source) of rows"""
+    dim, alpha, index = op.args[1], op.kwargs.get("alpha", 1), reshaped(row_index(scope, op), -1)
+    base, source, out = (
+        as_rows(r, dim) for r in (*(scope.region(op.args[k].value) for k in (0, 3)), result_of(scope, op))
+    )
+    scatter_rows(scope, out, index, part(source, slice(0, index.elements.size)), base=base, alpha=alpha)
+
+
+def _index_put(scope: Scope, op: Op) -> None:
+    """aten.index_put(x, [index], values, accumulate=True)"""
+    base, index, values = scope.region(op.args[0].value), scope.region(op.args[1][0].value), op.args[2]
+    shape = (*index.elements.shape, *base.elements.shape[1:])
+    given = scope.region(values.value)
+    updates = Region(variable=given.variable, elements=np.broadcast_to(given.elements, shape))
+    width = math.prod(base.elements.shape[1:])
+    scatter_rows(
+        scope,
+        as_rows(result_of(scope, op), 0),
+        reshaped(index, -1),
+        reshaped(updates, index.elements.size, width),
+        base=as_rows(base, 0),
+        wraps=True,
+    )
+
+
+def _embedding_backward(scope: Scope, op: Op) -> None:
+    """aten.embedding_dense_backward(grad, index, num_weights, padding_idx, scale_grad_by_freq=False)"""
+    grad, index, out = scope.region(op.args[0].value), scope.region(op.args[1].value), result_of(scope, op)
+    updates = reshaped(grad, index.elements.size, out.elements.shape[1])
+    scatter_rows(scope, out, reshaped(index, -1), updates, skip=op.args[3])
+
+
+def _scatter(scope: Scope, op: Op) -> None:
+    """popgeo.scatter_sum(src, index, num_rows), popgeo.scatter_mul alike"""
+    updates, index = scope.region(op.args[0].value), scope.region(op.args[1].value)
+    scatter_rows(scope, result_of(scope, op), index, updates, how="prod" if "scatter_mul" in op.target else "sum")
+
+
+def _extremum(scope: Scope, op: Op) -> None:
+    """popgeo.scatter_max(src, index, num_rows) -> (out, arg): a tile sees all updates of its columns."""
+    updates, index = scope.region(op.args[0].value), scope.region(op.args[1].value)
+    out = result_of(scope, op)
+    arg = None if op.outputs[1] is None else scope.region(op.outputs[1])
+    builder = scope.builder
+    num_rows, columns = out.elements.shape
+    column_cuts = cuts(columns, builder.num_tiles)
+    at = np.zeros((num_rows, columns), np.int32)
+    for tile, narrow in enumerate(column_cuts):
+        at[:, narrow] = tile
+    found = builder.partial(scope.label, builder.dtype(out), at)
+    where = builder.partial(scope.label, torch.int64, at)
+    builder.compute(
+        f"{scope.label}: find",
+        [
+            Vertex(
+                tile=tile,
+                operation=op.target,
+                reads=(part(updates, slice(None), narrow), index),
+                writes=(part(found, slice(None), narrow), part(where, slice(None), narrow)),
+                arguments=(Operand(0), Operand(1), num_rows),
+            )
+            for tile, narrow in enumerate(column_cuts)
+            if out.elements.size
+        ],
+    )
+    copy(scope, out, found)
+    if arg is not None:
+        copy(scope, arg, where)
+
+
+def _segment_sum(scope: Scope, op: Op) -> None:
+    """popgeo.segment_sum(src, indptr)"""
+    updates, out = scope.region(op.args[0].value), result_of(scope, op)
+    index = rows_of_edges(scope, scope.region(op.args[1].value), updates.elements.shape[0])
+    scatter_rows(scope, out, index, updates)
+
+
+LOWERINGS: dict[str, Lowering] = {
+    "aten.index_add": _index_add,
+    "aten.scatter_add": _index_add,
+    "aten.index_put": _index_put,
+    "aten.embedding_dense_backward": _embedding_backward,
+    "popgeo.scatter_sum": _scatter,
+    "popgeo.scatter_mul": _scatter,
+    "popgeo.scatter_max": _extremum,
+    "popgeo.scatter_min": _extremum,
+    "popgeo.segment_sum": _segment_sum,
+}

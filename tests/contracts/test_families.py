@@ -1,0 +1,86 @@
+"""One vocabulary: every operation with a cost has one family, a lowering or a place in the list of fallbacks."""
+
+import inspect
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from popgeo import ipu, ops
+from popgeo.ipu import IpuTarget, TileExact
+from popgeo.ipu.cost.graph_cost import RULES, cost
+from popgeo.ipu.cost.plan import FAMILY_OF, family_of, name_of
+from popgeo.ipu.tiles.lower.lower_op import FALLBACKS, has_lowering
+
+BOW = IpuTarget.bow()
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_what_has_a_rule_has_a_lowering_or_is_a_fallback(name: str):
+    assert has_lowering(name) != (name in FALLBACKS)
+
+
+def test_rules_and_table_hold_the_same_operations():
+    assert set(RULES) == set(FAMILY_OF)
+    assert set(FALLBACKS) <= set(FAMILY_OF)
+
+
+def test_a_family_is_named_as_the_file_that_costs_it():
+    for name, rule in RULES.items():
+        file = inspect.getmodule(rule).__name__.rpartition(".")[2]
+        assert FAMILY_OF[name] == file or (FAMILY_OF[name], file) == ("view", "movement"), name
+
+
+X = torch.randn(8, 6)
+INDEX, TARGET = torch.tensor([0, 5, 3, 3]), torch.tensor([0, 5, 1, 2, 3, 3, 0, 1])
+EXAMPLES: dict[str, Callable[[Tensor], Tensor]] = {
+    "gather": lambda x: x[INDEX] + x.index_select(0, INDEX),
+    "scatter": lambda x: torch.zeros(8, 6).index_add(0, INDEX, x[:4]),
+    "matmul": lambda x: torch.addmm(x[:, 0], x, x.t()),
+    "elementwise": lambda x: (x.square() + x.tanh()).sub(x).pow(3),
+    "reduce": lambda x: x.cumsum(0).sum(1) + x.var(1) + x.argmax(1),
+    "norms": lambda x: nn.functional.layer_norm(x.softmax(1), (6,)),
+    "movement": lambda x: torch.cat([x.flip(0), torch.zeros(1, 6), x.repeat(2, 1)]).clone(),
+    "sorting": lambda x: x.sort(1).values + x.topk(6).values,
+    "distances": lambda x: torch.cdist(x, x),
+    "losses": lambda x: nn.functional.cross_entropy(x, TARGET) + nn.functional.mse_loss(x, x.flip(0)),
+    "fused": lambda x: ops.cfconv(x, x[:4], INDEX, INDEX, 8),
+}
+
+
+@pytest.mark.parametrize("family", EXAMPLES)
+def test_a_plan_and_its_operation_have_one_family(family: str):
+    graph = ipu.compile(EXAMPLES[family], [X]).step.graph
+    costs = cost(graph, BOW)
+    assert [c.family for c in costs] == [family_of(op.target) for op in graph.ops]
+    assert family in {c.family for c in costs}
+
+
+@pytest.mark.parametrize("family", EXAMPLES)
+def test_what_is_no_fallback_by_name_is_divided_over_tiles(family: str):
+    exact = TileExact(ipu.compile(EXAMPLES[family], [X]))
+    torch.testing.assert_close(exact(X), EXAMPLES[family](X))
+    assert {name_of(target) for target in exact.program.fallbacks} <= FALLBACKS
+    assert bool(exact.program.fallbacks) == (family == "losses")
+
+
+def test_a_superstep_is_named_after_its_operation():
+    def steps(function: Callable[[Tensor], Tensor]) -> list[str]:
+        costs = cost(ipu.compile(function, [X]).step.graph, BOW)
+        return [step.name for c in costs for step in c.plan.supersteps if step.activity == "compute"]
+
+    assert steps(lambda x: x.square()) == ["square"]
+    assert steps(lambda x: x.tanh()) == ["tanh"]
+    assert steps(lambda x: x * 2) == ["mul"]
+    assert steps(nn.functional.softplus) == ["abs", "negate", "exp", "log1p", "maximum", "add"]
+
+
+def test_bytes_and_flops_are_those_that_an_operation_touches_and_does():
+    (added,) = cost(ipu.compile(lambda x: x + 1, [X]).step.graph, BOW)
+    assert (added.bytes, added.flops) == (2 * X.nbytes, X.numel())
+    row = torch.ones(6)
+    *_, broadcast = cost(ipu.compile(lambda x, y: x + y.expand(8, 6), [X, row]).step.graph, BOW)
+    assert broadcast.bytes == 2 * X.nbytes + row.nbytes
+    (view,) = cost(ipu.compile(lambda x: x.t(), [X]).step.graph, BOW)
+    assert view.bytes == 0
