@@ -30,5 +30,5 @@ def footer(report: Figures) -> list[str]:
         f"sizes beyond, {shares[Validity.ESTIMATE]:.0%} estimates, of them {unknown:.0%} without a rule"
     ]
     if bands:
-        lines.append(f"  median error on published figures of a Bow IPU at most: {', '.join(bands)}")
+        lines.append(f"  median error on published Bow IPU figures at most: {', '.join(bands)}")
     return lines

@@ -28,9 +28,15 @@ def test_bands_are_those_of_families_and_operations_that_exist():
 @pytest.mark.parametrize("band", STEPS)
 def test_the_error_of_what_was_measured_is_printed_where_it_occurs(band):
     report = STEPS[band]().report
-    assert footer(report)[1] == f"  median error on published figures of a Bow IPU at most: {band}"
+    assert footer(report)[1] == f"  median error on published Bow IPU figures at most: {band}"
     assert band in str(report)
     assert band in report.to_html()
+
+
+def test_all_errors_fit_on_one_line():
+    reports = [make().report for make in STEPS.values()]
+    (line,) = [line for line in str(sum(reports[1:], reports[0])).splitlines() if "median error" in line]
+    assert line.endswith(": " + ", ".join(STEPS))
 
 
 def test_no_error_is_printed_where_none_was_measured():
