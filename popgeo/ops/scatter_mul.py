@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from popgeo.ops import reference
-from popgeo.ops.checks import refuse_index
-from popgeo.ops.registration import register
-from popgeo.ops.rows import check_sum, gather_rows
+from popgeo.ops.gather_scatter import check_sum, gather_rows
+from popgeo.ops.refusals import refuse_index
+from popgeo.ops.register_op import register
 
 
 def scatter_mul_rows(

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from popgeo.native import library
 from popgeo.ops import reference
-from popgeo.ops.checks import as_int64, refuse_index
-from popgeo.ops.registration import register
-from popgeo.ops.rows import NATIVE_DTYPES, check_plan_tensors, check_sum, explain, pointer
+from popgeo.ops.gather_scatter import check_sum
+from popgeo.ops.kernel_arguments import NATIVE_DTYPES, as_int64, check_plan_tensors, pointer
+from popgeo.ops.refusals import explain, refuse_index
+from popgeo.ops.register_op import register
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _EXTREMUM = (_INT, _INT, *[_POINTER] * 6, *[_INT] * 5)
