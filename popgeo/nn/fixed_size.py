@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch_geometric.nn.models.schnet import RadiusInteractionGraph
 from torch_geometric.nn.models.schnet import SchNet as PyGSchNet
 
-from popgeo.nn.gcn import GCNConv, normalized
-from popgeo.nn.gnn import Batched
-from popgeo.nn.interaction import KNNInteractionGraph
+from popgeo.nn.interaction_graph import KNNInteractionGraph
+from popgeo.nn.models.gcn import GCNConv, normalized
+from popgeo.nn.models.gnn import Batched
 
 GLOBAL_POOLS = {"global_add_pool", "global_mean_pool", "global_max_pool"}
 INNER = (pyg.MessagePassing, pyg.aggr.Aggregation)

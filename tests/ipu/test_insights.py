@@ -8,7 +8,7 @@ from torch import nn
 
 from popgeo import ipu
 from popgeo.nn import CosineEnvelope, PolynomialEnvelope
-from popgeo.nn.schnet import Edges, InteractionBlock
+from popgeo.nn.models.schnet import Edges, InteractionBlock
 
 SMALL = dataclasses.replace(ipu.IpuTarget.bow(), num_tiles=4, memory_per_tile=64 * 1024)
 
