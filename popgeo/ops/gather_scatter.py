@@ -146,9 +146,7 @@ def sum_compiled(
     return out
 
 
-def _gather(
-    x: Tensor, index: Tensor, rowptr: Tensor | None = None, perm: Tensor | None = None, num_tiles: int = 0
-) -> Tensor:
+def _gather(x: Tensor, index: Tensor, *plan: Any) -> Tensor:
     _check_rows("x", x)
     check_index("index", index, index.numel(), x)
     try:
@@ -158,21 +156,12 @@ def _gather(
         raise
 
 
-def _fake_sum(
-    src: Tensor,
-    index: Tensor,
-    num_rows: int,
-    rowptr: Tensor | None = None,
-    perm: Tensor | None = None,
-    num_tiles: int = 0,
-) -> Tensor:
+def _fake_sum(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tensor:
     check_sum(src, index, num_rows)
     return src.new_empty(num_rows, src.shape[1])
 
 
-def _fake_gather(
-    x: Tensor, index: Tensor, rowptr: Tensor | None = None, perm: Tensor | None = None, num_tiles: int = 0
-) -> Tensor:
+def _fake_gather(x: Tensor, index: Tensor, *plan: Any) -> Tensor:
     _check_rows("x", x)
     check_index("index", index, index.numel(), x)
     return x.new_empty(index.shape[0], x.shape[1])

@@ -73,14 +73,7 @@ def _extremum(
     return out, arg
 
 
-def _fake(
-    src: Tensor,
-    index: Tensor,
-    num_rows: int,
-    rowptr: Tensor | None = None,
-    perm: Tensor | None = None,
-    num_tiles: int = 0,
-) -> tuple[Tensor, Tensor]:
+def _fake(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> tuple[Tensor, Tensor]:
     check_sum(src, index, num_rows)
     shape = (num_rows, src.shape[1])
     return src.new_empty(shape), src.new_empty(shape, dtype=torch.int64)
