@@ -2,15 +2,11 @@
 
 from popgeo.nn.fixed_size import to_fixed_size as to_fixed_size
 from popgeo.nn.forces import energy_and_forces as energy_and_forces
-from popgeo.nn.gcn import GCN as GCN
-from popgeo.nn.gin import GIN as GIN
-from popgeo.nn.gin import GINE as GINE
-from popgeo.nn.gnn import GNN as GNN
-from popgeo.nn.interaction import InteractionGraph as InteractionGraph
-from popgeo.nn.interaction import KNNInteractionGraph as KNNInteractionGraph
-from popgeo.nn.interaction import PairInteractionGraph as PairInteractionGraph
-from popgeo.nn.interaction import PrecomputeInteractionGraph as PrecomputeInteractionGraph
-from popgeo.nn.interaction import RadiusInteractionGraph as RadiusInteractionGraph
+from popgeo.nn.interaction_graph import InteractionGraph as InteractionGraph
+from popgeo.nn.interaction_graph import KNNInteractionGraph as KNNInteractionGraph
+from popgeo.nn.interaction_graph import PairInteractionGraph as PairInteractionGraph
+from popgeo.nn.interaction_graph import PrecomputeInteractionGraph as PrecomputeInteractionGraph
+from popgeo.nn.interaction_graph import RadiusInteractionGraph as RadiusInteractionGraph
 from popgeo.nn.loss import binary_cross_entropy as binary_cross_entropy
 from popgeo.nn.loss import cross_entropy as cross_entropy
 from popgeo.nn.loss import huber_loss as huber_loss
@@ -21,6 +17,12 @@ from popgeo.nn.metrics import accuracy as accuracy
 from popgeo.nn.metrics import r2_score as r2_score
 from popgeo.nn.metrics import roc_auc as roc_auc
 from popgeo.nn.mlp import MLP as MLP
+from popgeo.nn.models.gcn import GCN as GCN
+from popgeo.nn.models.gin import GIN as GIN
+from popgeo.nn.models.gin import GINE as GINE
+from popgeo.nn.models.gnn import GNN as GNN
+from popgeo.nn.models.sage import GraphSAGE as GraphSAGE
+from popgeo.nn.models.schnet import SchNet as SchNet
 from popgeo.nn.norm import BatchNorm as BatchNorm
 from popgeo.nn.norm import GraphNorm as GraphNorm
 from popgeo.nn.norm import InstanceNorm as InstanceNorm
@@ -31,5 +33,3 @@ from popgeo.nn.radial import PolynomialEnvelope as PolynomialEnvelope
 from popgeo.nn.radial import ShiftedSoftplus as ShiftedSoftplus
 from popgeo.nn.readout import AttentionalAggregation as AttentionalAggregation
 from popgeo.nn.readout import InnerProductDecoder as InnerProductDecoder
-from popgeo.nn.sage import GraphSAGE as GraphSAGE
-from popgeo.nn.schnet import SchNet as SchNet

@@ -1,24 +1,25 @@
 """Models of PyTorch Geometric with every shape fixed, or a refusal that names the module and what to use instead."""
 
-import ast
 import copy
-import inspect
-import textwrap
+from collections.abc import Callable
 from typing import Any
 
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch_geometric.nn.models.schnet import RadiusInteractionGraph
 from torch_geometric.nn.models.schnet import SchNet as PyGSchNet
 
-from popgeo.nn.gcn import GCNConv, normalized
-from popgeo.nn.gnn import Batched
-from popgeo.nn.interaction import KNNInteractionGraph
+from popgeo.nn.interaction_graph import KNNInteractionGraph
+from popgeo.nn.models.gcn import GCNConv, normalized
+from popgeo.nn.models.gnn import Batched
 
-GLOBAL_POOLS = {"global_add_pool", "global_mean_pool", "global_max_pool"}
+POOLS: tuple[Callable[..., Tensor], ...] = (pyg.global_add_pool, pyg.global_mean_pool, pyg.global_max_pool)
 INNER = (pyg.MessagePassing, pyg.aggr.Aggregation)
-GRAPH_NORMS = (pyg.GraphNorm, pyg.InstanceNorm)
-ADDS_SELF_LOOPS = (pyg.GATConv, pyg.GATv2Conv, pyg.ClusterGCNConv, pyg.ChebConv, pyg.ARMAConv, pyg.SGConv, pyg.APPNP)
+GRAPH_NORMS = (pyg.GraphNorm, pyg.InstanceNorm, pyg.PairNorm, pyg.GraphSizeNorm, pyg.MeanSubtractionNorm)
+ADDS_SELF_LOOPS = (
+    *(pyg.GCNConv, pyg.GATConv, pyg.GATv2Conv, pyg.ClusterGCNConv, pyg.ChebConv, pyg.ARMAConv, pyg.SGConv, pyg.APPNP),
+)
 PICKS_NODES = (pyg.TopKPooling, pyg.SAGPooling, pyg.ASAPooling, pyg.EdgePooling, pyg.PANPooling, pyg.MemPooling)
 NEEDS_DENSE = (
     pyg.SortAggregation,
@@ -28,16 +29,22 @@ NEEDS_DENSE = (
     pyg.GraphMultisetTransformer,
     pyg.MedianAggregation,
     pyg.QuantileAggregation,
-    pyg.EquilibriumAggregation,
+    pyg.aggr.MLPAggregation,
+    pyg.aggr.LCMAggregation,
+    pyg.aggr.PatchTransformerAggregation,
 )
 
 
 def to_fixed_size(model: nn.Module, num_graphs: int) -> nn.Module:
     """A copy of a PyG model whose shapes depend on its inputs' shapes only, never on what they hold.
 
-    Readouts (any `Aggregation` outside a convolution) return `num_graphs` rows; norms of graphs are told `num_graphs`;
-    `GCNConv` adds self-loops by arithmetic instead of edges; SchNet's radius graph becomes
-    `KNNInteractionGraph(max_num_neighbors, cutoff)`. Parameters are copied, under the same names.
+    Readouts (any `Aggregation` outside a convolution, and `global_add_pool` and its like where a module holds them)
+    return `num_graphs` rows; norms of graphs are told `num_graphs`; `GCNConv` adds self-loops by arithmetic instead of
+    edges; SchNet's radius graph becomes `KNNInteractionGraph(max_num_neighbors, cutoff)`. Parameters are copied, under
+    the same names.
+
+    Modules are replaced; the code of a `forward` is not read. A `global_add_pool(x, batch)` written there still takes
+    its size from the data: `popgeo.ipu.check_static` lists such lines, and what to write instead.
 
     Args:
         model: Any module made of PyG's layers. It stays as it is.
@@ -59,28 +66,133 @@ def to_fixed_size(model: nn.Module, num_graphs: int) -> nn.Module:
     """
     if num_graphs < 1:
         raise ValueError(f"num_graphs is {num_graphs}; a batch has at least one graph.")
-    model = copy.deepcopy(model)
-    if type(model) is pyg.GCNConv:
-        return _StaticGCNConv(model)
-    for name, module in list(model.named_modules()):
+    for name, module in model.named_modules():
         _refuse(name or type(model).__name__, module)
-        _fix(module, num_graphs)
-    return model
+    return _fix(copy.deepcopy(model), num_graphs, {}, is_inner=False)
 
 
-def _fix(module: nn.Module, num_graphs: int) -> None:
-    """Replaces children that have a static counterpart, and fixes the number of graphs where one is taken."""
-    for name, child in module.named_children():
-        if type(child) is pyg.GCNConv:
-            setattr(module, name, _StaticGCNConv(child))
-        elif isinstance(child, pyg.aggr.Aggregation) and not isinstance(module, INNER):
-            # PyG reads the size from the data before any hook runs, so the call itself must know it.
-            child.__class__ = type(type(child).__name__, (_Sized, type(child)), {"num_graphs": num_graphs})
-        elif isinstance(child, GRAPH_NORMS) or (isinstance(child, pyg.LayerNorm) and child.mode == "graph"):
-            child.register_forward_pre_hook(_Inject(num_graphs), with_kwargs=True)
+class FixedSizeReadout(nn.Module):
+    """Calls a readout of PyG, which returns `num_graphs` rows unless the caller says how many.
+
+    PyG's `Aggregation.__call__` reads a size that is left out from the data, before any hook could tell it one.
+
+    The readout's parameters, buffers and parts are those of this module, under the same names, so that PyG's
+    checkpoints load as they are.
+    """
+
+    def __init__(self, readout: pyg.aggr.Aggregation, num_graphs: int) -> None:
+        super().__init__()
+        self.num_graphs = num_graphs
+        self._readout = (readout,)  # in a tuple, so that torch does not count it as a part, with names of its own
+        for name, part in readout.named_children():
+            self.add_module(name, part)
+        for name, parameter in readout.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
+        for name, buffer in readout.named_buffers(recurse=False):
+            self.register_buffer(name, buffer, persistent=name in readout.state_dict())
+
+    def forward(self, x: Tensor, index: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
+        """[num_nodes, channels], graph of each node [num_nodes] -> [num_graphs, out_channels]; more as in PyG."""
+        if len(args) < 2 and kwargs.get("dim_size") is None:  # args: ptr, dim_size, dim
+            kwargs["dim_size"] = self.num_graphs
+        (readout,) = self._readout
+        own = {**dict(self.named_parameters(recurse=False)), **dict(self.named_buffers(recurse=False))}
+        if not own:
+            return readout(x, index, *args, **kwargs)
+        # Moving or capturing this module puts other tensors into it; the readout runs with those.
+        return functional_call(readout, own, (x, index, *args), kwargs)
+
+    def train(self, mode: bool = True) -> "FixedSizeReadout":
+        """Sets the mode of the readout too."""
+        self._readout[0].train(mode)
+        return super().train(mode)
+
+    def reset_parameters(self) -> None:
+        """Draws the readout's parameters anew."""
+        self._readout[0].reset_parameters()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._readout[0]}, num_graphs={self.num_graphs})"
+
+
+class FixedSizePool(nn.Module):
+    """One of PyG's global pools, with `num_graphs` rows unless the caller says how many."""
+
+    def __init__(self, pool: Callable[..., Tensor], num_graphs: int) -> None:
+        super().__init__()
+        self.pool = pool
+        self.num_graphs = num_graphs
+
+    def forward(self, x: Tensor, batch: Tensor | None, size: int | None = None) -> Tensor:
+        """[num_nodes, channels], graph of each node [num_nodes] -> [num_graphs, channels]"""
+        return self.pool(x, batch, self.num_graphs if size is None else size)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.pool.__name__}, num_graphs={self.num_graphs})"
+
+
+class FixedSizeGCNConv(GCNConv):
+    """PyG's `GCNConv` with self-loops by arithmetic; the parameters are its own."""
+
+    def __init__(self, conv: pyg.GCNConv) -> None:
+        super().__init__(conv.in_channels, conv.out_channels)
+        self.lin = conv.lin
+        self.bias = conv.bias
+        self.add_self_loops = conv.add_self_loops
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        """[num_nodes, in_channels], [2, num_edges], [num_edges] -> [num_nodes, out_channels]"""
+        batched = Batched(src=edge_index[0], dst=edge_index[1], num_nodes=x.size(0), plan=None, edge_weight=edge_weight)
+        return super().forward(x, normalized(batched, self.add_self_loops, x.dtype))
+
+
+class TellNumGraphs:
+    """A forward pre-hook that passes a norm the number of graphs where the caller left it out."""
+
+    def __init__(self, num_graphs: int) -> None:
+        self.num_graphs = num_graphs
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        name = "dim_size" if isinstance(module, pyg.MeanSubtractionNorm) else "batch_size"
+        if len(args) < 3 and kwargs.get(name) is None:
+            kwargs = {**kwargs, name: self.num_graphs}
+        return args, kwargs
+
+
+def _fix(module: nn.Module, num_graphs: int, fixed: dict[nn.Module, nn.Module], *, is_inner: bool) -> nn.Module:
+    """What stands in for a module: itself with its parts fixed, or its counterpart of fixed size.
+
+    Args:
+        module: Changed in place.
+        num_graphs: Graphs of each batch.
+        fixed: What stands in for the modules met before, since one module may stand in several places.
+        is_inner: Whether it is part of a convolution or of a readout, whose sizes PyG knows.
+    """
+    if module in fixed:
+        return fixed[module]
+    for name, part in module.named_modules(remove_duplicate=False):  # `named_children` leaves out a part's second name
+        if name and "." not in name:
+            new = _fix(part, num_graphs, fixed, is_inner=isinstance(module, INNER))
+            if new is not part:
+                setattr(module, name, new)
+    for name, value in list(vars(module).items()):
+        if any(value is pool for pool in POOLS):
+            setattr(module, name, FixedSizePool(value, num_graphs))
     if isinstance(module, PyGSchNet) and isinstance(module.interaction_graph, RadiusInteractionGraph):
         graph = module.interaction_graph
         module.interaction_graph = KNNInteractionGraph(graph.max_num_neighbors, graph.cutoff)
+    fixed[module] = _counterpart(module, num_graphs, is_inner)
+    return fixed[module]
+
+
+def _counterpart(module: nn.Module, num_graphs: int, is_inner: bool) -> nn.Module:
+    if type(module) is pyg.GCNConv:
+        return FixedSizeGCNConv(module)
+    if isinstance(module, pyg.aggr.Aggregation) and not is_inner:
+        return FixedSizeReadout(module, num_graphs)
+    if isinstance(module, GRAPH_NORMS) or (isinstance(module, pyg.LayerNorm) and module.mode == "graph"):
+        module.register_forward_pre_hook(TellNumGraphs(num_graphs), with_kwargs=True)
+    return module
 
 
 def _refuse(name: str, module: nn.Module) -> None:
@@ -90,7 +202,12 @@ def _refuse(name: str, module: nn.Module) -> None:
         _fail(name, kind, "the number of nodes it keeps depends on data", "Use a readout such as SumAggregation.")
     if isinstance(module, NEEDS_DENSE):
         _fail(name, kind, "it sorts or densifies by data", "Use Sum, Mean, Max or AttentionalAggregation.")
-    if isinstance(module, ADDS_SELF_LOOPS) and getattr(module, "add_self_loops", True):
+    if isinstance(module, pyg.EquilibriumAggregation):
+        _fail(name, kind, "it averages over graphs, padding too", "Use Sum, Mean, Max or AttentionalAggregation.")
+    if type(module) is pyg.GCNConv:
+        if module.improved or module.cached or module.flow != "source_to_target" or not module.normalize:
+            _fail(name, kind, "only normalize=True without improved, cached or flow is", "Use popgeo.nn.GCN.")
+    elif isinstance(module, ADDS_SELF_LOOPS) and getattr(module, "add_self_loops", True):
         _fail(
             name,
             kind,
@@ -99,68 +216,11 @@ def _refuse(name: str, module: nn.Module) -> None:
         )
     if isinstance(module, pyg.BatchNorm | nn.BatchNorm1d):
         _fail(name, kind, "its statistics count padding nodes", "Use popgeo.nn.BatchNorm and pass nodes_mask.")
+    if isinstance(module, pyg.InstanceNorm) and module.track_running_stats:
+        _fail(name, kind, "its running statistics count padding graphs", "Use popgeo.nn.InstanceNorm.")
     if isinstance(module, pyg.MLP) and any(isinstance(n, pyg.LayerNorm) and n.mode == "graph" for n in module.norms):
         _fail(name, kind, "its LayerNorm averages over the batch, padding too", 'Pass norm_kwargs={"mode": "node"}.')
-    for line, call in _unsized_pools(module):
-        _fail(name, kind, f"line {line} of its forward calls {call} without a size", f"Call {call}(x, batch, size).")
 
 
 def _fail(name: str, kind: str, why: str, remedy: str) -> None:
     raise ValueError(f"{name} ({kind}) cannot be made static: {why}. {remedy}")
-
-
-def _unsized_pools(module: nn.Module) -> list[tuple[int, str]]:
-    """Calls of PyG's functional pools in a module's forward that let the data decide the number of graphs."""
-    if type(module).__module__.startswith(("torch.", "torch_geometric.")):
-        return []
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(type(module).forward)))
-    except (OSError, TypeError, SyntaxError):
-        return []
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    named = [(call, getattr(call.func, "id", getattr(call.func, "attr", ""))) for call in calls]
-    return [
-        (call.lineno, name)
-        for call, name in named
-        if name in GLOBAL_POOLS and len(call.args) < 3 and not any(keyword.arg == "size" for keyword in call.keywords)
-    ]
-
-
-class _Sized:
-    """Mixed into a readout: it returns `num_graphs` rows unless told otherwise."""
-
-    num_graphs: int
-
-    def __call__(self, x: Tensor, index: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
-        if len(args) < 2 and kwargs.get("dim_size") is None:
-            kwargs["dim_size"] = self.num_graphs
-        return super().__call__(x, index, *args, **kwargs)  # type: ignore[misc]
-
-
-class _Inject:
-    """A forward pre-hook that passes a norm the number of graphs where the caller left it out."""
-
-    def __init__(self, num_graphs: int) -> None:
-        self.num_graphs = num_graphs
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        if len(args) < 3 and kwargs.get("batch_size") is None:
-            kwargs = {**kwargs, "batch_size": self.num_graphs}
-        return args, kwargs
-
-
-class _StaticGCNConv(GCNConv):
-    """PyG's `GCNConv` with self-loops by arithmetic; the parameters are its own."""
-
-    def __init__(self, conv: pyg.GCNConv) -> None:
-        super().__init__(conv.in_channels, conv.out_channels)
-        if conv.improved or conv.cached or conv.flow != "source_to_target" or not conv.normalize:
-            _fail("GCNConv", "GCNConv", "only normalize=True without improved, cached or flow is", "Use popgeo.nn.GCN.")
-        self.lin = conv.lin
-        self.bias = conv.bias
-        self.add_self_loops = conv.add_self_loops
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        """[num_nodes, in_channels], [2, num_edges], [num_edges] -> [num_nodes, out_channels]"""
-        batched = Batched(src=edge_index[0], dst=edge_index[1], num_nodes=x.size(0), plan=None, edge_weight=edge_weight)
-        return super().forward(x, normalized(batched, self.add_self_loops, x.dtype))

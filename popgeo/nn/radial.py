@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from popgeo.ops.softplus import shifted_softplus
+from popgeo.ops.shifted_softplus import shifted_softplus
 
 
 class GaussianSmearing(nn.Module):

@@ -1,16 +1,10 @@
 """Functions of tensors with static shapes; each is one op to torch's capture, and differentiable twice."""
 
 from popgeo.ops.cfconv import cfconv as cfconv
-from popgeo.ops.composite import scatter_log_softmax as scatter_log_softmax
-from popgeo.ops.composite import scatter_logsumexp as scatter_logsumexp
-from popgeo.ops.composite import scatter_softmax as scatter_softmax
-from popgeo.ops.composite import scatter_std as scatter_std
 from popgeo.ops.neighbors import distance as distance
 from popgeo.ops.neighbors import knn as knn
 from popgeo.ops.neighbors import pairs as pairs
 from popgeo.ops.neighbors import radius as radius
-from popgeo.ops.plan import EdgePlan as EdgePlan
-from popgeo.ops.plan import ScatterPlan as ScatterPlan
 from popgeo.ops.pool import global_add_pool as global_add_pool
 from popgeo.ops.pool import global_max_pool as global_max_pool
 from popgeo.ops.pool import global_mean_pool as global_mean_pool
@@ -22,7 +16,13 @@ from popgeo.ops.scatter import scatter_max as scatter_max
 from popgeo.ops.scatter import scatter_mean as scatter_mean
 from popgeo.ops.scatter import scatter_min as scatter_min
 from popgeo.ops.scatter import scatter_mul as scatter_mul
+from popgeo.ops.scatter import scatter_std as scatter_std
 from popgeo.ops.scatter import scatter_sum as scatter_sum
+from popgeo.ops.scatter_plan import EdgePlan as EdgePlan
+from popgeo.ops.scatter_plan import ScatterPlan as ScatterPlan
+from popgeo.ops.scatter_softmax import scatter_log_softmax as scatter_log_softmax
+from popgeo.ops.scatter_softmax import scatter_logsumexp as scatter_logsumexp
+from popgeo.ops.scatter_softmax import scatter_softmax as scatter_softmax
 from popgeo.ops.segment import gather_coo as gather_coo
 from popgeo.ops.segment import gather_csr as gather_csr
 from popgeo.ops.segment import segment_add_csr as segment_add_csr
@@ -32,4 +32,4 @@ from popgeo.ops.segment import segment_max_csr as segment_max_csr
 from popgeo.ops.segment import segment_mean_csr as segment_mean_csr
 from popgeo.ops.segment import segment_min_csr as segment_min_csr
 from popgeo.ops.segment import segment_sum_csr as segment_sum_csr
-from popgeo.ops.softplus import shifted_softplus as shifted_softplus
+from popgeo.ops.shifted_softplus import shifted_softplus as shifted_softplus

@@ -8,10 +8,12 @@ from torch import Tensor
 
 from popgeo.native import library
 from popgeo.ops import reference
-from popgeo.ops.checks import as_int64, check_index, refuse_index
-from popgeo.ops.plan import EdgePlan
-from popgeo.ops.registration import is_plain, register
-from popgeo.ops.rows import FLOAT_DTYPES, check_plan_tensors, explain, gather_rows, pointer
+from popgeo.ops.eager import is_plain
+from popgeo.ops.gather_scatter import gather_rows
+from popgeo.ops.kernel_arguments import FLOAT_DTYPES, as_int64, check_plan_tensors, pointer
+from popgeo.ops.refusals import check_index, explain, refuse_index
+from popgeo.ops.register_op import register
+from popgeo.ops.scatter_plan import EdgePlan
 
 _pack_call, _pack_backward = struct.Struct("14q").pack, struct.Struct("16q").pack  # CfconvCall, CfconvBackwardCall
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from popgeo.ops.candidates import both_real, first_and_size, near_pairs, squared_distances
+from popgeo.ops.neighbor_candidates import both_real, first_and_size, near_pairs, squared_distances
 
 
 class Neighbors(NamedTuple):

@@ -3,11 +3,12 @@
 import torch
 from torch import Tensor
 
-from popgeo.ops.extremum import scatter_max_rows, scatter_min_rows
-from popgeo.ops.layout import Rows, plan_arguments
-from popgeo.ops.plan import ScatterPlan
-from popgeo.ops.product import scatter_mul_rows
-from popgeo.ops.rows import gather_rows, scatter_sum_rows, sum_at_once
+from popgeo.ops.gather_scatter import gather_rows, scatter_sum_rows, sum_at_once
+from popgeo.ops.refusals import refuse_integers
+from popgeo.ops.rows import Rows, plan_arguments
+from popgeo.ops.scatter_max import scatter_max_rows, scatter_min_rows
+from popgeo.ops.scatter_mul import scatter_mul_rows
+from popgeo.ops.scatter_plan import ScatterPlan
 
 REDUCES = ("sum", "add", "mul", "mean", "min", "max")
 
@@ -164,6 +165,37 @@ def scatter_max(
     rows = Rows.of(src, index, dim, out, dim_size)
     best, arg = scatter_max_rows(rows.src, rows.index, rows.num_rows, *rows.plan(plan))
     return _keep_better(rows.restore(best), rows.restore_position(arg), out, src.shape[dim], torch.gt)
+
+
+def scatter_std(
+    src: Tensor,
+    index: Tensor,
+    dim: int = -1,
+    out: Tensor | None = None,
+    dim_size: int | None = None,
+    unbiased: bool = True,
+    plan: ScatterPlan | None = None,
+) -> Tensor:
+    """The standard deviation of the entries that share an index; 0 where fewer than two arrive.
+
+    As in torch_scatter, 1e-6 is added to the count (less one if `unbiased`) that the sum of squares is divided by.
+
+    Example:
+        >>> scatter_std(torch.tensor([1.0, 3.0, 7.0]), torch.tensor([0, 0, 1]))
+        tensor([1.4142, 0.0000])
+    """
+    refuse_integers(src)
+    rows = Rows.of(src, index, dim, out, dim_size)
+    arguments = rows.plan(plan)
+    count = rows.count(plan).to(src.dtype).clamp(min=1)
+    mean = scatter_sum_rows(rows.src, rows.index, rows.num_rows, *arguments) / count
+    deviation = rows.src - gather_rows(mean, rows.index, *arguments)
+    squares = rows.restore(scatter_sum_rows(deviation * deviation, rows.index, rows.num_rows, *arguments))
+    if out is not None:
+        squares = out.add_(squares)
+    if unbiased:
+        count = (count - 1).clamp(min=1)
+    return (squares / rows.restore(count.expand(-1, rows.src.shape[1]) + 1e-6)).sqrt()
 
 
 def gather(x: Tensor, index: Tensor, dim: int = 0, plan: ScatterPlan | None = None) -> Tensor:

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from popgeo.ops.checks import refuse_index
-from popgeo.ops.layout import broadcast, is_shared
-from popgeo.ops.registration import is_direct
+from popgeo.ops.eager import is_direct
+from popgeo.ops.refusals import refuse_index
+from popgeo.ops.rows import broadcast, is_shared
 from popgeo.ops.scatter import gather, scatter, scatter_max, scatter_min
-from popgeo.ops.segment_rows import gather_csr_rows, row_of_each_edge, segment_sum_rows
+from popgeo.ops.segment_sum import gather_csr_rows, row_of_each_edge, segment_sum_rows
 
 
 def segment_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None, reduce: str = "sum") -> Tensor:

@@ -324,7 +324,7 @@ struct Type {
   using type = T;
 };
 
-// Calls body with the element type that Python gives this number (popgeo/ops/rows.py).
+// Calls body with the element type that Python gives this number (popgeo/ops/kernel_arguments.py).
 template <class Body>
 inline void for_float(int64_t dtype, Body body) {
   switch (dtype) {

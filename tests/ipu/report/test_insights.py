@@ -10,7 +10,7 @@ from popgeo import ipu
 from popgeo.ipu.cost.plan import FAMILY_OF
 from popgeo.ipu.report.insights import FUSED_MESSAGES, MESSAGES, SEARCHES, SOFTWARE_FUNCTIONS
 from popgeo.nn import CosineEnvelope, PolynomialEnvelope
-from popgeo.nn.schnet import Edges, InteractionBlock
+from popgeo.nn.models.schnet import Edges, InteractionBlock
 
 SMALL = dataclasses.replace(ipu.IpuTarget.bow(), num_tiles=4, memory_per_tile=64 * 1024)
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.nn.dipole import ATOMIC_MASSES, dipole_magnitude
-from popgeo.nn.interaction import InteractionGraph, KNNInteractionGraph
+from popgeo.nn.interaction_graph import InteractionGraph, KNNInteractionGraph
 from popgeo.nn.radial import CosineEnvelope, GaussianSmearing, ShiftedSoftplus
 from popgeo.ops import EdgePlan, cfconv, distance, global_add_pool, global_mean_pool
-from popgeo.ops.registration import is_direct
+from popgeo.ops.eager import is_direct
 
 READOUTS = {"add": global_add_pool, "sum": global_add_pool, "mean": global_mean_pool}
 MAX_Z = 100

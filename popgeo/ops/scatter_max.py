@@ -9,9 +9,10 @@ from torch import Tensor
 
 from popgeo.native import library
 from popgeo.ops import reference
-from popgeo.ops.checks import as_int64, refuse_index
-from popgeo.ops.registration import register
-from popgeo.ops.rows import NATIVE_DTYPES, check_plan_tensors, check_sum, explain, pointer
+from popgeo.ops.gather_scatter import check_sum
+from popgeo.ops.kernel_arguments import NATIVE_DTYPES, as_int64, check_plan_tensors, pointer
+from popgeo.ops.refusals import explain, refuse_index
+from popgeo.ops.register_op import register
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _EXTREMUM = (_INT, _INT, *[_POINTER] * 6, *[_INT] * 5)
@@ -72,14 +73,7 @@ def _extremum(
     return out, arg
 
 
-def _fake(
-    src: Tensor,
-    index: Tensor,
-    num_rows: int,
-    rowptr: Tensor | None = None,
-    perm: Tensor | None = None,
-    num_tiles: int = 0,
-) -> tuple[Tensor, Tensor]:
+def _fake(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> tuple[Tensor, Tensor]:
     check_sum(src, index, num_rows)
     shape = (num_rows, src.shape[1])
     return src.new_empty(shape), src.new_empty(shape, dtype=torch.int64)

@@ -1,12 +1,13 @@
-"""Softmax, log-sum-exp and standard deviation over the entries that share an index, with torch_scatter's signatures."""
+"""Softmax and log-sum-exp over the entries that share an index, with torch_scatter's signatures."""
 
 import torch
 from torch import Tensor
 
-from popgeo.ops.extremum import scatter_max_rows
-from popgeo.ops.layout import Rows
-from popgeo.ops.plan import ScatterPlan
-from popgeo.ops.rows import gather_rows, scatter_sum_rows
+from popgeo.ops.gather_scatter import gather_rows, scatter_sum_rows
+from popgeo.ops.refusals import refuse_integers
+from popgeo.ops.rows import Rows
+from popgeo.ops.scatter_max import scatter_max_rows
+from popgeo.ops.scatter_plan import ScatterPlan
 
 
 def scatter_softmax(
@@ -96,40 +97,10 @@ def scatter_logsumexp(
     return ((total + eps).log() + largest).nan_to_num(neginf=0.0)
 
 
-def scatter_std(
-    src: Tensor,
-    index: Tensor,
-    dim: int = -1,
-    out: Tensor | None = None,
-    dim_size: int | None = None,
-    unbiased: bool = True,
-    plan: ScatterPlan | None = None,
-) -> Tensor:
-    """The standard deviation of the entries that share an index; 0 where fewer than two arrive.
-
-    As in torch_scatter, 1e-6 is added to the count (less one if `unbiased`) that the sum of squares is divided by.
-
-    Example:
-        >>> scatter_std(torch.tensor([1.0, 3.0, 7.0]), torch.tensor([0, 0, 1]))
-        tensor([1.4142, 0.0000])
-    """
-    rows, arguments = _floating(src, index, dim, out, dim_size, plan)
-    count = rows.count(plan).to(src.dtype).clamp(min=1)
-    mean = scatter_sum_rows(rows.src, rows.index, rows.num_rows, *arguments) / count
-    deviation = rows.src - gather_rows(mean, rows.index, *arguments)
-    squares = rows.restore(scatter_sum_rows(deviation * deviation, rows.index, rows.num_rows, *arguments))
-    if out is not None:
-        squares = out.add_(squares)
-    if unbiased:
-        count = (count - 1).clamp(min=1)
-    return (squares / rows.restore(count.expand(-1, rows.src.shape[1]) + 1e-6)).sqrt()
-
-
 def _floating(
     src: Tensor, index: Tensor, dim: int, out: Tensor | None, dim_size: int | None, plan: ScatterPlan | None
 ) -> tuple[Rows, tuple[Tensor | None, Tensor | None, int]]:
-    if not src.is_floating_point():
-        raise ValueError(f"src has dtype {src.dtype}; this function is of floating point values. Call src.float().")
+    refuse_integers(src)
     rows = Rows.of(src, index, dim, out, dim_size)
     return rows, rows.plan(plan)
 

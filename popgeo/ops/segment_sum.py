@@ -8,9 +8,10 @@ from torch import Tensor
 
 from popgeo.native import library
 from popgeo.ops import reference
-from popgeo.ops.checks import as_int64
-from popgeo.ops.registration import is_direct, register
-from popgeo.ops.rows import sum_compiled
+from popgeo.ops.eager import is_direct
+from popgeo.ops.gather_scatter import sum_compiled
+from popgeo.ops.kernel_arguments import as_int64
+from popgeo.ops.register_op import register
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from popgeo.ops.registration import is_direct
+from popgeo.ops.eager import is_direct
 
 
 def near_pairs(

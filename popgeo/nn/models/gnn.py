@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from popgeo.nn.norm import make_norm
 from popgeo.nn.readout import READOUTS
 from popgeo.ops import EdgePlan, gather, scatter
-from popgeo.ops.registration import is_direct
+from popgeo.ops.eager import is_direct
 
 JUMPS = (None, "last", "cat", "max")
 

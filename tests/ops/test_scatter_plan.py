@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from popgeo.native import library
-from popgeo.ops import EdgePlan, ScatterPlan, cfconv, gather, scatter
+from popgeo.ops import EdgePlan, ScatterPlan, cfconv, gather, gather_scatter, reference, scatter
 
 
 def test_a_plan_lists_the_edges_of_each_row_in_order(native):
@@ -157,3 +157,26 @@ def test_the_compiled_kernels_divide_rows_alike(index, num_tiles):
     starts = torch.empty(num_tiles + 1, dtype=torch.long)
     native(plan.rowptr.data_ptr(), len(index), 20, num_tiles, starts.data_ptr())
     assert torch.equal(starts, plan.tile_starts())
+
+
+@pytest.mark.parametrize("num_tiles", [1, 2, 3, 7, 11, 40])
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_results_and_gradients_have_the_same_bits_for_any_number_of_tiles(
+    native, monkeypatch, generator, is_sorted, num_tiles
+):
+    monkeypatch.setattr(gather_scatter, "sum_to_torch", lambda *_, **__: False)  # the kernel itself is to be tested
+    src, dst = torch.randint(11, (2, 60), generator=generator)
+    dst = dst.sort().values if is_sorted else dst
+    x, w, grad = (torch.randn(rows, 9, generator=generator) for rows in (11, 60, 11))
+    plan = EdgePlan(
+        src=ScatterPlan.from_index(src, 11).set_tiles(num_tiles),
+        dst=ScatterPlan.from_index(dst, 11).set_tiles(num_tiles),
+    )
+    assert torch.equal(scatter(w, dst, 0, dim_size=11, plan=plan.dst), reference.scatter_sum(w, dst, 11))
+    for reduce, largest in (("max", True), ("min", False)):
+        best, _ = reference.scatter_extremum(w, dst, 11, largest=largest)
+        assert torch.equal(scatter(w, dst, 0, dim_size=11, reduce=reduce, plan=plan.dst), best)
+    out = cfconv(x.requires_grad_(), w.requires_grad_(), src, dst, 11, plan)
+    assert torch.equal(out, reference.cfconv(x, w, src, dst, 11))
+    expected = reference.cfconv_backward(grad, x, w, src, dst)
+    assert all(map(torch.equal, torch.autograd.grad(out, (x, w), grad), expected))

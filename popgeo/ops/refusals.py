@@ -1,9 +1,17 @@
 """What is refused at the door of the ops, and how the refusal is worded."""
 
+from typing import NoReturn
+
 import torch
 from torch import Tensor
 
 INDEX_DTYPES = (torch.int64, torch.int32)
+
+
+def refuse_integers(src: Tensor) -> None:
+    """Raises ValueError unless the values are of a floating point type."""
+    if not src.is_floating_point():
+        raise ValueError(f"src has dtype {src.dtype}; this function is of floating point values. Call src.float().")
 
 
 def check_index(name: str, index: Tensor, num_edges: int, like: Tensor) -> None:
@@ -17,11 +25,6 @@ def check_index(name: str, index: Tensor, num_edges: int, like: Tensor) -> None:
         )
     if not (index.is_cpu and like.is_cpu) and index.device != like.device:
         raise ValueError(f"{name} is on {index.device} and the data on {like.device}; move both to one device.")
-
-
-def as_int64(index: Tensor) -> Tensor:
-    """The index as the compiled kernels read it; nothing is copied where it already is that."""
-    return index if index.dtype is torch.int64 and index.is_contiguous() else index.long().contiguous()
 
 
 def refuse_index(name: str, index: Tensor, num_rows: int) -> None:
@@ -55,3 +58,12 @@ def refuse_plan(name: str, index: Tensor, num_rows: int, rowptr: Tensor, perm: T
             f"The plan was made for another {name}, for another number of rows than {num_rows}, or before {name} was "
             f"changed in place. Make a new one: ScatterPlan.from_index({name}, {num_rows})."
         )
+
+
+def explain(name: str, index: Tensor | None, num_rows: int, rowptr: Tensor | None, perm: Tensor | None) -> NoReturn:
+    """Raises what made a kernel stop: an index out of range, a plan of another index, or no memory."""
+    if index is not None:
+        refuse_index(name, index, num_rows)
+        if rowptr is not None:
+            refuse_plan(name, index, num_rows, rowptr, perm)
+    raise MemoryError("popgeo could not allocate its working memory.")

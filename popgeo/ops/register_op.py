@@ -1,14 +1,12 @@
 """How an op becomes known to torch: one schema, one kernel, one shape rule, one derivative."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import _C, Tensor
-from torch._C import _functorch
-from torch.autograd import forward_ad
-from torch.compiler import is_compiling
-from torch.nn import Parameter
+from torch import Tensor
+
+from popgeo.ops.eager import is_eager
 
 LIBRARY = torch.library.Library("popgeo", "DEF")
 DEVICES = ("CPU", "CUDA")
@@ -27,7 +25,7 @@ class Op:
         self.function = function
 
     def __call__(self, *arguments: Any) -> Any:
-        if not _is_eager(arguments):
+        if not is_eager(arguments):
             return self.packet(*arguments)
         if self.function is not None and torch.is_grad_enabled():
             for argument in arguments:
@@ -77,49 +75,3 @@ def _autograd_function(
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     return type(f"popgeo_{name}", (torch.autograd.Function,), methods)
-
-
-def is_direct(*tensors: Tensor) -> bool:
-    """Whether plain eager code runs: nothing traces, transforms or differentiates what is done to these tensors.
-
-    False under dynamo, dispatch modes (make_fx, fake tensors), functorch transforms, forward-mode dual numbers, for
-    tensor subclasses and, of course, where autograd is needed.
-
-    Raises:
-        ValueError: a tensor is a forward-mode dual number, whose tangent torch would silently drop.
-    """
-    if not _is_eager(tensors):
-        return False
-    return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
-
-
-def is_plain() -> bool:
-    """Whether nothing traces or transforms what is called now: no capture, no dispatch mode, no functorch."""
-    return not (
-        is_compiling()
-        or _C._len_torch_dispatch_stack()
-        or _functorch.peek_interpreter_stack() is not None
-        or _C._get_tracing_state() is not None
-        or forward_ad._current_level >= 0
-    )
-
-
-def _is_eager(arguments: Sequence[Any]) -> bool:
-    if not is_plain():
-        if not is_compiling() and forward_ad._current_level >= 0:
-            _refuse_forward_mode(arguments)
-        return False
-    for argument in arguments:
-        kind = type(argument)
-        if kind is Tensor or kind is Parameter:
-            if _functorch.is_legacy_batchedtensor(argument):  # torch.autograd.grad(..., is_grads_batched=True)
-                return False
-        elif isinstance(argument, Tensor):
-            return False
-    return True
-
-
-def _refuse_forward_mode(arguments: Sequence[Any]) -> None:
-    tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
-    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
-        raise ValueError("popgeo's ops have no forward-mode derivative. Use reverse mode: torch.autograd.grad.")

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from popgeo.nn.gnn import GNN, Batched
+from popgeo.nn.models.gnn import GNN, Batched
 
 AGGREGATIONS = ("mean", "sum", "max")
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from popgeo.native import library
-from popgeo.ops.registration import is_direct, register
+from popgeo.ops.eager import is_direct
+from popgeo.ops.register_op import register
 
 _LN2 = math.log(2.0)
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64

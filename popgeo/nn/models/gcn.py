@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from popgeo.nn.gnn import GNN, Batched
+from popgeo.nn.models.gnn import GNN, Batched
 from popgeo.ops import scatter
 
 

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
+from popgeo.ops.eager import is_direct
 from popgeo.ops.neighbors import knn, pairs, radius
-from popgeo.ops.registration import is_direct
 
 
 class InteractionGraph(nn.Module):

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from popgeo.native import library
-from popgeo.ops.checks import as_int64, check_index, refuse_index, refuse_plan
-from popgeo.ops.registration import is_direct, register
+from popgeo.ops.eager import is_direct
+from popgeo.ops.kernel_arguments import as_int64
+from popgeo.ops.refusals import check_index, refuse_index, refuse_plan
+from popgeo.ops.register_op import register
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _SORTED, _UNSORTED = 1, 0  # what popgeo_plan returns; anything else is an index out of range

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from popgeo.nn.gnn import GNN, Batched
 from popgeo.nn.mlp import MLP
+from popgeo.nn.models.gnn import GNN, Batched
 
 
 class GIN(GNN):

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from popgeo.ops import reference
-from popgeo.ops.checks import refuse_index
-from popgeo.ops.registration import register
-from popgeo.ops.rows import check_sum, gather_rows
+from popgeo.ops.gather_scatter import check_sum, gather_rows
+from popgeo.ops.refusals import refuse_index
+from popgeo.ops.register_op import register
 
 
 def scatter_mul_rows(
@@ -18,27 +18,13 @@ def scatter_mul_rows(
     return _SCATTER_MUL(src, index, num_rows, rowptr, perm, num_tiles)
 
 
-def _scatter_mul(
-    src: Tensor,
-    index: Tensor,
-    num_rows: int,
-    rowptr: Tensor | None = None,
-    perm: Tensor | None = None,
-    num_tiles: int = 0,
-) -> Tensor:
+def _scatter_mul(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tensor:
     check_sum(src, index, num_rows)
     refuse_index("index", index, num_rows)
     return reference.scatter_mul(src, index, num_rows)
 
 
-def _fake(
-    src: Tensor,
-    index: Tensor,
-    num_rows: int,
-    rowptr: Tensor | None = None,
-    perm: Tensor | None = None,
-    num_tiles: int = 0,
-) -> Tensor:
+def _fake(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tensor:
     check_sum(src, index, num_rows)
     return src.new_empty(num_rows, src.shape[1])
 

@@ -1,0 +1,1 @@
+"""Models, one a file; results of real graphs never depend on padding."""

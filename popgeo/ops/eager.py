@@ -1,0 +1,62 @@
+"""Whether plain eager code runs, so that an op may take its short way: nothing captures, transforms or traces it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import _C, Tensor
+from torch._C import _functorch
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling
+from torch.nn import Parameter
+
+
+def is_direct(*tensors: Tensor) -> bool:
+    """Whether plain eager code runs: nothing traces, transforms or differentiates what is done to these tensors.
+
+    False under dynamo, dispatch modes (make_fx, fake tensors), functorch transforms, forward-mode dual numbers, for
+    tensor subclasses and, of course, where autograd is needed.
+
+    Raises:
+        ValueError: a tensor is a forward-mode dual number, whose tangent torch would silently drop.
+    """
+    if not is_eager(tensors):
+        return False
+    return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+
+
+def is_plain() -> bool:
+    """Whether nothing traces or transforms what is called now: no capture, no dispatch mode, no functorch."""
+    return not (
+        is_compiling()
+        or _C._len_torch_dispatch_stack()
+        or _functorch.peek_interpreter_stack() is not None
+        or _C._get_tracing_state() is not None
+        or forward_ad._current_level >= 0
+    )
+
+
+def is_eager(arguments: Sequence[Any]) -> bool:
+    """Whether torch's dispatcher has nothing to add to a call on these arguments but, maybe, autograd.
+
+    Raises:
+        ValueError: as `is_direct`.
+    """
+    if not is_plain():
+        if not is_compiling() and forward_ad._current_level >= 0:
+            _refuse_forward_mode(arguments)
+        return False
+    for argument in arguments:
+        kind = type(argument)
+        if kind is Tensor or kind is Parameter:
+            if _functorch.is_legacy_batchedtensor(argument):  # torch.autograd.grad(..., is_grads_batched=True)
+                return False
+        elif isinstance(argument, Tensor):
+            return False
+    return True
+
+
+def _refuse_forward_mode(arguments: Sequence[Any]) -> None:
+    tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise ValueError("popgeo's ops have no forward-mode derivative. Use reverse mode: torch.autograd.grad.")

@@ -1,0 +1,205 @@
+"""popgeo::gather and popgeo::scatter_sum: rows to edges and edges to rows, each the derivative of the other."""
+
+import struct
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from popgeo.native import library
+from popgeo.ops import reference
+from popgeo.ops.eager import is_plain
+from popgeo.ops.kernel_arguments import NATIVE_DTYPES, as_int64, check_plan_tensors, pointer
+from popgeo.ops.refusals import check_index, explain, refuse_index
+from popgeo.ops.register_op import register
+from popgeo.ops.scatter_plan import ScatterPlan
+
+_HALVES = (2, 3)  # the numbers of bfloat16 and float16
+# When torch is already at the limit: measured.
+MIN_DEGREE = 1.0  # edges a row below which most rows are empty: torch clears them all at once
+MIN_STREAM = 1 << 19  # elements from which the prefetch of the kernel pays even at one edge a row
+MIN_PARALLEL = 1 << 15  # elements up to which the kernel stays in one thread
+
+_pack_sum = struct.Struct("11q").pack  # SumCall
+
+
+def scatter_sum_rows(
+    src: Tensor, index: Tensor, num_rows: int, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int
+) -> Tensor:
+    """Sums the rows of `src` that share an index, each in the order of the edges. [num_rows, channels]"""
+    return _SCATTER_SUM(src, index, num_rows, rowptr, perm, num_tiles)
+
+
+def gather_rows(x: Tensor, index: Tensor, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int) -> Tensor:
+    """The row of `x` that each edge names. [num_edges, channels]"""
+    return _GATHER(x, index, rowptr, perm, num_tiles)
+
+
+def sum_at_once(src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | None) -> Tensor | None:
+    """The sum by the shortest way, 3 microseconds; None where a call is unusual, or wrong, and takes the long way.
+
+    Most calls are eager, on contiguous tensors in memory, without gradients, with an int64 index and its own plan.
+    """
+    if not is_plain() or type(src) is not Tensor or type(index) is not Tensor:
+        return None
+    native = library.packed("popgeo_scatter_sum")
+    if native is None:
+        return None
+    try:
+        num_edges, channels = src.shape
+        number = NATIVE_DTYPES[src.dtype]
+        if (src.requires_grad and torch.is_grad_enabled()) or not (src.is_cpu and index.is_cpu and src.is_contiguous()):
+            return None
+        if index.dtype is not torch.int64 or not index.is_contiguous():
+            return None
+        rowptr = perm = num_tiles = 0
+        if plan is None:
+            if num_rows < 0 or index.shape != (num_edges,):
+                return None
+        elif num_edges != plan.num_edges or not plan.is_of(index, num_rows):
+            return None
+        else:
+            rowptr, perm, num_tiles = plan.rowptr.data_ptr(), pointer(plan.perm), plan.num_tiles
+        num_threads = torch.get_num_threads()
+        if (num_threads > 1 or number in _HALVES) and sum_to_torch(
+            num_edges, num_rows, channels, num_threads=num_threads, by_edge=number not in _HALVES
+        ):
+            return None
+        out = src.new_empty(num_rows, channels)
+        call = _pack_sum(
+            number, src.data_ptr(), index.data_ptr(), rowptr, perm, out.data_ptr(),
+            num_edges, num_rows, channels, num_tiles, num_threads,
+        )  # fmt: skip
+        return None if native(call) else out
+    except (ValueError, KeyError, IndexError, RuntimeError):
+        return None
+
+
+def sum_to_torch(num_edges: int, num_rows: int, channels: int, *, num_threads: int, by_edge: bool) -> bool:
+    """Whether `index_add_` sums these rows at least as fast as the compiled kernels; all give the same bits.
+
+    One thread that goes edge by edge is as fast as torch or faster for every shape; it needs an index and a type that
+    is summed in itself (`by_edge`). Several threads, and half precision, go row by row, empty ones too. Measured with
+    `benchmarks/scatter_gather.py --only grid`.
+    """
+    if num_edges >= 2 * MIN_DEGREE * num_rows:
+        return False
+    if by_edge and (num_threads == 1 or (num_edges + num_rows) * channels <= MIN_PARALLEL):
+        return False
+    return num_edges < MIN_DEGREE * num_rows or num_edges * channels < MIN_STREAM or channels < 16
+
+
+def _check_rows(name: str, rows: Tensor) -> None:
+    if rows.dim() != 2:
+        raise ValueError(f"{name} has shape {tuple(rows.shape)}; it is two-dimensional: (rows, channels).")
+
+
+def check_sum(src: Tensor, index: Tensor, num_rows: int) -> None:
+    _check_rows("src", src)
+    check_index("index", index, src.shape[0], src)
+    if num_rows < 0:
+        raise ValueError(f"num_rows is {num_rows}; it cannot be negative.")
+
+
+def _scatter_sum(
+    src: Tensor,
+    index: Tensor,
+    num_rows: int,
+    rowptr: Tensor | None = None,
+    perm: Tensor | None = None,
+    num_tiles: int = 0,
+) -> Tensor:
+    check_sum(src, index, num_rows)
+    out = sum_compiled(src, index, num_rows, rowptr, perm, num_tiles)
+    if out is not None:
+        return out
+    try:
+        return reference.scatter_sum(src, index, num_rows)
+    except (IndexError, RuntimeError):
+        refuse_index("index", index, num_rows)
+        raise
+
+
+def sum_compiled(
+    src: Tensor, index: Tensor | None, num_rows: int, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int
+) -> Tensor | None:
+    """The sum by the compiled kernel, from a plan or else an index; None where torch is to compute it."""
+    native = library.packed("popgeo_scatter_sum")
+    num_edges, channels = src.shape
+    by_edge = index is not None and src.dtype not in reference.HALVES
+    if (
+        native is None
+        or not src.is_cpu
+        or src.dtype not in NATIVE_DTYPES
+        or sum_to_torch(num_edges, num_rows, channels, num_threads=torch.get_num_threads(), by_edge=by_edge)
+    ):
+        return None
+    src = src.contiguous()
+    out = src.new_empty(num_rows, channels)
+    if rowptr is not None and index is not None:
+        rowptr, perm = check_plan_tensors("index", index, num_rows, rowptr, perm)
+    index = None if index is None else as_int64(index)
+    pointers = src.data_ptr(), pointer(index), pointer(rowptr), pointer(perm), out.data_ptr()
+    sizes = num_edges, num_rows, channels, num_tiles, torch.get_num_threads()
+    if native(_pack_sum(NATIVE_DTYPES[src.dtype], *pointers, *sizes)):
+        explain("index", index, num_rows, rowptr, perm)
+    return out
+
+
+def _gather(x: Tensor, index: Tensor, *plan: Any) -> Tensor:
+    _check_rows("x", x)
+    check_index("index", index, index.numel(), x)
+    try:
+        return x.index_select(0, index)
+    except (IndexError, RuntimeError):
+        refuse_index("index", index, x.shape[0])
+        raise
+
+
+def _fake_sum(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tensor:
+    check_sum(src, index, num_rows)
+    return src.new_empty(num_rows, src.shape[1])
+
+
+def _fake_gather(x: Tensor, index: Tensor, *plan: Any) -> Tensor:
+    _check_rows("x", x)
+    check_index("index", index, index.numel(), x)
+    return x.new_empty(index.shape[0], x.shape[1])
+
+
+def _save_sum(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, index, _, rowptr, perm, ctx.num_tiles = inputs
+    ctx.save_for_backward(index, rowptr, perm)
+
+
+def _save_gather(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, index, rowptr, perm, ctx.num_tiles = inputs
+    ctx.num_rows = x.shape[0]
+    ctx.save_for_backward(index, rowptr, perm)
+
+
+def _differentiate_sum(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    index, rowptr, perm = ctx.saved_tensors
+    return gather_rows(grad, index, rowptr, perm, ctx.num_tiles), None, None, None, None, None
+
+
+def _differentiate_gather(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    index, rowptr, perm = ctx.saved_tensors
+    return scatter_sum_rows(grad, index, ctx.num_rows, rowptr, perm, ctx.num_tiles), None, None, None, None
+
+
+_SCATTER_SUM = register(
+    "scatter_sum(Tensor src, Tensor index, SymInt num_rows, "
+    "Tensor? rowptr=None, Tensor? perm=None, int num_tiles=0) -> Tensor",
+    kernel=_scatter_sum,
+    fake=_fake_sum,
+    setup_context=_save_sum,
+    backward=_differentiate_sum,
+)
+_GATHER = register(
+    "gather(Tensor x, Tensor index, Tensor? rowptr=None, Tensor? perm=None, int num_tiles=0) -> Tensor",
+    kernel=_gather,
+    fake=_fake_gather,
+    setup_context=_save_gather,
+    backward=_differentiate_gather,
+)

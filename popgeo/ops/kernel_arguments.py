@@ -1,0 +1,39 @@
+"""Tensors as the compiled kernels take them: contiguous, by address, with a number for their type."""
+
+import torch
+from torch import Tensor
+
+# The numbers that kernels.cpp gives the types.
+FLOAT_DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+NATIVE_DTYPES = FLOAT_DTYPES | {torch.int32: 4, torch.int64: 5}
+
+
+def pointer(tensor: Tensor | None) -> int:
+    """Where the tensor lies; 0, a null pointer, for none."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def as_int64(index: Tensor) -> Tensor:
+    """The index as the compiled kernels read it; nothing is copied where it already is that."""
+    return index if index.dtype is torch.int64 and index.is_contiguous() else index.long().contiguous()
+
+
+def check_plan_tensors(
+    name: str, index: Tensor, num_rows: int, rowptr: Tensor, perm: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The tensors of a plan as the compiled kernels read them; their values are checked there, edge by edge."""
+    num_edges = index.shape[0]
+    for tensor, size in ((rowptr, num_rows + 1), (perm, num_edges)):
+        if tensor is None:
+            continue
+        if tensor.dtype is not torch.int32 or tensor.device != index.device:
+            raise ValueError(
+                f"A tensor of the plan is {tensor.dtype} on {tensor.device}; rowptr and perm are torch.int32 beside "
+                f"the data. Use ScatterPlan.from_index({name}, {num_rows})."
+            )
+        if tensor.shape != (size,):
+            raise ValueError(
+                f"A tensor of the plan has shape {tuple(tensor.shape)}; for {num_edges} edges into {num_rows} rows it "
+                f"has ({size},). Use ScatterPlan.from_index({name}, {num_rows})."
+            )
+    return rowptr.contiguous(), None if perm is None else perm.contiguous()

@@ -1,0 +1,189 @@
+"""Two runs of a model on the same graphs in different batches: where they differ, and what usually causes it."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from popgeo.testing.fixed_batches import FixedBatch
+from popgeo.testing.observe import Observation
+from popgeo.testing.results import Difference, difference, loss_of
+
+_CAUSES = {
+    "rows": (
+        "a norm, readout, mean, maximum or softmax over all rows of the batch; popgeo.nn.BatchNorm takes nodes_mask, "
+        "popgeo.ops.global_mean_pool and its like take batch.batch and batch.num_graphs"
+    ),
+    "scalar": (
+        "a loss over all rows, padding too; popgeo.nn.mse_loss(out, y, batch.graphs_mask) and its like take the mask "
+        "and divide by the number of real rows"
+    ),
+    "buffer": "running statistics that count padding; popgeo.nn.BatchNorm and popgeo.nn.InstanceNorm take nodes_mask",
+    "not finite": (
+        "a product with a mask or with a gradient of zero, which leaves NaN and infinity as they are: set padding to "
+        "zero where it enters, with torch.where(batch.nodes_mask.unsqueeze(1), x, 0.0). If your padding is always "
+        "finite, pass garbage=(0.0, 3.0)"
+    ),
+    "the order of the graphs": (
+        "something that looks at the place of a graph in the batch, or random numbers that differ from row to row"
+    ),
+    "the other graphs of the batch": (
+        "a norm, mean, maximum or softmax over the whole batch instead of over each graph; popgeo.nn.GraphNorm and "
+        "popgeo.ops.global_softmax take batch.batch and batch.num_graphs"
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """A run of the model on a batch.
+
+    Attributes:
+        batch: What it ran on.
+        run: What it left.
+        order: Which of the batch's graphs are compared, in which order.
+    """
+
+    batch: FixedBatch
+    run: Observation
+    order: tuple[int, ...]
+
+    def rows(self, kind: str | None, tensor: Tensor) -> Tensor:
+        """The rows of a tensor that are compared, one graph after the other; all where `kind` is None."""
+        if kind is None:
+            return tensor
+        counts = self.batch.counts[kind].tolist()
+        parts = tensor[: sum(counts)].split(counts)
+        return torch.cat([parts[i] for i in self.order])
+
+    def graph_of(self, kind: str, row: int) -> int:
+        """The graph that a row of `rows` belongs to."""
+        ends = self.batch.counts[kind][list(self.order)].cumsum(0)
+        return self.order[int(torch.searchsorted(ends, row, right=True))]
+
+
+def kinds_of_rows(one: Seen, other: Seen) -> dict[str, str | None]:
+    """For each result whether it has a row for each graph, node or edge; None where it has as many in any batch.
+
+    Raises:
+        ValueError: a result is none of that.
+    """
+    kinds = {}
+    for name, tensor in one.run.tensors.items():
+        known, kinds[name] = _kind_of_rows(tensor, other.run.tensors[name], one.batch, other.batch)
+        if not known:
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)} in a batch of {dict(one.batch.slots)} and "
+                f"{tuple(other.run.tensors[name].shape)} in one of {dict(other.batch.slots)}: no row for each graph, "
+                "node or edge. Return such rows or scalars, or pass call=lambda model, batch: ... that leaves it out."
+            )
+    return kinds
+
+
+def compare_runs(
+    found: Seen,
+    expected: Seen,
+    why: str,
+    *,
+    kinds: dict[str, str | None],
+    loss: Callable[[Any, Any], Tensor] | None,
+    tolerance: float | None,
+) -> None:
+    """Raises AssertionError where a result, the loss, a buffer or a gradient is another.
+
+    Args:
+        found: A run.
+        expected: Another, on the same graphs.
+        why: In what their batches differ.
+        kinds: The kind of rows that each result has, from `kinds_of_rows`.
+        loss: What gradients are taken of, as in `check_padding_invariance`.
+        tolerance: See `difference`.
+    """
+    compare_rows(found, expected, why, kinds=kinds, tolerance=tolerance)
+    for name, kind in kinds.items():
+        if kind is None:
+            apart = difference(found.run.tensors[name], expected.run.tensors[name], tolerance)
+            if apart is not None:
+                _fail(name, apart, found, expected, why, "scalar")
+    new, old = (_loss(seen, kinds, loss) for seen in (found, expected))
+    if new is not None and old is not None:
+        apart = difference(new, old, tolerance)
+        if apart is not None:
+            _fail("the loss", apart, found, expected, why, "scalar")
+    for name, buffer in expected.run.buffers.items():
+        apart = difference(found.run.buffers[name], buffer, tolerance)
+        if apart is not None:
+            _fail(f"buffer {name}", apart, found, expected, why, "buffer")
+    if new is None or old is None:
+        return
+    new_slopes, slopes = found.run.gradients(new), expected.run.gradients(old)
+    # Some slopes are zero but for rounding, such as a bias before a norm; the largest of all says what rounding is.
+    scale = 0.01 * max((float(slope.abs().max()) for slope in slopes.values() if slope.numel()), default=0.0)
+    for name, slope in slopes.items():
+        apart = difference(new_slopes[name], slope, tolerance, scale=scale)
+        if apart is not None:
+            _fail(f"the gradient of {name}", apart, found, expected, why, "scalar")
+
+
+def compare_rows(
+    found: Seen, expected: Seen, why: str, *, kinds: dict[str, str | None], tolerance: float | None
+) -> None:
+    """The part of `compare_runs` that looks at the results of graphs, nodes and edges."""
+    for name, kind in kinds.items():
+        if kind is not None:
+            old = expected.rows(kind, expected.run.tensors[name])
+            apart = difference(found.rows(kind, found.run.tensors[name]), old, tolerance)
+            if apart is not None:
+                assert apart.row is not None  # what has rows has dimensions
+                row = "" if kind == "graph" else f" ({kind} row {apart.row})"
+                subject = f"{name} of graph {expected.graph_of(kind, apart.row)}{row}"
+                _fail(subject, apart, found, expected, why, "rows")
+
+
+def _loss(seen: Seen, kinds: dict[str, str | None], loss: Callable[[Any, Any], Tensor] | None) -> Tensor | None:
+    """What is trained on; None where nothing is."""
+    if loss is not None:
+        return loss(seen.run.result, seen.batch.batch)
+    trained = [seen.rows(kinds[name], tensor) for name, tensor in seen.run.tensors.items() if tensor.requires_grad]
+    return loss_of(trained) if trained else None
+
+
+def _kind_of_rows(one: Tensor, other: Tensor, in_one: FixedBatch, in_other: FixedBatch) -> tuple[bool, str | None]:
+    """Whether it is known how a tensor of two batches goes by rows, and by which."""
+    if one.dim() and other.dim() and one.shape[1:] == other.shape[1:]:
+        for kind in in_one.slots:
+            if (one.shape[0], other.shape[0]) == (in_one.slots[kind], in_other.slots[kind]):
+                return True, kind
+    return one.shape == other.shape, None
+
+
+def _fail(subject: str, apart: Difference, found: Seen, expected: Seen, why: str, usual: str) -> None:
+    if not math.isfinite(apart.found):
+        usual = "not finite"
+    raise AssertionError(
+        f"{subject} depends on {why}: {apart.found:.6g} with {found.batch}, and {apart.expected:.6g} with "
+        f"{expected.batch}; {apart.allowed:.1e} apart is allowed.{_entry(found, expected)}\n"
+        f"The usual cause: {_CAUSES.get(why, _CAUSES[usual])}."
+    )
+
+
+def _entry(found: Seen, expected: Seen) -> str:
+    """The submodule whose result differs first, and whether what it was given differs already."""
+
+    def differ(one: Tensor | None, other: Tensor | None) -> bool:
+        if one is None or other is None:
+            return False
+        known, kind = _kind_of_rows(one, other, found.batch, expected.batch)
+        return known and difference(found.rows(kind, one), expected.rows(kind, other)) is not None
+
+    for new, old in zip(found.run.parts, expected.run.parts, strict=False):
+        if new.name != old.name:
+            break
+        if differ(new.given, old.given):
+            return f"\nIt comes in before {new.name}."
+        if differ(new.made, old.made):
+            return f"\nIt comes in with {new.name}."
+    return ""

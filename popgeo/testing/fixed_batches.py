@@ -1,0 +1,118 @@
+"""A few graphs in batches of fixed size that hold more or less padding, with anything written into it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.data.data import BaseData
+from torch_geometric.transforms.pad import AttrNamePadding
+
+from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, unpad
+
+Garbage = float | Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedBatch:
+    """A batch of fixed size and what of it is real.
+
+    Attributes:
+        batch: With masks.
+        slots: Rows of the batch, padding included, of each kind: "graph", "node", "edge", or "node 'paper'" and so on.
+        counts: Rows that each real graph has, of the same kinds. Each int64 [number of real graphs]
+        garbage: What fills the floating point attributes of padding.
+    """
+
+    batch: Batch
+    slots: Mapping[str, int]
+    counts: Mapping[str, Tensor]
+    garbage: Garbage
+
+    def __str__(self) -> str:
+        padding = [f"{kind} {number - int(self.counts[kind].sum())}" for kind, number in self.slots.items()]
+        number = len(self.counts["graph"])
+        return f"{number} graph{'s' * (number > 1)} and padding ({', '.join(padding)}) of {self.garbage}"
+
+
+def a_few(graphs: Any, limit: int) -> list[Data | HeteroData]:
+    """The first graphs of a dataset, a list or a batch, padding taken away.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if isinstance(graphs, Batch):
+        graphs = unpad(graphs) if "graphs_mask" in graphs else graphs.to_data_list()
+    elif isinstance(graphs, BaseData):
+        graphs = [graphs]
+    few = list(islice(iter(graphs), limit))
+    if not few:
+        raise ValueError("There is no graph to check the model with; pass a list of graphs, a dataset or a batch.")
+    return few
+
+
+def fixed_batch(
+    graphs: Sequence[Data | HeteroData], *, padding: int, garbage: Garbage, num_graphs: int | None = None
+) -> FixedBatch:
+    """One batch of all these graphs.
+
+    Args:
+        graphs: Real graphs, in the order that they are to have.
+        padding: How much of it beyond the least: so many graphs, and more nodes and edges, of each kind another number.
+        garbage: What fills the floating point attributes of padding, or a value for each name; others are 0.
+        num_graphs: Graphs of the batch, padding included, where it is not to grow.
+    """
+    plain = Batch.from_data_list(list(graphs))
+    least = FixedSizeOptions.from_loader([plain])
+    fill = _padding(plain, garbage)
+    grown = {}
+    for field, more in (("num_nodes", 2), ("num_edges", 3)):
+        sizes = getattr(least, field)
+        if isinstance(sizes, dict):
+            grown[field] = {key: n + padding * (more + 2 * i) for i, (key, n) in enumerate(sizes.items())}
+        else:
+            grown[field] = sizes + padding * more
+    options = replace(
+        least,
+        num_graphs=least.num_graphs + padding if num_graphs is None else num_graphs,
+        node_pad_value=fill,
+        edge_pad_value=fill,
+        graph_pad_value=fill,
+        **grown,
+    ).with_rows_for(FlatStore.from_dataset(list(graphs)))
+    counts = {
+        kind: torch.tensor([int(getattr(graph if key is None else graph[key], field) or 0) for graph in graphs])
+        for kind, field, key, _ in _kinds(options)
+    }
+    return FixedBatch(
+        batch=FixedSizeCollater(options, add_masks_to_batch=True)(list(graphs)),
+        slots={"graph": options.num_graphs, **{kind: number for kind, *_, number in _kinds(options)}},
+        counts={"graph": torch.ones(len(graphs), dtype=torch.int64), **counts},
+        garbage=garbage,
+    )
+
+
+def _kinds(options: FixedSizeOptions) -> Iterator[tuple[str, str, Any, int]]:
+    """Each kind of node and edge: what to call it, the field that counts it, its type, and its slots in a batch."""
+    for level in ("node", "edge"):
+        field = f"num_{level}s"
+        sizes = getattr(options, field)
+        if isinstance(sizes, dict):
+            yield from ((f"{level} {key!r}", field, key, number) for key, number in sizes.items())
+        else:
+            yield level, field, None, sizes
+
+
+def _padding(plain: Batch, garbage: Garbage) -> AttrNamePadding:
+    """The garbage for attributes of a floating point type; 0, as ever, for what holds whole numbers."""
+    if isinstance(garbage, Mapping):
+        return AttrNamePadding(dict(garbage), default=0.0)
+    is_float: dict[str, bool] = {}
+    for store in plain.stores:
+        for name, value in store.items():
+            if isinstance(value, Tensor):
+                is_float[name] = is_float.get(name, True) and value.is_floating_point()
+    return AttrNamePadding({name: garbage for name, yes in is_float.items() if yes}, default=0.0)

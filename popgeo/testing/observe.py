@@ -1,0 +1,128 @@
+"""Runs a model once and keeps what can be seen of it: results, gradients, buffers, and what each part made."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from popgeo.testing.results import named_tensors
+
+_DROPOUTS = {
+    *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
+    *(torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One call of a submodule: what it was given first and what it returned first.
+
+    Attributes:
+        name: Dotted name and class.
+        given: The first tensor among its arguments.
+        made: The first tensor among its results.
+    """
+
+    name: str
+    given: Tensor | None
+    made: Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """What a run of a model left.
+
+    Attributes:
+        result: What it returned.
+        tensors: The tensors in that, by name, differentiable.
+        parameters: Those that are trained, by name; none in evaluation, where models may keep no graph.
+        buffers: As they are after the run, by name.
+        parts: The calls of submodules, in the order in which they ended.
+    """
+
+    result: Any
+    tensors: dict[str, Tensor]
+    parameters: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    parts: list[Part]
+
+    def gradients(self, loss: Tensor) -> dict[str, Tensor]:
+        """The slope of a loss by each parameter; zero where the loss does not depend on it."""
+        if not self.parameters or not loss.requires_grad:
+            return {}
+        slopes = torch.autograd.grad(
+            loss, list(self.parameters.values()), allow_unused=True, materialize_grads=True, retain_graph=True
+        )
+        return dict(zip(self.parameters, slopes, strict=True))
+
+
+def observe(model: Callable[..., Any], run: Callable[[Any], Any]) -> Observation:
+    """Runs a copy of a model, without dropout and with the same random numbers each time.
+
+    Dropout is left out because its random numbers depend on the shapes: other padding would drop other channels.
+
+    Args:
+        model: A module, or a function.
+        run: Calls what it is given, the copy, as the model is called.
+
+    Raises:
+        ValueError: the model returns no tensor.
+    """
+    module = copy.deepcopy(model)
+    with torch.random.fork_rng(), torch.enable_grad(), _WithoutDropout(), _record(module) as parts:
+        torch.manual_seed(0)
+        result = run(module)
+    tensors = dict(named_tensors(result))
+    if not tensors:
+        raise ValueError(
+            f"The model returned {type(result).__name__}, in which there is no tensor. Return tensors, or pass "
+            "call=lambda model, batch: ... that takes them from it."
+        )
+    owner = module if isinstance(module, nn.Module) else nn.Module().eval()
+    return Observation(
+        result=result,
+        tensors=tensors,
+        parameters={name: p for name, p in owner.named_parameters() if p.requires_grad and owner.training},
+        buffers=dict(owner.named_buffers()),
+        parts=parts,
+    )
+
+
+class _WithoutDropout(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _record(module: Any) -> Iterator[list[Part]]:
+    """The calls of all submodules while the block runs."""
+    parts: list[Part] = []
+    hooks = []
+    for name, part in module.named_modules() if isinstance(module, nn.Module) else ():
+        if name:
+
+            def note(
+                part: nn.Module, args: Any, kwargs: Any, result: Any, name: str = f"{name} ({type(part).__name__})"
+            ) -> None:
+                parts.append(Part(name=name, given=_first((args, kwargs)), made=_first(result)))
+
+            hooks.append(part.register_forward_hook(note, with_kwargs=True))
+    try:
+        yield parts
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _first(values: Any) -> Tensor | None:
+    """A copy of the first tensor with entries to compare."""
+    tensors = (tensor.detach().clone() for _, tensor in named_tensors(values) if tensor.is_floating_point())
+    return next(tensors, None)

@@ -1,0 +1,199 @@
+"""A model can be compiled: no shape depends on data, nor does its program, and it computes what eager PyTorch does."""
+
+import copy
+import difflib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data.data import BaseData
+
+from popgeo import ipu
+from popgeo.testing.results import difference, loss_of, named_tensors
+
+_OPTIONS = ipu.Options(strict=False, show_progress=False, random_seed=0)
+
+
+def check_static_capture(
+    model: nn.Module | Callable[..., Any],
+    *inputs: Any,
+    other_inputs: Sequence[Any] | None = None,
+    tolerance: float | None = None,
+    **named_inputs: Any,
+) -> None:
+    """Checks that a model can be compiled once for these inputs and then computes what eager PyTorch does.
+
+    No shape and no decision depends on data; the program captured with other data of the same shapes is the same; and
+    one compiled call gives the results, gradients and buffers of an eager one, in the mode that the model is in. What
+    is trained is the sum of the scalar results, or without any the mean square of each; a model of which no parameter
+    is trained is compiled for inference.
+
+    The check works on copies: the model, its buffers, the inputs and torch's random numbers stay as they are.
+
+    Args:
+        model: A module or a function, called as `model(*inputs, **named_inputs)`.
+        inputs: Tensors, or nests of tensors, graphs and plain values. Padding may hold anything finite.
+        other_inputs: Other positional inputs of the same shapes for the second capture; random numbers of the same
+            types otherwise.
+        tolerance: Largest difference allowed, relative to the largest entry of the same tensor; 1e-4 by default, 1e-8
+            in float64.
+        named_inputs: Likewise, by name.
+
+    Raises:
+        AssertionError: one of it does not hold. The message lists the lines that depend on data, each with what to
+            write instead, or the operations that differ, or the result, gradient or buffer and both its values.
+        ValueError: the model returns no tensor.
+
+    Example:
+        >>> check_static_capture(torch.relu, torch.randn(4))
+        >>> check_static_capture(lambda x: x[x > 0], torch.randn(4))
+        Traceback (most recent call last):
+            ...
+        AssertionError: The model depends on data in 1 place, and an IPU needs it fixed:
+        - ...: index. Remedy: choose with torch.where(mask, x, other)...
+    """
+    problems = ipu.check_static(model, *_cloned(inputs), **_cloned(named_inputs))
+    if problems:
+        places = "\n".join(f"- {p.source}: {p.operation}. Remedy: {p.remedy}." for p in problems)
+        number = f"{len(problems)} place{'s' * (len(problems) > 1)}"
+        raise AssertionError(f"The model depends on data in {number}, and an IPU needs it fixed:\n{places}")
+    with torch.random.fork_rng():
+        _check_capture(_Step(model), inputs, named_inputs, other_inputs, tolerance)
+
+
+class _Step(nn.Module):
+    """A model with one loss, whatever it returns."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, inputs: Sequence[Any], named_inputs: Mapping[str, Any]
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """The results by name, and their loss; None where none needs a gradient."""
+        result = self.model(*inputs, **named_inputs)
+        tensors = dict(named_tensors(result))
+        if not tensors:
+            raise ValueError(
+                f"The model returned {type(result).__name__}, in which there is no tensor. Return tensors."
+            )
+        trained = [tensor for tensor in tensors.values() if tensor.requires_grad]
+        results = {name: tensor.detach() for name, tensor in tensors.items()}
+        return results, loss_of(trained) if trained else None
+
+
+def _check_capture(
+    step: _Step,
+    inputs: Sequence[Any],
+    named_inputs: Mapping[str, Any],
+    other_inputs: Sequence[Any] | None,
+    tolerance: float | None,
+) -> None:
+    eager = copy.deepcopy(step)
+    torch.manual_seed(0)
+    with torch.enable_grad():
+        results, loss = eager(_cloned(inputs), _cloned(named_inputs))
+    slopes = _gradients(eager, loss)
+    rate = _rate(eager, slopes)
+
+    def compiled(inputs: Sequence[Any], named_inputs: Mapping[str, Any]) -> ipu.CompiledModel:
+        copied = copy.deepcopy(step)
+        if not slopes:
+            wrapped = ipu.inference_model(copied, _OPTIONS)
+        else:
+            trained = [parameter for name, parameter in copied.named_parameters() if name in slopes]
+            wrapped = ipu.training_model(copied, _OPTIONS, torch.optim.SGD(trained, lr=rate))
+        try:
+            return wrapped.compile(inputs, named_inputs)
+        except ValueError as error:
+            raise AssertionError(f"The model cannot be captured: {error}") from error
+
+    first = compiled(_cloned(inputs), _cloned(named_inputs))
+    others = _mapped(inputs, _other) if other_inputs is None else _cloned(other_inputs)
+    _compare_programs(first, compiled(others, _mapped(named_inputs, _other)))
+
+    torch.manual_seed(0)
+    found = first(_cloned(inputs), _cloned(named_inputs))[0]
+    for name, expected in results.items():
+        _compare(name, found[name], expected, tolerance)
+    for name, expected in eager.named_buffers():
+        _compare(f"buffer {_own(name)}", first.model.get_buffer(name), expected, tolerance)
+    # A slope that is zero but for rounding is measured by the largest of all.
+    scale = 0.01 * max((float(slope.abs().max()) for slope in slopes.values()), default=0.0)
+    before, after = dict(step.named_parameters()), dict(first.model.named_parameters())
+    for name, expected in slopes.items():
+        slope = (before[name].detach() - after[name].detach()) / rate
+        _compare(f"the gradient of {_own(name)}", slope, expected, tolerance, scale=scale)
+
+
+def _gradients(step: nn.Module, loss: Tensor | None) -> dict[str, Tensor]:
+    """The slope of the loss by each parameter that it depends on."""
+    parameters = {name: parameter for name, parameter in step.named_parameters() if parameter.requires_grad}
+    if loss is None or not parameters:
+        return {}
+    slopes = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    return {name: slope for name, slope in zip(parameters, slopes, strict=True) if slope is not None}
+
+
+def _rate(step: nn.Module, slopes: Mapping[str, Tensor]) -> float:
+    """A learning rate so large that an update is the gradient, the weights being lost beside it but for rounding."""
+    steepest = max((float(slope.abs().max()) for slope in slopes.values()), default=0.0)
+    largest = max((float(step.get_parameter(name).detach().abs().max()) for name in slopes), default=0.0)
+    if steepest == 0 or not math.isfinite(steepest):
+        return 1.0
+    return 2.0 ** round(math.log2(1e3 * max(largest, 1e-3) / steepest))
+
+
+def _compare_programs(first: ipu.CompiledModel, second: ipu.CompiledModel) -> None:
+    one, other = (str(model.graph).splitlines() for model in (first, second))
+    changed = [
+        line for line in difflib.unified_diff(one, other, lineterm="", n=0) if line[:2] not in ("--", "++", "@@")
+    ]
+    if changed:
+        raise AssertionError(
+            "The program captured depends on the data: with other data of the same shapes it has other operations. The "
+            "usual cause: a number that Python worked out, such as one of random or of a counter. The first of "
+            f"{len(changed)} changed lines:\n" + "\n".join(changed[:6])
+        )
+
+
+def _compare(name: str, found: Tensor, expected: Tensor, tolerance: float | None, **scale: float) -> None:
+    apart = difference(found, expected, tolerance, **scale)
+    if apart is not None:
+        raise AssertionError(
+            f"{name} differs between the compiled step and eager PyTorch: {apart.found:.6g} compiled, "
+            f"{apart.expected:.6g} eager, at row {apart.row}; {apart.allowed:.1e} apart is allowed. The usual cause: "
+            "state that is no buffer, which register_buffer makes it, or random numbers that are not torch's."
+        )
+
+
+def _own(name: str) -> str:
+    return name.removeprefix("model.")
+
+
+def _cloned(nest: Any) -> Any:
+    return _mapped(nest, lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad))
+
+
+def _other(tensor: Tensor) -> Tensor:
+    """Random numbers where a tensor holds such; whole numbers backwards, so that each stays one that is allowed."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        return torch.randn_like(tensor)
+    return tensor.flip(0) if tensor.dim() else tensor
+
+
+def _mapped(nest: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """The nest with `function` of each of its tensors."""
+    if isinstance(nest, Tensor):
+        return function(nest)
+    if isinstance(nest, BaseData):
+        return copy.copy(nest).apply(function)
+    if isinstance(nest, Mapping):
+        return {key: _mapped(part, function) for key, part in nest.items()}
+    if isinstance(nest, tuple | list):
+        parts = [_mapped(part, function) for part in nest]
+        return type(nest)(*parts) if hasattr(nest, "_fields") else type(nest)(parts)
+    return nest
