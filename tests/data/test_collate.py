@@ -11,7 +11,7 @@ from torch_geometric.data import Batch, Data, HeteroData
 
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, unpad
 from popgeo.native import library
-from tests.data.graphs import (
+from tests.support.graphs import (
     CITES,
     WRITES,
     assert_real_part_equals,

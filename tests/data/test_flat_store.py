@@ -6,7 +6,7 @@ from torch.utils.data import Subset
 from torch_geometric.data import Data, HeteroData
 
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, Level, unpad
-from tests.data.graphs import graph, hetero_graph, same
+from tests.support.graphs import graph, hetero_graph, same
 
 OPTIONS = FixedSizeOptions(12, 12, 4)
 

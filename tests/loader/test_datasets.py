@@ -11,8 +11,8 @@ from torch_geometric.data import Data
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, unpad
 from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy, stream_batches
 from popgeo.packing import Packs
-from tests.data.graphs import assert_same_graphs, same
-from tests.loader.loaders import GRAPHS, InMemory, OnDisk, loader_of, seeds
+from tests.support.graphs import assert_same_graphs, same
+from tests.support.loaders import GRAPHS, InMemory, OnDisk, loader_of, seeds
 
 
 def test_every_kind_of_dataset_gives_the_same_batches():

@@ -32,9 +32,9 @@ from popgeo.ipu.program import ComputeSet, Exchange, Program
 from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
 from tests.contracts.test_models import MODELS, make_batch, make_model, pad
 from tests.contracts.test_tiles import SMALL, Training
-from tests.data.graphs import graph, hetero_graph
 from tests.ipu.training_steps import MODELS as NETWORKS
 from tests.ipu.training_steps import graph_network, schnet
+from tests.support.graphs import graph, hetero_graph
 
 _PLACE = re.compile(r"[^\s\"]*\.py:\d+ in ")
 

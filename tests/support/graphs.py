@@ -1,4 +1,4 @@
-"""Graphs for the tests of this folder, drawn at random from a few numbers."""
+"""Graphs for tests, drawn at random from a few numbers, and what it means that two of them are the same."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 from torch_geometric.transforms.pad import Padding
 
-from popgeo.data.flat_store import Axis, FlatStore
-from popgeo.data.levels import Level, StoreKey
+from popgeo.data.axes import GRAPHS, Axis, Level, StoreKey
+from popgeo.data.flat_store import FlatStore
 from popgeo.packing import tune
 
 
@@ -119,6 +119,29 @@ class FixedSizeOptions:
         if axis.store not in sizes:
             raise ValueError(f"{name} has no entry for {axis.store!r}; it has {list(sizes)}. Add one.")
         return sizes[axis.store]  # type: ignore[index]
+
+    def rows(self, axis: Axis, store: FlatStore) -> int:
+        """How many rows a batch has along any axis of a dataset.
+
+        Raises:
+            ValueError: the options lack a node or edge type, or the rows of a graph attribute of varying length.
+        """
+        if axis.level is not Level.GRAPH:
+            return self.slots(axis)
+        if axis == GRAPHS:
+            return self.num_graphs
+        assert axis.name is not None  # every other graph axis belongs to one attribute
+        if self.num_rows and axis.name in self.num_rows:
+            return self.num_rows[axis.name]
+        rows = store.row_pointers[axis].diff()
+        low, high = int(rows.min()), int(rows.max())
+        if low != high:
+            raise ValueError(
+                f"Attribute {axis.name!r} has {low} to {high} rows a graph, so a batch has no fixed number of them. "
+                f"Pass FixedSizeOptions(num_rows={{{axis.name!r}: {high * (self.num_graphs - 1) + 1}}}), or state its "
+                f"level as levels={{{axis.name!r}: 'node'}} if it is not a graph's."
+            )
+        return low * self.num_graphs
 
     def limits(self, axes: Sequence[Axis]) -> np.ndarray:
         """What the real graphs of a batch may use along each axis: all slots, but one node of each type less."""
@@ -261,7 +284,11 @@ class FixedSizeOptions:
             ValueError: the loader is empty.
         """
         seen = [
-            (_per_store(batch.node_stores, "num_nodes"), _per_store(batch.edge_stores, "num_edges"), _graphs_in(batch))
+            (
+                {store._key: int(store.num_nodes or 0) for store in batch.node_stores},
+                {store._key: int(store.num_edges or 0) for store in batch.edge_stores},
+                int(getattr(batch, "num_graphs", 1)),
+            )
             for batch in islice(loader, sample_limit)
         ]
         if not seen:
@@ -276,11 +303,3 @@ class FixedSizeOptions:
 
 def _items(sizes: Any) -> Iterable[tuple[Any, int]]:
     return sizes.items() if isinstance(sizes, dict) else [(None, sizes)]
-
-
-def _per_store(stores: Iterable[Any], count: str) -> dict[Any, int]:
-    return {store._key: int(getattr(store, count) or 0) for store in stores}
-
-
-def _graphs_in(batch: Any) -> int:
-    return int(getattr(batch, "num_graphs", 1))
