@@ -4,6 +4,7 @@ from collections.abc import Collection
 from math import prod
 
 import torch
+from torch import Tensor
 
 from popgeo.data.axes import GRAPHS, Attribute, Axis, Level, ends_of
 from popgeo.data.fixed_size_options import FixedSizeOptions
@@ -23,16 +24,27 @@ def lay_out(
 ) -> Layout:
     """Decides the slots of a batch.
 
+    Args:
+        store: The dataset that batches are cut from.
+        options: How many slots there are, and what padding is filled with.
+        add_pad_masks: Whether batches carry masks.
+        follow_batch: Attributes to add an assignment vector for.
+        index_dtype: For `edge_index`, `batch`, `ptr` and every other attribute that PyG increments.
+        spread_padding_edges: Deals padding edges out to all padding nodes, instead of looping on the first one.
+
     Raises:
         ValueError: the options lack a node or edge type, or the rows of a graph attribute of varying length.
     """
     slots: list[Slot] = []
+    lists: list[Attribute] = []
     for attribute in store.attributes:
-        if attribute.is_tensor:
-            slot = _attribute_slot(store, options, attribute, index_dtype, spread_padding_edges)
-            slots.append(slot)
-            if attribute.name in follow_batch:
-                slots += _owner_slots(f"{attribute.name}_", slot, options.num_graphs, index_dtype)
+        if not isinstance(attribute.values, Tensor):
+            lists.append(attribute)
+            continue
+        slot = _attribute_slot(store, options, attribute, attribute.values, index_dtype, spread_padding_edges)
+        slots.append(slot)
+        if attribute.name in follow_batch:
+            slots += _owner_slots(f"{attribute.name}_", slot, options.num_graphs, index_dtype)
     for axis in store.size_axes:
         mask = mask_slot(axis, options.slots(axis))
         if axis.level is Level.NODE:
@@ -43,14 +55,18 @@ def lay_out(
             slots.append(_row_pointer_slot(options, axis, index_dtype, spread_padding_edges))
     if add_pad_masks:
         slots.append(mask_slot(GRAPHS, options.num_graphs))
-    lists = tuple(attribute for attribute in store.attributes if not attribute.is_tensor)
-    return Layout(slots=tuple(slots), lists=lists, options=options)
+    return Layout(slots=tuple(slots), lists=tuple(lists), options=options)
 
 
 def _attribute_slot(
-    store: FlatStore, options: FixedSizeOptions, attribute: Attribute, index_dtype: torch.dtype, spread: bool
+    store: FlatStore,
+    options: FixedSizeOptions,
+    attribute: Attribute,
+    values: Tensor,
+    index_dtype: torch.dtype,
+    spread: bool,
 ) -> Slot:
-    axis, values = attribute.axis, attribute.tensor
+    axis = attribute.axis
     number = options.rows(axis, store)
     outer, inner = values.shape[: attribute.dim], values.shape[attribute.dim + 1 :]
     shifted, joins = attribute.increments is not None, attribute.name == "edge_index"
@@ -67,7 +83,7 @@ def _attribute_slot(
         outer=prod(outer),
         inner=prod(inner),
         pad_value=options.pad_value(axis.level, attribute.store, attribute.name),
-        ends=_ends(options, axis) if joins else (),
+        ends=tuple((end, options.slots(end)) for end in ends_of(axis)) if joins else (),
         spread=spread and joins,
     )
 
@@ -91,7 +107,7 @@ def _owner_slots(prefix: str, of: Slot, num_graphs: int, dtype: torch.dtype) -> 
 
 
 def _row_pointer_slot(options: FixedSizeOptions, axis: Axis, index_dtype: torch.dtype, spread: bool) -> Slot:
-    ends = _ends(options, axis)
+    ends = tuple((end, options.slots(end)) for end in ends_of(axis))
     return Slot(
         store=axis.store,
         name="rowptr",
@@ -103,7 +119,3 @@ def _row_pointer_slot(options: FixedSizeOptions, axis: Axis, index_dtype: torch.
         ends=ends,
         spread=spread,
     )
-
-
-def _ends(options: FixedSizeOptions, edges: Axis) -> tuple[tuple[Axis, int], ...]:
-    return tuple((end, options.slots(end)) for end in ends_of(edges))

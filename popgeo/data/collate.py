@@ -7,6 +7,7 @@ import torch
 from torch_geometric.data import Batch, Data, HeteroData
 
 from popgeo.data.axes import Levels
+from popgeo.data.batch_layout import lay_out
 from popgeo.data.cut import BatchCutter, check_fits
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
@@ -115,7 +116,8 @@ class FixedSizeCollater:
         everything = Packs.single(len(store))
         check_fits(store, self.options, everything)
         store = sort_edges(store) if self.sort_edges else store
-        batch = BatchCutter(store, self.options, **self.choices).cut(everything)[0]
+        layout = lay_out(store, self.options, **self.choices)
+        batch = BatchCutter(store, layout).cut(everything)[0]
         if self.trim_nodes or self.trim_edges:
             batch.num_trimmed_nodes, batch.num_trimmed_edges = lost
         return batch

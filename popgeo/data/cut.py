@@ -1,6 +1,5 @@
-"""Cuts batches of fixed size out of a flat dataset: lays them out once, then fills many at a time."""
+"""Cuts batches of fixed size out of a flat dataset, many at a time; and says whether graphs fit one."""
 
-from collections.abc import Collection
 from itertools import pairwise
 
 import numpy as np
@@ -10,40 +9,20 @@ from torch_geometric.data import Batch
 
 from popgeo.data.axes import Level
 from popgeo.data.batch import BatchBuilder
-from popgeo.data.batch_layout import lay_out
 from popgeo.data.compiled_fill import Filler
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
+from popgeo.data.slots import Layout
 from popgeo.packing import Packs, totals_of_packs
 
 
 class BatchCutter:
-    """Makes batches of one dataset and one layout from packs of its graphs.
+    """Makes batches of one dataset and one layout from packs of its graphs."""
 
-    Args are those of `FixedSizeCollater`.
-    """
-
-    def __init__(
-        self,
-        store: FlatStore,
-        options: FixedSizeOptions,
-        *,
-        add_pad_masks: bool = True,
-        follow_batch: Collection[str] = (),
-        index_dtype: torch.dtype = torch.int64,
-        spread_padding_edges: bool = False,
-    ) -> None:
-        self.store, self.options = store, options
-        self.layout = lay_out(
-            store,
-            options,
-            add_pad_masks=add_pad_masks,
-            follow_batch=follow_batch,
-            index_dtype=index_dtype,
-            spread_padding_edges=spread_padding_edges,
-        )
-        self.fill = Filler(store, self.layout)
-        self.builder = BatchBuilder(store, self.layout)
+    def __init__(self, store: FlatStore, layout: Layout) -> None:
+        self.store, self.layout = store, layout
+        self.fill = Filler(store, layout)
+        self.builder = BatchBuilder(store, layout)
 
     def allocate(self, num_batches: int, pin_memory: bool = False, group: int = 1) -> "Memory":
         """Memory for so many batches, `group` of them in one item."""
@@ -62,8 +41,8 @@ class BatchCutter:
             memory: Where to write, with room for as many batches or more; None takes new memory.
             group: Batches in one item; it divides the number of packs.
         """
+        memory = memory or self.allocate(len(packs.ptr) - 1, group=group)
         rows, ptr = self.store.rows(packs.indices), packs.ptr
-        memory = memory or self.allocate(len(ptr) - 1, group=group)
         self.fill(rows, ptr, memory.tensors)
         stored = [rows[start:stop] for start, stop in pairwise(ptr.tolist())]
         build, items = self.builder.build, memory.items
@@ -101,8 +80,8 @@ def check_fits(store: FlatStore, options: FixedSizeOptions, packs: Packs) -> Non
             f"Raise it to {found + 1} or pass fewer graphs."
         )
     _check_rows(store, options, packs)
-    limits = options.limits(store.size_axes)
     totals = totals_of_packs(store.sizes, packs.indices, packs.ptr)
+    limits = options.limits(store.size_axes)
     over = np.argwhere(totals > limits)
     if not len(over):
         return

@@ -10,6 +10,7 @@ import torch
 from torch_geometric.data import Batch
 
 from popgeo.data.axes import Level, Levels
+from popgeo.data.batch_layout import lay_out
 from popgeo.data.collate import FixedSizeCollater
 from popgeo.data.cut import BatchCutter, Memory
 from popgeo.data.flat_store import FlatStore, measure, why_not_flat
@@ -50,7 +51,7 @@ class FlatSource(Source):
     def __init__(self, store: FlatStore, collater: FixedSizeCollater) -> None:
         super().__init__(collater)
         self.store, self.sizes = store, store.sizes
-        self.cutter = BatchCutter(store, collater.options, **collater.choices)
+        self.cutter = BatchCutter(store, lay_out(store, collater.options, **collater.choices))
         self.limits = collater.options.limits(store.size_axes)
 
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: Memory | None = None) -> list[Batch]:

@@ -1,0 +1,29 @@
+"""How graphs are put together into batches."""
+
+import pytest
+
+from popgeo.loader import FixedSizeDataLoader
+from popgeo.packing import Packs
+from tests.support.loaders import GRAPHS, loader_of, seeds
+
+
+def test_a_function_of_the_users_is_a_strategy_and_is_checked():
+    def one_each(sizes, budget, *, generator=None):
+        return Packs.from_lists([[i] for i in range(len(sizes))])
+
+    def twice(sizes, budget, *, generator=None):
+        return Packs.from_lists([[0, 0]])
+
+    def all_at_once(sizes, budget, *, generator=None):
+        return Packs.from_lists([range(len(sizes))])
+
+    assert len(loader_of(strategy=one_each)) == 40
+    with pytest.raises(ValueError, match="uses graph 0 2 times"):
+        len(loader_of(strategy=twice))
+    with pytest.raises(ValueError, match="must stay within its budget"):
+        len(loader_of(strategy=all_at_once))
+
+
+def test_stream_packing_without_options_measures_the_dataset():
+    loader = FixedSizeDataLoader(GRAPHS, 5, fixed_size_strategy="StreamPack")
+    assert seeds(loader) == list(range(40))
