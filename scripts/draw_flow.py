@@ -67,7 +67,7 @@ def panels() -> list[Panel]:
 
 def sizes_of(loader: FixedSizeDataLoader, index: int) -> list[int]:
     """Nodes of each real graph of one batch."""
-    return np.asarray(loader.source.sizes)[loader.plan().pack(index), 0].tolist()
+    return np.asarray(loader.source.sizes)[loader.plan()[index], 0].tolist()
 
 
 def rectangle(x: float, y: float, width: float, height: float, fill: str, more: str = "") -> str:

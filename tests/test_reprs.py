@@ -14,7 +14,7 @@ import popgeo
 from popgeo import ipu, ops, packing
 from popgeo.data import FixedSizeCollater
 from popgeo.nn import GIN, AttentionalAggregation, GraphNorm
-from popgeo.packing.progress import progress
+from popgeo.progress import progress
 
 SIZES = [[4, 6], [3, 6], [7, 2]]
 BUDGET = packing.Budget(sizes=(7, 14), num_graphs=2)
@@ -61,7 +61,10 @@ SHOWN = [
         lambda: FixedSizeCollater(OPTIONS, True, trim_edges=True),
         "FixedSizeCollater(8 nodes, 9 edges, 4 graphs; masks; trims edges)",
     ),
-    (lambda: popgeo.FixedSizeDataLoader(GRAPHS, fixed_size_options=OPTIONS).plan(), "Plan(4 graphs in 2 batches)"),
+    (
+        lambda: popgeo.FixedSizeDataLoader(GRAPHS, fixed_size_options=OPTIONS).plan(),
+        "Packs(4 graphs in 2 packs, 2.0 a pack)",
+    ),
     (lambda: PACKS, "Packs(3 graphs in 2 packs, 1.5 a pack; 1 skipped)"),
     (
         lambda: packing.efficiency(PACKS, SIZES, BUDGET),

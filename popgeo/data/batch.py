@@ -9,11 +9,10 @@ import numpy as np
 from torch import Tensor
 from torch_geometric.data import Batch
 
-from popgeo.data.flat_store import Attribute, FlatStore
-from popgeo.data.layout import Layout
-from popgeo.data.levels import Level
-from popgeo.data.slices import LazyDict, Slicer
-from popgeo.data.super_batch import mark, state_num_nodes
+from popgeo.data.axes import Attribute, Level
+from popgeo.data.flat_store import FlatStore
+from popgeo.data.separate import LazyDict, Slicer, mark, state_num_nodes
+from popgeo.data.slots import Layout
 
 _STORES = {"_store", "_global_store", "_node_store_dict", "_edge_store_dict"}
 

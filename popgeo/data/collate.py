@@ -3,16 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch_geometric.data import Batch, Data, HeteroData
 
-from popgeo.data.cutter import BatchCutter, check_fits
+from popgeo.data.axes import Levels
+from popgeo.data.batch_layout import lay_out
+from popgeo.data.cut import BatchCutter, check_fits
+from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
-from popgeo.data.levels import Levels
-from popgeo.data.sizes import FixedSizeOptions
-from popgeo.data.sort import sort_edges
+from popgeo.data.sort_edges import sort_edges
 from popgeo.data.trim import trim
+from popgeo.packing import Packs
 
 
 class FixedSizeCollater:
@@ -104,7 +105,6 @@ class FixedSizeCollater:
 
     def collate(self, store: FlatStore, generator: torch.Generator) -> Batch:
         """One batch of all graphs of a flat dataset that is no view."""
-        ids, ptr = np.arange(len(store)), np.array([0, len(store)])
         lost = torch.zeros(2, self.options.num_graphs, dtype=torch.int64)
         if self.trim_nodes or self.trim_edges:
             limits = self.options.limits(store.size_axes)
@@ -113,9 +113,11 @@ class FixedSizeCollater:
                 trimmed = trim(store, limits, **flags, generator=generator, protect=self.protect)
                 store = trimmed.store
                 lost[0, : len(store)], lost[1, : len(store)] = trimmed.num_nodes, trimmed.num_edges
-        check_fits(store, self.options, ids, ptr)
+        everything = Packs.single(len(store))
+        check_fits(store, self.options, everything)
         store = sort_edges(store) if self.sort_edges else store
-        batch = BatchCutter(store, self.options, **self.choices).cut(ids, ptr)[0]
+        layout = lay_out(store, self.options, **self.choices)
+        batch = BatchCutter(store, layout).cut(everything)[0]
         if self.trim_nodes or self.trim_edges:
             batch.num_trimmed_nodes, batch.num_trimmed_edges = lost
         return batch

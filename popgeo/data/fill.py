@@ -6,8 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from popgeo.data.flat_store import GRAPHS, Attribute, Axis, FlatStore
-from popgeo.data.layout import Kind, Layout, Slot
+from popgeo.data.axes import GRAPHS, Attribute, Axis
+from popgeo.data.flat_store import FlatStore
+from popgeo.data.masks import fill_mask
+from popgeo.data.slots import Kind, Layout, Slot
 
 
 def fill(store: FlatStore, layout: Layout, rows: np.ndarray, ptr: np.ndarray, out: Sequence[Tensor]) -> None:
@@ -137,8 +139,7 @@ def _pointer(chunk: _Chunk, slot: Slot, out: Tensor) -> None:
 
 
 def _mask(chunk: _Chunk, slot: Slot, out: Tensor) -> None:
-    used = chunk.num_real if slot.axis == GRAPHS else chunk.rows(slot.axis).used
-    torch.lt(torch.arange(slot.num_slots), used[:, None], out=out)
+    fill_mask(out, chunk.num_real if slot.axis == GRAPHS else chunk.rows(slot.axis).used)
 
 
 def _row_pointer(chunk: _Chunk, slot: Slot, out: Tensor) -> None:

@@ -3,64 +3,20 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from torch import Tensor
-from torch_geometric.data import HeteroData
+from torch.utils.data import ConcatDataset, Subset
 
-from popgeo.data.levels import Level, Levels, StoreKey
+from popgeo.data.axes import Attribute, Axis, Level, Levels, StoreKey
+from popgeo.data.read_pyg import read, why_not_collated
+from popgeo.progress import progress
 
-
-@dataclass(frozen=True)
-class Axis:
-    """What an attribute's rows are counted along: nodes or edges of a type, graphs, or rows of its own."""
-
-    level: Level
-    store: StoreKey
-    name: str | None = None
-    """Set for a graph-level attribute that has not one row per graph: its rows are counted on their own."""
-
-    @property
-    def label(self) -> str:
-        """What to call the rows.
-
-        Example:
-            >>> Axis(Level.NODE, None).label, Axis(Level.EDGE, ("author", "writes", "paper")).label
-            ('nodes', 'author-writes-paper edges')
-        """
-        kind = self.store if isinstance(self.store, str) else "-".join(self.store or ())
-        return f"{kind} {self.level.value}s".lstrip()
-
-
-GRAPHS = Axis(Level.GRAPH, None)
-"""The axis of attributes that have one row per graph."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Attribute:
-    """One attribute of all graphs, one graph after the other."""
-
-    store: StoreKey
-    name: str
-    axis: Axis
-    values: Tensor | Sequence[Any]
-    """All rows along dimension `dim`; a list with one entry a graph where the values are no tensors."""
-    dim: int = 0
-    increments: Tensor | None = None
-    """How far each graph shifts the values of the graphs after it in a batch (`__inc__`), or None. [num_graphs, ...]"""
-
-    @property
-    def is_tensor(self) -> bool:
-        """Whether the values are one flat tensor."""
-        return isinstance(self.values, Tensor)
-
-    @property
-    def tensor(self) -> Tensor:
-        """The values, of an attribute that is a tensor."""
-        assert isinstance(self.values, Tensor)  # callers ask `is_tensor` first
-        return self.values
+_MEASURED_AT_ONCE = 256
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -120,14 +76,19 @@ class FlatStore:
             ValueError: the dataset is empty, mixes `Data` and `HeteroData`, its graphs differ in attributes or types,
                 or an attribute cannot be laid out flat.
         """
-        from popgeo.data.flatten import flatten  # the verb needs the noun of this file
-
-        return flatten(dataset, exclude_keys=exclude_keys, levels=levels, progress_bar=progress_bar)
+        if isinstance(dataset, FlatStore):
+            return dataset._without(set(exclude_keys or ()))
+        if isinstance(dataset, Subset):
+            whole = cls.from_dataset(
+                dataset.dataset, exclude_keys=exclude_keys, levels=levels, progress_bar=progress_bar
+            )
+            return whole.view(dataset.indices)
+        return cls(**vars(read(dataset, exclude_keys, levels, progress_bar)))
 
     @property
     def is_hetero(self) -> bool:
         """Whether the graphs are `HeteroData`."""
-        return issubclass(self.data_cls, HeteroData)
+        return None not in self.node_types
 
     @property
     def num_stored(self) -> int:
@@ -144,6 +105,17 @@ class FlatStore:
     def view(self, ids: Sequence[int] | np.ndarray) -> "FlatStore":
         """The same arrays, showing only some graphs in a given order; nothing is copied."""
         return dataclasses.replace(self, indices=self.rows(np.asarray(ids, dtype=np.int64)), _cache={})
+
+    def _without(self, names: set[str]) -> "FlatStore":
+        """The same graphs without some attributes; without any that counts edges they have none."""
+        left = tuple(attribute for attribute in self.attributes if attribute.name not in names)
+        if len(left) == len(self.attributes):
+            return self
+        pointers = dict(self.row_pointers)
+        for axis in self.row_pointers:
+            if axis.level is Level.EDGE and not any(attribute.axis == axis for attribute in left):
+                pointers[axis] = torch.zeros_like(pointers[axis])
+        return dataclasses.replace(self, attributes=left, row_pointers=pointers, row_ends=None, _cache={})
 
     def counts(self, axis: Axis) -> np.ndarray:
         """How many rows each graph of this view has along an axis. int64 [num_graphs]"""
@@ -184,3 +156,30 @@ class FlatStore:
         sizes = pd.DataFrame(self.sizes, columns=[axis.label for axis in self.size_axes])
         table = sizes.agg(["min", "mean", "max", "sum"]).T.map("{:,.6g}".format)
         return f"{len(self):,} graphs{table.to_html()}"
+
+
+def why_not_flat(dataset: Any) -> str | None:
+    """Why a dataset must be fetched graph by graph instead of being flattened, or None where it need not.
+
+    Example:
+        >>> why_not_flat([]) is None
+        True
+    """
+    if isinstance(dataset, (FlatStore, list, tuple)):
+        return None
+    if isinstance(dataset, Subset):
+        return why_not_flat(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        return next((why for part in dataset.datasets if (why := why_not_flat(part))), None)
+    return why_not_collated(dataset)
+
+
+def measure(
+    dataset: Any, exclude_keys: Sequence[str] | None, progress_bar: bool | None
+) -> tuple[np.ndarray, FlatStore]:
+    """Sizes of all graphs of a dataset that is not flat, and its first graphs, flat."""
+    ids = progress(range(len(dataset)), "measuring graphs", "graph", progress_bar)
+    parts = iter(lambda: [dataset[i] for i in islice(ids, _MEASURED_AT_ONCE)], [])
+    first = FlatStore.from_dataset(next(parts, []), exclude_keys=exclude_keys)
+    rest = (FlatStore.from_dataset(part, exclude_keys=exclude_keys).sizes for part in parts)
+    return np.concatenate([first.sizes, *rest]), first

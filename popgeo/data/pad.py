@@ -1,19 +1,22 @@
-"""One graph grown to fixed sizes, as a transform of PyG."""
+"""Padding for one graph, as a transform of PyG; and no padding again, for a graph or a batch."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.transforms import BaseTransform
 from torch_geometric.transforms.pad import Padding
 
-from popgeo.data.fast_fill import Filler
-from popgeo.data.flat_store import Axis, FlatStore
-from popgeo.data.layout import lay_out
-from popgeo.data.levels import Level
-from popgeo.data.sizes import FixedSizeOptions
+from popgeo.data.axes import Axis, Level, ends_of
+from popgeo.data.batch_layout import lay_out
+from popgeo.data.compiled_fill import Filler
+from popgeo.data.fixed_size_options import FixedSizeOptions
+from popgeo.data.flat_store import FlatStore
+from popgeo.data.masks import MASKS
+from popgeo.data.slots import Kind
+from popgeo.data.super_batch import split
 
 
 class Pad(BaseTransform):
@@ -79,8 +82,7 @@ class Pad(BaseTransform):
             for name in set(self.exclude_keys) & set(part.keys()):
                 del part[name]
         for slot, tensor in zip(layout.slots, tensors, strict=True):
-            is_mask = slot.name in ("nodes_mask", "edges_mask")
-            if slot.axis.level is not Level.GRAPH and (slot.attribute is not None or is_mask):
+            if slot.axis.level is not Level.GRAPH and (slot.attribute is not None or slot.kind is Kind.MASK):
                 stores[slot.store][slot.name] = tensor[0]
             if slot.name in ("train_mask", "val_mask", "test_mask") and self.mask_pad_value:
                 stores[slot.store][slot.name][int(store.counts(slot.axis)[0]) :] = self.mask_pad_value
@@ -106,10 +108,9 @@ class Pad(BaseTransform):
                 self._check_ends(attribute.axis, free, found)
 
     def _check_ends(self, edges: Axis, free: int, found: dict[Axis, int]) -> None:
-        for key in (edges.store[0], edges.store[-1]) if isinstance(edges.store, tuple) else (None,):
-            nodes = Axis(Level.NODE, key)
+        for nodes in ends_of(edges):
             if found[nodes] == self.options.slots(nodes):
-                where = "" if key is None else f" of type {key!r}"
+                where = "" if nodes.store is None else f" of type {nodes.store!r}"
                 raise ValueError(
                     f"The graph needs {free} padding edges, which join padding nodes, but all {found[nodes]} "
                     f"nodes{where} are real. Raise max_num_nodes to {found[nodes] + 1}."
@@ -119,7 +120,34 @@ class Pad(BaseTransform):
         return f"{type(self).__name__}(max_num_nodes={self.options.num_nodes}, max_num_edges={self.options.num_edges})"
 
 
-def unpad_graph(data: Any) -> Any:
+def unpad(batch: Batch | Data | HeteroData) -> list[Data | HeteroData]:
+    """The real graphs of a batch of fixed size, without padding.
+
+    Args:
+        batch: A batch that carries its masks, also a joined one, or one graph grown by `Pad(add_pad_mask=True)`.
+
+    Raises:
+        ValueError: there are no masks.
+
+    Example:
+        >>> from popgeo.data import FixedSizeCollater, FixedSizeOptions
+        >>> graphs = [Data(x=torch.ones(n, 1), edge_index=torch.tensor([[0], [1]])) for n in (2, 3)]
+        >>> unpad(FixedSizeCollater(FixedSizeOptions(9, 4, 3), add_masks_to_batch=True)(graphs))
+        [Data(x=[2, 1], edge_index=[2, 1]), Data(x=[3, 1], edge_index=[2, 1])]
+    """
+    if not isinstance(batch, Batch):
+        return [_unpad_graph(batch)]
+    if "graphs_mask" not in batch:
+        raise ValueError(
+            "The batch has no graphs_mask, so its padding cannot be told from its graphs. Make it with "
+            "add_pad_masks=True (FixedSizeDataLoader) or add_masks_to_batch=True (FixedSizeCollater)."
+        )
+    if batch.graphs_mask.numel() > batch.num_graphs:
+        return [graph for part in split(batch) for graph in unpad(part)]
+    return [batch.get_example(i) for i in range(int(batch.graphs_mask.sum()))]
+
+
+def _unpad_graph(data: Any) -> Any:
     """A graph that `Pad(add_pad_mask=True)` has grown, without its padding; a new object.
 
     Raises:
@@ -127,17 +155,14 @@ def unpad_graph(data: Any) -> Any:
     """
     store = FlatStore.from_dataset([data])
     out = data.__copy__()
-    stores = {part._key: part for part in out.stores}
-    masks = {"nodes_mask": Level.NODE, "edges_mask": Level.EDGE}
-    for part in out.stores:
-        if not masks.keys() & set(part.keys()) and part._key is None and not store.is_hetero:
-            raise ValueError("The graph carries no nodes_mask, so its padding is unknown. Pass Pad(add_pad_mask=True).")
+    parts = {part._key: part for part in out.stores}
+    masks = (MASKS[Level.NODE], MASKS[Level.EDGE])
+    if not store.is_hetero and not any(mask in out for mask in masks):
+        raise ValueError("The graph carries no nodes_mask, so its padding is unknown. Pass Pad(add_pad_mask=True).")
     for attribute in store.attributes:
-        part, name = stores[attribute.store], attribute.name
-        mask = next((m for m, level in masks.items() if level is attribute.axis.level), None)
-        if mask in part and name not in masks and attribute.is_tensor:
-            real = data.stores[[s._key for s in data.stores].index(attribute.store)][mask]
-            part[name] = part[name].narrow(attribute.dim, 0, int(real.sum()))
+        part, name, mask = parts[attribute.store], attribute.name, MASKS[attribute.axis.level]
+        if mask in masks and mask in part and name not in masks and attribute.is_tensor:
+            part[name] = part[name].narrow(attribute.dim, 0, int(part[mask].sum()))
     for part in out.stores:
         if "num_nodes" in part and "nodes_mask" in part:
             part.num_nodes = int(part.nodes_mask.sum())

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch
 
+from popgeo.data.separate import mark, state_num_nodes
+
 
 def join(batches: Sequence[Batch]) -> Batch:
     """One item of several batches of the same shapes.
@@ -33,30 +35,6 @@ def join(batches: Sequence[Batch]) -> Batch:
             elif isinstance(value, list):
                 store[name] = [entry for part in values for entry in part]
     return mark(first, [_how_to_take_apart(batch) for batch in batches], *_sizes(batches[0]))
-
-
-def mark(
-    batch: Any, parts: Sequence[tuple[Mapping[Any, Any], ...]], num_nodes: dict[Any, int], num_edges: dict[Any, int]
-) -> Batch:
-    """States that a batch holds several: its sizes are those of one, and how each is taken apart.
-
-    Args:
-        batch: The tensors of all, concatenated.
-        parts: For each, PyG's `_slice_dict` and `_inc_dict`, and the nodes of each graph where they are stated.
-        num_nodes: Nodes of one, for each node type.
-        num_edges: Edges of one, for each edge type.
-    """
-    main = batch.stores[0].__dict__
-    main.pop("_slice_dict", None)
-    main.pop("_inc_dict", None)
-    main["_mini_batches"] = tuple(parts)
-    for store in batch.stores:
-        store.__dict__.pop("_num_nodes", None)
-        if store._key in num_nodes:
-            store["num_nodes"] = num_nodes[store._key]
-        if store._key in num_edges:
-            store["num_edges"] = num_edges[store._key]
-    return batch
 
 
 def split(batch: Any) -> list[Batch]:
@@ -96,13 +74,6 @@ def _part(
         store._mapping.pop("num_edges", None)
     state_num_nodes(part, stated, num_nodes)
     return part
-
-
-def state_num_nodes(batch: Any, of_graphs: Mapping[Any, list[int]], of_batch: Mapping[Any, Any]) -> None:
-    """States the number of nodes of a batch and of its graphs, for the node types whose graphs state it."""
-    for store in batch.stores:
-        if store._key in of_graphs:
-            store.num_nodes, store._num_nodes = of_batch[store._key], of_graphs[store._key]
 
 
 def _how_to_take_apart(batch: Any) -> tuple[Mapping[Any, Any], ...]:

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from popgeo.data.flat_store import Attribute, Axis, FlatStore
-from popgeo.data.levels import Level
-from popgeo.data.take import keep_rows
+from popgeo.data.axes import Attribute, Axis, Level, ends_of
+from popgeo.data.flat_store import FlatStore
+from popgeo.data.subset import keep_rows
 
 
 class OverSizeStrategy(Enum):
@@ -162,21 +162,16 @@ def _edges_between(store: FlatStore, keep: dict[Axis, Tensor]) -> dict[Axis, Ten
         if attribute.name == "edge_index" and attribute.is_tensor:
             alive = [
                 keep[axis][node] if axis in keep else torch.ones(len(node), dtype=torch.bool)
-                for axis, node in zip(_end_axes(attribute), _ends_in_all(store, attribute), strict=True)
+                for axis, node in zip(ends_of(attribute.axis), _ends_in_all(store, attribute), strict=True)
             ]
             stays[attribute.axis] = alive[0] & alive[1]
     return stays
 
 
-def _end_axes(attribute: Attribute) -> list[Axis]:
-    key = attribute.store
-    return [Axis(Level.NODE, end) for end in ((key[0], key[-1]) if isinstance(key, tuple) else (None, None))]
-
-
 def _ends_in_all(store: FlatStore, attribute: Attribute) -> list[Tensor]:
     """Both ends of each edge, counted through all graphs."""
     graph = torch.repeat_interleave(store.row_pointers[attribute.axis].diff())
-    starts = [store.row_pointers[axis][:-1][graph] for axis in _end_axes(attribute)]
+    starts = [store.row_pointers[axis][:-1][graph] for axis in ends_of(attribute.axis)]
     return [row.to(torch.int64) + start for row, start in zip(attribute.tensor, starts, strict=True)]
 
 
@@ -186,7 +181,7 @@ def _edges_to_keep(store: FlatStore, axis: Axis, excess: int, generator: torch.G
     pair = np.arange(num_edges)
     if index is not None:
         source, destination = _ends_in_all(store, index)
-        one_type = len(set(_end_axes(index))) == 1
+        one_type = len(set(ends_of(index.axis))) == 1
         ends = torch.stack([source, destination])
         ends = ends.sort(dim=0).values if one_type else ends
         _, pair = np.unique(ends.numpy(), axis=1, return_inverse=True)

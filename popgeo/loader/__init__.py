@@ -1,7 +1,7 @@
 """Datasets in, batches of fixed shape out, epoch after epoch."""
 
-from popgeo.loader.epoch import FixedSizeStrategy
-from popgeo.loader.fixed_size import FixedSizeDataLoader
+from popgeo.loader.data_loader import FixedSizeDataLoader
+from popgeo.loader.strategy import FixedSizeStrategy
 from popgeo.loader.streaming import stream_batches
 
 __all__ = ["FixedSizeDataLoader", "FixedSizeStrategy", "stream_batches"]

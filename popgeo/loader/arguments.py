@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import numpy as np
 import torch.distributed as dist
 
+from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
-from popgeo.data.sizes import FixedSizeOptions
-from popgeo.loader.epoch import FixedSizeStrategy, Packing
+from popgeo.loader.strategy import FixedSizeStrategy, Packing
 
 E = TypeVar("E", bound=Enum)
 

@@ -1,50 +1,27 @@
-"""Turns packs of graph ids into batches: from a flat dataset, or graph by graph where it cannot be flattened."""
+"""Turns packs of graphs into batches: from a flat dataset, or graph by graph where it cannot be flattened."""
 
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch_geometric.data import Batch
 
+from popgeo.data.axes import Level, Levels
+from popgeo.data.batch_layout import lay_out
 from popgeo.data.collate import FixedSizeCollater
-from popgeo.data.cutter import BatchCutter, Memory
-from popgeo.data.flat_store import FlatStore
-from popgeo.data.flatten import why_not_flat
-from popgeo.data.levels import Level, Levels
-from popgeo.data.sort import sort_edges as sorted_by_destination
+from popgeo.data.cut import BatchCutter, Memory
+from popgeo.data.flat_store import FlatStore, measure, why_not_flat
+from popgeo.data.sort_edges import sort_edges as sorted_by_destination
+from popgeo.data.subset import take
 from popgeo.data.super_batch import join
-from popgeo.data.take import take
-from popgeo.packing import totals_of_packs
-from popgeo.packing.progress import progress
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Portion:
-    """Graphs of a few batches.
-
-    Args:
-        ids: Graphs, batch after batch. int64 [number of graphs]
-        ptr: Where each batch starts in `ids`. int64 [num_batches + 1]
-        key: Seed and epoch, from which trimming draws.
-    """
-
-    ids: np.ndarray
-    ptr: np.ndarray
-    key: tuple[int, int]
-
-    def generator(self, pack: int) -> torch.Generator:
-        """Source of randomness of one batch: the same in whatever process it is made."""
-        seed = np.random.SeedSequence((*self.key, *self.ids[self.ptr[pack] : self.ptr[pack + 1]].tolist()))
-        return torch.Generator().manual_seed(int(seed.generate_state(1, np.uint64)[0] >> np.uint64(1)))
+from popgeo.packing import Packs, totals_of_packs
 
 
 class Source(ABC):
-    """Makes batches from graph ids."""
+    """Makes batches from packs of graphs."""
 
     sizes: np.ndarray
     """Nodes and edges of each graph. int64 [num_graphs, num_dimensions]"""
@@ -53,8 +30,15 @@ class Source(ABC):
         self.collater = collater
 
     @abstractmethod
-    def cut(self, portion: Portion, group: int, memory: Memory | None = None) -> list[Batch]:
-        """One item for each `group` packs."""
+    def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: Memory | None = None) -> list[Batch]:
+        """One item for each `group` packs.
+
+        Args:
+            packs: The graphs of each batch.
+            key: Seed and epoch, from which trimming draws.
+            group: Batches in one item; it divides the number of packs.
+            memory: Where to write, from `allocate`; None takes new memory.
+        """
 
     @abstractmethod
     def allocate(self, num_batches: int, pin_memory: bool, group: int) -> Memory | None:
@@ -67,21 +51,20 @@ class FlatSource(Source):
     def __init__(self, store: FlatStore, collater: FixedSizeCollater) -> None:
         super().__init__(collater)
         self.store, self.sizes = store, store.sizes
-        self.cutter = BatchCutter(store, collater.options, **collater.choices)
+        self.cutter = BatchCutter(store, lay_out(store, collater.options, **collater.choices))
         self.limits = collater.options.limits(store.size_axes)
 
-    def cut(self, portion: Portion, group: int, memory: Memory | None = None) -> list[Batch]:
+    def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: Memory | None = None) -> list[Batch]:
         """One item for each `group` packs."""
         if not (self.collater.trim_nodes or self.collater.trim_edges):
-            return self.cutter.cut(portion.ids, portion.ptr, memory, group)
-        over = np.asarray((totals_of_packs(self.sizes, portion.ids, portion.ptr) > self.limits).any(axis=1))
+            return self.cutter.cut(packs, memory, group)
+        over = np.asarray((totals_of_packs(self.sizes, packs.indices, packs.ptr) > self.limits).any(axis=1))
         batches = []
-        for i, (start, stop) in enumerate(pairwise(portion.ptr.tolist())):
-            ids = portion.ids[start:stop]
+        for i, ids in enumerate(packs):
             if over[i]:
-                batches.append(self.collater.collate(take(self.store, ids), portion.generator(i)))
+                batches.append(self.collater.collate(take(self.store, ids), _generator(key, ids)))
             else:
-                batch = self.cutter.cut(ids, np.array([0, len(ids)]))[0]
+                batch = self.cutter.cut(packs[i : i + 1])[0]
                 zeros = torch.zeros(2, self.collater.options.num_graphs, dtype=torch.int64)
                 batch.num_trimmed_nodes, batch.num_trimmed_edges = zeros
                 batches.append(batch)
@@ -103,16 +86,16 @@ class FetchingSource(Source):
         super().__init__(collater)
         self.dataset, self.sizes, self.like = dataset, sizes, like
 
-    def cut(self, portion: Portion, group: int, memory: Memory | None = None) -> list[Batch]:
+    def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: Memory | None = None) -> list[Batch]:
         """One item for each `group` packs, each graph fetched anew."""
         batches = []
-        for i, (start, stop) in enumerate(pairwise(portion.ptr.tolist())):
-            graphs = [self.dataset[j] for j in portion.ids[start:stop].tolist()]
+        for ids in packs:
+            graphs = [self.dataset[i] for i in ids.tolist()]
             store = self.like.view([])  # a batch of padding alone
             if graphs:
                 keys, levels = self.collater.exclude_keys, self.collater.levels
                 store = FlatStore.from_dataset(graphs, exclude_keys=keys, levels=levels)
-            batches.append(self.collater.collate(store, portion.generator(i)))
+            batches.append(self.collater.collate(store, _generator(key, ids)))
         return _grouped(batches, group)
 
     def allocate(self, num_batches: int, pin_memory: bool, group: int) -> Memory | None:
@@ -138,19 +121,8 @@ def read(
         f"list(dataset) or FlatStore.from_dataset(dataset): transforms then run once.",
         stacklevel=3,
     )
-    sizes, store = measure(dataset, exclude_keys, progress_bar=progress_bar)
+    sizes, store = measure(dataset, exclude_keys, progress_bar)
     return store, sizes, {**levels_of(store), **(levels or {})}, False
-
-
-def measure(
-    dataset: Any, exclude_keys: Sequence[str] | None, at_once: int = 256, progress_bar: bool | None = None
-) -> tuple[np.ndarray, FlatStore]:
-    """Sizes of all graphs of a dataset that is not flat, and its first graphs, flat."""
-    ids = progress(range(len(dataset)), "measuring graphs", "graph", progress_bar)
-    parts = iter(lambda: [dataset[i] for i in islice(ids, at_once)], [])
-    first = FlatStore.from_dataset(next(parts, []), exclude_keys=exclude_keys)
-    rest = (FlatStore.from_dataset(part, exclude_keys=exclude_keys).sizes for part in parts)
-    return np.concatenate([first.sizes, *rest]), first
 
 
 def levels_of(store: FlatStore) -> Mapping[Any, Level]:
@@ -158,6 +130,12 @@ def levels_of(store: FlatStore) -> Mapping[Any, Level]:
     return {
         (attribute.store, attribute.name): attribute.axis.level for attribute in store.attributes if attribute.is_tensor
     }
+
+
+def _generator(key: tuple[int, int], ids: np.ndarray) -> torch.Generator:
+    """Source of randomness of one batch: the same in whatever process it is made."""
+    seed = np.random.SeedSequence((*key, *ids.tolist())).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(seed >> np.uint64(1)))
 
 
 def _grouped(batches: list[Batch], group: int) -> list[Batch]:

@@ -3,11 +3,11 @@
 from popgeo.packing.assign import assign as assign
 from popgeo.packing.buckets import Buckets as Buckets
 from popgeo.packing.buckets import tune_buckets as tune_buckets
-from popgeo.packing.budget import Efficiency as Efficiency
-from popgeo.packing.budget import efficiency as efficiency
-from popgeo.packing.budget import lower_bound as lower_bound
 from popgeo.packing.decreasing import best_fit_decreasing as best_fit_decreasing
 from popgeo.packing.decreasing import decreasing as decreasing
+from popgeo.packing.efficiency import Efficiency as Efficiency
+from popgeo.packing.efficiency import efficiency as efficiency
+from popgeo.packing.efficiency import lower_bound as lower_bound
 from popgeo.packing.optimal import optimal as optimal
 from popgeo.packing.optimal import optimal_plan as optimal_plan
 from popgeo.packing.packs import Budget as Budget

@@ -66,9 +66,13 @@ class Packs(Sequence[Ids]):
     def __getitem__(self, index: slice) -> Packs: ...
 
     def __getitem__(self, index: int | slice) -> Ids | Packs:
-        """The ids of one pack, as a view; or the packs of a slice."""
+        """The ids of one pack, as a view; or the packs of a slice, views too where it takes them in a row."""
         if isinstance(index, slice):
-            return Packs.from_lists([self[i] for i in range(*index.indices(len(self)))], self.skipped)
+            start, stop, step = index.indices(len(self))
+            if step != 1:
+                return Packs.from_lists([self[i] for i in range(start, stop, step)], self.skipped)
+            ptr = self.ptr[start : max(start, stop) + 1]
+            return Packs(self.indices[ptr[0] : ptr[-1]], ptr - ptr[0], self.skipped)
         if not -len(self) <= index < len(self):
             raise IndexError(f"Pack {index} was asked for; there are {len(self)}.")
         start = index % len(self)
@@ -83,6 +87,16 @@ class Packs(Sequence[Ids]):
         skipped = f"; {len(self.skipped):,} skipped" if len(self.skipped) else ""
         mean = self.num_graphs / max(len(self), 1)
         return f"{type(self).__name__}({self.num_graphs:,} graphs in {len(self):,} packs, {mean:.1f} a pack{skipped})"
+
+    @staticmethod
+    def single(num_graphs: int) -> Packs:
+        """All of so many graphs in one pack, in order.
+
+        Example:
+            >>> Packs.single(3)[0]
+            array([0, 1, 2])
+        """
+        return Packs(np.arange(num_graphs), np.array([0, num_graphs]))
 
     @staticmethod
     def from_lists(packs: Iterable[ArrayLike], skipped: ArrayLike = ()) -> Packs:

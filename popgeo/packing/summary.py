@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from popgeo.packing.budget import efficiency, lower_bound
+from popgeo.packing.efficiency import efficiency, lower_bound
 from popgeo.packing.packs import Budget, Packs, totals_of_packs
 from popgeo.packing.sizes import as_table, names
 

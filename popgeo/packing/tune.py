@@ -9,9 +9,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from popgeo.packing.packs import Budget
-from popgeo.packing.progress import progress
 from popgeo.packing.sizes import as_table, names
 from popgeo.packing.window import window
+from popgeo.progress import progress
 
 # A window first uses up what packs well: a trial takes a small one, so that it has long settled when packs are counted.
 _SAMPLE = 12288  # graphs packed for trial

@@ -1,86 +1,11 @@
-"""Datasets laid out flat: what each attribute's rows belong to, and what is copied."""
+"""Flat datasets, and smaller ones that share their arrays."""
 
-import pytest
-import torch
 from torch.utils.data import Subset
-from torch_geometric.data import Data, HeteroData
 
-from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, Level, unpad
-from tests.data.graphs import graph, hetero_graph, same
+from popgeo.data import FixedSizeOptions, FlatStore
+from tests.support.graphs import graph
 
 OPTIONS = FixedSizeOptions(12, 12, 4)
-
-
-def test_levels_of_the_usual_attributes():
-    store = FlatStore.from_dataset([graph(3, 4), graph(2, 1)])
-    levels = {attribute.name: attribute.axis.level.value for attribute in store.attributes}
-    assert [name for name, level in levels.items() if level == "node"] == ["x", "pos", "z", "train_mask"]
-    assert [name for name, level in levels.items() if level == "edge"] == ["edge_index", "edge_attr"]
-    assert [name for name, level in levels.items() if level == "graph"] == [
-        "y",
-        "root_index",
-        "charge",
-        "weight",
-        "name",
-    ]
-
-
-@pytest.mark.parametrize(
-    "y",
-    [
-        pytest.param(torch.tensor(2.0), id="0-d"),
-        pytest.param(torch.arange(5.0), id="five tasks in 1-d"),
-        pytest.param(torch.arange(5.0)[None], id="five tasks in 2-d"),
-    ],
-)
-def test_labels_of_every_shape_belong_to_the_graph(y, native):
-    graphs = [Data(x=torch.ones(n, 1), y=y) for n in (5, 3)]
-    store = FlatStore.from_dataset(graphs)
-    assert store.level("y") is Level.GRAPH
-    batch = FixedSizeCollater(OPTIONS, add_masks_to_batch=True)(graphs)
-    assert batch.y.shape[0] == 4 * max(1, y.shape[0] if y.dim() else 1)
-    assert same(unpad(batch)[0].y, y if y.dim() else y[None])
-
-
-def test_labels_of_single_node_graphs_belong_to_the_graph():
-    assert FlatStore.from_dataset([Data(x=torch.ones(1, 2), y=torch.ones(1))] * 2).level("y") is Level.GRAPH
-
-
-def test_labels_of_nodes_belong_to_nodes():
-    assert FlatStore.from_dataset([Data(x=torch.ones(n, 2), y=torch.ones(n)) for n in (1, 3)]).level("y") is Level.NODE
-
-
-def test_an_attribute_that_has_one_graphs_node_count_by_chance_stays_with_the_graph():
-    graphs = [Data(x=torch.ones(n, 1), fingerprint=torch.ones(4)) for n in (4, 3)]
-    assert FlatStore.from_dataset(graphs).level("fingerprint") is Level.GRAPH
-
-
-def test_levels_may_be_stated():
-    graphs = [Data(x=torch.ones(3, 1), tasks=torch.arange(3.0))] * 2
-    assert FlatStore.from_dataset(graphs).level("tasks") is Level.NODE
-    assert FlatStore.from_dataset(graphs, levels={"tasks": "graph"}).level("tasks") is Level.GRAPH
-    with pytest.raises(ValueError, match=r"says 'tasks': 'edge', but in graph 0 it has 3 rows and there are 0 edges"):
-        FlatStore.from_dataset(graphs, levels={"tasks": "edge"})
-    with pytest.raises(ValueError, match="'many' is not a valid Level"):
-        FlatStore.from_dataset(graphs, levels={"tasks": "many"})
-    assert len(FlatStore.from_dataset([Data(a=torch.ones(3))], levels={"a": "node"}).sizes) == 1
-
-
-def test_nodes_are_counted_as_pyg_counts_them():
-    by_edges = Data(edge_index=torch.tensor([[0, 4], [1, 2]]))
-    assert FlatStore.from_dataset([by_edges]).sizes.tolist() == [[5, 2]]
-    assert FlatStore.from_dataset([Data(num_nodes=7)]).sizes.tolist() == [[7, 0]]
-    assert FlatStore.from_dataset([Data(z=torch.ones(3, dtype=torch.long))]).sizes.tolist() == [[3, 0]]
-
-
-def test_a_type_without_features_states_its_size(native):
-    batch = FixedSizeCollater(OPTIONS, add_masks_to_batch=True)([hetero_graph(2, 3, 1, 1), hetero_graph(1, 2, 0, 2)])
-    assert batch["b"].num_nodes == 12
-    assert [graph["b"].num_nodes for graph in unpad(batch)] == [3, 2]
-    data = HeteroData()
-    data["a"].y = torch.ones(2)
-    with pytest.raises(ValueError, match="each graph's 'a' has the attributes"):
-        FlatStore.from_dataset([data])
 
 
 def test_views_share_the_arrays():
@@ -97,26 +22,3 @@ def test_attributes_of_a_flat_dataset_can_be_left_out():
     left = FlatStore.from_dataset(store, exclude_keys=["edge_index", "edge_attr"])
     assert left.sizes.tolist() == [[3, 0]]
     assert store.sizes.tolist() == [[3, 4]]
-
-
-def test_strings_and_none_and_other_objects_are_carried_along(native):
-    graphs = [Data(x=torch.ones(2, 1), smiles="C", tags=["a", None]) for _ in range(2)]
-    batch = FixedSizeCollater(OPTIONS, add_masks_to_batch=True)(graphs)
-    assert batch.smiles == ["C"] * 4
-    assert batch.tags == [["a", None]] * 4
-    assert unpad(batch)[1].tags == ["a", None]
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.uint8])
-def test_every_dtype_is_copied_bit_by_bit(dtype, native):
-    x = torch.randint(0, 9, (3, 2)).to(dtype)
-    batch = FixedSizeCollater(OPTIONS)([Data(x=x), Data(x=x + 1)])
-    assert torch.equal(batch.x[:6], torch.cat([x, x + 1]))
-    assert not batch.x[6:].any()
-
-
-def test_features_of_no_width_and_of_many_dimensions(native):
-    data = Data(x=torch.ones(2, 0), image=torch.rand(2, 3, 4, 5), num_nodes=2)
-    batch = FixedSizeCollater(OPTIONS)([data, data])
-    assert batch.x.shape == (12, 0)
-    assert torch.equal(batch.image[2:4], data.image)

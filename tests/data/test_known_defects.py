@@ -7,7 +7,7 @@ from torch_geometric.data import Data
 from popgeo.data import FixedSizeCollater, FixedSizeOptions
 from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
 from popgeo.packing import Budget, stream
-from tests.data.graphs import CITES, WRITES, assert_same_graphs, graph, hetero_graph
+from tests.support.graphs import CITES, WRITES, assert_same_graphs, graph, hetero_graph
 
 
 def test_padding_edges_never_leave_the_batch_even_if_a_single_node_is_padding(native):

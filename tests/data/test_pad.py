@@ -12,7 +12,7 @@ from torch_geometric.transforms import Compose, ToUndirected
 from torch_geometric.transforms.pad import AttrNamePadding, EdgeTypePadding, NodeTypePadding
 
 from popgeo.data import Pad, unpad
-from tests.data.graphs import CITES, WRITES, assert_same_graphs, graph, hetero_graph, same
+from tests.support.graphs import CITES, WRITES, assert_same_graphs, graph, hetero_graph, same
 
 
 def test_a_graph_padded_by_hand(native):

@@ -10,7 +10,7 @@ from torch_geometric.utils import is_undirected
 
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, unpad
 from popgeo.data.trim import trim
-from tests.data.graphs import assert_same_graphs, graph, hetero_graph, same
+from tests.support.graphs import assert_same_graphs, graph, hetero_graph, same
 
 
 def undirected(num_nodes: int, num_pairs: int, seed: int = 0) -> Data:

@@ -1,20 +1,20 @@
-"""Plans of an epoch, and their shards."""
+"""Which graphs share a batch in one epoch."""
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from popgeo.data import OverSizeStrategy
-from popgeo.loader.epoch import FixedSizeStrategy, Plan, epoch_generator, plan_epoch, shard
+from popgeo.loader import FixedSizeStrategy
+from popgeo.loader.epoch import epoch_generator, plan_epoch
+from popgeo.packing import Budget, Packs
 
 SIZES = np.array([[2, 1], [3, 0], [9, 9], [1, 1]])
-LIMITS = np.array([5, 5])
+BUDGET = Budget(sizes=(5, 5), num_graphs=3)
 
 
-def plan_of(strategy=FixedSizeStrategy.StreamPack, **settings):
+def plan_of(strategy=FixedSizeStrategy.StreamPack, **settings) -> Packs:
     order = np.arange(len(SIZES))
-    return plan_epoch(SIZES, LIMITS, 3, strategy, order, generator=epoch_generator(0, 0), **settings)
+    return plan_epoch(SIZES, BUDGET, strategy, order, generator=epoch_generator(0, 0), **settings)
 
 
 def test_every_epoch_and_seed_has_a_generator_of_its_own():
@@ -27,40 +27,26 @@ def test_what_cannot_fit_is_refused_skipped_or_planned_for_trimming():
     with pytest.raises(ValueError, match=r"Graph 2 has 9 nodes, a batch holds 5 real ones: 4 too many. 1 graphs"):
         plan_of()
     skipped = plan_of(over_size_strategy=OverSizeStrategy.Skip)
-    assert (skipped.ids.tolist(), skipped.num_skipped) == ([0, 1, 3], 1)
+    assert (skipped.indices.tolist(), skipped.skipped.tolist()) == ([0, 1, 3], [2])
     trimmed = plan_of(over_size_strategy=OverSizeStrategy.TrimNodesAndEdges)
-    assert [trimmed.pack(i).tolist() for i in range(len(trimmed))] == [[0, 1], [2], [3]]
+    assert [pack.tolist() for pack in trimmed] == [[0, 1], [2], [3]]
+
+
+def test_what_was_skipped_is_told_by_its_number_in_the_dataset():
+    order = np.array([3, 2, 0, 1])
+    plan = plan_epoch(
+        SIZES,
+        Budget(sizes=(3, 5), num_graphs=3),
+        FixedSizeStrategy.PadToMax,
+        order,
+        generator=epoch_generator(0, 0),
+        over_size_strategy=OverSizeStrategy.Skip,
+    )
+    assert [pack.tolist() for pack in plan] == [[3, 0]]  # 1 and 2 nodes fill a batch
+    assert plan.skipped.tolist() == [2, 1]  # too large for any batch, and too large for this one
 
 
 def test_an_empty_epoch_has_no_batches():
     for strategy in (FixedSizeStrategy.PadToMax, FixedSizeStrategy.StreamPack):
-        plan = plan_epoch(SIZES, LIMITS, 3, strategy, np.arange(0), generator=epoch_generator(0, 0))
+        plan = plan_epoch(SIZES, BUDGET, strategy, np.arange(0), generator=epoch_generator(0, 0))
         assert len(plan) == 0
-
-
-def test_splitting_keeps_the_order_and_never_repeats_a_graph():
-    plan = Plan(ids=np.arange(7), ptr=np.array([0, 4, 7]))
-    assert shard(plan, 0, 1, 3).ptr.tolist() == [0, 2, 4, 7]
-    assert [shard(plan, rank, 3, 1).ids.tolist() for rank in range(3)] == [[0, 1], [2, 3], [4, 5, 6]]
-
-
-def test_batches_of_padding_alone_fill_up_what_cannot_be_split():
-    plan = Plan(ids=np.arange(2), ptr=np.array([0, 2]))
-    assert shard(plan, 0, 1, 4).ptr.tolist() == [0, 1, 2, 2, 2]
-
-
-def test_dropping_the_last_drops_what_does_not_fill_an_item():
-    plan = Plan(ids=np.arange(5), ptr=np.arange(6))
-    kept = shard(plan, 0, 1, 2, drop_last=True)
-    assert (kept.ids.tolist(), len(kept)) == ([0, 1, 2, 3], 4)
-
-
-@settings(deadline=None, max_examples=50)
-@given(counts=st.lists(st.integers(0, 6), max_size=8), world_size=st.integers(1, 4), group=st.integers(1, 3))
-def test_shards_hold_every_graph_once(counts, world_size, group):
-    ptr = np.concatenate([[0], np.cumsum(np.array(counts, dtype=np.int64))])
-    plan = Plan(ids=np.arange(ptr[-1])[::-1].copy(), ptr=ptr)
-    shards = [shard(plan, rank, world_size, group) for rank in range(world_size)]
-    assert {len(part) % group for part in shards} == {0}
-    assert len({len(part) for part in shards}) == 1
-    assert sorted(i for part in shards for i in part.ids.tolist()) == list(range(int(ptr[-1])))

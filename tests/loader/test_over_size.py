@@ -6,8 +6,8 @@ from torch_geometric.data import Data
 
 from popgeo.data import FixedSizeOptions, OverSizeStrategy, unpad
 from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
-from tests.data.graphs import assert_same_graphs, graph, hetero_graph, same
-from tests.loader.loaders import GRAPHS, loader_of, seeds
+from tests.support.graphs import assert_same_graphs, graph, hetero_graph, same
+from tests.support.loaders import GRAPHS, loader_of, seeds
 
 
 def test_skipping_leaves_out_what_cannot_fit_and_counts_it():

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import cumsum
 
-from popgeo.data.flat_store import Attribute, Axis, FlatStore
-from popgeo.data.levels import Level
+from popgeo.data.axes import Attribute, Axis, ends_of
+from popgeo.data.flat_store import FlatStore
 
 
 def take(store: FlatStore, ids: np.ndarray) -> FlatStore:
@@ -59,15 +59,13 @@ def _kept(
         values = attribute.tensor.index_select(attribute.dim, mask.nonzero().flatten())
     if attribute.name != "edge_index" or not isinstance(values, Tensor):
         return dataclasses.replace(attribute, values=values)
-    key = attribute.store
     graph = torch.repeat_interleave(pointers[attribute.axis].diff())
     ends, steps = [], []
-    for row, end in zip(values, (key[0], key[-1]) if isinstance(key, tuple) else (None, None), strict=True):
-        axis = Axis(Level.NODE, end)
+    for row, axis in zip(values, ends_of(attribute.axis), strict=True):
         new_number = _renumbered(store.row_pointers[axis], keep.get(axis))
         ends.append(new_number[row.to(torch.int64) + store.row_pointers[axis][:-1][graph]].to(values.dtype))
         steps.append(pointers[axis].diff())
-    increments = torch.stack(steps[: 1 if key is None else 2], dim=1)
+    increments = torch.stack(steps[: 1 if attribute.store is None else 2], dim=1)
     return dataclasses.replace(attribute, values=torch.stack(ends), increments=increments)
 
 

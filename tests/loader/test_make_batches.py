@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.data.graphs import same
-from tests.loader.loaders import GRAPHS, InMemory, loader_of, seeds
+from tests.support.graphs import same
+from tests.support.loaders import GRAPHS, InMemory, loader_of, seeds
 
 
 def test_reused_buffers_hold_what_fresh_memory_does(native):

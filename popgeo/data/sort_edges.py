@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from popgeo.data.flat_store import Attribute, Axis, FlatStore
-from popgeo.data.levels import Level, StoreKey
+from popgeo.data.axes import Attribute, Level, StoreKey, ends_of
+from popgeo.data.flat_store import FlatStore
 
 
 def sort_edges(store: FlatStore) -> FlatStore:
@@ -30,7 +30,7 @@ def sort_edges(store: FlatStore) -> FlatStore:
     attributes, row_ends = list(store.attributes), {}
     for axis in (axis for axis in store.size_axes if axis.level is Level.EDGE):
         index = next((a for a in attributes if a.axis == axis and a.name == "edge_index"), None)
-        nodes = store.row_pointers[Axis(Level.NODE, axis.store[-1] if isinstance(axis.store, tuple) else None)]
+        nodes = store.row_pointers[ends_of(axis)[1]]
         edges = store.row_pointers[axis]
         if index is None:
             row_ends[axis.store] = torch.zeros(int(nodes[-1]), dtype=torch.int64)

@@ -10,8 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from popgeo.packing.packs import Budget, Packs
 from popgeo.packing.sizes import as_table, fitting, names
-from popgeo.packing.tune import Shape as Shape
-from popgeo.packing.tune import tune as tune
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,18 +3,17 @@
 import numpy as np
 import pandas as pd
 
-from popgeo.data.flat_store import Axis
-from popgeo.data.sizes import FixedSizeOptions
-from popgeo.loader.epoch import Plan
-from popgeo.packing import totals_of_packs
+from popgeo.data.axes import Axis
+from popgeo.data.fixed_size_options import FixedSizeOptions
+from popgeo.packing import Packs, totals_of_packs
 
 
-def filling(sizes: np.ndarray, plan: Plan, options: FixedSizeOptions, axes: tuple[Axis, ...]) -> pd.DataFrame:
-    """What a batch has room for and what the graphs of a plan use of it.
+def filling(sizes: np.ndarray, packs: Packs, options: FixedSizeOptions, axes: tuple[Axis, ...]) -> pd.DataFrame:
+    """What a batch has room for and what the graphs of an epoch use of it.
 
     Args:
         sizes: Nodes and edges (of each type) of each graph. int64 [num_graphs, num_dimensions]
-        plan: The batches of an epoch.
+        packs: The batches of an epoch.
         options: Sizes of a batch.
         axes: The node or edge type of each dimension.
 
@@ -22,22 +21,22 @@ def filling(sizes: np.ndarray, plan: Plan, options: FixedSizeOptions, axes: tupl
         One row for each of `axes`, and one for the graphs: `slots` of a batch, `real` ones of a mean batch, and their
         share, `full`, 0 to 1.
     """
-    real = totals_of_packs(sizes, plan.ids, plan.ptr).sum(axis=0) / max(1, len(plan))
+    real = totals_of_packs(sizes, packs.indices, packs.ptr).sum(axis=0) / max(1, len(packs))
     slots = [options.slots(axis) for axis in axes]
     table = pd.DataFrame(
-        {"slots": [*slots, options.num_graphs], "real": [*real, len(plan.ids) / max(1, len(plan))]},
+        {"slots": [*slots, options.num_graphs], "real": [*real, packs.num_graphs / max(1, len(packs))]},
         index=[*(axis.label for axis in axes), "graphs"],
     )
     return table.assign(full=table["real"] / table["slots"].clip(lower=1))
 
 
-def in_one_line(table: pd.DataFrame, plan: Plan, options: FixedSizeOptions, num_node_types: int) -> str:
+def in_one_line(table: pd.DataFrame, packs: Packs, options: FixedSizeOptions, num_node_types: int) -> str:
     """`4 graphs -> 2 batches of 8 nodes, 9 edges, 4 graphs; 68.8 % full`, where full is said of the nodes."""
     nodes = table.iloc[:num_node_types]
     full = nodes["real"].sum() / max(1, nodes["slots"].sum())
-    skipped = f"; {plan.num_skipped:,} skipped" if plan.num_skipped else ""
+    skipped = f"; {len(packs.skipped):,} skipped" if len(packs.skipped) else ""
     return (
-        f"{len(plan.ids):,} graphs -> {len(plan):,} batches of {options.total_num_nodes:,} nodes, "
+        f"{packs.num_graphs:,} graphs -> {len(packs):,} batches of {options.total_num_nodes:,} nodes, "
         f"{options.total_num_edges:,} edges, {options.num_graphs:,} graphs; {100 * full:.1f} % full{skipped}"
     )
 

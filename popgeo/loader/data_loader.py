@@ -1,6 +1,6 @@
 """The loader: an iterable of PyG batches that all have the same shapes."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 from typing import Any
 
@@ -9,16 +9,17 @@ import torch
 from torch.utils.data import DataLoader
 from torch_geometric.data import Batch
 
+from popgeo.data.axes import Levels
 from popgeo.data.collate import FixedSizeCollater
-from popgeo.data.levels import Levels
-from popgeo.data.sizes import FixedSizeOptions
+from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.arguments import check_arguments, member, num_mini_batches, shard_of, sizes_of, strategy_of
-from popgeo.loader.batches import OF_WORKERS, BatchMaker
-from popgeo.loader.epoch import FixedSizeStrategy, Packing, Plan
-from popgeo.loader.filling import as_html, filling, in_one_line
-from popgeo.loader.planner import GraphIds, Planner
+from popgeo.loader.epoch import Planner
+from popgeo.loader.fill_table import as_html, filling, in_one_line
+from popgeo.loader.make_batches import OF_WORKERS, BatchMaker
 from popgeo.loader.source import FetchingSource, FlatSource, Source, read
+from popgeo.loader.strategy import FixedSizeStrategy, Packing
+from popgeo.packing import Packs
 
 
 class FixedSizeDataLoader(DataLoader):
@@ -117,7 +118,7 @@ class FixedSizeDataLoader(DataLoader):
         self.rank, self.world_size = shard_of(options, rank, world_size)
         self.items_of = num_mini_batches(options, self.world_size)
         self._progress = _Progress(0, 0)
-        self._plan: tuple[int, Plan] | None = None
+        self._plan: tuple[int, Packs] | None = None
         like, sizes, levels, is_flat = read(dataset, exclude_keys, levels, sort_edges, progress_bar)
         chosen = sizes_of(like, sizes, batch_size, fixed_size_options, num_nodes, num_edges)
         self.fixed_size_options = chosen.with_rows_for(like)
@@ -153,7 +154,7 @@ class FixedSizeDataLoader(DataLoader):
             world_size=self.world_size,
             group=self.items_of,
         )
-        super().__init__(dataset, batch_sampler=GraphIds(self.plan), collate_fn=self.collater, **kwargs)
+        super().__init__(dataset, batch_sampler=_GraphIds(self.plan), collate_fn=self.collater, **kwargs)
         # torch leaves it None beside a batch sampler; scripts print and log it.
         object.__setattr__(self, "batch_size", self.fixed_size_options.num_graphs)
         self._maker = BatchMaker(
@@ -165,8 +166,8 @@ class FixedSizeDataLoader(DataLoader):
             workers={name: getattr(self, name) for name in OF_WORKERS} if self.num_workers > 0 else None,
         )
 
-    def plan(self) -> Plan:
-        """The batches of the epoch that is running or comes next; made when first asked for."""
+    def plan(self) -> Packs:
+        """The graphs of each batch of the epoch that is running or comes next; made when first asked for."""
         if self._plan is None or self._plan[0] != self.epoch:
             self._plan = self.epoch, self._planner.plan(self.seed, self.epoch)
         return self._plan[1]
@@ -178,7 +179,7 @@ class FixedSizeDataLoader(DataLoader):
     @property
     def num_skipped(self) -> int:
         """Graphs that `OverSizeStrategy.Skip` leaves out of the epoch that is running or comes next."""
-        return self.plan().num_skipped
+        return len(self.plan().skipped)
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch that the next iteration runs through; without it they are counted from 0."""
@@ -218,8 +219,8 @@ class FixedSizeDataLoader(DataLoader):
         self._progress.has_started = True
         return self._iterate(self.plan(), self._progress)
 
-    def _iterate(self, plan: Plan, progress: "_Progress") -> Iterator[Batch]:
-        for batches in self._maker.run(plan, progress.position, (self.seed, progress.epoch)):
+    def _iterate(self, packs: Packs, progress: "_Progress") -> Iterator[Batch]:
+        for batches in self._maker.run(packs, progress.position, (self.seed, progress.epoch)):
             for batch in batches:
                 progress.position += 1
                 yield batch
@@ -227,7 +228,7 @@ class FixedSizeDataLoader(DataLoader):
             self.set_epoch(progress.epoch + 1)
 
     def filling(self) -> pd.DataFrame:
-        """How full the batches of the coming epoch are; see `popgeo.loader.filling`."""
+        """How full the batches of the coming epoch are; see `popgeo.loader.fill_table`."""
         return filling(self.source.sizes, self.plan(), self.fixed_size_options, self._like.size_axes)
 
     def __repr__(self) -> str:
@@ -243,6 +244,19 @@ class FixedSizeDataLoader(DataLoader):
             return f"{escape(repr(self))}{as_html(self.filling())}"
         except ValueError:
             return escape(repr(self))
+
+
+class _GraphIds:
+    """Lets tools that look into a `DataLoader` see the batches as lists of graph ids."""
+
+    def __init__(self, plan: Callable[[], Packs]) -> None:
+        self.plan = plan
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (pack.tolist() for pack in self.plan())
+
+    def __len__(self) -> int:
+        return len(self.plan())
 
 
 class _Progress:

@@ -1,11 +1,11 @@
-"""Small graphs, datasets and loaders that the tests here share."""
+"""Small datasets and loaders for tests."""
 
 from torch_geometric.data import Dataset as PyGDataset
 from torch_geometric.data import InMemoryDataset
 
 from popgeo.data import FixedSizeOptions, unpad
 from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
-from tests.data.graphs import graph
+from tests.support.graphs import graph
 
 GRAPHS = [graph(2 + seed % 5, 3 * (seed % 4), seed) for seed in range(40)]
 OPTIONS = FixedSizeOptions(num_nodes=25, num_edges=40, num_graphs=6)

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from popgeo.data.axes import GRAPHS
 from popgeo.data.fill import fill
-from popgeo.data.flat_store import GRAPHS, FlatStore
-from popgeo.data.layout import Kind, Layout, Slot
+from popgeo.data.flat_store import FlatStore
+from popgeo.data.slots import Kind, Layout, Slot
 from popgeo.native import library
 
 _ENTRY = ("popgeo_collate", (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64) + (ctypes.c_void_p, ctypes.c_int64) * 2)

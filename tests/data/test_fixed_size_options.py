@@ -8,7 +8,7 @@ from torch_geometric.transforms.pad import AttrNamePadding
 
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore
 from popgeo.loader import FixedSizeDataLoader
-from tests.data.graphs import CITES, WRITES, graph, hetero_graph
+from tests.support.graphs import CITES, WRITES, graph, hetero_graph
 
 GRAPHS = [graph(3, 4), graph(5, 2, 1), graph(2, 0, 2)]
 

@@ -1,15 +1,17 @@
-"""What PyG's `to_data_list` needs to take a batch apart, worked out only when somebody asks."""
+"""What PyG needs to take a batch apart again (`to_data_list`), worked out only when somebody asks."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric.data import Batch
 
-from popgeo.data.flat_store import Attribute, Axis, FlatStore
-from popgeo.data.layout import Layout
-from popgeo.data.levels import Level, StoreKey
+from popgeo.data.axes import Attribute, Axis, Level, StoreKey
+from popgeo.data.flat_store import FlatStore
+from popgeo.data.slots import Layout
 
 
 class LazyDict(Mapping[Any, Any]):
@@ -39,15 +41,16 @@ class LazyDict(Mapping[Any, Any]):
         return dict, (self._get(),)  # the dataset does not travel with a batch
 
 
+@dataclass(frozen=True, eq=False)
 class Slicer:
     """Works out where the graphs of a batch lie in it; `rows` are the stored graphs that it is made of."""
 
-    def __init__(self, store: FlatStore, layout: Layout) -> None:
-        self.store, self.layout, self.num_graphs = store, layout, layout.options.num_graphs
+    store: FlatStore
+    layout: Layout
 
     def slices(self, rows: np.ndarray) -> dict[Any, Any]:
         """PyG's `_slice_dict`: where each graph's part of each attribute starts."""
-        whole = torch.arange(self.num_graphs + 1)
+        whole = torch.arange(self.layout.options.num_graphs + 1)
         return self._by_store(lambda a: self._starts(a.axis, rows) if a.is_tensor else whole)
 
     def increments(self, rows: np.ndarray) -> dict[Any, Any]:
@@ -60,21 +63,23 @@ class Slicer:
         return {key: self._starts(Axis(Level.NODE, key), rows).diff().tolist() for key in types}
 
     def _starts(self, axis: Axis, rows: np.ndarray) -> Tensor:
-        counts = np.zeros(self.num_graphs, dtype=np.int64)
+        num_graphs = self.layout.options.num_graphs
+        counts = np.zeros(num_graphs, dtype=np.int64)
         pointer = self.store.row_pointers[axis].numpy()
         counts[: len(rows)] = pointer[rows + 1] - pointer[rows]
         slot = next(slot for slot in self.layout.slots if slot.axis == axis)
         if slot.fixed_rows:
-            counts[:] = slot.num_slots // self.num_graphs
+            counts[:] = slot.num_slots // num_graphs
         else:
             counts[len(rows)] = slot.num_slots - counts.sum()  # the first padding graph owns the padding
         return torch.from_numpy(np.concatenate([[0], counts.cumsum()]))
 
     def _shifts(self, attribute: Attribute, rows: np.ndarray) -> Tensor | None:
+        num_graphs = self.layout.options.num_graphs
         if attribute.increments is None:
-            return torch.zeros(self.num_graphs, dtype=torch.int64) if attribute.is_tensor else None
+            return torch.zeros(num_graphs, dtype=torch.int64) if attribute.is_tensor else None
         width = attribute.increments.shape[1]
-        running = torch.zeros(self.num_graphs, width, dtype=torch.int64)
+        running = torch.zeros(num_graphs, width, dtype=torch.int64)
         running[1 : len(rows) + 1] = attribute.increments[torch.from_numpy(rows)]
         running = running.cumsum(0)
         if width == 1:
@@ -89,3 +94,34 @@ class Slicer:
         for attribute in self.store.attributes:
             (nested if attribute.store is None else nested[attribute.store])[attribute.name] = entry(attribute)
         return nested
+
+
+def state_num_nodes(batch: Any, of_graphs: Mapping[Any, list[int]], of_batch: Mapping[Any, Any]) -> None:
+    """States the number of nodes of a batch and of its graphs, for the node types whose graphs state it."""
+    for store in batch.stores:
+        if store._key in of_graphs:
+            store.num_nodes, store._num_nodes = of_batch[store._key], of_graphs[store._key]
+
+
+def mark(
+    batch: Any, parts: Sequence[tuple[Mapping[Any, Any], ...]], num_nodes: dict[Any, int], num_edges: dict[Any, int]
+) -> Batch:
+    """States that a batch holds several: its sizes are those of one, and how each is taken apart.
+
+    Args:
+        batch: The tensors of all, concatenated.
+        parts: For each, PyG's `_slice_dict` and `_inc_dict`, and the nodes of each graph where they are stated.
+        num_nodes: Nodes of one, for each node type.
+        num_edges: Edges of one, for each edge type.
+    """
+    main = batch.stores[0].__dict__
+    main.pop("_slice_dict", None)
+    main.pop("_inc_dict", None)
+    main["_mini_batches"] = tuple(parts)
+    for store in batch.stores:
+        store.__dict__.pop("_num_nodes", None)
+        if store._key in num_nodes:
+            store["num_nodes"] = num_nodes[store._key]
+        if store._key in num_edges:
+            store["num_edges"] = num_edges[store._key]
+    return batch

@@ -1,18 +1,16 @@
 """What a loader can load, and in what order."""
 
-import itertools
 import warnings
 
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, IterableDataset, Subset, WeightedRandomSampler
+from torch.utils.data import ConcatDataset, Subset, WeightedRandomSampler
 from torch_geometric.data import Data
 
-from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, unpad
-from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy, stream_batches
-from popgeo.packing import Packs
-from tests.data.graphs import assert_same_graphs, same
-from tests.loader.loaders import GRAPHS, InMemory, OnDisk, loader_of, seeds
+from popgeo.data import FlatStore, unpad
+from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
+from tests.support.graphs import assert_same_graphs, same
+from tests.support.loaders import GRAPHS, InMemory, OnDisk, loader_of, seeds
 
 
 def test_every_kind_of_dataset_gives_the_same_batches():
@@ -62,53 +60,12 @@ def test_samplers_decide_the_order_and_batch_samplers_the_batches():
         loader_of(batch_sampler=[[1]])
 
 
-def test_a_function_of_the_users_is_a_strategy_and_is_checked():
-    def one_each(sizes, budget, *, generator=None):
-        return Packs.from_lists([[i] for i in range(len(sizes))])
-
-    def twice(sizes, budget, *, generator=None):
-        return Packs.from_lists([[0, 0]])
-
-    def all_at_once(sizes, budget, *, generator=None):
-        return Packs.from_lists([range(len(sizes))])
-
-    assert len(loader_of(strategy=one_each)) == 40
-    with pytest.raises(ValueError, match="uses graph 0 2 times"):
-        len(loader_of(strategy=twice))
-    with pytest.raises(ValueError, match="must stay within its budget"):
-        len(loader_of(strategy=all_at_once))
-
-
-def test_a_dataset_that_cannot_be_indexed_is_streamed():
-    class Endless(IterableDataset):
-        read = 0
-
-        def __iter__(self):
-            for one in itertools.cycle(GRAPHS):
-                Endless.read += 1
-                yield one
-
-    with pytest.raises(ValueError, match=r"is a Endless, which cannot be indexed.*stream_batches"):
-        FixedSizeDataLoader(Endless(), 3)
-    collater = FixedSizeCollater(FixedSizeOptions(25, 40, 13), add_masks_to_batch=True)
-    stream = stream_batches(Endless(), collater, window=64, generator=torch.Generator().manual_seed(0))
-    batches = list(itertools.islice(stream, 50))
-    assert {tuple(batch.x.shape) for batch in batches} == {(25, 3)}
-    assert sum(int(batch.nodes_mask.sum()) for batch in batches) / (50 * 24) > 0.95
-    assert len(seeds(batches)) < Endless.read < 1000
-
-
 def test_point_clouds_need_no_edges():
     clouds = [Data(pos=torch.rand(n, 3), y=torch.rand(1)) for n in (3, 4, 5)]
     loader = FixedSizeDataLoader(clouds, num_nodes=11, num_edges=0, batch_size=3)
     assert next(iter(loader)).edges_mask.shape == (0,)
     assert loader.fixed_size_options.num_edges == 0
     assert FixedSizeDataLoader(clouds, 3).fixed_size_options.num_edges == 0
-
-
-def test_stream_packing_without_options_measures_the_dataset():
-    loader = FixedSizeDataLoader(GRAPHS, 5, fixed_size_strategy="StreamPack")
-    assert seeds(loader) == list(range(40))
 
 
 def test_no_warning_is_raised_for_a_flat_dataset():

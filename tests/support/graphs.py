@@ -1,4 +1,4 @@
-"""Graphs for the tests of this folder, drawn at random from a few numbers."""
+"""Graphs for tests, drawn at random from a few numbers, and what it means that two of them are the same."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,6 +7,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric.data import Batch, Data, HeteroData
+
+from popgeo.data import FixedSizeOptions
 
 WRITES = ("a", "writes", "b")
 CITES = ("b", "cites", "b")
@@ -57,6 +59,15 @@ def lists_of_hetero_graphs(draw: st.DrawFn) -> list[HeteroData]:
     size = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(0, 5), st.integers(0, 5))
     sizes = draw(st.lists(size, min_size=1, max_size=4))
     return [hetero_graph(*size, seed=seed) for seed, size in enumerate(sizes)]
+
+
+def options_for(graphs: list[Data], nodes: int, edges: int, num_graphs: int) -> FixedSizeOptions:
+    """Options that leave so many slots beside the one node and graph that are always padding."""
+    return FixedSizeOptions(
+        num_nodes=sum(g.num_nodes for g in graphs) + 1 + nodes,
+        num_edges=sum(g.num_edges for g in graphs) + edges,
+        num_graphs=len(graphs) + 1 + num_graphs,
+    )
 
 
 def same(a: Any, b: Any) -> bool:

@@ -1,6 +1,5 @@
-"""Cuts batches of fixed size out of a flat dataset: lays them out once, then fills many at a time."""
+"""Cuts batches of fixed size out of a flat dataset, many at a time; and says whether graphs fit one."""
 
-from collections.abc import Collection
 from itertools import pairwise
 
 import numpy as np
@@ -8,42 +7,22 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch
 
+from popgeo.data.axes import Level
 from popgeo.data.batch import BatchBuilder
-from popgeo.data.fast_fill import Filler
+from popgeo.data.compiled_fill import Filler
+from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
-from popgeo.data.layout import lay_out
-from popgeo.data.levels import Level
-from popgeo.data.sizes import FixedSizeOptions
-from popgeo.packing import totals_of_packs
+from popgeo.data.slots import Layout
+from popgeo.packing import Packs, totals_of_packs
 
 
 class BatchCutter:
-    """Makes batches of one dataset and one layout from graph ids.
+    """Makes batches of one dataset and one layout from packs of its graphs."""
 
-    Args are those of `FixedSizeCollater`.
-    """
-
-    def __init__(
-        self,
-        store: FlatStore,
-        options: FixedSizeOptions,
-        *,
-        add_pad_masks: bool = True,
-        follow_batch: Collection[str] = (),
-        index_dtype: torch.dtype = torch.int64,
-        spread_padding_edges: bool = False,
-    ) -> None:
-        self.store, self.options = store, options
-        self.layout = lay_out(
-            store,
-            options,
-            add_pad_masks=add_pad_masks,
-            follow_batch=follow_batch,
-            index_dtype=index_dtype,
-            spread_padding_edges=spread_padding_edges,
-        )
-        self.builder = BatchBuilder(store, self.layout)
-        self.fill = Filler(store, self.layout)
+    def __init__(self, store: FlatStore, layout: Layout) -> None:
+        self.store, self.layout = store, layout
+        self.fill = Filler(store, layout)
+        self.builder = BatchBuilder(store, layout)
 
     def allocate(self, num_batches: int, pin_memory: bool = False, group: int = 1) -> "Memory":
         """Memory for so many batches, `group` of them in one item."""
@@ -52,25 +31,24 @@ class BatchCutter:
             [torch.empty((num_batches, *slot.shape), dtype=slot.dtype, pin_memory=pin_memory) for slot in slots], group
         )
 
-    def cut(self, ids: np.ndarray, ptr: np.ndarray, memory: "Memory | None" = None, group: int = 1) -> list[Batch]:
+    def cut(self, packs: Packs, memory: "Memory | None" = None, group: int = 1) -> list[Batch]:
         """One `Batch` for each pack of graphs, or for each `group` packs, joined as `super_batch.join` does.
 
         The batches share their memory in chunks: `torch.save` of one saves its chunk, unless it is cloned first.
 
         Args:
-            ids: Graphs of all batches, one batch after the other. int64 [total number of graphs]
-            ptr: Where each batch starts in `ids`. int64 [num_batches + 1]
+            packs: The graphs of each batch.
             memory: Where to write, with room for as many batches or more; None takes new memory.
             group: Batches in one item; it divides the number of packs.
         """
-        rows = self.store.rows(ids)
-        memory = memory or self.allocate(len(ptr) - 1, group=group)
+        memory = memory or self.allocate(len(packs.ptr) - 1, group=group)
+        rows, ptr = self.store.rows(packs.indices), packs.ptr
         self.fill(rows, ptr, memory.tensors)
-        packs = [rows[start:stop] for start, stop in pairwise(ptr.tolist())]
+        stored = [rows[start:stop] for start, stop in pairwise(ptr.tolist())]
         build, items = self.builder.build, memory.items
         if group == 1:
-            return [build(tensors, (pack,)) for tensors, pack in zip(items, packs)]  # noqa: B905  memory may be larger
-        return [build(items[i], packs[i * group : (i + 1) * group]) for i in range(len(packs) // group)]
+            return [build(tensors, (pack,)) for tensors, pack in zip(items, stored)]  # noqa: B905  memory may be larger
+        return [build(items[i], stored[i * group : (i + 1) * group]) for i in range(len(stored) // group)]
 
 
 class Memory:
@@ -88,29 +66,29 @@ class Memory:
         self.items = list(zip(*(tensor.unbind(0) for tensor in tensors), strict=True))
 
 
-def check_fits(store: FlatStore, options: FixedSizeOptions, ids: np.ndarray, ptr: np.ndarray, remedy: str = "") -> None:
+def check_fits(store: FlatStore, options: FixedSizeOptions, packs: Packs) -> None:
     """Checks that every pack of graphs fits a batch with a node and a graph to spare.
 
     Raises:
         ValueError: a pack has too many nodes, edges or graphs.
     """
-    num_graphs = np.diff(ptr)
+    num_graphs = np.diff(packs.ptr)
     if num_graphs.size and num_graphs.max() >= options.num_graphs:
         found = int(num_graphs.max())
         raise ValueError(
             f"Batch has {found} graphs, FixedSizeOptions.num_graphs is {options.num_graphs} with one kept for padding. "
             f"Raise it to {found + 1} or pass fewer graphs."
         )
-    _check_rows(store, options, ids, ptr)
+    _check_rows(store, options, packs)
+    totals = totals_of_packs(store.sizes, packs.indices, packs.ptr)
     limits = options.limits(store.size_axes)
-    totals = totals_of_packs(store.sizes, ids, ptr)
     over = np.argwhere(totals > limits)
     if not len(over):
         return
     pack, dimension = over[0]
     axis = store.size_axes[dimension]
     is_node = axis.level is Level.NODE
-    members = ids[ptr[pack] : ptr[pack + 1]]
+    members = packs[int(pack)]
     sizes = store.sizes[members, dimension]
     what = ("nodes" if is_node else "edges") + ("" if axis.store is None else f" of type {axis.store!r}")
     option = ("num_nodes" if is_node else "num_edges") + ("" if axis.store is None else f"[{axis.store!r}]")
@@ -119,16 +97,16 @@ def check_fits(store: FlatStore, options: FixedSizeOptions, ids: np.ndarray, ptr
     raise ValueError(
         f"Batch has {totals[pack, dimension]} {what}, FixedSizeOptions.{option} is {options.slots(axis)}{kept}: "
         f"{totals[pack, dimension] - limits[dimension]} too many. Its largest graph is {members[sizes.argmax()]} with "
-        f"{sizes.max()}. Raise {option} to {totals[pack, dimension] + is_node} or pass {remedy or strategy}."
+        f"{sizes.max()}. Raise {option} to {totals[pack, dimension] + is_node} or pass {strategy}."
     )
 
 
-def _check_rows(store: FlatStore, options: FixedSizeOptions, ids: np.ndarray, ptr: np.ndarray) -> None:
+def _check_rows(store: FlatStore, options: FixedSizeOptions, packs: Packs) -> None:
     for axis in store.row_pointers:
         limit = (options.num_rows or {}).get(axis.name or "")
         if axis.level is not Level.GRAPH or limit is None:
             continue
-        total = totals_of_packs(store.counts(axis)[:, None], ids, ptr).max(initial=0)
+        total = totals_of_packs(store.counts(axis)[:, None], packs.indices, packs.ptr).max(initial=0)
         if total > limit:
             raise ValueError(
                 f"Batch has {total} rows of {axis.name!r}, FixedSizeOptions.num_rows[{axis.name!r}] is {limit}. "

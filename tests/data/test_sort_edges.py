@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch_geometric.data import Data
 
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore
-from popgeo.data.sort import sort_edges
+from popgeo.data.sort_edges import sort_edges
 from popgeo.native import library
-from tests.data.graphs import WRITES, graph, lists_of_graphs, lists_of_hetero_graphs, same
+from tests.support.graphs import WRITES, graph, lists_of_graphs, lists_of_hetero_graphs, same
 
 
 def test_row_pointers_worked_out_by_hand(native):

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 from torch_geometric.transforms.pad import Padding
 
-from popgeo.data.flat_store import Axis, FlatStore
-from popgeo.data.levels import Level, StoreKey
+from popgeo.data.axes import GRAPHS, Axis, Level, StoreKey
+from popgeo.data.flat_store import FlatStore
 from popgeo.packing import tune
 
 
@@ -59,17 +59,11 @@ class FixedSizeOptions:
             raise ValueError(
                 f"num_graphs is {self.num_graphs}; a batch holds a real and a padding graph at least. Pass 2 or more."
             )
-        for key, count in _items(self.num_nodes):
-            if count < 1:
-                where = "" if key is None else f"[{key!r}]"
-                raise ValueError(f"num_nodes{where} is {count}; at least one node is kept for padding. Raise it.")
         if self.num_edges is None:
             total = self.total_num_nodes
             object.__setattr__(self, "num_edges", total * (total - 1))
-        for key, count in _items(self.num_edges):
-            if count < 0:
-                where = "" if key is None else f"[{key!r}]"
-                raise ValueError(f"num_edges{where} is {count}; it must be 0 (no edges) or more.")
+        _check_each("num_nodes", self.num_nodes, 1, "at least one node is kept for padding. Raise it.")
+        _check_each("num_edges", self.num_edges, 0, "it must be 0 (no edges) or more.")
 
     def _chosen(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if value is not None}
@@ -119,6 +113,29 @@ class FixedSizeOptions:
         if axis.store not in sizes:
             raise ValueError(f"{name} has no entry for {axis.store!r}; it has {list(sizes)}. Add one.")
         return sizes[axis.store]  # type: ignore[index]
+
+    def rows(self, axis: Axis, store: FlatStore) -> int:
+        """How many rows a batch has along any axis of a dataset.
+
+        Raises:
+            ValueError: the options lack a node or edge type, or the rows of a graph attribute of varying length.
+        """
+        if axis.level is not Level.GRAPH:
+            return self.slots(axis)
+        if axis == GRAPHS:
+            return self.num_graphs
+        assert axis.name is not None  # every other graph axis belongs to one attribute
+        if self.num_rows and axis.name in self.num_rows:
+            return self.num_rows[axis.name]
+        rows = store.row_pointers[axis].diff()
+        low, high = int(rows.min()), int(rows.max())
+        if low != high:
+            raise ValueError(
+                f"Attribute {axis.name!r} has {low} to {high} rows a graph, so a batch has no fixed number of them. "
+                f"Pass FixedSizeOptions(num_rows={{{axis.name!r}: {high * (self.num_graphs - 1) + 1}}}), or state its "
+                f"level as levels={{{axis.name!r}: 'node'}} if it is not a graph's."
+            )
+        return low * self.num_graphs
 
     def limits(self, axes: Sequence[Axis]) -> np.ndarray:
         """What the real graphs of a batch may use along each axis: all slots, but one node of each type less."""
@@ -230,15 +247,10 @@ class FixedSizeOptions:
             >>> options.num_nodes % 8, options.num_edges
             (0, 0)
         """
-        store = FlatStore.from_dataset(dataset, progress_bar=None if verbose else False)
-        shape = tune(
-            store.sizes,
-            target_graphs,
-            align=align,
-            cost=cost,
-            num_node_dims=len(store.node_types),
-            progress_bar=None if verbose else False,
-        )
+        bar = None if verbose else False
+        store = FlatStore.from_dataset(dataset, progress_bar=bar)
+        split = len(store.node_types)
+        shape = tune(store.sizes, target_graphs, align=align, cost=cost, num_node_dims=split, progress_bar=bar)
         if verbose:
             labels = [axis.label for axis in store.size_axes]
             print(re.sub(r"\bsize_(\d+)", lambda found: labels[int(found[1])], shape.reason))
@@ -260,27 +272,28 @@ class FixedSizeOptions:
         Raises:
             ValueError: the loader is empty.
         """
-        seen = [
-            (_per_store(batch.node_stores, "num_nodes"), _per_store(batch.edge_stores, "num_edges"), _graphs_in(batch))
-            for batch in islice(loader, sample_limit)
-        ]
-        if not seen:
+        nodes: dict[Any, int] = {}
+        edges: dict[Any, int] = {}
+        num_graphs = 0
+        for batch in islice(loader, sample_limit):
+            for store in batch.node_stores:
+                nodes[store._key] = max(nodes.get(store._key, 1), int(store.num_nodes or 0) + 1)
+            for store in batch.edge_stores:
+                edges[store._key] = max(edges.get(store._key, 1), int(store.num_edges or 0) + 1)
+            num_graphs = max(num_graphs, int(getattr(batch, "num_graphs", 1)) + 1)
+        if not num_graphs:
             raise ValueError("The loader yields no batch, so there is nothing to measure. Pass one that does.")
-        num_graphs = max(graphs for _, _, graphs in seen) + 1
-        nodes = {key: max(batch[0][key] for batch in seen) + 1 for key in seen[0][0]}
-        edges = {key: max(batch[1][key] for batch in seen) + 1 for key in seen[0][1]}
         if None in nodes:
             return cls(nodes[None], edges[None], num_graphs, **values)
         return cls(nodes, edges, num_graphs, **values)
 
 
+def _check_each(name: str, sizes: Any, least: int, why: str) -> None:
+    for key, count in _items(sizes):
+        if count < least:
+            where = "" if key is None else f"[{key!r}]"
+            raise ValueError(f"{name}{where} is {count}; {why}")
+
+
 def _items(sizes: Any) -> Iterable[tuple[Any, int]]:
     return sizes.items() if isinstance(sizes, dict) else [(None, sizes)]
-
-
-def _per_store(stores: Iterable[Any], count: str) -> dict[Any, int]:
-    return {store._key: int(getattr(store, count) or 0) for store in stores}
-
-
-def _graphs_in(batch: Any) -> int:
-    return int(getattr(batch, "num_graphs", 1))

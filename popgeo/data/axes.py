@@ -1,0 +1,88 @@
+"""The nouns of a flat dataset: what the rows of an attribute belong to, and the attribute itself."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+StoreKey: TypeAlias = str | tuple[str, str, str] | None
+"""A node type, an edge type, or None for the one store of `Data` and the global store of `HeteroData`."""
+
+Levels: TypeAlias = Mapping[Any, "str | Level"]
+"""What attributes' rows belong to, as `{"y": "graph"}`; a key may also name the store, as `("paper", "y")`."""
+
+
+class Level(Enum):
+    """What a row of an attribute belongs to.
+
+    Example:
+        >>> Level("graph")
+        <Level.GRAPH: 'graph'>
+    """
+
+    NODE = "node"
+    EDGE = "edge"
+    GRAPH = "graph"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What an attribute's rows are counted along: nodes or edges of a type, graphs, or rows of its own."""
+
+    level: Level
+    store: StoreKey
+    name: str | None = None
+    """Set for a graph-level attribute that has not one row per graph: its rows are counted on their own."""
+
+    @property
+    def label(self) -> str:
+        """What to call the rows.
+
+        Example:
+            >>> Axis(Level.NODE, None).label, Axis(Level.EDGE, ("author", "writes", "paper")).label
+            ('nodes', 'author-writes-paper edges')
+        """
+        kind = self.store if isinstance(self.store, str) else "-".join(self.store or ())
+        return f"{kind} {self.level.value}s".lstrip()
+
+
+GRAPHS = Axis(Level.GRAPH, None)
+"""The axis of attributes that have one row per graph."""
+
+
+def ends_of(edges: Axis) -> tuple[Axis, Axis]:
+    """The nodes that edges lead from, and those that they lead to.
+
+    Example:
+        >>> [end.store for end in ends_of(Axis(Level.EDGE, ("author", "writes", "paper")))]
+        ['author', 'paper']
+    """
+    source, destination = (edges.store[0], edges.store[-1]) if isinstance(edges.store, tuple) else (None, None)
+    return Axis(Level.NODE, source), Axis(Level.NODE, destination)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Attribute:
+    """One attribute of all graphs, one graph after the other."""
+
+    store: StoreKey
+    name: str
+    axis: Axis
+    values: Tensor | Sequence[Any]
+    """All rows along dimension `dim`; a list with one entry a graph where the values are no tensors."""
+    dim: int = 0
+    increments: Tensor | None = None
+    """How far each graph shifts the values of the graphs after it in a batch (`__inc__`), or None. [num_graphs, ...]"""
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether the values are one flat tensor."""
+        return isinstance(self.values, Tensor)
+
+    @property
+    def tensor(self) -> Tensor:
+        """The values, of an attribute that is a tensor."""
+        assert isinstance(self.values, Tensor)  # callers ask `is_tensor` first
+        return self.values

@@ -1,0 +1,202 @@
+"""What PyG's attributes count: nodes and edges, whose rows an attribute has, how far it shifts what follows it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch_geometric.utils import cumsum
+
+from popgeo.data.axes import GRAPHS, Attribute, Axis, Level, StoreKey, ends_of
+
+_NODE_NAMES = {"x", "feat", "pos", "batch", "node_type", "n_id", "z", "train_mask", "val_mask", "test_mask"}
+_RowPointers: TypeAlias = dict[Axis, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Column:
+    """One attribute of all graphs as PyG joins it, before it is known what its rows belong to."""
+
+    name: str
+    values: Tensor | Sequence[Any]
+    """All rows along dimension `dim`; a list with one entry a graph where the values are no tensors."""
+    slices: Tensor | None = None
+    """Where each graph's rows start, and their total; None for a list. [num_graphs + 1]"""
+    dim: int = 0
+    increments: Tensor | None = None
+    """What a class's own `__inc__` says of each graph; None where it has PyG's. [num_graphs, ...]"""
+
+
+def attributes_of(
+    columns: Mapping[StoreKey, Sequence[Column]],
+    *,
+    node_types: Iterable[StoreKey],
+    edge_types: Iterable[StoreKey],
+    stated: Mapping[StoreKey, Tensor],
+    levels: Mapping[Any, Level],
+    num_graphs: int,
+) -> tuple[tuple[Attribute, ...], _RowPointers]:
+    """What the rows of each column belong to, and where each graph's rows start along every axis.
+
+    Args:
+        columns: The attributes of each store.
+        node_types: Stores that have nodes.
+        edge_types: Stores that have edges.
+        stated: Nodes of each graph, where `num_nodes` states them. [num_graphs] for each store
+        levels: What an attribute's rows belong to, by its name or by store and name; others are inferred.
+        num_graphs: How many graphs there are.
+
+    Raises:
+        ValueError: a graph's nodes cannot be counted, a level is wrong, or an `__inc__` has no flat layout.
+    """
+    row_pointers = {GRAPHS: torch.arange(num_graphs + 1)}
+    for key in node_types:
+        counts = stated[key] if key in stated else _count_nodes(key, columns[key], levels)
+        row_pointers[Axis(Level.NODE, key)] = cumsum(counts)
+    for key in edge_types:
+        row_pointers[Axis(Level.EDGE, key)] = cumsum(_count_edges(columns[key], num_graphs))
+    attributes = []
+    for key, of_store in columns.items():
+        for column in of_store:
+            given = levels.get((key, column.name)) or levels.get(column.name)
+            attributes.append(_attribute(key, column, given, row_pointers))
+    return tuple(attributes), row_pointers
+
+
+def _count_nodes(key: StoreKey, columns: Sequence[Column], levels: Mapping[Any, Level]) -> Tensor:
+    """Nodes of each graph, from the attributes that PyG itself counts by, or those stated to be a node's."""
+    column = {column.name: column for column in columns}
+    stated = {n: levels.get((key, n)) or levels.get(n) for n in column}
+    known = [n for n in column if stated[n] is Level.NODE]
+    known += [n for n in column if n in {"x", "feat", "pos", "node_type", "n_id"} and not stated[n]]
+    known += [n for n in column if "node" in n and not stated[n]]
+    for name in known:
+        if (slices := column[name].slices) is not None:
+            return slices.diff()
+    for name in [n for n in ("edge_index", "face") if n in column and key is None]:
+        values, slices = column[name].values, column[name].slices
+        if isinstance(values, Tensor) and slices is not None:
+            return _segment_max(values.amax(dim=0), slices) + 1
+    if "z" in column and (slices := column["z"].slices) is not None:
+        return slices.diff()
+    where = "each graph" if key is None else f"each graph's {key!r}"
+    raise ValueError(
+        f"The number of nodes is unknown: {where} has the attributes {sorted(column)}, of which none is known to be a "
+        f"node's. Set num_nodes on it or pass levels={{name: 'node'}}."
+    )
+
+
+def _count_edges(columns: Sequence[Column], num_graphs: int) -> Tensor:
+    """Edges of each graph; none where no attribute says so. [num_graphs]"""
+    column = {column.name: column for column in columns}
+    named = ["edge_index", "edge_weight", "edge_attr", "edge_type", "e_id"]
+    for name in [n for n in named if n in column] + [n for n in column if "edge" in n]:
+        if (slices := column[name].slices) is not None:
+            return slices.diff()
+    return torch.zeros(num_graphs, dtype=torch.int64)
+
+
+def _attribute(key: StoreKey, column: Column, given: Level | None, row_pointers: _RowPointers) -> Attribute:
+    values, slices = column.values, column.slices
+    if not isinstance(values, Tensor) or slices is None:
+        return Attribute(store=key, name=column.name, axis=GRAPHS, values=values)
+    axis = _axis(key, column.name, given, slices, row_pointers)
+    increments = column.increments
+    if increments is None:
+        increments = _increments(key, column.name, row_pointers, values, slices)
+    elif not bool(increments.any()):
+        increments = None
+    if increments is not None:
+        increments = _per_outer_row(column.name, increments, values, column.dim)
+    return Attribute(store=key, name=column.name, axis=axis, values=values, dim=column.dim, increments=increments)
+
+
+def _axis(key: StoreKey, name: str, given: Level | None, slices: Tensor, row_pointers: _RowPointers) -> Axis:
+    """What an attribute's rows belong to; rows that are counted on their own get a row pointer."""
+    rows = slices.diff()
+    nodes, edges = (row_pointers.get(Axis(level, key)) for level in (Level.NODE, Level.EDGE))
+    num_nodes = None if nodes is None else nodes.diff()
+    num_edges = None if edges is None else edges.diff()
+    level = given or infer_level(name, rows, num_nodes, num_edges)
+    if level is not Level.GRAPH:
+        _check_level(name, level, rows, num_nodes if level is Level.NODE else num_edges)
+        return Axis(level, key)
+    if bool((rows == 1).all()):
+        return GRAPHS
+    axis = Axis(Level.GRAPH, key, name)
+    row_pointers[axis] = slices.to(torch.int64)
+    return axis
+
+
+def infer_level(name: str, rows: Tensor, num_nodes: Tensor | None, num_edges: Tensor | None) -> Level:
+    """Decides what the rows of an attribute belong to, from its name and from its row counts in all graphs.
+
+    A name that says node or edge wins where the counts agree; one row in every graph is a graph's; otherwise the
+    counts decide. Looking at every graph, not at one, keeps a label of five tasks from becoming a node attribute
+    because one graph has five nodes.
+
+    Args:
+        name: Name of the attribute.
+        rows: Its rows in each graph. [num_graphs]
+        num_nodes: Nodes of each graph, None in a store that has no nodes. [num_graphs]
+        num_edges: Edges of each graph, None in a store that has no edges. [num_graphs]
+
+    Example:
+        >>> infer_level("y", torch.tensor([1, 1]), torch.tensor([1, 1]), torch.tensor([0, 2]))
+        <Level.GRAPH: 'graph'>
+    """
+    like_nodes = num_nodes is not None and torch.equal(rows, num_nodes)
+    like_edges = num_edges is not None and torch.equal(rows, num_edges)
+    if like_edges and ("edge" in name or name == "e_id"):
+        return Level.EDGE
+    if like_nodes and ("node" in name or name in _NODE_NAMES):
+        return Level.NODE
+    if bool((rows == 1).all()):
+        return Level.GRAPH
+    return Level.NODE if like_nodes else Level.EDGE if like_edges else Level.GRAPH
+
+
+def _check_level(name: str, level: Level, rows: Tensor, expected: Tensor | None) -> None:
+    if expected is None:
+        raise ValueError(f"levels says {name!r}: {level.value!r}, but its store has no {level.value}s. Say 'graph'.")
+    if not torch.equal(rows, expected):
+        odd = int((rows != expected).to(torch.int8).argmax())
+        raise ValueError(
+            f"levels says {name!r}: {level.value!r}, but in graph {odd} it has {int(rows[odd])} rows and there are "
+            f"{int(expected[odd])} {level.value}s. Correct the attribute or its level."
+        )
+
+
+def _increments(key: StoreKey, name: str, row_pointers: _RowPointers, values: Tensor, slices: Tensor) -> Tensor | None:
+    """What PyG's own `__inc__` says of each graph: the nodes of an index, the largest number of a batch vector."""
+    if "batch" in name:
+        return _segment_max(values.flatten(), slices) + 1
+    if isinstance(key, tuple):
+        if "index" not in name:
+            return None
+        return torch.stack([row_pointers[end].diff() for end in ends_of(Axis(Level.EDGE, key))], dim=1)[:, :, None]
+    nodes = row_pointers.get(Axis(Level.NODE, None)) if key is None else None  # none in a heterogeneous graph
+    return nodes.diff() if nodes is not None and ("index" in name or name == "face") else None
+
+
+def _per_outer_row(name: str, increments: Tensor, values: Tensor, dim: int) -> Tensor:
+    """Increments as one number for each row before dimension `dim`. [num_graphs, 1 or outer]"""
+    shape = increments.shape[1:]
+    if increments[0].numel() == 1:
+        return increments.reshape(-1, 1).to(torch.int64)
+    lead = (1,) * (values.dim() - len(shape)) + tuple(shape)
+    if any(size != 1 for size in lead[dim:]):
+        raise ValueError(
+            f"__inc__ of {name!r} returns shape {tuple(shape)}, which varies along or behind the concatenated "
+            f"dimension {dim}. Return a number or a tensor that varies only before it."
+        )
+    outer = values.shape[:dim]
+    return increments.reshape(-1, *lead[:dim]).expand(-1, *outer).reshape(increments.shape[0], -1).to(torch.int64)
+
+
+def _segment_max(values: Tensor, slices: Tensor) -> Tensor:
+    """The largest value of each graph, -1 where it has none. [num_graphs]"""
+    graph = torch.repeat_interleave(torch.arange(slices.numel() - 1), slices.diff())
+    start = torch.full((slices.numel() - 1,), -1, dtype=torch.int64)
+    return start.scatter_reduce(0, graph, values.to(torch.int64), reduce="amax")

@@ -1,0 +1,135 @@
+"""Makes the batches of an epoch: here, on a thread, or in worker processes; in new memory or in reused one."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+from torch_geometric.data import Batch
+
+from popgeo.data.cut import Memory
+from popgeo.loader.prefetch import in_background
+from popgeo.loader.source import Source
+from popgeo.packing import Packs
+
+OF_WORKERS = (
+    "num_workers",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "prefetch_factor",
+    "persistent_workers",
+)
+"""What torch's `DataLoader` is told about worker processes."""
+
+# Making so many graphs at once spreads the cost of a call over several batches, while they still fit the cache.
+_GRAPHS_AT_ONCE = 512
+
+
+class BatchMaker:
+    """Makes the batches of one epoch after another.
+
+    Args:
+        source: Makes batches from packs of graphs.
+        group: Batches in one item.
+        num_buffers: Items that share reused memory; 0 gives each item memory of its own.
+        background: Makes the coming batches on a thread while one is in use.
+        pin_memory: Uses page-locked memory where there is a CUDA device.
+        workers: How to run worker processes, as torch's `DataLoader` takes it; None makes the batches in this one.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        group: int,
+        *,
+        num_buffers: int,
+        background: bool,
+        pin_memory: bool,
+        workers: dict[str, Any] | None,
+    ) -> None:
+        self.source, self.group, self.workers = source, group, workers
+        self.num_buffers, self.background = num_buffers, background
+        self.pin_memory = pin_memory and torch.cuda.is_available()
+        self._pool: WorkerPool | None = None
+        self._ring: list[Memory | None] = []
+
+    def run(self, packs: Packs, start: int, key: tuple[int, int]) -> Iterator[list[Batch]]:
+        """The items of an epoch, a few at a time.
+
+        Args:
+            packs: The graphs of each batch.
+            start: How many items to leave out, as they have been used already.
+            key: Seed and epoch, from which trimming draws.
+        """
+        packs = Packs(packs.indices, packs.ptr)[start * self.group :]  # what was skipped need not travel to workers
+        if self.workers is not None:
+            return self._from_workers(packs, key)
+        chunks = self._chunks(packs, key)
+        return in_background(chunks) if self.background else chunks
+
+    def _from_workers(self, packs: Packs, key: tuple[int, int]) -> Iterator[list[Batch]]:
+        assert self.workers is not None  # `run` asked
+        if self._pool is None or not self.workers["persistent_workers"]:
+            self._pool = WorkerPool(self.source, self.group, self.workers)
+        starts = range(0, len(packs), self.group)
+        batches = self._pool.batches([(packs[i : i + self.group], key) for i in starts])
+        return ([batch] for batch in batches)
+
+    def _chunks(self, packs: Packs, key: tuple[int, int]) -> Iterator[list[Batch]]:
+        group = self.group
+        at_once = math.ceil(_GRAPHS_AT_ONCE * len(packs) / max(1, packs.num_graphs) / group) * group
+        ring: list[Memory | None] = [None]
+        if self.num_buffers:
+            at_once = max(1, self.num_buffers // 2) * group
+            ring = self._ring = self._ring or self._make_ring(at_once)
+        start, stop = 0, group  # the first item is wanted at once
+        turn = 0
+        while start < len(packs):
+            stop = min(stop, len(packs))
+            memory = ring[turn % len(ring)]
+            if memory is None and self.pin_memory:
+                memory = self.source.allocate(stop - start, True, group)
+            yield self.source.cut(packs[start:stop], key, group, memory)
+            start, stop, turn = stop, stop + at_once, turn + 1
+
+    def _make_ring(self, at_once: int) -> list[Memory | None]:
+        # One part is in use while one is filled; with a thread more wait between them.
+        parts = 4 if self.background else 2
+        return [self.source.allocate(at_once, self.pin_memory, self.group) for _ in range(parts)]
+
+
+class WorkerPool:
+    """Worker processes that make items in order, through torch's own `DataLoader`.
+
+    Args:
+        source: What makes the batches; each worker has a copy.
+        group: Batches in one item.
+        settings: `num_workers`, `persistent_workers`, `prefetch_factor` and others, as torch's `DataLoader` takes them.
+    """
+
+    def __init__(self, source: Source, group: int, settings: dict[str, Any]) -> None:
+        self.portions: list[tuple[Packs, tuple[int, int]]] = []
+        self.loader: DataLoader[Any] = DataLoader(
+            _Cuts(source, group), batch_size=None, sampler=self.portions, collate_fn=_as_it_is, **settings
+        )
+
+    def batches(self, portions: list[tuple[Packs, tuple[int, int]]]) -> Iterator[Batch]:
+        """One item for each portion: the packs of one item, and seed and epoch."""
+        self.portions[:] = portions
+        return iter(self.loader)
+
+
+class _Cuts(Dataset[Batch]):
+    def __init__(self, source: Source, group: int) -> None:
+        self.source, self.group = source, group
+
+    def __getitem__(self, portion: tuple[Packs, tuple[int, int]]) -> Batch:
+        packs, key = portion
+        return self.source.cut(packs, key, self.group)[0]
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    return batch

@@ -1,0 +1,49 @@
+"""Which batches belong to which rank: disjoint, complete, and equally many for all."""
+
+import heapq
+from itertools import pairwise
+
+import numpy as np
+
+from popgeo.packing import Packs
+
+
+def shard(packs: Packs, rank: int, world_size: int, group: int, drop_last: bool = False) -> Packs:
+    """The batches of one rank: every `world_size`-th one, a multiple of `group` of them.
+
+    Batches are split in two until their number is a multiple of `world_size * group`, so that every graph is used
+    once and all ranks do equally many steps; where even that is not enough, batches of padding alone are added. With
+    `drop_last` the batches that are too many are dropped instead.
+
+    Example:
+        >>> packs = Packs.from_lists([[0, 1, 2], [3, 4], [5]])
+        >>> [pack.tolist() for pack in shard(packs, rank=0, world_size=2, group=1)]
+        [[0], [3, 4]]
+    """
+    ptr, together = packs.ptr, world_size * group
+    missing = -len(packs) % together
+    if missing and drop_last:
+        ptr = ptr[: len(packs) // together * together + 1]
+    elif missing:
+        cuts = _cuts(ptr, missing)
+        padding = np.full(missing - len(cuts), packs.num_graphs, dtype=np.int64)
+        ptr = np.sort(np.concatenate([ptr, np.array(cuts, dtype=np.int64), padding]))
+    packs = Packs(packs.indices[: ptr[-1]], ptr, packs.skipped)
+    return packs if world_size == 1 else packs[rank::world_size]
+
+
+def _cuts(ptr: np.ndarray, wanted: int) -> list[int]:
+    """Where to split batches in two to get so many more; the largest first, of equal ones the last."""
+    cuts: list[int] = []
+    heap = [(start - stop, -start, stop) for start, stop in pairwise(ptr.tolist())]
+    heapq.heapify(heap)
+    while heap and len(cuts) < wanted:
+        negative_count, negative_start, stop = heapq.heappop(heap)
+        if negative_count > -2:
+            break
+        start = -negative_start
+        middle = (start + stop) // 2
+        cuts.append(middle)
+        heapq.heappush(heap, (start - middle, -start, middle))
+        heapq.heappush(heap, (middle - stop, -middle, stop))
+    return cuts

@@ -1,0 +1,116 @@
+"""How graphs are put together into batches: the strategies of the loader, and functions of the user's."""
+
+from collections.abc import Callable
+from enum import Enum
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from popgeo.packing import Budget, Packs, optimal, stream, totals_of_packs, window
+
+
+class FixedSizeStrategy(Enum):
+    """How graphs are put together into batches.
+
+    Example:
+        >>> FixedSizeStrategy["Window"]
+        <FixedSizeStrategy.Window: 2>
+    """
+
+    PadToMax = 0
+    """The same number of graphs, `batch_size - 1`, in every batch."""
+    StreamPack = 1
+    """As many graphs as fit, in the order of the (shuffled) dataset."""
+    Window = 2
+    """Full batches, as random as a shuffle: drawn from a window of pending graphs and finished by an exact fill."""
+    Optimal = 3
+    """As few batches as can be, for batches of a few graphs each."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether the strategy puts the graphs in a random order of its own."""
+        return self in (FixedSizeStrategy.Window, FixedSizeStrategy.Optimal)
+
+
+Packing: TypeAlias = Callable[..., Packs]
+"""`packing(sizes, budget, *, generator) -> Packs`, as in `popgeo.packing`."""
+
+
+_PACKINGS: dict[FixedSizeStrategy, Packing] = {
+    FixedSizeStrategy.StreamPack: stream,
+    FixedSizeStrategy.Window: window,
+    FixedSizeStrategy.Optimal: optimal,
+}
+
+
+def put_together(
+    sizes: np.ndarray,
+    budget: Budget,
+    strategy: FixedSizeStrategy | Packing,
+    *,
+    generator: torch.Generator,
+    skip: bool = False,
+    drop_last: bool = False,
+) -> Packs:
+    """Puts graphs together into batches; each of them fits a batch alone.
+
+    Args:
+        sizes: Nodes and edges of each graph. int64 [num_graphs, num_dimensions]
+        budget: What the real graphs of one batch may use.
+        strategy: How to put them together.
+        generator: Source of randomness.
+        skip: Leave a graph out where it overflows its batch of `PadToMax`; otherwise that batch is too large.
+        drop_last: Drop an incomplete last batch of `PadToMax`.
+
+    Raises:
+        ValueError: a function of the user's does not use each graph exactly once, or exceeds the budget.
+
+    Example:
+        >>> sizes, budget = np.array([[3, 1], [2, 0], [4, 2]]), Budget(sizes=(9, 9), num_graphs=2)
+        >>> put_together(sizes, budget, FixedSizeStrategy.PadToMax, generator=torch.Generator())
+        Packs(3 graphs in 2 packs, 1.5 a pack)
+    """
+    if strategy is FixedSizeStrategy.PadToMax:
+        if skip:
+            return _equal_numbers_that_fit(sizes, budget)
+        stop = len(sizes) // budget.num_graphs * budget.num_graphs if drop_last else len(sizes)
+        return Packs(np.arange(stop), np.append(np.arange(0, stop, budget.num_graphs), stop))
+    if isinstance(strategy, FixedSizeStrategy):
+        return _PACKINGS[strategy](sizes, budget, generator=generator)
+    packs = strategy(sizes, budget, generator=generator)
+    packs = Packs(np.asarray(packs.indices), np.asarray(packs.ptr))
+    _check(packs, sizes, budget)
+    return packs
+
+
+def _equal_numbers_that_fit(sizes: np.ndarray, budget: Budget) -> Packs:
+    """Deals graphs into batches of equally many; one that overflows its batch is left out of it."""
+    limits = np.array(budget.sizes)
+    kept: list[int] = []
+    skipped: list[int] = []
+    ptr = [0]
+    for start in range(0, len(sizes), budget.num_graphs):
+        used = np.zeros_like(limits)
+        for i in range(start, min(start + budget.num_graphs, len(sizes))):
+            fits = bool((used + sizes[i] <= limits).all())
+            (kept if fits else skipped).append(i)
+            used = used + sizes[i] if fits else used
+        ptr.append(len(kept))
+    return Packs(np.array(kept, np.int64), np.array(ptr), np.array(skipped, np.int64))
+
+
+def _check(packs: Packs, sizes: np.ndarray, budget: Budget) -> None:
+    """A packing of the user's is checked like our own: each graph exactly once, no batch over budget."""
+    seen = np.bincount(packs.indices, minlength=len(sizes))
+    if len(seen) != len(sizes) or (seen != 1).any():
+        odd = int(np.argmax(seen != 1))
+        raise ValueError(f"The packing uses graph {odd} {seen[odd]} times; each graph must be used exactly once.")
+    totals, counts = totals_of_packs(sizes, packs.indices, packs.ptr), np.diff(packs.ptr)
+    over = (totals > budget.sizes).any(axis=1) | (counts > budget.num_graphs)
+    if over.any():
+        pack = int(np.argmax(over))
+        raise ValueError(
+            f"The packing's batch {pack} has {counts[pack]} graphs of {budget.num_graphs} and sizes "
+            f"{totals[pack].tolist()} of {list(budget.sizes)}; it must stay within its budget."
+        )

@@ -1,0 +1,105 @@
+"""Reading datasets of PyG: classes of the user's, every kind of attribute, and what has no flat layout."""
+
+import pytest
+import torch
+from torch_geometric.data import Batch, Data, HeteroData
+
+from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, Level, unpad
+from tests.support.graphs import assert_same_graphs, graph, hetero_graph, same
+from tests.support.loaders import InMemory
+
+OPTIONS = FixedSizeOptions(12, 12, 4)
+
+
+def test_increments_of_a_users_class_are_asked_for(native):
+    class Pair(Data):
+        def __inc__(self, key, value, *args, **kwargs):
+            if key == "edge_index_t":
+                return self.x_t.size(0)
+            return super().__inc__(key, value, *args, **kwargs)
+
+    graphs = [
+        Pair(x=torch.ones(n, 1), x_t=torch.ones(n + 1, 2), edge_index_t=torch.arange(2 * n).view(2, n) % (n + 1))
+        for n in (2, 3)
+    ]
+    options = FixedSizeOptions(9, 6, 4, num_rows={"x_t": 10})
+    batch = FixedSizeCollater(options, add_masks_to_batch=True)(graphs)
+    expected = Batch.from_data_list(graphs)
+    assert same(batch.edge_index_t[:, :5], expected.edge_index_t)
+    assert batch.edge_index_t[:, 5:].tolist() == [[7]] * 2  # the first padding row of x_t
+    assert_same_graphs(unpad(batch), graphs)
+
+
+def test_a_users_cat_dim_is_respected(native):
+    class Stacked(Data):
+        def __cat_dim__(self, key, value, *args, **kwargs):
+            return {"image": None, "wide": 1}.get(key, super().__cat_dim__(key, value, *args, **kwargs))
+
+    graphs = [Stacked(x=torch.ones(n, 1), image=torch.rand(2, 3), wide=torch.rand(2, n, 3)) for n in (2, 3)]
+    batch = FixedSizeCollater(FixedSizeOptions(9, 0, 4), add_masks_to_batch=True)(graphs)
+    assert batch.image.shape == (4, 2, 3)
+    assert batch.wide.shape == (2, 9, 3)
+    assert same(batch.wide[:, :5], torch.cat([g.wide for g in graphs], dim=1))
+    assert_same_graphs(unpad(batch), graphs)
+
+
+@pytest.mark.parametrize(
+    ("graphs", "found"),
+    [
+        (graph(2, 1), "Expected a list of graphs or a Batch, got Data"),
+        ([], "is empty"),
+        ([graph(2, 1), "text"], "Item 1 of the dataset is a str"),
+        ([graph(2, 1), hetero_graph(1, 1, 1, 1)], r"mixes \['Data', 'HeteroData'\]"),
+        ([hetero_graph(1, 1, 1, 1), HeteroData()], "Graph 1 has the node and edge types"),
+        ([Data(x=torch.ones(2, 1)), Data(x=torch.ones(2, 1), y=1)], r"Graphs 0 and 1 differ in the attributes \['y'\]"),
+        ([Data(x=torch.ones(2, 1)), Data(x=torch.ones(2, 2))], "'x' cannot be joined along dimension 0"),
+        ([Data(adj=torch.eye(2).to_sparse(), num_nodes=2)], "'adj' holds a Tensor, which has no flat layout"),
+        ([Data(a=torch.ones(2))], "The number of nodes is unknown"),
+    ],
+)
+def test_what_cannot_be_batched_is_refused(graphs, found):
+    with pytest.raises(ValueError, match=found):
+        FixedSizeCollater(FixedSizeOptions(9, 9, 4))(graphs)
+
+
+def test_strings_and_none_and_other_objects_are_carried_along(native):
+    graphs = [Data(x=torch.ones(2, 1), smiles="C", tags=["a", None]) for _ in range(2)]
+    batch = FixedSizeCollater(OPTIONS, add_masks_to_batch=True)(graphs)
+    assert batch.smiles == ["C"] * 4
+    assert batch.tags == [["a", None]] * 4
+    assert unpad(batch)[1].tags == ["a", None]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.uint8])
+def test_every_dtype_is_copied_bit_by_bit(dtype, native):
+    x = torch.randint(0, 9, (3, 2)).to(dtype)
+    batch = FixedSizeCollater(OPTIONS)([Data(x=x), Data(x=x + 1)])
+    assert torch.equal(batch.x[:6], torch.cat([x, x + 1]))
+    assert not batch.x[6:].any()
+
+
+def test_features_of_no_width_and_of_many_dimensions(native):
+    data = Data(x=torch.ones(2, 0), image=torch.rand(2, 3, 4, 5), num_nodes=2)
+    batch = FixedSizeCollater(OPTIONS)([data, data])
+    assert batch.x.shape == (12, 0)
+    assert torch.equal(batch.image[2:4], data.image)
+
+
+def test_a_heterogeneous_dataset_in_memory_keeps_what_belongs_to_its_graphs(native):
+    graphs = [hetero_graph(2, 3, 4, 1, seed) for seed in range(3)]
+    store = FlatStore.from_dataset(InMemory(graphs))
+    assert store.level("y") is Level.GRAPH
+    assert [a.name for a in store.attributes] == [a.name for a in FlatStore.from_dataset(graphs).attributes]
+    batch = FixedSizeCollater(OPTIONS, add_masks_to_batch=True).collate(store, torch.Generator())
+    assert_same_graphs(unpad(batch), graphs)
+
+
+def test_increments_of_a_users_class_are_asked_for_in_a_dataset_in_memory():
+    class Shifted(Data):
+        def __inc__(self, key, value, *args, **kwargs):
+            return 10 if key == "label" else super().__inc__(key, value, *args, **kwargs)
+
+    graphs = [Shifted(x=torch.ones(n, 1), label=torch.zeros(n, dtype=torch.long)) for n in (1, 2)]
+    for dataset in (graphs, InMemory(graphs)):
+        batch = FixedSizeCollater(FixedSizeOptions(5, 0, 3)).collate(FlatStore.from_dataset(dataset), torch.Generator())
+        assert batch.label.tolist() == [0, 10, 10, 20, 20]
