@@ -104,13 +104,12 @@ WRITER = textwrap.dedent("""
 def test_killed_while_saving_the_last_whole_checkpoint_remains(tmp_path):
     path = tmp_path / "step.pt"
     command = [sys.executable, "-c", WRITER, str(path)]
-    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    for _ in range(5):
-        process.stdout.readline()
-    time.sleep(0.0137)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for _ in range(5):
+            process.stdout.readline()
+        time.sleep(0.0137)
+        process.send_signal(signal.SIGKILL)
     again = make_step()
     again.load(path)
     done = again._pending["num_updates"]
