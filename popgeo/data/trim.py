@@ -109,7 +109,7 @@ def trim(
             if axis.level is Level.EDGE and excess > 0
         }
         store = keep_rows(store, keep)
-    _check_fits(store, limits, nodes)
+    _check_is_enough(store, limits, nodes)
     lost = torch.from_numpy(before.sizes - store.sizes)
     split = len(store.node_types)
     return Trimmed(store=store, num_nodes=lost[:, :split].sum(1), num_edges=lost[:, split:].sum(1))
@@ -194,7 +194,7 @@ def _edges_to_keep(store: FlatStore, axis: Axis, excess: int, generator: torch.G
     return ~goes[torch.from_numpy(pair)]
 
 
-def _check_fits(store: FlatStore, limits: np.ndarray, nodes: bool) -> None:
+def _check_is_enough(store: FlatStore, limits: np.ndarray, nodes: bool) -> None:
     totals = store.sizes.sum(axis=0)
     for axis, total, limit in zip(store.size_axes, totals, limits, strict=True):
         if total > limit:

@@ -85,10 +85,10 @@ class BatchMaker:
         if self.num_buffers:
             at_once = max(1, self.num_buffers // 2) * group
             ring = self._ring = self._ring or self._make_ring(at_once)
-        start, stop = 0, group  # the first item is wanted at once
+        start, stop, end = 0, group, len(packs)  # the first item is wanted at once
         turn = 0
-        while start < len(packs):
-            stop = min(stop, len(packs))
+        while start < end:
+            stop = min(stop, end)
             memory = ring[turn % len(ring)]
             if memory is None and self.pin_memory:
                 memory = self.source.allocate(stop - start, True, group)

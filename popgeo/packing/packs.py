@@ -68,7 +68,7 @@ class Packs(Sequence[Ids]):
     def __getitem__(self, index: int | slice) -> Ids | Packs:
         """The ids of one pack, as a view; or the packs of a slice, views too where it takes them in a row."""
         if isinstance(index, slice):
-            start, stop, step = index.indices(len(self))
+            start, stop, step = index.indices(len(self.ptr) - 1)
             if step != 1:
                 return Packs.from_lists([self[i] for i in range(start, stop, step)], self.skipped)
             ptr = self.ptr[start : max(start, stop) + 1]
