@@ -10,7 +10,7 @@ namespace {
 
 enum Kind : int64_t { COPY, SHIFT, SEGMENT, POINTER, MASK, ROW_POINTER };
 
-// One tensor of a batch; popgeo/data/fast_fill.py writes these fields in this order.
+// One tensor of a batch; popgeo/data/compiled_fill.py writes these fields in this order.
 struct Slot {
   int64_t kind;
   int64_t axis;             // which row pointer counts its rows
