@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from popgeo.capture.dynamic_shapes import DynamicShapeError, Problem
-from popgeo.capture.op_graph import OpGraph
+from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.pytree import Structure, flatten
 from popgeo.capture.recorder import Recorder
 
@@ -59,16 +59,15 @@ def capture(
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     recorder = Recorder(capture.__code__, _refuse)
     recorder.on_operation = on_operation
-    state: dict[str, Tensor] = {f"parameter:{name}": p for name, p in module.named_parameters()}
-    state |= {f"buffer:{name}": b for name, b in module.named_buffers()}
+    state = state_of(module)
     with fake_mode:
-        fakes = {name: fake_of(tensor, name.removeprefix("parameter:") in trained) for name, tensor in state.items()}
+        fakes = {given: fake_of(tensor, given.name in trained) for given, tensor in state.items()}
         inputs = [torch.empty(tensor.shape, dtype=tensor.dtype) for _, tensor in arguments]
-    for name, tensor in fakes.items():
-        recorder.add_input(name, tensor)
+    for given, tensor in fakes.items():
+        recorder.add_input(given, tensor)
     for (name, _), tensor in zip(arguments, inputs, strict=True):
-        recorder.add_input(f"input:{name}", tensor)
-    by_id = {id(tensor): fakes[name] for name, tensor in state.items()}
+        recorder.add_input(Input(Role.ARGUMENT, name), tensor)
+    by_id = {id(tensor): fakes[given] for given, tensor in state.items()}
     with fake_mode, swapped(module, by_id), torch.enable_grad():
         hooks = recorder.follow_modules(module)
         try:
@@ -84,11 +83,17 @@ def capture(
             with recorder:
                 recorder.phase = "backward"
                 seed = torch.full_like(loss, loss_scaling)
-                leaves = [fakes[f"parameter:{name}"] for name in trained]
+                leaves = [fakes[Input(Role.PARAMETER, name)] for name in trained]
                 gradients = list(torch.autograd.grad(loss, leaves, seed, allow_unused=True))
     used = tuple(name for name, gradient in zip(trained, gradients, strict=True) if gradient is not None)
     graph = recorder.graph([*results, *(gradient for gradient in gradients if gradient is not None)])
     return Capture(graph=graph, result=structure, trained=used, files=frozenset(recorder.files))
+
+
+def state_of(module: nn.Module) -> dict[Input, Tensor]:
+    """A module's parameters and buffers, as graphs name them."""
+    state: dict[Input, Tensor] = {Input(Role.PARAMETER, name): p for name, p in module.named_parameters()}
+    return state | {Input(Role.BUFFER, name): b for name, b in module.named_buffers()}
 
 
 def fake_of(tensor: Tensor, trained: bool) -> Tensor:

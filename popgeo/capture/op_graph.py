@@ -3,11 +3,53 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+
+
+class Role(Enum):
+    """What an input of a graph is to the model or to its optimizer."""
+
+    ARGUMENT = "input"
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    GRADIENT = "gradient"
+    STATE = "state"
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor that a graph is given at each run.
+
+    Attributes:
+        role: What it is; all but the arguments of a call stay from one run to the next.
+        name: Path of the argument, parameter or buffer; in an update, the parameter's number, and for a piece of the
+            optimizer's state a dot and its key.
+
+    Example:
+        >>> str(Input(Role.PARAMETER, "linear.weight")), Input.parse("input:x")
+        ('parameter:linear.weight', Input(role=<Role.ARGUMENT: 'input'>, name='x'))
+    """
+
+    role: Role
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.role.value}:{self.name}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Input":
+        """The input that is written like this.
+
+        Raises:
+            ValueError: it starts with no role.
+        """
+        role, _, name = text.partition(":")
+        return cls(Role(role), name)
 
 
 @dataclass(frozen=True)
@@ -97,7 +139,7 @@ class OpGraph:
     Attributes:
         ops: In the order in which they run; None marks a place that a pass has emptied.
         values: By number; an operation's `Ref` and `outputs` point here.
-        inputs: Values that are given at each run, by name: `parameter:`, `buffer:` or `input:` and what follows.
+        inputs: Values that are given at each run, in the order in which they are given.
         outputs: Values that a run returns; None where there is nothing to return.
         constants: Values known when the program was made.
 
@@ -106,14 +148,14 @@ class OpGraph:
         >>> graph = OpGraph(
         ...     ops=(Op(target="aten.relu.default", args=(Ref(0),), outputs=(1,)),),
         ...     values=(Value(**value, storage=0, producer=None), Value(**value, storage=1, producer=0)),
-        ...     inputs={"input:x": 0}, outputs=(1,))
+        ...     inputs={Input(Role.ARGUMENT, "x"): 0}, outputs=(1,))
         >>> print(graph)
         %1 float32[2] = aten.relu.default(%0)
     """
 
     ops: tuple[Op, ...]
     values: tuple[Value, ...]
-    inputs: Mapping[str, int]
+    inputs: Mapping[Input, int]
     outputs: tuple[int | None, ...]
     constants: Mapping[int, Tensor] = field(default_factory=dict)
 
@@ -134,6 +176,10 @@ class OpGraph:
         )
         args = [_text(arg) for arg in op.args] + [f"{key}={_text(arg)}" for key, arg in op.kwargs.items()]
         return f"{made} = {op.target}({', '.join(args)})"
+
+    def inputs_of(self, role: Role) -> dict[Input, int]:
+        """The inputs of one role and their values."""
+        return {given: v for given, v in self.inputs.items() if given.role is role}
 
     def mutated_storages(self) -> frozenset[int]:
         """The memory that some operation changes in place."""

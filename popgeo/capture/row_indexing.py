@@ -7,39 +7,39 @@ from typing import Any
 
 import torch
 
-from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
+from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value
 from popgeo.capture.passes import with_ops
 
 _GATHER, _SCATTER = "aten.index_select.default", "aten.index_add.default"
 
 
-def use_row_indexing(graph: OpGraph) -> tuple[OpGraph, frozenset[str]]:
+def use_row_indexing(graph: OpGraph) -> tuple[OpGraph, frozenset[Input]]:
     """Replaces `x[index]` by `index_select` and its gradient by `index_add`, where one index picks rows.
 
     Only indices that are part of an input are looked at, because the results are the same, bit by bit, as long as none
     is negative.
 
     Returns:
-        The graph, and the names of the inputs to check at each run.
+        The graph, and the inputs to check at each run.
     """
-    inputs = {graph.values[v].storage: name for name, v in graph.inputs.items() if name.startswith("input:")}
-    relied_on: set[str] = set()
+    arguments = {graph.values[v].storage: given for given, v in graph.inputs_of(Role.ARGUMENT).items()}
+    relied_on: set[Input] = set()
     ops = []
     for op in graph.ops:
         form = _row_form(graph, op)
         if form is not None and op.target != "aten.embedding.default":
-            name = inputs.get(graph.values[op.args[1][0].value].storage)
-            if name is None or graph.values[graph.inputs[name]].storage in graph.mutated_storages():
+            given = arguments.get(graph.values[op.args[1][0].value].storage)
+            if given is None or graph.values[graph.inputs[given]].storage in graph.mutated_storages():
                 form = None
             else:
-                relied_on.add(name)
+                relied_on.add(given)
         ops.append(form or op)
     return with_ops(graph, ops, graph.outputs), frozenset(relied_on)
 
 
-def without_row_indexing(graph: OpGraph, relied_on: frozenset[str]) -> OpGraph:
+def without_row_indexing(graph: OpGraph, relied_on: frozenset[Input]) -> OpGraph:
     """The graph in the form that also takes negative indices in these inputs."""
-    storages = {graph.values[graph.inputs[name]].storage for name in relied_on}
+    storages = {graph.values[graph.inputs[given]].storage for given in relied_on}
     ops = []
     for op in graph.ops:
         indexed = op.target in (_GATHER, _SCATTER) and op.args[1] == 0

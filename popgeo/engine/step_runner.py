@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from popgeo.capture.capture import state_of
 from popgeo.capture.captured_step import CompiledStep
-from popgeo.capture.op_graph import OpGraph
+from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.row_indexing import without_row_indexing
 from popgeo.engine import micro_batches
 from popgeo.engine.graph_runner import Engine
@@ -37,8 +38,8 @@ class Stepper:
     ) -> None:
         self.step, self._model, self._options = step, model, options
         self._update, self.replicas = update, replicas
-        names = [name for name in step.graph.inputs if name.startswith("input:")]
-        self._row_indices = [names.index(name) for name in sorted(step.row_indices)]
+        arguments = step.graph.inputs_of(Role.ARGUMENT)
+        self._row_indices = [position for position, given in enumerate(arguments) if given in step.row_indices]
         seed = options.random_seed if options.random_seed is not None else torch.initial_seed()
         self.generators = [_generator(seed, replica) for replica in replicas.local]
         self.buffers = self._buffers_of_replicas()
@@ -48,14 +49,13 @@ class Stepper:
         """Binds the engine to the memory in which the weights are now."""
         if self._update is not None:
             self._update.follow_parameters()
-        state = self.state()
         self.engine = self._engine(self.step.graph)
         self._careful: Engine | None = None
-        self._addresses = [tensor.data_ptr() for tensor in state.values()]
+        self._addresses = self._addresses_now()
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The results of one call, joined as the output mode says."""
-        if self._addresses != [tensor.data_ptr() for tensor in self.state().values()]:
+        if self._addresses != self._addresses_now():
             self.bind()
         options, update = self._options, self._update
         engine = self._engine_for(tensors)
@@ -104,7 +104,11 @@ class Stepper:
     @property
     def state_bytes(self) -> int:
         """Bytes of parameters and buffers, gradients and optimizer state, and of the buffers of further replicas."""
-        held = [*self.state().values(), *(self._update.tensors() if self._update is not None else ())]
+        held = [
+            *self._model.parameters(),
+            *self._model.buffers(),
+            *(self._update.tensors() if self._update is not None else ()),
+        ]
         held += [tensor for buffers in self.buffers[1:] for tensor in buffers.values()]
         return sum(tensor.nbytes for tensor in held)
 
@@ -138,7 +142,7 @@ class Stepper:
         if self._update is not None:
             names = enumerate(self.step.trained, start=self.step.num_results)
             places = {position: self._update.gradients[name] for position, name in names}
-        return Engine(graph, self.state(), places, self._options.floating_point_exceptions)
+        return Engine(graph, state_of(self._model), places, self._options.floating_point_exceptions)
 
     def _engine_for(self, tensors: Sequence[Tensor]) -> Engine:
         if not any(tensors[i].numel() and int(tensors[i].min()) < 0 for i in self._row_indices):
@@ -147,10 +151,12 @@ class Stepper:
             self._careful = self._engine(without_row_indexing(self.step.graph, self.step.row_indices))
         return self._careful
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[Input, Tensor]:
         """Parameters and buffers, as the graph names them."""
-        state: dict[str, Tensor] = {f"parameter:{name}": p for name, p in self._model.named_parameters()}
-        return state | {f"buffer:{name}": b for name, b in self._model.named_buffers()}
+        return state_of(self._model)
+
+    def _addresses_now(self) -> list[int]:
+        return [tensor.data_ptr() for tensor in (*self._model.parameters(), *self._model.buffers())]
 
     def _buffers_of_replicas(self) -> list[dict[str, Tensor]]:
         """Copies of the buffers that the step changes, where there are several replicas to keep apart."""
@@ -158,9 +164,8 @@ class Stepper:
             return []
         graph = self.step.graph
         mutated = graph.mutated_storages()
-        changed = [name for name, v in graph.inputs.items() if graph.values[v].storage in mutated]
+        names = [given.name for given, v in graph.inputs_of(Role.BUFFER).items() if graph.values[v].storage in mutated]
         buffers = dict(self._model.named_buffers())
-        names = [name.removeprefix("buffer:") for name in changed]
         return [{name: buffers[name].clone() for name in names} for _ in self.replicas.local] if names else []
 
 

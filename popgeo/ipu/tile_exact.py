@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from popgeo.capture.op_graph import OpGraph
+from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.pytree import first_difference, flatten, same, unflatten
 from popgeo.engine import micro_batches
 from popgeo.engine.optimizer.rehearse import Rehearsal, UpdateGraph
@@ -113,11 +113,11 @@ class TileExact:
         """
         program, state = self.program, {}
         flat = {name: self._replicas[0].read(name) for name in program.variables if name.startswith("weights.")}
-        for name, (variable, start) in self._places().items():
+        for given, (variable, start) in self._places().items():
             if variable not in flat:
                 flat[variable] = self._replicas[0].read(variable)
-            elements = torch.from_numpy(np.asarray(start + elements_of(self._graph.values[self._graph.inputs[name]])))
-            state[name.partition(":")[2]] = flat[variable][elements]
+            elements = torch.from_numpy(np.asarray(start + elements_of(self._graph.values[self._graph.inputs[given]])))
+            state[given.name] = flat[variable][elements]
         return state
 
     def _rehearse(self) -> tuple[list[UpdateGraph], list[list[float]]]:
@@ -161,7 +161,8 @@ class TileExact:
         mode = options.output_mode or (OutputMode.ALL if self._update is None else OutputMode.FINAL)
         assert isinstance(mode, OutputMode)
         results = micro_batches.Results(mode, options.output_period, options.steps_per_call)
-        names = [name for name in graph.inputs if name.startswith("input:")]
+        arguments = {str(given): graph.values[v] for given, v in graph.inputs_of(Role.ARGUMENT).items()}
+        names = list(arguments)
         given = {(name, replica): itertools.count(replica, replicas) for name in names for replica in range(replicas)}
         updates = [iter(numbers) for _ in range(replicas)]
         arrived: list[dict[str, Tensor]] = [{} for _ in range(replicas)]
@@ -173,7 +174,7 @@ class TileExact:
             if stream not in names:
                 return torch.tensor(next(updates[replica]), dtype=torch.float64)
             micro = micro_batches.micro_batch(tensors, next(given[stream, replica]), options.batch_factor)
-            value = graph.values[graph.inputs[stream]]
+            value = arguments[stream]
             numel = self.program.variables[f"s{value.storage}"].mapping.numel
             return in_storage_order(micro[names.index(stream)], value, numel)
 
@@ -194,32 +195,33 @@ class TileExact:
     def _state_of(self, replica: int) -> dict[str, Tensor]:
         """What a replica's variables hold at first: weights, buffers and the optimizer's state, flat."""
         own = self._stepper.buffers[replica] if self._stepper.buffers else {}
-        tensors = self._stepper.state() | {f"buffer:{name}": tensor for name, tensor in own.items()}
+        tensors = self._stepper.state() | {Input(Role.BUFFER, name): tensor for name, tensor in own.items()}
         sizes, state = storage_sizes(self._graph), {}
-        for name, (variable, _) in self._places().items():
+        for given, (variable, _) in self._places().items():
             if not variable.startswith("weights."):
-                value = self._graph.values[self._graph.inputs[name]]
-                state[variable] = in_storage_order(tensors[name], value, sizes[value.storage][0])
+                value = self._graph.values[self._graph.inputs[given]]
+                state[variable] = in_storage_order(tensors[given], value, sizes[value.storage][0])
         groups = [] if self._update is None else self._update.worker().param_groups
         for number, p in enumerate(p for group in groups for p in group["params"]):
             assert self._update is not None
             state[f"weights.{number}"] = _in_memory_order(p)
             for key, part in self._update.worker().state.get(p, {}).items():
                 if isinstance(part, Tensor):
-                    state[f"state:{number}.{key}"] = _in_memory_order(part)
+                    state[str(Input(Role.STATE, f"{number}.{key}"))] = _in_memory_order(part)
         return state
 
-    def _places(self) -> dict[str, tuple[str, int]]:
+    def _places(self) -> dict[Input, tuple[str, int]]:
         """The variable of each parameter and buffer, and the element of it at which it starts."""
         graph, places = self._graph, {}
-        for name, v in graph.inputs.items():
-            if not name.startswith("input:"):
-                places[name] = f"s{graph.values[v].storage}", 0
+        for given, v in graph.inputs.items():
+            if given.role is not Role.ARGUMENT:
+                places[given] = f"s{graph.values[v].storage}", 0
         for number, members in enumerate(self._update.members() if self._update is not None else ()):
             start = 0
             for member in members:
-                places[f"parameter:{member}"] = f"weights.{number}", start
-                start += graph.values[graph.inputs[f"parameter:{member}"]].numel
+                parameter = Input(Role.PARAMETER, member)
+                places[parameter] = f"weights.{number}", start
+                start += graph.values[graph.inputs[parameter]].numel
         return places
 
 

@@ -6,8 +6,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from popgeo.capture.capture import capture
-from popgeo.capture.op_graph import OpGraph
+from popgeo.capture.capture import capture, state_of
+from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.optimize import optimize
 from popgeo.capture.passes import drop_unused, fold_constants, merge_equal_values
 from popgeo.capture.row_indexing import group_same_index, use_row_indexing, without_row_indexing
@@ -110,7 +110,7 @@ def test_row_indexing_replaces_gather_and_its_gradient():
     inputs = torch.randn(5, 2), torch.tensor([0, 4, 4, 1]), torch.randn(4, 2)
     graph = capture_function(function, *inputs)
     rewritten, relied_on = use_row_indexing(graph)
-    assert relied_on == {"input:x1"}
+    assert relied_on == {Input(Role.ARGUMENT, "x1")}
     assert targets(rewritten).count("index_select") == 1
     assert targets(rewritten).count("index_add") == 1
     assert_equal_results(graph, rewritten, *inputs)
@@ -204,9 +204,8 @@ def test_a_training_step_is_the_same_bit_by_bit_after_all_passes(kind):
     model, batch = kind(), make_batch(0, torch.float32)
     names = [name for name, _ in model.named_parameters()]
     graph = capture(model, list(batch.items()), lambda tensors: model(*tensors), trained=names).graph
-    state = {f"parameter:{name}": p for name, p in model.named_parameters()}
-    state |= {f"buffer:{name}": b.clone() for name, b in model.named_buffers()}
-    again = {name: tensor.detach().clone() for name, tensor in state.items()}
+    state = {given: tensor.detach().clone() for given, tensor in state_of(model).items()}
+    again = {given: tensor.clone() for given, tensor in state.items()}
     optimized = optimize(graph)[0]
     assert len(optimized.ops) < 0.9 * len(graph.ops)
     for mine, theirs in zip(

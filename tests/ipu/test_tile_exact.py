@@ -230,7 +230,7 @@ def scheduled(function, *inputs: Tensor, split: dict[str, int] | None = None) ->
 
 
 def run(graph: OpGraph, program: Program, *inputs: Tensor) -> list[Tensor]:
-    given = dict(zip(graph.inputs, inputs, strict=True))
+    given = dict(zip(map(str, graph.inputs), inputs, strict=True))
     made: dict[str, Tensor] = {}
 
     def host_out(stream: str, replica: int, values: Tensor) -> None:

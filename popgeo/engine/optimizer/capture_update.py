@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from popgeo.capture.op_graph import OpGraph, replace_numbers
+from popgeo.capture.op_graph import Input, OpGraph, Role, replace_numbers
 from popgeo.capture.recorder import Recorder, makes_tensors, target
 from popgeo.engine.graph_runner import Engine
 
@@ -91,8 +91,8 @@ def capture_update(worker: Optimizer) -> OpGraph:
     if not worker.state:
         copies.step()
     recorder = Recorder(capture_update.__code__, lambda problem: None, phase="update", keeps_state=False)
-    for name, tensor in _tensors(copies).items():
-        recorder.add_input(name, tensor)
+    for given, tensor in _tensors(copies).items():
+        recorder.add_input(given, tensor)
     with recorder:
         copies.step()
     return recorder.graph([])
@@ -129,16 +129,16 @@ def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _tensors(optimizer: Optimizer) -> dict[str, Tensor]:
-    """Everything that an update reads or writes, by name."""
-    tensors: dict[str, Tensor] = {}
+def _tensors(optimizer: Optimizer) -> dict[Input, Tensor]:
+    """Everything that an update reads or writes."""
+    tensors: dict[Input, Tensor] = {}
     for number, parameter in enumerate(_parameters(optimizer)):
-        tensors[f"parameter:{number}"] = parameter
+        tensors[Input(Role.PARAMETER, f"{number}")] = parameter
         if parameter.grad is not None:
-            tensors[f"gradient:{number}"] = parameter.grad
+            tensors[Input(Role.GRADIENT, f"{number}")] = parameter.grad
         for key, part in optimizer.state.get(parameter, {}).items():
             if isinstance(part, Tensor):
-                tensors[f"state:{number}.{key}"] = part
+                tensors[Input(Role.STATE, f"{number}.{key}")] = part
     return tensors
 
 

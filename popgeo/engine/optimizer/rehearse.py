@@ -1,7 +1,7 @@
 """The updates that an optimizer will make: their operations at full size, their numbers from one-element parameters."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from popgeo.capture.op_graph import OpGraph, replace_numbers
+from popgeo.capture.op_graph import Input, OpGraph, Role, replace_numbers
 from popgeo.capture.recorder import Recorder, target
 from popgeo.engine.optimizer.capture_update import Numbers, with_parameters
 
@@ -22,14 +22,14 @@ class UpdateGraph:
     """One way in which an optimizer updates.
 
     Attributes:
-        graph: Its inputs are `parameter:<i>`, `gradient:<i>` and, where there is any yet, `state:<i>.<key>`. It returns
-            the state. Its floating-point arguments are given at each run.
-        state: Names of the state that it returns.
+        graph: Its inputs are the parameters, their gradients and, where there is any yet, their state. It returns the
+            state. Its floating-point arguments are given at each run.
+        state: The state that it returns, in order, each piece with the number of its parameter.
         num_numbers: How many numbers a run is given.
     """
 
     graph: OpGraph
-    state: tuple[str, ...]
+    state: Mapping[Input, int]
     num_numbers: int
 
 
@@ -75,26 +75,26 @@ class Rehearsal:
         for number, (whole, one, state) in enumerate(pairs):
             whole.grad = torch.zeros_like(whole)
             copies.state[whole] = {key: _resized(part, one, whole) for key, part in state.items()}
-            recorder.add_input(f"parameter:{number}", whole)
-            recorder.add_input(f"gradient:{number}", whole.grad)
+            recorder.add_input(Input(Role.PARAMETER, f"{number}"), whole)
+            recorder.add_input(Input(Role.GRADIENT, f"{number}"), whole.grad)
             for key, part in copies.state[whole].items():
                 if isinstance(part, Tensor):
-                    recorder.add_input(f"state:{number}.{key}", part)
+                    recorder.add_input(Input(Role.STATE, f"{number}.{key}"), part)
         with recorder:
             copies.step()
-        made = {
-            f"state:{number}.{key}": part
-            for number, p in enumerate(_parameters(copies))
-            for key, part in copies.state[p].items()
-            if isinstance(part, Tensor)
-        }
-        graph, found = replace_numbers(recorder.graph(list(made.values())))
+        kept, made = dict[Input, int](), list[Tensor]()
+        for number, p in enumerate(_parameters(copies)):
+            for key, part in copies.state[p].items():
+                if isinstance(part, Tensor):
+                    kept[Input(Role.STATE, f"{number}.{key}")] = number
+                    made.append(part)
+        graph, found = replace_numbers(recorder.graph(made))
         if found != numbers.values or _targets(graph) != [t for t in map(target, numbers.operations) if t != _DETACH]:
             raise ValueError(
                 f"{type(self._worker).__name__} does other things to a whole parameter than to one element of it, so "
                 "its update cannot be foretold."
             )
-        return UpdateGraph(graph=graph, state=tuple(made), num_numbers=len(found))
+        return UpdateGraph(graph=graph, state=kept, num_numbers=len(found))
 
 
 def _targets(graph: OpGraph) -> list[str]:

@@ -44,7 +44,7 @@ def lives(
         kept: Storages that are still needed when the program ends, beside its outputs.
     """
     sizes = storage_sizes(graph)
-    names = {v: name.partition(":")[2] for name, v in graph.inputs.items()} | dict.fromkeys(graph.constants, "constant")
+    names = {v: given.name for given, v in graph.inputs.items()} | dict.fromkeys(graph.constants, "constant")
     found: dict[int, tuple[str, str, int]] = {
         graph.values[v].storage: (f"{name} {_shape(graph.values[v])}", "", -1) for v, name in names.items()
     }
