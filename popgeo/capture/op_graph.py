@@ -177,13 +177,20 @@ class OpGraph:
         args = [_text(arg) for arg in op.args] + [f"{key}={_text(arg)}" for key, arg in op.kwargs.items()]
         return f"{made} = {op.target}({', '.join(args)})"
 
-    def inputs_of(self, role: Role) -> dict[Input, int]:
-        """The inputs of one role and their values."""
-        return {given: v for given, v in self.inputs.items() if given.role is role}
+    def is_view(self, op: Op) -> bool:
+        """Whether an operation only looks at memory that another value owns."""
+        owned = {self.values[v].storage for v in op.reads()}
+        return (
+            not op.writes and bool(op.outputs) and all(v is None or self.values[v].storage in owned for v in op.outputs)
+        )
 
     def mutated_storages(self) -> frozenset[int]:
         """The memory that some operation changes in place."""
         return frozenset(self.values[v].storage for op in self.ops for v in op.writes)
+
+    def inputs_of(self, role: Role) -> dict[Input, int]:
+        """The inputs of one role and their values."""
+        return {given: v for given, v in self.inputs.items() if given.role is role}
 
 
 def overload(target: str) -> Callable[..., Any]:

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from popgeo.capture.op_graph import Number, Op, OpGraph, Ref
 from popgeo.engine import out_variants
-from popgeo.ipu.cost.account import is_view
 
 Check = Callable[[Op, list[Any], list[Any]], None]
 
@@ -60,7 +59,7 @@ class _Writer:
     def _line(self, index: int, op: Op) -> str | None:
         made = _made(op)
         placed = bool(made) and not op.writes and all(v in self._tensors for v in made)
-        if placed and is_view(self._graph, op):
+        if placed and self._graph.is_view(op):
             return None
         simple = out_variants.copy_or_fill(op) if placed else None
         if simple is not None:

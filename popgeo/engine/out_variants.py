@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from popgeo.capture.op_graph import Op, OpGraph, overload
-from popgeo.ipu.cost.account import is_view
 
 # torch's own bindings take their arguments faster than the generic call of an operation does; same kernels.
 _BINDINGS = [
@@ -72,7 +71,7 @@ _ALSO_INTO = {"aten::cat.out"}
 
 def has_fixed_place(graph: OpGraph, op: Op) -> bool:
     """Whether the operation writes its results into memory that it is given."""
-    if op.writes or is_view(graph, op):
+    if op.writes or graph.is_view(op):
         return False
     fresh = op.target in _COPIES or op.target in _FILLS or op.target in _EMPTY
     return fresh or into(op.target) is not None
