@@ -59,7 +59,7 @@ def capture(
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     recorder = Recorder(capture.__code__, _refuse)
     recorder.on_operation = on_operation
-    state = state_of(module)
+    state = module_state(module)
     with fake_mode:
         fakes = {given: fake_of(tensor, given.name in trained) for given, tensor in state.items()}
         inputs = [torch.empty(tensor.shape, dtype=tensor.dtype) for _, tensor in arguments]
@@ -90,7 +90,7 @@ def capture(
     return Capture(graph=graph, result=structure, trained=used, files=frozenset(recorder.files))
 
 
-def state_of(module: nn.Module) -> dict[Input, Tensor]:
+def module_state(module: nn.Module) -> dict[Input, Tensor]:
     """A module's parameters and buffers, as graphs name them."""
     state: dict[Input, Tensor] = {Input(Role.PARAMETER, name): p for name, p in module.named_parameters()}
     return state | {Input(Role.BUFFER, name): b for name, b in module.named_buffers()}

@@ -10,12 +10,15 @@ from tqdm import tqdm
 
 from popgeo.capture import fingerprint, step_cache
 from popgeo.capture.capture import capture
-from popgeo.capture.captured_step import CompiledStep
-from popgeo.capture.optimize import optimize
+from popgeo.capture.captured_step import CapturedStep
+from popgeo.capture.join_gathers import join_gathers
+from popgeo.capture.op_graph import Input, OpGraph
+from popgeo.capture.passes import drop_unused, merge_equal_values
 from popgeo.capture.pytree import liken
+from popgeo.capture.row_indexing import use_row_indexing
 
 
-def compile_step(
+def capture_step(
     function: Callable[..., Any],
     arguments: Sequence[tuple[str, Tensor]],
     call: Callable[[Sequence[Tensor]], Any],
@@ -25,9 +28,9 @@ def compile_step(
     cache_dir: Any = None,
     choices: Sequence[object] = (),
     graph_data: Sequence[Any] = (),
-    check: Callable[[CompiledStep], object] | None = None,
+    check: Callable[[CapturedStep], object] | None = None,
     show_progress: bool = False,
-) -> CompiledStep:
+) -> CapturedStep:
     """Captures a function and runs the passes over it, or takes both from the cache.
 
     Args:
@@ -52,7 +55,7 @@ def compile_step(
             function, arguments, call, trained=trained, loss_scaling=loss_scaling, on_operation=bar.update
         )
     graph, relied_on = optimize(captured.graph)
-    step = CompiledStep(
+    step = CapturedStep(
         graph=graph,
         result=liken(captured.result, graph_data),
         trained=captured.trained,
@@ -65,6 +68,13 @@ def compile_step(
     if key is not None:
         step_cache.save(cache_dir, key, step)
     return step
+
+
+def optimize(graph: OpGraph) -> tuple[OpGraph, frozenset[Input]]:
+    """A graph that gives the same values with fewer operations, and the inputs that must not be negative for it."""
+    graph = drop_unused(merge_equal_values(graph))
+    graph, relied_on = use_row_indexing(graph)
+    return drop_unused(join_gathers(merge_equal_values(graph))), relied_on
 
 
 def _key(

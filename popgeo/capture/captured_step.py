@@ -7,7 +7,7 @@ from popgeo.capture.pytree import Structure
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompiledStep:
+class CapturedStep:
     """A captured step after the passes.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from typing import Any
@@ -224,30 +224,6 @@ def substitute(argument: Any, replace: Callable[[int], Any]) -> Any:
     if isinstance(argument, list | tuple):
         return type(argument)(substitute(item, replace) for item in argument)
     return argument
-
-
-def replace_numbers(graph: OpGraph) -> tuple[OpGraph, list[float]]:
-    """The graph with its floating-point arguments as `Number`, and their values, in the order of the operations.
-
-    Example:
-        >>> graph = OpGraph(ops=(Op(target="aten.mul.Tensor", args=(Ref(0), 0.5), outputs=(1,)),),
-        ...                 values=(), inputs={}, outputs=())
-        >>> replace_numbers(graph)[0].ops[0].args, replace_numbers(graph)[1]
-        ((Ref(value=0), Number(slot=0, value=0.5)), [0.5])
-    """
-    values: list[float] = []
-
-    def slot(argument: Any) -> Any:
-        if type(argument) is not float:
-            return argument
-        values.append(argument)
-        return Number(len(values) - 1, argument)
-
-    ops = []
-    for op in graph.ops:
-        args = tuple(slot(argument) for argument in op.args)
-        ops.append(replace(op, args=args, kwargs={key: slot(argument) for key, argument in op.kwargs.items()}))
-    return replace(graph, ops=tuple(ops)), values
 
 
 def _refs(argument: Any) -> Iterator[Ref]:

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from popgeo.capture.captured_step import CompiledStep
+from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import Input, Op, OpGraph, Value
 from popgeo.capture.serialize_pytree import structure_in, structure_out
 from popgeo.capture.serialize_values import from_json, to_json, torch_name, torch_thing
 
 
-def to_bytes(step: CompiledStep) -> bytes:
+def to_bytes(step: CapturedStep) -> bytes:
     """The step as a zip file.
 
     Raises:
@@ -49,7 +49,7 @@ def to_bytes(step: CompiledStep) -> bytes:
     return buffer.getvalue()
 
 
-def from_bytes(data: bytes, arguments: Sequence[Any] = ()) -> CompiledStep:
+def from_bytes(data: bytes, arguments: Sequence[Any] = ()) -> CapturedStep:
     """The step that `to_bytes` wrote, with the graph data among the arguments of now.
 
     Raises:
@@ -67,7 +67,7 @@ def from_bytes(data: bytes, arguments: Sequence[Any] = ()) -> CompiledStep:
         outputs=tuple(document["outputs"]),
         constants=constants,
     )
-    return CompiledStep(
+    return CapturedStep(
         graph=graph,
         result=structure_in(document["result"], arguments),
         trained=tuple(document["trained"]),

@@ -2,19 +2,19 @@
 
 import json
 import os
-import tempfile
 import warnings
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from popgeo.atomic_write import write_atomically
 from popgeo.capture import serialize
-from popgeo.capture.captured_step import CompiledStep
+from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.fingerprint import hash_files
 
 
-def load(folder: str | os.PathLike[str], key: str, arguments: Sequence[Any] = ()) -> CompiledStep | None:
+def load(folder: str | os.PathLike[str], key: str, arguments: Sequence[Any] = ()) -> CapturedStep | None:
     """The step kept under a key, if it is there, whole, and made from the source files as they are now.
 
     Results that are graph data are made like `arguments`, the graph data that the model is called with. A damaged file,
@@ -33,7 +33,7 @@ def load(folder: str | os.PathLike[str], key: str, arguments: Sequence[Any] = ()
         return None
 
 
-def save(folder: str | os.PathLike[str], key: str, step: CompiledStep) -> None:
+def save(folder: str | os.PathLike[str], key: str, step: CapturedStep) -> None:
     """Keeps a step; other processes see the whole file or none.
 
     Where the step cannot be written down, or the folder not written to, a warning says so.
@@ -44,21 +44,6 @@ def save(folder: str | os.PathLike[str], key: str, step: CompiledStep) -> None:
         write_atomically(path, data)
     except (OSError, TypeError) as error:
         warnings.warn(f"The compiled step is not kept in {folder}: {error}.", stacklevel=2)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Writes a file so that at any moment there is the old one or the new one, also when the machine stops."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _path(folder: str | os.PathLike[str], key: str) -> Path:

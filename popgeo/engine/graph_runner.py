@@ -1,4 +1,4 @@
-"""Runs an `OpGraph`: the one stateful part of the executor."""
+"""Runs an `OpGraph` in memory of its own, on weights where they are."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,10 @@ from torch import Tensor
 from popgeo.capture.op_graph import Input, Op, OpGraph
 from popgeo.capture.passes import fold_constants, is_random
 from popgeo.engine.codegen import emit
-from popgeo.engine.memory_plan import plan
+from popgeo.engine.memory_plan import place_values
 
 
-class Engine:
+class GraphRunner:
     """Runs a graph as one straight-line function in memory that is allocated once.
 
     Args:
@@ -39,7 +39,7 @@ class Engine:
         given |= dict(zip(new, self._inputs, strict=True))
         self._copied = self._place_outputs(places or {}, given)
         # The check looks at the operands after the operation.
-        memory = plan(self.graph, given, overwrites_operands=not floating_point_exceptions)
+        memory = place_values(self.graph, given, overwrites_operands=not floating_point_exceptions)
         self.buffer_bytes = memory.nbytes + sum(tensor.nbytes for tensor in self._inputs)
         self._run = emit(self.graph, memory.tensors, _check if floating_point_exceptions else None)
 

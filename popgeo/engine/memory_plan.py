@@ -31,7 +31,7 @@ class Memory:
         return sum(buffer.nbytes for buffer in self.buffers)
 
 
-def plan(graph: OpGraph, given: Mapping[int, Tensor], *, overwrites_operands: bool = True) -> Memory:
+def place_values(graph: OpGraph, given: Mapping[int, Tensor], *, overwrites_operands: bool = True) -> Memory:
     """Places values so that no two needed at the same time overlap, unless they are views of each other.
 
     Args:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from popgeo.capture.pytree import Node, Slot, Structure, describe
-from popgeo.ipu.options import OutputMode
+from popgeo.engine.call_options import OutputMode
 
 
 def check_batch_dimension(structure: Structure, factor: int) -> None:

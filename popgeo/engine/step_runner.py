@@ -6,19 +6,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from popgeo.capture.capture import state_of
-from popgeo.capture.captured_step import CompiledStep
+from popgeo.capture.capture import module_state
+from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.row_indexing import without_row_indexing
 from popgeo.engine import micro_batches
-from popgeo.engine.graph_runner import Engine
+from popgeo.engine.call_options import CallOptions, chosen_output_mode, gradient_divisor
+from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
-from popgeo.ipu.options import Options, OutputMode, Reduction
 
 
-class Stepper:
-    """A compiled step with its weights, buffers of each replica and random numbers.
+class StepRunner:
+    """A captured step with its weights, the buffers of each replica and random numbers.
 
     Args:
         step: What to run.
@@ -30,9 +30,9 @@ class Stepper:
 
     def __init__(
         self,
-        step: CompiledStep,
+        step: CapturedStep,
         model: nn.Module,
-        options: Options,
+        options: CallOptions,
         update: Update | None,
         replicas: Replicas,
     ) -> None:
@@ -46,11 +46,11 @@ class Stepper:
         self.bind()
 
     def bind(self) -> None:
-        """Binds the engine to the memory in which the weights are now."""
+        """Binds the step to the memory in which the weights are now."""
         if self._update is not None:
-            self._update.follow_parameters()
-        self.engine = self._engine(self.step.graph)
-        self._careful: Engine | None = None
+            self._update.take_over()
+        self.graph_runner = self._bound(self.step.graph)
+        self._careful: GraphRunner | None = None
         self._addresses = self._addresses_now()
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -58,17 +58,15 @@ class Stepper:
         if self._addresses != self._addresses_now():
             self.bind()
         options, update = self._options, self._update
-        engine = self._engine_for(tensors)
+        graph_runner = self._graph_runner_for(tensors)
         factor, replicas = options.steps_per_call * len(self.replicas.local), len(self.replicas.local)
-        mode = options.output_mode or (OutputMode.ALL if update is None else OutputMode.FINAL)
-        assert isinstance(mode, OutputMode)
+        mode = chosen_output_mode(options, trains=update is not None)
         results = micro_batches.Results(mode, options.output_period, options.steps_per_call)
-        joined = options.gradient_accumulation * options.replication_factor
-        divisor = options.loss_scaling * (joined if options.reduction is Reduction.MEAN else 1)
+        divisor = gradient_divisor(options)
         for step in range(options.steps_per_call):
             for replica in range(replicas):
                 micro = micro_batches.micro_batch(tensors, step * replicas + replica, factor)
-                made = self._run_replica(engine, replica, micro)
+                made = self._run_replica(graph_runner, replica, micro)
                 if results.wants(step):
                     results.add(step, replica, [t for t in made[: self.step.num_results] if t is not None])
                 if update is not None:
@@ -114,22 +112,22 @@ class Stepper:
 
     def graph_for(self, tensors: Sequence[Tensor]) -> OpGraph:
         """The operations that run for these inputs."""
-        return self._engine_for(tensors).graph
+        return self._graph_runner_for(tensors).graph
 
-    def _run_replica(self, engine: Engine, replica: int, micro: Sequence[Tensor]) -> list[Tensor | None]:
+    def _run_replica(self, graph_runner: GraphRunner, replica: int, micro: Sequence[Tensor]) -> list[Tensor | None]:
         own = self.buffers[replica] if self.buffers else {}
         buffers = dict(self._model.named_buffers()) if own else {}
         for name, tensor in own.items():
             buffers[name].copy_(tensor)
-        if engine.draws_random_numbers:
+        if graph_runner.draws_random_numbers:
             # Not every operation takes a generator, so torch's own stands in for the replica's while it runs.
             before = torch.get_rng_state()
             torch.set_rng_state(self.generators[replica].get_state())
-            made = engine.run(micro)
+            made = graph_runner.run(micro)
             self.generators[replica].set_state(torch.get_rng_state())
             torch.set_rng_state(before)
         else:
-            made = engine.run(micro)
+            made = graph_runner.run(micro)
         for name, tensor in own.items():
             tensor.copy_(buffers[name])
         if own and replica == len(self.buffers) - 1:
@@ -137,23 +135,23 @@ class Stepper:
                 buffers[name].copy_(tensor)
         return made
 
-    def _engine(self, graph: OpGraph) -> Engine:
+    def _bound(self, graph: OpGraph) -> GraphRunner:
         places = {}
         if self._update is not None:
             names = enumerate(self.step.trained, start=self.step.num_results)
             places = {position: self._update.gradients[name] for position, name in names}
-        return Engine(graph, state_of(self._model), places, self._options.floating_point_exceptions)
+        return GraphRunner(graph, module_state(self._model), places, self._options.floating_point_exceptions)
 
-    def _engine_for(self, tensors: Sequence[Tensor]) -> Engine:
+    def _graph_runner_for(self, tensors: Sequence[Tensor]) -> GraphRunner:
         if not any(tensors[i].numel() and int(tensors[i].min()) < 0 for i in self._row_indices):
-            return self.engine
+            return self.graph_runner
         if self._careful is None:
-            self._careful = self._engine(without_row_indexing(self.step.graph, self.step.row_indices))
+            self._careful = self._bound(without_row_indexing(self.step.graph, self.step.row_indices))
         return self._careful
 
     def state(self) -> dict[Input, Tensor]:
         """Parameters and buffers, as the graph names them."""
-        return state_of(self._model)
+        return module_state(self._model)
 
     def _addresses_now(self) -> list[int]:
         return [tensor.data_ptr() for tensor in (*self._model.parameters(), *self._model.buffers())]

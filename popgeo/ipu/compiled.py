@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from popgeo.engine.optimizer.update import Update
-from popgeo.engine.step_runner import Stepper
+from popgeo.engine.step_runner import StepRunner
 from popgeo.ipu.cost.account import account
 from popgeo.ipu.options import Options
 from popgeo.ipu.report.report import Family, Report
@@ -37,10 +37,10 @@ class Usage:
 
 
 def report(
-    stepper: Stepper, assessment: Assessment, usage: Usage, options: Options, update: Update | None = None
+    runner: StepRunner, assessment: Assessment, usage: Usage, options: Options, update: Update | None = None
 ) -> Report:
     """The account of a step: cycles, memory and plans on the target, and what this computer did for it."""
-    families = account(stepper.engine.graph)
+    families = account(runner.graph_runner.graph)
     if update is not None:
         families["optimizer"] = sum(account(update.capture()).values(), Family())
     return Report(
@@ -51,9 +51,9 @@ def report(
         replicas=options.replication_factor,
         update_captured=None if update is None else update.is_captured,
         families=families,
-        captured_ops=stepper.step.captured_ops,
-        state_bytes=stepper.state_bytes,
-        buffer_bytes=stepper.engine.buffer_bytes,
+        captured_ops=runner.step.captured_ops,
+        state_bytes=runner.state_bytes,
+        buffer_bytes=runner.graph_runner.buffer_bytes,
         compile_seconds=usage.compile_seconds,
         calls=usage.calls,
         steps=usage.calls * options.batch_factor,

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from popgeo.capture.capture_step import compile_step
+from popgeo.capture.capture_step import capture_step
 from popgeo.capture.pytree import first_difference, flatten, same, templates, unflatten
 from popgeo.engine import micro_batches
 from popgeo.engine.replicas import Replicas
-from popgeo.engine.step_runner import Stepper
+from popgeo.engine.step_runner import StepRunner
 from popgeo.ipu.compiled import Usage, report
 from popgeo.ipu.options import Options
 from popgeo.ipu.report.report import Report
@@ -37,7 +37,7 @@ class Executable:
 
         module = function if isinstance(function, nn.Module) else nn.Module()
         arguments = list(zip(micro_batches.names(self._arguments), tensors, strict=True))
-        self.step = compile_step(module, arguments, call, graph_data=list(templates(self._arguments)))
+        self.step = capture_step(module, arguments, call, graph_data=list(templates(self._arguments)))
         self._module = module
         self._usage = Usage(compile_seconds=time.perf_counter() - start)
 
@@ -53,7 +53,7 @@ class Executable:
                 f"{first_difference(self._arguments, structure)}. Compile the function anew for other shapes."
             )
         with self._usage.of_a_call():
-            results = self._stepper.run(tensors)
+            results = self._runner.run(tensors)
         return unflatten(self.step.result, results, list(templates(structure)))
 
     def __repr__(self) -> str:
@@ -63,9 +63,9 @@ class Executable:
         )
 
     @cached_property
-    def _stepper(self) -> Stepper:
+    def _runner(self) -> StepRunner:
         """Made when it is needed: compiling many functions for their reports takes no memory for values."""
-        return Stepper(self.step, self._module, self._options, None, Replicas((0,), 1))
+        return StepRunner(self.step, self._module, self._options, None, Replicas((0,), 1))
 
     @cached_property
     def assessment(self) -> Assessment:
@@ -75,7 +75,7 @@ class Executable:
     @property
     def report(self) -> Report:
         """The account of one call, without running the function."""
-        return report(self._stepper, self.assessment, self._usage, self._options)
+        return report(self._runner, self.assessment, self._usage, self._options)
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:

@@ -10,15 +10,15 @@ import pandas as pd
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from popgeo.capture.capture_step import compile_step
-from popgeo.capture.captured_step import CompiledStep
+from popgeo.capture.capture_step import capture_step
+from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import OpGraph
 from popgeo.capture.pytree import Structure, describe, first_difference, flatten, same, templates, unflatten
 from popgeo.engine import micro_batches
 from popgeo.engine.checkpoint import load_checkpoint, restore_run, restore_weights, save_checkpoint, state_of
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
-from popgeo.engine.step_runner import Stepper
+from popgeo.engine.step_runner import StepRunner
 from popgeo.ipu.compiled import Usage, report
 from popgeo.ipu.options import Options
 from popgeo.ipu.report.report import Report
@@ -41,7 +41,7 @@ class CompiledModel:
         self._signature = inspect.signature(model.forward)
         self._arguments: Structure | None = None
         self._pending: Mapping[str, Any] | None = None
-        self._stepper: Stepper | None = None
+        self._runner: StepRunner | None = None
         self._update: Update | None = None
         self._assessment: Assessment | None = None
         self._usage = Usage()
@@ -52,10 +52,10 @@ class CompiledModel:
         Raises:
             ValueError: an argument differs from what the model was compiled for, named with both shapes or values.
         """
-        stepper, tensors, structure = self._compiled_for(args, kwargs)
+        runner, tensors, structure = self._compiled_for(args, kwargs)
         with self._usage.of_a_call():
-            results = stepper.run(tensors)
-        return unflatten(stepper.step.result, results, list(templates(structure)))
+            results = runner.run(tensors)
+        return unflatten(runner.step.result, results, list(templates(structure)))
 
     def __repr__(self) -> str:
         kind = "inference" if self._optimizer is None else "training"
@@ -69,7 +69,7 @@ class CompiledModel:
         if self._optimizer is not None:
             shown |= {"optimizer": type(self._optimizer).__name__}
         shown |= {"micro-batches a call": self.options.batch_factor, "compiled": self.is_compiled}
-        if self._stepper is not None:
+        if self._runner is not None:
             shown |= {"operations": len(self.graph.ops), "calls": self._usage.calls}
             shown |= {"seconds": round(self._usage.run_seconds, 3)}
         table = {name: f"{value:,}" if isinstance(value, int | float) else value for name, value in shown.items()}
@@ -89,7 +89,7 @@ class CompiledModel:
     @property
     def is_compiled(self) -> bool:
         """Whether the step is compiled."""
-        return self._stepper is not None
+        return self._runner is not None
 
     @property
     def graph(self) -> OpGraph:
@@ -105,8 +105,8 @@ class CompiledModel:
         Raises:
             ValueError: nothing is compiled yet.
         """
-        stepper = self._require_compiled()
-        return report(stepper, self._assess(stepper.step), self._usage, self.options, self._update)
+        runner = self._require_compiled()
+        return report(runner, self._assess(runner.step), self._usage, self.options, self._update)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Takes the hyperparameters and the state of another optimizer of the same kind over the same parameters.
@@ -127,8 +127,8 @@ class CompiledModel:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Replaces weights and buffers, the latter in every replica."""
         self.model.load_state_dict(state)
-        if self._stepper is not None:
-            self._stepper.reset_buffers()
+        if self._runner is not None:
+            self._runner.reset_buffers()
 
     def copy_weights_to_host(self) -> None:
         """Brings the module's weights up to date; they share the compiled step's memory, so they always are."""
@@ -158,16 +158,16 @@ class CompiledModel:
         """
         content = load_checkpoint(path)
         restore_weights(content, self.model, self._optimizer, path)
-        if self._stepper is None:
+        if self._runner is None:
             self._pending = content
         else:
-            restore_run(content, self._stepper, self._update)
+            restore_run(content, self._runner, self._update)
 
     def destroy(self) -> None:
         """Forgets the compiled step; weights and optimizer state stay."""
         for parameter in self.model.parameters():
             parameter.data = parameter.data.clone()
-        self._stepper = self._update = self._arguments = self._assessment = None
+        self._runner = self._update = self._arguments = self._assessment = None
 
     def __getattr__(self, name: str) -> Any:
         """What the wrapper does not have, the module may have."""
@@ -175,15 +175,17 @@ class CompiledModel:
             raise AttributeError(name)
         return getattr(self.model, name)
 
-    def _require_compiled(self) -> Stepper:
-        if self._stepper is None:
+    def _require_compiled(self) -> StepRunner:
+        if self._runner is None:
             raise ValueError("The model has not been compiled or has been destroyed; call it or .compile(...) first.")
-        return self._stepper
+        return self._runner
 
-    def _compiled_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Stepper, list[Tensor], Structure]:
+    def _compiled_for(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[StepRunner, list[Tensor], Structure]:
         """The compiled step, made now if there is none, the tensors to give it, and how they nested."""
         tensors, structure = flatten(dict(self._signature.bind(*args, **kwargs).arguments))
-        if self._stepper is None:
+        if self._runner is None:
             self._compile(tensors, structure)
         assert self._arguments is not None
         if not same(self._arguments, structure):
@@ -204,7 +206,7 @@ class CompiledModel:
         if self.options.strict:
             choices += [self.options.target, self.options.gradient_accumulation, self.options.replication_factor]
             choices += _what_needs_state(self._optimizer)
-        step = compile_step(
+        step = capture_step(
             self.model,
             list(zip(micro_batches.names(structure), micro, strict=True)),
             lambda fakes: self._call_model(unflatten(micro_structure, fakes)),
@@ -219,13 +221,13 @@ class CompiledModel:
         if self._optimizer is not None and self._update is None:
             self._update = self._make_update(self._optimizer, step.trained)
         replicas.share_weights([*self.model.parameters(), *self.model.buffers()])
-        stepper = Stepper(step, self.model, self.options, self._update, replicas)
+        runner = StepRunner(step, self.model, self.options, self._update, replicas)
         if self._pending is not None:
-            restore_run(self._pending, stepper, self._update)
-        self._stepper, self._arguments, self._pending = stepper, structure, None
+            restore_run(self._pending, runner, self._update)
+        self._runner, self._arguments, self._pending = runner, structure, None
         self._usage.compile_seconds = time.perf_counter() - start
 
-    def _require_fit(self, step: CompiledStep) -> None:
+    def _require_fit(self, step: CapturedStep) -> None:
         if self._optimizer is not None:
             self._update = self._make_update(self._optimizer, step.trained)
         try:
@@ -234,7 +236,7 @@ class CompiledModel:
             self._update = self._assessment = None
             raise
 
-    def _assess(self, step: CompiledStep) -> Assessment:
+    def _assess(self, step: CapturedStep) -> Assessment:
         if self._assessment is None:
             update = None if self._update is None else self._update.capture()
             self._assessment = assess(
@@ -248,18 +250,7 @@ class CompiledModel:
 
     def _make_update(self, optimizer: Optimizer, trained: Sequence[str]) -> Update:
         parameters = dict(self.model.named_parameters())
-        if not trained:
-            raise ValueError(
-                "The optimizer holds no parameter that the loss depends on; build it from model.parameters()."
-            )
-        return Update(
-            optimizer,
-            {name: parameters[name] for name in trained},
-            accumulates=self.options.gradient_accumulation * self.options.replication_factor > 1,
-            max_grad_norm=self.options.max_grad_norm,
-            learning_rate=self._learning_rate,
-            floating_point_exceptions=self.options.floating_point_exceptions,
-        )
+        return Update(optimizer, {name: parameters[name] for name in trained}, self.options, self._learning_rate)
 
     def _call_model(self, arguments: dict[str, Any]) -> Any:
         bound = self._signature.bind_partial()

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from popgeo.capture.captured_step import CompiledStep
+from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value
 from popgeo.capture.passes import fold_constants
 from popgeo.ipu.cost.graph_cost import cost
@@ -44,7 +44,7 @@ class Assessment:
 
 
 def assess(
-    step: CompiledStep, target: IpuTarget, update: OpGraph | None = None, *, micro_batches: int = 1, replicas: int = 1
+    step: CapturedStep, target: IpuTarget, update: OpGraph | None = None, *, micro_batches: int = 1, replicas: int = 1
 ) -> Assessment:
     """Costs and memory of one step; nothing runs.
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from popgeo.capture.op_graph import Input, OpGraph, Role, Value
 from popgeo.capture.recorder import Recorder
-from popgeo.engine.optimizer.rehearse import UpdateGraph
+from popgeo.engine.optimizer.capture_update import UpdateGraph
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.plan import Plan
 from popgeo.ipu.target import IpuTarget
