@@ -38,6 +38,7 @@ class StepRunner:
     ) -> None:
         self.step, self._model, self._options = step, model, options
         self._update, self.replicas = update, replicas
+        self._mode, self._divisor = chosen_output_mode(options, trains=update is not None), gradient_divisor(options)
         arguments = step.graph.inputs_of(Role.ARGUMENT)
         self._row_indices = [position for position, given in enumerate(arguments) if given in step.row_indices]
         seed = options.random_seed if options.random_seed is not None else torch.initial_seed()
@@ -60,9 +61,7 @@ class StepRunner:
         options, update = self._options, self._update
         graph_runner = self._graph_runner_for(tensors)
         factor, replicas = options.steps_per_call * len(self.replicas.local), len(self.replicas.local)
-        mode = chosen_output_mode(options, trains=update is not None)
-        results = micro_batches.Results(mode, options.output_period, options.steps_per_call)
-        divisor = gradient_divisor(options)
+        results = micro_batches.Results(self._mode, options.output_period, options.steps_per_call)
         for step in range(options.steps_per_call):
             for replica in range(replicas):
                 micro = micro_batches.micro_batch(tensors, step * replicas + replica, factor)
@@ -73,7 +72,7 @@ class StepRunner:
                     update.accumulate(first=replica == 0 and step % options.gradient_accumulation == 0)
             if update is not None and (step + 1) % options.gradient_accumulation == 0:
                 self.replicas.add_up(update.totals())
-                update.apply(divisor)
+                update.apply(self._divisor)
         return results.join()
 
     def reset_buffers(self) -> None:
@@ -154,7 +153,8 @@ class StepRunner:
         return module_state(self._model)
 
     def _addresses_now(self) -> list[int]:
-        return [tensor.data_ptr() for tensor in (*self._model.parameters(), *self._model.buffers())]
+        named = (*self._model.named_parameters(), *self._model.named_buffers())
+        return [tensor.data_ptr() for _, tensor in named]
 
     def _buffers_of_replicas(self) -> list[dict[str, Tensor]]:
         """Copies of the buffers that the step changes, where there are several replicas to keep apart."""

@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 
 from popgeo.capture.op_graph import Input, OpGraph, Role
-from popgeo.capture.pytree import first_difference, flatten, same, unflatten
 from popgeo.engine import micro_batches
 from popgeo.engine.call_options import chosen_output_mode, gradient_divisor
 from popgeo.engine.optimizer.capture_update import UpdateGraph, tensors_of
 from popgeo.engine.optimizer.rehearse import Rehearsal
 from popgeo.ipu.compiled_function import Executable
 from popgeo.ipu.compiled_model import CompiledModel
-from popgeo.ipu.options import Options
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.call_program import Training, join
 from popgeo.ipu.tiles.lower.builder import elements_of, in_storage_order
@@ -51,16 +49,16 @@ class TileExact:
     """
 
     def __init__(self, compiled: CompiledModel | Executable, target: IpuTarget | None = None) -> None:
-        if compiled._runner is None:
+        if isinstance(compiled, CompiledModel) and not compiled.is_compiled:
             raise ValueError("The model has not been compiled yet; call it or .compile(...) first.")
-        self._runner, self._signature, self._arguments = compiled._runner, compiled._signature, compiled._arguments
-        self._options = compiled.options if isinstance(compiled, CompiledModel) else Options()
+        step = compiled.compiled
+        self._call = dataclasses.replace(step.call, remedy="Compile anew for other shapes.")
+        self._runner, self._options, self._update = step.runner, step.options, step.update
         generators = self._runner.generators
         if self._options.replication_factor != len(generators):
             raise ValueError(
                 f"The {self._options.replication_factor} replicas are spread over processes; run all of them in one."
             )
-        self._update = compiled._update if isinstance(compiled, CompiledModel) else None
         self._target = target or dataclasses.replace(IpuTarget.bow(), name="Bow with 8 tiles", num_tiles=8)
         self._rehearsal = None if self._update is None else Rehearsal(self._update.worker())
         self._num_updates = 0 if self._update is None else self._update.num_updates
@@ -77,10 +75,7 @@ class TileExact:
         Raises:
             ValueError: an argument differs from what the model was compiled for, or the program is not complete.
         """
-        tensors, structure = flatten(dict(self._signature.bind(*args, **kwargs).arguments))
-        assert self._arguments is not None
-        if not same(self._arguments, structure):
-            raise ValueError(f"{first_difference(self._arguments, structure)}. Compile anew for other shapes.")
+        tensors, graph_data = self._call.flatten(args, kwargs)
         graph = self._runner.graph_for(tensors)
         updates, numbers = self._rehearse()
         first = self._program is None
@@ -90,7 +85,7 @@ class TileExact:
                 memory.use(self._program)
                 for name, values in state.items():
                     memory.write(name, values)
-        return unflatten(self._runner.step.result, self._run(graph, tensors, numbers))
+        return self._call.unflatten(self._run(graph, tensors, numbers), graph_data)
 
     def __repr__(self) -> str:
         replicas = f"{len(self._replicas)} replicas of " if len(self._replicas) > 1 else ""

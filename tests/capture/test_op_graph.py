@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from popgeo.capture.capture import capture
+from popgeo.capture.capture import bind, capture
 from popgeo.capture.op_graph import Input, Role
 from tests.support.small_models import GraphConvolutions, make_batch
 
@@ -22,7 +22,7 @@ def test_what_names_no_role_is_no_input():
 
 def test_a_captured_model_has_its_inputs_in_their_roles():
     model, batch = GraphConvolutions(), make_batch(0, torch.float32)
-    graph = capture(model, list(batch.items()), lambda tensors: model(*tensors)).graph
+    graph = capture(model, bind(model.forward, **batch)).graph
     named = {role: [given.name for given in graph.inputs_of(role)] for role in Role}
     assert named[Role.PARAMETER] == [name for name, _ in model.named_parameters()]
     assert named[Role.BUFFER] == [name for name, _ in model.named_buffers()]

@@ -4,9 +4,9 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
-from popgeo.capture.capture import capture, module_state
+from popgeo.capture.capture import bind, capture, module_state
 from popgeo.capture.capture_step import optimize
 from popgeo.capture.join_gathers import join_gathers
 from popgeo.capture.op_graph import Input, OpGraph, Role
@@ -17,8 +17,7 @@ from tests.support.small_models import ContinuousFilters, GraphConvolutions, mak
 
 
 def capture_function(function, *inputs: Tensor) -> OpGraph:
-    names = [(f"x{i}", tensor) for i, tensor in enumerate(inputs)]
-    return capture(nn.Module(), names, lambda tensors: function(*tensors)).graph
+    return capture(function, bind(function, *inputs)).graph
 
 
 def run(graph: OpGraph, *inputs: Tensor) -> list[Tensor]:
@@ -111,7 +110,7 @@ def test_row_indexing_replaces_gather_and_its_gradient():
     inputs = torch.randn(5, 2), torch.tensor([0, 4, 4, 1]), torch.randn(4, 2)
     graph = capture_function(function, *inputs)
     rewritten, relied_on = use_row_indexing(graph)
-    assert relied_on == {Input(Role.ARGUMENT, "x1")}
+    assert relied_on == {Input(Role.ARGUMENT, "index")}
     assert targets(rewritten).count("index_select") == 1
     assert targets(rewritten).count("index_add") == 1
     assert_equal_results(graph, rewritten, *inputs)
@@ -204,7 +203,7 @@ def test_a_training_step_is_the_same_bit_by_bit_after_all_passes(kind):
     torch.manual_seed(0)
     model, batch = kind(), make_batch(0, torch.float32)
     names = [name for name, _ in model.named_parameters()]
-    graph = capture(model, list(batch.items()), lambda tensors: model(*tensors), trained=names).graph
+    graph = capture(model, bind(model.forward, **batch), trained=names).graph
     state = {given: tensor.detach().clone() for given, tensor in module_state(model).items()}
     again = {given: tensor.clone() for given, tensor in state.items()}
     optimized = optimize(graph)[0]

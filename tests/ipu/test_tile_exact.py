@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from popgeo import ops
-from popgeo.capture.capture import capture
+from popgeo.capture.capture import bind, capture
 from popgeo.capture.op_graph import OpGraph
 from popgeo.ipu import IpuTarget, Options, TileExact, compile, inference_model, training_model
 from popgeo.ipu.cost.graph_cost import cost
@@ -220,8 +220,7 @@ def test_what_cannot_run_on_tiles_is_refused():
 
 def scheduled(function, *inputs: Tensor, split: dict[str, int] | None = None) -> tuple[OpGraph, Program]:
     """The program of a function, with another division of each operation than its plan's if one is given."""
-    named = [(f"x{i}", x) for i, x in enumerate(inputs)]
-    graph = capture(function, named, lambda tensors: function(*tensors)).graph
+    graph = capture(function, bind(function, *inputs)).graph
     costs = cost(graph, SMALL)
     if split is not None:
         family = "matmul" if "contraction" in split else "gather"

@@ -66,7 +66,7 @@ class ByMask(nn.Module):
 
 def test_a_shape_that_depends_on_data_is_refused_with_line_and_remedy():
     with pytest.raises(
-        DynamicShapeError, match=r"test_executor.py:\d+ in forward: return x\[x > 0\].sum\(\).*torch.where"
+        DynamicShapeError, match=r"test_wrap_model.py:\d+ in forward: return x\[x > 0\].sum\(\).*torch.where"
     ):
         inference_model(ByMask())(torch.ones(3))
 

@@ -46,10 +46,10 @@ def traffic(graph: OpGraph, costs: Sequence[OpCost], target: IpuTarget) -> Traff
     Example:
         >>> from dataclasses import replace
         >>> import torch
-        >>> from popgeo.capture.capture import capture
+        >>> from popgeo.capture.capture import bind, capture
         >>> from popgeo.ipu.cost.graph_cost import cost
         >>> small = replace(IpuTarget.bow(), num_tiles=4)
-        >>> graph = capture(torch.sum, [("x", torch.ones(64))], lambda x: torch.sum(*x)).graph
+        >>> graph = capture(torch.sum, bind(torch.sum, torch.ones(64))).graph
         >>> traffic(graph, cost(graph, small), small).between.tolist()
         [[0, 0, 0, 0], [4, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
     """

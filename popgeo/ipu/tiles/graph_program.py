@@ -31,10 +31,12 @@ def schedule(graph: OpGraph, costs: Sequence[OpCost], target: IpuTarget) -> Prog
 
     Example:
         >>> from dataclasses import replace
-        >>> from popgeo.capture.capture import capture
+        >>> from popgeo.capture.capture import bind, capture
         >>> from popgeo.ipu.cost.graph_cost import cost
         >>> small = replace(IpuTarget.bow(), num_tiles=4)
-        >>> graph = capture(torch.sum, [("x", torch.ones(64))], lambda x: torch.sum(*x)).graph
+        >>> def total(x):
+        ...     return x.sum()
+        >>> graph = capture(total, bind(total, torch.ones(64))).graph
         >>> print(schedule(graph, cost(graph, small), small))
         host in: input:x
         compute forward sum.default: reduce in place: 2 vertices on 2 tiles

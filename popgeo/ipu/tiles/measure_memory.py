@@ -63,9 +63,9 @@ def memory(
 
     Example:
         >>> import torch
-        >>> from popgeo.capture.capture import capture
+        >>> from popgeo.capture.capture import bind, capture
         >>> from popgeo.ipu.cost.graph_cost import cost
-        >>> graph = capture(torch.relu, [("x", torch.ones(64))], lambda x: torch.relu(*x)).graph
+        >>> graph = capture(torch.relu, bind(torch.relu, torch.ones(64))).graph
         >>> use = memory(graph, cost(graph, IpuTarget.bow()), IpuTarget.bow())
         >>> use.categories["inputs and results"][:3].tolist(), use.fits
         ([256, 256, 0], True)
