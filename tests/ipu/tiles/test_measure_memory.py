@@ -57,7 +57,8 @@ def test_a_view_takes_no_memory():
 def test_what_exceeds_a_tile_is_refused_by_tile_operation_and_value():
     use, costs = use_of(torch.relu, (400, 1000))
     assert not use.fits
-    with pytest.raises(OutOfTileMemory, match=r"Tile \d needs [\d,]+ bytes of its 400,000 while aten.relu.default.*inputs\[0\]"):
+    message = r"Tile \d needs [\d,]+ bytes of its 400,000 while aten.relu.default.*inputs\[0\]"
+    with pytest.raises(OutOfTileMemory, match=message):
         require_fit(use, costs)
     require_fit(*use_of(torch.relu, (4, 100)))
 
