@@ -3,10 +3,12 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from popgeo.capture.op_graph import OpGraph
 from popgeo.native import library
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -22,6 +24,20 @@ def native(request: pytest.FixtureRequest) -> Iterator[str]:
     if not library.is_available():
         pytest.skip(library.reason())
     yield request.param
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _every_graph_is_checked() -> Iterator[None]:
+    """Whatever captures, rewrites or reads a graph in a test leaves one that can run."""
+    made = OpGraph.__init__
+
+    def make_and_check(self: OpGraph, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        self.check()
+
+    OpGraph.__init__ = make_and_check  # type: ignore[method-assign]
+    yield
+    OpGraph.__init__ = made  # type: ignore[method-assign]
 
 
 @pytest.fixture(autouse=True)
