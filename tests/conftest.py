@@ -26,8 +26,8 @@ def native(request: pytest.FixtureRequest) -> Iterator[str]:
     yield request.param
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _every_graph_is_checked() -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def _every_graph_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever captures, rewrites or reads a graph in a test leaves one that can run."""
     made = OpGraph.__init__
 
@@ -35,9 +35,7 @@ def _every_graph_is_checked() -> Iterator[None]:
         made(self, *args, **kwargs)
         self.check()
 
-    OpGraph.__init__ = make_and_check  # type: ignore[method-assign]
-    yield
-    OpGraph.__init__ = made  # type: ignore[method-assign]
+    monkeypatch.setattr(OpGraph, "__init__", make_and_check)
 
 
 @pytest.fixture(autouse=True)

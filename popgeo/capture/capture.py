@@ -99,16 +99,12 @@ def capture(
 
 
 def bind(function: Callable[..., Any], *inputs: Any, **named_inputs: Any) -> inspect.BoundArguments:
-    """The arguments of a call of a function, by name."""
-    return signature_of(function).bind(*inputs, **named_inputs)
-
-
-def signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    """A function's parameters; those of torch's own functions are known by position only."""
+    """The arguments of a call of a function, by name; those of torch's own functions are known by position only."""
     try:
-        return inspect.signature(function)
+        signature = inspect.signature(function)
     except ValueError:
-        return inspect.Signature([inspect.Parameter("inputs", inspect.Parameter.VAR_POSITIONAL)])
+        signature = inspect.Signature([inspect.Parameter("inputs", inspect.Parameter.VAR_POSITIONAL)])
+    return signature.bind(*inputs, **named_inputs)
 
 
 def module_state(module: nn.Module) -> dict[Input, Tensor]:

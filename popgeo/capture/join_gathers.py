@@ -9,8 +9,11 @@ from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
 from popgeo.capture.passes import with_ops
 from popgeo.capture.row_indexing import GATHER, SCATTER
 
+# A group moves at most so much; laying larger tensors side by side costs more than it saves.
+_LARGEST_BYTES = 2**18
 
-def join_gathers(graph: OpGraph, largest_bytes: int = 2**18) -> OpGraph:
+
+def join_gathers(graph: OpGraph) -> OpGraph:
     """Joins gathers, and scatter-adds into zeros, that share an index and do not wait for each other.
 
     Sources are laid side by side, gathered or added once, and each result is a view of its columns. What is added to a
@@ -18,7 +21,6 @@ def join_gathers(graph: OpGraph, largest_bytes: int = 2**18) -> OpGraph:
 
     Args:
         graph: Gathers as `index_select` and scatter-adds as `index_add`, in single static assignment.
-        largest_bytes: A group moves at most so much; laying larger tensors side by side costs more than it saves.
     """
     # A result that is looked at in other ways would need those views moved too; it stays alone.
     views = Counter(value.storage for value in graph.values)
@@ -31,7 +33,7 @@ def join_gathers(graph: OpGraph, largest_bytes: int = 2**18) -> OpGraph:
             continue
         members = groups[key]
         moved = sum(_moved_bytes(graph, graph.ops[m]) for m in [*members, index])
-        if moved <= largest_bytes and not any(depends[index] >> m & 1 for m in members):
+        if moved <= _LARGEST_BYTES and not any(depends[index] >> m & 1 for m in members):
             members.append(index)
     values = list(graph.values)
     replaced: dict[int, list[Op]] = {}

@@ -1,4 +1,4 @@
-"""Compiled steps as bytes: JSON and raw numbers, so that reading a file never runs anything in it."""
+"""Captured steps as bytes: JSON and raw numbers, so that reading a file never runs anything in it."""
 
 import io
 import json

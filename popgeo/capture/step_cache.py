@@ -1,4 +1,4 @@
-"""Keeps compiled steps in a folder, for the next start."""
+"""Keeps captured steps in a folder, for the next start."""
 
 import json
 import os

@@ -99,11 +99,12 @@ def replace_numbers(graph: OpGraph) -> tuple[OpGraph, list[float]]:
     """The graph with its floating-point arguments as `Number`, and their values, in the order of the operations.
 
     Example:
-        >>> from popgeo.capture.op_graph import Op, Ref
-        >>> graph = OpGraph(ops=(Op(target="aten.mul.Tensor", args=(Ref(0), 0.5), outputs=(1,)),),
-        ...                 values=(), inputs={}, outputs=())
-        >>> replace_numbers(graph)[0].ops[0].args, replace_numbers(graph)[1]
-        ((Ref(value=0), Number(slot=0, value=0.5)), [0.5])
+        >>> from popgeo.capture.capture import bind, capture
+        >>> def half(x):
+        ...     return 0.5 * x
+        >>> graph, values = replace_numbers(capture(half, bind(half, torch.ones(2))).graph)
+        >>> print(graph, values)
+        %1 float32[2] = aten.mul.Tensor(%0, Number(slot=0, value=0.5)) [0.5]
     """
     values: list[float] = []
 

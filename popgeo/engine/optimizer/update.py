@@ -38,8 +38,7 @@ class Update:
         num_updates: How many there have been.
 
     Raises:
-        ValueError: there are no parameters to update, the optimizer needs to run the model itself, as L-BFGS does, or
-            its groups have changed.
+        ValueError: there are no parameters to update, or the optimizer needs to run the model itself, as L-BFGS does.
     """
 
     def __init__(
