@@ -3,10 +3,12 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from popgeo.capture.op_graph import OpGraph
 from popgeo.native import library
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -22,6 +24,18 @@ def native(request: pytest.FixtureRequest) -> Iterator[str]:
     if not library.is_available():
         pytest.skip(library.reason())
     yield request.param
+
+
+@pytest.fixture(autouse=True)
+def _every_graph_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever captures, rewrites or reads a graph in a test leaves one that can run."""
+    made = OpGraph.__init__
+
+    def make_and_check(self: OpGraph, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        self.check()
+
+    monkeypatch.setattr(OpGraph, "__init__", make_and_check)
 
 
 @pytest.fixture(autouse=True)

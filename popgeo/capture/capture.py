@@ -1,6 +1,8 @@
 """Turns a model, or a function, into one graph of operations of fixed shape."""
 
 import contextlib
+import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +12,14 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from popgeo.capture.dynamic_shapes import DynamicShapeError, Problem
-from popgeo.capture.op_graph import OpGraph
-from popgeo.capture.pytree import Structure, flatten
+from popgeo.capture.op_graph import Input, OpGraph, Role
+from popgeo.capture.pytree import Structure, flatten, slots, unflatten
 from popgeo.capture.recorder import Recorder
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capture:
-    """A captured step.
+    """What a function does, as it was written down.
 
     Attributes:
         graph: Forward and, when training, backward; returns the model's tensors, then a gradient per trained parameter.
@@ -34,61 +36,81 @@ class Capture:
 
 def capture(
     function: Callable[..., Any],
-    arguments: Sequence[tuple[str, Tensor]],
-    call: Callable[[Sequence[Tensor]], Any],
+    arguments: inspect.BoundArguments,
     *,
     trained: Sequence[str] = (),
     loss_scaling: float = 1.0,
     on_operation: Callable[[], object] = lambda: None,
 ) -> Capture:
-    """One graph of what a model does with tensors of these shapes; nothing is computed.
+    """One graph of what a function does with arguments like these; nothing is computed, and nothing of it changes.
 
     Args:
-        function: A module, whose parameters and buffers become inputs of the graph, or any function.
-        arguments: The tensors it takes, with the names to give them.
-        call: Calls `function` with such tensors.
+        function: A module, whose parameters and buffers become inputs of the graph, or any function of tensors.
+        arguments: What it is called with; each tensor becomes an input, everything else a part of the graph.
         trained: Names of the parameters to differentiate the loss by; none captures the forward pass alone.
         loss_scaling: The backward pass starts from this gradient of the loss.
-        on_operation: Called after each operation.
+        on_operation: Called after each operation, to show how far it is.
 
     Raises:
         DynamicShapeError: a shape or a decision depends on the data; the message holds the model's line and a remedy.
         ValueError: no loss, several, or state that is replaced instead of changed in place.
+
+    Example:
+        >>> def scale(x, factor):
+        ...     return x * factor
+        >>> print(capture(scale, bind(scale, torch.ones(3), factor=2)).graph)
+        %1 float32[3] = aten.mul.Tensor(%0, 2)
     """
+    given, structure = flatten(dict(arguments.arguments))
     module = function if isinstance(function, nn.Module) else nn.Module()
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     recorder = Recorder(capture.__code__, _refuse)
     recorder.on_operation = on_operation
-    state: dict[str, Tensor] = {f"parameter:{name}": p for name, p in module.named_parameters()}
-    state |= {f"buffer:{name}": b for name, b in module.named_buffers()}
+    state = module_state(module)
     with fake_mode:
-        fakes = {name: fake_of(tensor, name.removeprefix("parameter:") in trained) for name, tensor in state.items()}
-        inputs = [torch.empty(tensor.shape, dtype=tensor.dtype) for _, tensor in arguments]
-    for name, tensor in fakes.items():
-        recorder.add_input(name, tensor)
-    for (name, _), tensor in zip(arguments, inputs, strict=True):
-        recorder.add_input(f"input:{name}", tensor)
-    by_id = {id(tensor): fakes[name] for name, tensor in state.items()}
+        fakes = {one: fake_of(tensor, one.name in trained) for one, tensor in state.items()}
+        inputs = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in given]
+    for one, tensor in fakes.items():
+        recorder.add_input(one, tensor)
+    for (name, _), tensor in zip(slots(structure), inputs, strict=True):
+        recorder.add_input(Input(Role.ARGUMENT, name), tensor)
+    by_id = {id(tensor): fakes[one] for one, tensor in state.items()}
+    faked = inspect.BoundArguments(arguments.signature, OrderedDict(unflatten(structure, inputs)))
     with fake_mode, swapped(module, by_id), torch.enable_grad():
         hooks = recorder.follow_modules(module)
         try:
             with recorder:
-                tree = call(inputs)
+                tree = function(*faked.args, **faked.kwargs)
         finally:
             for hook in hooks:
                 hook.remove()
-        results, structure = flatten(tree)
+        results, result = flatten(tree)
         gradients: list[Tensor | None] = []
         if trained:
             loss = _find_loss(results, recorder)
             with recorder:
                 recorder.phase = "backward"
                 seed = torch.full_like(loss, loss_scaling)
-                leaves = [fakes[f"parameter:{name}"] for name in trained]
+                leaves = [fakes[Input(Role.PARAMETER, name)] for name in trained]
                 gradients = list(torch.autograd.grad(loss, leaves, seed, allow_unused=True))
     used = tuple(name for name, gradient in zip(trained, gradients, strict=True) if gradient is not None)
     graph = recorder.graph([*results, *(gradient for gradient in gradients if gradient is not None)])
-    return Capture(graph=graph, result=structure, trained=used, files=frozenset(recorder.files))
+    return Capture(graph=graph, result=result, trained=used, files=frozenset(recorder.files))
+
+
+def bind(function: Callable[..., Any], *inputs: Any, **named_inputs: Any) -> inspect.BoundArguments:
+    """The arguments of a call of a function, by name; those of torch's own functions are known by position only."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        signature = inspect.Signature([inspect.Parameter("inputs", inspect.Parameter.VAR_POSITIONAL)])
+    return signature.bind(*inputs, **named_inputs)
+
+
+def module_state(module: nn.Module) -> dict[Input, Tensor]:
+    """A module's parameters and buffers, as graphs name them."""
+    state: dict[Input, Tensor] = {Input(Role.PARAMETER, name): p for name, p in module.named_parameters()}
+    return state | {Input(Role.BUFFER, name): b for name, b in module.named_buffers()}
 
 
 def fake_of(tensor: Tensor, trained: bool) -> Tensor:

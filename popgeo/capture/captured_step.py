@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from popgeo.capture.op_graph import OpGraph
+from popgeo.capture.op_graph import Input, OpGraph
 from popgeo.capture.pytree import Structure
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompiledStep:
+class CapturedStep:
     """A captured step after the passes.
 
     Attributes:
@@ -22,7 +22,7 @@ class CompiledStep:
     graph: OpGraph
     result: Structure
     trained: tuple[str, ...]
-    row_indices: frozenset[str]
+    row_indices: frozenset[Input]
     captured_ops: int
     files: frozenset[str] = frozenset()
 

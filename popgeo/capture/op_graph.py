@@ -2,12 +2,50 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from enum import Enum
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+
+
+class Role(Enum):
+    """What an input of a graph is to the model or to its optimizer."""
+
+    ARGUMENT = "input"
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    GRADIENT = "gradient"
+    STATE = "state"
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor that a graph is given at each run.
+
+    Attributes:
+        role: What it is; all but the arguments of a call stay from one run to the next.
+        name: Path of the argument, parameter or buffer; in an update, the parameter's number, and for a piece of the
+            optimizer's state a dot and its key.
+
+    Example:
+        >>> str(Input(Role.PARAMETER, "linear.weight")), Input.parse("input:x")
+        ('parameter:linear.weight', Input(role=<Role.ARGUMENT: 'input'>, name='x'))
+    """
+
+    role: Role
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.role.value}:{self.name}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Input":
+        """The input that is written like this; a ValueError where it starts with no role."""
+        role, _, name = text.partition(":")
+        return cls(Role(role), name)
 
 
 @dataclass(frozen=True)
@@ -55,6 +93,14 @@ class Value:
         """Bytes of its elements."""
         return self.numel * self.dtype.itemsize
 
+    @property
+    def end(self) -> int:
+        """Bytes of its storage up to the end of its last element; 0 where it has none."""
+        if not self.numel:
+            return 0
+        last = self.offset + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
+        return (last + 1) * self.dtype.itemsize
+
 
 @dataclass(frozen=True, kw_only=True)
 class Op:
@@ -95,9 +141,9 @@ class OpGraph:
     """Operations in order, on values of fixed shape.
 
     Attributes:
-        ops: In the order in which they run; None marks a place that a pass has emptied.
+        ops: In the order in which they run.
         values: By number; an operation's `Ref` and `outputs` point here.
-        inputs: Values that are given at each run, by name: `parameter:`, `buffer:` or `input:` and what follows.
+        inputs: Values that are given at each run, in the order in which they are given.
         outputs: Values that a run returns; None where there is nothing to return.
         constants: Values known when the program was made.
 
@@ -106,14 +152,14 @@ class OpGraph:
         >>> graph = OpGraph(
         ...     ops=(Op(target="aten.relu.default", args=(Ref(0),), outputs=(1,)),),
         ...     values=(Value(**value, storage=0, producer=None), Value(**value, storage=1, producer=0)),
-        ...     inputs={"input:x": 0}, outputs=(1,))
+        ...     inputs={Input(Role.ARGUMENT, "x"): 0}, outputs=(1,))
         >>> print(graph)
         %1 float32[2] = aten.relu.default(%0)
     """
 
     ops: tuple[Op, ...]
     values: tuple[Value, ...]
-    inputs: Mapping[str, int]
+    inputs: Mapping[Input, int]
     outputs: tuple[int | None, ...]
     constants: Mapping[int, Tensor] = field(default_factory=dict)
 
@@ -145,6 +191,65 @@ class OpGraph:
     def mutated_storages(self) -> frozenset[int]:
         """The memory that some operation changes in place."""
         return frozenset(self.values[v].storage for op in self.ops for v in op.writes)
+
+    def inputs_of(self, role: Role) -> dict[Input, int]:
+        """The inputs of one role and their values."""
+        return {given: v for given, v in self.inputs.items() if given.role is role}
+
+    def check(self) -> None:
+        """Makes sure that the graph can run as it stands.
+
+        Each value has one shape and one maker, which runs before all that read it; an operation changes only what it
+        takes; and what looks at the memory of another value stays within it.
+
+        Raises:
+            ValueError: it breaks one of these rules; the message names the operation and the value.
+        """
+        for v, value in enumerate(self.values):
+            whole = len(value.shape) == len(value.stride) and min((*value.shape, *value.stride, value.offset, 0)) == 0
+            _require(whole, "the graph", v, f"has shape {value.shape}, stride {value.stride}, offset {value.offset}")
+        ends: dict[int, int] = {}  # of the memory that inputs, constants and results own, in bytes
+        known: set[int] = set()
+        inputs = [(str(given), v) for given, v in self.inputs.items()]
+        for who, v in [*inputs, *(("a constant", v) for v in self.constants)]:
+            _require(0 <= v < len(self.values) and v not in known, who, v, "is no value, or given twice")
+            _require(self.values[v].producer is None, who, v, "is also made by an operation")
+            ends[self.values[v].storage] = max(self.values[v].end, ends.get(self.values[v].storage, 0))
+            known.add(v)
+        for v, tensor in self.constants.items():
+            alike = (tuple(tensor.shape), tensor.dtype) == (self.values[v].shape, self.values[v].dtype)
+            _require(alike, "a constant", v, f"is given a tensor of {tensor.dtype} {list(tensor.shape)}")
+        for index, op in enumerate(self.ops):
+            self._check_op(f"operation {index} ({op.target})", index, op, known, ends)
+        for result in self.outputs:
+            _require(result is None or result in known, "the results", result, "is made by nothing")
+        for v, value in enumerate(self.values):
+            _require(value.producer is None or v in known, "the graph", v, f"is not made by operation {value.producer}")
+
+    def _check_op(self, who: str, index: int, op: Op, known: set[int], ends: dict[int, int]) -> None:
+        """Checks one operation, given what is known when it runs, and adds what it makes."""
+        reads = op.reads()
+        for v in reads:
+            _require(v in known, who, v, "is read before it is made")
+        for v in op.writes:
+            _require(v in reads, who, v, "is changed without being taken")
+        seen, fresh = {self.values[v].storage for v in reads}, set[int]()
+        for v in (v for v in op.outputs if v is not None and v not in reads):  # what it changes, it may also return
+            _require(0 <= v < len(self.values) and v not in known, who, v, "is no value, or made twice")
+            value = self.values[v]
+            _require(value.producer == index, who, v, f"names operation {value.producer} as its producer")
+            known.add(v)
+            if value.storage in seen:
+                _require(value.end <= ends[value.storage], who, v, f"goes beyond the {ends[value.storage]} bytes there")
+                continue
+            _require(value.storage not in ends or value.storage in fresh, who, v, "lies in memory that is not read")
+            fresh.add(value.storage)
+            ends[value.storage] = max(value.end, ends.get(value.storage, 0))
+
+
+def _require(holds: bool, who: str, v: int | None, broken: str) -> None:
+    if not holds:
+        raise ValueError(f"The graph cannot run: in {who}, %{v} {broken}.")
 
 
 def overload(target: str) -> Callable[..., Any]:
@@ -193,30 +298,6 @@ def substitute(argument: Any, replace: Callable[[int], Any]) -> Any:
     if isinstance(argument, list | tuple):
         return type(argument)(substitute(item, replace) for item in argument)
     return argument
-
-
-def replace_numbers(graph: OpGraph) -> tuple[OpGraph, list[float]]:
-    """The graph with its floating-point arguments as `Number`, and their values, in the order of the operations.
-
-    Example:
-        >>> graph = OpGraph(ops=(Op(target="aten.mul.Tensor", args=(Ref(0), 0.5), outputs=(1,)),),
-        ...                 values=(), inputs={}, outputs=())
-        >>> replace_numbers(graph)[0].ops[0].args, replace_numbers(graph)[1]
-        ((Ref(value=0), Number(slot=0, value=0.5)), [0.5])
-    """
-    values: list[float] = []
-
-    def slot(argument: Any) -> Any:
-        if type(argument) is not float:
-            return argument
-        values.append(argument)
-        return Number(len(values) - 1, argument)
-
-    ops = []
-    for op in graph.ops:
-        args = tuple(slot(argument) for argument in op.args)
-        ops.append(replace(op, args=args, kwargs={key: slot(argument) for key, argument in op.kwargs.items()}))
-    return replace(graph, ops=tuple(ops)), values
 
 
 def _refs(argument: Any) -> Iterator[Ref]:

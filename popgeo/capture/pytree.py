@@ -141,6 +141,21 @@ def besides(data: BaseData, keys: Iterable[Any]) -> set[Any]:
     return {place for place, _ in _data_parts(data)} - set(keys)
 
 
+def slots(structure: Structure, path: str = "") -> Iterator[tuple[str, Slot]]:
+    """The path of each tensor, and its shape and type, in the order of `flatten`.
+
+    Example:
+        >>> import torch
+        >>> [(path, slot.shape) for path, slot in slots(flatten({"x": [torch.ones(2), 3]})[1])]
+        [('x[0]', (2,))]
+    """
+    if isinstance(structure, Slot):
+        yield path, structure
+    elif isinstance(structure, Node):
+        for key, part in zip(structure.keys, structure.parts, strict=True):
+            yield from slots(part, _join(path, key, structure))
+
+
 def describe(structure: Structure, path: str = "") -> Iterator[tuple[str, str]]:
     """The path and a description of each part, as error messages name them.
 

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from popgeo.capture import dynamic_shapes, model_lines
 from popgeo.capture.dynamic_shapes import Problem
-from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
+from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Value
 
 # These change running statistics without saying so in their schema: positions of the arguments, and of the flag.
 _HIDDEN_WRITES = {"aten.native_batch_norm.default": ((3, 4), 5), "aten.cudnn_batch_norm.default": ((3, 4), 5)}
@@ -56,7 +56,7 @@ class Recorder(TorchDispatchMode):
         self._ops: list[Op] = []
         self._values: list[Value] = []
         self._constants: dict[int, Tensor] = {}
-        self._inputs: dict[str, int] = {}
+        self._inputs: dict[Input, int] = {}
         self._numbers: dict[int, int] = {}
         self._kept: list[
             Tensor
@@ -64,9 +64,9 @@ class Recorder(TorchDispatchMode):
         self._storages: dict[int, int] = {}
         self._forward_of: dict[int, tuple[str, str]] = {}
 
-    def add_input(self, name: str, tensor: Tensor) -> None:
-        """Names a tensor that each run is given."""
-        self._inputs[name] = self._new_value(tensor, producer=None)
+    def add_input(self, given: Input, tensor: Tensor) -> None:
+        """Says what a tensor is that each run is given."""
+        self._inputs[given] = self._new_value(tensor, producer=None)
 
     def number(self, tensor: Tensor) -> int:
         """The number of a tensor's value; a tensor that nothing made is a constant."""

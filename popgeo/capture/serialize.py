@@ -1,4 +1,4 @@
-"""Compiled steps as bytes: JSON and raw numbers, so that reading a file never runs anything in it."""
+"""Captured steps as bytes: JSON and raw numbers, so that reading a file never runs anything in it."""
 
 import io
 import json
@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from popgeo.capture.captured_step import CompiledStep
-from popgeo.capture.op_graph import Op, OpGraph, Value
+from popgeo.capture.captured_step import CapturedStep
+from popgeo.capture.op_graph import Input, Op, OpGraph, Value
 from popgeo.capture.serialize_pytree import structure_in, structure_out
 from popgeo.capture.serialize_values import from_json, to_json, torch_name, torch_thing
 
 
-def to_bytes(step: CompiledStep) -> bytes:
+def to_bytes(step: CapturedStep) -> bytes:
     """The step as a zip file.
 
     Raises:
@@ -25,9 +25,9 @@ def to_bytes(step: CompiledStep) -> bytes:
     document = {
         "result": structure_out(step.result),
         "trained": step.trained,
-        "row_indices": sorted(step.row_indices),
+        "row_indices": sorted(map(str, step.row_indices)),
         "captured_ops": step.captured_ops,
-        "inputs": list(graph.inputs.items()),
+        "inputs": [[str(given), v] for given, v in graph.inputs.items()],
         "outputs": graph.outputs,
         "values": [
             [v.shape, v.stride, v.offset, torch_name(v.dtype), v.storage, v.producer] for v in graph.values
@@ -49,7 +49,7 @@ def to_bytes(step: CompiledStep) -> bytes:
     return buffer.getvalue()
 
 
-def from_bytes(data: bytes, arguments: Sequence[Any] = ()) -> CompiledStep:
+def from_bytes(data: bytes, arguments: Sequence[Any] = ()) -> CapturedStep:
     """The step that `to_bytes` wrote, with the graph data among the arguments of now.
 
     Raises:
@@ -63,15 +63,15 @@ def from_bytes(data: bytes, arguments: Sequence[Any] = ()) -> CompiledStep:
     graph = OpGraph(
         ops=tuple(_op(fields) for fields in document["ops"]),
         values=tuple(_value(fields) for fields in document["values"]),
-        inputs=dict(document["inputs"]),
+        inputs={Input.parse(text): v for text, v in document["inputs"]},
         outputs=tuple(document["outputs"]),
         constants=constants,
     )
-    return CompiledStep(
+    return CapturedStep(
         graph=graph,
         result=structure_in(document["result"], arguments),
         trained=tuple(document["trained"]),
-        row_indices=frozenset(document["row_indices"]),
+        row_indices=frozenset(map(Input.parse, document["row_indices"])),
         captured_ops=document["captured_ops"],
     )
 

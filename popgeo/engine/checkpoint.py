@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from popgeo.capture.step_cache import write_atomically
+from popgeo.atomic_write import write_atomically
 from popgeo.engine.optimizer.update import Update
-from popgeo.engine.step_runner import Stepper
+from popgeo.engine.step_runner import StepRunner
 
 _FORMAT = "popgeo checkpoint 2"
 
@@ -42,13 +42,15 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     return content
 
 
-def state_of(model: nn.Module, optimizer: Optimizer | None, stepper: Stepper, update: Update | None) -> dict[str, Any]:
+def state_of(
+    model: nn.Module, optimizer: Optimizer | None, runner: StepRunner, update: Update | None
+) -> dict[str, Any]:
     """Weights, optimizer, and the buffers and random numbers of the replicas that run in this process."""
     content: dict[str, Any] = {
         "model": model.state_dict(),
-        "buffers": stepper.buffers,
-        "generators": [generator.get_state() for generator in stepper.generators],
-        "replicas": list(stepper.replicas.local),
+        "buffers": runner.buffers,
+        "generators": [generator.get_state() for generator in runner.generators],
+        "replicas": list(runner.replicas.local),
     }
     if optimizer is not None and update is not None:
         content |= {"optimizer": optimizer.state_dict(), "num_updates": update.num_updates}
@@ -74,12 +76,12 @@ def restore_weights(
             raise ValueError(f"{path} does not fit the optimizer: {error}") from error
 
 
-def restore_run(content: Mapping[str, Any], stepper: Stepper, update: Update | None) -> None:
+def restore_run(content: Mapping[str, Any], runner: StepRunner, update: Update | None) -> None:
     """Goes on with the random numbers, the buffers and the count of updates that a checkpoint holds.
 
     Raises:
         ValueError: it was written by a process that ran other replicas.
     """
-    stepper.restore(content["replicas"], content["generators"], content["buffers"])
+    runner.restore(content["replicas"], content["generators"], content["buffers"])
     if update is not None and "num_updates" in content:
         update.num_updates = content["num_updates"]

@@ -1,4 +1,4 @@
-"""Runs an `OpGraph`: the one stateful part of the executor."""
+"""Runs an `OpGraph` in memory of its own, on weights where they are."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from popgeo.capture.op_graph import Op, OpGraph
+from popgeo.capture.op_graph import Input, Op, OpGraph
 from popgeo.capture.passes import fold_constants, is_random
 from popgeo.engine.codegen import emit
-from popgeo.engine.memory_plan import plan
+from popgeo.engine.memory_plan import place_values
 
 
-class Engine:
+class GraphRunner:
     """Runs a graph as one straight-line function in memory that is allocated once.
 
     Args:
         graph: What to run.
-        state: Tensors of the graph's parameters and buffers, by input name; buffers change in place.
+        state: Tensors of the graph's parameters and buffers; buffers change in place.
         places: Tensors that certain outputs are to be written to, by position; the others are valid until the next run.
         floating_point_exceptions: Check each operation's result.
     """
@@ -25,7 +25,7 @@ class Engine:
     def __init__(
         self,
         graph: OpGraph,
-        state: Mapping[str, Tensor],
+        state: Mapping[Input, Tensor],
         places: Mapping[int, Tensor] | None = None,
         floating_point_exceptions: bool = False,
     ) -> None:
@@ -33,16 +33,13 @@ class Engine:
         self.draws_random_numbers = any(is_random(op) for op in self.graph.ops)
         values = self.graph.values
         given = {v: tensor.detach() for v, tensor in self.graph.constants.items()}
-        given |= {v: state[name].detach() for name, v in graph.inputs.items() if name in state}
-        self._inputs = [
-            torch.empty_strided(values[v].shape, values[v].stride, dtype=values[v].dtype)
-            for name, v in graph.inputs.items()
-            if name not in state
-        ]
-        given |= dict(zip((v for name, v in graph.inputs.items() if name not in state), self._inputs, strict=True))
+        given |= {v: state[one].detach() for one, v in graph.inputs.items() if one in state}
+        new = [v for one, v in graph.inputs.items() if one not in state]
+        self._inputs = [torch.empty_strided(values[v].shape, values[v].stride, dtype=values[v].dtype) for v in new]
+        given |= dict(zip(new, self._inputs, strict=True))
         self._copied = self._place_outputs(places or {}, given)
         # The check looks at the operands after the operation.
-        memory = plan(self.graph, given, overwrites_operands=not floating_point_exceptions)
+        memory = place_values(self.graph, given, overwrites_operands=not floating_point_exceptions)
         self.buffer_bytes = memory.nbytes + sum(tensor.nbytes for tensor in self._inputs)
         self._run = emit(self.graph, memory.tensors, _check if floating_point_exceptions else None)
 

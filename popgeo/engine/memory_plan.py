@@ -31,7 +31,7 @@ class Memory:
         return sum(buffer.nbytes for buffer in self.buffers)
 
 
-def plan(graph: OpGraph, given: Mapping[int, Tensor], *, overwrites_operands: bool = True) -> Memory:
+def place_values(graph: OpGraph, given: Mapping[int, Tensor], *, overwrites_operands: bool = True) -> Memory:
     """Places values so that no two needed at the same time overlap, unless they are views of each other.
 
     Args:
@@ -121,19 +121,12 @@ def _spans(graph: OpGraph) -> dict[int, int]:
     """Bytes that the values of each storage reach over."""
     spans: dict[int, int] = {}
     for value in graph.values:
-        spans[value.storage] = max(_reach(value), spans.get(value.storage, 0))
+        spans[value.storage] = max(value.end, spans.get(value.storage, 0))
     return spans
 
 
 def _byte_offset(value: Value) -> int:
     return value.offset * value.dtype.itemsize
-
-
-def _reach(value: Value) -> int:
-    if not value.numel:
-        return 0
-    last = sum((size - 1) * step for size, step in zip(value.shape, value.stride, strict=True))
-    return (value.offset + last + 1) * value.dtype.itemsize
 
 
 def _look(place: Tensor, held: int, value: Value) -> Tensor:

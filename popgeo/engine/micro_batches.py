@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from popgeo.capture.pytree import Node, Slot, Structure, describe
-from popgeo.ipu.options import OutputMode
+from popgeo.capture.pytree import Structure, slots
+from popgeo.engine.call_options import OutputMode
 
 
 def check_batch_dimension(structure: Structure, factor: int) -> None:
@@ -17,30 +17,13 @@ def check_batch_dimension(structure: Structure, factor: int) -> None:
     """
     if factor == 1:
         return
-    for path, slot in _slots(structure):
+    for path, slot in slots(structure):
         if not slot.shape or slot.shape[0] % factor:
             raise ValueError(
                 f"Invalid batch dimension: argument `{path}` has shape {list(slot.shape)}; the first dimension must "
                 f"be a multiple of {factor} = device_iterations x gradient_accumulation x replicas of this process. "
                 "Build batches of that many micro-batches, or change the Options."
             )
-
-
-def names(structure: Structure) -> list[str]:
-    """The path of each tensor, in order."""
-    return [path for path, _ in _slots(structure)]
-
-
-def _slots(structure: Structure) -> list[tuple[str, Slot]]:
-    paths = [path for path, _ in describe(structure)]
-    parts = list(_walk(structure, root=True))
-    return [(path, part) for path, part in zip(paths, parts, strict=True) if isinstance(part, Slot)]
-
-
-def _walk(structure: Structure, root: bool = False) -> list[Structure]:
-    own: list[Structure] = [] if root and isinstance(structure, Node) else [structure]
-    below = [part for child in structure.parts for part in _walk(child)] if isinstance(structure, Node) else []
-    return own + below
 
 
 def micro_batch(tensors: Sequence[Tensor], index: int, factor: int) -> list[Tensor]:

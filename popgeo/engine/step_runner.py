@@ -6,18 +6,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from popgeo.capture.captured_step import CompiledStep
-from popgeo.capture.op_graph import OpGraph
+from popgeo.capture.capture import module_state
+from popgeo.capture.captured_step import CapturedStep
+from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.row_indexing import without_row_indexing
 from popgeo.engine import micro_batches
-from popgeo.engine.graph_runner import Engine
+from popgeo.engine.call_options import CallOptions, chosen_output_mode, gradient_divisor
+from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
-from popgeo.ipu.options import Options, OutputMode, Reduction
 
 
-class Stepper:
-    """A compiled step with its weights, buffers of each replica and random numbers.
+class StepRunner:
+    """A captured step with its weights, the buffers of each replica and random numbers.
 
     Args:
         step: What to run.
@@ -29,53 +30,49 @@ class Stepper:
 
     def __init__(
         self,
-        step: CompiledStep,
+        step: CapturedStep,
         model: nn.Module,
-        options: Options,
+        options: CallOptions,
         update: Update | None,
         replicas: Replicas,
     ) -> None:
         self.step, self._model, self._options = step, model, options
         self._update, self.replicas = update, replicas
-        names = [name for name in step.graph.inputs if name.startswith("input:")]
-        self._row_indices = [names.index(name) for name in sorted(step.row_indices)]
+        self._mode, self._divisor = chosen_output_mode(options, trains=update is not None), gradient_divisor(options)
+        arguments = step.graph.inputs_of(Role.ARGUMENT)
+        self._row_indices = [position for position, given in enumerate(arguments) if given in step.row_indices]
         seed = options.random_seed if options.random_seed is not None else torch.initial_seed()
         self.generators = [_generator(seed, replica) for replica in replicas.local]
         self.buffers = self._buffers_of_replicas()
         self.bind()
 
     def bind(self) -> None:
-        """Binds the engine to the memory in which the weights are now."""
+        """Binds the step to the memory in which the weights are now."""
         if self._update is not None:
-            self._update.follow_parameters()
-        state = self.state()
-        self.engine = self._engine(self.step.graph)
-        self._careful: Engine | None = None
-        self._addresses = [tensor.data_ptr() for tensor in state.values()]
+            self._update.take_over()
+        self.graph_runner = self._bound(self.step.graph)
+        self._careful: GraphRunner | None = None
+        self._addresses = self._addresses_now()
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The results of one call, joined as the output mode says."""
-        if self._addresses != [tensor.data_ptr() for tensor in self.state().values()]:
+        if self._addresses != self._addresses_now():
             self.bind()
         options, update = self._options, self._update
-        engine = self._engine_for(tensors)
+        graph_runner = self._graph_runner_for(tensors)
         factor, replicas = options.steps_per_call * len(self.replicas.local), len(self.replicas.local)
-        mode = options.output_mode or (OutputMode.ALL if update is None else OutputMode.FINAL)
-        assert isinstance(mode, OutputMode)
-        results = micro_batches.Results(mode, options.output_period, options.steps_per_call)
-        joined = options.gradient_accumulation * options.replication_factor
-        divisor = options.loss_scaling * (joined if options.reduction is Reduction.MEAN else 1)
+        results = micro_batches.Results(self._mode, options.output_period, options.steps_per_call)
         for step in range(options.steps_per_call):
             for replica in range(replicas):
                 micro = micro_batches.micro_batch(tensors, step * replicas + replica, factor)
-                made = self._run_replica(engine, replica, micro)
+                made = self._run_replica(graph_runner, replica, micro)
                 if results.wants(step):
                     results.add(step, replica, [t for t in made[: self.step.num_results] if t is not None])
                 if update is not None:
                     update.accumulate(first=replica == 0 and step % options.gradient_accumulation == 0)
             if update is not None and (step + 1) % options.gradient_accumulation == 0:
                 self.replicas.add_up(update.totals())
-                update.apply(divisor)
+                update.apply(self._divisor)
         return results.join()
 
     def reset_buffers(self) -> None:
@@ -104,28 +101,32 @@ class Stepper:
     @property
     def state_bytes(self) -> int:
         """Bytes of parameters and buffers, gradients and optimizer state, and of the buffers of further replicas."""
-        held = [*self.state().values(), *(self._update.tensors() if self._update is not None else ())]
+        held = [
+            *self._model.parameters(),
+            *self._model.buffers(),
+            *(self._update.tensors() if self._update is not None else ()),
+        ]
         held += [tensor for buffers in self.buffers[1:] for tensor in buffers.values()]
         return sum(tensor.nbytes for tensor in held)
 
     def graph_for(self, tensors: Sequence[Tensor]) -> OpGraph:
         """The operations that run for these inputs."""
-        return self._engine_for(tensors).graph
+        return self._graph_runner_for(tensors).graph
 
-    def _run_replica(self, engine: Engine, replica: int, micro: Sequence[Tensor]) -> list[Tensor | None]:
+    def _run_replica(self, graph_runner: GraphRunner, replica: int, micro: Sequence[Tensor]) -> list[Tensor | None]:
         own = self.buffers[replica] if self.buffers else {}
         buffers = dict(self._model.named_buffers()) if own else {}
         for name, tensor in own.items():
             buffers[name].copy_(tensor)
-        if engine.draws_random_numbers:
+        if graph_runner.draws_random_numbers:
             # Not every operation takes a generator, so torch's own stands in for the replica's while it runs.
             before = torch.get_rng_state()
             torch.set_rng_state(self.generators[replica].get_state())
-            made = engine.run(micro)
+            made = graph_runner.run(micro)
             self.generators[replica].set_state(torch.get_rng_state())
             torch.set_rng_state(before)
         else:
-            made = engine.run(micro)
+            made = graph_runner.run(micro)
         for name, tensor in own.items():
             tensor.copy_(buffers[name])
         if own and replica == len(self.buffers) - 1:
@@ -133,24 +134,27 @@ class Stepper:
                 buffers[name].copy_(tensor)
         return made
 
-    def _engine(self, graph: OpGraph) -> Engine:
+    def _bound(self, graph: OpGraph) -> GraphRunner:
         places = {}
         if self._update is not None:
             names = enumerate(self.step.trained, start=self.step.num_results)
             places = {position: self._update.gradients[name] for position, name in names}
-        return Engine(graph, self.state(), places, self._options.floating_point_exceptions)
+        return GraphRunner(graph, module_state(self._model), places, self._options.floating_point_exceptions)
 
-    def _engine_for(self, tensors: Sequence[Tensor]) -> Engine:
+    def _graph_runner_for(self, tensors: Sequence[Tensor]) -> GraphRunner:
         if not any(tensors[i].numel() and int(tensors[i].min()) < 0 for i in self._row_indices):
-            return self.engine
+            return self.graph_runner
         if self._careful is None:
-            self._careful = self._engine(without_row_indexing(self.step.graph, self.step.row_indices))
+            self._careful = self._bound(without_row_indexing(self.step.graph, self.step.row_indices))
         return self._careful
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[Input, Tensor]:
         """Parameters and buffers, as the graph names them."""
-        state: dict[str, Tensor] = {f"parameter:{name}": p for name, p in self._model.named_parameters()}
-        return state | {f"buffer:{name}": b for name, b in self._model.named_buffers()}
+        return module_state(self._model)
+
+    def _addresses_now(self) -> list[int]:
+        named = (*self._model.named_parameters(), *self._model.named_buffers())
+        return [tensor.data_ptr() for _, tensor in named]
 
     def _buffers_of_replicas(self) -> list[dict[str, Tensor]]:
         """Copies of the buffers that the step changes, where there are several replicas to keep apart."""
@@ -158,9 +162,8 @@ class Stepper:
             return []
         graph = self.step.graph
         mutated = graph.mutated_storages()
-        changed = [name for name, v in graph.inputs.items() if graph.values[v].storage in mutated]
+        names = [given.name for given, v in graph.inputs_of(Role.BUFFER).items() if graph.values[v].storage in mutated]
         buffers = dict(self._model.named_buffers())
-        names = [name.removeprefix("buffer:") for name in changed]
         return [{name: buffers[name].clone() for name in names} for _ in self.replicas.local] if names else []
 
 

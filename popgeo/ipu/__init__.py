@@ -4,12 +4,12 @@ from popgeo.capture.check_static import check_static as check_static
 from popgeo.capture.dynamic_shapes import DynamicShapeError as DynamicShapeError
 from popgeo.capture.dynamic_shapes import Problem as Problem
 from popgeo.capture.identity_loss import identity_loss as identity_loss
+from popgeo.engine.call_options import OutputMode as OutputMode
+from popgeo.engine.call_options import Reduction as Reduction
 from popgeo.ipu.compiled_function import Executable as Executable
 from popgeo.ipu.compiled_function import compile as compile
 from popgeo.ipu.compiled_model import CompiledModel as CompiledModel
 from popgeo.ipu.options import Options as Options
-from popgeo.ipu.options import OutputMode as OutputMode
-from popgeo.ipu.options import Reduction as Reduction
 from popgeo.ipu.report.report import Report as Report
 from popgeo.ipu.target import IpuTarget as IpuTarget
 from popgeo.ipu.tile_exact import TileExact as TileExact

@@ -1,15 +1,23 @@
-"""What a compiled step has cost this computer so far, and the report that says so beside the costs on the target."""
+"""A captured step ready to be called: what compiling leaves behind each of the doors."""
 
+import inspect
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
+from torch import Tensor, nn
+
+from popgeo.capture.captured_step import CapturedStep
+from popgeo.capture.pytree import Structure, first_difference, flatten, same, templates, unflatten
 from popgeo.engine.optimizer.update import Update
-from popgeo.engine.step_runner import Stepper
+from popgeo.engine.replicas import Replicas
+from popgeo.engine.step_runner import StepRunner
 from popgeo.ipu.options import Options
 from popgeo.ipu.report.report import Report
-from popgeo.ipu.step_cost import Assessment
+from popgeo.ipu.step_cost import Assessment, assess
 
 
 @dataclass(kw_only=True)
@@ -35,22 +43,101 @@ class Usage:
         self.calls += 1
 
 
-def report(
-    stepper: Stepper, assessment: Assessment, usage: Usage, options: Options, update: Update | None = None
-) -> Report:
-    """The account of a step: cycles, memory and plans on the target, and what this computer did for it."""
-    return Report(
-        target=options.target,
-        costs=assessment.costs,
-        memory=assessment.memory,
-        micro_batches=options.gradient_accumulation,
-        replicas=options.replication_factor,
-        update_captured=None if update is None else update.is_captured,
-        captured_ops=stepper.step.captured_ops,
-        state_bytes=stepper.state_bytes,
-        buffer_bytes=stepper.engine.buffer_bytes,
-        compile_seconds=usage.compile_seconds,
-        calls=usage.calls,
-        steps=usage.calls * options.batch_factor,
-        run_seconds=usage.run_seconds,
-    )
+@dataclass(frozen=True, kw_only=True)
+class BoundCall:
+    """How a compiled step is called: as the function is that it was captured from, with arguments of the same shapes.
+
+    Attributes:
+        signature: The function's.
+        arguments: How the tensors of a call nest, and what else it is given.
+        result: How the tensors nest that it returns.
+        remedy: What to do about other arguments, for the error that refuses them.
+    """
+
+    signature: inspect.Signature
+    arguments: Structure
+    result: Structure
+    remedy: str
+
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Tensor], list[Any]]:
+        """The tensors of a call, and the graph data among its arguments.
+
+        Raises:
+            ValueError: an argument differs from what the step was compiled for; the message names it.
+        """
+        tensors, structure = flatten(dict(self.signature.bind(*args, **kwargs).arguments))
+        if not same(self.arguments, structure):
+            raise ValueError(f"{first_difference(self.arguments, structure)}. {self.remedy}")
+        return tensors, list(templates(structure))
+
+    def unflatten(self, results: Sequence[Tensor], graph_data: Sequence[Any]) -> Any:
+        """What the function returns, where results that are graph data are like that of the call."""
+        return unflatten(self.result, results, graph_data)
+
+
+@dataclass(kw_only=True, eq=False)
+class Compiled:
+    """A captured step with all that running it and accounting for it need.
+
+    Attributes:
+        call: How it is called.
+        step: What runs.
+        module: Owns parameters and buffers.
+        options: How often a call repeats the step, and the machine it is compiled for.
+        update: Applies gradients; None for inference.
+        replicas: Which of the replicas run in this process.
+        usage: What it has cost this computer so far.
+    """
+
+    call: BoundCall
+    step: CapturedStep
+    module: nn.Module
+    options: Options
+    update: Update | None
+    replicas: Replicas
+    usage: Usage = field(default_factory=Usage)
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Runs a call.
+
+        Raises:
+            ValueError: an argument differs from what the step was compiled for; the message names it.
+        """
+        tensors, graph_data = self.call.flatten(args, kwargs)
+        with self.usage.of_a_call():
+            results = self.runner.run(tensors)
+        return self.call.unflatten(results, graph_data)
+
+    @cached_property
+    def runner(self) -> StepRunner:
+        """Runs it here. Made when it is needed: from then on weights lie where the step wants them."""
+        return StepRunner(self.step, self.module, self.options, self.update, self.replicas)
+
+    @cached_property
+    def assessment(self) -> Assessment:
+        """Cycles and memory on the target, worked out when first asked for; nothing runs."""
+        return assess(
+            self.step,
+            self.options.target,
+            None if self.update is None else self.update.capture(),
+            micro_batches=self.options.gradient_accumulation,
+            replicas=self.options.replication_factor,
+        )
+
+    def report(self) -> Report:
+        """The account of a step: cycles, memory and plans on the target, and what this computer did for it."""
+        return Report(
+            target=self.options.target,
+            costs=self.assessment.costs,
+            memory=self.assessment.memory,
+            micro_batches=self.options.gradient_accumulation,
+            replicas=self.options.replication_factor,
+            update_captured=None if self.update is None else self.update.is_captured,
+            captured_ops=self.step.captured_ops,
+            state_bytes=self.runner.state_bytes,
+            buffer_bytes=self.runner.graph_runner.buffer_bytes,
+            compile_seconds=self.usage.compile_seconds,
+            calls=self.usage.calls,
+            steps=self.usage.calls * self.options.batch_factor,
+            run_seconds=self.usage.run_seconds,
+        )

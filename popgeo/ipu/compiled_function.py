@@ -1,22 +1,20 @@
 """Compiles any function of tensors."""
 
-import inspect
 import time
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any
 
 from torch import nn
 
-from popgeo.capture.capture_step import compile_step
-from popgeo.capture.pytree import first_difference, flatten, same, templates, unflatten
-from popgeo.engine import micro_batches
+from popgeo.capture.capture import bind
+from popgeo.capture.capture_step import capture_step
+from popgeo.capture.captured_step import CapturedStep
+from popgeo.capture.pytree import flatten
 from popgeo.engine.replicas import Replicas
-from popgeo.engine.step_runner import Stepper
-from popgeo.ipu.compiled import Usage, report
+from popgeo.ipu.compiled import BoundCall, Compiled
 from popgeo.ipu.options import Options
 from popgeo.ipu.report.report import Report
-from popgeo.ipu.step_cost import Assessment, assess
+from popgeo.ipu.step_cost import Assessment
 from popgeo.ipu.target import IpuTarget
 
 
@@ -25,21 +23,24 @@ class Executable:
 
     def __init__(self, function: Callable[..., Any], example_inputs: Sequence[Any], target: IpuTarget) -> None:
         start = time.perf_counter()
-        self._signature = _signature(function)
-        self._options = Options(target=target)
         self._name = getattr(function, "__name__", type(function).__name__)
-        tensors, self._arguments = flatten(dict(self._signature.bind(*example_inputs).arguments))
-
-        def call(inputs: Sequence[Any]) -> Any:
-            bound = self._signature.bind_partial()
-            bound.arguments.update(unflatten(self._arguments, inputs))
-            return function(*bound.args, **bound.kwargs)
-
-        module = function if isinstance(function, nn.Module) else nn.Module()
-        arguments = list(zip(micro_batches.names(self._arguments), tensors, strict=True))
-        self.step = compile_step(module, arguments, call, graph_data=list(templates(self._arguments)))
-        self._module = module
-        self._usage = Usage(compile_seconds=time.perf_counter() - start)
+        arguments = bind(function, *example_inputs)
+        step = capture_step(function, arguments)
+        call = BoundCall(
+            signature=arguments.signature,
+            arguments=flatten(dict(arguments.arguments))[1],
+            result=step.result,
+            remedy="Compile the function anew for other shapes.",
+        )
+        self.compiled = Compiled(
+            call=call,
+            step=step,
+            module=function if isinstance(function, nn.Module) else nn.Module(),
+            options=Options(target=target),
+            update=None,
+            replicas=Replicas((0,), 1),
+        )
+        self.compiled.usage.compile_seconds = time.perf_counter() - start
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function's result.
@@ -47,44 +48,28 @@ class Executable:
         Raises:
             ValueError: an argument differs from the example; the message names it.
         """
-        tensors, structure = flatten(dict(self._signature.bind(*args, **kwargs).arguments))
-        if not same(self._arguments, structure):
-            raise ValueError(
-                f"{first_difference(self._arguments, structure)}. Compile the function anew for other shapes."
-            )
-        with self._usage.of_a_call():
-            results = self._stepper.run(tensors)
-        return unflatten(self.step.result, results, list(templates(structure)))
+        return self.compiled(args, kwargs)
 
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({self._name}: {len(self.step.graph.ops):,} operations "
-            f"for {self._options.target.name}, {self._usage.calls:,} calls)"
+            f"for {self.compiled.options.target.name}, {self.compiled.usage.calls:,} calls)"
         )
 
-    @cached_property
-    def _stepper(self) -> Stepper:
-        """Made when it is needed: compiling many functions for their reports takes no memory for values."""
-        return Stepper(self.step, self._module, self._options, None, Replicas((0,), 1))
+    @property
+    def step(self) -> CapturedStep:
+        """What runs."""
+        return self.compiled.step
 
-    @cached_property
+    @property
     def assessment(self) -> Assessment:
         """Cycles and memory on the target, worked out when first asked for."""
-        return assess(self.step, self._options.target)
+        return self.compiled.assessment
 
     @property
     def report(self) -> Report:
         """The account of one call, without running the function."""
-        return report(self._stepper, self.assessment, self._usage, self._options)
-
-
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    """A function's parameters; those of torch's own functions are known by position only."""
-    try:
-        return inspect.signature(function)
-    except ValueError:
-        inputs = inspect.Parameter("inputs", inspect.Parameter.VAR_POSITIONAL)
-        return inspect.Signature([inputs])
+        return self.compiled.report()
 
 
 def compile(

@@ -3,6 +3,7 @@
 import inspect
 import os
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,20 +11,19 @@ import pandas as pd
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from popgeo.capture.capture_step import compile_step
-from popgeo.capture.captured_step import CompiledStep
+from popgeo.capture import step_cache
+from popgeo.capture.capture_step import capture_step
 from popgeo.capture.op_graph import OpGraph
-from popgeo.capture.pytree import Structure, describe, first_difference, flatten, same, templates, unflatten
+from popgeo.capture.pytree import Structure, describe, flatten, templates, unflatten
 from popgeo.engine import micro_batches
 from popgeo.engine.checkpoint import load_checkpoint, restore_run, restore_weights, save_checkpoint, state_of
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
-from popgeo.engine.step_runner import Stepper
-from popgeo.ipu.compiled import Usage, report
+from popgeo.ipu.compiled import BoundCall, Compiled, Usage
 from popgeo.ipu.options import Options
 from popgeo.ipu.report.report import Report
-from popgeo.ipu.step_cost import Assessment, assess
-from popgeo.ipu.tiles.measure_memory import OutOfTileMemory
+
+_REMEDY = "A compiled step has fixed shapes: give it what it was compiled for, or call destroy() and compile anew."
 
 
 class CompiledModel:
@@ -39,11 +39,8 @@ class CompiledModel:
         self.model, self.options = model, options
         self._optimizer, self._learning_rate = optimizer, learning_rate
         self._signature = inspect.signature(model.forward)
-        self._arguments: Structure | None = None
         self._pending: Mapping[str, Any] | None = None
-        self._stepper: Stepper | None = None
-        self._update: Update | None = None
-        self._assessment: Assessment | None = None
+        self._compiled: Compiled | None = None
         self._usage = Usage()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -52,10 +49,8 @@ class CompiledModel:
         Raises:
             ValueError: an argument differs from what the model was compiled for, named with both shapes or values.
         """
-        stepper, tensors, structure = self._compiled_for(args, kwargs)
-        with self._usage.of_a_call():
-            results = stepper.run(tensors)
-        return unflatten(stepper.step.result, results, list(templates(structure)))
+        compiled = self._compiled or self._compile(args, kwargs)
+        return compiled(args, kwargs)
 
     def __repr__(self) -> str:
         kind = "inference" if self._optimizer is None else "training"
@@ -69,7 +64,7 @@ class CompiledModel:
         if self._optimizer is not None:
             shown |= {"optimizer": type(self._optimizer).__name__}
         shown |= {"micro-batches a call": self.options.batch_factor, "compiled": self.is_compiled}
-        if self._stepper is not None:
+        if self._compiled is not None:
             shown |= {"operations": len(self.graph.ops), "calls": self._usage.calls}
             shown |= {"seconds": round(self._usage.run_seconds, 3)}
         table = {name: f"{value:,}" if isinstance(value, int | float) else value for name, value in shown.items()}
@@ -83,18 +78,30 @@ class CompiledModel:
             OutOfTileMemory: the options are strict and a tile needs more memory than it has.
             ValueError: no loss or several, or it is compiled already for other arguments.
         """
-        self._compiled_for(args, kwargs)
+        compiled = self._compiled or self._compile(args, kwargs)
+        compiled.call.flatten(args, kwargs)
         return self
 
     @property
     def is_compiled(self) -> bool:
         """Whether the step is compiled."""
-        return self._stepper is not None
+        return self._compiled is not None
+
+    @property
+    def compiled(self) -> Compiled:
+        """The step behind the model's signature.
+
+        Raises:
+            ValueError: nothing is compiled.
+        """
+        if self._compiled is None:
+            raise ValueError("The model has not been compiled or has been destroyed; call it or .compile(...) first.")
+        return self._compiled
 
     @property
     def graph(self) -> OpGraph:
         """The operations of one micro-batch, forward and, when training, backward."""
-        return self._require_compiled().step.graph
+        return self.compiled.step.graph
 
     @property
     def report(self) -> Report:
@@ -105,8 +112,7 @@ class CompiledModel:
         Raises:
             ValueError: nothing is compiled yet.
         """
-        stepper = self._require_compiled()
-        return report(stepper, self._assess(stepper.step), self._usage, self.options, self._update)
+        return self.compiled.report()
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Takes the hyperparameters and the state of another optimizer of the same kind over the same parameters.
@@ -116,8 +122,8 @@ class CompiledModel:
         """
         if self._optimizer is None:
             raise ValueError("An inference model has no optimizer; wrap the module with training_model to train it.")
-        if self._update is not None:
-            self._update.set_optimizer(optimizer)
+        if self._compiled is not None and self._compiled.update is not None:
+            self._compiled.update.set_optimizer(optimizer)
         self._optimizer = optimizer
 
     def state_dict(self) -> Mapping[str, Tensor]:
@@ -127,12 +133,12 @@ class CompiledModel:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Replaces weights and buffers, the latter in every replica."""
         self.model.load_state_dict(state)
-        if self._stepper is not None:
-            self._stepper.reset_buffers()
+        if self._compiled is not None:
+            self._compiled.runner.reset_buffers()
 
     def copy_weights_to_host(self) -> None:
         """Brings the module's weights up to date; they share the compiled step's memory, so they always are."""
-        self._require_compiled()
+        _ = self.compiled  # raises where there is nothing
 
     def copy_weights_to_device(self) -> None:
         """Brings the compiled step up to date with the module's weights, also where their memory was exchanged.
@@ -140,7 +146,7 @@ class CompiledModel:
         Raises:
             ValueError: nothing is compiled.
         """
-        self._require_compiled().bind()
+        self.compiled.runner.bind()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes weights, optimizer and random numbers to a file that is whole at any moment, also if killed meanwhile.
@@ -148,7 +154,8 @@ class CompiledModel:
         Raises:
             ValueError: nothing is compiled.
         """
-        save_checkpoint(path, state_of(self.model, self._optimizer, self._require_compiled(), self._update))
+        compiled = self.compiled
+        save_checkpoint(path, state_of(self.model, self._optimizer, compiled.runner, compiled.update))
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Goes on from what `save` wrote, before or after compiling.
@@ -158,16 +165,16 @@ class CompiledModel:
         """
         content = load_checkpoint(path)
         restore_weights(content, self.model, self._optimizer, path)
-        if self._stepper is None:
+        if self._compiled is None:
             self._pending = content
         else:
-            restore_run(content, self._stepper, self._update)
+            restore_run(content, self._compiled.runner, self._compiled.update)
 
     def destroy(self) -> None:
         """Forgets the compiled step; weights and optimizer state stay."""
         for parameter in self.model.parameters():
             parameter.data = parameter.data.clone()
-        self._stepper = self._update = self._arguments = self._assessment = None
+        self._compiled = None
 
     def __getattr__(self, name: str) -> Any:
         """What the wrapper does not have, the module may have."""
@@ -175,96 +182,61 @@ class CompiledModel:
             raise AttributeError(name)
         return getattr(self.model, name)
 
-    def _require_compiled(self) -> Stepper:
-        if self._stepper is None:
-            raise ValueError("The model has not been compiled or has been destroyed; call it or .compile(...) first.")
-        return self._stepper
+    def _compile(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Compiled:
+        """Captures the step for such arguments, makes sure that it fits, and keeps it.
 
-    def _compiled_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Stepper, list[Tensor], Structure]:
-        """The compiled step, made now if there is none, the tensors to give it, and how they nested."""
-        tensors, structure = flatten(dict(self._signature.bind(*args, **kwargs).arguments))
-        if self._stepper is None:
-            self._compile(tensors, structure)
-        assert self._arguments is not None
-        if not same(self._arguments, structure):
-            raise ValueError(
-                f"{first_difference(self._arguments, structure)}. A compiled step has fixed shapes: give it what "
-                "it was compiled for, or call destroy() and compile anew."
-            )
-        return self._require_compiled(), tensors, structure
-
-    def _compile(self, tensors: list[Tensor], structure: Structure) -> None:
+        Where anything is refused on the way, model and optimizer are as they were.
+        """
         start = time.perf_counter()
-        replicas = Replicas.of_this_process(self.options.replication_factor)
-        factor = self.options.steps_per_call * len(replicas.local)
-        micro_batches.check_batch_dimension(structure, factor)
-        micro, micro_structure = flatten(unflatten(structure, micro_batches.micro_batch(tensors, 0, factor)))
-        trained = {p for group in self._optimizer.param_groups for p in group["params"]} if self._optimizer else set()
-        choices: list[object] = list(describe(micro_structure))
-        if self.options.strict:
-            choices += [self.options.target, self.options.gradient_accumulation, self.options.replication_factor]
-            choices += _what_needs_state(self._optimizer)
-        step = compile_step(
+        options, optimizer = self.options, self._optimizer
+        replicas = Replicas.of_this_process(options.replication_factor)
+        tensors, arguments = flatten(dict(self._signature.bind(*args, **kwargs).arguments))
+        factor = options.steps_per_call * len(replicas.local)
+        micro_batches.check_batch_dimension(arguments, factor)
+        micro_batch = unflatten(arguments, micro_batches.micro_batch(tensors, 0, factor))
+        _, structure = flatten(micro_batch)
+        held = {p for group in optimizer.param_groups for p in group["params"]} if optimizer is not None else set()
+        trained = [name for name, p in self.model.named_parameters() if p in held and p.requires_grad]
+
+        key = self._key(structure, trained) if options.cache_dir is not None else None
+        kept = step_cache.load(options.cache_dir, key, list(templates(structure)))
+        step = kept or capture_step(
             self.model,
-            list(zip(micro_batches.names(structure), micro, strict=True)),
-            lambda fakes: self._call_model(unflatten(micro_structure, fakes)),
-            trained=[name for name, p in self.model.named_parameters() if p in trained and p.requires_grad],
-            loss_scaling=self.options.loss_scaling,
-            cache_dir=self.options.cache_dir,
-            choices=choices,
-            graph_data=list(templates(micro_structure)),
-            check=self._require_fit if self.options.strict else None,
-            show_progress=self.options.show_progress,
+            inspect.BoundArguments(self._signature, OrderedDict(micro_batch)),
+            trained=trained,
+            loss_scaling=options.loss_scaling,
+            show_progress=options.show_progress,
         )
-        if self._optimizer is not None and self._update is None:
-            self._update = self._make_update(self._optimizer, step.trained)
+        update = None
+        if optimizer is not None:
+            parameters = {name: p for name, p in self.model.named_parameters() if name in step.trained}
+            update = Update(optimizer, parameters, options, self._learning_rate)
+        call = BoundCall(signature=self._signature, arguments=arguments, result=step.result, remedy=_REMEDY)
+        compiled = Compiled(
+            call=call, step=step, module=self.model, options=options, update=update, replicas=replicas,
+            usage=self._usage,
+        )  # fmt: skip
+        if kept is None and options.strict:
+            compiled.assessment.require_fit()  # a kept step has passed this
+        if kept is None:
+            step_cache.save(options.cache_dir, key, step)
+
         replicas.share_weights([*self.model.parameters(), *self.model.buffers()])
-        stepper = Stepper(step, self.model, self.options, self._update, replicas)
+        runner = compiled.runner
         if self._pending is not None:
-            restore_run(self._pending, stepper, self._update)
-        self._stepper, self._arguments, self._pending = stepper, structure, None
+            restore_run(self._pending, runner, update)
+        self._compiled, self._pending = compiled, None
         self._usage.compile_seconds = time.perf_counter() - start
+        return compiled
 
-    def _require_fit(self, step: CompiledStep) -> None:
-        if self._optimizer is not None:
-            self._update = self._make_update(self._optimizer, step.trained)
-        try:
-            self._assess(step).require_fit()
-        except OutOfTileMemory:
-            self._update = self._assessment = None
-            raise
-
-    def _assess(self, step: CompiledStep) -> Assessment:
-        if self._assessment is None:
-            update = None if self._update is None else self._update.capture()
-            self._assessment = assess(
-                step,
-                self.options.target,
-                update,
-                micro_batches=self.options.gradient_accumulation,
-                replicas=self.options.replication_factor,
-            )
-        return self._assessment
-
-    def _make_update(self, optimizer: Optimizer, trained: Sequence[str]) -> Update:
-        parameters = dict(self.model.named_parameters())
-        if not trained:
-            raise ValueError(
-                "The optimizer holds no parameter that the loss depends on; build it from model.parameters()."
-            )
-        return Update(
-            optimizer,
-            {name: parameters[name] for name in trained},
-            accumulates=self.options.gradient_accumulation * self.options.replication_factor > 1,
-            max_grad_norm=self.options.max_grad_norm,
-            learning_rate=self._learning_rate,
-            floating_point_exceptions=self.options.floating_point_exceptions,
-        )
-
-    def _call_model(self, arguments: dict[str, Any]) -> Any:
-        bound = self._signature.bind_partial()
-        bound.arguments.update(arguments)
-        return self.model(*bound.args, **bound.kwargs)
+    def _key(self, structure: Structure, trained: Sequence[str]) -> str | None:
+        """The name to keep the step under: what decides the capture and, where that is asked for, whether it fits."""
+        options = self.options
+        choices: list[object] = [*describe(structure), *trained, options.loss_scaling]
+        if options.strict:
+            choices += [options.target, options.gradient_accumulation, options.replication_factor]
+            choices += _what_needs_state(self._optimizer)
+        return step_cache.key_of(self.model, *choices)
 
 
 def _what_needs_state(optimizer: Optimizer | None) -> list[object]:

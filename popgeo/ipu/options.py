@@ -6,23 +6,8 @@ from os import PathLike
 
 import pandas as pd
 
+from popgeo.engine.call_options import OutputMode, Reduction
 from popgeo.ipu.target import IpuTarget
-
-
-class OutputMode(Enum):
-    """Which of the steps inside one call return their results."""
-
-    ALL = "all"
-    FINAL = "final"
-    EVERY_N = "every_n"
-    SUM = "sum"
-
-
-class Reduction(Enum):
-    """How gradients of micro-batches and replicas become one."""
-
-    MEAN = "mean"
-    SUM = "sum"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from popgeo.capture.captured_step import CompiledStep
-from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
+from popgeo.capture.captured_step import CapturedStep
+from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value
 from popgeo.capture.passes import fold_constants
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.plan import Activity, OpCost, Plan, Superstep, Validity
@@ -44,7 +44,7 @@ class Assessment:
 
 
 def assess(
-    step: CompiledStep, target: IpuTarget, update: OpGraph | None = None, *, micro_batches: int = 1, replicas: int = 1
+    step: CapturedStep, target: IpuTarget, update: OpGraph | None = None, *, micro_batches: int = 1, replicas: int = 1
 ) -> Assessment:
     """Costs and memory of one step; nothing runs.
 
@@ -56,7 +56,7 @@ def assess(
         replicas: How many add up their gradients.
     """
     graph = fold_constants(step.graph)
-    into = [v for name, v in graph.inputs.items() if name.startswith("input:")]
+    into = list(graph.inputs_of(Role.ARGUMENT).values())
     out = [v for v in graph.outputs[: step.num_results] if v is not None]  # gradients stay on the machine
     transfers = _host(graph, into, "receive inputs", target), _host(graph, out, "send results", target)
     micro_batch = cost(graph, target)
@@ -78,18 +78,18 @@ def assess(
     return Assessment(costs=(*costs, *updating), memory=use)
 
 
-def _gradients(update: OpGraph) -> dict[str, Value]:
+def _gradients(update: OpGraph) -> dict[Input, Value]:
     """What an update applies, one tensor a group of parameters."""
-    return {name: update.values[v] for name, v in update.inputs.items() if name.startswith("gradient:")}
+    return {given: update.values[v] for given, v in update.inputs_of(Role.GRADIENT).items()}
 
 
 def _accumulation(update: OpGraph) -> OpGraph:
     """Adds the gradients of one micro-batch to those of the update."""
-    values, inputs, ops = list[Value](), dict[str, int](), list[Op]()
-    for name, gradient in _gradients(update).items():
+    values, inputs, ops = list[Value](), dict[Input, int](), list[Op]()
+    for given, gradient in _gradients(update).items():
         total, made = len(values), len(values) + 1
         values += [replace(gradient, storage=number, producer=None) for number in (total, made)]
-        inputs |= {name: total, f"input:{name}": made}
+        inputs |= {given: total, Input(Role.ARGUMENT, given.name): made}
         add = Op(
             target="aten.add_.Tensor",
             args=(Ref(total), Ref(made)),
@@ -101,7 +101,7 @@ def _accumulation(update: OpGraph) -> OpGraph:
     return OpGraph(ops=tuple(ops), values=tuple(values), inputs=inputs, outputs=())
 
 
-def _all_reduce(gradients: Mapping[str, Value], replicas: int, target: IpuTarget) -> OpCost:
+def _all_reduce(gradients: Mapping[Input, Value], replicas: int, target: IpuTarget) -> OpCost:
     """Every replica gets the sum of all gradients: twice round a ring, a share of them at a time."""
     nbytes = sum(value.nbytes for value in gradients.values())
     on_board = replicas * target.num_ipus <= IPUS_OF_A_BOARD

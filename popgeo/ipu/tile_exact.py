@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from popgeo.capture.op_graph import OpGraph
-from popgeo.capture.pytree import first_difference, flatten, same, unflatten
+from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.engine import micro_batches
-from popgeo.engine.optimizer.rehearse import Rehearsal, UpdateGraph
+from popgeo.engine.call_options import chosen_output_mode, gradient_divisor
+from popgeo.engine.optimizer.capture_update import UpdateGraph, tensors_of
+from popgeo.engine.optimizer.rehearse import Rehearsal
 from popgeo.ipu.compiled_function import Executable
 from popgeo.ipu.compiled_model import CompiledModel
-from popgeo.ipu.options import Options, OutputMode, Reduction
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.call_program import Training, join
 from popgeo.ipu.tiles.lower.builder import elements_of, in_storage_order
@@ -49,16 +49,16 @@ class TileExact:
     """
 
     def __init__(self, compiled: CompiledModel | Executable, target: IpuTarget | None = None) -> None:
-        if compiled._stepper is None:
+        if isinstance(compiled, CompiledModel) and not compiled.is_compiled:
             raise ValueError("The model has not been compiled yet; call it or .compile(...) first.")
-        self._stepper, self._signature, self._arguments = compiled._stepper, compiled._signature, compiled._arguments
-        self._options = compiled.options if isinstance(compiled, CompiledModel) else Options()
-        generators = self._stepper.generators
+        step = compiled.compiled
+        self._call = dataclasses.replace(step.call, remedy="Compile anew for other shapes.")
+        self._runner, self._options, self._update = step.runner, step.options, step.update
+        generators = self._runner.generators
         if self._options.replication_factor != len(generators):
             raise ValueError(
                 f"The {self._options.replication_factor} replicas are spread over processes; run all of them in one."
             )
-        self._update = compiled._update if isinstance(compiled, CompiledModel) else None
         self._target = target or dataclasses.replace(IpuTarget.bow(), name="Bow with 8 tiles", num_tiles=8)
         self._rehearsal = None if self._update is None else Rehearsal(self._update.worker())
         self._num_updates = 0 if self._update is None else self._update.num_updates
@@ -66,7 +66,7 @@ class TileExact:
         self._program: Program | None = None
         self._tiles = self._target.num_tiles * self._target.num_ipus
         self._replicas = [TileMemory(self._tiles, generator.get_state()) for generator in generators]
-        self._graph = self._stepper.engine.graph
+        self._graph = self._runner.graph_runner.graph
         self._start = [self._state_of(replica) for replica in range(len(generators))]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -75,11 +75,8 @@ class TileExact:
         Raises:
             ValueError: an argument differs from what the model was compiled for, or the program is not complete.
         """
-        tensors, structure = flatten(dict(self._signature.bind(*args, **kwargs).arguments))
-        assert self._arguments is not None
-        if not same(self._arguments, structure):
-            raise ValueError(f"{first_difference(self._arguments, structure)}. Compile anew for other shapes.")
-        graph = self._stepper.graph_for(tensors)
+        tensors, graph_data = self._call.flatten(args, kwargs)
+        graph = self._runner.graph_for(tensors)
         updates, numbers = self._rehearse()
         first = self._program is None
         self._program = self._program_of(graph, updates)
@@ -88,7 +85,7 @@ class TileExact:
                 memory.use(self._program)
                 for name, values in state.items():
                     memory.write(name, values)
-        return unflatten(self._stepper.step.result, self._run(graph, tensors, numbers))
+        return self._call.unflatten(self._run(graph, tensors, numbers), graph_data)
 
     def __repr__(self) -> str:
         replicas = f"{len(self._replicas)} replicas of " if len(self._replicas) > 1 else ""
@@ -113,11 +110,11 @@ class TileExact:
         """
         program, state = self.program, {}
         flat = {name: self._replicas[0].read(name) for name in program.variables if name.startswith("weights.")}
-        for name, (variable, start) in self._places().items():
+        for given, (variable, start) in self._places().items():
             if variable not in flat:
                 flat[variable] = self._replicas[0].read(variable)
-            elements = torch.from_numpy(np.asarray(start + elements_of(self._graph.values[self._graph.inputs[name]])))
-            state[name.partition(":")[2]] = flat[variable][elements]
+            elements = torch.from_numpy(np.asarray(start + elements_of(self._graph.values[self._graph.inputs[given]])))
+            state[given.name] = flat[variable][elements]
         return state
 
     def _rehearse(self) -> tuple[list[UpdateGraph], list[list[float]]]:
@@ -126,6 +123,11 @@ class TileExact:
         if self._rehearsal is not None and self._update is not None:
             for _ in range(self._options.device_iterations):
                 update, needed = self._rehearsal.next(self._update.settings(self._num_updates))
+                if update is None:
+                    raise ValueError(
+                        f"{type(self._update.optimizer).__name__} does other things to a whole parameter than to one "
+                        "element of it, so its update cannot be foretold."
+                    )
                 updates.append(update)
                 numbers.append(needed)
                 self._num_updates += 1
@@ -135,18 +137,16 @@ class TileExact:
         key = (id(graph), *map(id, updates))
         if key not in self._programs:
             options = self._options
-            mean = options.reduction is Reduction.MEAN
-            joined = options.gradient_accumulation * options.replication_factor
             training = None if self._update is None else Training(
                 members=self._update.members(),
-                trained=self._stepper.step.trained,
+                trained=self._runner.step.trained,
                 updates=updates,
-                divisor=options.loss_scaling * (joined if mean else 1),
+                divisor=gradient_divisor(options),
                 max_grad_norm=options.max_grad_norm,
             )  # fmt: skip
             self._programs[key] = join(
                 graph,
-                self._stepper.step.num_results,
+                self._runner.step.num_results,
                 self._target,
                 device_iterations=options.device_iterations,
                 gradient_accumulation=options.gradient_accumulation,
@@ -158,22 +158,22 @@ class TileExact:
     def _run(self, graph: OpGraph, tensors: Sequence[Tensor], numbers: list[list[float]]) -> list[Tensor]:
         """Runs the program of one call on the machine, with the host's side of its streams."""
         options, replicas = self._options, len(self._replicas)
-        mode = options.output_mode or (OutputMode.ALL if self._update is None else OutputMode.FINAL)
-        assert isinstance(mode, OutputMode)
+        mode = chosen_output_mode(options, trains=self._update is not None)
         results = micro_batches.Results(mode, options.output_period, options.steps_per_call)
-        names = [name for name in graph.inputs if name.startswith("input:")]
+        arguments = {str(given): graph.values[v] for given, v in graph.inputs_of(Role.ARGUMENT).items()}
+        names = list(arguments)
         given = {(name, replica): itertools.count(replica, replicas) for name in names for replica in range(replicas)}
         updates = [iter(numbers) for _ in range(replicas)]
         arrived: list[dict[str, Tensor]] = [{} for _ in range(replicas)]
         finished = [0] * replicas
-        outputs = [graph.values[v] for v in graph.outputs[: self._stepper.step.num_results] if v is not None]
+        outputs = [graph.values[v] for v in graph.outputs[: self._runner.step.num_results] if v is not None]
         streams = {f"result:s{value.storage}" for value in outputs}
 
         def host_in(stream: str, replica: int) -> Tensor:
             if stream not in names:
                 return torch.tensor(next(updates[replica]), dtype=torch.float64)
             micro = micro_batches.micro_batch(tensors, next(given[stream, replica]), options.batch_factor)
-            value = graph.values[graph.inputs[stream]]
+            value = arguments[stream]
             numel = self.program.variables[f"s{value.storage}"].mapping.numel
             return in_storage_order(micro[names.index(stream)], value, numel)
 
@@ -193,33 +193,33 @@ class TileExact:
 
     def _state_of(self, replica: int) -> dict[str, Tensor]:
         """What a replica's variables hold at first: weights, buffers and the optimizer's state, flat."""
-        own = self._stepper.buffers[replica] if self._stepper.buffers else {}
-        tensors = self._stepper.state() | {f"buffer:{name}": tensor for name, tensor in own.items()}
+        own = self._runner.buffers[replica] if self._runner.buffers else {}
+        tensors = self._runner.state() | {Input(Role.BUFFER, name): tensor for name, tensor in own.items()}
         sizes, state = storage_sizes(self._graph), {}
-        for name, (variable, _) in self._places().items():
+        for given, (variable, _) in self._places().items():
             if not variable.startswith("weights."):
-                value = self._graph.values[self._graph.inputs[name]]
-                state[variable] = in_storage_order(tensors[name], value, sizes[value.storage][0])
-        groups = [] if self._update is None else self._update.worker().param_groups
-        for number, p in enumerate(p for group in groups for p in group["params"]):
-            assert self._update is not None
-            state[f"weights.{number}"] = _in_memory_order(p)
-            for key, part in self._update.worker().state.get(p, {}).items():
-                if isinstance(part, Tensor):
-                    state[f"state:{number}.{key}"] = _in_memory_order(part)
+                value = self._graph.values[self._graph.inputs[given]]
+                state[variable] = in_storage_order(tensors[given], value, sizes[value.storage][0])
+        updated = {} if self._update is None else tensors_of(self._update.worker())
+        for given, tensor in updated.items():
+            if given.role is Role.PARAMETER:
+                state[f"weights.{given.name}"] = _in_memory_order(tensor)
+            elif given.role is Role.STATE:
+                state[str(given)] = _in_memory_order(tensor)
         return state
 
-    def _places(self) -> dict[str, tuple[str, int]]:
+    def _places(self) -> dict[Input, tuple[str, int]]:
         """The variable of each parameter and buffer, and the element of it at which it starts."""
         graph, places = self._graph, {}
-        for name, v in graph.inputs.items():
-            if not name.startswith("input:"):
-                places[name] = f"s{graph.values[v].storage}", 0
+        for given, v in graph.inputs.items():
+            if given.role is not Role.ARGUMENT:
+                places[given] = f"s{graph.values[v].storage}", 0
         for number, members in enumerate(self._update.members() if self._update is not None else ()):
             start = 0
             for member in members:
-                places[f"parameter:{member}"] = f"weights.{number}", start
-                start += graph.values[graph.inputs[f"parameter:{member}"]].numel
+                parameter = Input(Role.PARAMETER, member)
+                places[parameter] = f"weights.{number}", start
+                start += graph.values[graph.inputs[parameter]].numel
         return places
 
 

@@ -1,4 +1,4 @@
-"""The doors of the executor: a model and choices in, a model with a compiled step out."""
+"""The doors for models: a model and choices in, a model with a compiled step out."""
 
 from collections.abc import Callable
 

@@ -4,24 +4,24 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
-from popgeo.capture.capture import capture
-from popgeo.capture.op_graph import OpGraph
-from popgeo.capture.optimize import optimize
+from popgeo.capture.capture import bind, capture, module_state
+from popgeo.capture.capture_step import optimize
+from popgeo.capture.join_gathers import join_gathers
+from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.passes import drop_unused, fold_constants, merge_equal_values
-from popgeo.capture.row_indexing import group_same_index, use_row_indexing, without_row_indexing
-from popgeo.engine.graph_runner import Engine
+from popgeo.capture.row_indexing import use_row_indexing, without_row_indexing
+from popgeo.engine.graph_runner import GraphRunner
 from tests.support.small_models import ContinuousFilters, GraphConvolutions, make_batch
 
 
 def capture_function(function, *inputs: Tensor) -> OpGraph:
-    names = [(f"x{i}", tensor) for i, tensor in enumerate(inputs)]
-    return capture(nn.Module(), names, lambda tensors: function(*tensors)).graph
+    return capture(function, bind(function, *inputs)).graph
 
 
 def run(graph: OpGraph, *inputs: Tensor) -> list[Tensor]:
-    return [tensor.clone() for tensor in Engine(graph, {}).run(inputs) if tensor is not None]
+    return [tensor.clone() for tensor in GraphRunner(graph, {}).run(inputs) if tensor is not None]
 
 
 def targets(graph: OpGraph) -> list[str]:
@@ -97,7 +97,7 @@ def test_what_depends_on_no_input_is_computed_beforehand():
     folded = fold_constants(graph)
     assert "arange" not in targets(folded)
     assert "zeros" in targets(folded)
-    engine = Engine(graph, {})
+    engine = GraphRunner(graph, {})
     for _ in range(2):  # the zeros are zeros again in the second run
         first, second = engine.run([torch.ones(4)])
         assert (first.tolist(), second.tolist()) == ([1, 3, 5, 7], [1, 1, 1, 1])
@@ -110,7 +110,7 @@ def test_row_indexing_replaces_gather_and_its_gradient():
     inputs = torch.randn(5, 2), torch.tensor([0, 4, 4, 1]), torch.randn(4, 2)
     graph = capture_function(function, *inputs)
     rewritten, relied_on = use_row_indexing(graph)
-    assert relied_on == {"input:x1"}
+    assert relied_on == {Input(Role.ARGUMENT, "index")}
     assert targets(rewritten).count("index_select") == 1
     assert targets(rewritten).count("index_add") == 1
     assert_equal_results(graph, rewritten, *inputs)
@@ -145,7 +145,7 @@ def test_gathers_and_scatter_adds_with_one_index_become_one():
     ]
     inputs += [torch.randn(4, 2, generator=generator), torch.randn(4, 3, generator=generator)]
     graph = merge_equal_values(capture_function(function, *inputs))
-    grouped = group_same_index(graph)
+    grouped = join_gathers(graph)
     assert targets(grouped).count("index_select") == 1
     assert targets(grouped).count("index_add") == 1
     assert_equal_results(graph, grouped, *inputs)
@@ -156,7 +156,7 @@ def test_gathers_that_wait_for_each_other_stay_apart():
         return x.index_select(0, index).index_select(0, index)
 
     graph = capture_function(function, torch.randn(5, 2), torch.tensor([0, 4, 4, 1, 2]))
-    assert targets(group_same_index(graph)).count("index_select") == 2
+    assert targets(join_gathers(graph)).count("index_select") == 2
 
 
 STEPS = {
@@ -191,7 +191,7 @@ def test_any_program_gives_what_pytorch_gives(program):
         return tuple(values)
 
     inputs = [torch.randn(3, 4, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1)]
-    engine = Engine(optimize(capture_function(function, *inputs))[0], {})
+    engine = GraphRunner(optimize(capture_function(function, *inputs))[0], {})
     for scale in (1.0, 0.5):  # the second run finds the memory of the first
         scaled = [tensor * scale for tensor in inputs]
         for mine, theirs in zip(engine.run(scaled), function(*scaled), strict=True):
@@ -203,18 +203,19 @@ def test_a_training_step_is_the_same_bit_by_bit_after_all_passes(kind):
     torch.manual_seed(0)
     model, batch = kind(), make_batch(0, torch.float32)
     names = [name for name, _ in model.named_parameters()]
-    graph = capture(model, list(batch.items()), lambda tensors: model(*tensors), trained=names).graph
-    state = {f"parameter:{name}": p for name, p in model.named_parameters()}
-    state |= {f"buffer:{name}": b.clone() for name, b in model.named_buffers()}
-    again = {name: tensor.detach().clone() for name, tensor in state.items()}
+    graph = capture(model, bind(model.forward, **batch), trained=names).graph
+    state = {given: tensor.detach().clone() for given, tensor in module_state(model).items()}
+    again = {given: tensor.clone() for given, tensor in state.items()}
     optimized = optimize(graph)[0]
     assert len(optimized.ops) < 0.9 * len(graph.ops)
     for mine, theirs in zip(
-        Engine(optimized, state).run(list(batch.values())), Engine(graph, again).run(list(batch.values())), strict=True
+        GraphRunner(optimized, state).run(list(batch.values())),
+        GraphRunner(graph, again).run(list(batch.values())),
+        strict=True,
     ):
         assert torch.equal(mine, theirs)
 
 
 def test_memory_is_used_again():
     graph = capture_function(lambda x: x.exp().sin().exp().sin().exp().sin() @ x, torch.randn(64, 64))
-    assert Engine(graph, {}).buffer_bytes <= 3 * 64 * 64 * 4
+    assert GraphRunner(graph, {}).buffer_bytes <= 3 * 64 * 64 * 4

@@ -74,10 +74,10 @@ def _of_contract(name: str) -> Iterator[tuple[str, str]]:
 
 
 def _of_step(name: str, step: CompiledModel) -> Iterator[tuple[str, str]]:
-    yield f"{name}.graph", f"{step.graph}\n\n{step._update.capture()}"
+    yield f"{name}.graph", f"{step.graph}\n\n{step.compiled.update.capture()}"
     places = "\n".join(f"{op.phase} {op.module} {op.source}" for op in step.graph.ops)
     yield f"{name}.places", places
-    kept = step._stepper.step
+    kept = step.compiled.step
     plain = tuple(replace(op, source=_PLACE.sub("in ", op.source)) for op in kept.graph.ops)
     step_bytes = serialize.to_bytes(replace(kept, graph=replace(kept.graph, ops=plain)))
     yield f"{name}.kept", _zip_contents(step_bytes)

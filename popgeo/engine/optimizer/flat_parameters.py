@@ -1,7 +1,8 @@
 """Parameters that an optimizer treats alike, side by side in one tensor."""
 
 import copy
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Sequence, Set
 from typing import Any
 
 import torch
@@ -9,8 +10,19 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 
-class Block:
-    """Parameters of one group and type, in one tensor."""
+class FlatParameters:
+    """Parameters of one group and type, in one tensor. They stay where they are until `take_over`.
+
+    Args:
+        group: Number of their group in the optimizer.
+        members: The parameters.
+        accumulates: Whether an update joins several gradients, so that their sum needs memory of its own.
+
+    Attributes:
+        flat: All of them, one after the other, with their joined gradient.
+        gradient: Where one micro-batch's gradient goes. Its parts are `gradient_views`.
+        total: What an update applies: the gradient itself, or the sum of several.
+    """
 
     def __init__(self, group: int, members: Sequence[nn.Parameter], accumulates: bool) -> None:
         self.group, self.members = group, list(members)
@@ -20,39 +32,25 @@ class Block:
         self.gradient = torch.zeros_like(self.flat.detach())
         self.total = torch.zeros_like(self.gradient) if accumulates else self.gradient
         self.flat.grad = self.total
-        self.views = self.split(self.flat.detach())
-        self.published: dict[str, Tensor] = {}
-        self.gradient_views = self.split(self.gradient)
-        self.follow()
+        self.gradient_views = self._split(self.gradient)
+        self._views = self._split(self.flat.detach())
+        self._published: dict[str, Tensor] = {}
 
-    def split(self, flat: Tensor) -> list[Tensor]:
-        if len(self.members) == 1:
-            return [flat]
-        sizes = [p.numel() for p in self.members]
-        return [part.view(p.shape) for part, p in zip(flat.view(-1).split(sizes), self.members, strict=True)]
-
-    def follow(self) -> None:
-        for parameter, view in zip(self.members, self.views, strict=True):
+    def take_over(self) -> None:
+        """Makes the members views of the flat tensor, with the values that they have now."""
+        for parameter, view in zip(self.members, self._views, strict=True):
             if parameter.data_ptr() != view.data_ptr() or parameter.dtype != view.dtype:
                 view.copy_(parameter.detach())
                 parameter.data = view
 
     def adopt(self, optimizer: Optimizer, state: dict[Any, Any]) -> None:
         """Takes the state that the user's optimizer holds for each member, if it holds any."""
-        self.published = {}
+        self._published = {}
         states = [optimizer.state.get(p, {}) for p in self.members]
         if all(states):
             state[self.flat] = {key: self._join([s[key] for s in states]) for key in states[0]}
         else:
             state.pop(self.flat, None)
-
-    def _join(self, parts: Sequence[Any]) -> Any:
-        if self._is_elementwise(parts[0], self.members[0]):
-            return torch.cat([part.reshape(-1) for part in parts]).view(self.flat.shape)
-        return copy.deepcopy(parts[0])
-
-    def _is_elementwise(self, part: Any, parameter: Tensor) -> bool:
-        return isinstance(part, Tensor) and part.shape == parameter.shape and part.dim() > 0
 
     def publish(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """Shows the state to the user's optimizer: one number per element as views, everything else copied."""
@@ -60,15 +58,56 @@ class Block:
             if not isinstance(part, Tensor):
                 for p in self.members:
                     optimizer.state[p][key] = part
-            elif self._is_elementwise(part, self.flat):
-                if self.published.get(key) is not part:
-                    self.published[key] = part
-                    for p, view in zip(self.members, self.split(part), strict=True):
+            elif _is_elementwise(part, self.flat):
+                if self._published.get(key) is not part:
+                    self._published[key] = part
+                    for p, view in zip(self.members, self._split(part), strict=True):
                         optimizer.state[p][key] = view
-            elif key in self.published:
-                self.published[key].copy_(part)
+            elif key in self._published:
+                self._published[key].copy_(part)
             else:
                 # One row per member, so that one copy refreshes the step count of all of them.
-                self.published[key] = part.expand(len(self.members), *part.shape).clone()
-                for p, own in zip(self.members, self.published[key].unbind(), strict=True):
+                self._published[key] = part.expand(len(self.members), *part.shape).clone()
+                for p, own in zip(self.members, self._published[key].unbind(), strict=True):
                     optimizer.state[p][key] = own
+
+    def _split(self, flat: Tensor) -> list[Tensor]:
+        if len(self.members) == 1:
+            return [flat]
+        sizes = [p.numel() for p in self.members]
+        return [part.view(p.shape) for part, p in zip(flat.view(-1).split(sizes), self.members, strict=True)]
+
+    def _join(self, parts: Sequence[Any]) -> Any:
+        if _is_elementwise(parts[0], self.members[0]):
+            return torch.cat([part.reshape(-1) for part in parts]).view(self.flat.shape)
+        return copy.deepcopy(parts[0])
+
+
+def flatten_groups(
+    optimizer: Optimizer, trained: Set[nn.Parameter], *, accumulates: bool, elementwise: bool
+) -> list[FlatParameters]:
+    """The trained parameters of an optimizer, those that it treats alike as one; all alone unless it is elementwise."""
+    flat = []
+    for number, group in enumerate(optimizer.param_groups):
+        by_kind: dict[Any, list[nn.Parameter]] = defaultdict(list)
+        for p in group["params"]:
+            if p in trained:
+                # A parameter without dimensions stays alone: its state could not be told from a step count.
+                by_kind[p.dtype if elementwise and p.dim() and p.is_contiguous() else id(p)].append(p)
+        flat += [FlatParameters(number, members, accumulates) for members in by_kind.values()]
+    return flat
+
+
+def optimizer_of(flat: Sequence[FlatParameters], optimizer: Optimizer) -> Optimizer:
+    """The same kind of optimizer, without state, over flat tensors: one a group."""
+    groups = [
+        {**{k: v for k, v in optimizer.param_groups[part.group].items() if k != "params"}, "params": [part.flat]}
+        for part in flat
+    ]
+    worker = copy.copy(optimizer)
+    worker.param_groups, worker.state = groups, defaultdict(dict)
+    return worker
+
+
+def _is_elementwise(part: Any, parameter: Tensor) -> bool:
+    return isinstance(part, Tensor) and part.shape == parameter.shape and part.dim() > 0

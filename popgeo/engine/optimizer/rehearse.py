@@ -1,66 +1,54 @@
-"""The updates that an optimizer will make: their operations at full size, their numbers from one-element parameters."""
+"""An optimizer's coming updates: their operations at full size, their numbers from parameters of one element."""
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from popgeo.capture.op_graph import OpGraph, replace_numbers
-from popgeo.capture.recorder import Recorder, target
-from popgeo.engine.optimizer.capture_update import Numbers, with_parameters
+from popgeo.capture.op_graph import Number, OpGraph
+from popgeo.capture.recorder import makes_tensors, target
+from popgeo.engine.optimizer.capture_update import UpdateGraph, parameters_of, record_update, with_parameters
 
 Path = tuple[Any, ...]
 _DETACH = "aten.detach.default"  # a view that torch makes in some cases only
 
 
-@dataclass(frozen=True, kw_only=True)
-class UpdateGraph:
-    """One way in which an optimizer updates.
-
-    Attributes:
-        graph: Its inputs are `parameter:<i>`, `gradient:<i>` and, where there is any yet, `state:<i>.<key>`. It returns
-            the state. Its floating-point arguments are given at each run.
-        state: Names of the state that it returns.
-        num_numbers: How many numbers a run is given.
-    """
-
-    graph: OpGraph
-    state: tuple[str, ...]
-    num_numbers: int
-
-
 class Rehearsal:
     """Goes through the coming updates of an optimizer that treats every element alike; the optimizer stays as it is.
+
+    Numbers (rates, bias corrections) depend on the step and on hyperparameters alone, never on weights. So the
+    optimizer first updates parameters of one element, which gives the numbers exactly as plain PyTorch computes them.
+    Its operations on whole parameters are captured once, and again where the rehearsal takes another path than before,
+    as RAdam does after its first steps.
 
     Args:
         worker: Owns the parameters, and their state where there is any.
     """
 
     def __init__(self, worker: Optimizer) -> None:
-        self._worker = worker
-        self._whole = [p for group in worker.param_groups for p in group["params"]]
+        self._whole = parameters_of(worker)
         small = [nn.Parameter(p.detach().new_ones((1,) * min(p.dim(), 1))) for p in self._whole]
         self._small = with_parameters(worker, small)
         for one, whole in zip(small, self._whole, strict=True):
             one.grad = torch.ones_like(one)
             if worker.state.get(whole):
                 self._small.state[one] = {key: _resized(part, whole, one) for key, part in worker.state[whole].items()}
-        self._graphs: dict[Path, UpdateGraph] = {}
+        self._graphs: dict[Path, UpdateGraph | None] = {}
 
-    def next(self, settings: Sequence[dict[str, Any]]) -> tuple[UpdateGraph, list[float]]:
+    def next(self, settings: Sequence[Mapping[str, Any]]) -> tuple[UpdateGraph | None, list[float]]:
         """The next update with these settings of each parameter group, and its numbers.
 
-        Raises:
-            ValueError: its numbers depend on more than settings and the count of updates.
+        The graph is None where the optimizer does other things to a whole parameter than to one element of it.
         """
         for group, chosen in zip(self._small.param_groups, settings, strict=True):
             group.update(chosen)
-        before = [copy.deepcopy(self._small.state.get(p, {})) for p in _parameters(self._small)]
-        numbers = Numbers()
+        before = [_noted(self._small.state.get(p, {})) for p in parameters_of(self._small)]
+        numbers = _Numbers()
         with numbers:
             self._small.step()
         path = (*numbers.operations, *(tuple(state) for state in before))
@@ -68,41 +56,78 @@ class Rehearsal:
             self._graphs[path] = self._capture(before, numbers)
         return self._graphs[path], numbers.values
 
-    def _capture(self, states: Sequence[dict[str, Any]], numbers: Numbers) -> UpdateGraph:
+    @property
+    def counts_steps(self) -> bool:
+        """Whether numbers may change from one update to the next although no setting does."""
+        parts = [part for state in self._small.state.values() for part in state.values()]
+        settings = [choice for group in self._small.param_groups for choice in group.values()]
+        # A rate that is a tensor may change without any sign.
+        return any(map(_is_number, parts)) or any(isinstance(choice, Tensor) for choice in settings)
+
+    def _capture(self, states: Sequence[Mapping[str, Any]], numbers: "_Numbers") -> UpdateGraph | None:
         copies = with_parameters(self._small, [nn.Parameter(torch.zeros_like(p.detach())) for p in self._whole])
-        recorder = Recorder(Rehearsal._capture.__code__, lambda problem: None, phase="update", keeps_state=False)
-        pairs = zip(_parameters(copies), _parameters(self._small), states, strict=True)
-        for number, (whole, one, state) in enumerate(pairs):
+        for whole, one, state in zip(parameters_of(copies), parameters_of(self._small), states, strict=True):
             whole.grad = torch.zeros_like(whole)
             copies.state[whole] = {key: _resized(part, one, whole) for key, part in state.items()}
-            recorder.add_input(f"parameter:{number}", whole)
-            recorder.add_input(f"gradient:{number}", whole.grad)
-            for key, part in copies.state[whole].items():
-                if isinstance(part, Tensor):
-                    recorder.add_input(f"state:{number}.{key}", part)
-        with recorder:
-            copies.step()
-        made = {
-            f"state:{number}.{key}": part
-            for number, p in enumerate(_parameters(copies))
-            for key, part in copies.state[p].items()
-            if isinstance(part, Tensor)
-        }
-        graph, found = replace_numbers(recorder.graph(list(made.values())))
-        if found != numbers.values or _targets(graph) != [t for t in map(target, numbers.operations) if t != _DETACH]:
-            raise ValueError(
-                f"{type(self._worker).__name__} does other things to a whole parameter than to one element of it, so "
-                "its update cannot be foretold."
-            )
-        return UpdateGraph(graph=graph, state=tuple(made), num_numbers=len(found))
+        update = record_update(copies)
+        graph, found = replace_numbers(update.graph)
+        done, expected = [op.target for op in graph.ops], list(map(target, numbers.operations))
+        if found != numbers.values or _without_detach(done) != _without_detach(expected):
+            return None
+        return replace(update, graph=graph, num_numbers=len(found))
 
 
-def _targets(graph: OpGraph) -> list[str]:
-    return [op.target for op in graph.ops if op.target != _DETACH]
+class _Numbers(TorchDispatchMode):
+    """Notes the operations that run and the numbers that they are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[Any] = []
+        self.values: list[float] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        keywords = kwargs or {}
+        if makes_tensors(func):
+            self.operations.append(func)
+            self.values += [number for number in (*args, *keywords.values()) if type(number) is float]
+        return func(*args, **keywords)
 
 
-def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def replace_numbers(graph: OpGraph) -> tuple[OpGraph, list[float]]:
+    """The graph with its floating-point arguments as `Number`, and their values, in the order of the operations.
+
+    Example:
+        >>> from popgeo.capture.capture import bind, capture
+        >>> def half(x):
+        ...     return 0.5 * x
+        >>> graph, values = replace_numbers(capture(half, bind(half, torch.ones(2))).graph)
+        >>> print(graph, values)
+        %1 float32[2] = aten.mul.Tensor(%0, Number(slot=0, value=0.5)) [0.5]
+    """
+    values: list[float] = []
+
+    def slot(argument: Any) -> Any:
+        if type(argument) is not float:
+            return argument
+        values.append(argument)
+        return Number(len(values) - 1, argument)
+
+    ops = []
+    for op in graph.ops:
+        args = tuple(slot(argument) for argument in op.args)
+        ops.append(replace(op, args=args, kwargs={key: slot(argument) for key, argument in op.kwargs.items()}))
+    return replace(graph, ops=tuple(ops)), values
+
+
+def _without_detach(targets: Sequence[str]) -> list[str]:
+    return [name for name in targets if name != _DETACH]
+
+
+def _noted(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state as it is now, as far as its size and its counts go."""
+    return {key: part.clone() if isinstance(part, Tensor) and not part.dim() else part for key, part in state.items()}
 
 
 def _resized(part: Any, of: Tensor, to: Tensor) -> Any:
@@ -110,3 +135,7 @@ def _resized(part: Any, of: Tensor, to: Tensor) -> Any:
     if isinstance(part, Tensor) and part.shape == of.shape and of.dim() > 0:
         return torch.ones_like(to.detach(), dtype=part.dtype)
     return copy.deepcopy(part)
+
+
+def _is_number(part: Any) -> bool:
+    return part.dim() == 0 if isinstance(part, Tensor) else part is not None

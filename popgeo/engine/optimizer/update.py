@@ -1,8 +1,7 @@
 """The optimizer's update, on parameters that lie side by side: a dozen operations for a group, not for each of them."""
 
-import copy
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,8 +9,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from popgeo.capture.op_graph import OpGraph
-from popgeo.engine.optimizer.capture_update import CapturedUpdate, capture_update
-from popgeo.engine.optimizer.flat_parameters import Block
+from popgeo.engine.call_options import CallOptions
+from popgeo.engine.graph_runner import GraphRunner
+from popgeo.engine.optimizer.capture_update import UpdateGraph, capture_update, tensors_of
+from popgeo.engine.optimizer.flat_parameters import flatten_groups, optimizer_of
+from popgeo.engine.optimizer.rehearse import Rehearsal
 
 # Each element's update depends on that element and on numbers alone, so many parameters may be updated as one.
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "ASGD")
@@ -20,110 +22,117 @@ _ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "
 class Update:
     """Joins gradients, clips them and applies any `torch.optim` optimizer.
 
-    Parameters that share a group and a type are moved into one tensor, which they become views of; so are their
-    gradients and the optimizer's state, which stays readable and writable through the optimizer given.
+    Parameters that share a group and a type become views of one tensor when it takes them over; so do their gradients
+    and the optimizer's state, which stays readable and writable through the optimizer given. Until then neither the
+    parameters nor the optimizer change.
 
     Args:
         optimizer: Where hyperparameters and state live; a scheduler may change it at any time.
         parameters: The module's parameters that have a gradient, by name.
-        accumulates: Whether an update joins the gradients of several micro-batches.
-        max_grad_norm: Gradients are scaled down to this 2-norm; None leaves them.
+        options: How many gradients an update joins, and what becomes of them.
         learning_rate: The rate for each update, counted from 0, instead of the optimizer's own.
-        floating_point_exceptions: Check the weights after each update.
+
+    Attributes:
+        optimizer: As given, or as set later.
+        gradients: Where the step writes the gradient of each parameter, by name.
+        num_updates: How many there have been.
 
     Raises:
-        ValueError: the optimizer needs to run the model itself, as L-BFGS does, or its groups have changed.
+        ValueError: there are no parameters to update, or the optimizer needs to run the model itself, as L-BFGS does.
     """
 
     def __init__(
         self,
         optimizer: Optimizer,
         parameters: dict[str, nn.Parameter],
-        *,
-        accumulates: bool = False,
-        max_grad_norm: float | None = None,
+        options: CallOptions,
         learning_rate: Callable[[int], float] | None = None,
-        floating_point_exceptions: bool = False,
     ) -> None:
+        if not parameters:
+            raise ValueError(
+                "The optimizer holds no parameter that the loss depends on; build it from model.parameters()."
+            )
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ValueError("LBFGS evaluates the model several times per step; use an optimizer without a closure.")
         self.optimizer = optimizer
         self.num_updates = 0
-        self._max_grad_norm, self._learning_rate = max_grad_norm, learning_rate
-        self._checks = floating_point_exceptions
+        self._options, self._learning_rate = options, learning_rate
         self._names = {id(p): name for name, p in parameters.items()}
-        self._blocks: list[Block] = []
-        self.gradients: dict[str, Tensor] = {}
-        self._captured: CapturedUpdate | None = None
-        self._has_state = False
-        self._flat = type(optimizer).__module__.startswith("torch.optim") and type(optimizer).__name__ in _ELEMENTWISE
-        for number, group in enumerate(optimizer.param_groups):
-            for members in _alike([p for p in group["params"] if id(p) in self._names], self._flat):
-                self._blocks.append(Block(number, members, accumulates))
-        for block in self._blocks:
-            self.gradients |= {self._names[id(p)]: g for p, g in zip(block.members, block.gradient_views, strict=True)}
+        accumulates = options.gradient_accumulation * options.replication_factor > 1
+        kind = type(optimizer)
+        self._elementwise = kind.__module__.startswith("torch.optim") and kind.__name__ in _ELEMENTWISE
+        self._flat = flatten_groups(
+            optimizer, set(parameters.values()), accumulates=accumulates, elementwise=self._elementwise
+        )
+        self.gradients = {
+            self._names[id(p)]: gradient
+            for part in self._flat
+            for p, gradient in zip(part.members, part.gradient_views, strict=True)
+        }
         self._shape = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
-        self._worker = _worker(optimizer, self._blocks)
+        self._worker = optimizer_of(self._flat, optimizer)
+        self._captured: _CapturedUpdate | None = None
+        self._has_state = False
         self._adopted: object = None
 
     def accumulate(self, *, first: bool) -> None:
         """Adds the gradients of one micro-batch to those of the update, or starts anew with the first."""
-        for block in self._blocks:
-            if block.total is block.gradient:
+        for part in self._flat:
+            if part.total is part.gradient:
                 continue
             if first:
-                block.total.copy_(block.gradient)
+                part.total.copy_(part.gradient)
             else:
-                block.total.add_(block.gradient)
+                part.total.add_(part.gradient)
 
     def tensors(self) -> list[Tensor]:
         """Gradients and optimizer state."""
-        state = [t for block in self._blocks for t in self._worker.state[block.flat].values() if isinstance(t, Tensor)]
-        return [*(block.total for block in self._blocks), *state]
+        state = [t for part in self._flat for t in self._worker.state[part.flat].values() if isinstance(t, Tensor)]
+        return [*self.totals(), *state]
 
     def totals(self) -> list[Tensor]:
         """The joined gradients, one tensor for each group and type."""
-        return [block.total for block in self._blocks]
+        return [part.total for part in self._flat]
 
     def apply(self, divisor: float) -> None:
         """One step with the gradients divided by `divisor`."""
         self._follow_optimizer()
-        for block in self._blocks:
+        for part in self._flat:
             if divisor != 1:
-                block.total.div_(divisor)
-        if self._max_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_([block.flat for block in self._blocks], self._max_grad_norm)
+                part.total.div_(divisor)
+        if self._options.max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_([part.flat for part in self._flat], self._options.max_grad_norm)
         self._step()
-        if self._checks:
+        if self._options.floating_point_exceptions:
             self._check()
         self.num_updates += 1
-        for block in self._blocks:
-            block.publish(self.optimizer, self._worker.state[block.flat])
+        for part in self._flat:
+            part.publish(self.optimizer, self._worker.state[part.flat])
         self._adopted = self.optimizer.state
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers warn about an optimizer that never stepped
 
     def _step(self) -> None:
         """Runs the captured update; torch's own code makes the state at first, and does what cannot be captured."""
-        if not (self._flat and self._has_state):
+        if not (self._elementwise and self._has_state):
             self._worker.step()
             self._has_state = True
             return
         if self._captured is None:
-            self._captured = CapturedUpdate(self._worker)
+            self._captured = _CapturedUpdate(self._worker)
         if not self._captured.run():
             self._worker.step()
 
     @property
     def is_captured(self) -> bool | None:
         """Whether updates run as captured graphs rather than as torch's own code; None before that is known."""
-        if not self._flat:
+        if not self._elementwise:
             return False
         return None if self._captured is None else self._captured.is_captured
 
     def _check(self) -> None:
         """Raises where finite gradients gave weights of NaN or infinity."""
-        broken = [block for block in self._blocks if block.total.isfinite().all() and not block.flat.isfinite().all()]
-        names = [self._names[id(p)] for block in broken for p in block.members if not p.isfinite().all()]
+        broken = [part for part in self._flat if part.total.isfinite().all() and not part.flat.isfinite().all()]
+        names = [self._names[id(p)] for part in broken for p in part.members if not p.isfinite().all()]
         if names:
             raise FloatingPointError(
                 f"{type(self.optimizer).__name__}'s update of step {self.num_updates} gave NaN or infinity "
@@ -136,7 +145,7 @@ class Update:
 
     def members(self) -> list[list[str]]:
         """The names of the parameters that each of the joined tensors holds, in order."""
-        return [[self._names[id(p)] for p in block.members] for block in self._blocks]
+        return [[self._names[id(p)] for p in part.members] for part in self._flat]
 
     def worker(self) -> Optimizer:
         """The optimizer of the joined tensors, with the settings of the next update and the state so far.
@@ -144,7 +153,7 @@ class Update:
         Raises:
             ValueError: it does more than treat each element alike.
         """
-        if not self._flat:
+        if not self._elementwise:
             raise ValueError(
                 f"{type(self.optimizer).__name__} looks at whole rows or tensors, so its update cannot be rehearsed on "
                 f"single elements; use one of {', '.join(_ELEMENTWISE)}."
@@ -154,7 +163,7 @@ class Update:
 
     def settings(self, number: int) -> list[dict[str, Any]]:
         """The hyperparameters of each joined tensor in an update, counted from 0."""
-        groups = [self.optimizer.param_groups[block.group] for block in self._blocks]
+        groups = [self.optimizer.param_groups[part.group] for part in self._flat]
         rate = {} if self._learning_rate is None else {"lr": self._learning_rate(number)}
         return [{**{key: part for key, part in group.items() if key != "params"}, **rate} for group in groups]
 
@@ -172,10 +181,13 @@ class Update:
         if optimizer is not self.optimizer:
             self.optimizer, self._adopted = optimizer, None
 
-    def follow_parameters(self) -> None:
-        """Takes over parameters whose memory was exchanged, for example by `load_state_dict(assign=True)`."""
-        for block in self._blocks:
-            block.follow()
+    def take_over(self) -> None:
+        """Makes the parameters views of the joined ones, at first and where their memory has been exchanged since.
+
+        The latter happens, for example, in `load_state_dict(assign=True)`.
+        """
+        for part in self._flat:
+            part.take_over()
 
     def _follow_optimizer(self) -> None:
         groups = self.optimizer.param_groups
@@ -186,30 +198,61 @@ class Update:
                 "The optimizer's parameter groups changed after the model was compiled; call destroy() first."
             )
         if self.optimizer.state is not self._adopted:
-            for block in self._blocks:
-                block.adopt(self.optimizer, self._worker.state)
+            for part in self._flat:
+                part.adopt(self.optimizer, self._worker.state)
             self._captured = None
-            self._has_state = all(self._worker.state.get(block.flat) for block in self._blocks)
-        for block, group in zip(self._blocks, self._worker.param_groups, strict=True):
-            group.update({key: choice for key, choice in groups[block.group].items() if key != "params"})
+            self._has_state = all(self._worker.state.get(part.flat) for part in self._flat)
+        for part, group in zip(self._flat, self._worker.param_groups, strict=True):
+            group.update({key: choice for key, choice in groups[part.group].items() if key != "params"})
             if self._learning_rate is not None:
-                group["lr"] = groups[block.group]["lr"] = self._learning_rate(self.num_updates)
+                group["lr"] = groups[part.group]["lr"] = self._learning_rate(self.num_updates)
 
 
-def _alike(parameters: Sequence[nn.Parameter], flat: bool) -> list[list[nn.Parameter]]:
-    by_kind: dict[Any, list[nn.Parameter]] = defaultdict(list)
-    for p in parameters:
-        # A parameter without dimensions stays alone: its state could not be told from a step count.
-        by_kind[p.dtype if flat and p.dim() and p.is_contiguous() else id(p)].append(p)
-    return list(by_kind.values())
+class _CapturedUpdate:
+    """Runs the updates of an optimizer that treats every element alike as captured graphs.
 
+    Each update is rehearsed, which gives its numbers. An optimizer whose state counts nothing, such as SGD, rehearses
+    only when its settings change.
 
-def _worker(optimizer: Optimizer, blocks: Sequence[Block]) -> Optimizer:
-    """The same kind of optimizer, over the blocks."""
-    groups = [
-        {**{k: v for k, v in optimizer.param_groups[block.group].items() if k != "params"}, "params": [block.flat]}
-        for block in blocks
-    ]
-    worker = copy.copy(optimizer)
-    worker.param_groups, worker.state = groups, defaultdict(dict)
-    return worker
+    Args:
+        worker: Owns parameters, gradients and a state that its first step has made.
+    """
+
+    def __init__(self, worker: Optimizer) -> None:
+        self._worker, self._rehearsal = worker, Rehearsal(worker)
+        self._counts_steps = self._rehearsal.counts_steps
+        self._steady: tuple[Any, GraphRunner] | None = None
+        self._runners: dict[int, GraphRunner | None] = {}  # by id of the update's graph, which the rehearsal keeps
+
+    def run(self) -> bool:
+        """One update; False, with nothing done, where it cannot be captured."""
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in self._worker.param_groups]
+        if self._steady is not None and self._steady[0] == settings:
+            self._steady[1].run([])
+            return True
+        update, numbers = self._rehearsal.next(settings)
+        if id(update) not in self._runners:
+            self._runners[id(update)] = self._runner(update)
+        runner = self._runners[id(update)]
+        if runner is None:
+            return False
+        runner.set_numbers(numbers)
+        runner.run([])
+        if not self._counts_steps:
+            self._steady = settings, runner
+        return True
+
+    @property
+    def is_captured(self) -> bool | None:
+        """Whether updates run as captured graphs; None before the first."""
+        return all(runner is not None for runner in self._runners.values()) if self._runners else None
+
+    def _runner(self, update: UpdateGraph | None) -> GraphRunner | None:
+        if update is None:
+            return None
+        graph = update.graph
+        given = {graph.values[v].storage for v in graph.inputs.values()}
+        # A tensor made of a number would keep the value that it has now, and state that is made anew would be lost.
+        if graph.constants or any(graph.values[v].storage not in given for v in graph.outputs if v is not None):
+            return None
+        return GraphRunner(replace(graph, outputs=()), tensors_of(self._worker))

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from popgeo.capture.op_graph import OpGraph, Value
+from popgeo.capture.op_graph import Input, OpGraph, Role, Value
 from popgeo.capture.recorder import Recorder
-from popgeo.engine.optimizer.rehearse import UpdateGraph
+from popgeo.engine.optimizer.capture_update import UpdateGraph
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.plan import Plan
 from popgeo.ipu.target import IpuTarget
@@ -94,9 +94,10 @@ class _Joiner:
         self._sums: dict[str, Region] = {}
         weights: Places = {}
         for number, names in enumerate(training.members if training is not None else ()):
-            storages = [graph.values[graph.inputs[f"parameter:{name}"]].storage for name in names]
+            members = [graph.values[graph.inputs[Input(Role.PARAMETER, name)]] for name in names]
+            storages = [member.storage for member in members]
             whole = concatenated([mappings[storage] for storage in storages])
-            dtype = graph.values[graph.inputs[f"parameter:{names[0]}"]].dtype
+            dtype = members[0].dtype
             self.builder.declare(f"weights.{number}", dtype, whole, lasting=True)
             gradient = self.builder.declare(f"gradients.{number}", dtype, whole, lasting=True)
             start = 0
@@ -124,7 +125,7 @@ class _Joiner:
     def micro_batch(self) -> None:
         """Inputs, forward and backward, results."""
         graph, values = self._graph, self._graph.values
-        streams = {self.variable(values[v]): name for name, v in graph.inputs.items() if name.startswith("input:")}
+        streams = {self.variable(values[v]): str(given) for given, v in graph.inputs_of(Role.ARGUMENT).items()}
         self.builder.steps.append(HostCopy(to_host=False, streams=streams))
         add_operations(self.builder, graph, self._costs, self._places)
         results = [self.variable(values[v]) for v in graph.outputs[: self._num_results] if v is not None]
@@ -148,7 +149,7 @@ class _Joiner:
         if self._training.divisor != 1:
             for name in totals:
                 divide(self._scope("divide gradients"), self._whole(name), self._training.divisor)
-        places = {f"gradient:{number}": name for number, name in enumerate(totals)}
+        places = {Input(Role.GRADIENT, f"{number}"): name for number, name in enumerate(totals)}
         if self._training.max_grad_norm is not None:
             shapes = [self._whole(name) for name in totals]
             dtypes = [self.builder.dtype(region) for region in shapes]
@@ -162,7 +163,7 @@ class _Joiner:
             if v is None:
                 continue
             found = self._scope("collect gradients").region(v)
-            stride = self._graph.values[self._graph.inputs[f"parameter:{name}"]].stride
+            stride = self._graph.values[self._graph.inputs[Input(Role.PARAMETER, name)]].stride
             gradient = Region(variable=found.variable, elements=_in_storage_order(found.elements, stride))
             scope, total = self._scope("collect gradients"), self._sums[name]
             if accumulates:
@@ -170,25 +171,24 @@ class _Joiner:
             else:
                 copy(scope, total, gradient)
 
-    def _update(self, update: UpdateGraph, places: Mapping[str, str]) -> None:
+    def _update(self, update: UpdateGraph, places: Mapping[Input, str]) -> None:
         graph = update.graph
         known = dict(places)
         mappings = self.builder.variables
         for number in range(len(places)):
-            known[f"parameter:{number}"] = f"weights.{number}"
-        for name, v in zip(update.state, graph.outputs, strict=True):
+            known[Input(Role.PARAMETER, f"{number}")] = f"weights.{number}"
+        for (state, number), v in zip(update.state.items(), graph.outputs, strict=True):
             assert v is not None
-            if name not in self.builder.variables:
+            known[state] = str(state)
+            if known[state] not in self.builder.variables:
                 value = graph.values[v]
-                weights = mappings[f"weights.{name.removeprefix('state:').partition('.')[0]}"].mapping
+                weights = mappings[f"weights.{number}"].mapping
                 alike = weights if value.numel == weights.numel else _on_first_tile(value.numel)
-                self.builder.declare(name, value.dtype, alike, lasting=True)
-            known[name] = name
+                self.builder.declare(known[state], value.dtype, alike, lasting=True)
         if update.num_numbers:
             self._numbers(update.num_numbers)
-        given = {name: known[name] for name in graph.inputs}
-        made = self._add(graph, given)
-        for name, v in zip(update.state, graph.outputs, strict=True):
+        made = self._add(graph, known)
+        for name, v in zip(map(str, update.state), graph.outputs, strict=True):
             assert v is not None
             if made[graph.values[v].storage][0] != name:
                 scope = Scope(self.builder, graph, made, "keep state", Plan(family="movement"))
@@ -205,9 +205,9 @@ class _Joiner:
         self.builder.numbers = name
         self.builder.steps.append(HostCopy(to_host=False, streams={name: NUMBERS}))
 
-    def _add(self, graph: OpGraph, given: Mapping[str, str]) -> Places:
+    def _add(self, graph: OpGraph, given: Mapping[Input, str]) -> Places:
         """The steps of a graph whose inputs are variables that there are already."""
-        places: Places = {graph.values[v].storage: (given[name], 0) for name, v in graph.inputs.items()}
+        places: Places = {graph.values[v].storage: (given[one], 0) for one, v in graph.inputs.items()}
         costs = cost(graph, self._target)
         mappings = {
             storage: mapping
@@ -235,7 +235,7 @@ def _clipping(sizes: Sequence[int], dtypes: Sequence[torch.dtype], max_grad_norm
     recorder = Recorder(_clipping.__code__, lambda problem: None, phase="update", keeps_state=False)
     for number, p in enumerate(weights):
         p.grad = torch.zeros_like(p)
-        recorder.add_input(f"gradient:{number}", p.grad)
+        recorder.add_input(Input(Role.GRADIENT, f"{number}"), p.grad)
     with recorder:
         nn.utils.clip_grad_norm_(weights, max_grad_norm, foreach=False)
     return recorder.graph([])

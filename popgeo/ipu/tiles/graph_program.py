@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from popgeo.capture.op_graph import OpGraph
+from popgeo.capture.op_graph import OpGraph, Role
 from popgeo.ipu.cost.plan import OpCost
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.lower.builder import Builder, Scope, in_storage_order
@@ -31,10 +31,12 @@ def schedule(graph: OpGraph, costs: Sequence[OpCost], target: IpuTarget) -> Prog
 
     Example:
         >>> from dataclasses import replace
-        >>> from popgeo.capture.capture import capture
+        >>> from popgeo.capture.capture import bind, capture
         >>> from popgeo.ipu.cost.graph_cost import cost
         >>> small = replace(IpuTarget.bow(), num_tiles=4)
-        >>> graph = capture(torch.sum, [("x", torch.ones(64))], lambda x: torch.sum(*x)).graph
+        >>> def total(x):
+        ...     return x.sum()
+        >>> graph = capture(total, bind(total, torch.ones(64))).graph
         >>> print(schedule(graph, cost(graph, small), small))
         host in: input:x
         compute forward sum.default: reduce in place: 2 vertices on 2 tiles
@@ -45,7 +47,7 @@ def schedule(graph: OpGraph, costs: Sequence[OpCost], target: IpuTarget) -> Prog
     """
     builder = Builder(target.num_tiles * target.num_ipus)
     places = declare(builder, graph, map_storages(graph, costs, target), "s")
-    streams = {places[graph.values[v].storage][0]: name for name, v in graph.inputs.items()}
+    streams = {places[graph.values[v].storage][0]: str(given) for given, v in graph.inputs.items()}
     builder.steps.append(HostCopy(to_host=False, streams=streams))
     add_operations(builder, graph, costs, places)
     results = {places[graph.values[v].storage][0]: f"output:{k}" for k, v in enumerate(graph.outputs) if v is not None}
@@ -61,7 +63,7 @@ def declare(builder: Builder, graph: OpGraph, mappings: Mapping[int, TileMapping
             raise ValueError(
                 f"A tensor of {dtypes[value.storage]} is viewed as {value.dtype}; convert it with .to() instead."
             )
-    lasting = {graph.values[v].storage for name, v in graph.inputs.items() if not name.startswith("input:")}
+    lasting = {graph.values[v].storage for given, v in graph.inputs.items() if given.role is not Role.ARGUMENT}
     for storage, mapping in mappings.items():
         builder.declare(f"{prefix}{storage}", dtypes[storage], mapping, lasting=storage in lasting)
     for v, tensor in graph.constants.items():

@@ -40,7 +40,7 @@ def lives(graph: OpGraph, mappings: Mapping[int, TileMapping], num_tiles: int) -
         num_tiles: Tiles there are.
     """
     sizes = storage_sizes(graph)
-    names = {v: name.partition(":")[2] for name, v in graph.inputs.items()} | dict.fromkeys(graph.constants, "constant")
+    names = {v: given.name for given, v in graph.inputs.items()} | dict.fromkeys(graph.constants, "constant")
     found: dict[int, tuple[str, str, int]] = {
         graph.values[v].storage: (f"{name} {_shape(graph.values[v])}", "", -1) for v, name in names.items()
     }

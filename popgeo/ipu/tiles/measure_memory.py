@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from popgeo.capture.op_graph import OpGraph
+from popgeo.capture.op_graph import OpGraph, Role
 from popgeo.ipu.cost.plan import Activity, OpCost
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.liveness import Life, lives
@@ -63,9 +63,9 @@ def memory(
 
     Example:
         >>> import torch
-        >>> from popgeo.capture.capture import capture
+        >>> from popgeo.capture.capture import bind, capture
         >>> from popgeo.ipu.cost.graph_cost import cost
-        >>> graph = capture(torch.relu, [("x", torch.ones(64))], lambda x: torch.relu(*x)).graph
+        >>> graph = capture(torch.relu, bind(torch.relu, torch.ones(64))).graph
         >>> use = memory(graph, cost(graph, IpuTarget.bow()), IpuTarget.bow())
         >>> use.categories["inputs and results"][:3].tolist(), use.fits
         ([256, 256, 0], True)
@@ -74,9 +74,9 @@ def memory(
     placed = map_storages(graph, costs, target) if mappings is None else mappings
     step = lives(graph, placed, tiles)
     results = [v for v in graph.outputs[:num_results] if v is not None]
-    state = {graph.values[v].storage for name, v in graph.inputs.items() if not name.startswith("input:")}
+    state = {graph.values[v].storage for given, v in graph.inputs.items() if given.role is not Role.ARGUMENT}
     state |= {graph.values[v].storage for v in graph.constants}
-    host = {graph.values[v].storage for name, v in graph.inputs.items() if name.startswith("input:")}
+    host = {graph.values[v].storage for v in graph.inputs_of(Role.ARGUMENT).values()}
     host |= {graph.values[v].storage for v in results} - state
     resident = {
         "weights and optimizer": [life for storage, life in step.items() if storage in state],
@@ -85,12 +85,13 @@ def memory(
     changing = [life for storage, life in step.items() if storage not in state | host]
     if update is not None:
         after = lives(update, map_storages(update, update_costs, target), tiles)
-        names = {update.values[v].storage: name for name, v in update.inputs.items()}
+        roles = {update.values[v].storage: given.role for given, v in update.inputs.items()}
+        keeps = (Role.STATE, Role.GRADIENT) if accumulates else (Role.STATE,)
         for storage, life in after.items():
-            name = names.get(storage, "")
-            if name.startswith("state:") or (accumulates and name.startswith("gradient:")):
+            role = roles.get(storage)
+            if role in keeps:
                 resident["weights and optimizer"].append(life)
-            elif not name:
+            elif role is None:
                 moved = dataclasses.replace(life, first=life.first + len(graph.ops), last=life.last + len(graph.ops))
                 changing.append(moved)
         end = len(graph.ops) + len(update.ops)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo import ops
-from popgeo.capture.capture import capture
+from popgeo.capture.capture import bind, capture
 from popgeo.capture.op_graph import OpGraph
 from popgeo.ipu import IpuTarget
 from popgeo.ipu.cost.graph_cost import cost
@@ -24,8 +24,7 @@ SMALL = IpuTarget(name="small", num_tiles=8, memory_per_tile=2**20, clock=1e9, f
 
 def scheduled(function, *inputs: Tensor, split: dict[str, int] | None = None) -> tuple[OpGraph, Program]:
     """The program of a function, with another division of each operation than its plan's if one is given."""
-    named = [(f"x{i}", x) for i, x in enumerate(inputs)]
-    graph = capture(function, named, lambda tensors: function(*tensors)).graph
+    graph = capture(function, bind(function, *inputs)).graph
     costs = cost(graph, SMALL)
     if split is not None:
         family = "matmul" if "contraction" in split else "gather"
@@ -34,7 +33,7 @@ def scheduled(function, *inputs: Tensor, split: dict[str, int] | None = None) ->
 
 
 def run(graph: OpGraph, program: Program, *inputs: Tensor) -> list[Tensor]:
-    given = dict(zip(graph.inputs, inputs, strict=True))
+    given = dict(zip(map(str, graph.inputs), inputs, strict=True))
     made: dict[str, Tensor] = {}
 
     def host_out(stream: str, replica: int, values: Tensor) -> None:

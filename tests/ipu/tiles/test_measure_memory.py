@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from popgeo.capture.capture import capture
+from popgeo.capture.capture import bind, capture
 from popgeo.ipu import IpuTarget, training_model
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.tiles.measure_memory import OutOfTileMemory, memory, require_fit
@@ -19,7 +19,7 @@ SMALL = IpuTarget(name="small", num_tiles=4, memory_per_tile=400_000, clock=1e9,
 
 def use_of(function, *shapes, target=SMALL):
     tensors = [torch.empty(shape) for shape in shapes]
-    graph = capture(function, [(f"x{i}", t) for i, t in enumerate(tensors)], lambda inputs: function(*inputs)).graph
+    graph = capture(function, bind(function, *tensors)).graph
     costs = cost(graph, target)
     return memory(graph, costs, target), costs
 
@@ -57,7 +57,8 @@ def test_a_view_takes_no_memory():
 def test_what_exceeds_a_tile_is_refused_by_tile_operation_and_value():
     use, costs = use_of(torch.relu, (400, 1000))
     assert not use.fits
-    with pytest.raises(OutOfTileMemory, match=r"Tile \d needs [\d,]+ bytes of its 400,000 while aten.relu.default.*x0"):
+    message = r"Tile \d needs [\d,]+ bytes of its 400,000 while aten.relu.default.*inputs\[0\]"
+    with pytest.raises(OutOfTileMemory, match=message):
         require_fit(use, costs)
     require_fit(*use_of(torch.relu, (4, 100)))
 
@@ -90,7 +91,7 @@ def test_a_six_block_schnet_step_is_accounted_for_within_three_seconds():
 def test_adam_keeps_three_numbers_for_each_weight_and_sums_of_gradients_a_fourth():
     model = Squares()
     step = training_model(model, optimizer=torch.optim.Adam(model.parameters())).compile(torch.ones(8, 64))
-    update = step._update.capture()
+    update = step.compiled.update.capture()
     costs = cost(step.graph, SMALL), cost(update, SMALL)
 
     def kept(**options):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from popgeo.capture.capture import capture
+from popgeo.capture.capture import bind, capture
 from popgeo.ipu import IpuTarget
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.tiles.graph_program import schedule
@@ -18,8 +18,7 @@ SMALL = IpuTarget(name="small", num_tiles=8, memory_per_tile=2**20, clock=1e9, f
 
 
 def program_of(function, *shape: int) -> Program:
-    x = torch.ones(shape)
-    graph = capture(function, [("x", x)], lambda tensors: function(*tensors)).graph
+    graph = capture(function, bind(function, torch.ones(shape))).graph
     program = schedule(graph, cost(graph, SMALL), SMALL)
     program.check()
     return program

@@ -1,0 +1,85 @@
+"""Coming updates are foretold: their operations as graphs, their numbers as plain PyTorch computes them."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn, optim
+
+from popgeo.capture.op_graph import Role
+from popgeo.engine.optimizer.rehearse import Rehearsal
+
+
+def weights(*shapes: tuple[int, ...]) -> list[nn.Parameter]:
+    made = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+    for p in made:
+        p.grad = torch.randn_like(p)
+    return made
+
+
+def settings(optimizer: optim.Optimizer) -> list[dict]:
+    return [{key: choice for key, choice in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "num_graphs"),
+    [(optim.SGD, {}, 1), (optim.SGD, {"momentum": 0.9}, 2), (optim.Adam, {}, 2), (optim.RAdam, {}, 3)],
+)
+def test_each_way_of_updating_has_one_graph(kind, options, num_graphs):
+    """The first update makes the state, if there is any; RAdam goes over to adapted rates after a few."""
+    optimizer = kind(weights((3, 2)), lr=0.1, **options)
+    rehearsal = Rehearsal(optimizer)
+    updates = [rehearsal.next(settings(optimizer))[0] for _ in range(9)]
+    assert None not in updates
+    assert len(set(map(id, updates))) == num_graphs
+
+
+def test_numbers_are_those_of_each_update():
+    optimizer = optim.SGD(weights((2,)), lr=0.5)
+    rehearsal = Rehearsal(optimizer)
+    for rate in (0.5, 0.25):
+        _, numbers = rehearsal.next([{"lr": rate}])
+        assert numbers == [-rate]
+    # By hand: after one update Adam's momentum stands for 1 - 0.9 of the gradient, which its step size makes up for.
+    adam = optim.Adam(weights((2,)), lr=0.5, betas=(0.9, 0.99))
+    _, numbers = Rehearsal(adam).next(settings(adam))
+    assert numbers[-1] == pytest.approx(-0.5 / (1 - 0.9))
+
+
+def test_the_optimizer_and_its_parameters_stay_as_they_are():
+    parameters = weights((3, 2), ())
+    before = copy.deepcopy(parameters)
+    optimizer = optim.Adam([{"params": [p]} for p in parameters], lr=0.1)
+    rehearsal = Rehearsal(optimizer)
+    for _ in range(3):
+        rehearsal.next(settings(optimizer))
+    assert not optimizer.state
+    assert all(map(torch.equal, parameters, before))
+
+
+def test_it_goes_on_from_the_state_that_there_is():
+    optimizer = optim.Adam(weights((3, 2)), lr=0.1)
+    from_start = Rehearsal(optimizer)
+    foretold = [from_start.next(settings(optimizer))[1] for _ in range(4)]
+    for _ in range(3):
+        optimizer.step()
+    update, numbers = Rehearsal(optimizer).next(settings(optimizer))
+    assert numbers == foretold[3]
+    assert [str(given) for given in update.graph.inputs_of(Role.STATE)] == [
+        "state:0.step", "state:0.exp_avg", "state:0.exp_avg_sq"
+    ]  # fmt: skip
+    assert set(update.state.values()) == {0}
+
+
+class Whole(optim.SGD):
+    """Looks at whole parameters."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.mul_(0.5 if p.numel() == 1 else 0.25)
+
+
+def test_what_differs_for_a_whole_parameter_is_not_foretold():
+    optimizer = Whole(weights((3, 2)), lr=0.1)
+    assert Rehearsal(optimizer).next(settings(optimizer))[0] is None

@@ -1,0 +1,95 @@
+"""What a compiled model, a compiled function and a program on tiles have in common: how they are called."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from popgeo import ipu
+from popgeo.ipu import IpuTarget, Options, TileExact
+
+SMALL = replace(IpuTarget.bow(), name="small", num_tiles=4)
+
+
+class Weighted(nn.Module):
+    """Adds a weighted column to graph data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((2,), 2.0))
+
+    def forward(self, data: Data) -> Data:
+        return data.clone().update({"y": data.x * self.weight})
+
+
+def make_data(name: str, rows: int = 3) -> Data:
+    return Data(x=torch.arange(2.0 * rows).view(rows, 2), name=name)
+
+
+def doors() -> dict[str, object]:
+    model = ipu.inference_model(Weighted())
+    model.compile(make_data("first"))
+    function = ipu.compile(Weighted(), [make_data("first")])
+    return {"model": model, "function": function, "tiles": TileExact(model, SMALL)}
+
+
+@pytest.mark.parametrize("door", ["model", "function", "tiles"])
+def test_what_comes_back_is_like_the_arguments_of_that_call(door):
+    result = doors()[door](make_data("second"))
+    assert result.name == "second"
+    assert result.y.tolist() == [[0, 2], [4, 6], [8, 10]]
+
+
+@pytest.mark.parametrize(
+    ("door", "remedy"),
+    [
+        ("model", "give it what it was compiled for, or call destroy"),
+        ("function", "Compile the function anew for other shapes"),
+        ("tiles", "Compile anew for other shapes"),
+    ],
+)
+def test_other_arguments_are_refused_by_name_with_what_to_do(door, remedy):
+    with pytest.raises(ValueError, match=rf"x` is float32\[4, 2\], but the model was compiled for .*3, 2.*{remedy}"):
+        doors()[door](make_data("first", rows=4))
+
+
+def test_only_calls_that_succeed_are_counted():
+    function = ipu.compile(lambda x: x + 1, [torch.ones(2)])
+    function(torch.zeros(2))
+    with pytest.raises(ValueError, match="compiled for"):
+        function(torch.zeros(3))
+    assert function.report.calls == 1
+
+
+class Picks(nn.Linear):
+    """A loss that cannot be compiled, or too large a one."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        rows = super().forward(x)
+        return (rows if mask is None else rows[mask]).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "memory", "error"),
+    [
+        ([torch.ones(4, 8), torch.ones(4, dtype=torch.bool)], 2**20, ipu.DynamicShapeError),
+        ([torch.ones(4, 8)], 2000, ipu.OutOfTileMemory),
+    ],
+)
+def test_a_step_that_is_refused_leaves_model_and_optimizer_as_they_were(inputs, memory, error, tmp_path):
+    model = Picks(8, 8)
+    optimizer = torch.optim.Adam(model.parameters())
+    places = [(p.data_ptr(), p.detach().clone()) for p in model.parameters()]
+    options = Options(target=replace(SMALL, memory_per_tile=memory), cache_dir=tmp_path)
+    step = ipu.training_model(model, options, optimizer)
+    for _ in range(2):
+        with pytest.raises(error):
+            step(*inputs)
+        assert not step.is_compiled
+        assert not optimizer.state
+        assert not list(tmp_path.iterdir())
+        for p, (address, values) in zip(model.parameters(), places, strict=True):
+            assert p.data_ptr() == address
+            assert torch.equal(p, values)
