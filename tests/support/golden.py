@@ -30,8 +30,8 @@ from popgeo.ipu import serial as serialize
 from popgeo.ipu.compiled_model import CompiledModel
 from popgeo.ipu.program import ComputeSet, Exchange, Program
 from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
-from tests.contracts.test_models import MODELS, make_batch, make_model, pad
-from tests.contracts.test_tiles import SMALL, Training
+from tests.contracts.test_models import MODELS, Training, make_batch, make_model, pad
+from tests.contracts.test_tiles import SMALL
 from tests.data.graphs import graph, hetero_graph
 from tests.ipu.training_steps import MODELS as NETWORKS
 from tests.ipu.training_steps import graph_network, schnet
