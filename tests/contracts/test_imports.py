@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "nn": {"ops"},
     "ipu": {"ops"},
 }
-MAY_IMPORT_EVERYTHING = {"__init__", "__main__"}
+MAY_IMPORT_EVERYTHING = {"__init__", "__main__", "testing"}
 IPU_NOUNS = {
     *("target.py", "options.py", "op_graph.py", "structure.py", "compiled_step.py", "plan.py", "mapping.py"),
     *("memory_use.py", "program.py", "report.py"),
