@@ -191,6 +191,10 @@ WRONG = {
         lambda batch: batch.x - batch.x.amax(0),
         r"result of graph \d+ \(node row \d+\) depends on padding: .*of 3\.0, and",
     ),
+    "a mean that has no rows": (
+        lambda batch: batch.x.mean(0),
+        r"result \(row \d\) depends on padding: .*mean, maximum or softmax over all rows",
+    ),
     "a softmax over graphs": (Model(end=lambda out, batch: out.softmax(0)), r"result of graph \d+ depends on padding"),
     "a loss of all rows": (
         Model(end=lambda out, batch: (out, (out - batch.y).square().mean())),
