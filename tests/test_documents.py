@@ -12,7 +12,7 @@ from types import FunctionType
 
 import pytest
 
-from popgeo import data, datasets, ipu, loader, nn, ops, packing
+from popgeo import data, datasets, ipu, loader, nn, ops, packing, testing
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 README = REPOSITORY / "README.md"
@@ -112,7 +112,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path):
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     run = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=480)
     assert run.returncode == 0, run.stderr
-    for module in (data, packing, loader, ops, nn, ipu, datasets):
+    for module in (data, packing, loader, ops, nn, ipu, datasets, testing):
         short = module.__name__.removeprefix("popgeo.")
         reference = (tmp_path / "api" / f"{short}.html").read_text()
         public = [n for n, held in vars(module).items() if isinstance(held, type | FunctionType) and n[0] != "_"]

@@ -107,7 +107,8 @@ def compare_runs(
         if kind is None:
             apart = difference(found.run.tensors[name], expected.run.tensors[name], tolerance)
             if apart is not None:
-                _fail(name, apart, found, expected, why, "scalar")
+                row = "" if apart.row is None else f" (row {apart.row})"
+                _fail(f"{name}{row}", apart, found, expected, why, "rows" if row else "scalar")
     new, old = (_loss(seen, kinds, loss) for seen in (found, expected))
     if new is not None and old is not None:
         apart = difference(new, old, tolerance)

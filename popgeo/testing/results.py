@@ -73,7 +73,7 @@ def difference(
     """
     if expected.numel() == 0:
         return None
-    found, expected = found.detach(), expected.detach()
+    found, expected = found.detach().cpu(), expected.detach().cpu()  # not every device has float64
     allowed = 0.0
     if expected.is_floating_point() or expected.is_complex():
         relative = _TOLERANCES.get(expected.dtype, 1e-4) if tolerance is None else tolerance

@@ -4,13 +4,13 @@ A new member is one line in MODELS, NORMS or LOSSES.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
+from torch_geometric.data import Batch, Data
 from torch_geometric.experimental import set_experimental_mode
 
 from popgeo.nn import (
@@ -34,6 +34,7 @@ from popgeo.nn import (
     l1_loss,
     mse_loss,
 )
+from popgeo.testing import check_padding_invariance, check_static_capture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,39 +53,30 @@ class Molecules:
     graphs_mask: Tensor
 
 
+def make_molecule(size: int, seed: int) -> Data:
+    generator = torch.Generator().manual_seed(seed)
+    both = torch.combinations(torch.arange(size))[::2].T.reshape(2, -1)
+    edge_index = torch.cat([both, both.flip(0)], 1)
+    return Data(
+        z=torch.randint(1, 9, (size,), generator=generator),
+        pos=2 * torch.randn(size, 3, generator=generator),
+        x=torch.randn(size, 6, generator=generator),
+        edge_index=edge_index,
+        edge_attr=torch.randn(edge_index.size(1), 3, generator=generator),
+    )
+
+
 def make_batch(sizes: tuple[int, ...] = (5, 1, 4), seed: int = 0) -> Molecules:
     """Random molecules; each one's atoms, edges and positions depend on the seed and its own place only."""
-    parts = []
-    start = 0
-    for i, size in enumerate(sizes):
-        generator = torch.Generator().manual_seed(1000 * seed + i)
-        both = torch.combinations(torch.arange(size))[::2].T.reshape(2, -1)
-        edge_index = torch.cat([both, both.flip(0)], 1) + start
-        parts.append(
-            (
-                torch.randint(1, 9, (size,), generator=generator),
-                2 * torch.randn(size, 3, generator=generator),
-                torch.randn(size, 6, generator=generator),
-                edge_index,
-                torch.randn(edge_index.size(1), 3, generator=generator),
-                torch.full((size,), i),
-            )
-        )
-        start += size
-    z, pos, x, edge_index, edge_attr, batch = zip(*parts, strict=True)
-    edge_index = torch.cat(edge_index, 1)
-    return Molecules(
-        z=torch.cat(z),
-        pos=torch.cat(pos),
-        x=torch.cat(x),
-        edge_index=edge_index,
-        edge_attr=torch.cat(edge_attr),
-        batch=torch.cat(batch),
-        num_graphs=len(sizes),
-        nodes_mask=torch.ones(start, dtype=torch.bool),
-        edges_mask=torch.ones(edge_index.size(1), dtype=torch.bool),
-        graphs_mask=torch.ones(len(sizes), dtype=torch.bool),
-    )
+    batch = Batch.from_data_list([make_molecule(size, 1000 * seed + i) for i, size in enumerate(sizes)])
+    batch.nodes_mask = torch.ones(batch.num_nodes, dtype=torch.bool)
+    batch.edges_mask = torch.ones(batch.num_edges, dtype=torch.bool)
+    batch.graphs_mask = torch.ones(len(sizes), dtype=torch.bool)
+    return molecules_of(batch)
+
+
+def molecules_of(batch: Batch) -> Molecules:
+    return Molecules(**{field.name: getattr(batch, field.name) for field in fields(Molecules)})
 
 
 def pad(molecules: Molecules, nodes: int, edges: int, graphs: int, garbage: float = 0.0) -> Molecules:
@@ -190,14 +182,18 @@ def test_padding_changes_no_output_loss_or_gradient_whatever_stands_in_it(name: 
 
 
 @EACH_MODEL
-def test_a_graph_does_not_depend_on_its_neighbours_in_the_pack(name: str):
-    model = make_model(name).eval()
-    first = predict(model, make_batch(sizes=(5,)))
-    assert_close(predict(model, make_batch(sizes=(5, 3, 8)))[:1], first)
+def test_what_is_asked_of_users_models_holds_on_batches_of_the_collater(name: str):
+    check_padding_invariance(
+        make_model(name),
+        [make_molecule(size, seed) for seed, size in enumerate((5, 1, 4, 8))],
+        call=lambda model, batch: predict(model, molecules_of(batch)),
+        loss=lambda out, batch: mse_loss(out, torch.ones_like(out), batch.graphs_mask),
+        garbage=(0.0, *({"z": 7, "pos": value, "x": value, "edge_attr": value} for value in GARBAGE[1:])),
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in BATCH_STATISTICS])
-def test_nor_does_it_in_training_unless_the_statistics_are_the_batchs(name: str):
+def test_a_graph_does_not_depend_on_its_neighbours_unless_the_statistics_are_the_batchs(name: str):
     model = make_model(name)
     first = predict(model, make_batch(sizes=(5,)))
     assert_close(predict(model, make_batch(sizes=(5, 3, 8)))[:1], first)
@@ -226,30 +222,24 @@ def test_pygs_check_of_dynamic_shapes_finds_none(name: str):
         assert predict(make_model(name), pad(make_batch(), 7, 7, 2)).size(0) == 5
 
 
-@EACH_MODEL
-def test_capture_with_fake_tensors_gives_the_same_training_step(name: str):
-    model, batch = make_model(name), pad(make_batch(), 7, 7, 2)
-    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    tensors = {key: value for key, value in vars(batch).items() if isinstance(value, Tensor)}
+class Training(nn.Module):
+    """A model and its loss, as a compiled step takes them."""
 
-    def step(state: dict[str, Tensor], tensors: dict[str, Tensor]) -> list[Tensor]:
-        loss = torch.func.functional_call(_Loss(model), {f"model.{k}": v for k, v in state.items()}, (tensors,))
-        wanted = [value for value in state.values() if value.requires_grad]
-        return [loss, *torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)]
-
-    expected = step({k: v.detach().clone().requires_grad_(v.requires_grad) for k, v in state.items()}, tensors)
-    program = make_fx(step, tracing_mode="fake")(state, tensors)
-    assert_close(program(state, tensors), expected)
-
-
-class _Loss(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, num_graphs: int) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.num_graphs = model, num_graphs
 
     def forward(self, tensors: dict[str, Tensor]) -> Tensor:
-        out = predict(self.model, Molecules(**tensors, num_graphs=tensors["graphs_mask"].size(0)))
-        return mse_loss(out, torch.ones_like(out), tensors["graphs_mask"])
+        molecules = Molecules(**tensors, num_graphs=self.num_graphs)
+        out = predict(self.model, molecules)
+        return mse_loss(out, torch.ones_like(out), molecules.graphs_mask)
+
+
+@EACH_MODEL
+def test_a_compiled_training_step_is_static_and_equals_eager(name: str):
+    batch = vars(pad(make_batch(), 7, 7, 2))
+    tensors = {key: value for key, value in batch.items() if isinstance(value, Tensor)}
+    check_static_capture(Training(make_model(name), batch["num_graphs"]), tensors)
 
 
 def test_torch_compile_takes_a_whole_model_as_one_graph():

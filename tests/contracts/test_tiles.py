@@ -2,24 +2,12 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from popgeo.ipu import IpuTarget, TileExact, training_model
-from popgeo.nn import mse_loss
-from tests.contracts.test_models import MODELS, Molecules, make_batch, make_model, pad, predict
+from tests.contracts.test_models import MODELS, Training, make_batch, make_model, pad
 
 SMALL = IpuTarget(name="small", num_tiles=5, memory_per_tile=2**20, clock=1e9, float32_macs=16, float16_macs=64)
-
-
-class Training(nn.Module):
-    def __init__(self, model: nn.Module, num_graphs: int) -> None:
-        super().__init__()
-        self.model, self.num_graphs = model, num_graphs
-
-    def forward(self, tensors: dict[str, Tensor]) -> Tensor:
-        molecules = Molecules(**tensors, num_graphs=self.num_graphs)
-        out = predict(self.model, molecules)
-        return mse_loss(out, torch.ones_like(out), molecules.graphs_mask)
 
 
 @pytest.mark.parametrize("name", MODELS)

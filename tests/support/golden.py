@@ -31,8 +31,8 @@ from popgeo.ipu.compiled_model import CompiledModel
 from popgeo.ipu.tiles.program import Program
 from popgeo.ipu.tiles.steps import ComputeSet, Exchange
 from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
-from tests.contracts.test_models import MODELS, make_batch, make_model, pad
-from tests.contracts.test_tiles import SMALL, Training
+from tests.contracts.test_models import MODELS, Training, make_batch, make_model, pad
+from tests.contracts.test_tiles import SMALL
 from tests.support.graphs import graph, hetero_graph
 from tests.support.training_steps import MODELS as NETWORKS
 from tests.support.training_steps import graph_network, schnet

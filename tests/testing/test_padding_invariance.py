@@ -109,8 +109,8 @@ def double(x: Tensor) -> Tensor:
 
 
 def test_graphs_of_several_types_pass():
-    graphs = [hetero_graph(2, 3, 4, 1, seed=0), hetero_graph(1, 2, 0, 3, seed=1), hetero_graph(3, 3, 2, 2, seed=2)]
-    check_padding_invariance(Hetero(), graphs)
+    graphs = [hetero_graph(2, 3, 4, 1, seed=0), hetero_graph(3, 2, 0, 3, seed=1), hetero_graph(1, 1, 2, 2, seed=2)]
+    check_padding_invariance(Hetero(), graphs)  # six nodes of each type, and six edges, in another order
 
     def whole(batch: HeteroData) -> Tensor:
         return batch["a"].x - batch["a"].x.amax(0)
@@ -134,6 +134,18 @@ def test_graphs_come_in_any_form(graphs: Any):
     check_padding_invariance(lambda batch: batch.x, graphs)
     with pytest.raises(AssertionError, match="depends on padding"):
         check_padding_invariance(lambda batch: batch.x.amax(0) + batch.x, graphs)
+
+
+def test_padding_of_a_given_batch_is_no_graph():
+    numbers = set()
+
+    def count(batch: Any) -> Tensor:
+        numbers.add(int(batch.graphs_mask.sum()))
+        return batch.x
+
+    padded = FixedSizeCollater(FixedSizeOptions(40, 40, 9), add_masks_to_batch=True)(GRAPHS[:2])
+    check_padding_invariance(count, padded, limit=9)
+    assert max(numbers) == 2
 
 
 def mean_of_real_nodes(x: Tensor, batch: Any) -> Tensor:
@@ -178,6 +190,10 @@ WRONG = {
     "a maximum over all features": (
         lambda batch: batch.x - batch.x.amax(0),
         r"result of graph \d+ \(node row \d+\) depends on padding: .*of 3\.0, and",
+    ),
+    "a mean that has no rows": (
+        lambda batch: batch.x.mean(0),
+        r"result \(row \d\) depends on padding: .*mean, maximum or softmax over all rows",
     ),
     "a softmax over graphs": (Model(end=lambda out, batch: out.softmax(0)), r"result of graph \d+ depends on padding"),
     "a loss of all rows": (

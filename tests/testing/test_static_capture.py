@@ -72,6 +72,12 @@ def test_a_model_of_batches_and_a_function_of_nests_pass():
     check_static_capture(lambda x: x.square().sum(), X.clone().requires_grad_())
 
 
+def test_small_slopes_of_large_weights_are_not_lost():
+    model = nn.Linear(4, 4)
+    model.weight.data.mul_(1e6)
+    check_static_capture(model, 1e-3 * X)
+
+
 class Dynamic(nn.Module):
     def forward(self, x: Tensor, batch: Tensor) -> Tensor:
         largest = x.max().item()
