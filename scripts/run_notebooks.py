@@ -12,6 +12,7 @@ import io
 import os
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import nbformat
@@ -25,22 +26,36 @@ TIMEOUT = 600  # seconds for one cell
 CLOCK = re.compile(r"\[\d\d:\d\d(?::\d\d)?<[^\],]*,[^\],]*(?:, )?([^\]]*)\]")
 
 
-def execute(path: Path, folder: Path) -> NotebookNode:
+def execute(path: Path, folder: Path, settings: Mapping[str, object] | None = None) -> NotebookNode:
     """The notebook with the outputs of a fresh run.
 
     Args:
         path: The notebook.
         folder: Where its kernel works; popgeo is imported from this repository.
+        settings: Other values for names that a cell sets at the start of a line, such as `{"EPOCHS": 1}`.
 
     Raises:
         CellExecutionError: a cell raised; the message holds its traceback.
+        ValueError: no cell sets such a name.
     """
     notebook = nbformat.read(path, as_version=4)
+    for name, value in (settings or {}).items():
+        _set(notebook, name, value)
     paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     client = NotebookClient(notebook, timeout=TIMEOUT, kernel_name="python3", resources={"metadata": {"path": folder}})
     client.execute(env=environment)
     return notebook
+
+
+def _set(notebook: NotebookNode, name: str, value: object) -> None:
+    found = 0
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.source, count = re.subn(rf"^{name} = .*$", f"{name} = {value!r}", cell.source, flags=re.MULTILINE)
+            found += count
+    if found != 1:
+        raise ValueError(f"{name} is set {found} times in the notebook, expected once.")
 
 
 def clean(notebook: NotebookNode) -> NotebookNode:

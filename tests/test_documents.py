@@ -67,7 +67,8 @@ def test_a_page_that_is_wrong_is_found_out(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("block", [text for _, _, text in blocks(README, "python")], ids=["README"])
 def test_the_code_of_the_readme_runs_in_an_interpreter_of_its_own(block: str, tmp_path: Path):
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    # Two of pytest's workers would fight for the cores.
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     run = subprocess.run(
         [sys.executable, "-c", block], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
     )

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 import torch_geometric.nn as pyg
-from tests.data.graphs import hetero_graph
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data, HeteroData
 
 from popgeo import FixedSizeCollater, FixedSizeOptions, ops
 from popgeo.nn import GIN, BatchNorm, GraphNorm, energy_and_forces, masked_mean, mse_loss, to_fixed_size
 from popgeo.testing import check_padding_invariance
+from tests.support.graphs import hetero_graph
 
 
 def graph(num_nodes: int, num_edges: int, seed: int) -> Data:
