@@ -271,21 +271,6 @@ def overload(target: str) -> Callable[..., Any]:
         ) from None
 
 
-def overloads_of(name: str) -> list[str]:
-    """The targets of all forms of an operation, those that work in place included; none where torch has no such name.
-
-    Example:
-        >>> overloads_of("aten.relu")
-        ['aten.relu.default', 'aten.relu.out', 'aten.relu_.default']
-    """
-    namespace, short = name.split(".")
-    found = []
-    for form in (short, f"{short}_"):
-        packet = getattr(getattr(torch.ops, namespace), form, None)
-        found += [f"{namespace}.{form}.{kind}" for kind in packet.overloads()] if packet is not None else []
-    return found
-
-
 def substitute(argument: Any, replace: Callable[[int], Any]) -> Any:
     """The same argument with each `Ref` replaced by what `replace` gives for its value.
 

@@ -122,6 +122,16 @@ class IpuTarget:
         return pd.Series(shown, name=type(self).__name__).to_frame().to_html()
 
     @property
+    def all_tiles(self) -> int:
+        """Tiles of all IPUs that one replica spans.
+
+        Example:
+            >>> IpuTarget.gc200().all_tiles
+            1472
+        """
+        return self.num_ipus * self.num_tiles
+
+    @property
     def memory(self) -> int:
         """Bytes of all tiles of all IPUs.
 
@@ -129,4 +139,4 @@ class IpuTarget:
             >>> IpuTarget.gc200().memory // 2**20
             897
         """
-        return self.num_ipus * self.num_tiles * self.memory_per_tile
+        return self.all_tiles * self.memory_per_tile

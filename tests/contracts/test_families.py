@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,9 +12,30 @@ from popgeo import ipu, ops
 from popgeo.ipu import IpuTarget, TileExact
 from popgeo.ipu.cost.graph_cost import RULES, cost
 from popgeo.ipu.cost.plan import FAMILY_OF, family_of, name_of
-from popgeo.ipu.tiles.lower.lower_op import FALLBACKS, has_lowering
+from popgeo.ipu.tiles.lower import elementwise, lower_op, movement
+from popgeo.ipu.tiles.lower.lower_op import FALLBACKS
+from popgeo.ipu.tiles.steps import ComputeSet
+from tests.support.schedule import schedule
 
 BOW = IpuTarget.bow()
+
+
+def forms_of(name: str) -> list[str]:
+    """The targets of all forms of an operation, those that work in place included."""
+    namespace, short = name.split(".")
+    packets = [getattr(getattr(torch.ops, namespace), form, None) for form in (short, f"{short}_")]
+    return [f"{p._qualified_op_name.replace('::', '.')}.{kind}" for p in packets if p for kind in p.overloads()]
+
+
+def has_lowering(name: str) -> bool:
+    """Whether the file of its family lowers some form of an operation."""
+    file = lower_op._OF_FAMILY[family_of(f"{name}.default")]
+    if file is elementwise:
+        return any(map(elementwise.works_by_element, forms_of(name)))
+    if file is movement:
+        names = {f"aten.{short}" for short in (*movement.FILLS, *movement.VALUE_AT, *movement.MOVES, "arange")}
+        return name in names or any(movement.looks_only(t) or elementwise.works_by_element(t) for t in forms_of(name))
+    return name in file.OPERATIONS
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
@@ -84,3 +106,25 @@ def test_bytes_and_flops_are_those_that_an_operation_touches_and_does():
     assert broadcast.bytes == 2 * X.nbytes + row.nbytes
     (view,) = cost(ipu.compile(lambda x: x.t(), [X]).step.graph, BOW)
     assert view.bytes == 0
+
+
+LARGE = torch.randn(512, 96)
+STAGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "gather": lambda x: x.index_select(0, torch.arange(512)),
+    "scatter": lambda x: ops.scatter(x, torch.arange(512) % 40, dim=0, dim_size=40),
+    "matmul": lambda x: x @ x.t(),
+    "reduce": lambda x: x.sum(),
+}
+
+
+@pytest.mark.parametrize("family", STAGES)
+def test_plan_and_program_name_their_stages_alike(family: str):
+    target = replace(BOW, num_tiles=64)
+    graph = ipu.compile(STAGES[family], [LARGE], target=target).step.graph
+    costs = cost(graph, target)
+    (planned,) = (c for c in costs if c.family == family)
+    program = schedule(graph, costs, target)
+    done = [step.name.partition(": ")[2] for step in program.steps if isinstance(step, ComputeSet)]
+    stages = [step.name for step in planned.plan.supersteps if step.activity == "compute"]
+    assert [name.partition(",")[0] for name in done if name]
+    assert {name.partition(",")[0] for name in done if name} <= set(stages)

@@ -81,4 +81,4 @@ class Machine:
             >>> Machine(target=IpuTarget.bow()).num_tiles
             1472
         """
-        return self.target.num_tiles * self.target.num_ipus
+        return self.target.all_tiles

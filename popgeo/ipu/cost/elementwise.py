@@ -4,7 +4,7 @@ import functools
 
 import torch
 
-from popgeo.capture.op_graph import Op, OpGraph, Value
+from popgeo.capture.op_graph import Number, Op, OpGraph, Value
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.loops import ARITHMETIC, LOOP_OF, LOOPS, elementwise_vertex
 from popgeo.ipu.cost.operands import Rule, distinct, made, read, tensor, width
@@ -174,7 +174,7 @@ def _smaller(graph: OpGraph, op: Op, result: Value) -> int:
 
 
 def _is_number(argument: object) -> bool:
-    return isinstance(argument, int | float) or hasattr(argument, "slot")
+    return isinstance(argument, int | float | Number)
 
 
 def _name(op: Op) -> str:

@@ -86,7 +86,7 @@ def plan_gather(table_rows: int, columns: int, lookups: int, width: int, machine
 
 @functools.lru_cache(maxsize=4096)
 def _search(table_rows: int, columns: int, lookups: int, width: int, target: IpuTarget) -> Found:
-    tiles = target.num_tiles * target.num_ipus
+    tiles = target.all_tiles
     splits = within(tiles, column_grains(columns, width), max(1, table_rows // 2), lookups)
     terms = _terms(table_rows, columns, lookups, width, splits, target)
     # As the planner of poplibs, which charges nothing for one more step.
@@ -97,7 +97,7 @@ def _search(table_rows: int, columns: int, lookups: int, width: int, target: Ipu
 def _terms(
     table_rows: int, columns: int, lookups: int, width: int, splits: np.ndarray, target: IpuTarget
 ) -> dict[str, Any]:
-    tiles = target.num_tiles * target.num_ipus
+    tiles = target.all_tiles
     rows, wide, mine = largest_block(table_rows, columns, lookups, width, splits)
     block, even = rows * wide * width, table_rows * columns * width / tiles
     # A table that no two tiles share only moves as far as it did not lie evenly; else each tile gets its block.
@@ -122,23 +122,23 @@ def _terms(
 
 def _index_select(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     table, dim = tensor(graph, op.args[0]), op.args[1]
-    return gather_rows(table, size_of(table, dim), tensor(graph, op.args[2]).numel, machine)
+    return plan_row_gather(table, size_of(table, dim), tensor(graph, op.args[2]).numel, machine)
 
 
 def _embedding(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     table = tensor(graph, op.args[0])
-    return gather_rows(table, table.shape[0], tensor(graph, op.args[1]).numel, machine)
+    return plan_row_gather(table, table.shape[0], tensor(graph, op.args[1]).numel, machine)
 
 
 def _popgeo_gather(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     table, result = tensor(graph, op.args[0]), made(graph, op)[0]
-    return gather_rows(table, table.shape[0], result.shape[0], machine)
+    return plan_row_gather(table, table.shape[0], result.shape[0], machine)
 
 
 def _index(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """`x[i, j, ...]`: the indexed dimensions become one that is looked up in."""
     table = tensor(graph, op.args[0])
-    return gather_rows(table, *indexed(graph, table, op.args[1]), machine)
+    return plan_row_gather(table, *indexed(graph, table, op.args[1]), machine)
 
 
 def _gather(graph: OpGraph, op: Op, machine: Machine) -> Plan:
@@ -147,7 +147,7 @@ def _gather(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     return plan_gather(rows, columns, lookups, width(table), machine)
 
 
-def gather_rows(table: Value, rows: int, lookups: int, machine: Machine) -> Plan:
+def plan_row_gather(table: Value, rows: int, lookups: int, machine: Machine) -> Plan:
     return plan_gather(rows, table.numel // max(1, rows), lookups, width(table), machine)
 
 

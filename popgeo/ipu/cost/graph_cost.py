@@ -47,7 +47,7 @@ def plan_unknown(graph: OpGraph, op: Op, target: IpuTarget) -> Plan:
     """Every tensor crosses the exchange once, and each element of the largest takes a slow path on one worker."""
     touched = {*op.reads(), *(v for v in op.outputs if v is not None)}
     values = [graph.values[v] for v in touched]
-    tiles = target.num_tiles * target.num_ipus
+    tiles = target.all_tiles
     nbytes = -(-sum(value.nbytes for value in values) // tiles)
     elements = -(-max((value.numel for value in values), default=0) // tiles)
     move = target.sync_cycles + nbytes / target.exchange_bytes

@@ -74,7 +74,7 @@ def plan_matmul(rows: int, contraction: int, columns: int, width: int, machine: 
     found = _search(rows, contraction, columns, width, target, tiles // side_by_side)
     n_rows, n_contraction, n_columns = found.cuts
     used = n_rows * n_contraction * n_columns * side_by_side
-    steps = _steps(found, width, used, rounds, machine)
+    steps = _steps(found, used, rounds, machine)
     if found.is_swapped:
         n_rows, n_columns = n_columns, n_rows
     validity, why = matmul_validity(rows, contraction, columns, width, batch, machine)
@@ -90,7 +90,7 @@ def plan_matmul(rows: int, contraction: int, columns: int, width: int, machine: 
     )
 
 
-def _steps(found: _Search, width: int, used: int, rounds: int, machine: Machine) -> tuple[Superstep, ...]:
+def _steps(found: _Search, used: int, rounds: int, machine: Machine) -> tuple[Superstep, ...]:
     target, t = machine.target, found.terms
     times = found.turns * rounds
     c = machine.calibration

@@ -7,7 +7,7 @@ from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import spread
 from popgeo.ipu.cost.operands import Rule, made, read, tensor, width
 from popgeo.ipu.cost.plan import Plan, Validity
-from popgeo.ipu.cost.scatter import plan_fill
+from popgeo.ipu.cost.scatter import fill_step
 from popgeo.ipu.cost.supersteps import compute_step, exchange_step, transfer_cycles
 
 
@@ -60,7 +60,7 @@ def _copy_part(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 def _fill(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     values = made(graph, op) or [tensor(graph, op.args[0])]
-    step = plan_fill(sum(value.numel for value in values), width(values[0]), machine.target)
+    step = fill_step(sum(value.numel for value in values), width(values[0]), machine.target)
     return Plan(
         family="movement", split={"tiles": step.tiles}, supersteps=(step,), validity=Validity.ESTIMATE,
         why="no published measurement of a fill",

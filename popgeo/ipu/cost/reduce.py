@@ -87,7 +87,7 @@ def _stages(partials: int) -> list[tuple[int, ...]]:
 
 
 def _between_tiles(outputs: int, pieces: tuple[int, ...], width: int, target: IpuTarget) -> list[Superstep]:
-    tiles = target.num_tiles * target.num_ipus
+    tiles = target.all_tiles
     steps = []
     left = math.prod(pieces)
     for count in pieces:

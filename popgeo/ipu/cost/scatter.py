@@ -8,7 +8,7 @@ import numpy as np
 from popgeo.capture.op_graph import Op, OpGraph, Value
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise
-from popgeo.ipu.cost.gather import INDEX_BYTES, gather_rows, indexed, named_rows, size_of
+from popgeo.ipu.cost.gather import INDEX_BYTES, indexed, named_rows, plan_row_gather, size_of
 from popgeo.ipu.cost.operands import Rule, made, tensor, width
 from popgeo.ipu.cost.plan import Plan, Superstep, Validity
 from popgeo.ipu.cost.published_sizes import scatter_validity
@@ -55,14 +55,14 @@ def plan_scatter_add(
     x, v = constants.scatter_exchange, constants.scatter_vertex
     steps: list[Superstep] = [overhead_step("start and finish", calibrated=constants.scatter_fixed, tiles=tiles)]
     if makes_table:
-        steps.append(plan_fill(table_rows * columns, width, target))
+        steps.append(fill_step(table_rows * columns, width, target))
     steps += [
         exchange_step(
             "spread summands and index", target, transfer=t["spread"], calibrated=x * t["spread"],
             bytes_in=t["spread_bytes"], bytes_out=t["spread_bytes"] / n_rows, fragments=2, tiles=tiles,
         ),
         compute_step(
-            "add rows", target, vertex=t["add"] + t["zero"], calibrated=v * (t["add"] + t["zero"]), tiles=tiles,
+            "update rows", target, vertex=t["add"] + t["zero"], calibrated=v * (t["add"] + t["zero"]), tiles=tiles,
             workers=min(target.workers_per_tile, block_rows), evenness=table_rows / (n_rows * block_rows),
         ),
     ]  # fmt: skip
@@ -110,7 +110,7 @@ def plan_scatter_add(
 
 @functools.lru_cache(maxsize=4096)
 def _search(table_rows: int, columns: int, summands: int, width: int, target: IpuTarget, operation: str) -> Found:
-    tiles = target.num_tiles * target.num_ipus
+    tiles = target.all_tiles
     splits = within(tiles, column_grains(columns, width), max(1, table_rows // 2), summands)
     terms = _terms(table_rows, columns, summands, width, splits, target, operation)
     step = target.sync_cycles + target.launch_cycles
@@ -122,7 +122,7 @@ def _search(table_rows: int, columns: int, summands: int, width: int, target: Ip
 def _terms(
     table_rows: int, columns: int, summands: int, width: int, splits: np.ndarray, target: IpuTarget, operation: str
 ) -> dict[str, Any]:
-    tiles = target.num_tiles * target.num_ipus
+    tiles = target.all_tiles
     rows, wide, mine = largest_block(table_rows, columns, summands, width, splits)
     vector = target.vector_bytes // 4
     has_partials = splits[2] > 1
@@ -150,9 +150,9 @@ def _terms(
     }
 
 
-def plan_fill(elements: int, width: int, target: IpuTarget) -> Superstep:
+def fill_step(elements: int, width: int, target: IpuTarget) -> Superstep:
     """Writes the same number over all tiles."""
-    tiles = min(target.num_tiles * target.num_ipus, ceil_div(elements * width, 128) or 1)
+    tiles = min(target.all_tiles, ceil_div(elements * width, 128) or 1)
     vertex = fill(ceil_div(elements, tiles), target.vector_bytes // width)
     return compute_step("fill", target, vertex=float(vertex), tiles=tiles, workers=1)
 
@@ -218,7 +218,7 @@ def _popgeo_extreme(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """The largest rows, and who they came from: they go back to the edges, and those that match write their number."""
     result, source = made(graph, op)[0], tensor(graph, op.args[0])
     found = _popgeo_scatter(graph, op, machine, "extreme")
-    back = gather_rows(result, result.shape[0], source.shape[0], machine)
+    back = plan_row_gather(result, result.shape[0], source.shape[0], machine)
     match = plan_elementwise("select", max(1, source.numel), width(source), machine)
     write = _popgeo_scatter(graph, op, machine, "write")
     return in_sequence("scatter", [found, back, match, write])

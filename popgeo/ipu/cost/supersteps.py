@@ -1,4 +1,4 @@
-"""A compute set as a superstep."""
+"""Compute sets and exchanges as supersteps, how long a transfer takes, and plans that run one after the other."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -35,7 +35,7 @@ def compute_step(
         182.0
     """
     ideal = float(target.launch_cycles + vertex)
-    busy = min(1.0, tiles / (target.num_tiles * target.num_ipus))
+    busy = min(1.0, tiles / (target.all_tiles))
     return Superstep(
         name=name,
         activity=Activity.COMPUTE,
@@ -132,7 +132,7 @@ def exchange_step(
         activity=Activity.EXCHANGE,
         ideal=ideal,
         calibrated=ideal if calibrated is None else calibrated,
-        mean=target.sync_cycles + transfer * tiles / max(tiles, target.num_tiles * target.num_ipus),
+        mean=target.sync_cycles + transfer * tiles / max(tiles, target.all_tiles),
         tiles=tiles,
         bytes_in=round(bytes_in),
         bytes_out=round(bytes_out),

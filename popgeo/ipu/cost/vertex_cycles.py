@@ -1,4 +1,4 @@
-"""Cycles of the vertices that gather and add rows, as in the estimators of poplibs; numbers or arrays of numbers.
+"""Cycles of the vertices that gather and add rows, and multiply matrices, as in the estimators of poplibs.
 
 Workers are served in turn, so that an instruction of one takes as many of the tile's cycles as there are workers.
 """

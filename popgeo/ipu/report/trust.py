@@ -23,7 +23,8 @@ def footer(report: Figures) -> list[str]:
     shares = trust(report)
     ops = report.rows.ops
     unknown = sum(op["share"] for op in ops if not op["known"])
-    found = {op["family"] for op in ops} | {op["op"] for op in ops}
+    measured = [op for op in ops if op["trust"] != Validity.ESTIMATE.value]
+    found = {op["family"] for op in measured} | {op["op"] for op in measured}
     bands = [f"{n} {error:.0%}" for n, error in (ERROR_BANDS | ERROR_BANDS_OF_OPERATIONS).items() if n in found]
     lines = [
         f"trust: {shares[Validity.VALIDATED]:.0%} of the cycles validated, {shares[Validity.EXTRAPOLATED]:.0%} at "

@@ -71,14 +71,14 @@ def _reduce(x: Tensor, places: np.ndarray, count: int, how: str, dtype: torch.dt
     return (out if scale is None else out * scale).to(dtype)
 
 
-def _select_rows(table: Tensor, index: Tensor, first: int, num_rows: int, wraps: bool) -> Tensor:
+def _slice_rows(table: Tensor, index: Tensor, first: int, num_rows: int, wraps: bool) -> Tensor:
     """The rows of a block that an index names; zero for rows of other blocks."""
     row = _checked(index, num_rows, wraps) - first
     here = (row >= 0) & (row < table.shape[0])
     return torch.where(here.unsqueeze(1), table[row.where(here, 0)], torch.zeros((), dtype=table.dtype))
 
 
-def _choose(answers: Tensor, index: Tensor, rows_per_block: int, num_rows: int, wraps: bool) -> Tensor:
+def _select_block(answers: Tensor, index: Tensor, rows_per_block: int, num_rows: int, wraps: bool) -> Tensor:
     """From each column of the answers the one of the block that holds the row."""
     block = _checked(index, num_rows, wraps) // rows_per_block
     return answers.gather(0, block.unsqueeze(0)).squeeze(0)
@@ -141,8 +141,8 @@ CODELETS: dict[str, Callable[..., Any]] = {
     "assemble": _assemble,
     "weighted sum": _weighted_sum,
     "reduce": _reduce,
-    "select rows": _select_rows,
-    "choose": _choose,
+    "slice rows": _slice_rows,
+    "select block": _select_block,
     "update rows": _update_rows,
     "rows of edges": _rows_of_edges,
 }

@@ -1,4 +1,4 @@
-"""Turns captured programs into the steps of a machine: for each operation exchanges and compute sets."""
+"""A captured graph in a program: its storages as variables, its operations as exchanges and compute sets."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,53 +6,12 @@ import torch
 
 from popgeo.capture.op_graph import OpGraph, Role
 from popgeo.ipu.cost.plan import OpCost
-from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.lower.builder import Builder, Scope, in_storage_order
 from popgeo.ipu.tiles.lower.lower_op import lower
-from popgeo.ipu.tiles.map_tensors import map_storages
 from popgeo.ipu.tiles.program import Program
-from popgeo.ipu.tiles.steps import HostCopy
 from popgeo.ipu.tiles.tile_mapping import TileMapping
 
 Places = dict[int, tuple[str, int]]
-
-
-def schedule(graph: OpGraph, costs: Sequence[OpCost], target: IpuTarget) -> Program:
-    """The program of one run of a graph: inputs from the host, every operation in order, outputs to the host.
-
-    Args:
-        graph: The captured program.
-        costs: The plan of each operation, in order.
-        target: The machine. The steps list every vertex and every transfer, so it should have few tiles.
-
-    Returns:
-        A program with a variable `s<number>` for each storage of the graph. Streams from the host have the names of the
-        graph's inputs; those to the host are `output:<position>`.
-
-    Example:
-        >>> from dataclasses import replace
-        >>> from popgeo.capture.capture import bind, capture
-        >>> from popgeo.ipu.cost.graph_cost import cost
-        >>> small = replace(IpuTarget.bow(), num_tiles=4)
-        >>> def total(x):
-        ...     return x.sum()
-        >>> graph = capture(total, bind(total, torch.ones(64))).graph
-        >>> print(schedule(graph, cost(graph, small), small))
-        host in: input:x
-        compute forward sum.default: reduce in place: 2 vertices on 2 tiles
-        sync
-        exchange for forward sum.default: reduce: 1 transfer, 1 element
-        compute forward sum.default: reduce: 1 vertex on 1 tile
-        host out: output:0
-    """
-    builder = Builder(target.num_tiles * target.num_ipus)
-    places = declare(builder, graph, map_storages(graph, costs, target), "s")
-    streams = {places[graph.values[v].storage][0]: str(given) for given, v in graph.inputs.items()}
-    builder.steps.append(HostCopy(to_host=False, streams=streams))
-    add_operations(builder, graph, costs, places)
-    results = {places[graph.values[v].storage][0]: f"output:{k}" for k, v in enumerate(graph.outputs) if v is not None}
-    builder.steps.append(HostCopy(to_host=True, streams=results))
-    return finish(builder)
 
 
 def declare(builder: Builder, graph: OpGraph, mappings: Mapping[int, TileMapping], prefix: str) -> Places:

@@ -31,7 +31,7 @@ def map_storages(
     Returns:
         By storage number; elements are those of the storage, from its first on.
     """
-    tiles = target.num_tiles * target.num_ipus
+    tiles = target.all_tiles
     sizes = storage_sizes(graph)
     mappings: dict[int, TileMapping] = dict(given or {})
 
@@ -50,7 +50,7 @@ def map_storages(
                 place(graph.values[v].storage, wanted.get(v))
         for made in op.outputs:
             if made is not None and graph.values[made].storage not in mappings:
-                left = _left(op, op_cost.plan, graph.values[made], tiles)
+                left = _left(op_cost.plan, graph.values[made], tiles)
                 place(graph.values[made].storage, left or _followed(graph, op, made, mappings))
     for storage in sizes:
         if storage not in mappings:
@@ -64,18 +64,12 @@ def storage_sizes(graph: OpGraph) -> dict[int, tuple[int, int]]:
     reach: dict[int, int] = {}
     for value in graph.values:
         kinds.setdefault(value.storage, set()).add(value.dtype.itemsize)
-        reach[value.storage] = max(reach.get(value.storage, 0), _reach(value) * value.dtype.itemsize)
+        reach[value.storage] = max(reach.get(value.storage, 0), value.end)
     return {
         storage: (nbytes // itemsize, itemsize)
         for storage, nbytes in reach.items()
         for itemsize in [next(iter(kinds[storage])) if len(kinds[storage]) == 1 else 1]
     }
-
-
-def _reach(value: Value) -> int:
-    if not value.numel:
-        return 0
-    return value.offset + 1 + sum((size - 1) * step for size, step in zip(value.shape, value.stride, strict=True))
 
 
 def _wanted(graph: OpGraph, op: Op, plan: Plan, tiles: int) -> dict[int, TileMapping | None]:
@@ -90,7 +84,7 @@ def _wanted(graph: OpGraph, op: Op, plan: Plan, tiles: int) -> dict[int, TileMap
     return {left: _grid(graph.values[left], split["rows"] * split["columns"], split["contraction"], tiles)}
 
 
-def _left(op: Op, plan: Plan, value: Value, tiles: int) -> TileMapping | None:
+def _left(plan: Plan, value: Value, tiles: int) -> TileMapping | None:
     """Where a plan leaves its result, as far as it says so."""
     split = plan.split
     if split.get("contraction") == 1 and {"rows", "columns"} <= split.keys():

@@ -1,7 +1,7 @@
 """What a compiled step keeps in the memory of each tile, and when."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,7 +11,6 @@ from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.liveness import Life, lives
 from popgeo.ipu.tiles.map_tensors import map_storages
 from popgeo.ipu.tiles.memory_use import MemoryUse, Resident
-from popgeo.ipu.tiles.tile_mapping import TileMapping
 
 # No manual states these; they are estimates after public poplar reports. A codelet takes 0.3 to 3 KB,
 # a vertex 16 to 64 B and 4 B an edge pointer, a superstep 40 to 80 B of control code, the seven stacks 2 to 4 KB.
@@ -41,7 +40,6 @@ def memory(
     update_costs: Sequence[OpCost] = (),
     num_results: int | None = None,
     accumulates: bool = False,
-    mappings: Mapping[int, TileMapping] | None = None,
 ) -> MemoryUse:
     """Bytes of every tile, by what they hold and over time.
 
@@ -56,7 +54,6 @@ def memory(
         update_costs: Plans of the update's operations, in order.
         num_results: How many of the graph's outputs the host receives; the others are gradients. All when left out.
         accumulates: Whether sums of gradients live on from one micro-batch to the next.
-        mappings: Where each storage of the step lies, if known already.
 
     Returns:
         Bytes per tile; its curve covers the operations of the step, then those of the update.
@@ -70,9 +67,8 @@ def memory(
         >>> use.categories["inputs and results"][:3].tolist(), use.fits
         ([256, 256, 0], True)
     """
-    tiles = target.num_tiles * target.num_ipus
-    placed = map_storages(graph, costs, target) if mappings is None else mappings
-    step = lives(graph, placed, tiles)
+    tiles = target.all_tiles
+    step = lives(graph, map_storages(graph, costs, target), tiles)
     results = [v for v in graph.outputs[:num_results] if v is not None]
     state = {graph.values[v].storage for given, v in graph.inputs.items() if given.role is not Role.ARGUMENT}
     state |= {graph.values[v].storage for v in graph.constants}
@@ -178,7 +174,7 @@ def _over_time(
     target: IpuTarget,
 ) -> MemoryUse:
     """Walks over the operations with what is alive on each tile."""
-    always = sum(kept.values(), np.zeros(target.num_tiles * target.num_ipus, np.int64))
+    always = sum(kept.values(), np.zeros(target.all_tiles, np.int64))
     starts: dict[int, list[Life]] = {}
     ends: dict[int, list[Life]] = {}
     for life in changing:

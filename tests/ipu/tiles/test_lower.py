@@ -11,12 +11,12 @@ from popgeo.capture.capture import bind, capture
 from popgeo.capture.op_graph import OpGraph
 from popgeo.ipu import IpuTarget
 from popgeo.ipu.cost.graph_cost import cost
-from popgeo.ipu.tiles.graph_program import schedule
 from popgeo.ipu.tiles.program import Program
 from popgeo.ipu.tiles.run_program import run_program
 from popgeo.ipu.tiles.steps import Exchange
 from popgeo.ipu.tiles.tile_mapping import from_holders
 from popgeo.ipu.tiles.tile_memory import TileMemory
+from tests.support.schedule import schedule
 
 NODES, EDGES, GRAPHS = 16, 40, 4
 SMALL = IpuTarget(name="small", num_tiles=8, memory_per_tile=2**20, clock=1e9, float32_macs=16, float16_macs=64)

@@ -9,10 +9,10 @@ import torch
 from popgeo.capture.capture import bind, capture
 from popgeo.ipu import IpuTarget
 from popgeo.ipu.cost.graph_cost import cost
-from popgeo.ipu.tiles.graph_program import schedule
 from popgeo.ipu.tiles.program import Program
 from popgeo.ipu.tiles.steps import ComputeSet, Exchange, Repeat, Step, Transfer, Variable
 from popgeo.ipu.tiles.tile_mapping import TileMapping
+from tests.support.schedule import schedule
 
 SMALL = IpuTarget(name="small", num_tiles=8, memory_per_tile=2**20, clock=1e9, float32_macs=16, float16_macs=64)
 

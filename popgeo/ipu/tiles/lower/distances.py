@@ -10,17 +10,13 @@ from popgeo.ipu.tiles.steps import Operand, Vertex
 
 FORWARD = ("aten._cdist_forward", "aten._euclidean_dist")  # (x1, x2, ...): rows of x1
 BACKWARD = "aten._cdist_backward"  # (grad, x1, x2, p, distances): rows of all but x2
-
-
-def knows(name: str) -> bool:
-    """Whether some form of an operation is lowered here."""
-    return name in (*FORWARD, BACKWARD)
+OPERATIONS = frozenset({*FORWARD, BACKWARD})
 
 
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:
     """How two plain matrices are measured against each other; None for batches of them."""
     plain = all(len(scope.value(v).shape) == 2 for v in op.reads())
-    return _lower if plain and name_of(op.target) in (*FORWARD, BACKWARD) else None
+    return _lower if plain and name_of(op.target) in OPERATIONS else None
 
 
 def _lower(scope: Scope, op: Op) -> None:

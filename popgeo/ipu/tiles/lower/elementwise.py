@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from popgeo.capture.op_graph import Number, Op, overload, overloads_of, substitute
+from popgeo.capture.op_graph import Number, Op, overload, substitute
 from popgeo.ipu.cost.plan import name_of
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope, flat
 from popgeo.ipu.tiles.steps import Operand, Region, Scalar, Vertex
@@ -19,11 +19,6 @@ _ALSO_POINTWISE = {
 }  # fmt: skip
 _LAYOUT_ONLY = ("memory_format", "layout", "device", "pin_memory", "non_blocking")
 NUMBERS = "numbers"
-
-
-def knows(name: str) -> bool:
-    """Whether some form of an operation is lowered here."""
-    return any(map(works_by_element, overloads_of(name)))
 
 
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:

@@ -9,11 +9,6 @@ from popgeo.ipu.tiles.lower.rows import result_of
 from popgeo.ipu.tiles.lower.scatter import scatter_rows
 
 
-def knows(name: str) -> bool:
-    """Whether some form of an operation is lowered here."""
-    return name in LOWERINGS
-
-
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:
     """How a convolution is lowered; None for what else is fused."""
     return LOWERINGS.get(name_of(op.target))
@@ -39,3 +34,4 @@ LOWERINGS: dict[str, Lowering] = {
     "popgeo.cfconv": _cfconv,
     "popgeo.cfconv_backward": _cfconv_backward,
 }
+OPERATIONS = frozenset(LOWERINGS)

@@ -11,6 +11,7 @@ import numpy as np
 
 from popgeo.capture.op_graph import Op
 from popgeo.ipu.cost.plan import name_of
+from popgeo.ipu.tiles.lower import slices
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope, cuts, flat, part, reshaped
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.lower.rows import (
@@ -26,18 +27,13 @@ from popgeo.ipu.tiles.lower.rows import (
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 
-def knows(name: str) -> bool:
-    """Whether some form of an operation is lowered here."""
-    return name in LOWERINGS
-
-
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:
     """How a gather of rows is lowered; None where it does not gather rows."""
     name = name_of(op.target)
     if name == "aten.index" and not one_index(scope, op):
         return None
     if name == "aten.gather" and not names_rows(scope, op):
-        return None
+        return slices.lowering_of(scope, op, OPERATIONS)
     return LOWERINGS.get(name)
 
 
@@ -68,11 +64,11 @@ def gather_rows(scope: Scope, table: Region, index: Region, out: Region | None =
     else:
         answers = builder.partial(label, builder.dtype(table), answers_at)
     builder.compute(
-        f"{label}: select rows",
+        f"{label}: slice rows",
         (
             Vertex(
                 tile=int(answers_at[s, some.start, narrow.start]),
-                operation="select rows",
+                operation="slice rows",
                 reads=(part(table, rows, narrow), part(index, some)),
                 writes=(part(answers, s, some, narrow),),
                 arguments=(Operand(0), Operand(1), rows.start, num_rows, wraps),
@@ -98,11 +94,11 @@ def _choose(
     blocks, _, columns = answers.elements.shape
     each = answers.elements.reshape(blocks, -1)
     scope.builder.compute(
-        f"{scope.label}: choose answers",
+        f"{scope.label}: select block",
         (
             Vertex(
                 tile=tile,
-                operation="choose",
+                operation="select block",
                 reads=(
                     Region(variable=answers.variable, elements=each[:, where]),
                     Region(variable=index.variable, elements=index.elements[where // columns]),
@@ -157,3 +153,4 @@ LOWERINGS: dict[str, Lowering] = {
     "aten.index": _index,
     "popgeo.gather_csr": _gather_csr,
 }
+OPERATIONS = frozenset(LOWERINGS)

@@ -1,9 +1,9 @@
-"""Which lowering an operation takes: those of its family, in order, else one tile does it all."""
+"""Which lowering an operation takes: that of its family, else one tile does it all."""
 
 import numpy as np
 
 from popgeo.capture.op_graph import Op
-from popgeo.ipu.cost.plan import FAMILY_OF, family_of
+from popgeo.ipu.cost.plan import family_of
 from popgeo.ipu.tiles.lower import (
     distances,
     elementwise,
@@ -14,29 +14,18 @@ from popgeo.ipu.tiles.lower import (
     norms,
     reduce,
     scatter,
-    slices,
+    sorting,
 )
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope
 from popgeo.ipu.tiles.lower.elementwise import operands
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.steps import Operand, Vertex
 
-# A sort, a softmax or a running sum takes each slice by itself, as `slices` does for all families.
-_WAYS = {
-    "gather": (gather, slices),
-    "scatter": (scatter, slices),
-    "matmul": (matmul,),
-    "elementwise": (elementwise,),
-    "reduce": (reduce, slices),
-    "norms": (norms, slices),
-    "movement": (movement, elementwise),
-    "view": (movement, elementwise),
-    "sorting": (slices,),
-    "distances": (distances,),
-    "losses": (elementwise,),
-    "fused": (fused,),
-    "unknown": (movement, elementwise),
-}
+_OF_FAMILY = {
+    "gather": gather, "scatter": scatter, "matmul": matmul, "elementwise": elementwise, "reduce": reduce,
+    "norms": norms, "movement": movement, "view": movement, "sorting": sorting, "distances": distances,
+    "losses": elementwise, "fused": fused, "unknown": movement,
+}  # fmt: skip
 _RUN_ON_ONE_TILE = {
     "gather": "_unsafe_index",
     "scatter": "index_copy index_reduce _index_put_impl _unsafe_index_put",
@@ -71,20 +60,9 @@ def lower(scope: Scope, op: Op) -> bool:
     return known is not None
 
 
-def has_lowering(name: str) -> bool:
-    """Whether an operation of this name is divided over the tiles, in one of its forms at least.
-
-    Example:
-        >>> has_lowering("aten.mm"), has_lowering("aten.native_dropout")
-        (True, False)
-    """
-    return any(way.knows(name) for way in _WAYS[FAMILY_OF.get(name, "unknown")])
-
-
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """How an operation is divided over the tiles; None where no lowering of its family takes it."""
-    ways = (way.lowering_of(scope, op) for way in _WAYS[family_of(op.target)])
-    return next((found for found in ways if found is not None), None)
+    """How an operation is divided over the tiles; None where its family cannot do it."""
+    return _OF_FAMILY[family_of(op.target)].lowering_of(scope, op)
 
 
 def _on_one_tile(scope: Scope, op: Op) -> None:

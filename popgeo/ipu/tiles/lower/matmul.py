@@ -13,17 +13,12 @@ from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.lower.reduce import combine_partials
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
-PRODUCTS = frozenset({"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.mv", "aten.dot"})
-
-
-def knows(name: str) -> bool:
-    """Whether some form of an operation is lowered here."""
-    return name in PRODUCTS
+OPERATIONS = frozenset({"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.mv", "aten.dot"})
 
 
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:
     """How a product of matrices is lowered; None for what is none."""
-    return _lower if name_of(op.target) in PRODUCTS else None
+    return _lower if name_of(op.target) in OPERATIONS else None
 
 
 def _lower(scope: Scope, op: Op) -> None:
@@ -85,7 +80,7 @@ def _product(scope: Scope, c: Region, a: Region, b: Region, direct: bool) -> Reg
         return c if products.variable == c.variable else part(products, 0)
     whole = c if direct else builder.partial(label, builder.dtype(c), builder.holders(c))
     places = np.broadcast_to(np.arange(c.elements.size).reshape(c.elements.shape), products.elements.shape)
-    combine_partials(scope, whole, products, places, "sum")
+    combine_partials(scope, whole, products, places, "sum", name="add partial sums")
     return whole
 
 

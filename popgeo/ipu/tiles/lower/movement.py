@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from popgeo.capture.op_graph import Op, overload, overloads_of, substitute
+from popgeo.capture.op_graph import Op, overload, substitute
 from popgeo.ipu.cost.plan import name_of
+from popgeo.ipu.tiles.lower import elementwise
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope, flat
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
@@ -23,12 +24,6 @@ FILLS = {
 VALUE_AT = {"full": 1, "full_like": 1, "new_full": 2, "fill": 1, "scalar_tensor": 0}
 
 
-def knows(name: str) -> bool:
-    """Whether some form of an operation is lowered here."""
-    short = name.partition(".")[2]
-    return short in {*FILLS, *VALUE_AT, *MOVES, "arange"} or any(map(looks_only, overloads_of(name)))
-
-
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:
     """How elements are copied in a pattern known beforehand, or made of a number; None for what depends on data."""
     name = _short(op)
@@ -36,7 +31,9 @@ def lowering_of(scope: Scope, op: Op) -> Lowering | None:
         return _fill
     if name == "arange":
         return _arange
-    return _move if name in MOVES or looks_only(op.target) else None
+    if name in MOVES or looks_only(op.target):
+        return _move
+    return elementwise.lowering_of(scope, op)
 
 
 def looks_only(target: str) -> bool:

@@ -1,4 +1,4 @@
-"""Layer norm, whose rows are independent, and batch norm, whose channels are."""
+"""Layer norm and softmax, whose rows are independent, and batch norm, whose channels are."""
 
 import math
 
@@ -6,20 +6,16 @@ import numpy as np
 
 from popgeo.capture.op_graph import Op, Ref
 from popgeo.ipu.cost.plan import name_of
+from popgeo.ipu.tiles.lower import slices
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope, cuts, part, reshaped
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.lower.reduce import combine_partials
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 
-def knows(name: str) -> bool:
-    """Whether some form of an operation is lowered here."""
-    return name in LOWERINGS
-
-
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """How a norm is lowered; None where it is not one of these."""
-    return LOWERINGS.get(name_of(op.target))
+    """How a norm or a softmax is lowered; None where it is not one of these."""
+    return LOWERINGS.get(name_of(op.target)) or slices.lowering_of(scope, op, SOFTMAX)
 
 
 def _layer_norm(scope: Scope, op: Op) -> None:
@@ -165,3 +161,7 @@ LOWERINGS: dict[str, Lowering] = {
     "aten.native_batch_norm": _batch_norm,
     "aten.native_batch_norm_backward": _batch_norm_backward,
 }
+SOFTMAX = frozenset(
+    {"aten._softmax", "aten._log_softmax", "aten._softmax_backward_data", "aten._log_softmax_backward_data"}
+)
+OPERATIONS = SOFTMAX.union(LOWERINGS)

@@ -8,6 +8,7 @@ import torch
 
 from popgeo.capture.op_graph import Op
 from popgeo.ipu.cost.plan import name_of
+from popgeo.ipu.tiles.lower import slices
 from popgeo.ipu.tiles.lower.builder import Builder, Lowering, Scope, flat, grouped
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
@@ -19,18 +20,21 @@ HOW = {
 }  # fmt: skip
 
 
-def knows(name: str) -> bool:
-    """Whether some form of an operation is lowered here."""
-    return name in HOW
+# Where a result tells a place, depends on the order, or takes several passes.
+SLICED = frozenset(f"aten.{name}" for name in (
+    "median", "max", "min", "argmax", "argmin", "aminmax", "norm", "linalg_vector_norm", "logsumexp",
+    "var", "std", "var_mean", "std_mean", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp",
+))  # fmt: skip
+OPERATIONS = SLICED.union(HOW)
 
 
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """How elements are combined over dimensions in any order; None where there are several results, or positions."""
+    """How elements are combined over dimensions: in any order, or slice by slice where order or place counts."""
     name, kind = name_of(op.target), op.target.rpartition(".")[2]
-    if name in ("aten.max", "aten.min"):
-        return _lower if kind == "default" else None
     whole = len(op.outputs) == 1 and kind in ("default", "dim_IntList", "dim", "dim_int", "dims")
-    return _lower if whole and name in HOW else None
+    if name in HOW and whole and (kind == "default" or name not in SLICED):
+        return _lower
+    return slices.lowering_of(scope, op, SLICED)
 
 
 def _lower(scope: Scope, op: Op) -> None:
@@ -67,17 +71,24 @@ def combine(
         if len(keys) < source.elements.size:
             between = builder.partial(scope.label, _partial_type(builder.dtype(out)), keys // out.elements.size)
             vertices = _reduced(builder, between, source, partial_of, how, None)
-            builder.compute(f"{scope.label}: reduce in place", vertices)
-            source, places = between, keys % out.elements.size
-    combine_partials(scope, out, source, places, how, scale)
+            builder.compute(f"{scope.label}: reduce on each tile", vertices)
+            combine_partials(scope, out, between, keys % out.elements.size, how, scale)
+            return
+    combine_partials(scope, out, source, places, how, scale, name="reduce on each tile")
 
 
 def combine_partials(
-    scope: Scope, out: Region, source: Region, places: np.ndarray, how: str, scale: float | None = None
+    scope: Scope,
+    out: Region,
+    source: Region,
+    places: np.ndarray,
+    how: str,
+    scale: float | None = None,
+    name: str = "combine partial results",
 ) -> None:
     """Reduces elements of different tiles; where there are many for each place, in groups over all tiles first.
 
-    Arguments as in `combine`.
+    Arguments as in `combine`, and what the compute sets are called.
     """
     builder = scope.builder
     places = places.ravel()
@@ -93,9 +104,9 @@ def combine_partials(
         holders = np.arange(groups * out.elements.size) * used // (groups * out.elements.size)
         between = builder.partial(scope.label, _partial_type(builder.dtype(out)), holders)
         vertices = _reduced(builder, between, source, group * out.elements.size + places, how, None)
-        builder.compute(f"{scope.label}: reduce groups", vertices)
+        builder.compute(f"{scope.label}: {name}, groups", vertices)
         source, places = between, np.arange(groups * out.elements.size) % out.elements.size
-    builder.compute(f"{scope.label}: reduce", _reduced(builder, out, source, places, how, scale))
+    builder.compute(f"{scope.label}: {name}", _reduced(builder, out, source, places, how, scale))
 
 
 def _reduced(

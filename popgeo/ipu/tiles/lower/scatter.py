@@ -8,6 +8,7 @@ import torch
 
 from popgeo.capture.op_graph import Op
 from popgeo.ipu.cost.plan import name_of
+from popgeo.ipu.tiles.lower import slices
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope, cuts, part, reshaped
 from popgeo.ipu.tiles.lower.elementwise import add
 from popgeo.ipu.tiles.lower.movement import copy
@@ -25,18 +26,13 @@ from popgeo.ipu.tiles.lower.rows import (
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 
-def knows(name: str) -> bool:
-    """Whether some form of an operation is lowered here."""
-    return name in LOWERINGS
-
-
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:
     """How a sum into rows is lowered; None where it does not go to rows, or does not add."""
     name = name_of(op.target)
     if name == "aten.index_put" and not (one_index(scope, op) and (*op.args, False)[3] is True):
         return None
-    if name == "aten.scatter_add" and not names_rows(scope, op):
-        return None
+    if name in SLICED and not (name == "aten.scatter_add" and names_rows(scope, op)):
+        return slices.lowering_of(scope, op, SLICED)
     if name == "aten.embedding_dense_backward" and op.args[4]:
         return None
     return LOWERINGS.get(name)
@@ -108,7 +104,7 @@ def scatter_rows(
     if len(lookup_cuts) > 1:
         whole = out if base is None else builder.partial(label, builder.dtype(out), builder.holders(out))
         places = np.broadcast_to(np.arange(out.elements.size).reshape(out.elements.shape), sums.elements.shape)
-        combine_partials(scope, whole, sums, places, how)
+        combine_partials(scope, whole, sums, places, how, name="add partial sums")
         if base is None:
             return
         total = Region(variable=whole.variable, elements=whole.elements[None])
@@ -207,3 +203,5 @@ LOWERINGS: dict[str, Lowering] = {
     "popgeo.scatter_min": _extremum,
     "popgeo.segment_sum": _segment_sum,
 }
+SLICED = frozenset({"aten.scatter", "aten.scatter_add", "aten.scatter_reduce"})
+OPERATIONS = SLICED.union(LOWERINGS)

@@ -1,6 +1,7 @@
-"""Operations along dimensions, each slice by itself: sorting, running sums, softmax, picking along a row."""
+"""What families share whose operations work along dimensions, each slice by itself, as a sort or a softmax does."""
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -11,22 +12,10 @@ from popgeo.ipu.tiles.lower.builder import Lowering, Scope
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
-SLICED = frozenset(f"aten.{name}" for name in (
-    "sort", "argsort", "topk", "kthvalue", "median", "max", "min", "argmax", "argmin", "aminmax",
-    "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "logsumexp", "norm", "linalg_vector_norm",
-    "_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data",
-    "var", "std", "var_mean", "std_mean", "gather", "scatter", "scatter_add", "scatter_reduce",
-))  # fmt: skip
 
-
-def knows(name: str) -> bool:
-    """Whether some form of an operation is lowered here."""
-    return name in SLICED
-
-
-def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """How slices along the operation's dimensions are computed, each by itself; None where they depend on others."""
-    if name_of(op.target) not in SLICED or not op.reads() or (op.writes and op.outputs != op.writes):
+def lowering_of(scope: Scope, op: Op, names: Collection[str]) -> Lowering | None:
+    """How slices along the dimensions of one of these operations are computed; None where they depend on each other."""
+    if name_of(op.target) not in names or not op.reads() or (op.writes and op.outputs != op.writes):
         return None
     dims = _dims(scope, op)
     operands = [scope.value(v).shape for v in op.reads()]
