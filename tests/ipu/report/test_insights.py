@@ -118,3 +118,9 @@ def test_a_function_in_software_is_found_in_place_too():
     (found,) = [insight for insight in report.insights if "in software" in insight.title]
     assert found.title == "cos in software"
     assert "PolynomialEnvelope" in found.remedy
+
+
+@pytest.mark.parametrize(("exponent", "found"), [(2, []), (0.5, []), (1.5, ["pow in software"])])
+def test_a_power_runs_in_software_unless_it_is_a_square_or_a_root(exponent: float, found: list[str]):
+    report = ipu.compile(lambda x: x.pow(exponent), [torch.ones(1_000_000)]).report
+    assert [insight.title for insight in report.insights if "in software" in insight.title] == found
