@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from popgeo.ipu.cost.plan import FAMILY_OF
+
 REASON = "the notebooks' tools are not installed: pip install popgeo[notebooks]"
 nbformat = pytest.importorskip("nbformat", reason=REASON)
 pytest.importorskip("nbclient", reason=REASON)
@@ -79,3 +81,11 @@ def test_a_notebook_imports_only_what_comes_with_popgeo(path):
 @each_notebook
 def test_a_notebook_names_no_place_of_the_machine_it_was_run_on(path):
     assert not re.search(r"/(home|root|work|tmp|opt|usr)/", path.read_text())
+
+
+@each_notebook
+def test_the_families_of_committed_reports_are_those_of_today(path):
+    texts = [o.text for cell in code_cells(path) for o in cell.outputs if o.output_type == "stream"]
+    tables = re.findall(r"^by family.*?\n(.*?)^by block", "\n".join(texts), re.MULTILINE | re.DOTALL)
+    named = {line.split()[0] for table in tables for line in table.splitlines() if not line.startswith("  and ")}
+    assert named <= {*FAMILY_OF.values(), "collective", "unknown"}
