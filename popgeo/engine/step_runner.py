@@ -79,19 +79,8 @@ class StepRunner:
         """Gives every replica the module's buffers."""
         self.buffers = self._buffers_of_replicas()
 
-    def restore(
-        self, replicas: Sequence[int], generators: Sequence[Tensor], buffers: Sequence[dict[str, Tensor]]
-    ) -> None:
-        """Takes random numbers and the buffers of each replica from a checkpoint.
-
-        Raises:
-            ValueError: it was written by a process that ran other replicas.
-        """
-        if list(replicas) != list(self.replicas.local):
-            raise ValueError(
-                f"The checkpoint holds replicas {list(replicas)}, this process runs {list(self.replicas.local)}. "
-                "Start as many replicas and processes as before, and let each process keep a file of its own."
-            )
+    def restore(self, generators: Sequence[Tensor], buffers: Sequence[dict[str, Tensor]]) -> None:
+        """Takes random numbers and the buffers of each replica from a checkpoint."""
         for generator, state in zip(self.generators, generators, strict=True):
             generator.set_state(state)
         for mine, theirs in zip(self.buffers, buffers, strict=True):

@@ -227,6 +227,14 @@ class Wide(nn.Module):
         return out, out.square().mean()
 
 
+@pytest.mark.parametrize("changed", [{"exchange_bytes": 8}, {"copy_cycles": 1}, {"num_tiles": 8}])
+def test_targets_that_differ_in_any_figure_have_steps_of_their_own(tmp_path, changed):
+    target = replace(IpuTarget.bow(), num_tiles=4)
+    for machine in (target, replace(target, **changed), target):
+        training_model(Wide(), Options(target=machine, cache_dir=tmp_path)).compile(torch.ones(8, 128))
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_a_kept_step_that_fits_with_one_optimizer_is_still_refused_with_a_larger_one(tmp_path):
     def step(momentum: float, memory_per_tile: int, strict: bool) -> Any:
         target = replace(IpuTarget.bow(), num_tiles=4, memory_per_tile=memory_per_tile)
