@@ -11,7 +11,7 @@ from torch import Tensor
 
 from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.engine import micro_batches
-from popgeo.engine.call_options import chosen_output_mode, gradient_divisor
+from popgeo.engine.call_options import chosen_output_mode
 from popgeo.engine.optimizer.capture_update import UpdateGraph, tensors_of
 from popgeo.engine.optimizer.rehearse import Rehearsal
 from popgeo.ipu.compiled_function import Executable
@@ -141,8 +141,7 @@ class TileExact:
                 members=self._update.members(),
                 trained=self._runner.step.trained,
                 updates=updates,
-                divisor=gradient_divisor(options),
-                max_grad_norm=options.max_grad_norm,
+                scaling=self._update.capture_scaling(),
             )  # fmt: skip
             self._programs[key] = join(
                 graph,

@@ -7,17 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
 
 from popgeo.capture.op_graph import Input, OpGraph, Role, Value
-from popgeo.capture.recorder import Recorder
 from popgeo.engine.optimizer.capture_update import UpdateGraph
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.plan import Plan
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.graph_program import Places, add_operations, declare, finish
 from popgeo.ipu.tiles.lower.builder import Builder, Scope
-from popgeo.ipu.tiles.lower.elementwise import NUMBERS, add, divide
+from popgeo.ipu.tiles.lower.elementwise import NUMBERS, add
 from popgeo.ipu.tiles.lower.movement import copy, fill
 from popgeo.ipu.tiles.map_tensors import map_storages
 from popgeo.ipu.tiles.program import Program
@@ -33,15 +31,13 @@ class Training:
         members: For each joined weight tensor the names of its parameters, in order.
         trained: Names of the parameters in the order of the step's gradients.
         updates: The update of each device iteration, in order.
-        divisor: What sums of gradients are divided by.
-        max_grad_norm: What their 2-norm is limited to; None leaves them.
+        scaling: What is done to sums of gradients before each update; None leaves them.
     """
 
     members: Sequence[Sequence[str]]
     trained: Sequence[str]
     updates: Sequence[UpdateGraph]
-    divisor: float = 1.0
-    max_grad_norm: float | None = None
+    scaling: OpGraph | None = None
 
 
 def join(
@@ -146,15 +142,9 @@ class _Joiner:
             self._collect(accumulates=False)
         if replicas > 1:
             self.builder.steps.append(AllReduce(variables=tuple(totals), replicas=replicas))
-        if self._training.divisor != 1:
-            for name in totals:
-                divide(self._scope("divide gradients"), self._whole(name), self._training.divisor)
         places = {Input(Role.GRADIENT, f"{number}"): name for number, name in enumerate(totals)}
-        if self._training.max_grad_norm is not None:
-            shapes = [self._whole(name) for name in totals]
-            dtypes = [self.builder.dtype(region) for region in shapes]
-            sizes = [region.elements.size for region in shapes]
-            self._add(_clipping(sizes, dtypes, self._training.max_grad_norm), places)
+        if self._training.scaling is not None:
+            self._add(self._training.scaling, places)
         self._update(update, places)
 
     def _collect(self, accumulates: bool) -> None:
@@ -227,18 +217,6 @@ class _Joiner:
 
     def _whole(self, name: str) -> Region:
         return Region(variable=name, elements=np.arange(self.builder.variables[name].mapping.numel))
-
-
-def _clipping(sizes: Sequence[int], dtypes: Sequence[torch.dtype], max_grad_norm: float) -> OpGraph:
-    """Scales gradients down to a 2-norm over all of them, as torch does."""
-    weights = [nn.Parameter(torch.zeros(size, dtype=dtype)) for size, dtype in zip(sizes, dtypes, strict=True)]
-    recorder = Recorder(_clipping.__code__, lambda problem: None, phase="update", keeps_state=False)
-    for number, p in enumerate(weights):
-        p.grad = torch.zeros_like(p)
-        recorder.add_input(Input(Role.GRADIENT, f"{number}"), p.grad)
-    with recorder:
-        nn.utils.clip_grad_norm_(weights, max_grad_norm, foreach=False)
-    return recorder.graph([])
 
 
 def _in_storage_order(elements: np.ndarray, stride: Sequence[int]) -> np.ndarray:
