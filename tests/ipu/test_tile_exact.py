@@ -186,6 +186,25 @@ def test_weights_may_lie_in_any_order_in_memory():
     assert_same_state(exact, model, rtol=1e-9, atol=1e-9)
 
 
+class ReturnsItsWeight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.linear(x).square().mean(), self.linear.weight
+
+
+def test_a_weight_may_be_among_the_results():
+    torch.manual_seed(0)
+    model = ReturnsItsWeight().double()
+    step = training_model(model, optimizer=optim.SGD(model.parameters(), lr=0.1))
+    x = torch.randn(6, 4, dtype=torch.float64)
+    exact = TileExact(step.compile(x), SMALL)
+    for _ in range(2):
+        torch.testing.assert_close(exact(x), step(x), rtol=1e-9, atol=1e-9)
+
+
 def test_dropout_draws_the_same_numbers():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1)).double()
