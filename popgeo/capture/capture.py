@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.dynamic_shapes import DynamicShapeError, Problem
 from popgeo.capture.op_graph import Input, OpGraph, Role
-from popgeo.capture.pytree import Structure, flatten, slots
+from popgeo.capture.pytree import Structure, flatten, leaves
 from popgeo.capture.recorder import Recorder
 
 
@@ -71,7 +71,7 @@ def capture(
         inputs = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in arguments.tensors]
     for one, tensor in fakes.items():
         recorder.add_input(one, tensor)
-    for (name, _), tensor in zip(slots(arguments.structure), inputs, strict=True):
+    for (name, _), tensor in zip(leaves(arguments.structure), inputs, strict=True):
         recorder.add_input(Input(Role.ARGUMENT, name), tensor)
     by_id = {id(tensor): fakes[one] for one, tensor in state.items()}
     with fake_mode, swapped(module, by_id), torch.enable_grad():
@@ -89,8 +89,8 @@ def capture(
             with recorder:
                 recorder.phase = "backward"
                 seed = torch.full_like(loss, loss_scaling)
-                leaves = [fakes[Input(Role.PARAMETER, name)] for name in trained]
-                gradients = list(torch.autograd.grad(loss, leaves, seed, allow_unused=True))
+                weights = [fakes[Input(Role.PARAMETER, name)] for name in trained]
+                gradients = list(torch.autograd.grad(loss, weights, seed, allow_unused=True))
     used = tuple(name for name, gradient in zip(trained, gradients, strict=True) if gradient is not None)
     graph = recorder.graph([*results, *(gradient for gradient in gradients if gradient is not None)])
     return Capture(graph=graph, result=result, trained=used, files=frozenset(recorder.files))
