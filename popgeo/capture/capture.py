@@ -75,13 +75,8 @@ def capture(
         recorder.add_input(Input(Role.ARGUMENT, name), tensor)
     by_id = {id(tensor): fakes[one] for one, tensor in state.items()}
     with fake_mode, swapped(module, by_id), torch.enable_grad():
-        hooks = recorder.follow_modules(module)
-        try:
-            with recorder:
-                tree = arguments.pass_to(function, inputs)
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with recorder.follow_modules(module), recorder:
+            tree = arguments.pass_to(function, inputs)
         results, result = flatten(tree)
         gradients: list[Tensor | None] = []
         if trained:
