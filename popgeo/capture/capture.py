@@ -2,7 +2,6 @@
 
 import contextlib
 import inspect
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from popgeo.capture.arguments import Arguments
 from popgeo.capture.dynamic_shapes import DynamicShapeError, Problem
 from popgeo.capture.op_graph import Input, OpGraph, Role
-from popgeo.capture.pytree import Structure, flatten, slots, unflatten
+from popgeo.capture.pytree import Structure, flatten, leaves
 from popgeo.capture.recorder import Recorder
 
 
@@ -36,7 +36,7 @@ class Capture:
 
 def capture(
     function: Callable[..., Any],
-    arguments: inspect.BoundArguments,
+    arguments: Arguments,
     *,
     trained: Sequence[str] = (),
     loss_scaling: float = 1.0,
@@ -61,7 +61,6 @@ def capture(
         >>> print(capture(scale, bind(scale, torch.ones(3), factor=2)).graph)
         %1 float32[3] = aten.mul.Tensor(%0, 2)
     """
-    given, structure = flatten(dict(arguments.arguments))
     module = function if isinstance(function, nn.Module) else nn.Module()
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     recorder = Recorder(capture.__code__, _refuse)
@@ -69,21 +68,15 @@ def capture(
     state = module_state(module)
     with fake_mode:
         fakes = {one: fake_of(tensor, one.name in trained) for one, tensor in state.items()}
-        inputs = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in given]
+        inputs = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in arguments.tensors]
     for one, tensor in fakes.items():
         recorder.add_input(one, tensor)
-    for (name, _), tensor in zip(slots(structure), inputs, strict=True):
+    for (name, _), tensor in zip(leaves(arguments.structure), inputs, strict=True):
         recorder.add_input(Input(Role.ARGUMENT, name), tensor)
     by_id = {id(tensor): fakes[one] for one, tensor in state.items()}
-    faked = inspect.BoundArguments(arguments.signature, OrderedDict(unflatten(structure, inputs)))
     with fake_mode, swapped(module, by_id), torch.enable_grad():
-        hooks = recorder.follow_modules(module)
-        try:
-            with recorder:
-                tree = function(*faked.args, **faked.kwargs)
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with recorder.follow_modules(module), recorder:
+            tree = arguments.pass_to(function, inputs)
         results, result = flatten(tree)
         gradients: list[Tensor | None] = []
         if trained:
@@ -91,20 +84,20 @@ def capture(
             with recorder:
                 recorder.phase = "backward"
                 seed = torch.full_like(loss, loss_scaling)
-                leaves = [fakes[Input(Role.PARAMETER, name)] for name in trained]
-                gradients = list(torch.autograd.grad(loss, leaves, seed, allow_unused=True))
+                weights = [fakes[Input(Role.PARAMETER, name)] for name in trained]
+                gradients = list(torch.autograd.grad(loss, weights, seed, allow_unused=True))
     used = tuple(name for name, gradient in zip(trained, gradients, strict=True) if gradient is not None)
     graph = recorder.graph([*results, *(gradient for gradient in gradients if gradient is not None)])
     return Capture(graph=graph, result=result, trained=used, files=frozenset(recorder.files))
 
 
-def bind(function: Callable[..., Any], *inputs: Any, **named_inputs: Any) -> inspect.BoundArguments:
+def bind(function: Callable[..., Any], *inputs: Any, **named_inputs: Any) -> Arguments:
     """The arguments of a call of a function, by name; those of torch's own functions are known by position only."""
     try:
         signature = inspect.signature(function)
     except ValueError:
         signature = inspect.Signature([inspect.Parameter("inputs", inspect.Parameter.VAR_POSITIONAL)])
-    return signature.bind(*inputs, **named_inputs)
+    return Arguments.of(signature, inputs, named_inputs)
 
 
 def module_state(module: nn.Module) -> dict[Input, Tensor]:

@@ -1,25 +1,25 @@
 """Model, arguments and choices in; a captured step out."""
 
 import builtins
-import inspect
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tqdm import tqdm
 
+from popgeo.capture.arguments import Arguments
 from popgeo.capture.capture import capture
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.join_gathers import join_gathers
 from popgeo.capture.op_graph import Input, OpGraph
 from popgeo.capture.passes import drop_unused, merge_equal_values
-from popgeo.capture.pytree import flatten, liken, templates
+from popgeo.capture.pytree import liken
 from popgeo.capture.row_indexing import use_row_indexing
 
 
 def capture_step(
     function: Callable[..., Any],
-    arguments: inspect.BoundArguments,
+    arguments: Arguments,
     *,
     trained: Sequence[str] = (),
     loss_scaling: float = 1.0,
@@ -42,10 +42,9 @@ def capture_step(
     with tqdm(desc="compiling", unit=" operations", delay=1, disable=not seen) as bar:
         captured = capture(function, arguments, trained=trained, loss_scaling=loss_scaling, on_operation=bar.update)
     graph, relied_on = optimize(captured.graph)
-    _, structure = flatten(dict(arguments.arguments))
     return CapturedStep(
         graph=graph,
-        result=liken(captured.result, list(templates(structure))),
+        result=liken(captured.result, arguments.graph_data),
         trained=captured.trained,
         row_indices=relied_on,
         captured_ops=len(captured.graph.ops),

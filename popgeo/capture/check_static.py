@@ -52,15 +52,14 @@ def check_static(model: Callable[..., Any], *inputs: Any, **named_inputs: Any) -
     )
     args, kwargs = unflatten(structure, fakes)
     by_id = {id(tensor): fake for tensor, fake in zip(state, fakes[len(tensors) :], strict=True)}
-    hooks = recorder.follow_modules(module)
     try:
-        with torch.random.fork_rng(devices=[]), fake_mode, swapped(module, by_id), torch.enable_grad(), recorder:
+        with (
+            torch.random.fork_rng(devices=[]), fake_mode, swapped(module, by_id), torch.enable_grad(),
+            recorder.follow_modules(module), recorder,
+        ):  # fmt: skip
             model(*args, **kwargs)
     except Exception:
         # What follows from a value made up may fail; what was found until then stays true.
         if not found:
             raise
-    finally:
-        for hook in hooks:
-            hook.remove()
     return list(found.values())

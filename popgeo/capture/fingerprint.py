@@ -14,12 +14,8 @@ import torch
 import torch_geometric
 from torch import Tensor, nn
 
-# The parts of popgeo that decide what a kept step holds, and whether it fits the tiles. Names of folders, not imports:
-# the capture knows no machine.
-_DECIDES = (
-    "capture/**/*.py", "ops/**/*.py", "engine/optimizer/**/*.py", "ipu/cost/**/*.py", "ipu/tiles/**/*.py",
-    "ipu/step_cost.py",
-)  # fmt: skip
+# The parts of popgeo that decide what a capture holds; who keeps it names the others that it depends on.
+DECIDES = ("capture/**/*.py", "ops/**/*.py")
 _HOOKS_AND_TABLES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
 
@@ -55,11 +51,15 @@ def _hash(path: str) -> str:
 
 
 @functools.cache
-def _versions() -> tuple[str, ...]:
+def hash_sources(*patterns: str) -> str:
+    """One hash of all source files of popgeo that match, such as `ops/**/*.py`."""
     package = Path(__file__).resolve().parent.parent
-    files = [path for part in _DECIDES for path in sorted(package.glob(part))]
-    own = [_hash(str(path)) for path in files]
-    return platform.python_version(), torch.__version__, torch_geometric.__version__, *own
+    files = [path for pattern in patterns for path in sorted(package.glob(pattern))]
+    return hashlib.sha256("".join(_hash(str(path)) for path in files).encode()).hexdigest()
+
+
+def _versions() -> tuple[str, ...]:
+    return platform.python_version(), torch.__version__, torch_geometric.__version__, hash_sources(*DECIDES)
 
 
 def _describe_model(model: nn.Module) -> Iterator[str]:

@@ -48,9 +48,9 @@ def join_gathers(graph: OpGraph) -> OpGraph:
 def _group_key(graph: OpGraph, op: Op, apart: frozenset[int]) -> Any:
     if op.target not in (GATHER, SCATTER) or op.args[1] != 0 or op.kwargs.get("alpha", 1) != 1:
         return None
-    if any(graph.values[v].storage in apart for v in op.outputs if v is not None) or not _is_unchanged(graph, op):
+    if any(graph.values[v].storage in apart for v in op.makes()) or not _is_unchanged(graph, op):
         return None
-    result = graph.values[_result(op)]
+    result = graph.values[op.makes()[0]]
     source = graph.values[op.reads()[0 if op.target == GATHER else 2]]
     index = op.args[2]
     if len(result.shape) != 2 or (op.target == SCATTER and not _is_zero(graph, op.args[0])):
@@ -74,7 +74,7 @@ def _is_zero(graph: OpGraph, ref: Ref) -> bool:
 
 
 def _moved_bytes(graph: OpGraph, op: Op) -> int:
-    return sum(graph.values[v].nbytes for v in (*op.reads(), *(v for v in op.outputs if v is not None)))
+    return sum(graph.values[v].nbytes for v in (*op.reads(), *op.makes()))
 
 
 def _dependencies(graph: OpGraph) -> list[int]:
@@ -88,13 +88,13 @@ def _dependencies(graph: OpGraph) -> list[int]:
                 producer = maker[graph.values[v].storage]
                 bits |= before[producer] | 1 << producer
         before.append(bits)
-        maker |= {graph.values[v].storage: index for v in (*op.outputs, *op.writes) if v is not None}
+        maker |= {graph.values[v].storage: index for v in (*op.makes(), *op.writes)}
     return before
 
 
 def _may_wait(graph: OpGraph, members: Sequence[int]) -> bool:
     """Whether no result of the group is read before its last member runs."""
-    made = {graph.values[v].storage for m in members for v in graph.ops[m].outputs if v is not None}
+    made = {graph.values[v].storage for m in members for v in graph.ops[m].makes()}
     between = range(members[0] + 1, members[-1])
     return not any(graph.values[v].storage in made for i in between if i not in members for v in graph.ops[i].reads())
 
@@ -117,7 +117,7 @@ def _join(graph: OpGraph, ops: Sequence[Op], values: list[Value]) -> list[Op]:
         return dataclasses.replace(last, target=target, args=args, kwargs=kwargs or {}, outputs=(output,), writes=())
 
     side_by_side = new_value(graph.values[sources[0].value].shape[0])
-    rows = graph.values[_result(ops[0])].shape[0]
+    rows = graph.values[ops[0].makes()[0]].shape[0]
     result = new_value(rows)
     made = [new_op("aten.cat.default", (list(sources), 1), side_by_side)]
     if gathers:
@@ -128,7 +128,7 @@ def _join(graph: OpGraph, ops: Sequence[Op], values: list[Value]) -> list[Op]:
         made.append(new_op(SCATTER, (Ref(zeros), 0, ops[0].args[2], Ref(side_by_side)), result))
     start = 0
     for op, width in zip(ops, widths, strict=True):
-        number = _result(op)
+        (number,) = op.makes()
         own = values[number]
         made.append(
             dataclasses.replace(op, target="aten.slice.Tensor", args=(Ref(result), 1, start, start + width), kwargs={})
@@ -138,9 +138,3 @@ def _join(graph: OpGraph, ops: Sequence[Op], values: list[Value]) -> list[Op]:
         )
         start += width
     return made
-
-
-def _result(op: Op) -> int:
-    (number,) = op.outputs
-    assert number is not None
-    return number

@@ -130,6 +130,10 @@ class Op:
         """The values among its arguments, in order."""
         return self._reads
 
+    def makes(self) -> tuple[int, ...]:
+        """The values among its outputs, in order; what it changes in place may be one."""
+        return tuple(v for v in self.outputs if v is not None)
+
     @cached_property
     def _reads(self) -> tuple[int, ...]:
         # Every pass asks each operation, which is most of the work of a start that finds the step in a folder.
@@ -174,9 +178,7 @@ class OpGraph:
 
     def _line(self, op: Op) -> str:
         made = ", ".join(
-            f"%{v} {str(self.values[v].dtype).removeprefix('torch.')}{list(self.values[v].shape)}"
-            for v in op.outputs
-            if v is not None
+            f"%{v} {str(self.values[v].dtype).removeprefix('torch.')}{list(self.values[v].shape)}" for v in op.makes()
         )
         args = [_text(arg) for arg in op.args] + [f"{key}={_text(arg)}" for key, arg in op.kwargs.items()]
         return f"{made} = {op.target}({', '.join(args)})"
@@ -184,9 +186,7 @@ class OpGraph:
     def is_view(self, op: Op) -> bool:
         """Whether an operation only looks at memory that another value owns."""
         owned = {self.values[v].storage for v in op.reads()}
-        return (
-            not op.writes and bool(op.outputs) and all(v is None or self.values[v].storage in owned for v in op.outputs)
-        )
+        return not op.writes and bool(op.outputs) and all(self.values[v].storage in owned for v in op.makes())
 
     def mutated_storages(self) -> frozenset[int]:
         """The memory that some operation changes in place."""
@@ -234,7 +234,7 @@ class OpGraph:
         for v in op.writes:
             _require(v in reads, who, v, "is changed without being taken")
         seen, fresh = {self.values[v].storage for v in reads}, set[int]()
-        for v in (v for v in op.outputs if v is not None and v not in reads):  # what it changes, it may also return
+        for v in (v for v in op.makes() if v not in reads):  # what it changes, it may also return
             _require(0 <= v < len(self.values) and v not in known, who, v, "is no value, or made twice")
             value = self.values[v]
             _require(value.producer == index, who, v, f"names operation {value.producer} as its producer")

@@ -21,7 +21,7 @@ def merge_equal_values(graph: OpGraph) -> OpGraph:
     """
     mutated = graph.mutated_storages()
     stands_for: dict[int, int] = {}
-    made: dict[Any, tuple[int | None, ...]] = {}
+    made: dict[Any, tuple[int, ...]] = {}
     shown: dict[Any, int] = {}
     moved: dict[int, int] = {}  # views of what is left out look at the memory of what stands for it
     for number in [*graph.inputs.values(), *graph.constants]:
@@ -29,17 +29,16 @@ def merge_equal_values(graph: OpGraph) -> OpGraph:
     kept = []
     for old in graph.ops:
         op = replace_values(old, stands_for)
-        touched = {graph.values[v].storage for v in (*op.reads(), *_made(op))}
+        touched = {graph.values[v].storage for v in (*op.reads(), *op.makes())}
         key = (op.target, _hashable(op.args), _hashable(tuple(sorted(op.kwargs.items()))))
         if not op.writes and not is_random(op) and not touched & mutated:
             if key in made:
-                pairs = zip(_made(op), (w for w in made[key] if w is not None), strict=True)
-                for v, w in pairs:
+                for v, w in zip(op.makes(), made[key], strict=True):
                     stands_for[v] = stands_for.get(w, w)
                     moved[graph.values[v].storage] = graph.values[w].storage
                 continue
-            made[key] = op.outputs
-        views = {v: shown.setdefault(_view_of_memory(graph.values[v]), v) for v in _made(op)}
+            made[key] = op.makes()
+        views = {v: shown.setdefault(_view_of_memory(graph.values[v]), v) for v in op.makes()}
         stands_for |= {v: w for v, w in views.items() if v != w}
         if op.writes or any(v == w for v, w in views.items()) or not views:
             kept.append(op)
@@ -56,7 +55,7 @@ def drop_unused(graph: OpGraph) -> OpGraph:
     kept = []
     for op in reversed(graph.ops):
         changes = any(values[v].storage in seen for v in op.writes)
-        if changes or is_random(op) or any(v in needed for v in _made(op)):
+        if changes or is_random(op) or any(v in needed for v in op.makes()):
             kept.append(op)
             needed.update(op.reads())
             seen.update(values[v].storage for v in op.reads())
@@ -72,8 +71,8 @@ def fold_constants(graph: OpGraph) -> OpGraph:
         if not all(v in known for v in op.reads()):
             kept.append(op)
             continue
-        storages = {graph.values[v].storage for v in (*op.reads(), *_made(op))}
-        small = sum(graph.values[v].nbytes for v in _made(op)) <= _LARGEST_CONSTANT
+        storages = {graph.values[v].storage for v in (*op.reads(), *op.makes())}
+        small = sum(graph.values[v].nbytes for v in op.makes()) <= _LARGEST_CONSTANT
         changes = op.writes or is_random(op) or storages & mutated or any(isinstance(a, Number) for a in op.args)
         if changes or not small:
             kept.append(op)
@@ -125,7 +124,7 @@ def with_ops(
     """The graph with other operations; who makes which value is set anew."""
     known = graph.constants if constants is None else constants
     numbered = list(graph.values if values is None else values)
-    producer = {v: index for index, op in reversed(list(enumerate(ops))) for v in _made(op)}
+    producer = {v: index for index, op in reversed(list(enumerate(ops))) for v in op.makes()}
     for number, value in enumerate(numbered):
         maker = None if number in known or number in graph.inputs.values() else producer.get(number)
         if value.producer != maker:
@@ -133,10 +132,6 @@ def with_ops(
     return dataclasses.replace(
         graph, ops=tuple(ops), values=tuple(numbered), outputs=tuple(outputs), constants=dict(known)
     )
-
-
-def _made(op: Op) -> tuple[int, ...]:
-    return tuple(v for v in op.outputs if v is not None)
 
 
 def _at_storage(value: Value, moved: Mapping[int, int]) -> Value:

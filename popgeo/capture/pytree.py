@@ -13,7 +13,7 @@ _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 
 
 @dataclass(frozen=True)
-class Slot:
+class Leaf:
     """Where a tensor was."""
 
     shape: tuple[int, ...]
@@ -28,7 +28,7 @@ class Fixed:
 
 
 @dataclass(frozen=True)
-class Node:
+class Container:
     """A container: its type, the names of its parts, and the parts.
 
     Graph data also has the object to copy, and, among results, the number of the argument that holds the same but for
@@ -37,12 +37,12 @@ class Node:
 
     kind: type
     keys: tuple[Any, ...]
-    parts: tuple["Slot | Fixed | Node", ...]
+    parts: tuple["Leaf | Fixed | Container", ...]
     template: Any = None
     like: int | None = None
 
 
-Structure = Slot | Fixed | Node
+Structure = Leaf | Fixed | Container
 
 
 def flatten(tree: Any) -> tuple[list[Tensor], Structure]:
@@ -61,15 +61,15 @@ def flatten(tree: Any) -> tuple[list[Tensor], Structure]:
 def _take_apart(tree: Any, tensors: list[Tensor]) -> Structure:
     if isinstance(tree, Tensor):
         tensors.append(tree)
-        return Slot(tuple(tree.shape), tree.dtype)
+        return Leaf(tuple(tree.shape), tree.dtype)
     if isinstance(tree, BaseData):
         parts = {place: part for place, part in _data_parts(tree) if isinstance(part, _PARTS)}
-        return Node(type(tree), tuple(parts), tuple(_take_apart(p, tensors) for p in parts.values()), tree)
+        return Container(type(tree), tuple(parts), tuple(_take_apart(p, tensors) for p in parts.values()), tree)
     if isinstance(tree, Mapping):
-        return Node(type(tree), tuple(tree), tuple(_take_apart(part, tensors) for part in tree.values()))
+        return Container(type(tree), tuple(tree), tuple(_take_apart(part, tensors) for part in tree.values()))
     if isinstance(tree, tuple | list):
         names = getattr(tree, "_fields", range(len(tree)))
-        return Node(type(tree), tuple(names), tuple(_take_apart(part, tensors) for part in tree))
+        return Container(type(tree), tuple(names), tuple(_take_apart(part, tensors) for part in tree))
     return Fixed(tree)
 
 
@@ -91,7 +91,7 @@ def unflatten(structure: Structure, tensors: Sequence[Any], arguments: Sequence[
 
 
 def _put_together(structure: Structure, tensors: Iterator[Any], arguments: Sequence[Any]) -> Any:
-    if isinstance(structure, Slot):
+    if isinstance(structure, Leaf):
         return next(tensors)
     if isinstance(structure, Fixed):
         return structure.value
@@ -111,7 +111,7 @@ def _put_together(structure: Structure, tensors: Iterator[Any], arguments: Seque
 
 def templates(structure: Structure) -> Iterator[Any]:
     """The graph data objects in a nest, in order."""
-    if isinstance(structure, Node):
+    if isinstance(structure, Container):
         if structure.template is not None:
             yield structure.template
         for part in structure.parts:
@@ -120,14 +120,14 @@ def templates(structure: Structure) -> Iterator[Any]:
 
 def liken(results: Structure, arguments: Sequence[Any]) -> Structure:
     """The nest of a model's results, where graph data knows which of the arguments it is like."""
-    if not isinstance(results, Node):
+    if not isinstance(results, Container):
         return results
     parts = tuple(liken(part, arguments) for part in results.parts)
     like = None if results.template is None else _find_like(results, arguments)
     return replace(results, parts=parts, like=like)
 
 
-def _find_like(result: Node, arguments: Sequence[Any]) -> int | None:
+def _find_like(result: Container, arguments: Sequence[Any]) -> int | None:
     for number, argument in enumerate(arguments):
         keys = {place for place, part in _data_parts(argument) if isinstance(part, _PARTS)}
         same_rest = besides(argument, keys) == besides(result.template, result.keys)
@@ -141,19 +141,19 @@ def besides(data: BaseData, keys: Iterable[Any]) -> set[Any]:
     return {place for place, _ in _data_parts(data)} - set(keys)
 
 
-def slots(structure: Structure, path: str = "") -> Iterator[tuple[str, Slot]]:
+def leaves(structure: Structure, path: str = "") -> Iterator[tuple[str, Leaf]]:
     """The path of each tensor, and its shape and type, in the order of `flatten`.
 
     Example:
         >>> import torch
-        >>> [(path, slot.shape) for path, slot in slots(flatten({"x": [torch.ones(2), 3]})[1])]
+        >>> [(path, leaf.shape) for path, leaf in leaves(flatten({"x": [torch.ones(2), 3]})[1])]
         [('x[0]', (2,))]
     """
-    if isinstance(structure, Slot):
+    if isinstance(structure, Leaf):
         yield path, structure
-    elif isinstance(structure, Node):
+    elif isinstance(structure, Container):
         for key, part in zip(structure.keys, structure.parts, strict=True):
-            yield from slots(part, _join(path, key, structure))
+            yield from leaves(part, _join(path, key, structure))
 
 
 def describe(structure: Structure, path: str = "") -> Iterator[tuple[str, str]]:
@@ -163,7 +163,7 @@ def describe(structure: Structure, path: str = "") -> Iterator[tuple[str, str]]:
         >>> dict(describe(flatten({"x": [1, 2]})[1]))
         {'x': 'list of 2', 'x[0]': '1', 'x[1]': '2'}
     """
-    if isinstance(structure, Slot):
+    if isinstance(structure, Leaf):
         yield path, f"{str(structure.dtype).removeprefix('torch.')}{list(structure.shape)}"
     elif isinstance(structure, Fixed):
         yield path, repr(structure.value)
@@ -174,13 +174,13 @@ def describe(structure: Structure, path: str = "") -> Iterator[tuple[str, str]]:
             yield from describe(part, _join(path, key, structure))
 
 
-def _join(path: str, key: Any, node: Node) -> str:
-    if node.template is not None:
+def _join(path: str, key: Any, container: Container) -> str:
+    if container.template is not None:
         place, name = key
         return f"{path}.{name}" if place is None else f"{path}[{place!r}].{name}"
     if not path:
         return str(key)
-    return f"{path}.{key}" if hasattr(node.kind, "_fields") else f"{path}[{key!r}]"
+    return f"{path}.{key}" if hasattr(container.kind, "_fields") else f"{path}[{key!r}]"
 
 
 def same(compiled: Structure, given: Structure) -> bool:
@@ -190,9 +190,9 @@ def same(compiled: Structure, given: Structure) -> bool:
         >>> same(flatten([1, 2.0])[1], flatten([1, 3.0])[1])
         False
     """
-    if isinstance(compiled, Node):
+    if isinstance(compiled, Container):
         return (
-            isinstance(given, Node)
+            isinstance(given, Container)
             and compiled.kind is given.kind
             and compiled.keys == given.keys
             and all(map(same, compiled.parts, given.parts))

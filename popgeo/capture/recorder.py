@@ -1,8 +1,9 @@
 """Writes down each operation that torch runs, as an `OpGraph`."""
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
@@ -76,9 +77,10 @@ class Recorder(TorchDispatchMode):
             self._constants[known] = tensor
         return known
 
-    def follow_modules(self, module: nn.Module) -> list[RemovableHandle]:
-        """Keeps `modules` at the names of the submodules that are running, until the hooks returned are removed."""
-        hooks = []
+    @contextlib.contextmanager
+    def follow_modules(self, module: nn.Module) -> Iterator[None]:
+        """Keeps `modules` at the names of the submodules that are running, while the block runs."""
+        hooks: list[RemovableHandle] = []
         for name, submodule in module.named_modules():
 
             def enter(module: nn.Module, args: Any, name: str = name) -> None:
@@ -89,7 +91,11 @@ class Recorder(TorchDispatchMode):
 
             hooks.append(submodule.register_forward_pre_hook(enter))
             hooks.append(submodule.register_forward_hook(leave, always_call=True))
-        return hooks
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def graph(self, outputs: Sequence[Tensor | None]) -> OpGraph:
         """What was written down, returning these tensors."""

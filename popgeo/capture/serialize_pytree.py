@@ -6,7 +6,7 @@ from typing import Any
 
 from torch_geometric.data import Data
 
-from popgeo.capture.pytree import Fixed, Node, Slot, Structure, besides
+from popgeo.capture.pytree import Container, Fixed, Leaf, Structure, besides
 from popgeo.capture.serialize_values import from_json, to_json, torch_name, torch_thing
 
 
@@ -16,7 +16,7 @@ def structure_out(structure: Structure) -> Any:
     Raises:
         TypeError: JSON cannot hold it, or graph data among the results is like none of the arguments.
     """
-    if isinstance(structure, Slot):
+    if isinstance(structure, Leaf):
         return ["slot", structure.shape, torch_name(structure.dtype)]
     if isinstance(structure, Fixed):
         return ["fixed", to_json(structure.value)]
@@ -35,29 +35,29 @@ def structure_in(fields: list[Any], arguments: Sequence[Any]) -> Structure:
     """
     kind, *rest = fields
     if kind == "slot":
-        return Slot(tuple(rest[0]), torch_thing("dtype", rest[1]))
+        return Leaf(tuple(rest[0]), torch_thing("dtype", rest[1]))
     if kind == "fixed":
         return Fixed(from_json(rest[0]))
     parts = tuple(structure_in(part, arguments) for part in rest[1])
     if isinstance(kind, Mapping):
         template = Data() if kind["like"] is None else arguments[kind["like"]]
         keys = tuple((tuple(place) if isinstance(place, list) else place, name) for place, name in rest[0])
-        return Node(type(template), keys, parts, template, kind["like"])
-    return Node(_kind_in(kind), tuple(rest[0]), parts)
+        return Container(type(template), keys, parts, template, kind["like"])
+    return Container(_kind_in(kind), tuple(rest[0]), parts)
 
 
-def _kind_out(node: Node) -> Any:
-    if node.template is not None:
-        if node.like is None and (node.kind is not Data or besides(node.template, node.keys)):
-            raise TypeError(f"{node.kind.__name__} is like none of the arguments, so it cannot be written as JSON")
-        return {"like": node.like}
-    if issubclass(node.kind, Mapping):
+def _kind_out(container: Container) -> Any:
+    if container.template is not None:
+        if container.like is None and (container.kind is not Data or besides(container.template, container.keys)):
+            raise TypeError(f"{container.kind.__name__} is like none of the arguments, so it cannot be written as JSON")
+        return {"like": container.like}
+    if issubclass(container.kind, Mapping):
         return "dict"
-    if node.kind in (tuple, list):
-        return node.kind.__name__
-    place = [node.kind.__module__, node.kind.__qualname__]
-    if _named_tuple(*place) is not node.kind:
-        raise TypeError(f"{node.kind.__name__} cannot be written as JSON")
+    if container.kind in (tuple, list):
+        return container.kind.__name__
+    place = [container.kind.__module__, container.kind.__qualname__]
+    if _named_tuple(*place) is not container.kind:
+        raise TypeError(f"{container.kind.__name__} cannot be written as JSON")
     return place
 
 

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from popgeo.atomic_write import write_atomically
 from popgeo.engine.optimizer.update import Update
+from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_runner import StepRunner
 
 _FORMAT = "popgeo checkpoint 2"
@@ -57,6 +58,19 @@ def state_of(
     return content
 
 
+def require_replicas(content: Mapping[str, Any], replicas: Replicas) -> None:
+    """Refuses a checkpoint of other replicas than those of this process.
+
+    Raises:
+        ValueError: it was written by a process that ran others.
+    """
+    if list(content["replicas"]) != list(replicas.local):
+        raise ValueError(
+            f"The checkpoint holds replicas {list(content['replicas'])}, this process runs {list(replicas.local)}. "
+            "Start as many replicas and processes as before, and let each process keep a file of its own."
+        )
+
+
 def restore_weights(
     content: Mapping[str, Any], model: nn.Module, optimizer: Optimizer | None, path: str | os.PathLike[str]
 ) -> None:
@@ -77,11 +91,7 @@ def restore_weights(
 
 
 def restore_run(content: Mapping[str, Any], runner: StepRunner, update: Update | None) -> None:
-    """Goes on with the random numbers, the buffers and the count of updates that a checkpoint holds.
-
-    Raises:
-        ValueError: it was written by a process that ran other replicas.
-    """
-    runner.restore(content["replicas"], content["generators"], content["buffers"])
+    """Goes on with the random numbers, the buffers and the count of updates that a checkpoint of its replicas holds."""
+    runner.restore(content["generators"], content["buffers"])
     if update is not None and "num_updates" in content:
         update.num_updates = content["num_updates"]

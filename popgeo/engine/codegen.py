@@ -33,7 +33,7 @@ class _Writer:
         self._names: dict[str, Any] = {f"t{v}": tensor for v, tensor in tensors.items()}
         self._lines = ["def run():"]
         self._dies: dict[int, list[int]] = {}
-        last = {v: index for index, op in enumerate(graph.ops) for v in (*op.reads(), *_made(op))}
+        last = {v: index for index, op in enumerate(graph.ops) for v in (*op.reads(), *op.makes())}
         for v, index in last.items():
             if v not in tensors and v not in graph.outputs:
                 self._dies.setdefault(index, []).append(v)
@@ -44,7 +44,7 @@ class _Writer:
             self._lines.append(f"    {line}")
             if self._check is not None:
                 self._names["check"], self._names[f"op{index}"] = self._check, op
-                operands, results = (", ".join(map(self._value, values)) for values in (op.reads(), _made(op)))
+                operands, results = (", ".join(map(self._value, values)) for values in (op.reads(), op.makes()))
                 self._lines.append(f"    check(op{index}, [{operands}], [{results}])")
         dead = [self._value(v) for v in self._dies.get(index, ())]
         if dead:
@@ -57,7 +57,7 @@ class _Writer:
         return self._names["run"]
 
     def _line(self, index: int, op: Op) -> str | None:
-        made = _made(op)
+        made = op.makes()
         placed = bool(made) and not op.writes and all(v in self._tensors for v in made)
         if placed and self._graph.is_view(op):
             return None
@@ -75,14 +75,14 @@ class _Writer:
         if method == "nothing":
             return None
         operand = self._value(op.reads()[0]) if method == "copy_" else number
-        return f"{self._value(_made(op)[0])}.{method}({operand})"
+        return f"{self._value(op.makes()[0])}.{method}({operand})"
 
     def _call(self, index: int, op: Op) -> str:
         """A call that returns new tensors; those that have a place nevertheless are copied there."""
         self._names[f"f{index}"] = out_variants.plain(op.target)
         known = {None, *op.reads()}  # what an operation changes in place it also returns
         targets = ", ".join("_" if v in known else f"v{v}" for v in op.outputs)
-        copies = [f"t{v}.copy_(v{v})" for v in _made(op) if v in self._tensors and v not in known]
+        copies = [f"t{v}.copy_(v{v})" for v in op.makes() if v in self._tensors and v not in known]
         return "; ".join([f"{targets + ' = ' if op.outputs else ''}f{index}({self._arguments(op)})", *copies])
 
     def _arguments(self, op: Op) -> str:
@@ -105,7 +105,3 @@ class _Writer:
             name = f"c{len(self._names)}"
         self._names[name] = argument
         return name
-
-
-def _made(op: Op) -> list[int]:
-    return [v for v in op.outputs if v is not None]

@@ -62,7 +62,7 @@ class GraphRunner:
     def _place_outputs(self, places: Mapping[int, Tensor], given: dict[int, Tensor]) -> dict[int, Tensor]:
         """Lets outputs be written where they are wanted; returns those that must be copied there instead."""
         copied = {}
-        live = {v for op in self.graph.ops for v in (*op.reads(), *op.outputs) if v is not None}
+        live = {v for op in self.graph.ops for v in (*op.reads(), *op.makes())}
         views = Counter(self.graph.values[v].storage for v in live)
         for position, place in places.items():
             v = self.graph.outputs[position]

@@ -73,11 +73,7 @@ def place_values(graph: OpGraph, given: Mapping[int, Tensor], *, overwrites_oper
 
 
 def _last_uses(graph: OpGraph) -> dict[int, int]:
-    last = {
-        graph.values[v].storage: index
-        for index, op in enumerate(graph.ops)
-        for v in (*op.reads(), *(v for v in op.outputs if v is not None))
-    }
+    last = {graph.values[v].storage: index for index, op in enumerate(graph.ops) for v in (*op.reads(), *op.makes())}
     return last | {graph.values[v].storage: len(graph.ops) for v in graph.outputs if v is not None}
 
 

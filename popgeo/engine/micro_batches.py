@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from popgeo.capture.pytree import Structure, slots
+from popgeo.capture.pytree import Structure, leaves
 from popgeo.engine.call_options import OutputMode
 
 
@@ -17,10 +17,10 @@ def check_batch_dimension(structure: Structure, factor: int) -> None:
     """
     if factor == 1:
         return
-    for path, slot in slots(structure):
-        if not slot.shape or slot.shape[0] % factor:
+    for path, leaf in leaves(structure):
+        if not leaf.shape or leaf.shape[0] % factor:
             raise ValueError(
-                f"Invalid batch dimension: argument `{path}` has shape {list(slot.shape)}; the first dimension must "
+                f"Invalid batch dimension: argument `{path}` has shape {list(leaf.shape)}; the first dimension must "
                 f"be a multiple of {factor} = device_iterations x gradient_accumulation x replicas of this process. "
                 "Build batches of that many micro-batches, or change the Options."
             )

@@ -11,7 +11,7 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.row_indexing import without_row_indexing
 from popgeo.engine import micro_batches
-from popgeo.engine.call_options import CallOptions, chosen_output_mode, gradient_divisor
+from popgeo.engine.call_options import CallOptions, chosen_output_mode
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
@@ -38,7 +38,7 @@ class StepRunner:
     ) -> None:
         self.step, self._model, self._options = step, model, options
         self._update, self.replicas = update, replicas
-        self._mode, self._divisor = chosen_output_mode(options, trains=update is not None), gradient_divisor(options)
+        self._mode = chosen_output_mode(options, trains=update is not None)
         arguments = step.graph.inputs_of(Role.ARGUMENT)
         self._row_indices = [position for position, given in enumerate(arguments) if given in step.row_indices]
         seed = options.random_seed if options.random_seed is not None else torch.initial_seed()
@@ -72,26 +72,15 @@ class StepRunner:
                     update.accumulate(first=replica == 0 and step % options.gradient_accumulation == 0)
             if update is not None and (step + 1) % options.gradient_accumulation == 0:
                 self.replicas.add_up(update.totals())
-                update.apply(self._divisor)
+                update.apply()
         return results.join()
 
     def reset_buffers(self) -> None:
         """Gives every replica the module's buffers."""
         self.buffers = self._buffers_of_replicas()
 
-    def restore(
-        self, replicas: Sequence[int], generators: Sequence[Tensor], buffers: Sequence[dict[str, Tensor]]
-    ) -> None:
-        """Takes random numbers and the buffers of each replica from a checkpoint.
-
-        Raises:
-            ValueError: it was written by a process that ran other replicas.
-        """
-        if list(replicas) != list(self.replicas.local):
-            raise ValueError(
-                f"The checkpoint holds replicas {list(replicas)}, this process runs {list(self.replicas.local)}. "
-                "Start as many replicas and processes as before, and let each process keep a file of its own."
-            )
+    def restore(self, generators: Sequence[Tensor], buffers: Sequence[dict[str, Tensor]]) -> None:
+        """Takes random numbers and the buffers of each replica from a checkpoint."""
         for generator, state in zip(self.generators, generators, strict=True):
             generator.set_state(state)
         for mine, theirs in zip(self.buffers, buffers, strict=True):

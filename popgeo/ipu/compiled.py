@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from popgeo.capture.arguments import Arguments
 from popgeo.capture.captured_step import CapturedStep
-from popgeo.capture.pytree import Structure, first_difference, flatten, same, templates, unflatten
+from popgeo.capture.pytree import Structure, first_difference, same, unflatten
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_runner import StepRunner
@@ -59,16 +60,16 @@ class BoundCall:
     result: Structure
     remedy: str
 
-    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Tensor], list[Any]]:
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Tensor], list[Any]]:
         """The tensors of a call, and the graph data among its arguments.
 
         Raises:
             ValueError: an argument differs from what the step was compiled for; the message names it.
         """
-        tensors, structure = flatten(dict(self.signature.bind(*args, **kwargs).arguments))
-        if not same(self.arguments, structure):
-            raise ValueError(f"{first_difference(self.arguments, structure)}. {self.remedy}")
-        return tensors, list(templates(structure))
+        given = Arguments.of(self.signature, args, kwargs)
+        if not same(self.arguments, given.structure):
+            raise ValueError(f"{first_difference(self.arguments, given.structure)}. {self.remedy}")
+        return given.tensors, given.graph_data
 
     def unflatten(self, results: Sequence[Tensor], graph_data: Sequence[Any]) -> Any:
         """What the function returns, where results that are graph data are like that of the call."""
@@ -123,6 +124,15 @@ class Compiled:
             micro_batches=self.options.gradient_accumulation,
             replicas=self.options.replication_factor,
         )
+
+    def require_fit(self) -> None:
+        """Refuses, where the options are strict, what no tile can hold.
+
+        Raises:
+            OutOfTileMemory: a tile needs more memory than it has.
+        """
+        if self.options.strict:
+            self.assessment.require_fit()
 
     def report(self) -> Report:
         """The account of a step: cycles, memory and plans on the target, and what this computer did for it."""

@@ -9,7 +9,6 @@ from torch import nn
 from popgeo.capture.capture import bind
 from popgeo.capture.capture_step import capture_step
 from popgeo.capture.captured_step import CapturedStep
-from popgeo.capture.pytree import flatten
 from popgeo.engine.replicas import Replicas
 from popgeo.ipu.compiled import BoundCall, Compiled
 from popgeo.ipu.options import Options
@@ -21,14 +20,14 @@ from popgeo.ipu.target import IpuTarget
 class Executable:
     """A compiled function; called like it. Made by `compile`."""
 
-    def __init__(self, function: Callable[..., Any], example_inputs: Sequence[Any], target: IpuTarget) -> None:
+    def __init__(self, function: Callable[..., Any], example_inputs: Sequence[Any], options: Options) -> None:
         start = time.perf_counter()
         self._name = getattr(function, "__name__", type(function).__name__)
         arguments = bind(function, *example_inputs)
         step = capture_step(function, arguments)
         call = BoundCall(
             signature=arguments.signature,
-            arguments=flatten(dict(arguments.arguments))[1],
+            arguments=arguments.structure,
             result=step.result,
             remedy="Compile the function anew for other shapes.",
         )
@@ -36,7 +35,7 @@ class Executable:
             call=call,
             step=step,
             module=function if isinstance(function, nn.Module) else nn.Module(),
-            options=Options(target=target),
+            options=options,
             update=None,
             replicas=Replicas((0,), 1),
         )
@@ -100,7 +99,6 @@ def compile(
         >>> double(torch.arange(3.0)), double.report.total.ops
         (tensor([0., 2., 4.]), 1)
     """
-    executable = Executable(function, example_inputs, target or IpuTarget.bow())
-    if strict:
-        executable.assessment.require_fit()
+    executable = Executable(function, example_inputs, Options(target=target or IpuTarget.bow(), strict=strict))
+    executable.compiled.require_fit()
     return executable

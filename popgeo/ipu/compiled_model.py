@@ -3,7 +3,6 @@
 import inspect
 import os
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,19 +10,21 @@ import pandas as pd
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from popgeo.capture import step_cache
-from popgeo.capture.capture_step import capture_step
+from popgeo.capture.arguments import Arguments
 from popgeo.capture.op_graph import OpGraph
-from popgeo.capture.pytree import Structure, describe, flatten, templates, unflatten
-from popgeo.engine import micro_batches
-from popgeo.engine.checkpoint import load_checkpoint, restore_run, restore_weights, save_checkpoint, state_of
-from popgeo.engine.optimizer.update import Update
+from popgeo.engine.checkpoint import (
+    load_checkpoint,
+    require_replicas,
+    restore_run,
+    restore_weights,
+    save_checkpoint,
+    state_of,
+)
 from popgeo.engine.replicas import Replicas
-from popgeo.ipu.compiled import BoundCall, Compiled, Usage
+from popgeo.ipu.compile_step import compile_step
+from popgeo.ipu.compiled import Compiled
 from popgeo.ipu.options import Options
 from popgeo.ipu.report.report import Report
-
-_REMEDY = "A compiled step has fixed shapes: give it what it was compiled for, or call destroy() and compile anew."
 
 
 class CompiledModel:
@@ -41,7 +42,6 @@ class CompiledModel:
         self._signature = inspect.signature(model.forward)
         self._pending: Mapping[str, Any] | None = None
         self._compiled: Compiled | None = None
-        self._usage = Usage()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs one call: `Options.batch_factor` micro-batches, an update per accumulation when training.
@@ -54,8 +54,10 @@ class CompiledModel:
 
     def __repr__(self) -> str:
         kind = "inference" if self._optimizer is None else "training"
-        calls = f"{self._usage.calls:,} {'call' if self._usage.calls == 1 else 'calls'}"
-        state = f"compiled, {calls}" if self.is_compiled else "not compiled yet"
+        state = "not compiled yet"
+        if self._compiled is not None:
+            calls = self._compiled.usage.calls
+            state = f"compiled, {calls:,} {'call' if calls == 1 else 'calls'}"
         factor = self.options.batch_factor
         return f"CompiledModel({type(self.model).__name__}: {kind}, {state}, micro-batches a call: {factor})"
 
@@ -65,8 +67,8 @@ class CompiledModel:
             shown |= {"optimizer": type(self._optimizer).__name__}
         shown |= {"micro-batches a call": self.options.batch_factor, "compiled": self.is_compiled}
         if self._compiled is not None:
-            shown |= {"operations": len(self.graph.ops), "calls": self._usage.calls}
-            shown |= {"seconds": round(self._usage.run_seconds, 3)}
+            usage = self._compiled.usage
+            shown |= {"operations": len(self.graph.ops), "calls": usage.calls, "seconds": round(usage.run_seconds, 3)}
         table = {name: f"{value:,}" if isinstance(value, int | float) else value for name, value in shown.items()}
         return pd.Series(table, name=type(self).__name__).to_frame().to_html()
 
@@ -161,9 +163,10 @@ class CompiledModel:
         """Goes on from what `save` wrote, before or after compiling.
 
         Raises:
-            ValueError: the file is no such checkpoint, or of a model that has other weights.
+            ValueError: the file is no such checkpoint, or of a model that has other weights, or of other replicas.
         """
         content = load_checkpoint(path)
+        require_replicas(content, self._replicas())
         restore_weights(content, self.model, self._optimizer, path)
         if self._compiled is None:
             self._pending = content
@@ -183,70 +186,30 @@ class CompiledModel:
         return getattr(self.model, name)
 
     def _compile(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Compiled:
-        """Captures the step for such arguments, makes sure that it fits, and keeps it.
+        """Compiles the step for such arguments, and gives it weights and random numbers.
 
         Where anything is refused on the way, model and optimizer are as they were.
         """
         start = time.perf_counter()
-        options, optimizer = self.options, self._optimizer
-        replicas = Replicas.of_this_process(options.replication_factor)
-        tensors, arguments = flatten(dict(self._signature.bind(*args, **kwargs).arguments))
-        factor = options.steps_per_call * len(replicas.local)
-        micro_batches.check_batch_dimension(arguments, factor)
-        micro_batch = unflatten(arguments, micro_batches.micro_batch(tensors, 0, factor))
-        _, structure = flatten(micro_batch)
-        held = {p for group in optimizer.param_groups for p in group["params"]} if optimizer is not None else set()
-        trained = [name for name, p in self.model.named_parameters() if p in held and p.requires_grad]
-
-        key = self._key(structure, trained) if options.cache_dir is not None else None
-        kept = step_cache.load(options.cache_dir, key, list(templates(structure)))
-        step = kept or capture_step(
-            self.model,
-            inspect.BoundArguments(self._signature, OrderedDict(micro_batch)),
-            trained=trained,
-            loss_scaling=options.loss_scaling,
-            show_progress=options.show_progress,
-        )
-        update = None
-        if optimizer is not None:
-            parameters = {name: p for name, p in self.model.named_parameters() if name in step.trained}
-            update = Update(optimizer, parameters, options, self._learning_rate)
-        call = BoundCall(signature=self._signature, arguments=arguments, result=step.result, remedy=_REMEDY)
-        compiled = Compiled(
-            call=call, step=step, module=self.model, options=options, update=update, replicas=replicas,
-            usage=self._usage,
-        )  # fmt: skip
-        if kept is None and options.strict:
-            compiled.assessment.require_fit()  # a kept step has passed this
-        if kept is None:
-            step_cache.save(options.cache_dir, key, step)
-
-        replicas.share_weights([*self.model.parameters(), *self.model.buffers()])
-        runner = compiled.runner
+        replicas = self._replicas()
         if self._pending is not None:
-            restore_run(self._pending, runner, update)
+            pending, self._pending = self._pending, None  # a checkpoint that is refused is not asked for again
+            require_replicas(pending, replicas)
+            self._pending = pending
+        arguments = Arguments.of(self._signature, args, kwargs)
+        compiled = compile_step(
+            self.model, arguments, self.options, replicas, self._optimizer, learning_rate=self._learning_rate
+        )
+        replicas.share_weights([*self.model.parameters(), *self.model.buffers()])
+        runner = compiled.runner  # from here on weights lie where the step wants them
+        if self._pending is not None:
+            restore_run(self._pending, runner, compiled.update)
         self._compiled, self._pending = compiled, None
-        self._usage.compile_seconds = time.perf_counter() - start
+        compiled.usage.compile_seconds = time.perf_counter() - start
         return compiled
 
-    def _key(self, structure: Structure, trained: Sequence[str]) -> str | None:
-        """The name to keep the step under: what decides the capture and, where that is asked for, whether it fits."""
-        options = self.options
-        choices: list[object] = [*describe(structure), *trained, options.loss_scaling]
-        if options.strict:
-            choices += [options.target, options.gradient_accumulation, options.replication_factor]
-            choices += _what_needs_state(self._optimizer)
-        return step_cache.key_of(self.model, *choices)
-
-
-def _what_needs_state(optimizer: Optimizer | None) -> list[object]:
-    """An optimizer's kind and the settings that are on, such as momentum: they decide how much memory it takes."""
-    if optimizer is None:
-        return []
-    return [
-        type(optimizer),
-        *(
-            sorted(name for name, on in group.items() if name != "params" and on is not None and bool(on))
-            for group in optimizer.param_groups
-        ),
-    ]
+    def _replicas(self) -> Replicas:
+        """Those of this process, as they were dealt out or will be."""
+        if self._compiled is not None:
+            return self._compiled.replicas
+        return Replicas.of_this_process(self.options.replication_factor)

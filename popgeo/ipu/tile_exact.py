@@ -2,26 +2,24 @@
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.engine import micro_batches
-from popgeo.engine.call_options import chosen_output_mode, gradient_divisor
+from popgeo.engine.call_options import chosen_output_mode
 from popgeo.engine.optimizer.capture_update import UpdateGraph, tensors_of
 from popgeo.engine.optimizer.rehearse import Rehearsal
 from popgeo.ipu.compiled_function import Executable
 from popgeo.ipu.compiled_model import CompiledModel
 from popgeo.ipu.target import IpuTarget
-from popgeo.ipu.tiles.call_program import Training, join
-from popgeo.ipu.tiles.lower.builder import elements_of, in_storage_order
-from popgeo.ipu.tiles.map_tensors import storage_sizes
+from popgeo.ipu.tiles.call_program import CallProgram, Training, join
 from popgeo.ipu.tiles.program import Program
 from popgeo.ipu.tiles.run_program import run_program
+from popgeo.ipu.tiles.steps import Region
 from popgeo.ipu.tiles.tile_memory import TileMemory
 
 
@@ -51,10 +49,10 @@ class TileExact:
     def __init__(self, compiled: CompiledModel | Executable, target: IpuTarget | None = None) -> None:
         if isinstance(compiled, CompiledModel) and not compiled.is_compiled:
             raise ValueError("The model has not been compiled yet; call it or .compile(...) first.")
-        step = compiled.compiled
-        self._call = dataclasses.replace(step.call, remedy="Compile anew for other shapes.")
-        self._runner, self._options, self._update = step.runner, step.options, step.update
-        generators = self._runner.generators
+        self._compiled = compiled.compiled
+        self._call = dataclasses.replace(self._compiled.call, remedy="Compile anew for other shapes.")
+        self._options, self._update = self._compiled.options, self._compiled.update
+        generators = self._compiled.runner.generators
         if self._options.replication_factor != len(generators):
             raise ValueError(
                 f"The {self._options.replication_factor} replicas are spread over processes; run all of them in one."
@@ -62,11 +60,10 @@ class TileExact:
         self._target = target or dataclasses.replace(IpuTarget.bow(), name="Bow with 8 tiles", num_tiles=8)
         self._rehearsal = None if self._update is None else Rehearsal(self._update.worker())
         self._num_updates = 0 if self._update is None else self._update.num_updates
-        self._programs: dict[tuple[int, ...], Program] = {}
-        self._program: Program | None = None
+        self._programs: dict[tuple[int, ...], CallProgram] = {}
+        self._last: CallProgram | None = None
         self._tiles = self._target.num_tiles * self._target.num_ipus
         self._replicas = [TileMemory(self._tiles, generator.get_state()) for generator in generators]
-        self._graph = self._runner.graph_runner.graph
         self._start = [self._state_of(replica) for replica in range(len(generators))]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -76,20 +73,21 @@ class TileExact:
             ValueError: an argument differs from what the model was compiled for, or the program is not complete.
         """
         tensors, graph_data = self._call.flatten(args, kwargs)
-        graph = self._runner.graph_for(tensors)
+        graph = self._compiled.runner.graph_for(tensors)
         updates, numbers = self._rehearse()
-        first = self._program is None
-        self._program = self._program_of(graph, updates)
+        first = self._last is None
+        self._last = joined = self._program_of(graph, updates)
         if first:
             for memory, state in zip(self._replicas, self._start, strict=True):
-                memory.use(self._program)
-                for name, values in state.items():
+                memory.use(joined.program)
+                for name, values in _flat(state, joined).items():
                     memory.write(name, values)
-        return self._call.unflatten(self._run(graph, tensors, numbers), graph_data)
+        return self._call.unflatten(self._run(joined, tensors, numbers), graph_data)
 
     def __repr__(self) -> str:
         replicas = f"{len(self._replicas)} replicas of " if len(self._replicas) > 1 else ""
-        return f"TileExact({replicas}{self._target.name}: {len(self._graph.ops)} operations on {self._tiles} tiles)"
+        ops = len(self._compiled.runner.graph_runner.graph.ops)
+        return f"TileExact({replicas}{self._target.name}: {ops} operations on {self._tiles} tiles)"
 
     @property
     def program(self) -> Program:
@@ -98,9 +96,7 @@ class TileExact:
         Raises:
             ValueError: there was none.
         """
-        if self._program is None:
-            raise ValueError("No program has run yet; call it first.")
-        return self._program
+        return self._joined().program
 
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters and buffers as the tiles of the first replica hold them, by name.
@@ -108,14 +104,15 @@ class TileExact:
         Raises:
             ValueError: nothing has run yet.
         """
-        program, state = self.program, {}
-        flat = {name: self._replicas[0].read(name) for name in program.variables if name.startswith("weights.")}
-        for given, (variable, start) in self._places().items():
-            if variable not in flat:
-                flat[variable] = self._replicas[0].read(variable)
-            elements = torch.from_numpy(np.asarray(start + elements_of(self._graph.values[self._graph.inputs[given]])))
-            state[given.name] = flat[variable][elements]
-        return state
+        joined, memory = self._joined(), self._replicas[0]
+        kept = {given: at for given, at in joined.places.items() if given.role in (Role.PARAMETER, Role.BUFFER)}
+        flat = {variable: memory.read(variable) for variable in {at.variable for at in kept.values()}}
+        return {given.name: flat[at.variable][torch.from_numpy(at.elements)] for given, at in kept.items()}
+
+    def _joined(self) -> CallProgram:
+        if self._last is None:
+            raise ValueError("No program has run yet; call it first.")
+        return self._last
 
     def _rehearse(self) -> tuple[list[UpdateGraph], list[list[float]]]:
         """The updates of a call and their numbers."""
@@ -133,20 +130,19 @@ class TileExact:
                 self._num_updates += 1
         return updates, numbers
 
-    def _program_of(self, graph: OpGraph, updates: Sequence[UpdateGraph]) -> Program:
+    def _program_of(self, graph: OpGraph, updates: Sequence[UpdateGraph]) -> CallProgram:
         key = (id(graph), *map(id, updates))
         if key not in self._programs:
             options = self._options
             training = None if self._update is None else Training(
                 members=self._update.members(),
-                trained=self._runner.step.trained,
+                trained=self._compiled.step.trained,
                 updates=updates,
-                divisor=gradient_divisor(options),
-                max_grad_norm=options.max_grad_norm,
+                scaling=self._update.capture_scaling(),
             )  # fmt: skip
             self._programs[key] = join(
                 graph,
-                self._runner.step.num_results,
+                self._compiled.step.num_results,
                 self._target,
                 device_iterations=options.device_iterations,
                 gradient_accumulation=options.gradient_accumulation,
@@ -155,73 +151,69 @@ class TileExact:
             )
         return self._programs[key]
 
-    def _run(self, graph: OpGraph, tensors: Sequence[Tensor], numbers: list[list[float]]) -> list[Tensor]:
+    def _run(self, joined: CallProgram, tensors: Sequence[Tensor], numbers: list[list[float]]) -> list[Tensor]:
         """Runs the program of one call on the machine, with the host's side of its streams."""
         options, replicas = self._options, len(self._replicas)
         mode = chosen_output_mode(options, trains=self._update is not None)
         results = micro_batches.Results(mode, options.output_period, options.steps_per_call)
-        arguments = {str(given): graph.values[v] for given, v in graph.inputs_of(Role.ARGUMENT).items()}
+        arguments = joined.arguments()
         names = list(arguments)
         given = {(name, replica): itertools.count(replica, replicas) for name in names for replica in range(replicas)}
         updates = [iter(numbers) for _ in range(replicas)]
         arrived: list[dict[str, Tensor]] = [{} for _ in range(replicas)]
         finished = [0] * replicas
-        outputs = [graph.values[v] for v in graph.outputs[: self._runner.step.num_results] if v is not None]
-        streams = {f"result:s{value.storage}" for value in outputs}
+        streams = {stream for stream, _ in joined.results}
 
         def host_in(stream: str, replica: int) -> Tensor:
             if stream not in names:
                 return torch.tensor(next(updates[replica]), dtype=torch.float64)
             micro = micro_batches.micro_batch(tensors, next(given[stream, replica]), options.batch_factor)
-            value = arguments[stream]
-            numel = self.program.variables[f"s{value.storage}"].mapping.numel
-            return in_storage_order(micro[names.index(stream)], value, numel)
+            at = arguments[stream]
+            return _put(_nothing(joined, at.variable), at, micro[names.index(stream)])
 
         def host_out(stream: str, replica: int, values: Tensor) -> None:
             found = arrived[replica]
             found[stream] = values
             if len(found) == len(streams):
                 if results.wants(finished[replica]):
-                    made = [found[f"result:s{v.storage}"][torch.from_numpy(elements_of(v))] for v in outputs]
+                    made = [found[name][torch.from_numpy(elements)] for name, elements in joined.results]
                     results.add(finished[replica], replica, made)
                 found.clear()
                 finished[replica] += 1
 
         with torch.no_grad():
-            run_program(self.program, self._replicas, host_in, host_out)
+            run_program(joined.program, self._replicas, host_in, host_out)
         return results.join()
 
-    def _state_of(self, replica: int) -> dict[str, Tensor]:
-        """What a replica's variables hold at first: weights, buffers and the optimizer's state, flat."""
-        own = self._runner.buffers[replica] if self._runner.buffers else {}
-        tensors = self._runner.state() | {Input(Role.BUFFER, name): tensor for name, tensor in own.items()}
-        sizes, state = storage_sizes(self._graph), {}
-        for given, (variable, _) in self._places().items():
-            if not variable.startswith("weights."):
-                value = self._graph.values[self._graph.inputs[given]]
-                state[variable] = in_storage_order(tensors[given], value, sizes[value.storage][0])
+    def _state_of(self, replica: int) -> dict[Input, Tensor]:
+        """Copies of what a replica starts from: weights, buffers and the optimizer's state."""
+        runner = self._compiled.runner
+        own = runner.buffers[replica] if runner.buffers else {}
+        tensors = runner.state() | {Input(Role.BUFFER, name): tensor for name, tensor in own.items()}
         updated = {} if self._update is None else tensors_of(self._update.worker())
-        for given, tensor in updated.items():
-            if given.role is Role.PARAMETER:
-                state[f"weights.{given.name}"] = _in_memory_order(tensor)
-            elif given.role is Role.STATE:
-                state[str(given)] = _in_memory_order(tensor)
-        return state
+        tensors |= {given: _in_memory_order(part) for given, part in updated.items() if given.role is Role.STATE}
+        return {given: tensor.detach().clone() for given, tensor in tensors.items()}
 
-    def _places(self) -> dict[Input, tuple[str, int]]:
-        """The variable of each parameter and buffer, and the element of it at which it starts."""
-        graph, places = self._graph, {}
-        for given, v in graph.inputs.items():
-            if given.role is not Role.ARGUMENT:
-                places[given] = f"s{graph.values[v].storage}", 0
-        for number, members in enumerate(self._update.members() if self._update is not None else ()):
-            start = 0
-            for member in members:
-                parameter = Input(Role.PARAMETER, member)
-                places[parameter] = f"weights.{number}", start
-                start += graph.values[graph.inputs[parameter]].numel
-        return places
+
+def _flat(state: Mapping[Input, Tensor], joined: CallProgram) -> dict[str, Tensor]:
+    """What each variable of a program holds that some of the state has a place in."""
+    flat: dict[str, Tensor] = {}
+    for given, tensor in state.items():
+        at = joined.places[given]
+        flat[at.variable] = _put(flat.get(at.variable, _nothing(joined, at.variable)), at, tensor)
+    return flat
+
+
+def _nothing(joined: CallProgram, variable: str) -> Tensor:
+    held = joined.program.variables[variable]
+    return torch.zeros(held.mapping.numel, dtype=held.dtype)
+
+
+def _put(flat: Tensor, at: Region, tensor: Tensor) -> Tensor:
+    """Writes a tensor where it is in its variable."""
+    flat[torch.from_numpy(at.elements.ravel())] = tensor.detach().reshape(-1)
+    return flat
 
 
 def _in_memory_order(tensor: Tensor) -> Tensor:
-    return torch.as_strided(tensor.detach(), (tensor.numel(),), (1,), tensor.storage_offset()).clone()
+    return torch.as_strided(tensor.detach(), (tensor.numel(),), (1,), tensor.storage_offset())

@@ -8,41 +8,61 @@ import torch
 from torch import nn
 
 from popgeo.capture import fingerprint as module
-from popgeo.capture.fingerprint import Unknown, fingerprint
+from popgeo.capture.fingerprint import DECIDES, Unknown, fingerprint, hash_sources
+from popgeo.ipu import Options, compile_step, inference_model
 
 PACKAGE = Path(module.__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
 def _hashes_anew() -> Iterator[None]:
-    module._versions.cache_clear()
+    hash_sources.cache_clear()
     yield
-    module._versions.cache_clear()
+    hash_sources.cache_clear()
 
 
-@pytest.mark.parametrize("pattern", module._DECIDES)
-def test_every_part_of_the_package_that_it_names_is_there(pattern):
+@pytest.mark.parametrize("pattern", [*DECIDES, *compile_step.DECIDES])
+def test_every_part_of_the_package_that_is_named_is_there(pattern):
     assert list(PACKAGE.glob(pattern))
 
 
-@pytest.mark.parametrize(
-    "part", ["capture", "ops", "engine/optimizer", "ipu/cost", "ipu/tiles/lower", "ipu/step_cost.py"]
-)
-def test_a_changed_file_that_decides_what_is_captured_or_whether_it_fits_gives_another_name(part, monkeypatch):
-    before = fingerprint(nn.Linear(2, 2))
-    changed = str(PACKAGE / part) if part.endswith(".py") else str(next((PACKAGE / part).glob("*.py")))
+def name_of_a_step() -> tuple[str, str]:
+    return fingerprint(nn.Linear(2, 2)), hash_sources(*compile_step.DECIDES)
+
+
+def change(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the files of a part of the package had other contents."""
     plain = module._hash
-    monkeypatch.setattr(module, "_hash", lambda path: "changed" if path == changed else plain(path))
-    module._versions.cache_clear()
+    monkeypatch.setattr(module, "_hash", lambda path: "changed" if f"popgeo/{part}" in path else plain(path))
+    hash_sources.cache_clear()
+
+
+@pytest.mark.parametrize("part", ["capture/", "ops/"])
+def test_a_changed_file_that_decides_what_is_captured_gives_another_name(part, monkeypatch):
+    before = fingerprint(nn.Linear(2, 2))
+    change(part, monkeypatch)
     assert fingerprint(nn.Linear(2, 2)) != before
 
 
-def test_a_changed_report_gives_the_same_name(monkeypatch):
+@pytest.mark.parametrize(
+    "part", ["engine/optimizer/", "ipu/cost/", "ipu/tiles/lower/", "ipu/step_cost.py", "ipu/target.py"]
+)
+def test_a_changed_file_that_decides_whether_a_step_fits_gives_it_another_name(part, monkeypatch, tmp_path):
+    def compile() -> None:
+        inference_model(nn.Linear(2, 2), Options(cache_dir=tmp_path)).compile(torch.ones(1, 2))
+
     before = fingerprint(nn.Linear(2, 2))
-    plain = module._hash
-    monkeypatch.setattr(module, "_hash", lambda path: "changed" if "ipu/report" in path else plain(path))
-    module._versions.cache_clear()
+    compile()
+    change(part, monkeypatch)
     assert fingerprint(nn.Linear(2, 2)) == before
+    compile()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_changed_report_gives_the_same_name(monkeypatch):
+    before = name_of_a_step()
+    change("ipu/report/", monkeypatch)
+    assert name_of_a_step() == before
 
 
 class Holds(nn.Module):

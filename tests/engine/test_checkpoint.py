@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from popgeo.engine.checkpoint import load_checkpoint
+from popgeo.engine.replicas import Replicas
 from popgeo.ipu import Options, training_model
 from tests.conftest import REPOSITORY
 
@@ -63,15 +64,37 @@ def test_a_file_of_something_else_is_refused(tmp_path):
         make_step().load(path)
 
 
-def test_a_checkpoint_of_other_replicas_is_refused(tmp_path):
+@pytest.mark.parametrize("compiled_before", [False, True])
+def test_a_checkpoint_of_other_replicas_is_refused_and_changes_nothing(tmp_path, compiled_before):
     step = make_step(replication_factor=2)
     step(*make_batch(0, 2))
     step.save(tmp_path / "step.pt")
-    alone = make_step()
-    alone.load(tmp_path / "step.pt")
-    for _ in range(2):
-        with pytest.raises(ValueError, match=r"holds replicas \[0, 1\], this process runs \[0\]"):
-            alone(*make_batch(0))
+    alone, other = make_step(), make_step()
+    if compiled_before:
+        alone(*make_batch(1)), other(*make_batch(1))
+    addresses = [p.data_ptr() for p in alone.parameters()]
+    with pytest.raises(ValueError, match=r"holds replicas \[0, 1\], this process runs \[0\]"):
+        alone.load(tmp_path / "step.pt")
+    assert [p.data_ptr() for p in alone.parameters()] == addresses
+    assert torch.equal(alone(*make_batch(0)), other(*make_batch(0)))
+    torch.testing.assert_close(alone.state_dict(), other.state_dict(), rtol=0, atol=0)
+
+
+def test_replicas_that_are_dealt_out_between_loading_and_compiling_are_refused_before_weights_move(
+    tmp_path, monkeypatch
+):
+    step = make_step(replication_factor=2)
+    step(*make_batch(0, 2))
+    step.save(tmp_path / "step.pt")
+    again = make_step(replication_factor=2)
+    again.load(tmp_path / "step.pt")
+    addresses = [p.data_ptr() for p in again.parameters()]
+    monkeypatch.setattr(Replicas, "of_this_process", lambda factor: Replicas((0,), 2))
+    with pytest.raises(ValueError, match=r"holds replicas \[0, 1\], this process runs \[0\]"):
+        again.compile(*make_batch(0))
+    assert [p.data_ptr() for p in again.parameters()] == addresses
+    monkeypatch.undo()
+    assert again(*make_batch(0, 2)).isfinite().all()
 
 
 def test_an_optimizer_of_other_groups_is_refused(tmp_path):

@@ -63,6 +63,22 @@ def test_only_calls_that_succeed_are_counted():
     assert function.report.calls == 1
 
 
+def test_calls_are_counted_from_the_compile_on():
+    step = ipu.inference_model(Weighted())
+    for _ in range(3):
+        step(make_data("first"))
+    assert "3 calls" in repr(step)
+    step.destroy()
+    step.compile(make_data("first"))
+    assert (step.report.calls, step.report.run_seconds) == (0, 0.0)
+    assert "0 calls" in repr(step)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_function_knows_whether_it_was_compiled_strictly(strict):
+    assert ipu.compile(torch.relu, [torch.ones(2)], strict=strict).compiled.options.strict is strict
+
+
 class Picks(nn.Linear):
     """A loss that cannot be compiled, or too large a one."""
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from popgeo import ipu
+from popgeo.ipu import Report
 from tests.support.small_models import ContinuousFilters, compile_training, make_batch
 
 
@@ -14,16 +15,41 @@ def report():
     return compile_training().report
 
 
+def cycles_of(report: Report, *phases: str) -> float:
+    return sum(cost.plan.cycles(report.profile) for cost in report.costs if cost.phase in phases)
+
+
+def cycles_of_division(report: Report) -> float:
+    """Those of the mean over micro-batches and replicas."""
+    (division,) = [cost for cost in report.costs if cost.phase == "update" and cost.target == "aten.div_.Tensor"]
+    return division.plan.cycles(report.profile)
+
+
 def test_a_step_costs_each_micro_batch_and_one_update(report):
     three = compile_training(gradient_accumulation=3).report
-    micro, update = [
-        sum(c.plan.cycles(report.profile) for c in report.costs if c.phase in phases)
-        for phases in (("forward", "backward"), ("update",))
-    ]
+    micro = cycles_of(report, "forward", "backward")
+    update = cycles_of(report, "update") + cycles_of_division(three)
     adds = [cost for cost in three.costs if cost.phase == "accumulate"]
     assert [cost.target for cost in adds] == ["aten.add_.Tensor"]
     accumulation = sum(cost.count * cost.plan.cycles(report.profile) for cost in adds)
     assert three.total_cycles == pytest.approx(3 * micro + accumulation + update, abs=1)
+
+
+def test_dividing_and_clipping_gradients_is_part_of_the_update(report):
+    def of_the_update(report):
+        return [cost for cost in report.costs if cost.phase == "update"]
+
+    plain = of_the_update(report)
+    scaled = of_the_update(compile_training(loss_scaling=8.0).report)
+    assert [cost.target for cost in scaled] == ["aten.div_.Tensor", *(cost.target for cost in plain)]
+    clipped = of_the_update(compile_training(max_grad_norm=1.0).report)
+    assert [cost.target for cost in clipped][-len(plain) :] == [cost.target for cost in plain]
+    added = clipped[: -len(plain)]
+    assert "aten.linalg_vector_norm.default" in [cost.target for cost in added]
+    assert all(cost.count == 1 for cost in (*scaled, *clipped))
+    cycles = sum(cost.plan.cycles(report.profile) for cost in added)
+    assert compile_training(max_grad_norm=1.0).report.total_cycles == pytest.approx(report.total_cycles + cycles, abs=1)
+    assert cycles > 0
 
 
 def test_replicas_work_side_by_side_and_add_up_their_gradients(report):
@@ -31,7 +57,9 @@ def test_replicas_work_side_by_side_and_add_up_their_gradients(report):
     (reduce,) = [cost for cost in both.costs if cost.family == "collective"]
     parameters = sum(p.numel() for p in ContinuousFilters().parameters())
     assert reduce.plan.supersteps[0].bytes_total == 8 * parameters  # each sends half of its gradients, twice
-    assert both.total_cycles == pytest.approx(report.total_cycles + reduce.plan.cycles(report.profile), abs=1)
+    assert both.total_cycles == pytest.approx(
+        report.total_cycles + reduce.plan.cycles(report.profile) + cycles_of_division(both), abs=1
+    )
     assert both.for_batch(graphs=2).graphs_per_second == pytest.approx(2 * 2e6 / both.microseconds)
     assert "2 x Bow" in str(both)
 

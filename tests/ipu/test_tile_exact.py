@@ -160,6 +160,18 @@ def test_training_goes_on_from_the_state_that_the_model_has():
     assert_same_state(exact, model, rtol=1e-9, atol=1e-9)
 
 
+def test_numbers_that_fill_a_tensor_are_those_of_each_update():
+    torch.manual_seed(0)
+    model = Squares(nn.Linear(4, 2)).double()
+    step = training_model(model, optimizer=optim.Rprop(model.parameters(), lr=0.1))
+    batches = torch.randn(4, 6, 4, dtype=torch.float64)
+    exact = TileExact(step.compile(batches[0]), SMALL)
+    for x in batches:
+        torch.testing.assert_close(exact(x), step(x), rtol=1e-9, atol=1e-9)
+    assert_same_state(exact, model, rtol=1e-9, atol=1e-9)
+    exact.program.check()
+
+
 def test_weights_may_lie_in_any_order_in_memory():
     torch.manual_seed(0)
     linear = nn.Linear(4, 8)
@@ -172,6 +184,25 @@ def test_weights_may_lie_in_any_order_in_memory():
     for x in batches:
         torch.testing.assert_close(exact(x), step(x), rtol=1e-9, atol=1e-9)
     assert_same_state(exact, model, rtol=1e-9, atol=1e-9)
+
+
+class ReturnsItsWeight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.linear(x).square().mean(), self.linear.weight
+
+
+def test_a_weight_may_be_among_the_results():
+    torch.manual_seed(0)
+    model = ReturnsItsWeight().double()
+    step = training_model(model, optimizer=optim.SGD(model.parameters(), lr=0.1))
+    x = torch.randn(6, 4, dtype=torch.float64)
+    exact = TileExact(step.compile(x), SMALL)
+    for _ in range(2):
+        torch.testing.assert_close(exact(x), step(x), rtol=1e-9, atol=1e-9)
 
 
 def test_dropout_draws_the_same_numbers():

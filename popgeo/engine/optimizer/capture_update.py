@@ -2,7 +2,7 @@
 
 import copy
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.recorder import Recorder
+from popgeo.engine.optimizer.gradient_scaling import GradientScaling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,33 +29,55 @@ class UpdateGraph:
     num_numbers: int = 0
 
 
-def capture_update(worker: Optimizer) -> OpGraph:
-    """The operations of an update after the first, which makes the optimizer's state.
+def capture_update(optimizer: Optimizer, scaling: GradientScaling | None = None) -> UpdateGraph:
+    """Lets an optimizer step, after its gradients are scaled, and writes down what is done."""
 
-    They are recorded on copies, so neither the optimizer nor its parameters change.
-    """
-    copies = with_parameters(worker, [nn.Parameter(p.detach().clone()) for p in parameters_of(worker)])
-    for mine, theirs in zip(parameters_of(copies), parameters_of(worker), strict=True):
-        mine.grad = None if theirs.grad is None else theirs.grad.clone()
-        copies.state[mine] = {key: copy.deepcopy(part) for key, part in worker.state.get(theirs, {}).items()}
-    if not worker.state:
-        copies.step()
-    return replace(record_update(copies).graph, outputs=())
-
-
-def record_update(optimizer: Optimizer) -> UpdateGraph:
-    """Lets an optimizer step, and writes down what it does."""
-    recorder = Recorder(record_update.__code__, lambda problem: None, phase="update", keeps_state=False)
-    for given, tensor in tensors_of(optimizer).items():
-        recorder.add_input(given, tensor)
-    with recorder:
+    def update() -> None:
+        if scaling is not None:
+            scaling.apply(parameters_of(optimizer))
         optimizer.step()
+
+    recorder = _record(update, tensors_of(optimizer))
     state, made = dict[Input, int](), list[Tensor]()
     for number, parameter in enumerate(parameters_of(optimizer)):
         for given, part in _state_of(optimizer, number, parameter).items():
             state[given] = number
             made.append(part)
     return UpdateGraph(graph=recorder.graph(made), state=state)
+
+
+def capture_later_update(worker: Optimizer, scaling: GradientScaling) -> OpGraph:
+    """The operations of an update after the first, which makes the optimizer's state; the worker does not change."""
+    copies = _copied(worker)
+    if not worker.state:
+        copies.step()
+    return replace(capture_update(copies, scaling).graph, outputs=())
+
+
+def capture_scaling(worker: Optimizer, scaling: GradientScaling) -> OpGraph:
+    """The operations before each update, on the gradients alone; the worker does not change."""
+    copies = _copied(worker)
+    gradients = {given: tensor for given, tensor in tensors_of(copies).items() if given.role is Role.GRADIENT}
+    return _record(lambda: scaling.apply(parameters_of(copies)), gradients).graph([])
+
+
+def _record(act: Callable[[], None], inputs: Mapping[Input, Tensor]) -> Recorder:
+    """Writes down what is done to tensors."""
+    recorder = Recorder(_record.__code__, lambda problem: None, phase="update", keeps_state=False)
+    for given, tensor in inputs.items():
+        recorder.add_input(given, tensor)
+    with recorder:
+        act()
+    return recorder
+
+
+def _copied(worker: Optimizer) -> Optimizer:
+    """The same optimizer with the same state over copies of its parameters and gradients."""
+    copies = with_parameters(worker, [nn.Parameter(p.detach().clone()) for p in parameters_of(worker)])
+    for mine, theirs in zip(parameters_of(copies), parameters_of(worker), strict=True):
+        mine.grad = None if theirs.grad is None else theirs.grad.clone()
+        copies.state[mine] = {key: copy.deepcopy(part) for key, part in worker.state.get(theirs, {}).items()}
+    return copies
 
 
 def with_parameters(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> Optimizer:

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from popgeo.capture.op_graph import Number, OpGraph
 from popgeo.capture.recorder import makes_tensors, target
-from popgeo.engine.optimizer.capture_update import UpdateGraph, parameters_of, record_update, with_parameters
+from popgeo.engine.optimizer.capture_update import UpdateGraph, capture_update, parameters_of, with_parameters
 
 Path = tuple[Any, ...]
 _DETACH = "aten.detach.default"  # a view that torch makes in some cases only
@@ -69,7 +69,7 @@ class Rehearsal:
         for whole, one, state in zip(parameters_of(copies), parameters_of(self._small), states, strict=True):
             whole.grad = torch.zeros_like(whole)
             copies.state[whole] = {key: _resized(part, one, whole) for key, part in state.items()}
-        update = record_update(copies)
+        update = capture_update(copies)
         graph, found = replace_numbers(update.graph)
         done, expected = [op.target for op in graph.ops], list(map(target, numbers.operations))
         if found != numbers.values or _without_detach(done) != _without_detach(expected):

@@ -1,7 +1,6 @@
 """The optimizer's update, on parameters that lie side by side: a dozen operations for a group, not for each of them."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,11 +8,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from popgeo.capture.op_graph import OpGraph
-from popgeo.engine.call_options import CallOptions
-from popgeo.engine.graph_runner import GraphRunner
-from popgeo.engine.optimizer.capture_update import UpdateGraph, capture_update, tensors_of
+from popgeo.engine.call_options import CallOptions, gradient_divisor
+from popgeo.engine.optimizer.capture_update import capture_later_update, capture_scaling
 from popgeo.engine.optimizer.flat_parameters import flatten_groups, optimizer_of
-from popgeo.engine.optimizer.rehearse import Rehearsal
+from popgeo.engine.optimizer.gradient_scaling import GradientScaling
+from popgeo.engine.optimizer.run_update import UpdateRunner
 
 # Each element's update depends on that element and on numbers alone, so many parameters may be updated as one.
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "ASGD")
@@ -57,6 +56,7 @@ class Update:
         self.optimizer = optimizer
         self.num_updates = 0
         self._options, self._learning_rate = options, learning_rate
+        self._scaling = GradientScaling(divisor=gradient_divisor(options), max_grad_norm=options.max_grad_norm)
         self._names = {id(p): name for name, p in parameters.items()}
         accumulates = options.gradient_accumulation * options.replication_factor > 1
         kind = type(optimizer)
@@ -71,7 +71,7 @@ class Update:
         }
         self._shape = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
         self._worker = optimizer_of(self._flat, optimizer)
-        self._captured: _CapturedUpdate | None = None
+        self._runner: UpdateRunner | None = None
         self._has_state = False
         self._adopted: object = None
 
@@ -94,14 +94,10 @@ class Update:
         """The joined gradients, one tensor for each group and type."""
         return [part.total for part in self._flat]
 
-    def apply(self, divisor: float) -> None:
-        """One step with the gradients divided by `divisor`."""
+    def apply(self) -> None:
+        """One step with the joined gradients, scaled as the options say."""
         self._follow_optimizer()
-        for part in self._flat:
-            if divisor != 1:
-                part.total.div_(divisor)
-        if self._options.max_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_([part.flat for part in self._flat], self._options.max_grad_norm)
+        self._scaling.apply([part.flat for part in self._flat])
         self._step()
         if self._options.floating_point_exceptions:
             self._check()
@@ -117,9 +113,9 @@ class Update:
             self._worker.step()
             self._has_state = True
             return
-        if self._captured is None:
-            self._captured = _CapturedUpdate(self._worker)
-        if not self._captured.run():
+        if self._runner is None:
+            self._runner = UpdateRunner(self._worker)
+        if not self._runner.run():
             self._worker.step()
 
     @property
@@ -127,7 +123,7 @@ class Update:
         """Whether updates run as captured graphs rather than as torch's own code; None before that is known."""
         if not self._elementwise:
             return False
-        return None if self._captured is None else self._captured.is_captured
+        return None if self._runner is None else self._runner.is_captured
 
     def _check(self) -> None:
         """Raises where finite gradients gave weights of NaN or infinity."""
@@ -140,8 +136,12 @@ class Update:
             )
 
     def capture(self) -> OpGraph:
-        """The operations of an update after the first, which makes the optimizer's state."""
-        return capture_update(self._worker)
+        """The operations on joined gradients and of an update after the first, which makes the optimizer's state."""
+        return capture_later_update(self._worker, self._scaling)
+
+    def capture_scaling(self) -> OpGraph | None:
+        """The operations on joined gradients alone, before each update; None where they stay as they are."""
+        return None if self._scaling.changes_nothing else capture_scaling(self._worker, self._scaling)
 
     def members(self) -> list[list[str]]:
         """The names of the parameters that each of the joined tensors holds, in order."""
@@ -200,59 +200,9 @@ class Update:
         if self.optimizer.state is not self._adopted:
             for part in self._flat:
                 part.adopt(self.optimizer, self._worker.state)
-            self._captured = None
+            self._runner = None
             self._has_state = all(self._worker.state.get(part.flat) for part in self._flat)
         for part, group in zip(self._flat, self._worker.param_groups, strict=True):
             group.update({key: choice for key, choice in groups[part.group].items() if key != "params"})
             if self._learning_rate is not None:
                 group["lr"] = groups[part.group]["lr"] = self._learning_rate(self.num_updates)
-
-
-class _CapturedUpdate:
-    """Runs the updates of an optimizer that treats every element alike as captured graphs.
-
-    Each update is rehearsed, which gives its numbers. An optimizer whose state counts nothing, such as SGD, rehearses
-    only when its settings change.
-
-    Args:
-        worker: Owns parameters, gradients and a state that its first step has made.
-    """
-
-    def __init__(self, worker: Optimizer) -> None:
-        self._worker, self._rehearsal = worker, Rehearsal(worker)
-        self._counts_steps = self._rehearsal.counts_steps
-        self._steady: tuple[Any, GraphRunner] | None = None
-        self._runners: dict[int, GraphRunner | None] = {}  # by id of the update's graph, which the rehearsal keeps
-
-    def run(self) -> bool:
-        """One update; False, with nothing done, where it cannot be captured."""
-        settings = [{k: v for k, v in group.items() if k != "params"} for group in self._worker.param_groups]
-        if self._steady is not None and self._steady[0] == settings:
-            self._steady[1].run([])
-            return True
-        update, numbers = self._rehearsal.next(settings)
-        if id(update) not in self._runners:
-            self._runners[id(update)] = self._runner(update)
-        runner = self._runners[id(update)]
-        if runner is None:
-            return False
-        runner.set_numbers(numbers)
-        runner.run([])
-        if not self._counts_steps:
-            self._steady = settings, runner
-        return True
-
-    @property
-    def is_captured(self) -> bool | None:
-        """Whether updates run as captured graphs; None before the first."""
-        return all(runner is not None for runner in self._runners.values()) if self._runners else None
-
-    def _runner(self, update: UpdateGraph | None) -> GraphRunner | None:
-        if update is None:
-            return None
-        graph = update.graph
-        given = {graph.values[v].storage for v in graph.inputs.values()}
-        # A tensor made of a number would keep the value that it has now, and state that is made anew would be lost.
-        if graph.constants or any(graph.values[v].storage not in given for v in graph.outputs if v is not None):
-            return None
-        return GraphRunner(replace(graph, outputs=()), tensors_of(self._worker))

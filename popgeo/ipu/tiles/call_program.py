@@ -7,17 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
 
-from popgeo.capture.op_graph import Input, OpGraph, Role, Value
-from popgeo.capture.recorder import Recorder
+from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.engine.optimizer.capture_update import UpdateGraph
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.plan import Plan
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.graph_program import Places, add_operations, declare, finish
-from popgeo.ipu.tiles.lower.builder import Builder, Scope
-from popgeo.ipu.tiles.lower.elementwise import NUMBERS, add, divide
+from popgeo.ipu.tiles.lower.builder import Builder, Scope, elements_of
+from popgeo.ipu.tiles.lower.elementwise import NUMBERS, add
 from popgeo.ipu.tiles.lower.movement import copy, fill
 from popgeo.ipu.tiles.map_tensors import map_storages
 from popgeo.ipu.tiles.program import Program
@@ -33,15 +31,33 @@ class Training:
         members: For each joined weight tensor the names of its parameters, in order.
         trained: Names of the parameters in the order of the step's gradients.
         updates: The update of each device iteration, in order.
-        divisor: What sums of gradients are divided by.
-        max_grad_norm: What their 2-norm is limited to; None leaves them.
+        scaling: What is done to sums of gradients before each update; None leaves them.
     """
 
     members: Sequence[Sequence[str]]
     trained: Sequence[str]
     updates: Sequence[UpdateGraph]
-    divisor: float = 1.0
-    max_grad_norm: float | None = None
+    scaling: OpGraph | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CallProgram:
+    """The program of a call, and where the host finds what it gives to it and takes from it.
+
+    Attributes:
+        program: What the machine runs.
+        places: The elements of each input of the step, in its shape, and of each piece of the optimizer's state, in the
+            order in which they lie in memory.
+        results: The stream of each of the step's results, and which of the stream's elements it is, in its shape.
+    """
+
+    program: Program
+    places: Mapping[Input, Region]
+    results: tuple[tuple[str, np.ndarray], ...]
+
+    def arguments(self) -> dict[str, Region]:
+        """The stream of each argument, in order, and its elements."""
+        return {str(given): region for given, region in self.places.items() if given.role is Role.ARGUMENT}
 
 
 def join(
@@ -53,7 +69,7 @@ def join(
     gradient_accumulation: int = 1,
     replicas: int = 1,
     training: Training | None = None,
-) -> Program:
+) -> CallProgram:
     """Repeat(device iterations) { Repeat(accumulation) { host in, step, host out }, all-reduce, update }.
 
     Args:
@@ -70,16 +86,15 @@ def join(
         tensor, and `s<number>` for each other storage of the step. Iterations that update alike share a `Repeat`.
     """
     joiner = _Joiner(graph, num_results, target, training)
-    builder = joiner.builder
     if training is None:
         with joiner.repeat(device_iterations, "device iterations"):
             joiner.micro_batch()
-        return finish(builder)
+        return joiner.finish()
     for _, alike in itertools.groupby(training.updates, key=id):
         updates = list(alike)
         with joiner.repeat(len(updates), "device iterations"):
             joiner.iteration(updates[0], gradient_accumulation, replicas)
-    return finish(builder)
+    return joiner.finish()
 
 
 class _Joiner:
@@ -90,6 +105,7 @@ class _Joiner:
         self._graph, self._num_results, self._target, self._training = graph, num_results, target, training
         self._costs = cost(graph, target)
         self._updates = 0
+        self._state: dict[Input, None] = {}  # of the optimizer, in order
         mappings = map_storages(graph, self._costs, target)
         self._sums: dict[str, Region] = {}
         weights: Places = {}
@@ -110,9 +126,12 @@ class _Joiner:
         own = {storage: mapping for storage, mapping in mappings.items() if storage not in weights}
         self._places = declare(self.builder, graph, own, "s") | weights
 
-    def variable(self, value: Value) -> str:
-        """Where a value of the step is."""
-        return self._places[value.storage][0]
+    def finish(self) -> CallProgram:
+        """The program, and where what the host knows is in it."""
+        inputs = {given: self._region(v) for given, v in self._graph.inputs.items()}
+        state = {given: self._whole(str(given)) for given in self._state}
+        results = tuple((_result_stream(region.variable), region.elements) for region in self._results())
+        return CallProgram(program=finish(self.builder), places=inputs | state, results=results)
 
     @contextlib.contextmanager
     def repeat(self, count: int, name: str) -> Iterator[None]:
@@ -124,12 +143,12 @@ class _Joiner:
 
     def micro_batch(self) -> None:
         """Inputs, forward and backward, results."""
-        graph, values = self._graph, self._graph.values
-        streams = {self.variable(values[v]): str(given) for given, v in graph.inputs_of(Role.ARGUMENT).items()}
+        graph = self._graph
+        streams = {self._region(v).variable: str(given) for given, v in graph.inputs_of(Role.ARGUMENT).items()}
         self.builder.steps.append(HostCopy(to_host=False, streams=streams))
         add_operations(self.builder, graph, self._costs, self._places)
-        results = [self.variable(values[v]) for v in graph.outputs[: self._num_results] if v is not None]
-        self.builder.steps.append(HostCopy(to_host=True, streams={name: f"result:{name}" for name in results}))
+        streams = {region.variable: _result_stream(region.variable) for region in self._results()}
+        self.builder.steps.append(HostCopy(to_host=True, streams=streams))
 
     def iteration(self, update: UpdateGraph, accumulation: int, replicas: int) -> None:
         """Micro-batches, sums of gradients, and the update."""
@@ -146,15 +165,9 @@ class _Joiner:
             self._collect(accumulates=False)
         if replicas > 1:
             self.builder.steps.append(AllReduce(variables=tuple(totals), replicas=replicas))
-        if self._training.divisor != 1:
-            for name in totals:
-                divide(self._scope("divide gradients"), self._whole(name), self._training.divisor)
         places = {Input(Role.GRADIENT, f"{number}"): name for number, name in enumerate(totals)}
-        if self._training.max_grad_norm is not None:
-            shapes = [self._whole(name) for name in totals]
-            dtypes = [self.builder.dtype(region) for region in shapes]
-            sizes = [region.elements.size for region in shapes]
-            self._add(_clipping(sizes, dtypes, self._training.max_grad_norm), places)
+        if self._training.scaling is not None:
+            self._add(self._training.scaling, places)
         self._update(update, places)
 
     def _collect(self, accumulates: bool) -> None:
@@ -162,7 +175,7 @@ class _Joiner:
         for name, v in zip(self._training.trained, self._graph.outputs[self._num_results :], strict=True):
             if v is None:
                 continue
-            found = self._scope("collect gradients").region(v)
+            found = self._region(v)
             stride = self._graph.values[self._graph.inputs[Input(Role.PARAMETER, name)]].stride
             gradient = Region(variable=found.variable, elements=_in_storage_order(found.elements, stride))
             scope, total = self._scope("collect gradients"), self._sums[name]
@@ -180,6 +193,7 @@ class _Joiner:
         for (state, number), v in zip(update.state.items(), graph.outputs, strict=True):
             assert v is not None
             known[state] = str(state)
+            self._state[state] = None
             if known[state] not in self.builder.variables:
                 value = graph.values[v]
                 weights = mappings[f"weights.{number}"].mapping
@@ -222,6 +236,16 @@ class _Joiner:
         add_operations(self.builder, graph, costs, places)
         return places
 
+    def _results(self) -> list[Region]:
+        """What the host receives of a micro-batch."""
+        return [self._region(v) for v in self._graph.outputs[: self._num_results] if v is not None]
+
+    def _region(self, v: int) -> Region:
+        """Where a value of the step is."""
+        value = self._graph.values[v]
+        variable, start = self._places[value.storage]
+        return Region(variable=variable, elements=np.asarray(start + elements_of(value)))
+
     def _scope(self, label: str) -> Scope:
         return Scope(self.builder, self._graph, self._places, label, Plan(family="movement"))
 
@@ -229,16 +253,8 @@ class _Joiner:
         return Region(variable=name, elements=np.arange(self.builder.variables[name].mapping.numel))
 
 
-def _clipping(sizes: Sequence[int], dtypes: Sequence[torch.dtype], max_grad_norm: float) -> OpGraph:
-    """Scales gradients down to a 2-norm over all of them, as torch does."""
-    weights = [nn.Parameter(torch.zeros(size, dtype=dtype)) for size, dtype in zip(sizes, dtypes, strict=True)]
-    recorder = Recorder(_clipping.__code__, lambda problem: None, phase="update", keeps_state=False)
-    for number, p in enumerate(weights):
-        p.grad = torch.zeros_like(p)
-        recorder.add_input(Input(Role.GRADIENT, f"{number}"), p.grad)
-    with recorder:
-        nn.utils.clip_grad_norm_(weights, max_grad_norm, foreach=False)
-    return recorder.graph([])
+def _result_stream(variable: str) -> str:
+    return f"result:{variable}"
 
 
 def _in_storage_order(elements: np.ndarray, stride: Sequence[int]) -> np.ndarray:

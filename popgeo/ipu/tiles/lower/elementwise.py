@@ -96,21 +96,6 @@ def multiply(scope: Scope, out: Region, x: Region, y: Region) -> None:
     _of_two(scope, "multiply", "aten.mul.Tensor", out, x, y, ())
 
 
-def divide(scope: Scope, out: Region, number: float) -> None:
-    """out = out / number"""
-    vertices = (
-        Vertex(
-            tile=tile,
-            operation="aten.div.Tensor",
-            reads=(flat(out, where),),
-            writes=(flat(out, where),),
-            arguments=(Operand(0), number),
-        )
-        for tile, where in scope.builder.pieces(out)
-    )
-    scope.builder.compute(scope.label, vertices)
-
-
 def _of_two(
     scope: Scope, name: str, operation: str, out: Region, x: Region, y: Region, numbers: tuple[Any, ...]
 ) -> None:

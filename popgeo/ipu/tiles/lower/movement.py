@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from popgeo.capture.op_graph import Op, overload, substitute
+from popgeo.capture.op_graph import Number, Op, overload, substitute
 from popgeo.ipu.cost.plan import name_of
 from popgeo.ipu.tiles.lower import elementwise
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope, flat
-from popgeo.ipu.tiles.steps import Operand, Region, Vertex
+from popgeo.ipu.tiles.steps import Operand, Region, Scalar, Vertex
 
 MOVES = {
     "cat", "stack", "repeat", "flip", "roll", "tril", "triu", "constant_pad_nd", "contiguous", "reshape",
@@ -61,12 +61,15 @@ def _fill(scope: Scope, op: Op) -> None:
 
 
 def fill(scope: Scope, out: Region, number: Any) -> None:
-    """Gives each element of a region a number."""
+    """Gives each element of a region a number, which may be one that is given anew at each run."""
     dtype = scope.builder.dtype(out)
+    reads: tuple[Region, ...] = ()
+    if isinstance(number, Number):
+        reads, number = (Region(variable=scope.builder.numbers, elements=np.array(number.slot)),), Scalar(0)
 
     def vertex(tile: int, where: np.ndarray) -> Vertex:
         writes = (flat(out, where),)
-        return Vertex(tile=tile, operation="fill", reads=(), writes=writes, arguments=(len(where), number, dtype))
+        return Vertex(tile=tile, operation="fill", reads=reads, writes=writes, arguments=(len(where), number, dtype))
 
     scope.builder.compute(scope.label, (vertex(tile, where) for tile, where in scope.builder.pieces(out)))
 
