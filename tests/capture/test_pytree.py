@@ -1,4 +1,4 @@
-"""Any nest of arguments is taken apart and put together again, and a difference between two nests is named by its path."""
+"""Any nest of arguments is taken apart and put together again, and where two nests differ is named by its path."""
 
 from typing import Any, NamedTuple
 
