@@ -1,6 +1,5 @@
 """The function that is written for a graph computes what its operations say, and holds nothing longer than needed."""
 
-import gc
 import weakref
 
 import torch
@@ -30,10 +29,10 @@ def test_without_a_place_every_operation_allocates():
 
 
 def test_what_has_a_place_is_written_there_by_functions_that_can_and_copied_there_after_others():
-    graph = graph_of(lambda x: (x.sqrt(), x.cumsum(0), x.clone(), torch.zeros_like(x), x.median(0).values), X)
+    graph = graph_of(lambda x: (x.sqrt(), x.cumsum(0), x.clone(), x.median(0).values), X)
     places = {v: torch.full(graph.values[v].shape, 9.0) for v in graph.outputs}
     results = emit(graph, given(graph, X) | places)()
-    assert [place.tolist() for place in places.values()] == [[1, 2], [1, 5], [1, 4], [0, 0], 1]
+    assert [place.tolist() for place in places.values()] == [[1, 2], [1, 5], [1, 4], 1]
     assert all(mine is place for mine, place in zip(results, places.values(), strict=True))
 
 
@@ -44,7 +43,6 @@ def test_a_value_is_freed_after_its_last_reader():
 
     def check(op: Op, operands: list[Tensor], results: list[Tensor]) -> None:
         made.append(weakref.ref(results[0]))
-        gc.collect()
         alive.append([tensor() is not None for tensor in made])
 
     emit(graph, given(graph, X), check)()

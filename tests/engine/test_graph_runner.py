@@ -87,7 +87,10 @@ def divide(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("x", "message"),
-    [(0.0, r"aten.div.Tensor in the forward pass gave infinity .*return \(y / x\).log\(\)"), (0.5, "aten.log.* gave NaN")],
+    [
+        (0.0, r"aten.div.Tensor in the forward pass gave infinity .*return \(y / x\).log\(\)"),
+        (0.5, "aten.log.* gave NaN"),
+    ],
 )
 def test_the_first_operation_that_makes_nan_or_infinity_of_finite_numbers_is_named(x, message):
     graph = graph_of(divide, torch.ones(2))
