@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from popgeo.capture.op_graph import OpGraph
+from popgeo.ipu.tiles.program import Program
 from popgeo.native import library
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -36,6 +37,18 @@ def _every_graph_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
         self.check()
 
     monkeypatch.setattr(OpGraph, "__init__", make_and_check)
+
+
+@pytest.fixture(autouse=True)
+def _every_program_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is lowered in a test has all data where the tiles need it."""
+    made = Program.__init__
+
+    def make_and_check(self: Program, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        self.check()
+
+    monkeypatch.setattr(Program, "__init__", make_and_check)
 
 
 @pytest.fixture(autouse=True)

@@ -14,10 +14,10 @@ from popgeo.data.collate import FixedSizeCollater
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.arguments import check_arguments, member, num_mini_batches, shard_of, sizes_of, strategy_of
-from popgeo.loader.epoch import Planner
+from popgeo.loader.epoch import EpochPacker
 from popgeo.loader.fill_table import as_html, filling, in_one_line
 from popgeo.loader.make_batches import OF_WORKERS, BatchMaker
-from popgeo.loader.source import FetchingSource, FlatSource, Source, read
+from popgeo.loader.source import FetchingSource, FlatSource, Source, open_dataset
 from popgeo.loader.strategy import FixedSizeStrategy, Packing
 from popgeo.packing import Packs
 
@@ -118,8 +118,8 @@ class FixedSizeDataLoader(DataLoader):
         self.rank, self.world_size = shard_of(options, rank, world_size)
         self.items_of = num_mini_batches(options, self.world_size)
         self._progress = _Progress(0, 0)
-        self._plan: tuple[int, Packs] | None = None
-        like, sizes, levels, is_flat = read(dataset, exclude_keys, levels, sort_edges, progress_bar)
+        self._packs: tuple[int, Packs] | None = None
+        like, sizes, levels, is_flat = open_dataset(dataset, exclude_keys, levels, sort_edges, progress_bar)
         chosen = sizes_of(like, sizes, batch_size, fixed_size_options, num_nodes, num_edges)
         self.fixed_size_options = chosen.with_rows_for(like)
         self.collater = FixedSizeCollater(
@@ -139,7 +139,7 @@ class FixedSizeDataLoader(DataLoader):
         self.source: Source = (
             FlatSource(like, self.collater) if is_flat else FetchingSource(dataset, sizes, self.collater, like)
         )
-        self._planner = Planner(
+        self._packer = EpochPacker(
             sizes=sizes,
             store=like,
             holds_all=is_flat,
@@ -168,9 +168,9 @@ class FixedSizeDataLoader(DataLoader):
 
     def plan(self) -> Packs:
         """The graphs of each batch of the epoch that is running or comes next; made when first asked for."""
-        if self._plan is None or self._plan[0] != self.epoch:
-            self._plan = self.epoch, self._planner.plan(self.seed, self.epoch)
-        return self._plan[1]
+        if self._packs is None or self._packs[0] != self.epoch:
+            self._packs = self.epoch, self._packer.pack(self.seed, self.epoch)
+        return self._packs[1]
 
     def __len__(self) -> int:
         """Items of the epoch that is running or comes next."""
@@ -210,7 +210,7 @@ class FixedSizeDataLoader(DataLoader):
                 f"The state is of a loader of {state['num_graphs']} graphs, this one has {len(self.source.sizes)}. "
                 f"Load it into a loader of the same dataset."
             )
-        self.seed, self._plan = state["seed"], None
+        self.seed, self._packs = state["seed"], None
         self._progress = _Progress(state["epoch"], state["position"])
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # torch names its own iterator class
@@ -220,7 +220,7 @@ class FixedSizeDataLoader(DataLoader):
         return self._iterate(self.plan(), self._progress)
 
     def _iterate(self, packs: Packs, progress: "_Progress") -> Iterator[Batch]:
-        for batches in self._maker.run(packs, progress.position, (self.seed, progress.epoch)):
+        for batches in self._maker.make(packs, progress.position, (self.seed, progress.epoch)):
             for batch in batches:
                 progress.position += 1
                 yield batch

@@ -16,8 +16,8 @@ from popgeo.packing import Budget, Packs
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Planner:
-    """What the batches of an epoch depend on, beside seed and epoch.
+class EpochPacker:
+    """Packs the graphs of one epoch after another into batches; it holds what that depends on beside seed and epoch.
 
     Args:
         sizes: Nodes and edges of each graph. int64 [num_graphs, num_dimensions]
@@ -49,7 +49,7 @@ class Planner:
     world_size: int
     group: int
 
-    def plan(self, seed: int, epoch: int) -> Packs:
+    def pack(self, seed: int, epoch: int) -> Packs:
         """The batches of this rank in one epoch.
 
         Raises:
@@ -58,12 +58,14 @@ class Planner:
         tell = getattr(self.sampler if self.batch_sampler is None else self.batch_sampler, "set_epoch", None)
         if tell is not None:
             tell(epoch)
-        packs = self._pack(seed, epoch) if self.batch_sampler is None else Packs.from_lists(self.batch_sampler)
+        packs = (
+            self._pack_by_strategy(seed, epoch) if self.batch_sampler is None else Packs.from_lists(self.batch_sampler)
+        )
         if self.holds_all and not (self.over_size_strategy.trims_nodes or self.over_size_strategy.trims_edges):
             check_fits(self.store, self.options, packs)
         return shard(packs, self.rank, self.world_size, self.group, self.drop_last)
 
-    def _pack(self, seed: int, epoch: int) -> Packs:
+    def _pack_by_strategy(self, seed: int, epoch: int) -> Packs:
         # Without shuffle a strategy that draws at random draws the same in every epoch.
         generator = epoch_generator(seed, epoch if self.shuffle or self.sampler is not None else 0)
         order = np.arange(len(self.sizes))
@@ -72,7 +74,7 @@ class Planner:
         elif self.shuffle and not (isinstance(self.strategy, FixedSizeStrategy) and self.strategy.draws):
             order = torch.randperm(len(order), generator=generator).numpy()
         limits = tuple(self.options.limits(self.store.size_axes).tolist())
-        return plan_epoch(
+        return pack_epoch(
             self.sizes,
             Budget(sizes=limits, num_graphs=self.options.num_graphs - 1),
             self.strategy,
@@ -89,7 +91,7 @@ def epoch_generator(seed: int, epoch: int) -> torch.Generator:
     return torch.Generator().manual_seed(int(state >> np.uint64(1)))
 
 
-def plan_epoch(
+def pack_epoch(
     sizes: np.ndarray,
     budget: Budget,
     strategy: FixedSizeStrategy | Packing,
@@ -107,7 +109,7 @@ def plan_epoch(
         strategy: How to put them together.
         order: The graphs of this epoch, in order. int64 [number of graphs]
         generator: Source of randomness of the strategy.
-        over_size_strategy: What happens to graphs that do not fit; those to be trimmed are planned for, not trimmed.
+        over_size_strategy: What happens to graphs that do not fit; those to be trimmed count as trimmed.
         drop_last: Drops an incomplete last batch of `PadToMax`.
 
     Raises:

@@ -56,7 +56,7 @@ class BatchMaker:
         self._pool: WorkerPool | None = None
         self._ring: list[Memory | None] = []
 
-    def run(self, packs: Packs, start: int, key: tuple[int, int]) -> Iterator[list[Batch]]:
+    def make(self, packs: Packs, start: int, key: tuple[int, int]) -> Iterator[list[Batch]]:
         """The items of an epoch, a few at a time.
 
         Args:
@@ -71,11 +71,11 @@ class BatchMaker:
         return in_background(chunks) if self.background else chunks
 
     def _from_workers(self, packs: Packs, key: tuple[int, int]) -> Iterator[list[Batch]]:
-        assert self.workers is not None  # `run` asked
+        assert self.workers is not None  # `make` asked
         if self._pool is None or not self.workers["persistent_workers"]:
             self._pool = WorkerPool(self.source, self.group, self.workers)
         starts = range(0, len(packs), self.group)
-        batches = self._pool.batches([(packs[i : i + self.group], key) for i in starts])
+        batches = self._pool.make([(packs[i : i + self.group], key) for i in starts])
         return ([batch] for batch in batches)
 
     def _chunks(self, packs: Packs, key: tuple[int, int]) -> Iterator[list[Batch]]:
@@ -111,14 +111,14 @@ class WorkerPool:
     """
 
     def __init__(self, source: Source, group: int, settings: dict[str, Any]) -> None:
-        self.portions: list[tuple[Packs, tuple[int, int]]] = []
+        self._packs_with_keys: list[tuple[Packs, tuple[int, int]]] = []
         self.loader: DataLoader[Any] = DataLoader(
-            _Cuts(source, group), batch_size=None, sampler=self.portions, collate_fn=_as_it_is, **settings
+            _Cuts(source, group), batch_size=None, sampler=self._packs_with_keys, collate_fn=_as_it_is, **settings
         )
 
-    def batches(self, portions: list[tuple[Packs, tuple[int, int]]]) -> Iterator[Batch]:
-        """One item for each portion: the packs of one item, and seed and epoch."""
-        self.portions[:] = portions
+    def make(self, packs_with_keys: list[tuple[Packs, tuple[int, int]]]) -> Iterator[Batch]:
+        """The items in order, each from its packs and its key, which is seed and epoch."""
+        self._packs_with_keys[:] = packs_with_keys
         return iter(self.loader)
 
 
@@ -126,8 +126,8 @@ class _Cuts(Dataset[Batch]):
     def __init__(self, source: Source, group: int) -> None:
         self.source, self.group = source, group
 
-    def __getitem__(self, portion: tuple[Packs, tuple[int, int]]) -> Batch:
-        packs, key = portion
+    def __getitem__(self, packs_with_key: tuple[Packs, tuple[int, int]]) -> Batch:
+        packs, key = packs_with_key
         return self.source.cut(packs, key, self.group)[0]
 
 

@@ -103,7 +103,7 @@ class FetchingSource(Source):
         return None
 
 
-def read(
+def open_dataset(
     dataset: Any, exclude_keys: Sequence[str] | None, levels: Levels | None, sort_edges: bool, progress_bar: bool | None
 ) -> tuple[FlatStore, np.ndarray, Levels | None, bool]:
     """The graphs of a dataset, flat; their sizes; what attributes belong to; and whether these are all graphs.

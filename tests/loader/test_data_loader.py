@@ -37,7 +37,7 @@ def test_pad_to_max_puts_one_graph_less_than_batch_size_into_each_batch():
 def test_the_real_part_equals_pyg(native):
     loader = loader_of(shuffle=True)
     for index, batch in enumerate(loader):
-        assert_real_part_equals(batch, [GRAPHS[i] for i in loader._plan[1][index]])
+        assert_real_part_equals(batch, [GRAPHS[i] for i in loader._packs[1][index]])
 
 
 def test_every_epoch_has_its_own_order_and_the_same_seed_repeats_it():

@@ -5,7 +5,7 @@ import pytest
 
 from popgeo.data import OverSizeStrategy
 from popgeo.loader import FixedSizeStrategy
-from popgeo.loader.epoch import epoch_generator, plan_epoch
+from popgeo.loader.epoch import epoch_generator, pack_epoch
 from popgeo.packing import Budget, Packs
 
 SIZES = np.array([[2, 1], [3, 0], [9, 9], [1, 1]])
@@ -14,7 +14,7 @@ BUDGET = Budget(sizes=(5, 5), num_graphs=3)
 
 def plan_of(strategy=FixedSizeStrategy.StreamPack, **settings) -> Packs:
     order = np.arange(len(SIZES))
-    return plan_epoch(SIZES, BUDGET, strategy, order, generator=epoch_generator(0, 0), **settings)
+    return pack_epoch(SIZES, BUDGET, strategy, order, generator=epoch_generator(0, 0), **settings)
 
 
 def test_every_epoch_and_seed_has_a_generator_of_its_own():
@@ -34,7 +34,7 @@ def test_what_cannot_fit_is_refused_skipped_or_planned_for_trimming():
 
 def test_what_was_skipped_is_told_by_its_number_in_the_dataset():
     order = np.array([3, 2, 0, 1])
-    plan = plan_epoch(
+    plan = pack_epoch(
         SIZES,
         Budget(sizes=(3, 5), num_graphs=3),
         FixedSizeStrategy.PadToMax,
@@ -48,5 +48,5 @@ def test_what_was_skipped_is_told_by_its_number_in_the_dataset():
 
 def test_an_empty_epoch_has_no_batches():
     for strategy in (FixedSizeStrategy.PadToMax, FixedSizeStrategy.StreamPack):
-        plan = plan_epoch(SIZES, BUDGET, strategy, np.arange(0), generator=epoch_generator(0, 0))
+        plan = pack_epoch(SIZES, BUDGET, strategy, np.arange(0), generator=epoch_generator(0, 0))
         assert len(plan) == 0

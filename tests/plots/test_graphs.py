@@ -1,61 +1,10 @@
-"""Pictures of graphs show each atom, edge and slot once, and tell padding from what is real."""
+"""Pictures of graphs and batches show each edge and slot once, and tell padding from what is real."""
 
-import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 from numpy.testing import assert_allclose
 
 from popgeo import plots
-
-WATER = ([8, 1, 1], [[0.0, 0, 0], [0.76, 0.59, 0], [-0.76, 0.59, 0]])
-
-
-def letters(ax):
-    return sorted(text.get_text() for text in ax.texts)
-
-
-def centres(ax):
-    return np.array([text.get_position() for text in ax.texts if text.get_text() != "1 Å"])
-
-
-def test_padding_atoms_are_not_drawn_and_change_nothing():
-    z, pos = WATER
-    padded = plots.molecule([*z, 0, 0], [*pos, [9, 9, 9], [0, 0, 0]])
-    assert letters(padded) == letters(plots.molecule(z, pos)) == ["1 Å", "H", "H", "O"]
-    assert_allclose(centres(padded), centres(plots.molecule(z, pos)), atol=1e-9)
-
-
-def test_a_picture_is_no_longer_than_the_molecule_and_nearly_as_long():
-    line = plots.molecule([6, 6], [[0, 0, -3], [0, 0, 3]])  # along z, which a fixed view from above would hide
-    (a, b), length = centres(line), 6.0
-    assert 0.9 * length < np.hypot(*(a - b)) <= length
-
-
-def test_a_turned_molecule_gives_the_same_distances_on_paper():
-    z, pos = WATER[0], np.array(WATER[1]) + np.array([0.1, -0.2, 0.3])
-    turned = pos[:, [2, 0, 1]]  # a rotation that swaps the axes round
-    paper = [centres(plots.molecule(z, p)) for p in (pos, turned)]
-    lengths = [np.hypot(*(p[:, None] - p[None]).transpose(2, 0, 1)) for p in paper]
-    assert_allclose(*lengths, atol=1e-6)
-
-
-def test_bonds_have_as_many_lines_as_their_order_and_loops_have_none():
-    chain, edges = [[1.5 * i, 0, 0] for i in range(4)], [[0, 1, 1, 2, 2, 3, 3], [1, 0, 2, 1, 3, 2, 3]]
-    kinds = np.eye(4)[[0, 0, 1, 1, 2, 2, 0]]  # single, double, triple, each in both directions; and a loop
-    scale_bar = 1
-    assert len(plots.molecule([6] * 4, chain, edges, kinds).lines) == 1 + 2 + 3 + scale_bar
-
-
-def test_an_edge_in_one_direction_is_drawn_as_one_in_both_is():
-    z, pos = WATER
-    both, one = plots.molecule(z, pos, [[0, 1], [1, 0]]), plots.molecule(z, pos, [[1], [0]])
-    scale_bar = 1
-    assert len(both.lines) == len(one.lines) == 1 + scale_bar
-
-
-def test_positions_of_another_number_of_atoms_are_refused():
-    with pytest.raises(ValueError, match=r"z has shape \(2,\), pos \(1, 3\)"):
-        plots.molecule([6, 6], [[0, 0, 0]])
 
 
 def test_a_matrix_tells_edges_padding_and_padding_edges_apart():
@@ -92,10 +41,3 @@ def test_a_histogram_counts_the_same_whether_sizes_are_listed_or_counted():
     for ax in (listed, counted):
         assert_allclose([bar.get_height() for bar in ax.patches], [0.25, 0.5, 0.25])
         assert ax.get_legend().get_texts()[0].get_text() == "mean 6.0"
-
-
-def test_panels_share_a_figure_and_a_look():
-    panels = plots.panels(2, 2, title="four")
-    assert len({id(ax.figure) for ax in panels}) == 1
-    assert [ax.get_subplotspec().num1 for ax in panels] == [0, 1, 2, 3]
-    assert panels[0].figure.get_suptitle() == "four"

@@ -116,3 +116,9 @@ def test_traffic_is_counted_from_sender_to_receiver_in_bytes():
 def test_a_sum_moves_one_partial_result_from_each_other_tile(total):
     assert total.traffic()[:, 0].tolist() == [0, *[4] * 6, 0]
     assert total.traffic().sum() == 24
+
+
+def test_in_the_tests_every_program_is_checked_when_it_is_made(total):
+    place = step_of(total, Exchange)
+    with pytest.raises(ValueError, match="which is not there"):
+        with_step(total, place, dataclasses.replace(total.steps[place], transfers=()))

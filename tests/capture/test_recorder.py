@@ -1,0 +1,147 @@
+"""Each operation is written down once, with what it reads, makes and changes."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from popgeo.capture.capture import bind, capture
+from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role
+from popgeo.capture.recorder import Recorder
+
+
+def record(function, *inputs: Tensor, **options) -> OpGraph:
+    """What a function does to real tensors."""
+    recorder = Recorder(record.__code__, lambda problem: None, **options)
+    for number, tensor in enumerate(inputs):
+        recorder.add_input(Input(Role.ARGUMENT, f"{number}"), tensor)
+    with recorder:
+        results = function(*inputs)
+    return recorder.graph(results)
+
+
+def reads(op: Op) -> tuple[int, ...]:
+    return tuple(op.reads())
+
+
+def test_operations_stand_in_order_with_their_operands_and_results():
+    c = torch.tensor([1.0, 2.0])
+    graph = record(lambda x, y: [(x * c).exp() + y], torch.ones(2), torch.zeros(2))
+    assert [(op.target, reads(op), op.outputs) for op in graph.ops] == [
+        ("aten.mul.Tensor", (0, 2), (3,)),
+        ("aten.exp.default", (3,), (4,)),
+        ("aten.add.Tensor", (4, 1), (5,)),
+    ]
+    assert graph.outputs == (5,)
+    assert graph.constants[2] is not c  # detached, in the same memory
+    assert graph.constants[2].data_ptr() == c.data_ptr()
+
+
+def test_a_view_shares_the_storage_and_a_copy_has_its_own():
+    graph = record(lambda x: [x[1:], x.t(), x.clone()], torch.zeros(2, 3))
+    x, row, flipped, copy = (graph.values[v] for v in (0, *graph.outputs))
+    assert (row.storage, row.offset, row.shape) == (x.storage, 3, (1, 3))
+    assert (flipped.storage, flipped.stride) == (x.storage, (1, 3))
+    assert copy.storage != x.storage
+
+
+def test_what_an_operation_changes_in_place_keeps_its_number():
+    def function(x: Tensor) -> list[Tensor]:
+        y = x.exp()
+        y.mul_(3)
+        torch.add(y, 1, out=y)
+        return [y]
+
+    graph = record(function, torch.zeros(2))
+    assert [(op.target.split(".")[1], op.outputs, op.writes) for op in graph.ops] == [
+        ("exp", (1,), ()),
+        ("mul_", (1,), (1,)),
+        ("add", (1,), (1,)),
+    ]
+    assert graph.outputs == (1,)
+
+
+def test_running_statistics_are_changed_in_training_although_the_schema_does_not_say_so():
+    def norm(training: bool):
+        return lambda x, m, v: [torch.nn.functional.batch_norm(x, m, v, training=training)]
+
+    inputs = torch.randn(4, 2), torch.zeros(2), torch.ones(2)
+    assert {v for op in record(norm(True), *inputs).ops for v in op.writes} == {1, 2}
+    assert {v for op in record(norm(False), *inputs).ops for v in op.writes} == set()
+
+
+def test_a_view_in_place_changes_no_element_and_gives_the_tensor_another_value():
+    def function(x: Tensor) -> list[Tensor]:
+        y = x.exp()
+        y.t_()
+        return [y]
+
+    graph = record(function, torch.zeros(2, 3))
+    transposed = graph.ops[-1]
+    assert (transposed.target, reads(transposed), transposed.writes) == ("aten.t.default", (1,), ())
+    assert graph.values[graph.outputs[0]].shape == (3, 2)
+
+
+def test_tensors_in_lists_are_references_too():
+    graph = record(lambda x, y: [torch.cat([y, x, y])], torch.zeros(2), torch.zeros(3))
+    assert graph.ops[0].args[0] == [Ref(1), Ref(0), Ref(1)]
+
+
+def test_the_number_of_a_freed_tensor_is_not_given_to_the_next_one():
+    def function(x: Tensor) -> list[Tensor]:
+        for _ in range(20):
+            x = x + torch.full((2,), 1.0)  # freed at once; the next would get its address and its id
+        return [x]
+
+    graph = record(function, torch.zeros(2))
+    made = [v for op in graph.ops for v in op.outputs]
+    assert len(set(made)) == len(made) >= 40
+
+
+def test_a_change_of_what_is_no_input_is_refused_unless_it_may_be_lost():
+    stray = torch.zeros(2)
+    with pytest.raises(ValueError, match="neither parameter, buffer nor result"):
+        record(lambda x: [stray.add_(x)], torch.ones(2))
+    assert len(record(lambda x: [stray.add_(x)], torch.ones(2), keeps_state=False).ops) == 1
+
+
+def test_a_tensor_without_a_fixed_layout_is_refused():
+    with pytest.raises(ValueError, match="has no fixed layout"):
+        record(lambda x: [x.to_sparse()], torch.ones(2, 2))
+
+
+def test_submodules_are_followed_and_left_even_when_they_fail():
+    class Fails(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise RuntimeError
+
+    class Tries(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.linear = Fails(), torch.nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            try:
+                return self.inner(x)
+            except RuntimeError:
+                return self.linear(x).exp()
+
+    model = Tries()
+    graph = capture(model, bind(model.forward, torch.ones(3, 2))).graph
+    assert [op.module for op in graph.ops] == ["linear", "linear", ""]
+
+
+def test_the_backward_pass_has_the_places_of_the_forward_operations():
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.linear(x)
+            return y.exp().sum()
+
+    model = Model()
+    graph = capture(model, bind(model.forward, torch.ones(3, 2)), trained=["linear.weight", "linear.bias"]).graph
+    backward = {op.target.split(".")[1]: op for op in graph.ops if op.phase == "backward"}
+    assert (backward["mm"].module, backward["mm"].source[-18:]) == ("linear", "y = self.linear(x)")
+    assert (backward["mul"].module, backward["mul"].source[-20:]) == ("", "return y.exp().sum()")

@@ -1,0 +1,158 @@
+"""Memory is used again as soon as what it held is not needed, and never sooner."""
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from popgeo.capture.capture import bind, capture
+from popgeo.capture.op_graph import Op, OpGraph
+from popgeo.engine.memory_plan import Memory, place_values
+
+KIB = 1024
+
+
+def graph_of(function, *inputs: Tensor) -> OpGraph:
+    return capture(function, bind(function, *inputs)).graph
+
+
+def plan(graph: OpGraph, **options: bool) -> Memory:
+    """A plan in which inputs and constants have memory of their own."""
+    given = {v: torch.empty_strided(graph.values[v].shape, graph.values[v].stride, dtype=graph.values[v].dtype)
+             for v in graph.inputs.values()}  # fmt: skip
+    return place_values(graph, given | dict(graph.constants), **options)
+
+
+def sizes(memory: Memory) -> list[int]:
+    return [buffer.nbytes for buffer in memory.buffers]
+
+
+def chain(x: Tensor) -> Tensor:
+    return x.cos().sin().exp().tanh().sqrt()
+
+
+X = torch.zeros(KIB)  # 4 KiB
+
+
+def test_a_chain_of_elementwise_operations_needs_one_buffer_and_two_where_operands_must_last():
+    assert sizes(plan(graph_of(chain, X))) == [4 * KIB]
+    assert sizes(plan(graph_of(chain, X), overwrites_operands=False)) == [4 * KIB, 4 * KIB]
+
+
+def test_a_result_keeps_its_buffer_to_the_end():
+    def function(x):
+        y = x.cos()
+        return y, y.sin().exp().tanh()
+
+    assert sizes(plan(graph_of(function, X))) == [4 * KIB, 4 * KIB]
+
+
+def test_what_does_not_work_by_element_never_writes_over_its_operand():
+    graph = graph_of(lambda x: x.cos() @ x, torch.zeros(32, 32))
+    assert sizes(plan(graph)) == [4 * KIB, 4 * KIB]
+
+
+def test_an_operand_of_which_a_view_lives_on_is_not_overwritten():
+    def function(x):
+        y = x.cos()
+        half = y[512:]
+        return y.sin(), half
+
+    memory = plan(graph_of(function, X))
+    assert sizes(memory) == [4 * KIB, 4 * KIB]
+
+
+def test_inputs_are_never_overwritten():
+    graph = graph_of(chain, X)
+    memory = plan(graph)
+    (x,) = graph.inputs.values()
+    others = {tensor.untyped_storage().data_ptr() for v, tensor in memory.tensors.items() if v != x}
+    assert memory.tensors[x].untyped_storage().data_ptr() not in others
+
+
+def test_a_small_value_does_not_take_a_large_buffer():
+    def function(x):
+        return (x.cos() @ x).sum(0)  # the cosine's 64 KiB are free when the sum of 512 bytes is made
+
+    graph = graph_of(function, torch.zeros(128, 128))
+    assert sizes(plan(graph)) == [64 * KIB, 64 * KIB, 512]
+
+
+def test_buffers_are_aligned_and_never_empty():
+    memory = plan(graph_of(lambda x: x.cos() @ x, torch.zeros(3, 3)))
+    assert sizes(memory) == [64, 64]  # of 36 bytes each
+    assert memory.nbytes == 128
+    assert sizes(plan(graph_of(torch.cos, torch.zeros(0)))) == [64]
+
+
+STEPS = {
+    "cos": lambda x, y: x.cos(),
+    "add": lambda x, y: x + y,
+    "matmul": lambda x, y: x @ y,
+    "transposed": lambda x, y: x.t(),
+    "half": lambda x, y: torch.cat([x[:3], y[3:]]),
+    "row": lambda x, y: x[2] + y,
+    "column": lambda x, y: y * x.sum(1, keepdim=True),
+    "changed": lambda x, y: x.clone().add_(y),
+    "top": lambda x, y: x.topk(6, dim=1).values,
+    "written": lambda x, y: torch.zeros_like(x).copy_(y),
+    "wide": lambda x, y: (x.double() * 2).float(),
+}
+PROGRAMS = st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 3), st.integers(0, 3)), max_size=10)
+
+
+def program(steps: list[tuple[str, int, int]]):
+    """Each step takes one of the last few values; the last ones are returned."""
+
+    def function(x, y):
+        values = [x, y]
+        for name, first, second in steps:
+            values.append(STEPS[name](values[-1 - first % len(values)], values[-1 - second % len(values)]))
+        return values[-2:]
+
+    return function
+
+
+def needed(graph: OpGraph) -> dict[int, tuple[int, int]]:
+    """The first and the last operation at which each storage holds what is needed."""
+    first = {graph.values[v].storage: -1 for v in (*graph.inputs.values(), *graph.constants)}
+    last = dict.fromkeys(first, len(graph.ops))  # they have memory of their own
+    for index, op in enumerate(graph.ops):
+        for v in (*op.reads(), *op.writes, *op.outputs):
+            if v is not None:
+                first.setdefault(graph.values[v].storage, index)
+                last[graph.values[v].storage] = max(index, last.get(graph.values[v].storage, -1))
+    last |= {graph.values[v].storage: len(graph.ops) for v in graph.outputs if v is not None}
+    return {storage: (first[storage], last[storage]) for storage in first}
+
+
+def span(tensors: list[Tensor]) -> tuple[int, int]:
+    """The bytes that views of one storage reach over."""
+    reach = [sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)) + 1 for t in tensors]
+    ends = [t.data_ptr() + k * t.itemsize for t, k in zip(tensors, reach, strict=True)]
+    return min(t.data_ptr() for t in tensors), max(ends)
+
+
+def by_element(op: Op) -> bool:
+    return op.target.split(".")[1] in {"cos", "add", "mul", "exp"}
+
+
+@pytest.mark.parametrize("overwrites", [True, False])
+@hypothesis.settings(deadline=None, max_examples=60, derandomize=True)
+@hypothesis.given(steps=PROGRAMS)
+def test_what_is_needed_at_the_same_time_never_overlaps(steps, overwrites):
+    graph = graph_of(program(steps), torch.zeros(6, 6), torch.zeros(6, 6))
+    memory = plan(graph, overwrites_operands=overwrites)
+    views: dict[int, list[Tensor]] = {}
+    for v, tensor in memory.tensors.items():
+        views.setdefault(graph.values[v].storage, []).append(tensor)
+    spans, times = {storage: span(tensors) for storage, tensors in views.items()}, needed(graph)
+    for a in spans:
+        for b in spans:
+            if a == b or times[a][0] > times[b][0]:
+                continue
+            made, gone = times[b][0], times[a][1]
+            handed_on = overwrites and made == gone and by_element(graph.ops[made])
+            if made <= gone and not handed_on:
+                assert spans[a][1] <= spans[b][0] or spans[b][1] <= spans[a][0], (steps, a, b)

@@ -1,0 +1,83 @@
+"""The function that writes into given memory computes what the plain one does, and is used only where torch has one."""
+
+import pytest
+import torch
+
+from popgeo.capture.capture import bind, capture
+from popgeo.capture.op_graph import Op
+from popgeo.engine import out_variants
+
+X, Y = torch.tensor([[1.0, -2.0], [3.0, 4.0]]), torch.tensor([[2.0, 2.0], [0.5, -1.0]])
+ROWS = torch.tensor([1, 0])
+INTO = {
+    "aten.add.Tensor": (X, Y),
+    "aten.mul.Tensor": (X, Y),
+    "aten.mul.Scalar": (X, 3.0),
+    "aten.sub.Scalar": (X, 3.0),
+    "aten.mm.default": (X, Y),
+    "aten.addmm.default": (X[0], X, Y),
+    "aten.exp.default": (X,),
+    "aten.where.self": (X > 0, X, Y),
+    "aten.pow.Tensor_Scalar": (X, 2),
+    "aten.sum.dim_IntList": (X, [0]),
+    "aten.amax.default": (X, [1]),
+    "aten.index_select.default": (X, 0, ROWS),
+    "aten.index_add.default": (X, 0, ROWS, Y),
+    "aten.cat.default": ([X, Y], 1),
+    "aten.gt.Scalar": (X, 0),
+    "aten.topk.default": (X, 1),
+}
+
+
+@pytest.mark.parametrize("target", INTO)
+def test_results_in_given_memory_are_those_of_the_plain_function(target):
+    function, names = out_variants.into(target)
+    expected = out_variants.plain(target)(*INTO[target])
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    given = [torch.full_like(tensor, 7) for tensor in expected]
+    places = [tensor.data_ptr() for tensor in given]
+    function(*INTO[target], **dict(zip(names, given, strict=True)))
+    assert [tensor.data_ptr() for tensor in given] == places
+    for mine, other in zip(given, expected, strict=True):
+        assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize(
+    "target", ["popgeo.gather.default", "aten.add_.Tensor", "aten.t.default", "aten.median.default"]
+)
+def test_what_torch_cannot_write_into_given_memory_is_called_plainly(target):
+    assert out_variants.into(target) is None
+
+
+def operations(function, *inputs):
+    graph = capture(function, bind(function, *inputs)).graph
+    return graph, {op.target.split(".")[1]: op for op in graph.ops}
+
+
+def test_only_new_memory_has_a_fixed_place():
+    def function(x, y):
+        return x.t() + 1, x.clone().mul_(2), torch.zeros_like(x), x.new_empty(3)
+
+    graph, ops = operations(function, X, Y)
+    fixed = {name for name, op in ops.items() if out_variants.has_fixed_place(graph, op)}
+    assert fixed == {"add", "clone", "zeros_like", "new_empty"}  # not the view `t`, nor `mul_`, which changes a value
+
+
+def test_only_what_works_by_element_may_overwrite_an_operand():
+    _, ops = operations(lambda x, y: (x * 2 + y.exp(), x @ y, x.index_select(0, ROWS), torch.cat([x, y])), X, Y)
+    assert {name for name, op in ops.items() if out_variants.is_elementwise(op)} == {"mul", "add", "exp"}
+
+
+@pytest.mark.parametrize(
+    ("target", "what"),
+    [
+        ("aten.clone.default", ("copy_", None)),
+        ("aten.zeros_like.default", ("fill_", 0)),
+        ("aten.new_ones.default", ("fill_", 1)),
+        ("aten.empty.memory_format", ("nothing", None)),
+        ("aten.full.default", None),
+        ("aten.add.Tensor", None),
+    ],
+)
+def test_copies_and_fills_are_no_calls(target, what):
+    assert out_variants.copy_or_fill(Op(target=target, args=(), outputs=(0,))) == what

@@ -1,0 +1,98 @@
+"""Every figure names its units, draws where it is told to, and leaves everything else as it was."""
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+
+from popgeo import plots
+from tests.support.figures import (
+    BOUND,
+    DRAW,
+    EFFICIENCY,
+    FILL,
+    GIVEN,
+    GRID,
+    HISTORY,
+    IID,
+    ON_GIVEN_AXES,
+    PACKED,
+    PRISTINE,
+    SUMMARY,
+)
+
+
+@pytest.mark.parametrize("name", DRAW)
+def test_no_global_state_changes_and_pyplot_knows_of_no_figure(name):
+    before, figures = dict(mpl.rcParams), plt.get_fignums()
+    figure = DRAW[name]().figure
+    figure.canvas.draw()
+    assert isinstance(figure, Figure)
+    assert dict(mpl.rcParams) == before
+    assert plt.get_fignums() == figures
+
+
+@pytest.mark.parametrize("name", DRAW)
+def test_inputs_come_back_unchanged(name):
+    DRAW[name]()
+    for given, pristine in zip(GIVEN, PRISTINE, strict=True):
+        pd.testing.assert_frame_equal(given, pristine)
+    assert PACKED.tolist() == [17.5, 18.5, 18.0]
+    assert IID.tolist() == [15.0, 21.0, 18.0]
+
+
+@pytest.mark.parametrize("name", DRAW)
+def test_every_figure_can_be_saved_and_is_not_blank(name, tmp_path):
+    DRAW[name]().figure.savefig(tmp_path / "figure.png", dpi=40)
+    pixels = plt.imread(tmp_path / "figure.png")[..., :3]
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 20
+
+
+@pytest.mark.parametrize("name", [name for name in DRAW if name != "molecule"])  # which has a scale bar instead
+def test_every_axis_is_named(name):
+    ax = DRAW[name]()
+    assert ax.get_xlabel()
+    assert ax.get_ylabel()
+    assert ax.get_title()
+
+
+@pytest.mark.parametrize("name", ON_GIVEN_AXES)
+def test_a_given_axes_is_the_one_drawn_on(name):
+    ax = Figure().add_subplot()
+    assert DRAW[name](ax) is ax
+    assert ax.has_data()
+
+
+def test_nodes_edges_and_graphs_keep_their_colours_from_figure_to_figure():
+    fill = [to_rgb(line.get_color()) for line in plots.batch_fill(FILL[["nodes", "edges"]]).get_lines()]
+    bars = [to_rgb(bars.patches[0].get_facecolor()) for bars in DRAW["strategies"]().containers]
+    assert fill == bars
+    assert to_rgb(plots.batch_fill(FILL[["edges"]]).get_lines()[0].get_color()) == bars[1]
+
+
+@pytest.mark.parametrize(
+    ("draw", "missing"),
+    [
+        (lambda: plots.loss_curve(HISTORY.drop(columns="train_mae")), "train_mae"),
+        (lambda: plots.batch_fill(HISTORY), "nodes"),
+        (lambda: plots.strategies(FILL), "strategy"),
+        (lambda: plots.strategies(SUMMARY[["strategy"]]), "nodes"),
+        (lambda: plots.efficiency_over_budget(BOUND), "strategy"),
+        (lambda: plots.efficiency_over_budget(EFFICIENCY, bound=FILL), "num_nodes"),
+        (lambda: plots.surfaces(GRID, x="lines", y="channels"), "lines"),
+        (lambda: plots.surfaces(GRID, x="rows", y="channels", panel="kind"), "kind"),
+    ],
+)
+def test_a_table_that_lacks_a_column_is_refused_by_its_name(draw, missing):
+    with pytest.raises(ValueError, match=rf"The table has the columns .*'{missing}'"):
+        draw()
+
+
+def test_panels_share_a_figure_and_a_look():
+    panels = plots.panels(2, 2, title="four")
+    assert len({id(ax.figure) for ax in panels}) == 1
+    assert [ax.get_subplotspec().num1 for ax in panels] == [0, 1, 2, 3]
+    assert panels[0].figure.get_suptitle() == "four"
