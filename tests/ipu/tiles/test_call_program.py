@@ -18,7 +18,7 @@ SMALL = IpuTarget(name="small", num_tiles=4, memory_per_tile=2**20, clock=1e9, f
 class Loss(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(3, 2)
+        self.linear = nn.Linear(30, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x).square().mean()
@@ -29,7 +29,7 @@ def program_of(optimizer=optim.SGD, calls: int = 1, **options) -> Program:
     model = Loss()
     made = Options(**options)
     step = training_model(model, made, optimizer(model.parameters(), lr=0.1))
-    x = torch.ones(5 * made.batch_factor, 3)
+    x = torch.ones(5 * made.batch_factor, 30)
     exact = TileExact(step.compile(x), SMALL)
     for _ in range(calls):
         exact(x)
@@ -97,7 +97,8 @@ def test_weights_gradients_and_state_last_and_nothing_else_does():
     lasting = {name for name, held in variables.items() if held.lasting}
     assert lasting == {"weights.0", "gradients.0", "state:0.step", "state:0.exp_avg", "state:0.exp_avg_sq"}
     weights = variables["weights.0"].mapping
-    assert weights.numel == 3 * 2 + 2
+    assert weights.numel == 30 * 2 + 2
+    assert len(set(weights.holders())) > 1
     for name in ("gradients.0", "state:0.exp_avg"):
         assert variables[name].mapping.holders().tolist() == weights.holders().tolist()
 
