@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_geometric.data import Data, HeteroData
 
-from popgeo.capture.pytree import describe, first_difference, flatten, liken, same, slots, templates, unflatten
+from popgeo.capture.pytree import describe, first_difference, flatten, leaves, liken, same, templates, unflatten
 
 
 class Pair(NamedTuple):
@@ -25,7 +25,7 @@ def test_tensors_come_in_the_order_in_which_a_reader_meets_them():
     a, b, c, d = (torch.full((k,), float(k)) for k in range(4))
     tensors, structure = flatten({"b": [a, (b, "text")], "a": Pair(first=c, second={"x": d})})
     assert [id(tensor) for tensor in tensors] == [id(a), id(b), id(c), id(d)]
-    assert [path for path, _ in slots(structure)] == ["b[0]", "b[1][0]", "a.first", "a.second['x']"]
+    assert [path for path, _ in leaves(structure)] == ["b[0]", "b[1][0]", "a.first", "a.second['x']"]
     again = unflatten(structure, ["A", "B", "C", "D"])
     assert again == {"b": ["A", ("B", "text")], "a": Pair("C", {"x": "D"})}
     assert isinstance(again["a"], Pair)

@@ -36,6 +36,17 @@ def test_what_has_a_place_is_written_there_by_functions_that_can_and_copied_ther
     assert all(mine is place for mine, place in zip(results, places.values(), strict=True))
 
 
+def test_a_view_of_what_has_a_place_needs_no_work():
+    graph = graph_of(lambda x: x.sqrt().view(2, 1), X)
+    root, view = (v for op in graph.ops for v in op.outputs)
+    place = torch.zeros(2)
+    seen = []
+    placed = given(graph, X) | {root: place, view: place.view(2, 1)}
+    results = emit(graph, placed, lambda op, operands, made: seen.append(op.target))()
+    assert results[0].tolist() == [[1], [2]]
+    assert seen == ["aten.sqrt.default"]
+
+
 def test_a_value_is_freed_after_its_last_reader():
     graph = graph_of(lambda x: x.exp().sin().cos().tanh(), X)
     made: list[weakref.ref] = []

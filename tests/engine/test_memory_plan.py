@@ -79,6 +79,14 @@ def test_a_small_value_does_not_take_a_large_buffer():
     assert sizes(plan(graph)) == [64 * KIB, 64 * KIB, 512]
 
 
+def test_a_large_value_does_not_take_a_small_buffer():
+    def function(x):
+        row = x.sum(0) @ x  # the sum's 512 bytes are free when 64 KiB are needed
+        return row.expand(128, 128).cos()
+
+    assert sizes(plan(graph_of(function, torch.zeros(128, 128)))) == [512, 512, 64 * KIB]
+
+
 def test_buffers_are_aligned_and_never_empty():
     memory = plan(graph_of(lambda x: x.cos() @ x, torch.zeros(3, 3)))
     assert sizes(memory) == [64, 64]  # of 36 bytes each

@@ -63,6 +63,15 @@ def test_only_new_memory_has_a_fixed_place():
     assert fixed == {"add", "clone", "zeros_like", "new_empty"}  # not the view `t`, nor `mul_`, which changes a value
 
 
+def test_what_also_changes_an_operand_has_no_fixed_place():
+    def norm(x, mean, variance):
+        return torch.nn.functional.batch_norm(x, mean, variance, training=True)
+
+    graph, ops = operations(norm, X, torch.zeros(2), torch.ones(2))
+    assert out_variants.into(ops["native_batch_norm"].target) is not None
+    assert not out_variants.has_fixed_place(graph, ops["native_batch_norm"])
+
+
 def test_only_what_works_by_element_may_overwrite_an_operand():
     _, ops = operations(lambda x, y: (x * 2 + y.exp(), x @ y, x.index_select(0, ROWS), torch.cat([x, y])), X, Y)
     assert {name for name, op in ops.items() if out_variants.is_elementwise(op)} == {"mul", "add", "exp"}

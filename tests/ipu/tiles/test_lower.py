@@ -1,6 +1,5 @@
 """Each family, lowered in any division and run tile by tile, gives what torch gives, and needs all of its program."""
 
-import copy
 import dataclasses
 
 import pytest
@@ -162,18 +161,10 @@ def test_other_families_equal_torch(name):
     graph, program = scheduled(function, X, Y)
     made = run(graph, program, X, Y)
     torch.testing.assert_close(tuple(made), expected if isinstance(expected, tuple) else (expected,))
-    program.check()
 
 
 def network(x: Tensor, index: Tensor, w: Tensor) -> Tensor:
     return ops.scatter(x[index] * w, index, dim=0, dim_size=11).sum(1) @ x
-
-
-def unchecked(program: Program, **changes: object) -> Program:
-    """A program that breaks a rule; every program of a test is checked otherwise."""
-    wrong = copy.copy(program)
-    vars(wrong).update(changes)
-    return wrong
 
 
 def test_every_dropped_transfer_is_noticed():
@@ -188,7 +179,7 @@ def test_every_dropped_transfer_is_noticed():
                 steps = list(program.steps)
                 steps[place] = dataclasses.replace(step, transfers=left)
                 with pytest.raises(ValueError, match="neither holds nor was sent"):
-                    run(graph, unchecked(program, steps=tuple(steps)), *inputs)
+                    run(graph, dataclasses.replace(program, steps=tuple(steps)), *inputs)
                 dropped += 1
     assert dropped > 20
 
@@ -203,4 +194,4 @@ def test_every_element_on_a_wrong_tile_is_noticed():
             moved[element] = (moved[element] + 1) % program.num_tiles
             wrong = dataclasses.replace(variable, mapping=from_holders(moved))
             with pytest.raises(ValueError, match=r"does not hold|neither holds|another tile|never wrote"):
-                run(graph, unchecked(program, variables={**program.variables, name: wrong}), *inputs)
+                run(graph, dataclasses.replace(program, variables={**program.variables, name: wrong}), *inputs)

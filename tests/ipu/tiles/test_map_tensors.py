@@ -59,11 +59,11 @@ def test_an_elementwise_result_lies_where_its_most_spread_operand_does():
     assert made.holders().tolist() == spread.holders().tolist()
 
 
-def test_a_broadcast_operand_leads_nowhere():
-    graph = graph_of(lambda x, y: x + y, torch.zeros(40, 2), torch.zeros(2))
-    spread = blocked(1, 2, row_parts=1, column_parts=2, num_tiles=6)
-    x, _, made = mapped(graph, {}, y=spread).values()
-    assert made.holders().tolist() == x.holders().tolist() == [k // 32 for k in range(80)]
+def test_a_transposed_operand_leads_nowhere():
+    graph = graph_of(lambda x, y: x + y.t(), torch.zeros(6, 4), torch.zeros(4, 6))
+    spread = blocked(4, 6, row_parts=2, column_parts=2, num_tiles=6)
+    *_, made = mapped(graph, {}, y=spread).values()
+    assert made.holders().tolist() == [0] * 24
 
 
 @pytest.mark.parametrize(
@@ -100,3 +100,7 @@ def test_a_storage_is_as_large_as_what_looks_at_most_of_it_and_counts_in_bytes_u
     assert storage_sizes(graph)[graph.values[0].storage] == (60, 1)
     graph = graph_of(lambda x: x[1:, ::2], x)
     assert storage_sizes(graph)[graph.values[0].storage] == (15, 4)
+    tail = torch.zeros(10)[4:]  # a constant of which the program sees no more
+    graph = graph_of(lambda x: x + tail, torch.zeros(6))
+    (constant,) = graph.constants
+    assert storage_sizes(graph)[graph.values[constant].storage] == (10, 4)

@@ -74,11 +74,11 @@ def test_another_tiles_elements_are_out_of_reach_until_they_are_sent(memory):
     far = negation(0, region("x", 3, 0, 2), None)
     with pytest.raises(ValueError, match="a vertex on tile 0 reads 2 elements of x that its tile neither holds nor"):
         memory.compute(far)
-    memory.exchange(transfer(2))
+    memory.exchange(transfer(3))
     with pytest.raises(ValueError, match="reads 1 elements of x"):
         memory.compute(negation(0, region("x", 3, 0, 2), None))
-    memory.exchange(transfer(3))
     memory.exchange(transfer(2))
+    memory.exchange(transfer(3))
     memory.compute(negation(0, region("x", 3, 2), region("y", 0, 1)))
     assert memory._tiles[0].held["y"].values.tolist() == [-4, -3]
 
@@ -136,6 +136,10 @@ def test_only_what_lasts_keeps_its_content_from_program_to_program():
     memory.use(constant)
     assert memory.read("weights").tolist() == [5, 5, 5, 5]
     assert memory.read("c").tolist() == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="never wrote all that it holds of x"):
+        memory.read("x")
+    memory.write("x", torch.ones(4))
+    memory.use(constant)  # twice in a row
     with pytest.raises(ValueError, match="never wrote all that it holds of x"):
         memory.read("x")
 
