@@ -6,16 +6,16 @@ import numpy as np
 
 from popgeo.capture.op_graph import Op, Ref
 from popgeo.ipu.cost.plan import name_of
-from popgeo.ipu.tiles.lower import slices
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope, cuts, part, reshaped
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.lower.reduce import combine_partials
+from popgeo.ipu.tiles.lower.sorting import by_slices
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:
     """How a norm or a softmax is lowered; None where it is not one of these."""
-    return LOWERINGS.get(name_of(op.target)) or slices.lowering_of(scope, op, SOFTMAX)
+    return LOWERINGS.get(name_of(op.target)) or by_slices(scope, op, SOFTMAX)
 
 
 def _layer_norm(scope: Scope, op: Op) -> None:

@@ -8,8 +8,8 @@ import torch
 
 from popgeo.capture.op_graph import Op
 from popgeo.ipu.cost.plan import name_of
-from popgeo.ipu.tiles.lower import slices
 from popgeo.ipu.tiles.lower.builder import Builder, Lowering, Scope, flat, grouped
+from popgeo.ipu.tiles.lower.sorting import by_slices
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 MANY_PARTIALS = 16  # for one element of a result, from which on a stage of groups pays
@@ -34,7 +34,7 @@ def lowering_of(scope: Scope, op: Op) -> Lowering | None:
     whole = len(op.outputs) == 1 and kind in ("default", "dim_IntList", "dim", "dim_int", "dims")
     if name in HOW and whole and (kind == "default" or name not in SLICED):
         return _lower
-    return slices.lowering_of(scope, op, SLICED)
+    return by_slices(scope, op, SLICED)
 
 
 def _lower(scope: Scope, op: Op) -> None:

@@ -8,7 +8,6 @@ import torch
 
 from popgeo.capture.op_graph import Op
 from popgeo.ipu.cost.plan import name_of
-from popgeo.ipu.tiles.lower import slices
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope, cuts, part, reshaped
 from popgeo.ipu.tiles.lower.elementwise import add
 from popgeo.ipu.tiles.lower.movement import copy
@@ -23,6 +22,7 @@ from popgeo.ipu.tiles.lower.rows import (
     rows_of_edges,
     tile_of_block,
 )
+from popgeo.ipu.tiles.lower.sorting import by_slices
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 
@@ -32,7 +32,7 @@ def lowering_of(scope: Scope, op: Op) -> Lowering | None:
     if name == "aten.index_put" and not (one_index(scope, op) and (*op.args, False)[3] is True):
         return None
     if name in SLICED and not (name == "aten.scatter_add" and names_rows(scope, op)):
-        return slices.lowering_of(scope, op, SLICED)
+        return by_slices(scope, op, SLICED)
     if name == "aten.embedding_dense_backward" and op.args[4]:
         return None
     return LOWERINGS.get(name)
