@@ -37,7 +37,7 @@ def main() -> None:
     options = parser.parse_args()
     one_thread()
     torch.manual_seed(0)
-    count, rounds = (256, 1) if options.quick else (options.molecules, options.rounds)
+    count, rounds = (96, 1) if options.quick else (options.molecules, options.rounds)
     dataset = Molecules()[:count]
     molecules = [Data(z=data.z, pos=data.pos, y=data.y[:, GAP]) for data in dataset]
     runs = {

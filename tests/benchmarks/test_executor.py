@@ -13,7 +13,8 @@ from tests.conftest import REPOSITORY
     ("script", "claim"), [("executor.py", "x faster, compiled in"), ("end_to_end.py", "x as fast as dynamic")]
 )
 def test_a_benchmark_prints_its_ratio(script, claim):
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    # Two of pytest's workers would fight for the cores.
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(REPOSITORY / "benchmarks" / script), "--quick"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
