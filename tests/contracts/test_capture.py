@@ -12,6 +12,7 @@ from torch_geometric.utils import scatter, to_dense_batch
 from popgeo import ipu
 from popgeo.nn import SchNet
 from popgeo.testing import check_static_capture
+from tests.support.small_models import Stray
 
 EDGES = torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]])
 BATCH = torch.tensor([0, 0, 1, 1])
@@ -226,16 +227,6 @@ def test_operations_know_phase_submodule_and_line():
     assert {op.module for op in matmuls} >= {"net.interactions.0.conv.lin1", "net.interactions.1.mlp.2"}
     assert all(re.search(r"\.py:\d+ in \w+: ", op.source) for op in matmuls)
     assert any(op.phase == "backward" and op.module == "net.interactions.0.mlp.0" for op in matmuls)
-
-
-class Stray(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = [torch.zeros(1)]
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.count[0].add_(1)
-        return x + self.count[0]
 
 
 def test_state_outside_buffers_is_refused():

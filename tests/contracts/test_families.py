@@ -101,6 +101,8 @@ def test_a_superstep_is_named_after_its_operation():
 def test_bytes_and_flops_are_those_that_an_operation_touches_and_does():
     (added,) = cost(ipu.compile(lambda x: x + 1, [X]).step.graph, BOW)
     assert (added.bytes, added.flops) == (2 * X.nbytes, X.numel())
+    in_place = cost(ipu.compile(lambda x: x.clone().add_(1), [X]).step.graph, BOW)[-1]
+    assert (in_place.target, in_place.bytes) == ("aten.add_.Tensor", 2 * X.nbytes)
     row = torch.ones(6)
     *_, broadcast = cost(ipu.compile(lambda x, y: x + y.expand(8, 6), [X, row]).step.graph, BOW)
     assert broadcast.bytes == 2 * X.nbytes + row.nbytes

@@ -13,6 +13,7 @@ from torch_geometric.data import Batch, Data
 from popgeo import FixedSizeCollater, FixedSizeOptions, ops
 from popgeo.nn import GIN, mse_loss
 from popgeo.testing import check_static_capture
+from tests.support.small_models import Stray
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 BATCH = torch.tensor([0, 0, 0, 1, 1, 2])
@@ -109,16 +110,6 @@ def test_other_inputs_may_be_given():
     check_static_capture(lambda x, n: x * n, X, 3, other_inputs=(2 * X, 3))
     with pytest.raises(AssertionError, match="program captured depends on the data"):
         check_static_capture(lambda x, n: x * n, X, 3, other_inputs=(X, 4))
-
-
-class Stray(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = [torch.zeros(1)]
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.count[0].add_(1)
-        return x + self.count[0]
 
 
 def test_state_that_is_no_buffer_is_caught():

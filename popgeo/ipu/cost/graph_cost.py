@@ -85,7 +85,7 @@ def cost(graph: OpGraph, target: IpuTarget, calibration: Calibration = BOW_SDK3)
 
 def _cost(graph: OpGraph, op: Op, target: IpuTarget, calibration: Calibration) -> OpCost:
     chosen, known = plan(graph, op, target, calibration)
-    tensors = [*op.reads(), *(v for v in op.outputs if v is not None)]
+    tensors = [*op.reads(), *op.makes()]
     return OpCost(
         target=op.target,
         phase=op.phase,
@@ -103,4 +103,5 @@ def _bytes(graph: OpGraph, op: Op) -> int:
     if graph.is_view(op):
         return 0
     read = sum(distinct(graph.values[v]) * graph.values[v].dtype.itemsize for v in op.reads())
-    return read + sum(graph.values[v].nbytes for v in (*op.outputs, *op.writes) if v is not None)
+    # What works in place returns the value that it writes: one write.
+    return read + sum(graph.values[v].nbytes for v in {*op.makes(), *op.writes})
