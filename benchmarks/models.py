@@ -130,7 +130,7 @@ class Comparison:
         torch.manual_seed(0)
         return pyg.SchNet(*self.shape, interaction_graph=KnownEdges(edge_index, edge_weight))
 
-    def peers(self, with_inductor: bool) -> dict[str, Callable[[], object]]:
+    def peers(self, with_inductor: bool) -> dict[str, Callable[[], Tensor]]:
         """PyG's steps: on the slots of the nearest neighbours, and on those edges alone that are not absent."""
         edge_index, edge_weight = self.slots
         real = edge_weight < CUTOFF
@@ -141,9 +141,9 @@ class Comparison:
         steps = {name: eager_step(model, *self.inputs, num_graphs=self.num_graphs) for name, model in models.items()}
         return both_ways(steps)
 
-    def ours(self) -> dict[str, Callable[[], object]]:
+    def ours(self) -> dict[str, Callable[[], Tensor]]:
         """Ours, as eager modules and compiled."""
-        steps: dict[str, Callable[[], object]] = {}
+        steps: dict[str, Callable[[], Tensor]] = {}
         given = {"half_list": True, "num_graphs": self.num_graphs}
         for name, graph, edges, choices in (
             ("KNN", self.knn, (), {}),

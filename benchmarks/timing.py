@@ -4,9 +4,12 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 import tqdm
+
+T = TypeVar("T")
 
 
 def measure(
@@ -52,7 +55,7 @@ def _repeats(call: Callable[[], object], min_seconds: float, clock: Callable[[],
     return max(1, count)
 
 
-def flushed(call: Callable[[], object]) -> Callable[[], object]:
+def flushed(call: Callable[[], T]) -> Callable[[], T]:
     """The same call with denormal numbers taken for zeros: what `torch.set_flush_denormal(True)` gives its user.
 
     Example:
@@ -61,7 +64,7 @@ def flushed(call: Callable[[], object]) -> Callable[[], object]:
         tensor(0.)
     """
 
-    def run() -> object:
+    def run() -> T:
         torch.set_flush_denormal(True)
         try:
             return call()
@@ -71,7 +74,7 @@ def flushed(call: Callable[[], object]) -> Callable[[], object]:
     return run
 
 
-def both_ways(variants: Mapping[str, Callable[[], object]]) -> dict[str, Callable[[], object]]:
+def both_ways(variants: Mapping[str, Callable[[], T]]) -> dict[str, Callable[[], T]]:
     """Each peer as people run it, and, named `..., flushed`, with denormal numbers taken for zeros."""
     return {k: v for name, call in variants.items() for k, v in ((name, call), (f"{name}, flushed", flushed(call)))}
 
