@@ -3,17 +3,17 @@
     python benchmarks/models.py
 
 One thread. Every model has the same parameters and sees the same interactions; ratios are PyG's time over ours, so
-above 1 ours is faster. Real molecules come from POPGEO_SHARED_DATA or ../shared/data, random ones where that is absent.
+above 1 ours is faster. Real molecules come from the folder that POPGEO_SHARED_DATA names, random
+ones stand in where it is not set.
 """
 
 import argparse
-import os
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import real_data
 import torch
 import torch_geometric.nn as pyg
 from timing import measure, one_thread
@@ -24,7 +24,6 @@ from torch_geometric.data import Batch, Data
 from popgeo.nn import KNNInteractionGraph, PairInteractionGraph, PrecomputeInteractionGraph, SchNet, mse_loss
 
 CUTOFF, K, MAX_NUM_NODES = 10.0, 28, 29
-SHARED_DATA = Path(os.environ.get("POPGEO_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 
 
 class KnownEdges(nn.Module):
@@ -55,8 +54,8 @@ def packed_batch(num_nodes: int) -> Batch:
 def iter_molecules() -> Iterator[tuple[Tensor, Tensor]]:
     """Atomic numbers and positions, real ones if the data is there."""
     generator = np.random.default_rng(0)
-    path = SHARED_DATA / "qm9.npz"
-    if not path.exists():
+    path = real_data.shared("qm9.npz")
+    if path is None:
         while True:
             size = int(generator.integers(9, 30))
             yield torch.from_numpy(generator.integers(1, 9, size)), 2 * torch.randn(size, 3)
@@ -112,6 +111,8 @@ def main() -> None:
         arguments.nodes, arguments.channels, arguments.blocks, arguments.rounds = 96, 16, 2, 2
     one_thread()
     torch.manual_seed(0)
+    if real_data.shared("qm9.npz") is None:
+        real_data.say_random("qm9.npz", "made-up molecules of 9 to 29 atoms")
     batch = packed_batch(arguments.nodes)
     num_graphs, inputs = batch.num_graphs, (batch.z, batch.pos, batch.batch)
     shape = (arguments.channels, arguments.channels, arguments.blocks, 50, CUTOFF)
