@@ -16,6 +16,7 @@ import torch
 from published import Point
 from scipy.stats import spearmanr
 
+from popgeo.command_line import run
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.plan import Profile
 
@@ -69,4 +70,4 @@ def _cycles(point: Point, profile: Profile) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -13,6 +13,7 @@ from timing import measure, one_thread
 from torch import Tensor, nn
 
 from popgeo import ipu
+from popgeo.command_line import run
 
 
 class SchNet(nn.Module):
@@ -165,4 +166,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -25,6 +25,7 @@ from timing import measure, one_thread
 from torch_geometric.data import Data, InMemoryDataset
 from torch_geometric.loader import DataLoader, DynamicBatchSampler
 
+from popgeo.command_line import run
 from popgeo.data import FixedSizeOptions, FlatStore
 from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
 from popgeo.native import library
@@ -221,4 +222,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

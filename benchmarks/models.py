@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.profiler import profile
 from torch_geometric.data import Batch, Data
 
+from popgeo.command_line import run
 from popgeo.nn import KNNInteractionGraph, PairInteractionGraph, PrecomputeInteractionGraph, SchNet, mse_loss
 
 CUTOFF, K, MAX_NUM_NODES = 10.0, 28, 29
@@ -162,4 +163,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

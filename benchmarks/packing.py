@@ -19,6 +19,7 @@ from real_data import PUBLISHED
 from timing import measure, one_thread
 from torch_geometric.data import Data
 
+from popgeo.command_line import run
 from popgeo.native import library
 from popgeo.packing import (
     Budget,
@@ -221,4 +222,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

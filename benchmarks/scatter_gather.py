@@ -26,6 +26,7 @@ from torch import Tensor
 from torch_geometric.utils import scatter as pyg_scatter
 
 from popgeo import plots
+from popgeo.command_line import make_folder, run
 from popgeo.ops import EdgePlan, ScatterPlan, cfconv, scatter_sum, segment_csr
 
 try:
@@ -231,7 +232,6 @@ def bench_grid(points: pd.DataFrame, rounds: int, out: Path | None) -> pd.DataFr
         judge("smallest, at least 65,536 elements", large["ratio"].min(), 0.9)
     judge("smallest of all", table["ratio"].min(), 0.9)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         panels = table.assign(panel="F = " + table["F"].astype(int).astype(str))
         axes = plots.surfaces(panels, x="N", y="M", ratio="ratio", panel="panel", title="torch's best / popgeo")
         figure = axes[0].get_figure(root=True)
@@ -286,6 +286,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds; no inductor")
     parser.add_argument("--out", type=Path, help="folder for the picture of surfaces")
     arguments = parser.parse_args()
+    if arguments.out is not None:
+        make_folder(arguments.out)
     one_thread()
     print(f"one thread, float32, torch {torch.__version__}; freed memory: {keep_memory()}")
     quick, rounds = arguments.quick, 2 if arguments.quick else 7
@@ -309,4 +311,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -8,6 +8,7 @@ the published cycles only serve to say how far off that is.
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from popgeo import ipu, plots
+from popgeo.command_line import make_folder, run
 
 OPS = {"gather": "gather", "scatter_add": "scatter-add"}
 POINTS = Path(__file__).resolve().parents[1] / "benchmarks" / "data" / "bow_microbenchmarks.csv"
@@ -107,7 +109,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("ipu_vs_gpu.png"), help="where the picture goes")
     arguments = parser.parse_args()
     if not arguments.data.exists():
-        parser.error(f"{arguments.data} does not exist; pass the table of published points with --data.")
+        sys.exit(f"ipu_vs_gpu.py: {arguments.data} does not exist; pass the table of published points with --data.")
+    make_folder(arguments.out.parent)
     points = pd.read_csv(arguments.data)
     table = modelled(points[points["op"].isin(OPS)])
     for op in OPS:
@@ -116,9 +119,11 @@ def main() -> None:
         "So the peaks are real for small operations that a GPU is asked for one by one, and most of them is launch "
         "latency; for large ones look at the second figure of each operation."
     )
-    figure(table).savefig(arguments.out, dpi=120)
+    partial = arguments.out.with_name(f"{arguments.out.name}.part")
+    figure(table).savefig(partial, format="png", dpi=120)
+    partial.replace(arguments.out)
     print(f"picture: {arguments.out}")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)
