@@ -1,8 +1,8 @@
 """How far the modelled cycles are from those measured on a Bow IPU, on the points that no constant was fitted to.
 
-Real functions are compiled with `popgeo.ipu.compile` for the published shapes. Without the published points, which are
-not part of the package (POPGEO_SHARED_DATA or ../shared/data), there is nothing to compare with. No constant has seen
-these points, but which terms the formulas have was decided with all of them in view.
+Real functions are compiled with `popgeo.ipu.compile` for the published shapes; the points and where they come from are
+in `benchmarks/data`. No constant has seen these points, but which terms the formulas have was decided with all of them
+in view.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import torch
 from published import Point
 from scipy.stats import spearmanr
 
+from popgeo.command_line import run
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.plan import Profile
 
@@ -26,12 +27,11 @@ RANK_GATE = 0.97
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=published.published_folder(), help="of the published points")
+    parser.add_argument("--folder", type=Path, default=published.FOLDER, help="of the published points")
     parser.add_argument("--quick", action="store_true", help="fewer points of the long sweeps")
     arguments = parser.parse_args()
     if not arguments.folder.is_dir():
-        print(f"{arguments.folder} is absent, so there is nothing to compare with")
-        return
+        parser.error(f"--folder is {arguments.folder}, which does not exist; benchmarks/data holds the points.")
     torch.set_num_threads(1)
     print(
         f"{'family':<14}{'points':>7}{'error':>8}{'goal':>6}{'rank':>7}{'ideal':>8}  10 % to 90 % of modelled/measured"
@@ -70,4 +70,4 @@ def _cycles(point: Point, profile: Profile) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

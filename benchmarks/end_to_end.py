@@ -22,6 +22,7 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.nn.models import SchNet as PygSchNet
 
 from popgeo import ipu
+from popgeo.command_line import run
 from popgeo.data import FixedSizeOptions, FlatStore
 from popgeo.datasets import Molecules
 from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
@@ -177,4 +178,4 @@ def fixed_size(molecules: list[Data], has_pairs: bool) -> Callable[[], None]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -16,6 +16,7 @@ from timing import both_ways, measure, one_thread
 from torch import Tensor, nn
 
 from popgeo import ipu
+from popgeo.command_line import run
 
 
 class SchNet(nn.Module):
@@ -171,4 +172,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -2,14 +2,13 @@
 
     python benchmarks/loader.py [--quick] [--graphs 6400]
 
-All loaders run over the same molecules: real ones of QM9 where the shared data is present (POPGEO_SHARED_DATA or
-../shared/data), otherwise made up with the same sizes. One thread; an epoch is one turn; PyG's epochs are warm, so its
+All loaders run over the same molecules: real ones where POPGEO_SHARED_DATA names a folder that holds qm9.npz,
+otherwise made up with the same sizes. One thread; an epoch is one turn; PyG's epochs are warm, so its
 dataset has all its graphs cached as `Data`. The copy reads as many bytes as the batches have, in order.
 """
 
 import argparse
 import gc
-import os
 import platform
 import time
 import warnings
@@ -19,17 +18,17 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import real_data
 import torch
 import torch_geometric
 from timing import measure, one_thread
 from torch_geometric.data import Data, InMemoryDataset
 from torch_geometric.loader import DataLoader, DynamicBatchSampler
 
+from popgeo.command_line import run
 from popgeo.data import FixedSizeOptions, FlatStore
 from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
 from popgeo.native import library
-
-SHARED = Path(os.environ.get("POPGEO_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 
 
 class Molecules(InMemoryDataset):
@@ -62,9 +61,9 @@ class Molecules(InMemoryDataset):
         }
 
 
-def real_molecules(num_graphs: int) -> Molecules:
+def real_molecules(path: Path, num_graphs: int) -> Molecules:
     """The first molecules of QM9, with made-up features in place of chemical ones, which take as long to copy."""
-    arrays = np.load(SHARED / "qm9.npz")
+    arrays = np.load(path)
     num_atoms = arrays["num_atoms"].astype(np.int64)[:num_graphs]
     num_bonds = arrays["num_bonds"].astype(np.int64)[:num_graphs]
     bonds, z = arrays["bond"][: num_bonds.sum(), :2], arrays["z"][: num_atoms.sum()]
@@ -204,10 +203,12 @@ def main() -> None:
     options = parser.parse_args()
     one_thread()
     num_graphs, rounds = (200, 1) if options.quick else (options.graphs, options.rounds)
-    is_real = (SHARED / "qm9.npz").exists()
-    dataset = real_molecules(num_graphs) if is_real else made_up_molecules(num_graphs)
+    path = real_data.shared("qm9.npz")
+    if path is None:
+        real_data.say_random("qm9.npz", "made-up molecules with sizes like QM9's")
+    dataset = made_up_molecules(num_graphs) if path is None else real_molecules(path, num_graphs)
     print(
-        f"{'real molecules of QM9' if is_real else 'made-up molecules'}: {len(dataset):,} graphs; Python "
+        f"{'made-up molecules' if path is None else 'real molecules of QM9'}: {len(dataset):,} graphs; Python "
         f"{platform.python_version()}, torch {torch.__version__}, PyG {torch_geometric.__version__}; "
         f"{'compiled library' if library.is_available() else library.reason()}"
     )
@@ -221,4 +222,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -5,16 +5,15 @@
 One thread. Every model has the same parameters and sees the same interactions; every step includes Adam's update;
 ratios are PyG's time over ours, so above 1 ours is faster. PyG runs twice: as people run it, and with denormal numbers
 flushed (`torch.set_flush_denormal`), which on many processors makes it several times faster; goals are against the
-latter. Real molecules come from POPGEO_SHARED_DATA or ../shared/data, random ones where that is absent.
+latter. Real molecules come from the folder that POPGEO_SHARED_DATA names, random ones stand in where it is not set.
 """
 
 import argparse
 import copy
-import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
+import real_data
 import torch
 import torch_geometric.nn as pyg
 from shares import print_roofline, print_shares
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 from popgeo import ipu
+from popgeo.command_line import run
 from popgeo.nn import KNNInteractionGraph, PairInteractionGraph, PrecomputeInteractionGraph, SchNet, mse_loss
 
 CUTOFF, K, MAX_NUM_NODES, GAUSSIANS = 10.0, 28, 29, 50
@@ -31,7 +31,6 @@ GOALS = (
     ("precomputed pairs", "PyG, real edges, inductor", 2.8),
     ("KNN", "PyG, KNN slots", 3.0),
 )
-SHARED_DATA = Path(os.environ.get("POPGEO_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 
 
 class KnownEdges(nn.Module):
@@ -62,8 +61,8 @@ def packed_batch(num_nodes: int) -> Batch:
 def iter_molecules() -> Iterator[tuple[Tensor, Tensor]]:
     """Atomic numbers and positions, real ones if the data is there."""
     generator = np.random.default_rng(0)
-    path = SHARED_DATA / "qm9.npz"
-    if not path.exists():
+    path = real_data.shared("qm9.npz")
+    if path is None:
         while True:
             size = int(generator.integers(9, 30))
             yield torch.from_numpy(generator.integers(1, 9, size)), 2 * torch.randn(size, 3)
@@ -200,6 +199,8 @@ def main() -> None:
     if arguments.quick:
         arguments.nodes, arguments.channels, arguments.blocks, arguments.rounds = 96, 16, 2, 2
     one_thread()
+    if real_data.shared("qm9.npz") is None:
+        real_data.say_random("qm9.npz", "made-up molecules of 9 to 29 atoms")
     comparison = Comparison(arguments)
     variants = comparison.peers(not (arguments.quick or arguments.no_inductor)) | comparison.ours()
     # Each variant's first step starts from the same weights; a flushed one's is its peer's second.
@@ -224,4 +225,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

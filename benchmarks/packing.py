@@ -1,24 +1,25 @@
 """Packing: how full and how random packs are, how long a plan takes, and how that compares with packing Data objects.
 
-Sizes are the published histograms of QM9 (130,831 graphs) and HydroNet (4,464,740), with edges drawn around the mean
-number per node; without the shared data, a stand-in of 6,000 graphs each. A length N counts real nodes: one padding
-node, and one padding graph, come on top. `E+0.5%` is the slack of the edge budget over its mean share.
+Sizes are the published histograms of QM9 (130,831 graphs) and HydroNet (4,464,740), which lie in `benchmarks/data`,
+with edges drawn around the mean number per node; with `--quick`, a stand-in of 6,000 graphs each. A length N counts
+real nodes: one padding node, and one padding graph, come on top. `E+0.5%` is the slack of the edge budget over its mean
+share.
 """
 
 import argparse
 import csv
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
+from real_data import PUBLISHED
 from timing import measure, one_thread
 from torch_geometric.data import Data
 
+from popgeo.command_line import run
 from popgeo.native import library
 from popgeo.packing import (
     Budget,
@@ -34,7 +35,6 @@ from popgeo.packing import (
     window,
 )
 
-SHARED = Path(os.environ.get("POPGEO_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 EDGES_PER_NODE = {"QM9": 2.07, "HydroNet": 10.0}
 STRATEGIES: dict[str, Callable[..., Packs]] = {
     "stream": stream,
@@ -68,9 +68,8 @@ CASES = (
 def dataset_sizes(name: str, quick: bool) -> np.ndarray:
     """Nodes and edges of every graph, in random order. int64 [num_graphs, 2]"""
     random = np.random.default_rng(0)
-    path = SHARED / "published" / "size_histograms.csv"
-    if path.is_file() and not quick:
-        with path.open() as file:
+    if not quick:
+        with (PUBLISHED / "size_histograms.csv").open() as file:
             rows = [row for row in csv.DictReader(file) if row["dataset"] == name]
         nodes = np.repeat([int(row["num_nodes"]) for row in rows], [int(row["num_graphs"]) for row in rows])
     elif name == "QM9":
@@ -178,6 +177,8 @@ def main() -> None:
     arguments = parser.parse_args()
     one_thread()
     start = time.perf_counter()
+    if arguments.quick:
+        print("RANDOM DATA: 6,000 made-up sizes for each dataset, since --quick was asked for.")
     sizes = {name: dataset_sizes(name, arguments.quick) for name in EDGES_PER_NODE}
     print(f"popgeo packing: {', '.join(f'{name} {len(table):,} graphs' for name, table in sizes.items())}; one thread")
     print("compiled library in use" if library.is_available() else f"no compiled library: {library.reason()}")
@@ -221,4 +222,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,6 +1,5 @@
 """Published measurements of a Bow IPU, and the functions that were measured."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ FAMILIES = ("gather", "scatter_add", "matmul", "schnet_block")
 # How many points of each family constants may be fitted to; the others are for checking.
 NUM_FITTED = {"gather": 60, "scatter_add": 60, "matmul": 18, "schnet_block": 30}
 SEED = 0
+FOLDER = Path(__file__).resolve().parent / "data"
 TARGET = ipu.IpuTarget.bow()
 _DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
 _NUM_GAUSSIANS, _CUTOFF = 50, 10.0
@@ -38,12 +38,6 @@ class Point:
     sizes: tuple[int, int, int]
     dtype: torch.dtype
     cycles: float
-
-
-def published_folder() -> Path:
-    """Where the published points are expected; it may not exist."""
-    shared = os.environ.get("POPGEO_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")
-    return Path(shared) / "published"
 
 
 def points(folder: Path, family: str) -> list[Point]:

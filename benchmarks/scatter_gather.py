@@ -8,24 +8,25 @@ otherwise the page faults of fresh results swamp whatever is measured. torch_sca
     python benchmarks/scatter_gather.py --quick             small sizes, seconds
     python benchmarks/scatter_gather.py --out figures       draws the surfaces of the grid
 
-The grid has the points of a published sweep on a Graphcore Bow IPU (fp32, random indices; Graphcore Research, 2023) and
-prints its cycles beside where the file is present (POPGEO_SHARED_DATA, or ../shared/data).
+The grid has the points of a published sweep on a Graphcore Bow IPU (fp32, random indices; Graphcore Research, 2023;
+`benchmarks/data`) and prints its cycles beside.
 """
 
 import argparse
 import ctypes
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pandas as pd
 import torch
+from real_data import PUBLISHED
 from timing import geometric_mean, measure, one_thread
 from torch import Tensor
 from torch_geometric.utils import scatter as pyg_scatter
 
 from popgeo import plots
+from popgeo.command_line import make_folder, run
 from popgeo.ops import EdgePlan, ScatterPlan, cfconv, scatter_sum, segment_csr
 
 try:
@@ -36,7 +37,6 @@ except ImportError:
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 NEIGHBOURS = 28  # of each atom in a molecular batch
 ATOMS = 29  # of a molecule, so that neighbours are near in memory
-PUBLISHED = "published/bow_microbenchmarks.csv"
 
 
 def keep_memory() -> str:
@@ -232,7 +232,6 @@ def bench_grid(points: pd.DataFrame, rounds: int, out: Path | None) -> pd.DataFr
         judge("smallest, at least 65,536 elements", large["ratio"].min(), 0.9)
     judge("smallest of all", table["ratio"].min(), 0.9)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         panels = table.assign(panel="F = " + table["F"].astype(int).astype(str))
         axes = plots.surfaces(panels, x="N", y="M", ratio="ratio", panel="panel", title="torch's best / popgeo")
         figure = axes[0].get_figure(root=True)
@@ -274,13 +273,8 @@ def judge(name: str, value: float, goal: float, *, at_most: bool = False) -> Non
 
 
 def published_points() -> pd.DataFrame:
-    """The scatter-add points of the published sweep, or a few of our own where its file is absent."""
-    repository = Path(__file__).resolve().parent.parent
-    path = Path(os.environ.get("POPGEO_SHARED_DATA", repository.parent / "shared" / "data")) / PUBLISHED
-    if not path.exists():
-        sizes = [(n, f, m) for n in (256, 1024, 4096) for f in (16, 64, 256) for m in (64, 1024)]
-        return pd.DataFrame(sizes, columns=["N", "F", "M"])
-    table = pd.read_csv(path).query("op == 'scatter_add'")
+    """The scatter-add points of the published sweep."""
+    table = pd.read_csv(PUBLISHED / "bow_microbenchmarks.csv").query("op == 'scatter_add'")
     names = {"num_inputs": "N", "num_features": "F", "num_outputs": "M", "ipu_bow_cycles": "cycles"}
     return table.rename(columns=names)[[*names.values()]].reset_index(drop=True)
 
@@ -292,6 +286,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds; no inductor")
     parser.add_argument("--out", type=Path, help="folder for the picture of surfaces")
     arguments = parser.parse_args()
+    if arguments.out is not None:
+        make_folder(arguments.out)
     one_thread()
     print(f"one thread, float32, torch {torch.__version__}; freed memory: {keep_memory()}")
     quick, rounds = arguments.quick, 2 if arguments.quick else 7
@@ -315,4 +311,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -18,6 +18,8 @@ extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax",
 html_theme = "furo"
 html_title = "popgeo"
 html_show_sourcelink = False
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
 
 # A name in backticks links to its place in the reference where it has one, and is plain code where it has none.
 default_role = "py:obj"

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch_geometric.nn import GINConv, global_add_pool
 
+from popgeo.command_line import run
 from popgeo.datasets import Molecules
 
 # was: from torch_geometric.loader import DataLoader
@@ -70,4 +71,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -8,6 +8,7 @@ weight decay 5e-4 on the first layer, 200 epochs; the test accuracy is read wher
 
 import argparse
 import statistics
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +16,10 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.datasets import Planetoid
 from torch_geometric.transforms import NormalizeFeatures
-from tqdm import tqdm
 
+from popgeo.command_line import pyg_dataset, run
 from popgeo.nn import GCN, accuracy, cross_entropy
+from popgeo.progress import progress
 
 
 def test_accuracy(data: Data, num_classes: int, seed: int, epochs: int) -> float:
@@ -52,13 +54,14 @@ def main() -> None:
     arguments = parser.parse_args()
     print(f"{'dataset':10} {'mean':>7} {'std':>6}   test accuracy in % over {arguments.seeds} seeds")
     for name in arguments.name:
-        dataset = Planetoid(arguments.root, name, transform=NormalizeFeatures())
+        files = f"ind.{name.lower()}.x, tx, allx, y, ty, ally, graph and test.index in {arguments.root}/{name}/raw"
+        dataset = pyg_dataset(partial(Planetoid, arguments.root, name, transform=NormalizeFeatures()), files)
         runs = [
             100 * test_accuracy(dataset[0], dataset.num_classes, seed, arguments.epochs)
-            for seed in tqdm(range(arguments.seeds), name, unit=" seeds", leave=False, delay=1)
+            for seed in progress(range(arguments.seeds), name, "seeds")
         ]
         print(f"{name:10} {statistics.mean(runs):7.2f} {statistics.pstdev(runs):6.2f}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

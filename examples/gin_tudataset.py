@@ -10,16 +10,18 @@ highest; that choice has seen the validation data, so the honest figure of the l
 import argparse
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.data import Batch
 from torch_geometric.datasets import TUDataset
-from tqdm import tqdm
 
+from popgeo.command_line import pyg_dataset, run
 from popgeo.loader import FixedSizeDataLoader
 from popgeo.nn import GIN, BatchNorm, accuracy, cross_entropy
+from popgeo.progress import progress
 
 FOLDS = 10
 
@@ -111,14 +113,15 @@ def main() -> None:
     for name in arguments.name:
         start = time.monotonic()
         torch.manual_seed(arguments.seed)
-        dataset = TUDataset(arguments.root, name)
+        files = f"{name}_A.txt, {name}_graph_indicator.txt and the others of its archive in {arguments.root}/{name}/raw"
+        dataset = pyg_dataset(partial(TUDataset, arguments.root, name), files)
         folds = list(stratified_folds(dataset.y, arguments.seed))[: arguments.folds]
         curves = torch.stack(
             [
                 validation_curve(
                     dataset[train], dataset[valid], arguments.hidden, arguments.batch_size, arguments.epochs
                 )
-                for train, valid in tqdm(folds, name, unit=" folds", leave=False, delay=1)
+                for train, valid in progress(folds, name, "folds")
             ]
         )
         mean = 100 * curves.mean(0)
@@ -132,4 +135,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

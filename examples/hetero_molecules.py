@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import HeteroConv, SAGEConv, global_add_pool
-from tqdm import tqdm
 
 from popgeo import FixedSizeDataLoader, FixedSizeOptions, Molecules
+from popgeo.command_line import run
 from popgeo.nn import l1_loss
+from popgeo.progress import progress
 
 GAP = Molecules.target_index("gap")
 NODES = ("heavy", "hydrogen")
@@ -74,7 +75,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.manual_seed(0)
     molecules = Molecules()[: arguments.molecules]
-    graphs = [typed(molecule) for molecule in tqdm(molecules, "typing atoms", delay=1, leave=False)]
+    graphs = [typed(molecule) for molecule in progress(molecules, "typing atoms", "molecules")]
     held_out = len(graphs) // 10
     sizes = FixedSizeOptions.tune(graphs, arguments.batch_size)
     training = FixedSizeDataLoader(
@@ -86,7 +87,7 @@ def main() -> None:
     model = Model(molecules.num_features, arguments.channels, arguments.layers, float(gap.mean()))
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     for epoch in range(1, arguments.epochs + 1):
-        for batch in tqdm(training, f"epoch {epoch}", delay=1, leave=False):
+        for batch in progress(training, f"epoch {epoch}", "batches"):
             loss = l1_loss(model(batch), batch.y, batch.graphs_mask)
             optimizer.zero_grad()
             loss.backward()
@@ -97,4 +98,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,14 +1,14 @@
 """Gather and scatter-add on a modelled Bow IPU against published times of an A100, over a range of sizes.
 
-    python examples/ipu_vs_gpu.py --data bow_microbenchmarks.csv --out ipu_vs_gpu.png
+    python examples/ipu_vs_gpu.py --out ipu_vs_gpu.png
 
-The file holds the points of github.com/graphcore-research/hydronet-gnn (experiments/bow and a100, merged): op,
-num_inputs, num_features, num_outputs, ipu_bow_cycles, a100_us. Cycles on the IPU are worked out here for each size by
-compiling the operation; the published cycles only serve to say how far off that is.
+The published points lie in `benchmarks/data`, whose README says where they come from: op, num_inputs, num_features,
+num_outputs, ipu_bow_cycles, a100_us. Cycles on the IPU are worked out here for each size by compiling the operation;
+the published cycles only serve to say how far off that is.
 """
 
 import argparse
-import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +18,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from popgeo import ipu, plots
+from popgeo.command_line import make_folder, run
 
 OPS = {"gather": "gather", "scatter_add": "scatter-add"}
+POINTS = Path(__file__).resolve().parents[1] / "benchmarks" / "data" / "bow_microbenchmarks.csv"
 FLOOR = 1.2  # a GPU call that takes no longer than this many times the shortest is one that waits for its launch
 
 
@@ -103,12 +105,12 @@ def figure(table: pd.DataFrame) -> Figure:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    folder = os.environ.get("POPGEO_SHARED_DATA", "../shared/data")
-    parser.add_argument("--data", type=Path, default=Path(folder) / "published" / "bow_microbenchmarks.csv")
+    parser.add_argument("--data", type=Path, default=POINTS, help="the published points (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("ipu_vs_gpu.png"), help="where the picture goes")
     arguments = parser.parse_args()
     if not arguments.data.exists():
-        parser.error(f"{arguments.data} does not exist; pass the table of published points with --data.")
+        sys.exit(f"ipu_vs_gpu.py: {arguments.data} does not exist; pass the table of published points with --data.")
+    make_folder(arguments.out.parent)
     points = pd.read_csv(arguments.data)
     table = modelled(points[points["op"].isin(OPS)])
     for op in OPS:
@@ -117,9 +119,11 @@ def main() -> None:
         "So the peaks are real for small operations that a GPU is asked for one by one, and most of them is launch "
         "latency; for large ones look at the second figure of each operation."
     )
-    figure(table).savefig(arguments.out, dpi=120)
+    partial = arguments.out.with_name(f"{arguments.out.name}.part")
+    figure(table).savefig(partial, format="png", dpi=120)
+    partial.replace(arguments.out)
     print(f"picture: {arguments.out}")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

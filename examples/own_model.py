@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo import FixedSizeDataLoader, FixedSizeOptions, Molecules, ipu
+from popgeo.command_line import run
 from popgeo.nn import l1_loss
 from popgeo.ops import gather, global_add_pool, scatter
 
@@ -107,4 +108,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo import ipu, plots
+from popgeo.command_line import make_folder, run
 from popgeo.data import FixedSizeOptions
 from popgeo.datasets import Molecules
 from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
@@ -158,6 +159,8 @@ def main() -> None:
     parser.add_argument("--molecules", type=int, default=2000, help="how many of the bundled molecules to pack")
     parser.add_argument("--out", type=Path, help="folder for a page of each report, and a picture")
     arguments = parser.parse_args()
+    if arguments.out is not None:
+        make_folder(arguments.out)
     torch.manual_seed(0)
     reports: dict[str, ipu.Report] = {}
     for setting in STORY:
@@ -171,7 +174,6 @@ def main() -> None:
     table = rates.to_frame().assign(**ratios, **memory)
     print("\n" + table.to_string(float_format="{:,.2f}".format))
     if arguments.out is not None:
-        arguments.out.mkdir(parents=True, exist_ok=True)
         for name, its in reports.items():
             its.to_html(
                 arguments.out / f"{name.replace(' ', '-')}.html", title=f"SchNet on QM9-sized molecules: {name}"
@@ -189,4 +191,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

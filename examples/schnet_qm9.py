@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.datasets import QM9
-from tqdm import tqdm
 
 from popgeo import ipu
+from popgeo.command_line import pyg_dataset, run
 from popgeo.data import FixedSizeOptions, FlatStore
 from popgeo.loader import FixedSizeDataLoader
 from popgeo.nn import PrecomputeInteractionGraph, SchNet, l1_loss, mse_loss
+from popgeo.progress import bar, progress
 
 GAP = 4  # column of the HOMO-LUMO gap, in eV
 STEPS_PER_CALL = 32  # optimizer steps behind one loss that the published notebook prints
@@ -119,20 +120,23 @@ def train(setting: Setting, molecules: list[Data], epochs: int, num_valid: int, 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda call: rate(call / calls) if setting.schedule else 1)
     for epoch in range(1, epochs + 1):
         start, losses = time.monotonic(), []
-        for batch in tqdm(loaders[0], desc=f"epoch {epoch}/{epochs}", unit="call", disable=None):
-            losses.append(run(trainer, batch)[1])  # [steps]
-            schedule.step()
-            trainer.set_optimizer(optimizer)
+        with bar(f"epoch {epoch}/{epochs}", "graphs", total=len(training)) as shown:
+            for batch in loaders[0]:
+                losses.append(call(trainer, batch)[1])  # [steps]
+                schedule.step()
+                trainer.set_optimizer(optimizer)
+                shown.update(int(batch.graphs_mask.sum()))
+        seconds = time.monotonic() - start
         error = validation_error(predictor, loaders[1])
         print(
             f"epoch {epoch}: train MSE {torch.cat(losses).mean():.4f} eV^2 (mean of the last {STEPS_PER_CALL} steps "
             f"{losses[-1].mean():.4f}, last step {losses[-1][-1]:.4f}), valid MAE {error:.4f} eV, "
-            f"{time.monotonic() - start:.0f} s",
+            f"{seconds:.0f} s, {len(training) / seconds:,.0f} graphs/s",
             flush=True,
         )
 
 
-def run(model: ipu.CompiledModel, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+def call(model: ipu.CompiledModel, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Predicted gaps, squared error and loss of one call."""
     return model(batch.z, batch.pos, batch.batch, batch.edge_index, batch.y[:, GAP], batch.graphs_mask)
 
@@ -146,16 +150,17 @@ def rate(progress: float, warmup: float = 0.05) -> float:
 
 def validation_error(predictor: ipu.CompiledModel, batches: FixedSizeDataLoader) -> float:
     """Mean absolute error in eV over a loader."""
-    errors = [(run(predictor, batch)[0] - batch.y[:, GAP]).abs()[batch.graphs_mask] for batch in batches]
+    errors = [(call(predictor, batch)[0] - batch.y[:, GAP]).abs()[batch.graphs_mask] for batch in batches]
     return float(torch.cat(errors).mean())
 
 
 def load(root: str, cutoff: float, limit: int | None) -> list[Data]:
     """Atoms, positions, targets and the pairs of atoms within the cutoff."""
     find_pairs = PrecomputeInteractionGraph(cutoff, half_list=True)
-    dataset = QM9(root)[:limit]
-    molecules = (Data(z=data.z, pos=data.pos, y=data.y) for data in dataset)
-    return [find_pairs(molecule) for molecule in tqdm(molecules, "finding pairs", len(dataset), disable=None)]
+    files = f"gdb9.sdf, gdb9.sdf.csv and uncharacterized.txt (or qm9_v3.pt) in {root}/raw"
+    dataset = pyg_dataset(lambda: QM9(root), files)[:limit]
+    molecules = progress(dataset, "finding pairs", "molecules")
+    return [find_pairs(Data(z=data.z, pos=data.pos, y=data.y)) for data in molecules]
 
 
 def main() -> None:
@@ -174,4 +179,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

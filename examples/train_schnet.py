@@ -6,9 +6,8 @@
 `--help` lists every option. The job itself, step by step, is `popgeo/__main__.py`.
 """
 
-import sys
-
 from popgeo.__main__ import main
+from popgeo.command_line import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

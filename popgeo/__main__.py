@@ -1,4 +1,4 @@
-"""The main job: train SchNet on molecules through the simulated IPU, show how it went, save it."""
+"""The main job, `popgeo demo`: train SchNet on molecules through the simulated IPU, show how it went, save it."""
 
 import sys
 import time
@@ -14,14 +14,14 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch_geometric.data import Batch, Data, InMemoryDataset
 from torch_geometric.datasets import QM9
-from tqdm import tqdm
 
-from popgeo import ipu, plots
+from popgeo import __version__, command_line, ipu, plots
 from popgeo.data import FixedSizeOptions, FlatStore
 from popgeo.datasets import Molecules
 from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
 from popgeo.nn import KNNInteractionGraph, PrecomputeInteractionGraph, SchNet, l1_loss
-from popgeo.settings import Settings, make_folder, parse
+from popgeo.progress import bar, progress
+from popgeo.settings import Settings, parse
 
 MEV = 1000.0  # meV in an eV
 GAP = {"molecules": Molecules.target_index("gap"), "qm9": 4}  # the column of y that holds the HOMO-LUMO gap, in eV
@@ -48,18 +48,24 @@ class GapModel(torch.nn.Module):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the main job; the exit status is 2 where a setting cannot work."""
-    settings = parse(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    settings = parse(words[1:] if words[:1] == ["demo"] else words, __version__)
     try:
-        make_folder(settings.out)
+        command_line.make_folder(settings.out)
         dataset = load(settings)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"popgeo: {error}", file=sys.stderr)
         return 2
-    run(settings, dataset)
+    train(settings, dataset)
     return 0
 
 
-def run(settings: Settings, dataset: InMemoryDataset) -> None:
+def command() -> None:
+    """What the console command `popgeo` does."""
+    command_line.run(main)
+
+
+def train(settings: Settings, dataset: InMemoryDataset) -> None:
     """Trains, validates after each epoch, tests once; prints what happened and writes it to `settings.out`."""
     torch.manual_seed(settings.seed)
     torch.set_num_threads(settings.threads)
@@ -93,14 +99,18 @@ def run(settings: Settings, dataset: InMemoryDataset) -> None:
 
     history = []
     for epoch in range(1, settings.epochs + 1):
-        progress = tqdm(loaders["training"], desc=f"epoch {epoch}/{settings.epochs}", unit="call")
         start = time.perf_counter()
-        train_mae, num_graphs = train_epoch(training, progress)
-        graphs_per_second = num_graphs / (time.perf_counter() - start)
+        train_mae = train_epoch(training, loaders["training"], f"epoch {epoch}/{settings.epochs}", len(ids["training"]))
+        graphs_per_second = len(ids["training"]) / (time.perf_counter() - start)
         schedule.step()
         training.set_optimizer(optimizer)
         validation = predict(inference, loaders["validation"])
         history.append((epoch, MEV * train_mae, MEV * mae(validation), graphs_per_second))
+        print(
+            f"epoch {epoch}/{settings.epochs}: training {history[-1][1]:,.0f} meV, "
+            f"validation {history[-1][2]:,.0f} meV, {graphs_per_second:,.0f} graphs/s",
+            flush=True,
+        )
     metrics = pd.DataFrame(history, columns=["epoch", "train_mae", "validation_mae", "graphs_per_second"])
     metrics["mean_predictor_mae"] = MEV * float((validation["gap"] - mean).abs().mean())
     test = predict(inference, loaders["test"])
@@ -111,7 +121,7 @@ def run(settings: Settings, dataset: InMemoryDataset) -> None:
     full = fill(loaders["training"], schnet, sizes.total_num_nodes)
     print("full: " + ", ".join(f"{share:.1%} of {what}" for what, share in full.items()))
     print(f"\n{training.report}\n")
-    save(settings.out, metrics, test, str(training.report), schnet)
+    save(settings.out, metrics, test, training.report, schnet)
 
 
 def flatten(dataset: InMemoryDataset, settings: Settings) -> FlatStore:
@@ -119,7 +129,7 @@ def flatten(dataset: InMemoryDataset, settings: Settings) -> FlatStore:
     if settings.num_neighbors is not None:
         return FlatStore.from_dataset(dataset, exclude_keys=UNUSED)
     list_pairs = PrecomputeInteractionGraph(settings.cutoff, half_list=True)
-    molecules = tqdm(dataset, desc="listing pairs of atoms", unit=" molecules", delay=1, leave=False)
+    molecules = progress(dataset, "listing pairs of atoms", "molecules")
     return FlatStore.from_dataset([list_pairs(Data(z=one.z, pos=one.pos, y=one.y)) for one in molecules])
 
 
@@ -153,16 +163,18 @@ def call(model: ipu.CompiledModel, batch: Batch) -> tuple[Tensor, Tensor]:
     return model(batch.z, batch.pos, batch.batch, batch.y, batch.graphs_mask, **pairs)
 
 
-def train_epoch(training: ipu.CompiledModel, batches: tqdm) -> tuple[float, int]:
-    """One pass over the training molecules: their mean absolute error while training (eV), and how many they are."""
-    error, num_graphs = 0.0, 0
-    for batch in batches:
-        _, loss = call(training, batch)
-        real = batch.graphs_mask.view(len(loss), -1).sum(1)  # [mini-batches]
-        error += (loss * real).sum().item()
-        num_graphs += int(real.sum())
-        batches.set_postfix_str(f"loss {MEV * error / num_graphs:.0f} meV")
-    return error / num_graphs, num_graphs
+def train_epoch(training: ipu.CompiledModel, batches: FixedSizeDataLoader, title: str, num_graphs: int) -> float:
+    """One pass over the training molecules: their mean absolute error while training (eV)."""
+    error, seen = 0.0, 0
+    with bar(title, "graphs", total=num_graphs) as shown:
+        for batch in batches:
+            _, loss = call(training, batch)
+            real = batch.graphs_mask.view(len(loss), -1).sum(1)  # [mini-batches]
+            error += (loss * real).sum().item()
+            seen += int(real.sum())
+            shown.update(int(real.sum()))
+            shown.set_postfix_str(f"loss {MEV * error / seen:.0f} meV")
+    return error / seen
 
 
 def predict(inference: ipu.CompiledModel, batches: FixedSizeDataLoader) -> pd.DataFrame:
@@ -196,7 +208,7 @@ def mae(predicted: pd.DataFrame) -> float:
     return float((predicted["prediction"] - predicted["gap"]).abs().mean())
 
 
-def save(folder: Path, metrics: pd.DataFrame, test: pd.DataFrame, report: str, schnet: SchNet) -> None:
+def save(folder: Path, metrics: pd.DataFrame, test: pd.DataFrame, report: ipu.Report, schnet: SchNet) -> None:
     """Writes the pictures, the figures, the report and the weights; each file appears whole or not at all."""
     curve = plots.loss_curve(metrics, mean_predictor=metrics["mean_predictor_mae"].iloc[-1])
     scatter = plots.prediction_scatter(test["gap"], test["prediction"])
@@ -204,14 +216,15 @@ def save(folder: Path, metrics: pd.DataFrame, test: pd.DataFrame, report: str, s
         "loss.png": lambda path: draw(curve, path),
         "predictions.png": lambda path: draw(scatter, path),
         "metrics.csv": lambda path: metrics.to_csv(path, index=False),
-        "report.txt": lambda path: path.write_text(report + "\n"),
+        "report.txt": lambda path: path.write_text(f"{report}\n"),
+        "report.html": lambda path: report.to_html(path, title="SchNet on small molecules, one training step"),
         "weights.pt": lambda path: torch.save(schnet.state_dict(), path),
     }
     for name, write in written.items():
         partial = folder / f"{name}.part"
         write(partial)
         partial.replace(folder / name)
-    print(f"wrote {', '.join(written)} to {folder}/")
+    print(f"wrote {', '.join(written)} to {folder}/\nopen {folder}/report.html to see what the machine did")
 
 
 def draw(axes: Axes, path: Path) -> None:
@@ -240,4 +253,4 @@ def load(settings: Settings) -> InMemoryDataset:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -23,6 +23,28 @@ def progress(items: Iterable[Item], description: str, unit: str, show: bool | No
         >>> list(progress(range(3), "measuring", "graph", show=False))
         [0, 1, 2]
     """
-    if show is None:
-        show = sys.stderr.isatty() or hasattr(builtins, "__IPYTHON__")
-    return iter(tqdm(items, description, unit=f" {unit}", delay=1, leave=False, disable=not show))
+    return iter(tqdm(items, description, unit=f" {unit}", delay=1, leave=False, disable=not is_seen(show)))
+
+
+def bar(description: str, unit: str, total: int | None = None, show: bool | None = None) -> tqdm:
+    """A bar that counts what its `update` is told, for what does not go one by one; gone when the work is done.
+
+    Args:
+        description: Stands before the bar.
+        unit: What is counted.
+        total: How many there will be.
+        show: As `progress` takes it.
+
+    Example:
+        >>> with bar("epoch 1", "graphs", total=64, show=False) as shown:
+        ...     _ = shown.update(32)
+    """
+    return tqdm(desc=description, total=total, unit=f" {unit}", delay=1, leave=False, disable=not is_seen(show))
+
+
+def is_seen(show: bool | None = None) -> bool:
+    """Whether a bar would be looked at: at a terminal and in notebooks, where `show` does not say otherwise.
+
+    In a log file every update would be a line of its own.
+    """
+    return sys.stderr.isatty() or hasattr(builtins, "__IPYTHON__") if show is None else show

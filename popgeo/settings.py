@@ -1,16 +1,16 @@
 """What the main job's command line can choose."""
 
 import argparse
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+
+from popgeo.command_line import OneLineParser
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the command line can choose; `python -m popgeo --help` explains each."""
+    """What the command line can choose; `popgeo --help` explains each."""
 
     dataset: str
     root: Path | None
@@ -28,26 +28,6 @@ class Settings:
     seed: int
 
 
-def make_folder(folder: Path) -> None:
-    """Makes the folder that results go to and tries to write there, before any work is done.
-
-    Raises:
-        ValueError: it cannot be written to.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise ValueError(f"--out is {folder}, which cannot be written to: {error.strerror}. Name another.") from error
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without repeating the whole usage."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"popgeo: {message}; python -m popgeo --help lists the options\n")
-
-
 def at_least(least: float, kind: type) -> Callable[[str], float]:
     """Reads a number for argparse and refuses what is too small."""
 
@@ -61,14 +41,17 @@ def at_least(least: float, kind: type) -> Callable[[str], float]:
     return read
 
 
-def parse(arguments: Sequence[str] | None) -> Settings:
+def parse(arguments: Sequence[str], version: str) -> Settings:
     """The settings that a command line asks for."""
     parser = OneLineParser(
-        prog="python -m popgeo",
+        prog="popgeo",
+        usage="popgeo [demo] [options]",
         description="Trains SchNet on the HOMO-LUMO gap of small molecules, on fixed-size batches, through the "
         "simulated IPU executor; shows how it went; writes pictures, figures, the executor's report, the weights.",
+        epilog="python -m popgeo is the same command.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"popgeo {version}")
     count, number = at_least(1, int), at_least(0, float)
     add = parser.add_argument
     add(

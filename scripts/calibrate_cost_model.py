@@ -31,7 +31,7 @@ ROUNDS, FLOOR = 30, 0.02
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=published.SEED, help="draws the points (default: %(default)s)")
-    parser.add_argument("--folder", type=Path, default=published.published_folder(), help="of the published points")
+    parser.add_argument("--folder", type=Path, default=published.FOLDER, help="of the published points")
     arguments = parser.parse_args()
     found = Calibration()
     for family in PREFIXES:

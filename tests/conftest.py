@@ -14,6 +14,7 @@ from popgeo.ipu.tiles.program import Program
 from popgeo.native import library
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+PUBLISHED = REPOSITORY / "benchmarks" / "data"  # measurements of others, with their sources
 
 
 @pytest.fixture(params=["compiled", "fallback"])
@@ -64,12 +65,12 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real data that is not part of the package; tests that need it skip where it is absent."""
-    folder = Path(os.environ.get("POPGEO_SHARED_DATA", REPOSITORY.parent / "shared" / "data"))
-    if not folder.is_dir():
+    folder = os.environ.get("POPGEO_SHARED_DATA")
+    if folder is None or not Path(folder).is_dir():
         pytest.skip(
-            f"{folder} is absent; set POPGEO_SHARED_DATA to a folder that holds qm9.npz, tu/, planetoid/, published/"
+            f"POPGEO_SHARED_DATA is {folder or 'not set'}; it names a folder that holds qm9.npz, tu/ and planetoid/"
         )
-    return folder
+    return Path(folder)
 
 
 @pytest.fixture

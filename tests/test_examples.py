@@ -87,9 +87,7 @@ def test_check_static_names_the_lines_of_an_own_model_and_passes_the_mended_one(
 
 def test_train_schnet_is_the_main_job(run: Run, tmp_path: Path):
     small = ("--limit", "200", "--epochs", "1", "--hidden-channels", "8", "--num-interactions", "1")
-    with pytest.raises(SystemExit) as ended:
-        run("train_schnet.py", *small, "--out", str(tmp_path))
-    assert ended.value.code == 0
+    run("train_schnet.py", *small, "--out", str(tmp_path))
     assert (tmp_path / "weights.pt").stat().st_size > 0
 
 

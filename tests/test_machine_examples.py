@@ -46,9 +46,9 @@ def test_a_step_of_a_schnet_of_six_blocks_is_costed_for_all_tiles_in_seconds():
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2_000_000  # kilobytes
 
 
-def test_the_picture_against_the_gpu_keeps_the_peaks_and_says_where_they_come_from(shared_data):
+def test_the_picture_against_the_gpu_keeps_the_peaks_and_says_where_they_come_from():
     picture = example("ipu_vs_gpu")
-    points = pd.read_csv(shared_data / "published" / "bow_microbenchmarks.csv")
+    points = pd.read_csv(picture.POINTS)
     points = points[points["op"].isin(picture.OPS)].groupby("op", group_keys=False)[points.columns].head(30)
     table = picture.modelled(points)
     for op, peak in (("gather", 13.4), ("scatter_add", 19.7)):

@@ -2,12 +2,16 @@
 
 import contextlib
 import io
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 
+import popgeo
 from popgeo.__main__ import main, split
 from popgeo.settings import Settings
 
@@ -41,8 +45,31 @@ def test_a_run_shows_errors_fill_and_the_step(run: tuple[Path, str]):
 def test_a_run_writes_pictures_metrics_report_and_weights_and_nothing_half_done(run: tuple[Path, str]):
     folder, _ = run
     names = {path.name for path in folder.iterdir()}
-    assert names == {"loss.png", "predictions.png", "metrics.csv", "report.txt", "weights.pt"}
+    assert names == {"loss.png", "predictions.png", "metrics.csv", "report.txt", "report.html", "weights.pt"}
     assert all(path.stat().st_size > 0 for path in folder.iterdir())
+
+
+def test_a_run_ends_with_the_line_that_says_which_file_to_open(run: tuple[Path, str]):
+    folder, printed = run
+    assert printed.splitlines()[-1] == f"open {folder}/report.html to see what the machine did"
+    assert "<html" in (folder / "report.html").read_text()
+
+
+def test_a_log_file_gets_one_line_an_epoch_and_no_progress_bars(tmp_path: Path):
+    small = [*SMALL, "--out", str(tmp_path / "run")]
+    ended = subprocess.run([sys.executable, "-m", "popgeo", "demo", *small], capture_output=True, text=True)
+    assert ended.stderr == ""
+    lines = [line for line in ended.stdout.splitlines() if line.startswith("epoch ")]
+    assert [re.sub(r"[\d,]+(?= meV| graphs)", "N", line) for line in lines] == [
+        f"epoch {epoch}/2: training N meV, validation N meV, N graphs/s" for epoch in (1, 2)
+    ]
+
+
+def test_the_command_tells_its_version(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"popgeo {popgeo.__version__}\n"
 
 
 def test_the_metrics_have_one_row_an_epoch(run: tuple[Path, str]):

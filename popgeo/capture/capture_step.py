@@ -1,7 +1,5 @@
 """Model, arguments and choices in; a captured step out."""
 
-import builtins
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +13,7 @@ from popgeo.capture.op_graph import Input, OpGraph
 from popgeo.capture.passes import drop_unused, merge_equal_values
 from popgeo.capture.pytree import liken
 from popgeo.capture.row_indexing import use_row_indexing
+from popgeo.progress import is_seen
 
 
 def capture_step(
@@ -38,7 +37,7 @@ def capture_step(
         DynamicShapeError: a shape or a decision depends on the data.
         ValueError: no loss, several, or state that is replaced instead of changed in place.
     """
-    seen = show_progress and (sys.stderr.isatty() or hasattr(builtins, "__IPYTHON__"))
+    seen = show_progress and is_seen()
     with tqdm(desc="compiling", unit=" operations", delay=1, disable=not seen) as bar:
         captured = capture(function, arguments, trained=trained, loss_scaling=loss_scaling, on_operation=bar.update)
     graph, relied_on = optimize(captured.graph)

@@ -1,7 +1,5 @@
 """20,000 small organic molecules with quantum-chemical targets, inside the package: nothing to download."""
 
-import builtins
-import sys
 from collections.abc import Callable, Mapping
 from importlib import resources
 from types import MappingProxyType
@@ -13,6 +11,8 @@ from torch import Tensor
 from torch_geometric.data import Data, InMemoryDataset
 from torch_geometric.transforms import BaseTransform
 from tqdm import tqdm
+
+from popgeo.progress import is_seen
 
 ELEMENTS = (1, 6, 7, 8, 9)  # H, C, N, O, F
 NUM_BOND_KINDS = 4  # single, double, triple, aromatic
@@ -141,7 +141,7 @@ class Molecules(InMemoryDataset):
         if not molecules:
             raise ValueError(f"pre_filter left none of {self.len()} molecules; loosen it.")
         if self.pre_transform is not None:
-            seen = self.log and (sys.stderr.isatty() or hasattr(builtins, "__IPYTHON__"))
+            seen = self.log and is_seen()
             bar = tqdm(molecules, "pre_transform", unit=" molecule", delay=1, leave=False, disable=not seen)
             molecules = [self.pre_transform(molecule) for molecule in bar]
         return self.collate(molecules)

@@ -1,7 +1,9 @@
 """A second start finds the compiled step, and only the right one."""
 
+import importlib
 import multiprocessing
 import os
+import sys
 import time
 import zipfile
 from dataclasses import replace
@@ -163,6 +165,26 @@ def test_a_changed_source_file_is_noticed(tmp_path, monkeypatch):
         return float(start(tmp_path / "cache", module.Model())(torch.ones(3)))
 
     assert result(2) == pytest.approx(2 * result(1))
+
+
+def test_a_step_is_compiled_anew_when_a_helper_in_another_file_of_the_model_has_changed(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "the_model.py").write_text(
+        "from torch import nn\nimport the_helper\n\nclass Model(nn.Module):\n"
+        "    def forward(self, x):\n        return the_helper.scaled(x)\n"
+    )
+
+    def result(factor: int) -> float:
+        (tmp_path / "the_helper.py").write_text(f"def scaled(x):\n    return x * {factor}\n")
+        for name in ("the_model", "the_helper"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.invalidate_caches()
+        model = importlib.import_module("the_model").Model()
+        return float(inference_model(model, Options(cache_dir=tmp_path / "steps"))(torch.ones(1)))
+
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # two versions of one second have one time stamp
+    assert result(2) == 2
+    assert result(30) == 30
 
 
 def test_reading_runs_nothing_of_the_file(tmp_path):

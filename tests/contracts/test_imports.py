@@ -8,9 +8,11 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "popgeo"
 
-GROUND = {"native", "plots", "datasets", "settings", "progress", "atomic_write"}
+GROUND = {"native", "plots", "datasets", "settings", "command_line", "progress", "atomic_write"}
 MAY_IMPORT = {
     **{name: set() for name in GROUND},
+    "settings": {"command_line"},
+    "datasets": {"progress"},
     "capture": {"progress", "atomic_write"},
     "packing": {"native", "progress"},
     "sampling": {"native", "progress"},

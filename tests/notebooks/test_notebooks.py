@@ -21,7 +21,11 @@ each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path
 # What an import that may fail names: its cell says so by try.
 MAY_BE_ABSENT = {"torch_scatter"}
 # What a notebook trains longest on is made smaller here; every cell still runs.
-SMALLER = {"03_schnet_qm9": {"MOLECULES": 800, "EPOCHS": 1}, "04_gin_and_gcn": {"MOLECULES": 1000, "EPOCHS": 3}}
+SMALLER = {
+    "03_schnet_qm9": {"MOLECULES": 800, "EPOCHS": 1},
+    "04_gin_and_gcn": {"MOLECULES": 1000, "EPOCHS": 3},
+    "05_scatter_gather_benchmarks": {"PUBLISHED": str(REPOSITORY / "benchmarks/data/bow_microbenchmarks.csv")},
+}
 
 
 def code_cells(path):

@@ -9,16 +9,17 @@ import torch
 from popgeo.packing import Budget
 from popgeo.packing.decreasing import best_fit_decreasing, decreasing
 from popgeo.packing.size_plan import Histogram
+from tests.conftest import PUBLISHED
 
 
-def published(shared_data, name: str) -> list[dict[str, str]]:
-    with (shared_data / "published" / name).open() as file:
+def published(name: str) -> list[dict[str, str]]:
+    with (PUBLISHED / name).open() as file:
         return list(csv.DictReader(file))
 
 
-def test_every_published_number_of_packs_is_reproduced(shared_data):
-    histograms = published(shared_data, "size_histograms.csv")
-    counts = published(shared_data, "packing_counts.csv")
+def test_every_published_number_of_packs_is_reproduced():
+    histograms = published("size_histograms.csv")
+    counts = published("packing_counts.csv")
     assert counts
     for row in counts:
         sizes = {int(h["num_nodes"]): int(h["num_graphs"]) for h in histograms if h["dataset"] == row["dataset"]}

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from popgeo.packing import Budget, Histogram, SizePlan, assign, decreasing, histogram, optimal, optimal_plan
 from popgeo.packing.column_generation import solve_fractional
 from popgeo.packing.rounding import fill_exactly
+from tests.conftest import PUBLISHED
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -221,9 +222,9 @@ def test_batches_are_not_sorted_by_size_as_largest_first_makes_them():
     [("QM9", 36, 12, 0.9865), ("QM9", 72, 24, 0.9999), ("QM9", 576, 43, 0.999), ("HydroNet", 153, 17, 0.997)],
 )
 def test_published_sizes_are_packed_to_within_one_pack_of_the_bound(
-    shared_data, dataset: str, num_nodes: int, num_graphs: int, efficiency: float
+    dataset: str, num_nodes: int, num_graphs: int, efficiency: float
 ):
-    with (shared_data / "published" / "size_histograms.csv").open() as file:
+    with (PUBLISHED / "size_histograms.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["dataset"] == dataset]
     sizes, counts = ([int(row[key]) for row in rows] for key in ("num_nodes", "num_graphs"))
     plan = optimal_plan(

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from inspect import getdoc
 from os import PathLike
+from pathlib import Path
 
 import pandas as pd
 
@@ -122,6 +123,6 @@ class Report(Figures):
 
 def _written(content: str, path: str | PathLike[str] | None) -> str:
     if path is not None:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(content)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(content, encoding="utf-8")
     return content

@@ -44,23 +44,23 @@ def validation(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.parametrize(("family", "every"), [("gather", 3), ("scatter_add", 3), ("matmul", 1), ("schnet_block", 1)])
-def test_cycles_agree_with_published_ones_that_no_constant_was_fitted_to(family, every, validation, shared_data):
+def test_cycles_agree_with_published_ones_that_no_constant_was_fitted_to(family, every, validation):
     published = validation.published
-    _, others = published.split(family, published.points(shared_data / "published", family))
+    _, others = published.split(family, published.points(published.FOLDER, family))
     error, rank, _, _ = validation.judge(others[::every], validation.modelled(others[::every]))
     assert error <= validation.GATES[family]
     assert rank >= validation.RANK_GATE
 
 
-def test_a_report_adds_up_to_the_cycles_that_are_validated(validation, shared_data):
-    point = validation.published.points(shared_data / "published", "schnet_block")[0]
+def test_a_report_adds_up_to_the_cycles_that_are_validated(validation):
+    point = validation.published.points(validation.published.FOLDER, "schnet_block")[0]
     report = validation.published.compile_point(point).report
     assert report.total_cycles == round(validation.modelled([point])[0])
 
 
-def test_the_shipped_constants_are_those_that_the_script_fits(shared_data, monkeypatch):
+def test_the_shipped_constants_are_those_that_the_script_fits(monkeypatch):
     script = load("scripts", "calibrate_cost_model", monkeypatch)
-    fitted, _ = script.calibrate(shared_data / "published", "gather", script.published.SEED, BOW_SDK3)
+    fitted, _ = script.calibrate(script.published.FOLDER, "gather", script.published.SEED, BOW_SDK3)
     names = [name for name in CONSTANTS if name.startswith("gather_")]
     assert [getattr(fitted, name) for name in names] == [getattr(BOW_SDK3, name) for name in names]
 

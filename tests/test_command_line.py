@@ -1,0 +1,75 @@
+"""Scripts end with one line where something outside them is wrong, and where Ctrl-C asks for it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from popgeo.command_line import pyg_dataset, run
+from tests.conftest import REPOSITORY
+
+SCRIPTS = sorted(
+    path
+    for folder in ("examples", "benchmarks")
+    for path in (REPOSITORY / folder).glob("*.py")
+    if "__main__" in path.read_text()
+)
+SLEEPER = "import time; from popgeo.command_line import run; run(lambda: print(1, flush=True) or time.sleep(60))"
+
+
+def fails(error: BaseException) -> Callable[[], None]:
+    def main() -> None:
+        raise error
+
+    return main
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_every_script_ends_as_run_says(path: Path):
+    assert re.search(r'if __name__ == "__main__":\n    run\(main\)\n$', path.read_text())
+
+
+def test_a_file_that_cannot_be_reached_is_one_line():
+    with pytest.raises(SystemExit) as ended:
+        run(fails(FileNotFoundError(2, "No such file or directory", "data/QM9")))
+    assert str(ended.value.code).endswith("No such file or directory: 'data/QM9'")
+    assert "\n" not in str(ended.value.code)
+
+
+def test_a_defect_keeps_its_trace():
+    with pytest.raises(ZeroDivisionError):
+        run(fails(ZeroDivisionError()))
+
+
+def test_a_status_is_handed_on():
+    run(lambda: 0)
+    run(lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        run(lambda: 3)
+    assert ended.value.code == 3
+
+
+def test_ctrl_c_ends_a_script_with_one_line():
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    script = subprocess.Popen(
+        [sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    assert script.stdout is not None
+    assert script.stdout.readline() == "1\n"
+    script.send_signal(signal.SIGINT)
+    _, errors = script.communicate(timeout=30)
+    assert script.returncode == 130
+    assert errors.strip().endswith("stopped by Ctrl-C")
+    assert "Traceback" not in errors
+
+
+def test_a_dataset_that_is_nowhere_says_which_files_to_put_where():
+    with pytest.raises(SystemExit) as ended:
+        pyg_dataset(fails(OSError("no network")), "MUTAG_A.txt in data/MUTAG/raw")
+    assert "(no network)" in str(ended.value.code)
+    assert str(ended.value.code).endswith("Put MUTAG_A.txt in data/MUTAG/raw by hand.")
