@@ -35,7 +35,9 @@ def merge_equal_values(graph: OpGraph) -> OpGraph:
             if key in made:
                 for v, w in zip(op.makes(), made[key], strict=True):
                     stands_for[v] = stands_for.get(w, w)
-                    moved[graph.values[v].storage] = graph.values[w].storage
+                    left, kept_one = (_moved_to(graph.values[x].storage, moved) for x in (v, w))
+                    if left != kept_one:  # views of equal values may lie in one memory already
+                        moved[left] = kept_one
                 continue
             made[key] = op.makes()
         views = {v: shown.setdefault(_view_of_memory(graph.values[v]), v) for v in op.makes()}
@@ -135,10 +137,14 @@ def with_ops(
 
 
 def _at_storage(value: Value, moved: Mapping[int, int]) -> Value:
-    storage = value.storage
-    while storage in moved and moved[storage] != storage:
-        storage = moved[storage]
+    storage = _moved_to(value.storage, moved)
     return value if storage == value.storage else dataclasses.replace(value, storage=storage)
+
+
+def _moved_to(storage: int, moved: Mapping[int, int]) -> int:
+    while storage in moved:
+        storage = moved[storage]
+    return storage
 
 
 def _view_of_memory(value: Value) -> tuple[Any, ...]:

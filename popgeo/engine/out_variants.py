@@ -65,6 +65,8 @@ _FILLS = {
     "aten.ones.default": 1, "aten.ones_like.default": 1, "aten.new_ones.default": 1,
 }  # fmt: skip
 _EMPTY = {"aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default", "aten.empty_strided.default"}
+# These resize what they are given when they reduce to a mean or a sum, and warn that it will be an error.
+_RESIZES = {"aten::mse_loss.out", "aten::smooth_l1_loss.out", "aten::huber_loss.out"}
 # Written as one kernel although torch does not list it for the CPU.
 _ALSO_INTO = {"aten::cat.out"}
 
@@ -128,4 +130,6 @@ def _arguments(schema: Any, without: list[Any]) -> list[tuple[str, str]]:
 
 def _is_real(name: str) -> bool:
     """Whether it has a kernel of its own; the others compute as usual and copy the result."""
+    if name in _RESIZES:
+        return False
     return name in _ALSO_INTO or torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")

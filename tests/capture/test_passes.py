@@ -6,8 +6,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from popgeo.capture.capture import bind, capture, module_state
+from popgeo.capture.capture import bind, capture
 from popgeo.capture.capture_step import optimize
+from popgeo.capture.held_state import module_state
 from popgeo.capture.join_gathers import join_gathers
 from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.passes import drop_unused, fold_constants, merge_equal_values

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from popgeo.capture.capture import bind, capture, module_state
+from popgeo.capture.capture import bind, capture
+from popgeo.capture.held_state import module_state
 from popgeo.capture.op_graph import OpGraph
 from popgeo.engine.graph_runner import GraphRunner
 
