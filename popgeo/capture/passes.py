@@ -40,6 +40,9 @@ def merge_equal_values(graph: OpGraph) -> OpGraph:
                         moved[left] = kept_one
                 continue
             made[key] = op.makes()
+        if op.writes:  # what an operation changes in place, it returns under the same name
+            own = tuple(stands_for.get(v, v) if v is not None else None for v in op.outputs)
+            op = dataclasses.replace(op, outputs=own) if own != op.outputs and {*own} <= {None, *op.reads()} else op
         views = {v: shown.setdefault(_view_of_memory(graph.values[v]), v) for v in op.makes()}
         stands_for |= {v: w for v, w in views.items() if v != w}
         if op.writes or any(v == w for v, w in views.items()) or not views:

@@ -163,6 +163,7 @@ class Recorder(TorchDispatchMode):
         if name in _VIEWS_IN_PLACE:  # from here on the tensor stands for a view of what it was
             name, writes = _VIEWS_IN_PLACE[name], ()
             del self._numbers[id(result)]
+        self._refuse_other_layouts(func, args, kwargs)
         if self._keeps_state:
             self._refuse_writes_to_constants(func, writes)
         results = result if isinstance(result, tuple | list) else (result,)
@@ -224,6 +225,17 @@ class Recorder(TorchDispatchMode):
         self._on_problem(
             Problem(name, line, module, dynamic_shapes.remedy(name, dynamic_shapes.callers(sys._getframe(2))))
         )
+
+    def _refuse_other_layouts(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Where a tensor gets another shape or other memory, what has its number is no longer that tensor."""
+        for tensor in _written(func, target(func), args, kwargs):
+            known = self._numbers.get(id(tensor))
+            if func._schema.name == "aten::set_" or (known is not None and tensor.shape != self._values[known].shape):
+                line = model_lines.describe(model_lines.model_frame(self._stop))
+                raise ValueError(
+                    f"{line}: {func._schema.name} gives a tensor another shape or other memory in place. Make a new "
+                    "tensor instead, or pass out= one of the result's shape."
+                )
 
     def _refuse_writes_to_constants(self, func: Any, writes: Sequence[int]) -> None:
         written = {self._values[v].storage for v in writes}
