@@ -95,13 +95,15 @@ class Recorder(TorchDispatchMode):
         """The inputs whose elements some operation changes in place.
 
         Raises:
-            ValueError: an input is given another shape in place, which the caller's tensor cannot be.
+            ValueError: an input is given another shape in place, or other memory, as the caller's tensor would not be.
         """
         for one, tensor in given.items():
-            if self._numbers[id(tensor)] != self._inputs[one]:
+            value = self._values[self._inputs[one]]
+            memory = self._storages.get(tensor.untyped_storage()._cdata)
+            if self._numbers[id(tensor)] != self._inputs[one] or memory != value.storage:
                 raise ValueError(
-                    f"The model gives {one.name} another shape in place, as t_() and squeeze_() do; a compiled step "
-                    "keeps the shapes of what it is given. Use the function without the underscore."
+                    f"The model gives {one.name} another shape or other memory, as t_() and an assignment to .data do; "
+                    "a compiled step keeps what it is given where it is. Change it with copy_(), or make a new tensor."
                 )
         written = {self._values[v].storage for op in self._ops for v in op.writes}
         return {one for one in given if self._values[self._inputs[one]].storage in written}

@@ -5,6 +5,7 @@ Outside of `static_forms` nothing is replaced.
 
 import contextlib
 import functools
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -91,10 +92,32 @@ def _set_item(self: Tensor, index: Any, value: Any) -> Any:
     return None
 
 
+def _gaussian_nll_loss(
+    input: Tensor,
+    target: Tensor,
+    var: Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Any:
+    """Without the look at the data for a negative variance, which makes the loss NaN instead."""
+    if reduction not in ("mean", "sum", "none") or not isinstance(var, Tensor):
+        return NotImplemented
+    shapes = (input.shape, (*input.shape[:-1], 1), input.shape[:-1])
+    if var.shape not in shapes:
+        return NotImplemented
+    var = var.unsqueeze(-1) if var.shape == shapes[2] else var
+    limited = var + (var.clamp(min=eps) - var).detach()  # the limit has no part in the gradient
+    limited = torch.where(var < 0, torch.nan, limited)
+    loss = 0.5 * (limited.log() + (input - target).square() / limited) + (0.5 * math.log(2 * math.pi) if full else 0)
+    return loss if reduction == "none" else getattr(loss, reduction)()
+
+
 _IN_TORCH: dict[Any, Callable[..., Any]] = {
     torch.bincount: _bincount,
     torch.Tensor.bincount: _bincount,
     torch.Tensor.__setitem__: _set_item,
+    torch.nn.functional.gaussian_nll_loss: _gaussian_nll_loss,
 }
 
 

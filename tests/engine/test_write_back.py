@@ -72,6 +72,14 @@ def test_each_micro_batch_of_each_replica_changes_its_own_slice(mode):
     assert torch.equal(y, torch.arange(16.0))
 
 
+def test_a_kept_step_changes_its_arguments_too(tmp_path):
+    for _ in range(2):
+        x, y = torch.ones(2), torch.ones(2)
+        inference_model(Doubles(), Options(cache_dir=tmp_path))(x, y)
+        assert x.tolist() == [2, 2]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_the_tiles_send_back_what_changes():
     model = inference_model(Doubles(), Options(device_iterations=2, replication_factor=2))
     x, y = torch.arange(8.0), torch.arange(8.0)
