@@ -237,8 +237,9 @@ def test_equal_values_that_are_viewed_in_turn_are_merged_once():
 def test_a_change_of_a_view_of_everything_changes_what_it_views():
     def function(x):
         y = x.exp()
-        y.detach().add_(1)
-        y.view(y.shape).mul_(2)
+        z = y.detach()
+        z.add_(1)
+        z.mul_(2)
         return y
 
     graph = capture_function(function, torch.ones(2))

@@ -134,7 +134,8 @@ class Squares(nn.Module):
 
 def test_an_operation_may_return_a_list_of_one_tensor():
     def function(x: Tensor) -> Tensor:
-        return x.unbind(0)[0] + x.split(2, dim=1)[0][0] + x.chunk(1)[0].sum()
+        y = x.roll(1, 1)  # has no place of its own, so neither have views of it
+        return y.unbind(0)[0] + y.split(2, dim=1)[0][0]
 
     x = torch.tensor([[1.0, 2.0]])
-    assert GraphRunner(graph_of(function, x), {}).run([x])[0].tolist() == [5, 7]
+    assert GraphRunner(graph_of(function, x), {}).run([x])[0].tolist() == [4, 2]
