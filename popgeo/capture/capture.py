@@ -57,7 +57,7 @@ def capture(
 
     Raises:
         DynamicShapeError: a shape or a decision depends on the data; the message holds the model's line and a remedy.
-        ValueError: no loss, several, or a change of something that is neither argument nor state.
+        ValueError: no loss, several, or a change of what is neither argument nor state, such as the random seed.
 
     Example:
         >>> def scale(x, factor):
@@ -79,6 +79,7 @@ def capture(
     for one, tensor in zip(given, inputs, strict=True):
         recorder.add_input(one, tensor)
     by_id = {id(tensor): fakes[one] for one, tensor in state.items()}
+    random_numbers = torch.get_rng_state()
     with fake_mode, swapped(module, by_id) as held, torch.enable_grad():
         with static_forms(), recorder.follow_modules(module), recorder:
             tree = arguments.pass_to(function, inputs)
@@ -94,6 +95,12 @@ def capture(
         used = tuple(name for name, gradient in zip(trained, gradients, strict=True) if gradient is not None)
         made = [*results, *(gradient for gradient in gradients if gradient is not None)]
         made = _keep_buffers(held, made, recorder)
+    if not torch.equal(torch.get_rng_state(), random_numbers):
+        torch.set_rng_state(random_numbers)
+        raise ValueError(
+            "The model seeds torch's random numbers while it runs, which a compiled step would do only once. "
+            "Seed them before the call, or pass Options(random_seed=...)."
+        )
     changed = recorder.changed({**fakes, **dict(zip(given, inputs, strict=True))})
     written = tuple(one for one in given if one in changed)
     kept = [tensor for one, tensor in zip(given, inputs, strict=True) if one in changed]

@@ -36,7 +36,7 @@ def capture_step(
 
     Raises:
         DynamicShapeError: a shape or a decision depends on the data.
-        ValueError: no loss, several, or a change of something that is neither argument nor state.
+        ValueError: no loss, several, or a change of what is neither argument nor state, such as the random seed.
     """
     seen = show_progress and (sys.stderr.isatty() or hasattr(builtins, "__IPYTHON__"))
     with tqdm(desc="compiling", unit=" operations", delay=1, disable=not seen) as bar:

@@ -123,9 +123,9 @@ _IN_TORCH: dict[Any, Callable[..., Any]] = {
 
 @contextlib.contextmanager
 def _replaced_in_pyg() -> Iterator[None]:
-    """Puts the table's forms where PyG's functions are, in each module that has imported one by name too."""
+    """Puts the table's forms where PyG's functions are, and in each module that has imported one under its own name."""
     places: list[tuple[Any, str, Any]] = []
-    forms: dict[int, Any] = {}
+    functions: list[tuple[str, Any, Any]] = []
     for (module, path), form in _IN_PYG.items():
         if module in sys.modules:  # what no one has imported, no model uses
             owner, _, name = path.rpartition(".")
@@ -134,10 +134,10 @@ def _replaced_in_pyg() -> Iterator[None]:
             if owner:
                 places.append((holder, name, _standing_in(original, form)))
             else:
-                forms[id(original)] = _standing_in(original, form)
-    for importer in list(sys.modules.values()):
-        names = getattr(importer, "__dict__", None) or {}
-        places += [(importer, name, forms[id(held)]) for name, held in list(names.items()) if id(held) in forms]
+                functions.append((name, original, _standing_in(original, form)))
+    for importer in list(sys.modules.values()) if functions else ():
+        held = getattr(importer, "__dict__", {})
+        places += [(importer, name, form) for name, original, form in functions if held.get(name) is original]
     before = [(holder, name, vars(holder)[name]) for holder, name, _ in places]
     try:
         for place in places:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.capture.capture import bind, capture
-from popgeo.ipu import Options, inference_model, training_model
+from popgeo.ipu import Options, compile, inference_model, training_model
 
 
 class Statistics(nn.Module):
@@ -95,3 +95,14 @@ def test_a_capture_writes_replaced_buffers_after_everything_else():
     model = Statistics()
     graph = capture(model, bind(model.forward, torch.ones(2)), trained=["slope"]).graph
     assert [op.target for op in graph.ops][-1] == "aten.copy_.default"
+
+
+def test_a_seed_set_by_the_model_is_refused_and_random_numbers_are_as_before():
+    def seeds(x: Tensor) -> Tensor:
+        torch.manual_seed(7)
+        return x + torch.rand(2)
+
+    before = torch.get_rng_state()
+    with pytest.raises(ValueError, match="seeds torch's random numbers"):
+        compile(seeds, [torch.ones(2)])
+    assert torch.equal(torch.get_rng_state(), before)
