@@ -2,13 +2,13 @@
 
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from popgeo.capture.pytree import Structure, flatten, templates, unflatten
+from popgeo.capture.pytree import SCALARS, Structure, flatten, reordered, templates, unflatten
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -27,13 +27,22 @@ class Arguments:
 
     @classmethod
     def of(cls, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Arguments":
-        """Those of a call `function(*args, **kwargs)`.
+        """Those of a call `function(*args, **kwargs)`, the same whether it names a default or leaves it out.
 
         Raises:
             TypeError: the function takes no such arguments.
         """
-        tensors, structure = flatten(dict(signature.bind(*args, **kwargs).arguments))
+        given = signature.bind(*args, **kwargs).arguments
+        parts = {
+            name: part for name, part in _with_defaults(signature, given) if not _is_default(signature, name, part)
+        }
+        tensors, structure = flatten(parts)
         return cls(signature=signature, tensors=tensors, structure=structure)
+
+    def like(self, structure: Structure) -> "Arguments":
+        """The same arguments with the parts of dictionaries and graph data in the order of another nest."""
+        tensors, own = reordered(self.structure, self.tensors, structure)
+        return Arguments(signature=self.signature, tensors=tensors, structure=own)
 
     @property
     def graph_data(self) -> list[Any]:
@@ -55,4 +64,19 @@ class Arguments:
             10
         """
         bound = inspect.BoundArguments(self.signature, OrderedDict(unflatten(self.structure, tensors)))
+        bound.apply_defaults()
         return function(*bound.args, **bound.kwargs)
+
+
+def _with_defaults(signature: inspect.Signature, given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The arguments of a call in the signature's order, with the plain values that it leaves to their defaults."""
+    for name, parameter in signature.parameters.items():
+        if name in given:
+            yield name, given[name]
+        elif parameter.default is not parameter.empty and isinstance(parameter.default, SCALARS):
+            yield name, parameter.default
+
+
+def _is_default(signature: inspect.Signature, name: str, part: Any) -> bool:
+    """Whether an argument is the default itself, and more than a plain value: then a call may also leave it out."""
+    return part is signature.parameters[name].default and not isinstance(part, SCALARS)

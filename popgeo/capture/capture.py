@@ -1,8 +1,7 @@
 """Turns a model, or a function, into one graph of operations of fixed shape."""
 
-import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +11,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.dynamic_shapes import DynamicShapeError, Problem
+from popgeo.capture.held_state import HeldState, module_state, swapped
 from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.pytree import Structure, flatten, leaves
 from popgeo.capture.recorder import Recorder
+from popgeo.capture.static_forms import static_forms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +23,17 @@ class Capture:
     """What a function does, as it was written down.
 
     Attributes:
-        graph: Forward and, when training, backward; returns the model's tensors, then a gradient per trained parameter.
+        graph: Forward and, when training, backward; returns the model's tensors, then the arguments that the model
+            changes in place, then a gradient per trained parameter.
         result: How the model's tensors nest.
+        written: The arguments that the model changes in place.
         trained: Names of the parameters that have a gradient, in the order of the gradients.
         files: Source files that took part.
     """
 
     graph: OpGraph
     result: Structure
+    written: tuple[Input, ...] = ()
     trained: tuple[str, ...] = ()
     files: frozenset[str] = frozenset()
 
@@ -53,7 +57,7 @@ def capture(
 
     Raises:
         DynamicShapeError: a shape or a decision depends on the data; the message holds the model's line and a remedy.
-        ValueError: no loss, several, or state that is replaced instead of changed in place.
+        ValueError: no loss, several, or a change of what is neither argument nor state, such as the random seed.
 
     Example:
         >>> def scale(x, factor):
@@ -71,11 +75,13 @@ def capture(
         inputs = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in arguments.tensors]
     for one, tensor in fakes.items():
         recorder.add_input(one, tensor)
-    for (name, _), tensor in zip(leaves(arguments.structure), inputs, strict=True):
-        recorder.add_input(Input(Role.ARGUMENT, name), tensor)
+    given = [Input(Role.ARGUMENT, name) for name, _ in leaves(arguments.structure)]
+    for one, tensor in zip(given, inputs, strict=True):
+        recorder.add_input(one, tensor)
     by_id = {id(tensor): fakes[one] for one, tensor in state.items()}
-    with fake_mode, swapped(module, by_id), torch.enable_grad():
-        with recorder.follow_modules(module), recorder:
+    random_numbers = torch.get_rng_state()
+    with fake_mode, swapped(module, by_id) as held, torch.enable_grad():
+        with static_forms(), recorder.follow_modules(module), recorder:
             tree = arguments.pass_to(function, inputs)
         results, result = flatten(tree)
         gradients: list[Tensor | None] = []
@@ -86,9 +92,20 @@ def capture(
                 seed = torch.full_like(loss, loss_scaling)
                 weights = [fakes[Input(Role.PARAMETER, name)] for name in trained]
                 gradients = list(torch.autograd.grad(loss, weights, seed, allow_unused=True))
-    used = tuple(name for name, gradient in zip(trained, gradients, strict=True) if gradient is not None)
-    graph = recorder.graph([*results, *(gradient for gradient in gradients if gradient is not None)])
-    return Capture(graph=graph, result=result, trained=used, files=frozenset(recorder.files))
+        used = tuple(name for name, gradient in zip(trained, gradients, strict=True) if gradient is not None)
+        made = [*results, *(gradient for gradient in gradients if gradient is not None)]
+        made = _keep_buffers(held, made, recorder)
+    if not torch.equal(torch.get_rng_state(), random_numbers):
+        torch.set_rng_state(random_numbers)
+        raise ValueError(
+            "The model seeds torch's random numbers while it runs, which a compiled step would do only once. "
+            "Seed them before the call, or pass Options(random_seed=...)."
+        )
+    changed = recorder.changed({**fakes, **dict(zip(given, inputs, strict=True))})
+    written = tuple(one for one in given if one in changed)
+    kept = [tensor for one, tensor in zip(given, inputs, strict=True) if one in changed]
+    graph = recorder.graph([*made[: len(results)], *kept, *made[len(results) :]])
+    return Capture(graph=graph, result=result, written=written, trained=used, files=frozenset(recorder.files))
 
 
 def bind(function: Callable[..., Any], *inputs: Any, **named_inputs: Any) -> Arguments:
@@ -98,12 +115,6 @@ def bind(function: Callable[..., Any], *inputs: Any, **named_inputs: Any) -> Arg
     except ValueError:
         signature = inspect.Signature([inspect.Parameter("inputs", inspect.Parameter.VAR_POSITIONAL)])
     return Arguments.of(signature, inputs, named_inputs)
-
-
-def module_state(module: nn.Module) -> dict[Input, Tensor]:
-    """A module's parameters and buffers, as graphs name them."""
-    state: dict[Input, Tensor] = {Input(Role.PARAMETER, name): p for name, p in module.named_parameters()}
-    return state | {Input(Role.BUFFER, name): b for name, b in module.named_buffers()}
 
 
 def fake_of(tensor: Tensor, trained: bool) -> Tensor:
@@ -129,26 +140,19 @@ def _find_loss(results: Sequence[Tensor], recorder: Recorder) -> Tensor:
     raise ValueError(f"The model returns {found}. Return one loss, or mark it with popgeo.ipu.identity_loss(loss).")
 
 
-@contextlib.contextmanager
-def swapped(module: nn.Module, replacement: Mapping[int, Tensor]) -> Iterator[None]:
-    """Puts other tensors in the place of a module's parameters and buffers while the block runs."""
-    places: list[tuple[dict[str, Any], str, Tensor, str]] = []
-    for prefix, submodule in module.named_modules():
-        for table in (submodule._parameters, submodule._buffers):
-            for name, tensor in table.items():
-                if tensor is not None:
-                    places.append((table, name, tensor, f"{prefix}.{name}" if prefix else name))
-    replaced = []
-    try:
-        for table, name, tensor, _ in places:
-            table[name] = replacement[id(tensor)]
-        yield
-        replaced = [path for table, name, tensor, path in places if table.get(name) is not replacement[id(tensor)]]
-    finally:
-        for table, name, tensor, _ in places:
-            table[name] = tensor
-    if replaced:
-        raise ValueError(
-            f"The model replaces {', '.join(replaced)} while it runs, and the new value would be lost. "
-            "Change it in place, for example with copy_()."
+def _keep_buffers(held: HeldState, made: Sequence[Tensor], recorder: Recorder) -> list[Tensor]:
+    """Writes what the model put in the place of buffers into them, after all that reads the old values.
+
+    Returns:
+        The step's results; copies of those that are the old value of such a buffer.
+    """
+    replaced = held.replaced_buffers(recorder.is_constant)
+    old = {buffer.untyped_storage()._cdata for buffer, _ in replaced}
+    with recorder, torch.no_grad():
+        results, new = (
+            [tensor.clone() if tensor.untyped_storage()._cdata in old else tensor for tensor in tensors]
+            for tensors in (made, [tensor for _, tensor in replaced])
         )
+        for (buffer, _), tensor in zip(replaced, new, strict=True):
+            buffer.copy_(tensor)
+    return results

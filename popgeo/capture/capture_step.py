@@ -35,7 +35,7 @@ def capture_step(
 
     Raises:
         DynamicShapeError: a shape or a decision depends on the data.
-        ValueError: no loss, several, or state that is replaced instead of changed in place.
+        ValueError: no loss, several, or a change of what is neither argument nor state, such as the random seed.
     """
     seen = show_progress and is_seen()
     with tqdm(desc="compiling", unit=" operations", delay=1, disable=not seen) as bar:
@@ -44,6 +44,7 @@ def capture_step(
     return CapturedStep(
         graph=graph,
         result=liken(captured.result, arguments.graph_data),
+        written=captured.written,
         trained=captured.trained,
         row_indices=relied_on,
         captured_ops=len(captured.graph.ops),

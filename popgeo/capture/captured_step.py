@@ -11,8 +11,10 @@ class CapturedStep:
     """A captured step after the passes.
 
     Attributes:
-        graph: Forward and, when training, backward; returns the model's tensors, then a gradient per trained parameter.
+        graph: Forward and, when training, backward; returns the model's tensors, then the arguments that the model
+            changes in place, then a gradient per trained parameter.
         result: How the model's tensors nest.
+        written: The arguments that the model changes in place.
         trained: Names of the parameters that have a gradient, in the order of the gradients.
         row_indices: Inputs of the graph that it takes for row numbers, which must not be negative.
         captured_ops: How many operations the model asked for.
@@ -24,9 +26,15 @@ class CapturedStep:
     trained: tuple[str, ...]
     row_indices: frozenset[Input]
     captured_ops: int
+    written: tuple[Input, ...] = ()
     files: frozenset[str] = frozenset()
 
     @property
     def num_results(self) -> int:
-        """Tensors that the model returns."""
+        """Tensors that the host receives: those that the model returns, and the arguments that it changes in place."""
         return len(self.graph.outputs) - len(self.trained)
+
+    @property
+    def num_returned(self) -> int:
+        """Tensors that the model returns."""
+        return self.num_results - len(self.written)

@@ -7,11 +7,13 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from popgeo.capture.capture import fake_of, swapped
+from popgeo.capture.capture import fake_of
 from popgeo.capture.dynamic_shapes import Problem
+from popgeo.capture.held_state import swapped
 from popgeo.capture.known_values import StandIn
 from popgeo.capture.pytree import flatten, unflatten
 from popgeo.capture.recorder import Recorder
+from popgeo.capture.static_forms import static_forms
 
 
 def check_static(model: Callable[..., Any], *inputs: Any, **named_inputs: Any) -> list[Problem]:
@@ -54,10 +56,11 @@ def check_static(model: Callable[..., Any], *inputs: Any, **named_inputs: Any) -
     by_id = {id(tensor): fake for tensor, fake in zip(state, fakes[len(tensors) :], strict=True)}
     try:
         with (
-            torch.random.fork_rng(devices=[]), fake_mode, swapped(module, by_id), torch.enable_grad(),
-            recorder.follow_modules(module), recorder,
+            torch.random.fork_rng(devices=[]), fake_mode, swapped(module, by_id) as held, torch.enable_grad(),
+            static_forms(), recorder.follow_modules(module), recorder,
         ):  # fmt: skip
             model(*args, **kwargs)
+            held.replaced_buffers(recorder.is_constant)
     except Exception:
         # What follows from a value made up may fail; what was found until then stays true.
         if not found:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 _BY_CALLER = {
     "add_self_loops": "add the loops beforehand with torch_geometric.transforms.AddSelfLoops()",
@@ -30,7 +31,7 @@ _BY_OPERATION = {
     "_unique2": "count into a fixed number of bins with scatter_add, or make it unique before the batch is built",
     "unique_dim": "make it unique before the batch is built",
     "unique_consecutive": "make it unique before the batch is built",
-    "bincount": "sum ones with torch.zeros(num_bins).scatter_add(0, index, ones), whose shape is fixed",
+    "bincount": "pass minlength=, the fixed number of bins",
     "repeat_interleave": "pass output_size=, the fixed length of the result",
     "_local_scalar_dense": "keep it a tensor: torch.where instead of `if`, a fixed size instead of one read from data",
     "equal": "compare with torch.eq and keep the result a tensor",
@@ -85,8 +86,8 @@ def is_dynamic(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     if name == "repeat_interleave":
         return isinstance(args[0], Tensor) and kwargs.get("output_size") is None
     if name == "_local_scalar_dense":
-        # A number that the program itself made (torch.tensor(0.5).item()) is known while capturing.
-        return getattr(args[0], "constant", None) is None
+        # A number that the program itself made (torch.tensor(0.5).item()), or found outside, is known while capturing.
+        return isinstance(args[0], FakeTensor) and args[0].constant is None
     return torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags
 
 

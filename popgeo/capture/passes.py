@@ -35,9 +35,14 @@ def merge_equal_values(graph: OpGraph) -> OpGraph:
             if key in made:
                 for v, w in zip(op.makes(), made[key], strict=True):
                     stands_for[v] = stands_for.get(w, w)
-                    moved[graph.values[v].storage] = graph.values[w].storage
+                    left, kept_one = (_moved_to(graph.values[x].storage, moved) for x in (v, w))
+                    if left != kept_one:  # views of equal values may lie in one memory already
+                        moved[left] = kept_one
                 continue
             made[key] = op.makes()
+        if op.writes:  # what an operation changes in place, it returns under the same name
+            own = tuple(stands_for.get(v, v) if v is not None else None for v in op.outputs)
+            op = dataclasses.replace(op, outputs=own) if own != op.outputs and {*own} <= {None, *op.reads()} else op
         views = {v: shown.setdefault(_view_of_memory(graph.values[v]), v) for v in op.makes()}
         stands_for |= {v: w for v, w in views.items() if v != w}
         if op.writes or any(v == w for v, w in views.items()) or not views:
@@ -135,10 +140,14 @@ def with_ops(
 
 
 def _at_storage(value: Value, moved: Mapping[int, int]) -> Value:
-    storage = value.storage
-    while storage in moved and moved[storage] != storage:
-        storage = moved[storage]
+    storage = _moved_to(value.storage, moved)
     return value if storage == value.storage else dataclasses.replace(value, storage=storage)
+
+
+def _moved_to(storage: int, moved: Mapping[int, int]) -> int:
+    while storage in moved:
+        storage = moved[storage]
+    return storage
 
 
 def _view_of_memory(value: Value) -> tuple[Any, ...]:

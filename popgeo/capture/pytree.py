@@ -9,7 +9,8 @@ from torch import Tensor
 from torch_geometric.data.data import BaseData
 
 _PARTS = (Tensor, bool, int, float)
-_SCALARS = (bool, int, float, complex, str, bytes, type(None))
+# What is compared by value; everything else that is no tensor must be the same object.
+SCALARS = (bool, int, float, complex, str, bytes, type(None))
 
 
 @dataclass(frozen=True)
@@ -198,9 +199,34 @@ def same(compiled: Structure, given: Structure) -> bool:
             and all(map(same, compiled.parts, given.parts))
         )
     if isinstance(compiled, Fixed) and isinstance(given, Fixed):
-        equal_scalars = isinstance(compiled.value, _SCALARS) and type(compiled.value) is type(given.value)
+        equal_scalars = isinstance(compiled.value, SCALARS) and type(compiled.value) is type(given.value)
         return compiled.value is given.value or (equal_scalars and compiled.value == given.value)
     return compiled == given
+
+
+def reordered(structure: Structure, tensors: Sequence[Any], like: Structure) -> tuple[list[Any], Structure]:
+    """A nest with the parts of its dictionaries and graph data in the order of another, where they have the same names.
+
+    Example:
+        >>> compiled, given = flatten({"a": 1, "b": 2})[1], flatten({"b": 2, "a": 1})[1]
+        >>> reordered(given, [], like=compiled)[1] == compiled
+        True
+    """
+    return _reordered(structure, iter(tensors), like)
+
+
+def _reordered(structure: Structure, tensors: Iterator[Any], like: Structure | None) -> tuple[list[Any], Structure]:
+    if not isinstance(structure, Container):
+        return ([next(tensors)] if isinstance(structure, Leaf) else []), structure
+    model = dict(zip(like.keys, like.parts, strict=True)) if isinstance(like, Container) else {}
+    parts = {
+        key: _reordered(part, tensors, model.get(key))
+        for key, part in zip(structure.keys, structure.parts, strict=True)
+    }
+    named = structure.template is not None or issubclass(structure.kind, Mapping)
+    keys = tuple(model) if named and model.keys() == parts.keys() else structure.keys
+    own = replace(structure, keys=keys, parts=tuple(parts[key][1] for key in keys))
+    return [tensor for key in keys for tensor in parts[key][0]], own
 
 
 def first_difference(compiled: Structure, given: Structure) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
@@ -20,7 +20,17 @@ from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Value
 # These change running statistics without saying so in their schema: positions of the arguments, and of the flag.
 _HIDDEN_WRITES = {"aten.native_batch_norm.default": ((3, 4), 5), "aten.cudnn_batch_norm.default": ((3, 4), 5)}
 
-_VIEWS_IN_PLACE = ("squeeze_", "unsqueeze_", "t_", "transpose_")
+# These change no element, but what the tensor looks at, as the operation on the right does.
+_VIEWS_IN_PLACE = {
+    "aten.squeeze_.default": "aten.squeeze.default",
+    "aten.squeeze_.dim": "aten.squeeze.dim",
+    "aten.squeeze_.dims": "aten.squeeze.dims",
+    "aten.unsqueeze_.default": "aten.unsqueeze.default",
+    "aten.t_.default": "aten.t.default",
+    "aten.transpose_.default": "aten.transpose.int",
+    "aten.as_strided_.default": "aten.as_strided.default",
+    "aten.detach_.default": "aten.detach.default",
+}
 
 
 class Recorder(TorchDispatchMode):
@@ -77,6 +87,27 @@ class Recorder(TorchDispatchMode):
             self._constants[known] = tensor
         return known
 
+    def is_constant(self, tensor: Tensor) -> bool:
+        """Whether an operation has read this tensor, which nothing made."""
+        return self._numbers.get(id(tensor)) in self._constants
+
+    def changed(self, given: Mapping[Input, Tensor]) -> set[Input]:
+        """The inputs whose elements some operation changes in place.
+
+        Raises:
+            ValueError: an input is given another shape in place, or other memory, as the caller's tensor would not be.
+        """
+        for one, tensor in given.items():
+            value = self._values[self._inputs[one]]
+            memory = self._storages.get(tensor.untyped_storage()._cdata)
+            if self._numbers[id(tensor)] != self._inputs[one] or memory != value.storage:
+                raise ValueError(
+                    f"The model gives {one.name} another shape or other memory, as t_() and an assignment to .data do; "
+                    "a compiled step keeps what it is given where it is. Change it with copy_(), or make a new tensor."
+                )
+        written = {self._values[v].storage for op in self._ops for v in op.writes}
+        return {one for one in given if self._values[self._inputs[one]].storage in written}
+
     @contextlib.contextmanager
     def follow_modules(self, module: nn.Module) -> Iterator[None]:
         """Keeps `modules` at the names of the submodules that are running, while the block runs."""
@@ -115,6 +146,9 @@ class Recorder(TorchDispatchMode):
         if dynamic_shapes.is_dynamic(func, args, keywords):
             self._report(func)
             result = self._instead(func, args, keywords)
+        elif not makes_tensors(func) and not any(isinstance(arg, FakeTensor) for arg in args):
+            with unset_fake_temporarily():  # a number of a tensor from outside, which a fake tensor could not tell
+                result = func(*args, **keywords)
         else:
             result = func(*args, **keywords)
             self._on_result(func, args, keywords, result)
@@ -128,10 +162,10 @@ class Recorder(TorchDispatchMode):
         recorded_args = _with_refs(args, self.number)
         recorded_kwargs = {key: _with_refs(arg, self.number) for key, arg in kwargs.items()}
         writes = tuple(self.number(tensor) for tensor in _written(func, name, args, kwargs))
-        if name.split(".")[1] in _VIEWS_IN_PLACE:
-            # They change no element: from here on the tensor stands for a view of what it was.
-            name, writes = name.replace("_.", "."), ()
+        if name in _VIEWS_IN_PLACE:  # from here on the tensor stands for a view of what it was
+            name, writes = _VIEWS_IN_PLACE[name], ()
             del self._numbers[id(result)]
+        self._refuse_other_layouts(func, args, kwargs)
         if self._keeps_state:
             self._refuse_writes_to_constants(func, writes)
         results = result if isinstance(result, tuple | list) else (result,)
@@ -193,6 +227,17 @@ class Recorder(TorchDispatchMode):
         self._on_problem(
             Problem(name, line, module, dynamic_shapes.remedy(name, dynamic_shapes.callers(sys._getframe(2))))
         )
+
+    def _refuse_other_layouts(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Where a tensor gets another shape or other memory, what has its number is no longer that tensor."""
+        for tensor in _written(func, target(func), args, kwargs):
+            known = self._numbers.get(id(tensor))
+            if func._schema.name == "aten::set_" or (known is not None and tensor.shape != self._values[known].shape):
+                line = model_lines.describe(model_lines.model_frame(self._stop))
+                raise ValueError(
+                    f"{line}: {func._schema.name} gives a tensor another shape or other memory in place. Make a new "
+                    "tensor instead, or pass out= one of the result's shape."
+                )
 
     def _refuse_writes_to_constants(self, func: Any, writes: Sequence[int]) -> None:
         written = {self._values[v].storage for v in writes}

@@ -25,6 +25,7 @@ def to_bytes(step: CapturedStep) -> bytes:
     document = {
         "result": structure_out(step.result),
         "trained": step.trained,
+        **({"written": list(map(str, step.written))} if step.written else {}),
         "row_indices": sorted(map(str, step.row_indices)),
         "captured_ops": step.captured_ops,
         "inputs": [[str(given), v] for given, v in graph.inputs.items()],
@@ -70,6 +71,7 @@ def from_bytes(data: bytes, arguments: Sequence[Any] = ()) -> CapturedStep:
     return CapturedStep(
         graph=graph,
         result=structure_in(document["result"], arguments),
+        written=tuple(map(Input.parse, document.get("written", ()))),
         trained=tuple(document["trained"]),
         row_indices=frozenset(map(Input.parse, document["row_indices"])),
         captured_ops=document["captured_ops"],

@@ -82,6 +82,8 @@ class _Writer:
         self._names[f"f{index}"] = out_variants.plain(op.target)
         known = {None, *op.reads()}  # what an operation changes in place it also returns
         targets = ", ".join("_" if v in known else f"v{v}" for v in op.outputs)
+        if len(op.outputs) == 1 and out_variants.returns_list(op.target):
+            targets = f"({targets},)"
         copies = [f"t{v}.copy_(v{v})" for v in op.makes() if v in self._tensors and v not in known]
         return "; ".join([f"{targets + ' = ' if op.outputs else ''}f{index}({self._arguments(op)})", *copies])
 

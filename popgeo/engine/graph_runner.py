@@ -78,11 +78,12 @@ class GraphRunner:
         return copied
 
 
-def _check(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+def _check(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor | None]) -> None:
     """Raises where finite operands gave NaN or infinity."""
     if op.target.startswith("aten.empty"):
         return
-    broken = [tensor for tensor in results if tensor.is_floating_point() and not tensor.isfinite().all()]
+    made = [tensor for tensor in results if tensor is not None]  # a gradient that nobody asked for is none
+    broken = [tensor for tensor in made if tensor.is_floating_point() and not tensor.isfinite().all()]
     numbers = [arg for arg in (*op.args, *op.kwargs.values()) if isinstance(arg, float)]
     from_finite = all(t.isfinite().all() for t in operands if t.is_floating_point() and not any(t is b for b in broken))
     if broken and from_finite and all(map(_is_finite, numbers)):

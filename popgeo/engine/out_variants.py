@@ -65,6 +65,9 @@ _FILLS = {
     "aten.ones.default": 1, "aten.ones_like.default": 1, "aten.new_ones.default": 1,
 }  # fmt: skip
 _EMPTY = {"aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default", "aten.empty_strided.default"}
+# Where these reduce to a mean or a sum, they resize what they are given to hold the losses of all elements first. Torch
+# warns of it, and the last leaves the sum in memory of its own.
+_RESIZES = {f"aten::{name}.out" for name in ("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy")}
 # Written as one kernel although torch does not list it for the CPU.
 _ALSO_INTO = {"aten::cat.out"}
 
@@ -87,6 +90,18 @@ def is_elementwise(op: Op) -> bool:
 def plain(target: str) -> Callable[..., Any]:
     """The function that returns new tensors."""
     return overload(target)._op  # type: ignore[attr-defined]
+
+
+@functools.cache
+def returns_list(target: str) -> bool:
+    """Whether an operation returns a list of tensors, also where there is only one.
+
+    Example:
+        >>> returns_list("aten.unbind.int"), returns_list("aten.relu.default")
+        (True, False)
+    """
+    returns = overload(target)._schema.returns  # type: ignore[attr-defined]
+    return len(returns) == 1 and isinstance(returns[0].type, torch.ListType)
 
 
 @functools.cache
@@ -128,4 +143,6 @@ def _arguments(schema: Any, without: list[Any]) -> list[tuple[str, str]]:
 
 def _is_real(name: str) -> bool:
     """Whether it has a kernel of its own; the others compute as usual and copy the result."""
+    if name in _RESIZES:
+        return False
     return name in _ALSO_INTO or torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")

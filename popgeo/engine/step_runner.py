@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from popgeo.capture.capture import module_state
 from popgeo.capture.captured_step import CapturedStep
+from popgeo.capture.held_state import module_state
 from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.row_indexing import without_row_indexing
 from popgeo.engine import micro_batches
@@ -16,6 +16,7 @@ from popgeo.engine.denormals import DenormalsFlushed
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
+from popgeo.engine.write_back import check_apart, write_back
 
 
 class StepRunner:
@@ -42,6 +43,7 @@ class StepRunner:
         self._mode = chosen_output_mode(options, trains=update is not None)
         arguments = step.graph.inputs_of(Role.ARGUMENT)
         self._row_indices = [position for position, given in enumerate(arguments) if given in step.row_indices]
+        self._written = [position for position, given in enumerate(arguments) if given in step.written]
         seed = options.random_seed if options.random_seed is not None else torch.initial_seed()
         self.generators = [_generator(seed, replica) for replica in replicas.local]
         self.buffers = self._buffers_of_replicas()
@@ -56,7 +58,15 @@ class StepRunner:
         self._addresses = self._addresses_now()
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The results of one call, joined as the output mode says; denormal numbers count as zeros meanwhile."""
+        """The results of one call, joined as the output mode says; arguments that the model changes are changed.
+
+        Denormal numbers count as zeros meanwhile.
+
+        Raises:
+            ValueError: an argument that the model changes shares memory with another tensor of the step.
+        """
+        if self._written:
+            check_apart([*tensors, *self.state().values()], self._written)
         if self._addresses != self._addresses_now():
             self.bind()
         with DenormalsFlushed():
@@ -72,7 +82,8 @@ class StepRunner:
                 micro = micro_batches.micro_batch(tensors, step * replicas + replica, factor)
                 made = self._run_replica(graph_runner, replica, micro)
                 if results.wants(step):
-                    results.add(step, replica, [t for t in made[: self.step.num_results] if t is not None])
+                    results.add(step, replica, [t for t in made[: self.step.num_returned] if t is not None])
+                write_back([micro[i] for i in self._written], made[self.step.num_returned :])
                 if update is not None:
                     update.accumulate(first=replica == 0 and step % options.gradient_accumulation == 0)
             if update is not None and (step + 1) % options.gradient_accumulation == 0:

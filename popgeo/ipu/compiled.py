@@ -68,6 +68,8 @@ class BoundCall:
         """
         given = Arguments.of(self.signature, args, kwargs)
         if not same(self.arguments, given.structure):
+            given = given.like(self.arguments)
+        if not same(self.arguments, given.structure):
             raise ValueError(f"{first_difference(self.arguments, given.structure)}. {self.remedy}")
         return given.tensors, given.graph_data
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from popgeo.capture.arguments import Arguments
+from popgeo.capture.held_state import in_modes
 from popgeo.capture.op_graph import OpGraph
 from popgeo.engine.checkpoint import (
     load_checkpoint,
@@ -38,6 +39,7 @@ class CompiledModel:
         learning_rate: Callable[[int], float] | None,
     ) -> None:
         self.model, self.options = model, options
+        self._modes = {module: module.training for module in model.modules()}
         self._optimizer, self._learning_rate = optimizer, learning_rate
         self._signature = inspect.signature(model.forward)
         self._pending: Mapping[str, Any] | None = None
@@ -128,6 +130,16 @@ class CompiledModel:
             self._compiled.update.set_optimizer(optimizer)
         self._optimizer = optimizer
 
+    def train(self, mode: bool = True) -> "CompiledModel":
+        """Sets the module's mode, and as long as nothing is compiled that of the step; the step has it from then on."""
+        self.model.train(mode)
+        self._modes = {module: module.training for module in self.model.modules()}
+        return self
+
+    def eval(self) -> "CompiledModel":
+        """`train(False)`."""
+        return self.train(False)
+
     def state_dict(self) -> Mapping[str, Tensor]:
         """The weights and buffers, in torch's own format."""
         return self.model.state_dict()
@@ -197,9 +209,10 @@ class CompiledModel:
             require_replicas(pending, replicas)
             self._pending = pending
         arguments = Arguments.of(self._signature, args, kwargs)
-        compiled = compile_step(
-            self.model, arguments, self.options, replicas, self._optimizer, learning_rate=self._learning_rate
-        )
+        with in_modes(self.model, self._modes):
+            compiled = compile_step(
+                self.model, arguments, self.options, replicas, self._optimizer, learning_rate=self._learning_rate
+            )
         replicas.share_weights([*self.model.parameters(), *self.model.buffers()])
         runner = compiled.runner  # from here on weights lie where the step wants them
         if self._pending is not None:

@@ -14,6 +14,7 @@ from popgeo.engine.call_options import chosen_output_mode
 from popgeo.engine.denormals import DenormalsFlushed
 from popgeo.engine.optimizer.capture_update import UpdateGraph, tensors_of
 from popgeo.engine.optimizer.rehearse import Rehearsal
+from popgeo.engine.write_back import write_back
 from popgeo.ipu.compiled_function import Executable
 from popgeo.ipu.compiled_model import CompiledModel
 from popgeo.ipu.target import IpuTarget
@@ -154,7 +155,7 @@ class TileExact:
 
     def _run(self, joined: CallProgram, tensors: Sequence[Tensor], numbers: list[list[float]]) -> list[Tensor]:
         """Runs the program of one call on the machine, with the host's side of its streams."""
-        options, replicas = self._options, len(self._replicas)
+        options, replicas, step = self._options, len(self._replicas), self._compiled.step
         mode = chosen_output_mode(options, trains=self._update is not None)
         results = micro_batches.Results(mode, options.output_period, options.steps_per_call)
         arguments = joined.arguments()
@@ -176,9 +177,12 @@ class TileExact:
             found = arrived[replica]
             found[stream] = values
             if len(found) == len(streams):
+                made = [found[name][torch.from_numpy(elements)] for name, elements in joined.results]
                 if results.wants(finished[replica]):
-                    made = [found[name][torch.from_numpy(elements)] for name, elements in joined.results]
-                    results.add(finished[replica], replica, made)
+                    results.add(finished[replica], replica, made[: step.num_returned])
+                number = finished[replica] * replicas + replica
+                micro = micro_batches.micro_batch(tensors, number, options.batch_factor)
+                write_back([micro[names.index(str(one))] for one in step.written], made[step.num_returned :])
                 found.clear()
                 finished[replica] += 1
 

@@ -22,7 +22,8 @@ def training_model(
     The model returns its loss, alone or among other results; the first call compiles the step for the shapes it gets.
 
     Args:
-        model: Its parameters and buffers are trained in place; call `model.train()` or `model.eval()` before.
+        model: Its parameters and buffers are trained in place. The step is in the mode, `model.train()` or
+            `model.eval()`, that the model is in now, whatever its mode is later.
         options: Device iterations, accumulation, replicas and what a call returns.
         optimizer: Any of `torch.optim` that needs no closure, over parameters of the model; SGD with a rate of 0.01 by
             default. Schedulers may change it between calls.
@@ -57,7 +58,8 @@ def inference_model(model: nn.Module, options: Options | None = None) -> Compile
     """Wraps a model so that a call runs its compiled forward pass.
 
     Args:
-        model: Shares its parameters, so it follows a training model of the same module.
+        model: Shares its parameters, so it follows a training model of the same module. The step is in the mode,
+            `model.train()` or `model.eval()`, that the model is in now.
         options: Device iterations, replicas and what a call returns.
 
     Returns:

@@ -6,8 +6,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from popgeo.capture.capture import bind, capture, module_state
+from popgeo.capture.capture import bind, capture
 from popgeo.capture.capture_step import optimize
+from popgeo.capture.held_state import module_state
 from popgeo.capture.join_gathers import join_gathers
 from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.passes import drop_unused, fold_constants, merge_equal_values
@@ -219,3 +220,30 @@ def test_a_training_step_is_the_same_bit_by_bit_after_all_passes(kind):
 def test_memory_is_used_again():
     graph = capture_function(lambda x: x.exp().sin().exp().sin().exp().sin() @ x, torch.randn(64, 64))
     assert GraphRunner(graph, {}).buffer_bytes <= 3 * 64 * 64 * 4
+
+
+def test_equal_values_that_are_viewed_in_turn_are_merged_once():
+    def function(x):
+        first, second = x + 1, x + 1
+        return (second.view(-1) * first.view(-1)).sum()
+
+    graph = capture_function(function, torch.ones(3, 2))
+    merged = drop_unused(merge_equal_values(graph))
+    assert targets(merged).count("add") == 1
+    merged.check()
+    assert run(merged, torch.ones(3, 2))[0] == 24
+
+
+def test_a_change_of_a_view_of_everything_changes_what_it_views():
+    def function(x):
+        y = x.exp()
+        z = y.detach()
+        z.add_(1)
+        z.mul_(2)
+        return y
+
+    graph = capture_function(function, torch.ones(2))
+    merged = drop_unused(merge_equal_values(graph))
+    merged.check()
+    assert targets(merged) == ["exp", "add_", "mul_"]
+    assert_equal_results(graph, merged, torch.ones(2))

@@ -7,6 +7,7 @@ from torch import Tensor
 from popgeo.capture.capture import bind, capture
 from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role
 from popgeo.capture.recorder import Recorder
+from popgeo.ipu import compile as popgeo_compile
 
 
 def record(function, *inputs: Tensor, **options) -> OpGraph:
@@ -145,3 +146,50 @@ def test_the_backward_pass_has_the_places_of_the_forward_operations():
     backward = {op.target.split(".")[1]: op for op in graph.ops if op.phase == "backward"}
     assert (backward["mm"].module, backward["mm"].source[-18:]) == ("linear", "y = self.linear(x)")
     assert (backward["mul"].module, backward["mul"].source[-20:]) == ("", "return y.exp().sum()")
+
+
+def test_each_view_in_place_runs_as_the_view_that_it_is():
+    def function(x: Tensor) -> Tensor:
+        y = x.exp()
+        y.transpose_(0, 2).unsqueeze_(0).squeeze_(0).as_strided_((3, 2), (1, 3)).detach_()
+        return y + y.shape[0]
+
+    x = torch.randn(2, 1, 3)
+    assert torch.equal(popgeo_compile(function, [x])(x), function(x))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: (x * 2).resize_(2),
+        lambda x: (x * 2).set_(x * 3),
+        lambda x: torch.add(x, 1, out=torch.empty(0)),
+        lambda x: x.view(2, 2).exp().sum() if x.unsqueeze_(0) is None else x,
+    ],
+)
+def test_another_shape_or_memory_in_place_is_refused_where_it_could_not_be_followed(change):
+    with pytest.raises(ValueError, match=r"another shape or other memory.*new tensor"):
+        popgeo_compile(change, [torch.ones(4)])
+
+
+def test_a_number_of_a_tensor_from_outside_is_part_of_the_graph():
+    factor = torch.tensor(3.0)
+    graph = capture(lambda x: x * factor.item(), bind(lambda x: x, torch.ones(2))).graph
+    assert [op.args[1] for op in graph.ops] == [3.0]
+
+
+@pytest.mark.parametrize("name", ["weight", "count"])
+def test_an_assignment_to_data_is_refused_as_its_value_would_be_lost(name):
+    class Assigns(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(2))
+            self.register_buffer("count", torch.ones(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            state = getattr(self, name)
+            state.data = state.data * 0.5
+            return x * state
+
+    with pytest.raises(ValueError, match=f"gives {name} another shape or other memory"):
+        popgeo_compile(Assigns(), [torch.ones(2)])

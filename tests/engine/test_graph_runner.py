@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from popgeo.capture.capture import bind, capture, module_state
+from popgeo.capture.capture import bind, capture
+from popgeo.capture.held_state import module_state
 from popgeo.capture.op_graph import OpGraph
 from popgeo.engine.graph_runner import GraphRunner
 
@@ -113,3 +114,28 @@ def test_nan_that_comes_in_and_infinity_that_is_asked_for_are_no_exceptions():
 @pytest.mark.parametrize(("function", "draws"), [(torch.rand_like, True), (torch.cos, False)])
 def test_it_knows_whether_it_draws_random_numbers(function, draws):
     assert GraphRunner(graph_of(lambda x: function(x), torch.ones(2)), {}).draws_random_numbers is draws
+
+
+def test_a_gradient_that_nobody_asked_for_passes_the_check_of_results():
+    model, x = Squares(nn.BatchNorm1d(3)), torch.randn(4, 3)
+    graph = capture(model, bind(model.forward, x), trained=["norm.weight"]).graph
+    results = GraphRunner(graph, module_state(model), floating_point_exceptions=True).run([x])
+    assert all(result is not None for result in results)
+
+
+class Squares(nn.Module):
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x).square().sum()
+
+
+def test_an_operation_may_return_a_list_of_one_tensor():
+    def function(x: Tensor) -> Tensor:
+        y = x.roll(1, 1)  # has no place of its own, so neither have views of it
+        return y.unbind(0)[0] + y.split(2, dim=1)[0][0]
+
+    x = torch.tensor([[1.0, 2.0]])
+    assert GraphRunner(graph_of(function, x), {}).run([x])[0].tolist() == [4, 2]

@@ -6,6 +6,7 @@ import torch
 from popgeo.capture.capture import bind, capture
 from popgeo.capture.op_graph import Op
 from popgeo.engine import out_variants
+from popgeo.engine.graph_runner import GraphRunner
 
 X, Y = torch.tensor([[1.0, -2.0], [3.0, 4.0]]), torch.tensor([[2.0, 2.0], [0.5, -1.0]])
 ROWS = torch.tensor([1, 0])
@@ -90,3 +91,15 @@ def test_only_what_works_by_element_may_overwrite_an_operand():
 )
 def test_copies_and_fills_are_no_calls(target, what):
     assert out_variants.copy_or_fill(Op(target=target, args=(), outputs=(0,))) == what
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("name", ["mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"])
+def test_a_loss_is_that_of_torch_and_nothing_is_printed(name, reduction, capfd):
+    def function(x, y):
+        return getattr(torch.nn.functional, name)(x.sigmoid(), y.sigmoid(), reduction=reduction)
+
+    runner = GraphRunner(capture(function, bind(function, X, Y)).graph, {})
+    for _ in range(2):
+        torch.testing.assert_close(runner.run([X, Y])[0], function(X, Y))
+    assert capfd.readouterr().err == ""

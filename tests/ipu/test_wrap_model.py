@@ -93,3 +93,45 @@ def test_a_function_of_torch_that_has_no_signature_is_compiled():
     assert torch.equal(product(torch.ones(3, 2), x), torch.mm(torch.ones(3, 2), x))
     with pytest.raises(ValueError, match=r"`inputs\[1\]` is float32\[2, 5\]"):
         product(torch.ones(3, 2), torch.ones(2, 5))
+
+
+class Modes(nn.Module):
+    """Returns its loss only when it trains, as many models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope, self.drop = nn.Parameter(torch.ones(3)), nn.Dropout(1.0)
+
+    def forward(self, x):
+        y = self.drop(self.slope * x)
+        return (y, y.square().sum()) if self.training else y
+
+
+def test_a_wrapper_keeps_the_mode_that_the_model_was_in_when_it_was_made():
+    model = Modes()
+    step = training_model(model)
+    model.eval()
+    infer = inference_model(model)
+    y, loss = step(torch.ones(3))
+    assert (y.tolist(), loss.item()) == ([0, 0, 0], 0)
+    assert not model.training
+    assert not model.drop.training
+    model.train()
+    assert infer(torch.ones(3)).tolist() == [1, 1, 1]
+    assert model.drop.training
+
+
+def test_each_submodule_keeps_its_own_mode():
+    model = Modes()
+    model.drop.eval()
+    step = training_model(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0))
+    model.train()
+    assert step(torch.ones(3))[0].tolist() == [1, 1, 1]
+
+
+def test_the_mode_can_be_chosen_by_the_wrapper_until_it_is_compiled():
+    step = inference_model(Modes()).eval()
+    assert step(torch.ones(3)).tolist() == [1, 1, 1]
+    assert step.train() is step
+    assert step(torch.ones(3)).tolist() == [1, 1, 1]
+    assert step.model.training

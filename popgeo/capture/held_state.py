@@ -1,0 +1,124 @@
+"""A module's tensors while it is captured: stand-ins in their place, and what becomes of those that it replaces."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from popgeo.capture.op_graph import Input, Role
+
+
+def module_state(module: nn.Module) -> dict[Input, Tensor]:
+    """A module's parameters and buffers, as graphs name them."""
+    state: dict[Input, Tensor] = {Input(Role.PARAMETER, name): p for name, p in module.named_parameters()}
+    return state | {Input(Role.BUFFER, name): b for name, b in module.named_buffers()}
+
+
+@contextlib.contextmanager
+def swapped(module: nn.Module, replacement: Mapping[int, Tensor]) -> Iterator["HeldState"]:
+    """Puts other tensors in the place of a module's parameters and buffers while the block runs.
+
+    Afterwards the module and its submodules hold what they held before, plain attributes too.
+
+    Args:
+        module: A module.
+        replacement: What takes the place of a parameter or buffer, by the id of that tensor.
+    """
+    held = [_Held(path=f"{prefix}." if prefix else "", module=one) for prefix, one in module.named_modules()]
+    state = HeldState(held=held, replacement=replacement)
+    try:
+        for one in held:
+            for name, tensor in one.tensors():
+                one.table_of(name)[name] = replacement[id(tensor)]
+        yield state
+    finally:
+        for one in held:
+            one.restore()
+
+
+@contextlib.contextmanager
+def in_modes(module: nn.Module, modes: Mapping[nn.Module, bool]) -> Iterator[None]:
+    """Puts a module and its submodules in training or evaluation mode, while the block runs."""
+    before = {one: one.training for one in module.modules()}
+    try:
+        for one in before:
+            one.training = modes.get(one, one.training)
+        yield
+    finally:
+        for one, training in before.items():
+            one.training = training
+
+
+@dataclass(eq=False)
+class _Held:
+    """What one submodule held before the capture."""
+
+    path: str
+    module: nn.Module
+    parameters: dict[str, Any] = field(init=False)
+    buffers: dict[str, Any] = field(init=False)
+    attributes: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.parameters, self.buffers = dict(self.module._parameters), dict(self.module._buffers)
+        self.attributes = dict(vars(self.module))
+
+    def tensors(self) -> list[tuple[str, Tensor]]:
+        """Parameters and buffers, by name."""
+        both = [*self.parameters.items(), *self.buffers.items()]
+        return [(name, tensor) for name, tensor in both if tensor is not None]
+
+    def table_of(self, name: str) -> dict[str, Any]:
+        """Where the module keeps what had this name."""
+        return self.module._parameters if name in self.parameters else self.module._buffers
+
+    def restore(self) -> None:
+        """Gives the module back what it held."""
+        vars(self.module).clear()
+        vars(self.module).update(self.attributes)
+        for table, before in ((self.module._parameters, self.parameters), (self.module._buffers, self.buffers)):
+            table.clear()
+            table.update(before)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HeldState:
+    """What a module held before the block of `swapped`, and the stand-ins that it holds inside."""
+
+    held: list[_Held]
+    replacement: Mapping[int, Tensor]
+
+    def replaced_buffers(self, was_read: Callable[[Tensor], bool]) -> list[tuple[Tensor, Tensor]]:
+        """Each buffer's stand-in that the model has replaced, and what the model put there instead.
+
+        Args:
+            was_read: Whether the model has used a tensor that is neither parameter nor buffer.
+
+        Raises:
+            ValueError: what it replaced is a parameter, no buffer at all, or of another shape or type.
+        """
+        replaced, lost = [], []
+        for one in self.held:
+            for name, tensor in one.tensors():
+                old, new = self.replacement[id(tensor)], one.table_of(name).get(name)
+                if new is old:
+                    continue
+                fits = isinstance(new, Tensor) and (new.shape, new.dtype) == (old.shape, old.dtype)
+                if isinstance(new, Tensor) and fits and name in one.buffers:
+                    replaced.append((old, new))
+                else:
+                    lost.append(f"{one.path}{name}")
+            buffers = one.module._buffers.items()
+            lost += [f"{one.path}{name}" for name, new in buffers if new is not None and one.buffers.get(name) is None]
+            for name, old in one.attributes.items():
+                new = vars(one.module).get(name)
+                if isinstance(old, Tensor) and isinstance(new, Tensor) and new is not old and was_read(old):
+                    lost.append(f"{one.path}{name}")
+        if lost:
+            raise ValueError(
+                f"The model replaces {', '.join(lost)} while it runs, and the new value would be lost. Register it as "
+                "a buffer of its final shape and type with register_buffer; change a parameter in place, with copy_()."
+            )
+        return replaced

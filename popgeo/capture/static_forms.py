@@ -1,0 +1,156 @@
+"""Forms of torch's and PyG's functions in which every shape follows from the arguments; they stand in while capturing.
+
+Outside of `static_forms` nothing is replaced.
+"""
+
+import contextlib
+import functools
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from popgeo.capture import static_layers, static_neighbors
+
+# By module and name, what stands in for it: called with the function of PyG, then with the arguments of the call.
+_IN_PYG: dict[tuple[str, str], Callable[..., Any]] = {
+    ("torch_geometric.nn.aggr.base", "Aggregation.assert_sorted_index"): static_layers.assume_sorted_index,
+    ("torch_geometric.nn.dense.linear", "HeteroLinear.forward"): static_layers.hetero_linear,
+    ("torch_geometric.nn.conv.mf_conv", "MFConv.forward"): static_layers.mf_conv,
+    ("torch_geometric.nn.conv.cluster_gcn_conv", "ClusterGCNConv.forward"): static_layers.cluster_gcn_conv,
+    ("torch_geometric.nn.norm.instance_norm", "InstanceNorm.forward"): static_layers.instance_norm,
+    ("torch_geometric.nn.pool", "knn"): static_neighbors.knn,
+    ("torch_geometric.nn.pool", "knn_graph"): static_neighbors.knn_graph,
+    ("torch_geometric.nn.pool", "radius"): static_neighbors.radius,
+    ("torch_geometric.nn.pool", "radius_graph"): static_neighbors.radius_graph,
+    ("torch_geometric.nn.pool", "nearest"): static_neighbors.nearest,
+    ("torch_geometric.nn.unpool.knn_interpolate", "knn_interpolate"): static_neighbors.knn_interpolate,
+}
+
+
+@contextlib.contextmanager
+def static_forms() -> Iterator[None]:
+    """Lets static forms stand in for functions that read data, while the block runs.
+
+    Example:
+        >>> with static_forms():
+        ...     torch.bincount(torch.tensor([0, 2]), minlength=4)
+        tensor([1, 0, 1, 0])
+    """
+    with _without_fused_layers(), _replaced_in_pyg(), _TorchForms():
+        yield
+
+
+@contextlib.contextmanager
+def _without_fused_layers() -> Iterator[None]:
+    """A recurrent layer of oneDNN has no derivative that can be written down; its operations one by one have."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+class _TorchForms(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        form = _IN_TORCH.get(func)
+        made = NotImplemented if form is None else form(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {})) if made is NotImplemented else made
+
+
+def _bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:
+    """The counts of the numbers below `minlength`; at a run a number that is larger is an error."""
+    if minlength == 0:
+        return NotImplemented
+    if weights is None:
+        weights = torch.ones_like(input, dtype=torch.int64)
+    elif weights.dtype != torch.float32:
+        weights = weights.to(torch.float64)  # as torch does
+    return weights.new_zeros(minlength).scatter_add(0, input.to(torch.int64), weights)
+
+
+def _set_item(self: Tensor, index: Any, value: Any) -> Any:
+    """A write of the same value, or row, wherever a mask holds."""
+    mask, *rest = index if isinstance(index, tuple) and index else (index,)
+    simple = all(isinstance(part, int | slice) for part in rest)
+    if not (isinstance(mask, Tensor) and mask.dtype == torch.bool and isinstance(value, Tensor) and simple):
+        return NotImplemented
+    into = self[(slice(None),) * mask.dim() + tuple(rest)]
+    trailing = into.dim() - mask.dim()
+    own_row = value.dim() > trailing and (value.dim() > trailing + 1 or value.size(0) != 1)
+    if own_row or into.shape[: mask.dim()] != mask.shape or (value.dim() == 0 and not value.requires_grad):
+        return NotImplemented
+    row = value.squeeze(0) if value.dim() > trailing else value
+    into.copy_(torch.where(mask.reshape(*mask.shape, *(1,) * trailing), row.to(into.dtype), into))
+    return None
+
+
+def _gaussian_nll_loss(
+    input: Tensor,
+    target: Tensor,
+    var: Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Any:
+    """Without the look at the data for a negative variance, which makes the loss NaN instead."""
+    if reduction not in ("mean", "sum", "none") or not isinstance(var, Tensor):
+        return NotImplemented
+    shapes = (input.shape, (*input.shape[:-1], 1), input.shape[:-1])
+    if var.shape not in shapes:
+        return NotImplemented
+    var = var.unsqueeze(-1) if var.shape == shapes[2] else var
+    limited = var + (var.clamp(min=eps) - var).detach()  # the limit has no part in the gradient
+    limited = torch.where(var < 0, torch.nan, limited)
+    loss = 0.5 * (limited.log() + (input - target).square() / limited) + (0.5 * math.log(2 * math.pi) if full else 0)
+    return loss if reduction == "none" else getattr(loss, reduction)()
+
+
+_IN_TORCH: dict[Any, Callable[..., Any]] = {
+    torch.bincount: _bincount,
+    torch.Tensor.bincount: _bincount,
+    torch.Tensor.__setitem__: _set_item,
+    torch.nn.functional.gaussian_nll_loss: _gaussian_nll_loss,
+}
+
+
+@contextlib.contextmanager
+def _replaced_in_pyg() -> Iterator[None]:
+    """Puts the table's forms where PyG's functions are, and in each module that has imported one under its own name."""
+    places: list[tuple[Any, str, Any]] = []
+    functions: list[tuple[str, Any, Any]] = []
+    for (module, path), form in _IN_PYG.items():
+        if module in sys.modules:  # what no one has imported, no model uses
+            owner, _, name = path.rpartition(".")
+            holder = getattr(sys.modules[module], owner) if owner else sys.modules[module]
+            original = vars(holder)[name]
+            if owner:
+                places.append((holder, name, _standing_in(original, form)))
+            else:
+                functions.append((name, original, _standing_in(original, form)))
+    for importer in list(sys.modules.values()) if functions else ():
+        held = getattr(importer, "__dict__", {})
+        places += [(importer, name, form) for name, original, form in functions if held.get(name) is original]
+    before = [(holder, name, vars(holder)[name]) for holder, name, _ in places]
+    try:
+        for place in places:
+            setattr(*place)
+        yield
+    finally:
+        for place in before:
+            setattr(*place)
+
+
+def _standing_in(original: Callable[..., Any], form: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        return form(original, *args, **kwargs)
+
+    return stand_in

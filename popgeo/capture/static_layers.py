@@ -1,0 +1,79 @@
+"""PyG's layers that read data, in a form that does not: each takes PyG's own function, then what that takes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Original = Callable[..., Any]
+
+
+def assume_sorted_index(original: Original, aggregation: Any, index: Tensor | None) -> None:
+    """The indices of a batch are sorted once, before it is captured, so nothing is looked at here."""
+
+
+def hetero_linear(original: Original, layer: Any, x: Tensor, type_vec: Tensor) -> Tensor:
+    """Each row by the weights of its type: all types for all rows, of which one is kept. [*, out_channels]"""
+    kinds = type_vec.unsqueeze(-1)
+    out = x.new_zeros(*x.shape[:-1], layer.out_channels)
+    for kind, weight in enumerate(layer.weight):
+        out = torch.where(kinds == kind, x @ weight, out)
+    return out if layer.bias is None else out + layer.bias[type_vec]
+
+
+def mf_conv(original: Original, layer: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
+    """The weights of each node's degree, of which one is kept. [num_nodes, out_channels]"""
+    if not isinstance(edge_index, Tensor):
+        return original(layer, x, edge_index, size)
+    sources, targets = (x, x) if isinstance(x, Tensor) else x
+    num_nodes = sources.size(layer.node_dim) if size is None else size[1]
+    num_nodes = num_nodes if targets is None else targets.size(layer.node_dim)
+    ends = edge_index[1 if layer.flow == "source_to_target" else 0]
+    degree = torch.zeros(num_nodes, dtype=torch.long).index_add(0, ends, torch.ones_like(ends))
+    degree = degree.clamp(max=layer.max_degree).unsqueeze(-1)
+    h = layer.propagate(edge_index, x=(sources, targets), size=size)
+    out = h.new_zeros(*h.shape[:-1], layer.out_channels)
+    for number, (lin_l, lin_r) in enumerate(zip(layer.lins_l, layer.lins_r, strict=True)):
+        row = lin_l(h) if targets is None else lin_l(h) + lin_r(targets)
+        out = torch.where(degree == number, row, out)
+    return out
+
+
+def cluster_gcn_conv(original: Original, layer: Any, x: Tensor, edge_index: Any) -> Tensor:
+    """Loops that are there already stay with a weight of 0 beside those that are added. [num_nodes, out_channels]"""
+    if not isinstance(edge_index, Tensor) or layer.aggr not in ("add", "sum"):
+        return original(layer, x, edge_index)
+    num_nodes = x.size(layer.node_dim)
+    counts = x.new_ones(edge_index.size(1))  # [num_edges]
+    if layer.add_self_loops:
+        counts = torch.where(edge_index[0] == edge_index[1], 0.0, counts)
+        counts = torch.cat([counts, x.new_ones(num_nodes)])  # [num_edges + num_nodes]
+        edge_index = torch.cat([edge_index, torch.arange(num_nodes).expand(2, -1)], dim=1)
+    row, col = edge_index[0], edge_index[1]
+    inverse = 1 / x.new_zeros(num_nodes).index_add(0, col, counts).clamp(min=1)
+    weight = inverse[col] * torch.where(row == col, 1 + layer.diag_lambda, 1.0) * counts
+    return layer.lin_out(layer.propagate(edge_index, x=x, edge_weight=weight)) + layer.lin_root(x)
+
+
+def instance_norm(
+    original: Original, layer: Any, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
+) -> Tensor:
+    """Where the number of graphs is not given, there are as many slots as nodes. [num_nodes, channels]"""
+    if batch is None or batch_size is not None:
+        return original(layer, x, batch, batch_size)
+    if not layer.training and layer.track_running_stats:
+        out = (x - layer.running_mean) / (layer.running_var + layer.eps).sqrt()
+    else:
+        empty = torch.zeros_like(x)
+        size = x.new_zeros(x.size(0)).index_add(0, batch, x.new_ones(x.size(0))).clamp(min=1).view(-1, 1)
+        mean = empty.index_add(0, batch, x) / size
+        out = x - mean.index_select(0, batch)
+        squares = empty.index_add(0, batch, out.square())
+        out = out / (squares / size + layer.eps).sqrt().index_select(0, batch)
+        if layer.track_running_stats:
+            num_graphs = batch.max() + 1
+            mean, var = mean.sum(0) / num_graphs, (squares / (size - 1).clamp(min=1)).sum(0) / num_graphs
+            layer.running_mean = torch.lerp(layer.running_mean, mean, layer.momentum)
+            layer.running_var = torch.lerp(layer.running_var, var, layer.momentum)
+    return out if layer.weight is None else out * layer.weight + layer.bias

@@ -1,0 +1,164 @@
+"""PyG's searches for neighbours with a fixed number of slots: -1 stands where there is no neighbour.
+
+Each takes PyG's own function, which is not called, then what that takes.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Original = Callable[..., Any]
+
+
+def knn(
+    original: Original,
+    x: Tensor,
+    y: Tensor,
+    k: int,
+    batch_x: Tensor | None = None,
+    batch_y: Tensor | None = None,
+    cosine: bool = False,
+    num_workers: int = 1,
+    batch_size: int | None = None,
+) -> Tensor:
+    """For each row of `y` the nearest `k` of `x` in its graph; row 0 names that of `y`. [2, num_y * k]
+
+    Example:
+        >>> x, y = torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([[4.0]])
+        >>> knn(None, x, y, 2, torch.tensor([0, 0, 1]), torch.tensor([1]))
+        tensor([[ 0, -1],
+                [ 2, -1]])
+    """
+    return _pairs(*nearest_rows(x, y, k, _same_graph(x, y, batch_x, batch_y), cosine))
+
+
+def knn_graph(
+    original: Original,
+    x: Tensor,
+    k: int,
+    batch: Tensor | None = None,
+    loop: bool = False,
+    flow: str = "source_to_target",
+    cosine: bool = False,
+    num_workers: int = 1,
+    batch_size: int | None = None,
+) -> Tensor:
+    """The nearest `k` of each node in its graph, itself left out unless `loop`. [2, num_nodes * k]"""
+    edges = _pairs(*nearest_rows(x, x, k, _candidates(x, batch, loop), cosine))
+    return edges.flip([0]) if flow == "source_to_target" else edges
+
+
+def radius(
+    original: Original,
+    x: Tensor,
+    y: Tensor,
+    r: float,
+    batch_x: Tensor | None = None,
+    batch_y: Tensor | None = None,
+    max_num_neighbors: int | None = 32,
+    num_workers: int = 1,
+    batch_size: int | None = None,
+) -> Tensor:
+    """For each row of `y` those of `x` in its graph that are at most `r` away, the nearest where there are more.
+
+    Returns:
+        Row 0 names that of `y`. [2, num_y * min(max_num_neighbors, num_x)]
+    """
+    slots = x.size(0) if max_num_neighbors is None else min(max_num_neighbors, x.size(0))
+    near = _same_graph(x, y, batch_x, batch_y) & (_squared_distances(x, y) <= r * r)
+    return _pairs(*nearest_rows(x, y, slots, near))
+
+
+def radius_graph(
+    original: Original,
+    x: Tensor,
+    r: float,
+    batch: Tensor | None = None,
+    loop: bool = False,
+    max_num_neighbors: int | None = 32,
+    flow: str = "source_to_target",
+    num_workers: int = 1,
+    batch_size: int | None = None,
+) -> Tensor:
+    """The nodes of the same graph at most `r` away, itself left out unless `loop`. [2, num_nodes * slots]"""
+    slots = x.size(0) if max_num_neighbors is None else min(max_num_neighbors, x.size(0))
+    near = _candidates(x, batch, loop) & (_squared_distances(x, x) <= r * r)
+    edges = _pairs(*nearest_rows(x, x, slots, near))
+    return edges.flip([0]) if flow == "source_to_target" else edges
+
+
+def nearest(
+    original: Original, x: Tensor, y: Tensor, batch_x: Tensor | None = None, batch_y: Tensor | None = None
+) -> Tensor:
+    """For each row of `x` the nearest of `y` in its graph. [num_x]"""
+    rows, found = nearest_rows(y, x, 1, _same_graph(y, x, batch_y, batch_x))
+    return torch.where(found, rows, -1).squeeze(1)
+
+
+def knn_interpolate(
+    original: Original,
+    x: Tensor,
+    pos_x: Tensor,
+    pos_y: Tensor,
+    batch_x: Tensor | None = None,
+    batch_y: Tensor | None = None,
+    k: int = 3,
+    num_workers: int = 1,
+) -> Tensor:
+    """Features at `pos_y`: those of the nearest `k` of `pos_x`, weighted by the inverse squared distance.
+
+    Source: arXiv:1706.02413, equation 2. A point with fewer neighbours than `k` takes those that it has.
+
+    Returns:
+        Features. [num_y, channels]
+    """
+    rows, found = nearest_rows(pos_x, pos_y, k, _same_graph(pos_x, pos_y, batch_x, batch_y))
+    distances = (pos_x[rows] - pos_y.unsqueeze(1)).detach().square().sum(-1, keepdim=True)  # [num_y, k, 1]
+    weights = torch.where(found.unsqueeze(-1), 1 / distances.clamp(min=1e-16), 0.0)
+    return (torch.where(found.unsqueeze(-1), x[rows], 0.0) * weights).sum(1) / weights.sum(1)
+
+
+def nearest_rows(x: Tensor, y: Tensor, k: int, allowed: Tensor, cosine: bool = False) -> tuple[Tensor, Tensor]:
+    """The rows of `x` nearest to each row of `y`, of equally distant ones the first, and which are real. [num_y, k]
+
+    Args:
+        x: Where neighbours lie. [num_x, channels]
+        y: Where to look from. [num_y, channels]
+        k: How many each has.
+        allowed: Which may be a neighbour of which. [num_y, num_x]
+        cosine: Go by the angle instead of the distance.
+    """
+    distances = _squared_distances(*(map(torch.nn.functional.normalize, (x, y)) if cosine else (x, y)))
+    rows = distances.masked_fill(~allowed, torch.inf).sort(dim=1, stable=True).indices[:, :k]
+    found = allowed.gather(1, rows)
+    missing = (0, k - rows.size(1))
+    return torch.nn.functional.pad(rows, missing), torch.nn.functional.pad(found, missing, value=False)
+
+
+def _squared_distances(x: Tensor, y: Tensor) -> Tensor:
+    """For choosing only: they carry no gradient. [num_y, num_x]"""
+    x, y = (points.detach().reshape(points.size(0), -1) for points in (x, y))
+    return (y.unsqueeze(1) - x.unsqueeze(0)).square().sum(-1)
+
+
+def _same_graph(x: Tensor, y: Tensor, batch_x: Tensor | None, batch_y: Tensor | None) -> Tensor:
+    if batch_x is None and batch_y is None:
+        return torch.ones(y.size(0), x.size(0), dtype=torch.bool)
+    of_x, of_y = (
+        torch.zeros(points.size(0), dtype=torch.long) if batch is None else batch
+        for points, batch in ((x, batch_x), (y, batch_y))
+    )
+    return of_y.unsqueeze(1) == of_x.unsqueeze(0)
+
+
+def _candidates(x: Tensor, batch: Tensor | None, loop: bool) -> Tensor:
+    allowed = _same_graph(x, x, batch, batch)
+    return allowed if loop else allowed & ~torch.eye(x.size(0), dtype=torch.bool)
+
+
+def _pairs(rows: Tensor, found: Tensor) -> Tensor:
+    """[num_y, k] -> [2, num_y * k]"""
+    centres = torch.arange(rows.size(0)).unsqueeze(1).expand_as(rows)
+    return torch.where(found, torch.stack([centres, rows]), -1).flatten(1)

@@ -1,0 +1,108 @@
+"""A module holds after a capture what it held before; replaced buffers are written, what would be lost is refused."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from popgeo.capture.capture import bind, capture
+from popgeo.ipu import Options, compile, inference_model, training_model
+
+
+class Statistics(nn.Module):
+    """Keeps a running mean in the way of PyG's instance norm, and needs the old one in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope = nn.Parameter(torch.tensor([2.0]))
+        self.register_buffer("mean", torch.tensor([1.0]))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        old = self.mean
+        self.mean = 0.5 * self.mean + 0.5 * x.mean()
+        return (self.slope * old * x).sum(), old
+
+
+def test_a_replaced_buffer_has_its_new_value_and_what_read_the_old_one_keeps_that():
+    model = Statistics()
+    step = training_model(model, optimizer=torch.optim.SGD([model.slope], lr=0.1))
+    loss, old = step(torch.tensor([3.0, 5.0]))
+    assert (loss.item(), old.item(), model.mean.item()) == (16, 1, 2.5)
+    assert model.slope.item() == pytest.approx(2 - 0.1 * 8)
+    loss, old = step(torch.tensor([1.0, 0.0]))
+    assert (loss.item(), old.item(), model.mean.item()) == (pytest.approx(1.2 * 2.5), 2.5, 1.5)
+
+
+def test_each_replica_replaces_a_buffer_of_its_own():
+    model = Statistics()
+    options = Options(replication_factor=2, device_iterations=2)
+    _, old = inference_model(model, options)(torch.tensor([3.0, 11.0, 1.0, 1.0]))
+    assert old.tolist() == [1, 1, 2, 6]
+    assert model.mean.item() == 1.5
+
+
+class Swaps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("first", torch.tensor([1.0]))
+        self.register_buffer("second", torch.tensor([2.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.first, self.second = self.second, self.first
+        return x + self.first
+
+
+def test_two_buffers_can_change_places():
+    model = Swaps()
+    step = inference_model(model)
+    assert [step(torch.zeros(1)).item() for _ in range(3)] == [2, 1, 2]
+    assert (model.first.item(), model.second.item()) == (2, 1)
+
+
+class Keeps(nn.Module):
+    """Puts a tensor in one of several places of the module."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.place, self.plain, self.cache = place, torch.zeros(2), None
+        self.weight = nn.Parameter(torch.ones(2))
+        self.register_buffer("late", None)
+        self.register_buffer("narrow", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.weight + self.plain
+        setattr(self, self.place, nn.Parameter(y.detach()) if self.place == "weight" else y)
+        return y
+
+
+@pytest.mark.parametrize("place", ["plain", "weight", "late", "narrow"])
+def test_state_that_would_be_lost_is_refused_and_the_model_is_as_before(place):
+    model = Keeps(place)
+    before = dict(vars(model)), dict(model._parameters), dict(model._buffers)
+    with pytest.raises(ValueError, match=f"replaces {place} while it runs"):
+        inference_model(model)(torch.ones(2))
+    for mine, theirs in zip((vars(model), model._parameters, model._buffers), before, strict=True):
+        assert mine.keys() == theirs.keys()
+        assert all(mine[name] is theirs[name] for name in theirs)
+
+
+def test_what_a_model_only_notes_down_is_not_left_behind():
+    model = Keeps("cache")
+    assert inference_model(model)(torch.ones(2)).tolist() == [1, 1]
+    assert model.cache is None
+
+
+def test_a_capture_writes_replaced_buffers_after_everything_else():
+    model = Statistics()
+    graph = capture(model, bind(model.forward, torch.ones(2)), trained=["slope"]).graph
+    assert [op.target for op in graph.ops][-1] == "aten.copy_.default"
+
+
+def test_a_seed_set_by_the_model_is_refused_and_random_numbers_are_as_before():
+    def seeds(x: Tensor) -> Tensor:
+        torch.manual_seed(7)
+        return x + torch.rand(2)
+
+    before = torch.get_rng_state()
+    with pytest.raises(ValueError, match="seeds torch's random numbers"):
+        compile(seeds, [torch.ones(2)])
+    assert torch.equal(torch.get_rng_state(), before)
