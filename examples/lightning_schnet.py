@@ -5,8 +5,8 @@
 
 Each process loads its own share of the batches, in a new order every epoch, and a checkpoint holds where the epoch
 stood: started again with `--resume FILE`, training goes on with the next batch. Prints the error on held-out molecules
-(MAE of the HOMO-LUMO gap, eV) beside that of predicting the mean: 2.2 eV falls to about 0.5 eV in the 8 epochs, two
-minutes on one core. Needs `pip install lightning`.
+(MAE of the HOMO-LUMO gap, eV) beside that of predicting the mean: 2.4 eV falls to about 0.5 eV in the 8 epochs, half a
+minute on one core. Needs `pip install lightning`.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from popgeo.data import FixedSizeOptions, FlatStore
+from popgeo.data import FixedSizeOptions
 from popgeo.datasets import Molecules
 from popgeo.loader import FixedSizeDataLoader
 from popgeo.nn import PrecomputeInteractionGraph, SchNet, l1_loss
@@ -72,14 +72,12 @@ def main() -> None:
     torch.set_num_threads(1)
 
     list_pairs = PrecomputeInteractionGraph(cutoff=5.0, half_list=True)
-    store = FlatStore.from_dataset(
-        [list_pairs(Data(z=one.z, pos=one.pos, y=one.y)) for one in Molecules()[: arguments.molecules]]
-    )
-    split = len(store) * 4 // 5
-    training, held_out = store[:split], store[split:]
-    sizes = FixedSizeOptions.tune(store, target_graphs=32, verbose=False)
-    gaps = torch.stack([training[i].y[0, GAP] for i in range(split)])
-    away = torch.stack([held_out[i].y[0, GAP] for i in range(len(held_out))]) - gaps.mean()
+    molecules = [list_pairs(Data(z=one.z, pos=one.pos, y=one.y)) for one in Molecules()[: arguments.molecules]]
+    split = len(molecules) * 4 // 5
+    training, held_out = molecules[:split], molecules[split:]
+    sizes = FixedSizeOptions.tune(molecules, target_graphs=32, verbose=False)
+    gaps, others = (torch.cat([one.y[:, GAP] for one in part]) for part in (training, held_out))
+    away = others - gaps.mean()
     print(f"predicting the mean: {away.abs().mean():.3f} eV", flush=True)
 
     train_loader = FixedSizeDataLoader(training, shuffle=True, fixed_size_options=sizes, fixed_size_strategy="Window")
