@@ -6,8 +6,8 @@
 `--data` is a folder with `ethanol_train.npz` and `ethanol_test.npz`: `z` [atoms], `pos` [frames, atoms, 3] in angstrom,
 `energy` [frames] in eV and `forces` [frames, atoms, 3] in eV/angstrom, such as frames of rMD17
 (doi:10.1088/2632-2153/abba6f). Prints the errors on the test frames (MAE) beside those of predicting the mean energy
-and no force: 0.14 eV and 0.88 eV/angstrom fall to about 0.015 and 0.04 in the 60 epochs, two minutes on one core. Then it
-shows that padding touches no force. `--dynamics` needs ase, and prints how well a run at 300 K keeps its energy.
+and no force: 0.14 eV and 0.88 eV/angstrom fall to about 0.015 and 0.04 in the 60 epochs, two minutes on one core. Then
+it shows that padding touches no force. `--dynamics` needs ase, and prints how well a run at 300 K keeps its energy.
 """
 
 import argparse
