@@ -56,7 +56,7 @@ def with_accelerate(path: Path, resumes: bool) -> Seen:
     from accelerate import Accelerator
 
     loader, model = make_loader(), nn.Linear(3, 1)
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
     model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
     if resumes:
         accelerator.load_state(str(path))
@@ -67,7 +67,7 @@ def with_accelerate(path: Path, resumes: bool) -> Seen:
         for step, batch in enumerate(loader, start=start + 1):
             with accelerator.accumulate(model):
                 accelerator.backward(loss_of(model, batch))
-                assert accelerator.sync_gradients == (step == len(loader) or step % 4 == 0)
+                assert accelerator.sync_gradients == (step == len(loader) or step % 3 == 0)
                 optimizer.step()
                 optimizer.zero_grad()
             seen[-1] += seeds([batch])
