@@ -39,8 +39,18 @@ def fresh_compiler() -> Iterator[None]:
     counters.clear()
 
 
+NEEDS = {"lightning_schnet.py": "lightning", "accelerate_gin.py": "accelerate"}
+
+
+def skip_without(path: str) -> None:
+    if path in NEEDS:
+        pytest.importorskip(NEEDS[path], reason=f"{NEEDS[path]} is not installed: pip install popgeo[trainers]")
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.filterwarnings("ignore")  # of the trainers' own
 def test_every_example_explains_itself(path: Path, run: Run, capsys: pytest.CaptureFixture):
+    skip_without(path.name)
     with pytest.raises(SystemExit) as ended:
         run(path, "--help")
     assert ended.value.code == 0
@@ -132,3 +142,27 @@ def test_replicas_train_without_other_processes_too(run: Run):
     losses = numbers(r"loss ([\d.]+) eV", run("several_processes.py", *small))
     assert len(losses) == 3
     assert losses[2] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "choices"),
+    [("lightning_schnet.py", ("--epochs", "2")), ("accelerate_gin.py", ("--epochs", "2"))],
+    ids=["lightning", "accelerate"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_under_a_trainer_the_gap_is_learned(path: str, choices: tuple[str, ...], run: Run, tmp_path: Path):
+    skip_without(path)
+    printed = run(path, "--molecules", "600", "--channels", "24", "--out", str(tmp_path / "run"), *choices)
+    errors = numbers(r"held-out error ([\d.]+) eV", printed)
+    assert len(errors) == 2
+    assert min(errors) < 0.9 * numbers(r"predicting the mean: ([\d.]+) eV", printed)[0]
+
+
+def test_forces_of_ethanol_are_learned_and_padding_touches_none(run: Run, shared_data: Path):
+    small = ("--epochs", "2", "--frames", "200", "--channels", "24", "--data", str(shared_data / "md"))
+    printed = run("forces_ethanol.py", *small)
+    of_mean = numbers(r"predicting the mean: energy [\d.]+ eV, forces ([\d.]+) eV/A", printed)
+    learned = numbers(r"epoch 2: test error of energy [\d.]+ eV, forces ([\d.]+) eV/A", printed)
+    assert learned[0] < 0.7 * of_mean[0]
+    assert numbers(r"padding atoms: ([\d.]+) eV/A", printed) == [0, 0]
+    assert numbers(r"by that padding: (\S+) eV/A", printed)[0] < 1e-5

@@ -6,7 +6,6 @@ from enum import Enum
 from typing import Any, TypeVar
 
 import numpy as np
-import torch.distributed as dist
 
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
@@ -124,26 +123,13 @@ def num_mini_batches(options: Any, world_size: int = 1) -> int:
 _COUNTS = ("device_iterations", "gradient_accumulation", "replication_factor")
 
 
-def shard_of(options: Any, rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Which of how many shards to load.
-
-    Left open, it is the one of this process in `torch.distributed` where `options` speaks of replicas, which are then
-    shared by the processes; else there is only one.
+def check_shard(rank: int | None, world_size: int | None) -> None:
+    """Refuses a shard that there is not.
 
     Raises:
         ValueError: only one of the two is given, or they contradict.
-
-    Example:
-        >>> shard_of(None, None, None), shard_of(None, 1, 2)
-        ((0, 1), (1, 2))
     """
-    if rank is None and world_size is None:
-        has_replicas = hasattr(options, "replication_factor")
-        if has_replicas and dist.is_available() and dist.is_initialized():
-            return dist.get_rank(), dist.get_world_size()
-        return 0, 1
-    if rank is None or world_size is None:
+    if (rank is None) != (world_size is None):
         raise ValueError(f"rank is {rank} and world_size {world_size}; pass both, or neither.")
-    if not 0 <= rank < world_size:
+    if rank is not None and world_size is not None and not 0 <= rank < world_size:
         raise ValueError(f"rank is {rank} and world_size {world_size}; ranks count from 0 to world_size - 1.")
-    return rank, world_size

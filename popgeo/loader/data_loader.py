@@ -1,6 +1,6 @@
 """The loader: an iterable of PyG batches that all have the same shapes."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import Any
 
@@ -13,12 +13,14 @@ from popgeo.data.axes import Levels
 from popgeo.data.collate import FixedSizeCollater
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.trim import OverSizeStrategy
-from popgeo.loader.arguments import check_arguments, member, num_mini_batches, shard_of, sizes_of, strategy_of
-from popgeo.loader.epoch import EpochPacker
+from popgeo.loader.arguments import check_arguments, check_shard, member, sizes_of, strategy_of
+from popgeo.loader.epoch import EpochPacker, EpochPlan
+from popgeo.loader.epochs import Epochs, Run
 from popgeo.loader.fill_table import as_html, filling, in_one_line
 from popgeo.loader.make_batches import OF_WORKERS, BatchMaker
 from popgeo.loader.source import FetchingSource, FlatSource, Source, open_dataset
 from popgeo.loader.strategy import FixedSizeStrategy, Packing
+from popgeo.loader.trainers import BatchIds, GraphIds, original_of, under_accelerate
 from popgeo.packing import Packs
 
 
@@ -56,13 +58,14 @@ class FixedSizeDataLoader(DataLoader):
             `num_buffers // 2` more are drawn. 0 gives each item memory of its own.
         background: Makes the coming batches on a thread while one is in use.
         seed: With the number of the epoch it decides every order.
-        rank: Which shard of the batches to load; by default that of this process in `torch.distributed`, where
-            `options` has a `replication_factor`, and else the only one.
+        rank: Which shard of the batches to load; by default that of this process in `torch.distributed`, looked up when
+            an epoch begins. `rank=0` and `world_size=1` load all graphs in each process.
         world_size: Number of shards; they are disjoint, complete, and of equal length.
         drop_last: Drops an incomplete last batch (`PadToMax`) and an incomplete last item of several batches; otherwise
             batches are split until there are enough, so that every graph is used.
-        sampler: The graphs of an epoch, in order, instead of all of them.
-        batch_sampler: The graphs of each batch, instead of a strategy.
+        sampler: The graphs of an epoch, in order, instead of all of them; beside several processes it needs `rank` and
+            `world_size`.
+        batch_sampler: The graphs of each batch, instead of a strategy; like `sampler`.
         progress_bar: Whether to show a bar where a first pass over the dataset lasts longer than a second; None means
             at a terminal and in notebooks.
         kwargs: `num_workers`, `pin_memory` and others, as torch's `DataLoader` takes them.
@@ -111,14 +114,14 @@ class FixedSizeDataLoader(DataLoader):
         progress_bar: bool | None = None,
         **kwargs: Any,
     ) -> None:
+        if (original := original_of(batch_sampler)) is not None:
+            vars(self).update(vars(original))
+            return
         self.strategy = strategy_of(fixed_size_strategy)
         self.over_size_strategy = member(OverSizeStrategy, over_size_strategy)
         check_arguments(dataset, self.strategy, shuffle, sampler, batch_sampler, kwargs)
-        self.shuffle, self.seed = shuffle, seed
-        self.rank, self.world_size = shard_of(options, rank, world_size)
-        self.items_of = num_mini_batches(options, self.world_size)
-        self._progress = _Progress(0, 0)
-        self._packs: tuple[int, Packs] | None = None
+        check_shard(rank, world_size)
+        self.shuffle = shuffle
         like, sizes, levels, is_flat = open_dataset(dataset, exclude_keys, levels, sort_edges, progress_bar)
         chosen = sizes_of(like, sizes, batch_size, fixed_size_options, num_nodes, num_edges)
         self.fixed_size_options = chosen.with_rows_for(like)
@@ -139,7 +142,7 @@ class FixedSizeDataLoader(DataLoader):
         self.source: Source = (
             FlatSource(like, self.collater) if is_flat else FetchingSource(dataset, sizes, self.collater, like)
         )
-        self._packer = EpochPacker(
+        packer = EpochPacker(
             sizes=sizes,
             store=like,
             holds_all=is_flat,
@@ -150,16 +153,15 @@ class FixedSizeDataLoader(DataLoader):
             sampler=sampler,
             batch_sampler=batch_sampler,
             drop_last=drop_last,
-            rank=self.rank,
-            world_size=self.world_size,
-            group=self.items_of,
         )
-        super().__init__(dataset, batch_sampler=_GraphIds(self.plan), collate_fn=self.collater, **kwargs)
-        # torch leaves it None beside a batch sampler; scripts print and log it.
+        self._epochs = Epochs(packer, seed, rank, world_size, options)
+        ids = BatchIds(GraphIds(self._epochs), self)
+        super().__init__(dataset, batch_sampler=ids, collate_fn=self.collater, **kwargs)
+        # What torch sets beside a batch sampler says little: scripts print the size, and trainers look at the sampler.
         object.__setattr__(self, "batch_size", self.fixed_size_options.num_graphs)
+        object.__setattr__(self, "sampler", ids.sampler)
         self._maker = BatchMaker(
             self.source,
-            self.items_of,
             num_buffers=num_buffers,
             background=background,
             pin_memory=self.pin_memory,
@@ -168,13 +170,26 @@ class FixedSizeDataLoader(DataLoader):
 
     def plan(self) -> Packs:
         """The graphs of each batch of the epoch that is running or comes next; made when first asked for."""
-        if self._packs is None or self._packs[0] != self.epoch:
-            self._packs = self.epoch, self._packer.pack(self.seed, self.epoch)
-        return self._packs[1]
+        return self._epochs.plan().packs
 
     def __len__(self) -> int:
         """Items of the epoch that is running or comes next."""
-        return len(self.plan()) // self.items_of
+        return self._epochs.plan().num_items
+
+    @property
+    def rank(self) -> int:
+        """Which shard of the batches this process loads."""
+        return self._epochs.shard.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of shards."""
+        return self._epochs.shard.world_size
+
+    @property
+    def seed(self) -> int:
+        """With the number of the epoch it decides every order."""
+        return self._epochs.seed
 
     @property
     def num_skipped(self) -> int:
@@ -182,50 +197,58 @@ class FixedSizeDataLoader(DataLoader):
         return len(self.plan().skipped)
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch that the next iteration runs through; without it they are counted from 0."""
-        self._progress = _Progress(epoch, 0)
+        """Chooses the epoch that the next iteration runs through; without it they are counted from 0.
+
+        In the epoch of a state that was just loaded, the iteration still goes on where that was taken.
+        """
+        self._epochs.set_epoch(epoch)
 
     @property
     def epoch(self) -> int:
         """The number of the epoch that is running or comes next."""
-        return self._progress.epoch
+        return self._epochs.epoch
 
     def state_dict(self) -> dict[str, int]:
-        """Where the iteration stands: after how many items of which epoch."""
-        return {
-            "epoch": self.epoch,
-            "position": self._progress.position,
-            "seed": self.seed,
-            "num_graphs": len(self.source.sizes),
-        }
+        """Where the iteration stands: after how many items of which epoch; the same for all ranks."""
+        return self._epochs.state_dict()
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Makes the next iteration go on where `state_dict` was taken.
 
+        The iteration raises a ValueError where its batches are not those among which the state was taken.
+
         Raises:
             ValueError: the state is of a loader with another number of graphs.
         """
-        if state["num_graphs"] != len(self.source.sizes):
-            raise ValueError(
-                f"The state is of a loader of {state['num_graphs']} graphs, this one has {len(self.source.sizes)}. "
-                f"Load it into a loader of the same dataset."
-            )
-        self.seed, self._packs = state["seed"], None
-        self._progress = _Progress(state["epoch"], state["position"])
+        self._epochs.load_state_dict(state)
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # torch names its own iterator class
-        at = self._progress
-        self._progress = _Progress(at.epoch + 1, 0) if at.has_started else _Progress(at.epoch, at.position)
-        self._progress.has_started = True
-        return self._iterate(self.plan(), self._progress)
+        run, plan = self._epochs.begin()
+        batches = self._batches(run, plan)
+        yield from under_accelerate(self, batches, run, plan) if self._is_prepared else batches
 
-    def _iterate(self, packs: Packs, progress: "_Progress") -> Iterator[Batch]:
-        for batches in self._maker.make(packs, progress.position, (self.seed, progress.epoch)):
+    def _batches(self, run: Run, plan: EpochPlan) -> Iterator[Batch]:
+        for batches in self._maker.make(plan.packs, plan.shard.group, run.position, plan.key):
             for batch in batches:
-                progress.position += 1
+                run.position += 1
                 yield batch
-        if self._progress is progress:  # no other iteration has begun since
-            self.set_epoch(progress.epoch + 1)
+        self._epochs.end(run)
+
+    _is_prepared = False
+    use_stateful_dataloader = True  # accelerate's name for loaders whose state it saves and loads
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Asked for by accelerate alone, in `prepare`, which then uses this loader as it is.
+
+        A copy of its own would deal the batches out to the processes a second time.
+        """
+        self._is_prepared = True
+        return True
+
+    @_is_accelerate_prepared.setter
+    def _is_accelerate_prepared(self, is_prepared: bool) -> None:
+        self._is_prepared = is_prepared
 
     def filling(self) -> pd.DataFrame:
         """How full the batches of the coming epoch are; see `popgeo.loader.fill_table`."""
@@ -244,25 +267,3 @@ class FixedSizeDataLoader(DataLoader):
             return f"{escape(repr(self))}{as_html(self.filling())}"
         except ValueError:
             return escape(repr(self))
-
-
-class _GraphIds:
-    """Lets tools that look into a `DataLoader` see the batches as lists of graph ids."""
-
-    def __init__(self, plan: Callable[[], Packs]) -> None:
-        self.plan = plan
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return (pack.tolist() for pack in self.plan())
-
-    def __len__(self) -> int:
-        return len(self.plan())
-
-
-class _Progress:
-    """How far an iteration has come; an object of its own, because torch's `DataLoader` is slow to set attributes."""
-
-    __slots__ = ("epoch", "has_started", "position")
-
-    def __init__(self, epoch: int, position: int) -> None:
-        self.epoch, self.position, self.has_started = epoch, position, False

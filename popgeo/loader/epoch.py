@@ -1,7 +1,9 @@
 """Which graphs share a batch in one epoch: a pure function of sizes, choices, seed and epoch."""
 
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -10,9 +12,38 @@ from popgeo.data.cut import check_fits
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.trim import OverSizeStrategy
-from popgeo.loader.shard import shard
+from popgeo.loader.shard import Shard, shard
 from popgeo.loader.strategy import FixedSizeStrategy, Packing, put_together
 from popgeo.packing import Budget, Packs
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EpochPlan:
+    """The batches of one epoch.
+
+    Args:
+        key: Seed and epoch.
+        shard: Which of the batches this process loads.
+        whole: The batches of all ranks, before any of them is split.
+        packs: The batches of this rank.
+    """
+
+    key: tuple[int, int]
+    shard: Shard
+    whole: Packs
+    packs: Packs
+
+    @property
+    def num_items(self) -> int:
+        """Items of this rank."""
+        return len(self.packs) // self.shard.group
+
+    @cached_property
+    def fingerprint(self) -> int:
+        """A number that all ranks have in common, and that another order, packing or number of ranks changes."""
+        counts = [self.shard.world_size, self.shard.group, len(self.whole)]
+        whole = np.concatenate([counts, self.whole.ptr, self.whole.indices], dtype=np.int64)
+        return zlib.crc32(whole.tobytes())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,9 +61,6 @@ class EpochPacker:
         sampler: The graphs of an epoch, in order.
         batch_sampler: The graphs of each batch.
         drop_last: Whether what does not fill a batch, or an item, is dropped.
-        rank: Which shard.
-        world_size: Of how many.
-        group: Batches of an item.
     """
 
     sizes: np.ndarray
@@ -45,12 +73,14 @@ class EpochPacker:
     sampler: Iterable[int] | None
     batch_sampler: Iterable[Sequence[int]] | None
     drop_last: bool
-    rank: int
-    world_size: int
-    group: int
 
-    def pack(self, seed: int, epoch: int) -> Packs:
-        """The batches of this rank in one epoch.
+    @property
+    def has_own_order(self) -> bool:
+        """Whether a sampler decides the order, rather than seed and epoch."""
+        return self.sampler is not None or self.batch_sampler is not None
+
+    def pack(self, seed: int, epoch: int, part: Shard) -> EpochPlan:
+        """The batches of one epoch, and those of one rank.
 
         Raises:
             ValueError: a graph, or a batch that a sampler chose, does not fit.
@@ -63,7 +93,8 @@ class EpochPacker:
         )
         if self.holds_all and not (self.over_size_strategy.trims_nodes or self.over_size_strategy.trims_edges):
             check_fits(self.store, self.options, packs)
-        return shard(packs, self.rank, self.world_size, self.group, self.drop_last)
+        mine = shard(packs, part.rank, part.world_size, part.group, self.drop_last)
+        return EpochPlan(key=(seed, epoch), shard=part, whole=packs, packs=mine)
 
     def _pack_by_strategy(self, seed: int, epoch: int) -> Packs:
         # Without shuffle a strategy that draws at random draws the same in every epoch.

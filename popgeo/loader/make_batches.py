@@ -33,7 +33,6 @@ class BatchMaker:
 
     Args:
         source: Makes batches from packs of graphs.
-        group: Batches in one item.
         num_buffers: Items that share reused memory; 0 gives each item memory of its own.
         background: Makes the coming batches on a thread while one is in use.
         pin_memory: Uses page-locked memory where there is a CUDA device.
@@ -43,48 +42,50 @@ class BatchMaker:
     def __init__(
         self,
         source: Source,
-        group: int,
         *,
         num_buffers: int,
         background: bool,
         pin_memory: bool,
         workers: dict[str, Any] | None,
     ) -> None:
-        self.source, self.group, self.workers = source, group, workers
+        self.source, self.workers = source, workers
         self.num_buffers, self.background = num_buffers, background
         self.pin_memory = pin_memory and torch.cuda.is_available()
         self._pool: WorkerPool | None = None
         self._ring: list[Memory | None] = []
+        self._made_for = 1
 
-    def make(self, packs: Packs, start: int, key: tuple[int, int]) -> Iterator[list[Batch]]:
+    def make(self, packs: Packs, group: int, start: int, key: tuple[int, int]) -> Iterator[list[Batch]]:
         """The items of an epoch, a few at a time.
 
         Args:
             packs: The graphs of each batch.
+            group: Batches in one item.
             start: How many items to leave out, as they have been used already.
             key: Seed and epoch, from which trimming draws.
         """
-        packs = Packs(packs.indices, packs.ptr)[start * self.group :]  # what was skipped need not travel to workers
+        packs = Packs(packs.indices, packs.ptr)[start * group :]  # what was skipped need not travel to workers
+        if group != self._made_for:
+            self._pool, self._ring, self._made_for = None, [], group
         if self.workers is not None:
-            return self._from_workers(packs, key)
-        chunks = self._chunks(packs, key)
+            return self._from_workers(packs, group, key)
+        chunks = self._chunks(packs, group, key)
         return in_background(chunks) if self.background else chunks
 
-    def _from_workers(self, packs: Packs, key: tuple[int, int]) -> Iterator[list[Batch]]:
+    def _from_workers(self, packs: Packs, group: int, key: tuple[int, int]) -> Iterator[list[Batch]]:
         assert self.workers is not None  # `make` asked
         if self._pool is None or not self.workers["persistent_workers"]:
-            self._pool = WorkerPool(self.source, self.group, self.workers)
-        starts = range(0, len(packs), self.group)
-        batches = self._pool.make([(packs[i : i + self.group], key) for i in starts])
+            self._pool = WorkerPool(self.source, group, self.workers)
+        starts = range(0, len(packs), group)
+        batches = self._pool.make([(packs[i : i + group], key) for i in starts])
         return ([batch] for batch in batches)
 
-    def _chunks(self, packs: Packs, key: tuple[int, int]) -> Iterator[list[Batch]]:
-        group = self.group
+    def _chunks(self, packs: Packs, group: int, key: tuple[int, int]) -> Iterator[list[Batch]]:
         at_once = math.ceil(_GRAPHS_AT_ONCE * len(packs) / max(1, packs.num_graphs) / group) * group
         ring: list[Memory | None] = [None]
         if self.num_buffers:
             at_once = max(1, self.num_buffers // 2) * group
-            ring = self._ring = self._ring or self._make_ring(at_once)
+            ring = self._ring = self._ring or self._make_ring(at_once, group)
         start, stop, end = 0, group, len(packs)  # the first item is wanted at once
         turn = 0
         while start < end:
@@ -95,10 +96,10 @@ class BatchMaker:
             yield self.source.cut(packs[start:stop], key, group, memory)
             start, stop, turn = stop, stop + at_once, turn + 1
 
-    def _make_ring(self, at_once: int) -> list[Memory | None]:
+    def _make_ring(self, at_once: int, group: int) -> list[Memory | None]:
         # One part is in use while one is filled; with a thread more wait between them.
         parts = 4 if self.background else 2
-        return [self.source.allocate(at_once, self.pin_memory, self.group) for _ in range(parts)]
+        return [self.source.allocate(at_once, self.pin_memory, group) for _ in range(parts)]
 
 
 class WorkerPool:

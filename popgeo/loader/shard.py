@@ -1,11 +1,52 @@
 """Which batches belong to which rank: disjoint, complete, and equally many for all."""
 
 import heapq
+import os
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import torch.distributed as dist
 
 from popgeo.packing import Packs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """What one process loads of an epoch.
+
+    Args:
+        rank: Which shard.
+        world_size: Of how many.
+        group: Batches of an item.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    group: int = 1
+
+
+def shard_of_this_process() -> tuple[int, int]:
+    """Rank and number of the processes in the default group of `torch.distributed`; (0, 1) where there is only one.
+
+    Raises:
+        ValueError: this is one of several processes, by their launcher's `WORLD_SIZE`, but they have no group yet. Each
+            of them would load all graphs.
+
+    Example:
+        >>> shard_of_this_process()
+        (0, 1)
+    """
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    launched = os.environ.get("WORLD_SIZE", "1")
+    if launched.isdigit() and int(launched) > 1:
+        raise ValueError(
+            f"WORLD_SIZE is {launched}, but these processes have no group yet, so each would load all graphs. Use the "
+            f"loader after torch.distributed.init_process_group() (or Accelerator(), or inside Trainer.fit), or pass "
+            f"rank= and world_size=; rank=0 and world_size=1 load all graphs in each process."
+        )
+    return 0, 1
 
 
 def shard(packs: Packs, rank: int, world_size: int, group: int, drop_last: bool = False) -> Packs:

@@ -1,7 +1,9 @@
 """Models, their parts and their losses: results never depend on padding."""
 
+from popgeo.nn.calculator import Calculator as Calculator
 from popgeo.nn.fixed_size import to_fixed_size as to_fixed_size
 from popgeo.nn.forces import energy_and_forces as energy_and_forces
+from popgeo.nn.forces import energy_forces_and_stress as energy_forces_and_stress
 from popgeo.nn.interaction_graph import InteractionGraph as InteractionGraph
 from popgeo.nn.interaction_graph import KNNInteractionGraph as KNNInteractionGraph
 from popgeo.nn.interaction_graph import PairInteractionGraph as PairInteractionGraph

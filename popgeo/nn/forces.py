@@ -1,4 +1,4 @@
-"""Forces: how the energy that a model predicts falls as atoms move."""
+"""Forces and stress: how the energy that a model predicts changes as atoms move and as their cell is strained."""
 
 from typing import Any
 
@@ -36,3 +36,73 @@ def energy_and_forces(model: nn.Module, z: Tensor, pos: Tensor, *args: Any, **kw
         energy = model(z, pos, *args, **kwargs)
         (gradient,) = torch.autograd.grad(energy.sum(), pos, create_graph=model.training)
     return energy, -gradient
+
+
+def energy_forces_and_stress(
+    model: nn.Module,
+    z: Tensor,
+    pos: Tensor,
+    batch: Tensor,
+    edge_index: Tensor,
+    *,
+    edge_shift: Tensor,
+    cell: Tensor,
+    num_graphs: int,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Energies, forces, and the stress of each periodic cell, one backward pass through the model.
+
+    The stress is dE/de / V for a strain e that moves atoms, images and cell alike; it is positive where the cell pulls
+    together, as ASE counts it. A padding graph has a cell of zeros and the stress 0.
+
+    Args:
+        model: Called as `model(z, pos, batch, edge_index, edge_shift=..., num_graphs=..., **kwargs)`, such as `SchNet`.
+        z: Atomic numbers. [num_atoms]
+        pos: Positions. [num_atoms, 3]
+        batch: Cell of each atom. [num_atoms]
+        edge_index: Neighbour and centre of each edge. [2, num_edges]
+        edge_shift: What is added to a neighbour's position to reach its image. [num_edges, 3]
+        cell: The three vectors of each cell, one a row. [num_graphs, 3, 3]
+        num_graphs: Cells in the batch, padding included.
+        kwargs: What else the model takes, by name.
+
+    Returns:
+        Energies [num_graphs, 1], forces [num_atoms, 3] and stresses [num_graphs, 3, 3], symmetric, in the energy's unit
+        over the cube of that of the positions.
+
+    Raises:
+        ValueError: `cell` is not [num_graphs, 3, 3].
+
+    Example:
+        >>> import torch
+        >>> from popgeo.nn import SchNet
+        >>> model = SchNet(hidden_channels=8, num_filters=8, num_interactions=1, cutoff=3.0)
+        >>> cell = 2.5 * torch.eye(3).unsqueeze(0)
+        >>> both_ways = torch.cat([cell[0], -cell[0]])  # one atom and its six nearest images
+        >>> edges = torch.zeros(2, 6, dtype=torch.long)
+        >>> z, pos, batch = torch.tensor([29]), torch.zeros(1, 3), torch.tensor([0])
+        >>> _, forces, stress = energy_forces_and_stress(
+        ...     model, z, pos, batch, edges, edge_shift=both_ways, cell=cell, num_graphs=1)
+        >>> forces.abs().max().item(), stress.shape
+        (0.0, torch.Size([1, 3, 3]))
+    """
+    if cell.shape != (num_graphs, 3, 3):
+        raise ValueError(f"cell has the shape {tuple(cell.shape)}; one cell a graph is ({num_graphs}, 3, 3).")
+    with torch.enable_grad():
+        if not pos.requires_grad:
+            pos = pos.detach().requires_grad_()
+        strain = torch.zeros_like(cell, requires_grad=True)
+        symmetric = (strain + strain.transpose(1, 2)) / 2
+        moved = pos + _strained(pos, symmetric, batch)
+        shift = edge_shift + _strained(edge_shift, symmetric, batch.index_select(0, edge_index[1]))
+        energy = model(z, moved, batch, edge_index, edge_shift=shift, num_graphs=num_graphs, **kwargs)
+        slope, virial = torch.autograd.grad(energy.sum(), (pos, strain), create_graph=model.training)
+    a, b, c = cell.unbind(1)
+    volume = (torch.linalg.cross(a, b) * c).sum(1).abs().view(-1, 1, 1)
+    stress = torch.where(volume > 0, virial / torch.where(volume > 0, volume, 1.0), 0.0)
+    return energy, -slope, stress
+
+
+def _strained(vectors: Tensor, strain: Tensor, graph: Tensor) -> Tensor:
+    """How far each vector moves under the strain of its graph. [n, 3], [num_graphs, 3, 3], [n] -> [n, 3]"""
+    return (vectors.unsqueeze(1) @ strain.index_select(0, graph)).squeeze(1)

@@ -177,7 +177,9 @@ def radius(
     return neighbors, (num_found - num_edges).clamp(min=0)
 
 
-def distance(pos: Tensor, edge_index: Tensor, edges_mask: Tensor | None, cutoff: float) -> Tensor:
+def distance(
+    pos: Tensor, edge_index: Tensor, edges_mask: Tensor | None, cutoff: float, edge_shift: Tensor | None = None
+) -> Tensor:
     """The length of each edge; absent edges have the cutoff's.
 
     The gradient is 0 where two nodes coincide, and so is the gradient of the gradient.
@@ -187,6 +189,7 @@ def distance(pos: Tensor, edge_index: Tensor, edges_mask: Tensor | None, cutoff:
         edge_index: Neighbour and centre of each edge. [2, num_edges]
         edges_mask: True where the edge is real; None when all are. [num_edges]
         cutoff: Length given to absent edges.
+        edge_shift: Added to the neighbour's position: where its periodic image stands. [num_edges, 3]
 
     Returns:
         Lengths in the unit of `pos`. [num_edges]
@@ -197,6 +200,7 @@ def distance(pos: Tensor, edge_index: Tensor, edges_mask: Tensor | None, cutoff:
         tensor([ 5., 10.])
     """
     vector = pos.index_select(0, edge_index[0]) - pos.index_select(0, edge_index[1])  # [num_edges, 3]
+    vector = vector if edge_shift is None else vector + edge_shift
     if edges_mask is not None:
         # Masked before squaring, so that whatever stands in a padding node has no gradient either.
         vector = torch.where(edges_mask.unsqueeze(1), vector, 0.0)

@@ -70,7 +70,8 @@ def test_ranks_share_the_replicas_and_load_what_those_would_get_in_one_process(w
         items = loader_of(shuffle=True, options=Replicated())
         parts = [seeds([part]) for item in items for part in split(item)]
         assert parts == [part for number, part in enumerate(alone) if number % world_size == rank]
-    assert len(loader_of(options=1)) == len(loader_of(options=1, rank=0, world_size=1))  # a number speaks of no ranks
+    whole = len(loader_of(options=1, rank=0, world_size=1))
+    assert len(loader_of(options=1)) == whole // world_size  # a number of batches leaves the ranks to the group
     with pytest.raises(ValueError, match="replication_factor is 4, which 3 ranks cannot share evenly"):
         loader_of(options=Replicated(), rank=0, world_size=3)
 

@@ -180,6 +180,7 @@ class SchNet(nn.Module):
         nodes_mask: Tensor | None = None,
         edges_mask: Tensor | None = None,
         half_list: bool = False,
+        edge_shift: Tensor | None = None,
     ) -> Tensor:
         """The prediction for each molecule.
 
@@ -190,18 +191,26 @@ class SchNet(nn.Module):
             edge_index: Neighbour and centre of each edge where they are precomputed. [2, num_edges]
             num_graphs: Molecules in the batch, padding included. Read from `batch` when left out, which fixes no shape.
             nodes_mask: True where the atom is real; `z > 0` when left out. [num_atoms]
-            edges_mask: True where a precomputed edge is real; those that join an atom to itself never are. [num_edges]
+            edges_mask: True where a precomputed edge is real; those that join an atom to itself, unshifted, never are.
+                [num_edges]
             half_list: Whether `edge_index` lists each pair once and stands for both directions.
+            edge_shift: In a periodic cell, what to add to the neighbour's position to reach the image that interacts:
+                whole multiples of the cell's vectors, in the unit of `pos`, zero for padding. [num_edges, 3]
 
         Returns:
             One prediction for each molecule. [num_graphs, 1]
+
+        Raises:
+            ValueError: shifts without the edges that they belong to.
         """
+        if edge_shift is not None and edge_index is None:
+            raise ValueError("edge_shift is given without edge_index. Pass the edges that it shifts, or neither.")
         batch = torch.zeros_like(z) if batch is None else batch
         num_graphs = int(batch.max()) + 1 if num_graphs is None else num_graphs
         nodes_mask = z > 0 if nodes_mask is None else nodes_mask
         if edge_index is None:
             half_list = getattr(self.interaction_graph, "half_list", False)
-        edge_index, r = self._edges(pos, batch, edge_index, num_graphs, nodes_mask, edges_mask)
+        edge_index, r = self._edges(pos, batch, edge_index, num_graphs, nodes_mask, edges_mask, edge_shift)
         edges = Edges.of(edge_index, z.size(0), half_list)
 
         rbf = self.distance_expansion(r)  # [num_edges, num_gaussians]
@@ -227,13 +236,16 @@ class SchNet(nn.Module):
         num_graphs: int,
         nodes_mask: Tensor,
         edges_mask: Tensor | None,
+        edge_shift: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """The edges given, or those that the interaction graph finds, and their lengths."""
         if edge_index is not None:
-            # A padding edge joins padding nodes to themselves; so no mask is needed to know it.
+            # A padding edge joins padding nodes to themselves; so no mask is needed to know it. In a small cell an atom
+            # also meets images of its own, which are shifted.
             real = edge_index[0] != edge_index[1]
+            real = real if edge_shift is None else real | (edge_shift != 0).any(1)
             real = real if edges_mask is None else real & edges_mask
-            return edge_index, distance(pos, edge_index, real, self.cutoff)
+            return edge_index, distance(pos, edge_index, real, self.cutoff, edge_shift)
         if isinstance(self.interaction_graph, InteractionGraph):
             return self.interaction_graph(pos, batch, num_graphs=num_graphs, nodes_mask=nodes_mask)
         return self.interaction_graph(pos, batch)

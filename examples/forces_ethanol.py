@@ -1,0 +1,165 @@
+"""Train SchNet on energies and forces of ethanol, computed by DFT, and run molecular dynamics with it.
+
+    python examples/forces_ethanol.py --data ../shared/data/md
+    python examples/forces_ethanol.py --data ../shared/data/md --dynamics 2000
+
+`--data` is a folder with `ethanol_train.npz` and `ethanol_test.npz`: `z` [atoms], `pos` [frames, atoms, 3] in angstrom,
+`energy` [frames] in eV and `forces` [frames, atoms, 3] in eV/angstrom, such as frames of rMD17
+(doi:10.1088/2632-2153/abba6f). Prints the errors on the test frames (MAE) beside those of predicting the mean energy
+and no force: 0.14 eV and 0.88 eV/angstrom fall to about 0.013 and 0.04 in the 60 epochs, a minute on one core. Then
+it shows that padding touches no force. `--dynamics` needs ase, and prints how well a run at 300 K keeps its energy.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from popgeo import ipu
+from popgeo.data import FixedSizeOptions
+from popgeo.loader import FixedSizeDataLoader
+from popgeo.nn import Calculator, PrecomputeInteractionGraph, SchNet, energy_and_forces, mse_loss
+
+CUTOFF = 5.0
+
+
+class ForceModel(nn.Module):
+    """Energies and forces; with targets also the loss that both are trained on (arXiv:1706.08566, eq. 6)."""
+
+    def __init__(self, schnet: SchNet, num_graphs: int, energy_weight: float) -> None:
+        super().__init__()
+        self.schnet, self.num_graphs, self.energy_weight = schnet, num_graphs, energy_weight
+
+    def forward(
+        self, z: Tensor, pos: Tensor, batch: Tensor, pairs: Tensor, energy: Tensor, forces: Tensor, graphs_mask: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Energies [num_graphs], forces [num_nodes, 3], loss []"""
+        out, found = energy_and_forces(self.schnet, z, pos, batch, pairs, num_graphs=self.num_graphs, half_list=True)
+        of_energy = mse_loss(out.flatten(), energy, graphs_mask)
+        of_forces = mse_loss(found, forces, z > 0)
+        return out.flatten(), found, of_forces + self.energy_weight * of_energy
+
+
+def read(path: Path, mean: float | None = None) -> tuple[list[Data], float]:
+    """The frames of a file, with the mean energy taken out, and that mean (eV)."""
+    with np.load(path) as held:
+        z = torch.from_numpy(held["z"].astype(np.int64))
+        mean = float(held["energy"].mean()) if mean is None else mean
+        list_pairs = PrecomputeInteractionGraph(CUTOFF, half_list=True)
+        frames = [
+            list_pairs(
+                Data(
+                    z=z, pos=torch.from_numpy(pos), energy=torch.tensor([e - mean]).float(), forces=torch.from_numpy(f)
+                )
+            )
+            for pos, e, f in zip(held["pos"], held["energy"], held["forces"], strict=True)
+        ]
+    return frames, mean
+
+
+def loader_of(
+    frames: list[Data], frames_a_batch: int, num_nodes: int | None = None, shuffle: bool = False
+) -> FixedSizeDataLoader:
+    """Batches of so many frames, and one graph of padding."""
+    pairs = max(frame.num_edges for frame in frames)
+    atoms = frames_a_batch * frames[0].num_nodes + 1
+    sizes = FixedSizeOptions(num_nodes or atoms, frames_a_batch * pairs + 1, frames_a_batch + 1)
+    return FixedSizeDataLoader(
+        frames, fixed_size_options=sizes, levels={"forces": "node", "energy": "graph"}, shuffle=shuffle
+    )
+
+
+def errors(model: ipu.CompiledModel, frames: FixedSizeDataLoader) -> tuple[float, float]:
+    """Mean absolute errors of energies (eV) and forces (eV/angstrom) over the real frames and atoms."""
+    of_energy, of_forces = [], []
+    for batch in frames:
+        energy, forces, _ = model(*arguments_of(batch))
+        of_energy.append((energy - batch.energy)[batch.graphs_mask].abs())
+        of_forces.append((forces - batch.forces)[batch.nodes_mask].abs())
+    return float(torch.cat(of_energy).mean()), float(torch.cat(of_forces).mean())
+
+
+def arguments_of(batch: Data) -> tuple[Tensor, ...]:
+    """What the model takes of a batch."""
+    return batch.z, batch.pos, batch.batch, batch.edge_index, batch.energy, batch.forces, batch.graphs_mask
+
+
+def show_that_padding_touches_no_force(schnet: SchNet, frames: list[Data]) -> None:
+    """Prints the largest force on a padding atom, and how much forces change with twice as much padding."""
+    found = []
+    for num_nodes in (None, 150):
+        batch = next(iter(loader_of(frames[:10], 10, num_nodes)))
+        _, forces = energy_and_forces(
+            schnet, batch.z, batch.pos, batch.batch, batch.edge_index, num_graphs=11, half_list=True
+        )
+        of_padding = forces[~batch.nodes_mask]
+        print(f"largest force on {len(of_padding)} padding atoms: {of_padding.abs().max()} eV/A")
+        found.append(forces[batch.nodes_mask])
+    print(f"largest change of a real force by that padding: {(found[0] - found[1]).abs().max():.1e} eV/A")
+
+
+def run_dynamics(schnet: SchNet, frame: Data, steps: int) -> None:
+    """Prints the drift of the energy in a run of so many half femtoseconds, and how often the model was compiled."""
+    import ase
+    from ase import units
+    from ase.md.verlet import VelocityVerlet
+
+    atoms = ase.Atoms(frame.z.numpy(), frame.pos.double().numpy())
+    atoms.calc = Calculator(schnet, compile=ipu.inference_model)
+    kick = np.random.default_rng(0).normal(size=(len(atoms), 3))
+    atoms.set_momenta(kick * np.sqrt(atoms.get_masses() * units.kB * 300)[:, None])
+    before = atoms.get_total_energy()
+    VelocityVerlet(atoms, 0.5 * units.fs).run(steps)
+    drift = 1000 * (atoms.get_total_energy() - before) / len(atoms)
+    print(f"{steps} steps: drift {drift:.2f} meV an atom, compiled {atoms.calc.num_compilations} time")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("data/md"), help="folder of the two files")
+    parser.add_argument("--frames", type=int, default=1000, help="train on the first so many")
+    parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--channels", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=10, help="frames of a batch")
+    parser.add_argument("--energy-weight", type=float, default=0.1, help="of the energy's squared error in the loss")
+    parser.add_argument("--dynamics", type=int, default=0, help="steps of molecular dynamics afterwards")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    training, mean = read(arguments.data / "ethanol_train.npz")
+    testing, _ = read(arguments.data / "ethanol_test.npz", mean)
+    training = training[: arguments.frames]
+    energies, forces = torch.cat([f.energy for f in testing]), torch.cat([f.forces for f in testing])
+    print(
+        f"predicting the mean: energy {energies.abs().mean():.3f} eV, forces {forces.abs().mean():.3f} eV/A", flush=True
+    )
+
+    schnet = SchNet(arguments.channels, arguments.channels, num_interactions=3, num_gaussians=25, cutoff=CUTOFF)
+    model = ForceModel(schnet, arguments.batch_size + 1, arguments.energy_weight)
+    loader = loader_of(training, arguments.batch_size, shuffle=True)
+    held_out = loader_of(testing, arguments.batch_size)
+    num_steps = arguments.epochs * len(loader)
+    train = ipu.training_model(
+        model.train(),
+        optimizer=torch.optim.Adam(model.parameters()),
+        learning_rate=lambda step: 2e-3 * 0.5 * (1 + np.cos(np.pi * step / num_steps)),
+    )
+    evaluate = ipu.inference_model(model)
+    for epoch in range(1, arguments.epochs + 1):
+        for batch in loader:
+            train(*arguments_of(batch))
+        if epoch % max(1, arguments.epochs // 6) == 0:
+            model.eval()
+            of_energy, of_forces = errors(evaluate, held_out)
+            model.train()
+            print(f"epoch {epoch}: test error of energy {of_energy:.3f} eV, forces {of_forces:.3f} eV/A", flush=True)
+    show_that_padding_touches_no_force(schnet.eval(), testing)
+    if arguments.dynamics:
+        run_dynamics(schnet, testing[0], arguments.dynamics)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""What trainers see of a loader: that it shards by itself, how to tell it the epoch, and what no copy of it can do."""
+
+import sys
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from torch.utils.data.distributed import DistributedSampler
+from torch_geometric.data import Batch
+
+from popgeo.loader.epoch import EpochPlan
+from popgeo.loader.epochs import Epochs, Run
+
+
+class GraphIds(DistributedSampler[int]):
+    """The graphs that this process loads in the epoch that is running or comes next, in order.
+
+    Trainers replace the sampler of a loader by one that shards, unless it is a `DistributedSampler`, as this one is;
+    and they tell it the number of each epoch.
+    """
+
+    def __init__(self, epochs: Epochs) -> None:
+        self.epochs = epochs  # torch's own would ask for the group of processes, which may not exist yet
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]  # torch has plain attributes
+        """Which shard."""
+        return self.epochs.shard.rank
+
+    @property
+    def num_replicas(self) -> int:  # type: ignore[override]
+        """Of how many."""
+        return self.epochs.shard.world_size
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.epochs.plan().packs.indices.tolist())
+
+    def __len__(self) -> int:
+        return self.epochs.plan().packs.num_graphs
+
+    def set_epoch(self, epoch: int) -> None:
+        """How trainers choose the epoch that comes next."""
+        self.epochs.follow(epoch)
+
+
+class BatchIds:
+    """The graphs of each batch, for another `DataLoader` with the same dataset and `collate_fn`: each pass is an epoch.
+
+    Such a copy makes batches graph by graph, which is slower. Where it could not be right, an error says so.
+    """
+
+    def __init__(self, sampler: GraphIds, loader: object) -> None:
+        self.sampler, self.loader = sampler, loader
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epochs = self.sampler.epochs
+        if epochs.shard.group > 1:
+            raise ValueError(
+                f"An item of this loader has {epochs.shard.group} batches, which another DataLoader cannot make. "
+                f"Iterate over the loader itself."
+            )
+        run, plan = epochs.begin(is_copy=True)
+        for pack in plan.packs:
+            yield pack.tolist()
+        epochs.end(run)
+
+    def __len__(self) -> int:
+        return len(self.sampler.epochs.plan().packs)
+
+    def set_epoch(self, epoch: int) -> None:
+        """How a copy chooses the epoch that comes next."""
+        self.sampler.set_epoch(epoch)
+
+    @property
+    def drop_last(self) -> NoReturn:
+        """Asked for by who deals these batches out to several processes, which the loader has done already.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            "This loader gives each process its own batches, so dealing them out again would lose or repeat graphs. "
+            "Iterate over the loader itself, or pass it to Accelerator.prepare of accelerate 1.0 or later."
+        )
+
+    def state_dict(self) -> NoReturn:
+        """Asked for by torchdata's StatefulDataLoader, which would run ahead of what has been used.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            "This loader has state_dict and load_state_dict itself. Use it as it is, without a StatefulDataLoader."
+        )
+
+    def load_state_dict(self, state: dict[str, Any]) -> NoReturn:
+        """See `state_dict`."""
+        self.state_dict()
+
+
+def original_of(batch_sampler: Any) -> object | None:
+    """The loader that Lightning re-creates in order to predict, where it wants the very same batches."""
+    inner = getattr(batch_sampler, "_batch_sampler", None)
+    return inner.loader if isinstance(inner, BatchIds) else None
+
+
+def under_accelerate(loader: Any, batches: Iterator[Batch], run: Run, plan: EpochPlan) -> Iterator[Batch]:
+    """The batches on accelerate's device, while it knows which loader runs and when it gives its last batch.
+
+    Gradient accumulation then ends with the epoch, and nothing that is gathered is dropped, since no graph is repeated.
+    """
+    state = sys.modules["accelerate"].state
+    gradients, device = state.GradientState(), state.PartialState().device
+    loader.end_of_dataloader, loader.remainder = False, 0
+    gradients._add_dataloader(loader)
+    try:
+        for batch in batches:
+            loader.end_of_dataloader = run.position == plan.num_items
+            yield batch if device.type == "cpu" else batch.to(device)
+    finally:
+        gradients._remove_dataloader(loader)

@@ -1,0 +1,136 @@
+"""Claims about a model as a calculator of ASE."""
+
+import sys
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from popgeo.ipu import inference_model
+from popgeo.nn import Calculator, SchNet, energy_and_forces
+from popgeo.nn.calculator import Potential
+
+ase = pytest.importorskip("ase", reason="ase is not installed: pip install popgeo[atoms]")
+
+
+@pytest.fixture
+def model() -> SchNet:
+    torch.manual_seed(0)
+    return SchNet(8, 8, num_interactions=2, num_gaussians=8, cutoff=3.0).double()
+
+
+def ethanol():
+    from ase.build import molecule
+
+    return molecule("CH3CH2OH")
+
+
+def copper():
+    """Four atoms in a cell hardly longer than the cutoff, off their places."""
+    from ase.build import bulk
+
+    cell = bulk("Cu", "fcc", a=3.4, cubic=True)
+    cell.rattle(0.1, seed=1)
+    return cell
+
+
+class Compile:
+    """The engine's door, which counts what it compiles and keeps the shapes of every call."""
+
+    def __init__(self) -> None:
+        self.num_compiled, self.shapes = 0, set()
+
+    def __call__(self, potential: Potential):
+        self.num_compiled += 1
+        compiled = inference_model(potential)
+
+        def run(*tensors):
+            self.shapes.add(tuple(tensor.shape for tensor in tensors))
+            return compiled(*tensors)
+
+        return run
+
+
+@pytest.mark.parametrize("num_edges", [None, 500])
+def test_a_molecule_has_the_energy_and_forces_of_the_model(model: SchNet, num_edges: int | None):
+    atoms = ethanol()
+    z, pos = torch.tensor(atoms.numbers), torch.tensor(atoms.positions)
+    pairs = [(j, i) for i, j in permutations(range(len(z)), 2) if atoms.get_distance(i, j) < 3.0]
+    energy, forces = energy_and_forces(model.eval(), z, pos, None, torch.tensor(pairs).T, num_graphs=1)
+    atoms.calc = Calculator(model, num_edges=num_edges)
+    assert_close(atoms.get_potential_energy(), float(energy.detach()))
+    assert_close(torch.from_numpy(atoms.get_forces()), forces)
+    assert "stress" not in atoms.calc.results
+
+
+@pytest.mark.parametrize("pbc", [True, (True, True, False)], ids=["bulk", "slab"])
+def test_forces_and_stress_in_a_cell_are_the_slopes_of_the_energy(model: SchNet, pbc):
+    from ase.calculators.fd import calculate_numerical_forces, calculate_numerical_stress
+
+    atoms = copper()
+    atoms.pbc = pbc
+    atoms.calc = Calculator(model)
+    assert_close(atoms.get_forces(), calculate_numerical_forces(atoms, eps=1e-5), rtol=1e-4, atol=1e-7)
+    assert_close(atoms.get_stress(), calculate_numerical_stress(atoms, eps=1e-5), rtol=1e-4, atol=1e-7)
+    assert np.abs(atoms.get_stress()).max() > 1e-4
+
+
+def test_a_run_of_molecular_dynamics_compiles_once_while_edges_come_and_go(model: SchNet):
+    from ase.md.verlet import VelocityVerlet
+    from ase.units import fs
+
+    atoms, counted, found = copper().repeat((2, 1, 1)), Compile(), set()
+    atoms.calc = Calculator(model, compile=counted, num_edges=160)
+    atoms.set_momenta(np.random.default_rng(0).normal(0, 8, (8, 3)))
+    before = atoms.get_total_energy()
+    dynamics = VelocityVerlet(atoms, 2 * fs)
+    dynamics.attach(lambda: found.add(np.count_nonzero(atoms.get_all_distances(mic=True) < 3.0)))
+    dynamics.run(40)
+    assert len(found) > 1
+    assert counted.num_compiled == atoms.calc.num_compilations == 1
+    assert len(counted.shapes) == 1
+    assert abs(atoms.get_total_energy() - before) < 0.01 * atoms.get_kinetic_energy()
+
+
+def test_edges_that_outgrow_their_slots_are_told_of_and_still_right(model: SchNet):
+    atoms, counted = ethanol(), Compile()
+    expected = atoms.copy()
+    expected.calc = Calculator(model)
+    atoms.calc = Calculator(model, num_edges=10, compile=counted)
+    with pytest.warns(UserWarning, match=r"has \d+ edges within 3.0 angstrom, num_edges is 10"):
+        assert_close(atoms.get_forces(), expected.get_forces())
+    assert atoms.calc.num_edges > 10
+    assert counted.num_compiled == 1
+
+
+def test_an_atom_without_neighbours_has_an_energy_and_no_force(model: SchNet):
+    atoms = ase.Atoms("O", [[0.0, 0, 0]])
+    atoms.calc = Calculator(model)
+    assert np.isfinite(atoms.get_potential_energy())
+    assert (atoms.get_forces() == 0).all()
+
+
+def test_neighbours_are_the_same_without_the_fast_library(model: SchNet, monkeypatch: pytest.MonkeyPatch):
+    atoms = copper()
+    atoms.calc = Calculator(model)
+    forces = atoms.get_forces()
+    monkeypatch.setitem(sys.modules, "vesin", None)
+    atoms.calc = Calculator(model)
+    assert_close(atoms.get_forces(), forces)
+
+
+def test_the_model_is_left_as_it_was(model: SchNet):
+    atoms = ethanol()
+    atoms.calc = Calculator(model.train())
+    atoms.get_forces()
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_wrong_choices_are_refused(model: SchNet):
+    with pytest.raises(ValueError, match="The cutoff is None"):
+        Calculator(torch.nn.Linear(1, 1))
+    with pytest.raises(ValueError, match="num_edges is 0"):
+        Calculator(model, num_edges=0)
