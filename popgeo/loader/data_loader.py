@@ -1,13 +1,11 @@
 """The loader: an iterable of PyG batches that all have the same shapes."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
 import pandas as pd
 import torch
-from torch.utils.data import DataLoader
-from torch_geometric.data import Batch
 
 from popgeo.data.axes import Levels
 from popgeo.data.collate import FixedSizeCollater
@@ -15,14 +13,14 @@ from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.arguments import check_arguments, member, num_mini_batches, shard_of, sizes_of, strategy_of
 from popgeo.loader.epoch import EpochPacker
+from popgeo.loader.epoch_loader import EpochLoader
 from popgeo.loader.fill_table import as_html, filling, in_one_line
-from popgeo.loader.make_batches import OF_WORKERS, BatchMaker
 from popgeo.loader.source import FetchingSource, FlatSource, Source, open_dataset
 from popgeo.loader.strategy import FixedSizeStrategy, Packing
 from popgeo.packing import Packs
 
 
-class FixedSizeDataLoader(DataLoader):
+class FixedSizeDataLoader(EpochLoader):
     """Loads graphs in batches whose shapes never change.
 
     Every batch is a PyG `Batch` with `num_nodes` nodes, `num_edges` edges and `num_graphs` graphs. Real ones come
@@ -114,11 +112,9 @@ class FixedSizeDataLoader(DataLoader):
         self.strategy = strategy_of(fixed_size_strategy)
         self.over_size_strategy = member(OverSizeStrategy, over_size_strategy)
         check_arguments(dataset, self.strategy, shuffle, sampler, batch_sampler, kwargs)
-        self.shuffle, self.seed = shuffle, seed
+        self.shuffle = shuffle
         self.rank, self.world_size = shard_of(options, rank, world_size)
         self.items_of = num_mini_batches(options, self.world_size)
-        self._progress = _Progress(0, 0)
-        self._packs: tuple[int, Packs] | None = None
         like, sizes, levels, is_flat = open_dataset(dataset, exclude_keys, levels, sort_edges, progress_bar)
         chosen = sizes_of(like, sizes, batch_size, fixed_size_options, num_nodes, num_edges)
         self.fixed_size_options = chosen.with_rows_for(like)
@@ -154,78 +150,23 @@ class FixedSizeDataLoader(DataLoader):
             world_size=self.world_size,
             group=self.items_of,
         )
-        super().__init__(dataset, batch_sampler=_GraphIds(self.plan), collate_fn=self.collater, **kwargs)
-        # torch leaves it None beside a batch sampler; scripts print and log it.
-        object.__setattr__(self, "batch_size", self.fixed_size_options.num_graphs)
-        self._maker = BatchMaker(
-            self.source,
-            self.items_of,
+        super().__init__(
+            dataset,
+            self.collater,
+            items_of=self.items_of,
+            seed=seed,
             num_buffers=num_buffers,
             background=background,
-            pin_memory=self.pin_memory,
-            workers={name: getattr(self, name) for name in OF_WORKERS} if self.num_workers > 0 else None,
+            **kwargs,
         )
 
-    def plan(self) -> Packs:
-        """The graphs of each batch of the epoch that is running or comes next; made when first asked for."""
-        if self._packs is None or self._packs[0] != self.epoch:
-            self._packs = self.epoch, self._packer.pack(self.seed, self.epoch)
-        return self._packs[1]
-
-    def __len__(self) -> int:
-        """Items of the epoch that is running or comes next."""
-        return len(self.plan()) // self.items_of
+    def _pack(self, seed: int, epoch: int) -> Packs:
+        return self._packer.pack(seed, epoch)
 
     @property
     def num_skipped(self) -> int:
         """Graphs that `OverSizeStrategy.Skip` leaves out of the epoch that is running or comes next."""
         return len(self.plan().skipped)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch that the next iteration runs through; without it they are counted from 0."""
-        self._progress = _Progress(epoch, 0)
-
-    @property
-    def epoch(self) -> int:
-        """The number of the epoch that is running or comes next."""
-        return self._progress.epoch
-
-    def state_dict(self) -> dict[str, int]:
-        """Where the iteration stands: after how many items of which epoch."""
-        return {
-            "epoch": self.epoch,
-            "position": self._progress.position,
-            "seed": self.seed,
-            "num_graphs": len(self.source.sizes),
-        }
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Makes the next iteration go on where `state_dict` was taken.
-
-        Raises:
-            ValueError: the state is of a loader with another number of graphs.
-        """
-        if state["num_graphs"] != len(self.source.sizes):
-            raise ValueError(
-                f"The state is of a loader of {state['num_graphs']} graphs, this one has {len(self.source.sizes)}. "
-                f"Load it into a loader of the same dataset."
-            )
-        self.seed, self._packs = state["seed"], None
-        self._progress = _Progress(state["epoch"], state["position"])
-
-    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # torch names its own iterator class
-        at = self._progress
-        self._progress = _Progress(at.epoch + 1, 0) if at.has_started else _Progress(at.epoch, at.position)
-        self._progress.has_started = True
-        return self._iterate(self.plan(), self._progress)
-
-    def _iterate(self, packs: Packs, progress: "_Progress") -> Iterator[Batch]:
-        for batches in self._maker.make(packs, progress.position, (self.seed, progress.epoch)):
-            for batch in batches:
-                progress.position += 1
-                yield batch
-        if self._progress is progress:  # no other iteration has begun since
-            self.set_epoch(progress.epoch + 1)
 
     def filling(self) -> pd.DataFrame:
         """How full the batches of the coming epoch are; see `popgeo.loader.fill_table`."""
@@ -244,25 +185,3 @@ class FixedSizeDataLoader(DataLoader):
             return f"{escape(repr(self))}{as_html(self.filling())}"
         except ValueError:
             return escape(repr(self))
-
-
-class _GraphIds:
-    """Lets tools that look into a `DataLoader` see the batches as lists of graph ids."""
-
-    def __init__(self, plan: Callable[[], Packs]) -> None:
-        self.plan = plan
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return (pack.tolist() for pack in self.plan())
-
-    def __len__(self) -> int:
-        return len(self.plan())
-
-
-class _Progress:
-    """How far an iteration has come; an object of its own, because torch's `DataLoader` is slow to set attributes."""
-
-    __slots__ = ("epoch", "has_started", "position")
-
-    def __init__(self, epoch: int, position: int) -> None:
-        self.epoch, self.position, self.has_started = epoch, position, False
