@@ -92,7 +92,7 @@ class CompressedGraph:
         edge_time: Tensor | None = None,
         dtype: torch.dtype | None = None,
     ) -> CompressedGraph:
-        """Sort the edges by row, in time linear in their number; edges of a row stay in order, or are put in that of time.
+        """Sort the edges by row, in linear time; those of a row stay in order, or are put in that of time.
 
         Args:
             edge_index: Source and destination of each edge. int32 or int64 [2, num_edges]

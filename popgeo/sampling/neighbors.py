@@ -7,16 +7,17 @@
 A heterogeneous graph is a mapping from edge type to `CompressedGraph`; then seeds, their times and `num_neighbors` are
 mappings too, and so are the fields of the result.
 
-Semantics are those of PyTorch Geometric's `NeighborSampler`, also where it does not say so. A node is expanded once, in
-the hop after the one that reached it. A seed that stands twice is two nodes of the sample, each with neighbours of its
-own drawing; where it is somebody's neighbour, it is the first of the two. A node without neighbours brings nothing. A draw
-depends on `seed`, the edge type and the node's place in the sample alone, so the same sample comes out for any number of
-threads, with and without the compiled library, of 32- and of 64-bit graphs.
+Semantics are those of PyTorch Geometric's `NeighborSampler`, also where it does not say so. A node is expanded once,
+in the hop after the one that reached it. A seed that stands twice is two nodes of the sample, each with neighbours of
+its own drawing; where it is somebody's neighbour, it is the first of the two. A node without neighbours brings nothing.
+A draw depends on `seed`, the edge type and the node's place in the sample alone, so the same sample comes out for any
+number of threads, with and without the compiled library, of 32- and of 64-bit graphs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import overload
 
 import torch
@@ -154,10 +155,9 @@ def _sample(
         begin = hops[-1]
         hops.append({node_type: table.size for node_type, table in tables.items()})
     if choices.subgraph_type is SubgraphType.induced:
-        found = {
-            edge_type: [_induced(graph, *(tables[node_type] for node_type in ends(edge_type, graph)), tree_time)]
-            for edge_type, graph in graphs.items()
-        }
+        for edge_type, graph in graphs.items():
+            near, far = ends(edge_type, graph)
+            found[edge_type] = [_induced(graph, tables[near], tables[far], tree_time)]
     sample = _collect(graphs, tables, found, hops, choices)
     return sample if reverse_of is None else add_reversed(sample, reverse_of)
 
@@ -213,7 +213,7 @@ def _collect(
     nodes_of_hops = {
         node_type: (
             hops[0][node_type],
-            *(after[node_type] - before[node_type] for before, after in zip(hops, hops[1:])),
+            *(after[node_type] - before[node_type] for before, after in pairwise(hops)),
         )
         for node_type in tables
     }
