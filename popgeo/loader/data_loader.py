@@ -131,7 +131,7 @@ class FixedSizeDataLoader(EpochLoader):
             sort_edges=sort_edges,
             protect=protect,
         )
-        self._like = like
+        self._like, self._sizes = like, sizes
         self.source: Source = (
             FlatSource(like, self.collater) if is_flat else FetchingSource(dataset, sizes, self.collater, like)
         )
@@ -153,6 +153,7 @@ class FixedSizeDataLoader(EpochLoader):
         super().__init__(
             dataset,
             self.collater,
+            batch_size=self.fixed_size_options.num_graphs,
             items_of=self.items_of,
             seed=seed,
             num_buffers=num_buffers,
@@ -170,13 +171,13 @@ class FixedSizeDataLoader(EpochLoader):
 
     def filling(self) -> pd.DataFrame:
         """How full the batches of the coming epoch are; see `popgeo.loader.fill_table`."""
-        return filling(self.source.sizes, self.plan(), self.fixed_size_options, self._like.size_axes)
+        return filling(self._sizes, self.plan(), self.fixed_size_options, self._like.size_axes)
 
     def __repr__(self) -> str:
         try:
             table = self.filling()
         except ValueError as error:
-            return f"{type(self).__name__}({len(self.source.sizes):,} graphs; no batches: {error})"
+            return f"{type(self).__name__}({len(self._sizes):,} graphs; no batches: {error})"
         line = in_one_line(table, self.plan(), self.fixed_size_options, len(self._like.node_types))
         return f"{type(self).__name__}({line})"
 

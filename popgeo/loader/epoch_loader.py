@@ -20,6 +20,7 @@ class EpochLoader(DataLoader):
     Args:
         dataset: What torch's `DataLoader` shows as its dataset.
         collate_fn: What torch's `DataLoader` shows as that.
+        batch_size: What torch's `DataLoader` shows as that; scripts print and log it.
         items_of: Batches in one item.
         seed: With the number of the epoch it decides every order.
         num_buffers: Items that share reused memory; 0 gives each item memory of its own.
@@ -36,6 +37,7 @@ class EpochLoader(DataLoader):
         dataset: Any,
         collate_fn: Callable[..., Any],
         *,
+        batch_size: int,
         items_of: int,
         seed: int,
         num_buffers: int,
@@ -46,6 +48,7 @@ class EpochLoader(DataLoader):
         self._progress = _Progress(0, 0)
         self._packs: tuple[int, Packs] | None = None
         super().__init__(dataset, batch_sampler=_Ids(self.plan), collate_fn=collate_fn, **kwargs)
+        object.__setattr__(self, "batch_size", batch_size)  # torch leaves it None beside a batch sampler
         self._maker = BatchMaker(
             self.source,
             items_of,
