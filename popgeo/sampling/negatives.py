@@ -194,8 +194,8 @@ def _sources_of(non_edges: NonEdges, ranks: _Places) -> _Places:
 def _destinations_of(non_edges: NonEdges, sources: _Places, ranks: _Places) -> _Places:
     """The destination of rank r among those that a source has no edge to.
 
-    Joined destination d, the i-th of them, has d - i unjoined ones before it: the answer is r + the number of those with
-    d - i <= r.
+    Joined destination d, the i-th of them, has d - i unjoined ones before it: the answer is r + the number of those
+    with d - i <= r.
     """
     rowptr, col = non_edges.rowptr.numpy(), non_edges.col.numpy()
     first = rowptr[sources]
