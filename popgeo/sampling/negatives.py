@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from popgeo.sampling.compressed_graph import CompressedGraph
-from popgeo.sampling.random_numbers import Words, hash64, new_key, row_keys
+from popgeo.sampling.random_numbers import Words, hash64, keys_of, new_key
 
 _Places = NDArray[np.int64]
 
@@ -150,7 +150,7 @@ def sample_negatives(
     if bool(((positives < 0) | (positives >= limits)).any()):
         raise ValueError(f"positives join nodes outside {limits[0].item()} sources x {limits[1].item()} destinations.")
     number = math.ceil(positives.shape[1] * amount)
-    keys = row_keys(new_key(seed), 0, np.arange(number))
+    keys = keys_of(new_key(seed), np.arange(number))
     if mode is NegativeMode.TRIPLET:
         sources = positives[0].long().repeat_interleave(int(amount)).numpy()
         before = non_edges.pairs_before(sources)
