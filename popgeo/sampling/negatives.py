@@ -144,8 +144,10 @@ def sample_negatives(
     if not 0 < amount < 2**31 or (mode is NegativeMode.TRIPLET and amount != int(amount)):
         kind = "a whole number of 1 or more" if mode is NegativeMode.TRIPLET else "more than 0"
         raise ValueError(f"amount is {amount}; in mode {mode.value!r} it must be {kind}.")
-    if positives.dim() != 2 or positives.shape[0] != 2:
-        raise ValueError(f"positives have shape {tuple(positives.shape)}; they need [2, num_positives].")
+    if positives.dim() != 2 or positives.shape[0] != 2 or positives.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"positives are {positives.dtype} of shape {tuple(positives.shape)}; they need int64 [2, num_positives]."
+        )
     limits = torch.tensor([[non_edges.num_sources], [non_edges.num_destinations]])
     if bool(((positives < 0) | (positives >= limits)).any()):
         raise ValueError(f"positives join nodes outside {limits[0].item()} sources x {limits[1].item()} destinations.")
