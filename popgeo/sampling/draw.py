@@ -13,7 +13,7 @@ from torch import Tensor
 
 from popgeo.native import library
 from popgeo.sampling.compressed_graph import CompressedGraph
-from popgeo.sampling.random_numbers import Words, below, hash64, log, row_keys, unit
+from popgeo.sampling.random_numbers import Words, below, keys_of, log, unit
 
 Places = NDArray[np.int64]
 
@@ -26,15 +26,13 @@ class Draw:
         number: The most edges taken of a row; -1 for all.
         replace: An edge may be taken again; then `number` are, of every row that has any.
         last: The latest edges are taken, instead of random ones.
-        key: Names the random numbers.
-        edge_type: The number of this edge type, each of which has random numbers of its own.
+        key: Names the random numbers; each edge type has its own.
     """
 
     number: int
     replace: bool
     last: bool
     key: int
-    edge_type: int
 
 
 def draw_edges(
@@ -55,7 +53,7 @@ def draw_edges(
 
     Example:
         >>> graph = CompressedGraph.from_edge_index(torch.tensor([[1, 2, 0, 2], [0, 0, 2, 1]]), 3)
-        >>> every = Draw(number=-1, replace=False, last=False, key=0, edge_type=0)
+        >>> every = Draw(number=-1, replace=False, last=False, key=0)
         >>> [tensor.tolist() for tensor in draw_edges(graph, torch.tensor([2, 0]), 0, None, every)]
         [[0, 1, 3], [3, 0, 1]]
     """
@@ -64,14 +62,13 @@ def draw_edges(
         return _draw_edges(graph, nodes.numpy(), first, None if not_after is None else not_after.numpy(), draw)
     weight = graph.weight
     ptr = torch.empty(len(nodes) + 1, dtype=torch.int64)
-    type_key = int(hash64(np.array([draw.key], np.uint64), np.array([draw.edge_type], np.uint64))[0])
     limits = (0, 0) if not_after is None or graph.time is None else (graph.time.data_ptr(), not_after.data_ptr())
     addresses = (graph.rowptr.data_ptr(), *limits, 0 if weight is None else weight.data_ptr(), nodes.data_ptr())
     sizes = (len(nodes), first, graph.rowptr.element_size(), 0 if weight is None else weight.element_size())
     choices = (draw.number, draw.replace, draw.last, torch.get_num_threads())
-    total = count(struct.pack("7q8qQ", *addresses, ptr.data_ptr(), 0, *sizes, *choices, type_key))
+    total = count(struct.pack("7q8qQ", *addresses, ptr.data_ptr(), 0, *sizes, *choices, draw.key))
     places = torch.empty(total, dtype=torch.int64)
-    if choose(struct.pack("7q8qQ", *addresses, ptr.data_ptr(), places.data_ptr(), *sizes, *choices, type_key)):
+    if choose(struct.pack("7q8qQ", *addresses, ptr.data_ptr(), places.data_ptr(), *sizes, *choices, draw.key)):
         raise MemoryError("No memory to draw from the longest row of neighbours.")
     return ptr, places
 
@@ -83,7 +80,7 @@ def _draw_edges(
     begin, end = rowptr[nodes].astype(np.int64), rowptr[nodes + 1].astype(np.int64)
     if not_after is not None and graph.time is not None:
         end = _first_after(graph.time.numpy(), begin, end, not_after)
-    keys = row_keys(draw.key, draw.edge_type, np.arange(first, first + len(nodes)))
+    keys = keys_of(draw.key, np.arange(first, first + len(nodes)))
     if graph.weight is not None:
         counts, places = _weighted(graph.weight.numpy(), begin, end, keys, draw)
     else:

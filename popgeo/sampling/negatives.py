@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from popgeo.sampling.compressed_graph import CompressedGraph
-from popgeo.sampling.random_numbers import Words, hash64, new_key, row_keys
+from popgeo.sampling.random_numbers import Words, hash64, keys_of, new_key
 
 _Places = NDArray[np.int64]
 
@@ -144,13 +144,15 @@ def sample_negatives(
     if not 0 < amount < 2**31 or (mode is NegativeMode.TRIPLET and amount != int(amount)):
         kind = "a whole number of 1 or more" if mode is NegativeMode.TRIPLET else "more than 0"
         raise ValueError(f"amount is {amount}; in mode {mode.value!r} it must be {kind}.")
-    if positives.dim() != 2 or positives.shape[0] != 2:
-        raise ValueError(f"positives have shape {tuple(positives.shape)}; they need [2, num_positives].")
+    if positives.dim() != 2 or positives.shape[0] != 2 or positives.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"positives are {positives.dtype} of shape {tuple(positives.shape)}; they need int64 [2, num_positives]."
+        )
     limits = torch.tensor([[non_edges.num_sources], [non_edges.num_destinations]])
     if bool(((positives < 0) | (positives >= limits)).any()):
         raise ValueError(f"positives join nodes outside {limits[0].item()} sources x {limits[1].item()} destinations.")
     number = math.ceil(positives.shape[1] * amount)
-    keys = row_keys(new_key(seed), 0, np.arange(number))
+    keys = keys_of(new_key(seed), np.arange(number))
     if mode is NegativeMode.TRIPLET:
         sources = positives[0].long().repeat_interleave(int(amount)).numpy()
         before = non_edges.pairs_before(sources)
@@ -194,8 +196,8 @@ def _sources_of(non_edges: NonEdges, ranks: _Places) -> _Places:
 def _destinations_of(non_edges: NonEdges, sources: _Places, ranks: _Places) -> _Places:
     """The destination of rank r among those that a source has no edge to.
 
-    Joined destination d, the i-th of them, has d - i unjoined ones before it: the answer is r + the number of those with
-    d - i <= r.
+    Joined destination d, the i-th of them, has d - i unjoined ones before it: the answer is r + the number of those
+    with d - i <= r.
     """
     rowptr, col = non_edges.rowptr.numpy(), non_edges.col.numpy()
     first = rowptr[sources]

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import overload
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.sampler.base import SubgraphType
@@ -38,7 +39,7 @@ from popgeo.sampling.arguments import (
 from popgeo.sampling.compressed_graph import CompressedGraph, Direction
 from popgeo.sampling.draw import Draw, draw_edges
 from popgeo.sampling.node_table import NodeTable
-from popgeo.sampling.random_numbers import new_key
+from popgeo.sampling.random_numbers import keys_of, new_key
 from popgeo.sampling.subgraph import EdgeType, HeteroSampledSubgraph, SampledSubgraph, add_reversed
 
 _ONLY: EdgeType = ("", "", "")  # the edge type of a homogeneous graph
@@ -140,25 +141,25 @@ def _sample(
     tree_time = times_of_trees(seeds, seed_time)
     reverse_of = reverse_types(graphs) if choices.subgraph_type is SubgraphType.bidirectional else None
     tables = _tables(seeds, num_nodes, choices.disjoint)
-    key = new_key(seed)
-    hops = [{node_type: table.size for node_type, table in tables.items()}]
-    found: dict[EdgeType, list[tuple[Tensor, Tensor, Tensor]]] = {edge_type: [] for edge_type in graphs}
+    keys = keys_of(new_key(seed), np.arange(len(graphs))).tolist()
+    sizes = [{node_type: table.size for node_type, table in tables.items()}]
+    found = {edge_type: [torch.empty(3, 0, dtype=torch.int64)] for edge_type in graphs}
     begin = dict.fromkeys(tables, 0)
-    for hop in range(max((len(numbers) for numbers in counts.values()), default=0)):
-        for number, (edge_type, graph) in enumerate(graphs.items()):
+    for hop in range(max(map(len, counts.values()), default=0)):
+        for (edge_type, graph), key in zip(graphs.items(), keys, strict=True):
             near, far = ends(edge_type, graph)
-            draw = Draw(
-                number=counts[edge_type][hop], replace=choices.replace, last=choices.last, key=key, edge_type=number
+            draw = Draw(number=counts[edge_type][hop], replace=choices.replace, last=choices.last, key=key)
+            rows = slice(begin[near], sizes[-1][near])
+            found[edge_type].append(
+                _expand(graph, tables[near], tables[far], rows, tree_time, draw, found[edge_type][-1])
             )
-            rows = slice(begin[near], hops[-1][near])
-            found[edge_type].append(_expand(graph, tables[near], tables[far], rows, tree_time, draw))
-        begin = hops[-1]
-        hops.append({node_type: table.size for node_type, table in tables.items()})
+        begin = sizes[-1]
+        sizes.append({node_type: table.size for node_type, table in tables.items()})
     if choices.subgraph_type is SubgraphType.induced:
         for edge_type, graph in graphs.items():
             near, far = ends(edge_type, graph)
             found[edge_type] = [_induced(graph, tables[near], tables[far], tree_time)]
-    sample = _collect(graphs, tables, found, hops, choices)
+    sample = _collect(graphs, tables, found, sizes, choices)
     return sample if reverse_of is None else add_reversed(sample, reverse_of)
 
 
@@ -178,20 +179,23 @@ def _tables(seeds: Mapping[str, Tensor], num_nodes: Mapping[str, int], disjoint:
 
 
 def _expand(
-    graph: CompressedGraph, near: NodeTable, far: NodeTable, rows: slice, tree_time: Tensor | None, draw: Draw
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw edges of some rows: their places in the graph, the numbers of their rows, and those of their neighbours."""
+    graph: CompressedGraph,
+    near: NodeTable,
+    far: NodeTable,
+    rows: slice,
+    tree_time: Tensor | None,
+    draw: Draw,
+    edges: Tensor,
+) -> Tensor:
+    """Draws edges of some rows and adds them to those of earlier hops, as `NodeTable.add` does."""
     nodes, trees = near.nodes[rows], None if near.trees is None else near.trees[rows]
     not_after = None if tree_time is None or trees is None else tree_time[trees]
     ptr, places = draw_edges(graph, nodes, rows.start, not_after, draw)
-    numbers = torch.repeat_interleave(torch.arange(rows.start, rows.stop), ptr.diff())
-    return places, numbers, far.add(graph, places, ptr, trees)
+    return far.add(graph, places, ptr, rows.start, trees, edges)
 
 
-def _induced(
-    graph: CompressedGraph, near: NodeTable, far: NodeTable, tree_time: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """All edges between sampled nodes, as `_expand` returns them."""
+def _induced(graph: CompressedGraph, near: NodeTable, far: NodeTable, tree_time: Tensor | None) -> Tensor:
+    """All edges between sampled nodes."""
     not_after = None if tree_time is None or near.trees is None else tree_time[near.trees]
     return far.induced(graph, near.nodes, near.trees, not_after)
 
@@ -199,34 +203,31 @@ def _induced(
 def _collect(
     graphs: Mapping[EdgeType, CompressedGraph],
     tables: Mapping[str, NodeTable],
-    found: Mapping[EdgeType, Sequence[tuple[Tensor, Tensor, Tensor]]],
-    hops: Sequence[Mapping[str, int]],
+    found: Mapping[EdgeType, Sequence[Tensor]],
+    sizes: Sequence[Mapping[str, int]],
     choices: Choices,
 ) -> HeteroSampledSubgraph:
     row, col, edge = {}, {}, {}
-    none = torch.empty(0, dtype=torch.int64)
     for edge_type, graph in graphs.items():
-        places, near, far = (torch.cat(parts) for parts in zip((none, none, none), *found[edge_type], strict=True))
+        far, near, edge[edge_type] = found[edge_type][-1]
         incoming = graph.direction is Direction.INCOMING
         row[edge_type], col[edge_type] = (far, near) if incoming else (near, far)
-        edge[edge_type] = places if graph.perm is None else graph.perm[places].long()
-    nodes_of_hops = {
-        node_type: (
-            hops[0][node_type],
-            *(after[node_type] - before[node_type] for before, after in pairwise(hops)),
-        )
-        for node_type in tables
-    }
+    num_nodes = {node_type: [0, *(size[node_type] for size in sizes)] for node_type in tables}
+    num_edges = {edge_type: [part.shape[1] for part in parts] for edge_type, parts in found.items()}
     hop_by_hop = choices.subgraph_type is not SubgraphType.induced
     return HeteroSampledSubgraph(
         node={node_type: table.nodes for node_type, table in tables.items()},
         row=row,
         col=col,
         edge=edge,
-        num_sampled_nodes=nodes_of_hops,
-        num_sampled_edges={t: tuple(len(p) for p, _, _ in parts) for t, parts in found.items()} if hop_by_hop else None,
+        num_sampled_nodes={node_type: _growth(numbers) for node_type, numbers in num_nodes.items()},
+        num_sampled_edges={t: _growth(numbers) for t, numbers in num_edges.items()} if hop_by_hop else None,
         batch={t: table.trees for t, table in tables.items() if table.trees is not None} if choices.disjoint else None,
     )
+
+
+def _growth(numbers: Sequence[int]) -> tuple[int, ...]:
+    return tuple(after - before for before, after in pairwise(numbers))
 
 
 def _without_types(sample: HeteroSampledSubgraph) -> SampledSubgraph:

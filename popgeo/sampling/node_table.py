@@ -1,7 +1,6 @@
 """The nodes of a sample, numbered in the order in which they are met; the one stateful file of sampling."""
 
 import struct
-from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -45,32 +44,42 @@ class NodeTable:
         """The tree of each node, where there are several. int64 [size]"""
         return None if self._trees is None else self._trees[: self.size]
 
-    def add(self, graph: CompressedGraph, places: Tensor, ptr: Tensor, trees: Tensor | None) -> Tensor:
-        """Number the neighbours at the other end of edges.
+    def add(
+        self, graph: CompressedGraph, places: Tensor, ptr: Tensor, first: int, trees: Tensor | None, edges: Tensor
+    ) -> Tensor:
+        """Number the neighbours at the other end of drawn edges.
 
         Args:
             graph: Whose neighbours are of this type.
             places: Places of the edges in `graph.col`. int64 [num_edges]
             ptr: Where the edges of each row start in `places`, and the end. int64 [num_rows + 1]
+            first: The number of the first row, in the table of its type.
             trees: The tree that each row is in, where there are several. int64 [num_rows]
+            edges: What earlier calls returned. int64 [3, num_before]
 
         Returns:
-            The number of each neighbour. int64 [num_edges]
+            The number of each edge's neighbour, of its row, and of itself in `edge_index`, behind those before.
+            int64 [3, num_before + num_edges]
         """
+        grown = torch.empty(3, edges.shape[1] + len(places), dtype=torch.int64)
+        grown[:, : edges.shape[1]] = edges
+        new = grown[:, edges.shape[1] :]
         number_nodes = library.packed("popgeo_number_nodes")
         if number_nodes is None:
-            return self._add(graph, places, ptr, trees)
+            numbers = self._add(graph.col[places], ptr, trees)
+            rows = torch.repeat_interleave(torch.arange(first, first + len(ptr) - 1), ptr.diff())
+            torch.stack([numbers, rows, places if graph.perm is None else graph.perm[places].long()], out=new)
+            return grown
         self._reserve(self.size + len(places))
-        numbers = torch.empty(len(places), dtype=torch.int64)
-        addresses = (tensor.data_ptr() for tensor in (graph.col, places, ptr, self._nodes, self._table, numbers))
+        of_graph = (graph.col.data_ptr(), 0 if graph.perm is None else graph.perm.data_ptr())
+        addresses = (tensor.data_ptr() for tensor in (places, ptr, self._nodes, self._table, new[0], new[1], new[2]))
         in_trees = (0, 0) if trees is None or self._trees is None else (trees.data_ptr(), self._trees.data_ptr())
-        sizes = (len(ptr) - 1, graph.col.element_size(), self._num_nodes, self.size, self._listed, self._bits)
-        self.size = self._listed = number_nodes(struct.pack("15q", *addresses, *in_trees, *sizes, self._wide))
-        return numbers
+        sizes = (len(ptr) - 1, first, graph.col.element_size(), self._num_nodes, self.size, self._listed, self._bits)
+        fields = (*of_graph, *addresses, *in_trees, *sizes, self._wide)
+        self.size = self._listed = number_nodes(struct.pack("19q", *fields))
+        return grown
 
-    def induced(
-        self, graph: CompressedGraph, nodes: Tensor, trees: Tensor | None, not_after: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def induced(self, graph: CompressedGraph, nodes: Tensor, trees: Tensor | None, not_after: Tensor | None) -> Tensor:
         """All edges from rows to nodes of this table.
 
         Args:
@@ -80,12 +89,11 @@ class NodeTable:
             not_after: The latest time that each row may see, where that matters. int64 [num_rows]
 
         Returns:
-            Places of the edges in `graph.col`; for each edge the number of its row in `nodes`, and of its neighbour
-            here. int64 [num_edges] each
+            The number of each edge's neighbour, of its row, and of itself in `edge_index`. int64 [3, num_edges]
         """
         find_edges = library.packed("popgeo_induced_edges")
         if find_edges is None:
-            return self._induced(graph, nodes, trees, not_after)
+            return _with_numbers(graph, self._induced(graph, nodes, trees, not_after))
         self._reserve(self.size)
         limits = (0, 0) if not_after is None or graph.time is None else (graph.time.data_ptr(), not_after.data_ptr())
         in_trees = (0, 0) if trees is None or self._trees is None else (trees.data_ptr(), self._trees.data_ptr())
@@ -97,7 +105,7 @@ class NodeTable:
         edges = torch.empty(3, total, dtype=torch.int64)
         outputs = (part.data_ptr() for part in edges)
         find_edges(struct.pack("19q", *inputs, *outputs, *sizes, self._listed, self._bits, self._wide))
-        return edges[0], edges[1], edges[2]
+        return _with_numbers(graph, edges)
 
     def _reserve(self, num_nodes: int) -> None:
         """Room for so many nodes, in a table that is at most half full."""
@@ -111,11 +119,13 @@ class NodeTable:
             self._bits, self._listed = bits, 0
             self._table = torch.from_numpy(np.zeros(2 << bits if self._wide else 1 << bits, np.int64))
 
-    def _add(self, graph: CompressedGraph, places: Tensor, ptr: Tensor, trees: Tensor | None) -> Tensor:
+    def _add(self, neighbors: Tensor, ptr: Tensor, trees: Tensor | None) -> Tensor:
+        """The number of each neighbour; those that are new become nodes."""
         self._list()
         numbers: list[int] = []
         new: list[tuple[int, int]] = []
-        for pair in _pairs(graph.col[places], ptr, trees):
+        of_edges = [0] * len(neighbors) if trees is None else torch.repeat_interleave(trees, ptr.diff()).tolist()
+        for pair in zip(of_edges, neighbors.tolist(), strict=True):
             numbers.append(self._numbers.setdefault(pair, self.size + len(new)))
             if numbers[-1] == self.size + len(new):
                 new.append(pair)
@@ -126,9 +136,7 @@ class NodeTable:
         self.size = self._listed = len(self._nodes)
         return torch.tensor(numbers, dtype=torch.int64)
 
-    def _induced(
-        self, graph: CompressedGraph, nodes: Tensor, trees: Tensor | None, not_after: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _induced(self, graph: CompressedGraph, nodes: Tensor, trees: Tensor | None, not_after: Tensor | None) -> Tensor:
         self._list()
         found: list[tuple[int, int, int]] = []
         for row, node in enumerate(nodes.tolist()):
@@ -138,9 +146,8 @@ class NodeTable:
                     break
                 number = self._numbers.get((tree, int(graph.col[place])))
                 if number is not None:
-                    found.append((place, row, number))
-        places, rows, numbers = torch.tensor(found, dtype=torch.int64).view(-1, 3).t().contiguous()
-        return places, rows, numbers
+                    found.append((number, row, place))
+        return torch.tensor(found, dtype=torch.int64).view(-1, 3).t().contiguous()
 
     def _list(self) -> None:
         """Make sure that all nodes can be looked up."""
@@ -150,8 +157,8 @@ class NodeTable:
         self._listed = self.size
 
 
-def _pairs(neighbors: Tensor, ptr: Tensor, trees: Tensor | None) -> Iterator[tuple[int, int]]:
-    """The tree and the node at the end of each edge."""
-    if trees is None:
-        return ((0, node) for node in neighbors.tolist())
-    return zip(torch.repeat_interleave(trees, ptr.diff()).tolist(), neighbors.tolist(), strict=True)
+def _with_numbers(graph: CompressedGraph, edges: Tensor) -> Tensor:
+    """The same edges, with their numbers in `edge_index` instead of their places in the graph in the last row."""
+    if graph.perm is not None:
+        edges[2] = graph.perm[edges[2]].long()
+    return edges

@@ -33,10 +33,9 @@ def hash64(keys: Words, numbers: Words) -> Words:
     return z ^ (z >> np.uint64(31))
 
 
-def row_keys(key: int, edge_type: int, rows: NDArray[np.int64]) -> Words:
-    """One stream for each row that is expanded along the edge type of this number."""
-    type_key = hash64(np.array([key], np.uint64), np.array([edge_type], np.uint64))
-    return hash64(type_key, rows.astype(np.uint64))
+def keys_of(key: int, numbers: NDArray[np.int64]) -> Words:
+    """A stream of its own for each number."""
+    return hash64(np.array([key], np.uint64), numbers.astype(np.uint64))
 
 
 def below(keys: Words, numbers: Words, limits: Words) -> Words:

@@ -303,45 +303,44 @@ class Table {
 };
 
 struct NumberNodes {
-  const void* col;
+  const void *col, *perm;
   const int64_t *places, *ptr;
   int64_t* nodes;
   void* table;
-  int64_t* numbers;
+  int64_t *numbers, *rows, *edges;
   const int64_t* row_trees;
   int64_t* trees;
-  int64_t num_rows, index_bytes, graph_nodes, num_nodes, listed, bits, wide;
+  int64_t num_rows, first, index_bytes, graph_nodes, num_nodes, listed, bits, wide;
 };
 
 template <typename Index, typename Entry>
 int64_t number_nodes(const NumberNodes& a) {
   const Index* col = static_cast<const Index*>(a.col);
+  const Index* perm = static_cast<const Index*>(a.perm);
   const Nodes nodes{a.nodes, a.trees, a.table, a.num_nodes, a.listed, a.bits, a.graph_nodes};
   Table<Entry> table(nodes);
   const int64_t num_edges = a.ptr[a.num_rows];
-  int64_t size = a.num_nodes, fetched_row = 0, row = 0;
-  uint64_t pairs[kAhead];  // of the edges whose entries are on their way
-  for (int64_t e = -kAhead; e < num_edges; ++e) {
-    if (e + kAhead + kFarAhead < num_edges) __builtin_prefetch(col + a.places[e + kAhead + kFarAhead]);
-    const int64_t next = e + kAhead;
-    uint64_t pair = 0;
-    if (next < num_edges) {
-      while (a.row_trees && next >= a.ptr[fetched_row + 1]) ++fetched_row;
-      pair = table.pair_of(a.row_trees ? a.row_trees[fetched_row] : 0, col[a.places[next]]);
-      table.fetch(pair);
+  for (int64_t row = 0; row < a.num_rows; ++row) std::fill(a.rows + a.ptr[row], a.rows + a.ptr[row + 1], a.first + row);
+  const auto tree_of = [&](int64_t e) { return a.row_trees ? a.row_trees[a.rows[e] - a.first] : 0; };
+  int64_t size = a.num_nodes;
+  // Three places on the way through the edges: col is fetched for the farthest, the table's entry for the one between.
+  for (int64_t e = -kFarAhead; e < num_edges; ++e) {
+    if (const int64_t far = e + kFarAhead; far < num_edges) {
+      __builtin_prefetch(col + a.places[far]);
+      if (perm) __builtin_prefetch(perm + a.places[far]);
     }
-    if (e >= 0) {
-      const uint64_t mine = pairs[e % kAhead];
-      const int64_t number = table.find(mine, size, true);
-      if (number == size) {
-        while (a.row_trees && e >= a.ptr[row + 1]) ++row;
-        a.nodes[size] = col[a.places[e]];
-        if (a.trees) a.trees[size] = a.row_trees[row];
-        ++size;
-      }
-      a.numbers[e] = number;
+    if (const int64_t middle = e + kAhead; middle >= 0 && middle < num_edges)
+      table.fetch(table.pair_of(tree_of(middle), col[a.places[middle]]));
+    if (e < 0) continue;
+    const int64_t place = a.places[e], tree = tree_of(e), node = col[place];
+    const int64_t number = table.find(table.pair_of(tree, node), size, true);
+    if (number == size) {
+      a.nodes[size] = node;
+      if (a.trees) a.trees[size] = tree;
+      ++size;
     }
-    pairs[(e + kAhead) % kAhead] = pair;
+    a.numbers[e] = number;
+    a.edges[e] = perm ? static_cast<int64_t>(perm[place]) : place;
   }
   return size;
 }
@@ -352,7 +351,7 @@ struct InducedEdges {
   int64_t* nodes;
   void* table;
   const int64_t *time, *not_after, *row_trees;
-  int64_t *trees, *places, *rows, *numbers;
+  int64_t *trees, *numbers, *rows, *places;
   int64_t num_rows, index_bytes, graph_nodes, num_nodes, listed, bits, wide;
 };
 
