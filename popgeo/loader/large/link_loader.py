@@ -52,7 +52,9 @@ class LinkSampler(Sampler):
         self.negatives, self.non_edges, self.batch_size = negatives, non_edges, batch_size
         self.num_items, self.has_trees = links.shape[1], neighborhood.is_disjoint
         self.label_store = Axis(Level.EDGE, edge_type)
-        self.ends = (edge_type[0], edge_type[2]) if isinstance(edge_type, tuple) else (None, None)
+        self.ends: tuple[StoreKey, StoreKey] = (
+            (edge_type[0], edge_type[2]) if isinstance(edge_type, tuple) else (None, None)
+        )
         amount = 0.0 if negatives is None else float(negatives.amount)
         rows = batch_size + int(np.ceil(batch_size * amount))
         dtype = torch.float32 if label is None else label.dtype
@@ -84,15 +86,13 @@ class LinkSampler(Sampler):
         self, links: Tensor, times: Tensor | None
     ) -> tuple[dict[StoreKey, Tensor], Tensor, dict[StoreKey, Tensor] | None]:
         """The ends of links, each once unless every end has neighbours of its own; where they are; their times."""
-        source: StoreKey
-        destination: StoreKey
         source, destination = self.ends
         both = links.flatten() if source == destination else None
         if self.has_trees:
             count = links.shape[1]
             places = torch.arange(count).expand(2, -1).clone()
             if both is None:
-                of_ends = None if times is None else {source: times, destination: times}
+                of_ends: dict[StoreKey, Tensor] | None = None if times is None else {source: times, destination: times}
                 return {source: links[0], destination: links[1]}, places, of_ends
             places[1] += count
             return {source: both}, places, None if times is None else {source: times.repeat(2)}
@@ -200,7 +200,7 @@ class FixedSizeLinkLoader(SubgraphLoader):
         for end, size in zip(ends, sizes, strict=True):
             rows = len(sampler.labels["edge_label"])
             self._most_ends[end] = self._most_ends[end] + rows if disjoint else min(size, self._most_ends[end] + rows)
-        super().__init__(data, store, sampler, choices, batch_size, None, most_of(store, disjoint or replace), **rest)
+        super().__init__(data, store, sampler, choices, batch_size, None, most_of(store, neighborhood), **rest)
 
     def _together(self, order: np.ndarray) -> Packs:
         return in_equal_numbers(order, self._batch_size, self._drop_last)

@@ -194,7 +194,7 @@ class FixedSizeNeighborLoader(SubgraphLoader):
             )
         sampler = NeighborSampler(neighborhood, self.node_type, seeds, input_time)
         self._drop_last, self._batch_size = choices.drop_last, batch_size
-        super().__init__(data, store, sampler, choices, batch_size, None, most_of(store, disjoint or replace), **rest)
+        super().__init__(data, store, sampler, choices, batch_size, None, most_of(store, neighborhood), **rest)
 
     def _together(self, order: np.ndarray) -> Packs:
         return in_equal_numbers(order, self._batch_size, self._drop_last)
@@ -252,8 +252,10 @@ def seeds_of(store: FlatStore, input_nodes: Any) -> tuple[StoreKey, Tensor]:
     return node_type, seeds.long()
 
 
-def most_of(store: FlatStore, repeats: bool) -> np.ndarray:
-    """The most nodes and edges that a sample can have: all, unless nodes and edges may come more than once."""
+def most_of(store: FlatStore, neighborhood: Neighborhood) -> np.ndarray:
+    """The most nodes and edges that a sample can have: all, unless nodes or edges may come more than once."""
+    how = neighborhood.how
+    repeats = how["disjoint"] or how["replace"] or str(how["subgraph_type"]).endswith("bidirectional")
     limit = np.iinfo(np.int64).max // 4
     return np.array([limit if repeats else num_rows(store, axis) for axis in store.size_axes])
 
