@@ -29,7 +29,7 @@ from popgeo.sampling import CompressedGraph, sample_neighbors
 
 QUADRANTS = (0.57, 0.19, 0.19)  # of Graph500; the last one has the rest
 FAN_OUTS = ([10, 10], [15, 10, 5])
-GOALS = """goals: sampling >= 2 x PyG's sampler; batches >= 4 x PyG's loader, and within 3 plain gathers of their features;
+GOALS = """goals: sampling >= 2 x PyG's sampler; batches >= 4 x PyG's loader, each within 3 gathers of its features;
        16 million edges compressed in <= 1.5 s"""
 
 
