@@ -24,6 +24,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader
 from torch_geometric.sampler import NeighborSampler, NodeSamplerInput
 
+from popgeo import FixedSizeNeighborLoader
 from popgeo.native import library
 from popgeo.sampling import CompressedGraph, sample_neighbors
 
@@ -82,6 +83,9 @@ def peers(data: Data, fan_out: list[int], seeds: list[Tensor]) -> dict[str, Call
 
 def compare(data: Data, graph: CompressedGraph, fan_out: list[int], seeds: list[Tensor], rounds: int) -> pd.DataFrame:
     """Milliseconds of each way to a batch."""
+    loader = FixedSizeNeighborLoader(data, fan_out, torch.cat(seeds), batch_size=len(seeds[0]))
+    source, packs = loader.source, [loader.plan()[i : i + 1] for i in range(len(seeds))]
+    memory = source.allocate(1, False, 1)
     features, samples = data.x, [sample_neighbors(graph, nodes, fan_out, seed=0) for nodes in seeds]
 
     def without_library(nodes: Tensor) -> object:
@@ -94,6 +98,8 @@ def compare(data: Data, graph: CompressedGraph, fan_out: list[int], seeds: list[
         "popgeo, sampling and features": each_of(
             seeds, lambda nodes: features[sample_neighbors(graph, nodes, fan_out).node]
         ),
+        "popgeo, batch of one shape": each_of(packs, lambda pack: source.cut(pack, (0, 0), 1)),
+        "popgeo, batch in reused memory": each_of(packs, lambda pack: source.cut(pack, (0, 0), 1, memory)),
         "popgeo, no compiled library": each_of(seeds[:1], without_library),
         "plain gather of the features": each_of(samples, lambda sample: features[sample.node]),
     }

@@ -2,10 +2,10 @@
 
     python examples/link_prediction.py --root data/planetoid --name Cora
 
-A tenth of the edges is held out; of the others three in ten are only learned from, and messages flow along the rest, so
-that no edge that is to be predicted can be seen. Batches hold edges, as many pairs that no edge joins, and sampled neighbours of all
-their ends; GraphSAGE embeds the papers, and the product of two embeddings says how likely an edge is. The last line
-gives the share of pairs (held-out edge, random pair) that the model ranks rightly (AUC).
+A tenth of the edges is held out; of the others three in ten are only learned from, and messages flow along the rest,
+so that no edge that is to be predicted can be seen. Batches hold edges, as many pairs that no edge joins, and sampled
+neighbours of all their ends; GCN embeds the papers, and the product of two embeddings says how likely an edge is. AUC
+is the share of pairs (held-out edge, random pair) that the model ranks rightly.
 """
 
 import argparse
@@ -57,9 +57,8 @@ def main() -> None:
     )
     dataset = Planetoid(arguments.root, arguments.name, transform=Compose([NormalizeFeatures(), split]))
     train, _, test = dataset[0]
-    choices = {"batch_size": 256, "sort_edges": True}
     loader = FixedSizeLinkLoader(
-        train, [10, 10], train.edge_label_index, neg_sampling="binary", shuffle=True, **choices
+        train, [10, 10], train.edge_label_index, neg_sampling="binary", shuffle=True, batch_size=256, sort_edges=True
     )
     held_out = FixedSizeLinkLoader(
         test, [20, 20], test.edge_label_index, test.edge_label, batch_size=512, sort_edges=True

@@ -15,7 +15,7 @@ from popgeo.loader.arguments import check_arguments, member, num_mini_batches, s
 from popgeo.loader.epoch import EpochPacker
 from popgeo.loader.epoch_loader import EpochLoader
 from popgeo.loader.fill_table import as_html, filling, in_one_line
-from popgeo.loader.source import FetchingSource, FlatSource, Source, open_dataset
+from popgeo.loader.source import FetchingSource, FlatSource, open_dataset
 from popgeo.loader.strategy import FixedSizeStrategy, Packing
 from popgeo.packing import Packs
 
@@ -131,8 +131,8 @@ class FixedSizeDataLoader(EpochLoader):
             sort_edges=sort_edges,
             protect=protect,
         )
-        self._like, self._sizes = like, sizes
-        self.source: Source = (
+        self._like = like
+        self.source: FlatSource | FetchingSource = (
             FlatSource(like, self.collater) if is_flat else FetchingSource(dataset, sizes, self.collater, like)
         )
         self._packer = EpochPacker(
@@ -171,13 +171,13 @@ class FixedSizeDataLoader(EpochLoader):
 
     def filling(self) -> pd.DataFrame:
         """How full the batches of the coming epoch are; see `popgeo.loader.fill_table`."""
-        return filling(self._sizes, self.plan(), self.fixed_size_options, self._like.size_axes)
+        return filling(self.source.sizes, self.plan(), self.fixed_size_options, self._like.size_axes)
 
     def __repr__(self) -> str:
         try:
             table = self.filling()
         except ValueError as error:
-            return f"{type(self).__name__}({len(self._sizes):,} graphs; no batches: {error})"
+            return f"{type(self).__name__}({len(self.source.sizes):,} graphs; no batches: {error})"
         line = in_one_line(table, self.plan(), self.fixed_size_options, len(self._like.node_types))
         return f"{type(self).__name__}({line})"
 

@@ -72,7 +72,7 @@ def test_the_plain_path_gives_the_same_parts(num_nodes: int, num_edges: int, num
     compiled, coarse = multilevel(graph, num_parts, seed), contract(graph, labels)
     with library.without_native():
         assert np.array_equal(multilevel(graph, num_parts, seed), compiled)
-        assert all(np.array_equal(a, b) for a, b in zip(vars(contract(graph, labels)).values(), vars(coarse).values()))
+        assert all(np.array_equal(value, vars(coarse)[name]) for name, value in vars(contract(graph, labels)).items())
 
 
 def test_a_mesh_is_cut_far_better_than_at_random_and_near_what_metis_finds() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data
+from torch_geometric.loader import NeighborLoader
 from torch_geometric.nn import GraphSAGE
 
 from popgeo import FixedSizeNeighborLoader, FixedSizeOptions, unpad
@@ -215,7 +216,7 @@ def test_edges_are_drawn_by_their_weight():
 
 def test_heterogeneous_graphs(native):
     data = library()
-    sizes = FixedSizeOptions({"paper": 31, "author": 21}, {t: 90 for t in data.edge_types})
+    sizes = FixedSizeOptions({"paper": 31, "author": 21}, dict.fromkeys(data.edge_types, 90))
     loader = FixedSizeNeighborLoader(
         data, [3, 2], ("paper", torch.arange(12)), batch_size=5, fixed_size_options=sizes, sort_edges=True
     )
@@ -255,6 +256,22 @@ def test_isolated_seeds_and_seeds_twice():
     assert batch.seeds_mask.sum() == 3
 
 
+def test_with_all_neighbours_batches_hold_what_those_of_pyg_hold():
+    pytest.importorskip("torch_sparse", reason="PyG samples by an extension: torch_sparse is not installed")
+    theirs = NeighborLoader(DATA, [-1, -1], input_nodes=torch.arange(0, 60, 2), batch_size=6)
+    ours = loader_of(num_neighbors=(-1, -1), input_nodes=torch.arange(0, 60, 2), batch_size=6)
+    for own, other in zip(ours, theirs, strict=True):
+        nodes, edges = own.nodes_mask, own.edges_mask
+        assert own.n_id[:6].tolist() == other.n_id[:6].tolist()
+        assert sorted(own.n_id[nodes].tolist()) == sorted(other.n_id.tolist())
+        assert sorted(own.e_id[edges].tolist()) == sorted(other.e_id.tolist())
+        ends = [
+            n_id[index].T.tolist()
+            for n_id, index in ((own.n_id, own.edge_index[:, edges]), (other.n_id, other.edge_index))
+        ]
+        assert sorted(ends[0]) == sorted(ends[1])
+
+
 def test_a_graph_without_edges():
     data = Data(x=torch.ones(4, 1), edge_index=torch.empty(2, 0, dtype=torch.int64))
     assert [int(b.nodes_mask.sum()) for b in FixedSizeNeighborLoader(data, [3], batch_size=2)] == [2, 2]
@@ -284,9 +301,9 @@ def test_wrong_arguments_are_refused(choices, message):
 
 def test_what_does_not_fit_and_may_not_be_trimmed_is_an_error():
     sizes = FixedSizeOptions(12, 200)
-    with pytest.raises(ValueError, match="Raise FixedSizeOptions.num_nodes to"):
+    with pytest.raises(ValueError, match=r"Raise FixedSizeOptions\.num_nodes to"):
         list(loader_of(fixed_size_options=sizes, over_size_strategy="Error"))
-    with pytest.raises(ValueError, match="Raise FixedSizeOptions.num_edges to"):
+    with pytest.raises(ValueError, match=r"Raise FixedSizeOptions\.num_edges to"):
         list(loader_of(fixed_size_options=FixedSizeOptions(61, 3), over_size_strategy="TrimNodes"))
 
 
