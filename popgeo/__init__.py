@@ -4,19 +4,28 @@ In the order of the flow: a dataset is measured and packed, batches of one shape
 executor compiles its training step once and runs it for ever.
 """
 
-from popgeo import ipu, nn, ops, packing
+from popgeo import ipu, nn, ops, packing, sampling
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, OverSizeStrategy, Pad, unpad
 from popgeo.datasets import Molecules
 from popgeo.ipu import IpuTarget, Options, identity_loss, inference_model, training_model
-from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
+from popgeo.loader import (
+    FixedSizeClusterLoader,
+    FixedSizeDataLoader,
+    FixedSizeLinkLoader,
+    FixedSizeNeighborLoader,
+    FixedSizeStrategy,
+)
 from popgeo.nn import GCN, GIN, KNNInteractionGraph, RadiusInteractionGraph, SchNet
 from popgeo.ops import ScatterPlan, cfconv, gather, scatter
 
 __all__ = [
     "GCN",
     "GIN",
+    "FixedSizeClusterLoader",
     "FixedSizeCollater",
     "FixedSizeDataLoader",
+    "FixedSizeLinkLoader",
+    "FixedSizeNeighborLoader",
     "FixedSizeOptions",
     "FixedSizeStrategy",
     "FlatStore",
@@ -37,6 +46,7 @@ __all__ = [
     "nn",
     "ops",
     "packing",
+    "sampling",
     "scatter",
     "training_model",
     "unpad",

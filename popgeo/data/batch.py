@@ -36,12 +36,15 @@ class BatchBuilder:
         self.num_edges = {axis.store: layout.options.slots(axis) for axis in sizes[Level.EDGE]}
         self.copy = _FastCopy(self.template) if _is_laid_out_as_expected(self.template) else _SlowCopy(self.template)
 
-    def build(self, tensors: Sequence[Tensor], packs: Sequence[np.ndarray]) -> Any:
+    def build(
+        self, tensors: Sequence[Tensor], packs: Sequence[np.ndarray], slicers: Sequence[Slicer] | None = None
+    ) -> Any:
         """A `Batch` of filled tensors.
 
         Args:
             tensors: One for each slot.
             packs: The stored graphs of the batch; of each batch, where the tensors hold several on dimension 0.
+            slicers: What takes each batch apart, where they are not all of the same graphs.
         """
         if len(self.keys) == 1:
             mappings: list[dict[str, Any]] = [dict(zip(self.names, tensors))]  # noqa: B905  hot; equal by construction
@@ -52,9 +55,10 @@ class BatchBuilder:
         for attribute in self.layout.lists:
             values = [value for rows in packs for value in self._list(attribute, rows)]
             mappings[self.keys.index(attribute.store)][attribute.name] = values
-        slicer = self.slicer
+        slicer = self.slicer if slicers is None else slicers[0]
         if len(packs) > 1:
-            parts = [tuple(LazyDict(m, p) for m in (slicer.slices, slicer.increments, slicer.num_nodes)) for p in packs]
+            of_packs = zip(slicers or [slicer] * len(packs), packs, strict=True)
+            parts = [tuple(LazyDict(make, p) for make in (s.slices, s.increments, s.num_nodes)) for s, p in of_packs]
             return mark(self.copy(mappings, {}), parts, self.num_nodes, self.num_edges)
         rows = packs[0]
         private = {"_slice_dict": LazyDict(slicer.slices, rows), "_inc_dict": LazyDict(slicer.increments, rows)}

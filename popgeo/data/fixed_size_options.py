@@ -15,6 +15,10 @@ from popgeo.data.axes import GRAPHS, Axis, Level, StoreKey
 from popgeo.data.flat_store import FlatStore
 from popgeo.packing import tune
 
+# Padding takes no part in training and is no seed, whatever fills its features.
+_NEVER_PADDED = {"train_mask", "val_mask", "test_mask", "seeds_mask", "edge_label_mask"}
+_NEVER_PADDED |= {"num_trimmed_nodes", "num_trimmed_edges"}
+
 
 @dataclass(frozen=True)
 class FixedSizeOptions:
@@ -145,8 +149,8 @@ class FixedSizeOptions:
         """What fills an attribute of padding."""
         if level is Level.GRAPH and self.pad_graph_defaults and name in self.pad_graph_defaults:
             return self.pad_graph_defaults[name]
-        if name in ("train_mask", "val_mask", "test_mask"):
-            return 0.0  # padding takes no part in training, whatever fills its features
+        if name in _NEVER_PADDED:
+            return 0.0
         value = {
             Level.NODE: self.node_pad_value,
             Level.EDGE: self.edge_pad_value,

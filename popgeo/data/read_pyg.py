@@ -169,7 +169,8 @@ def _concatenate(
     if dim is None or first.dim() == 0:
         values, dim = [value.unsqueeze(0) for value in values], 0
     try:
-        joined = torch.cat(values, dim=dim)
+        # One graph alone, which may be a large one, is used where it lies.
+        joined = torch.cat(values, dim=dim) if len(values) > 1 else values[0]
     except RuntimeError as error:
         shapes = sorted({tuple(value.shape) for value in values})[:4]
         raise ValueError(

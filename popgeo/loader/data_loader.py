@@ -1,30 +1,26 @@
 """The loader: an iterable of PyG batches that all have the same shapes."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
 import pandas as pd
 import torch
-from torch.utils.data import DataLoader
-from torch_geometric.data import Batch
 
 from popgeo.data.axes import Levels
 from popgeo.data.collate import FixedSizeCollater
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.arguments import check_arguments, check_shard, member, sizes_of, strategy_of
-from popgeo.loader.epoch import EpochPacker, EpochPlan
-from popgeo.loader.epochs import Epochs, Run
+from popgeo.loader.epoch import EpochPacker
+from popgeo.loader.epoch_loader import EpochLoader
 from popgeo.loader.fill_table import as_html, filling, in_one_line
-from popgeo.loader.make_batches import OF_WORKERS, BatchMaker
-from popgeo.loader.source import FetchingSource, FlatSource, Source, open_dataset
+from popgeo.loader.source import FetchingSource, FlatSource, open_dataset
 from popgeo.loader.strategy import FixedSizeStrategy, Packing
-from popgeo.loader.trainers import BatchIds, GraphIds, original_of, under_accelerate
-from popgeo.packing import Packs
+from popgeo.loader.trainers import original_of
 
 
-class FixedSizeDataLoader(DataLoader):
+class FixedSizeDataLoader(EpochLoader):
     """Loads graphs in batches whose shapes never change.
 
     Every batch is a PyG `Batch` with `num_nodes` nodes, `num_edges` edges and `num_graphs` graphs. Real ones come
@@ -139,7 +135,7 @@ class FixedSizeDataLoader(DataLoader):
             protect=protect,
         )
         self._like = like
-        self.source: Source = (
+        self.source: FlatSource | FetchingSource = (
             FlatSource(like, self.collater) if is_flat else FetchingSource(dataset, sizes, self.collater, like)
         )
         packer = EpochPacker(
@@ -154,101 +150,24 @@ class FixedSizeDataLoader(DataLoader):
             batch_sampler=batch_sampler,
             drop_last=drop_last,
         )
-        self._epochs = Epochs(packer, seed, rank, world_size, options)
-        ids = BatchIds(GraphIds(self._epochs), self)
-        super().__init__(dataset, batch_sampler=ids, collate_fn=self.collater, **kwargs)
-        # What torch sets beside a batch sampler says little: scripts print the size, and trainers look at the sampler.
-        object.__setattr__(self, "batch_size", self.fixed_size_options.num_graphs)
-        object.__setattr__(self, "sampler", ids.sampler)
-        self._maker = BatchMaker(
-            self.source,
+        super().__init__(
+            dataset,
+            self.collater,
+            packer,
+            batch_size=self.fixed_size_options.num_graphs,
+            options=options,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
             num_buffers=num_buffers,
             background=background,
-            pin_memory=self.pin_memory,
-            workers={name: getattr(self, name) for name in OF_WORKERS} if self.num_workers > 0 else None,
+            **kwargs,
         )
-
-    def plan(self) -> Packs:
-        """The graphs of each batch of the epoch that is running or comes next; made when first asked for."""
-        return self._epochs.plan().packs
-
-    def __len__(self) -> int:
-        """Items of the epoch that is running or comes next."""
-        return self._epochs.plan().num_items
-
-    @property
-    def rank(self) -> int:
-        """Which shard of the batches this process loads."""
-        return self._epochs.shard.rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of shards."""
-        return self._epochs.shard.world_size
-
-    @property
-    def seed(self) -> int:
-        """With the number of the epoch it decides every order."""
-        return self._epochs.seed
 
     @property
     def num_skipped(self) -> int:
         """Graphs that `OverSizeStrategy.Skip` leaves out of the epoch that is running or comes next."""
         return len(self.plan().skipped)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch that the next iteration runs through; without it they are counted from 0.
-
-        In the epoch of a state that was just loaded, the iteration still goes on where that was taken.
-        """
-        self._epochs.set_epoch(epoch)
-
-    @property
-    def epoch(self) -> int:
-        """The number of the epoch that is running or comes next."""
-        return self._epochs.epoch
-
-    def state_dict(self) -> dict[str, int]:
-        """Where the iteration stands: after how many items of which epoch; the same for all ranks."""
-        return self._epochs.state_dict()
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Makes the next iteration go on where `state_dict` was taken.
-
-        The iteration raises a ValueError where its batches are not those among which the state was taken.
-
-        Raises:
-            ValueError: the state is of a loader with another number of graphs.
-        """
-        self._epochs.load_state_dict(state)
-
-    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # torch names its own iterator class
-        run, plan = self._epochs.begin()
-        batches = self._batches(run, plan)
-        yield from under_accelerate(self, batches, run, plan) if self._is_prepared else batches
-
-    def _batches(self, run: Run, plan: EpochPlan) -> Iterator[Batch]:
-        for batches in self._maker.make(plan.packs, plan.shard.group, run.position, plan.key):
-            for batch in batches:
-                run.position += 1
-                yield batch
-        self._epochs.end(run)
-
-    _is_prepared = False
-    use_stateful_dataloader = True  # accelerate's name for loaders whose state it saves and loads
-
-    @property
-    def _is_accelerate_prepared(self) -> bool:
-        """Asked for by accelerate alone, in `prepare`, which then uses this loader as it is.
-
-        A copy of its own would deal the batches out to the processes a second time.
-        """
-        self._is_prepared = True
-        return True
-
-    @_is_accelerate_prepared.setter
-    def _is_accelerate_prepared(self, is_prepared: bool) -> None:
-        self._is_prepared = is_prepared
 
     def filling(self) -> pd.DataFrame:
         """How full the batches of the coming epoch are; see `popgeo.loader.fill_table`."""

@@ -75,6 +75,11 @@ class EpochPacker:
     drop_last: bool
 
     @property
+    def num_items(self) -> int:
+        """How many graphs there are."""
+        return len(self.sizes)
+
+    @property
     def has_own_order(self) -> bool:
         """Whether a sampler decides the order, rather than seed and epoch."""
         return self.sampler is not None or self.batch_sampler is not None

@@ -1,10 +1,25 @@
 """All state of a loader: which epoch runs, what its batches are, how far it has come."""
 
-from typing import Any
+from typing import Any, Protocol
 
 from popgeo.loader.arguments import num_mini_batches
-from popgeo.loader.epoch import EpochPacker, EpochPlan
+from popgeo.loader.epoch import EpochPlan
 from popgeo.loader.shard import Shard, shard_of_this_process
+
+
+class Packer(Protocol):
+    """Says what each batch of an epoch holds."""
+
+    @property
+    def num_items(self) -> int:
+        """How many graphs, or what else packs hold, there are."""
+
+    @property
+    def has_own_order(self) -> bool:
+        """Whether a sampler decides the order, rather than seed and epoch."""
+
+    def pack(self, seed: int, epoch: int, part: Shard) -> EpochPlan:
+        """The batches of one epoch, and those of one rank."""
 
 
 class Run:
@@ -29,15 +44,22 @@ class Epochs:
             after the loader is made.
         world_size: Of how many; None like `rank`.
         options: How many batches one item holds.
+        unit: What batches are made of, in a state and in errors.
 
     Raises:
         ValueError: `options` asks for replicas that `world_size` ranks cannot share.
     """
 
     def __init__(
-        self, packer: EpochPacker, seed: int, rank: int | None, world_size: int | None, options: Any = None
+        self,
+        packer: Packer,
+        seed: int,
+        rank: int | None,
+        world_size: int | None,
+        options: Any = None,
+        unit: str = "graphs",
     ) -> None:
-        self.packer, self.seed, self.options = packer, seed, options
+        self.packer, self.seed, self.options, self._unit = packer, seed, options, unit
         self._chosen = None if rank is None or world_size is None else (rank, world_size)
         num_mini_batches(options, 1 if self._chosen is None else self._chosen[1])
         self._run = Run(0)
@@ -138,19 +160,19 @@ class Epochs:
             known = plan.fingerprint
             if position == plan.num_items:
                 epoch, position = epoch + 1, 0
-        state = {"epoch": epoch, "position": position, "seed": self.seed, "num_graphs": len(self.packer.sizes)}
+        state = {"epoch": epoch, "position": position, "seed": self.seed, f"num_{self._unit}": self.packer.num_items}
         return {**state, "batches": known} if position and known is not None else state
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Makes the next pass go on where `state_dict` was taken.
 
         Raises:
-            ValueError: the state is of a loader with another number of graphs.
+            ValueError: the state is of another loader, or of one with another number of graphs or seeds.
         """
-        num_graphs = len(self.packer.sizes)
-        if state["num_graphs"] != num_graphs:
+        found = state.get(f"num_{self._unit}", 0)
+        if found != self.packer.num_items:
             raise ValueError(
-                f"The state is of a loader of {state['num_graphs']} graphs, this one has {num_graphs}. "
+                f"The state is of a loader of {found} {self._unit}, this one has {self.packer.num_items}. "
                 f"Load it into a loader of the same dataset."
             )
         self.seed = state["seed"]

@@ -24,9 +24,6 @@ OF_WORKERS = (
 )
 """What torch's `DataLoader` is told about worker processes."""
 
-# Making so many graphs at once spreads the cost of a call over several batches, while they still fit the cache.
-_GRAPHS_AT_ONCE = 512
-
 
 class BatchMaker:
     """Makes the batches of one epoch after another.
@@ -81,7 +78,7 @@ class BatchMaker:
         return ([batch] for batch in batches)
 
     def _chunks(self, packs: Packs, group: int, key: tuple[int, int]) -> Iterator[list[Batch]]:
-        at_once = math.ceil(_GRAPHS_AT_ONCE * len(packs) / max(1, packs.num_graphs) / group) * group
+        at_once = math.ceil(self.source.items_at_once * len(packs) / max(1, packs.num_graphs) / group) * group
         ring: list[Memory | None] = [None]
         if self.num_buffers:
             at_once = max(1, self.num_buffers // 2) * group

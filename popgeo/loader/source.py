@@ -21,13 +21,18 @@ from popgeo.packing import Packs, totals_of_packs
 
 
 class Source(ABC):
-    """Makes batches from packs of graphs."""
+    """Makes batches from packs of graphs, or of what else a batch is made from."""
 
-    sizes: np.ndarray
-    """Nodes and edges of each graph. int64 [num_graphs, num_dimensions]"""
+    # Making so many graphs at once spreads the cost of a call over several batches, while they still fit the cache.
+    items_at_once = 512
 
     def __init__(self, collater: FixedSizeCollater) -> None:
         self.collater = collater
+
+    @property
+    @abstractmethod
+    def num_items(self) -> int:
+        """How many graphs, or what else packs hold, there are."""
 
     @abstractmethod
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: Memory | None = None) -> list[Batch]:
@@ -54,6 +59,11 @@ class FlatSource(Source):
         self.cutter = BatchCutter(store, lay_out(store, collater.options, **collater.choices))
         self.limits = collater.options.limits(store.size_axes)
 
+    @property
+    def num_items(self) -> int:
+        """How many graphs there are."""
+        return len(self.sizes)
+
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: Memory | None = None) -> list[Batch]:
         """One item for each `group` packs."""
         if not (self.collater.trim_nodes or self.collater.trim_edges):
@@ -68,7 +78,7 @@ class FlatSource(Source):
                 zeros = torch.zeros(2, self.collater.options.num_graphs, dtype=torch.int64)
                 batch.num_trimmed_nodes, batch.num_trimmed_edges = zeros
                 batches.append(batch)
-        return _grouped(batches, group)
+        return grouped(batches, group)
 
     def allocate(self, num_batches: int, pin_memory: bool, group: int) -> Memory | None:
         """Memory to hand to `cut`."""
@@ -86,6 +96,11 @@ class FetchingSource(Source):
         super().__init__(collater)
         self.dataset, self.sizes, self.like = dataset, sizes, like
 
+    @property
+    def num_items(self) -> int:
+        """How many graphs there are."""
+        return len(self.sizes)
+
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: Memory | None = None) -> list[Batch]:
         """One item for each `group` packs, each graph fetched anew."""
         batches = []
@@ -96,7 +111,7 @@ class FetchingSource(Source):
                 keys, levels = self.collater.exclude_keys, self.collater.levels
                 store = FlatStore.from_dataset(graphs, exclude_keys=keys, levels=levels)
             batches.append(self.collater.collate(store, _generator(key, ids)))
-        return _grouped(batches, group)
+        return grouped(batches, group)
 
     def allocate(self, num_batches: int, pin_memory: bool, group: int) -> Memory | None:
         """None: each batch has memory of its own."""
@@ -138,7 +153,8 @@ def _generator(key: tuple[int, int], ids: np.ndarray) -> torch.Generator:
     return torch.Generator().manual_seed(int(seed >> np.uint64(1)))
 
 
-def _grouped(batches: list[Batch], group: int) -> list[Batch]:
+def grouped(batches: list[Batch], group: int) -> list[Batch]:
+    """One item for each `group` batches."""
     if group == 1:
         return batches
     return [join(batches[i : i + group]) for i in range(0, len(batches), group)]

@@ -15,6 +15,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "popgeo" / "native" / "csrc"
@@ -27,7 +31,7 @@ def build(folder: Path) -> Path:
     from popgeo.native import library
 
     path = folder / "_popgeo.so"
-    sources = [str(CSRC / name) for name in ("gather_scatter.cpp", "kernels.cpp", "sources.cpp")]
+    sources = [str(CSRC / name) for name in ("gather_scatter.cpp", "kernels.cpp", "sampling.cpp", "sources.cpp")]
     checksum = f"-DPOPGEO_SOURCES={library.sources_checksum()}u"
     avx = ["-mavx2", "-mf16c"] if "avx2" in Path("/proc/cpuinfo").read_text() else []
     subprocess.run(
@@ -50,6 +54,52 @@ def rerun(path: Path, seconds: float, seed: int) -> int:
     }
     command = [sys.executable, __file__, "--seconds", str(seconds), "--seed", str(seed)]
     return subprocess.run(command, env=environment).returncode
+
+
+def sample(chance: random.Random) -> "tuple[Tensor, Tensor]":
+    """All numbers of a random sample of a random graph, with and without the library."""
+    import torch
+
+    from popgeo.native import library
+    from popgeo.sampling import CompressedGraph, sample_neighbors
+
+    nodes, edges = chance.choice([1, 7, 40, 900, 70_000]), chance.choice([0, 1, 30, 3000])
+    edge_index = torch.randint(chance.choice([nodes, max(1, nodes // 9)]), (2, edges))
+    if edges and chance.random() < 0.1:
+        edge_index[chance.randrange(2), chance.randrange(edges)] = chance.choice([-1, nodes, 2**31, 2**62, -(2**63)])
+    columns: dict[str, torch.Tensor] = {}
+    kind = chance.choice(["", "edge_weight", "edge_time", "node_time"])
+    if kind:
+        size = nodes if kind == "node_time" else edges
+        columns[kind] = torch.rand(size).sub(0.1).relu() if kind == "edge_weight" else torch.randint(9, (size,))
+    seeds = torch.randint(nodes, (chance.choice([0, 1, 50]),))
+    options = {
+        "replace": chance.random() < 0.3,
+        "disjoint": chance.random() < 0.5,
+        "subgraph_type": chance.choice(["directional", "bidirectional", "induced"]),
+        "seed_time": torch.randint(9, (len(seeds),)) if "time" in kind else None,
+        "temporal_strategy": chance.choice(["uniform", "last"]) if "time" in kind else "uniform",
+        "seed": chance.getrandbits(64),
+    }
+    hops = [chance.choice([-1, 0, 1, 5, 64, 65, 300]) for _ in range(chance.randrange(3))]
+
+    def numbers() -> torch.Tensor:
+        graph = CompressedGraph.from_edge_index(
+            edge_index if wide else edge_index.int(),
+            nodes,
+            direction=direction,
+            dtype=dtype,
+            **columns,
+        )
+        found = sample_neighbors(graph, seeds, hops, **options)
+        batch = found.node if found.batch is None else found.batch
+        return torch.cat([found.node, batch, found.row, found.col, found.edge, torch.tensor(found.num_sampled_nodes)])
+
+    wide = chance.random() < 0.8 or not bool((edge_index.abs() < 2**31).all())
+    direction, dtype = chance.choice(["incoming", "outgoing"]), chance.choice([None, torch.int32, torch.int64])
+    got = numbers()
+    with library.without_native():
+        return got, numbers()
 
 
 def fuzz(path: Path, seconds: float, seed: int) -> None:
@@ -94,8 +144,10 @@ def fuzz(path: Path, seconds: float, seed: int) -> None:
         if chance.random() < 0.2:
             w = w.t().contiguous().t()
         try:
-            kind = chance.randrange(5)
-            if kind == 0:
+            kind = chance.randrange(6)
+            if kind == 5:
+                got, expected = sample(chance)
+            elif kind == 0:
                 plan = (
                     ScatterPlan.from_index(dst, rows).set_tiles(chance.randrange(1, 50))
                     if chance.random() < 0.5

@@ -1,0 +1,175 @@
+"""Batches of clusters: parts of a large graph with all edges inside and between them, as in Cluster-GCN."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.loader import ClusterData
+
+from popgeo.data.axes import Axis, Level
+from popgeo.data.fixed_size_options import FixedSizeOptions
+from popgeo.data.flat_store import FlatStore
+from popgeo.data.trim import OverSizeStrategy
+from popgeo.loader.large.pack_clusters import ClusterSizes, pack_clusters
+from popgeo.loader.large.subgraph import Subgraph
+from popgeo.loader.large.subgraph_loader import LoaderChoices, SubgraphLoader
+from popgeo.loader.large.subgraph_source import Sampler
+from popgeo.loader.large.whole_graph import edge_indices, num_rows, open_graph
+from popgeo.packing import Packs
+from popgeo.sampling import CompressedGraph, partition, sample_neighbors
+
+_NODES, _EDGES = Axis(Level.NODE, None), Axis(Level.EDGE, None)
+_DRAWS, _ROOM = 200, 1.02
+
+
+class ClusterSampler(Sampler):
+    """Clusters of a graph, and the graph that edges are taken from.
+
+    Args:
+        graph: The whole graph.
+        parts: The cluster of each node. int64 [num_nodes]
+        num_parts: How many clusters there are.
+    """
+
+    def __init__(self, graph: CompressedGraph, parts: Tensor, num_parts: int) -> None:
+        self.graph, self.num_items = graph, num_parts
+        self.nodes = parts.argsort(stable=True)
+        self.ptr = np.concatenate([[0], torch.bincount(parts, minlength=num_parts).cumsum(0).numpy()])
+
+    def sample(self, ids: np.ndarray, seed: int) -> Subgraph:
+        """All nodes of some clusters and all edges between them."""
+        own = [self.nodes[self.ptr[i] : self.ptr[i + 1]] for i in ids.tolist()]
+        nodes = torch.cat([*own, self.nodes[:0]])
+        sample = sample_neighbors(self.graph, nodes, [], subgraph_type="induced", seed=seed)
+        # No node is a seed: all of them may be trimmed, and all are equally far.
+        return Subgraph(
+            rows={_NODES: sample.node, _EDGES: sample.edge},
+            edge_index={_EDGES: sample.edge_index},
+            hops={_NODES: (0, len(nodes))},
+        )
+
+
+class FixedSizeClusterLoader(SubgraphLoader):
+    """Loads clusters of a large graph, with the edges inside and between them, in batches whose shapes never change.
+
+    Clusters are shuffled in every epoch, and as many as fit share a batch (arXiv:1905.07953). `n_id` and `e_id` are the
+    numbers of nodes and edges in the whole graph.
+
+    Args:
+        cluster_data: PyG's `ClusterData`, or the graph itself with `num_parts`.
+        fixed_size_options: Sizes of a batch; None chooses them for about `batch_size` clusters.
+        batch_size: Clusters of a batch, about; where `fixed_size_options` are given, they alone decide.
+        over_size_strategy: What happens to a cluster that is larger than a batch.
+        add_pad_masks: Whether batches carry masks.
+        options: How many batches one item holds.
+        num_parts: How many clusters to make of a graph; see `popgeo.sampling.partition`.
+        parts: The cluster of each node, instead. [num_nodes]
+        shuffle: Whether each epoch has an order of its own.
+        kwargs: See `LoaderChoices`; and what torch's `DataLoader` takes, such as `num_workers`.
+
+    Raises:
+        ValueError: arguments contradict each other or the graph, or a cluster does not fit.
+
+    Example:
+        >>> path = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]])
+        >>> data = Data(x=torch.arange(6.0)[:, None], edge_index=path)
+        >>> loader = FixedSizeClusterLoader(data, parts=torch.tensor([0, 0, 1, 1, 2, 2]), batch_size=2, shuffle=False)
+        >>> [batch.n_id[batch.nodes_mask].tolist() for batch in loader]
+        [[0, 1, 2, 3], [4, 5]]
+        >>> loader
+        FixedSizeClusterLoader(3 clusters -> 2 batches of 5 nodes, 3 edges; 60.0% full)
+    """
+
+    _unit = "clusters"
+
+    def __init__(
+        self,
+        cluster_data: Any,
+        fixed_size_options: FixedSizeOptions | None = None,
+        batch_size: int = 1,
+        over_size_strategy: OverSizeStrategy | str = OverSizeStrategy.TrimNodesAndEdges,
+        add_pad_masks: bool = True,
+        options: Any = None,
+        *,
+        num_parts: int | None = None,
+        parts: Tensor | None = None,
+        shuffle: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        known = {name: kwargs.pop(name) for name in LoaderChoices.__dataclass_fields__ if name in kwargs}
+        choices = LoaderChoices(
+            fixed_size_options=fixed_size_options,
+            over_size_strategy=over_size_strategy,
+            add_pad_masks=add_pad_masks,
+            options=options,
+            shuffle=shuffle and "sampler" not in known,
+            **known,
+        )
+        data, parts = _graph_and_parts(cluster_data, num_parts, parts, choices.seed)
+        store = open_graph(data, choices.exclude_keys, choices.levels)
+        parts, num_parts = _checked(store, parts)
+        edge_index = edge_indices(store)[None]
+        self.cluster_sizes = ClusterSizes.count(edge_index, parts, num_parts)
+        graph = CompressedGraph.from_edge_index(edge_index, num_rows(store, _NODES))
+        super().__init__(
+            data, store, ClusterSampler(graph, parts, num_parts), choices, batch_size, None, None, **kwargs
+        )
+
+    def _together(self, order: np.ndarray) -> Packs:
+        limits = self.fixed_size_options.limits((_NODES, _EDGES)).tolist()
+        return pack_clusters(order, self.cluster_sizes, (limits[0], limits[1]), self.over_size_strategy)
+
+    def _measured(self, store: FlatStore, batch_size: int, seed: int, most: Any) -> FixedSizeOptions:
+        """Sizes that hold `batch_size` clusters mostly, and the largest cluster always; packing does the rest."""
+        sizes, rng = self.cluster_sizes, np.random.default_rng(seed)
+        count = min(batch_size, self.parts.num_items)
+        draws = [sizes.of(rng.choice(self.parts.num_items, count, replace=False)) for _ in range(_DRAWS)]
+        nodes, edges = (_ROOM * np.quantile(draws, 0.9, axis=0)).astype(int).tolist()
+        nodes, edges = max(nodes, int(sizes.num_nodes.max())), max(edges, int(sizes.num_edges.max()))
+        everything = sizes.of(np.arange(self.parts.num_items))
+        return FixedSizeOptions(min(nodes, everything[0]) + 1, min(edges, everything[1]), 2)
+
+    @property
+    def num_skipped(self) -> int:
+        """Clusters that `OverSizeStrategy.Skip` leaves out of the epoch that is running or comes next."""
+        return len(self.plan().skipped)
+
+
+def _graph_and_parts(data: Any, num_parts: int | None, parts: Tensor | None, seed: int) -> tuple[Any, Tensor]:
+    if isinstance(data, ClusterData):
+        if num_parts is not None or parts is not None:
+            raise ValueError("ClusterData has its clusters already; leave num_parts and parts out.")
+        return _of_cluster_data(data)
+    if not isinstance(data, Data):
+        raise ValueError(f"Clusters are made of a Data or given as a ClusterData, not of a {type(data).__name__}.")
+    if (num_parts is None) == (parts is None):
+        raise ValueError("Pass either num_parts, how many clusters to make, or parts, the cluster of each node.")
+    if parts is not None:
+        return data, parts
+    assert num_parts is not None  # the check above
+    if data.edge_index is None:
+        raise ValueError("The graph has no edge_index to divide it by; set one.")
+    return data, partition(torch.as_tensor(data.edge_index), num_parts, num_nodes=data.num_nodes, seed=seed)
+
+
+def _of_cluster_data(clusters: ClusterData) -> tuple[Data, Tensor]:
+    """The graph whose nodes PyG has put in the order of their clusters, with the numbers that they had before."""
+    own, data = clusters.partition, clusters.data
+    outer = torch.repeat_interleave(own.indptr.diff())
+    data = data.__copy__()
+    data.edge_index = torch.stack([outer, own.index] if clusters.sparse_format == "csr" else [own.index, outer])
+    data.n_id, data.e_id = own.node_perm, own.edge_perm
+    return data, torch.repeat_interleave(own.partptr.diff())
+
+
+def _checked(store: FlatStore, parts: Tensor) -> tuple[Tensor, int]:
+    num_nodes = num_rows(store, _NODES)
+    if parts.shape != (num_nodes,) or parts.is_floating_point() or (num_nodes and int(parts.min()) < 0):
+        raise ValueError(
+            f"parts is {parts.dtype} of shape {tuple(parts.shape)}, from {parts.min() if parts.numel() else 0} on; "
+            f"pass one number, 0 or more, for each of {num_nodes} nodes."
+        )
+    # A partition may leave parts empty; a batch of nothing would train nothing.
+    return torch.unique(parts, return_inverse=True)[1], len(torch.unique(parts))

@@ -1,0 +1,188 @@
+"""Writes subgraphs of a large graph into batches: each attribute is gathered straight into its slot."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch
+
+from popgeo.data.axes import GRAPHS, Attribute, Axis, Level, ends_of
+from popgeo.data.batch import BatchBuilder
+from popgeo.data.batch_layout import lay_out
+from popgeo.data.collate import FixedSizeCollater
+from popgeo.data.compiled_fill import Filler
+from popgeo.data.cut import Memory
+from popgeo.data.flat_store import FlatStore
+from popgeo.data.separate import Slicer
+from popgeo.data.slots import Kind, Slot
+from popgeo.loader.large.subgraph import Subgraph
+from popgeo.loader.large.trim_subgraph import Trimmed
+
+_NUMBERS = {Level.NODE: "n_id", Level.EDGE: "e_id"}
+
+
+class SubgraphCutter:
+    """Makes batches of one large graph and one layout from its subgraphs.
+
+    Args:
+        store: The graph, from `open_graph`.
+        collater: Says how large batches are and what they carry.
+        labels: An example of each attribute of the edges that are seeds, by name.
+        label_store: The edge type that these belong to.
+        has_trees: Whether batches say which seed each node was reached from.
+    """
+
+    def __init__(
+        self,
+        store: FlatStore,
+        collater: FixedSizeCollater,
+        *,
+        labels: Mapping[str, Tensor],
+        label_store: Axis | None,
+        has_trees: bool,
+    ) -> None:
+        self.sorts, self.has_trees, self.label_store = collater.sort_edges, has_trees, label_store
+        self.names = {(attribute.store, attribute.name) for attribute in store.attributes}
+        self.axes = store.size_axes
+        none = torch.empty(0, dtype=torch.int64)
+        like = Subgraph(
+            rows=dict.fromkeys(self.axes, none),
+            edge_index={a: torch.empty(2, 0, dtype=torch.int64) for a in self.axes if a.level is Level.EDGE},
+            hops={a: (0,) for a in self.axes if a.level is Level.NODE},
+            trees={a: none for a in self.axes if a.level is Level.NODE and has_trees},
+            labels=labels,
+        )
+        self.gathered = {a for a in store.attributes if a.is_tensor and self._is_gathered(a)}
+        self.whole = dataclasses.replace(store, row_ends=None, indices=None)
+        # Batches say what they lost only where anything may be lost.
+        self.counts_lost = collater.trim_nodes or collater.trim_edges
+        template = self._store_of(Trimmed(subgraph=like))
+        self.layout = lay_out(template, collater.options, **collater.choices)
+        is_gathered = [slot.kind is Kind.COPY and slot.attribute in self.gathered for slot in self.layout.slots]
+        self.from_graph = [i for i, gathered in enumerate(is_gathered) if gathered]
+        self.from_sample = [i for i, gathered in enumerate(is_gathered) if not gathered]
+        slots = tuple(self.layout.slots[i] for i in self.from_sample)
+        self.rest = dataclasses.replace(self.layout, slots=slots)
+        self.builder = BatchBuilder(template, self.layout)
+
+    def allocate(self, num_batches: int, pin_memory: bool = False, group: int = 1) -> Memory:
+        """Memory for so many batches, `group` of them in one item."""
+        slots = self.layout.slots
+        tensors = [torch.empty((num_batches, *s.shape), dtype=s.dtype, pin_memory=pin_memory) for s in slots]
+        return Memory(tensors, group)
+
+    def cut(self, parts: Sequence[Trimmed], memory: Memory | None = None, group: int = 1) -> list[Batch]:
+        """One `Batch` for each subgraph, or for each `group` of them, joined as `super_batch.join` does.
+
+        Args:
+            parts: Subgraphs that fit, and what they lost; one without nodes becomes a batch of padding alone.
+            memory: Where to write, with room for as many batches or more; None takes new memory.
+            group: Batches in one item; it divides the number of subgraphs.
+        """
+        memory = memory or self.allocate(len(parts), group=group)
+        packs = [np.arange(int(len(part.subgraph.rows[self.axes[0]]) > 0 or _has_rows(part))) for part in parts]
+        slicers = [self._fill(i, part, pack, memory.tensors) for i, (part, pack) in enumerate(zip(parts, packs))]  # noqa: B905
+        items = []
+        for i in range(len(parts) // group):
+            here = slice(i * group, (i + 1) * group)
+            items.append(self.builder.build(memory.items[i], packs[here], slicers[here]))
+        return items
+
+    def _fill(self, i: int, part: Trimmed, pack: np.ndarray, tensors: Sequence[Tensor]) -> Slicer:
+        """Writes batch `i`; what takes it apart again."""
+        if self.sorts:
+            part = dataclasses.replace(part, subgraph=part.subgraph.sorted_by_destination())
+        store = self._store_of(part)
+        layout = dataclasses.replace(self.rest, slots=tuple(_with_values_of(store, slot) for slot in self.rest.slots))
+        Filler(store, layout)(pack, np.array([0, len(pack)]), [tensors[j][i : i + 1] for j in self.from_sample])
+        for j in self.from_graph:
+            slot = self.layout.slots[j]
+            _gather(slot, part.subgraph.rows[slot.axis], tensors[j][i])
+        return Slicer(store, self.layout)
+
+    def _is_gathered(self, attribute: Attribute) -> bool:
+        return attribute.axis.level is not Level.GRAPH and attribute.name != "edge_index"
+
+    def _store_of(self, part: Trimmed) -> FlatStore:
+        """A subgraph as a flat dataset of one graph; what is gathered still has the values of the whole graph."""
+        subgraph = part.subgraph
+        pointers = {**self.whole.row_pointers, GRAPHS: torch.arange(2)}
+        for axis, rows in subgraph.rows.items():
+            pointers[axis] = torch.tensor([0, len(rows)])
+        attributes = [self._cut_down(attribute, subgraph) for attribute in self.whole.attributes]
+        made = [*self._of_nodes_and_edges(subgraph), *self._of_labels(subgraph, pointers)]
+        if self.counts_lost:
+            lost = (("num_trimmed_nodes", part.num_nodes), ("num_trimmed_edges", part.num_edges))
+            made += [Attribute(store=None, name=n, axis=GRAPHS, values=torch.tensor([count])) for n, count in lost]
+        row_ends = {axis.store: ends for axis, ends in subgraph.row_ends().items()} if self.sorts else None
+        return dataclasses.replace(
+            self.whole, attributes=(*attributes, *made), row_pointers=pointers, row_ends=row_ends, _cache={}
+        )
+
+    def _cut_down(self, attribute: Attribute, subgraph: Subgraph) -> Attribute:
+        if attribute.name != "edge_index":
+            return attribute
+        ends = ends_of(attribute.axis)[: 1 if attribute.store is None else 2]
+        steps = torch.tensor([[len(subgraph.rows[end]) for end in ends]])
+        return dataclasses.replace(attribute, values=subgraph.edge_index[attribute.axis], increments=steps)
+
+    def _of_nodes_and_edges(self, subgraph: Subgraph) -> list[Attribute]:
+        made: list[tuple[Axis, str, Tensor]] = [
+            (axis, _NUMBERS[axis.level], rows)
+            for axis, rows in subgraph.rows.items()
+            if (axis.store, _NUMBERS[axis.level]) not in self.names
+        ]
+        for axis, hops in subgraph.hops.items():
+            made.append((axis, "seeds_mask", torch.arange(len(subgraph.rows[axis])) < hops[0]))
+        made += [(axis, "tree", tree) for axis, tree in subgraph.trees.items()]
+        return [Attribute(store=axis.store, name=name, axis=axis, values=values) for axis, name, values in made]
+
+    def _of_labels(self, subgraph: Subgraph, pointers: dict[Axis, Tensor]) -> list[Attribute]:
+        made = []
+        for name, values in subgraph.labels.items():
+            assert self.label_store is not None  # given with the labels
+            key, is_index = self.label_store.store, "index" in name
+            axis = Axis(Level.GRAPH, key, name)
+            pointers[axis] = torch.tensor([0, values.shape[-1] if is_index else len(values)])
+            steps = None
+            if is_index:
+                ends = ends_of(self.label_store)[: 1 if key is None else 2]
+                steps = torch.tensor([[len(subgraph.rows[end]) for end in ends]])
+            made.append(
+                Attribute(
+                    store=key,
+                    name=name,
+                    axis=axis,
+                    values=values,
+                    dim=values.dim() - 1 if is_index else 0,
+                    increments=steps,
+                )
+            )
+        return made
+
+
+def _has_rows(part: Trimmed) -> bool:
+    return any(len(rows) for rows in chain(part.subgraph.rows.values()))
+
+
+def _with_values_of(store: FlatStore, slot: Slot) -> Slot:
+    """The slot with the attribute of this subgraph."""
+    if slot.attribute is None:
+        return slot
+    own = next(a for a in store.attributes if (a.store, a.name) == (slot.store, slot.name))
+    return dataclasses.replace(slot, attribute=own)
+
+
+def _gather(slot: Slot, rows: Tensor, out: Tensor) -> None:
+    """Writes some rows of an attribute of the whole graph, and padding behind them."""
+    attribute = slot.attribute
+    assert attribute is not None  # only such slots are gathered
+    dim, count = attribute.dim, len(rows)
+    if dim == 0:
+        torch.index_select(attribute.tensor, 0, rows, out=out[:count])
+    else:
+        out.narrow(dim, 0, count).copy_(attribute.tensor.index_select(dim, rows))
+    out.narrow(dim, count, slot.num_slots - count).fill_(slot.pad_value)

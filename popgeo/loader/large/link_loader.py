@@ -1,0 +1,256 @@
+"""Batches of edges that are seeds, of negatives drawn for them, and of the neighbours of their ends."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import NegativeSampling
+
+from popgeo.data.axes import Axis, Level, StoreKey
+from popgeo.data.flat_store import FlatStore
+from popgeo.loader.large.neighbor_loader import Neighborhood, most_of, split_choices
+from popgeo.loader.large.pack_order import in_equal_numbers
+from popgeo.loader.large.subgraph import Subgraph
+from popgeo.loader.large.subgraph_loader import SubgraphLoader
+from popgeo.loader.large.subgraph_source import Sampler
+from popgeo.loader.large.whole_graph import edge_indices, num_rows, open_graph
+from popgeo.packing import Packs
+from popgeo.sampling import NonEdges, sample_negatives
+
+_MADE = ("edge_label_index", "edge_label", "edge_label_mask")
+
+
+class LinkSampler(Sampler):
+    """Edges that are seeds, and how negatives and neighbours of their ends are sampled.
+
+    Args:
+        neighborhood: What neighbours are sampled in.
+        edge_type: The type of the edges.
+        links: Source and destination of each. int64 [2, num_links]
+        label: What is known of each; None where all are positives. [num_links]
+        times: The time of each. int64 [num_links]
+        negatives: How many to draw for each, and how; None for none.
+        non_edges: What negatives are drawn from.
+        batch_size: Edges of a batch.
+    """
+
+    def __init__(
+        self,
+        neighborhood: Neighborhood,
+        edge_type: StoreKey,
+        links: Tensor,
+        label: Tensor | None,
+        times: Tensor | None,
+        negatives: NegativeSampling | None,
+        non_edges: NonEdges | None,
+        batch_size: int,
+    ) -> None:
+        self.neighborhood, self.links, self.label, self.times = neighborhood, links, label, times
+        self.negatives, self.non_edges, self.batch_size = negatives, non_edges, batch_size
+        self.num_items, self.has_trees = links.shape[1], neighborhood.is_disjoint
+        self.label_store = Axis(Level.EDGE, edge_type)
+        self.ends: tuple[StoreKey, StoreKey] = (
+            (edge_type[0], edge_type[2]) if isinstance(edge_type, tuple) else (None, None)
+        )
+        amount = 0.0 if negatives is None else float(negatives.amount)
+        rows = batch_size + int(np.ceil(batch_size * amount))
+        dtype = torch.float32 if label is None else label.dtype
+        self.labels: Mapping[str, Tensor] = {
+            "edge_label_index": torch.zeros(2, rows, dtype=torch.int64),
+            "edge_label": torch.zeros(rows, *([] if label is None else label.shape[1:]), dtype=dtype),
+            "edge_label_mask": torch.zeros(rows, dtype=torch.bool),
+        }
+
+    def sample(self, ids: np.ndarray, seed: int) -> Subgraph:
+        """The links `ids`, negatives for them, and the sampled neighbours of all ends."""
+        chosen = torch.from_numpy(ids)
+        links, times = self.links[:, chosen], None if self.times is None else self.times[chosen]
+        label = torch.ones(len(ids)) if self.label is None else self.label[chosen]
+        if self.negatives is not None and self.non_edges is not None and len(ids):
+            mode, amount = self.negatives.mode.value, self.negatives.amount
+            drawn = sample_negatives(links, self.non_edges, mode=mode, amount=amount, seed=seed)
+            links = torch.cat([links, drawn], dim=1)
+            label = torch.cat([label, label.new_zeros(drawn.shape[1], *label.shape[1:])])
+            if times is not None:
+                # A negative has the time of the positive that it stands against.
+                times = torch.cat([times, times.repeat_interleave(int(np.ceil(amount)))[: drawn.shape[1]]])
+        seeds, places, of_seeds = self._seeds(links, times)
+        mask = torch.ones(len(label), dtype=torch.bool)
+        labels = {"edge_label_index": places, "edge_label": label, "edge_label_mask": mask}
+        return self.neighborhood.around(seeds, of_seeds, labels, seed)
+
+    def _seeds(
+        self, links: Tensor, times: Tensor | None
+    ) -> tuple[dict[StoreKey, Tensor], Tensor, dict[StoreKey, Tensor] | None]:
+        """The ends of links, each once unless every end has neighbours of its own; where they are; their times."""
+        source, destination = self.ends
+        both = links.flatten() if source == destination else None
+        if self.has_trees:
+            count = links.shape[1]
+            places = torch.arange(count).expand(2, -1).clone()
+            if both is None:
+                of_ends: dict[StoreKey, Tensor] | None = None if times is None else {source: times, destination: times}
+                return {source: links[0], destination: links[1]}, places, of_ends
+            places[1] += count
+            return {source: both}, places, None if times is None else {source: times.repeat(2)}
+        if both is not None:
+            seeds, places = both.unique(return_inverse=True)
+            return {source: seeds}, places.view(2, -1), None
+        (left, at_left), (right, at_right) = (row.unique(return_inverse=True) for row in links)
+        return {source: left, destination: right}, torch.stack([at_left, at_right]), None
+
+
+class FixedSizeLinkLoader(SubgraphLoader):
+    """Loads edges of a large graph, with negatives and sampled neighbours of their ends, in batches of one shape.
+
+    A batch carries `edge_label_index` [2, num_labels], places of both ends among its nodes; `edge_label` [num_labels],
+    1 for the edges that are seeds, 0 for negatives; and `edge_label_mask` [num_labels], True where there is one, since
+    a last batch has fewer. The ends are the first nodes; `seeds_mask` [num_nodes] is True for them. `num_labels` is
+    `batch_size` and its negatives, which stand behind.
+
+    Args:
+        data: The graph, `Data` or `HeteroData`, whose `edge_index` neighbours are sampled by.
+        num_neighbors: How many neighbours of each node each hop takes, as `FixedSizeNeighborLoader` takes them.
+        edge_label_index: The edges that are seeds, [2, num_links], or None for all; for a heterogeneous graph an edge
+            type, or a pair of it and those.
+        edge_label: What is known of each; None means 1. With `neg_sampling` all must be positives. [num_links]
+        edge_label_time: The time of each, with `time_attr`. [num_links]
+        replace: Draws with replacement.
+        subgraph_type: `"directional"`, `"bidirectional"` or `"induced"`.
+        disjoint: Gives every end neighbours of its own.
+        temporal_strategy: `"uniform"` or `"last"`.
+        neg_sampling: Negatives for each edge: PyG's `NegativeSampling`, `"binary"` or `"triplet"`, which keeps the
+            source of each edge. They are pairs that no edge of the graph joins.
+        neg_sampling_ratio: Short for `NegativeSampling("binary", neg_sampling_ratio)`.
+        time_attr: The attribute of nodes, or of edges, that has their time.
+        weight_attr: The attribute of edges that says how likely each is drawn.
+        batch_size: Edges of a batch, without negatives.
+        directed: False means `subgraph_type="induced"`.
+        is_sorted: Taken for the sake of PyG's signature; it changes nothing.
+        filter_per_worker: Taken likewise.
+        kwargs: See `LoaderChoices`; and what torch's `DataLoader` takes.
+
+    Raises:
+        ValueError: arguments contradict each other or the graph, or the sizes cannot hold the ends.
+
+    Example:
+        >>> ring = torch.stack([torch.arange(6), (torch.arange(6) + 1) % 6])
+        >>> data = Data(x=torch.arange(6.0)[:, None], edge_index=ring)
+        >>> loader = FixedSizeLinkLoader(data, [1], batch_size=2, neg_sampling="binary")
+        >>> batch = next(iter(loader))
+        >>> batch.edge_label.tolist(), batch.edge_label_index.shape
+        ([1.0, 1.0, 0.0, 0.0], torch.Size([2, 4]))
+    """
+
+    _unit = "links"
+
+    def __init__(
+        self,
+        data: Data | HeteroData,
+        num_neighbors: Any,
+        edge_label_index: Any = None,
+        edge_label: Tensor | None = None,
+        edge_label_time: Tensor | None = None,
+        replace: bool = False,
+        subgraph_type: str = "directional",
+        disjoint: bool = False,
+        temporal_strategy: str = "uniform",
+        neg_sampling: NegativeSampling | str | None = None,
+        neg_sampling_ratio: float | None = None,
+        time_attr: str | None = None,
+        weight_attr: str | None = None,
+        batch_size: int = 1,
+        *,
+        directed: bool = True,
+        is_sorted: bool = False,
+        filter_per_worker: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        # A split such as PyG's RandomLinkSplit leaves the links on the graph; batches carry their own.
+        kwargs["exclude_keys"] = [*(kwargs.get("exclude_keys") or ()), *_MADE]
+        choices, rest = split_choices(kwargs)
+        store = open_graph(data, choices.exclude_keys, choices.levels)
+        disjoint = disjoint or edge_label_time is not None
+        neighborhood = Neighborhood.open(
+            store,
+            num_neighbors,
+            time_attr=time_attr,
+            weight_attr=weight_attr,
+            replace=replace,
+            subgraph_type=subgraph_type if directed else "induced",
+            disjoint=disjoint,
+            temporal_strategy=temporal_strategy,
+        )
+        edge_type, links = _links_of(store, edge_label_index)
+        negatives = _negatives(neg_sampling, neg_sampling_ratio)
+        _check_labels(links, edge_label, edge_label_time, negatives)
+        ends = (edge_type[0], edge_type[2]) if isinstance(edge_type, tuple) else (None, None)
+        sizes = tuple(num_rows(store, Axis(Level.NODE, end)) for end in ends)
+        non_edges = (
+            NonEdges.from_edge_index(edge_indices(store)[edge_type], (sizes[0], sizes[1])) if negatives else None
+        )
+        sampler = LinkSampler(
+            neighborhood, edge_type, links, edge_label, edge_label_time, negatives, non_edges, batch_size
+        )
+        self._drop_last, self._batch_size = choices.drop_last, batch_size
+        self._most_ends = dict.fromkeys(ends, 0)
+        for end, size in zip(ends, sizes, strict=True):
+            rows = len(sampler.labels["edge_label"])
+            self._most_ends[end] = self._most_ends[end] + rows if disjoint else min(size, self._most_ends[end] + rows)
+        super().__init__(data, store, sampler, choices, batch_size, None, most_of(store, neighborhood), **rest)
+
+    def _together(self, order: np.ndarray) -> Packs:
+        return in_equal_numbers(order, self._batch_size, self._drop_last)
+
+    def _seeds_of_a_batch(self) -> dict[Any, int]:
+        # Sizes that were measured may rely on ends that coincide; sizes that were given must hold all ends.
+        return self._most_ends if self.size_estimate is None else {}
+
+
+def _links_of(store: FlatStore, edge_label_index: Any) -> tuple[StoreKey, Tensor]:
+    edge_type: StoreKey = None
+    if store.is_hetero:
+        is_pair = isinstance(edge_label_index, tuple) and not isinstance(edge_label_index[0], str)
+        edge_type, edge_label_index = edge_label_index if is_pair else (edge_label_index, None)
+        if edge_type not in store.edge_types:
+            raise ValueError(
+                f"edge_label_index is of type {edge_type!r}; pass one of {list(store.edge_types)}, or a pair of it and "
+                f"edges."
+            )
+    links = edge_indices(store)[edge_type] if edge_label_index is None else torch.as_tensor(edge_label_index)
+    if links.dim() != 2 or links.shape[0] != 2 or links.is_floating_point():
+        raise ValueError(f"edge_label_index is {links.dtype} of shape {tuple(links.shape)}; pass integers [2, n].")
+    ends = (edge_type[0], edge_type[2]) if isinstance(edge_type, tuple) else (None, None)
+    for row, end in zip(links, ends, strict=True):
+        count = num_rows(store, Axis(Level.NODE, end))
+        if len(row) and not 0 <= int(row.min()) <= int(row.max()) < count:
+            wrong = int(row.min()) if int(row.min()) < 0 else int(row.max())
+            raise ValueError(f"An edge of edge_label_index ends at {wrong}; nodes are 0 to {count - 1}. Correct it.")
+    return edge_type, links.long()
+
+
+def _negatives(neg_sampling: NegativeSampling | str | None, ratio: float | None) -> NegativeSampling | None:
+    if ratio:
+        if neg_sampling is not None:
+            raise ValueError("Both neg_sampling and neg_sampling_ratio are given; pass one of them.")
+        return NegativeSampling("binary", ratio)
+    chosen = NegativeSampling.cast(neg_sampling) if neg_sampling is not None else None
+    if chosen is not None and (chosen.src_weight is not None or chosen.dst_weight is not None):
+        raise ValueError("Negatives are drawn uniformly; leave the weights of NegativeSampling out.")
+    return chosen
+
+
+def _check_labels(
+    links: Tensor, label: Tensor | None, times: Tensor | None, negatives: NegativeSampling | None
+) -> None:
+    for name, values in (("edge_label", label), ("edge_label_time", times)):
+        if values is not None and values.shape[:1] != links.shape[1:]:
+            raise ValueError(f"{name} has shape {tuple(values.shape)} for {links.shape[1]} edges; give one for each.")
+    if negatives is not None and label is not None and bool((label == 0).any()):
+        raise ValueError(
+            "edge_label holds 0, which negatives get, and neg_sampling is given. Pass positives alone, or leave one "
+            "out."
+        )

@@ -1,0 +1,80 @@
+"""How large batches must be, from a sample of them: with a confidence that can be stated, in time that is bounded."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from popgeo.data.axes import Axis
+from popgeo.loader.large.subgraph_source import Sampler, seed_of
+
+SHARE, CONFIDENCE = 0.001, 0.99
+# So many nodes and edges are sampled, but never fewer or more batches than so many.
+_WORK, _FEWEST, _MOST = 5_000_000, 32, 512
+_ALIGN = 8
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SizeEstimate:
+    """What sampled batches say about all further ones.
+
+    Args:
+        sizes: Nodes and edges of each type that a batch should have room for. int64 [num_dimensions]
+        mean: Those of a mean batch. float64 [num_dimensions]
+        num_batches: How many batches were sampled.
+    """
+
+    sizes: np.ndarray
+    mean: np.ndarray
+    num_batches: int
+
+
+def measure_sizes(
+    sampler: Sampler, packs: Iterator[np.ndarray], axes: tuple[Axis, ...], most: np.ndarray, key: tuple[int, int]
+) -> SizeEstimate:
+    """Sizes that at most one batch in a thousand exceeds, with a confidence of 99 %.
+
+    That is the largest sampled batch, or, where it is more, a tolerance bound of the normal distribution (Owen 1963),
+    widened by what skewness adds to such a quantile (Cornish and Fisher 1938): the sizes of batches are sums over many
+    seeds. The work is bounded by nodes and edges, not by a clock, so that the sizes are the same on every machine.
+
+    Args:
+        sampler: Samples the batches.
+        packs: Seeds of batches, as many as are asked for.
+        axes: Node and edge types.
+        most: What no batch can exceed. int64 [num_dimensions]
+        key: Names the random numbers.
+    """
+    found: list[list[int]] = []
+    work = 0
+    for ids in packs:
+        found.append(sampler.sample(ids, seed_of(key, ids + len(found))).sizes(axes))
+        work += sum(found[-1])
+        if len(found) >= _MOST or (work > _WORK and len(found) >= _FEWEST):
+            break
+    sizes = np.array(found, dtype=np.float64)
+    bound = np.maximum(sizes.max(axis=0), tolerance_bound(sizes, SHARE / len(axes)))
+    rounded = -(-np.ceil(bound).astype(np.int64) // _ALIGN) * _ALIGN
+    return SizeEstimate(sizes=np.minimum(rounded, most), mean=sizes.mean(axis=0), num_batches=len(found))
+
+
+def tolerance_bound(sizes: np.ndarray, share: float) -> np.ndarray:
+    """What at most a share of further samples exceeds, with confidence, if they are normal but for their skewness.
+
+    Args:
+        sizes: One row a sample. float64 [num_samples, num_dimensions]
+        share: The share, 0 to 1.
+
+    Example:
+        >>> draws = np.random.default_rng(0).normal(100, 10, (400, 1))
+        >>> bool(130 < tolerance_bound(draws, 0.001)[0] < 140)  # the quantile is 130.9
+        True
+    """
+    count, z = len(sizes), stats.norm.isf(share)
+    factor = stats.nct.ppf(CONFIDENCE, count - 1, z * math.sqrt(count)) / math.sqrt(count)
+    deviation = sizes.std(axis=0, ddof=1)
+    centred = sizes - sizes.mean(axis=0)
+    skewness = (centred**3).mean(axis=0) / np.where(deviation > 0, deviation, 1) ** 3
+    return sizes.mean(axis=0) + deviation * (factor + (z * z - 1) / 6 * np.maximum(skewness, 0))

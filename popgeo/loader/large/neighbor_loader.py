@@ -1,0 +1,267 @@
+"""Batches of seeds and of the neighbours that were sampled for them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from popgeo.data.axes import Axis, Level, StoreKey
+from popgeo.data.flat_store import FlatStore
+from popgeo.data.trim import OverSizeStrategy
+from popgeo.loader.large.pack_order import in_equal_numbers
+from popgeo.loader.large.subgraph import Subgraph
+from popgeo.loader.large.subgraph_loader import LoaderChoices, SubgraphLoader
+from popgeo.loader.large.subgraph_source import Sampler
+from popgeo.loader.large.whole_graph import edge_indices, num_rows, open_graph
+from popgeo.packing import Packs
+from popgeo.sampling import CompressedGraph, EdgeType, sample_neighbors
+
+_NOT_TAKEN = {
+    "transform": "batches of one shape cannot be transformed at will; transform the graph, or the batch in your loop",
+    "transform_sampler_output": "the sample has the loader's own form",
+    "neighbor_sampler": "popgeo samples by itself",
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Neighborhood:
+    """A compressed graph, and how neighbours are sampled from it.
+
+    Args:
+        graph: One compressed graph, or one for each edge type.
+        axes: Node and edge types of batches.
+        num_neighbors: How many neighbours each hop takes, as `sample_neighbors` takes them.
+        how: `replace`, `subgraph_type`, `disjoint`, `temporal_strategy`.
+    """
+
+    graph: CompressedGraph | Mapping[EdgeType, CompressedGraph]
+    axes: tuple[Axis, ...]
+    num_neighbors: Any
+    how: Mapping[str, Any]
+
+    @classmethod
+    def open(
+        cls, store: FlatStore, num_neighbors: Any, *, time_attr: str | None, weight_attr: str | None, **how: Any
+    ) -> "Neighborhood":
+        """The neighbourhood of a large graph.
+
+        Args:
+            store: From `open_graph`.
+            num_neighbors: How many neighbours each hop takes.
+            time_attr: The attribute of nodes or of edges that has their time.
+            weight_attr: The attribute of edges that says how likely each is drawn.
+            how: See `Neighborhood`.
+
+        Raises:
+            ValueError: an index lies outside, or there is no such attribute.
+        """
+        graphs: dict[Any, CompressedGraph] = {}
+        times, weights = _attributes(store, time_attr), _attributes(store, weight_attr)
+        for key, edge_index in edge_indices(store).items():
+            ends = (key[0], key[2]) if isinstance(key, tuple) else (None, None)
+            sizes = tuple(num_rows(store, Axis(Level.NODE, end)) for end in ends)
+            node_time = times.get((Level.NODE, ends[0]))
+            graphs[key] = CompressedGraph.from_edge_index(
+                edge_index,
+                (sizes[0], sizes[1]),
+                edge_weight=weights.get((Level.EDGE, key)),
+                node_time=node_time,
+                edge_time=None if node_time is not None else times.get((Level.EDGE, key)),
+            )
+        graph = graphs if store.is_hetero else graphs[None]
+        return cls(graph=graph, axes=store.size_axes, num_neighbors=num_neighbors, how=how)
+
+    def around(
+        self, seeds: Mapping[StoreKey, Tensor], times: Mapping[StoreKey, Tensor] | None, labels: Any, seed: int
+    ) -> Subgraph:
+        """The seeds and their sampled neighbours."""
+        if isinstance(self.graph, CompressedGraph):
+            (of_seeds,), of_times = seeds.values(), None if times is None else next(iter(times.values()))
+            sample = sample_neighbors(
+                self.graph, of_seeds, self.num_neighbors, seed_time=of_times, seed=seed, **self.how
+            )
+            return Subgraph.from_sample(sample, self.axes, labels)
+        of_types: dict[str, Any] = {"seeds": dict(seeds), "seed_time": times}
+        hetero = sample_neighbors(self.graph, num_neighbors=self.num_neighbors, seed=seed, **of_types, **self.how)
+        return Subgraph.from_sample(hetero, self.axes, labels)
+
+    @property
+    def is_disjoint(self) -> bool:
+        """Whether every seed has neighbours of its own."""
+        return bool(self.how["disjoint"])
+
+
+class NeighborSampler(Sampler):
+    """Seeds of one node type, and the neighbourhood that they are sampled in."""
+
+    def __init__(self, neighborhood: Neighborhood, node_type: StoreKey, seeds: Tensor, times: Tensor | None) -> None:
+        self.neighborhood, self.node_type, self.seeds, self.times = neighborhood, node_type, seeds, times
+        self.num_items, self.has_trees = len(seeds), neighborhood.is_disjoint
+
+    def sample(self, ids: np.ndarray, seed: int) -> Subgraph:
+        """The seeds `ids` and their sampled neighbours."""
+        chosen = torch.from_numpy(ids)
+        times = None if self.times is None else {self.node_type: self.times[chosen]}
+        return self.neighborhood.around({self.node_type: self.seeds[chosen]}, times, {}, seed)
+
+
+class FixedSizeNeighborLoader(SubgraphLoader):
+    """Loads nodes of a large graph with sampled neighbours, in batches whose shapes never change.
+
+    The seeds are the first nodes of a batch, `batch_size` of them; a last batch may have fewer, so `seeds_mask`
+    [num_nodes] is True for them. `n_id` and `e_id` are the numbers of nodes and edges in the whole graph. Sampled is
+    what PyG's `NeighborLoader` samples; no extension of PyG is needed.
+
+    Features stay where they are, in memory or in a memory map, in any precision: a batch reads only its own rows.
+
+    Args:
+        data: The graph, `Data` or `HeteroData`. Attributes may be numpy arrays, such as a `numpy.memmap`.
+        num_neighbors: How many neighbours of each node each hop takes, -1 for all, as `[15, 10]`; for a heterogeneous
+            graph also a dictionary by edge type.
+        input_nodes: The seeds: node numbers, a boolean mask, or None for all nodes; for a heterogeneous graph a node
+            type, or a pair of it and those.
+        input_time: The time of each seed, with `time_attr`: nothing newer is sampled for it. [num_seeds]
+        replace: Draws with replacement.
+        subgraph_type: `"directional"` keeps the sampled edges, `"bidirectional"` adds their reverses, `"induced"` takes
+            all edges between sampled nodes.
+        disjoint: Gives every seed neighbours of its own; `tree` [num_nodes] then is the seed of each node.
+        temporal_strategy: Of neighbours that are not too new, `"uniform"` takes random ones, `"last"` the latest.
+        time_attr: The attribute of nodes, or of edges, that has their time.
+        weight_attr: The attribute of edges that says how likely each is drawn.
+        batch_size: Seeds of a batch.
+        directed: False means `subgraph_type="induced"`, as in older versions of PyG.
+        is_sorted: Taken for the sake of PyG's signature; it changes nothing.
+        filter_per_worker: Taken likewise.
+        kwargs: See `LoaderChoices`: `fixed_size_options`, `over_size_strategy`, `shuffle`, `seed` and others; and what
+            torch's `DataLoader` takes, such as `num_workers`.
+
+    Raises:
+        ValueError: arguments contradict each other or the graph, or the sizes cannot hold the seeds.
+
+    Example:
+        >>> ring = torch.stack([torch.arange(6), (torch.arange(6) + 1) % 6])
+        >>> data = Data(x=torch.arange(6.0)[:, None], edge_index=ring)
+        >>> loader = FixedSizeNeighborLoader(data, [1, 1], batch_size=2)
+        >>> batch = next(iter(loader))
+        >>> batch.n_id.tolist(), batch.seeds_mask.tolist()
+        ([0, 1, 5, 4, 0, 0, 0], [True, True, False, False, False, False, False])
+        >>> loader
+        FixedSizeNeighborLoader(6 seeds -> 3 batches of 7 nodes, 6 edges; 57.1% full)
+    """
+
+    _unit = "seeds"
+
+    def __init__(
+        self,
+        data: Data | HeteroData,
+        num_neighbors: Any,
+        input_nodes: Any = None,
+        input_time: Tensor | None = None,
+        replace: bool = False,
+        subgraph_type: str = "directional",
+        disjoint: bool = False,
+        temporal_strategy: str = "uniform",
+        time_attr: str | None = None,
+        weight_attr: str | None = None,
+        batch_size: int = 1,
+        *,
+        directed: bool = True,
+        is_sorted: bool = False,
+        filter_per_worker: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        choices, rest = split_choices(kwargs)
+        store = open_graph(data, choices.exclude_keys, choices.levels)
+        disjoint = disjoint or input_time is not None
+        neighborhood = Neighborhood.open(
+            store,
+            num_neighbors,
+            time_attr=time_attr,
+            weight_attr=weight_attr,
+            replace=replace,
+            subgraph_type=subgraph_type if directed else "induced",
+            disjoint=disjoint,
+            temporal_strategy=temporal_strategy,
+        )
+        self.node_type, seeds = seeds_of(store, input_nodes)
+        if input_time is not None and input_time.shape != seeds.shape:
+            raise ValueError(
+                f"input_time has shape {tuple(input_time.shape)} for {len(seeds)} seeds; give one time for each."
+            )
+        sampler = NeighborSampler(neighborhood, self.node_type, seeds, input_time)
+        self._drop_last, self._batch_size = choices.drop_last, batch_size
+        super().__init__(data, store, sampler, choices, batch_size, None, most_of(store, neighborhood), **rest)
+
+    def _together(self, order: np.ndarray) -> Packs:
+        return in_equal_numbers(order, self._batch_size, self._drop_last)
+
+    def _seeds_of_a_batch(self) -> dict[Any, int]:
+        return {self.node_type: min(self._batch_size, self.parts.num_items)}
+
+
+def split_choices(kwargs: dict[str, Any]) -> tuple[LoaderChoices, dict[str, Any]]:
+    """What is for every loader of a large graph, and what is for torch's `DataLoader`.
+
+    Raises:
+        ValueError: something that such a loader does not take.
+    """
+    for name, why in _NOT_TAKEN.items():
+        if kwargs.pop(name, None) is not None:
+            raise ValueError(f"{name} is not taken: {why}.")
+    known = {name: kwargs[name] for name in LoaderChoices.__dataclass_fields__ if name in kwargs}
+    choices = LoaderChoices(**known)
+    if choices.over_size_strategy is OverSizeStrategy.Skip:
+        raise ValueError(
+            "OverSizeStrategy.Skip cannot leave a batch of seeds out, since its size is known only once it is sampled. "
+            "Pass OverSizeStrategy.TrimNodesAndEdges, which keeps all seeds, or Error."
+        )
+    return choices, {name: value for name, value in kwargs.items() if name not in known}
+
+
+def seeds_of(store: FlatStore, input_nodes: Any) -> tuple[StoreKey, Tensor]:
+    """The node type of the seeds, and their numbers. int64 [num_seeds]
+
+    Raises:
+        ValueError: there is no such type, or a number lies outside.
+    """
+    node_type: StoreKey = None
+    if store.is_hetero:
+        node_type, input_nodes = input_nodes if isinstance(input_nodes, tuple) else (input_nodes, None)
+        if node_type not in store.node_types:
+            raise ValueError(
+                f"input_nodes is of type {node_type!r}; pass one of {list(store.node_types)}, or a pair of it and "
+                f"nodes."
+            )
+    count = num_rows(store, Axis(Level.NODE, node_type))
+    if input_nodes is None:
+        return node_type, torch.arange(count)
+    seeds = torch.as_tensor(input_nodes)
+    if seeds.dtype is torch.bool:
+        if seeds.shape != (count,):
+            raise ValueError(f"The mask input_nodes has shape {tuple(seeds.shape)}; there are {count} nodes.")
+        return node_type, seeds.nonzero().flatten()
+    if seeds.dim() != 1 or seeds.is_floating_point():
+        raise ValueError(f"input_nodes is {seeds.dtype} of shape {tuple(seeds.shape)}; pass numbers or a mask.")
+    if len(seeds) and not 0 <= int(seeds.min()) <= int(seeds.max()) < count:
+        wrong = int(seeds.min()) if int(seeds.min()) < 0 else int(seeds.max())
+        raise ValueError(f"Seed {wrong} is not a node; nodes are 0 to {count - 1}. Correct input_nodes.")
+    return node_type, seeds.long()
+
+
+def most_of(store: FlatStore, neighborhood: Neighborhood) -> np.ndarray:
+    """The most nodes and edges that a sample can have: all, unless nodes or edges may come more than once."""
+    how = neighborhood.how
+    repeats = how["disjoint"] or how["replace"] or str(how["subgraph_type"]).endswith("bidirectional")
+    limit = np.iinfo(np.int64).max // 4
+    return np.array([limit if repeats else num_rows(store, axis) for axis in store.size_axes])
+
+
+def _attributes(store: FlatStore, name: str | None) -> dict[tuple[Level, StoreKey], Tensor]:
+    found = {(a.axis.level, a.store): a.tensor for a in store.attributes if a.name == name and a.is_tensor}
+    if name is not None and not any(level is not Level.GRAPH for level, _ in found):
+        raise ValueError(f"No attribute {name!r} of nodes or edges; there are {[a.name for a in store.attributes]}.")
+    return found

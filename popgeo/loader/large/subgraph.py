@@ -1,0 +1,80 @@
+"""The noun between sampling and batching: which rows of a large graph make one batch, and how they are joined."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from popgeo.data.axes import Axis, Level, ends_of
+from popgeo.sampling import HeteroSampledSubgraph, SampledSubgraph
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Subgraph:
+    """Some nodes and edges of a large graph.
+
+    Args:
+        rows: For the nodes and edges of each type, their numbers in the large graph. int64 [number of them]
+        edge_index: For each edge type, the ends of its edges as places in `rows`. int64 [2, number of edges]
+        hops: For each node type, how many of its nodes lie at each distance from the seeds. The seeds come first, then
+            the others by distance.
+        trees: For each node type, the seed that each node was reached from; empty where seeds share their neighbours.
+            int64 [number of nodes]
+        labels: Attributes of the edges that are seeds, by name.
+    """
+
+    rows: Mapping[Axis, Tensor]
+    edge_index: Mapping[Axis, Tensor]
+    hops: Mapping[Axis, tuple[int, ...]]
+    trees: Mapping[Axis, Tensor] = field(default_factory=dict)
+    labels: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def from_sample(
+        cls, sample: SampledSubgraph | HeteroSampledSubgraph, axes: tuple[Axis, ...], labels: Mapping[str, Tensor]
+    ) -> "Subgraph":
+        """A sample of neighbours, with all node and edge types that batches have.
+
+        Args:
+            sample: From `sample_neighbors`.
+            axes: The node and edge types of the large graph.
+            labels: Attributes of the edges that are seeds.
+        """
+        none = torch.empty(0, dtype=torch.int64)
+        rows, edge_index, hops, trees = {}, {}, {}, {}
+        for axis in axes:
+            key = axis.store
+            if axis.level is Level.NODE:
+                rows[axis] = _of(sample.node, key, none)
+                hops[axis] = _of(sample.num_sampled_nodes, key, (0,))
+                if sample.batch is not None:
+                    trees[axis] = _of(sample.batch, key, none)
+            else:
+                rows[axis] = _of(sample.edge, key, none)
+                edge_index[axis] = torch.stack([_of(sample.row, key, none), _of(sample.col, key, none)])
+        return cls(rows=rows, edge_index=edge_index, hops=hops, trees=trees, labels=labels)
+
+    def sizes(self, axes: tuple[Axis, ...]) -> list[int]:
+        """How many nodes and edges of each type there are."""
+        return [len(self.rows[axis]) for axis in axes]
+
+    def sorted_by_destination(self) -> "Subgraph":
+        """The same with the edges of each type sorted by destination; edges that share one keep their order."""
+        rows, edge_index = dict(self.rows), dict(self.edge_index)
+        for axis, ends in self.edge_index.items():
+            if bool((ends[1].diff() < 0).any()):
+                order = ends[1].argsort(stable=True)
+                rows[axis], edge_index[axis] = rows[axis][order], ends[:, order]
+        return Subgraph(rows=rows, edge_index=edge_index, hops=self.hops, trees=self.trees, labels=self.labels)
+
+    def row_ends(self) -> dict[Axis, Tensor]:
+        """For each edge type with sorted edges, how many end at each node or at one before it. int64 [num_nodes]"""
+        return {
+            axis: torch.bincount(ends[1], minlength=len(self.rows[ends_of(axis)[1]])).cumsum(0)
+            for axis, ends in self.edge_index.items()
+        }
+
+
+def _of(values, key, default):  # type: ignore[no-untyped-def]  # a field of a sample, of one type or by type
+    return values.get(key, default) if isinstance(values, Mapping) else values

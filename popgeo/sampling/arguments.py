@@ -1,0 +1,166 @@
+"""What may be asked of a neighbour sampler: everything is checked here, before anything is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+from torch_geometric.sampler.base import SubgraphType
+
+from popgeo.sampling.compressed_graph import CompressedGraph, Direction
+from popgeo.sampling.subgraph import EdgeType
+
+NumNeighbors = Sequence[int] | Mapping[EdgeType, Sequence[int]]
+
+
+class TemporalStrategy(str, Enum):
+    """Which of the neighbours that are not newer than the seed are taken."""
+
+    UNIFORM = "uniform"
+    """Random ones."""
+    LAST = "last"
+    """The latest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """How to sample; strings become what they name.
+
+    Args:
+        replace: The same edge may be drawn again.
+        subgraph_type: Sampled edges only, those and their reverses, or all edges between sampled nodes.
+        disjoint: Every seed grows a tree of its own.
+        temporal_strategy: Which neighbours are taken where time matters.
+        temporal: Whether time matters.
+    """
+
+    replace: bool
+    subgraph_type: SubgraphType | str
+    disjoint: bool
+    temporal_strategy: TemporalStrategy | str
+    temporal: bool
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "subgraph_type", SubgraphType(self.subgraph_type))
+        object.__setattr__(self, "temporal_strategy", TemporalStrategy(self.temporal_strategy))
+        object.__setattr__(self, "disjoint", self.disjoint or self.temporal)
+        if self.last and self.replace:
+            raise ValueError("temporal_strategy='last' takes each edge once; leave out replace=True.")
+        if self.last and not self.temporal:
+            raise ValueError("temporal_strategy='last' needs seed_time, and a graph with times.")
+
+    @property
+    def last(self) -> bool:
+        """Whether the latest neighbours are taken."""
+        return self.temporal_strategy is TemporalStrategy.LAST
+
+
+def ends(edge_type: EdgeType, graph: CompressedGraph) -> tuple[str, str]:
+    """The node type of the rows, and that of the neighbours."""
+    source, _, destination = edge_type
+    return (destination, source) if graph.direction is Direction.INCOMING else (source, destination)
+
+
+def check_graphs(graphs: Mapping[EdgeType, CompressedGraph], choices: Choices) -> dict[str, int]:
+    """How many nodes there are of each type, where the graphs agree and have what the choices need."""
+    if len({graph.direction for graph in graphs.values()}) > 1:
+        raise ValueError("Some graphs are incoming, some outgoing; compress all edge types in one direction.")
+    num_nodes: dict[str, int] = {}
+    for edge_type, graph in graphs.items():
+        near, far = ends(edge_type, graph)
+        for node_type, size in ((near, graph.num_rows), (far, graph.num_cols)):
+            if num_nodes.setdefault(node_type, size) != size:
+                what = f"node type {node_type!r} of edge type {edge_type}" if node_type else "the graph"
+                raise ValueError(f"{what} has {size} nodes here and {num_nodes[node_type]} there; give one num_nodes.")
+        if choices.last and graph.weight is not None:
+            raise ValueError("temporal_strategy='last' draws nothing; compress the graph without edge_weight.")
+    timed = any(graph.time is not None for graph in graphs.values())
+    if timed and not choices.temporal:
+        raise ValueError(
+            "The graph has times, but seed_time is not given: neighbours could be newer than their seeds. Give "
+            "seed_time, or compress the graph without times."
+        )
+    if choices.temporal and not timed:
+        raise ValueError("seed_time is given, but the graph has no times; compress it with node_time or edge_time.")
+    return num_nodes
+
+
+def counts_of_hops(num_neighbors: NumNeighbors, edge_types: Sequence[EdgeType]) -> dict[EdgeType, tuple[int, ...]]:
+    """For each edge type how many neighbours each hop takes; -1 for all."""
+    if isinstance(num_neighbors, Mapping):
+        if set(num_neighbors) != set(edge_types):
+            missing, unknown = set(edge_types) - set(num_neighbors), set(num_neighbors) - set(edge_types)
+            raise ValueError(
+                f"num_neighbors must name every edge type of the graph; missing {sorted(missing)}, unknown "
+                f"{sorted(unknown)}. Give [0, 0] for a type that is not to be followed."
+            )
+        counts = {edge_type: tuple(num_neighbors[edge_type]) for edge_type in edge_types}
+    else:
+        counts = dict.fromkeys(edge_types, tuple(num_neighbors))
+    if len({len(hops) for hops in counts.values()}) > 1:
+        raise ValueError(f"num_neighbors has different numbers of hops for different edge types: {counts}.")
+    for hops in counts.values():
+        for number in hops:
+            if not isinstance(number, int) or not -1 <= number < 2**31:
+                raise ValueError(f"num_neighbors is {list(hops)}; each is 0 or more, or -1 for all neighbours.")
+    return counts
+
+
+def check_seeds(seeds: Mapping[str, Tensor], num_nodes: Mapping[str, int]) -> dict[str, Tensor]:
+    """The seeds as int64."""
+    checked = {}
+    for node_type, nodes in seeds.items():
+        if node_type not in num_nodes:
+            raise ValueError(f"Seeds are given for node type {node_type!r}; edges are there for {sorted(num_nodes)}.")
+        if nodes.dim() != 1 or nodes.dtype not in (torch.int32, torch.int64):
+            remedy = " Use mask.nonzero().flatten()." if nodes.dtype is torch.bool else ""
+            raise ValueError(
+                f"Seeds are {nodes.dtype} of shape {tuple(nodes.shape)}; they are node numbers, int32 or int64 "
+                f"[num_seeds].{remedy}"
+            )
+        if len(nodes) and not 0 <= int(nodes.min()) <= int(nodes.max()) < num_nodes[node_type]:
+            wrong = int(nodes.min()) if int(nodes.min()) < 0 else int(nodes.max())
+            raise ValueError(f"Seed {wrong} is not a node; nodes are 0 ... {num_nodes[node_type] - 1}.")
+        checked[node_type] = nodes.long().contiguous()
+    return checked
+
+
+def times_of_trees(seeds: Mapping[str, Tensor], seed_time: Mapping[str, Tensor] | None) -> Tensor | None:
+    """The time of every seed, type after type. int64 [num_trees]"""
+    if seed_time is None:
+        return None
+    if set(seed_time) != set(seeds):
+        raise ValueError(f"seed_time is given for {sorted(seed_time)}, seeds for {sorted(seeds)}; they must agree.")
+    for node_type, nodes in seeds.items():
+        time = seed_time[node_type]
+        if time.shape != nodes.shape or time.dtype not in (torch.int32, torch.int64):
+            raise ValueError(
+                f"seed_time is {time.dtype} of shape {tuple(time.shape)}; it needs int64 {tuple(nodes.shape)}: one "
+                "time for each seed."
+            )
+    return torch.cat([torch.empty(0, dtype=torch.int64), *(seed_time[node_type].long() for node_type in seeds)])
+
+
+def reverse_types(graphs: Mapping[EdgeType, CompressedGraph]) -> dict[EdgeType, EdgeType]:
+    """The type that the reversed edges of each type have: its own where both ends are of one node type, else its twin.
+
+    `ToUndirected` of PyTorch Geometric names the twin of (a, r, b) by (b, rev_r, a), and numbers its edges alike.
+    """
+    reverse_of: dict[EdgeType, EdgeType] = {}
+    for source, relation, destination in graphs:
+        edge_type, twin = (source, relation, destination), (destination, f"rev_{relation}", source)
+        if twin in graphs:
+            if graphs[twin].num_edges != graphs[edge_type].num_edges:
+                raise ValueError(f"{twin} is no mirror of {edge_type}: their numbers of edges differ.")
+            reverse_of[edge_type], reverse_of[twin] = twin, edge_type
+    for edge_type in graphs.keys() - reverse_of.keys():
+        if edge_type[0] != edge_type[2]:
+            raise ValueError(
+                f"subgraph_type='bidirectional' needs the edge type ({edge_type[2]!r}, 'rev_{edge_type[1]}', "
+                f"{edge_type[0]!r}); torch_geometric.transforms.ToUndirected adds it."
+            )
+        reverse_of[edge_type] = edge_type
+    return reverse_of

@@ -1,0 +1,73 @@
+"""Sorts the edges of a graph by row: a counting sort, compiled where there is a library."""
+
+import struct
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from popgeo.native import library
+
+
+def compress(rows: Tensor, cols: Tensor, num_rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Edges by row, in their own order inside a row.
+
+    Args:
+        rows: The row of each edge, each of 0 ... num_rows - 1. int32 or int64 [num_edges]
+        cols: The neighbour at its other end. The same dtype [num_edges]
+        num_rows: How many rows there are.
+        dtype: Of the results: torch.int32 or torch.int64.
+
+    Returns:
+        Where each row starts, and the end [num_rows + 1]; neighbours [num_edges]; the number of each edge [num_edges],
+        or None where the edges were in order.
+
+    Example:
+        >>> compress(torch.tensor([1, 0, 1]), torch.tensor([5, 6, 7]), 2, torch.int32)[2].tolist()
+        [1, 0, 2]
+    """
+    if bool((rows[1:] >= rows[:-1]).all()):
+        rowptr = torch.searchsorted(rows, torch.arange(num_rows + 1, dtype=rows.dtype)).to(dtype)
+        return rowptr, cols.to(dtype, copy=True), None
+    native = library.packed("popgeo_compress")
+    if native is None:
+        _, perm = torch.sort(rows, stable=True)
+        rowptr = torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(rows, minlength=num_rows).cumsum(0)])
+        return rowptr.to(dtype), cols[perm].to(dtype), perm.to(dtype)
+    rowptr, col, perm = (_empty(size, dtype) for size in (num_rows + 1, len(rows), len(rows)))
+    sizes = (len(rows), num_rows, rows.element_size(), rowptr.element_size())
+    addresses = (tensor.data_ptr() for tensor in (rows, cols, rowptr, col, perm))
+    native(struct.pack("9q", *addresses, *sizes))
+    return rowptr, col, perm
+
+
+def sort_rows(rowptr: Tensor, key: Tensor, col: Tensor, perm: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The key, the neighbours and the edge numbers with each row sorted by the key; equal keys stay in order.
+
+    Args:
+        rowptr: Where each row starts, and the end. [num_rows + 1]
+        key: What to sort by. int64 [num_edges]
+        col: Neighbours. [num_edges]
+        perm: The number of each edge; None for its place. [num_edges]
+
+    Example:
+        >>> rowptr, key, col = torch.tensor([0, 3, 5]), torch.tensor([9, 7, 9, 4, 5]), torch.tensor([0, 1, 2, 3, 4])
+        >>> [tensor.tolist() for tensor in sort_rows(rowptr, key, col, None)]
+        [[7, 9, 9, 4, 5], [1, 0, 2, 3, 4], [1, 0, 2, 3, 4]]
+    """
+    native = library.packed("popgeo_order_rows")
+    if native is None:
+        row = torch.repeat_interleave(torch.arange(len(rowptr) - 1), rowptr.diff())
+        order = torch.from_numpy(np.lexsort((key.numpy(), row.numpy())))
+    else:
+        order = _empty(len(key), torch.int64)
+        addresses = (tensor.data_ptr() for tensor in (rowptr, key, order))
+        if native(struct.pack("5q", *addresses, len(rowptr) - 1, rowptr.element_size())):
+            raise MemoryError(f"No memory to sort the longest row of {len(rowptr) - 1:,} by time.")
+    perm = order.to(col.dtype) if perm is None else perm[order]
+    return key[order], col[order], perm
+
+
+def _empty(size: int, dtype: torch.dtype) -> Tensor:
+    """Memory for `size` numbers; numpy asks for large pages, which random writes and reads go through faster."""
+    return torch.from_numpy(np.empty(size, np.int32 if dtype is torch.int32 else np.int64))

@@ -1,0 +1,172 @@
+"""Which edges of each row are taken: all, some without replacement, some with it, the heaviest odds, the latest.
+
+The numpy functions here are the definition; `csrc/sampling.cpp` makes the same choices.
+"""
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from popgeo.native import library
+from popgeo.sampling.compressed_graph import CompressedGraph
+from popgeo.sampling.random_numbers import Words, below, keys_of, log, unit
+
+Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """How the edges of one row are chosen.
+
+    Args:
+        number: The most edges taken of a row; -1 for all.
+        replace: An edge may be taken again; then `number` are, of every row that has any.
+        last: The latest edges are taken, instead of random ones.
+        key: Names the random numbers; each edge type has its own.
+    """
+
+    number: int
+    replace: bool
+    last: bool
+    key: int
+
+
+def draw_edges(
+    graph: CompressedGraph, nodes: Tensor, first: int, not_after: Tensor | None, draw: Draw
+) -> tuple[Tensor, Tensor]:
+    """Choose edges of some rows.
+
+    Args:
+        graph: The graph.
+        nodes: The rows, which may repeat. int64 [num_nodes]
+        first: The number of `nodes[0]` in the sample; number `first + i` names the random numbers of row i.
+        not_after: The latest time that each row may see; None where time does not matter. int64 [num_nodes]
+        draw: How to choose.
+
+    Returns:
+        Where the edges of each row start, and the end, int64 [num_nodes + 1]; the places of the chosen edges in
+        `graph.col`, row after row, int64 [num_chosen].
+
+    Example:
+        >>> graph = CompressedGraph.from_edge_index(torch.tensor([[1, 2, 0, 2], [0, 0, 2, 1]]), 3)
+        >>> every = Draw(number=-1, replace=False, last=False, key=0)
+        >>> [tensor.tolist() for tensor in draw_edges(graph, torch.tensor([2, 0]), 0, None, every)]
+        [[0, 1, 3], [3, 0, 1]]
+    """
+    count, choose = library.packed("popgeo_count_edges"), library.packed("popgeo_choose_edges")
+    if count is None or choose is None:
+        return _draw_edges(graph, nodes.numpy(), first, None if not_after is None else not_after.numpy(), draw)
+    weight = graph.weight
+    ptr = torch.empty(len(nodes) + 1, dtype=torch.int64)
+    limits = (0, 0) if not_after is None or graph.time is None else (graph.time.data_ptr(), not_after.data_ptr())
+    addresses = (graph.rowptr.data_ptr(), *limits, 0 if weight is None else weight.data_ptr(), nodes.data_ptr())
+    sizes = (len(nodes), first, graph.rowptr.element_size(), 0 if weight is None else weight.element_size())
+    choices = (draw.number, draw.replace, draw.last, torch.get_num_threads())
+    total = count(struct.pack("7q8qQ", *addresses, ptr.data_ptr(), 0, *sizes, *choices, draw.key))
+    places = torch.empty(total, dtype=torch.int64)
+    if choose(struct.pack("7q8qQ", *addresses, ptr.data_ptr(), places.data_ptr(), *sizes, *choices, draw.key)):
+        raise MemoryError("No memory to draw from the longest row of neighbours.")
+    return ptr, places
+
+
+def _draw_edges(
+    graph: CompressedGraph, nodes: Places, first: int, not_after: Places | None, draw: Draw
+) -> tuple[Tensor, Tensor]:
+    rowptr = graph.rowptr.numpy()
+    begin, end = rowptr[nodes].astype(np.int64), rowptr[nodes + 1].astype(np.int64)
+    if not_after is not None and graph.time is not None:
+        end = _first_after(graph.time.numpy(), begin, end, not_after)
+    keys = keys_of(draw.key, np.arange(first, first + len(nodes)))
+    if graph.weight is not None:
+        counts, places = _weighted(graph.weight.numpy(), begin, end, keys, draw)
+    else:
+        if draw.last and draw.number >= 0:
+            begin = np.maximum(begin, end - draw.number)
+        counts, places = _uniform(begin, end, keys, draw)
+    ptr = np.concatenate([[0], np.cumsum(counts)])
+    return torch.from_numpy(ptr.astype(np.int64)), torch.from_numpy(places)
+
+
+def _first_after(time: Places, begin: Places, end: Places, limit: Places) -> Places:
+    """For each row the first place whose time is later than its limit: a binary search in all rows at once."""
+    low, high = begin.copy(), end.copy()
+    while (open_rows := np.flatnonzero(low < high)).size:
+        middle = (low[open_rows] + high[open_rows]) // 2
+        later = time[middle] > limit[open_rows]
+        high[open_rows[later]] = middle[later]
+        low[open_rows[~later]] = middle[~later] + 1
+    return low
+
+
+def _every(begin: Places, counts: Places) -> tuple[Places, Places]:
+    """The row of each place of ranges that start at `begin`, and the places."""
+    row = np.repeat(np.arange(len(begin)), counts)
+    starts = np.cumsum(counts) - counts
+    return row, begin[row] + np.arange(len(row)) - starts[row]
+
+
+def _uniform(begin: Places, end: Places, keys: Words, draw: Draw) -> tuple[Places, Places]:
+    degree = end - begin
+    if draw.number < 0 or (not draw.replace and bool((degree <= draw.number).all())):
+        return degree, _every(begin, degree)[1]
+    if draw.replace:
+        counts = np.where(degree > 0, draw.number, 0)
+        row, number = _every(np.zeros_like(begin), counts)
+        return counts, begin[row] + below(keys[row], number.astype(np.uint64), degree[row].astype(np.uint64)).astype(
+            np.int64
+        )
+    counts = np.minimum(degree, draw.number)
+    row, places = _every(begin, counts)
+    some = degree > draw.number
+    places[some[row]] = (begin[some, None] + _subsets(degree[some], draw.number, keys[some])).ravel()
+    return counts, places
+
+
+def _subsets(degree: Places, number: int, keys: Words) -> Places:
+    """`number` different places below each degree, every set of them as likely as the next (Floyd 1987,
+    doi 10.1145/30401.315746). [num_rows, number]
+    """
+    chosen = np.empty((len(degree), number), np.int64)
+    for i in range(number):
+        largest = degree - number + i
+        place = below(keys, np.full(len(keys), i, np.uint64), (largest + 1).astype(np.uint64)).astype(np.int64)
+        taken = (chosen[:, :i] == place[:, None]).any(axis=1)
+        chosen[:, i] = np.where(taken, largest, place)
+    return chosen
+
+
+def _weighted(
+    weight: NDArray[np.floating], begin: Places, end: Places, keys: Words, draw: Draw
+) -> tuple[Places, Places]:
+    """Edges of weight 0 are never taken."""
+    row, places = _every(begin, end - begin)
+    row, places = row[weight[places] > 0], places[weight[places] > 0]
+    degree = np.bincount(row, minlength=len(begin))
+    if draw.number < 0:
+        return degree, places
+    if draw.replace:
+        return _weighted_with_replacement(weight, places, degree, keys, draw.number)
+    # The edges whose exponential variates of rate `weight` come first: the same as drawing one edge after the other
+    # (Efraimidis and Spirakis 2006, doi 10.1016/j.ipl.2005.11.003).
+    waits = -log(unit(keys[row], (places - begin[row]).astype(np.uint64))) / weight[places].astype(np.float64)
+    waits = np.where((degree <= draw.number)[row], 0.0, waits)  # where all are taken they stay in order
+    order = np.lexsort((waits, row))
+    rank = np.arange(len(row)) - (np.cumsum(degree) - degree)[row]
+    return np.minimum(degree, draw.number), places[order][rank < draw.number]
+
+
+def _weighted_with_replacement(
+    weight: NDArray[np.floating], places: Places, degree: Places, keys: Words, number: int
+) -> tuple[Places, Places]:
+    chosen = []
+    ends = np.cumsum(degree)
+    for i in np.flatnonzero(degree):
+        candidates = places[ends[i] - degree[i] : ends[i]]
+        summed = np.cumsum(weight[candidates].astype(np.float64))
+        points = unit(keys[[i] * number], np.arange(number, dtype=np.uint64)) * summed[-1]
+        chosen.append(candidates[np.searchsorted(summed, points, side="right").clip(max=len(candidates) - 1)])
+    return np.where(degree > 0, number, 0), np.concatenate([np.empty(0, np.int64), *chosen])

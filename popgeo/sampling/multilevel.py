@@ -1,0 +1,268 @@
+"""A multilevel partitioner whose one move serves all of it: a node joins the label of most of its neighbours.
+
+The graph is made coarse by letting nodes join small clusters, again and again; the coarsest graph is divided by a
+stream (linear deterministic greedy, Stanton and Kliot 2012); then each finer graph takes its division over and moves
+nodes between parts while that cuts fewer edges (size-constrained label propagation, arXiv:1402.3281). All arithmetic is
+in integers, so the compiled library and the plain path give the same parts.
+"""
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order, connected_components
+
+from popgeo.native import library
+
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
+_STREAM = ("popgeo_partition_stream", (_POINTER,) * 7 + (_INT,) * 3, _INT)
+_CONTRACT = ("popgeo_partition_contract", (_POINTER,) * 4 + (_INT, _INT) + (_POINTER,) * 3, _INT)
+
+# A coarse node holds at most this share of a part, so that parts can still be balanced; fewer nodes than so many for
+# each part are not made coarser.
+_SHARE_OF_A_PART, _COARSE_NODES_OF_A_PART = 8, 24
+_PASSES, _STARTS = 12, 4
+# Full parts cannot exchange nodes, so much depends on the start: small graphs are divided several times, for the best.
+_ATTEMPTS, _EDGES_OF_ALL_ATTEMPTS = 16, 2_000_000
+_TOLERANCE = 0.05
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Graph:
+    """An undirected graph with weights, each edge in both directions, without loops.
+
+    Args:
+        rowptr: Where the neighbours of each node start in `col`, and their total. int64 [num_nodes + 1]
+        col: Neighbours, in ascending order. int64 [2 * num_edges]
+        edge_weight: How many edges of the first graph each stands for. int64 [2 * num_edges]
+        node_weight: How many nodes of the first graph each stands for. int64 [num_nodes]
+    """
+
+    rowptr: np.ndarray
+    col: np.ndarray
+    edge_weight: np.ndarray
+    node_weight: np.ndarray
+
+    @classmethod
+    def from_edges(cls, edge_index: np.ndarray, num_nodes: int) -> "Graph":
+        """The simple undirected graph of directed edges, which may repeat.
+
+        Example:
+            >>> graph = Graph.from_edges(np.array([[0, 1, 1], [1, 0, 2]]), num_nodes=3)
+            >>> graph.rowptr, graph.col
+            (array([0, 1, 3, 4]), array([1, 0, 2, 1]))
+        """
+        source, destination = (row.astype(np.int64) for row in edge_index)
+        other = source != destination
+        source, destination = source[other], destination[other]
+        keys = np.concatenate([source * num_nodes + destination, destination * num_nodes + source])
+        keys.sort()
+        keys = keys[np.diff(keys, prepend=-1) != 0]
+        row, col = np.divmod(keys, max(1, num_nodes))
+        rowptr = np.concatenate([[0], np.bincount(row, minlength=num_nodes).cumsum()]).astype(np.int64)
+        ones = (np.ones(len(col), np.int64), np.ones(num_nodes, np.int64))
+        return cls(rowptr=rowptr, col=col, edge_weight=ones[0], node_weight=ones[1])
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of this graph."""
+        return len(self.node_weight)
+
+    def cut(self, labels: np.ndarray) -> int:
+        """The weight of the edges that lead from label to label."""
+        row = np.repeat(np.arange(self.num_nodes), np.diff(self.rowptr))
+        return int(self.edge_weight[labels[row] != labels[self.col]].sum()) // 2
+
+
+def multilevel(graph: Graph, num_parts: int, seed: int) -> np.ndarray:
+    """The part of each node; no part is more than 5 %, or one node, above the mean. int64 [num_nodes]
+
+    Example:
+        >>> path = Graph.from_edges(np.array([[0, 1, 2], [1, 2, 3]]), num_nodes=4)
+        >>> multilevel(path, 2, seed=0).tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
+        True
+    """
+    capacity = max(-(-graph.num_nodes // num_parts), int(graph.num_nodes / num_parts * (1 + _TOLERANCE)))
+    is_joined = np.diff(graph.rowptr) > 0
+    parts = np.empty(graph.num_nodes, np.int64)
+    joined, generator = _only(graph, is_joined), torch.Generator().manual_seed(seed)
+    attempts = min(_ATTEMPTS, 1 + _EDGES_OF_ALL_ATTEMPTS // (1 + len(joined.col)))
+    divisions = (_divide(joined, num_parts, capacity, generator) for _ in range(attempts))
+    parts[is_joined] = min(divisions, key=joined.cut)
+    # Nodes without any neighbour fill the parts up; they never cost a cut.
+    weights = np.bincount(parts[is_joined], minlength=num_parts)
+    room = np.repeat(np.arange(num_parts), np.clip(graph.num_nodes // num_parts - weights, 0, None))
+    weights += np.bincount(room, minlength=num_parts)
+    room = np.append(room, np.repeat(np.arange(num_parts), np.clip(capacity - weights, 0, None)))
+    parts[~is_joined] = room[: int((~is_joined).sum())]
+    return parts
+
+
+def _only(graph: Graph, is_joined: np.ndarray) -> Graph:
+    """The graph without the nodes that have no neighbour."""
+    if is_joined.all():
+        return graph
+    number = np.cumsum(is_joined) - 1
+    return Graph(
+        rowptr=np.append(graph.rowptr[:-1][is_joined], graph.rowptr[-1]),
+        col=number[graph.col],
+        edge_weight=graph.edge_weight,
+        node_weight=graph.node_weight[is_joined],
+    )
+
+
+def _divide(graph: Graph, num_parts: int, capacity: int, generator: torch.Generator) -> np.ndarray:
+    graphs, clusters = [graph], []
+    while graphs[-1].num_nodes > _COARSE_NODES_OF_A_PART * num_parts:
+        labels = _clusters(graphs[-1], max(2, capacity // _SHARE_OF_A_PART), generator)
+        coarse = contract(graphs[-1], labels)
+        if coarse.num_nodes > 0.95 * graphs[-1].num_nodes:
+            break
+        graphs.append(coarse)
+        clusters.append(labels)
+    coarsest = graphs[-1]
+    parts = min((_start(coarsest, num_parts, capacity, i, generator) for i in range(_STARTS)), key=coarsest.cut)
+    for finer, labels in zip(graphs[-2::-1], clusters[::-1], strict=True):
+        parts = parts[labels]
+        _refine(finer, parts, num_parts, capacity, generator)
+    return parts
+
+
+def _clusters(graph: Graph, capacity: int, generator: torch.Generator) -> np.ndarray:
+    """Small clusters of well-joined nodes, numbered from 0. int64 [num_nodes]"""
+    labels = np.arange(graph.num_nodes)
+    weights = graph.node_weight.copy()
+    for _ in range(2):
+        stream(graph, torch.randperm(graph.num_nodes, generator=generator).numpy(), labels, weights, capacity)
+    used = np.zeros(graph.num_nodes, np.int64)
+    used[labels] = 1
+    return (np.cumsum(used) - 1)[labels]
+
+
+def _start(graph: Graph, num_parts: int, capacity: int, attempt: int, generator: torch.Generator) -> np.ndarray:
+    """A division of the coarsest graph: by neighbourhood, which suits meshes, or at random, which suits communities."""
+    parts, weights = np.full(graph.num_nodes, -1, np.int64), np.zeros(num_parts, np.int64)
+    order = torch.randperm(graph.num_nodes, generator=generator).numpy()
+    stream(graph, _breadth_first(graph, order) if attempt % 2 else order, parts, weights, capacity)
+    _refine(graph, parts, num_parts, capacity, generator)
+    return parts
+
+
+def _breadth_first(graph: Graph, order: np.ndarray) -> np.ndarray:
+    """All nodes, component by component, each by the distance from its first node of `order`. int64 [num_nodes]"""
+    num_nodes = graph.num_nodes
+    matrix = csr_array((graph.edge_weight, graph.col, graph.rowptr), shape=(num_nodes, num_nodes))
+    _, component = connected_components(matrix, directed=False)
+    _, first = np.unique(component[order], return_index=True)
+    # One more node that leads to the first of each component reaches all in one search.
+    roots = order[first]
+    rowptr = np.append(graph.rowptr, graph.rowptr[-1] + len(roots))
+    col = np.concatenate([graph.col, roots])
+    matrix = csr_array((np.ones(len(col), np.int8), col, rowptr), shape=(num_nodes + 1, num_nodes + 1))
+    found = breadth_first_order(matrix, num_nodes, return_predecessors=False)[1:].astype(np.int64)
+    return found[np.argsort(component[found], kind="stable")]
+
+
+def _refine(graph: Graph, parts: np.ndarray, num_parts: int, capacity: int, generator: torch.Generator) -> None:
+    """Moves nodes between parts, in place, until none moves or the passes are over."""
+    placed = parts >= 0
+    weights = np.bincount(parts[placed], graph.node_weight[placed], num_parts).astype(np.int64)
+    for _ in range(_PASSES):
+        moved = stream(graph, torch.randperm(graph.num_nodes, generator=generator).numpy(), parts, weights, capacity)
+        if moved == 0:
+            return
+
+
+def stream(graph: Graph, order: np.ndarray, labels: np.ndarray, weights: np.ndarray, capacity: int) -> int:
+    """Lets nodes choose a label, one after the other, in place.
+
+    A node without label takes that with the largest product of the edges to it and the room in it, else the first with
+    room. A node with one changes it for one that has room and more edges to it, or equally many and less weight; and
+    leaves one that is too heavy for the best of those that have room.
+
+    Args:
+        graph: What is divided.
+        order: The nodes in the order in which they choose. int64 [num_nodes]
+        labels: The label of each node, -1 for none; changed in place. int64 [num_nodes]
+        weights: The weight of the nodes of each label; changed in place. int64 [num_labels]
+        capacity: The most weight that a label should have.
+
+    Returns:
+        How many nodes changed their label.
+    """
+    entry = library.function(*_STREAM)
+    if entry is None:
+        return _stream(graph, order, labels, weights, capacity)
+    arrays = (graph.rowptr, graph.col, graph.edge_weight, graph.node_weight, order, labels, weights)
+    pointers = [array.ctypes.data for array in arrays]
+    return int(entry(*pointers, len(order), len(weights), capacity))
+
+
+def _stream(graph: Graph, order: np.ndarray, labels: np.ndarray, weights: np.ndarray, capacity: int) -> int:
+    """The plain path of `stream`, node by node."""
+    rowptr, col, edge_weight = graph.rowptr.tolist(), graph.col.tolist(), graph.edge_weight.tolist()
+    of_node, moved, cursor = graph.node_weight.tolist(), 0, 0
+    for node in order.tolist():
+        own, weight = int(labels[node]), of_node[node]
+        joined: dict[int, int] = {}
+        for i in range(rowptr[node], rowptr[node + 1]):
+            label = int(labels[col[i]])
+            if label >= 0:
+                joined[label] = joined.get(label, 0) + edge_weight[i]
+        must_leave = own < 0 or weights[own] > capacity
+        best, score = (-1, -1) if must_leave else (own, joined.get(own, 0))
+        for label, edges in joined.items():
+            if label == own or weights[label] + weight > capacity:
+                continue
+            value = edges * (capacity - int(weights[label])) if own < 0 else edges
+            lighter = best >= 0 and weights[label] + weight < weights[best] - (weight if best == own else 0)
+            if value > score or (value == score and lighter):
+                best, score = label, value
+        if best < 0:
+            steps = 0
+            while weights[cursor] + weight > capacity and steps < len(weights):
+                cursor, steps = (cursor + 1) % len(weights), steps + 1
+            # Where nothing has room, heavy coarse nodes stay or go to the lightest; a finer graph mends it.
+            best = cursor if steps < len(weights) else (own if own >= 0 else int(np.argmin(weights)))
+        if best != own:
+            if own >= 0:
+                weights[own] -= weight
+            weights[best] += weight
+            labels[node] = best
+            moved += 1
+    return moved
+
+
+def contract(graph: Graph, labels: np.ndarray) -> Graph:
+    """The graph whose nodes are the clusters of another; edges inside a cluster vanish, others add up.
+
+    Args:
+        graph: The finer graph.
+        labels: The cluster of each node, numbered from 0 without gaps. int64 [num_nodes]
+
+    Example:
+        >>> path = Graph.from_edges(np.array([[0, 1, 2], [1, 2, 3]]), num_nodes=4)
+        >>> coarse = contract(path, np.array([0, 0, 1, 1]))
+        >>> coarse.col.tolist(), coarse.node_weight.tolist()
+        ([1, 0], [2, 2])
+    """
+    num_coarse = int(labels.max(initial=-1)) + 1
+    node_weight = np.bincount(labels, graph.node_weight, num_coarse).astype(np.int64)
+    entry = library.function(*_CONTRACT)
+    if entry is None:
+        row = labels[np.repeat(np.arange(graph.num_nodes), np.diff(graph.rowptr))]
+        col = labels[graph.col]
+        other = row != col
+        keys, inverse = np.unique(row[other] * num_coarse + col[other], return_inverse=True)
+        edge_weight = np.bincount(inverse, graph.edge_weight[other], len(keys)).astype(np.int64)
+        row, col = np.divmod(keys, num_coarse)
+        rowptr = np.concatenate([[0], np.bincount(row, minlength=num_coarse).cumsum()]).astype(np.int64)
+        return Graph(rowptr=rowptr, col=col, edge_weight=edge_weight, node_weight=node_weight)
+    rowptr, col = np.empty(num_coarse + 1, np.int64), np.empty_like(graph.col)
+    edge_weight = np.empty_like(graph.edge_weight)
+    arrays = (graph.rowptr, graph.col, graph.edge_weight, labels)
+    out = [array.ctypes.data for array in (rowptr, col, edge_weight)]
+    used = int(entry(*(array.ctypes.data for array in arrays), graph.num_nodes, num_coarse, *out))
+    return Graph(rowptr=rowptr, col=col[:used].copy(), edge_weight=edge_weight[:used].copy(), node_weight=node_weight)

@@ -1,0 +1,210 @@
+"""Negatives for link prediction: a fixed number of pairs of nodes that no edge joins, or that are merely random.
+
+    non_edges = NonEdges.from_edge_index(edge_index, num_nodes)  # once
+    negatives = sample_negatives(edge_index[:, batch], non_edges, amount=2, seed=step)
+
+No pair is drawn and then rejected for its edge: a number is drawn below the count of pairs without one, and the pair of
+this number is found by two binary searches. So each is exactly as likely as the next however dense the graph is, and a
+node without a negative is an error instead of an endless search.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from popgeo.sampling.compressed_graph import CompressedGraph
+from popgeo.sampling.random_numbers import Words, hash64, keys_of, new_key
+
+_Places = NDArray[np.int64]
+
+
+class NegativeMode(str, Enum):
+    """What is drawn for the positive edges of a batch."""
+
+    BINARY = "binary"
+    """Pairs of a source and a destination, independent of the positives but for their number."""
+    TRIPLET = "triplet"
+    """Destinations for the source of each positive."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class NonEdges:
+    """The pairs of nodes that negatives are drawn from: those that no edge joins.
+
+    Args:
+        rowptr: Where the destinations of each source start, and the end. int64 [num_sources + 1]
+        col: Destinations of each source's edges, ascending, each once. int64 [num_unique_edges]
+        num_destinations: How many destinations there are.
+
+    Example:
+        >>> non_edges = NonEdges.from_edge_index(torch.tensor([[0, 0, 1], [0, 2, 1]]), 3)
+        >>> non_edges
+        NonEdges(3 sources, 3 destinations, 6 pairs without an edge)
+        >>> sample_negatives(torch.tensor([[0, 0], [0, 2]]), non_edges, mode="triplet", seed=0).tolist()
+        [[0, 0], [1, 1]]
+    """
+
+    rowptr: Tensor
+    col: Tensor
+    num_destinations: int
+
+    @staticmethod
+    def from_edge_index(edge_index: Tensor, num_nodes: int | tuple[int, int]) -> NonEdges:
+        """All pairs but those of `edge_index`.
+
+        Args:
+            edge_index: Source and destination of each edge. int32 or int64 [2, num_edges]
+            num_nodes: How many nodes there are; of two node types, how many sources and how many destinations.
+
+        Raises:
+            ValueError: an index is negative or too large, or a shape is wrong.
+        """
+        # Sorting by destination and then, stably, by source leaves the destinations of each source in order.
+        by_destination = CompressedGraph.from_edge_index(edge_index, num_nodes)
+        destinations = torch.repeat_interleave(torch.arange(by_destination.num_rows), by_destination.rowptr.diff())
+        turned = torch.stack([by_destination.col.long(), destinations])
+        graph = CompressedGraph.from_edge_index(turned, num_nodes, direction="outgoing")
+        return NonEdges._without_repeats(graph)
+
+    @staticmethod
+    def none(num_nodes: int | tuple[int, int]) -> NonEdges:
+        """All pairs, edges among them: negatives that are merely random, as PyTorch Geometric's loaders draw them."""
+        return NonEdges.from_edge_index(torch.empty(2, 0, dtype=torch.int64), num_nodes)
+
+    @staticmethod
+    def _without_repeats(graph: CompressedGraph) -> NonEdges:
+        row = torch.repeat_interleave(torch.arange(graph.num_rows), graph.rowptr.diff())
+        first = torch.ones(graph.num_edges, dtype=torch.bool)
+        first[1:] = (graph.col[1:] != graph.col[:-1]) | (row[1:] != row[:-1])
+        rowptr = torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(row[first], minlength=graph.num_rows)])
+        return NonEdges(rowptr=rowptr.cumsum(0), col=graph.col[first].long(), num_destinations=graph.num_cols)
+
+    def __post_init__(self) -> None:
+        if self.num_sources * self.num_destinations >= 2**62:
+            raise ValueError(f"{self.num_sources} x {self.num_destinations} pairs cannot be numbered in 64 bits.")
+
+    @property
+    def num_sources(self) -> int:
+        """How many sources there are."""
+        return len(self.rowptr) - 1
+
+    def __len__(self) -> int:
+        """How many pairs have no edge."""
+        return self.num_sources * self.num_destinations - len(self.col)
+
+    def __repr__(self) -> str:
+        return (
+            f"NonEdges({self.num_sources:,} sources, {self.num_destinations:,} destinations, "
+            f"{len(self):,} pairs without an edge)"
+        )
+
+    def pairs_before(self, sources: _Places) -> _Places:
+        """How many pairs without an edge have a smaller source."""
+        return sources * self.num_destinations - self.rowptr.numpy()[sources]
+
+
+def sample_negatives(
+    positives: Tensor,
+    non_edges: NonEdges,
+    *,
+    mode: NegativeMode | str = NegativeMode.BINARY,
+    amount: float = 1,
+    seed: int | None = None,
+) -> Tensor:
+    """Draw negatives for some positive edges, each pair that may be drawn being as likely as the next.
+
+    Args:
+        positives: Source and destination of the positive edges. int64 [2, num_positives]
+        non_edges: The pairs to draw from.
+        mode: `"binary"` draws pairs; `"triplet"` draws destinations for the source of each positive.
+        amount: Negatives for each positive. In binary mode it may be a fraction; the number is rounded up.
+        seed: Names the random numbers; None takes a new name from torch's own generator.
+
+    Returns:
+        Source and destination of each negative, those of a positive side by side in triplet mode.
+        int64 [2, ceil(num_positives * amount)]
+
+    Raises:
+        ValueError: `amount` is not positive, or no whole number in triplet mode; a positive is out of range; every
+            pair, or in triplet mode every pair of a source, has an edge.
+
+    Example:
+        >>> ring = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
+        >>> sample_negatives(ring, NonEdges.from_edge_index(ring, 4), amount=0.5, seed=1).shape
+        torch.Size([2, 2])
+    """
+    mode = NegativeMode(mode)
+    if not 0 < amount < 2**31 or (mode is NegativeMode.TRIPLET and amount != int(amount)):
+        kind = "a whole number of 1 or more" if mode is NegativeMode.TRIPLET else "more than 0"
+        raise ValueError(f"amount is {amount}; in mode {mode.value!r} it must be {kind}.")
+    if positives.dim() != 2 or positives.shape[0] != 2 or positives.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"positives are {positives.dtype} of shape {tuple(positives.shape)}; they need int64 [2, num_positives]."
+        )
+    limits = torch.tensor([[non_edges.num_sources], [non_edges.num_destinations]])
+    if bool(((positives < 0) | (positives >= limits)).any()):
+        raise ValueError(f"positives join nodes outside {limits[0].item()} sources x {limits[1].item()} destinations.")
+    number = math.ceil(positives.shape[1] * amount)
+    keys = keys_of(new_key(seed), np.arange(number))
+    if mode is NegativeMode.TRIPLET:
+        sources = positives[0].long().repeat_interleave(int(amount)).numpy()
+        before = non_edges.pairs_before(sources)
+        free = non_edges.pairs_before(sources + 1) - before if number else sources
+        if number and free.min() == 0:
+            node = sources[free.argmin()]
+            raise ValueError(f"Source {node} is joined to all {non_edges.num_destinations} destinations: no negative.")
+        ranks = _below(keys, free)
+    else:
+        if number and not len(non_edges):
+            raise ValueError(f"{non_edges}: every pair has an edge, so there is no negative to draw.")
+        ranks = _below(keys, np.full(number, len(non_edges)))
+        sources = _sources_of(non_edges, ranks)
+        ranks = ranks - non_edges.pairs_before(sources)
+    return torch.from_numpy(np.stack([sources, _destinations_of(non_edges, sources, ranks)]))
+
+
+def _below(keys: Words, limits: _Places) -> _Places:
+    """Whole numbers below limits of up to 62 bits: as many random bits as the limit has, again where they reach it."""
+    bits = np.frexp(np.maximum(limits - 1, 1).astype(np.float64))[1]  # one too many near powers of 2 beyond 2^53
+    shift = (64 - bits).astype(np.uint64)
+    drawn = np.empty(len(keys), np.int64)
+    waiting, attempt = np.arange(len(keys)), 0
+    while len(waiting):
+        numbers = np.full(len(waiting), attempt, np.uint64)
+        drawn[waiting] = (hash64(keys[waiting], numbers) >> shift[waiting]).astype(np.int64)
+        waiting, attempt = waiting[drawn[waiting] >= limits[waiting]], attempt + 1
+    return drawn
+
+
+def _sources_of(non_edges: NonEdges, ranks: _Places) -> _Places:
+    """The source of the pair of each rank: the last one that has at most `rank` pairs before it."""
+    low, high = np.zeros_like(ranks), np.full_like(ranks, non_edges.num_sources)  # before(low) <= rank < before(high)
+    while bool((high - low > 1).any()):
+        middle = (low + high) // 2
+        reached = non_edges.pairs_before(middle) <= ranks
+        low, high = np.where(reached, middle, low), np.where(reached, high, middle)
+    return low
+
+
+def _destinations_of(non_edges: NonEdges, sources: _Places, ranks: _Places) -> _Places:
+    """The destination of rank r among those that a source has no edge to.
+
+    Joined destination d, the i-th of them, has d - i unjoined ones before it: the answer is r + the number of those
+    with d - i <= r.
+    """
+    rowptr, col = non_edges.rowptr.numpy(), non_edges.col.numpy()
+    first = rowptr[sources]
+    low, high = first.copy(), rowptr[sources + 1].copy()
+    while (open_rows := np.flatnonzero(low < high)).size:
+        middle = (low[open_rows] + high[open_rows]) // 2
+        before = col[middle] - (middle - first[open_rows]) <= ranks[open_rows]
+        low[open_rows[before]] = middle[before] + 1
+        high[open_rows[~before]] = middle[~before]
+    return ranks + low - first

@@ -1,0 +1,242 @@
+"""Neighbour sampling: the k-hop surroundings of seeds, with only so many neighbours of each node.
+
+    graph = CompressedGraph.from_edge_index(edge_index, num_nodes)
+    sample = sample_neighbors(graph, seeds, [15, 10, 5], seed=step)
+    x, edge_index = features[sample.node], sample.edge_index  # the seeds are the first rows of x
+
+A heterogeneous graph is a mapping from edge type to `CompressedGraph`; then seeds, their times and `num_neighbors` are
+mappings too, and so are the fields of the result.
+
+Semantics are those of PyTorch Geometric's `NeighborSampler`, also where it does not say so. A node is expanded once,
+in the hop after the one that reached it. A seed that stands twice is two nodes of the sample, each with neighbours of
+its own drawing; where it is somebody's neighbour, it is the first of the two. A node without neighbours brings nothing.
+A draw depends on `seed`, the edge type and the node's place in the sample alone, so the same sample comes out for any
+number of threads, with and without the compiled library, of 32- and of 64-bit graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import overload
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.sampler.base import SubgraphType
+
+from popgeo.sampling.arguments import (
+    Choices,
+    NumNeighbors,
+    TemporalStrategy,
+    check_graphs,
+    check_seeds,
+    counts_of_hops,
+    ends,
+    reverse_types,
+    times_of_trees,
+)
+from popgeo.sampling.compressed_graph import CompressedGraph, Direction
+from popgeo.sampling.draw import Draw, draw_edges
+from popgeo.sampling.node_table import NodeTable
+from popgeo.sampling.random_numbers import keys_of, new_key
+from popgeo.sampling.subgraph import EdgeType, HeteroSampledSubgraph, SampledSubgraph, add_reversed
+
+_ONLY: EdgeType = ("", "", "")  # the edge type of a homogeneous graph
+
+
+@overload
+def sample_neighbors(
+    graph: CompressedGraph,
+    seeds: Tensor,
+    num_neighbors: Sequence[int],
+    *,
+    replace: bool = ...,
+    subgraph_type: SubgraphType | str = ...,
+    disjoint: bool = ...,
+    seed_time: Tensor | None = ...,
+    temporal_strategy: TemporalStrategy | str = ...,
+    seed: int | None = ...,
+) -> SampledSubgraph: ...
+@overload
+def sample_neighbors(
+    graph: Mapping[EdgeType, CompressedGraph],
+    seeds: Mapping[str, Tensor],
+    num_neighbors: NumNeighbors,
+    *,
+    replace: bool = ...,
+    subgraph_type: SubgraphType | str = ...,
+    disjoint: bool = ...,
+    seed_time: Mapping[str, Tensor] | None = ...,
+    temporal_strategy: TemporalStrategy | str = ...,
+    seed: int | None = ...,
+) -> HeteroSampledSubgraph: ...
+def sample_neighbors(
+    graph: CompressedGraph | Mapping[EdgeType, CompressedGraph],
+    seeds: Tensor | Mapping[str, Tensor],
+    num_neighbors: NumNeighbors,
+    *,
+    replace: bool = False,
+    subgraph_type: SubgraphType | str = SubgraphType.directional,
+    disjoint: bool = False,
+    seed_time: Tensor | Mapping[str, Tensor] | None = None,
+    temporal_strategy: TemporalStrategy | str = TemporalStrategy.UNIFORM,
+    seed: int | None = None,
+) -> SampledSubgraph | HeteroSampledSubgraph:
+    """Sample the neighbours of seeds, the neighbours of those, and so on, a hop for each entry of `num_neighbors`.
+
+    Args:
+        graph: One compressed graph, or one for each edge type. With weights, edges are drawn in proportion to them.
+        seeds: Where to start; for a heterogeneous graph by node type. int64 [num_seeds]
+        num_neighbors: How many neighbours of each node each hop takes, -1 for all; for a heterogeneous graph the same
+            for all edge types, or by edge type. A node with fewer gives all it has.
+        replace: Draw with replacement: a node with any neighbour gives as many edges as asked, some of them equal.
+        subgraph_type: `"directional"` keeps the edges that were drawn; `"bidirectional"` adds their reverses, under the
+            same numbers; `"induced"` takes all edges between sampled nodes.
+        disjoint: Whether every seed grows a tree of its own that shares no node with others; `batch` tells them apart.
+        seed_time: The time of each seed, for a graph with times: nothing newer is reached from it. Makes the sample
+            disjoint. int64 [num_seeds]
+        temporal_strategy: With `seed_time`, take `"uniform"`ly drawn neighbours, or the `"last"` ones.
+        seed: Names the random numbers; None takes a new name from torch's own generator.
+
+    Raises:
+        ValueError: a seed is no node, numbers of neighbours, times or types contradict each other or the graph.
+
+    Example:
+        >>> ring = torch.tensor([[1, 2, 3, 0], [0, 1, 2, 3]])
+        >>> graph = CompressedGraph.from_edge_index(ring, num_nodes=4)
+        >>> sample = sample_neighbors(graph, torch.tensor([2]), [1, 1], seed=0)
+        >>> sample.node.tolist(), sample.edge_index.tolist(), sample.edge.tolist()
+        ([2, 3, 0], [[1, 2], [0, 1]], [2, 3])
+    """
+    choices = Choices(
+        replace=replace,
+        subgraph_type=subgraph_type,
+        disjoint=disjoint,
+        temporal_strategy=temporal_strategy,
+        temporal=seed_time is not None,
+    )
+    if isinstance(graph, CompressedGraph):
+        if not isinstance(seeds, Tensor) or isinstance(num_neighbors, Mapping) or isinstance(seed_time, Mapping):
+            raise ValueError("Of one CompressedGraph seeds and seed_time are tensors, num_neighbors is a list.")
+        times = None if seed_time is None else {"": seed_time}
+        sample = _sample({_ONLY: graph}, {"": seeds}, num_neighbors, choices, times, seed)
+        return _without_types(sample)
+    if isinstance(seeds, Tensor) or isinstance(seed_time, Tensor):
+        raise ValueError("Of a mapping of graphs seeds and seed_time are mappings from node type to tensor.")
+    return _sample(graph, seeds, num_neighbors, choices, seed_time, seed)
+
+
+def _sample(
+    graphs: Mapping[EdgeType, CompressedGraph],
+    seeds: Mapping[str, Tensor],
+    num_neighbors: NumNeighbors,
+    choices: Choices,
+    seed_time: Mapping[str, Tensor] | None,
+    seed: int | None,
+) -> HeteroSampledSubgraph:
+    num_nodes = check_graphs(graphs, choices)
+    counts = counts_of_hops(num_neighbors, list(graphs))
+    seeds = check_seeds(seeds, num_nodes)
+    tree_time = times_of_trees(seeds, seed_time)
+    reverse_of = reverse_types(graphs) if choices.subgraph_type is SubgraphType.bidirectional else None
+    tables = _tables(seeds, num_nodes, choices.disjoint)
+    keys = keys_of(new_key(seed), np.arange(len(graphs))).tolist()
+    sizes = [{node_type: table.size for node_type, table in tables.items()}]
+    found = {edge_type: [torch.empty(3, 0, dtype=torch.int64)] for edge_type in graphs}
+    begin = dict.fromkeys(tables, 0)
+    for hop in range(max(map(len, counts.values()), default=0)):
+        for (edge_type, graph), key in zip(graphs.items(), keys, strict=True):
+            near, far = ends(edge_type, graph)
+            draw = Draw(number=counts[edge_type][hop], replace=choices.replace, last=choices.last, key=key)
+            rows = slice(begin[near], sizes[-1][near])
+            found[edge_type].append(
+                _expand(graph, tables[near], tables[far], rows, tree_time, draw, found[edge_type][-1])
+            )
+        begin = sizes[-1]
+        sizes.append({node_type: table.size for node_type, table in tables.items()})
+    if choices.subgraph_type is SubgraphType.induced:
+        for edge_type, graph in graphs.items():
+            near, far = ends(edge_type, graph)
+            found[edge_type] = [_induced(graph, tables[near], tables[far], tree_time)]
+    sample = _collect(graphs, tables, found, sizes, choices)
+    return sample if reverse_of is None else add_reversed(sample, reverse_of)
+
+
+def _tables(seeds: Mapping[str, Tensor], num_nodes: Mapping[str, int], disjoint: bool) -> dict[str, NodeTable]:
+    """A table for each node type, filled with its seeds."""
+    tables, num_trees = {}, 0
+    total = sum(map(len, seeds.values()))
+    trees = {}
+    for node_type, nodes in seeds.items():
+        trees[node_type] = torch.arange(num_trees, num_trees + len(nodes))
+        num_trees += len(nodes)
+    none = torch.empty(0, dtype=torch.int64)
+    for node_type, size in num_nodes.items():
+        of_seeds = trees.get(node_type, none) if disjoint else None
+        tables[node_type] = NodeTable(seeds.get(node_type, none), of_seeds, size, total)
+    return tables
+
+
+def _expand(
+    graph: CompressedGraph,
+    near: NodeTable,
+    far: NodeTable,
+    rows: slice,
+    tree_time: Tensor | None,
+    draw: Draw,
+    edges: Tensor,
+) -> Tensor:
+    """Draws edges of some rows and adds them to those of earlier hops, as `NodeTable.add` does."""
+    nodes, trees = near.nodes[rows], None if near.trees is None else near.trees[rows]
+    not_after = None if tree_time is None or trees is None else tree_time[trees]
+    ptr, places = draw_edges(graph, nodes, rows.start, not_after, draw)
+    return far.add(graph, places, ptr, rows.start, trees, edges)
+
+
+def _induced(graph: CompressedGraph, near: NodeTable, far: NodeTable, tree_time: Tensor | None) -> Tensor:
+    """All edges between sampled nodes."""
+    not_after = None if tree_time is None or near.trees is None else tree_time[near.trees]
+    return far.induced(graph, near.nodes, near.trees, not_after)
+
+
+def _collect(
+    graphs: Mapping[EdgeType, CompressedGraph],
+    tables: Mapping[str, NodeTable],
+    found: Mapping[EdgeType, Sequence[Tensor]],
+    sizes: Sequence[Mapping[str, int]],
+    choices: Choices,
+) -> HeteroSampledSubgraph:
+    row, col, edge = {}, {}, {}
+    for edge_type, graph in graphs.items():
+        far, near, edge[edge_type] = found[edge_type][-1]
+        incoming = graph.direction is Direction.INCOMING
+        row[edge_type], col[edge_type] = (far, near) if incoming else (near, far)
+    num_nodes = {node_type: [0, *(size[node_type] for size in sizes)] for node_type in tables}
+    num_edges = {edge_type: [part.shape[1] for part in parts] for edge_type, parts in found.items()}
+    hop_by_hop = choices.subgraph_type is not SubgraphType.induced
+    return HeteroSampledSubgraph(
+        node={node_type: table.nodes for node_type, table in tables.items()},
+        row=row,
+        col=col,
+        edge=edge,
+        num_sampled_nodes={node_type: _growth(numbers) for node_type, numbers in num_nodes.items()},
+        num_sampled_edges={t: _growth(numbers) for t, numbers in num_edges.items()} if hop_by_hop else None,
+        batch={t: table.trees for t, table in tables.items() if table.trees is not None} if choices.disjoint else None,
+    )
+
+
+def _growth(numbers: Sequence[int]) -> tuple[int, ...]:
+    return tuple(after - before for before, after in pairwise(numbers))
+
+
+def _without_types(sample: HeteroSampledSubgraph) -> SampledSubgraph:
+    return SampledSubgraph(
+        node=sample.node[""],
+        row=sample.row[_ONLY],
+        col=sample.col[_ONLY],
+        edge=sample.edge[_ONLY],
+        num_sampled_nodes=sample.num_sampled_nodes[""],
+        num_sampled_edges=None if sample.num_sampled_edges is None else sample.num_sampled_edges[_ONLY],
+        batch=None if sample.batch is None else sample.batch[""],
+    )

@@ -1,0 +1,115 @@
+"""Divides the nodes of a large graph into parts of nearly equal size that few edges join."""
+
+from enum import Enum
+from importlib.util import find_spec
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from popgeo.sampling.multilevel import Graph, multilevel
+
+
+class PartitionMethod(Enum):
+    """How a graph is divided.
+
+    Example:
+        >>> PartitionMethod["Multilevel"]
+        <PartitionMethod.Multilevel: 1>
+    """
+
+    Metis = 0
+    """METIS, by the package `pymetis` (`pip install popgeo[large]`)."""
+    Multilevel = 1
+    """popgeo's own: the graph is made coarse, divided, and refined; see `popgeo.sampling.multilevel`."""
+
+
+def partition(
+    edge_index: Tensor,
+    num_parts: int,
+    *,
+    num_nodes: int | None = None,
+    method: PartitionMethod | str | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """Divides the nodes of a graph into parts of nearly equal size, so that few edges lead from part to part.
+
+    Directions, loops and repeated edges do not count.
+
+    Args:
+        edge_index: Edges of the whole graph. [2, num_edges]
+        num_parts: How many parts.
+        num_nodes: Nodes of the graph; None means the largest index and one.
+        method: A `PartitionMethod` or its name; None means METIS where it is installed, else our own. Ours keeps every
+            part within 5 % of the mean, or at the mean rounded up where that is more; METIS mostly keeps within 3 %.
+        seed: Decides all draws.
+
+    Returns:
+        The part of each node. int64 [num_nodes]
+
+    Raises:
+        ValueError: there are no edges of the right shape, an index lies outside, there are more parts than nodes, or
+            METIS is asked for and not installed.
+
+    Example:
+        >>> two_triangles = torch.tensor([[0, 1, 2, 3, 4, 5, 2], [1, 2, 0, 4, 5, 3, 3]])
+        >>> parts = partition(two_triangles, 2, method="Multilevel")
+        >>> parts.bincount().tolist(), edge_cut(two_triangles, parts)
+        ([3, 3], 1)
+    """
+    num_nodes = _checked_num_nodes(edge_index, num_nodes)
+    if not 1 <= num_parts <= max(1, num_nodes):
+        raise ValueError(f"num_parts is {num_parts} for {num_nodes} nodes; pass 1 to {max(1, num_nodes)}.")
+    chosen = _chosen(method)
+    if num_parts == 1:
+        return torch.zeros(num_nodes, dtype=torch.int64)
+    graph = Graph.from_edges(edge_index.numpy(), num_nodes)
+    if chosen is PartitionMethod.Metis:
+        return _by_metis(graph, num_parts, seed)
+    return torch.from_numpy(multilevel(graph, num_parts, seed))
+
+
+def edge_cut(edge_index: Tensor, parts: Tensor) -> int:
+    """How many edges lead from one part to another, each as often as it stands in `edge_index`.
+
+    Args:
+        edge_index: Edges of the whole graph. [2, num_edges]
+        parts: The part of each node. [num_nodes]
+
+    Example:
+        >>> edge_cut(torch.tensor([[0, 1, 2], [1, 2, 0]]), torch.tensor([0, 0, 1]))
+        2
+    """
+    return int((parts[edge_index[0].long()] != parts[edge_index[1].long()]).sum())
+
+
+def _checked_num_nodes(edge_index: Tensor, num_nodes: int | None) -> int:
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.is_floating_point():
+        raise ValueError(
+            f"edge_index is {edge_index.dtype} of shape {tuple(edge_index.shape)}; pass integers [2, num_edges]."
+        )
+    low, high = (int(edge_index.min()), int(edge_index.max())) if edge_index.numel() else (0, -1)
+    num_nodes = high + 1 if num_nodes is None else num_nodes
+    if low < 0 or high >= num_nodes:
+        wrong = low if low < 0 else high
+        raise ValueError(f"An edge joins node {wrong}, but there are nodes 0 to {num_nodes - 1}. Correct edge_index.")
+    return num_nodes
+
+
+def _chosen(method: PartitionMethod | str | None) -> PartitionMethod:
+    if isinstance(method, str):
+        if method not in PartitionMethod.__members__:
+            raise ValueError(f"{method!r} is no PartitionMethod; pass one of {list(PartitionMethod.__members__)}.")
+        method = PartitionMethod[method]
+    has_metis = find_spec("pymetis") is not None
+    if method is PartitionMethod.Metis and not has_metis:
+        raise ValueError("METIS needs the package pymetis: pip install popgeo[large]. Or pass method='Multilevel'.")
+    return method or (PartitionMethod.Metis if has_metis else PartitionMethod.Multilevel)
+
+
+def _by_metis(graph: Graph, num_parts: int, seed: int) -> Tensor:
+    import pymetis
+
+    neighbors = pymetis.CSRAdjacency(graph.rowptr, graph.col)
+    _, parts = pymetis.part_graph(num_parts, neighbors, options=pymetis.Options(seed=seed))
+    return torch.from_numpy(np.asarray(parts, dtype=np.int64))

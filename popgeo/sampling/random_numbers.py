@@ -1,0 +1,76 @@
+"""Random numbers by counter: number i of a stream depends on the stream's key and i alone, not on who asks when.
+
+So the same draws come out for any number of threads, and compiled and interpreted code draw alike, bit for bit:
+`csrc/sampling.cpp` has the same functions. Everything here works on whole arrays of unsigned 64-bit numbers.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint64]
+
+_LOW_32 = np.uint64(0xFFFFFFFF)
+_SHIFT_32 = np.uint64(32)
+_LOG_TERMS = 11
+
+
+def new_key(seed: int | None) -> int:
+    """The 64 bits that a seed names; a new key from torch's own generator where there is no seed."""
+    return int(torch.randint(2**63 - 1, ())) if seed is None else seed & (2**64 - 1)
+
+
+def hash64(keys: Words, numbers: Words) -> Words:
+    """Number `numbers[i]` of the stream `keys[i]`: SplitMix64 (Steele, Lea, Flood 2014, doi 10.1145/2660193.2660195).
+
+    Example:
+        >>> hex(hash64(np.uint64([0]), np.uint64([0]))[0])
+        '0xe220a8397b1dcdaf'
+    """
+    z = keys + (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def keys_of(key: int, numbers: NDArray[np.int64]) -> Words:
+    """A stream of its own for each number."""
+    return hash64(np.array([key], np.uint64), numbers.astype(np.uint64))
+
+
+def below(keys: Words, numbers: Words, limits: Words) -> Words:
+    """Whole numbers below `limits` (1 ... 2^32 - 1), every one exactly as likely as the next.
+
+    Lemire's multiplication with rejection (2019, doi 10.1145/3230636). A rejected draw is repeated at a number
+    2^32 later in the same stream, so that no draw depends on how often another was repeated.
+    """
+    draws = (hash64(keys, numbers) >> _SHIFT_32) * limits
+    too_likely = (np.uint64(2**32) - limits) % limits
+    again = np.flatnonzero((draws & _LOW_32) < too_likely)
+    if len(again):
+        draws[again] = below(keys[again], numbers[again] + np.uint64(2**32), limits[again]) << _SHIFT_32
+    return draws >> _SHIFT_32
+
+
+def unit(keys: Words, numbers: Words) -> NDArray[np.float64]:
+    """Numbers between 0 and 1, both excluded, of 53 random bits."""
+    return ((hash64(keys, numbers) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+
+
+def log(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The natural logarithm from +, *, / alone, in one order: the libraries of two machines differ in the last bit.
+
+    Example:
+        >>> bool(np.allclose(log(np.array([1e-9, 0.3, 1.0])), np.log([1e-9, 0.3, 1.0]), rtol=1e-15))
+        True
+    """
+    mantissa, exponent = np.frexp(x)
+    small = mantissa < 0.7071067811865476
+    mantissa = np.where(small, mantissa * 2.0, mantissa)
+    exponent = exponent - small
+    s = (mantissa - 1.0) / (mantissa + 1.0)
+    z = s * s
+    series = np.full_like(s, 1.0 / (2 * _LOG_TERMS + 1))
+    for term in range(2 * _LOG_TERMS - 1, 0, -2):
+        series = series * z + 1.0 / term
+    return 2.0 * s * series + exponent * 0.6931471805599453
