@@ -21,7 +21,11 @@ each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path
 # What an import that may fail names: its cell says so by try.
 MAY_BE_ABSENT = {"torch_scatter"}
 # What a notebook trains longest on is made smaller here; every cell still runs.
-SMALLER = {"03_schnet_qm9": {"MOLECULES": 800, "EPOCHS": 1}, "04_gin_and_gcn": {"MOLECULES": 1000, "EPOCHS": 3}}
+SMALLER = {
+    "03_schnet_qm9": {"MOLECULES": 800, "EPOCHS": 1},
+    "04_gin_and_gcn": {"MOLECULES": 1000, "EPOCHS": 3},
+    "07_large_graphs": {"NODES": 4000, "EPOCHS": 1},
+}
 
 
 def code_cells(path):
