@@ -17,7 +17,7 @@ from scipy.sparse.csgraph import breadth_first_order, connected_components
 from popgeo.native import library
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
-_STREAM = ("popgeo_partition_stream", (_POINTER,) * 7 + (_INT,) * 3, _INT)
+_STREAM = ("popgeo_partition_stream", (_POINTER,) * 7 + (_INT,) * 4, _INT)
 _CONTRACT = ("popgeo_partition_contract", (_POINTER,) * 4 + (_INT, _INT) + (_POINTER,) * 3, _INT)
 
 # A coarse node holds at most this share of a part, so that parts can still be balanced; fewer nodes than so many for
@@ -145,7 +145,9 @@ def _start(graph: Graph, num_parts: int, capacity: int, attempt: int, generator:
     """A division of the coarsest graph: by neighbourhood, which suits meshes, or at random, which suits communities."""
     parts, weights = np.full(graph.num_nodes, -1, np.int64), np.zeros(num_parts, np.int64)
     order = torch.randperm(graph.num_nodes, generator=generator).numpy()
-    stream(graph, _breadth_first(graph, order) if attempt % 2 else order, parts, weights, capacity)
+    # At the mean, not at the capacity: else the first parts take all and the last get nothing.
+    mean = -(-int(graph.node_weight.sum()) // num_parts)
+    stream(graph, _breadth_first(graph, order) if attempt % 2 else order, parts, weights, mean)
     _refine(graph, parts, num_parts, capacity, generator)
     return parts
 
@@ -169,17 +171,21 @@ def _refine(graph: Graph, parts: np.ndarray, num_parts: int, capacity: int, gene
     """Moves nodes between parts, in place, until none moves or the passes are over."""
     placed = parts >= 0
     weights = np.bincount(parts[placed], graph.node_weight[placed], num_parts).astype(np.int64)
+    # Without a least weight, small parts would lose all their nodes to their neighbours.
+    least = 2 * int(graph.node_weight.sum()) // num_parts - capacity
     for _ in range(_PASSES):
-        moved = stream(graph, torch.randperm(graph.num_nodes, generator=generator).numpy(), parts, weights, capacity)
-        if moved == 0:
+        order = torch.randperm(graph.num_nodes, generator=generator).numpy()
+        if stream(graph, order, parts, weights, capacity, least) == 0:
             return
 
 
-def stream(graph: Graph, order: np.ndarray, labels: np.ndarray, weights: np.ndarray, capacity: int) -> int:
+def stream(
+    graph: Graph, order: np.ndarray, labels: np.ndarray, weights: np.ndarray, capacity: int, least: int = 0
+) -> int:
     """Lets nodes choose a label, one after the other, in place.
 
-    A node without label takes that with the largest product of the edges to it and the room in it, else the first with
-    room. A node with one changes it for one that has room and more edges to it, or equally many and less weight; and
+    A node without label takes that with the largest product of the edges to it and the room in it, else the
+    lightest. A node with one changes it for one that has room and more edges to it, or equally many and less weight; and
     leaves one that is too heavy for the best of those that have room.
 
     Args:
@@ -188,22 +194,23 @@ def stream(graph: Graph, order: np.ndarray, labels: np.ndarray, weights: np.ndar
         labels: The label of each node, -1 for none; changed in place. int64 [num_nodes]
         weights: The weight of the nodes of each label; changed in place. int64 [num_labels]
         capacity: The most weight that a label should have.
+        least: The least; what is so light already loses no more.
 
     Returns:
         How many nodes changed their label.
     """
     entry = library.function(*_STREAM)
     if entry is None:
-        return _stream(graph, order, labels, weights, capacity)
+        return _stream(graph, order, labels, weights, capacity, least)
     arrays = (graph.rowptr, graph.col, graph.edge_weight, graph.node_weight, order, labels, weights)
     pointers = [array.ctypes.data for array in arrays]
-    return int(entry(*pointers, len(order), len(weights), capacity))
+    return int(entry(*pointers, len(order), len(weights), capacity, least))
 
 
-def _stream(graph: Graph, order: np.ndarray, labels: np.ndarray, weights: np.ndarray, capacity: int) -> int:
+def _stream(graph: Graph, order: np.ndarray, labels: np.ndarray, weights: np.ndarray, capacity: int, least: int) -> int:
     """The plain path of `stream`, node by node."""
     rowptr, col, edge_weight = graph.rowptr.tolist(), graph.col.tolist(), graph.edge_weight.tolist()
-    of_node, moved, cursor = graph.node_weight.tolist(), 0, 0
+    of_node, moved = graph.node_weight.tolist(), 0
     for node in order.tolist():
         own, weight = int(labels[node]), of_node[node]
         joined: dict[int, int] = {}
@@ -212,6 +219,8 @@ def _stream(graph: Graph, order: np.ndarray, labels: np.ndarray, weights: np.nda
             if label >= 0:
                 joined[label] = joined.get(label, 0) + edge_weight[i]
         must_leave = own < 0 or weights[own] > capacity
+        if not must_leave and weights[own] - weight < least:
+            continue
         best, score = (-1, -1) if must_leave else (own, joined.get(own, 0))
         for label, edges in joined.items():
             if label == own or weights[label] + weight > capacity:
@@ -221,11 +230,9 @@ def _stream(graph: Graph, order: np.ndarray, labels: np.ndarray, weights: np.nda
             if value > score or (value == score and lighter):
                 best, score = label, value
         if best < 0:
-            steps = 0
-            while weights[cursor] + weight > capacity and steps < len(weights):
-                cursor, steps = (cursor + 1) % len(weights), steps + 1
-            # Where nothing has room, heavy coarse nodes stay or go to the lightest; a finer graph mends it.
-            best = cursor if steps < len(weights) else (own if own >= 0 else int(np.argmin(weights)))
+            best = int(np.argmin(weights))
+            # Where nothing has room, heavy coarse nodes stay; a finer graph mends it.
+            best = own if own >= 0 and weights[best] + weight > capacity else best
         if best != own:
             if own >= 0:
                 weights[own] -= weight

@@ -25,6 +25,7 @@ SMALLER = {
     "03_schnet_qm9": {"MOLECULES": 800, "EPOCHS": 1},
     "04_gin_and_gcn": {"MOLECULES": 1000, "EPOCHS": 3},
     "05_scatter_gather_benchmarks": {"PUBLISHED": str(REPOSITORY / "benchmarks/data/bow_microbenchmarks.csv")},
+    "07_large_graphs": {"NODES": 4000, "EPOCHS": 1},
 }
 
 

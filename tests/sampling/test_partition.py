@@ -77,7 +77,9 @@ def test_the_plain_path_gives_the_same_parts(num_nodes: int, num_edges: int, num
 
 def test_a_mesh_is_cut_far_better_than_at_random_and_near_what_metis_finds() -> None:
     edges = grid(40)
-    cut = edge_cut(edges, partition(edges, 16, method="Multilevel"))
+    parts = partition(edges, 16, method="Multilevel")
+    cut, sizes = edge_cut(edges, parts), parts.bincount(minlength=16)
+    assert 0.95 * 100 <= sizes.min() <= sizes.max() <= 1.05 * 100  # none is left empty either
     assert cut < 0.15 * edges.shape[1]  # squares of 10 x 10 cut 240 of 3,120; random parts 15 of 16
     if has_metis:
         assert cut < 2 * edge_cut(edges, partition(edges, 16, method="Metis"))

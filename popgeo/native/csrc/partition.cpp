@@ -32,26 +32,20 @@ class Joined {
   std::vector<Int> weight_;
 };
 
-// A label with room, from `cursor` on and round; -1 where none has.
-Int with_room(const Int* weights, Int num_labels, Int weight, Int capacity, Int* cursor) {
-  for (Int steps = 0; weights[*cursor] + weight > capacity; ++steps, *cursor = (*cursor + 1) % num_labels)
-    if (steps == num_labels) return -1;
-  return *cursor;
-}
-
 }  // namespace
 
 POPGEO_API std::int64_t popgeo_partition_stream(const Int* rowptr, const Int* col, const Int* edge_weight,
                                                 const Int* node_weight, const Int* order, Int* labels, Int* weights,
-                                                Int num_ordered, Int num_labels, Int capacity) {
+                                                Int num_ordered, Int num_labels, Int capacity, Int least) {
   Joined joined(num_labels);
-  Int moved = 0, cursor = 0;
+  Int moved = 0;
   for (Int at = 0; at < num_ordered; ++at) {
     const Int node = order[at], own = labels[node], weight = node_weight[node];
     joined.clear();
     for (Int i = rowptr[node]; i < rowptr[node + 1]; ++i)
       if (labels[col[i]] >= 0) joined.add(labels[col[i]], edge_weight[i]);
     const bool must_leave = own < 0 || weights[own] > capacity;
+    if (!must_leave && weights[own] - weight < least) continue;
     Int best = must_leave ? -1 : own, score = must_leave ? -1 : joined[own];
     for (Int label : joined.labels) {
       if (label == own || weights[label] + weight > capacity) continue;
@@ -59,9 +53,11 @@ POPGEO_API std::int64_t popgeo_partition_stream(const Int* rowptr, const Int* co
       const bool lighter = best >= 0 && weights[label] + weight < weights[best] - (best == own ? weight : 0);
       if (value > score || (value == score && lighter)) best = label, score = value;
     }
-    if (best < 0) best = with_room(weights, num_labels, weight, capacity, &cursor);
-    // Where nothing has room, heavy coarse nodes stay or go to the lightest; a finer graph mends it.
-    if (best < 0) best = own >= 0 ? own : std::min_element(weights, weights + num_labels) - weights;
+    if (best < 0) {
+      best = std::min_element(weights, weights + num_labels) - weights;
+      // Where nothing has room, heavy coarse nodes stay; a finer graph mends it.
+      if (own >= 0 && weights[best] + weight > capacity) best = own;
+    }
     if (best == own) continue;
     if (own >= 0) weights[own] -= weight;
     weights[best] += weight;
