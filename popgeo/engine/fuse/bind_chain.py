@@ -139,7 +139,10 @@ class _Program:
     def _write(self) -> None:
         chain = self._chain
         last_use = {
-            source.index: k for k, step in enumerate(chain.steps) for source in step.operands if source.kind is Kind.VALUE
+            source.index: k
+            for k, step in enumerate(chain.steps)
+            for source in step.operands
+            if source.kind is Kind.VALUE
         }
         late: list[tuple[int, Place]] = []
         for k, step in enumerate(chain.steps):

@@ -49,7 +49,9 @@ class OpenChain:
         self.sizes = sizes
         self.ops: list[Op] = []
         self.made: dict[int, int] = {}  # storage to value
-        self._changed: dict[int, tuple[_Key, int]] = {}  # storage to elements and value, of memory that was there before
+        self._changed: dict[
+            int, tuple[_Key, int]
+        ] = {}  # storage to elements and value, of memory that was there before
         self._read: dict[int, set[_Key]] = {}
         self._held: dict[_Key, Source] = {}
         self._steps: list[Step] = []

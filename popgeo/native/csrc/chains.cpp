@@ -205,10 +205,11 @@ typedef float Eight __attribute__((vector_size(32)));
 typedef float Four __attribute__((vector_size(16)));
 typedef int32_t SixteenWords __attribute__((vector_size(64)));
 
-POPGEO_INLINE Sixteen sixteen_at(const float* in) {
-  Sixteen vector;
-  memcpy(&vector, in, sizeof(vector));
-  return vector;
+// By reference, since a vector wider than the processor's has no agreed way to be returned.
+POPGEO_INLINE void add_sixteen(Sixteen& sum, const float* in) {
+  Sixteen next;
+  memcpy(&next, in, sizeof(next));
+  sum += next;
 }
 
 float sum_of(const float* in, int64_t size) {
@@ -220,9 +221,10 @@ float sum_of(const float* in, int64_t size) {
   }
   Sixteen parts = {};
   int64_t i = 0;
-  for (; i + 16 <= size; i += 16) parts += sixteen_at(in + i);
+  for (; i + 16 <= size; i += 16) add_sixteen(parts, in + i);
   // The last sixteen, without those that have been counted.
-  const Sixteen last = sixteen_at(in + size - 16);
+  Sixteen last = {};
+  add_sixteen(last, in + size - 16);
   parts += lane >= int32_t(16 - (size - i)) ? last : Sixteen{};
   Eight eight[2];
   memcpy(eight, &parts, sizeof(parts));
@@ -239,7 +241,7 @@ void add_to(double* total, const float* in, const Block& block) {
   int64_t i = 0;
   for (; i + 16 <= block.columns; i += 16) {
     Sixteen sum = {};
-    for (int64_t r = 0; r < block.rows; ++r) sum += sixteen_at(in + r * block.columns + i);
+    for (int64_t r = 0; r < block.rows; ++r) add_sixteen(sum, in + r * block.columns + i);
     for (int lane = 0; lane < 16; ++lane) total[i + lane] += sum[lane];
   }
   for (; i < block.columns; ++i) {
