@@ -87,7 +87,7 @@ class _Late(_Constant):
             if tensor.stride() != stride:  # a kernel of another layout than when the graph was captured
                 copy = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
                 copies.append((tensor, copy, written))
-                tensor = copy  # noqa: PLW2901
+                tensor = copy
             for slot in slots:
                 self._slots[slot, 1] = tensor.data_ptr()
         for position, number in zip(self._positions, given[count:], strict=True):

@@ -37,7 +37,7 @@ def fits(op: Op, values: tuple[Value, ...]) -> bool:
     if op.target in ("aten._to_copy.default", "aten.copy_.default"):
         return result == F32 and kinds <= {F32, BOOL, torch.int64, torch.int32}
     if op.target in _MASKS:  # of floats, or of masks
-        return result == BOOL and (kinds == {F32} or kinds == {BOOL} and op.target in _LOGIC)
+        return result == BOOL and (kinds == {F32} or (kinds == {BOOL} and op.target in _LOGIC))
     return result == F32 and kinds <= {F32, BOOL}
 
 
@@ -145,10 +145,10 @@ def _copy_into(write: Writer, x: Any, source: Any, non_blocking: bool = False) -
     return write("copy", source)
 
 
-_UNARY = (
-    "neg abs sign exp expm1 log log1p sqrt rsqrt reciprocal tanh sigmoid silu sin cos "  # named alike in torch
-).split()
-_COMPARED = "gt ge lt le eq ne".split()
+# Named alike in torch.
+_UNARY = ["neg", "abs", "sign", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "reciprocal"]
+_UNARY += ["tanh", "sigmoid", "silu", "sin", "cos"]
+_COMPARED = ["gt", "ge", "lt", "le", "eq", "ne"]
 _LOGIC = {
     "aten.logical_not.default": _simple("not"), "aten.bitwise_not.default": _simple("not"),
     "aten.logical_and.default": _simple("and"), "aten.bitwise_and.Tensor": _simple("and"),

@@ -26,6 +26,12 @@ def join_chains(graph: OpGraph) -> OpGraph:
     return search.result()
 
 
+def describe_joined(graph: OpGraph) -> str:
+    """How many operations run in how many chains; empty where none do."""
+    chains = [op.args[0] for op in graph.ops if op.target == CHAIN]
+    return f"{sum(chain.num_ops for chain in chains):,} operations in {len(chains):,} chains" if chains else ""
+
+
 class _Search:
     def __init__(self, graph: OpGraph) -> None:
         self._graph, self._storage = graph, {v: value.storage for v, value in enumerate(graph.values)}
@@ -138,7 +144,7 @@ class _Search:
 
 
 def _written(chain: OpenChain, graph: OpGraph, outside: set[int]) -> list[Op]:
-    """One operation in place of those of a chain, then the views of its results; the same ones where that is no gain."""
+    """One operation in place of those of a chain, then the views of its results; the same ones where it is no gain."""
     program = chain.program(outside)
     computed = [op for op in chain.ops if not graph.is_view(op)]
     if len(computed) < 2 or not fits_registers(program, graph.values):

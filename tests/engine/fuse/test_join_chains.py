@@ -1,5 +1,6 @@
 """Joined element-wise operations compute what the operations one by one compute, on whatever memory they work."""
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -54,7 +55,8 @@ EXACT = {
     "bounded": lambda x: x.clamp(-0.3, 0.7), "below": lambda x: x.clamp_max(2), "at most": lambda x: x.clamp(max=2),
     "compared": lambda x: (x > 0.5).float(), "masks": lambda x: (~(x > 0.5) & (x != 1)).float(),
     "where": lambda x: torch.where(x > 0, x, 1.5), "filled": lambda x: x.masked_fill(x > 0, -INF),
-    "scaled sum": lambda x: torch.add(x, x.flip(0), alpha=0.3), "scaled difference": lambda x: torch.sub(x, x.flip(0), alpha=3),
+    "scaled sum": lambda x: torch.add(x, x.flip(0), alpha=0.3),
+    "scaled difference": lambda x: torch.sub(x, x.flip(0), alpha=3),
     "addcmul": lambda x: torch.addcmul(x, x.flip(0), x, value=0.1), "lerp": lambda x: torch.lerp(x, x.flip(0), 0.7),
     "addcdiv": lambda x: torch.addcdiv(x, x.flip(0), x, value=0.1), "max": lambda x: torch.maximum(x, x.flip(0)),
     "min": lambda x: torch.minimum(x, x.flip(0)),
@@ -190,8 +192,9 @@ def test_single_operations_other_types_and_empty_tensors_stay_as_they_are():
 
 
 def test_the_captured_graph_and_checked_runs_know_nothing_of_chains():
-    graph = capture(F.silu, bind(F.silu, X)).graph
-    function = lambda x: (x * 2).exp()  # noqa: E731
+    def function(x):
+        return (x * 2).exp()
+
     graph = capture(function, bind(function, X)).graph
     runner = GraphRunner(graph, {}, floating_point_exceptions=True)
     assert chains_of(runner) == []
@@ -206,7 +209,7 @@ SHAPES = [(5, 7), (7,), (5, 1), (1, 7), (), (5, 7)]
 
 
 def random_program(choices: list[tuple[int, int, int]]) -> Callable[..., tuple[Tensor, ...]]:
-    """A function of the tensors of `SHAPES`, which it may change, that makes a value at each choice and returns most."""
+    """A function of the tensors of `SHAPES`, which it may change, that makes a value at each choice."""
 
     def function(*inputs: Tensor) -> tuple[Tensor, ...]:
         pool = list(inputs)
@@ -245,8 +248,6 @@ def test_random_programs_give_what_they_give_in_plain_torch(choices):
 
 @pytest.mark.parametrize("size", [(700, 100), (100, 700), (90000,), (3, 40000)])
 def test_results_are_the_same_bits_for_any_number_of_threads_and_any_instruction_set(size):
-    import ctypes
-
     choose = library.function("popgeo_chain_isa", (ctypes.c_int64,), ctypes.c_int64)
     assert choose is not None
 
