@@ -10,7 +10,7 @@ from popgeo.capture.op_graph import Input, Op, OpGraph
 from popgeo.capture.passes import fold_constants, is_random
 from popgeo.engine.codegen import emit
 from popgeo.engine.fuse.fuse_graph import fuse
-from popgeo.engine.memory_plan import place_values
+from popgeo.engine.memory_plan import place_values, unplaced_bytes
 
 
 class GraphRunner:
@@ -25,6 +25,8 @@ class GraphRunner:
     Attributes:
         graph: What was given, with what depends on no input computed.
         runs: What runs in its place: the same, with operations joined.
+        buffer_bytes: Memory that is allocated for values and inputs.
+        peak_bytes: The same with what operations allocate for themselves at the worst moment of a run.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class GraphRunner:
         # The check looks at the operands after the operation.
         memory = place_values(self.runs, given, overwrites_operands=not floating_point_exceptions)
         self.buffer_bytes = memory.nbytes + sum(tensor.nbytes for tensor in self._inputs)
+        self.peak_bytes = self.buffer_bytes + unplaced_bytes(self.runs, memory.tensors)
         self._run = emit(self.runs, memory.tensors, _check if floating_point_exceptions else None)
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor | None]:

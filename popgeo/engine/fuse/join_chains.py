@@ -147,7 +147,9 @@ def _written(chain: OpenChain, graph: OpGraph, outside: set[int]) -> list[Op]:
     """One operation in place of those of a chain, then the views of its results; the same ones where it is no gain."""
     program = chain.program(outside)
     computed = [op for op in chain.ops if not graph.is_view(op)]
-    if len(computed) < 2 or not fits_registers(program, graph.values):
+    # Alone, an operation of torch runs as well by itself; one of ours would allocate its result at each run.
+    alone = len(computed) < 2 and not computed[0].target.startswith("popgeo.")
+    if alone or not fits_registers(program, graph.values):
         return chain.ops
     inputs = {place.value for place in program.operands}
     results = [place.value for _, place in program.results]
