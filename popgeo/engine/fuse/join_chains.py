@@ -1,14 +1,17 @@
 """Finds element-wise operations that can run as one chain, and puts one operation in their place."""
 
+import ctypes
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from popgeo.capture.op_graph import Number, Op, OpGraph, Ref
 from popgeo.capture.passes import with_ops
-from popgeo.engine.fuse.bind_chain import fits_registers
+from popgeo.engine.fuse.block_program import fits_registers
 from popgeo.engine.fuse.chain import CHAIN
 from popgeo.engine.fuse.elementwise import fits, writer_of
 from popgeo.engine.fuse.open_chain import OpenChain, shape_of, summed_dimensions
+from popgeo.native import library
 
 # A chain waits for operations that continue it, and keeps its operands alive meanwhile.
 _MOST_OPEN = 4
@@ -18,12 +21,21 @@ def join_chains(graph: OpGraph) -> OpGraph:
     """The graph with chains of element-wise operations as one operation each, at the place where it is first needed.
 
     An operation between those of a chain runs before it, which is allowed as long as neither touches memory that the
-    other changes. Sums over what a chain makes are taken into it although they come later.
+    other changes. Sums over what a chain makes are taken into it although they come later. On processors that cannot
+    multiply and add at once, all of them older than 2014, the graph stays as it is.
     """
+    if not _is_fast():
+        return graph
     search = _Search(graph)
     for op in graph.ops:
         search.add(op)
     return search.result()
+
+
+@functools.cache
+def _is_fast() -> bool:
+    choose = library.function("popgeo_chain_isa", (ctypes.c_int64,), ctypes.c_int64)
+    return choose is not None and bool(choose(2))
 
 
 def describe_joined(graph: OpGraph) -> str:
