@@ -1,16 +1,15 @@
 // Runs chains of element-wise operations, block by block: each instruction is one loop over a block that is in cache.
 // The file is compiled once per instruction set (see setup.py), like kernels.cpp; run_chain.cpp picks among them.
-#include "chain.h"
-
-#include "chain_math.h"
-
 #if defined(__GNUC__) && !defined(__clang__)
-// Without these GCC keeps selections as branches and roots as calls.
-#pragma GCC optimize("no-trapping-math", "no-math-errno")
+// Without this, before all functions, GCC keeps selections as branches.
+#pragma GCC optimize("no-trapping-math")
 #define POPGEO_VECTORISE _Pragma("GCC ivdep")
 #else
 #define POPGEO_VECTORISE _Pragma("clang loop vectorize(assume_safety)")
 #endif
+
+#include "chain.h"
+#include "chain_math.h"
 
 namespace popgeo {
 namespace POPGEO_ISA {
@@ -260,10 +259,13 @@ void sum_columns(const float* in, const Slot& slot, const Block& block, double* 
   }
 }
 
+// Between registers, so that they do not compete for the same lines of the cache.
+constexpr int64_t GAP = 16;
+
 struct Worker {
   const Chain& chain;
   double* partial;
-  float (*registers)[BLOCK];
+  float (*registers)[BLOCK + GAP];
 
   void run(int64_t first, int64_t last, const Block& block) const {
     const int64_t size = block.rows * block.columns;
@@ -300,7 +302,7 @@ struct Worker {
 };
 
 void run_chunk(const Chain& chain, int64_t chunk, int64_t num_units, int64_t parts) {
-  alignas(64) float registers[MAX_REGISTERS][BLOCK];
+  alignas(64) float registers[MAX_REGISTERS][BLOCK + GAP];
   double* partial = chain.partial + chunk * chain.partial_size;
   for (int64_t i = 0; i < chain.partial_size; ++i) partial[i] = 0.0;
   const Worker worker{chain, partial, registers};
