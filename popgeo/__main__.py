@@ -68,7 +68,8 @@ def command() -> None:
 def train(settings: Settings, dataset: InMemoryDataset) -> None:
     """Trains, validates after each epoch, tests once; prints what happened and writes it to `settings.out`."""
     torch.manual_seed(settings.seed)
-    torch.set_num_threads(settings.threads)
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
     ids = split(len(dataset), settings.limit, settings.seed)
     stores = {name: flatten(dataset[of], settings) for name, of in ids.items()}
     gap = dataset.y[:, GAP[settings.dataset]].float()
@@ -76,7 +77,7 @@ def train(settings: Settings, dataset: InMemoryDataset) -> None:
     print("molecules: " + ", ".join(f"{len(of):,} for {name}" for name, of in ids.items()))
 
     sizes = FixedSizeOptions.tune(stores["training"], target_graphs=settings.batch_size)
-    options = ipu.Options(device_iterations=settings.device_iterations, output_mode="all")
+    options = ipu.Options(device_iterations=settings.device_iterations, output_mode="all", num_threads=settings.threads)
     loaders = {
         name: FixedSizeDataLoader(
             store,

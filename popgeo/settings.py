@@ -24,7 +24,7 @@ class Settings:
     cutoff: float
     lr: float
     device_iterations: int
-    threads: int
+    threads: int | None
     seed: int
 
 
@@ -76,6 +76,11 @@ def parse(arguments: Sequence[str], version: str) -> Settings:
     add("--cutoff", type=number, default=5.0, help="longest interaction, in angstrom")
     add("--lr", type=number, default=2e-3, help="learning rate of AdamW, annealed to 0 by a cosine")
     add("--device-iterations", type=count, default=4, help="training steps in one call of the executor")
-    add("--threads", type=count, default=1, help="threads of torch; more than 1 only helps where cores are idle")
+    add(
+        "--threads",
+        type=count,
+        default=None,
+        help="threads of torch and of a step; by default a step measures what is best",
+    )
     add("--seed", type=at_least(0, int), default=0, help="what weights, split and order are drawn from")
     return Settings(**vars(parser.parse_args(arguments)))

@@ -100,7 +100,7 @@ SHOWN = [
     (lambda: ipu.compile(double, [torch.ones(3)]), "Executable(double: 1 operations for Bow, 0 calls)"),
     (lambda: trained().graph, "OpGraph("),
     (lambda: trained().report.memory, "MemoryUse("),
-    (trained, "CompiledModel(Mean: training, compiled, 1 call, micro-batches a call: 2)"),
+    (trained, "CompiledModel(Mean: training, compiled, 1 call, micro-batches a call: 2"),
 ]
 
 

@@ -56,6 +56,10 @@ class CallOptions(Protocol):
         """Where random numbers start; None takes torch's own seed."""
 
     @property
+    def num_threads(self) -> int | None:
+        """Threads of a call; None lets each step find out by measuring its first calls."""
+
+    @property
     def loss_scaling(self) -> float:
         """What the loss is multiplied by, and gradients are divided by."""
 

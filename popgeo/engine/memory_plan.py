@@ -72,6 +72,22 @@ def place_values(graph: OpGraph, given: Mapping[int, Tensor], *, overwrites_oper
     return Memory(tensors=tensors, buffers=tuple(buffers))
 
 
+def unplaced_bytes(graph: OpGraph, tensors: Mapping[int, Tensor]) -> int:
+    """Bytes at the worst moment of a run of the values without a fixed place, which torch allocates and frees."""
+    last, spans = _last_uses(graph), _spans(graph)
+    seen = {graph.values[v].storage for v in tensors}
+    ends: dict[int, int] = {}
+    now = peak = 0
+    for index, op in enumerate(graph.ops):
+        for storage in {graph.values[v].storage for v in op.makes()} - seen:
+            seen.add(storage)
+            now += spans[storage]
+            ends[last[storage]] = ends.get(last[storage], 0) + spans[storage]
+        peak = max(peak, now)
+        now -= ends.pop(index, 0)
+    return peak
+
+
 def _last_uses(graph: OpGraph) -> dict[int, int]:
     last = {graph.values[v].storage: index for index, op in enumerate(graph.ops) for v in (*op.reads(), *op.makes())}
     return last | {graph.values[v].storage: len(graph.ops) for v in graph.outputs if v is not None}
@@ -101,12 +117,14 @@ def _operand_to_overwrite(
     """The storage of an operand that ends here and has the result's layout, for an operation that works by element."""
     if not out_variants.is_elementwise(op):
         return None
+    changed = {graph.values[v].storage for v in op.writes}
     for v in op.reads():
         operand = graph.values[v]
         alike = (operand.shape, operand.stride, operand.dtype, operand.offset) == (
             value.shape, value.stride, value.dtype, 0
         )  # fmt: skip
-        ends = last_use[operand.storage] == index and owner.get(operand.storage, -1) >= 0
+        kept = operand.storage in changed or owner.get(operand.storage, -1) < 0
+        ends = last_use[operand.storage] == index and not kept
         only_view = all(w == v for w in op.reads() if graph.values[w].storage == operand.storage)
         if alike and ends and only_view and spans[operand.storage] == spans[value.storage]:
             return operand.storage

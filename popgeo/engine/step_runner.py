@@ -13,9 +13,11 @@ from popgeo.capture.row_indexing import without_row_indexing
 from popgeo.engine import micro_batches
 from popgeo.engine.call_options import CallOptions, chosen_output_mode
 from popgeo.engine.denormals import DenormalsFlushed
+from popgeo.engine.fuse.join_chains import describe_joined
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
+from popgeo.engine.threads import ThreadChoice
 from popgeo.engine.write_back import check_apart, write_back
 
 
@@ -28,6 +30,9 @@ class StepRunner:
         options: How often a call repeats the step.
         update: Applies gradients; None for inference.
         replicas: Which of the replicas run here.
+
+    Attributes:
+        threads: With how many threads calls run.
     """
 
     def __init__(
@@ -40,6 +45,7 @@ class StepRunner:
     ) -> None:
         self.step, self._model, self._options = step, model, options
         self._update, self.replicas = update, replicas
+        self.threads = ThreadChoice(options.num_threads)
         self._mode = chosen_output_mode(options, trains=update is not None)
         arguments = step.graph.inputs_of(Role.ARGUMENT)
         self._row_indices = [position for position, given in enumerate(arguments) if given in step.row_indices]
@@ -69,7 +75,7 @@ class StepRunner:
             check_apart([*tensors, *self.state().values()], self._written)
         if self._addresses != self._addresses_now():
             self.bind()
-        with DenormalsFlushed():
+        with self.threads.of_a_call(), DenormalsFlushed():
             return self._run(tensors)
 
     def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -113,6 +119,11 @@ class StepRunner:
         ]
         held += [tensor for buffers in self.buffers[1:] for tensor in buffers.values()]
         return sum(tensor.nbytes for tensor in held)
+
+    @property
+    def joined(self) -> str:
+        """How many operations run joined, in how many calls; empty where none do."""
+        return describe_joined(self.graph_runner.runs)
 
     def graph_for(self, tensors: Sequence[Tensor]) -> OpGraph:
         """The operations that run for these inputs."""

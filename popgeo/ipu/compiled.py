@@ -116,6 +116,15 @@ class Compiled:
         """Runs it here. Made when it is needed: from then on weights lie where the step wants them."""
         return StepRunner(self.step, self.module, self.options, self.update, self.replicas)
 
+    @property
+    def how_it_runs(self) -> str:
+        """What the executor has chosen, each after a comma; empty before the first call."""
+        if "runner" not in self.__dict__:
+            return ""
+        picked, joined = self.runner.threads.picked, self.runner.joined
+        threads = "" if picked is None else f"{picked} thread{'s' if picked > 1 else ''}"
+        return "".join(f", {part}" for part in (joined, threads) if part)
+
     @cached_property
     def assessment(self) -> Assessment:
         """Cycles and memory on the target, worked out when first asked for; nothing runs."""

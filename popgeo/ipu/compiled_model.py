@@ -61,7 +61,8 @@ class CompiledModel:
             calls = self._compiled.usage.calls
             state = f"compiled, {calls:,} {'call' if calls == 1 else 'calls'}"
         factor = self.options.batch_factor
-        return f"CompiledModel({type(self.model).__name__}: {kind}, {state}, micro-batches a call: {factor})"
+        runs = "" if self._compiled is None else self._compiled.how_it_runs
+        return f"CompiledModel({type(self.model).__name__}: {kind}, {state}, micro-batches a call: {factor}{runs})"
 
     def _repr_html_(self) -> str:
         shown = {"model": type(self.model).__name__, "weights": sum(p.numel() for p in self.model.parameters())}

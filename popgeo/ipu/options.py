@@ -25,6 +25,8 @@ class Options:
         output_mode: Which steps return their results; None is `final` when training and `all` otherwise.
         output_period: With `every_n`, the last of each so many steps is returned.
         random_seed: Where dropout starts; None takes torch's own seed when the model is compiled.
+        num_threads: Threads of a call here; None lets each step find out by measuring its calls, up to torch's own
+            number. torch's matrix products may differ in the last bit with it: tell a number where every bit counts.
         loss_scaling: The loss is multiplied by it before the backward pass and gradients are divided by it after,
             which keeps small float16 gradients from vanishing.
         max_grad_norm: Gradients of one update are scaled down to this 2-norm over all parameters; None leaves them.
@@ -53,6 +55,7 @@ class Options:
     output_mode: OutputMode | str | None = None
     output_period: int = 1
     random_seed: int | None = None
+    num_threads: int | None = None
     loss_scaling: float = 1.0
     max_grad_norm: float | None = None
     floating_point_exceptions: bool = False
@@ -62,8 +65,16 @@ class Options:
     strict: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("device_iterations", "replication_factor", "gradient_accumulation", "output_period"):
+        for name in (
+            "device_iterations",
+            "replication_factor",
+            "gradient_accumulation",
+            "output_period",
+            "num_threads",
+        ):
             count = getattr(self, name)
+            if name == "num_threads" and count is None:
+                continue
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
                 raise ValueError(f"Options.{name} is {count!r}; it must be an integer of at least 1.")
         for name in ("loss_scaling", "max_grad_norm"):

@@ -13,6 +13,7 @@ from popgeo.ipu import IpuTarget, Options, OutputMode, Reduction
         ({"device_iterations": 0}, "device_iterations is 0; it must be an integer of at least 1"),
         ({"gradient_accumulation": 1.5}, "gradient_accumulation is 1.5"),
         ({"replication_factor": True}, "replication_factor is True"),
+        ({"num_threads": 0}, "num_threads is 0; it must be an integer of at least 1"),
         ({"reduction": "max"}, "reduction is 'max'; it must be one of 'mean', 'sum'"),
         ({"output_mode": "first"}, "output_mode is 'first'; it must be one of 'all', 'final', 'every_n', 'sum'"),
         ({"output_mode": "every_n", "output_period": 2, "device_iterations": 3}, "Choose a period that divides them"),

@@ -31,9 +31,9 @@ def build(folder: Path) -> Path:
     from popgeo.native import library
 
     path = folder / "_popgeo.so"
-    sources = [str(CSRC / name) for name in ("gather_scatter.cpp", "kernels.cpp", "sampling.cpp", "sources.cpp")]
+    sources = [str(path) for path in sorted(CSRC.glob("*.cpp"))]
     checksum = f"-DPOPGEO_SOURCES={library.sources_checksum()}u"
-    avx = ["-mavx2", "-mf16c"] if "avx2" in Path("/proc/cpuinfo").read_text() else []
+    avx = ["-mavx2", "-mf16c", "-mfma"] if "avx2" in Path("/proc/cpuinfo").read_text() else []
     subprocess.run(
         [os.environ.get("CXX", "g++"), *FLAGS, checksum, *avx, *SANITIZE, *sources, "-o", str(path)], check=True
     )
@@ -102,6 +102,44 @@ def sample(chance: random.Random) -> "tuple[Tensor, Tensor]":
         return got, numbers()
 
 
+def fuzz_chain(chance: random.Random) -> None:
+    """Runs a random chain of element-wise operations on operands of any order in memory, and compares with eager."""
+    import torch
+
+    from popgeo.capture.capture import bind, capture
+    from popgeo.engine.graph_runner import GraphRunner
+
+    rows, columns = chance.choice([1, 2, 3, 9, 40, 300]), chance.choice([1, 2, 7, 16, 33, 100, 1023, 1025, 3000])
+
+    def operand() -> torch.Tensor:
+        whole = torch.randn(chance.choice([1, rows]), chance.choice([1, columns]))
+        return chance.choice([lambda: whole, lambda: whole.t().contiguous().t(), lambda: whole.repeat(1, 2)[:, ::2]])()
+
+    steps = [(chance.randrange(9), chance.randrange(99), chance.randrange(99)) for _ in range(chance.randrange(2, 12))]
+
+    def function(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        made = list(inputs)
+        for kind, first, second in steps:
+            x, y = made[first % len(made)], made[second % len(made)]
+            if kind < 4:
+                made.append([torch.tanh, torch.exp, torch.cos, torch.neg][kind](x.clamp(-2, 2)))
+            elif kind < 7:
+                made.append(
+                    [torch.add, torch.mul, lambda x, y: torch.where(x > y, x, 2 * y)][kind - 4](x, y).clamp(-9, 9)
+                )
+            elif kind == 7 and x.shape == torch.broadcast_shapes(x.shape, y.shape):
+                x.mul_(0.5).add_(y)
+            else:
+                made += [(x * 0.5).sum(0, keepdim=True) / rows, (x * 0.5).sum(1, keepdim=True) / columns]
+        return tuple(x.clone() for x in made)
+
+    inputs = [operand() for _ in range(4)]
+    graph = capture(function, bind(function, *(x.clone() for x in inputs))).graph
+    made, expected = GraphRunner(graph, {}).run(inputs), function(*(x.clone() for x in inputs))
+    for result, want in zip(made, expected, strict=True):
+        torch.testing.assert_close(result, want, rtol=1e-4, atol=1e-4)
+
+
 def fuzz(path: Path, seconds: float, seed: int) -> None:
     import torch
 
@@ -143,6 +181,8 @@ def fuzz(path: Path, seconds: float, seed: int) -> None:
         x, w = torch.randn(sources, channels).mul(9).to(dtype), torch.randn(edges, channels).mul(9).to(dtype)
         if chance.random() < 0.2:
             w = w.t().contiguous().t()
+        if chance.random() < 0.1:
+            fuzz_chain(chance)
         try:
             kind = chance.randrange(6)
             if kind == 5:

@@ -1,0 +1,115 @@
+"""Peak memory of a training step beyond weights and inputs: the compiled step's against eager PyG's on the same edges.
+
+    python benchmarks/memory.py
+
+SchNet on packed QM9 molecules. Eager memory is what tensors made during forward, loss and backward hold at the worst
+moment, gradients of weights included for both; the compiled step's is the memory that it allocates once, and what its
+operations allocate at the worst moment.
+"""
+
+import argparse
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch_geometric.nn as pyg
+from models import CUTOFF, MAX_NUM_NODES, K, KnownEdges, packed_batch
+from timing import one_thread
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from popgeo import ipu
+from popgeo.nn import KNNInteractionGraph, SchNet, mse_loss
+
+GOAL = 1 / 3
+
+
+class PeakMemory(TorchDispatchMode):
+    """Follows the bytes of all storages that operations make, until each is freed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known = weakref.WeakKeyDictionary[Any, int]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in before:
+                self._follow(tensor.untyped_storage())
+        return result
+
+    def _follow(self, storage: torch.UntypedStorage) -> None:
+        if storage in self._known:
+            return
+        size = storage.nbytes()
+        self._known[storage] = size
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._free, size)
+
+    def _free(self, size: int) -> None:
+        self.now -= size
+
+
+def eager_peak(model: nn.Module, step: Callable[[], Tensor]) -> int:
+    """Bytes at the worst moment of a step; the first one is not counted."""
+    for _ in range(2):
+        model.zero_grad(set_to_none=True)
+        with PeakMemory() as memory:
+            step().backward()
+    return memory.peak
+
+
+class Step(nn.Module):
+    """Prediction and loss, as `training_model` takes them."""
+
+    def __init__(self, model: nn.Module, num_graphs: int) -> None:
+        super().__init__()
+        self.model, self.num_graphs = model, num_graphs
+
+    def forward(self, z: Tensor, pos: Tensor, batch: Tensor, edges: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        energy = self.model(z, pos, batch, edges, num_graphs=self.num_graphs, half_list=True)
+        return energy, mse_loss(energy, target)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=576)
+    parser.add_argument("--channels", type=int, default=100)
+    parser.add_argument("--blocks", type=int, default=4)
+    parser.add_argument("--quick", action="store_true", help="a small batch")
+    options = parser.parse_args()
+    if options.quick:
+        options.nodes, options.channels, options.blocks = 96, 16, 2
+    one_thread()
+    torch.manual_seed(0)
+    batch = packed_batch(options.nodes)
+    shape, target = (options.channels, options.channels, options.blocks, 50, CUTOFF), torch.zeros(batch.num_graphs, 1)
+    graph = KNNInteractionGraph(K, CUTOFF, max_num_nodes=MAX_NUM_NODES)
+    edges, length = graph(batch.pos, batch.batch, num_graphs=batch.num_graphs, nodes_mask=batch.z > 0)
+    real = length < CUTOFF
+    peer = pyg.SchNet(*shape, interaction_graph=KnownEdges(edges[:, real], length[real]))
+    model = SchNet(*shape, interaction_graph=graph)
+    model.load_state_dict(peer.state_dict())
+    theirs = eager_peak(peer, lambda: mse_loss(peer(batch.z, batch.pos, batch.batch), target))
+    arguments = (batch.z, batch.pos, batch.batch, batch.edge_index, target)
+    compiled = ipu.training_model(Step(model, batch.num_graphs), optimizer=torch.optim.SGD(model.parameters(), lr=0.0))
+    _, loss = compiled(*arguments)
+    expected = mse_loss(peer(batch.z, batch.pos, batch.batch), target).detach()
+    torch.testing.assert_close(loss, expected, rtol=1e-3, atol=1e-3)
+    runner = compiled._compiled.runner.graph_runner
+    gradients = sum(p.nbytes for p in model.parameters())
+    ours = runner.peak_bytes + gradients
+    print(
+        f"{options.nodes} atoms, {int(real.sum()):,} real edges, F = {options.channels}, {options.blocks} blocks: PyG "
+        f"{theirs / 2**20:.1f} MiB, popgeo {ours / 2**20:.1f} MiB, {ours / theirs:.2f} of it (goal {GOAL:.2f}); of "
+        f"these {(ours - runner.buffer_bytes - gradients) / 2**20:.1f} MiB are allocated anew in each step"
+    )
+
+
+if __name__ == "__main__":
+    main()

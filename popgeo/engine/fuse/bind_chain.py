@@ -1,0 +1,87 @@
+"""Turns a chain into instructions on memory: what the compiled library runs."""
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from popgeo.capture.op_graph import Number, Op, OpGraph
+from popgeo.engine.fuse.block_program import BlockProgram
+from popgeo.engine.fuse.chain import Chain
+from popgeo.engine.fuse.prepared import PreparedCall, late_arguments
+from popgeo.native import library
+
+_pack = struct.Struct("13q").pack
+
+
+def prepare_chain(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall | None:
+    """The call of a chain on values at these places."""
+    native = library.packed("popgeo_chain")
+    assert native is not None, "a graph is joined only where the library is available"
+    chain: Chain = op.args[0]
+    program = BlockProgram(chain, graph.values, tensors)
+    slots, instructions = np.array(program.slots, np.int64), np.array(program.instructions, np.int64)
+    numbers = np.array([n.value if isinstance(n, Number) else n for n in chain.numbers], np.float32)
+    for slot, index in program.number_slots:
+        slots[slot, 1] = numbers.ctypes.data + 4 * index
+    partial = np.zeros(program.num_chunks * program.partial_size, np.float64)
+    header = _pack(
+        slots.ctypes.data, instructions.ctypes.data, partial.ctypes.data,
+        len(slots), len(instructions), program.num_invariant,
+        *program.domain, *program.block, program.num_chunks, program.partial_size, program.sums_columns,
+    )  # fmt: skip
+    keeps = (slots, instructions, numbers, partial, [tensors[p.value] for p in program.places if p.value in tensors])
+    late, changing = late_arguments(op, tensors)
+    if not late and not changing:
+        return _Constant(native, header, keeps)
+    where = [[s for s, v in program.value_slots if v == value] for value in late]
+    positions = [index for index, number in enumerate(chain.numbers) if isinstance(number, Number)]
+    strides = [graph.values[v].stride for v in late]
+    written = [v in op.writes for v in late]
+    return _Late(native, header, keeps, list(zip(where, strides, written, strict=True)), positions)
+
+
+class _Constant:
+    """A call that is the same each time."""
+
+    def __init__(self, native: Callable[[bytes], int], header: bytes, keeps: Any) -> None:
+        self._native, self._header, self._keeps = native, header, keeps
+
+    def __call__(self) -> None:
+        self._native(self._header)
+
+
+class _Late(_Constant):
+    """A call with operands that have another place at each run, or with numbers that change."""
+
+    def __init__(
+        self,
+        native: Callable[[bytes], int],
+        header: bytes,
+        keeps: Any,
+        operands: Sequence[tuple[Sequence[int], tuple[int, ...], bool]],
+        positions: Sequence[int],
+    ) -> None:
+        super().__init__(native, header, keeps)
+        self._slots, self._numbers = keeps[0], keeps[2]
+        self._operands, self._positions = operands, positions
+
+    def __call__(self, *given: Any) -> None:
+        count = len(self._operands)
+        copies = []
+        for tensor, (slots, stride, written) in zip(given, self._operands, strict=False):
+            if tensor.stride() != stride:  # a kernel of another layout than when the graph was captured
+                copy = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
+                copies.append((tensor, copy, written))
+                tensor = copy
+            for slot in slots:
+                self._slots[slot, 1] = tensor.data_ptr()
+        for position, number in zip(self._positions, given[count:], strict=True):
+            self._numbers[position] = number
+        self._native(self._header)
+        for tensor, copy, written in copies:
+            if written:
+                tensor.copy_(copy)

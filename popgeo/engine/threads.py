@@ -1,0 +1,126 @@
+"""Finds out by measuring with how many threads a step is fastest, and notices when that changes."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+
+# A step as short as this has nothing to share out: each parallel region costs it several microseconds.
+_SHORTEST_SECONDS = 2e-3
+# More threads must win by this factor, since they take cores from whatever else runs.
+_WORTH = 1.1
+# What a call may cost more than expected before another number is tried at once.
+_TOLERATED = 1.15
+# The share of the time that trying other numbers again may cost.
+_SHARE_FOR_TRIALS = 0.02
+_TRIALS = 2
+
+
+class ThreadChoice:
+    """The number of threads that each call of a step runs with.
+
+    The first call is not measured, since it touches all memory for the first time. Then one thread is tried, then two,
+    four and so on up to torch's number, as long as each is faster than the one before. A number whose calls become
+    slower than expected is left at once; the others are tried again as rarely as the time they cost allows.
+
+    torch's own matrix products may differ in the last bit with the number of threads, the library's kernels do not.
+    Where every bit must come again, tell the number.
+
+    Args:
+        told: The number, where it is not to be found out.
+        clock: Seconds, as of `time.perf_counter`.
+
+    Example:
+        >>> choice = ThreadChoice(told=1)
+        >>> with choice.of_a_call():
+        ...     torch.get_num_threads()
+        1
+    """
+
+    def __init__(self, told: int | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._told, self._clock = told, clock
+        self._most = 0
+        self._warm = False
+        self._seconds: dict[int, float] = {}  # by number of threads, as last measured
+        self._trials: list[int] = []  # the numbers of the calls to come that are tried
+        self._since_trial = 0.0
+        self._cost_of_trial = 0.0
+
+    @property
+    def picked(self) -> int | None:
+        """The number that calls run with now; None where it is not known yet."""
+        if self._told is not None:
+            return self._told
+        if self._most == 1:
+            return 1
+        return None if self._trials or not self._seconds else self._best()
+
+    @contextlib.contextmanager
+    def of_a_call(self) -> Iterator[None]:
+        """Runs a block with that number of threads, and gives the caller's back."""
+        before = torch.get_num_threads()
+        number = self._told or self._next(before)
+        if number != before:
+            torch.set_num_threads(number)
+        start = self._clock()
+        try:
+            yield
+            if self._told is None and self._most > 1:
+                self._learn(number, self._clock() - start)
+        finally:
+            if number != before:
+                torch.set_num_threads(before)
+
+    def _next(self, most: int) -> int:
+        """The number for the coming call, where the caller has allowed `most`."""
+        if most != self._most:
+            self._most, self._seconds = most, {}
+            self._trials = [1] * _TRIALS if most > 1 else []
+        if not self._warm or most == 1:
+            return 1
+        return self._trials[0] if self._trials else self._best()
+
+    def _learn(self, number: int, seconds: float) -> None:
+        if not self._warm:
+            self._warm = True
+        elif self._trials:
+            self._learn_from_trial(number, seconds)
+        elif len(self._seconds) > 1:
+            self._watch(number, seconds)
+
+    def _learn_from_trial(self, number: int, seconds: float) -> None:
+        self._trials.pop(0)
+        self._seconds[number] = min(seconds, self._seconds.get(number, seconds))
+        one = self._seconds.get(1, seconds)
+        self._cost_of_trial = max(seconds - min(self._seconds.values()), 0.0)
+        if seconds > _TOLERATED * one:
+            self._trials = []  # no second call of what has cost so much
+        following = min(2 * number, self._most)
+        is_worth = not self._trials and self._best() == number and one >= _SHORTEST_SECONDS
+        if is_worth and following not in self._seconds:
+            self._trials = [following] * _TRIALS
+
+    def _watch(self, number: int, seconds: float) -> None:
+        """Follows what calls cost, and tries something else where they become slow, or where a trial is due."""
+        self._since_trial += seconds
+        if number > 1 and seconds > _TOLERATED * self._seconds[1]:
+            self._seconds = dict.fromkeys([n for n in self._seconds if n > 1], seconds)
+            self._trials = [1]
+            return
+        self._seconds[number] = 0.75 * self._seconds[number] + 0.25 * seconds
+        if self._since_trial * _SHARE_FOR_TRIALS > max(self._cost_of_trial, seconds):
+            self._since_trial = 0.0
+            if number > 1:
+                self._seconds.pop(1)
+                self._trials = [1]
+            else:
+                self._seconds = {1: self._seconds[1]}
+                self._trials = [2]
+
+    def _best(self) -> int:
+        best = 1
+        for number in sorted(self._seconds):
+            if self._seconds[number] * _WORTH < self._seconds.get(best, float("inf")):
+                best = number
+        return best
