@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from popgeo import ipu
+from popgeo.command_line import run
 from popgeo.nn import KNNInteractionGraph, SchNet, mse_loss
 
 GOAL = 1 / 3
@@ -101,6 +102,7 @@ def main() -> None:
     _, loss = compiled(*arguments)
     expected = mse_loss(peer(batch.z, batch.pos, batch.batch), target).detach()
     torch.testing.assert_close(loss, expected, rtol=1e-3, atol=1e-3)
+    assert compiled._compiled is not None  # it has just run
     runner = compiled._compiled.runner.graph_runner
     gradients = sum(p.nbytes for p in model.parameters())
     ours = runner.peak_bytes + gradients
@@ -112,4 +114,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

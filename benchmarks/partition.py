@@ -11,6 +11,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from popgeo.command_line import run
 from popgeo.sampling import PartitionMethod, edge_cut, partition
 
 
@@ -69,4 +70,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -25,6 +25,7 @@ from torch_geometric.loader import NeighborLoader
 from torch_geometric.sampler import NeighborSampler, NodeSamplerInput
 
 from popgeo import FixedSizeNeighborLoader
+from popgeo.command_line import run
 from popgeo.native import library
 from popgeo.sampling import CompressedGraph, sample_neighbors
 
@@ -153,4 +154,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

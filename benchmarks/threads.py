@@ -18,6 +18,7 @@ from executor import SchNet, make_batch
 from timing import measure
 
 from popgeo import ipu
+from popgeo.command_line import run
 
 GOAL_SHARE, GOAL_WORST = 0.85, 1.2
 
@@ -58,9 +59,9 @@ def step_with(num_threads: int | None, channels: int, blocks: int, sizes: tuple[
 
 def compare(name: str, most: int, rounds: int, quick: bool) -> None:
     """Prints the gains of the matmul and of the step, with their goals."""
-    size, *shape = (256, 32, 1, (120, 1200, 8)) if quick else (1024, 100, 4, (576, 16128, 32))
+    size, channels, blocks, sizes = (256, 32, 1, (120, 1200, 8)) if quick else (1024, 100, 4, (576, 16128, 32))
     products = {f"{n}": matmul_with(n, size) for n in (1, most)}
-    steps = {label: step_with(n, *shape) for label, n in (("one", 1), ("found", None), ("all", most))}
+    steps = {label: step_with(n, channels, blocks, sizes) for label, n in (("one", 1), ("found", None), ("all", most))}
     for _ in range(3 if quick else 10):  # the step finds its number in its first calls
         steps["found"]()
     seconds = 0.002 if quick else 0.02
@@ -88,4 +89,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 
+from popgeo.command_line import run
 from popgeo.data import FixedSizeOptions
 from popgeo.datasets import Molecules
 from popgeo.loader import FixedSizeDataLoader
@@ -101,4 +102,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

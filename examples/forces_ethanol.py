@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from popgeo import ipu
+from popgeo.command_line import run
 from popgeo.data import FixedSizeOptions
 from popgeo.loader import FixedSizeDataLoader
 from popgeo.nn import Calculator, PrecomputeInteractionGraph, SchNet, energy_and_forces, mse_loss
@@ -162,4 +163,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

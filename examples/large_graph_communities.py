@@ -19,6 +19,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 
 from popgeo import FixedSizeNeighborLoader, inference_model, training_model
+from popgeo.command_line import run
 from popgeo.nn import cross_entropy
 
 
@@ -96,4 +97,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -21,6 +21,7 @@ from torch_geometric.transforms import NormalizeFeatures
 from tqdm import tqdm
 
 from popgeo import FixedSizeClusterLoader, FixedSizeNeighborLoader, training_model
+from popgeo.command_line import run
 from popgeo.nn import GCN, accuracy, cross_entropy
 
 
@@ -100,4 +101,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

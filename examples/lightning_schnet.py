@@ -19,6 +19,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
+from popgeo.command_line import run
 from popgeo.data import FixedSizeOptions
 from popgeo.datasets import Molecules
 from popgeo.loader import FixedSizeDataLoader
@@ -96,4 +97,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

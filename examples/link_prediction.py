@@ -16,6 +16,7 @@ from torch_geometric.datasets import Planetoid
 from torch_geometric.transforms import Compose, NormalizeFeatures, RandomLinkSplit
 
 from popgeo import FixedSizeLinkLoader, inference_model, training_model
+from popgeo.command_line import run
 from popgeo.nn import GCN, masked_mean
 from popgeo.ops import gather
 
@@ -79,4 +80,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)
