@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from popgeo.data.axes import Attribute, Axis, Level, StoreKey
+from popgeo.data.store.mapped import packed, unpacked
 
 Self = TypeVar("Self", bound="Columns")
 
@@ -70,3 +71,10 @@ class Columns:
         if "sizes" not in self._cache:
             self._cache["sizes"] = np.stack([self.counts(axis) for axis in self.size_axes], axis=1)
         return self._cache["sizes"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: row pointers of a store on disk as references to their files."""
+        return packed({**self.__dict__, "_cache": {}})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(unpacked(state))

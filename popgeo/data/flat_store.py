@@ -4,16 +4,22 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from pathlib import Path
+from typing import Any, overload
 
 import numpy as np
 import pandas as pd
 import torch
 from torch.utils.data import ConcatDataset, Subset
+from torch_geometric.data import Data, HeteroData
 
 from popgeo.data.axes import Level, Levels, StoreKey
 from popgeo.data.columns import Columns
+from popgeo.data.graph_at import graph_at
 from popgeo.data.read_pyg import read, why_not_collated
+from popgeo.data.store.blocks import BUFFER_BYTES
+from popgeo.data.store.open_folder import open_folder
+from popgeo.data.store.save_columns import save_columns
 from popgeo.data.validate import check_indices, check_positions
 from popgeo.progress import progress
 
@@ -73,6 +79,52 @@ class FlatStore(Columns):
         return store
 
     @classmethod
+    def open(cls, folder: str | Path, *, verify: bool = False) -> "FlatStore":
+        """Opens a store on disk, which `save` or `popgeo.data.write` has written; it can do all that one in memory can.
+
+        Its arrays are mapped: nothing is read until it is used, processes share what has been read, and the system
+        takes the memory back when it needs it. They are read-only; a graph (`store[i]`) or a batch is a copy.
+
+        Args:
+            folder: The folder.
+            verify: Whether to read all files and compare their checksums; their lengths are compared in any case.
+
+        Raises:
+            ValueError: the folder is no store, or a file is damaged, which is named.
+        """
+        return cls(**vars(open_folder(Path(folder), verify)))
+
+    def save(self, folder: str | Path, *, buffer_bytes: int = BUFFER_BYTES, progress_bar: bool | None = None) -> None:
+        """Writes the graphs into a new folder, from which `FlatStore.open` reads them.
+
+        The folder is whole or not there. Where writing was interrupted, the same call goes on where it was.
+
+        Args:
+            folder: The folder, which must not exist.
+            buffer_bytes: The most that is copied in memory at a time.
+            progress_bar: Whether to show a bar where it lasts longer than a second; None means at a terminal and in
+                notebooks.
+
+        Raises:
+            ValueError: the folder exists, another process writes it, or it was begun with other graphs.
+        """
+        save_columns(self, Path(folder), buffer_bytes=buffer_bytes, progress_bar=progress_bar)
+
+    @overload
+    def __getitem__(self, index: int) -> Data | HeteroData: ...
+    @overload
+    def __getitem__(self, index: slice | Sequence[int] | np.ndarray | torch.Tensor) -> "FlatStore": ...
+
+    def __getitem__(self, index: Any) -> Any:
+        """One graph, a copy, as PyG's object; or a view of those of a slice, of a list of numbers, or of a mask."""
+        if isinstance(index, (int, np.integer)):
+            if not -len(self) <= index < len(self):
+                raise IndexError(f"Graph {index} was asked for; there are {len(self)}.")
+            return graph_at(self, int(self.rows(np.array([index % len(self)]))[0]))
+        ids = np.arange(len(self))[index.numpy() if isinstance(index, torch.Tensor) else index]
+        return self.view(ids)
+
+    @classmethod
     def _flattened(
         cls, dataset: Any, exclude_keys: Sequence[str] | None, levels: Levels | None, progress_bar: bool | None
     ) -> "FlatStore":
@@ -87,11 +139,12 @@ class FlatStore(Columns):
         left = tuple(attribute for attribute in self.attributes if attribute.name not in names)
         if len(left) == len(self.attributes):
             return self
-        pointers = dict(self.row_pointers)
+        pointers, ends = dict(self.row_pointers), self.row_ends
         for axis in self.row_pointers:
             if axis.level is Level.EDGE and not any(attribute.axis == axis for attribute in left):
                 pointers[axis] = torch.zeros_like(pointers[axis])
-        return dataclasses.replace(self, attributes=left, row_pointers=pointers, row_ends=None, _cache={})
+                ends = {**ends, axis.store: torch.zeros_like(ends[axis.store])} if ends else ends
+        return dataclasses.replace(self, attributes=left, row_pointers=pointers, row_ends=ends, _cache={})
 
     def level(self, name: str, store: StoreKey = None) -> Level:
         """What the rows of an attribute belong to.

@@ -132,7 +132,7 @@ class FixedSizeDataLoader(DataLoader):
             levels=levels,
             index_dtype=index_dtype,
             spread_padding_edges=spread_padding_edges,
-            sort_edges=sort_edges,
+            sort_edges=sort_edges or like.row_ends is not None,
             protect=protect,
         )
         self._like = like

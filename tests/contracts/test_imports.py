@@ -15,7 +15,7 @@ MAY_IMPORT = {
     "packing": {"native", "progress"},
     "sampling": {"native", "progress"},
     "ops": {"native"},
-    "data": {"native", "packing", "progress"},
+    "data": {"native", "packing", "progress", "atomic_write"},
     "nn": {"ops"},
     "engine": {"capture", "ops", "native", "atomic_write"},
     "loader": {"data", "packing", "sampling"},
