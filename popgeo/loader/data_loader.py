@@ -14,6 +14,7 @@ from popgeo.data.collate import FixedSizeCollater
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.arguments import check_arguments, member, num_mini_batches, shard_of, sizes_of, strategy_of
+from popgeo.loader.chunk_order import SHUFFLE_BYTES, ChunkOrder
 from popgeo.loader.epoch import EpochPacker
 from popgeo.loader.fill_table import as_html, filling, in_one_line
 from popgeo.loader.make_batches import OF_WORKERS, BatchMaker
@@ -63,6 +64,8 @@ class FixedSizeDataLoader(DataLoader):
             batches are split until there are enough, so that every graph is used.
         sampler: The graphs of an epoch, in order, instead of all of them.
         batch_sampler: The graphs of each batch, instead of a strategy.
+        shuffle_bytes: Bytes of graphs among which a store on disk is shuffled, so that it is read in stretches; a store
+            that is no larger is shuffled as a whole. See `popgeo.loader.chunk_order`.
         progress_bar: Whether to show a bar where a first pass over the dataset lasts longer than a second; None means
             at a terminal and in notebooks.
         kwargs: `num_workers`, `pin_memory` and others, as torch's `DataLoader` takes them.
@@ -108,6 +111,7 @@ class FixedSizeDataLoader(DataLoader):
         drop_last: bool = False,
         sampler: Iterable[int] | None = None,
         batch_sampler: Iterable[Sequence[int]] | None = None,
+        shuffle_bytes: int = SHUFFLE_BYTES,
         progress_bar: bool | None = None,
         **kwargs: Any,
     ) -> None:
@@ -136,8 +140,11 @@ class FixedSizeDataLoader(DataLoader):
             protect=protect,
         )
         self._like = like
+        chunk_order = ChunkOrder.of(like, shuffle_bytes) if is_flat else None
         self.source: Source = (
-            FlatSource(like, self.collater) if is_flat else FetchingSource(dataset, sizes, self.collater, like)
+            FlatSource(like, self.collater, chunk_order)
+            if is_flat
+            else FetchingSource(dataset, sizes, self.collater, like)
         )
         self._packer = EpochPacker(
             sizes=sizes,
@@ -153,6 +160,7 @@ class FixedSizeDataLoader(DataLoader):
             rank=self.rank,
             world_size=self.world_size,
             group=self.items_of,
+            chunk_order=chunk_order,
         )
         super().__init__(dataset, batch_sampler=_GraphIds(self.plan), collate_fn=self.collater, **kwargs)
         # torch leaves it None beside a batch sampler; scripts print and log it.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -10,9 +11,10 @@ from popgeo.data.cut import check_fits
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.trim import OverSizeStrategy
+from popgeo.loader.chunk_order import ChunkOrder
 from popgeo.loader.shard import shard
 from popgeo.loader.strategy import FixedSizeStrategy, Packing, put_together
-from popgeo.packing import Budget, Packs
+from popgeo.packing import Budget, Packs, window
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,6 +35,7 @@ class EpochPacker:
         rank: Which shard.
         world_size: Of how many.
         group: Batches of an item.
+        chunk_order: How a store on disk is shuffled; None where any order is as good.
     """
 
     sizes: np.ndarray
@@ -48,6 +51,7 @@ class EpochPacker:
     rank: int
     world_size: int
     group: int
+    chunk_order: ChunkOrder | None = None
 
     def pack(self, seed: int, epoch: int) -> Packs:
         """The batches of this rank in one epoch.
@@ -68,16 +72,19 @@ class EpochPacker:
     def _pack_by_strategy(self, seed: int, epoch: int) -> Packs:
         # Without shuffle a strategy that draws at random draws the same in every epoch.
         generator = epoch_generator(seed, epoch if self.shuffle or self.sampler is not None else 0)
-        order = np.arange(len(self.sizes))
+        order, strategy = np.arange(len(self.sizes)), self.strategy
         if self.sampler is not None:
             order = np.fromiter(self.sampler, dtype=np.int64)
+        elif self.chunk_order is not None and (self.shuffle or strategy is FixedSizeStrategy.Window):
+            order = self.chunk_order.draw(self.store.rows(order), generator)
+            strategy = partial(window, shuffle=False) if strategy is FixedSizeStrategy.Window else strategy
         elif self.shuffle and not (isinstance(self.strategy, FixedSizeStrategy) and self.strategy.draws):
             order = torch.randperm(len(order), generator=generator).numpy()
         limits = tuple(self.options.limits(self.store.size_axes).tolist())
         return pack_epoch(
             self.sizes,
             Budget(sizes=limits, num_graphs=self.options.num_graphs - 1),
-            self.strategy,
+            strategy,
             order,
             generator=generator,
             over_size_strategy=self.over_size_strategy,

@@ -76,7 +76,9 @@ class BatchMaker:
             self._pool = WorkerPool(self.source, self.group, self.workers)
         starts = range(0, len(packs), self.group)
         batches = self._pool.make([(packs[i : i + self.group], key) for i in starts])
-        return ([batch] for batch in batches)
+        for start, batch in zip(starts, batches, strict=True):
+            self.source.expect(packs, start)  # pages are shared with the workers
+            yield [batch]
 
     def _chunks(self, packs: Packs, key: tuple[int, int]) -> Iterator[list[Batch]]:
         group = self.group
@@ -92,6 +94,7 @@ class BatchMaker:
             memory = ring[turn % len(ring)]
             if memory is None and self.pin_memory:
                 memory = self.source.allocate(stop - start, True, group)
+            self.source.expect(packs, start)
             yield self.source.cut(packs[start:stop], key, group, memory)
             start, stop, turn = stop, stop + at_once, turn + 1
 
