@@ -17,6 +17,7 @@ from torch_geometric.datasets import QM9
 from tqdm import tqdm
 
 from popgeo import ipu, plots
+from popgeo.convert.command import convert
 from popgeo.data import FixedSizeOptions, FlatStore
 from popgeo.datasets import Molecules
 from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
@@ -47,7 +48,10 @@ class GapModel(torch.nn.Module):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the main job; the exit status is 2 where a setting cannot work."""
+    """Runs the main job, or `convert`; the exit status is 2 where a setting cannot work."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments[:1] == ["convert"]:
+        return convert(arguments[1:])
     settings = parse(arguments)
     try:
         make_folder(settings.out)

@@ -66,7 +66,8 @@ def parse(arguments: Sequence[str] | None) -> Settings:
     parser = OneLineParser(
         prog="python -m popgeo",
         description="Trains SchNet on the HOMO-LUMO gap of small molecules, on fixed-size batches, through the "
-        "simulated IPU executor; shows how it went; writes pictures, figures, the executor's report, the weights.",
+        "simulated IPU executor; shows how it went; writes pictures, figures, the executor's report, the weights. "
+        "`python -m popgeo convert --help` tells how datasets are written to disk.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     count, number = at_least(1, int), at_least(0, float)

@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "data": {"native", "packing", "progress", "atomic_write"},
     "nn": {"ops"},
     "engine": {"capture", "ops", "native", "atomic_write"},
+    "convert": {"data"},
     "loader": {"data", "packing", "sampling"},
     "ipu": {"capture", "engine"},
 }
