@@ -129,21 +129,27 @@ def sequential_read(folder: Path) -> float:
     return time.perf_counter() - start
 
 
-def in_new_process(job: str, folder: Path, *arguments: object) -> dict[str, float]:
-    """What a job of this script prints, in a process that has nothing mapped."""
-    command = [sys.executable, __file__, "--job", job, "--folder", str(folder), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def in_new_process(folder: Path, shuffle_bytes: int, limit: int) -> dict[str, float]:
+    """What `job` finds in a process that has nothing mapped."""
+    command = [sys.executable, __file__, "--folder", str(folder), "--shuffle-bytes", str(shuffle_bytes)]
+    done = subprocess.run([*command, "--job", str(limit)], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"{job} failed: {done.stderr}")
+        raise RuntimeError(f"The process with the limit failed: {done.stderr}")
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def cold_job(folder: Path, shuffle_bytes: int) -> dict[str, float]:
+def job(folder: Path, shuffle_bytes: int, limit: int) -> dict[str, float]:
+    """A cold epoch; then, where there is a limit, one of training within it."""
+    found = cold_epoch(folder, shuffle_bytes)
+    return {**found, **limited_epoch(folder, limit, shuffle_bytes)} if limit else found
+
+
+def cold_epoch(folder: Path, shuffle_bytes: int) -> dict[str, float]:
     """Seconds of an epoch over a store of which nothing but the row pointers is in memory."""
     store = FlatStore.open(folder)
     made = loader_over(store, sizes_for(store, 32), 0, shuffle_bytes)
-    return {"seconds": epoch_seconds(made)}
+    return {"cold": epoch_seconds(made)}
 
 
 def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
@@ -156,7 +162,7 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Batch)
     optimizer.step()
 
 
-def limited_job(folder: Path, limit: int, shuffle_bytes: int) -> dict[str, float]:
+def limited_epoch(folder: Path, limit: int, shuffle_bytes: int) -> dict[str, float]:
     """Trains an epoch with so many more bytes than the process has; then tries to hold the store in memory."""
     torch.manual_seed(0)
     store = FlatStore.open(folder)
@@ -199,19 +205,18 @@ def run(home: Path, num_graphs: int, num_to_open: int, rounds: int, shuffle_byte
     rows.append(("batches from memory", f"{num_graphs / from_memory:,.0f} graphs/s", ""))
     rows.append(("batches from disk, pages in memory", f"{from_memory / from_disk:.2f} of memory", ">= 0.5"))
     plain, cold = [], []
-    for _ in range(rounds):
+    limit, done = num_bytes // 4, {}
+    for turn in range(rounds):
         plain.append(sequential_read(molecules))
         drop_pages(molecules)
-        cold.append(in_new_process("cold", molecules, "--shuffle-bytes", shuffle_bytes)["seconds"])
+        done = in_new_process(molecules, shuffle_bytes, limit if turn == rounds - 1 else 0)
+        cold.append(done["cold"])
     of_read, of_cold = statistics.median(plain), statistics.median(cold)
     rows.append(("a plain sequential read, cold", f"{num_bytes / of_read / 1e6:,.0f} MB/s", ""))
     rows.append(("an epoch from disk, pages in memory", f"{num_bytes / from_disk / 1e6:,.0f} MB/s", ""))
     rows.append(("an epoch from disk, cold, in chunks", f"{num_bytes / of_cold / 1e6:,.0f} MB/s", ""))
     share = max(of_read, from_disk) / of_cold
     rows.append(("  of the slower of the two above", f"{share:.2f}", ">= 0.6"))
-    limit = num_bytes // 4
-    drop_pages(molecules)
-    done = in_new_process("limited", molecules, "--limit", limit, "--shuffle-bytes", shuffle_bytes)
     trained = f"{done['graphs']:,.0f} of {num_graphs:,} graphs" if not done["fits"] else "the limit does not hold"
     rows.append((f"trained with {limit >> 20} MiB for {num_bytes >> 20} MiB", trained, "all of them"))
     return rows
@@ -222,18 +227,14 @@ def main() -> None:
     parser.add_argument("--graphs", type=int, default=400_000, help="molecules in the store (default: 400,000)")
     parser.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
     parser.add_argument("--quick", action="store_true", help="a few graphs and one turn, to see that it runs")
-    parser.add_argument("--job", choices=["cold", "limited"], help=argparse.SUPPRESS)
-    parser.add_argument("--limit", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--job", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--shuffle-bytes", type=int, default=1 << 26, help="bytes that are shuffled (default: 64 MiB)")
     options = parser.parse_args()
     one_thread()
-    if options.job == "cold":
-        print(json.dumps(cold_job(options.folder, options.shuffle_bytes)))
+    if options.job is not None:
+        print(json.dumps(job(options.folder, options.shuffle_bytes, options.job)))
         return
-    if options.job == "limited":
-        print(json.dumps(limited_job(options.folder, options.limit, options.shuffle_bytes)))
-        return
-    sizes = (20_000, 10_000, 1, 1 << 22) if options.quick else (options.graphs, 10**7, 3, options.shuffle_bytes)
+    sizes = (5_000, 10_000, 1, 1 << 20) if options.quick else (options.graphs, 10**7, 3, options.shuffle_bytes)
     with tempfile.TemporaryDirectory(dir=options.folder) as home:
         rows = run(Path(home), *sizes)
     width = max(len(what) for what, _, _ in rows)

@@ -143,5 +143,7 @@ def _join(
             try:
                 writer.check(flatten([graph], levels=known))
             except ValueError as of_one:
-                raise ValueError(f"Graph {number} of the source: {of_one}") from None
+                what = str(of_one)
+                what = what[len("Graph 0") :] if what.startswith("Graph 0 ") else f": {what}"
+                raise ValueError(f"Graph {number} of the source{what}") from None
         raise ValueError(f"{error} (Counted from graph {start} of the source.)") from None

@@ -10,10 +10,12 @@ from popgeo.convert.atoms import list_pairs, read_atoms
 from popgeo.convert.pyg import read_pt
 from popgeo.convert.smiles import read_smiles
 from popgeo.data import FlatStore
-from tests.support.graphs import assert_same_graphs, graph
+from tests.support.graphs import assert_same_graphs, graph, hetero_graph
 
 GRAPHS = [graph(n, n, n) for n in (2, 3, 1)]
 TYPES = [hetero_graph(2, 3, 4, 1, seed) for seed in range(2)]
+for one in TYPES:
+    one["b"].x = torch.ones(3, 1)  # PyG itself cannot take a batch apart whose types have no features
 
 
 class Saved(InMemoryDataset):

@@ -164,7 +164,7 @@ def test_blocks_stay_within_the_buffer():
     [
         ({"x": torch.ones(2, 4)}, "Graph 2 of the source: Attribute 'x' is float32 .rows, 4. of a node, in graphs"),
         ({"x": torch.ones(2, 3).double()}, "Graph 2 of the source: Attribute 'x' is float64"),
-        ({"edge_index": torch.tensor([[0], [2]])}, r"Graph 2 of the source: Graph 0 has 2 in edge_index\[1\]"),
+        ({"edge_index": torch.tensor([[0], [2]])}, r"Graph 2 of the source has 2 in edge_index\[1\]"),
         ({"other": 1}, "Graph 2 of the source: They differ in the attributes .'other'."),
         ({"pos": torch.ones(3, 3)}, "Graph 2 of the source: levels says"),
         ({"note": {1, 2}}, "Graph 2 of the source: Attribute 'note' holds {1, 2} of type set"),
