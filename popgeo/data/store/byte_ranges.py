@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from popgeo.data.columns import Columns
 from popgeo.data.store.blocks import bytes_of_graphs
@@ -20,7 +19,7 @@ class _Run:
     start: int
     """Byte at which the rows of graph 0 start."""
     row_bytes: int
-    row_pointer: Tensor
+    row_pointer: np.ndarray
 
 
 class ByteRanges:
@@ -38,7 +37,7 @@ class ByteRanges:
                 continue
             shape, dim = attribute.tensor.shape, attribute.dim
             row_bytes = torch.Size(shape[dim + 1 :]).numel() * attribute.tensor.element_size()
-            pointer = columns.row_pointers[attribute.axis]
+            pointer = columns.row_pointers[attribute.axis].numpy()
             for outer in range(torch.Size(shape[:dim]).numel()):
                 start = outer * shape[dim] * row_bytes
                 self.runs.append(_Run(path=file.path, start=start, row_bytes=row_bytes, row_pointer=pointer))
