@@ -11,7 +11,7 @@ from popgeo.data.columns import Columns
 from popgeo.native import library
 
 _ENTRY = ("popgeo_first_outside", (ctypes.c_void_p, *(ctypes.c_int64,) * 4, *(ctypes.c_void_p,) * 2))
-_POSITIONS = {"pos", "cell"}
+_POSITIONS, _ROWS_AT_ONCE = {"pos", "cell"}, 1 << 20
 
 
 def check_indices(columns: Columns) -> None:
@@ -44,7 +44,8 @@ def check_positions(columns: Columns) -> None:
     for attribute in columns.attributes:
         if attribute.name not in _POSITIONS or not attribute.is_tensor or not attribute.tensor.is_floating_point():
             continue
-        finite = attribute.tensor.isfinite().movedim(attribute.dim, 0).flatten(1).all(dim=1)
+        pieces = attribute.tensor.movedim(attribute.dim, 0).split(_ROWS_AT_ONCE)  # a store on disk need not fit
+        finite = torch.cat([piece.isfinite().flatten(1).all(dim=1) for piece in pieces])
         graph = _first_shown(columns, attribute.axis, ~finite)
         if graph is not None:
             raise ValueError(

@@ -12,8 +12,8 @@ from popgeo.data.store.byte_ranges import ByteRanges
 from popgeo.loader.chunk_order import ChunkOrder
 from popgeo.packing import Packs
 
-_BYTES_AT_ONCE = 1 << 17
-"""The least that Linux is willing to read ahead at one request; it cuts longer ones off."""
+_BYTES_AT_ONCE = 1 << 20
+"""Of one request to read ahead; the system may cut it to what the disk takes at once."""
 _GRAPHS_AT_ONCE, _MOST_PENDING = 1024, 4096
 
 
