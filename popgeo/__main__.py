@@ -16,6 +16,7 @@ from torch_geometric.data import Batch, Data, InMemoryDataset
 from torch_geometric.datasets import QM9
 
 from popgeo import __version__, command_line, ipu, plots
+from popgeo.convert.command import convert
 from popgeo.data import FixedSizeOptions, FlatStore
 from popgeo.datasets import Molecules
 from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
@@ -47,8 +48,10 @@ class GapModel(torch.nn.Module):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the main job; the exit status is 2 where a setting cannot work."""
+    """Runs the main job, or `convert`; the exit status is 2 where a setting cannot work."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["convert"]:
+        return convert(words[1:])
     settings = parse(words[1:] if words[:1] == ["demo"] else words, __version__)
     try:
         command_line.make_folder(settings.out)

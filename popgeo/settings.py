@@ -47,7 +47,8 @@ def parse(arguments: Sequence[str], version: str) -> Settings:
         prog="popgeo",
         usage="popgeo [demo] [options]",
         description="Trains SchNet on the HOMO-LUMO gap of small molecules, on fixed-size batches, through the "
-        "simulated IPU executor; shows how it went; writes pictures, figures, the executor's report, the weights.",
+        "simulated IPU executor; shows how it went; writes pictures, figures, the executor's report, the weights. "
+        "`popgeo convert --help` tells how datasets are written to disk.",
         epilog="python -m popgeo is the same command.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )

@@ -6,5 +6,6 @@ from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.pad import Pad, unpad
 from popgeo.data.trim import OverSizeStrategy
+from popgeo.data.write import write
 
-__all__ = ["FixedSizeCollater", "FixedSizeOptions", "FlatStore", "Level", "OverSizeStrategy", "Pad", "unpad"]
+__all__ = ["FixedSizeCollater", "FixedSizeOptions", "FlatStore", "Level", "OverSizeStrategy", "Pad", "unpad", "write"]

@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
+from popgeo.data.store.mapped import packed, unpacked
+
 StoreKey: TypeAlias = str | tuple[str, str, str] | None
 """A node type, an edge type, or None for the one store of `Data` and the global store of `HeteroData`."""
 
@@ -86,3 +88,10 @@ class Attribute:
         """The values, of an attribute that is a tensor."""
         assert isinstance(self.values, Tensor)  # callers ask `is_tensor` first
         return self.values
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: tensors of a store on disk as references to their files."""
+        return packed(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(unpacked(state))

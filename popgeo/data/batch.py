@@ -36,6 +36,9 @@ class BatchBuilder:
         self.num_edges = {axis.store: layout.options.slots(axis) for axis in sizes[Level.EDGE]}
         self.copy = _FastCopy(self.template) if _is_laid_out_as_expected(self.template) else _SlowCopy(self.template)
 
+    def __reduce__(self) -> Any:
+        return BatchBuilder, (self.store, self.layout)  # PyG makes the class of batches anew in each process
+
     def build(
         self, tensors: Sequence[Tensor], packs: Sequence[np.ndarray], slicers: Sequence[Slicer] | None = None
     ) -> Any:

@@ -1,26 +1,33 @@
 """A dataset as flat arrays and row pointers: what every batch is cut from."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from pathlib import Path
+from typing import Any, overload
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset
+from torch_geometric.data import Data, HeteroData
 
-from popgeo.data.axes import Attribute, Axis, Level, Levels, StoreKey
+from popgeo.data.axes import Level, Levels, StoreKey
+from popgeo.data.columns import Columns
+from popgeo.data.graph_at import graph_at
 from popgeo.data.read_pyg import read, why_not_collated
+from popgeo.data.store.blocks import BUFFER_BYTES
+from popgeo.data.store.open_folder import open_folder
+from popgeo.data.store.save_columns import save_columns
+from popgeo.data.validate import check_indices, check_positions
 from popgeo.progress import progress
 
 _MEASURED_AT_ONCE = 256
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FlatStore:
+class FlatStore(Columns):
     """A dataset of `Data` or `HeteroData` as flat arrays and row pointers.
 
     The arrays of an `InMemoryDataset` are used where they lie, without a copy; a list of graphs is concatenated once.
@@ -38,21 +45,6 @@ class FlatStore:
                [3, 3]])
     """
 
-    data_cls: type
-    node_types: tuple[StoreKey, ...]
-    edge_types: tuple[StoreKey, ...]
-    attributes: tuple[Attribute, ...]
-    row_pointers: Mapping[Axis, Tensor]
-    """For each axis, where each graph's rows start, and their total. int64 [num_graphs + 1]"""
-    states_num_nodes: frozenset[StoreKey] = frozenset()
-    """Node types whose size is stated by a `num_nodes` attribute, as in graphs without features."""
-    indices: np.ndarray | None = None
-    """The graphs that this view shows, in order; None for all."""
-    row_ends: Mapping[StoreKey, Tensor] | None = None
-    """Set where edges are sorted by destination: for each node of the destination type of an edge type, how many edges
-    of its graph end at it or at a node before it. int64 [total number of nodes]"""
-    _cache: dict[str, Any] = field(default_factory=dict, repr=False)
-
     @classmethod
     def from_dataset(
         cls,
@@ -61,6 +53,7 @@ class FlatStore:
         exclude_keys: Sequence[str] | None = None,
         levels: Levels | None = None,
         progress_bar: bool | None = None,
+        validate: bool | None = None,
     ) -> "FlatStore":
         """Flattens a dataset.
 
@@ -71,69 +64,87 @@ class FlatStore:
             levels: What an attribute's rows belong to, as `{"y": "graph"}`; what is not stated is inferred.
             progress_bar: Whether to show a bar where reading the graphs lasts longer than a second; None means at a
                 terminal and in notebooks.
+            validate: Whether graphs are checked: None checks that every edge ends in its own graph, True also that
+                positions are finite, False nothing. A `FlatStore` has been checked when it was made.
 
         Raises:
             ValueError: the dataset is empty, mixes `Data` and `HeteroData`, its graphs differ in attributes or types,
-                or an attribute cannot be laid out flat.
+                an attribute cannot be laid out flat, or a check fails.
         """
+        store = cls._flattened(dataset, exclude_keys, levels, progress_bar)
+        if validate or (validate is None and not _holds_store(dataset)):
+            check_indices(store)
+        if validate:
+            check_positions(store)
+        return store
+
+    @classmethod
+    def open(cls, folder: str | Path, *, verify: bool = False) -> "FlatStore":
+        """Opens a store on disk, which `save` or `popgeo.data.write` has written; it can do all that one in memory can.
+
+        Its arrays are mapped: nothing is read until it is used, processes share what has been read, and the system
+        takes the memory back when it needs it. They are read-only; a graph (`store[i]`) or a batch is a copy.
+
+        Args:
+            folder: The folder.
+            verify: Whether to read all files and compare their checksums; their lengths are compared in any case.
+
+        Raises:
+            ValueError: the folder is no store, or a file is damaged, which is named.
+        """
+        return cls(**vars(open_folder(Path(folder), verify)))
+
+    def save(self, folder: str | Path, *, buffer_bytes: int = BUFFER_BYTES, progress_bar: bool | None = None) -> None:
+        """Writes the graphs into a new folder, from which `FlatStore.open` reads them.
+
+        The folder is whole or not there. Where writing was interrupted, the same call goes on where it was.
+
+        Args:
+            folder: The folder, which must not exist.
+            buffer_bytes: The most that is copied in memory at a time.
+            progress_bar: Whether to show a bar where it lasts longer than a second; None means at a terminal and in
+                notebooks.
+
+        Raises:
+            ValueError: the folder exists, another process writes it, or it was begun with other graphs.
+        """
+        save_columns(self, Path(folder), buffer_bytes=buffer_bytes, progress_bar=progress_bar)
+
+    @overload
+    def __getitem__(self, index: int) -> Data | HeteroData: ...
+    @overload
+    def __getitem__(self, index: slice | Sequence[int] | np.ndarray | torch.Tensor) -> "FlatStore": ...
+
+    def __getitem__(self, index: Any) -> Any:
+        """One graph, a copy, as PyG's object; or a view of those of a slice, of a list of numbers, or of a mask."""
+        if isinstance(index, (int, np.integer)):
+            if not -len(self) <= index < len(self):
+                raise IndexError(f"Graph {index} was asked for; there are {len(self)}.")
+            return graph_at(self, int(self.rows(np.array([index % len(self)]))[0]))
+        ids = np.arange(len(self))[index.numpy() if isinstance(index, torch.Tensor) else index]
+        return self.view(ids)
+
+    @classmethod
+    def _flattened(
+        cls, dataset: Any, exclude_keys: Sequence[str] | None, levels: Levels | None, progress_bar: bool | None
+    ) -> "FlatStore":
         if isinstance(dataset, FlatStore):
             return dataset._without(set(exclude_keys or ()))
         if isinstance(dataset, Subset):
-            whole = cls.from_dataset(
-                dataset.dataset, exclude_keys=exclude_keys, levels=levels, progress_bar=progress_bar
-            )
-            return whole.view(dataset.indices)
+            return cls._flattened(dataset.dataset, exclude_keys, levels, progress_bar).view(dataset.indices)
         return cls(**vars(read(dataset, exclude_keys, levels, progress_bar)))
-
-    @property
-    def is_hetero(self) -> bool:
-        """Whether the graphs are `HeteroData`."""
-        return None not in self.node_types
-
-    @property
-    def num_stored(self) -> int:
-        """Graphs in the arrays, whatever this view shows."""
-        return next(iter(self.row_pointers.values())).numel() - 1
-
-    def __len__(self) -> int:
-        return self.num_stored if self.indices is None else len(self.indices)
-
-    def rows(self, ids: np.ndarray) -> np.ndarray:
-        """The stored graphs behind positions of this view."""
-        return ids if self.indices is None else self.indices[ids]
-
-    def view(self, ids: Sequence[int] | np.ndarray) -> "FlatStore":
-        """The same arrays, showing only some graphs in a given order; nothing is copied."""
-        return dataclasses.replace(self, indices=self.rows(np.asarray(ids, dtype=np.int64)), _cache={})
 
     def _without(self, names: set[str]) -> "FlatStore":
         """The same graphs without some attributes; without any that counts edges they have none."""
         left = tuple(attribute for attribute in self.attributes if attribute.name not in names)
         if len(left) == len(self.attributes):
             return self
-        pointers = dict(self.row_pointers)
+        pointers, ends = dict(self.row_pointers), self.row_ends
         for axis in self.row_pointers:
             if axis.level is Level.EDGE and not any(attribute.axis == axis for attribute in left):
                 pointers[axis] = torch.zeros_like(pointers[axis])
-        return dataclasses.replace(self, attributes=left, row_pointers=pointers, row_ends=None, _cache={})
-
-    def counts(self, axis: Axis) -> np.ndarray:
-        """How many rows each graph of this view has along an axis. int64 [num_graphs]"""
-        counts = np.diff(self.row_pointers[axis].numpy())
-        return counts if self.indices is None else counts[self.indices]
-
-    @property
-    def size_axes(self) -> tuple[Axis, ...]:
-        """The axes that a batch has budgets for: each node type, then each edge type."""
-        nodes = tuple(Axis(Level.NODE, key) for key in self.node_types)
-        return nodes + tuple(Axis(Level.EDGE, key) for key in self.edge_types)
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """Nodes and edges (of each type) of every graph. int64 [num_graphs, num_dimensions]"""
-        if "sizes" not in self._cache:
-            self._cache["sizes"] = np.stack([self.counts(axis) for axis in self.size_axes], axis=1)
-        return self._cache["sizes"]
+                ends = {**ends, axis.store: torch.zeros_like(ends[axis.store])} if ends else ends
+        return dataclasses.replace(self, attributes=left, row_pointers=pointers, row_ends=ends, _cache={})
 
     def level(self, name: str, store: StoreKey = None) -> Level:
         """What the rows of an attribute belong to.
@@ -156,6 +167,11 @@ class FlatStore:
         sizes = pd.DataFrame(self.sizes, columns=[axis.label for axis in self.size_axes])
         table = sizes.agg(["min", "mean", "max", "sum"]).T.map("{:,.6g}".format)
         return f"{len(self):,} graphs{table.to_html()}"
+
+
+def _holds_store(dataset: Any) -> bool:
+    """Whether the graphs come from a flat store, also through subsets."""
+    return _holds_store(dataset.dataset) if isinstance(dataset, Subset) else isinstance(dataset, FlatStore)
 
 
 def why_not_flat(dataset: Any) -> str | None:

@@ -11,6 +11,7 @@ from torch_geometric.utils import cumsum
 from popgeo.data.axes import GRAPHS, Attribute, Axis, Level, StoreKey, ends_of
 
 _NODE_NAMES = {"x", "feat", "pos", "batch", "node_type", "n_id", "z", "train_mask", "val_mask", "test_mask"}
+_NODE_FEATURES, _EDGE_FEATURES = {"x", "pos"}, {"edge_index", "edge_attr", "edge_weight"}
 _RowPointers: TypeAlias = dict[Axis, Tensor]
 
 
@@ -124,6 +125,8 @@ def _axis(key: StoreKey, name: str, given: Level | None, slices: Tensor, row_poi
         return Axis(level, key)
     if bool((rows == 1).all()):
         return GRAPHS
+    if given is None:
+        _check_is_no_feature(name, rows, num_nodes, num_edges)
     axis = Axis(Level.GRAPH, key, name)
     row_pointers[axis] = slices.to(torch.int64)
     return axis
@@ -155,6 +158,18 @@ def infer_level(name: str, rows: Tensor, num_nodes: Tensor | None, num_edges: Te
     if bool((rows == 1).all()):
         return Level.GRAPH
     return Level.NODE if like_nodes else Level.EDGE if like_edges else Level.GRAPH
+
+
+def _check_is_no_feature(name: str, rows: Tensor, num_nodes: Tensor | None, num_edges: Tensor | None) -> None:
+    """Positions of fewer atoms than there are would otherwise pass for numbers of the whole graph."""
+    expected = num_nodes if name in _NODE_FEATURES else num_edges if name in _EDGE_FEATURES else None
+    if expected is not None:
+        odd = int((rows != expected).to(torch.int8).argmax())
+        what = "nodes" if name in _NODE_FEATURES else "edges"
+        raise ValueError(
+            f"Graph {odd} has {int(rows[odd])} rows in {name!r} and {int(expected[odd])} {what}. Correct it, or pass "
+            f"levels={{{name!r}: 'graph'}} where it belongs to the graph."
+        )
 
 
 def _check_level(name: str, level: Level, rows: Tensor, expected: Tensor | None) -> None:

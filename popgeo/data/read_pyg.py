@@ -1,7 +1,6 @@
 """Reads datasets of PyG into plain columns: the only file that knows `Data` from `HeteroData`."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,25 +11,13 @@ from torch_geometric.data.separate import separate
 from torch_geometric.data.storage import BaseStorage
 from torch_geometric.utils import cumsum, is_sparse
 
-from popgeo.data.axes import Attribute, Axis, Level, Levels, StoreKey
+from popgeo.data.axes import Level, Levels, StoreKey
+from popgeo.data.columns import Columns
 from popgeo.data.pyg_counts import Column, attributes_of
 from popgeo.progress import progress
 
 # Attributes that PyG's collate makes anew for a batch, or keeps as plain numbers.
 _MADE_BY_THE_BATCH = {"batch", "ptr", "num_nodes", "num_edges"}
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Columns:
-    """A dataset as plain columns: fields of a `FlatStore`, which says what each is."""
-
-    data_cls: type
-    node_types: tuple[StoreKey, ...]
-    edge_types: tuple[StoreKey, ...]
-    attributes: tuple[Attribute, ...]
-    row_pointers: Mapping[Axis, Tensor]
-    states_num_nodes: frozenset[StoreKey]
-    indices: np.ndarray | None = None
 
 
 def read(dataset: Any, exclude_keys: Sequence[str] | None, levels: Levels | None, progress_bar: bool | None) -> Columns:
@@ -172,12 +159,20 @@ def _concatenate(
         # One graph alone, which may be a large one, is used where it lies.
         joined = torch.cat(values, dim=dim) if len(values) > 1 else values[0]
     except RuntimeError as error:
-        shapes = sorted({tuple(value.shape) for value in values})[:4]
+        graph = next((i for i, value in enumerate(values) if _width(value, dim) != _width(values[0], dim)), 0)
         raise ValueError(
-            f"Attribute {name!r} cannot be joined along dimension {dim}: it has shapes such as {shapes}. Make the "
-            f"other dimensions equal or pass exclude_keys=[{name!r}]."
+            f"Attribute {name!r} cannot be joined along dimension {dim}: it is {list(values[0].shape)} in graph 0 and "
+            f"{list(values[graph].shape)} in graph {graph}. Make the other dimensions equal or pass "
+            f"exclude_keys=[{name!r}]."
         ) from error
     return joined, cumsum(torch.tensor([value.size(dim) for value in values]))
+
+
+def _width(value: Tensor, dim: int) -> tuple[int, ...]:
+    """The shape without the dimension that graphs are joined along."""
+    shape = list(value.shape)
+    del shape[dim]
+    return tuple(shape)
 
 
 def _check_kinds(graphs: Sequence[Any]) -> None:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from popgeo.data.axes import Attribute, Level, StoreKey, ends_of
-from popgeo.data.flat_store import FlatStore
+from popgeo.data.columns import Self
 
 
-def sort_edges(store: FlatStore) -> FlatStore:
+def sort_edges(store: Self) -> Self:
     """The same graphs with the edges of each sorted by destination; edges that share one keep their order.
 
     Batches cut from the result carry `rowptr`: the edges that end at node `i` are `rowptr[i]` to `rowptr[i + 1]`. Edge
@@ -21,12 +21,15 @@ def sort_edges(store: FlatStore) -> FlatStore:
 
     Example:
         >>> from torch_geometric.data import Data
+        >>> from popgeo.data import FlatStore
         >>> graph = Data(x=torch.ones(3, 1), edge_index=torch.tensor([[0, 1, 2], [2, 0, 1]]))
         >>> store = sort_edges(FlatStore.from_dataset([graph]))
         >>> store.attributes[1].values
         tensor([[1, 2, 0],
                 [0, 1, 2]])
     """
+    if store.row_ends is not None:
+        return store
     attributes, row_ends = list(store.attributes), {}
     for axis in (axis for axis in store.size_axes if axis.level is Level.EDGE):
         index = next((a for a in attributes if a.axis == axis and a.name == "edge_index"), None)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import cumsum
 
-from popgeo.data.axes import Attribute, Axis, ends_of
-from popgeo.data.flat_store import FlatStore
+from popgeo.data.axes import Attribute, Axis, Level, ends_of
+from popgeo.data.columns import Columns, Self
 
 
-def take(store: FlatStore, ids: np.ndarray) -> FlatStore:
+def take(store: Self, ids: np.ndarray) -> Self:
     """A copy of some graphs of a flat dataset, in the order of `ids`."""
     graphs = torch.from_numpy(np.asarray(store.rows(ids), dtype=np.int64))
     pointers, rows = {}, {}
@@ -22,8 +22,11 @@ def take(store: FlatStore, ids: np.ndarray) -> FlatStore:
         owner = torch.repeat_interleave(counts)
         rows[axis] = torch.arange(int(counts.sum())) + (starts - pointers[axis][:-1])[owner]
     attributes = tuple(_taken(attribute, graphs, rows) for attribute in store.attributes)
+    ends = store.row_ends
+    if ends is not None:  # they count within each graph
+        ends = {key: of[rows[ends_of(Axis(Level.EDGE, key))[1]]] for key, of in ends.items()}
     return dataclasses.replace(
-        store, attributes=attributes, row_pointers=pointers, indices=None, row_ends=None, _cache={}
+        store, attributes=attributes, row_pointers=pointers, indices=None, row_ends=ends, _cache={}
     )
 
 
@@ -35,7 +38,7 @@ def _taken(attribute: Attribute, graphs: Tensor, rows: Mapping[Axis, Tensor]) ->
     return dataclasses.replace(attribute, values=values, increments=increments)
 
 
-def keep_rows(store: FlatStore, keep: Mapping[Axis, Tensor]) -> FlatStore:
+def keep_rows(store: Self, keep: Mapping[Axis, Tensor]) -> Self:
     """A flat dataset without some nodes and edges; the ends of the edges that stay are renumbered.
 
     Args:
@@ -51,7 +54,7 @@ def keep_rows(store: FlatStore, keep: Mapping[Axis, Tensor]) -> FlatStore:
 
 
 def _kept(
-    store: FlatStore, attribute: Attribute, keep: Mapping[Axis, Tensor], pointers: Mapping[Axis, Tensor]
+    store: Columns, attribute: Attribute, keep: Mapping[Axis, Tensor], pointers: Mapping[Axis, Tensor]
 ) -> Attribute:
     mask = keep.get(attribute.axis)
     values = attribute.values

@@ -12,6 +12,7 @@ from popgeo.data.collate import FixedSizeCollater
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.arguments import check_arguments, check_shard, member, sizes_of, strategy_of
+from popgeo.loader.chunk_order import SHUFFLE_BYTES, ChunkOrder
 from popgeo.loader.epoch import EpochPacker
 from popgeo.loader.epoch_loader import EpochLoader
 from popgeo.loader.fill_table import as_html, filling, in_one_line
@@ -62,6 +63,8 @@ class FixedSizeDataLoader(EpochLoader):
         sampler: The graphs of an epoch, in order, instead of all of them; beside several processes it needs `rank` and
             `world_size`.
         batch_sampler: The graphs of each batch, instead of a strategy; like `sampler`.
+        shuffle_bytes: Bytes of graphs among which a store on disk is shuffled, so that it is read in stretches; a store
+            that is no larger is shuffled as a whole. See `popgeo.loader.chunk_order`.
         progress_bar: Whether to show a bar where a first pass over the dataset lasts longer than a second; None means
             at a terminal and in notebooks.
         kwargs: `num_workers`, `pin_memory` and others, as torch's `DataLoader` takes them.
@@ -107,6 +110,7 @@ class FixedSizeDataLoader(EpochLoader):
         drop_last: bool = False,
         sampler: Iterable[int] | None = None,
         batch_sampler: Iterable[Sequence[int]] | None = None,
+        shuffle_bytes: int = SHUFFLE_BYTES,
         progress_bar: bool | None = None,
         **kwargs: Any,
     ) -> None:
@@ -131,12 +135,15 @@ class FixedSizeDataLoader(EpochLoader):
             levels=levels,
             index_dtype=index_dtype,
             spread_padding_edges=spread_padding_edges,
-            sort_edges=sort_edges,
+            sort_edges=sort_edges or like.row_ends is not None,
             protect=protect,
         )
         self._like = like
+        chunk_order = ChunkOrder.of(like, shuffle_bytes) if is_flat else None
         self.source: FlatSource | FetchingSource = (
-            FlatSource(like, self.collater) if is_flat else FetchingSource(dataset, sizes, self.collater, like)
+            FlatSource(like, self.collater, chunk_order)
+            if is_flat
+            else FetchingSource(dataset, sizes, self.collater, like)
         )
         packer = EpochPacker(
             sizes=sizes,
@@ -149,6 +156,7 @@ class FixedSizeDataLoader(EpochLoader):
             sampler=sampler,
             batch_sampler=batch_sampler,
             drop_last=drop_last,
+            chunk_order=chunk_order,
         )
         super().__init__(
             dataset,

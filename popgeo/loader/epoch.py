@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -12,9 +12,10 @@ from popgeo.data.cut import check_fits
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.trim import OverSizeStrategy
+from popgeo.loader.chunk_order import ChunkOrder
 from popgeo.loader.shard import Shard, shard
 from popgeo.loader.strategy import FixedSizeStrategy, Packing, put_together
-from popgeo.packing import Budget, Packs
+from popgeo.packing import Budget, Packs, window
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,6 +62,7 @@ class EpochPacker:
         sampler: The graphs of an epoch, in order.
         batch_sampler: The graphs of each batch.
         drop_last: Whether what does not fill a batch, or an item, is dropped.
+        chunk_order: How a store on disk is shuffled; None where any order is as good.
     """
 
     sizes: np.ndarray
@@ -73,6 +75,7 @@ class EpochPacker:
     sampler: Iterable[int] | None
     batch_sampler: Iterable[Sequence[int]] | None
     drop_last: bool
+    chunk_order: ChunkOrder | None = None
 
     @property
     def num_items(self) -> int:
@@ -104,16 +107,19 @@ class EpochPacker:
     def _pack_by_strategy(self, seed: int, epoch: int) -> Packs:
         # Without shuffle a strategy that draws at random draws the same in every epoch.
         generator = epoch_generator(seed, epoch if self.shuffle or self.sampler is not None else 0)
-        order = np.arange(len(self.sizes))
+        order, strategy = np.arange(len(self.sizes)), self.strategy
         if self.sampler is not None:
             order = np.fromiter(self.sampler, dtype=np.int64)
+        elif self.chunk_order is not None and (self.shuffle or strategy is FixedSizeStrategy.Window):
+            order = self.chunk_order.draw(self.store.rows(order), generator)
+            strategy = partial(window, shuffle=False) if strategy is FixedSizeStrategy.Window else strategy
         elif self.shuffle and not (isinstance(self.strategy, FixedSizeStrategy) and self.strategy.draws):
             order = torch.randperm(len(order), generator=generator).numpy()
         limits = tuple(self.options.limits(self.store.size_axes).tolist())
         return pack_epoch(
             self.sizes,
             Budget(sizes=limits, num_graphs=self.options.num_graphs - 1),
-            self.strategy,
+            strategy,
             order,
             generator=generator,
             over_size_strategy=self.over_size_strategy,

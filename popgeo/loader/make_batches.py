@@ -75,7 +75,9 @@ class BatchMaker:
             self._pool = WorkerPool(self.source, group, self.workers)
         starts = range(0, len(packs), group)
         batches = self._pool.make([(packs[i : i + group], key) for i in starts])
-        return ([batch] for batch in batches)
+        for start, batch in zip(starts, batches, strict=True):
+            self.source.expect(packs, start)  # pages are shared with the workers
+            yield [batch]
 
     def _chunks(self, packs: Packs, group: int, key: tuple[int, int]) -> Iterator[list[Batch]]:
         at_once = math.ceil(self.source.items_at_once * len(packs) / max(1, packs.num_graphs) / group) * group
@@ -90,6 +92,7 @@ class BatchMaker:
             memory = ring[turn % len(ring)]
             if memory is None and self.pin_memory:
                 memory = self.source.allocate(stop - start, True, group)
+            self.source.expect(packs, start)
             yield self.source.cut(packs[start:stop], key, group, memory)
             start, stop, turn = stop, stop + at_once, turn + 1
 

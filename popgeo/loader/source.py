@@ -17,6 +17,8 @@ from popgeo.data.flat_store import FlatStore, measure, why_not_flat
 from popgeo.data.sort_edges import sort_edges as sorted_by_destination
 from popgeo.data.subset import take
 from popgeo.data.super_batch import join
+from popgeo.loader.chunk_order import ChunkOrder
+from popgeo.loader.read_ahead import ReadAhead
 from popgeo.packing import Packs, totals_of_packs
 
 
@@ -45,17 +47,22 @@ class Source(ABC):
             memory: Where to write, from `allocate`; None takes new memory.
         """
 
+    def expect(self, packs: Packs, start: int) -> None:
+        """Says that the batches from number `start` on come next, to a source that can prepare for it."""
+        return
+
     @abstractmethod
     def allocate(self, num_batches: int, pin_memory: bool, group: int) -> Memory | None:
         """Memory to hand to `cut`, or None where it is not used."""
 
 
 class FlatSource(Source):
-    """Cuts batches out of a flat dataset; those that must be trimmed are made one by one."""
+    """Cuts batches out of a flat dataset, read ahead where it lies on disk; those to be trimmed are made one by one."""
 
-    def __init__(self, store: FlatStore, collater: FixedSizeCollater) -> None:
+    def __init__(self, store: FlatStore, collater: FixedSizeCollater, chunk_order: ChunkOrder | None = None) -> None:
         super().__init__(collater)
         self.store, self.sizes = store, store.sizes
+        self._ahead = None if chunk_order is None else ReadAhead(store, chunk_order)
         self.cutter = BatchCutter(store, lay_out(store, collater.options, **collater.choices))
         self.limits = collater.options.limits(store.size_axes)
 
@@ -83,6 +90,14 @@ class FlatSource(Source):
     def allocate(self, num_batches: int, pin_memory: bool, group: int) -> Memory | None:
         """Memory to hand to `cut`."""
         return self.cutter.allocate(num_batches, pin_memory, group)
+
+    def expect(self, packs: Packs, start: int) -> None:
+        """Reads the graphs of coming batches from disk."""
+        if self._ahead is not None:
+            self._ahead.expect(packs, start)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_ahead": None}  # one process reads ahead for all
 
 
 class FetchingSource(Source):

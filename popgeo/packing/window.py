@@ -33,6 +33,7 @@ def window(
     window: int = 2048,
     generator: torch.Generator | None = None,
     skip: bool = False,
+    shuffle: bool = True,
 ) -> Packs:
     """Pack graphs drawn at random from a window of pending ones, each pack closed by an exact fill.
 
@@ -45,6 +46,8 @@ def window(
         window: Graphs to choose from; 512 to 4096 is best, as the remains of a larger one weigh in at the end.
         generator: Source of the order; torch's own where None. The same state gives the same packs.
         skip: Leave out, and count in `skipped`, the graphs that no pack can hold.
+        shuffle: Whether graphs enter the window in a random order; otherwise in the one given, which is then random
+            only as far as the window reaches.
 
     Returns:
         Each graph in exactly one pack; no pending graph would have fitted a pack that was closed.
@@ -58,7 +61,7 @@ def window(
         >>> len(packs), sorted(packs.indices.tolist()) == list(range(300))
         (50, True)
     """
-    return Packs.concatenate(iter_window(sizes, budget, window=window, generator=generator, skip=skip))
+    return Packs.concatenate(iter_window(sizes, budget, window=window, generator=generator, skip=skip, shuffle=shuffle))
 
 
 def iter_window(
@@ -68,6 +71,7 @@ def iter_window(
     window: int = 2048,
     generator: torch.Generator | None = None,
     skip: bool = False,
+    shuffle: bool = True,
 ) -> Iterator[Packs]:
     """The packs of `window`, some at a time: the first ones at once, the rest while training goes on.
 
@@ -94,7 +98,13 @@ def iter_window(
         return _pack(_read(sizes, budget, window, skip), budget, window, key)
     table, ids, skipped = fitting(sizes, budget, skip=skip)
     window = max(1, min(window, len(table)))
-    return _pack(_shuffle(np.ascontiguousarray(table), ids, skipped, window, key), budget, window, key)
+    enter = _shuffle if shuffle else _as_given
+    return _pack(enter(np.ascontiguousarray(table), ids, skipped, window, key), budget, window, key)
+
+
+def _as_given(table: NDArray[np.int64], ids: Ids | None, skipped: Ids, window: int, key: int) -> Iterator[_Chunk]:
+    """All graphs in the order that they have."""
+    yield (np.arange(len(table)) if ids is None else ids), table, skipped
 
 
 def _shuffle(table: NDArray[np.int64], ids: Ids | None, skipped: Ids, window: int, key: int) -> Iterator[_Chunk]:

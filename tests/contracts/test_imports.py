@@ -17,9 +17,10 @@ MAY_IMPORT = {
     "packing": {"native", "progress"},
     "sampling": {"native", "progress"},
     "ops": {"native"},
-    "data": {"native", "packing", "progress"},
+    "data": {"native", "packing", "progress", "atomic_write"},
     "nn": {"ops"},
     "engine": {"capture", "ops", "native", "atomic_write"},
+    "convert": {"data"},
     "loader": {"data", "packing", "sampling"},
     "ipu": {"capture", "engine"},
 }

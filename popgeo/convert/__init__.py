@@ -1,0 +1,1 @@
+"""Other people's files of graphs, as stores on disk."""

@@ -1,0 +1,85 @@
+"""`popgeo convert SOURCE FOLDER`: which source is meant, and what is asked of it."""
+
+import argparse
+import ast
+import sys
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from popgeo.convert.atoms import read_atoms
+from popgeo.convert.pyg import dataset_by_name, read_pt
+from popgeo.convert.smiles import read_smiles
+from popgeo.data import write
+
+_TABLES = {".csv", ".tsv", ".smi"}
+
+
+def convert(arguments: Sequence[str]) -> int:
+    """Converts what a command line asks for; the exit status is 2 where that cannot be done."""
+    asked = _parser().parse_args(arguments)
+    try:
+        graphs, options = source_of(asked)
+        store = write(graphs, asked.folder, **options)
+    except (ValueError, OSError) as error:
+        print(f"popgeo: {error}", file=sys.stderr)
+        return 2
+    print(f"wrote {store} to {asked.folder}/")
+    return 0
+
+
+def source_of(asked: argparse.Namespace) -> tuple[Iterable[Any], dict[str, Any]]:
+    """The graphs that are meant, and how they are to be written.
+
+    Raises:
+        ValueError: the source is not known.
+    """
+    path = Path(asked.source)
+    written = {"sort_edges": asked.sort_edges, "validate": True, "exclude_keys": asked.exclude}
+    if not path.exists():
+        options = dict(_option(text) for text in asked.option)
+        return dataset_by_name(asked.source, asked.root, options), written
+    if path.suffix == ".pt":
+        return read_pt(path, asked.trust), written
+    if _TABLES & set(path.suffixes):
+        reader = partial(read_smiles, path, column=asked.column, targets=asked.targets, skip=asked.skip)
+        return reader(positions=asked.positions, seed=asked.seed), written
+    return read_atoms(path, cutoff=asked.cutoff, double=asked.double), written
+
+
+def _option(text: str) -> tuple[str, Any]:
+    name, _, value = text.partition("=")
+    if not value:
+        raise ValueError(f"--option is {text!r}; write NAME=VALUE.")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="popgeo convert",
+        description="Writes a dataset to a folder, as a store that FlatStore.open maps into memory.",
+    )
+    add = parser.add_argument
+    add("source", help="a class of torch_geometric.datasets, a .pt, a table of SMILES (.csv, .tsv, .smi), or a file "
+        "that ASE reads")  # fmt: skip
+    add("folder", type=Path, help="the folder to write, which must not exist; an interrupted run is gone on with")
+    add("--sort-edges", action="store_true", help="sort edges by destination, so that batches carry rowptr")
+    add("--exclude", nargs="+", default=None, metavar="NAME", help="attributes to leave out")
+    of_pyg = parser.add_argument_group("datasets of PyG, and .pt")
+    of_pyg.add_argument("--root", type=Path, help="the dataset's folder")
+    of_pyg.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="such as name=MUTAG")
+    of_pyg.add_argument("--trust", action="store_true", help="let a .pt run code, as classes of others need")
+    of_tables = parser.add_argument_group("tables of SMILES (needs rdkit)")
+    of_tables.add_argument("--column", help="the column of SMILES (default: the one called so, or the first)")
+    of_tables.add_argument("--targets", nargs="+", default=(), metavar="COLUMN", help="the columns of y")
+    of_tables.add_argument("--positions", action="store_true", help="add hydrogens and positions, by ETKDG")
+    of_tables.add_argument("--seed", type=int, default=0, help="what positions are drawn from")
+    of_tables.add_argument("--skip", action="store_true", help="leave out rows that rdkit cannot read")
+    of_atoms = parser.add_argument_group("files of atoms (needs ase, and vesin for a cutoff)")
+    of_atoms.add_argument("--cutoff", type=float, help="list pairs of atoms within so many angstrom")
+    of_atoms.add_argument("--double", action="store_true", help="keep float64")
+    return parser

@@ -1,0 +1,128 @@
+"""Tables of molecules in SMILES, as graphs of atoms and bonds; with positions when asked."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+_ROWS_AT_ONCE = 4096
+
+
+def read_smiles(
+    path: Path,
+    *,
+    column: str | None = None,
+    targets: Sequence[str] = (),
+    positions: bool = False,
+    seed: int = 0,
+    skip: bool = False,
+) -> Iterator[Data]:
+    """The molecules of a table, row by row.
+
+    Each has `z` [num_atoms], `x` int64 [num_atoms, 6] (degree, charge, hydrogens, aromatic, in a ring, chirality),
+    `edge_index` with each bond in both directions, `edge_attr` int64 [num_bonds * 2, 3] (order: 1, 2, 3, or 4 where
+    aromatic; conjugated; in a ring), `smiles`, and `y` [1, num_targets].
+
+    Args:
+        path: CSV, TSV, or `.smi` without a header; also compressed.
+        column: Which column holds SMILES; None means the one called so, or the first.
+        targets: The columns that `y` takes.
+        positions: Adds hydrogens and `pos` in angstrom, by ETKDG (Wang, Witnek, Landrum, Riniker 2020, doi
+            10.1021/acs.jcim.0c00025) and the force field MMFF94.
+        seed: What positions are drawn from.
+        skip: Leaves out rows that rdkit cannot read or place, with one warning at the end, rather than raise.
+
+    Raises:
+        ValueError: rdkit is absent, a column is, or a row cannot be read.
+    """
+    try:
+        from rdkit import Chem, RDLogger
+    except ImportError as error:
+        raise ValueError("Reading SMILES needs rdkit: pip install 'popgeo[molecules]'.") from error
+    RDLogger.DisableLog("rdApp.*")  # what is wrong with a row is said by the error
+    skipped = number = 0
+    for table in _tables(path):
+        name = _column(path, table, column, targets)
+        for smiles, y in zip(table[name], table[list(targets)].to_numpy(dtype="float32"), strict=True):
+            molecule = Chem.MolFromSmiles(smiles) if isinstance(smiles, str) else None
+            pos = None
+            if molecule is not None and positions:
+                molecule = Chem.AddHs(molecule)
+                pos = _place(molecule, seed)
+            if molecule is None or molecule.GetNumAtoms() == 0 or (positions and pos is None):
+                if not skip:
+                    what = "given a shape" if molecule is not None and molecule.GetNumAtoms() else "read"
+                    raise ValueError(
+                        f"{path}, row {number}: {smiles!r} cannot be {what} by rdkit. Correct it or pass --skip."
+                    )
+                skipped += 1
+            else:
+                yield _graph(molecule, smiles, y, pos)
+            number += 1
+    if skipped:
+        warnings.warn(f"{skipped:,} of {number:,} rows of {path} were left out.", stacklevel=2)
+
+
+def _tables(path: Path) -> Iterator[pd.DataFrame]:
+    kind = next((suffix for suffix in path.suffixes if suffix in (".csv", ".tsv", ".smi")), ".csv")
+    if kind == ".smi":  # SMILES, then a name
+        yield from pd.read_csv(path, sep=r"\s+", header=None, names=["smiles"], usecols=[0], chunksize=_ROWS_AT_ONCE)
+    else:
+        yield from pd.read_csv(path, sep="\t" if kind == ".tsv" else ",", chunksize=_ROWS_AT_ONCE)
+
+
+def _column(path: Path, table: pd.DataFrame, column: str | None, targets: Sequence[str]) -> str:
+    found = column or next((name for name in table if str(name).lower() == "smiles"), str(table.columns[0]))
+    if missing := [name for name in (found, *targets) if name not in table]:
+        raise ValueError(f"{path} has no column {missing}; it has {list(table)}.")
+    return found
+
+
+def _place(molecule: Any, seed: int) -> Tensor | None:
+    """Positions of the atoms (angstrom) [num_atoms, 3]; None where none are found."""
+    from rdkit.Chem import AllChem
+
+    parameters = AllChem.ETKDGv3()
+    parameters.randomSeed = seed
+    if AllChem.EmbedMolecule(molecule, parameters) != 0:
+        return None
+    if AllChem.MMFFHasAllMoleculeParams(molecule):
+        AllChem.MMFFOptimizeMolecule(molecule)
+    return torch.tensor(molecule.GetConformer().GetPositions(), dtype=torch.float32)
+
+
+def _graph(molecule: Any, smiles: str, y: Any, pos: Tensor | None) -> Data:
+    atoms = [
+        (
+            atom.GetDegree(),
+            atom.GetFormalCharge(),
+            atom.GetTotalNumHs(),
+            int(atom.GetIsAromatic()),
+            int(atom.IsInRing()),
+            int(atom.GetChiralTag()),
+        )
+        for atom in molecule.GetAtoms()
+    ]
+    ends, bonds = [], []
+    for bond in molecule.GetBonds():
+        order = 4 if bond.GetIsAromatic() else int(bond.GetBondTypeAsDouble())
+        i, j = bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()
+        ends += [(i, j), (j, i)]
+        bonds += [(order, int(bond.GetIsConjugated()), int(bond.IsInRing()))] * 2
+    data = Data(
+        z=torch.tensor([atom.GetAtomicNum() for atom in molecule.GetAtoms()]),
+        x=torch.tensor(atoms),
+        edge_index=torch.tensor(ends, dtype=torch.int64).reshape(-1, 2).T.contiguous(),
+        edge_attr=torch.tensor(bonds, dtype=torch.int64).reshape(-1, 3),
+        smiles=smiles,
+    )
+    if len(y):
+        data.y = torch.from_numpy(y.copy())[None]
+    if pos is not None:
+        data.pos = pos
+    return data

@@ -1,0 +1,102 @@
+"""One array on disk that grows graph after graph, and goes on where a killed writer has left it."""
+
+import os
+import shutil
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from popgeo.data.store.manifest import ArrayFile, checksums
+
+_COPIED_AT_ONCE = 1 << 22
+
+
+class AppendFile:
+    """An array that grows along one dimension.
+
+    What lies before that dimension, such as both rows of an `edge_index`, grows in files of its own, which `finish`
+    puts together; so nothing is ever moved in memory.
+
+    Args:
+        folder: Where the files are.
+        entry: What has been written: no rows, or what an earlier writer had noted.
+        dim: The dimension that grows.
+
+    Raises:
+        ValueError: what an earlier writer has left is damaged.
+    """
+
+    def __init__(self, folder: Path, entry: ArrayFile, dim: int) -> None:
+        self.entry, self.dim, self.row_bytes = entry, dim, _row_bytes(entry, dim)
+        self.paths = [folder / (entry.file if i == 0 else f"{entry.file}.row{i}") for i in range(len(entry.crc32))]
+        self._files: list[BinaryIO] = []
+        num_bytes = self.num_rows * self.row_bytes
+        for path, checksum in zip(self.paths, entry.crc32, strict=True):
+            file = path.open("r+b" if path.exists() else "w+b")
+            self._files.append(file)
+            file.truncate(min(num_bytes, path.stat().st_size))  # what came after the note was not noted
+            if path.stat().st_size != num_bytes or checksums(path, 1) != (checksum,):
+                self.close()
+                raise ValueError(f"{path} was left damaged. Remove the folder {path.parent} to start anew.")
+            file.seek(0, os.SEEK_END)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that have been written."""
+        return self.entry.shape[self.dim]
+
+    def append(self, values: Tensor) -> None:
+        """Adds rows."""
+        num_parts, crc32 = len(self._files), []
+        for file, part, checksum in zip(
+            self._files, values.reshape(num_parts, values.numel() // num_parts), self.entry.crc32, strict=True
+        ):
+            # As bytes, since numpy has no bfloat16.
+            data = memoryview(part.contiguous().view(torch.uint8).numpy()) if part.numel() else b""
+            file.write(data)
+            crc32.append(zlib.crc32(data, checksum))
+        shape = list(self.entry.shape)
+        shape[self.dim] += values.shape[self.dim]
+        self.entry = replace(self.entry, shape=tuple(shape), crc32=tuple(crc32))
+
+    def last(self) -> int:
+        """The last number, of an array of int64 on its own."""
+        self.flush()
+        with self.paths[0].open("rb") as file:
+            file.seek(-8, os.SEEK_END)
+            return int.from_bytes(file.read(8), "little")
+
+    def flush(self) -> None:
+        """Hands to the system what was appended."""
+        for file in self._files:
+            file.flush()
+
+    def finish(self) -> None:
+        """Puts the parts together, on disk for good; those that went in are left for `remove_parts`."""
+        self.flush()
+        whole = self._files[0]
+        for path in self.paths[1:]:
+            with path.open("rb") as part:
+                shutil.copyfileobj(part, whole, _COPIED_AT_ONCE)
+        whole.flush()
+        os.fsync(whole.fileno())
+        self.close()
+
+    def remove_parts(self) -> None:
+        """Removes the parts that `finish` has put together."""
+        for path in self.paths[1:]:
+            path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Closes the files."""
+        for file in self._files:
+            file.close()
+        self._files = []
+
+
+def _row_bytes(entry: ArrayFile, dim: int) -> int:
+    return torch.Size(entry.shape[dim + 1 :]).numel() * entry.torch_dtype.itemsize

@@ -1,0 +1,67 @@
+"""Writes blocks of graphs to a folder, behind those that are there; flat graphs too."""
+
+from collections.abc import Callable, Iterator
+from itertools import chain, count, islice
+from pathlib import Path
+
+import numpy as np
+
+from popgeo.data.columns import Columns
+from popgeo.data.store.blocks import blocks
+from popgeo.data.store.write_folder import FolderWriter
+from popgeo.data.subset import take
+from popgeo.progress import progress
+
+Blocks = Callable[[int, bool], Iterator[Columns]]
+"""`blocks(start, alone)`: all graphs from number `start` on; where `alone`, the first one is a block of its own."""
+
+
+def extend(writer: FolderWriter, source: Blocks, total: int | None, progress_bar: bool | None) -> None:
+    """Writes what is not written yet of a source, and finishes.
+
+    Args:
+        writer: What may have been begun.
+        source: Blocks of the graphs.
+        total: How many graphs there are, where that is known.
+        progress_bar: Whether to show a bar.
+
+    Raises:
+        ValueError: the source is another one than the writer was begun with, or a graph cannot be added.
+    """
+    start = writer.num_graphs
+    if not writer.is_complete:
+        bar = progress(
+            range(start, total) if total else count(), f"writing {writer.folder.name}", "graph", progress_bar
+        )
+        parts = source(max(0, start - 1), start > 0)
+        if start:
+            last = next(parts, None)
+            if last is None:
+                raise ValueError(
+                    f"{writer.part} was begun with more graphs: {start:,} are written, and here are fewer. Remove that "
+                    f"folder to start anew."
+                )
+            writer.check_goes_on(last)
+        for part in parts:
+            writer.append(part)
+            for _ in islice(bar, part.num_stored):
+                pass
+    writer.finish()
+
+
+def cut(columns: Columns, buffer_bytes: int) -> Blocks:
+    """Flat graphs as a source of blocks."""
+
+    def source(start: int, alone: bool) -> Iterator[Columns]:
+        if not alone:
+            return blocks(columns, start, buffer_bytes)
+        first = [take(columns, np.array([start]))] if start < len(columns) else []
+        return chain(first, blocks(columns, start + 1, buffer_bytes))
+
+    return source
+
+
+def save_columns(columns: Columns, folder: Path, *, buffer_bytes: int, progress_bar: bool | None) -> None:
+    """Writes flat graphs, also a view of some, as `FlatStore.save` says."""
+    with FolderWriter(folder) as writer:
+        extend(writer, cut(columns, buffer_bytes), len(columns), progress_bar)

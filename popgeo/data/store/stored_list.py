@@ -1,0 +1,72 @@
+"""Values that are no tensors, one a graph, kept on disk as JSON and read when asked for."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from popgeo.data.store.mapped import packed, unpacked
+
+
+class StoredList(Sequence[Any]):
+    """A list of names and the like, of which only what is asked for is read.
+
+    Args:
+        text: The values as JSON, one after the other. uint8 [number of bytes]
+        ends: Where each starts, and the end. int64 [num_values + 1]
+    """
+
+    def __init__(self, text: Tensor, ends: Tensor) -> None:
+        self.text, self.ends = text, ends
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+
+    def __getitem__(self, index: int | slice) -> Any:
+        """One value, or a list of those of a slice."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"Value {index} was asked for; there are {len(self)}.")
+        start, stop = self.ends[index % len(self)], self.ends[index % len(self) + 1]
+        return json.loads(self.text[int(start) : int(stop)].numpy().tobytes())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return packed(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(unpacked(state))
+
+
+def as_bytes(values: Iterable[Any], name: str) -> tuple[Tensor, Tensor]:
+    """Values as JSON: the text of all, uint8, and the length of each, int64.
+
+    Raises:
+        ValueError: a value would come back as another one, so it cannot be kept.
+
+    Example:
+        >>> as_bytes(["C", None], "name")
+        (tensor([ 34,  67,  34, 110, 117, 108, 108], dtype=torch.uint8), tensor([3, 4]))
+    """
+    lines = []
+    for value in values:
+        try:
+            line = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            comes_back = json.loads(line) == value
+        except (TypeError, ValueError, RuntimeError):
+            comes_back = False
+        if not comes_back:
+            raise ValueError(
+                f"Attribute {name!r} holds {value!r} of type {type(value).__name__}, which cannot be kept on disk: "
+                f"numbers, strings, None, and lists and dictionaries of those can. Pass exclude_keys=[{name!r}]."
+            )
+        lines.append(line.encode())
+    text = torch.frombuffer(bytearray(b"".join(lines)), dtype=torch.uint8) if lines else torch.empty(0).byte()
+    return text, torch.tensor([len(line) for line in lines], dtype=torch.int64)

@@ -1,0 +1,199 @@
+"""Writes the folder of a store, block after block of graphs: whole at the end, and not there before."""
+
+import fcntl
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from popgeo.atomic_write import write_atomically
+from popgeo.data.axes import Axis, Level
+from popgeo.data.columns import Columns
+from popgeo.data.store import manifest as notes
+from popgeo.data.store.append_file import AppendFile
+from popgeo.data.store.describe import check_alike, describe, digest, files_of, one_row_each, plain, pointer_file
+
+_JOURNAL, _LOCK = "journal.json", "lock"
+
+
+class FolderWriter:
+    """Writes a store into `FOLDER.part`, which becomes `FOLDER` when all is there.
+
+    A journal notes after each block what has been written; a writer that finds one goes on behind it.
+
+    Args:
+        folder: The folder to write.
+        transform: What has been done to the graphs, by name.
+        indices_checked: Whether every edge has been seen to end in its graph.
+
+    Raises:
+        ValueError: the folder is there already, another process is writing it, or what was begun differs or is damaged.
+    """
+
+    def __init__(self, folder: Path, *, transform: str | None = None, indices_checked: bool = True) -> None:
+        self.folder, self.part = folder, folder.with_name(f"{folder.name}.part")
+        self.transform, self.indices_checked = transform, indices_checked
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ValueError(f"{folder} exists already. Name another folder, or remove it first.")
+        self.part.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.part / _LOCK).open("w")
+        self.manifest: notes.Manifest | None = None
+        self.files: dict[str, AppendFile] = {}
+        self.totals: dict[Axis, int] = {}
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.is_complete = (self.part / notes.NAME).exists()
+            if self.is_complete or (self.part / _JOURNAL).exists():
+                self._go_on()
+        except OSError as error:
+            self._lock.close()
+            raise ValueError(f"Another process is writing {self.part}. Wait for it, or name another folder.") from error
+        except ValueError:
+            self._lock.close()
+            raise
+
+    def __enter__(self) -> "FolderWriter":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for file in self.files.values():
+            file.close()
+        self._lock.close()
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs that have been written, also by a writer before this one."""
+        return 0 if self.manifest is None else self.manifest.num_graphs
+
+    @property
+    def levels(self) -> dict[Any, Level]:
+        """What attributes' rows belong to, as the first block says."""
+        entries = () if self.manifest is None else self.manifest.attributes
+        return {(entry.store, entry.name): entry.axis.level for entry in entries if not entry.is_json}
+
+    def check_goes_on(self, block: Columns) -> None:
+        """Checks that the last graph of a block is the last one that was written.
+
+        Raises:
+            ValueError: it is another one, so the source is not the one that was begun with.
+        """
+        block, _ = plain(block)
+        assert self.manifest is not None  # callers ask only where something is written
+        is_sorted = self.manifest.row_ends is not None
+        last = digest(block, block.num_stored - 1)
+        if is_sorted != (block.row_ends is not None) or last != self.manifest.last_graph:
+            raise ValueError(
+                f"{self.part} was begun with other graphs: number {self.num_graphs - 1} differs, or its edges' order. "
+                f"Pass the same ones again to go on, or remove that folder to start anew."
+            )
+
+    def check(self, block: Columns) -> None:
+        """Checks that graphs can be added.
+
+        Raises:
+            ValueError: an attribute differs from that of the graphs before, or cannot be kept on disk.
+        """
+        new = describe(*plain(block), self.transform, self.indices_checked)
+        if self.manifest is not None:
+            check_alike(self.manifest, new)
+
+    def append(self, block: Columns) -> None:
+        """Adds all graphs of a block, which is no view.
+
+        Raises:
+            ValueError: as of `check`.
+        """
+        block, json = plain(block)
+        new = describe(block, json, self.transform, self.indices_checked)
+        if self.manifest is None:
+            self.manifest = new
+            self._open(0)
+        self._count_rows_of(check_alike(self.manifest, new))
+        attributes = {(attribute.store, attribute.name): attribute for attribute in block.attributes}
+        for entry in self.manifest.attributes:
+            for file, values in files_of(attributes[entry.store, entry.name], entry):
+                self.files[file.file].append(values)
+        for axis, file in self.manifest.row_pointers:
+            pointer = one_row_each(axis, block)[1:] + self.totals[axis]
+            self.files[file.file].append(pointer)
+            self.totals[axis] = int(pointer[-1])
+        for key, file in self.manifest.row_ends or ():
+            assert block.row_ends is not None  # `check_alike` has seen to it
+            self.files[file.file].append(block.row_ends[key])
+        self._note(self.num_graphs + block.num_stored, digest(block, block.num_stored - 1))
+
+    def finish(self) -> None:
+        """Puts everything together and gives the folder its name.
+
+        Raises:
+            ValueError: nothing was written.
+        """
+        if self.manifest is None:
+            raise ValueError("There are no graphs to write; a store needs at least one.")
+        if not self.is_complete:
+            for file in self.files.values():
+                file.finish()
+            write_atomically(self.part / notes.NAME, notes.to_json(self.manifest))
+        for path in self.part.glob("*.row*"):  # the parts that have been put together
+            path.unlink()
+        for name in (_JOURNAL, _LOCK):
+            (self.part / name).unlink(missing_ok=True)
+        os.replace(self.part, self.folder)
+
+    def _note(self, num_graphs: int, last_graph: int) -> None:
+        for file in self.files.values():
+            file.flush()
+        assert self.manifest is not None  # callers made it
+        counted = replace(self.manifest, num_graphs=num_graphs, last_graph=last_graph)
+        self.manifest = counted.with_files(lambda entry: self.files[entry.file].entry)
+        write_atomically(self.part / _JOURNAL, notes.to_json(self.manifest))
+
+    def _go_on(self) -> None:
+        self.manifest = notes.from_json(self.part / (notes.NAME if self.is_complete else _JOURNAL))
+        asked = (self.transform, self.indices_checked)
+        if (self.manifest.transform, self.manifest.indices_checked) != asked:
+            raise ValueError(
+                f"{self.part} was begun with transform {self.manifest.transform!r} and "
+                f"{'' if self.manifest.indices_checked else 'un'}checked indices. Ask for the same to go on, or remove "
+                f"that folder to start anew."
+            )
+        if not self.is_complete:
+            self._open(None)
+
+    def _open(self, first: int | None) -> None:
+        """Opens the files; `first` is what row pointers start with, None where they have started."""
+        assert self.manifest is not None  # callers made it
+        for entry in self.manifest.attributes:
+            self._file(entry.values, entry.dim)
+            if entry.increments is not None:
+                self._file(entry.increments)
+        for axis, file in self.manifest.row_pointers:
+            pointer = self._file(file)
+            if first is not None:
+                pointer.append(torch.tensor([first]))
+            self.totals[axis] = pointer.last()
+        for _, file in self.manifest.row_ends or ():
+            self._file(file)
+
+    def _file(self, entry: notes.ArrayFile, dim: int = 0) -> AppendFile:
+        self.files[entry.file] = AppendFile(self.part, entry, dim)
+        return self.files[entry.file]
+
+    def _count_rows_of(self, axes: list[Axis]) -> None:
+        """Gives row pointers to attributes that had one row a graph so far, and have not any more."""
+        assert self.manifest is not None  # callers made it
+        for axis in axes:
+            file = pointer_file(len(self.manifest.row_pointers))
+            self._file(file).append(torch.arange(self.num_graphs + 1))
+            self.totals[axis] = self.num_graphs
+            self.manifest = replace(
+                self.manifest,
+                row_pointers=(*self.manifest.row_pointers, (axis, file)),
+                attributes=tuple(
+                    replace(a, axis=axis) if (a.store, a.name) == (axis.store, axis.name) else a
+                    for a in self.manifest.attributes
+                ),
+            )

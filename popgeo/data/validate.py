@@ -1,0 +1,145 @@
+"""Refuses graphs whose indices leave them, or whose positions are no numbers, where they enter."""
+
+import ctypes
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from popgeo.data.axes import Attribute, Axis
+from popgeo.data.columns import Columns
+from popgeo.native import library
+
+_ENTRY = ("popgeo_first_outside", (ctypes.c_void_p, *(ctypes.c_int64,) * 4, *(ctypes.c_void_p,) * 2))
+_POSITIONS, _ROWS_AT_ONCE = {"pos", "cell"}, 1 << 20
+
+
+def check_indices(columns: Columns) -> None:
+    """Checks that every edge ends in its own graph; once graphs share a batch it would end in another one's nodes.
+
+    Looked at are `edge_index` and what else PyG shifts by a graph's nodes and names for edges or faces.
+
+    Raises:
+        ValueError: an index is negative, or not below the number of nodes; names graph and attribute.
+
+    Example:
+        >>> from torch_geometric.data import Data
+        >>> from popgeo.data import FlatStore
+        >>> FlatStore.from_dataset([Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [2]]))])
+        Traceback (most recent call last):
+        ...
+        ValueError: Graph 0 has 2 in edge_index[1], but 2 nodes, numbered from 0: ...
+    """
+    for attribute in columns.attributes:
+        if _points_at_nodes(attribute) and attribute.tensor.numel():
+            _check_index(columns, attribute)
+
+
+def check_positions(columns: Columns) -> None:
+    """Checks that positions and cells are finite.
+
+    Raises:
+        ValueError: one is NaN or infinite; names graph and attribute.
+    """
+    for attribute in columns.attributes:
+        if attribute.name not in _POSITIONS or not attribute.is_tensor or not attribute.tensor.is_floating_point():
+            continue
+        pieces = attribute.tensor.movedim(attribute.dim, 0).split(_ROWS_AT_ONCE)  # a store on disk need not fit
+        finite = torch.cat([piece.isfinite().flatten(1).all(dim=1) for piece in pieces])
+        graph = _first_shown(columns, attribute.axis, ~finite)
+        if graph is not None:
+            raise ValueError(
+                f"Graph {graph} has {_named(attribute)} that is NaN or infinite. Correct it, leave the graph out, or "
+                f"pass validate=None, which looks at indices only."
+            )
+
+
+def _points_at_nodes(attribute: Attribute) -> bool:
+    name = attribute.name
+    return (
+        attribute.is_tensor
+        and attribute.increments is not None
+        and (("edge" in name and "index" in name) or name == "face")
+        and not attribute.tensor.is_floating_point()
+        and attribute.tensor.dtype is not torch.bool
+    )
+
+
+def _check_index(columns: Columns, attribute: Attribute) -> None:
+    limits, pointer = attribute.increments, columns.row_pointers[attribute.axis]
+    assert limits is not None  # `_points_at_nodes` asked
+    if _first_outside(attribute, pointer, limits) < 0:
+        return
+    outside = _outside(attribute, pointer, limits)
+    graph = _first_shown(columns, attribute.axis, outside.any(dim=0))
+    if graph is None:
+        return
+    stored = graph if columns.indices is None else int(columns.indices[graph])
+    start, stop = int(pointer[stored]), int(pointer[stored + 1])
+    row, column = (int(i) for i in outside[:, start:stop].nonzero()[0])
+    value = attribute.tensor.reshape(outside.shape[0], outside.shape[1], -1)[row, start + column]
+    limit = int(limits[stored, row % limits.shape[1]])
+    wrong = int(value[(value < 0) | (value >= limit)][0])
+    where = f"{_named(attribute)}[{row}]" if attribute.dim else _named(attribute)
+    raise ValueError(
+        f"Graph {graph} has {wrong} in {where}, but {limit} nodes, numbered from 0: in a batch it would be a node of "
+        f"another graph. Correct it or the graph's num_nodes, or leave the graph out."
+    )
+
+
+def _first_outside(attribute: Attribute, pointer: Tensor, limits: Tensor) -> int:
+    """The first stored graph that has an index outside, -1 where none has."""
+    values = attribute.tensor
+    name, arguments = _ENTRY
+    entry = library.function(name, (*arguments, *(ctypes.c_int64,) * 2), ctypes.c_int64)
+    if entry is None or values.dtype not in (torch.int32, torch.int64) or not values.is_contiguous():
+        outside = _outside(attribute, pointer, limits).any(dim=0)
+        return int(_graph_of(pointer, outside)) if bool(outside.any()) else -1
+    rows = values.shape[attribute.dim]
+    outer = int(np.prod(values.shape[: attribute.dim]))
+    inner = values.numel() // max(1, outer * rows)
+    pointer, limits = pointer.contiguous(), limits.contiguous()
+    return int(
+        entry(
+            values.data_ptr(),
+            values.element_size(),
+            outer,
+            rows,
+            inner,
+            pointer.data_ptr(),
+            limits.data_ptr(),
+            limits.shape[1],
+            len(limits),
+        )
+    )
+
+
+def _outside(attribute: Attribute, pointer: Tensor, limits: Tensor) -> Tensor:
+    """Which rows of an index hold a number that is negative or too large. bool [outer, rows]"""
+    values = attribute.tensor
+    rows = values.shape[attribute.dim]
+    values = values.reshape(int(np.prod(values.shape[: attribute.dim])), rows, -1)
+    of_row = torch.repeat_interleave(limits, pointer.diff(), dim=0).T[:, :, None]  # [width, rows, 1]
+    of_row = of_row.expand(values.shape[0], -1, -1) if of_row.shape[0] == 1 else of_row
+    return ((values < 0) | (values >= of_row)).any(dim=2)
+
+
+def _graph_of(pointer: Tensor, rows: Tensor) -> Tensor:
+    """The graph of the first row that is marked."""
+    first = rows.to(torch.int8).argmax()
+    return torch.searchsorted(pointer, first, right=True) - 1
+
+
+def _first_shown(columns: Columns, axis: Axis, marked: Tensor) -> int | None:
+    """The first graph of this view, counted as it is shown, that has a marked row."""
+    if not bool(marked.any()):
+        return None
+    running = torch.cat([torch.zeros(1, dtype=torch.int64), marked.cumsum(0)])
+    pointer = columns.row_pointers[axis]
+    has = (running[pointer[1:]] > running[pointer[:-1]]).numpy()
+    shown = np.flatnonzero(has if columns.indices is None else has[columns.indices])
+    return int(shown[0]) if len(shown) else None
+
+
+def _named(attribute: Attribute) -> str:
+    return attribute.name if attribute.store is None else f"{attribute.name} of {attribute.store!r}"

@@ -1,0 +1,149 @@
+"""Writes any source of graphs to disk as a stream, so that it need never fit in memory."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from popgeo.data.axes import Levels
+from popgeo.data.columns import Columns
+from popgeo.data.flat_store import FlatStore, why_not_flat
+from popgeo.data.sort_edges import sort_edges as sorted_by_destination
+from popgeo.data.store.blocks import BUFFER_BYTES
+from popgeo.data.store.save_columns import Blocks, cut, extend
+from popgeo.data.store.write_folder import FolderWriter
+
+Graph: TypeAlias = Data | HeteroData
+_OBJECT_BYTES, _TENSOR_BYTES = 2048, 512  # about what Python needs for a graph, and for each of its tensors
+
+
+def write(
+    graphs: Iterable[Graph],
+    folder: str | Path,
+    *,
+    transform: Callable[[Any], Any] | None = None,
+    sort_edges: bool = False,
+    exclude_keys: Sequence[str] | None = None,
+    levels: Levels | None = None,
+    validate: bool | None = None,
+    buffer_bytes: int = BUFFER_BYTES,
+    progress_bar: bool | None = None,
+) -> FlatStore:
+    """Writes graphs into a folder, as they come, and opens it.
+
+    The folder is whole or not there: it is written as `FOLDER.part`. Where writing was interrupted, the same call goes
+    on where it was; graphs that are written already are then read from the source again, but not transformed.
+
+    Args:
+        graphs: A dataset, a list, or any iterable of `Data` or `HeteroData`, such as a generator.
+        folder: The folder, which must not exist.
+        transform: What to do to each graph first; the store notes its name.
+        sort_edges: Sorts edges by destination, once for all, so that batches carry `rowptr`.
+        exclude_keys: Attributes to leave out.
+        levels: What an attribute's rows belong to, as `{"y": "graph"}`. What is not stated is inferred from the first
+            `buffer_bytes`, and a later graph that contradicts is refused.
+        validate: What is checked, as in `FlatStore.from_dataset`.
+        buffer_bytes: The most that graphs take in memory at a time, waiting and being joined together.
+        progress_bar: Whether to show a bar where it lasts longer than a second; None means at a terminal and in
+            notebooks.
+
+    Raises:
+        ValueError: there are no graphs, one cannot be written or fails a check, the folder exists, or it was begun with
+            other graphs.
+
+    Example:
+        >>> import tempfile, torch
+        >>> paths = (Data(x=torch.ones(n, 1), edge_index=torch.tensor([[0], [n - 1]])) for n in (2, 3, 4))
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     write(paths, f"{home}/paths")
+        FlatStore(3 graphs, 9 nodes, 3 edges; x: node, edge_index: edge)
+    """
+    name = transform_name(getattr(graphs, "transform", None), transform)
+    with FolderWriter(Path(folder), transform=name, indices_checked=validate is not False) as writer:
+        flatten = partial(FlatStore.from_dataset, exclude_keys=exclude_keys, validate=validate)
+        if transform is None and not isinstance(graphs, (list, tuple)) and _lies_flat(graphs):
+            parts = cut(flatten(graphs, levels=levels), buffer_bytes)
+        else:
+            parts = _joined(graphs, transform, buffer_bytes, partial(_join, writer, flatten, levels or {}))
+
+        def sorted_parts(start: int, alone: bool) -> Iterator[Columns]:
+            return map(sorted_by_destination, parts(start, alone)) if sort_edges else parts(start, alone)
+
+        extend(writer, sorted_parts, len(graphs) if isinstance(graphs, Sized) else None, progress_bar)
+    return FlatStore.open(folder)
+
+
+def transform_name(*transforms: Any) -> str | None:
+    """What to call transforms that are applied one after the other.
+
+    Example:
+        >>> from torch_geometric.transforms import ToUndirected
+        >>> transform_name(None, ToUndirected())
+        'ToUndirected()'
+    """
+    names = [getattr(one, "__qualname__", None) or repr(one) for one in transforms if one is not None]
+    return ", ".join(names) or None
+
+
+def _lies_flat(graphs: Any) -> bool:
+    return hasattr(graphs, "__getitem__") and hasattr(graphs, "__len__") and why_not_flat(graphs) is None
+
+
+def _joined(
+    graphs: Any,
+    transform: Callable[[Any], Any] | None,
+    buffer_bytes: int,
+    join: Callable[[list[Graph], int], FlatStore],
+) -> Blocks:
+    """Graphs that come one by one as a source of blocks."""
+
+    def source(start: int, alone: bool) -> Iterator[Columns]:
+        position, bundle, size = start, [], 0
+        for graph in _from(graphs, start):
+            graph = graph if transform is None else transform(graph)
+            bundle.append(graph)
+            size += _bytes(graph)
+            # The graphs, and the arrays that they are joined into, are in memory at the same time.
+            if size >= buffer_bytes // 2 or (alone and position == start):
+                yield join(bundle, position)
+                position, bundle, size = position + len(bundle), [], 0
+        if bundle:
+            yield join(bundle, position)
+
+    return source
+
+
+def _from(graphs: Any, start: int) -> Iterator[Graph]:
+    """The graphs from a number on; datasets are asked for them only."""
+    if hasattr(graphs, "__getitem__") and hasattr(graphs, "__len__"):
+        return (graphs[i] for i in range(start, len(graphs)))
+    return islice(iter(graphs), start, None)
+
+
+def _bytes(graph: Graph) -> int:
+    tensors = [value for store in graph.stores for value in store.values() if isinstance(value, Tensor)]
+    return _OBJECT_BYTES + sum(tensor.numel() * tensor.element_size() + _TENSOR_BYTES for tensor in tensors)
+
+
+def _join(
+    writer: FolderWriter, flatten: Callable[..., FlatStore], levels: Levels, graphs: list[Graph], start: int
+) -> FlatStore:
+    """Flattens graphs like those that have been written; an error counts through the whole source."""
+    known = {**writer.levels, **levels}
+    try:
+        block = flatten(graphs, levels=known)
+        writer.check(block)
+        return block
+    except ValueError as error:
+        for number, graph in enumerate(graphs, start):
+            try:
+                writer.check(flatten([graph], levels=known))
+            except ValueError as of_one:
+                what = str(of_one)
+                what = what[len("Graph 0") :] if what.startswith("Graph 0 ") else f": {what}"
+                raise ValueError(f"Graph {number} of the source{what}") from None
+        raise ValueError(f"{error} (Counted from graph {start} of the source.)") from None
