@@ -27,6 +27,7 @@ from loader import made_up_molecules, sizes_for
 from timing import measure, one_thread
 from torch_geometric.data import Batch, Data
 
+from popgeo.command_line import run
 from popgeo.data import FixedSizeOptions, FlatStore, write
 from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
 from popgeo.nn import GCN
@@ -244,4 +245,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)
