@@ -191,7 +191,9 @@ def limited_epoch(folder: Path, limit: int, shuffle_bytes: int) -> dict[str, flo
     return {"graphs": num_graphs, "seconds": seconds, "fits": fits}
 
 
-def run(home: Path, num_graphs: int, num_to_open: int, rounds: int, shuffle_bytes: int) -> list[tuple[str, str, str]]:
+def measure_all(
+    home: Path, num_graphs: int, num_to_open: int, rounds: int, shuffle_bytes: int
+) -> list[tuple[str, str, str]]:
     """What was measured, each with its goal."""
     molecules, many = home / "molecules", home / "many"
     rows = []
@@ -237,7 +239,7 @@ def main() -> None:
         return
     sizes = (5_000, 10_000, 1, 1 << 22) if options.quick else (options.graphs, 10**7, 3, options.shuffle_bytes)
     with tempfile.TemporaryDirectory(dir=options.folder) as home:
-        rows = run(Path(home), *sizes)
+        rows = measure_all(Path(home), *sizes)
     width = max(len(what) for what, _, _ in rows)
     print(f"{sizes[0]:,} made-up molecules; goals at the right")
     for what, found, goal in rows:
