@@ -22,10 +22,10 @@ CHECKSUM = zlib.crc32(
     b"".join(path.read_bytes() for path in sorted(CSRC.glob("*.[ch]*")))
 )  # as popgeo/native/library.py sums
 # Compiled again for each set of newer processors, and picked when it is loaded.
-KERNELS = str(CSRC / "kernels.cpp")
+KERNELS = [str(CSRC / name) for name in ("kernels.cpp", "interaction.cpp")]
 ISAS = {
-    "v3": ["-mavx2", "-mf16c"],
-    "v4": ["-mavx2", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
+    "v3": ["-mavx2", "-mf16c", "-mfma"],
+    "v4": ["-mavx2", "-mf16c", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
 }
 
 
@@ -48,7 +48,7 @@ class BuildLibrary(build_ext):
         for isa, options in ISAS.items() if platform.machine().lower() in ("x86_64", "amd64") else ():
             if self._compiles(options):
                 ext.extra_objects += self.compiler.compile(
-                    [KERNELS],
+                    KERNELS,
                     output_dir=str(Path(self.build_temp) / isa),
                     extra_postargs=[*flags, *options, f"-DPOPGEO_ISA={isa}"],
                 )
