@@ -7,6 +7,7 @@ from torch import Tensor
 
 from popgeo.capture.op_graph import Number, Op, OpGraph, Ref
 from popgeo.engine import out_variants
+from popgeo.engine.fuse.prepared import late_arguments, prepared_op
 
 Check = Callable[[Op, list[Any], list[Any]], None]
 
@@ -57,6 +58,9 @@ class _Writer:
         return self._names["run"]
 
     def _line(self, index: int, op: Op) -> str | None:
+        prepared = self._prepared(index, op)
+        if prepared is not None:
+            return prepared
         made = op.makes()
         placed = bool(made) and not op.writes and all(v in self._tensors for v in made)
         if placed and self._graph.is_view(op):
@@ -70,6 +74,16 @@ class _Writer:
         self._names[f"f{index}"], names = into
         outs = ", ".join(f"{name}={self._value(v)}" for name, v in zip(names, made, strict=True))
         return f"f{index}({self._arguments(op)}, {outs})"
+
+    def _prepared(self, index: int, op: Op) -> str | None:
+        """A call of what was prepared for the places of results and operands."""
+        how = prepared_op(op.target)
+        call = how.prepare(self._graph, op, self._tensors) if how is not None else None
+        if call is None:
+            return None
+        self._names[f"f{index}"] = call
+        operands, numbers = late_arguments(op, self._tensors)
+        return f"f{index}({', '.join([*map(self._value, operands), *map(self._text, numbers)])})"
 
     def _copy_or_fill(self, op: Op, method: str, number: Any) -> str | None:
         if method == "nothing":

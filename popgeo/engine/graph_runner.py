@@ -9,6 +9,7 @@ from torch import Tensor
 from popgeo.capture.op_graph import Input, Op, OpGraph
 from popgeo.capture.passes import fold_constants, is_random
 from popgeo.engine.codegen import emit
+from popgeo.engine.fuse.fuse_graph import fuse
 from popgeo.engine.memory_plan import place_values
 
 
@@ -19,7 +20,11 @@ class GraphRunner:
         graph: What to run.
         state: Tensors of the graph's parameters and buffers; buffers change in place.
         places: Tensors that certain outputs are to be written to, by position; the others are valid until the next run.
-        floating_point_exceptions: Check each operation's result.
+        floating_point_exceptions: Check each operation's result; then none are joined.
+
+    Attributes:
+        graph: What was given, with what depends on no input computed.
+        runs: What runs in its place: the same, with operations joined.
     """
 
     def __init__(
@@ -31,6 +36,7 @@ class GraphRunner:
     ) -> None:
         self.graph = fold_constants(graph)
         self.draws_random_numbers = any(is_random(op) for op in self.graph.ops)
+        self.runs = self.graph if floating_point_exceptions else fuse(self.graph)
         values = self.graph.values
         given = {v: tensor.detach() for v, tensor in self.graph.constants.items()}
         given |= {v: state[one].detach() for one, v in graph.inputs.items() if one in state}
@@ -39,9 +45,9 @@ class GraphRunner:
         given |= dict(zip(new, self._inputs, strict=True))
         self._copied = self._place_outputs(places or {}, given)
         # The check looks at the operands after the operation.
-        memory = place_values(self.graph, given, overwrites_operands=not floating_point_exceptions)
+        memory = place_values(self.runs, given, overwrites_operands=not floating_point_exceptions)
         self.buffer_bytes = memory.nbytes + sum(tensor.nbytes for tensor in self._inputs)
-        self._run = emit(self.graph, memory.tensors, _check if floating_point_exceptions else None)
+        self._run = emit(self.runs, memory.tensors, _check if floating_point_exceptions else None)
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor | None]:
         """The graph's outputs for these inputs, in the order in which the graph names those that are not state."""
@@ -62,15 +68,15 @@ class GraphRunner:
     def _place_outputs(self, places: Mapping[int, Tensor], given: dict[int, Tensor]) -> dict[int, Tensor]:
         """Lets outputs be written where they are wanted; returns those that must be copied there instead."""
         copied = {}
-        live = {v for op in self.graph.ops for v in (*op.reads(), *op.makes())}
-        views = Counter(self.graph.values[v].storage for v in live)
+        live = {v for op in self.runs.ops for v in (*op.reads(), *op.makes())}
+        views = Counter(self.runs.values[v].storage for v in live)
         for position, place in places.items():
-            v = self.graph.outputs[position]
+            v = self.runs.outputs[position]
             if v is None:
                 continue
-            value = self.graph.values[v]
-            alone = views[value.storage] == 1 and self.graph.outputs.count(v) == 1
-            plain = value.producer is not None and not self.graph.ops[value.producer].writes
+            value = self.runs.values[v]
+            alone = views[value.storage] == 1 and self.runs.outputs.count(v) == 1
+            plain = value.producer is not None and not self.runs.ops[value.producer].writes
             if alone and plain and (value.stride, value.dtype) == (place.stride(), place.dtype):
                 given[v] = place
             else:

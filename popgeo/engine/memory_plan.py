@@ -101,12 +101,14 @@ def _operand_to_overwrite(
     """The storage of an operand that ends here and has the result's layout, for an operation that works by element."""
     if not out_variants.is_elementwise(op):
         return None
+    changed = {graph.values[v].storage for v in op.writes}
     for v in op.reads():
         operand = graph.values[v]
         alike = (operand.shape, operand.stride, operand.dtype, operand.offset) == (
             value.shape, value.stride, value.dtype, 0
         )  # fmt: skip
-        ends = last_use[operand.storage] == index and owner.get(operand.storage, -1) >= 0
+        kept = operand.storage in changed or owner.get(operand.storage, -1) < 0
+        ends = last_use[operand.storage] == index and not kept
         only_view = all(w == v for w in op.reads() if graph.values[w].storage == operand.storage)
         if alike and ends and only_view and spans[operand.storage] == spans[value.storage]:
             return operand.storage

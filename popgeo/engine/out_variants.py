@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from popgeo.capture.op_graph import Op, OpGraph, overload
+from popgeo.engine.fuse.prepared import prepared_op
 
 # torch's own bindings take their arguments faster than the generic call of an operation does; same kernels.
 _BINDINGS = [
@@ -71,6 +72,8 @@ _ALSO_INTO = {"aten::cat.out"}
 
 def has_fixed_place(graph: OpGraph, op: Op) -> bool:
     """Whether the operation writes its results into memory that it is given."""
+    if prepared_op(op.target) is not None:
+        return True
     if op.writes or graph.is_view(op):
         return False
     fresh = op.target in _COPIES or op.target in _FILLS or op.target in _EMPTY
@@ -79,6 +82,9 @@ def has_fixed_place(graph: OpGraph, op: Op) -> bool:
 
 def is_elementwise(op: Op) -> bool:
     """Whether each element of the result depends on that element of the operands, so that it may overwrite one."""
+    prepared = prepared_op(op.target)
+    if prepared is not None:
+        return prepared.by_element
     if into(op.target) is None:
         return False
     return op.target in _SCALAR_AS_TENSOR or torch.Tag.pointwise in overload(op.target).tags  # type: ignore[attr-defined]
