@@ -4,12 +4,16 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from popgeo.ops.exp_or_zero import exp_or_zero
 from popgeo.ops.shifted_softplus import shifted_softplus
 
 
 class GaussianSmearing(nn.Module):
     """Expands distances in Gaussians of equal width and spacing, exp(-(r - mu)^2 / (2 spacing^2)), arXiv:1706.08566.
+
+    Below e^-60 a Gaussian is exactly 0 (`popgeo.ops.exp_or_zero`): no denormal number, nor what a weight makes one of.
 
     Args:
         start: Centre of the first Gaussian, in the unit of the distances.
@@ -35,9 +39,7 @@ class GaussianSmearing(nn.Module):
 
     def forward(self, dist: Tensor) -> Tensor:
         """Distances of any shape, flattened. [num_edges] -> [num_edges, num_gaussians]"""
-        exponent = self.coeff * (dist.reshape(-1, 1) - self.offset).square()
-        # e^-87 is the smallest normal number of float32; processors are many times slower at the denormal ones below.
-        return torch.exp(exponent.clamp(min=-87.0))
+        return exp_or_zero(self.coeff * (dist.reshape(-1, 1) - self.offset).square())
 
     def extra_repr(self) -> str:
         return f"start={float(self.offset[0]):g}, stop={float(self.offset[-1]):g}, num_gaussians={len(self.offset)}"
@@ -85,7 +87,8 @@ class PolynomialEnvelope(nn.Module):
 
     def forward(self, dist: Tensor) -> Tensor:
         """[num_edges] -> [num_edges]"""
-        p, d = self.exponent, dist / self.cutoff
+        # Where d^p is below 1e-26 it changes nothing, and is denormal soon.
+        p, d = self.exponent, F.threshold(dist / self.cutoff, 1e-26 ** (1 / max(self.exponent, 2)), 0.0)
         fall = 0.5 * (p + 1) * (p + 2) - p * (p + 2) * d + 0.5 * p * (p + 1) * d.square()
         return torch.where(d < 1.0, 1.0 - _power(d, p) * fall, 0.0)
 
@@ -106,7 +109,8 @@ class ShiftedSoftplus(nn.Module):
 
     Args:
         stable: Compute `max(x, 0) + log1p(e^-|x|) - ln 2`, right for every x. Otherwise log(0.5 e^x + 0.5), one
-            exponential and one logarithm, infinite above x = 88 in float32: the fast form of machines without softplus.
+            exponential and one logarithm, infinite above x = 88 in float32 and through denormal numbers below -87: the
+            fast form of machines without softplus.
 
     Example:
         >>> ShiftedSoftplus()(torch.tensor([-200.0, 0.0, 200.0]))

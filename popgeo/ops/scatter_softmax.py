@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from popgeo.ops.exp_or_zero import exp_or_zero
 from popgeo.ops.gather_scatter import gather_rows, scatter_sum_rows
 from popgeo.ops.refusals import refuse_integers
 from popgeo.ops.rows import Rows
@@ -33,7 +34,7 @@ def scatter_softmax(
         tensor([0.5000, 0.5000, 1.0000])
     """
     rows, arguments = _floating(src, index, dim, None, dim_size, plan)
-    shifted = _shift(rows, arguments).exp()
+    shifted = exp_or_zero(_shift(rows, arguments))
     total = scatter_sum_rows(shifted, rows.index, rows.num_rows, *arguments)
     return rows.restore_entries(shifted / gather_rows(total, rows.index, *arguments))
 
@@ -54,7 +55,7 @@ def scatter_log_softmax(
     """
     rows, arguments = _floating(src, index, dim, None, dim_size, plan)
     shifted = _shift(rows, arguments)
-    total = scatter_sum_rows(shifted.exp(), rows.index, rows.num_rows, *arguments)
+    total = scatter_sum_rows(exp_or_zero(shifted), rows.index, rows.num_rows, *arguments)
     return rows.restore_entries(shifted - gather_rows((total + eps).log(), rows.index, *arguments))
 
 
@@ -90,10 +91,10 @@ def scatter_logsumexp(
     largest = largest.masked_fill(arg == rows.src.shape[0], -torch.inf)
     shifted = rows.src - gather_rows(largest, rows.index, *arguments)
     shifted = shifted.masked_fill(shifted.isnan(), -torch.inf)
-    total = rows.restore(scatter_sum_rows(shifted.exp(), rows.index, rows.num_rows, *arguments))
+    total = rows.restore(scatter_sum_rows(exp_or_zero(shifted), rows.index, rows.num_rows, *arguments))
     largest = rows.restore(largest)
     if out is not None:
-        total = total + (out - largest).exp()
+        total = total + exp_or_zero(out - largest)
     return ((total + eps).log() + largest).nan_to_num(neginf=0.0)
 
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from popgeo.native import library
 from popgeo.ops.eager import is_direct
+from popgeo.ops.exp_or_zero import least_exponent, sigmoid_or_zero
 from popgeo.ops.register_op import register
 
 _LN2 = math.log(2.0)
@@ -37,7 +38,7 @@ def shifted_softplus(x: Tensor) -> Tensor:
 def _forward(x: Tensor) -> Tensor:
     native = library.function("popgeo_shifted_softplus", (_POINTER, _POINTER, _INT))
     if native is None or x.dtype != torch.float32 or x.device.type != "cpu":
-        return F.softplus(x) - _LN2
+        return F.softplus(x.clamp(min=least_exponent(x.dtype))) - _LN2
     x = x.contiguous()
     out = torch.empty_like(x)
     native(x.data_ptr(), out.data_ptr(), x.numel())
@@ -45,10 +46,10 @@ def _forward(x: Tensor) -> Tensor:
 
 
 def _backward(grad: Tensor, x: Tensor) -> Tensor:
-    """grad * sigmoid(x)."""
+    """grad * sigmoid(x), 0 where the sigmoid is below e^-60."""
     native = library.function("popgeo_shifted_softplus_backward", (_POINTER, _POINTER, _POINTER, _INT))
     if native is None or x.dtype != torch.float32 or x.device.type != "cpu":
-        return grad * torch.sigmoid(x)
+        return grad * sigmoid_or_zero(x)
     grad, x = grad.contiguous(), x.contiguous()
     out = torch.empty_like(x)
     native(grad.data_ptr(), x.data_ptr(), out.data_ptr(), x.numel())

@@ -20,12 +20,13 @@
 namespace {
 
 constexpr int64_t kParallelSize = 1 << 16;
+constexpr float kLeast = -60.0f;  // as popgeo/ops/exp_or_zero.py
 
-// e^x for x <= 0, relative error below 2e-7; 0 below -87, where the result would be denormal.
+// e^x for x <= 0, relative error below 2e-7; 0 below -60, so that neither it nor a gradient times it is denormal.
 inline __attribute__((always_inline)) float exp_of_negative(float x) {
     // Adding 1.5 * 2^23 rounds to the nearest integer, which then stands in the low bits.
     constexpr float kRound = 12582912.0f;
-    float clamped = x < -87.0f ? -87.0f : x;
+    float clamped = x < kLeast ? kLeast : x;
     float shifted = clamped * 1.44269504088896341f + kRound;
     float n = shifted - kRound;
     // ln 2 in two parts, so that the remainder keeps its last bits.
@@ -40,7 +41,7 @@ inline __attribute__((always_inline)) float exp_of_negative(float x) {
     bits = (bits << 23) + 0x3f800000;  // 2^n: the magic number's own bits fall off at the top
     float scale;
     std::memcpy(&scale, &bits, sizeof scale);
-    return x < -87.0f ? 0.0f : p * scale;
+    return x <= kLeast ? 0.0f : p * scale;
 }
 
 // ln((1 + t) / 2) = 2 artanh((t - 1) / (t + 3)) for 0 <= t <= 1: exactly 0 at 1.
