@@ -8,11 +8,13 @@
 namespace popgeo {
 namespace POPGEO_ISA {
 
-// e^x for x <= 0, relative error below 2e-7; 0 below -87, where the result would be denormal.
+constexpr float LEAST_EXPONENT = -60.0f;  // as popgeo/ops/exp_or_zero.py
+
+// e^x for x <= 0, relative error below 2e-7; 0 below -60, so that neither it nor a gradient times it is denormal.
 inline floats exp_of_negative(floats x) {
   // Adding 1.5 * 2^23 rounds to the nearest integer, which then stands in the low bits.
   const floats round = splat(12582912.0f);
-  const floats clamped = x < -87.0f ? splat(-87.0f) : x;
+  const floats clamped = x < LEAST_EXPONENT ? splat(LEAST_EXPONENT) : x;
   const floats shifted = fma(clamped, splat(1.44269504088896341f), round);
   const floats n = shifted - round;
   // ln 2 in two parts, so that the remainder keeps its last bits.
@@ -25,7 +27,7 @@ inline floats exp_of_negative(floats x) {
   const floats p = fma(high, r2 * r2, low);
   // 2^n: the magic number's own bits fall off at the top.
   const floats scale = bit_cast<floats>((bit_cast<words>(shifted) << 23) + 0x3f800000u);
-  return x < -87.0f ? floats{} : p * scale;
+  return x <= LEAST_EXPONENT ? floats{} : p * scale;
 }
 
 // ln((1 + t) / 2) = 2 artanh((t - 1) / (t + 3)) for 0 <= t <= 1: exactly 0 at 1.

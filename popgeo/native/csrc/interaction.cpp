@@ -113,7 +113,7 @@ inline void pack(Shared& shared, bool is_backward) {
   for (int64_t k = 1; k < first.in; ++k) climbs &= call.centres[k - 1] <= call.centres[k];
   // With a weight that is not finite, 0 times it is NaN, which must not be left out.
   shared.has_bands = climbs && call.width < 0 && all_finite(first.weight, first.in * first.out);
-  shared.reach = 1.001f * __builtin_sqrtf(SMALLEST_EXPONENT / float(call.width));
+  shared.reach = 1.001f * __builtin_sqrtf(LEAST_EXPONENT / float(call.width));
 }
 
 // One block of edges and the memory of the thread that works on it.
@@ -180,8 +180,7 @@ inline Span band_of_group(const Block& block, int64_t group) {
 }
 
 inline floats gaussian(floats difference, float width) {
-  const floats exponent = width * (difference * difference);
-  return exponent < SMALLEST_EXPONENT ? floats{} : exp_of_negative(exponent);
+  return exp_of_negative(width * (difference * difference));
 }
 
 inline void expand(Block& block) {

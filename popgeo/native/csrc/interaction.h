@@ -14,7 +14,6 @@ constexpr int64_t BLOCK_EDGES = 128;  // whose filters are made at once: what th
 constexpr int64_t GROUP = 8;          // rows of a result that share one span of what is summed
 constexpr int64_t MAX_LAYERS = 4;
 constexpr int64_t MAX_PARTIALS = 16;  // sums of weights' gradients that are made apart, for any number of threads
-constexpr float SMALLEST_EXPONENT = -60.0f;  // of a Gaussian; below it the result is exactly 0
 
 enum Activation : int64_t { SHIFTED_SOFTPLUS = 0, SOFTPLUS = 1, SILU = 2, RELU = 3, TANH = 4, SIGMOID = 5 };
 
