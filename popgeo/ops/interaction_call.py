@@ -13,6 +13,7 @@ from popgeo.native import library
 from popgeo.ops.kernel_arguments import pointer
 
 MAX_LAYERS = 4
+LEAST_EXPONENT = -60.0  # of a Gaussian; as `exp_or_zero`
 GROUP = 8  # interaction.h: filters are made for as many edges at once
 _INT = ctypes.c_int64
 _pack_plan = struct.Struct("8q").pack  # InteractionPlanCall of interaction_plan.cpp

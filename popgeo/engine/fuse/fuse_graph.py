@@ -3,10 +3,11 @@
 from collections.abc import Callable
 
 from popgeo.capture.op_graph import OpGraph
+from popgeo.engine.fuse.interaction import join_interactions
 from popgeo.native import library
 
 # From the largest pattern to the smallest: what one has joined the next leaves alone.
-_PASSES: tuple[Callable[[OpGraph], OpGraph], ...] = ()
+_PASSES: tuple[Callable[[OpGraph], OpGraph], ...] = (join_interactions,)
 
 
 def fuse(graph: OpGraph) -> OpGraph:
