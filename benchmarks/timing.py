@@ -52,6 +52,30 @@ def _repeats(call: Callable[[], object], min_seconds: float, clock: Callable[[],
     return max(1, count)
 
 
+def flushed(call: Callable[[], object]) -> Callable[[], object]:
+    """The same call with denormal numbers taken for zeros: what `torch.set_flush_denormal(True)` gives its user.
+
+    Example:
+        >>> tiny = torch.tensor(1e-30)
+        >>> flushed(lambda: print(tiny * 1e-10))()
+        tensor(0.)
+    """
+
+    def run() -> object:
+        torch.set_flush_denormal(True)
+        try:
+            return call()
+        finally:
+            torch.set_flush_denormal(False)
+
+    return run
+
+
+def both_ways(variants: Mapping[str, Callable[[], object]]) -> dict[str, Callable[[], object]]:
+    """Each peer as people run it, and, named `..., flushed`, with denormal numbers taken for zeros."""
+    return {k: v for name, call in variants.items() for k, v in ((name, call), (f"{name}, flushed", flushed(call)))}
+
+
 def one_thread() -> None:
     """Makes torch use one thread: two on a busy machine lose whole scheduler slices."""
     torch.set_num_threads(1)

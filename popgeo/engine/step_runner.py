@@ -12,6 +12,7 @@ from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.row_indexing import without_row_indexing
 from popgeo.engine import micro_batches
 from popgeo.engine.call_options import CallOptions, chosen_output_mode
+from popgeo.engine.denormals import DenormalsFlushed
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
@@ -55,9 +56,13 @@ class StepRunner:
         self._addresses = self._addresses_now()
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The results of one call, joined as the output mode says."""
+        """The results of one call, joined as the output mode says; denormal numbers count as zeros meanwhile."""
         if self._addresses != self._addresses_now():
             self.bind()
+        with DenormalsFlushed():
+            return self._run(tensors)
+
+    def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         options, update = self._options, self._update
         graph_runner = self._graph_runner_for(tensors)
         factor, replicas = options.steps_per_call * len(self.replicas.local), len(self.replicas.local)

@@ -87,8 +87,8 @@ class PolynomialEnvelope(nn.Module):
 
     def forward(self, dist: Tensor) -> Tensor:
         """[num_edges] -> [num_edges]"""
-        # Where d^p is below 1e-26 it changes nothing, and is denormal soon.
-        p, d = self.exponent, F.threshold(dist / self.cutoff, 1e-26 ** (1 / max(self.exponent, 2)), 0.0)
+        # Where d^p is below 1e-18 it changes nothing, and is denormal soon.
+        p, d = self.exponent, F.threshold(dist / self.cutoff, 1e-18 ** (1 / self.exponent), 0.0)
         fall = 0.5 * (p + 1) * (p + 2) - p * (p + 2) * d + 0.5 * p * (p + 1) * d.square()
         return torch.where(d < 1.0, 1.0 - _power(d, p) * fall, 0.0)
 

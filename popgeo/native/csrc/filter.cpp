@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "denormals.h"
+
 #if defined(__GNUC__) && !defined(__clang__)
 // Without these GCC keeps the selections below as branches, and multiplications apart from additions.
 #pragma GCC optimize("no-trapping-math", "fp-contract=fast")
@@ -73,11 +75,18 @@ POPGEO_CLONES void backward(const float* __restrict grad, const float* __restric
 
 template <class Body>
 void in_parts(int64_t size, Body body) {
+    const uint64_t of_caller = popgeo::POPGEO_ISA::denormals();
 #ifdef _OPENMP
-#pragma omp parallel for schedule(static) if (size >= 2 * kParallelSize)
+#pragma omp parallel if (size >= 2 * kParallelSize)
 #endif
-    for (int64_t start = 0; start < size; start += kParallelSize) {
-        body(start, size - start < kParallelSize ? size - start : kParallelSize);
+    {
+        const popgeo::POPGEO_ISA::Denormals same(of_caller);
+#ifdef _OPENMP
+#pragma omp for schedule(static)
+#endif
+        for (int64_t start = 0; start < size; start += kParallelSize) {
+            body(start, size - start < kParallelSize ? size - start : kParallelSize);
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 // edges of each row in the order of the index, holds the row in registers and writes it once: no atomics, no zero fill,
 // the same bits for any number of tiles and threads. The file is compiled once per instruction set (see setup.py);
 // gather_scatter.cpp picks among them. No function allocates, none throws.
+#include "denormals.h"
 #include "kernels.h"
 #include "vectors.h"
 
@@ -24,10 +25,17 @@ inline void for_each_tile(const Plan& plan, int64_t channels, Tile tile) {
   const bool parallel = is_parallel(plan, channels);
   const int64_t num_tiles = plan.num_tiles > 0 ? plan.num_tiles : parallel ? 8 * plan.num_threads : 1;
   if (num_tiles == 1) return tile(int64_t(0), plan.num_rows);
+  const uint64_t of_caller = denormals();
 #ifdef _OPENMP
-#pragma omp parallel for schedule(dynamic, 1) num_threads(int(plan.num_threads)) if (parallel)
+#pragma omp parallel num_threads(int(plan.num_threads)) if (parallel)
 #endif
-  for (int64_t t = 0; t < num_tiles; ++t) tile(tile_start(plan, t, num_tiles), tile_start(plan, t + 1, num_tiles));
+  {
+    const Denormals same(of_caller);
+#ifdef _OPENMP
+#pragma omp for schedule(dynamic, 1)
+#endif
+    for (int64_t t = 0; t < num_tiles; ++t) tile(tile_start(plan, t, num_tiles), tile_start(plan, t + 1, num_tiles));
+  }
 }
 
 inline int64_t edges_ahead(int64_t channels) {

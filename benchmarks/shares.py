@@ -1,0 +1,43 @@
+"""Where a training step spends its time, and how far that is from the time of its arithmetic."""
+
+import time
+from collections.abc import Callable
+
+import torch
+from timing import measure
+from torch.profiler import profile
+
+PARTS = {
+    "products": ("mm", "addmm", "bmm"),
+    "messages and sums": ("cfconv", "cfconv_backward", "gather", "index_select", "index_add", "index_add_", "sum"),
+    "activations": ("shifted_softplus", "shifted_softplus_backward"),
+}
+
+
+def print_shares(step: Callable[[], object]) -> None:
+    """Which share of a step each of its parts takes; what torch's profiler cannot see is the last of them."""
+    steps = 5
+    step()
+    with profile() as profiler:
+        start = time.perf_counter()
+        for _ in range(steps):
+            step()
+        total = time.perf_counter() - start
+    spent = dict.fromkeys((*PARTS, "other operations"), 0.0)
+    for event in profiler.key_averages():
+        name = event.key.rpartition("::")[2]
+        part = next((part for part, names in PARTS.items() if name in names), "other operations")
+        spent[part] += 1e-6 * event.self_cpu_time_total
+    spent["outside of torch's operations"] = max(0.0, total - sum(spent.values()))
+    for part, seconds in spent.items():
+        print(f"  {part:30} {100 * seconds / sum(spent.values()):5.1f} %")
+
+
+def print_roofline(flops: float, seconds: float) -> None:
+    """How long a step's products would take at the speed of a large matmul."""
+    a = torch.randn(1024, 1024)
+    peak = 2 * 1024**3 / measure({"matmul": lambda: a @ a}, rounds=3)["matmul"]
+    print(
+        f"  roofline: {flops / 1e9:.2f} GFLOP of products at {peak / 1e9:.0f} GFLOP/s (a matmul of 1024) take "
+        f"{1e3 * flops / peak:.1f} ms; the step takes {seconds * peak / flops:.1f} times as long (goal 2)"
+    )

@@ -1,0 +1,50 @@
+"""Counts denormal numbers, by their bits: to a thread that flushes them they are equal to zero."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Of each type the integer of its width, and the bits of its fraction.
+_BITS = {
+    torch.float32: (torch.int32, 23),
+    torch.float64: (torch.int64, 52),
+    torch.bfloat16: (torch.int16, 7),
+}
+
+
+def count_denormals(tensor: Tensor) -> int:
+    """How many elements are neither zero nor large enough to be normal.
+
+    Example:
+        >>> count_denormals(torch.tensor([0.0, 1e-40, -1e-45, 1e-37]))
+        2
+    """
+    integer, width = _BITS[tensor.dtype]
+    bits = tensor.detach().contiguous().view(integer)
+    exponent = bits.bitwise_and(torch.iinfo(integer).max ^ ((1 << width) - 1))
+    return int(((exponent == 0) & (bits.bitwise_and((1 << width) - 1) != 0)).sum())
+
+
+class DenormalsMade(TorchDispatchMode):
+    """Notes each operation whose results hold denormal numbers: of a model, activations and gradients.
+
+    Attributes:
+        found: Name of the operation, and how many.
+        num_results: Tensors that were looked at.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, int]] = []
+        self.num_results = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        for tensor in results if isinstance(results, tuple | list) else (results,):
+            if isinstance(tensor, Tensor) and tensor.dtype in _BITS and "empty" not in str(func):
+                self.num_results += 1
+                if count := count_denormals(tensor):
+                    self.found.append((str(func), count))
+        return results
