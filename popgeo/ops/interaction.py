@@ -192,10 +192,9 @@ def interaction(
     _check(x, src, dst, num_nodes, network, expansion, gaussians, envelope, half_list)
     optional = [t for t in (envelope, gaussians and gaussians.centres, *network.biases) if t is not None]
     tensors = [x, expansion, *network.weights, *optional]
-    fits = all(t.dtype is torch.float32 and t.is_cpu for t in tensors)
     # The derivative by a centre is asked for by nobody; plain torch has it.
-    fits = fits and not (gaussians is not None and _needs_gradient(gaussians.centres))
-    if not (fits and is_eager([*tensors, src, dst]) and interaction_call.is_served()):
+    has_moving_centres = gaussians is not None and _needs_gradient(gaussians.centres)
+    if has_moving_centres or not serves(src, dst, *tensors):
         return _plain(x, expansion, envelope, network, gaussians, (src, dst, num_nodes, half_list))
     sizes = x.shape[0], num_nodes
     if plan is None or not plan.is_of(src, dst, sizes, envelope):
@@ -205,6 +204,18 @@ def interaction(
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return _Interaction.apply(*arguments)
     return _forward(*arguments)[0]
+
+
+def serves(*tensors: Tensor) -> bool:
+    """Whether an interaction of these tensors runs in one pass: float32 in memory, eager, on a processor that has it."""
+    floating = [t for t in tensors if t.is_floating_point()]
+    return (
+        all(t.dtype is torch.float32 for t in floating)
+        and all(t.is_cpu and 0 < t.numel() < 2**31 for t in tensors)
+        and not torch.is_autocast_enabled("cpu")
+        and is_eager(tensors)
+        and interaction_call.is_served()
+    )
 
 
 def _plain(
