@@ -1,0 +1,307 @@
+"""Turns a chain into instructions on memory: what the compiled library runs."""
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from popgeo.capture.op_graph import Number, Op, OpGraph, Value
+from popgeo.engine.fuse.chain import CHAIN, CODES, OPERANDS, Chain, Kind, Place, Source, collapse
+from popgeo.engine.fuse.prepared import PreparedCall, PreparedOp, late_arguments, register_prepared
+from popgeo.native import library
+
+BLOCK, MAX_REGISTERS = 1024, 24  # as in chain.h
+# Elements of a chunk: below, a second thread costs more than it saves. Chunks decide the order of sums, threads do not.
+_CHUNK, _MOST_CHUNKS = 16384, 32
+_REGISTER, _DIRECT, _SCALAR, _STRIDED = range(4)
+_LOADS = {torch.float32: "load_float", torch.bool: "load_bool", torch.int64: "load_int64", torch.int32: "load_int32"}
+_VECTORS, _LAST_SCALAR, _FIRST_SCALAR = range(3)
+_pack = struct.Struct("13q").pack
+
+
+def fits_registers(chain: Chain, values: Sequence[Value]) -> bool:
+    """Whether a block of each value that is alive at one time has a register, wherever the values come to lie."""
+    program = _Program(chain, values, {})
+    return program.num_registers <= MAX_REGISTERS
+
+
+def prepare_chain(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall | None:
+    """The call of a chain on values at these places."""
+    native = library.packed("popgeo_chain")
+    assert native is not None, "a graph is joined only where the library is available"
+    chain: Chain = op.args[0]
+    program = _Program(chain, graph.values, tensors)
+    slots, instructions = np.array(program.slots, np.int64), np.array(program.instructions, np.int64)
+    numbers = np.array([n.value if isinstance(n, Number) else n for n in chain.numbers], np.float32)
+    for slot, index in program.number_slots:
+        slots[slot, 1] = numbers.ctypes.data + 4 * index
+    partial = np.zeros(program.num_chunks * program.partial_size, np.float64)
+    header = _pack(
+        slots.ctypes.data, instructions.ctypes.data, partial.ctypes.data,
+        len(slots), len(instructions), program.num_invariant,
+        *program.domain, *program.block, program.num_chunks, program.partial_size, program.sums_columns,
+    )  # fmt: skip
+    keeps = (slots, instructions, numbers, partial, [tensors[p.value] for p in program.places if p.value in tensors])
+    late, changing = late_arguments(op, tensors)
+    if not late and not changing:
+        return _Constant(native, header, keeps)
+    where = [[s for s, v in program.value_slots if v == value] for value in late]
+    positions = [index for index, number in enumerate(chain.numbers) if isinstance(number, Number)]
+    strides = [graph.values[v].stride for v in late]
+    written = [v in op.writes for v in late]
+    return _Late(native, header, keeps, list(zip(where, strides, written, strict=True)), positions)
+
+
+class _Constant:
+    """A call that is the same each time."""
+
+    def __init__(self, native: Callable[[bytes], int], header: bytes, keeps: Any) -> None:
+        self._native, self._header, self._keeps = native, header, keeps
+
+    def __call__(self) -> None:
+        self._native(self._header)
+
+
+class _Late(_Constant):
+    """A call with operands that have another place at each run, or with numbers that change."""
+
+    def __init__(
+        self,
+        native: Callable[[bytes], int],
+        header: bytes,
+        keeps: Any,
+        operands: Sequence[tuple[Sequence[int], tuple[int, ...], bool]],
+        positions: Sequence[int],
+    ) -> None:
+        super().__init__(native, header, keeps)
+        self._slots, self._numbers = keeps[0], keeps[2]
+        self._operands, self._positions = operands, positions
+
+    def __call__(self, *given: Any) -> None:
+        count = len(self._operands)
+        copies = []
+        for tensor, (slots, stride, written) in zip(given, self._operands, strict=False):
+            if tensor.stride() != stride:  # a kernel of another layout than when the graph was captured
+                copy = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
+                copies.append((tensor, copy, written))
+                tensor = copy  # noqa: PLW2901
+            for slot in slots:
+                self._slots[slot, 1] = tensor.data_ptr()
+        for position, number in zip(self._positions, given[count:], strict=True):
+            self._numbers[position] = number
+        self._native(self._header)
+        for tensor, copy, written in copies:
+            if written:
+                tensor.copy_(copy)
+
+
+class _Program:
+    """The instructions, with places in memory where they are known.
+
+    Attributes:
+        slots: Rows of `Slot` in chain.h.
+        instructions: Rows of `Instruction` in chain.h; the first `num_invariant` are the same for each block.
+        number_slots: Slots of numbers, with their position.
+        value_slots: Slots in memory, with the value.
+    """
+
+    def __init__(self, chain: Chain, values: Sequence[Value], tensors: Mapping[int, Tensor]) -> None:
+        self._chain, self._values, self._tensors = chain, values, tensors
+        self.places = [*chain.operands, *(place for _, place in chain.results)]
+        sizes, strides = collapse(chain.shape, [place.strides for place in self.places])
+        rows, columns = (1,) * (2 - len(sizes)) + sizes if len(sizes) < 2 else sizes
+        self.domain = rows, columns
+        self._strides = {
+            place: ((0,) * (2 - len(own)) + own if len(own) < 2 else own)
+            for place, own in zip(self.places, strides, strict=True)
+        }
+        self.block = (min(rows, BLOCK // columns), columns) if columns <= BLOCK else (1, BLOCK)
+        self._whole_rows = columns <= BLOCK
+        self.slots: list[tuple[int, int, int, int]] = []
+        self.number_slots: list[tuple[int, int]] = []
+        self.value_slots: list[tuple[int, int]] = []
+        self._invariant: list[list[int]] = []
+        self._main: list[list[int]] = []
+        self._known: dict[Any, int] = {}  # slot of each source, by source and whether it may be one number
+        self.partial_size = 0
+        self.sums_columns = 0
+        self._write()
+        self.num_invariant = len(self._invariant)
+        self.num_registers = self._assign_registers()
+        self.instructions = self._invariant + self._main
+        parts = 1 if self._whole_rows or self.sums_columns else -(-columns // BLOCK)
+        units = -(-rows // self.block[0]) * parts
+        self.num_chunks = max(1, min(units, _MOST_CHUNKS, rows * columns // _CHUNK))
+
+    def _write(self) -> None:
+        chain = self._chain
+        last_use = {
+            source.index: k
+            for k, step in enumerate(chain.steps)
+            for source in step.operands
+            if source.kind is Kind.VALUE
+        }
+        late: list[tuple[int, Place]] = []
+        for k, step in enumerate(chain.steps):
+            wanted = [place for number, place in chain.results if number == k]
+            endangered = [place for place in wanted if self._is_read_later(place, k, last_use)]
+            if step.code == "sum":
+                self._store_sum(step.operands[0], wanted[0]) if not endangered else late.append((k, wanted[0]))
+                continue
+            direct = next((p for p in wanted if p not in endangered and self._is_direct(p)), None)
+            out = self._memory(direct) if direct is not None else self._new_register()
+            self._compute(step.code, step.operands, out)
+            self._known[Source(Kind.STEP, k), False] = out
+            for place in wanted:
+                if place in endangered:
+                    late.append((k, place))
+                elif place is not direct:
+                    self._store(out, place)
+        for k, place in late:
+            if chain.steps[k].code == "sum":
+                self._store_sum(chain.steps[k].operands[0], place)
+            else:
+                self._store(self._known[Source(Kind.STEP, k), False], place)
+
+    def _compute(self, code: str, operands: Sequence[Source], out: int) -> None:
+        if code == "fill":
+            self._main.append([CODES[code], 0, out, self._scalar(operands[0]), 0, 0])
+            return
+        form, scalar = _VECTORS, None
+        if OPERANDS[code] > 1 and self._is_scalar(operands[-1]):
+            form, scalar = _LAST_SCALAR, len(operands) - 1
+        elif OPERANDS[code] == 2 and self._is_scalar(operands[0]):
+            form, scalar = _FIRST_SCALAR, 0
+        taken = [self._scalar(o) if at == scalar else self._vector(o) for at, o in enumerate(operands)]
+        self._main.append([CODES[code], form, out, *taken, *[taken[0]] * (3 - len(taken))])
+
+    def _is_scalar(self, source: Source) -> bool:
+        if source.kind is Kind.NUMBER:
+            return True
+        if source.kind is Kind.STEP or self.domain == (1, 1):
+            return False
+        place = self._chain.operands[source.index]
+        return self._strides[place] == (0, 0) and self._values[place.value].dtype == torch.float32
+
+    def _scalar(self, source: Source) -> int:
+        """The slot of one number for all elements."""
+        if (source, True) not in self._known:
+            if source.kind is Kind.NUMBER:
+                slot = self._slot(_SCALAR, 0, 0, 0)
+                self.number_slots.append((slot, source.index))
+            else:
+                slot = self._memory(self._chain.operands[source.index], kind=_SCALAR)
+            self._known[source, True] = slot
+        return self._known[source, True]
+
+    def _vector(self, source: Source) -> int:
+        """The slot of a number for each element."""
+        key = source, False
+        if key in self._known:
+            return self._known[key]
+        if source.kind is Kind.NUMBER:
+            slot = self._new_register()
+            self._invariant.append([CODES["fill"], 0, slot, self._scalar(source), 0, 0])
+        else:
+            place = self._chain.operands[source.index]
+            if self._is_direct(place):
+                slot = self._memory(place)
+            else:
+                slot, row = self._new_register(), self._strides[place][0]
+                same = self._strides[place] == (0, 0) or (row == 0 and self._whole_rows)
+                load = CODES[_LOADS[self._values[place.value].dtype]]
+                target = self._invariant if same else self._main
+                target.append([load, 0, slot, self._memory(place, kind=_STRIDED), 0, 0])
+        self._known[key] = slot
+        return slot
+
+    def _store(self, slot: int, place: Place) -> None:
+        code = "store_bool" if self._values[place.value].dtype == torch.bool else "store_float"
+        self._main.append([CODES[code], 0, self._memory(place, kind=_STRIDED), slot, 0, 0])
+
+    def _store_sum(self, source: Source, place: Place) -> None:
+        row, column = self._strides[place]
+        code = "sum_columns" if row else "sum_rows" if column else "sum_all"
+        self.sums_columns |= code == "sum_columns"
+        target = self._memory(place, kind=_STRIDED)
+        self._main.append([CODES[code], 0, target, self._vector(source), 0, self.partial_size])
+        self.partial_size += self.domain[1] if code == "sum_rows" else 1
+
+    def _is_direct(self, place: Place) -> bool:
+        """Whether its elements lie in memory as those of a block do."""
+        row, column = self._strides[place]
+        if self._values[place.value].dtype != torch.float32:
+            return False
+        if self.domain == (1, 1):
+            return True
+        return column == 1 and (self.domain[0] == 1 or not self._whole_rows or row == self.domain[1])
+
+    def _is_read_later(self, result: Place, step: int, last_use: Mapping[int, int]) -> bool:
+        """Whether something that the chain has yet to read lies where this result is to be written."""
+        for index, operand in enumerate(self._chain.operands):
+            last = last_use.get(index, -1)
+            if last < step or not self._overlap(result, operand):
+                continue
+            alike = self._strides[result] == self._strides[operand]
+            if last > step or not alike:
+                return True
+        return False
+
+    def _overlap(self, one: Place, other: Place) -> bool:
+        first, second = self._values[one.value], self._values[other.value]
+        if first.storage == second.storage:
+            return True
+        if one.value not in self._tensors or other.value not in self._tensors:
+            return False
+        a, b = self._tensors[one.value].data_ptr(), self._tensors[other.value].data_ptr()
+        return a < b + _extent(second) and b < a + _extent(first)
+
+    def _memory(self, place: Place, kind: int = _DIRECT) -> int:
+        tensor = self._tensors.get(place.value)
+        slot = self._slot(kind, 0 if tensor is None else tensor.data_ptr(), *self._strides[place])
+        self.value_slots.append((slot, place.value))
+        return slot
+
+    def _slot(self, kind: int, base: int, row: int, column: int) -> int:
+        self.slots.append((kind, base, row, column))
+        return len(self.slots) - 1
+
+    def _new_register(self) -> int:
+        return self._slot(_REGISTER, 0, -1, 0)
+
+    def _assign_registers(self) -> int:
+        """Gives each register slot a block of memory, and that of what is read no more to what comes next."""
+        used = [_slots_of(instruction) for instruction in self._invariant + self._main]
+        last: dict[int, int] = {}
+        for at, slots in enumerate(used):
+            last |= dict.fromkeys(slots, at)
+        last |= dict.fromkeys((instruction[2] for instruction in self._invariant), len(used))
+        free: list[int] = []
+        count = 0
+        for at, (out, *operands) in enumerate(used):
+            for slot in (out, *dict.fromkeys(operands)):
+                kind, _, row, _ = self.slots[slot]
+                if kind != _REGISTER:
+                    continue
+                if slot == out and row < 0:
+                    count, block = (count, free.pop()) if free else (count + 1, count)
+                    self.slots[slot] = _REGISTER, 0, block, 0
+                if last[slot] == at:
+                    free.append(self.slots[slot][2])
+        return count
+
+
+def _slots_of(instruction: Sequence[int]) -> list[int]:
+    """Result and operands; what moves elements has one, and a number of its own in the last place."""
+    code, _, out, *operands = instruction
+    return [out, *operands] if code < CODES["fill"] else [out, operands[0]]
+
+
+def _extent(value: Value) -> int:
+    return value.end - value.offset * value.dtype.itemsize
+
+
+register_prepared(CHAIN, PreparedOp(prepare=prepare_chain, by_element=True))

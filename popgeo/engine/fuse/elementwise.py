@@ -1,0 +1,195 @@
+"""How operations on elements are written as steps of a chain."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from popgeo.capture.op_graph import Number, Op, Value
+
+F32, BOOL = torch.float32, torch.bool
+# A result of `write`: something that later steps may take; `Any` other than to the writer.
+Handle = Any
+
+
+class Writer(Protocol):
+    """Takes down steps. Operands are handles, arguments of the operation (values, numbers) or plain numbers."""
+
+    def __call__(self, code: str, *operands: Any) -> Handle: ...
+
+
+Write = Callable[..., Handle]
+_WRITERS: dict[str, Write] = {}
+
+
+def writer_of(op: Op) -> Write | None:
+    """What writes an operation as steps, given a `Writer` and the operation's arguments; None where nothing does."""
+    return _WRITERS.get(op.target)
+
+
+def fits(op: Op, values: tuple[Value, ...]) -> bool:
+    """Whether its operands and its one result have types that a chain computes with as torch does."""
+    if len(op.makes()) != 1 or not all(map(_is_exact, (*op.args, *op.kwargs.values()))):
+        return False
+    result = values[op.makes()[0]].dtype
+    kinds = {values[v].dtype for v in op.reads()}
+    if op.target in ("aten._to_copy.default", "aten.copy_.default"):
+        return result == F32 and kinds <= {F32, BOOL, torch.int64, torch.int32}
+    if op.target in _MASKS:  # of floats, or of masks
+        return result == BOOL and (kinds == {F32} or kinds == {BOOL} and op.target in _LOGIC)
+    return result == F32 and kinds <= {F32, BOOL}
+
+
+def _is_exact(argument: Any) -> bool:
+    """Whether a number is one in single precision too, as far as range goes."""
+    if isinstance(argument, Number):
+        argument = argument.value
+    if type(argument) not in (int, float):
+        return True
+    return not math.isfinite(argument) or abs(argument) <= torch.finfo(F32).max
+
+
+def _simple(code: str) -> Write:
+    return lambda write, *operands, **other: None if other else write(code, *operands)
+
+
+def _add(write: Writer, x: Any, y: Any, alpha: Any = 1) -> Handle:
+    return write("add", x, y) if _is_one(alpha) else write("fma", x, y, alpha)
+
+
+def _sub(write: Writer, x: Any, y: Any, alpha: Any = 1) -> Handle:
+    return write("sub", x, y) if _is_one(alpha) else write("fnma", x, y, alpha)
+
+
+def _is_one(number: Any) -> bool:
+    return type(number) in (int, float) and number == 1
+
+
+def _rsub(write: Writer, x: Any, y: Any, alpha: Any = 1) -> Handle:
+    return _sub(write, y, x, alpha)
+
+
+def _addcmul(write: Writer, x: Any, first: Any, second: Any, value: Any = 1) -> Handle:
+    return write("fma", x, first if _is_one(value) else write("mul", first, value), second)
+
+
+def _addcdiv(write: Writer, x: Any, first: Any, second: Any, value: Any = 1) -> Handle:
+    return write("add", x, write("div", first if _is_one(value) else write("mul", first, value), second))
+
+
+def _pow(write: Writer, x: Any, exponent: Any) -> Handle:
+    if isinstance(exponent, Number):
+        return None
+    if exponent == 1:
+        return write("copy", x)
+    powers: dict[float, Callable[[], Handle]] = {
+        2: lambda: write("mul", x, x),
+        3: lambda: write("mul", write("mul", x, x), x),
+        0.5: lambda: write("sqrt", x),
+        -0.5: lambda: write("rsqrt", x),
+        -1: lambda: write("reciprocal", x),
+        -2: lambda: write("reciprocal", write("mul", x, x)),
+    }
+    return powers[exponent]() if exponent in powers else None
+
+
+def _clamp(write: Writer, x: Any, low: Any = None, high: Any = None, **named: Any) -> Handle:
+    low, high = named.get("min", low), named.get("max", high)
+    bounded = x if low is None else write("max", x, low)
+    return bounded if high is None else write("min", bounded, high)
+
+
+def _softplus(write: Writer, x: Any, beta: Any = 1, threshold: Any = 20) -> Handle:
+    scaled = x if _is_one(beta) else write("mul", x, beta)
+    soft = write("log1p", write("exp", scaled))
+    return write("where", write("gt", scaled, threshold), x, soft if _is_one(beta) else write("div", soft, beta))
+
+
+def _softplus_backward(write: Writer, grad: Any, x: Any, beta: Any, threshold: Any) -> Handle:
+    scaled = x if _is_one(beta) else write("mul", x, beta)
+    z = write("exp", scaled)
+    slope = write("div", write("mul", grad, z), write("add", z, 1.0))
+    return write("where", write("gt", scaled, threshold), grad, slope)
+
+
+def _relu(write: Writer, x: Any) -> Handle:
+    return write("max", x, 0.0)
+
+
+def _threshold_backward(write: Writer, grad: Any, x: Any, threshold: Any) -> Handle:
+    return write("where", write("le", x, threshold), 0.0, grad)
+
+
+def _leaky_relu(write: Writer, x: Any, slope: Any = 0.01) -> Handle:
+    return write("where", write("gt", x, 0.0), x, write("mul", x, slope))
+
+
+def _leaky_relu_backward(write: Writer, grad: Any, x: Any, slope: Any, is_result: Any) -> Handle:
+    return write("where", write("gt", x, 0.0), grad, write("mul", grad, slope))
+
+
+def _masked_fill(write: Writer, x: Any, mask: Any, number: Any) -> Handle:
+    return write("where", mask, number, x)
+
+
+def _copied(write: Writer, x: Any, **layout: Any) -> Handle:
+    return write("copy", x)
+
+
+def _filled(number: float) -> Write:
+    return lambda write, like, *_, **layout: write("fill", number)
+
+
+def _copy_into(write: Writer, x: Any, source: Any, non_blocking: bool = False) -> Handle:
+    return write("copy", source)
+
+
+_UNARY = (
+    "neg abs sign exp expm1 log log1p sqrt rsqrt reciprocal tanh sigmoid silu sin cos "  # named alike in torch
+).split()
+_COMPARED = "gt ge lt le eq ne".split()
+_LOGIC = {
+    "aten.logical_not.default": _simple("not"), "aten.bitwise_not.default": _simple("not"),
+    "aten.logical_and.default": _simple("and"), "aten.bitwise_and.Tensor": _simple("and"),
+    "aten.logical_or.default": _simple("or"), "aten.bitwise_or.Tensor": _simple("or"),
+}  # fmt: skip
+_MASKS: Mapping[str, Write] = {
+    **{f"aten.{name}.{kind}": _simple(name) for name in _COMPARED for kind in ("Scalar", "Tensor")},
+    **_LOGIC,
+}
+_WRITERS |= {f"aten.{name}.default": _simple(name) for name in _UNARY}
+_WRITERS |= {f"aten.{name}_.default": _simple(name) for name in _UNARY}
+_WRITERS |= _MASKS
+_WRITERS |= {
+    **{f"aten.{name}.{kind}": write for kind in ("Tensor", "Scalar") for name, write in (
+        ("add", _add), ("add_", _add), ("sub", _sub), ("sub_", _sub), ("rsub", _rsub),
+        ("mul", _simple("mul")), ("mul_", _simple("mul")), ("div", _simple("div")), ("div_", _simple("div")),
+    )},
+    "aten.square.default": lambda write, x: write("mul", x, x),
+    "aten.sgn.default": _simple("sign"),
+    "aten.pow.Tensor_Scalar": _pow,
+    "aten.maximum.default": _simple("max"), "aten.minimum.default": _simple("min"),
+    "aten.maximum.out": lambda write, x, y, out: write("max", x, y),
+    "aten.clamp.default": _clamp, "aten.clamp_.default": _clamp,
+    "aten.clamp_min.default": _clamp, "aten.clamp_max.default": lambda write, x, high: write("min", x, high),
+    "aten.relu.default": _relu, "aten.relu_.default": _relu,
+    "aten.threshold_backward.default": _threshold_backward,
+    "aten.leaky_relu.default": _leaky_relu, "aten.leaky_relu_backward.default": _leaky_relu_backward,
+    "aten.softplus.default": _softplus, "aten.softplus_backward.default": _softplus_backward,
+    "aten.silu_backward.default": _simple("silu_backward"),
+    "aten.sigmoid_backward.default": _simple("sigmoid_backward"),
+    "aten.tanh_backward.default": _simple("tanh_backward"),
+    "popgeo.shifted_softplus.default": _simple("shifted_softplus"),
+    "popgeo.shifted_softplus_backward.default": _simple("shifted_softplus_backward"),
+    "aten.where.self": _simple("where"), "aten.where.ScalarOther": _simple("where"),
+    "aten.where.ScalarSelf": _simple("where"),
+    "aten.masked_fill.Scalar": _masked_fill, "aten.masked_fill.Tensor": _masked_fill,
+    "aten.addcmul.default": _addcmul, "aten.addcmul_.default": _addcmul,
+    "aten.addcdiv.default": _addcdiv, "aten.addcdiv_.default": _addcdiv,
+    "aten.lerp.Scalar": _simple("lerp"), "aten.lerp_.Scalar": _simple("lerp"), "aten.lerp.Tensor": _simple("lerp"),
+    "aten.clone.default": _copied, "aten._to_copy.default": _copied, "aten.copy_.default": _copy_into,
+    "popgeo.identity_loss.default": _copied,
+    "aten.zeros_like.default": _filled(0.0), "aten.ones_like.default": _filled(1.0),
+    "aten.full_like.default": lambda write, like, number, **layout: write("fill", number),
+}  # fmt: skip

@@ -1,0 +1,162 @@
+"""Finds element-wise operations that can run as one chain, and puts one operation in their place."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from popgeo.capture.op_graph import Number, Op, OpGraph, Ref
+from popgeo.capture.passes import with_ops
+from popgeo.engine.fuse.bind_chain import fits_registers
+from popgeo.engine.fuse.chain import CHAIN
+from popgeo.engine.fuse.elementwise import fits, writer_of
+from popgeo.engine.fuse.open_chain import OpenChain, shape_of, summed_dimensions
+
+# A chain waits for operations that continue it, and keeps its operands alive meanwhile.
+_MOST_OPEN = 4
+
+
+def join_chains(graph: OpGraph) -> OpGraph:
+    """The graph with chains of element-wise operations as one operation each, at the place where it is first needed.
+
+    An operation between those of a chain runs before it, which is allowed as long as neither touches memory that the
+    other changes. Sums over what a chain makes are taken into it although they come later.
+    """
+    search = _Search(graph)
+    for op in graph.ops:
+        search.add(op)
+    return search.result()
+
+
+class _Search:
+    def __init__(self, graph: OpGraph) -> None:
+        self._graph, self._storage = graph, {v: value.storage for v, value in enumerate(graph.values)}
+        self._open: list[OpenChain] = []
+        self._items: list[Op | OpenChain] = []
+        self._maker: dict[int, OpenChain] = {}  # of each storage that a chain makes
+        self._last_writer: dict[int, OpenChain | None] = {}
+
+    def add(self, op: Op) -> None:
+        """Takes one operation into a chain, or leaves it as it is after the chains that it depends on."""
+        touched, changed = self._touched(op)
+        near = [chain for chain in self._open if chain.conflicts(touched, changed)]
+        chain = self._joined(op, near)
+        if chain is None:
+            if len(near) == 1 and near[0].absorb_view(op, self._graph):
+                return
+            for other in near:
+                self._emit(other)
+            if not self._summed_late(op):
+                self._items.append(op)
+                self._last_writer.update(dict.fromkeys(changed, None))
+            return
+        self._last_writer.update(dict.fromkeys(changed, chain))
+        self._maker.update(dict.fromkeys(chain.made, chain))
+        while len(self._open) > _MOST_OPEN:
+            self._emit(self._open[0])
+
+    def result(self) -> OpGraph:
+        for chain in list(self._open):
+            self._emit(chain)
+        graph, ops = self._graph, list[Op]()
+        outside = self._touched_outside()
+        for item in self._items:
+            ops += [item] if isinstance(item, Op) else _written(item, graph, outside[id(item)])
+        return with_ops(graph, ops, graph.outputs)
+
+    def _joined(self, op: Op, near: Sequence[OpenChain]) -> OpenChain | None:
+        """The chain that has taken the operation in; None where none can."""
+        graph = self._graph
+        sums = summed_dimensions(op, graph.values) is not None
+        if not sums and (writer_of(op) is None or not fits(op, graph.values)):
+            return None
+        shape = shape_of(op, graph.values)
+        alike = [chain for chain in near if chain.sizes == shape]
+        if sums and not alike:
+            return None
+        for other in near:
+            if other not in alike:
+                self._emit(other)
+        if len(alike) > 1:
+            first, *others = alike
+            for other in others:
+                if first.take_over(other):
+                    self._open.remove(other)
+                    self._maker.update(dict.fromkeys(first.made, first))
+                    self._last_writer = {
+                        s: first if writer is other else writer for s, writer in self._last_writer.items()
+                    }
+                else:
+                    self._emit(other)
+            alike = [first]
+        if not alike:
+            read = {self._storage[v] for v in op.reads()}
+            alike = [chain for chain in self._open if chain.sizes == shape and chain.reads_any(read)][:1]
+        for chain in alike:
+            if chain.add(op, graph):
+                return chain
+            if chain in near:
+                self._emit(chain)
+        if sums:
+            return None
+        chain = OpenChain(shape, graph.values[op.makes()[0]])
+        if not chain.add(op, graph):
+            return None
+        self._open.append(chain)
+        return chain
+
+    def _summed_late(self, op: Op) -> bool:
+        """Lets a chain that already has its place sum what it makes."""
+        if summed_dimensions(op, self._graph.values) is None or op.writes:
+            return False
+        (storage,) = {self._storage[v] for v in op.reads()}
+        chain = self._maker.get(storage)
+        if chain is None or self._last_writer.get(storage, chain) is not chain:
+            return False
+        return chain.sizes == shape_of(op, self._graph.values) and chain.add(op, self._graph)
+
+    def _emit(self, chain: OpenChain) -> None:
+        if chain in self._open:
+            self._open.remove(chain)
+            self._items.append(chain)
+
+    def _touched(self, op: Op) -> tuple[set[int], set[int]]:
+        changed = {self._storage[v] for v in op.writes}
+        return {self._storage[v] for v in (*op.reads(), *op.makes())}, changed
+
+    def _touched_outside(self) -> Mapping[int, set[int]]:
+        """For each chain the storages that something else reads or changes, or that are returned."""
+        returned = {self._storage[v] for v in self._graph.outputs if v is not None}
+        users: dict[int, set[int]] = {}
+        for item in self._items:
+            for op in [item] if isinstance(item, Op) else item.ops:
+                for storage in self._touched(op)[0]:
+                    users.setdefault(storage, set()).add(id(item))
+        return {
+            id(item): returned | {storage for storage, by in users.items() if by != {id(item)}}
+            for item in self._items
+            if isinstance(item, OpenChain)
+        }
+
+
+def _written(chain: OpenChain, graph: OpGraph, outside: set[int]) -> list[Op]:
+    """One operation in place of those of a chain, then the views of its results; the same ones where that is no gain."""
+    program = chain.program(outside)
+    computed = [op for op in chain.ops if not graph.is_view(op)]
+    if len(computed) < 2 or not fits_registers(program, graph.values):
+        return chain.ops
+    inputs = {place.value for place in program.operands}
+    results = [place.value for _, place in program.results]
+    changed = tuple(v for v in results if graph.values[v].storage not in chain.made)
+    refs: list[Any] = [Ref(v) for v in dict.fromkeys([*sorted(inputs), *changed])]
+    numbers = [number for number in program.numbers if isinstance(number, Number)]
+    first, last = computed[0], computed[-1]
+    joined = Op(
+        target=CHAIN,
+        args=(program, refs, numbers),
+        outputs=tuple(results),
+        writes=changed,
+        phase=first.phase,
+        module=first.module if first.module == last.module else "",
+        source=first.source,
+    )
+    views = [op for op in chain.ops if graph.is_view(op) and graph.values[op.reads()[0]].storage in outside]
+    return [joined, *views]

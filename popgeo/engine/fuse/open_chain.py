@@ -1,0 +1,237 @@
+"""A chain while it is being found: takes in operations one by one and keeps account of the memory that it touches."""
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+
+from popgeo.capture.op_graph import Number, Op, OpGraph, Ref, Value
+from popgeo.engine.fuse.chain import Chain, Kind, Place, Source, Step, collapse
+from popgeo.engine.fuse.elementwise import writer_of
+
+_MOST_STEPS = 48
+_SUMS = ("aten.sum.dim_IntList", "aten.sum.default")
+_Key = tuple[int, int, tuple[int, ...]]  # storage, offset and strides: the same elements in the same order
+
+
+def shape_of(op: Op, values: Sequence[Value]) -> tuple[int, ...]:
+    """The elements that an operation goes through, without dimensions of size 1."""
+    value = values[op.reads()[0] if op.target in _SUMS else op.makes()[0]]
+    return tuple(size for size in value.shape if size != 1)
+
+
+def summed_dimensions(op: Op, values: Sequence[Value]) -> list[int] | None:
+    """Which dimensions an operation sums away; None where it is no sum that a chain can end in."""
+    if op.target not in _SUMS or any(key != "dtype" or kind is not None for key, kind in op.kwargs.items()):
+        return None
+    operand, result = values[op.reads()[0]], values[op.makes()[0]]
+    if operand.dtype != torch.float32 or result.dtype != torch.float32 or not math.prod(operand.shape):
+        return None
+    chosen = op.args[1] if op.target == "aten.sum.dim_IntList" and op.args[1] else range(len(operand.shape))
+    return sorted({d % len(operand.shape) for d in chosen}) if operand.shape else None
+
+
+class OpenChain:
+    """Operations on the same elements, in order.
+
+    Args:
+        sizes: The shape of the elements without dimensions of size 1.
+        first: A result, whose order of dimensions in memory the chain follows.
+
+    Attributes:
+        sizes: As given.
+        ops: What it stands for, views of its results among them.
+        made: The storages that it makes.
+    """
+
+    def __init__(self, sizes: tuple[int, ...], first: Value) -> None:
+        self.sizes = sizes
+        self.ops: list[Op] = []
+        self.made: dict[int, int] = {}  # storage to value
+        self._changed: dict[
+            int, tuple[_Key, int]
+        ] = {}  # storage to elements and value, of memory that was there before
+        self._read: dict[int, set[_Key]] = {}
+        self._held: dict[_Key, Source] = {}
+        self._steps: list[Step] = []
+        self._operands: list[Place] = []
+        self._numbers: list[float | Number] = []
+        self._sums: list[tuple[int, Place]] = []
+        self._places: dict[_Key, Place] = {}
+        strides = [step for size, step in zip(first.shape, first.stride, strict=True) if size != 1]
+        self._order = sorted(range(len(sizes)), key=lambda d: -strides[d])
+
+    def conflicts(self, touched: Collection[int], changed: Collection[int]) -> bool:
+        """Whether something that touches and changes these storages must stay on its side of the chain."""
+        own = self.made.keys() | self._changed.keys()
+        return not own.isdisjoint(touched) or not self._read.keys().isdisjoint(changed)
+
+    def reads_any(self, storages: Collection[int]) -> bool:
+        """Whether it reads one of these already."""
+        return not self._read.keys().isdisjoint(storages)
+
+    def add(self, op: Op, graph: OpGraph) -> bool:
+        """Takes in an operation on its elements; False, with nothing changed, where the memory does not allow it."""
+        trial = self._copy()
+        if not (trial._add_sum if op.target in _SUMS else trial._add_elementwise)(op, graph) or not trial._is_plain():
+            return False
+        self.__dict__.update(trial.__dict__)
+        self.ops.append(op)
+        return True
+
+    def absorb_view(self, op: Op, graph: OpGraph) -> bool:
+        """Takes in a view that shows what the chain makes element by element, so that the chain may go on with it."""
+        if not graph.is_view(op) or len(op.makes()) != 1:
+            return False
+        value = graph.values[op.makes()[0]]
+        shape = tuple(size for size in value.shape if size != 1)
+        if value.dtype != graph.values[op.reads()[0]].dtype:
+            return False
+        if shape != self.sizes or self._key(value, value.shape) not in self._held:
+            return False
+        self.ops.append(op)
+        return True
+
+    def take_over(self, other: "OpenChain") -> bool:
+        """Takes in all of another chain on the same elements, which touches no memory that this one changes."""
+        trial = self._copy()
+        if self._order != other._order:
+            return False
+        steps, values, numbers = len(self._steps), len(self._operands), len(self._numbers)
+
+        def moved(source: Source) -> Source:
+            start = {Kind.STEP: steps, Kind.VALUE: values, Kind.NUMBER: numbers}[source.kind]
+            return Source(source.kind, source.index + start)
+
+        trial._steps += [Step(step.code, tuple(map(moved, step.operands))) for step in other._steps]
+        trial._operands += other._operands
+        trial._numbers += other._numbers
+        trial._sums += [(step + steps, place) for step, place in other._sums]
+        trial._held |= {key: moved(source) for key, source in other._held.items()}
+        trial._places |= other._places
+        trial.made |= other.made
+        trial._changed |= other._changed
+        for storage, keys in other._read.items():
+            trial._read[storage] = trial._read.get(storage, set()) | keys
+        if not trial._is_plain():
+            return False
+        self.__dict__.update(trial.__dict__)
+        self.ops += other.ops
+        return True
+
+    def program(self, outside: Collection[int]) -> Chain:
+        """The chain, which leaves in memory only what something outside touches."""
+        kept = {storage for storage in self.made if storage in outside} | self._changed.keys()
+        results = [(source.index, self._places[key]) for key, source in self._held.items() if key[0] in kept]
+        results += [(step, place) for step, place in self._sums]
+        return Chain(
+            shape=tuple(self.sizes[d] for d in self._order),
+            steps=tuple(self._steps),
+            operands=tuple(self._operands),
+            numbers=tuple(self._numbers),
+            results=tuple(results),
+            num_ops=len(self.ops),
+        )
+
+    def _add_elementwise(self, op: Op, graph: OpGraph) -> bool:
+        (made,) = op.makes()
+        result = graph.values[made]
+        writer = writer_of(op)
+        if writer is None or not math.prod(result.shape):
+            return False
+        conflict = False
+
+        def handle(argument: Any) -> Source:
+            nonlocal conflict
+            if isinstance(argument, Source):
+                return argument
+            if isinstance(argument, Ref):
+                source = self._source(argument.value, graph.values[argument.value], result.shape)
+                conflict |= source is None
+                return source or Source(Kind.VALUE, 0)
+            self._numbers.append(argument if isinstance(argument, Number) else float(argument))
+            return Source(Kind.NUMBER, len(self._numbers) - 1)
+
+        def write(code: str, *operands: Any) -> Source:
+            return self._step(code, *map(handle, operands))
+
+        if (made_by := writer(write, *op.args, **op.kwargs)) is None or conflict:
+            return False
+        return self._hold(made, result, made_by, is_new=made not in op.writes)
+
+    def _hold(self, v: int, value: Value, source: Source, *, is_new: bool) -> bool:
+        key = self._key(value, value.shape)
+        if any(size > 1 and step == 0 for size, step in zip(value.shape, value.stride, strict=True)):
+            return False
+        if is_new:
+            if value.offset or value.storage in self._read or value.storage in self._changed:
+                return False
+            self.made[value.storage] = v
+        elif value.storage in self.made:
+            if key not in self._held:
+                return False
+        else:
+            before = self._changed.get(value.storage, (key, v))[0]
+            if before != key or not self._read.get(value.storage, set()) <= {key}:
+                return False
+            self._changed[value.storage] = key, v
+        self._held[key] = source
+        self._places.setdefault(key, Place(value=v, strides=key[2]))
+        return True
+
+    def _add_sum(self, op: Op, graph: OpGraph) -> bool:
+        (taken,), (made,) = op.reads(), op.makes()
+        operand, result = graph.values[taken], graph.values[made]
+        summed = summed_dimensions(op, graph.values)
+        source = self._held.get(self._key(operand, operand.shape))
+        if summed is None or source is None or result.offset:
+            return False
+        keeps = len(result.shape) == len(operand.shape)
+        left = iter(result.stride)
+        strides = [next(left) if keeps or d not in summed else 0 for d in range(len(operand.shape))]
+        strides = [0 if d in summed else step for d, step in enumerate(strides)]
+        if all(operand.shape[d] == 1 for d in summed):
+            return False
+        named = [step for size, step in zip(operand.shape, strides, strict=True) if size != 1]
+        step = self._step("sum", source)
+        self.made[result.storage] = made
+        self._sums.append((step.index, Place(value=made, strides=tuple(named[d] for d in self._order))))
+        return True
+
+    def _source(self, v: int, value: Value, shape: tuple[int, ...]) -> Source | None:
+        """What an operation takes; None where it looks otherwise at memory that the chain makes or changes."""
+        key = self._key(value, shape)
+        if key in self._held:
+            return self._held[key]
+        if value.storage in self.made or value.storage in self._changed:
+            return None
+        self._read.setdefault(value.storage, set()).add(key)
+        place = Place(value=v, strides=key[2])
+        if place not in self._operands:
+            self._operands.append(place)
+        return Source(Kind.VALUE, self._operands.index(place))
+
+    def _step(self, code: str, *operands: Source) -> Source:
+        self._steps.append(Step(code, operands))
+        return Source(Kind.STEP, len(self._steps) - 1)
+
+    def _key(self, value: Value, shape: tuple[int, ...]) -> _Key:
+        """Which memory an operation with a result of this shape sees in a value, in the order of the chain."""
+        missing = len(shape) - len(value.shape)
+        own = [(1, 0)] * missing + list(zip(value.shape, value.stride, strict=True))
+        strides = [step if size != 1 else 0 for (size, step), whole in zip(own, shape, strict=True) if whole != 1]
+        return value.storage, value.offset, tuple(strides[d] for d in self._order)
+
+    def _is_plain(self) -> bool:
+        """Whether it is short enough, and all memory is that of rows and columns."""
+        places = [place.strides for place in (*self._operands, *self._places.values(), *(p for _, p in self._sums))]
+        sizes, _ = collapse(tuple(self.sizes[d] for d in self._order), places)
+        return len(self._steps) <= _MOST_STEPS and len(sizes) <= 2
+
+    def _copy(self) -> "OpenChain":
+        copied = object.__new__(OpenChain)
+        for name, part in self.__dict__.items():
+            copied.__dict__[name] = part if isinstance(part, tuple) else part.copy()
+        copied._read = {storage: set(keys) for storage, keys in self._read.items()}
+        return copied
