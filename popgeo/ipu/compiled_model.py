@@ -57,7 +57,8 @@ class CompiledModel:
         state = "not compiled yet"
         if self._compiled is not None:
             calls = self._compiled.usage.calls
-            state = f"compiled, {calls:,} {'call' if calls == 1 else 'calls'}"
+            joined = self._compiled.runner.graph_runner.joined()
+            state = f"compiled, {calls:,} {'call' if calls == 1 else 'calls'}" + (f", {joined}" if joined else "")
         factor = self.options.batch_factor
         return f"CompiledModel({type(self.model).__name__}: {kind}, {state}, micro-batches a call: {factor})"
 

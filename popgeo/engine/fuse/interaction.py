@@ -77,15 +77,16 @@ def describe_interactions(graph: OpGraph, joined: OpGraph) -> str:
         graph: As captured.
         joined: As it runs.
     """
-    total = len(set(_filters(graph)))
+    total = len(list(_filters(graph)))
     if not total:
         return ""
     count = sum(op.target == FORWARD for op in joined.ops)
-    why = ""
-    if count < total:
-        served = interaction_call.is_served()
-        why = "filters of another kind, or used elsewhere" if served else "no kernels for this processor"
-    return f"{count} of {total} interactions in one pass over the edges" + (f" ({why})" if why else "")
+    text = f"{count} of {total} interactions in one pass"
+    if count == total:
+        return text
+    if not interaction_call.is_served():
+        return f"{text} (no kernels for this processor)"
+    return f"{text} (filters made in another way, or used elsewhere)"
 
 
 def _filters(graph: OpGraph) -> Iterator[int]:
