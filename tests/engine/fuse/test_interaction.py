@@ -1,5 +1,7 @@
 """Interactions of a captured graph run in one pass where they are of the kind that is served, and as before elsewhere."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -26,7 +28,7 @@ class Step(nn.Module):
         self.half_list = half_list
         if mlp is not None:
             for block in self.model.interactions:
-                block.mlp = block.conv.nn = mlp
+                block.mlp = block.conv.nn = copy.deepcopy(mlp)
 
     def forward(self, z: Tensor, pos: Tensor, batch: Tensor, edge_index: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         edges = edge_index if self.half_list else None
@@ -84,10 +86,8 @@ def test_a_compiled_step_joins_its_interactions_and_trains_as_eager(half_list):
     ],
 )
 def test_filter_networks_of_several_kinds_are_joined(mlp):
-    one, two = mlp(), mlp()
-    two.load_state_dict(one.state_dict())
-    # Each block has the network's weights, whose gradients are then sums that the pass leaves as they are.
-    step = assert_trains_as_eager(Step(mlp=one), Step(mlp=two), batch_of())
+    network = mlp()
+    step = assert_trains_as_eager(Step(mlp=network), Step(mlp=network), batch_of())
     assert count(step, FORWARD) == count(step, BACKWARD) == 2
 
 
@@ -118,12 +118,12 @@ class ShowsFilters(nn.Module):
     def __init__(self, shown: str) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.second, self.shown = nn.Linear(4, 6), nn.Linear(6, 5), shown
+        self.first, self.second, self.third, self.shown = nn.Linear(4, 6), nn.Linear(6, 5), nn.Linear(5, 5), shown
 
     def forward(self, x: Tensor, rows: Tensor, src: Tensor, dst: Tensor) -> tuple[Tensor, Tensor]:
         hidden = torch.tanh(self.first(rows))
         w = self.second(hidden)
-        out = cfconv(x, w, src, dst, 3)
+        out = cfconv(self.third(x), w, src, dst, 3)
         return {"filters": w, "hidden": hidden, "nothing": out * 2}[self.shown], out.square().sum()
 
 
@@ -141,9 +141,8 @@ def test_what_is_used_elsewhere_is_not_joined(shown, joined):
 def test_forces_are_right_though_their_graph_is_not_joined():
     class Forces(Step):
         def forward(self, z, pos, batch, edge_index, y):
-            energy, forces = energy_and_forces(
-                lambda pos: self.model(z, pos, batch, edge_index, num_graphs=NUM_GRAPHS, half_list=True), pos
-            )
+            edges = {"edge_index": edge_index, "num_graphs": NUM_GRAPHS, "half_list": True}
+            energy, forces = energy_and_forces(self.model, z, pos, batch, **edges)
             return energy, energy.squeeze(1).sub(y).square().mean() + forces.square().mean()
 
     assert_trains_as_eager(Forces(), Forces(), batch_of())
