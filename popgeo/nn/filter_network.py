@@ -26,8 +26,9 @@ def filter_network_of(module: nn.Module) -> FilterNetwork | None:
     """
     if type(module) is not nn.Sequential or len(module) % 2 == 0 or len(module) > 2 * MAX_LAYERS - 1:
         return None
-    layers, between = list(module)[::2], list(module)[1::2]
-    if not all(type(layer) is nn.Linear and 0 not in layer.weight.shape for layer in layers):
+    layers, between = [one for one in module if type(one) is nn.Linear], list(module)[1::2]
+    in_turn = [type(one) is nn.Linear for one in module] == [i % 2 == 0 for i in range(len(module))]
+    if not in_turn or any(0 in layer.weight.shape for layer in layers):
         return None
     kinds = {_activation_of(one) for one in between} or {Activation.RELU}
     kind = kinds.pop()
@@ -54,7 +55,9 @@ def is_hooked(modules: Iterable[nn.Module]) -> bool:
     )
 
 
-def networks_in_one_pass(blocks: Iterable[nn.Module], mlps: Iterable[nn.Module], r: Tensor) -> list[FilterNetwork] | None:
+def networks_in_one_pass(
+    blocks: Iterable[nn.Module], mlps: Iterable[nn.Module], r: Tensor
+) -> list[FilterNetwork] | None:
     """The filter networks of blocks whose interaction can run in one pass here and now; None where one cannot."""
     if is_hooked(blocks):
         return None

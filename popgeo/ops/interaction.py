@@ -1,6 +1,6 @@
 """From distances to messages in one pass over the edges: SchNet's interaction, forward and backward."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,13 @@ from popgeo.ops import interaction_call
 from popgeo.ops.cfconv import cfconv
 from popgeo.ops.eager import is_eager
 from popgeo.ops.exp_or_zero import exp_or_zero
-from popgeo.ops.interaction_call import MAX_LAYERS, Activation, Call
+from popgeo.ops.interaction_call import MAX_LAYERS, Call
+from popgeo.ops.interaction_call import Activation as Activation
 from popgeo.ops.kernel_arguments import as_int64
 from popgeo.ops.refusals import check_index, refuse_index
 from popgeo.ops.shifted_softplus import shifted_softplus
 
-_ACTIVATE = {
+_ACTIVATE: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.SHIFTED_SOFTPLUS: shifted_softplus,
     Activation.SOFTPLUS: F.softplus,
     Activation.SILU: F.silu,
@@ -190,24 +191,24 @@ def interaction(
                 [ 0.]])
     """
     _check(x, src, dst, num_nodes, network, expansion, gaussians, envelope, half_list)
-    optional = [t for t in (envelope, gaussians and gaussians.centres, *network.biases) if t is not None]
+    centres = None if gaussians is None else gaussians.centres
+    optional = [t for t in (envelope, centres, *network.biases) if t is not None]
     tensors = [x, expansion, *network.weights, *optional]
     # The derivative by a centre is asked for by nobody; plain torch has it.
-    has_moving_centres = gaussians is not None and _needs_gradient(gaussians.centres)
-    if has_moving_centres or not serves(src, dst, *tensors):
+    if (centres is not None and _needs_gradient(centres)) or not serves(src, dst, *tensors):
         return _plain(x, expansion, envelope, network, gaussians, (src, dst, num_nodes, half_list))
     sizes = x.shape[0], num_nodes
     if plan is None or not plan.is_of(src, dst, sizes, envelope):
         plan = InteractionPlan.of(src, dst, sizes, envelope, expansion if gaussians is not None else None)
     static = plan.tensor, network.activation, gaussians, (src, dst, num_nodes, half_list)
-    arguments = static, x, expansion, envelope, *network.weights, *network.biases
+    arguments = expansion, envelope, *network.weights, *network.biases
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return _Interaction.apply(*arguments)
-    return _forward(*arguments)[0]
+        return _Interaction.apply(static, x, *arguments)
+    return _forward(static, x, *arguments)[0]
 
 
 def serves(*tensors: Tensor) -> bool:
-    """Whether an interaction of these tensors runs in one pass: float32 in memory, eager, on a processor that has it."""
+    """Whether an interaction of these tensors runs in one pass: float32 in memory, eager, on a processor for it."""
     floating = [t for t in tensors if t.is_floating_point()]
     return (
         all(t.dtype is torch.float32 for t in floating)
@@ -272,22 +273,23 @@ def _forward(static: _Static, x: Tensor, *rest: Tensor | None) -> tuple[Tensor, 
 
 class _Interaction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, static: _Static, *tensors: Tensor | None) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, static: _Static, *tensors: Tensor | None) -> Tensor:
         out, filters = _forward(static, *tensors)  # type: ignore[arg-type]
         ctx.static = static
         ctx.save_for_backward(*tensors, filters)
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *tensors, filters = ctx.saved_tensors
         needed = ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():  # these gradients are to be differentiated again
             return None, *_plain_gradients(ctx.static, tensors, needed, grad)
-        call = _call(ctx.static, *tensors)
+        call, grad = _call(ctx.static, *tensors), grad.contiguous()
         num_threads = torch.get_num_threads()
         to_x, *to_rest = [
-            torch.empty(t.shape) if t is not None and wanted else None for t, wanted in zip(tensors, needed, strict=True)
+            torch.empty(t.shape) if t is not None and wanted else None
+            for t, wanted in zip(tensors, needed, strict=True)
         ]
         half = len(call.weights)
         to_layers = [t for pair in zip(to_rest[2 : 2 + half], to_rest[2 + half :], strict=True) for t in pair]
@@ -295,7 +297,7 @@ class _Interaction(torch.autograd.Function):
         packed = call.pack(
             out=to_x,
             filters=filters,
-            grad=grad.contiguous(),
+            grad=grad,
             grads=[*to_rest[:2], *to_layers],
             workspace=workspace,
             num_threads=num_threads,
@@ -347,10 +349,14 @@ def _check(
     check_index("dst", dst, num_edges, x)
     channels, inputs = network.weights[-1].shape[0], network.weights[0].shape[1]
     if x.dim() != 2 or x.shape[1] != channels:
-        raise ValueError(f"x has shape {tuple(x.shape)}; the network makes filters of {channels} channels: [n, {channels}].")
+        raise ValueError(
+            f"x has shape {tuple(x.shape)}; the network makes filters of {channels} channels: [n, {channels}]."
+        )
     wanted = (num_edges,) if gaussians is not None else (num_edges, inputs)
     if expansion.shape != wanted:
-        raise ValueError(f"expansion has shape {tuple(expansion.shape)}; for these edges and this network pass {wanted}.")
+        raise ValueError(
+            f"expansion has shape {tuple(expansion.shape)}; for these edges and this network pass {wanted}."
+        )
     if gaussians is not None and gaussians.centres.shape != (inputs,):
         raise ValueError(f"There are {gaussians.centres.numel()} centres; the network takes {inputs} inputs.")
     if envelope is not None and envelope.shape != (num_edges,):

@@ -1,6 +1,7 @@
 """The interaction in one pass: by hand, against plain torch in float64, at any number of threads, and its refusals."""
 
 import ctypes
+from itertools import pairwise
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ def problem(
     def normal(*shape):
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    weights = [normal(o, i) / i**0.5 for i, o in zip(widths, widths[1:], strict=False)]
+    weights = [normal(o, i) / i**0.5 for i, o in pairwise(widths)]
     factor = normal(num_edges).relu()
     src, dst = torch.randint(num_nodes, (2, num_edges), generator=generator)
     return {
@@ -131,7 +132,9 @@ def test_second_derivatives_in_float32_are_those_of_float64():
     given = problem(40, 6, half_list=True)
 
     def second(dtype):
-        x, r, *weights = (t.to(dtype).clone().requires_grad_() for t in (given["x"], given["expansion"], *given["weights"]))
+        x, r, *weights = (
+            t.to(dtype).clone().requires_grad_() for t in (given["x"], given["expansion"], *given["weights"])
+        )
         network = FilterNetwork(weights=weights, biases=[None, None])
         gaussians = Gaussians(centres=given["centres"].to(dtype), width=-1.5)
         edges = given["src"], given["dst"], given["num_nodes"]
@@ -254,3 +257,17 @@ def test_what_does_not_fit_is_refused():
         FilterNetwork(weights=[weight, weight], biases=[None, None])
     with pytest.raises(ValueError, match="one to 4 layers"):
         FilterNetwork(weights=[], biases=[])
+
+
+@served
+def test_a_gradient_that_is_one_number_for_all_is_read_as_it_is():
+    given = problem(200)
+    sums = []
+    for dtype in (torch.float32, torch.float64):
+        x = given["x"].to(dtype).requires_grad_()
+        network = FilterNetwork(weights=[w.to(dtype) for w in given["weights"]], biases=[None, None])
+        gaussians = Gaussians(centres=given["centres"].to(dtype), width=-1.5)
+        edges = given["src"], given["dst"], given["num_nodes"]
+        interaction(x, *edges, network, given["expansion"].to(dtype), gaussians).sum().backward()
+        sums.append(x.grad)
+    assert_near(sums[:1], sums[1:])

@@ -57,7 +57,10 @@ class DefUse:
             return None
         base = ref(op.args[0])
         whole, turned = self.graph.values[base], self.graph.values[v]
-        is_transposed = len(whole.shape) == 2 and (turned.shape, turned.stride) == (whole.shape[::-1], whole.stride[::-1])
+        is_transposed = len(whole.shape) == 2 and (turned.shape, turned.stride) == (
+            whole.shape[::-1],
+            whole.stride[::-1],
+        )
         return base if is_transposed and turned.offset == whole.offset else None
 
     def flat(self, v: int | None) -> int | None:

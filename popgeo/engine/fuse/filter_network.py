@@ -96,9 +96,7 @@ def match_network(uses: DefUse, filters: int) -> Network | None:
     if len(kinds) > 1 or not uses.is_plain(layers[0].rows):
         return None
     activation = kinds.pop() if kinds else Activation.RELU
-    return Network(
-        filters=filters, envelope=envelope, layers=tuple(layers), activation=activation, ops=frozenset(ops)
-    )
+    return Network(filters=filters, envelope=envelope, layers=tuple(layers), activation=activation, ops=frozenset(ops))
 
 
 def match_gradients(uses: DefUse, network: Network, gradient: int) -> Gradients | None:
@@ -191,7 +189,7 @@ def _match_layer(uses: DefUse, result: int, slope: tuple[str, int]) -> Layer | N
 
 
 def _match_activation(uses: DefUse, value: int) -> tuple[Activation, int, tuple[str, int], list[int]] | None:
-    """What an activated value is made from: the kind, what was activated, how that is differentiated, and by which ops."""
+    """What an activated value is made from: the kind, what it was, how that is differentiated, and by which ops."""
     shift = uses.maker(value, "aten.sub.Tensor")  # softplus minus its value at 0
     is_shifted = shift is not None and isinstance(shift.args[1], float) and abs(shift.args[1] - math.log(2)) < 1e-6
     made = ref(shift.args[0]) if shift is not None and is_shifted else value
@@ -223,7 +221,9 @@ def _match_slope(uses: DefUse, layer: Layer, gradient: int | None) -> int | None
 
 def _only_user(uses: DefUse, v: int, target: str) -> int | None:
     users = uses.users.get(v, [])
-    return users[0] if len(users) == 1 and uses.graph.ops[users[0]].target == target and v not in uses.returned else None
+    return (
+        users[0] if len(users) == 1 and uses.graph.ops[users[0]].target == target and v not in uses.returned else None
+    )
 
 
 def _index(uses: DefUse, v: int) -> int:

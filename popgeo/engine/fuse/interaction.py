@@ -1,8 +1,9 @@
 """Joins each interaction of a graph, forward and backward, into one pass over the edges."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,9 +23,7 @@ from popgeo.engine.fuse.filter_network import (
 from popgeo.ops import interaction_call
 from popgeo.ops.interaction_call import Call
 
-FORWARD, BACKWARD, PLAN = (
-    f"popgeo.interaction{kind}.default" for kind in ("", "_backward", "_plan")
-)
+FORWARD, BACKWARD, PLAN = (f"popgeo.interaction{kind}.default" for kind in ("", "_backward", "_plan"))
 _CFCONV, _CFCONV_BACKWARD = "popgeo.cfconv.default", "popgeo.cfconv_backward.default"
 
 
@@ -66,7 +65,7 @@ def join_interactions(graph: OpGraph) -> OpGraph:
     if not any(op.target == _CFCONV for op in graph.ops) or not interaction_call.is_served():
         return graph
     uses = DefUse(graph)
-    matches = [match for match in map(_matcher(uses), _filters(graph)) if match is not None]
+    matches = [match for filters in _filters(graph) if (match := _match(uses, filters)) is not None]
     return drop_unused(_Rewriter(graph, matches).graph()) if matches else graph
 
 
@@ -93,22 +92,20 @@ def _filters(graph: OpGraph) -> Iterator[int]:
     return iter(dict.fromkeys(ref(op.args[1]) for op in graph.ops if op.target == _CFCONV))
 
 
-def _matcher(uses: DefUse):  # type: ignore[no-untyped-def]
-    def match(filters: int) -> Match | None:
-        sums = _match_sums(uses, filters)
-        network = match_network(uses, filters) if sums is not None else None
-        if sums is None or network is None:
-            return None
-        back = _match_back(uses, sums, network)
-        replaced = sums.ops | network.ops | (back.ops if back is not None else frozenset())
-        kept = {sums.result}
-        if back is not None:
-            kept |= {v for v in (back.to_x, *back.gradients.weights, *back.gradients.biases) if v is not None}
-        if not _is_closed(uses, replaced, kept):
-            return None
-        return Match(sums=sums, network=network, gaussians=match_gaussians(uses, network.expansion), back=back)
-
-    return match
+def _match(uses: DefUse, filters: int) -> Match | None:
+    """The interaction that these filters are of, if all of it is such as is served."""
+    sums = _match_sums(uses, filters)
+    network = match_network(uses, filters) if sums is not None else None
+    if sums is None or network is None:
+        return None
+    back = _match_back(uses, sums, network)
+    replaced = sums.ops | network.ops | (back.ops if back is not None else frozenset())
+    kept = {sums.result}
+    if back is not None:
+        kept |= {v for v in (back.to_x, *back.gradients.weights, *back.gradients.biases) if v is not None}
+    if not _is_closed(uses, replaced, kept):
+        return None
+    return Match(sums=sums, network=network, gaussians=match_gaussians(uses, network.expansion), back=back)
 
 
 def _is_closed(uses: DefUse, replaced: frozenset[int], kept: set[int]) -> bool:
@@ -130,9 +127,7 @@ def _match_sums(uses: DefUse, filters: int) -> Sums | None:
         return None
     (result,) = ops[0].makes()
     if len(ops) == 1:
-        return Sums(
-            x=x, src=src, dst=dst, num_rows=num_rows, half_list=False, result=result, ops=frozenset(indices)
-        )
+        return Sums(x=x, src=src, dst=dst, num_rows=num_rows, half_list=False, result=result, ops=frozenset(indices))
     reverse = tuple(map(ref, ops[1].args[:4])) == (x, w, dst, src)
     if len(ops) > 2 or not reverse or num_rows != ops[1].args[4] or num_rows != values[x].shape[0]:
         return None
@@ -168,9 +163,7 @@ def _match_back(uses: DefUse, sums: Sums, network: Network) -> Back | None:
     if gradients is None or not uses.is_plain(grad, (sums.num_rows, uses.graph.values[sums.x].shape[1])):
         return None
     needed = to_x >= 0 and (bool(uses.users.get(to_x)) or to_x in uses.returned)
-    return Back(
-        grad=grad, to_x=to_x if needed else None, gradients=gradients, ops=frozenset(replaced) | gradients.ops
-    )
+    return Back(grad=grad, to_x=to_x if needed else None, gradients=gradients, ops=frozenset(replaced) | gradients.ops)
 
 
 def _sum_of(uses: DefUse, one: int, other: int) -> int | None:
@@ -183,7 +176,7 @@ def _sum_of(uses: DefUse, one: int, other: int) -> int | None:
 
 
 class _Rewriter:
-    """Puts the joined operations into a graph where the last, or for a backward pass the first, of their parts stood."""
+    """Puts joined operations into a graph, where the last of their parts stood, or the first of a backward pass."""
 
     def __init__(self, graph: OpGraph, matches: Sequence[Match]) -> None:
         self._graph, self._values = graph, list(graph.values)
@@ -208,7 +201,7 @@ class _Rewriter:
         place = max(sums.ops)
         arguments, stand_in = self._arguments(match, place)
         filters = self._new(interaction_call.filters_shape(stand_in.num_edges, stand_in.x.shape[1]))
-        outputs = sums.result, filters, self._workspace(stand_in)
+        outputs: tuple[int, ...] = sums.result, filters, self._workspace(stand_in)
         self._put(place, FORWARD, arguments, outputs, self._graph.ops[max(sums.ops)])
         self._dropped |= sums.ops | match.network.ops
         if back is None:
@@ -229,24 +222,26 @@ class _Rewriter:
         sums, network, gaussians = match.sums, match.network, match.gaussians
         plan = self._plan(match, place)
         num_edges = self._values[sums.src].shape[0]
-        call = dict(
-            num_edges=num_edges,
-            num_rows=sums.num_rows,
-            plan=plan,
-            x=sums.x,
-            expansion=network.expansion if gaussians is None else gaussians.distances,
-            centres=None if gaussians is None else gaussians.centres,
-            width=0.0 if gaussians is None else gaussians.width,
-            envelope=network.envelope,
-            weights=[layer.weight for layer in network.layers],
-            biases=[layer.bias for layer in network.layers],
-            activation=int(network.activation),
-            half_list=sums.half_list,
-        )
-        tensors = "plan", "x", "expansion", "centres", "envelope", "weights", "biases"
-        refs = {key: _each(call[key], Ref) if key in tensors else call[key] for key in call}
-        sizes = {key: _each(call[key], self._stand_in) if key in tensors else call[key] for key in call}
-        return (*refs.values(), torch.get_num_threads()), Call(**sizes)  # type: ignore[arg-type]
+        tensors = {
+            "plan": plan,
+            "x": sums.x,
+            "expansion": network.expansion if gaussians is None else gaussians.distances,
+            "centres": None if gaussians is None else gaussians.centres,
+            "envelope": network.envelope,
+            "weights": [layer.weight for layer in network.layers],
+            "biases": [layer.bias for layer in network.layers],
+        }
+        others = {
+            "num_edges": num_edges,
+            "num_rows": sums.num_rows,
+            "width": 0.0 if gaussians is None else gaussians.width,
+            "activation": int(network.activation),
+            "half_list": sums.half_list,
+        }
+        refs = {key: _each(value, Ref) for key, value in tensors.items()} | others
+        sizes = {key: _each(value, self._stand_in) for key, value in tensors.items()} | others
+        arguments = tuple(refs[name.name] for name in dataclasses.fields(Call))
+        return (*arguments, torch.get_num_threads()), Call(**sizes)
 
     def _plan(self, match: Match, place: int) -> int:
         """The plan of the match's edges, made where it is needed first."""
@@ -276,7 +271,7 @@ class _Rewriter:
         return torch.empty(1).expand(self._values[v].shape)
 
 
-def _each(given: object, make) -> object:  # type: ignore[no-untyped-def]
+def _each(given: Any, make: Callable[[int], Any]) -> Any:
     """What is made of a value, of each of several, or of none."""
     if isinstance(given, list):
         return [_each(one, make) for one in given]

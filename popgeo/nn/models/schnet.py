@@ -250,9 +250,10 @@ class SchNet(nn.Module):
 
     def _interact(self, z: Tensor, edge_index: Tensor, r: Tensor, half_list: bool) -> Tensor:
         """The atoms' features after all blocks. [num_atoms], [2, num_edges], [num_edges] -> [num_atoms, hidden]"""
-        blocks = self.interactions
-        networks = networks_in_one_pass(blocks, [block.mlp for block in blocks], r)
-        if networks is None or any(type(block) is not InteractionBlock for block in blocks):
+        blocks = list(self.interactions)
+        ours = [block for block in blocks if type(block) is InteractionBlock]
+        networks = networks_in_one_pass(ours, [block.mlp for block in ours], r)
+        if networks is None or len(ours) < len(blocks):
             edges = Edges.of(edge_index, z.size(0), half_list)
             rbf = self.distance_expansion(r)  # [num_edges, num_gaussians]
             envelope = self.envelope(r).unsqueeze(1)  # [num_edges, 1]
@@ -263,7 +264,7 @@ class SchNet(nn.Module):
         edges = Edges.of(edge_index, z.size(0), half_list, with_plans=False)
         filters = Filters.of(self.distance_expansion, self.envelope(r), r, edges, z.size(0))
         x = self.embedding(z)
-        for block, network in zip(blocks, networks, strict=True):
+        for block, network in zip(ours, networks, strict=True):
             x = x + block.in_one_pass(x, filters, network, edges)
         return x
 

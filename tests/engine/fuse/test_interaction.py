@@ -1,4 +1,4 @@
-"""Interactions of a captured graph run in one pass where they are of the kind that is served, and as before elsewhere."""
+"""Interactions of a captured graph run in one pass where they are of the kind that is served, else as before."""
 
 import copy
 
