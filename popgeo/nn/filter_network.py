@@ -1,11 +1,13 @@
 """Which modules stand for a filter network and for Gaussians that an interaction takes in one pass."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from popgeo.nn.radial import GaussianSmearing, ShiftedSoftplus
-from popgeo.ops.interaction import Activation, FilterNetwork, Gaussians, serves
+from popgeo.ops.filter_network import Activation, FilterNetwork, Gaussians
+from popgeo.ops.interaction import InteractionPlan, serves
 from popgeo.ops.interaction_call import MAX_LAYERS
 
 _ACTIVATIONS = {
@@ -14,6 +16,25 @@ _ACTIVATIONS = {
     nn.Tanh: Activation.TANH,
     nn.Sigmoid: Activation.SIGMOID,
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filters:
+    """What all blocks of a model make their filters from, in one pass over the edges."""
+
+    expansion: Tensor
+    gaussians: Gaussians | None
+    envelope: Tensor
+    plan: InteractionPlan
+
+    @classmethod
+    def of(
+        cls, expand: nn.Module, envelope: Tensor, r: Tensor, ends: tuple[Tensor, Tensor], num_nodes: int
+    ) -> "Filters":
+        """Gaussians are made within the pass; whatever else expands distances [num_edges] is asked for its rows."""
+        gaussians = gaussians_of(expand)
+        plan = InteractionPlan.of(*ends, (num_nodes, num_nodes), envelope, r)
+        return cls(expansion=expand(r) if gaussians is None else r, gaussians=gaussians, envelope=envelope, plan=plan)
 
 
 def filter_network_of(module: nn.Module) -> FilterNetwork | None:

@@ -147,7 +147,8 @@ def interactions(chance: random.Random, nodes: int, src: Any, dst: Any) -> tuple
     """The result and all gradients of an interaction, in one pass and as plain torch in float64 has them."""
     import torch
 
-    from popgeo.ops.interaction import Activation, FilterNetwork, Gaussians, interaction
+    from popgeo.ops.filter_network import Activation, FilterNetwork, Gaussians
+    from popgeo.ops.interaction import interaction
 
     widths = [chance.choice([1, 3, 8, 16, 33, 100]) for _ in range(chance.randrange(2, 6))]
     weights = [torch.randn(o, i).div(i**0.5) for i, o in pairwise(widths)]

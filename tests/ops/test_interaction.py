@@ -11,7 +11,8 @@ from torch.testing import assert_close
 
 from popgeo.native import library
 from popgeo.ops import interaction_call
-from popgeo.ops.interaction import Activation, FilterNetwork, Gaussians, InteractionPlan, interaction
+from popgeo.ops.filter_network import Activation, FilterNetwork, Gaussians
+from popgeo.ops.interaction import InteractionPlan, interaction
 
 served = pytest.mark.skipif(not interaction_call.is_served(), reason="no kernels for this processor")
 

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.nn.dipole import ATOMIC_MASSES, dipole_magnitude
-from popgeo.nn.filter_network import gaussians_of, networks_in_one_pass
+from popgeo.nn.filter_network import Filters, networks_in_one_pass
 from popgeo.nn.interaction_graph import InteractionGraph, KNNInteractionGraph
 from popgeo.nn.radial import CosineEnvelope, GaussianSmearing, ShiftedSoftplus
 from popgeo.ops import EdgePlan, cfconv, distance, global_add_pool, global_mean_pool
 from popgeo.ops.eager import is_direct
-from popgeo.ops.interaction import FilterNetwork, Gaussians, InteractionPlan, interaction
+from popgeo.ops.filter_network import FilterNetwork
+from popgeo.ops.interaction import interaction
 
 READOUTS = {"add": global_add_pool, "sum": global_add_pool, "mean": global_mean_pool}
 MAX_Z = 100
@@ -34,23 +35,6 @@ class Edges:
         plan = EdgePlan.from_edge_index(edge_index, num_nodes) if with_plans and is_direct() else None
         reverse = None if plan is None else EdgePlan(src=plan.dst, dst=plan.src)
         return cls(neighbour=edge_index[0], centre=edge_index[1], half_list=half_list, plan=plan, reverse_plan=reverse)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Filters:
-    """What all blocks make their filters from, in one pass over the edges."""
-
-    expansion: Tensor
-    gaussians: Gaussians | None
-    envelope: Tensor
-    plan: InteractionPlan
-
-    @classmethod
-    def of(cls, expand: nn.Module, envelope: Tensor, r: Tensor, edges: Edges, num_nodes: int) -> "Filters":
-        """Gaussians are made within the pass; whatever else expands distances [num_edges] is asked for its rows."""
-        gaussians = gaussians_of(expand)
-        plan = InteractionPlan.of(edges.neighbour, edges.centre, (num_nodes, num_nodes), envelope, r)
-        return cls(expansion=expand(r) if gaussians is None else r, gaussians=gaussians, envelope=envelope, plan=plan)
 
 
 class CFConv(nn.Module):
@@ -89,7 +73,7 @@ class InteractionBlock(nn.Module):
         w = self.mlp(rbf) * envelope  # [num_edges, num_filters]
         return self.lin(self.act(self.conv(x, w, edges)))
 
-    def in_one_pass(self, x: Tensor, filters: "Filters", network: FilterNetwork, edges: Edges) -> Tensor:
+    def in_one_pass(self, x: Tensor, filters: Filters, network: FilterNetwork, edges: Edges) -> Tensor:
         """The same without the rows of all edges in memory, where `popgeo.ops.interaction` serves."""
         message = interaction(
             self.conv.lin1(x),
@@ -262,7 +246,8 @@ class SchNet(nn.Module):
                 x = x + block(x, rbf, envelope, edges)
             return x
         edges = Edges.of(edge_index, z.size(0), half_list, with_plans=False)
-        filters = Filters.of(self.distance_expansion, self.envelope(r), r, edges, z.size(0))
+        ends = edges.neighbour, edges.centre
+        filters = Filters.of(self.distance_expansion, self.envelope(r), r, ends, z.size(0))
         x = self.embedding(z)
         for block, network in zip(ours, networks, strict=True):
             x = x + block.in_one_pass(x, filters, network, edges)
