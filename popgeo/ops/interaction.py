@@ -87,7 +87,8 @@ def interaction(
 
     out[dst[e]] += x[src[e]] * network(expansion[e]) * envelope[e], eq. 2 of SchNet (arXiv:1706.08566). On processors
     with fused multiply-adds, in float32, edges go through all of it block by block, in cache, and of the backward pass
-    only the filters are kept. Edges at which the envelope is exactly 0 cost nothing. The result has the same bits for
+    only the filters are kept. Edges at which the envelope is exactly 0 cost nothing and
+    carry nothing, not even a NaN. The result has the same bits for
     any number of threads. Elsewhere, under capture and for second derivatives it is what plain torch computes.
 
     Args:
