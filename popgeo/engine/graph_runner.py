@@ -10,6 +10,7 @@ from popgeo.capture.op_graph import Input, Op, OpGraph
 from popgeo.capture.passes import fold_constants, is_random
 from popgeo.engine.codegen import emit
 from popgeo.engine.fuse.fuse_graph import fuse
+from popgeo.engine.fuse.interaction import describe_interactions
 from popgeo.engine.memory_plan import place_values, unplaced_bytes
 
 
@@ -63,6 +64,10 @@ class GraphRunner:
                 assert made is not None
                 outputs[position] = place.copy_(made)
         return outputs
+
+    def joined(self) -> str:
+        """What of the graph runs as interactions in one pass, and why not all; empty where there is none."""
+        return describe_interactions(self.graph, self.runs)
 
     def set_numbers(self, values: Sequence[float]) -> None:
         """Gives the graph's `Number` arguments, by slot, the values for the runs to come."""

@@ -59,7 +59,8 @@ class CompiledModel:
         state = "not compiled yet"
         if self._compiled is not None:
             calls = self._compiled.usage.calls
-            state = f"compiled, {calls:,} {'call' if calls == 1 else 'calls'}"
+            joined = self._compiled.runner.graph_runner.joined()
+            state = f"compiled, {calls:,} {'call' if calls == 1 else 'calls'}" + (f", {joined}" if joined else "")
         factor = self.options.batch_factor
         runs = "" if self._compiled is None else self._compiled.how_it_runs
         return f"CompiledModel({type(self.model).__name__}: {kind}, {state}, micro-batches a call: {factor}{runs})"

@@ -14,11 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "popgeo" / "native" / "csrc"
@@ -56,7 +54,7 @@ def rerun(path: Path, seconds: float, seed: int) -> int:
     return subprocess.run(command, env=environment).returncode
 
 
-def sample(chance: random.Random) -> "tuple[Tensor, Tensor]":
+def sample(chance: random.Random) -> tuple[Any, Any]:
     """All numbers of a random sample of a random graph, with and without the library."""
     import torch
 
@@ -184,8 +182,8 @@ def fuzz(path: Path, seconds: float, seed: int) -> None:
         if chance.random() < 0.1:
             fuzz_chain(chance)
         try:
-            kind = chance.randrange(6)
-            if kind == 5:
+            kind = chance.randrange(8)
+            if kind == 6:
                 got, expected = sample(chance)
             elif kind == 0:
                 plan = (
@@ -213,18 +211,70 @@ def fuzz(path: Path, seconds: float, seed: int) -> None:
                 plan = corrupt(torch.ops.popgeo.plan(index(edges, sources), sources))
                 x, w, grad = x.float(), w.float(), torch.randn(rows, channels)
                 got = expected = torch.ops.popgeo.cfconv_backward(grad, x, w, src, dst, None, None, *plan)[0]
+            elif kind == 4:
+                got, expected = interactions(chance, sources, src, index(edges, sources))
+            elif kind == 5:  # plans that no public function would make
+                got = expected = broken_interaction(chance, edges, rows, src, dst, corrupt)
             else:
                 indptr = torch.tensor(sorted(chance.randrange(-1, edges + 2) for _ in range(chance.randrange(1, 9))))
                 got = ops.segment_csr(w, indptr)
                 with library.without_native():
                     expected = ops.segment_csr(w, indptr)
-            assert torch.equal(got, expected), (kind, edges, rows, channels, dtype)
+            same = torch.allclose(got, expected, rtol=1e-3, atol=1e-3) if kind == 4 else torch.equal(got, expected)
+            assert same, (kind, edges, rows, channels, dtype)
             computed += 1
         except ValueError:
             refused += 1
     print(f"fuzz: {computed} calls computed, {refused} refused, none left its arrays (seed {seed})")
     assert computed
     assert refused
+
+
+def interactions(chance: random.Random, nodes: int, src: Any, dst: Any) -> tuple[Any, Any]:
+    """The result and all gradients of an interaction, in one pass and as plain torch in float64 has them."""
+    import torch
+
+    from popgeo.ops.filter_network import Activation, FilterNetwork, Gaussians
+    from popgeo.ops.interaction import interaction
+
+    widths = [chance.choice([1, 3, 8, 16, 33, 100]) for _ in range(chance.randrange(2, 6))]
+    weights = [torch.randn(o, i).div(i**0.5) for i, o in pairwise(widths)]
+    biases = [torch.randn(len(weight)) if chance.random() < 0.7 else None for weight in weights]
+    by_distance, half_list, moves = chance.random() < 0.5, chance.random() < 0.5, chance.random() < 0.5
+    expansion = torch.rand(len(src)).mul(9) if by_distance else torch.randn(len(src), widths[0])
+    envelope = torch.randn(len(src)).relu() if chance.random() < 0.7 else None
+    # The shifted softplus of the plain path is not in this library; softplus is the same code.
+    activation, centres = chance.choice(list(Activation)[1:]), torch.linspace(0, 9, widths[0])
+
+    def run(dtype: torch.dtype) -> torch.Tensor:
+        given = torch.randn(nodes, widths[-1], generator=torch.Generator().manual_seed(0)), expansion, *weights, *biases
+        x, rows, *layers = (None if t is None else t.to(dtype, copy=True).requires_grad_() for t in given)
+        factor = None if envelope is None else envelope.to(dtype, copy=True).requires_grad_(moves)
+        network = FilterNetwork(weights=layers[: len(weights)], biases=layers[len(weights) :], activation=activation)
+        gaussians = Gaussians(centres=centres.to(dtype), width=-2.0) if by_distance else None
+        out = interaction(x, src, dst, nodes, network, rows, gaussians, factor, half_list=half_list)
+        leaves = [t for t in (x, rows, factor, *layers) if t is not None and t.requires_grad]
+        made = [out, *torch.autograd.grad(out.sum(), leaves)]
+        return torch.cat([part.detach().flatten() / (1 + part.detach().abs().max()) for part in made if part.numel()])
+
+    return run(torch.float32), run(torch.float64).float()
+
+
+def broken_interaction(chance: random.Random, edges: int, nodes: int, src: Any, dst: Any, corrupt: Any) -> Any:
+    """The sums of an interaction whose plan was made for other edges or changed."""
+    import torch
+
+    op = torch.ops.popgeo
+    plan = op.interaction_plan(src.long() % max(nodes, 1), dst.long(), None, None, nodes, nodes)
+    corrupt((plan, plan[4:]))
+    x, rows, weight = torch.randn(nodes, 5), torch.randn(edges, 3), torch.randn(5, 3)
+    sizes = max(edges + chance.choice([0, 0, 0, 1]), 0), nodes
+    if sizes[0] != edges:
+        rows = torch.randn(sizes[0], 3)
+    arguments = *sizes, plan, x, rows, None, 0.0, None, [weight], [None], 0, False, 2
+    out, filters, _ = op.interaction(*arguments)
+    op.interaction_backward(*arguments, filters, torch.randn(nodes, 5), [True, True, False])
+    return out.nan_to_num()
 
 
 def main() -> int:

@@ -5,12 +5,13 @@ from collections.abc import Callable
 from popgeo.capture.op_graph import OpGraph
 from popgeo.engine.fuse.bind_chain import prepare_chain
 from popgeo.engine.fuse.chain import CHAIN
+from popgeo.engine.fuse.interaction import join_interactions
 from popgeo.engine.fuse.join_chains import join_chains
 from popgeo.engine.fuse.prepared import PreparedOp, register_prepared
 from popgeo.native import library
 
 # From the largest pattern to the smallest: what one has joined the next leaves alone.
-_PASSES: tuple[Callable[[OpGraph], OpGraph], ...] = (join_chains,)
+_PASSES: tuple[Callable[[OpGraph], OpGraph], ...] = (join_interactions, join_chains)
 
 register_prepared(CHAIN, PreparedOp(prepare=prepare_chain, by_element=True))
 

@@ -29,7 +29,7 @@ inline int64_t newest_isa() {
     return V4;
 #endif
 #ifdef POPGEO_HAS_V3
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) return V3;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("fma")) return V3;
 #endif
   return BASELINE;
 }

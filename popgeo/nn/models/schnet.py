@@ -7,10 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.nn.dipole import ATOMIC_MASSES, dipole_magnitude
+from popgeo.nn.filter_network import Filters, networks_in_one_pass
 from popgeo.nn.interaction_graph import InteractionGraph, KNNInteractionGraph
 from popgeo.nn.radial import CosineEnvelope, GaussianSmearing, ShiftedSoftplus
 from popgeo.ops import EdgePlan, cfconv, distance, global_add_pool, global_mean_pool
 from popgeo.ops.eager import is_direct
+from popgeo.ops.filter_network import FilterNetwork
+from popgeo.ops.interaction import interaction
 
 READOUTS = {"add": global_add_pool, "sum": global_add_pool, "mean": global_mean_pool}
 MAX_Z = 100
@@ -27,9 +30,9 @@ class Edges:
     reverse_plan: EdgePlan | None
 
     @classmethod
-    def of(cls, edge_index: Tensor, num_nodes: int, half_list: bool) -> "Edges":
+    def of(cls, edge_index: Tensor, num_nodes: int, half_list: bool, with_plans: bool = True) -> "Edges":
         """Plans are made once for all blocks; under capture the compiler makes its own."""
-        plan = EdgePlan.from_edge_index(edge_index, num_nodes) if is_direct() else None
+        plan = EdgePlan.from_edge_index(edge_index, num_nodes) if with_plans and is_direct() else None
         reverse = None if plan is None else EdgePlan(src=plan.dst, dst=plan.src)
         return cls(neighbour=edge_index[0], centre=edge_index[1], half_list=half_list, plan=plan, reverse_plan=reverse)
 
@@ -69,6 +72,22 @@ class InteractionBlock(nn.Module):
         """[num_nodes, hidden], [num_edges, num_gaussians], [num_edges, 1] -> [num_nodes, hidden]"""
         w = self.mlp(rbf) * envelope  # [num_edges, num_filters]
         return self.lin(self.act(self.conv(x, w, edges)))
+
+    def in_one_pass(self, x: Tensor, filters: Filters, network: FilterNetwork, edges: Edges) -> Tensor:
+        """The same without the rows of all edges in memory, where `popgeo.ops.interaction` serves."""
+        message = interaction(
+            self.conv.lin1(x),
+            edges.neighbour,
+            edges.centre,
+            x.size(0),
+            network,
+            filters.expansion,
+            filters.gaussians,
+            filters.envelope,
+            half_list=edges.half_list,
+            plan=filters.plan,
+        )
+        return self.lin(self.act(self.conv.lin2(message)))
 
 
 class SchNet(nn.Module):
@@ -211,13 +230,7 @@ class SchNet(nn.Module):
         if edge_index is None:
             half_list = getattr(self.interaction_graph, "half_list", False)
         edge_index, r = self._edges(pos, batch, edge_index, num_graphs, nodes_mask, edges_mask, edge_shift)
-        edges = Edges.of(edge_index, z.size(0), half_list)
-
-        rbf = self.distance_expansion(r)  # [num_edges, num_gaussians]
-        envelope = self.envelope(r).unsqueeze(1)  # [num_edges, 1]
-        x = self.embedding(z)  # [num_atoms, hidden_channels]
-        for interaction in self.interactions:
-            x = x + interaction(x, rbf, envelope, edges)
+        x = self._interact(z, edge_index, r, half_list)  # [num_atoms, hidden_channels]
         x = self.lin2(self.act(self.lin1(x)))  # [num_atoms, 1]
         if self.dipole:
             mass = self.atomic_mass[z].unsqueeze(1).to(pos.dtype)  # [num_atoms, 1]
@@ -227,6 +240,27 @@ class SchNet(nn.Module):
         if self.atomref is not None:
             x = x + self.atomref(z)
         return READOUTS[self.readout](x, batch, num_graphs)  # [num_graphs, 1]
+
+    def _interact(self, z: Tensor, edge_index: Tensor, r: Tensor, half_list: bool) -> Tensor:
+        """The atoms' features after all blocks. [num_atoms], [2, num_edges], [num_edges] -> [num_atoms, hidden]"""
+        blocks = list(self.interactions)
+        ours = [block for block in blocks if type(block) is InteractionBlock]
+        networks = networks_in_one_pass(ours, [block.mlp for block in ours], r)
+        if networks is None or len(ours) < len(blocks):
+            edges = Edges.of(edge_index, z.size(0), half_list)
+            rbf = self.distance_expansion(r)  # [num_edges, num_gaussians]
+            envelope = self.envelope(r).unsqueeze(1)  # [num_edges, 1]
+            x = self.embedding(z)  # [num_atoms, hidden_channels]
+            for block in blocks:
+                x = x + block(x, rbf, envelope, edges)
+            return x
+        edges = Edges.of(edge_index, z.size(0), half_list, with_plans=False)
+        ends = edges.neighbour, edges.centre
+        filters = Filters.of(self.distance_expansion, self.envelope(r), r, ends, z.size(0))
+        x = self.embedding(z)
+        for block, network in zip(ours, networks, strict=True):
+            x = x + block.in_one_pass(x, filters, network, edges)
+        return x
 
     def _edges(
         self,

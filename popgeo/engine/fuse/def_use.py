@@ -1,0 +1,87 @@
+"""Who makes and who reads each value of a graph, for passes that look for patterns."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from popgeo.capture.op_graph import Op, OpGraph, Ref
+
+
+class DefUse:
+    """A graph with its def-use chains.
+
+    Args:
+        graph: Its operations are numbered as they stand.
+    """
+
+    def __init__(self, graph: OpGraph) -> None:
+        self.graph = graph
+        self.users: dict[int, list[int]] = {}
+        for index, op in enumerate(graph.ops):
+            for v in dict.fromkeys(op.reads()):
+                self.users.setdefault(v, []).append(index)
+        self.returned = {v for v in graph.outputs if v is not None}
+        self._mutated = graph.mutated_storages()
+
+    def maker(self, v: int | None, *targets: str) -> Op | None:
+        """The operation that makes a value, if it is one of these and nothing changes its memory in place."""
+        index = self.index_of_maker(v)
+        op = None if index is None else self.graph.ops[index]
+        return op if op is not None and op.target in targets and self.is_stable(v) else None
+
+    def index_of_maker(self, v: int | None) -> int | None:
+        """Where the operation stands that makes a value."""
+        return None if v is None else self.graph.values[v].producer
+
+    def is_stable(self, v: int | None) -> bool:
+        """Whether nothing changes the value in place."""
+        return v is not None and self.graph.values[v].storage not in self._mutated
+
+    def users_of(self, v: int, *targets: str) -> list[int]:
+        """The operations of these names that read a value."""
+        return [index for index in self.users.get(v, ()) if self.graph.ops[index].target in targets]
+
+    def is_plain(self, v: int | None, shape: Sequence[int] | None = None, dtype: torch.dtype = torch.float32) -> bool:
+        """Whether a value is of this type and shape, row after row in memory, and nothing changes it in place."""
+        if v is None or not self.is_stable(v):
+            return False
+        value = self.graph.values[v]
+        fits = value.dtype is dtype and (shape is None or value.shape == tuple(shape))
+        return fits and _is_contiguous(value.shape, value.stride)
+
+    def untransposed(self, v: int | None) -> int | None:
+        """What a value is the transposed of."""
+        op = self.maker(v, "aten.t.default", "aten.transpose.int", "aten.permute.default")
+        if op is None or v is None:
+            return None
+        base = ref(op.args[0])
+        whole, turned = self.graph.values[base], self.graph.values[v]
+        is_transposed = len(whole.shape) == 2 and (turned.shape, turned.stride) == (
+            whole.shape[::-1],
+            whole.stride[::-1],
+        )
+        return base if is_transposed and turned.offset == whole.offset else None
+
+    def flat(self, v: int | None) -> int | None:
+        """The value of one dimension that this is a view of, with dimensions of size 1 added."""
+        while v is not None and len(self.graph.values[v].shape) != 1:
+            op = self.maker(v, "aten.view.default", "aten.unsqueeze.default", "aten._unsafe_view.default")
+            if op is None or self.graph.values[v].numel != max((*self.graph.values[v].shape, 1)):
+                return None
+            v = ref(op.args[0])
+        return v
+
+
+def ref(argument: Any) -> int:
+    """The value that an argument is; -1 where it is none."""
+    return argument.value if isinstance(argument, Ref) else -1
+
+
+def _is_contiguous(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    expected = 1
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if size != 1 and step != expected:
+            return False
+        expected *= size
+    return True

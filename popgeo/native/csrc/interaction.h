@@ -1,0 +1,81 @@
+// One interaction of SchNet's kind over all edges: what the kernels are given, and the table of them that each instruction
+// set has. Filters are made from distances, block by block of edges, and their messages are summed at the receivers.
+#pragma once
+
+#include <cstdint>
+
+#ifndef POPGEO_ISA
+#define POPGEO_ISA baseline
+#endif
+
+namespace popgeo {
+
+constexpr int64_t BLOCK_EDGES = 128;  // whose filters are made at once: what they need stays in the second cache
+constexpr int64_t GROUP = 8;          // rows of a result that share one span of what is summed
+constexpr int64_t MAX_LAYERS = 4;
+constexpr int64_t MAX_PARTIALS = 16;  // sums of weights' gradients that are made apart, for any number of threads
+
+enum Activation : int64_t { SHIFTED_SOFTPLUS = 0, SOFTPLUS = 1, SILU = 2, RELU = 3, TANH = 4, SIGMOID = 5 };
+
+struct Layer {
+  const float *weight, *bias;     // [out, in]; [out] or null
+  float *grad_weight, *grad_bias;  // of the same shapes; null where nobody asks
+  int64_t in, out;
+};
+
+// Python packs it as so many numbers of 64 bits (popgeo/ops/interaction_call.py).
+struct InteractionCall {
+  const int32_t* plan;
+  const float* x;          // [num_sources, channels]
+  const float* grad;       // of the sums, in the backward pass [num_rows, channels]
+  float* out;              // the sums, or the gradient of x
+  float* filters;          // envelope included, in the plan's order [num_edges, padded(channels)]
+  const float* expansion;  // distances [num_edges] where there are centres of Gaussians, else rows [num_edges, in]
+  const float* centres;    // [in] or null
+  const float* envelope;   // [num_edges] or null
+  float *grad_expansion, *grad_envelope;  // or null
+  float* workspace;
+  int64_t num_edges, num_sources, num_rows, half_list, activation, num_layers, num_threads;
+  double width;  // what the square of the distance from a centre is multiplied with
+  Layer layers[MAX_LAYERS];
+};
+
+// Where the parts of a plan stand in its one tensor of int32. Positions count the edges that take part, in the order in
+// which their filters are made; a row's arrivals are pairs of a position and the node at the other end.
+struct InteractionPlan {
+  int64_t num_edges, num_sources, num_rows;
+  static constexpr int64_t HEADER = 4;
+  int64_t edges() const { return HEADER; }
+  int64_t sources() const { return edges() + num_edges; }
+  int64_t receivers() const { return sources() + num_edges; }
+  int64_t receiver_rowptr() const { return receivers() + num_edges; }
+  int64_t receiver_pairs() const { return receiver_rowptr() + num_rows + 1; }
+  int64_t source_rowptr() const { return receiver_pairs() + 2 * num_edges; }
+  int64_t source_pairs() const { return source_rowptr() + num_sources + 1; }
+  int64_t size() const { return source_pairs() + 2 * num_edges; }
+};
+
+// Rows start on lines of memory, an odd number of lines apart, so that a column of them does not crowd one part of a cache.
+inline int64_t padded(int64_t channels) {
+  const int64_t lines = (channels + 15) / 16;
+  return 16 * (lines + (lines + 1) % 2);
+}
+
+inline int64_t num_blocks(int64_t num_active) { return (num_active + BLOCK_EDGES - 1) / BLOCK_EDGES; }
+
+inline int64_t num_partials(int64_t num_active) {
+  const int64_t wanted = (num_blocks(num_active) + 3) / 4;
+  return wanted < 1 ? 1 : wanted > MAX_PARTIALS ? MAX_PARTIALS : wanted;
+}
+
+struct InteractionKernels {
+  int64_t (*workspace)(const InteractionCall&);  // floats that a call needs, in either direction
+  void (*forward)(const InteractionCall&);
+  void (*backward)(const InteractionCall&);
+};
+
+namespace POPGEO_ISA {
+extern const InteractionKernels interaction_kernels;
+}
+
+}  // namespace popgeo

@@ -1,0 +1,240 @@
+// One block of edges of an interaction on its way from distances to filters, in memory that stays in cache; and what all
+// blocks share. Included by interaction.cpp, which is compiled once per instruction set.
+#pragma once
+
+#include "activations.h"
+#include "interaction.h"
+#include "products.h"
+#include "vectors.h"
+
+#ifdef POPGEO_HAS_FMA
+namespace popgeo {
+namespace POPGEO_ISA {
+
+inline int64_t up_to_group(int64_t rows) { return (rows + GROUP - 1) / GROUP * GROUP; }
+
+// What every block of a call shares, and where the workspace holds it.
+struct Shared {
+  const InteractionCall& call;
+  InteractionPlan plan;
+  int64_t num_active, channels, row, widest;
+  float *x, *grad;                     // with padded rows
+  float *down[MAX_LAYERS];             // weights as [in, padded(out)]
+  float *up[MAX_LAYERS];               // weights as [out, padded(in)]
+  float *bias[MAX_LAYERS], *centres;
+  float *partials, *threads;
+  int64_t partial_size, thread_size, size;
+  bool has_bands;  // whether Gaussians that are exactly 0 are left out
+  float reach;     // beyond which they are
+
+  const Layer& layer(int64_t l) const { return call.layers[l]; }
+  const Layer& last() const { return call.layers[call.num_layers - 1]; }
+  const int32_t* part(int64_t start) const { return call.plan + start; }
+  int64_t input_row() const { return padded(layer(0).in); }
+
+  Shared(const InteractionCall& given, int64_t active)
+      : call(given), plan{given.num_edges, given.num_sources, given.num_rows}, num_active(active) {
+    channels = last().out;
+    row = padded(channels);
+    widest = input_row();
+    for (int64_t l = 0; l < call.num_layers; ++l)
+      if (padded(layer(l).out) > widest) widest = padded(layer(l).out);
+    float* free = call.workspace;
+    const auto take = [&](int64_t count) {
+      float* start = free;
+      free += count;
+      return start;
+    };
+    x = take(call.num_sources * row);
+    grad = take(call.num_rows * row);
+    centres = take(input_row());
+    partial_size = 0;
+    for (int64_t l = 0; l < call.num_layers; ++l) {
+      down[l] = take(layer(l).in * padded(layer(l).out));
+      up[l] = take(layer(l).out * padded(layer(l).in));
+      bias[l] = take(padded(layer(l).out));
+      partial_size += (up_to_group(layer(l).in) + 1) * padded(layer(l).out);
+    }
+    partials = take(partial_size * num_partials(num_active));
+    // The expansion; values and slopes of each hidden layer; two gradients and the filters without envelope.
+    thread_size = BLOCK_EDGES * (input_row() + 2 * (call.num_layers - 1) * widest + 3 * widest);
+    threads = take(thread_size * call.num_threads);
+    size = free - call.workspace;
+  }
+};
+
+inline void copy_padded(float* to, const float* from, int64_t count, int64_t row) {
+  memcpy(to, from, sizeof(float) * size_t(count));
+  memset(to + count, 0, sizeof(float) * size_t(row - count));
+}
+
+inline bool all_finite(const float* values, int64_t count) {
+  uint32_t broken = 0;
+  for (int64_t i = 0; i < count; ++i)
+    broken |= ((bit_cast<uint32_t>(values[i]) & 0x7f800000u) + 0x00800000u) & 0x80000000u;
+  return !broken;
+}
+
+// Packs weights as the products read them, and finds out whether Gaussians may be left out.
+inline void pack(Shared& shared, bool is_backward) {
+  const InteractionCall& call = shared.call;
+  for (int64_t l = 0; l < call.num_layers; ++l) {
+    const Layer& layer = call.layers[l];
+    const int64_t down_row = padded(layer.out), up_row = padded(layer.in);
+    memset(shared.down[l], 0, sizeof(float) * size_t(layer.in * down_row));
+    for (int64_t o = 0; o < layer.out; ++o)
+      for (int64_t i = 0; i < layer.in; ++i) shared.down[l][i * down_row + o] = layer.weight[o * layer.in + i];
+    if (is_backward)
+      for (int64_t o = 0; o < layer.out; ++o)
+        copy_padded(shared.up[l] + o * up_row, layer.weight + o * layer.in, layer.in, up_row);
+    if (layer.bias)
+      copy_padded(shared.bias[l], layer.bias, layer.out, down_row);
+    else
+      memset(shared.bias[l], 0, sizeof(float) * size_t(down_row));
+  }
+  shared.has_bands = false;
+  if (!call.centres) return;
+  const Layer& first = call.layers[0];
+  copy_padded(shared.centres, call.centres, first.in, shared.input_row());
+  bool climbs = true;
+  for (int64_t k = 1; k < first.in; ++k) climbs &= call.centres[k - 1] <= call.centres[k];
+  // With a weight that is not finite, 0 times it is NaN, which must not be left out.
+  shared.has_bands = climbs && call.width < 0 && all_finite(first.weight, first.in * first.out);
+  shared.reach = 1.001f * __builtin_sqrtf(LEAST_EXPONENT / float(call.width));
+}
+
+// One block of edges and the memory of the thread that works on it.
+struct Block {
+  const Shared& shared;
+  int64_t first, count;
+  const int32_t* edges;
+  float *expansion, *values[MAX_LAYERS], *slopes[MAX_LAYERS], *gradient, *other, *bare;
+  Span inputs[BLOCK_EDGES / GROUP];  // of each group of edges: which inputs of the network are not all 0
+
+  Block(const Shared& s, int64_t block, int64_t thread) : shared(s), first(block * BLOCK_EDGES) {
+    const int64_t left = s.num_active - first;
+    count = left < BLOCK_EDGES ? left : BLOCK_EDGES;
+    edges = s.part(s.plan.edges()) + first;
+    float* free = s.threads + thread * s.thread_size;
+    const auto take = [&](int64_t row) {
+      float* start = free;
+      free += BLOCK_EDGES * row;
+      return start;
+    };
+    expansion = take(s.input_row());
+    for (int64_t l = 0; l + 1 < s.call.num_layers; ++l) values[l] = take(s.widest), slopes[l] = take(s.widest);
+    gradient = take(s.widest), other = take(s.widest), bare = take(s.widest);
+  }
+
+  int64_t rows() const { return up_to_group(count); }
+  const float* input(int64_t l) const { return l ? values[l - 1] : expansion; }
+  int64_t input_row(int64_t l) const { return padded(shared.layer(l).in); }
+  float envelope(int64_t i) const { return shared.call.envelope ? shared.call.envelope[edges[i]] : 1.0f; }
+};
+
+// Expansion ---------------------------------------------------------------------------------------------------------
+
+// The first of ascending centres that is not below a place.
+inline int64_t first_centre(const float* centres, int64_t count, float place) {
+  int64_t low = 0, high = count;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (centres[middle] < place)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+inline Span band_of_group(const Block& block, int64_t group) {
+  const Shared& shared = block.shared;
+  const int64_t num_inputs = shared.layer(0).in;
+  if (!shared.has_bands) return {0, num_inputs};
+  const int64_t begin = group * GROUP, end = begin + GROUP < block.count ? begin + GROUP : block.count;
+  float nearest = shared.call.expansion[block.edges[begin]], farthest = nearest;
+  bool is_number = true;
+  for (int64_t i = begin; i < end; ++i) {
+    const float r = shared.call.expansion[block.edges[i]];
+    is_number &= r == r;
+    nearest = r < nearest ? r : nearest;
+    farthest = r > farthest ? r : farthest;
+  }
+  if (!is_number) return {0, num_inputs};
+  const Span span = {first_centre(shared.call.centres, num_inputs, nearest - shared.reach),
+                     first_centre(shared.call.centres, num_inputs, farthest + shared.reach)};
+  return span;
+}
+
+inline floats gaussian(floats difference, float width) {
+  return exp_of_negative(width * (difference * difference));
+}
+
+inline void expand(Block& block) {
+  const Shared& shared = block.shared;
+  const InteractionCall& call = shared.call;
+  const int64_t row = shared.input_row(), num_inputs = shared.layer(0).in;
+  memset(block.expansion, 0, sizeof(float) * size_t(block.rows() * row));
+  for (int64_t group = 0; group * GROUP < block.count; ++group) {
+    block.inputs[group] = band_of_group(block, group);
+    const int64_t begin = block.inputs[group].begin / LANES * LANES, end = block.inputs[group].end;
+    for (int64_t i = group * GROUP; i < (group + 1) * GROUP && i < block.count; ++i) {
+      float* to = block.expansion + i * row;
+      if (!call.centres) {
+        memcpy(to, call.expansion + int64_t(block.edges[i]) * num_inputs, sizeof(float) * size_t(num_inputs));
+        continue;
+      }
+      const floats r = splat(call.expansion[block.edges[i]]);
+      for (int64_t k = begin; k < end; k += LANES)
+        store(to + k, gaussian(r - load(shared.centres + k), float(call.width)));
+    }
+  }
+}
+
+// d r of what the Gaussians of edge i are multiplied with.
+inline float slope_of_expansion(const Block& block, int64_t i, const float* gradient) {
+  const Shared& shared = block.shared;
+  const float r = shared.call.expansion[block.edges[i]], width = float(shared.call.width);
+  const float* values = block.expansion + i * shared.input_row();
+  float total = 0;
+  for (int64_t k = 0; k < shared.layer(0).in; ++k)
+    total = __builtin_fmaf(gradient[k] * values[k], 2.0f * width * (r - shared.centres[k]), total);
+  return total;
+}
+
+// Filters -----------------------------------------------------------------------------------------------------------
+
+inline void apply_layer(const Block& block, int64_t l, float* to, int64_t to_row) {
+  const Layer& layer = block.shared.layer(l);
+  Span all[BLOCK_EDGES / GROUP];
+  for (Span& span : all) span = {0, layer.in};
+  product<false>(block.rows(), layer.out, block.input(l), block.input_row(l), block.shared.down[l], padded(layer.out),
+                 l ? all : block.inputs, block.shared.bias[l], to, to_row, false);
+}
+
+inline void apply_hidden_layers(const Block& block, bool with_slopes) {
+  for (int64_t l = 0; l + 1 < block.shared.call.num_layers; ++l) {
+    const int64_t row = padded(block.shared.layer(l).out);
+    apply_layer(block, l, block.values[l], row);
+    activate_rows(block.shared.call.activation, block.values[l], with_slopes ? block.slopes[l] : nullptr,
+                  block.rows() * row);
+  }
+}
+
+inline void scale_row(float* values, float factor, int64_t row) {
+  for (int64_t c = 0; c < row; c += LANES) store(values + c, load(values + c) * factor);
+}
+
+inline void make_filters(const Shared& shared, int64_t index, int64_t thread) {
+  Block block(shared, index, thread);
+  expand(block);
+  apply_hidden_layers(block, false);
+  float* filters = shared.call.filters + block.first * shared.row;
+  apply_layer(block, shared.call.num_layers - 1, filters, shared.row);
+  if (!shared.call.envelope) return;
+  for (int64_t i = 0; i < block.count; ++i) scale_row(filters + i * shared.row, block.envelope(i), shared.row);
+}
+
+}  // namespace POPGEO_ISA
+}  // namespace popgeo
+#endif
