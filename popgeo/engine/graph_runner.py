@@ -11,6 +11,7 @@ from popgeo.capture.passes import fold_constants, is_random
 from popgeo.engine.codegen import emit
 from popgeo.engine.fuse.fuse_graph import fuse
 from popgeo.engine.fuse.interaction import describe_interactions
+from popgeo.engine.fuse.join_chains import describe_joined
 from popgeo.engine.memory_plan import place_values, unplaced_bytes
 
 
@@ -65,9 +66,9 @@ class GraphRunner:
                 outputs[position] = place.copy_(made)
         return outputs
 
-    def joined(self) -> str:
-        """What of the graph runs as interactions in one pass, and why not all; empty where there is none."""
-        return describe_interactions(self.graph, self.runs)
+    def joined(self) -> tuple[str, str]:
+        """What runs as interactions in one pass, and why not all; and how many operations run in how many chains."""
+        return describe_interactions(self.graph, self.runs), describe_joined(self.runs)
 
     def set_numbers(self, values: Sequence[float]) -> None:
         """Gives the graph's `Number` arguments, by slot, the values for the runs to come."""

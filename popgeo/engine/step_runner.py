@@ -13,7 +13,6 @@ from popgeo.capture.row_indexing import without_row_indexing
 from popgeo.engine import micro_batches
 from popgeo.engine.call_options import CallOptions, chosen_output_mode
 from popgeo.engine.denormals import DenormalsFlushed
-from popgeo.engine.fuse.join_chains import describe_joined
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
@@ -121,9 +120,9 @@ class StepRunner:
         return sum(tensor.nbytes for tensor in held)
 
     @property
-    def joined(self) -> str:
-        """How many operations run joined, in how many calls; empty where none do."""
-        return describe_joined(self.graph_runner.runs)
+    def joined(self) -> tuple[str, str]:
+        """What runs as interactions in one pass, and why not all; and how many operations run in how many chains."""
+        return self.graph_runner.joined()
 
     def graph_for(self, tensors: Sequence[Tensor]) -> OpGraph:
         """The operations that run for these inputs."""

@@ -118,12 +118,12 @@ class Compiled:
 
     @property
     def how_it_runs(self) -> str:
-        """What the executor has chosen, each after a comma; empty before the first call."""
+        """What the executor has joined, and with how many threads it runs; empty before the first call."""
         if "runner" not in self.__dict__:
             return ""
-        picked, joined = self.runner.threads.picked, self.runner.joined
+        picked = self.runner.threads.picked
         threads = "" if picked is None else f"{picked} thread{'s' if picked > 1 else ''}"
-        return "".join(f", {part}" for part in (joined, threads) if part)
+        return ", ".join(part for part in (*self.runner.joined, threads) if part)
 
     @cached_property
     def assessment(self) -> Assessment:
@@ -157,6 +157,7 @@ class Compiled:
             captured_ops=self.step.captured_ops,
             state_bytes=self.runner.state_bytes,
             buffer_bytes=self.runner.graph_runner.buffer_bytes,
+            how_it_runs=self.how_it_runs,
             compile_seconds=self.usage.compile_seconds,
             calls=self.usage.calls,
             steps=self.usage.calls * self.options.batch_factor,

@@ -59,11 +59,10 @@ class CompiledModel:
         state = "not compiled yet"
         if self._compiled is not None:
             calls = self._compiled.usage.calls
-            joined = self._compiled.runner.graph_runner.joined()
-            state = f"compiled, {calls:,} {'call' if calls == 1 else 'calls'}" + (f", {joined}" if joined else "")
-        factor = self.options.batch_factor
+            state = f"compiled, {calls:,} {'call' if calls == 1 else 'calls'}"
         runs = "" if self._compiled is None else self._compiled.how_it_runs
-        return f"CompiledModel({type(self.model).__name__}: {kind}, {state}, micro-batches a call: {factor}{runs})"
+        factor = f"micro-batches a call: {self.options.batch_factor}{f', {runs}' if runs else ''}"
+        return f"CompiledModel({type(self.model).__name__}: {kind}, {state}, {factor})"
 
     def _repr_html_(self) -> str:
         shown = {"model": type(self.model).__name__, "weights": sum(p.numel() for p in self.model.parameters())}

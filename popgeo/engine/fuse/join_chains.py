@@ -41,7 +41,10 @@ def _is_fast() -> bool:
 def describe_joined(graph: OpGraph) -> str:
     """How many operations run in how many chains; empty where none do."""
     chains = [op.args[0] for op in graph.ops if op.target == CHAIN]
-    return f"{sum(chain.num_ops for chain in chains):,} operations in {len(chains):,} chains" if chains else ""
+    if not chains:
+        return ""
+    num_ops, noun = sum(chain.num_ops for chain in chains), "chain" if len(chains) == 1 else "chains"
+    return f"{num_ops:,} operations in {len(chains):,} {noun}"
 
 
 class _Search:

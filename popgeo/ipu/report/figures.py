@@ -53,6 +53,7 @@ class Figures:
         captured_ops: Operations that the model asked for; the passes leave fewer.
         state_bytes: Parameters, gradients, optimizer state and buffers.
         buffer_bytes: Memory of this computer for all values in between, allocated once.
+        how_it_runs: What this computer joins into single calls, and with how many threads it runs, in words.
         compile_seconds: How long compiling took.
         calls: How often the model was called.
         steps: Micro-batches that ran.
@@ -75,6 +76,7 @@ class Figures:
     calls: int = 0
     steps: int = 0
     run_seconds: float = 0.0
+    how_it_runs: str = ""
 
     @cached_property
     def rows(self) -> Rows:

@@ -171,11 +171,12 @@ def _memory(report: Figures) -> str:
 
 
 def _trust(report: Figures) -> str:
+    runs = f"{escape(report.how_it_runs)}, " if report.how_it_runs else ""
     update = {None: "", True: "The update runs as a captured graph. ", False: "The update is run by torch itself. "}
     return (
         f'<section id="trust"><h2>How far to trust this</h2><p>{"<br>".join(map(escape, footer(report)))}</p>'
         f'<p class="soft">{update[report.update_captured]}On this computer, which says nothing about an IPU: compiled '
-        f"in {report.compile_seconds:.2f} s, {report.calls} calls of {1e3 * report.seconds_per_call:.2f} ms, "
+        f"in {report.compile_seconds:.2f} s, {runs}{report.calls} calls of {1e3 * report.seconds_per_call:.2f} ms, "
         f"{quantity(report.state_bytes)}B of weights and optimizer state, {quantity(report.buffer_bytes)}B of "
         "buffers.</p></section>"
     )

@@ -134,6 +134,8 @@ def _this_computer(report: Figures) -> Iterable[str]:
     )
     kinds = sorted(report.families.items(), key=lambda item: -item[1].bytes)
     runs = "; a step runs " + ", ".join(f"{family.ops:,} {name}" for name, family in kinds) if kinds else ""
+    if report.how_it_runs:
+        yield f"  {report.how_it_runs}"
     yield f"  {quantity(report.state_bytes)}B of state, {quantity(report.buffer_bytes)}B of buffers{runs}"
 
 
