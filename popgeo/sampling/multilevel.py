@@ -185,8 +185,8 @@ def stream(
     """Lets nodes choose a label, one after the other, in place.
 
     A node without label takes that with the largest product of the edges to it and the room in it, else the
-    lightest. A node with one changes it for one that has room and more edges to it, or equally many and less weight; and
-    leaves one that is too heavy for the best of those that have room.
+    lightest. A node with one changes it for one that has room and more edges to it, or equally many and less weight;
+    and leaves one that is too heavy for the best of those that have room.
 
     Args:
         graph: What is divided.

@@ -8,7 +8,7 @@ import numpy as np
 from scipy import stats
 
 from popgeo.data.axes import Axis
-from popgeo.loader.large.subgraph_source import Sampler, seed_of
+from popgeo.loader.large.subgraph_source import PartSampler, seed_of
 
 SHARE, CONFIDENCE = 0.001, 0.99
 # So many nodes and edges are sampled, but never fewer or more batches than so many.
@@ -32,7 +32,7 @@ class SizeEstimate:
 
 
 def measure_sizes(
-    sampler: Sampler, packs: Iterator[np.ndarray], axes: tuple[Axis, ...], most: np.ndarray, key: tuple[int, int]
+    sampler: PartSampler, packs: Iterator[np.ndarray], axes: tuple[Axis, ...], most: np.ndarray, key: tuple[int, int]
 ) -> SizeEstimate:
     """Sizes that at most one batch in a thousand exceeds, with a confidence of 99 %.
 

@@ -103,7 +103,7 @@ def test_measured_sizes_hold_999_of_1000_further_batches():
     data.edge_attr = torch.zeros(data.num_edges, 1)
     loader = FixedSizeNeighborLoader(data, [3, 2], batch_size=16, shuffle=True, seed=1)
     limits = loader.fixed_size_options.limits(loader._axes)
-    found = (loader.parts.sample(loader.plan()[i % 25], seed) for seed in range(2000) for i in [seed])
+    found = (loader.part_sampler.sample(loader.plan()[i % 25], seed) for seed in range(2000) for i in [seed])
     over = sum(any(np.array(part.sizes(loader._axes)) > limits) for part in found)
     assert over <= 2
     assert loader.size_estimate.num_batches <= 512
@@ -256,6 +256,7 @@ def test_isolated_seeds_and_seeds_twice():
     assert batch.seeds_mask.sum() == 3
 
 
+@pytest.mark.filterwarnings("ignore:.*pyg-lib:UserWarning")  # that torch_sparse is the peer is meant
 def test_with_all_neighbours_batches_hold_what_those_of_pyg_hold():
     pytest.importorskip("torch_sparse", reason="PyG samples by an extension: torch_sparse is not installed")
     theirs = NeighborLoader(DATA, [-1, -1], input_nodes=torch.arange(0, 60, 2), batch_size=6)
