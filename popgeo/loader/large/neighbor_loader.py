@@ -59,6 +59,10 @@ class Neighborhood:
         Raises:
             ValueError: an index lies outside, or there is no such attribute.
         """
+        if not isinstance(num_neighbors, list | tuple | Mapping):
+            raise ValueError(
+                f"num_neighbors is {num_neighbors!r}; pass a list with a number for each hop, as [15, 10]."
+            )
         graphs: dict[Any, CompressedGraph] = {}
         times, weights = _attributes(store, time_attr), _attributes(store, weight_attr)
         for key, edge_index in edge_indices(store).items():

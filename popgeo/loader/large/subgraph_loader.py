@@ -130,6 +130,7 @@ class SubgraphLoader(EpochLoader):
             world_size=self.world_size,
             group=num_mini_batches(choices.options, self.world_size),
         )
+        part_sampler.sample(np.empty(0, np.int64), seed=0)  # refuses what cannot be sampled before an epoch begins
         self.size_estimate: SizeEstimate | None = None
         """What the sizes were measured on; None where they were given."""
         sizes = choices.fixed_size_options or self._measured(store, batch_size, choices.seed, most)

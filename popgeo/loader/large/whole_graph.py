@@ -1,4 +1,4 @@
-"""A large graph as a flat dataset of one, whose arrays stay where they are; and which nodes or edges are seeds in it."""
+"""A large graph as a flat dataset of one, whose arrays stay where they are; and which nodes or edges are its seeds."""
 
 import copy
 import warnings

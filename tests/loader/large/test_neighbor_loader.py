@@ -96,6 +96,21 @@ def test_no_seed_is_lost_however_small_the_batch():
     assert (loader.filling()["lost"] > 0.2).all()
 
 
+def test_padding_is_no_seed_and_has_the_number_of_a_node_whatever_fills_its_features():
+    sizes = FixedSizeOptions(61, 240, node_pad_value=99.0)
+    batch = next(iter(loader_of(fixed_size_options=sizes)))
+    padding = ~batch.nodes_mask
+    assert (batch.x[padding] == 99).all()
+    assert (batch.n_id[padding] == 0).all()
+    assert not batch.seeds_mask[padding].any()
+
+
+def test_a_batch_of_padding_alone_fills_up_a_shard():
+    (batch,) = loader_of(input_nodes=torch.arange(3), batch_size=1, rank=3, world_size=4)
+    assert not batch.nodes_mask.any()
+    assert unpad(batch) == []
+
+
 def test_measured_sizes_hold_999_of_1000_further_batches():
     data = random_graph(num_nodes=400, num_edges=3000, seed=3)
     hubs = torch.arange(400).repeat(3) % 7  # a few nodes that many others have as a neighbour
@@ -289,6 +304,7 @@ def test_a_graph_without_edges():
         ({"over_size_strategy": "Skip"}, "Skip cannot leave a batch of seeds out"),
         ({"transform": len}, "transform is not taken"),
         ({"batch_size": 0}, "batch_size is 0"),
+        ({"num_neighbors": "10"}, "each is 0 or more"),
         ({"collate_fn": len}, "decides .*collate_fn"),
         ({"sampler": [1], "shuffle": True}, "excludes shuffle"),
         ({"time_attr": "when"}, "No attribute 'when'"),
