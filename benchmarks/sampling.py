@@ -77,7 +77,7 @@ def peers(data: Data, fan_out: list[int], seeds: list[Tensor]) -> dict[str, Call
         "PyG, sampling": each_of(
             seeds, lambda nodes: sampler.sample_from_nodes(NodeSamplerInput(input_id=None, node=nodes))
         ),
-        "PyG, batch with features": each_of(batches, lambda ids: loader.collate_fn(ids)),
+        "PyG, batch with features": each_of(batches, loader),
     }
 
 
@@ -96,12 +96,12 @@ def compare(data: Data, graph: CompressedGraph, fan_out: list[int], seeds: list[
         **peers(data, fan_out, seeds),
         "popgeo, sampling": each_of(seeds, lambda nodes: sample_neighbors(graph, nodes, fan_out)),
         "popgeo, sampling and features": each_of(
-            seeds, lambda nodes: features[sample_neighbors(graph, nodes, fan_out).node]
+            seeds, lambda nodes: features.index_select(0, sample_neighbors(graph, nodes, fan_out).node)
         ),
         "popgeo, batch of one shape": each_of(packs, lambda pack: source.cut(pack, (0, 0), 1)),
         "popgeo, batch in reused memory": each_of(packs, lambda pack: source.cut(pack, (0, 0), 1, memory)),
         "popgeo, no compiled library": each_of(seeds[:1], without_library),
-        "plain gather of the features": each_of(samples, lambda sample: features[sample.node]),
+        "plain gather of the features": each_of(samples, lambda sample: features.index_select(0, sample.node)),
     }
     seconds = measure(variants, rounds=rounds, min_seconds=0.3 if rounds > 1 else 0.0)
     table = pd.DataFrame({"ms": 1000 * pd.Series(seconds)})

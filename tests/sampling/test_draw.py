@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from popgeo.native import library
 from popgeo.sampling import CompressedGraph, sample_neighbors
 from popgeo.sampling.random_numbers import below, hash64, log, unit
 
@@ -108,3 +109,15 @@ def test_random_fractions_reach_neither_end():
     drawn = unit(np.zeros(DRAWS, np.uint64), np.arange(DRAWS, dtype=np.uint64))
     assert 0 < drawn.min() < 1e-4
     assert 1 - 1e-4 < drawn.max() < 1
+
+
+def test_a_hub_of_a_million_neighbours_is_drawn_from_alike_with_and_without_the_library():
+    """Of so many draws below a million about twenty are rejected, and repeated."""
+    graph, seeds = star(1_000_000), torch.zeros(DRAWS // 10, dtype=torch.int64)
+    sample = sample_neighbors(graph, seeds, [10], replace=True, seed=1)
+    with library.without_native():
+        plain = sample_neighbors(graph, seeds, [10], replace=True, seed=1)
+    assert torch.equal(sample.edge, plain.edge)
+    everything = sample_neighbors(graph, seeds[:2], [-1])
+    assert torch.equal(everything.node[1:], torch.arange(1_000_001))
+    assert torch.equal(everything.row, torch.arange(2, 1_000_002).repeat(2))

@@ -187,13 +187,13 @@ def test_without_a_seed_a_sample_follows_torchs_own_generator():
 
 def test_trees_times_nodes_beyond_32_bits_are_kept_apart(native):
     """Tree 0 with node 0, and tree 61,356 with node 47,296, are 2^32 apart in a count of all pairs."""
-    edge_index = torch.tensor([[0, 47_296], [1, 2]])
+    edge_index = torch.tensor([[0, 47_296, 47_296], [1, 2, 2]])
     graph = CompressedGraph.from_edge_index(edge_index, num_nodes=70_000)
     seeds = torch.full((61_357,), 5)
     seeds[0], seeds[61_356] = 1, 2
-    sample = sample_neighbors(graph, seeds, [1], disjoint=True)
+    sample = sample_neighbors(graph, seeds, [2], disjoint=True)
     assert sample.node[61_357:].tolist() == [0, 47_296]
-    assert sample.row.tolist() == [61_357, 61_358]
+    assert sample.row.tolist() == [61_357, 61_358, 61_358]
 
 
 @pytest.mark.parametrize(
