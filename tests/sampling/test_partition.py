@@ -55,6 +55,12 @@ def test_our_parts_hold_every_node_and_are_balanced_within_5_percent(
     assert sizes.max() <= max(-(-num_nodes // num_parts), 1.05 * num_nodes / num_parts)
 
 
+def test_no_part_is_starved_where_the_graph_has_no_structure() -> None:
+    edges = torch.randint(600, (2, 3000), generator=torch.Generator().manual_seed(0))
+    sizes = partition(edges, 30, num_nodes=600, method="Multilevel").bincount(minlength=30)
+    assert 18 <= sizes.min() <= sizes.max() <= 21
+
+
 def test_nodes_without_edges_fill_the_parts_up() -> None:
     parts = partition(torch.tensor([[0], [1]]), 5, num_nodes=50, method="Multilevel")
     assert parts.bincount().tolist() == [10] * 5

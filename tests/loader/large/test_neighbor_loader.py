@@ -84,6 +84,18 @@ def test_trimming_removes_the_farthest_hop_first_and_never_a_seed(native):
         assert int(batch.edges_mask.sum()) == 6 - int(batch.num_trimmed_edges.sum()) == num_nodes - 2
 
 
+def test_trimming_edges_takes_the_farthest_first():
+    star = torch.tensor([[1, 2, 3, 4, 5, 6], [0, 0, 1, 1, 2, 2]])
+    data = Data(x=torch.ones(7, 1), edge_index=star)
+    for num_edges, near in ((5, 2), (3, 2), (2, 2), (1, 1)):
+        sizes = FixedSizeOptions(8, num_edges)
+        (batch,) = FixedSizeNeighborLoader(data, [-1, -1], torch.tensor([0]), fixed_size_options=sizes)
+        left = batch.e_id[batch.edges_mask]
+        assert len(left) == num_edges
+        assert int((left < 2).sum()) == near  # edges 0 and 1 end at the seed
+        assert batch.num_trimmed_edges.tolist() == [6 - num_edges, 0]
+
+
 def test_no_seed_is_lost_however_small_the_batch():
     loader = loader_of(fixed_size_options=FixedSizeOptions(num_nodes=10, num_edges=4), shuffle=True)
     for batch in loader:
