@@ -15,9 +15,9 @@ from popgeo.data.axes import GRAPHS, Axis, Level, StoreKey
 from popgeo.data.flat_store import FlatStore
 from popgeo.packing import tune
 
-# Padding takes no part in training and is no seed, whatever fills its features.
+# Padding takes no part in training, is no seed, and has the number of a row that there is, whatever fills its features.
 _NEVER_PADDED = {"train_mask", "val_mask", "test_mask", "seeds_mask", "edge_label_mask"}
-_NEVER_PADDED |= {"num_trimmed_nodes", "num_trimmed_edges"}
+_NEVER_PADDED |= {"n_id", "e_id", "tree", "num_trimmed_nodes", "num_trimmed_edges"}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Datasets in, batches of fixed shape out, epoch after epoch."""
 
 from popgeo.loader.data_loader import FixedSizeDataLoader
-from popgeo.loader.large import FixedSizeClusterLoader, FixedSizeLinkLoader, FixedSizeNeighborLoader
+from popgeo.loader.large import FixedSizeClusterLoader, FixedSizeLinkLoader, FixedSizeNeighborLoader, LoaderChoices
 from popgeo.loader.strategy import FixedSizeStrategy
 from popgeo.loader.streaming import stream_batches
 
@@ -11,5 +11,6 @@ __all__ = [
     "FixedSizeLinkLoader",
     "FixedSizeNeighborLoader",
     "FixedSizeStrategy",
+    "LoaderChoices",
     "stream_batches",
 ]

@@ -55,6 +55,16 @@ def test_our_parts_hold_every_node_and_are_balanced_within_5_percent(
     assert sizes.max() <= max(-(-num_nodes // num_parts), 1.05 * num_nodes / num_parts)
 
 
+def test_no_part_is_starved_where_communities_are_larger_than_parts() -> None:
+    generator = torch.Generator().manual_seed(0)
+    source = torch.randint(1000, (6000,), generator=generator)
+    stays = torch.rand(6000, generator=generator) < 0.8
+    near = source % 10 + 10 * torch.randint(100, source.shape, generator=generator)
+    edges = torch.stack([source, torch.where(stays, near, torch.randint(1000, source.shape, generator=generator))])
+    sizes = partition(edges, 40, num_nodes=1000, method="Multilevel").bincount(minlength=40)
+    assert 23 <= sizes.min() <= sizes.max() <= 26
+
+
 def test_nodes_without_edges_fill_the_parts_up() -> None:
     parts = partition(torch.tensor([[0], [1]]), 5, num_nodes=50, method="Multilevel")
     assert parts.bincount().tolist() == [10] * 5

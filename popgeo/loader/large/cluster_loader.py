@@ -15,7 +15,7 @@ from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.large.pack_clusters import ClusterSizes, pack_clusters
 from popgeo.loader.large.subgraph import Subgraph
 from popgeo.loader.large.subgraph_loader import LoaderChoices, SubgraphLoader
-from popgeo.loader.large.subgraph_source import Sampler
+from popgeo.loader.large.subgraph_source import PartSampler
 from popgeo.loader.large.whole_graph import edge_indices, num_rows, open_graph
 from popgeo.packing import Packs
 from popgeo.sampling import CompressedGraph, partition, sample_neighbors
@@ -24,7 +24,7 @@ _NODES, _EDGES = Axis(Level.NODE, None), Axis(Level.EDGE, None)
 _DRAWS, _ROOM = 200, 1.02
 
 
-class ClusterSampler(Sampler):
+class ClusterSampler(PartSampler):
     """Clusters of a graph, and the graph that edges are taken from.
 
     Args:
@@ -113,9 +113,7 @@ class FixedSizeClusterLoader(SubgraphLoader):
         edge_index = edge_indices(store)[None]
         self.cluster_sizes = ClusterSizes.count(edge_index, parts, num_parts)
         graph = CompressedGraph.from_edge_index(edge_index, num_rows(store, _NODES))
-        super().__init__(
-            data, store, ClusterSampler(graph, parts, num_parts), choices, batch_size, None, None, **kwargs
-        )
+        super().__init__(data, store, ClusterSampler(graph, parts, num_parts), choices, batch_size, **kwargs)
 
     def _together(self, order: np.ndarray) -> Packs:
         limits = self.fixed_size_options.limits((_NODES, _EDGES)).tolist()
@@ -124,11 +122,11 @@ class FixedSizeClusterLoader(SubgraphLoader):
     def _measured(self, store: FlatStore, batch_size: int, seed: int, most: Any) -> FixedSizeOptions:
         """Sizes that hold `batch_size` clusters mostly, and the largest cluster always; packing does the rest."""
         sizes, rng = self.cluster_sizes, np.random.default_rng(seed)
-        count = min(batch_size, self.parts.num_items)
-        draws = [sizes.of(rng.choice(self.parts.num_items, count, replace=False)) for _ in range(_DRAWS)]
+        count = min(batch_size, self.part_sampler.num_items)
+        draws = [sizes.of(rng.choice(self.part_sampler.num_items, count, replace=False)) for _ in range(_DRAWS)]
         nodes, edges = (_ROOM * np.quantile(draws, 0.9, axis=0)).astype(int).tolist()
         nodes, edges = max(nodes, int(sizes.num_nodes.max())), max(edges, int(sizes.num_edges.max()))
-        everything = sizes.of(np.arange(self.parts.num_items))
+        everything = sizes.of(np.arange(self.part_sampler.num_items))
         return FixedSizeOptions(min(nodes, everything[0]) + 1, min(edges, everything[1]), 2)
 
     @property

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from itertools import chain
 
 import numpy as np
 import torch
@@ -83,7 +82,8 @@ class SubgraphCutter:
             group: Batches in one item; it divides the number of subgraphs.
         """
         memory = memory or self.allocate(len(parts), group=group)
-        packs = [np.arange(int(len(part.subgraph.rows[self.axes[0]]) > 0 or _has_rows(part))) for part in parts]
+        # A batch holds one graph, or none where it is of padding alone.
+        packs = [np.arange(int(_has_rows(part))) for part in parts]
         slicers = [self._fill(i, part, pack, memory.tensors) for i, (part, pack) in enumerate(zip(parts, packs))]  # noqa: B905
         items = []
         for i in range(len(parts) // group):
@@ -165,7 +165,7 @@ class SubgraphCutter:
 
 
 def _has_rows(part: Trimmed) -> bool:
-    return any(len(rows) for rows in chain(part.subgraph.rows.values()))
+    return any(len(rows) for rows in part.subgraph.rows.values())
 
 
 def _with_values_of(store: FlatStore, slot: Slot) -> Slot:

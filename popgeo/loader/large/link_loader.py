@@ -10,20 +10,19 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NegativeSampling
 
 from popgeo.data.axes import Axis, Level, StoreKey
-from popgeo.data.flat_store import FlatStore
 from popgeo.loader.large.neighbor_loader import Neighborhood, most_of, split_choices
 from popgeo.loader.large.pack_order import in_equal_numbers
 from popgeo.loader.large.subgraph import Subgraph
 from popgeo.loader.large.subgraph_loader import SubgraphLoader
-from popgeo.loader.large.subgraph_source import Sampler
-from popgeo.loader.large.whole_graph import edge_indices, num_rows, open_graph
+from popgeo.loader.large.subgraph_source import PartSampler
+from popgeo.loader.large.whole_graph import edge_indices, links_of, num_rows, open_graph
 from popgeo.packing import Packs
 from popgeo.sampling import NonEdges, sample_negatives
 
 _MADE = ("edge_label_index", "edge_label", "edge_label_mask")
 
 
-class LinkSampler(Sampler):
+class LinkSampler(PartSampler):
     """Edges that are seeds, and how negatives and neighbours of their ends are sampled.
 
     Args:
@@ -184,7 +183,7 @@ class FixedSizeLinkLoader(SubgraphLoader):
             disjoint=disjoint,
             temporal_strategy=temporal_strategy,
         )
-        edge_type, links = _links_of(store, edge_label_index)
+        edge_type, links = links_of(store, edge_label_index)
         negatives = _negatives(neg_sampling, neg_sampling_ratio)
         _check_labels(links, edge_label, edge_label_time, negatives)
         ends = (edge_type[0], edge_type[2]) if isinstance(edge_type, tuple) else (None, None)
@@ -200,7 +199,7 @@ class FixedSizeLinkLoader(SubgraphLoader):
         for end, size in zip(ends, sizes, strict=True):
             rows = len(sampler.labels["edge_label"])
             self._most_ends[end] = self._most_ends[end] + rows if disjoint else min(size, self._most_ends[end] + rows)
-        super().__init__(data, store, sampler, choices, batch_size, None, most_of(store, neighborhood), **rest)
+        super().__init__(data, store, sampler, choices, batch_size, most_of(store, neighborhood), **rest)
 
     def _together(self, order: np.ndarray) -> Packs:
         return in_equal_numbers(order, self._batch_size, self._drop_last)
@@ -208,28 +207,6 @@ class FixedSizeLinkLoader(SubgraphLoader):
     def _seeds_of_a_batch(self) -> dict[Any, int]:
         # Sizes that were measured may rely on ends that coincide; sizes that were given must hold all ends.
         return self._most_ends if self.size_estimate is None else {}
-
-
-def _links_of(store: FlatStore, edge_label_index: Any) -> tuple[StoreKey, Tensor]:
-    edge_type: StoreKey = None
-    if store.is_hetero:
-        is_pair = isinstance(edge_label_index, tuple) and not isinstance(edge_label_index[0], str)
-        edge_type, edge_label_index = edge_label_index if is_pair else (edge_label_index, None)
-        if edge_type not in store.edge_types:
-            raise ValueError(
-                f"edge_label_index is of type {edge_type!r}; pass one of {list(store.edge_types)}, or a pair of it and "
-                f"edges."
-            )
-    links = edge_indices(store)[edge_type] if edge_label_index is None else torch.as_tensor(edge_label_index)
-    if links.dim() != 2 or links.shape[0] != 2 or links.is_floating_point():
-        raise ValueError(f"edge_label_index is {links.dtype} of shape {tuple(links.shape)}; pass integers [2, n].")
-    ends = (edge_type[0], edge_type[2]) if isinstance(edge_type, tuple) else (None, None)
-    for row, end in zip(links, ends, strict=True):
-        count = num_rows(store, Axis(Level.NODE, end))
-        if len(row) and not 0 <= int(row.min()) <= int(row.max()) < count:
-            wrong = int(row.min()) if int(row.min()) < 0 else int(row.max())
-            raise ValueError(f"An edge of edge_label_index ends at {wrong}; nodes are 0 to {count - 1}. Correct it.")
-    return edge_type, links.long()
 
 
 def _negatives(neg_sampling: NegativeSampling | str | None, ratio: float | None) -> NegativeSampling | None:

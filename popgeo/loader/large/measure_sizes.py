@@ -8,11 +8,13 @@ import numpy as np
 from scipy import stats
 
 from popgeo.data.axes import Axis
-from popgeo.loader.large.subgraph_source import Sampler, seed_of
+from popgeo.loader.large.subgraph_source import PartSampler, seed_of
 
 SHARE, CONFIDENCE = 0.001, 0.99
-# So many nodes and edges are sampled, but never fewer or more batches than so many.
-_WORK, _FEWEST, _MOST = 5_000_000, 32, 512
+# So many batches are sampled, but where that takes more than so many nodes and edges, only as many as that allows.
+_SOME, _FEWEST, _WORK = 512, 32, 5_000_000
+# Where hubs make a few batches far larger than the others, many more are sampled, with more work.
+_HEAVY_TAIL, _MORE_WORK = 1.0, 20_000_000
 _ALIGN = 8
 
 
@@ -32,13 +34,16 @@ class SizeEstimate:
 
 
 def measure_sizes(
-    sampler: Sampler, packs: Iterator[np.ndarray], axes: tuple[Axis, ...], most: np.ndarray, key: tuple[int, int]
+    sampler: PartSampler, packs: Iterator[np.ndarray], axes: tuple[Axis, ...], most: np.ndarray, key: tuple[int, int]
 ) -> SizeEstimate:
     """Sizes that at most one batch in a thousand exceeds, with a confidence of 99 %.
 
     That is the largest sampled batch, or, where it is more, a tolerance bound of the normal distribution (Owen 1963),
     widened by what skewness adds to such a quantile (Cornish and Fisher 1938): the sizes of batches are sums over many
-    seeds. The work is bounded by nodes and edges, not by a clock, so that the sizes are the same on every machine.
+    seeds. Where a few hubs make these far from normal (an excess kurtosis above 1), so many more batches are sampled
+    that the largest of them suffices, whatever the distribution: all of n stay below the size that a share p exceeds
+    with probability (1 - p)^n. The work is bounded by nodes and edges, not by a clock, so that the sizes are the same
+    on every machine.
 
     Args:
         sampler: Samples the batches.
@@ -48,14 +53,19 @@ def measure_sizes(
         key: Names the random numbers.
     """
     found: list[list[int]] = []
-    work = 0
+    share = SHARE / len(axes)
+    enough, wanted, work, limit = math.ceil(math.log(1 - CONFIDENCE) / math.log(1 - share)), _SOME, 0, _WORK
     for ids in packs:
         found.append(sampler.sample(ids, seed_of(key, ids + len(found))).sizes(axes))
         work += sum(found[-1])
-        if len(found) >= _MOST or (work > _WORK and len(found) >= _FEWEST):
+        if len(found) == _SOME and _excess_kurtosis(np.array(found, dtype=np.float64)) > _HEAVY_TAIL:
+            wanted, limit = enough, _MORE_WORK
+        if len(found) >= wanted or (work > limit and len(found) >= _FEWEST):
             break
     sizes = np.array(found, dtype=np.float64)
-    bound = np.maximum(sizes.max(axis=0), tolerance_bound(sizes, SHARE / len(axes)))
+    bound = sizes.max(axis=0)
+    if len(found) < enough:
+        bound = np.maximum(bound, tolerance_bound(sizes, share))
     rounded = -(-np.ceil(bound).astype(np.int64) // _ALIGN) * _ALIGN
     return SizeEstimate(sizes=np.minimum(rounded, most), mean=sizes.mean(axis=0), num_batches=len(found))
 
@@ -78,3 +88,9 @@ def tolerance_bound(sizes: np.ndarray, share: float) -> np.ndarray:
     centred = sizes - sizes.mean(axis=0)
     skewness = (centred**3).mean(axis=0) / np.where(deviation > 0, deviation, 1) ** 3
     return sizes.mean(axis=0) + deviation * (factor + (z * z - 1) / 6 * np.maximum(skewness, 0))
+
+
+def _excess_kurtosis(sizes: np.ndarray) -> float:
+    """How much heavier the tails are than those of a normal distribution, of the dimension where they are heaviest."""
+    centred, variance = sizes - sizes.mean(axis=0), sizes.var(axis=0)
+    return float(((centred**4).mean(axis=0) / np.where(variance > 0, variance, 1) ** 2).max()) - 3

@@ -15,8 +15,8 @@ from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.large.pack_order import in_equal_numbers
 from popgeo.loader.large.subgraph import Subgraph
 from popgeo.loader.large.subgraph_loader import LoaderChoices, SubgraphLoader
-from popgeo.loader.large.subgraph_source import Sampler
-from popgeo.loader.large.whole_graph import edge_indices, num_rows, open_graph
+from popgeo.loader.large.subgraph_source import PartSampler
+from popgeo.loader.large.whole_graph import edge_indices, num_rows, open_graph, seeds_of
 from popgeo.packing import Packs
 from popgeo.sampling import CompressedGraph, EdgeType, sample_neighbors
 
@@ -59,6 +59,10 @@ class Neighborhood:
         Raises:
             ValueError: an index lies outside, or there is no such attribute.
         """
+        if not isinstance(num_neighbors, list | tuple | Mapping):
+            raise ValueError(
+                f"num_neighbors is {num_neighbors!r}; pass a list with a number for each hop, as [15, 10]."
+            )
         graphs: dict[Any, CompressedGraph] = {}
         times, weights = _attributes(store, time_attr), _attributes(store, weight_attr)
         for key, edge_index in edge_indices(store).items():
@@ -95,7 +99,7 @@ class Neighborhood:
         return bool(self.how["disjoint"])
 
 
-class NeighborSampler(Sampler):
+class NeighborSampler(PartSampler):
     """Seeds of one node type, and the neighbourhood that they are sampled in."""
 
     def __init__(self, neighborhood: Neighborhood, node_type: StoreKey, seeds: Tensor, times: Tensor | None) -> None:
@@ -194,13 +198,13 @@ class FixedSizeNeighborLoader(SubgraphLoader):
             )
         sampler = NeighborSampler(neighborhood, self.node_type, seeds, input_time)
         self._drop_last, self._batch_size = choices.drop_last, batch_size
-        super().__init__(data, store, sampler, choices, batch_size, None, most_of(store, neighborhood), **rest)
+        super().__init__(data, store, sampler, choices, batch_size, most_of(store, neighborhood), **rest)
 
     def _together(self, order: np.ndarray) -> Packs:
         return in_equal_numbers(order, self._batch_size, self._drop_last)
 
     def _seeds_of_a_batch(self) -> dict[Any, int]:
-        return {self.node_type: min(self._batch_size, self.parts.num_items)}
+        return {self.node_type: min(self._batch_size, self.part_sampler.num_items)}
 
 
 def split_choices(kwargs: dict[str, Any]) -> tuple[LoaderChoices, dict[str, Any]]:
@@ -220,36 +224,6 @@ def split_choices(kwargs: dict[str, Any]) -> tuple[LoaderChoices, dict[str, Any]
             "Pass OverSizeStrategy.TrimNodesAndEdges, which keeps all seeds, or Error."
         )
     return choices, {name: value for name, value in kwargs.items() if name not in known}
-
-
-def seeds_of(store: FlatStore, input_nodes: Any) -> tuple[StoreKey, Tensor]:
-    """The node type of the seeds, and their numbers. int64 [num_seeds]
-
-    Raises:
-        ValueError: there is no such type, or a number lies outside.
-    """
-    node_type: StoreKey = None
-    if store.is_hetero:
-        node_type, input_nodes = input_nodes if isinstance(input_nodes, tuple) else (input_nodes, None)
-        if node_type not in store.node_types:
-            raise ValueError(
-                f"input_nodes is of type {node_type!r}; pass one of {list(store.node_types)}, or a pair of it and "
-                f"nodes."
-            )
-    count = num_rows(store, Axis(Level.NODE, node_type))
-    if input_nodes is None:
-        return node_type, torch.arange(count)
-    seeds = torch.as_tensor(input_nodes)
-    if seeds.dtype is torch.bool:
-        if seeds.shape != (count,):
-            raise ValueError(f"The mask input_nodes has shape {tuple(seeds.shape)}; there are {count} nodes.")
-        return node_type, seeds.nonzero().flatten()
-    if seeds.dim() != 1 or seeds.is_floating_point():
-        raise ValueError(f"input_nodes is {seeds.dtype} of shape {tuple(seeds.shape)}; pass numbers or a mask.")
-    if len(seeds) and not 0 <= int(seeds.min()) <= int(seeds.max()) < count:
-        wrong = int(seeds.min()) if int(seeds.min()) < 0 else int(seeds.max())
-        raise ValueError(f"Seed {wrong} is not a node; nodes are 0 to {count - 1}. Correct input_nodes.")
-    return node_type, seeds.long()
 
 
 def most_of(store: FlatStore, neighborhood: Neighborhood) -> np.ndarray:

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from popgeo.data.axes import Axis, Level, ends_of
+from popgeo.data.axes import Axis, Level, StoreKey, ends_of
 from popgeo.sampling import HeteroSampledSubgraph, SampledSubgraph
 
 
@@ -76,5 +77,6 @@ class Subgraph:
         }
 
 
-def _of(values, key, default):  # type: ignore[no-untyped-def]  # a field of a sample, of one type or by type
+def _of(values: Any, key: StoreKey, default: Any) -> Any:
+    """What a field of a sample holds of a type; in a homogeneous sample the field itself."""
     return values.get(key, default) if isinstance(values, Mapping) else values

@@ -1,6 +1,7 @@
 """What the three loaders of large graphs share: choices, sizes, order, and what they say of themselves."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
@@ -19,7 +20,7 @@ from popgeo.loader.epoch_loader import EpochLoader
 from popgeo.loader.fill_table import as_html
 from popgeo.loader.large.measure_sizes import SizeEstimate, measure_sizes
 from popgeo.loader.large.pack_order import OrderPacker
-from popgeo.loader.large.subgraph_source import Sampler, SubgraphSource
+from popgeo.loader.large.subgraph_source import PartSampler, SubgraphSource
 from popgeo.loader.large.whole_graph import num_rows
 from popgeo.loader.shard import Shard
 from popgeo.packing import Packs
@@ -52,6 +53,13 @@ class LoaderChoices:
         rank: Which shard of the batches to load; by default that of this process.
         world_size: Number of shards.
         drop_last: Drops an incomplete last batch, and an incomplete last item of several batches.
+
+    Raises:
+        ValueError: choices contradict each other.
+
+    Example:
+        >>> LoaderChoices(over_size_strategy="Error").over_size_strategy
+        <OverSizeStrategy.Error: 0>
     """
 
     fixed_size_options: FixedSizeOptions | None = None
@@ -85,8 +93,10 @@ class SubgraphLoader(EpochLoader):
     Args:
         data: What torch's `DataLoader` shows as its dataset.
         store: The graph, from `open_graph`.
+        part_sampler: Says which part of the graph some seeds, or clusters, stand for.
         choices: See `LoaderChoices`.
         batch_size: Seeds, or clusters, of a batch.
+        most: What no batch can exceed, in nodes and edges of each type. int64 [num_dimensions]
         kwargs: For torch's `DataLoader`.
     """
 
@@ -94,11 +104,10 @@ class SubgraphLoader(EpochLoader):
         self,
         data: Any,
         store: FlatStore,
-        sampler_of_parts: Sampler,
+        part_sampler: PartSampler,
         choices: LoaderChoices,
         batch_size: int,
-        together: Callable[[np.ndarray], Packs] | None,
-        most: np.ndarray | None,
+        most: np.ndarray | None = None,
         **kwargs: Any,
     ) -> None:
         refused = [name for name in ("collate_fn", "generator", "batch_sampler", "dataset") if name in kwargs]
@@ -110,20 +119,21 @@ class SubgraphLoader(EpochLoader):
         assert isinstance(strategy, OverSizeStrategy)  # LoaderChoices made it one
         self.over_size_strategy, self.shuffle = strategy, choices.shuffle
         check_shard(choices.rank, choices.world_size)
-        self.parts, self._axes = sampler_of_parts, store.size_axes
+        self.part_sampler, self._axes = part_sampler, store.size_axes
         self._num_node_types = len(store.node_types)
         self._packer = OrderPacker(
-            num_items=sampler_of_parts.num_items,
-            together=together or self._together,
+            num_items=part_sampler.num_items,
+            together=self._together,
             shuffle=choices.shuffle,
             sampler=choices.sampler,
             drop_last=choices.drop_last,
         )
+        part_sampler.sample(np.empty(0, np.int64), seed=0)  # refuses what cannot be sampled before an epoch begins
         self.size_estimate: SizeEstimate | None = None
         """What the sizes were measured on; None where they were given."""
         sizes = choices.fixed_size_options or self._measured(store, batch_size, choices.seed, most)
         sizes = sizes.to_hetero(store.node_types, store.edge_types) if store.is_hetero else sizes
-        rows = {name: v.shape[-1 if "index" in name else 0] for name, v in sampler_of_parts.labels.items()}
+        rows = {name: v.shape[-1 if "index" in name else 0] for name, v in part_sampler.labels.items()}
         self.fixed_size_options = replace(sizes, num_rows={**(sizes.num_rows or {}), **rows} or None)
         self.collater = FixedSizeCollater(
             self.fixed_size_options,
@@ -138,7 +148,7 @@ class SubgraphLoader(EpochLoader):
             sort_edges=choices.sort_edges,
         )
         self._check_seeds_fit()
-        self.source: SubgraphSource = SubgraphSource(sampler_of_parts, store, self.collater)
+        self.source: SubgraphSource = SubgraphSource(part_sampler, store, self.collater)
         super().__init__(
             data,
             self.collater,
@@ -153,8 +163,9 @@ class SubgraphLoader(EpochLoader):
             **kwargs,
         )
 
+    @abstractmethod
     def _together(self, order: np.ndarray) -> Packs:
-        raise AssertionError  # a subclass that passes no function has its own
+        """Puts seeds, or clusters, together into batches, in the order given."""
 
     def _seeds_of_a_batch(self) -> dict[Any, int]:
         """The most seeds of each node type that a batch may have."""
@@ -174,7 +185,7 @@ class SubgraphLoader(EpochLoader):
     def _measured(self, store: FlatStore, batch_size: int, seed: int, most: np.ndarray | None) -> FixedSizeOptions:
         """Sizes that at most one batch in a thousand exceeds; see `measure_sizes`."""
         most = np.array([num_rows(store, axis) for axis in self._axes]) if most is None else most
-        if not self.parts.num_items:
+        if not self.part_sampler.num_items:
             raise ValueError(f"There are no {self._unit}, so there is nothing to measure. Pass fixed_size_options.")
 
         def packs() -> Iterator[np.ndarray]:
@@ -186,7 +197,7 @@ class SubgraphLoader(EpochLoader):
                     yield found[int(i)]
                 epoch += 1
 
-        self.size_estimate = measure_sizes(self.parts, packs(), self._axes, most, (seed, _MEASURED))
+        self.size_estimate = measure_sizes(self.part_sampler, packs(), self._axes, most, (seed, _MEASURED))
         sizes = self.size_estimate.sizes.copy()
         sizes[: self._num_node_types] += 1  # of padding
         return FixedSizeOptions.from_sizes(store, sizes, 2)

@@ -20,7 +20,7 @@ from popgeo.loader.source import Source
 from popgeo.packing import Packs
 
 
-class Sampler(ABC):
+class PartSampler(ABC):
     """Which part of a large graph a pack of seeds, or of clusters, stands for."""
 
     num_items: int
@@ -42,7 +42,7 @@ class SubgraphSource(Source):
 
     items_at_once = 1  # one batch at a time: its nodes fill the cache alone
 
-    def __init__(self, sampler: Sampler, store: FlatStore, collater: FixedSizeCollater) -> None:
+    def __init__(self, sampler: PartSampler, store: FlatStore, collater: FixedSizeCollater) -> None:
         super().__init__(collater)
         self.sampler, self.axes = sampler, store.size_axes
         self.limits = dict(zip(self.axes, collater.options.limits(self.axes).tolist(), strict=True))

@@ -1,8 +1,9 @@
-"""A large graph as a flat dataset of one graph, whose arrays stay where they are: in memory, or on disk."""
+"""A large graph as a flat dataset of one, whose arrays stay where they are; and which nodes or edges are its seeds."""
 
 import copy
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,16 +16,13 @@ from popgeo.data.flat_store import FlatStore
 _MADE_BY_THE_LOADER = ("seeds_mask", "tree", "num_trimmed_nodes", "num_trimmed_edges")
 
 
-def open_graph(
-    data: Data | HeteroData, exclude_keys: Sequence[str] | None, levels: Levels | None, made: Sequence[str] = ()
-) -> FlatStore:
+def open_graph(data: Data | HeteroData, exclude_keys: Sequence[str] | None, levels: Levels | None) -> FlatStore:
     """A large graph as a flat dataset of one; nothing is copied, and numpy arrays (memory maps) are taken as they are.
 
     Args:
         data: The graph.
         exclude_keys: Attributes to leave out.
         levels: What an attribute's rows belong to, where names and sizes do not tell.
-        made: Attributes that the loader makes, beside those that every loader makes.
 
     Raises:
         ValueError: no single graph, no edges, an index outside, or an attribute that cannot be taken apart.
@@ -41,7 +39,7 @@ def open_graph(
         )
     store = FlatStore.from_dataset([_with_tensors(data)], exclude_keys=exclude_keys, levels=levels)
     names = {(attribute.store, attribute.name) for attribute in store.attributes}
-    taken = [name for _, name in names if name in (*_MADE_BY_THE_LOADER, *made)]
+    taken = [name for _, name in names if name in _MADE_BY_THE_LOADER]
     if taken:
         raise ValueError(f"The graph has attributes {taken}, which batches carry. Rename them or exclude_keys={taken}.")
     for axis in store.size_axes:
@@ -65,6 +63,63 @@ def edge_indices(store: FlatStore) -> dict[StoreKey, Tensor]:
 def num_rows(store: FlatStore, axis: Axis) -> int:
     """How many nodes or edges of a type the graph has."""
     return int(store.row_pointers[axis][-1])
+
+
+def seeds_of(store: FlatStore, input_nodes: Any) -> tuple[StoreKey, Tensor]:
+    """The node type of the seeds, and their numbers. int64 [num_seeds]
+
+    Raises:
+        ValueError: there is no such type, or a number lies outside.
+    """
+    node_type: StoreKey = None
+    if store.is_hetero:
+        node_type, input_nodes = input_nodes if isinstance(input_nodes, tuple) else (input_nodes, None)
+        if node_type not in store.node_types:
+            raise ValueError(
+                f"input_nodes is of type {node_type!r}; pass one of {list(store.node_types)}, or a pair of it and "
+                f"nodes."
+            )
+    count = num_rows(store, Axis(Level.NODE, node_type))
+    if input_nodes is None:
+        return node_type, torch.arange(count)
+    seeds = torch.as_tensor(input_nodes)
+    if seeds.dtype is torch.bool:
+        if seeds.shape != (count,):
+            raise ValueError(f"The mask input_nodes has shape {tuple(seeds.shape)}; there are {count} nodes.")
+        return node_type, seeds.nonzero().flatten()
+    if seeds.dim() != 1 or seeds.is_floating_point():
+        raise ValueError(f"input_nodes is {seeds.dtype} of shape {tuple(seeds.shape)}; pass numbers or a mask.")
+    if len(seeds) and not 0 <= int(seeds.min()) <= int(seeds.max()) < count:
+        wrong = int(seeds.min()) if int(seeds.min()) < 0 else int(seeds.max())
+        raise ValueError(f"Seed {wrong} is not a node; nodes are 0 to {count - 1}. Correct input_nodes.")
+    return node_type, seeds.long()
+
+
+def links_of(store: FlatStore, edge_label_index: Any) -> tuple[StoreKey, Tensor]:
+    """The type of the edges that are seeds, and their ends. int64 [2, num_links]
+
+    Raises:
+        ValueError: there is no such type, or an end lies outside.
+    """
+    edge_type: StoreKey = None
+    if store.is_hetero:
+        is_pair = isinstance(edge_label_index, tuple) and not isinstance(edge_label_index[0], str)
+        edge_type, edge_label_index = edge_label_index if is_pair else (edge_label_index, None)
+        if edge_type not in store.edge_types:
+            raise ValueError(
+                f"edge_label_index is of type {edge_type!r}; pass one of {list(store.edge_types)}, or a pair of it and "
+                f"edges."
+            )
+    links = edge_indices(store)[edge_type] if edge_label_index is None else torch.as_tensor(edge_label_index)
+    if links.dim() != 2 or links.shape[0] != 2 or links.is_floating_point():
+        raise ValueError(f"edge_label_index is {links.dtype} of shape {tuple(links.shape)}; pass integers [2, n].")
+    ends = (edge_type[0], edge_type[2]) if isinstance(edge_type, tuple) else (None, None)
+    for row, end in zip(links, ends, strict=True):
+        count = num_rows(store, Axis(Level.NODE, end))
+        if len(row) and not 0 <= int(row.min()) <= int(row.max()) < count:
+            wrong = int(row.min()) if int(row.min()) < 0 else int(row.max())
+            raise ValueError(f"An edge of edge_label_index ends at {wrong}; nodes are 0 to {count - 1}. Correct it.")
+    return edge_type, links.long()
 
 
 def _with_tensors(data: Data | HeteroData) -> Data | HeteroData:

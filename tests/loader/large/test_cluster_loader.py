@@ -102,7 +102,7 @@ def test_trimmed_edges_go_in_both_directions_together():
 
 def test_clusters_are_made_of_a_graph_itself():
     loader = loader_of(parts=None, num_parts=6, batch_size=2)
-    assert loader.parts.num_items == 6
+    assert loader.part_sampler.num_items == 6
     assert sorted(i for b in loader for i in b.n_id[b.nodes_mask].tolist()) == list(range(90))
     assert repr(loader).startswith("FixedSizeClusterLoader(6 clusters -> ")
 

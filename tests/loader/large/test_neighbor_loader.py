@@ -84,6 +84,18 @@ def test_trimming_removes_the_farthest_hop_first_and_never_a_seed(native):
         assert int(batch.edges_mask.sum()) == 6 - int(batch.num_trimmed_edges.sum()) == num_nodes - 2
 
 
+def test_trimming_edges_takes_the_farthest_first():
+    star = torch.tensor([[1, 2, 3, 4, 5, 6], [0, 0, 1, 1, 2, 2]])
+    data = Data(x=torch.ones(7, 1), edge_index=star)
+    for num_edges, near in ((5, 2), (3, 2), (2, 2), (1, 1)):
+        sizes = FixedSizeOptions(8, num_edges)
+        (batch,) = FixedSizeNeighborLoader(data, [-1, -1], torch.tensor([0]), fixed_size_options=sizes)
+        left = batch.e_id[batch.edges_mask]
+        assert len(left) == num_edges
+        assert int((left < 2).sum()) == near  # edges 0 and 1 end at the seed
+        assert batch.num_trimmed_edges.tolist() == [6 - num_edges, 0]
+
+
 def test_no_seed_is_lost_however_small_the_batch():
     loader = loader_of(fixed_size_options=FixedSizeOptions(num_nodes=10, num_edges=4), shuffle=True)
     for batch in loader:
@@ -96,6 +108,21 @@ def test_no_seed_is_lost_however_small_the_batch():
     assert (loader.filling()["lost"] > 0.2).all()
 
 
+def test_padding_is_no_seed_and_has_the_number_of_a_node_whatever_fills_its_features():
+    sizes = FixedSizeOptions(61, 240, node_pad_value=99.0)
+    batch = next(iter(loader_of(fixed_size_options=sizes)))
+    padding = ~batch.nodes_mask
+    assert (batch.x[padding] == 99).all()
+    assert (batch.n_id[padding] == 0).all()
+    assert not batch.seeds_mask[padding].any()
+
+
+def test_a_batch_of_padding_alone_fills_up_a_shard():
+    (batch,) = loader_of(input_nodes=torch.arange(3), batch_size=1, rank=3, world_size=4)
+    assert not batch.nodes_mask.any()
+    assert unpad(batch) == []
+
+
 def test_measured_sizes_hold_999_of_1000_further_batches():
     data = random_graph(num_nodes=400, num_edges=3000, seed=3)
     hubs = torch.arange(400).repeat(3) % 7  # a few nodes that many others have as a neighbour
@@ -103,7 +130,7 @@ def test_measured_sizes_hold_999_of_1000_further_batches():
     data.edge_attr = torch.zeros(data.num_edges, 1)
     loader = FixedSizeNeighborLoader(data, [3, 2], batch_size=16, shuffle=True, seed=1)
     limits = loader.fixed_size_options.limits(loader._axes)
-    found = (loader.parts.sample(loader.plan()[i % 25], seed) for seed in range(2000) for i in [seed])
+    found = (loader.part_sampler.sample(loader.plan()[i % 25], seed) for seed in range(2000) for i in [seed])
     over = sum(any(np.array(part.sizes(loader._axes)) > limits) for part in found)
     assert over <= 2
     assert loader.size_estimate.num_batches <= 512
@@ -256,6 +283,7 @@ def test_isolated_seeds_and_seeds_twice():
     assert batch.seeds_mask.sum() == 3
 
 
+@pytest.mark.filterwarnings("ignore:.*pyg-lib:UserWarning")  # that torch_sparse is the peer is meant
 def test_with_all_neighbours_batches_hold_what_those_of_pyg_hold():
     pytest.importorskip("torch_sparse", reason="PyG samples by an extension: torch_sparse is not installed")
     theirs = NeighborLoader(DATA, [-1, -1], input_nodes=torch.arange(0, 60, 2), batch_size=6)
@@ -288,6 +316,7 @@ def test_a_graph_without_edges():
         ({"over_size_strategy": "Skip"}, "Skip cannot leave a batch of seeds out"),
         ({"transform": len}, "transform is not taken"),
         ({"batch_size": 0}, "batch_size is 0"),
+        ({"num_neighbors": "10"}, "each is 0 or more"),
         ({"collate_fn": len}, "decides .*collate_fn"),
         ({"sampler": [1], "shuffle": True}, "excludes shuffle"),
         ({"time_attr": "when"}, "No attribute 'when'"),
