@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from popgeo.native import library
-from popgeo.ops import cfconv, shifted_softplus
+from popgeo.ops import cfconv, interaction_call, shifted_softplus
+from popgeo.ops.interaction import FilterNetwork, interaction
 from tests.support.denormals import count_denormals
 
 pytestmark = pytest.mark.skipif(not library.is_available(), reason=library.reason())
@@ -35,8 +36,17 @@ def differentiate() -> Tensor:
     return slope
 
 
-@pytest.mark.parametrize("kernel", [convolve, differentiate])
+def interact() -> Tensor:
+    """1e-30 times a filter that is 1e-10 for every edge."""
+    small = torch.full((NUM_ROWS, CHANNELS), 1e-30)
+    network = FilterNetwork(weights=[torch.zeros(CHANNELS, 1)], biases=[torch.full((CHANNELS,), 1e-10)])
+    return interaction(small, ONE_EDGE_A_ROW, ONE_EDGE_A_ROW, NUM_ROWS, network, torch.ones(NUM_ROWS, 1))
+
+
+@pytest.mark.parametrize("kernel", [convolve, differentiate, interact])
 def test_the_threads_of_a_kernel_flush_if_and_only_if_the_caller_does(kernel):
+    if kernel is interact and not interaction_call.is_served():
+        pytest.skip("no kernels for this processor")
     everywhere = NUM_ROWS * CHANNELS
     assert count_denormals(kernel()) == everywhere
     torch.set_flush_denormal(True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from popgeo.native import library
-from popgeo.ops import ScatterPlan, cfconv, gather_scatter, scatter_sum
+from popgeo.ops import ScatterPlan, cfconv, gather_scatter, scatter_sum, shifted_softplus
 
 FUZZ = Path(__file__).with_name("fuzz.py")
 BASELINE, NEWEST = 0, -1
@@ -45,6 +45,24 @@ def test_every_instruction_set_gives_the_same_bits(choose_isa, generator, dtype,
         assert choose_isa(isa) == isa
         for one, two in zip(newest, run(), strict=True):
             assert torch.equal(one, two)
+
+
+def test_activations_have_the_same_bits_wherever_multiplying_and_adding_is_one_step(choose_isa):
+    x, grad = torch.linspace(-70, 70, 10_003), torch.linspace(-3, 3, 10_003)
+
+    def run():
+        leaf = x.clone().requires_grad_()
+        out = shifted_softplus(leaf)
+        return out.detach(), *torch.autograd.grad(out, leaf, grad)
+
+    newest = run()
+    for isa in range(BASELINE + 1, choose_isa(NEWEST)):
+        choose_isa(isa)
+        for one, two in zip(newest, run(), strict=True):
+            assert torch.equal(one, two)
+    choose_isa(BASELINE)  # which rounds twice
+    for one, two in zip(newest, run(), strict=True):
+        assert torch.allclose(one, two, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -1,10 +1,10 @@
 // Exponentials and activations, a vector at a time, and their slopes. Every step is a single rounding, so that all
-// instruction sets give the same bits.
+// instruction sets with fused multiply-adds give the same bits.
 #pragma once
 
-#include "products.h"
+#include "interaction.h"
+#include "vectors.h"
 
-#ifdef POPGEO_HAS_FMA
 namespace popgeo {
 namespace POPGEO_ISA {
 
@@ -105,4 +105,3 @@ inline void activate_rows(int64_t activation, float* values, float* slopes, int6
 
 }  // namespace POPGEO_ISA
 }  // namespace popgeo
-#endif

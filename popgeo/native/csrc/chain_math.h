@@ -50,7 +50,7 @@ POPGEO_INLINE float exp(float x) {
   // 2^n in two factors, each of which is a normal number, so that the product rounds once where it is denormal.
   const int32_t whole = bits_as<int32_t>(shifted) - bits_as<int32_t>(ROUND);
   const int32_t half = whole >> 1;
-  return p * bits_as<float>((half + 127) << 23) * bits_as<float>((whole - half + 127) << 23);
+  return p * bits_as<float>(uint32_t(half + 127) << 23) * bits_as<float>(uint32_t(whole - half + 127) << 23);
 }
 
 POPGEO_INLINE float expm1(float x) {
@@ -64,7 +64,7 @@ POPGEO_INLINE float log(float x) {
   const bool tiny = x < 1.17549435e-38f;
   const float scaled = tiny ? x * 8388608.0f : x;
   // The mantissa is taken between sqrt(1/2) and sqrt(2).
-  const int32_t bits = bits_as<int32_t>(scaled) - 0x3f3504f3;
+  const int32_t bits = int32_t(bits_as<uint32_t>(scaled) - 0x3f3504f3u);
   const float e = float((bits >> 23) - (tiny ? 23 : 0));
   const float f = bits_as<float>((bits & 0x7fffff) + 0x3f3504f3) - 1.0f;
   float p = 7.0376836292e-2f;

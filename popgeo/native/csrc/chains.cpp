@@ -10,6 +10,7 @@
 
 #include "chain.h"
 #include "chain_math.h"
+#include "denormals.h"
 
 namespace popgeo {
 namespace POPGEO_ISA {
@@ -344,10 +345,17 @@ int64_t run_chain(const Chain& chain) {
   const int64_t parts = (chain.num_columns + chain.block_columns - 1) / chain.block_columns;
   const int64_t row_blocks = (chain.num_rows + chain.block_rows - 1) / chain.block_rows;
   const int64_t num_units = chain.sums_columns ? row_blocks : row_blocks * parts;
+  const uint64_t of_caller = denormals();
 #ifdef _OPENMP
-#pragma omp parallel for schedule(static) if (chain.num_chunks > 1)
+#pragma omp parallel if (chain.num_chunks > 1)
 #endif
-  for (int64_t chunk = 0; chunk < chain.num_chunks; ++chunk) chain::run_chunk(chain, chunk, num_units, parts);
+  {
+    const Denormals same(of_caller);
+#ifdef _OPENMP
+#pragma omp for schedule(static)
+#endif
+    for (int64_t chunk = 0; chunk < chain.num_chunks; ++chunk) chain::run_chunk(chain, chunk, num_units, parts);
+  }
   chain::finish(chain);
   return 0;
 }

@@ -8,7 +8,7 @@ using popgeo::POPGEO_ISA::set_denormals;
 
 // Gives a setting, -1 for flushed, to the calling thread and to those of its parallel regions of so many threads. Returns
 // the setting that the caller had.
-EXPORT int64_t popgeo_set_denormals(int64_t setting, int64_t num_threads) {
+EXPORT int64_t popgeo_set_denormals(int64_t setting, [[maybe_unused]] int64_t num_threads) {
   const uint64_t before = denormals();
   const uint64_t bits = uint64_t(setting) & popgeo::POPGEO_ISA::FLUSHED;
   set_denormals(bits);

@@ -29,7 +29,8 @@ inline int64_t newest_isa() {
     return V4;
 #endif
 #ifdef POPGEO_HAS_V3
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("fma")) return V3;
+  // With AVX2 comes F16C, for which not every Clang has a name.
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return V3;
 #endif
   return BASELINE;
 }
@@ -37,7 +38,7 @@ inline int64_t newest_isa() {
 int64_t chosen_isa = newest_isa();
 
 // A row narrower than the vectors of one instruction set is left to the next older one.
-inline const Kernels& kernels(int64_t channels) {
+inline const Kernels& kernels([[maybe_unused]] int64_t channels) {
 #ifdef POPGEO_HAS_V4
   if (chosen_isa == V4 && channels >= 16) return v4::kernels;
 #endif

@@ -6,6 +6,7 @@
 // So the bits are the same for any number of threads and every instruction set that has fused multiply-adds.
 //
 // The file is compiled once per instruction set (see setup.py); interaction_plan.cpp picks among them.
+#include "denormals.h"
 #include "interaction.h"
 #include "interaction_block.h"
 
@@ -227,10 +228,12 @@ void forward(const InteractionCall& call) {
   Shared shared(call, call.plan[0]);
   pack(shared, false);
   const int64_t blocks = num_blocks(shared.num_active);
+  const uint64_t of_caller = denormals();
 #ifdef _OPENMP
 #pragma omp parallel num_threads(int(call.num_threads)) if (is_parallel(shared))
 #endif
   {
+    const Denormals same(of_caller);
 #ifdef _OPENMP
 #pragma omp for schedule(static) nowait
 #endif
@@ -256,10 +259,12 @@ void backward(const InteractionCall& call) {
   if (call.grad_expansion)
     memset(call.grad_expansion, 0, sizeof(float) * size_t(call.num_edges * (call.centres ? 1 : call.layers[0].in)));
   if (call.grad_envelope) memset(call.grad_envelope, 0, sizeof(float) * size_t(call.num_edges));
+  const uint64_t of_caller = denormals();
 #ifdef _OPENMP
 #pragma omp parallel num_threads(int(call.num_threads)) if (is_parallel(shared))
 #endif
   {
+    const Denormals same(of_caller);
 #ifdef _OPENMP
 #pragma omp for schedule(static) nowait
 #endif

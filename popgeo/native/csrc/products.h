@@ -5,34 +5,9 @@
 #include "interaction.h"
 #include "vectors.h"
 
-#if defined(__ARM_NEON)
-#include <arm_neon.h>
-#endif
-
-#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
-#define POPGEO_HAS_FMA
-#endif
-
 #ifdef POPGEO_HAS_FMA
 namespace popgeo {
 namespace POPGEO_ISA {
-
-constexpr int64_t LANES = Vector<float>::lanes;
-
-inline floats fma(floats a, floats b, floats c) {
-#if defined(__AVX512F__)
-  return bit_cast<floats>(_mm512_fmadd_ps(bit_cast<__m512>(a), bit_cast<__m512>(b), bit_cast<__m512>(c)));
-#elif defined(__AVX2__)
-  return bit_cast<floats>(_mm256_fmadd_ps(bit_cast<__m256>(a), bit_cast<__m256>(b), bit_cast<__m256>(c)));
-#elif defined(__ARM_NEON)
-  return bit_cast<floats>(vfmaq_f32(bit_cast<float32x4_t>(c), bit_cast<float32x4_t>(a), bit_cast<float32x4_t>(b)));
-#else
-  for (int lane = 0; lane < LANES; ++lane) c[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
-  return c;
-#endif
-}
-
-inline floats splat(float value) { return value - floats{}; }  // minus zero, which keeps the sign of a zero
 
 // What is summed for a group of rows: [begin, end).
 struct Span {

@@ -19,15 +19,14 @@ int64_t run_chain(const Chain& chain);
 using Run = int64_t (*)(const Chain&);
 
 // None where multiplying and adding at once is a call of the mathematical library: torch is then faster.
-inline Run run_of_isa(int64_t newest) {
+inline Run run_of_isa([[maybe_unused]] int64_t newest) {
 #ifdef POPGEO_HAS_V4
   if (newest >= 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma"))
     return v4::run_chain;
 #endif
 #ifdef POPGEO_HAS_V3
-  if (newest >= 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("fma"))
-    return v3::run_chain;
+  if (newest >= 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return v3::run_chain;
 #endif
 #ifdef __FP_FAST_FMAF
   return POPGEO_ISA::run_chain;

@@ -10,6 +10,12 @@
 
 #if defined(__SSE2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+#define POPGEO_HAS_FMA
 #endif
 
 #ifndef POPGEO_ISA
@@ -53,6 +59,11 @@ struct Vector {
   typedef A type __attribute__((vector_size(VECTOR_BYTES)));
   static constexpr int lanes = VECTOR_BYTES / sizeof(A);
 };
+// None of halves: what follows has functions of its own for them.
+template <>
+struct Vector<bfloat16> {};
+template <>
+struct Vector<float16> {};
 
 template <class To, class From>
 inline To bit_cast(const From& from) {
@@ -125,6 +136,25 @@ inline void store(T* to, typename Vector<T>::type vector) {
 using floats = Vector<float>::type;
 using words = Vector<uint32_t>::type;
 typedef uint16_t half_words __attribute__((vector_size(VECTOR_BYTES / 2)));
+constexpr int64_t LANES = Vector<float>::lanes;
+
+// Rounded once where the processor can, with the same bits on every one of those; twice elsewhere.
+inline floats fma(floats a, floats b, floats c) {
+#if defined(__AVX512F__)
+  return bit_cast<floats>(_mm512_fmadd_ps(bit_cast<__m512>(a), bit_cast<__m512>(b), bit_cast<__m512>(c)));
+#elif defined(__AVX2__) && defined(__FMA__)
+  return bit_cast<floats>(_mm256_fmadd_ps(bit_cast<__m256>(a), bit_cast<__m256>(b), bit_cast<__m256>(c)));
+#elif defined(__aarch64__)
+  return bit_cast<floats>(vfmaq_f32(bit_cast<float32x4_t>(c), bit_cast<float32x4_t>(a), bit_cast<float32x4_t>(b)));
+#elif defined(POPGEO_HAS_FMA)
+  for (int lane = 0; lane < LANES; ++lane) c[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
+  return c;
+#else
+  return a * b + c;
+#endif
+}
+
+inline floats splat(float value) { return value - floats{}; }  // minus zero, which keeps the sign of a zero
 
 inline floats load(const bfloat16* from) {
   half_words bits;
@@ -155,6 +185,16 @@ inline floats load(const float16* from) {
 }
 inline void store(float16* to, floats vector) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(bit_cast<__m256>(vector), _MM_FROUND_TO_NEAREST_INT));
+}
+#elif defined(__aarch64__)
+inline floats load(const float16* from) {
+  float16x4_t halves;
+  memcpy(&halves, from, sizeof(halves));
+  return bit_cast<floats>(vcvt_f32_f16(halves));
+}
+inline void store(float16* to, floats vector) {
+  const float16x4_t halves = vcvt_f16_f32(bit_cast<float32x4_t>(vector));
+  memcpy(to, &halves, sizeof(halves));
 }
 #else
 inline floats load(const float16* from) {

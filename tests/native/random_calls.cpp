@@ -1,0 +1,289 @@
+// Calls the functions of a compiled library with random input and prints one line for each call: what it was, and a sum
+// of all bits that it wrote. The same lines from two processors mean the same bits; fuzz_aarch64.py compares them.
+//
+//     random_calls LIBRARY FIRST END
+//
+// Call number i is the same wherever it runs: its input comes from integers alone, and no random number is drawn in an
+// argument beside another one, since compilers differ in which they draw first.
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "chain.h"
+#include "interaction.h"
+#include "random_arrays.h"
+
+namespace {
+
+using namespace popgeo;
+
+void* library;
+
+template <class Result, class... Arguments>
+Result call(const char* name, Arguments... arguments) {
+  auto* function = reinterpret_cast<Result (*)(Arguments...)>(dlsym(library, name));
+  if (!function) {
+    fprintf(stderr, "the library has no %s\n", name);
+    exit(2);
+  }
+  return function(arguments...);
+}
+
+using Packed = std::vector<int64_t>;  // a structure of numbers of 64 bits
+
+int64_t address(const void* data) { return int64_t(reinterpret_cast<intptr_t>(data)); }
+
+char what[400];
+
+#define SAY(...) snprintf(what, sizeof(what), __VA_ARGS__)
+
+// Calls ---------------------------------------------------------------------------------------------------------------
+
+struct Edges {
+  int64_t num_edges = one_of({0, 1, 7, 100, 999}), num_sources = 1 + below(40), num_rows = 1 + below(40);
+  int64_t channels = one_of({1, 3, 4, 8, 13, 16, 33, 52, 64, 100, 128, 200}), num_threads = one_of({1, 1, 2, 3});
+  Array &src = index(num_edges, num_sources), &dst = index(num_edges, num_rows);
+};
+
+// A plan, or none; the call makes its own then.
+struct Plan {
+  const void *rowptr = nullptr, *perm = nullptr;
+  int64_t num_tiles = 0;
+  Plan(Array& index, int64_t num_rows) {
+    if (chance(40)) return;
+    Array &starts = make(INT32, num_rows + 1), &order = make(INT32, index.count);
+    const int64_t kind = call<int64_t>("popgeo_plan", index.data(), index.count, num_rows, starts.data(), order.data());
+    add_bits(uint64_t(kind));
+    if (kind == 2) return;
+    rowptr = starts.data(), perm = kind == 1 ? nullptr : order.data(), num_tiles = one_of({0, 1, 3, 20});
+    written.push_back(&starts);
+    if (perm) written.push_back(&order);
+  }
+};
+
+int64_t scatter_sum() {
+  Edges e;
+  Plan plan(e.dst, e.num_rows);
+  const int64_t dtype = below(6);
+  Array &src = values(dtype, e.num_edges * e.channels, 9, chance(30)), &sums = out(dtype, e.num_rows * e.channels);
+  const Packed packed = {dtype, address(src.data()), address(e.dst.data()), address(plan.rowptr), address(plan.perm),
+                         address(sums.data()), e.num_edges, e.num_rows, e.channels, plan.num_tiles, e.num_threads};
+  SAY("scatter_sum dtype %d edges %d rows %d channels %d plan %d", int(dtype), int(e.num_edges), int(e.num_rows),
+      int(e.channels), plan.rowptr != nullptr);
+  return call<int64_t>("popgeo_scatter_sum", packed.data());
+}
+
+int64_t scatter_extremum() {
+  Edges e;
+  Plan plan(e.dst, e.num_rows);
+  const int64_t dtype = below(6), largest = below(2), count = e.num_rows * e.channels;
+  Array& src = values(dtype, e.num_edges * e.channels, 9, chance(50));
+  Array &extremes = out(dtype, count), &winners = out(INT64, count);
+  SAY("scatter_extremum dtype %d edges %d rows %d channels %d", int(dtype), int(e.num_edges), int(e.num_rows),
+      int(e.channels));
+  return call<int64_t>("popgeo_scatter_extremum", largest, dtype, src.data(), e.dst.data(), plan.rowptr, plan.perm,
+                       extremes.data(), winners.data(), e.num_edges, e.num_rows, e.channels,
+                       plan.num_tiles, e.num_threads);
+}
+
+int64_t cfconv(bool is_backward) {
+  Edges e;
+  const int64_t dtype = below(4);
+  const bool wild = chance(20);
+  Array &x = values(dtype, e.num_sources * e.channels, 9, wild), &w = values(dtype, e.num_edges * e.channels, 9, wild);
+  Plan plan(is_backward ? e.src : e.dst, is_backward ? e.num_sources : e.num_rows);
+  Packed packed = {dtype};
+  if (is_backward) packed.push_back(address(values(dtype, e.num_rows * e.channels).data()));
+  for (Array* array : {&x, &w, &e.src, &e.dst}) packed.push_back(address(array->data()));
+  packed.insert(packed.end(), {address(plan.rowptr), address(plan.perm)});
+  packed.push_back(address(out(dtype, (is_backward ? e.num_sources : e.num_rows) * e.channels).data()));
+  if (is_backward) packed.push_back(address(out(dtype, e.num_edges * e.channels).data()));
+  packed.insert(packed.end(), {e.num_edges, e.num_sources, e.num_rows, e.channels, plan.num_tiles, e.num_threads});
+  SAY("cfconv%s dtype %d edges %d channels %d", is_backward ? "_backward" : "", int(dtype), int(e.num_edges),
+      int(e.channels));
+  return call<int64_t>(is_backward ? "popgeo_cfconv_backward" : "popgeo_cfconv", packed.data());
+}
+
+int64_t shifted_softplus() {
+  const int64_t count = one_of({0, 1, 5, 33, 1000, 200000});
+  Array &x = values(FLOAT32, count, float(one_of({1, 30, 100})), true), &grad = values(FLOAT32, count);
+  SAY("shifted_softplus %d", int(count));
+  call<void>("popgeo_shifted_softplus", x.data(), out(FLOAT32, count).data(), count);
+  call<void>("popgeo_shifted_softplus_backward", grad.data(), x.data(), out(FLOAT32, count).data(), count);
+  return 0;
+}
+
+int64_t interaction() {
+  Edges e;
+  InteractionCall given = {};
+  const bool gaussians = chance(70), backward = chance(60), asks_all = chance(70);
+  const int64_t num_inputs = one_of({1, 5, 16, 50}), num_layers = 1 + below(MAX_LAYERS);
+  Array& distances = values(FLOAT32, e.num_edges, 5);
+  for (int64_t i = 0; i < e.num_edges; ++i) distances.data<float>()[i] += 5;
+  if (e.num_edges && chance(5)) distances.data<float>()[0] = 0.0f / 0.0f;
+  Array& envelope = values(FLOAT32, e.num_edges, 1);
+  for (int64_t i = 0; i < e.num_edges; ++i)
+    if (chance(30)) envelope.data<float>()[i] = 0;
+  const bool has_envelope = chance(70);
+  const InteractionPlan parts{e.num_edges, e.num_sources, e.num_rows};
+  Array& plan = make(INT32, parts.size());
+  SAY("interaction%s edges %d channels %d inputs %d layers %d gaussians %d", backward ? " backward" : "",
+      int(e.num_edges), int(e.channels), int(num_inputs), int(num_layers), gaussians);
+  const int64_t of_envelope = has_envelope ? address(envelope.data()) : 0;
+  const int64_t of_distances = gaussians ? address(distances.data()) : 0;
+  const Packed to_plan = {address(e.src.data()), address(e.dst.data()), of_envelope, of_distances, address(plan.data()),
+                          e.num_edges, e.num_sources, e.num_rows};
+  if (const int64_t status = call<int64_t>("popgeo_interaction_plan", to_plan.data())) return status;
+  given.plan = plan.data<int32_t>();
+  given.x = values(FLOAT32, e.num_sources * e.channels, 2).data<float>();
+  given.filters = make(FLOAT32, (e.num_edges + GROUP) * padded(e.channels)).data<float>();
+  given.expansion = gaussians ? distances.data<float>() : values(FLOAT32, e.num_edges * num_inputs, 1).data<float>();
+  if (gaussians) {
+    Array& centres = make(FLOAT32, num_inputs);
+    for (int64_t k = 0; k < num_inputs; ++k) centres.data<float>()[k] = 10.0f * float(k) / float(num_inputs);
+    given.centres = centres.data<float>();
+  }
+  given.envelope = has_envelope ? envelope.data<float>() : nullptr;
+  given.num_edges = e.num_edges, given.num_sources = e.num_sources, given.num_rows = e.num_rows;
+  given.half_list = e.num_sources == e.num_rows && chance(50);
+  given.activation = below(6), given.num_layers = num_layers, given.num_threads = e.num_threads, given.width = -2.0;
+  int64_t in = num_inputs;
+  for (int64_t l = 0; l < num_layers; ++l) {
+    Layer& layer = given.layers[l];
+    layer.in = in, layer.out = in = l + 1 < num_layers ? one_of({3, 16, 40, 100}) : e.channels;
+    layer.weight = values(FLOAT32, layer.in * layer.out, 0.5f, chance(2)).data<float>();
+    layer.bias = chance(80) ? values(FLOAT32, layer.out, 0.5f).data<float>() : nullptr;
+  }
+  given.out = out(FLOAT32, e.num_rows * e.channels).data<float>();
+  given.workspace = make(FLOAT32, call<int64_t>("popgeo_interaction_workspace", &given)).data<float>();
+  if (const int64_t status = call<int64_t>("popgeo_interaction_forward", &given)) return status;
+  if (!backward) return 0;
+  given.grad = values(FLOAT32, e.num_rows * e.channels, 2).data<float>();
+  given.out = asks_all ? out(FLOAT32, e.num_sources * e.channels).data<float>() : nullptr;
+  if (asks_all) given.grad_expansion = out(FLOAT32, e.num_edges * (gaussians ? 1 : num_inputs)).data<float>();
+  if (has_envelope) given.grad_envelope = out(FLOAT32, e.num_edges).data<float>();
+  for (int64_t l = 0; l < num_layers; ++l) {
+    Layer& layer = given.layers[l];
+    layer.grad_weight = out(FLOAT32, layer.in * layer.out).data<float>();
+    if (layer.bias) layer.grad_bias = out(FLOAT32, layer.out).data<float>();
+  }
+  return call<int64_t>("popgeo_interaction_backward", &given);
+}
+
+// Each instruction of a chain reads what was given or what an earlier one made, and writes to an array of its own.
+int64_t chain() {
+  constexpr int64_t NUM_UNARY = 18, NUM_BINARY = 18, NUM_TERNARY = 4, FILL = 100, LOAD = 101, STORE = 105, SUM = 107;
+  const int64_t rows = one_of({1, 2, 30, 200}), columns = one_of({1, 3, 16, 50, 700, 1500}), size = rows * columns;
+  std::vector<Slot> slots;
+  std::vector<Instruction> instructions;
+  std::vector<int64_t> vectors, codes;
+  const auto slot = [&](int64_t place, Array& array, int64_t row, int64_t column) {
+    slots.push_back({place, array.data<char>(), row, column});
+    return int64_t(slots.size()) - 1;
+  };
+  const auto result = [&] {
+    vectors.push_back(slot(DIRECT, out(FLOAT32, size), columns, 1));
+    return vectors.back();
+  };
+  const auto any = [&] { return vectors[size_t(below(int64_t(vectors.size())))]; };
+  for (const float limit : {1.0f, 10.0f, 100.0f})
+    vectors.push_back(slot(DIRECT, values(FLOAT32, size, limit, true), columns, 1));
+  const int64_t scalar = slot(SCALAR, values(FLOAT32, 1, 3, true), 0, 0);
+  const DType types[] = {FLOAT32, INT8, INT64, INT32};
+  for (int64_t type = 0; type < 4; ++type) {
+    const int64_t step = one_of({1, 2}), row = chance(30) ? 0 : step * columns, column = chance(20) ? 0 : step;
+    Array& from = values(types[type], step * size);
+    const int64_t read = slot(STRIDED, from, row, column);
+    instructions.push_back({LOAD + type, 0, result(), read, 0, 0});
+  }
+  instructions.push_back({FILL, 0, result(), scalar, 0, 0});
+  for (int64_t count = 4 + below(8); count > 0; --count) {
+    const int64_t code = below(NUM_UNARY + NUM_BINARY + NUM_TERNARY);
+    const int64_t operands = code < NUM_UNARY ? 1 : code < NUM_UNARY + NUM_BINARY ? 2 : 3;
+    const int64_t form = operands == 1 ? 0 : below(operands == 2 ? 3 : 2);
+    int64_t from[3] = {any(), any(), any()};
+    if (form) from[form == 2 ? 0 : operands - 1] = scalar;
+    instructions.push_back({code, form, result(), from[0], from[1], from[2]});
+    codes.push_back(code);
+  }
+  instructions.push_back({STORE, 0, slot(STRIDED, out(FLOAT32, 2 * size), 2 * columns, 2), any(), 0, 0});
+  instructions.push_back({STORE + 1, 0, slot(STRIDED, out(INT8, size), columns, 1), any(), 0, 0});
+  const bool sums_columns = chance(50);
+  instructions.push_back({SUM, 0, slot(STRIDED, out(FLOAT32, columns), 0, 1), any(), 0, 0});
+  instructions.push_back({SUM + 2, 0, slot(STRIDED, out(FLOAT32, 1), 0, 0), any(), 0, columns});
+  if (sums_columns) instructions.push_back({SUM + 1, 0, slot(STRIDED, out(FLOAT32, rows), 1, 0), any(), 0, columns + 1});
+  Chain given = {};
+  given.slots = slots.data(), given.instructions = instructions.data();
+  given.num_slots = int64_t(slots.size()), given.num_instructions = int64_t(instructions.size());
+  given.num_rows = rows, given.num_columns = columns, given.sums_columns = sums_columns;
+  given.block_rows = columns > BLOCK ? 1 : rows < BLOCK / columns ? rows : BLOCK / columns;
+  given.block_columns = columns > BLOCK ? BLOCK : columns;
+  given.num_chunks = 1 + below(3), given.partial_size = columns + 2;
+  given.partial = make(FLOAT64, given.num_chunks * given.partial_size).data<double>();
+  int length = SAY("chain %d x %d codes", int(rows), int(columns));
+  for (const int64_t code : codes) length += snprintf(what + length, sizeof(what) - size_t(length), " %d", int(code));
+  return call<int64_t>("popgeo_chain", &given);
+}
+
+int64_t packing() {
+  const int64_t count = 1 + below(500), dims = 1 + below(3), limits[] = {90, 200, 300}, num_graphs = 1 + below(12);
+  Array &ids = out(INT64, count), &sizes = make(INT64, count * dims);
+  Array &ptr = make(INT64, count + 2), &used = make(INT64, dims);
+  memset(ids.data(), 0, size_t(count) * 8);
+  for (int64_t i = 0; i < count * dims; ++i) sizes.data<int64_t>()[i] = 1 + below(limits[i % dims] / 3);
+  call<void>("popgeo_shuffle", ids.data<int64_t>(), int64_t(0), count, count, next());
+  add_bits(uint64_t(call<int64_t>("popgeo_next_fit", sizes.data(), count, int(dims), limits, num_graphs, used.data(),
+                                  ptr.data())));
+  const int open = int(1 + below(64));
+  void* window = call<void*>("popgeo_window_new", int(dims), limits, num_graphs, open, next());
+  const int64_t packs = call<int64_t>("popgeo_window_push", window, ids.data(), sizes.data(), count, 1);
+  const int64_t held = call<int64_t>("popgeo_window_num_ids", window);
+  Array &packed = out(INT64, held), &starts = out(INT64, packs + 1);
+  call<void>("popgeo_window_read", window, packed.data(), starts.data());
+  call<void>("popgeo_window_free", window);
+  SAY("packing %d graphs %d packs", int(count), int(packs));
+  return packs;
+}
+
+int64_t run(int64_t kind) {
+  switch (kind) {
+    case 0: return scatter_sum();
+    case 1: return scatter_extremum();
+    case 2: return cfconv(false);
+    case 3: return cfconv(true);
+    case 4: return shifted_softplus();
+    case 5: return interaction();
+    case 6: return chain();
+    default: return packing();
+  }
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  library = count > 3 ? dlopen(arguments[1], RTLD_NOW) : nullptr;
+  if (!library) {
+    fprintf(stderr, "%s\n", count > 3 ? dlerror() : "random_calls LIBRARY FIRST END");
+    return 2;
+  }
+  for (int64_t number = atoll(arguments[2]); number < atoll(arguments[3]); ++number) {
+    state = uint64_t(number) * 0xD1B54A32D192ED03ULL;
+    const bool flushes = chance(25);
+    sum_of_bits = 0;
+    arrays.clear();
+    written.clear();
+    const int64_t before = call<int64_t>("popgeo_set_denormals", int64_t(flushes ? -1 : 0), int64_t(3));
+    const int64_t status = run(number % 8);
+    call<int64_t>("popgeo_set_denormals", before, int64_t(3));
+    if (status != 1 || number % 8 == 7)
+      for (Array* array : written)
+        for (int64_t i = 0; i < array->count; ++i) add_bits(bits_at(*array, i));
+    printf("%lld %s%s: status %lld, bits %016llx\n", static_cast<long long>(number), what, flushes ? ", flushed" : "",
+           static_cast<long long>(status), static_cast<unsigned long long>(sum_of_bits));
+  }
+  return 0;
+}
