@@ -132,6 +132,10 @@ class Op:
 
     def makes(self) -> tuple[int, ...]:
         """The values among its outputs, in order; what it changes in place may be one."""
+        return self._makes
+
+    @cached_property
+    def _makes(self) -> tuple[int, ...]:
         return tuple(v for v in self.outputs if v is not None)
 
     @cached_property

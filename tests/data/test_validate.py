@@ -103,7 +103,7 @@ def damaged(one: Data, kind: str, where: int) -> Data:
     elif kind == "another width":
         one.x = one.x[:, :2]
     elif kind == "fewer positions":
-        one.pos = one.pos.repeat(2, 1)
+        one.pos = one.pos.repeat(3 if 2 * one.num_nodes == one.num_edges else 2, 1)  # as many as edges would be theirs
     return one
 
 

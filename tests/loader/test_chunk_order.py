@@ -70,14 +70,14 @@ def test_a_loader_over_a_large_store_uses_each_graph_once_in_a_new_order_each_ep
 
 def test_a_window_of_batches_stays_within_a_few_chunks_and_a_store_that_fits_is_shuffled_whole(store):
     narrow = FixedSizeDataLoader(store, 9, shuffle=True, fixed_size_strategy="StreamPack", shuffle_bytes=20_000)
-    order = narrow._packer.chunk_order
+    order = narrow._epochs.packer.chunk_order
     assert order is not None
     assert len(np.unique(np.array(ids_of(narrow)[: order.window]) // order.chunk)) <= order.window // order.chunk + 1
     for loader in (
         FixedSizeDataLoader(store, 9, shuffle=True),
         FixedSizeDataLoader(FlatStore.from_dataset(GRAPHS), 9, shuffle=True, shuffle_bytes=1),
     ):
-        assert loader._packer.chunk_order is None
+        assert loader._epochs.packer.chunk_order is None
     one, other = (
         FixedSizeDataLoader(of, 9, shuffle=True, fixed_size_strategy="Window")
         for of in (store, FlatStore.from_dataset(GRAPHS))

@@ -19,8 +19,9 @@ _VECTORS, _LAST_SCALAR, _FIRST_SCALAR = range(3)
 
 def fits_registers(chain: Chain, values: Sequence[Value]) -> bool:
     """Whether a block of each value that is alive at one time has a register, wherever the values come to lie."""
-    program = BlockProgram(chain, values, {})
-    return program.num_registers <= MAX_REGISTERS
+    if len(chain.steps) + len(chain.operands) <= MAX_REGISTERS:
+        return True  # at most one each; most chains are so short, and need not be written for this
+    return BlockProgram(chain, values, {}).num_registers <= MAX_REGISTERS
 
 
 class BlockProgram:

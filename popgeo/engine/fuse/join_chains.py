@@ -144,18 +144,17 @@ class _Search:
         return {self._storage[v] for v in (*op.reads(), *op.makes())}, changed
 
     def _touched_outside(self) -> Mapping[int, set[int]]:
-        """For each chain the storages that something else reads or changes, or that are returned."""
-        returned = {self._storage[v] for v in self._graph.outputs if v is not None}
-        users: dict[int, set[int]] = {}
+        """For each chain those of its storages that something else reads or changes, or that are returned."""
+        shared = {self._storage[v] for v in self._graph.outputs if v is not None}
+        only_user: dict[int, int] = {}
+        of_chains: dict[int, set[int]] = {}
         for item in self._items:
             for op in [item] if isinstance(item, Op) else item.ops:
-                for storage in self._touched(op)[0]:
-                    users.setdefault(storage, set()).add(id(item))
-        return {
-            id(item): returned | {storage for storage, by in users.items() if by != {id(item)}}
-            for item in self._items
-            if isinstance(item, OpenChain)
-        }
+                touched = self._touched(op)[0]
+                shared |= {s for s in touched if only_user.setdefault(s, id(item)) != id(item)}
+                if isinstance(item, OpenChain):
+                    of_chains.setdefault(id(item), set()).update(touched)
+        return {chain: touched & shared for chain, touched in of_chains.items()}
 
 
 def _written(chain: OpenChain, graph: OpGraph, outside: set[int]) -> list[Op]:
