@@ -28,7 +28,7 @@ def print_shares(step: Callable[[], object]) -> None:
         name = event.key.rpartition("::")[2]
         part = next((part for part, names in PARTS.items() if name in names), "other operations")
         spent[part] += 1e-6 * event.self_cpu_time_total
-    spent["outside of torch's operations"] = max(0.0, total - sum(spent.values()))
+    spent["interactions, chains, engine"] = max(0.0, total - sum(spent.values()))
     for part, seconds in spent.items():
         print(f"  {part:30} {100 * seconds / sum(spent.values()):5.1f} %")
 
