@@ -125,17 +125,14 @@ def _insights(report: Figures) -> Iterable[str]:
 
 def _this_computer(report: Figures) -> Iterable[str]:
     kept = sum(cost.phase in ("forward", "backward") and cost.family not in IDLE for cost in report.costs)
-    ran = (
-        f", ran {report.calls} calls, {1e3 * report.seconds_per_call:.2f} ms each" if report.calls else ", not run yet"
-    )
+    ran = f"ran {report.calls} calls, {1e3 * report.seconds_per_call:.2f} ms each" if report.calls else "not run yet"
     yield (
         f"this computer (not IPU time): {kept} operations of {report.captured_ops} captured, "
-        f"compiled in {report.compile_seconds:.2f} s{ran}"
+        f"compiled in {report.compile_seconds:.2f} s"
     )
+    yield f"  {ran}{f'; {report.how_it_runs}' if report.how_it_runs else ''}"
     kinds = sorted(report.families.items(), key=lambda item: -item[1].bytes)
     runs = "; a step runs " + ", ".join(f"{family.ops:,} {name}" for name, family in kinds) if kinds else ""
-    if report.how_it_runs:
-        yield f"  {report.how_it_runs}"
     yield f"  {quantity(report.state_bytes)}B of state, {quantity(report.buffer_bytes)}B of buffers{runs}"
 
 
