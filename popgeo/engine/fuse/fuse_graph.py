@@ -33,6 +33,8 @@ def _join_all_interactions(graph: OpGraph) -> OpGraph:
     while True:
         named = name_convolutions(graph, left)
         joined = join_interactions(named)
+        if joined is named:
+            return graph
         written = {v for op in graph.ops if op.target in (CFCONV, CFCONV_BACKWARD) for v in op.makes()} | left
         alone = {v for op in joined.ops if op.target in (CFCONV, CFCONV_BACKWARD) for v in op.makes()} - written
         if not alone:

@@ -1,6 +1,7 @@
 """Finds continuous-filter convolutions written as gather, product and sum at the receivers, and makes each one call."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -92,15 +93,17 @@ def _with(like: Op, target: str, args: tuple[Any, ...], outputs: tuple[int | Non
 
 def _out_of_place(graph: OpGraph, where: Container[int]) -> OpGraph:
     """The graph with those of these operations that sum into new zeros making a value instead of changing the zeros."""
+    if not any(op.target in _IN_PLACE for op in graph.ops):
+        return graph
     uses, values, ops = DefUse(graph), list(graph.values), list(graph.ops)
+    writers = Counter(values[v].storage for op in graph.ops for v in op.writes)
     for index, op in enumerate(graph.ops):
         if op.target not in _IN_PLACE or index not in where:
             continue
         (v,) = op.makes()
         zeros, storage = uses.index_of_maker(v), values[v].storage
         is_new = zeros is not None and ops[zeros].target in _ZEROS
-        writers = [other for other in graph.ops if any(values[w].storage == storage for w in other.writes)]
-        if zeros is None or not is_new or writers != [op] or op.writes != (v,) or ref(op.args[0]) != v:
+        if zeros is None or not is_new or writers[storage] != 1 or op.writes != (v,) or ref(op.args[0]) != v:
             continue
         if min(uses.users[v]) < index:
             continue
