@@ -58,9 +58,16 @@ class StepRunner:
         """Binds the step to the memory in which the weights are now."""
         if self._update is not None:
             self._update.take_over()
-        self.graph_runner = self._bound(self.step.graph)
+        self._usual: GraphRunner | None = None
         self._careful: GraphRunner | None = None
         self._addresses = self._addresses_now()
+
+    @property
+    def graph_runner(self) -> GraphRunner:
+        """Runs the step; its operations are joined and given their memory when it is first asked for."""
+        if self._usual is None:
+            self._usual = self._bound(self.step.graph)
+        return self._usual
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The results of one call, joined as the output mode says; arguments that the model changes are changed.
