@@ -38,7 +38,7 @@ from tqdm import tqdm
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 FOLDERS = ("popgeo/data", "popgeo/packing", "popgeo/ops", "popgeo/engine", "popgeo/ipu/cost")
-TESTS = (
+TESTS: tuple[str, ...] = (
     *FOLDERS,
     "popgeo/ipu",
     "tests/data",
@@ -48,7 +48,7 @@ TESTS = (
     "tests/ipu",
     "tests/loader",
 )
-TESTS = (*TESTS, "tests/capture", "tests/contracts", "tests/testing")
+TESTS: tuple[str, ...] = (*TESTS, "tests/capture", "tests/contracts", "tests/testing")
 PYTEST = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist", "--rootdir", str(REPOSITORY)]
 IMPORTED_BEFORE = (torch, torch_geometric.loader, pyplot)  # so that no copy of this process has to
 Function = tuple[str, int]  # file, first line
