@@ -38,17 +38,9 @@ from tqdm import tqdm
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 FOLDERS = ("popgeo/data", "popgeo/packing", "popgeo/ops", "popgeo/engine", "popgeo/ipu/cost")
-TESTS: tuple[str, ...] = (
-    *FOLDERS,
-    "popgeo/ipu",
-    "tests/data",
-    "tests/packing",
-    "tests/ops",
-    "tests/engine",
-    "tests/ipu",
-    "tests/loader",
+TESTS = ("popgeo/data", "popgeo/packing", "popgeo/ops", "popgeo/engine", "popgeo/ipu") + tuple(
+    f"tests/{folder}" for folder in "data packing ops engine ipu loader capture contracts testing".split()
 )
-TESTS: tuple[str, ...] = (*TESTS, "tests/capture", "tests/contracts", "tests/testing")
 PYTEST = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist", "--rootdir", str(REPOSITORY)]
 IMPORTED_BEFORE = (torch, torch_geometric.loader, pyplot)  # so that no copy of this process has to
 Function = tuple[str, int]  # file, first line
