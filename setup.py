@@ -4,6 +4,7 @@ The library is plain C++17 with a C ABI, loaded with ctypes, so one wheel (`py3-
 It is optional: where no compiler works the install goes on and popgeo falls back to torch.
 """
 
+import os
 import platform
 import tempfile
 import zlib
@@ -18,6 +19,7 @@ CSRC = Path("popgeo/native/csrc")
 SOURCES = sorted(str(path) for path in CSRC.glob("*.cpp"))
 FLAGS = ["-std=c++17", "-O3", "-g0", "-fvisibility=hidden"]
 FLAGS += ["-ffp-contract=off", "-fno-math-errno"]  # contraction changes the last bit; for errno a root would be a call
+FLAGS += os.environ.get("CXXFLAGS", "").split()  # last, so that the user has the last word
 OPENMP = "-fopenmp"
 CHECKSUM = zlib.crc32(
     b"".join(path.read_bytes() for path in sorted(CSRC.glob("*.[ch]*")))

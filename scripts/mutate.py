@@ -38,9 +38,8 @@ from tqdm import tqdm
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 FOLDERS = ("popgeo/data", "popgeo/packing", "popgeo/ops", "popgeo/engine", "popgeo/ipu/cost")
-TESTS = ("popgeo/data", "popgeo/packing", "popgeo/ops", "popgeo/engine", "popgeo/ipu") + tuple(
-    f"tests/{folder}" for folder in "data packing ops engine ipu loader capture contracts testing".split()
-)
+TESTED = ("data", "packing", "ops", "engine", "ipu", "loader", "capture", "contracts", "testing")
+TESTS = (*FOLDERS[:4], "popgeo/ipu", *(f"tests/{folder}" for folder in TESTED))
 PYTEST = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist", "--rootdir", str(REPOSITORY)]
 IMPORTED_BEFORE = (torch, torch_geometric.loader, pyplot)  # so that no copy of this process has to
 Function = tuple[str, int]  # file, first line

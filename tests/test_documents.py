@@ -5,7 +5,6 @@ import io
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType
@@ -13,6 +12,7 @@ from types import FunctionType
 import pytest
 
 from popgeo import data, datasets, ipu, loader, nn, ops, packing, testing
+from tests.support import quick_python
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 README = REPOSITORY / "README.md"
@@ -70,7 +70,12 @@ def test_the_code_of_the_readme_runs_in_an_interpreter_of_its_own(block: str, tm
     # Two of pytest's workers would fight for the cores.
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     run = subprocess.run(
-        [sys.executable, "-c", block], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
+        [*quick_python.command(), "-c", block],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
     assert run.returncode == 0, run.stderr
 
@@ -109,7 +114,7 @@ def test_the_picture_is_what_its_script_draws(tmp_path: Path, monkeypatch: pytes
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path):
     pytest.importorskip("sphinx", reason="sphinx is not installed: pip install popgeo[docs]")
-    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "docs", str(tmp_path)]
+    command = [*quick_python.command(), "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "docs", str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     run = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=480)
     assert run.returncode == 0, run.stderr

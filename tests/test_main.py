@@ -4,7 +4,6 @@ import contextlib
 import io
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -14,6 +13,7 @@ import torch
 import popgeo
 from popgeo.__main__ import main, split
 from popgeo.settings import Settings
+from tests.support import quick_python
 
 SMALL = ("--limit", "300", "--epochs", "2", "--hidden-channels", "8", "--num-interactions", "1", "--batch-size", "8")
 
@@ -57,7 +57,7 @@ def test_a_run_ends_with_the_line_that_says_which_file_to_open(run: tuple[Path, 
 
 def test_a_log_file_gets_one_line_an_epoch_and_no_progress_bars(tmp_path: Path):
     small = [*SMALL, "--out", str(tmp_path / "run")]
-    ended = subprocess.run([sys.executable, "-m", "popgeo", "demo", *small], capture_output=True, text=True)
+    ended = subprocess.run([*quick_python.command(), "-m", "popgeo", "demo", *small], capture_output=True, text=True)
     assert ended.stderr == ""
     lines = [line for line in ended.stdout.splitlines() if line.startswith("epoch ")]
     assert [re.sub(r"[\d,]+(?= meV| graphs)", "N", line) for line in lines] == [

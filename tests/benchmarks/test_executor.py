@@ -2,11 +2,11 @@
 
 import os
 import subprocess
-import sys
 
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.support import quick_python
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ from tests.conftest import REPOSITORY
 def test_a_benchmark_prints_its_ratio(script, claim):
     # Two of pytest's workers would fight for the cores.
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(REPOSITORY / "benchmarks" / script), "--quick"]
+    command = [*quick_python.command(), str(REPOSITORY / "benchmarks" / script), "--quick"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert claim in done.stdout

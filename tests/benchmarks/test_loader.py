@@ -1,15 +1,16 @@
 """The benchmark of the loader runs, on made-up molecules too."""
 
 import subprocess
-import sys
 from pathlib import Path
+
+from tests.support import quick_python
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def test_the_quick_run_prints_every_loader(tmp_path):
     done = subprocess.run(
-        [sys.executable, REPOSITORY / "benchmarks" / "loader.py", "--quick"],
+        [*quick_python.command(), REPOSITORY / "benchmarks" / "loader.py", "--quick"],
         capture_output=True,
         text=True,
         check=True,

@@ -1,15 +1,16 @@
 """The benchmark of sampling runs, with or without its peer."""
 
 import subprocess
-import sys
 from pathlib import Path
+
+from tests.support import quick_python
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def test_the_quick_run_prints_every_way():
     done = subprocess.run(
-        [sys.executable, REPOSITORY / "benchmarks" / "sampling.py", "--quick"],
+        [*quick_python.command(), REPOSITORY / "benchmarks" / "sampling.py", "--quick"],
         capture_output=True,
         text=True,
         check=True,

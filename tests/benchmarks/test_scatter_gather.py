@@ -2,14 +2,15 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
+
+from tests.support import quick_python
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_quick_run_prints_goals_and_draws(tmp_path):
-    command = [sys.executable, "benchmarks/scatter_gather.py", "--quick", "--out", str(tmp_path)]
+    command = [*quick_python.command(), "benchmarks/scatter_gather.py", "--quick", "--out", str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,14 +11,16 @@ import torch
 
 from popgeo.engine.replicas import Replicas
 from tests.conftest import REPOSITORY
+from tests.support import quick_python
 from tests.support.distributed_training import OPTIONS, train
 
 
 def torchrun(folder: Path, fate: str) -> subprocess.CompletedProcess:
     """Two processes on a port that is free."""
     # torchrun ends the others when one has died; looking every two seconds, it leaves them the time to say so.
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["--monitor-interval=2", "-m", "tests.support.distributed_training", str(folder), fate]
+    python = quick_python.command()
+    command = [*python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--monitor-interval=2"]
+    command += ["--no-python", *python, "-m", "tests.support.distributed_training", str(folder), fate]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=120)
 

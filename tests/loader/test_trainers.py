@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
+from tests.support import quick_python
 from tests.support.graphs import same
 from tests.support.loaders import GRAPHS, loader_of, seeds
 from tests.support.trainer_runs import EPOCHS, KILLED_AFTER, KILLED_IN, RUNS, Seen, lives, make_loader
@@ -53,8 +53,9 @@ def test_one_process_sees_every_graph_once_an_epoch_also_when_killed(trainer: st
 
 def test_two_processes_see_every_graph_once_an_epoch_also_when_killed(tmp_path: Path):
     trainers = [trainer for trainer in RUNS if not is_missing(trainer)]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    script = ["-m", "tests.support.trainer_runs", str(tmp_path), *trainers]
+    python = quick_python.command()
+    command = [*python, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "--no-python"]
+    script = [*python, "-m", "tests.support.trainer_runs", str(tmp_path), *trainers]
     ended = subprocess.run([*command, *script], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]

@@ -1,6 +1,7 @@
 """Every notebook runs from top to bottom, needs only `pip install popgeo[notebooks]`, and is committed with outputs."""
 
 import ast
+import json
 import re
 import sys
 from importlib.metadata import packages_distributions
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from popgeo.ipu.cost.plan import FAMILY_OF
+from tests.support import quick_python
 
 REASON = "the notebooks' tools are not installed: pip install popgeo[notebooks]"
 nbformat = pytest.importorskip("nbformat", reason=REASON)
@@ -47,11 +49,23 @@ def test_there_are_notebooks():
     assert len(NOTEBOOKS) >= 2
 
 
+@pytest.fixture(scope="module")
+def quick_kernel(tmp_path_factory):
+    """The folder of a kernel that has torch and popgeo imported already."""
+    folder = tmp_path_factory.mktemp("jupyter")
+    argv = [*quick_python.command(), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    kernel = folder / "kernels" / "python3" / "kernel.json"
+    kernel.parent.mkdir(parents=True)
+    kernel.write_text(json.dumps({"argv": argv, "display_name": "Python 3", "language": "python"}))
+    return folder
+
+
 @each_notebook
-def test_a_notebook_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
+def test_a_notebook_runs_from_top_to_bottom(path, tmp_path, monkeypatch, quick_kernel):
     monkeypatch.syspath_prepend(str(REPOSITORY / "scripts"))
     import run_notebooks
 
+    monkeypatch.setenv("JUPYTER_PATH", str(quick_kernel))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # two of pytest's workers would fight for the cores
     notebook = run_notebooks.execute(path, tmp_path, SMALLER.get(path.stem))  # raises what a cell raises
     assert list(tmp_path.iterdir()) == [], "a notebook leaves no files behind"

@@ -1,8 +1,9 @@
 """The benchmark of packing runs, and prints what documents claim."""
 
 import subprocess
-import sys
 from pathlib import Path
+
+from tests.support import quick_python
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -10,7 +11,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 def test_the_quick_benchmark_prints_fill_time_and_the_ratio_to_data_objects():
     script = REPOSITORY / "benchmarks" / "packing.py"
     run = subprocess.run(
-        [sys.executable, script, "--quick"],
+        [*quick_python.command(), script, "--quick"],
         cwd=REPOSITORY,
         env={"PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
