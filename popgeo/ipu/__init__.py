@@ -9,6 +9,7 @@ from popgeo.engine.call_options import Reduction as Reduction
 from popgeo.ipu.compiled_function import Executable as Executable
 from popgeo.ipu.compiled_function import compile as compile
 from popgeo.ipu.compiled_model import CompiledModel as CompiledModel
+from popgeo.ipu.estimate import estimate as estimate
 from popgeo.ipu.options import Options as Options
 from popgeo.ipu.report.report import Report as Report
 from popgeo.ipu.target import IpuTarget as IpuTarget
