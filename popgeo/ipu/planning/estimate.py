@@ -55,21 +55,14 @@ def estimate(
     chosen = options or Options()
     start = time.perf_counter()
     arguments = bind(model.forward if isinstance(model, nn.Module) else model, *example)
-    trained: list[str] = []
-    if optimizer is not None:
-        if not isinstance(model, nn.Module):
-            raise ValueError(f"A function ({model!r}) has no parameters to train; pass the module that holds them.")
-        held = {p for group in optimizer.param_groups for p in group["params"]}
-        trained = [name for name, p in model.named_parameters() if p in held and p.requires_grad]
-        if not trained:
-            raise ValueError("The optimizer holds no parameter of the model; build it from model.parameters().")
+    trained = trained_names(model, optimizer)
     step = capture_step(
         model, arguments, trained=trained, loss_scaling=chosen.loss_scaling, show_progress=chosen.show_progress
     )
     update = None
     if optimizer is not None:
         assert isinstance(model, nn.Module)
-        update = _update_of(model, step, optimizer, chosen)
+        update = update_of(model, step, optimizer, chosen)
     assessment = assess(
         step,
         chosen.target,
@@ -90,7 +83,24 @@ def estimate(
     )
 
 
-def _update_of(model: nn.Module, step: CapturedStep, optimizer: Optimizer, options: Options) -> Update:
+def trained_names(model: Callable[..., Any], optimizer: Optimizer | None) -> list[str]:
+    """The parameters of the model that the optimizer holds.
+
+    Raises:
+        ValueError: there is an optimizer and it holds none of them, or the model is a function.
+    """
+    if optimizer is None:
+        return []
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"A function ({model!r}) has no parameters to train; pass the module that holds them.")
+    held = {p for group in optimizer.param_groups for p in group["params"]}
+    trained = [name for name, p in model.named_parameters() if p in held and p.requires_grad]
+    if not trained:
+        raise ValueError("The optimizer holds no parameter of the model; build it from model.parameters().")
+    return trained
+
+
+def update_of(model: nn.Module, step: CapturedStep, optimizer: Optimizer, options: Options) -> Update:
     """The optimizer's update over parameters that have shapes only."""
     shapes: dict[int, nn.Parameter] = {}
     for p in model.parameters():
