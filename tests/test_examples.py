@@ -39,12 +39,17 @@ def fresh_compiler() -> Iterator[None]:
     counters.clear()
 
 
-NEEDS = {"lightning_schnet.py": "lightning", "accelerate_gin.py": "accelerate"}
+NEEDS = {  # the package, and the extra that brings it
+    "lightning_schnet.py": ("lightning", "trainers"),
+    "accelerate_gin.py": ("accelerate", "trainers"),
+    "gpt2_on_ipus.py": ("transformers", "language"),
+}
 
 
 def skip_without(path: str) -> None:
     if path in NEEDS:
-        pytest.importorskip(NEEDS[path], reason=f"{NEEDS[path]} is not installed: pip install popgeo[trainers]")
+        package, extra = NEEDS[path]
+        pytest.importorskip(package, reason=f"{package} is not installed: pip install popgeo[{extra}]")
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
@@ -185,3 +190,12 @@ def test_forces_of_ethanol_are_learned_and_padding_touches_none(run: Run, shared
     assert learned[0] < 0.7 * of_mean[0]
     assert numbers(r"padding atoms: ([\d.]+) eV/A", printed) == [0, 0]
     assert numbers(r"by that padding: (\S+) eV/A", printed)[0] < 1e-5
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers' own
+def test_gpt2_is_planned_over_stages_without_its_weights(run: Run):
+    skip_without("gpt2_on_ipus.py")
+    size = ["--layers", "2", "--width", "64", "--heads", "2", "--sequence", "16"]
+    printed = run("gpt2_on_ipus.py", *size, "--stages", "2", "--accumulate", "4")
+    assert "4 micro-batches, 1f1b, on 2 x GC200 x 2 replicas" in printed
+    assert re.search(r"[\d,.]+ samples/s modelled on 4 IPUs", printed)

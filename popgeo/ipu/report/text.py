@@ -78,18 +78,21 @@ def _cycles(report: Figures, profile: Profile) -> int:
 
 def _groups(title: str, key: str, rows: Sequence[Row], limit: int) -> Iterable[str]:
     rows = [row for row in rows if row["cycles"] and row[key] != "host"]
-    yield f"{title:<22}{'ops':>6}{'cycles':>12}{'share':>8}{'compute':>9}{'exchange':>9}{'balance':>9}{'validated':>11}"
+    width = max([12, *(len(f"{row['cycles']:,.0f}") + 1 for row in rows)])
+    yield (
+        f"{title:<22}{'ops':>6}{'cycles':>{width}}{'share':>8}{'compute':>9}{'exchange':>9}{'balance':>9}{'validated':>11}"
+    )
     for row in rows[:limit]:
         cycles = max(row["cycles"], 1e-9)
         yield (
-            f"  {_cut(row[key], 19):<20}{row['ops']:>6}{row['cycles']:>12,.0f}{row['share']:>8.1%}"
+            f"  {_cut(row[key], 19):<20}{row['ops']:>6}{row['cycles']:>{width},.0f}{row['share']:>8.1%}"
             f"{row['compute'] / cycles:>9.0%}{row['exchange'] / cycles:>9.0%}{row['balance']:>9.0%}"
             f"{row['validated']:>11.0%}"
         )
     if rest := rows[limit:]:
         yield (
             f"  {f'and {len(rest)} more':<20}{sum(r['ops'] for r in rest):>6}"
-            f"{sum(r['cycles'] for r in rest):>12,.0f}{sum(r['share'] for r in rest):>8.1%}"
+            f"{sum(r['cycles'] for r in rest):>{width},.0f}{sum(r['share'] for r in rest):>8.1%}"
         )
 
 
@@ -102,7 +105,7 @@ def _dearest(report: Figures) -> Iterable[str]:
     for (name, shapes, phase, split), ops in sorted(alike.items(), key=lambda item: -_sum(item[1], "cycles"))[:OPS]:
         times = sum(op["count"] for op in ops)
         what = f"{times} x {name} {shapes.replace(', ', ',')}, {phase}{'; ' + split if split else ''}"
-        yield f"  {_sum(ops, 'cycles'):>10,.0f}  {_sum(ops, 'share'):>5.1%}  {_cut_end(what, WIDTH - 21)}"
+        yield f"  {_sum(ops, 'cycles'):>10,.0f}  {_sum(ops, 'share'):>5.1%}  {what}"
 
 
 def _sum(rows: Iterable[Row], key: str) -> float:

@@ -1,0 +1,185 @@
+"""Which stage of a pipeline each operation of a captured step belongs to."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from popgeo.capture.op_graph import OpGraph
+
+_NUMBERED = re.compile(r"^(.*?\.)?\d+(?=\.|$)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Consecutive operations of the forward pass that are not cut apart: those of one layer.
+
+    Attributes:
+        name: Dotted name of the layer: up to the first number, as in `layers.3`, or the whole name where there is none.
+        ops: Their numbers in the graph.
+        numbered: Whether the layer is one of a list of alike ones.
+    """
+
+    name: str
+    ops: tuple[int, ...]
+    numbered: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """A model cut into stages.
+
+    Attributes:
+        stage_of: The stage of each operation, in the order of the graph.
+        ipus: The IPU of each stage; a later stage may come back to an earlier IPU.
+        names: First and last layer of each stage, in words.
+    """
+
+    stage_of: tuple[int, ...]
+    ipus: tuple[int, ...]
+    names: tuple[str, ...]
+
+    @property
+    def num_ipus(self) -> int:
+        return max(self.ipus) + 1
+
+
+def blocks_of(graph: OpGraph) -> list[Block]:
+    """The layers of the forward pass, in the order in which they run; what runs between two belongs to the former."""
+    blocks: list[tuple[str, bool, list[int]]] = []
+    for index, op in enumerate(graph.ops):
+        if op.phase != "forward":
+            continue
+        match = _NUMBERED.match(op.module)
+        name = match.group(0) if match else op.module
+        if blocks and (name == blocks[-1][0] or not op.module):
+            blocks[-1][2].append(index)
+        else:
+            blocks.append((name, match is not None, [index]))
+    return [Block(name=name, ops=tuple(ops), numbered=numbered) for name, numbered, ops in blocks]
+
+
+def cut_evenly(blocks: Sequence[Block], cycles: Sequence[float], nbytes: Sequence[int], stages: int) -> list[int]:
+    """The first block of each stage, so that the slowest stage is as fast as it can be and memory lies evenly.
+
+    Dynamic programming over all cuts into consecutive blocks, as for the chains-on-chains problem (Pinar and Aykanat,
+    2004). A stage counts as its share of all cycles or as its share of all bytes, whichever is larger.
+
+    Args:
+        blocks: In order.
+        cycles: Of each block, forward and backward.
+        nbytes: That each block keeps between steps.
+        stages: How many there shall be.
+
+    Raises:
+        ValueError: there are fewer blocks than stages.
+
+    Example:
+        >>> blocks = [Block(name=str(n), ops=(n,), numbered=True) for n in range(4)]
+        >>> cut_evenly(blocks, cycles=[1, 1, 1, 3], nbytes=[0, 0, 0, 0], stages=2)
+        [0, 3]
+    """
+    if stages > len(blocks):
+        raise ValueError(
+            f"The forward pass has {len(blocks)} layers ({', '.join(block.name or '(model)' for block in blocks[:5])}, "
+            f"…), which cannot be cut into {stages} stages. Ask for at most {len(blocks)}."
+        )
+    weights = [max(c / max(sum(cycles), 1), b / max(sum(nbytes), 1)) for c, b in zip(cycles, nbytes, strict=True)]
+    total = [0.0]
+    for weight in weights:
+        total.append(total[-1] + weight)
+    best = [[float("inf")] * (len(blocks) + 1) for _ in range(stages + 1)]
+    start = [[0] * (len(blocks) + 1) for _ in range(stages + 1)]
+    best[0][0] = 0.0
+    for stage in range(1, stages + 1):
+        for end in range(stage, len(blocks) + 1):
+            for begin in range(stage - 1, end):
+                slowest = max(best[stage - 1][begin], total[end] - total[begin])
+                if slowest < best[stage][end]:
+                    best[stage][end], start[stage][end] = slowest, begin
+    firsts, end = [], len(blocks)
+    for stage in range(stages, 0, -1):
+        end = start[stage][end]
+        firsts.append(end)
+    return firsts[::-1]
+
+
+def cut_by_layers(blocks: Sequence[Block], layers_per_ipu: Sequence[int]) -> list[int]:
+    """The first block of each stage where each IPU is to hold so many of the model's alike layers.
+
+    What comes before the first of these layers is the first stage's; what comes after the last is the last stage's.
+
+    Raises:
+        ValueError: the counts do not add up to the model's layers, or an IPU in the middle is left without any.
+
+    Example:
+        >>> blocks = [Block(name=name, ops=(), numbered=name[-1].isdigit()) for name in ("embed", "h.0", "h.1", "head")]
+        >>> cut_by_layers(blocks, [0, 1, 1])
+        [0, 1, 2]
+    """
+    numbered = [number for number, block in enumerate(blocks) if block.numbered]
+    if sum(layers_per_ipu) != len(numbered) or min(layers_per_ipu, default=-1) < 0:
+        raise ValueError(
+            f"The layers per IPU {list(layers_per_ipu)} add up to {sum(layers_per_ipu)}, but the model runs "
+            f"{len(numbered)} numbered layers; every layer has to be on one IPU."
+        )
+    firsts, done = [0], layers_per_ipu[0]
+    for count in layers_per_ipu[1:]:
+        if count == 0 or (done == 0 and numbered[0] == 0):
+            raise ValueError(
+                f"The layers per IPU {list(layers_per_ipu)} leave a stage without operations; only the first IPU may "
+                "have no layer, where something runs before the first of them."
+            )
+        firsts.append(numbered[done])
+        done += count
+    return firsts
+
+
+def cut_at(blocks: Sequence[Block], begins: Mapping[str, int]) -> tuple[list[int], list[int]]:
+    """The first block and the IPU of each stage, where named layers begin a stage on an IPU, as PopTorch's BeginBlock.
+
+    Raises:
+        ValueError: a name is no layer of the forward pass, or it is inside of one.
+    """
+    names = [block.name for block in blocks]
+    unknown = sorted(begins.keys() - set(names))
+    if unknown:
+        raise ValueError(f"No layer is called {unknown[0]!r}; the forward pass runs {', '.join(dict.fromkeys(names))}.")
+    firsts, ipus = [0], [begins.get(names[0], 0)] if names else [0]
+    for number, name in enumerate(names[1:], start=1):
+        if name in begins and name != names[number - 1]:
+            firsts.append(number)
+            ipus.append(begins[name])
+    if sorted(set(ipus)) != list(range(len(set(ipus)))):
+        raise ValueError(f"The stages are on IPUs {ipus}; number them from 0 without gaps.")
+    return firsts, ipus
+
+
+def cut(graph: OpGraph, blocks: Sequence[Block], firsts: Sequence[int], ipus: Sequence[int]) -> Cut:
+    """The stage of every operation: of the forward pass by its layer, of the backward pass by the layer it belongs to.
+
+    A gradient is worked out where the layer is; where that cannot be told, where the gradient comes from. It never
+    goes up to a later stage again.
+    """
+    stage_of = [len(firsts) - 1] * len(graph.ops)
+    of_module: dict[str, set[int]] = {}
+    for stage, first in enumerate(firsts):
+        end = firsts[stage + 1] if stage + 1 < len(firsts) else len(blocks)
+        for block in blocks[first:end]:
+            for index in block.ops:
+                stage_of[index] = stage
+                of_module.setdefault(graph.ops[index].module, set()).add(stage)
+    made_in: dict[int, int] = {}  # of what the backward pass makes
+    for index, op in enumerate(graph.ops):
+        if op.phase == "forward":
+            continue
+        arrives = min((made_in[v] for v in op.reads() if v in made_in), default=len(firsts) - 1)
+        its = of_module.get(op.module, set())
+        own = next(iter(its)) if len(its) == 1 else arrives
+        stage_of[index] = min(own, arrives)
+        made_in |= dict.fromkeys(op.makes(), stage_of[index])
+    names = []
+    for stage, first in enumerate(firsts):
+        last = (firsts[stage + 1] if stage + 1 < len(firsts) else len(blocks)) - 1
+        ends = [blocks[first].name or "(model)", blocks[last].name or "(model)"]
+        names.append(" to ".join(dict.fromkeys(ends)))
+    return Cut(stage_of=tuple(stage_of), ipus=tuple(ipus), names=tuple(names))

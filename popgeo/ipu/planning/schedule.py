@@ -1,0 +1,155 @@
+"""When each stage works on which micro-batch: the timeline of a pipeline."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Schedule(str, Enum):
+    """In which order the stages of a pipeline take micro-batches.
+
+    Attributes:
+        ONE_F_ONE_B: Each stage alternates between a forward and a backward pass as soon as it can (1F1B; PopTorch's
+            pipelined execution with the interleaved schedule), so that it keeps few activations.
+        GROUPED: All forward passes of an update come first, then all backward passes (GPipe, arXiv:1811.06965).
+        SHARDED: One micro-batch at a time goes through all stages; only one IPU works at a time.
+    """
+
+    ONE_F_ONE_B = "1f1b"
+    GROUPED = "grouped"
+    SHARDED = "sharded"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One pass of one micro-batch through one stage.
+
+    Attributes:
+        stage: The stage.
+        ipu: Its IPU.
+        micro_batch: Counted from 0.
+        backward: Whether it is the backward pass.
+        start: When it starts to receive what it needs, in cycles.
+        end: When it is done, in cycles.
+    """
+
+    stage: int
+    ipu: int
+    micro_batch: int
+    backward: bool
+    start: float
+    end: float
+
+
+def timeline(
+    forward: Sequence[float],
+    backward: Sequence[float],
+    ipus: Sequence[int],
+    micro_batches: int,
+    schedule: Schedule = Schedule.ONE_F_ONE_B,
+) -> list[Task]:
+    """When every pass runs, from the first micro-batch to the last, in the order of the starts.
+
+    A forward pass waits for the same micro-batch's pass of the stage before; a backward pass for that of the stage
+    behind, which at the last stage is its own forward pass. An IPU does one thing at a time.
+
+    Args:
+        forward: Cycles of a forward pass of each stage, what it receives included.
+        backward: Cycles of a backward pass of each stage; empty where nothing is trained.
+        ipus: The IPU of each stage.
+        micro_batches: How many there are between two updates.
+        schedule: The order.
+
+    Example:
+        >>> tasks = timeline([1.0, 1.0], [2.0, 2.0], ipus=[0, 1], micro_batches=2)
+        >>> max(task.end for task in tasks)  # (2 + 2 - 1) x (1 + 2)
+        9.0
+    """
+    state = _State(
+        stages=len(forward), ipus=ipus, micro_batches=micro_batches, trains=bool(backward), schedule=schedule
+    )
+    tasks = []
+    while (chosen := state.earliest()) is not None:
+        begins, is_backward, stage = chosen
+        length = (backward if is_backward else forward)[stage]
+        micro_batch = state.run(stage, is_backward, begins + length)
+        task = Task(
+            stage=stage,
+            ipu=ipus[stage],
+            micro_batch=micro_batch,
+            backward=is_backward,
+            start=begins,
+            end=begins + length,
+        )
+        tasks.append(task)
+    return tasks
+
+
+class _State:
+    """How far each stage and each IPU has got."""
+
+    def __init__(
+        self, *, stages: int, ipus: Sequence[int], micro_batches: int, trains: bool, schedule: Schedule
+    ) -> None:
+        self.stages, self.ipus, self.micro_batches = stages, ipus, micro_batches
+        self.trains, self.schedule = trains, schedule
+        self.ends: dict[tuple[int, int, bool], float] = {}
+        self.free = dict.fromkeys(ipus, 0.0)
+        self.next = {(stage, kind): 0 for stage in range(stages) for kind in (False, True)}
+
+    def earliest(self) -> tuple[float, bool, int] | None:
+        """The pass that can begin first: when, whether it is a backward one, and its stage; backward ones go ahead."""
+        found = []
+        for stage, is_backward in self.next:
+            ready = self._ready(stage, is_backward)
+            if ready is not None:
+                found.append((max(ready, self.free[self.ipus[stage]]), not is_backward, -stage))
+        if not found:
+            return None
+        begins, is_forward, stage = min(found)
+        return begins, not is_forward, -stage
+
+    def run(self, stage: int, is_backward: bool, end: float) -> int:
+        """Notes that the stage's next pass ends then, and returns its micro-batch."""
+        micro_batch = self.next[stage, is_backward]
+        self.next[stage, is_backward] += 1
+        self.ends[stage, micro_batch, is_backward] = self.free[self.ipus[stage]] = end
+        return micro_batch
+
+    def _ready(self, stage: int, is_backward: bool) -> float | None:
+        """When all that the stage's next pass waits for is there; None while that is not known."""
+        micro_batch = self.next[stage, is_backward]
+        if micro_batch >= self.micro_batches or (is_backward and not self.trains):
+            return None
+        if is_backward:
+            own = self.ends.get((stage, micro_batch, False))
+            behind = self.ends.get((stage + 1, micro_batch, True)) if stage + 1 < self.stages else own
+            all_forward = self.schedule is not Schedule.GROUPED or self.next[stage, False] == self.micro_batches
+            return None if own is None or behind is None or not all_forward else max(own, behind)
+        held = micro_batch - self.next[stage, True]
+        if self.trains and self.schedule is Schedule.ONE_F_ONE_B and held >= self.stages - stage:
+            return None
+        if stage:
+            return self.ends.get((stage - 1, micro_batch, False))
+        if self.schedule is Schedule.SHARDED and micro_batch:
+            last = (0, micro_batch - 1, True) if self.trains else (self.stages - 1, micro_batch - 1, False)
+            return self.ends.get(last)
+        return 0.0
+
+
+def most_in_flight(tasks: Sequence[Task], stage: int, trains: bool) -> int:
+    """The most micro-batches whose activations a stage keeps at one time.
+
+    Example:
+        >>> tasks = timeline([1.0, 1.0], [2.0, 2.0], ipus=[0, 1], micro_batches=8)
+        >>> most_in_flight(tasks, 0, True), most_in_flight(tasks, 1, True)
+        (2, 1)
+    """
+    if not trains:
+        return 1
+    changes = [(task.end, -1) if task.backward else (task.start, 1) for task in tasks if task.stage == stage]
+    held = most = 0
+    for _, change in sorted(changes):
+        held += change
+        most = max(most, held)
+    return most

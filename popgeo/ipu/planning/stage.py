@@ -1,0 +1,178 @@
+"""What each stage of a cut step computes, receives and keeps."""
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+
+from popgeo.capture.op_graph import Input, OpGraph, Role
+from popgeo.ipu.cost.plan import OpCost, Profile
+from popgeo.ipu.planning.cut import Cut
+from popgeo.ipu.target import IpuTarget
+from popgeo.ipu.tiles.measure_memory import memory
+from popgeo.ipu.tiles.memory_use import MemoryUse
+
+# Links between boards are slower than those of one: arXiv:1912.03413, as in `step_cost.py`.
+OTHER_BOARD_BYTES_PER_SECOND, IPUS_OF_A_BOARD = 28e9, 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One stage of a pipeline.
+
+    Attributes:
+        layers: Its first and last layer.
+        ipu: Where it runs.
+        forward: Cycles of its forward pass of one micro-batch.
+        backward: Cycles of its backward pass, recomputation included; 0 where nothing is trained.
+        receive_forward: Cycles in which it receives what the stages before send for a forward pass.
+        receive_backward: Cycles in which it receives the gradients that later stages send.
+        received_bytes: Bytes of both.
+        shared_bytes: Parts of gradients that other stages work out, of parameters that both use, such as tied
+            embeddings; added up where they are made and received once an update.
+        weight_bytes: Of its parameters and buffers.
+        stash_bytes: That it keeps of each micro-batch from its forward to its backward pass.
+        memory: Bytes of each tile for one micro-batch in flight, without gradients and optimizer state.
+    """
+
+    layers: str
+    ipu: int
+    forward: float
+    backward: float
+    receive_forward: float
+    receive_backward: float
+    received_bytes: int
+    shared_bytes: int
+    weight_bytes: int
+    stash_bytes: int
+    memory: MemoryUse
+
+
+def stages_of(
+    graph: OpGraph, costs: Sequence[OpCost], cut: Cut, target: IpuTarget, *, num_results: int, recompute: bool
+) -> list[Stage]:
+    """Every stage of a cut step.
+
+    Args:
+        graph: The step of one micro-batch.
+        costs: Plans of its operations, in order, on one IPU.
+        cut: Which stage each operation belongs to.
+        target: One IPU.
+        num_results: How many of the graph's outputs are results; the others are gradients.
+        recompute: Keep only what a stage receives, and repeat its forward pass before its backward pass.
+    """
+    made_in = {v: cut.stage_of[index] for index, op in enumerate(graph.ops) for v in op.makes() if v not in op.reads()}
+    return [_stage(graph, costs, cut, target, s, made_in, num_results, recompute) for s in range(len(cut.ipus))]
+
+
+def _stage(
+    graph: OpGraph,
+    costs: Sequence[OpCost],
+    cut: Cut,
+    target: IpuTarget,
+    stage: int,
+    made_in: dict[int, int],
+    num_results: int,
+    recompute: bool,
+) -> Stage:
+    own = [index for index, of in enumerate(cut.stage_of) if of == stage]
+    forward = sum(costs[i].plan.cycles(Profile.CALIBRATED) for i in own if costs[i].phase == "forward")
+    backward = sum(costs[i].plan.cycles(Profile.CALIBRATED) for i in own if costs[i].phase == "backward")
+    arrives: dict[bool, dict[int, int]] = {True: {}, False: {}}  # storages received by phase, and their bytes
+    shared: dict[int, int] = {}
+    gradients = set(graph.outputs[num_results:])
+    for index in own:
+        op = graph.ops[index]
+        once = op.target == "aten.add.Tensor" and gradients.issuperset(op.makes())
+        for v in op.reads():
+            value = graph.values[v]
+            if made_in.get(v, stage) != stage and value.storage not in arrives[False]:
+                into = shared if once else arrives[op.phase == "backward"]
+                into[value.storage] = value.nbytes
+    seconds = [_receive_seconds(arrives[phase], graph, made_in, cut, stage, target) for phase in (False, True)]
+    part = subgraph(graph, own, made_in, stage, num_results)
+    held = {graph.values[v].storage: graph.values[v].nbytes for v in _state(part)}
+    kept = arrives[False] if recompute else _stash(graph, own, held.keys())
+    return Stage(
+        layers=cut.names[stage],
+        ipu=cut.ipus[stage],
+        forward=forward,
+        backward=backward + (forward if recompute and backward else 0.0),
+        receive_forward=seconds[0] * target.clock,
+        receive_backward=seconds[1] * target.clock,
+        received_bytes=sum(sum(nbytes.values()) for nbytes in arrives.values()),
+        shared_bytes=sum(shared.values()),
+        weight_bytes=sum(held.values()),
+        stash_bytes=sum(kept.values()),
+        memory=memory(part, [costs[index] for index in own], target, num_results=None),
+    )
+
+
+def subgraph(graph: OpGraph, own: Sequence[int], made_in: dict[int, int], stage: int, num_results: int) -> OpGraph:
+    """The operations of one stage as a graph that receives what other stages make and returns what they need.
+
+    Gradients of its parameters stay in it.
+    """
+    place = {index: number for number, index in enumerate(own)}
+    ops = tuple(graph.ops[index] for index in own)
+    inside = {v for op in ops for v in (*op.reads(), *op.makes())}
+    values = tuple(
+        replace(value, producer=place.get(value.producer) if value.producer is not None else None)
+        for value in graph.values
+    )
+    inputs = {given: v for given, v in graph.inputs.items() if v in inside}
+    for v in sorted(v for op in ops for v in op.reads()):
+        if made_in.get(v, stage) != stage:
+            inputs[Input(Role.ARGUMENT, f"from stage {made_in[v]}: {v}")] = v
+    read_elsewhere = {
+        v for index, op in enumerate(graph.ops) if index not in place for v in op.reads() if made_in.get(v) == stage
+    }
+    results = {v for v in graph.outputs[:num_results] if v is not None and made_in.get(v) == stage}
+    constants = {v: tensor for v, tensor in graph.constants.items() if v in inside}
+    outputs = tuple(sorted(read_elsewhere | results))
+    return OpGraph(ops=ops, values=values, inputs=inputs, outputs=outputs, constants=constants)
+
+
+def _receive_seconds(
+    nbytes: dict[int, int], graph: OpGraph, made_in: dict[int, int], cut: Cut, stage: int, target: IpuTarget
+) -> float:
+    """One message from each IPU that sends something, at the speed of the link between the two."""
+    to = cut.ipus[stage]
+    maker = {graph.values[v].storage: of for v, of in made_in.items() if graph.values[v].producer is not None}
+    by_sender: dict[int, int] = {}
+    for storage, size in nbytes.items():
+        sender = cut.ipus[maker[storage]]
+        by_sender[sender] = by_sender.get(sender, 0) + size
+    by_sender.pop(to, None)  # what comes from another stage of the same IPU is there already
+    return sum(target.link_seconds + size / link_rate(sender, to, target) for sender, size in by_sender.items())
+
+
+def link_rate(sender: int, receiver: int, target: IpuTarget) -> float:
+    """Bytes per second from one IPU to another.
+
+    Example:
+        >>> link_rate(0, 3, IpuTarget.bow()) > link_rate(3, 4, IpuTarget.bow())
+        True
+    """
+    same_board = sender // IPUS_OF_A_BOARD == receiver // IPUS_OF_A_BOARD
+    return target.link_bytes_per_second if same_board else OTHER_BOARD_BYTES_PER_SECOND
+
+
+def _state(part: OpGraph) -> list[int]:
+    return [v for given, v in part.inputs.items() if given.role in (Role.PARAMETER, Role.BUFFER)]
+
+
+def _stash(graph: OpGraph, own: Sequence[int], held: Set[int]) -> dict[int, int]:
+    """What the backward pass of a stage reads of its forward pass, in bytes; weights stay where they are anyway."""
+    before: set[int] = set()
+    for index in own:
+        op = graph.ops[index]
+        if op.phase == "forward":
+            before |= {graph.values[v].storage for v in (*op.reads(), *op.makes())}
+    kept: dict[int, int] = {}
+    for index in own:
+        op = graph.ops[index]
+        if op.phase == "backward":
+            for v in op.reads():
+                value = graph.values[v]
+                if value.storage in before and value.storage not in held:
+                    kept[value.storage] = max(kept.get(value.storage, 0), value.nbytes)
+    return kept

@@ -1,0 +1,86 @@
+"""Reports from shapes alone: the same as those of models that run, for models that no computer here could hold."""
+
+import resource
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from popgeo import ipu
+
+
+class Trained(nn.Module):
+    """Two layers and a loss."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+        self.register_buffer("scale", torch.ones(width))
+
+    def forward(self, x):
+        return (self.scale * self.layers(x)).square().mean()
+
+
+def costs_of(report):
+    return [(cost.target, cost.phase, cost.shapes, cost.plan, cost.count) for cost in report.costs]
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_accumulation": 4, "replication_factor": 2, "max_grad_norm": 1.0}])
+def test_a_training_step_is_reported_as_where_it_runs(options):
+    real = Trained(16)
+    chosen = ipu.Options(**options)
+    step = ipu.training_model(real, chosen, torch.optim.AdamW(real.parameters(), lr=0.1))
+    step(torch.randn(8 * chosen.batch_factor, 16))
+    with torch.device("meta"):
+        model = Trained(16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    report = ipu.estimate(model, [torch.empty(8, 16, device="meta")], chosen, optimizer)
+    assert costs_of(report) == costs_of(step.report)
+    assert report.memory.peak.tolist() == step.report.memory.peak.tolist()
+    assert report.state_bytes == pytest.approx(step.report.state_bytes, abs=64)  # a step count for each parameter
+    assert (report.micro_batches, report.replicas) == (chosen.gradient_accumulation, chosen.replication_factor)
+
+
+@pytest.mark.parametrize("made", ["real", "meta", "fake"])
+def test_inference_is_reported_wherever_the_weights_are(made):
+    x = torch.randn(8, 16)
+    expected = ipu.compile(Trained(16), [x]).report
+    if made == "fake":
+        with FakeTensorMode():
+            model = Trained(16)
+    else:
+        with torch.device("meta" if made == "meta" else "cpu"):
+            model = Trained(16)
+    assert costs_of(ipu.estimate(model, [x])) == costs_of(expected)
+
+
+def test_neither_model_nor_optimizer_changes():
+    model = Trained(16)
+    optimizer = torch.optim.Adam(model.parameters())
+    before = [p.clone() for p in model.parameters()]
+    ipu.estimate(model, [torch.randn(8, 16)], optimizer=optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert not optimizer.state
+    assert [p for group in optimizer.param_groups for p in group["params"]] == list(model.parameters())
+
+
+def test_a_model_of_a_hundred_gigabytes_takes_no_memory_and_says_how_much_it_would_need():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # kB
+    with torch.device("meta"):
+        model = Trained(120_000)  # 2 x 57.6 GB of weights
+    report = ipu.estimate(model, [torch.empty(4, 120_000)], optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1e6
+    assert report.state_bytes > 2 * 2 * 57.6e9
+    assert report.memory.peak.max() > 100 * report.memory.limit
+    assert any("Memory is exceeded" in insight.title for insight in report.insights)
+    assert max(map(len, str(report).splitlines())) <= 100
+    (line,) = (line for line in str(report).splitlines() if line.startswith("  matmul"))
+    assert line.split()[1] == "5"  # numbers of twelve digits leave room between columns
+
+
+def test_what_cannot_be_trained_is_refused():
+    with pytest.raises(ValueError, match="no parameters to train"):
+        ipu.estimate(torch.relu, [torch.ones(2)], optimizer=torch.optim.SGD(Trained(2).parameters()))
+    with pytest.raises(ValueError, match="no parameter of the model"):
+        ipu.estimate(Trained(2), [torch.ones(2, 2)], optimizer=torch.optim.SGD(Trained(2).parameters()))

@@ -1,0 +1,166 @@
+"""Pipelines of whole models: what stages compute and send, worked out by hand, and what is refused."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from popgeo import ipu
+from popgeo.ipu.cost.plan import Profile
+from popgeo.ipu.planning.cut import Block, cut_by_layers, cut_evenly
+
+WIDTH, ROWS = 64, 16
+
+
+class Chain(nn.Module):
+    """An embedding, alike layers, a head that may share the embedding's weights, and a loss."""
+
+    def __init__(self, layers: int, tied: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, WIDTH)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(layers))
+        self.head = nn.Linear(WIDTH, 32, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return nn.functional.cross_entropy(self.head(x), tokens)
+
+
+TOKENS = torch.zeros(ROWS, dtype=torch.long)
+
+
+def plan(model=None, *, stages, count=8, train=True, **choices):
+    model = model or Chain(4)
+    optimizer = torch.optim.Adam(model.parameters()) if train else None
+    number = {"gradient_accumulation": count} if train else {"device_iterations": count}
+    return ipu.pipeline(model, [TOKENS], ipu.Options(**number), optimizer, stages=stages, **choices)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4, [0, 1, 1, 2], {"layers.1": 1, "layers.3": 2, "head": 0}])
+def test_stages_together_compute_what_one_ipu_does(stages):
+    whole = ipu.estimate(
+        model := Chain(4), [TOKENS], ipu.Options(gradient_accumulation=8), torch.optim.Adam(model.parameters())
+    )
+    cycles = {
+        phase: sum(c.plan.cycles(Profile.CALIBRATED) for c in whole.costs if c.phase == phase)
+        for phase in ("forward", "backward")
+    }
+    cut = plan(model, stages=stages)
+    assert sum(stage.forward for stage in cut.stages) == pytest.approx(cycles["forward"])
+    assert sum(stage.backward for stage in cut.stages) == pytest.approx(cycles["backward"])
+    assert sum(stage.weight_bytes for stage in cut.stages) == sum(p.nbytes for p in model.parameters())
+    updates = sum(c.plan.cycles(Profile.CALIBRATED) for c in whole.costs if c.phase == "update")
+    assert sum(cut.update) == pytest.approx(updates)
+
+
+def test_each_layer_of_the_backward_pass_is_where_its_weights_are():
+    cut = plan(stages=[0, 2, 2])
+    assert [stage.layers for stage in cut.stages] == ["embed", "layers.0 to layers.1", "layers.2 to head"]
+    layer = 4 * (WIDTH * WIDTH + WIDTH)
+    assert [stage.weight_bytes for stage in cut.stages] == [4 * 32 * WIDTH, 2 * layer, 2 * layer + 4 * 32 * WIDTH]
+    message = 4 * ROWS * WIDTH  # activations to the right, their gradients to the left
+    assert [stage.received_bytes for stage in cut.stages] == [message, 2 * message, message]
+    # Tanh keeps its result, a linear layer its input: what the layers before made, and their own.
+    assert cut.stages[1].stash_bytes == 3 * message
+    assert plan(stages=[0, 2, 2], recompute=True).stages[1].stash_bytes == message
+
+
+def test_recomputation_repeats_the_forward_pass_and_keeps_less():
+    plain, again = plan(stages=2), plan(stages=2, recompute=True)
+    for a, b in zip(plain.stages, again.stages, strict=True):
+        assert b.backward == pytest.approx(a.backward + a.forward)
+        assert b.stash_bytes < a.stash_bytes
+
+
+def test_one_stage_waits_for_nobody_and_sends_nothing():
+    cut = plan(stages=1)
+    assert cut.bubble == pytest.approx(0.0)
+    assert cut.stages[0].received_bytes == 0
+    assert cut.cycles == pytest.approx(8 * (cut.stages[0].forward + cut.stages[0].backward) + cut.update[0])
+
+
+def test_more_micro_batches_fill_the_pipeline_and_the_remedy_says_how_many():
+    few, many = plan(stages=4, count=4), plan(stages=4, count=64)
+    assert many.bubble < few.bubble
+    assert any("accumulate 57 micro-batches" in insight for insight in few.insights)  # 3 x 0.95 / 0.05
+    assert plan(stages=4, count=4, schedule="sharded").cycles > few.cycles
+
+
+def test_a_layer_may_come_back_to_an_earlier_ipu():
+    cut = plan(stages={"layers.0": 1, "head": 0})
+    assert [stage.ipu for stage in cut.stages] == [0, 1, 0]
+    assert cut.num_ipus == 2
+    assert cut.memory[0] > max(0.0, cut.stages[0].memory.peak.max() / cut.target.memory_per_tile)
+
+
+def test_tied_weights_are_named_and_their_gradient_is_sent_once_an_update():
+    apart, together = plan(Chain(4, tied=True), stages=2), plan(Chain(4, tied=True), stages={"layers.0": 1, "head": 0})
+    assert apart.shared == ("embed.weight",)
+    assert any("embed.weight stands on several IPUs" in insight for insight in apart.insights)
+    assert apart.stages[0].shared_bytes == 4 * 32 * WIDTH
+    assert apart.stages[0].received_bytes == 4 * ROWS * WIDTH  # the activations' gradient alone, each micro-batch
+    assert together.shared == ()
+
+
+def test_replicas_add_the_time_of_summing_gradients():
+    model = Chain(4)
+    optimizer = torch.optim.Adam(model.parameters())
+    options = ipu.Options(gradient_accumulation=8, replication_factor=2)
+    two = ipu.pipeline(model, [TOKENS], options, optimizer, stages=2)
+    one = plan(model, stages=2)
+    assert max(two.update) > max(one.update)
+    assert two.micro_batches_per_second == pytest.approx(2 * one.micro_batches_per_second, rel=0.2)
+
+
+def test_what_does_not_fit_says_how_many_ipus_would_do():
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(20_000, 20_000) for _ in range(4)))
+    cut = ipu.pipeline(model, [torch.empty(8, 20_000)], stages=2)
+    assert not cut.fits
+    assert any("use more stages (at least 7 IPUs" in insight for insight in cut.insights)  # 6.4 GB of 897 MiB each
+
+
+def test_text_table_and_trace_tell_one_story():
+    cut = plan(stages=3)
+    frame, tasks = cut.to_frame(), cut.timeline()
+    assert list(frame["layers"]) == [stage.layers for stage in cut.stages]
+    assert len(tasks) == 2 * 3 * 8
+    events = [e for e in json.loads(cut.to_chrome_trace())["traceEvents"] if e["ph"] == "X"]
+    assert len(events) == len(tasks)
+    assert max(e["ts"] + e["dur"] for e in events) == pytest.approx(1e6 * tasks["end"].max() / cut.target.clock)
+    assert f"{cut.cycles:,.0f} cycles" in str(cut)
+    assert max(map(len, str(cut).splitlines()[:6])) <= 100
+
+
+def test_even_cuts_are_the_best_there_are():
+    blocks = [Block(name=f"{n}", ops=(n,), numbered=True) for n in range(6)]
+    assert cut_evenly(blocks, [5, 1, 1, 1, 1, 5], [0] * 6, 3) == [0, 1, 5]
+    assert cut_evenly(blocks, [1] * 6, [0] * 6, 2) == [0, 3]
+    assert cut_evenly(blocks, [1] * 6, [0, 0, 0, 0, 9, 9], 2) == [0, 4]  # memory counts as well
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        (0, "at least one"),
+        (9, "cut into 9 stages"),
+        ([2, 1], "add up to 3, but the model runs 4"),
+        ([4, 0], "without operations"),
+        ({"layers.9": 1}, "No layer is called 'layers.9'"),
+        ({"layers.2": 2}, "without gaps"),
+    ],
+)
+def test_stages_that_do_not_cover_the_model_are_refused(stages, message):
+    with pytest.raises(ValueError, match=message):
+        plan(stages=stages)
+
+
+def test_layers_before_the_first_are_needed_where_the_first_ipu_has_none():
+    blocks = [Block(name=f"h.{n}", ops=(), numbered=True) for n in range(2)]
+    with pytest.raises(ValueError, match="without operations"):
+        cut_by_layers(blocks, [0, 2])

@@ -1,0 +1,65 @@
+"""Timelines of pipelines: lengths known in closed form, and the rules that every one of them keeps."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from popgeo.ipu.planning.schedule import Schedule, most_in_flight, timeline
+
+every_schedule = pytest.mark.parametrize("schedule", Schedule)
+
+
+def length(tasks):
+    return max(task.end for task in tasks)
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 5), (2, 2), (4, 4), (4, 16), (8, 64)])
+def test_even_stages_take_as_long_as_papers_say(stages, micro_batches):
+    forward, backward, ipus = [1.0] * stages, [2.0] * stages, range(stages)
+    filled = (micro_batches + stages - 1) * 3  # GPipe and 1F1B alike: m + s - 1 turns
+    assert length(timeline(forward, backward, ipus, micro_batches, Schedule.ONE_F_ONE_B)) == filled
+    assert length(timeline(forward, backward, ipus, micro_batches, Schedule.GROUPED)) == filled
+    assert length(timeline(forward, backward, ipus, micro_batches, Schedule.SHARDED)) == micro_batches * stages * 3
+    assert length(timeline(forward, [], ipus, micro_batches)) == micro_batches + stages - 1
+
+
+def test_one_stage_alternates_and_others_keep_fewer_micro_batches_the_later_they_are():
+    tasks = timeline([1.0] * 4, [2.0] * 4, range(4), 8)
+    assert [most_in_flight(tasks, stage, True) for stage in range(4)] == [4, 3, 2, 1]
+    last = [task.backward for task in tasks if task.stage == 3]
+    assert last == [False, True] * 8
+    grouped = timeline([1.0] * 4, [2.0] * 4, range(4), 8, Schedule.GROUPED)
+    assert [most_in_flight(grouped, stage, True) for stage in range(4)] == [8] * 4
+    sharded = timeline([1.0] * 4, [2.0] * 4, range(4), 8, Schedule.SHARDED)
+    assert [most_in_flight(sharded, stage, True) for stage in range(4)] == [1] * 4
+
+
+def test_the_slowest_stage_sets_the_pace():
+    tasks = timeline([1.0, 5.0, 1.0], [1.0, 5.0, 1.0], range(3), 50)
+    assert length(tasks) == 1 + 50 * 10 + 1  # the others work beside it, but for the way in and out
+
+
+@every_schedule
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_nothing_overlaps_and_nothing_starts_before_what_it_needs(schedule, data):
+    stages = data.draw(st.integers(1, 5))
+    times = st.lists(st.integers(0, 5).map(float), min_size=stages, max_size=stages)
+    forward, backward = data.draw(times), data.draw(times)
+    ipus = data.draw(st.lists(st.integers(0, 2), min_size=stages, max_size=stages))
+    count = data.draw(st.integers(1, 6))
+    tasks = timeline(forward, backward, ipus, count, schedule)
+    assert len(tasks) == 2 * stages * count == len({(t.stage, t.micro_batch, t.backward) for t in tasks})
+    ends = {(t.stage, t.micro_batch, t.backward): t.end for t in tasks}
+    for task in tasks:
+        assert task.ipu == ipus[task.stage]
+        if task.backward:
+            before = (task.stage, False), (min(task.stage + 1, stages - 1), task.stage + 1 < stages)
+        else:
+            before = ((task.stage - 1, False),) if task.stage else ()
+        assert all(ends[stage, task.micro_batch, kind] <= task.start for stage, kind in before)
+    for ipu in set(ipus):
+        own = sorted((t.start, t.end) for t in tasks if t.ipu == ipu)
+        assert all(first[1] <= second[0] for first, second in itertools.pairwise(own))
