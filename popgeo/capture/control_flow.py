@@ -88,7 +88,8 @@ def cond(
     )
     _require_alike("cond", "returns in one branch", results[0], "returns in the other", results[1])
     given = [*then_inputs, *outside[0]], [*else_inputs, *outside[1]]
-    recorder.add(COND, (condition, *given), results[0], bodies)
+    holds = condition.to(torch.bool)
+    recorder.add(COND, (holds, *given), results[0], bodies)
     return results[0]
 
 
