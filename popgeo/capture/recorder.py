@@ -248,7 +248,7 @@ class Recorder(TorchDispatchMode):
         )
         self._ops.append(op)
         self.on_operation()
-        if name == "popgeo.identity_loss.default":
+        if name == "popgeo.identity_loss.default" and not self._in_body:
             self.marked.append(result)
 
     def _output(self, tensor: Tensor, producer: int) -> int:
