@@ -174,7 +174,7 @@ _OPERATIONS = {
     ),
     "movement": (
         "clone copy contiguous cat concat stack hstack vstack repeat repeat_interleave tile flip roll rot90 "
-        "popgeo.identity_loss constant_pad_nd index_fill tril triu diag_embed view_copy _reshape_copy expand_copy "
+        "popgeo.identity_loss popgeo.print_tensor constant_pad_nd index_fill tril triu diag_embed view_copy _reshape_copy expand_copy "
         "slice_copy im2col _foreach_copy pixel_shuffle slice_backward select_backward slice_scatter select_scatter "
         "diagonal_backward as_strided_scatter unfold_backward diagonal_scatter masked_scatter zeros ones full "
         "new_zeros new_ones new_full zeros_like ones_like full_like fill zero arange scalar_tensor linspace eye "
@@ -194,6 +194,7 @@ _OPERATIONS = {
         "nll_loss2d_forward nll_loss_backward nll_loss2d_backward"
     ),
     "fused": ("popgeo.cfconv popgeo.cfconv_backward _fused_adam _fused_adamw _fused_adagrad _fused_sgd"),
+    "control": ("popgeo.for_loop popgeo.cond"),
 }
 FAMILY_OF: Mapping[str, str] = {
     name if "." in name else f"aten.{name}": family for family, names in _OPERATIONS.items() for name in names.split()
