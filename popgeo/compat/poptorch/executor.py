@@ -3,6 +3,7 @@
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from popgeo import ipu
+from popgeo.capture.mark_losses import losses_marked
 from popgeo.compat.poptorch import enums, executable_file
 from popgeo.compat.poptorch.call_arguments import CallArguments, CallForm, for_each_replica
 from popgeo.compat.poptorch.call_times import CallTimes, HasCallTimes
@@ -347,7 +349,7 @@ class PoplarExecutor(HasCallTimes):
                     else ipu.inference_model(self._model, options)
                 )
                 each = self._for_replicas(given)
-                with compiling():
+                with compiling(), losses_marked() if self._training else nullcontext():
                     model.compile(*each.args, **each.named)
                 self._require_own_buffers(model)
         finally:
