@@ -4,6 +4,7 @@ import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -248,6 +249,32 @@ class PoplarExecutor(HasCallTimes):
     def options(self) -> Options:
         """The options, which do not change any more."""
         return self._options
+
+    def compilationTime(self) -> timedelta:
+        """How long compiling took on this computer.
+
+        Raises:
+            Error: the model is not compiled.
+        """
+        return timedelta(seconds=self.compiled.compiled.usage.compile_seconds)
+
+    def getTensorNames(self) -> list[str]:
+        """Names of PopART's tensors.
+
+        Raises:
+            Error: always, since there are none; the captured operations are `executor.compiled.graph`.
+        """
+        raise Error("PopART's names of tensors are not known here; executor.compiled.graph lists what was captured.")
+
+    def getAnchoredTensor(self, short_name: str) -> Tensor:
+        """A tensor inside PopART's graph.
+
+        Raises:
+            Error: always, since the names of `Options.anchorTensor` are not known.
+        """
+        raise Error(
+            f"Tensor {short_name!r} is not known, since PopART's names are not; return it from the model instead."
+        )
 
     def cycleCount(self) -> int:
         """Cycles of the last call on one IPU of the modelled machine.
