@@ -165,15 +165,18 @@ def test_each_process_loads_its_own_part():
     assert epochs[0] != epochs[1]
 
 
-def test_shuffled_parts_use_every_element_in_two_epochs():
-    seen = set()
-    for process in range(2):
+def test_shuffled_parts_never_overlap_and_leave_nobody_out_for_long():
+    def loader_of(process):
         options = poptorch.Options().randomSeed(42)
         options.Distributed.configureProcessId(process, 2)
-        loader = poptorch.DataLoader(options, numbers(13), batch_size=3, shuffle=False)
-        assert len(loader) == 2
-        seen |= {number for _ in range(2) for row in rows(loader) for number in row}
-    assert seen == set(range(12))
+        return poptorch.DataLoader(options, numbers(13), batch_size=3, shuffle=True)
+
+    loaders, seen = [loader_of(process) for process in range(2)], set()
+    for _ in range(4):
+        epoch = [number for loader in loaders for row in rows(loader) for number in row]
+        assert len(set(epoch)) == len(epoch) == 12
+        seen |= set(epoch)
+    assert seen == set(range(13))
 
 
 def test_an_accessor_loads_any_iterable_ahead():
