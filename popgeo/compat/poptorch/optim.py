@@ -83,7 +83,9 @@ class _WideOptimizer(torch.optim.Optimizer):
         self.max_grad_norm = None if unlimited else max_grad_norm
         for name, dtype in {"accum_type": accum_type, **types}.items():
             if dtype is not None and dtype not in _TYPES:
-                raise ValueError(f"Accumulation types must be either torch.float32 or torch.float16; {name} is {dtype}.")
+                raise ValueError(
+                    f"Accumulation types must be either torch.float32 or torch.float16; {name} is {dtype}."
+                )
         self.accum_type = accum_type or torch.float32
         self._types = {name: dtype or torch.float32 for name, dtype in types.items()}
         self._choices = dict(choices)
