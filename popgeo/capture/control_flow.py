@@ -1,7 +1,7 @@
 """Loops and branches as operations of the graph: their bodies are graphs of their own, written down once."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -109,8 +109,8 @@ def _body(
                 "Python loop, or torch.where, in a model that is trained, or call it under torch.no_grad()."
             )
         made = [tensor if recorder.is_fresh(tensor) else tensor.clone() for tensor in made]
-        graph, wholes = _graph_of_body(recorder, made)
-    wholes = [tensor.as_strided((numel,), (1,), 0) if numel else tensor for tensor, numel in wholes]
+        graph, seen = _graph_of_body(recorder, made)
+    wholes = [tensor.as_strided((numel,), (1,), 0) if numel else tensor for tensor, numel in seen]
     with recorder.paused():
         results = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in made]
     return drop_unused(merge_equal_values(graph)), wholes, results

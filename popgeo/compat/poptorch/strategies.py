@@ -148,7 +148,7 @@ class ParallelPhasedExecution(_PhasedExecution):
     """Phases by turns on two groups of IPUs.
 
     Example:
-        >>> ParallelPhasedExecution(Phase(Stage("a"), Stage("b")), Phase(Stage("c"), Stage("d"))).phase(1).stage(0).blocks
+        >>> ParallelPhasedExecution(Phase(Stage("a"), Stage("b")), ["c"]).phase(1).stage(0).blocks
         ['c']
     """
 

@@ -10,11 +10,11 @@ from popgeo.compat.poptorch import optim
 from popgeo.ipu import Options, TileExact, training_model
 
 SETTINGS = [
-    ("SGD", dict(lr=0.1, momentum=0.9, dampening=0.1, weight_decay=0.01)),
-    ("SGD", dict(lr=0.1, momentum=0.9, nesterov=True)),
-    ("Adam", dict(lr=0.01, weight_decay=0.1)),
-    ("AdamW", dict(lr=0.01, weight_decay=0.1)),
-    ("RMSprop", dict(lr=0.01, momentum=0.9, centered=True, weight_decay=0.1)),
+    ("SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.01}),
+    ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    ("Adam", {"lr": 0.01, "weight_decay": 0.1}),
+    ("AdamW", {"lr": 0.01, "weight_decay": 0.1}),
+    ("RMSprop", {"lr": 0.01, "momentum": 0.9, "centered": True, "weight_decay": 0.1}),
 ]
 
 
