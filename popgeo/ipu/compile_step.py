@@ -81,7 +81,8 @@ def _choices(
     choices: list[object] = [*describe(arguments.structure), *trained, options.loss_scaling, hash_sources(*DECIDES)]
     if options.strict:
         choices += [astuple(options.target), options.gradient_accumulation, options.replication_factor]
-        choices += [gradient_divisor(options), options.max_grad_norm, *_what_needs_state(optimizer)]
+        choices += [gradient_divisor(options), options.max_grad_norm, getattr(optimizer, "accum_type", None)]
+        choices += _what_needs_state(optimizer)
     return choices
 
 

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,3 +41,22 @@ class GradientScaling:
                     parameter.grad.div_(self.divisor)
         if self.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(parameters, self.max_grad_norm, foreach=False)
+
+
+def set_gradient(parameter: Tensor, gradient: Tensor) -> None:
+    """Gives a parameter a gradient, which may be of a wider type where this torch (2.9) allows it."""
+    if gradient.dtype != parameter.dtype:
+        parameter.grad_dtype = gradient.dtype
+    parameter.grad = gradient
+
+
+def joined_gradient_type(optimizer: Optimizer, weights: torch.dtype) -> torch.dtype:
+    """The type in which gradients are joined and scaled: that of the weights, or float32 if the optimizer says so.
+
+    Example:
+        >>> joined_gradient_type(torch.optim.SGD([nn.Parameter(torch.ones(1))]), torch.float16)
+        torch.float16
+    """
+    wanted = getattr(optimizer, "accum_type", weights)
+    narrow = weights in (torch.float16, torch.bfloat16)
+    return torch.float32 if narrow and wanted is torch.float32 and hasattr(Tensor, "grad_dtype") else weights

@@ -14,7 +14,8 @@ from popgeo.engine.optimizer.flat_parameters import flatten_groups, optimizer_of
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling
 from popgeo.engine.optimizer.run_update import UpdateRunner
 
-# Each element's update depends on that element and on numbers alone, so many parameters may be updated as one.
+# Each element's update depends on that element and on numbers alone, so many parameters may be updated as one. An
+# optimizer that torch does not know says so by a class attribute `elementwise`.
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "ASGD")
 
 
@@ -61,6 +62,7 @@ class Update:
         accumulates = options.gradient_accumulation * options.replication_factor > 1
         kind = type(optimizer)
         self._elementwise = kind.__module__.startswith("torch.optim") and kind.__name__ in _ELEMENTWISE
+        self._elementwise = getattr(kind, "elementwise", self._elementwise)
         self._flat = flatten_groups(
             optimizer, set(parameters.values()), accumulates=accumulates, elementwise=self._elementwise
         )

@@ -178,7 +178,7 @@ _OPERATIONS = {
         "slice_copy im2col _foreach_copy pixel_shuffle slice_backward select_backward slice_scatter select_scatter "
         "diagonal_backward as_strided_scatter unfold_backward diagonal_scatter masked_scatter zeros ones full "
         "new_zeros new_ones new_full zeros_like ones_like full_like fill zero arange scalar_tensor linspace eye "
-        "tril_indices triu_indices"
+        "tril_indices triu_indices popgeo.print_tensor"
     ),
     "view": (
         "view _unsafe_view reshape _reshape_alias view_as expand expand_as t transpose permute numpy_T mT movedim "
@@ -194,6 +194,7 @@ _OPERATIONS = {
         "nll_loss2d_forward nll_loss_backward nll_loss2d_backward"
     ),
     "fused": ("popgeo.cfconv popgeo.cfconv_backward _fused_adam _fused_adamw _fused_adagrad _fused_sgd"),
+    "control": ("popgeo.for_loop popgeo.cond"),
 }
 FAMILY_OF: Mapping[str, str] = {
     name if "." in name else f"aten.{name}": family for family, names in _OPERATIONS.items() for name in names.split()

@@ -1,0 +1,106 @@
+"""PopTorch's options of one model, and what they are in popgeo's terms."""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+from torch.optim import Optimizer
+
+from popgeo.compat.poptorch import enums
+from popgeo.compat.poptorch.errors import CheckFailed, Error
+from popgeo.compat.poptorch.options import Options
+from popgeo.engine.call_options import OutputMode, Reduction
+from popgeo.ipu.options import Options as PopgeoOptions
+from popgeo.ipu.target import IpuTarget
+
+_MODES = {
+    enums.OutputMode.Final: OutputMode.FINAL,
+    enums.OutputMode.EveryN: OutputMode.EVERY_N,
+    enums.OutputMode.All: OutputMode.ALL,
+    enums.OutputMode.Sum: OutputMode.SUM,
+}
+
+
+def popgeo_options(options: Options, optimizer: Optimizer | None) -> PopgeoOptions:
+    """The choices that decide results and the modelled machine; an output mode has been picked.
+
+    Args:
+        options: PopTorch's.
+        optimizer: Holds the scale of the loss and the largest norm of gradients, where it is one of PopTorch's.
+
+    Raises:
+        ValueError: a period that does not divide the steps of a call.
+
+    Example:
+        >>> chosen = Options().deviceIterations(4).outputMode(enums.OutputMode.All)
+        >>> popgeo_options(chosen, None)
+        Options(device_iterations=4, output_mode='all', strict=False)
+    """
+    popart = options._Popart.options
+    reduction = options.Training.accumulation_and_replication_reduction_type
+    return PopgeoOptions(
+        device_iterations=options.device_iterations,
+        replication_factor=options.replication_factor,
+        gradient_accumulation=options.Training.gradient_accumulation,
+        reduction=Reduction.MEAN if reduction == enums.ReductionType.Mean else Reduction.SUM,
+        output_mode=_MODES[enums.OutputMode(options.output_mode)],
+        output_period=options.output_return_period,
+        random_seed=options.random_seed if options.exists("random_seed") else None,
+        floating_point_exceptions=bool(popart.get("enableFloatingPointChecks", False)),
+        cache_dir=popart.get("cachePath") if popart.get("enableEngineCaching") else None,
+        show_progress=options._show_compilation_progress_bar,
+        target=_target(options),
+        strict=False,  # such programs ran on several IPUs, or fitted by means that the model knows nothing of
+        **_of_optimizer(optimizer),
+    )
+
+
+def options_in_use(options: Options | None, training: bool, optimizer: Optimizer | None) -> Options:
+    """The options of one model: a frozen copy with an output mode picked; those given are frozen too.
+
+    Raises:
+        Error: they are no options of PopTorch, or ask for something that inference does not have.
+
+    Example:
+        >>> options_in_use(None, True, None).output_mode == enums.OutputMode.Final
+        True
+    """
+    if options is not None and not isinstance(options, Options):
+        raise Error(f"Invalid type: 'options' is of type {type(options)} (Expected poptorch.Options)")
+    given = options if options is not None else Options()
+    if not training:
+        if given.Training.gradient_accumulation != 1:
+            raise Error(
+                "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave it as its default value "
+                "(1) when running a poptorch.inferenceModel(). Use poptorch.Options().deviceIterations to process a "
+                "sufficient number of batches each run for pipelined execution instead."
+            )
+        if optimizer is not None:
+            raise CheckFailed("Optimizer should be None for inference")
+    if given.replication_factor % given.input_group_size:
+        raise Error(
+            f"Options.inputReplicaGrouping has groups of {given.input_group_size}, which do not divide "
+            f"Options.replicationFactor({given.replication_factor})."
+        )
+    given._freeze()
+    own = copy.deepcopy(given)
+    if own.defaultOutputMode():
+        mode = enums.OutputMode.Final if training else enums.OutputMode.All
+        own.set(output_mode=mode.value)
+    own._freeze()
+    return own
+
+
+def _of_optimizer(optimizer: Optimizer | None) -> dict[str, Any]:
+    """What PopTorch's optimizers decide beside their update."""
+    names = {"loss_scaling": 1.0, "max_grad_norm": None}
+    found = {name: getattr(optimizer, name, None) for name in names}
+    return {name: value for name, value in found.items() if value is not None and value != float("inf")}
+
+
+def _target(options: Options) -> IpuTarget:
+    """The machine of the generation asked for, without the tiles kept for transfers."""
+    version = options.ipu_version if options.exists("ipu_version") else 2
+    target = IpuTarget.gc2() if version == 1 else IpuTarget.bow()
+    kept = options.TensorLocations.toDict().get("numIOTiles", 0)
+    return replace(target, num_tiles=target.num_tiles - kept) if kept else target
