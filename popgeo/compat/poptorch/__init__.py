@@ -1,5 +1,6 @@
 """PopTorch's names over popgeo, for programs that were written for it; a thing's home is the module it comes from."""
 
+from popgeo.capture.identity_loss import identity_loss as identity_loss
 from popgeo.compat.account import compat_report as compat_report
 from popgeo.compat.poptorch import optim as optim
 from popgeo.compat.poptorch import options as options
@@ -7,14 +8,15 @@ from popgeo.compat.poptorch import profiling as profiling
 from popgeo.compat.poptorch.arg_parsers import ICustomArgParser as ICustomArgParser
 from popgeo.compat.poptorch.arg_parsers import registerCustomArgParser as registerCustomArgParser
 from popgeo.compat.poptorch.async_data import AsynchronousDataAccessor as AsynchronousDataAccessor
-from popgeo.compat.poptorch.autocasting import autocast as autocast
 from popgeo.compat.poptorch.blocks import BeginBlock as BeginBlock
 from popgeo.compat.poptorch.blocks import Block as Block
 from popgeo.compat.poptorch.blocks import BlockFunction as BlockFunction
-from popgeo.compat.poptorch.blocks import NameScope as NameScope
 from popgeo.compat.poptorch.blocks import removeBlocks as removeBlocks
 from popgeo.compat.poptorch.compile_hooks import registerPostCompileHook as registerPostCompileHook
 from popgeo.compat.poptorch.compile_hooks import registerPreCompileHook as registerPreCompileHook
+from popgeo.compat.poptorch.contexts import MultiConv as MultiConv
+from popgeo.compat.poptorch.contexts import NameScope as NameScope
+from popgeo.compat.poptorch.contexts import autocast as autocast
 from popgeo.compat.poptorch.data_loader import DataLoader as DataLoader
 from popgeo.compat.poptorch.enums import AnchorMode as AnchorMode
 from popgeo.compat.poptorch.enums import AutoStage as AutoStage
@@ -42,7 +44,6 @@ from popgeo.compat.poptorch.hardware import isRunningOnIpu as isRunningOnIpu
 from popgeo.compat.poptorch.log_level import setLogLevel as setLogLevel
 from popgeo.compat.poptorch.loops import cond as cond
 from popgeo.compat.poptorch.loops import for_loop as for_loop
-from popgeo.compat.poptorch.losses import identity_loss as identity_loss
 from popgeo.compat.poptorch.options import ConfigFileError as ConfigFileError
 from popgeo.compat.poptorch.options import Options as Options
 from popgeo.compat.poptorch.point_clouds import fps as fps
@@ -57,7 +58,6 @@ from popgeo.compat.poptorch.strategies import ShardedExecution as ShardedExecuti
 from popgeo.compat.poptorch.strategies import Stage as Stage
 from popgeo.compat.poptorch.tensor_locations import TensorLocationSettings as TensorLocationSettings
 from popgeo.compat.poptorch.tensor_ops import CPU as CPU
-from popgeo.compat.poptorch.tensor_ops import MultiConv as MultiConv
 from popgeo.compat.poptorch.tensor_ops import dynamic_slice as dynamic_slice
 from popgeo.compat.poptorch.tensor_ops import dynamic_update as dynamic_update
 from popgeo.compat.poptorch.tensor_ops import ipu_print_tensor as ipu_print_tensor
