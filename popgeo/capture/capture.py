@@ -128,7 +128,7 @@ def _refuse(problem: Problem) -> None:
 
 
 def _find_loss(results: Sequence[Tensor], recorder: Recorder) -> Tensor:
-    """The tensor marked by `identity_loss` that all other marked ones feed, else the only scalar result with a gradient.
+    """The marked tensor that all other marked ones feed; where none is marked, the only scalar with a gradient.
 
     Raises:
         ValueError: there is none, or several that do not feed one of them.

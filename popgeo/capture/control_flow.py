@@ -1,14 +1,14 @@
 """Loops and branches as operations of the graph: their bodies are graphs of their own, written down once."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value
-from popgeo.capture.passes import drop_unused, merge_equal_values, with_ops
+from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role
+from popgeo.capture.passes import drop_unused, merge_equal_values
 from popgeo.capture.recorder import Recorder, active_recorder
 
 FOR_LOOP, COND = "popgeo.for_loop.default", "popgeo.cond.default"
@@ -109,38 +109,43 @@ def _body(
                 "Python loop, or torch.where, in a model that is trained, or call it under torch.no_grad()."
             )
         made = [tensor if recorder.is_fresh(tensor) else tensor.clone() for tensor in made]
-        outside = recorder.outside()
-        graph = recorder.graph(made, with_constants=False)
-    graph, wholes = _with_inputs(graph, outside)
+        graph, seen = _graph_of_body(recorder, made)
+    wholes = [tensor.as_strided((numel,), (1,), 0) if numel else tensor for tensor, numel in seen]
     with recorder.paused():
         results = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in made]
     return drop_unused(merge_equal_values(graph)), wholes, results
 
 
-def _with_inputs(graph: OpGraph, outside: Mapping[int, Tensor]) -> tuple[OpGraph, list[Tensor]]:
-    """The graph with an input for each memory that it uses from outside, and those tensors.
+def _graph_of_body(recorder: Recorder, made: Sequence[Tensor]) -> tuple[OpGraph, list[tuple[Tensor, int]]]:
+    """What was written down, with an input for each memory that it uses from outside, and those tensors.
 
-    Memory that it looks at in several ways, or not from its start on, is given as a whole, and then looked at.
+    Memory that it looks at in several ways, or not from its start on, is given as a whole, and then looked at: such
+    tensors stand with the elements of the whole.
     """
-    values, inputs, looks, tensors = list(graph.values), dict(graph.inputs), list[Op](), list[Tensor]()
+    outputs, outside = tuple(map(recorder.number, made)), recorder.outside()
+    ops, values, inputs = recorder.written()
+    looks, tensors = list[Op](), list[tuple[Tensor, int]]()
     by_memory: dict[int, list[int]] = {}
     for v in outside:
         by_memory.setdefault(values[v].storage, []).append(v)
-    for number, (storage, seen) in enumerate(by_memory.items()):
-        first = values[seen[0]]
-        base, tensor = seen[0], outside[seen[0]]
+    for number, seen in enumerate(by_memory.values()):
+        base, first = seen[0], values[seen[0]]
+        tensor, numel = outside[base], 0
         if len(seen) > 1 or first.offset or not tensor.is_contiguous():
             numel = max(values[v].end for v in seen) // first.dtype.itemsize
-            tensor = tensor.as_strided((numel,), (1,), 0)
             base = len(values)
-            values.append(Value(shape=(numel,), stride=(1,), offset=0, dtype=first.dtype, storage=storage, producer=None))
+            values.append(dataclasses.replace(first, shape=(numel,), stride=(1,), offset=0))
             for v in seen:
                 args = (Ref(base), list(values[v].shape), list(values[v].stride), values[v].offset)
                 looks.append(Op(target=_AS_STRIDED, args=args, outputs=(v,)))
         inputs[Input(Role.ARGUMENT, f"outside.{number}")] = base
-        tensors.append(tensor)
-    graph = dataclasses.replace(graph, values=tuple(values), inputs=inputs)
-    return with_ops(graph, [*looks, *graph.ops], graph.outputs), tensors
+        tensors.append((tensor, numel))
+    maker = {v: index for index, op in reversed(list(enumerate([*looks, *ops]))) for v in op.makes()}
+    given = {*inputs.values()}
+    values = [
+        dataclasses.replace(value, producer=None if v in given else maker.get(v)) for v, value in enumerate(values)
+    ]
+    return OpGraph(ops=(*looks, *ops), values=tuple(values), inputs=inputs, outputs=outputs), tensors
 
 
 def _tensors(who: str, made: Any) -> list[Tensor]:

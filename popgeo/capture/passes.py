@@ -79,8 +79,8 @@ def fold_constants(graph: OpGraph) -> OpGraph:
             continue
         storages = {graph.values[v].storage for v in (*op.reads(), *op.makes())}
         small = sum(graph.values[v].nbytes for v in op.makes()) <= _LARGEST_CONSTANT
-        changes = op.writes or op.bodies or is_random(op) or storages & mutated
-        changes = changes or any(isinstance(a, Number) for a in op.args)
+        given_anew = any(isinstance(argument, Number) for argument in op.args)
+        changes = op.writes or op.bodies or is_random(op) or storages & mutated or given_anew
         if changes or not small:
             kept.append(op)
             continue

@@ -7,7 +7,9 @@ from torch import Tensor
 
 
 @torch.library.custom_op("popgeo::print_tensor", mutates_args=())
-def _print(x: Tensor, title: str, gradient_title: str, threshold: int, edge_items: int, width: int, digits: int) -> Tensor:
+def _print(
+    x: Tensor, title: str, gradient_title: str, threshold: int, edge_items: int, width: int, digits: int
+) -> Tensor:
     before = torch._tensor_str.PRINT_OPTS
     kept = (before.threshold, before.edgeitems, before.linewidth, before.precision)
     torch.set_printoptions(threshold=threshold, edgeitems=edge_items, linewidth=width, precision=digits)

@@ -191,16 +191,20 @@ class Recorder(TorchDispatchMode):
             for hook in hooks:
                 hook.remove()
 
-    def graph(self, outputs: Sequence[Tensor | None], *, with_constants: bool = True) -> OpGraph:
-        """What was written down, returning these tensors; without constants, someone else makes them inputs."""
+    def graph(self, outputs: Sequence[Tensor | None]) -> OpGraph:
+        """What was written down, returning these tensors."""
         numbers = tuple(None if tensor is None else self.number(tensor) for tensor in outputs)
         return OpGraph(
             ops=tuple(self._ops),
             values=tuple(self._values),
             inputs=dict(self._inputs),
             outputs=numbers,
-            constants={v: _real(tensor) for v, tensor in self._constants.items()} if with_constants else {},
+            constants={v: _real(tensor) for v, tensor in self._constants.items()},
         )
+
+    def written(self) -> tuple[list[Op], list[Value], dict[Input, int]]:
+        """Operations, values and inputs so far; what they use from outside has no maker yet."""
+        return list(self._ops), list(self._values), dict(self._inputs)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

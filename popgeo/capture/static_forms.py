@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 
-from popgeo.capture import static_layers, static_neighbors
+from popgeo.capture import static_ctc, static_layers, static_neighbors
 
 # By module and name, what stands in for it: called with the function of PyG, then with the arguments of the call.
 _IN_PYG: dict[tuple[str, str], Callable[..., Any]] = {
@@ -41,7 +42,7 @@ def static_forms() -> Iterator[None]:
         ...     torch.bincount(torch.tensor([0, 2]), minlength=4)
         tensor([1, 0, 1, 0])
     """
-    with _without_fused_layers(), _replaced_in_pyg(), _TorchForms():
+    with _without_fused_layers(), _without_checked_distributions(), _replaced_in_pyg(), _TorchForms():
         yield
 
 
@@ -118,7 +119,19 @@ _IN_TORCH: dict[Any, Callable[..., Any]] = {
     torch.Tensor.bincount: _bincount,
     torch.Tensor.__setitem__: _set_item,
     torch.nn.functional.gaussian_nll_loss: _gaussian_nll_loss,
+    torch.nn.functional.ctc_loss: static_ctc.ctc_loss,
 }
+
+
+@contextlib.contextmanager
+def _without_checked_distributions() -> Iterator[None]:
+    """Distributions look at their parameters, to refuse a negative variance; such a one makes their samples NaN."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
 
 
 @contextlib.contextmanager

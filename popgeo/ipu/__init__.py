@@ -1,9 +1,13 @@
 """A simulated IPU: compiles a training or inference step once, runs it, and accounts for it."""
 
 from popgeo.capture.check_static import check_static as check_static
+from popgeo.capture.control_flow import cond as cond
+from popgeo.capture.control_flow import for_loop as for_loop
 from popgeo.capture.dynamic_shapes import DynamicShapeError as DynamicShapeError
 from popgeo.capture.dynamic_shapes import Problem as Problem
 from popgeo.capture.identity_loss import identity_loss as identity_loss
+from popgeo.capture.mark_losses import losses_marked as losses_marked
+from popgeo.capture.print_tensor import print_tensor as print_tensor
 from popgeo.engine.call_options import OutputMode as OutputMode
 from popgeo.engine.call_options import Reduction as Reduction
 from popgeo.ipu.compiled_function import Executable as Executable

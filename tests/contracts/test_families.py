@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo import ipu, ops
+from popgeo.capture.control_flow import cond, for_loop
 from popgeo.ipu import IpuTarget, TileExact
 from popgeo.ipu.cost.graph_cost import RULES, cost
 from popgeo.ipu.cost.plan import FAMILY_OF, family_of, name_of
@@ -68,6 +69,7 @@ EXAMPLES: dict[str, Callable[[Tensor], Tensor]] = {
     "distances": lambda x: torch.cdist(x, x),
     "losses": lambda x: nn.functional.cross_entropy(x, TARGET) + nn.functional.mse_loss(x, x.flip(0)),
     "fused": lambda x: ops.cfconv(x, x[:4], INDEX, INDEX, 8),
+    "control": lambda x: cond(x[0, 0] > 9, torch.neg, [x], lambda y: for_loop(3, lambda z: z * y, [y])[0], [x])[0],
 }
 
 

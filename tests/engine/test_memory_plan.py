@@ -6,6 +6,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from popgeo import ipu
 from popgeo.capture.capture import bind, capture
 from popgeo.capture.op_graph import Op, OpGraph
 from popgeo.engine.memory_plan import Memory, place_values
@@ -164,3 +165,22 @@ def test_what_is_needed_at_the_same_time_never_overlaps(steps, overwrites):
             handed_on = overwrites and made == gone and by_element(graph.ops[made])
             if made <= gone and not handed_on:
                 assert spans[a][1] <= spans[b][0] or spans[b][1] <= spans[a][0], (steps, a, b)
+
+
+def test_a_slice_that_is_assigned_to_trains_with_the_right_gradient():
+    """Torch makes the gradient's memory anew at each run, and a chain of operations clears a part of it there."""
+
+    class Assigns(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept, self.put = torch.nn.Parameter(torch.ones(())), torch.nn.Parameter(torch.ones(()))
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            x = (x * self.kept).clone()
+            x[1:] = y[1:] * self.put
+            return (x * x).sum()
+
+    model = Assigns()
+    training = ipu.training_model(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01))
+    training(torch.tensor([[1.0, 2.0]] * 3), torch.tensor([[3.0, 0.0]] * 3))
+    assert (model.kept.item(), model.put.item()) == (pytest.approx(1 - 0.1), pytest.approx(1 - 0.36))

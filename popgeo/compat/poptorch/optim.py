@@ -83,7 +83,9 @@ class _WideOptimizer(torch.optim.Optimizer):
         self.max_grad_norm = None if unlimited else max_grad_norm
         for name, dtype in {"accum_type": accum_type, **types}.items():
             if dtype is not None and dtype not in _TYPES:
-                raise ValueError(f"Accumulation types must be either torch.float32 or torch.float16; {name} is {dtype}.")
+                raise ValueError(
+                    f"Accumulation types must be either torch.float32 or torch.float16; {name} is {dtype}."
+                )
         self.accum_type = accum_type or torch.float32
         self._types = {name: dtype or torch.float32 for name, dtype in types.items()}
         self._choices = dict(choices)
@@ -171,7 +173,7 @@ class SGD(_WideOptimizer, torch.optim.SGD):
     ) -> None:
         if lr is None:
             raise ValueError("SGD needs a learning rate: pass lr.")
-        settings = dict(momentum=momentum, dampening=dampening, weight_decay=weight_decay)
+        settings = {"momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
         super().__init__(params, lr, **_given(**settings, nesterov=nesterov, maximize=maximize))
         for group in self.param_groups:
             group.setdefault("velocity_scaling", 1.0 if velocity_scaling is None else velocity_scaling)
@@ -211,7 +213,7 @@ class _Adam(_WideOptimizer):
         """Updates every parameter that has a gradient."""
         corrects = self._choices.get("bias_correction") is not False
         if self._is_plain() and corrects:
-            return super().step(closure)  # type: ignore[safe-super]
+            return super().step(closure)
         loss = _loss_of(closure)
         self._update_each(
             wide_updates.adam,
@@ -264,7 +266,7 @@ class Adam(_Adam, torch.optim.Adam):
         max_grad_norm: float | None = None,
     ) -> None:
         _refuse_amsgrad(amsgrad)
-        settings = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, **_given(**settings, maximize=maximize))
         self._set_up(
             {}, settings, loss_scaling=loss_scaling, max_grad_norm=max_grad_norm, accum_type=accum_type,
@@ -307,7 +309,7 @@ class AdamW(_Adam, torch.optim.AdamW):
         max_grad_norm: float | None = None,
     ) -> None:
         _refuse_amsgrad(amsgrad)
-        settings = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, **_given(**settings, maximize=maximize))
         self._set_up(
             {"bias_correction": bias_correction}, settings,
@@ -351,7 +353,14 @@ class RMSprop(_WideOptimizer, torch.optim.RMSprop):
         second_order_momentum_accum_type: torch.dtype | None = None,
         use_tf_variant: bool | None = None,
     ) -> None:
-        settings = dict(lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum, centered=centered)
+        settings = {
+            "lr": lr,
+            "alpha": alpha,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "centered": centered,
+        }
         super().__init__(params, **_given(**settings, maximize=maximize))
         self._set_up(
             {"use_tf_variant": use_tf_variant}, settings,
@@ -411,8 +420,14 @@ class LAMB(_WideOptimizer):
         second_order_momentum_accum_type: torch.dtype | None = None,
         max_grad_norm: float | None = None,
     ) -> None:
-        settings = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, max_weight_norm=max_weight_norm)
-        usual = dict(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, max_weight_norm=None)
+        settings = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "max_weight_norm": max_weight_norm,
+        }
+        usual = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2, "max_weight_norm": None}
         super().__init__(params, {**usual, **_given(**settings)})
         self._set_up(
             {"bias_correction": bias_correction}, settings,

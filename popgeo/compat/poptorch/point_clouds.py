@@ -96,7 +96,9 @@ def nearest(
             raise ValueError("nearest needs clouds in ascending order: sort the points by batch_x and batch_y.")
     if len(given) == 2 and {*given[0]} - {*given[1]}:
         raise ValueError("Some batch indices occur in 'batch_x' that do not occur in 'batch_y'")
-    clouds = (batch if batch is None or isinstance(batch, Tensor) else torch.tensor(batch) for batch in (batch_x, batch_y))
+    clouds = (
+        batch if batch is None or isinstance(batch, Tensor) else torch.tensor(batch) for batch in (batch_x, batch_y)
+    )
     return static_neighbors.nearest(_nothing, x, y, *clouds)
 
 

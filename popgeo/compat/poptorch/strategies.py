@@ -81,7 +81,9 @@ class _ExecutionStrategy:
         if len(automatic) > 1 or any(not hasattr(part, "name") for part in automatic):
             raise ValueError(f"{type(self).__name__} takes Stages, names of blocks or an AutoStage, found {automatic}.")
         self.auto_stage = automatic[0] if automatic else None
-        self._stages = [part if isinstance(part, Stage) else Stage(part) for part in parts if isinstance(part, str | Stage)]
+        self._stages = [
+            part if isinstance(part, Stage) else Stage(part) for part in parts if isinstance(part, str | Stage)
+        ]
         self._phases = [part for part in parts if isinstance(part, Phase)]
         self._stages += [stage for phase in self._phases for stage in phase.stages]
         self._by_block: dict[str, Stage] = {}
@@ -146,7 +148,7 @@ class ParallelPhasedExecution(_PhasedExecution):
     """Phases by turns on two groups of IPUs.
 
     Example:
-        >>> ParallelPhasedExecution(Phase(Stage("a"), Stage("b")), Phase(Stage("c"), Stage("d"))).phase(1).stage(0).blocks
+        >>> ParallelPhasedExecution(Phase(Stage("a"), Stage("b")), ["c"]).phase(1).stage(0).blocks
         ['c']
     """
 

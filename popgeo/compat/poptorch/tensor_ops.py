@@ -1,4 +1,4 @@
-"""What a model does to single tensors: print them, slice them at a place known at run time, say how they are planned."""
+"""What a model does to single tensors: print them, slice them where a tensor says, say how they are planned."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

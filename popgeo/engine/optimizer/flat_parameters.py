@@ -106,9 +106,7 @@ def flatten_groups(
                 # A parameter without dimensions stays alone: its state could not be told from a step count.
                 by_kind[p.dtype if elementwise and p.dim() and p.is_contiguous() else id(p)].append(p)
         for members in by_kind.values():
-            flat.append(
-                FlatParameters(number, members, accumulates, joined_gradient_type(optimizer, members[0].dtype))
-            )
+            flat.append(FlatParameters(number, members, accumulates, joined_gradient_type(optimizer, members[0].dtype)))
     return flat
 
 

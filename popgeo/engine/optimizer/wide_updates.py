@@ -175,7 +175,9 @@ def rmsprop(
     if group["weight_decay"]:
         gradient = gradient + wide * group["weight_decay"]
     _count(state)
-    spread = _kept(state, "square_avg", parameter, second_type, lambda old: old * alpha + gradient.square() * (1 - alpha))
+    spread = _kept(
+        state, "square_avg", parameter, second_type, lambda old: old * alpha + gradient.square() * (1 - alpha)
+    )
     if group["centered"]:
         mean = _kept(state, "grad_avg", parameter, first_type, lambda old: old * alpha + gradient * (1 - alpha))
         spread = spread - mean.square()

@@ -135,7 +135,8 @@ def _pow(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """The exponents that poplar knows run as what they are."""
     known = {2: "square", 3: "cube", 0.5: "sqrt", -0.5: "rsqrt", -1: "inverse", 1: "cast"}
     kind = known.get(op.args[1], "power") if _is_number(op.args[1]) else "power"
-    return _passes((kind,), _result(graph, op), tensor(graph, op.args[0]), 0, op, machine, name=kind)
+    source = read(graph, op)[0]  # the exponent, where the base is a number
+    return _passes((kind,), _result(graph, op), source, 0, op, machine, name=kind)
 
 
 def _cast(graph: OpGraph, op: Op, machine: Machine) -> Plan:

@@ -86,12 +86,19 @@ def _sort(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     return plan_sort(max(1, value.numel // length), length, length, width(value), machine)
 
 
+def _kth(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """The arguments are the tensor, which in order, and the dimension."""
+    value, dim = tensor(graph, op.args[0]), int(op.args[2]) if len(op.args) > 2 else -1
+    length = max(1, value.shape[dim] if value.shape else 1)
+    return plan_sort(max(1, value.numel // length), length, length, width(value), machine)
+
+
 RULES: dict[str, Rule] = {
     "aten.topk": _topk,
     "aten.sort": _sort,
     "aten.argsort": _sort,
     "aten.msort": _sort,
-    "aten.kthvalue": _sort,
+    "aten.kthvalue": _kth,
     "aten.searchsorted": _sort,
     "aten.bucketize": _sort,
 }

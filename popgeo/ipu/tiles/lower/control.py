@@ -46,7 +46,9 @@ def lowering_of(op: Op, add_body: AddBody) -> Lowering:
         for v, then, other in zip(op.makes(), *made, strict=True):
             _choose(scope, scope.region(v), holds, then, other)
 
-    def _add(scope: Scope, body: OpGraph, plans: Sequence[Plan], own: Sequence[Region], outside: Sequence[Ref]) -> Places:
+    def _add(
+        scope: Scope, body: OpGraph, plans: Sequence[Plan], own: Sequence[Region], outside: Sequence[Ref]
+    ) -> Places:
         inputs = [body.values[v] for v in body.inputs.values()]
         regions = [*own, *(scope.region(ref.value) for ref in outside)]
         places: Places = {}

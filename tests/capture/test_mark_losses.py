@@ -1,0 +1,61 @@
+"""Which tensor is trained on."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from popgeo.capture.identity_loss import identity_loss
+from popgeo.capture.mark_losses import losses_marked
+from popgeo.ipu import training_model
+
+
+class Scale(nn.Module):
+    """x times a weight that starts at 1, and what a loss makes of it."""
+
+    def __init__(self, loss: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.weight, self.loss = nn.Parameter(torch.ones(())), loss
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.weight * x
+        return y.sum(), self.loss(y)
+
+
+def gradient(loss: Callable[[Tensor], Any]) -> float:
+    """Of the loss, by the weight, for x = 1 and 2."""
+    model = Scale(loss)
+    training_model(model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0))(torch.tensor([1.0, 2.0]))
+    return 1 - model.weight.item()
+
+
+def test_of_several_marks_the_one_counts_that_the_others_feed():
+    def squared(y: Tensor) -> Tensor:
+        part = identity_loss(y, "none")
+        return identity_loss((part * part).sum(), "none")
+
+    assert gradient(squared) == pytest.approx(10)  # 2 w (1 + 4)
+
+
+def test_a_loss_that_is_not_reduced_is_summed():
+    assert gradient(lambda y: identity_loss(y, "none")) == pytest.approx(3)
+    assert gradient(lambda y: identity_loss(y, "mean")) == pytest.approx(1.5)
+
+
+def test_marks_that_do_not_feed_each_other_are_refused():
+    with pytest.raises(ValueError, match=r"Multiple independent losses.*identity_loss"):
+        gradient(lambda y: (identity_loss(y, "sum"), identity_loss(2 * y, "sum")))
+
+
+def test_torch_s_losses_are_found_while_they_are_marked():
+    zero = torch.zeros(2)
+    with losses_marked():
+        assert gradient(lambda y: F.mse_loss(y, zero, reduction="sum")) == pytest.approx(10)
+        assert gradient(lambda y: nn.L1Loss()(y, zero)) == 1.5
+        with pytest.raises(ValueError, match="Multiple independent losses"):
+            gradient(lambda y: F.mse_loss(y, zero) + F.l1_loss(y, zero))
+    with pytest.raises(ValueError, match=r"Couldn't find a loss.*2 scalars"):
+        gradient(lambda y: F.mse_loss(y, zero))
