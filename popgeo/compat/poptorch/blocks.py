@@ -8,10 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from popgeo.capture.recorder import active_recorder
 from popgeo.compat.account import ACCOUNT, Treatment
 
-__all__ = ["BeginBlock", "Block", "BlockFunction", "NameScope", "removeBlocks"]
+__all__ = ["BeginBlock", "Block", "BlockFunction", "removeBlocks"]
 
 
 def _remember(user_id: str | None, ipu_id: int | None) -> None:
@@ -116,29 +115,3 @@ def BlockFunction(user_id: str | None = None, ipu_id: int | None = None) -> Call
         return in_block
 
     return decorate
-
-
-class NameScope:
-    """Operations inside are listed under this name in the report of a compiled model.
-
-    Example:
-        >>> with NameScope("attention"):
-        ...     pass
-    """
-
-    def __init__(self, name: str) -> None:
-        if not isinstance(name, str):
-            raise ValueError("Parameter to NameScope must be a string")
-        self.name = name
-        self._recorder: Any = None
-
-    def __enter__(self) -> None:
-        self._recorder = active_recorder()
-        if self._recorder is not None:
-            modules = self._recorder.modules
-            modules.append(f"{modules[-1]}.{self.name}" if modules and modules[-1] else self.name)
-
-    def __exit__(self, *error: object) -> None:
-        if self._recorder is not None:
-            self._recorder.modules.pop()
-            self._recorder = None

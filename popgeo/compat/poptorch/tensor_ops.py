@@ -11,7 +11,6 @@ from popgeo.compat.account import ACCOUNT, Treatment
 
 __all__ = [
     "CPU",
-    "MultiConv",
     "dynamic_slice",
     "dynamic_update",
     "ipu_print_tensor",
@@ -197,62 +196,6 @@ def _require_place(who: str, dim: Any, start: Any, size: Any) -> None:
         raise ValueError(f"Slice start argument to {who} must be a torch.tensor of one whole number, not {start!r}.")
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ValueError("Size must be an integer.")
-
-
-class MultiConv:
-    """A context whose convolutions were to run side by side; here they run one after the other, with equal results.
-
-    Example:
-        >>> with MultiConv().availableMemoryProportions(0.5).cycleBackOff(0.1):
-        ...     pass
-    """
-
-    def availableMemoryProportions(self, value: Any) -> "MultiConv":
-        """A share of memory for all convolutions, or one for each."""
-        return self._each("available memory proportion", value, float)
-
-    def partialsTypes(self, value: Any) -> "MultiConv":
-        """float32 or float16 for all convolutions, or one for each."""
-        types = value if isinstance(value, list | tuple) else [value]
-        if not types or any(dtype not in (torch.float32, torch.float16) for dtype in types):
-            raise ValueError("Invalid partials types. Expecting torch.float or torch.half")
-        return self
-
-    def enableConvDithering(self, value: Any) -> "MultiConv":
-        """Whether convolutions begin on different tiles: for all, or for each."""
-        if value is not None and not all(isinstance(on, bool) for on in self._listed(value)):
-            raise ValueError("value must be bool or list of bools")
-        return self
-
-    def planType(self, value: Any) -> "MultiConv":
-        """A member of `MultiConvPlanType`."""
-        if value is not None and getattr(value, "name", None) not in ("Parallel", "Serial"):
-            raise ValueError("Invalid plan type!")
-        return self
-
-    def perConvReservedTiles(self, value: int) -> "MultiConv":
-        """Tiles for each convolution."""
-        return self._each("number of reserved tiles", value, int)
-
-    def cycleBackOff(self, value: float) -> "MultiConv":
-        """A share of cycles, between 0 and 1."""
-        return self._each("cycle back off", value, float)
-
-    def __enter__(self) -> None:
-        ACCOUNT.add("MultiConv", Treatment.RECORDED, "convolutions are planned one after the other")
-
-    def __exit__(self, *error: object) -> None:
-        return None
-
-    def _each(self, name: str, value: Any, kind: type) -> "MultiConv":
-        listed = self._listed(value)
-        if value is not None and (not listed or not all(isinstance(one, kind) for one in listed)):
-            raise ValueError(f"Invalid {name}!")
-        return self
-
-    @staticmethod
-    def _listed(value: Any) -> list[Any]:
-        return list(value) if isinstance(value, list | tuple) else [value]
 
 
 class CPU:

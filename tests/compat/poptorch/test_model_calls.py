@@ -14,8 +14,8 @@ from popgeo import ipu
 from popgeo.compat.account import ACCOUNT
 from popgeo.compat.poptorch import (
     arg_parsers,
-    autocasting,
     blocks,
+    contexts,
     loops,
     point_clouds,
     strategies,
@@ -142,7 +142,7 @@ def test_blocks_change_no_result_and_can_be_taken_off():
 
 def test_a_name_scope_names_operations_in_the_report():
     def scoped(x: Tensor) -> Tensor:
-        with blocks.NameScope("outer"), blocks.NameScope("inner"):
+        with contexts.NameScope("outer"), contexts.NameScope("inner"):
             x = x.sin()
         return x.cos()
 
@@ -163,12 +163,12 @@ def test_strategies_hold_stages_by_their_blocks():
 
 
 def test_settings_of_convolutions_are_checked():
-    with tensor_ops.MultiConv().partialsTypes([torch.half]).enableConvDithering(True).perConvReservedTiles(5):
+    with contexts.MultiConv().partialsTypes([torch.half]).enableConvDithering(True).perConvReservedTiles(5):
         pass
     with pytest.raises(ValueError, match=r"Expecting torch.float or torch.half"):
-        tensor_ops.MultiConv().partialsTypes(torch.int32)
+        contexts.MultiConv().partialsTypes(torch.int32)
     with pytest.raises(ValueError, match="Invalid cycle back off"):
-        tensor_ops.MultiConv().cycleBackOff("half")
+        contexts.MultiConv().cycleBackOff("half")
 
 
 def test_products_run_in_float16_inside_autocast():
@@ -176,7 +176,7 @@ def test_products_run_in_float16_inside_autocast():
 
     class Cast(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            with autocasting.autocast():
+            with contexts.autocast():
                 return linear(x)
 
     assert ipu.inference_model(Cast())(X).dtype is torch.float16

@@ -1,0 +1,109 @@
+"""Contexts around some of a model's operations: names, convolutions side by side, products in float16."""
+
+from typing import Any
+
+import torch
+
+from popgeo.capture.recorder import active_recorder
+from popgeo.compat.account import ACCOUNT, Treatment
+
+__all__ = ["MultiConv", "NameScope", "autocast"]
+
+
+class NameScope:
+    """Operations inside are listed under this name in the report of a compiled model.
+
+    Example:
+        >>> with NameScope("attention"):
+        ...     pass
+    """
+
+    def __init__(self, name: str) -> None:
+        if not isinstance(name, str):
+            raise ValueError("Parameter to NameScope must be a string")
+        self.name = name
+        self._recorder: Any = None
+
+    def __enter__(self) -> None:
+        self._recorder = active_recorder()
+        if self._recorder is not None:
+            modules = self._recorder.modules
+            modules.append(f"{modules[-1]}.{self.name}" if modules and modules[-1] else self.name)
+
+    def __exit__(self, *error: object) -> None:
+        if self._recorder is not None:
+            self._recorder.modules.pop()
+            self._recorder = None
+
+
+class MultiConv:
+    """A context whose convolutions were to run side by side; here they run one after the other, with equal results.
+
+    Example:
+        >>> with MultiConv().availableMemoryProportions(0.5).cycleBackOff(0.1):
+        ...     pass
+    """
+
+    def availableMemoryProportions(self, value: Any) -> "MultiConv":
+        """A share of memory for all convolutions, or one for each."""
+        return self._each("available memory proportion", value, float)
+
+    def partialsTypes(self, value: Any) -> "MultiConv":
+        """float32 or float16 for all convolutions, or one for each."""
+        types = value if isinstance(value, list | tuple) else [value]
+        if not types or any(dtype not in (torch.float32, torch.float16) for dtype in types):
+            raise ValueError("Invalid partials types. Expecting torch.float or torch.half")
+        return self
+
+    def enableConvDithering(self, value: Any) -> "MultiConv":
+        """Whether convolutions begin on different tiles: for all, or for each."""
+        if value is not None and not all(isinstance(on, bool) for on in self._listed(value)):
+            raise ValueError("value must be bool or list of bools")
+        return self
+
+    def planType(self, value: Any) -> "MultiConv":
+        """A member of `MultiConvPlanType`."""
+        if value is not None and getattr(value, "name", None) not in ("Parallel", "Serial"):
+            raise ValueError("Invalid plan type!")
+        return self
+
+    def perConvReservedTiles(self, value: int) -> "MultiConv":
+        """Tiles for each convolution."""
+        return self._each("number of reserved tiles", value, int)
+
+    def cycleBackOff(self, value: float) -> "MultiConv":
+        """A share of cycles, between 0 and 1."""
+        return self._each("cycle back off", value, float)
+
+    def __enter__(self) -> None:
+        ACCOUNT.add("MultiConv", Treatment.RECORDED, "convolutions are planned one after the other")
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def _each(self, name: str, value: Any, kind: type) -> "MultiConv":
+        listed = self._listed(value)
+        if value is not None and (not listed or not all(isinstance(one, kind) for one in listed)):
+            raise ValueError(f"Invalid {name}!")
+        return self
+
+    @staticmethod
+    def _listed(value: Any) -> list[Any]:
+        return list(value) if isinstance(value, list | tuple) else [value]
+
+
+class autocast(torch.autocast):
+    """A context, or a decorator, in which products and convolutions run in float16, by torch's own rules.
+
+    Args:
+        enabled: Whether they do.
+
+    Example:
+        >>> with autocast():
+        ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+        torch.float16
+    """
+
+    def __init__(self, enabled: bool = True, *args: Any) -> None:
+        super().__init__("cpu", dtype=torch.float16, enabled=enabled)
+        ACCOUNT.add("autocast", Treatment.HONOURED, "torch's rules say which operations run in float16")
