@@ -250,3 +250,13 @@ def test_the_static_check_knows_the_static_forms():
 def test_one_point_has_as_many_slots_as_any():
     rows, found = static_neighbors.nearest_rows(torch.zeros(1, 3), torch.zeros(2, 3), 2, torch.ones(2, 1).bool())
     assert (rows.tolist(), found.tolist()) == ([[0, 0]] * 2, [[True, False]] * 2)
+
+
+def test_distributions_do_not_look_at_their_parameters_while_a_step_is_compiled():
+    compiled = compile(lambda mean: torch.distributions.Normal(mean, torch.ones(3)).sample(), [torch.zeros(3)])
+    generator = compiled.compiled.runner.generators[0].manual_seed(5)
+    expected = torch.normal(torch.zeros(3), torch.ones(3), generator=torch.Generator().manual_seed(5))
+    torch.testing.assert_close(compiled(torch.full((3,), 7.0)), 7 + expected)
+    assert generator is compiled.compiled.runner.generators[0]
+    with pytest.raises(ValueError, match="constraint"):
+        torch.distributions.Normal(torch.zeros(1), -torch.ones(1))

@@ -55,3 +55,8 @@ def test_tiles_run_loops_and_branches_as_the_engine_does(holds: bool):
     torch.testing.assert_close(list(exact(*inputs)), list(compiled(*inputs)))
     (loop,) = (one for one in exact.program.walk() if isinstance(one, Repeat) and one.name == "turns of a loop")
     assert loop.count == 3
+
+
+def test_a_number_to_the_power_of_a_tensor_and_the_kth_value_have_a_cost():
+    for function in (lambda x: 2**x, lambda x: x.kthvalue(2), lambda x: x.view(10, 100).kthvalue(2, 1).values):
+        assert ipu.compile(function, [X]).report.total_cycles > 0
