@@ -45,3 +45,13 @@ class Account:
 
 
 ACCOUNT = Account()  # of this process: old programs know only module-level functions
+
+
+def compat_report() -> pd.DataFrame:
+    """Each thing that the program has asked of PopTorch so far: honoured, recorded for the model, or ignored, and why.
+
+    Example:
+        >>> list(compat_report())
+        ['asked', 'became', 'because']
+    """
+    return ACCOUNT.table()

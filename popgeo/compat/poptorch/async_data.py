@@ -1,0 +1,123 @@
+"""`poptorch.AsynchronousDataAccessor`: batches loaded ahead of time by a thread."""
+
+import atexit
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from popgeo.compat.poptorch.data_parts import rebatched
+from popgeo.compat.poptorch.enums import SharingStrategy
+from popgeo.compat.poptorch.errors import Error, check
+from popgeo.compat.poptorch.option_group import at_least_one, honoured, ignored
+from popgeo.loader.prefetch import in_background
+
+
+class AsynchronousDataAccessor:
+    """Loads batches ahead of time; every iteration is one epoch, and the first one is begun at once.
+
+    Args:
+        dataset: A loader, or anything that can be iterated over again and again.
+        buffer_size: Batches that wait at most.
+        miss_sleep_time_in_ms: Not needed: the thread is woken up.
+        load_indefinitely: Not needed: the next epoch begins when it is asked for.
+        early_preload: Not needed: the first epoch is begun at once in any case.
+        sharing_strategy: Not needed: a thread has the dataset itself.
+        rebatched_size: Elements of a batch, where the dataset's own have another number.
+
+    Raises:
+        Error: the first batch cannot be loaded, or the loader loads ahead of time itself.
+
+    Example:
+        >>> import torch
+        >>> [batch.tolist() for batch in AsynchronousDataAccessor([torch.tensor([1]), torch.tensor([2])])]
+        [[1], [2]]
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        buffer_size: int = 3,
+        miss_sleep_time_in_ms: float = 0.1,
+        load_indefinitely: bool = True,
+        early_preload: bool = False,
+        sharing_strategy: SharingStrategy = SharingStrategy.ForkServer,
+        rebatched_size: int | None = None,
+    ) -> None:
+        self._ahead: Iterator[Any] | None = None
+        if getattr(dataset, "_accessor", None) is not None:
+            raise Error(
+                "The DataLoader already uses an AsynchronousDataAccessor internally. Either use the existing one or "
+                "set mode='poptorch.DataLoaderMode.Sync' in the DataLoader."
+            )
+        check(rebatched_size is None or rebatched_size > 1, "rebatched_size must be None or greater than 1")
+        honoured("AsynchronousDataAccessor", "a thread loads ahead, instead of a process")
+        if sharing_strategy != SharingStrategy.ForkServer:
+            ignored("AsynchronousDataAccessor(sharing_strategy=...)", "a thread has the dataset itself")
+        self._dataset, self._depth = dataset, at_least_one("buffer_size", buffer_size)
+        self.rebatched_size = rebatched_size
+        atexit.register(_terminate, weakref.ref(self))
+        self._begin()
+
+    def terminate(self) -> None:
+        """Stops the thread; what it has loaded is dropped."""
+        if self._ahead is not None:
+            close = getattr(self._ahead, "close", None)
+            self._ahead = self._first = None
+            if close is not None:
+                close()
+
+    def __len__(self) -> int:
+        length = len(self._dataset)
+        if self.rebatched_size is None:
+            return length
+        return length * (getattr(self._dataset, "batch_size", None) or 1) // self.rebatched_size
+
+    def __iter__(self) -> "AsynchronousDataAccessor":
+        if self._ahead is None or not self._is_fresh:
+            self.terminate()
+            self._begin()
+        self._is_fresh = False
+        return self
+
+    def __next__(self) -> Any:
+        if self._ahead is None:
+            raise StopIteration
+        if self._first:
+            return self._first.pop()
+        return next(self._ahead)
+
+    def __del__(self) -> None:
+        self.terminate()
+
+    def _begin(self) -> None:
+        """Starts an epoch, and waits for its first batch.
+
+        Workers are started here rather than by the thread, since a process that is copied while another of its threads
+        computes may hang.
+        """
+        self._is_fresh = True
+        try:
+            self._ahead = in_background(self._batches(), self._depth)
+            self._first: list[Any] | None = [*_first_of(self._ahead)]
+        except Exception as error:
+            self._ahead = None
+            raise Error("AsynchronousDataAccessor worker thread failed to start (Check above for details)") from error
+
+    def _batches(self) -> Iterator[Any]:
+        batches: Iterable[Any] = iter(self._dataset)
+        if self.rebatched_size is not None:
+            batches = rebatched(batches, self.rebatched_size, drop_last=True)
+        return iter(batches)
+
+
+def _first_of(batches: Iterator[Any]) -> Iterator[Any]:
+    """The next batch, or none at the end."""
+    for batch in batches:
+        yield batch
+        return
+
+
+def _terminate(held: "weakref.ref[AsynchronousDataAccessor]") -> None:
+    accessor = held()
+    if accessor is not None:
+        accessor.terminate()

@@ -1,0 +1,77 @@
+"""When the steps of a call began and ended, in the form of PopTorch's performance counters."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+Counters = dict[str, list[list[float]]]
+_EVENTS = ("input", "input_complete", "output", "output_complete")
+Latency = tuple[float, float, float]
+
+
+class CallTimes:
+    """The wall time of the last call on this computer, divided evenly over its steps.
+
+    Inputs and results lie in the memory that steps compute in, so that no time passes between an event and its
+    completion.
+
+    Example:
+        >>> times = CallTimes()
+        >>> with times.of_a_call(num_inputs=2, num_steps=4):
+        ...     pass
+        >>> times.set_results(num_results=1, num_steps=2)
+        >>> counters = times.counters()
+        >>> len(counters["input"]), len(counters["input"][0]), len(counters["output"][0])
+        (2, 4, 2)
+    """
+
+    def __init__(self) -> None:
+        self._start = self._end = 0.0
+        self._inputs, self._results = (1, 0), (1, 0)
+
+    @contextmanager
+    def of_a_call(self, *, num_inputs: int, num_steps: int) -> Iterator[None]:
+        """Measures a call of so many micro-batches; a call that fails leaves the last one's times."""
+        start = time.perf_counter()
+        yield
+        self._start, self._end = start, time.perf_counter()
+        self._inputs = (num_inputs, num_steps)
+
+    def set_results(self, *, num_results: int, num_steps: int) -> None:
+        """Tells how many tensors the call returned, and of how many steps."""
+        self._results = (num_results, num_steps)
+
+    def counters(self) -> Counters:
+        """Seconds of each event, by tensor and step."""
+        inputs, results = self._ticks(*self._inputs, after=0), self._ticks(*self._results, after=1)
+        return dict(zip(_EVENTS, (inputs, inputs, results, results), strict=True))
+
+    def latency(
+        self,
+        first: str,
+        of_first: Callable[[Sequence[float]], float],
+        last: str,
+        of_last: Callable[[Sequence[float]], float],
+    ) -> Latency:
+        """Shortest, longest and mean time between two events, over the steps whose results are returned.
+
+        Args:
+            first: Where the time begins, an event of `counters`.
+            of_first: Which of the tensors counts, such as `min`.
+            last: Where it ends.
+            of_last: Which of the tensors counts.
+        """
+        counters = self.counters()
+        ends = [of_last(step) for step in zip(*counters[last], strict=True)]
+        starts = [of_first(step) for step in zip(*counters[first], strict=True)]
+        if not ends or not starts:
+            return 0.0, 0.0, 0.0
+        group = max(1, len(starts) // len(ends))
+        begins = [min(starts[i : i + group]) for i in range(0, len(starts), group)]
+        spans = [end - begin for begin, end in zip(begins, ends, strict=False)]
+        return min(spans), max(spans), sum(spans) / len(spans)
+
+    def _ticks(self, num_tensors: int, num_steps: int, after: int) -> list[list[float]]:
+        share = (self._end - self._start) / max(1, num_steps)
+        ticks = [self._start + (step + after) * share for step in range(num_steps)]
+        return [list(ticks) for _ in range(max(1, num_tensors))]

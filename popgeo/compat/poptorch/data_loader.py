@@ -1,0 +1,182 @@
+"""`poptorch.DataLoader`: batches for whole calls, of as many micro-batches as the options ask for."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, Sampler
+
+from popgeo.compat.poptorch.async_data import AsynchronousDataAccessor
+from popgeo.compat.poptorch.data_parts import PartOfDataset, rebatched
+from popgeo.compat.poptorch.enums import DataLoaderMode
+from popgeo.compat.poptorch.errors import check
+from popgeo.compat.poptorch.option_group import at_least_one, honoured
+from popgeo.compat.poptorch.options import Options
+
+
+class DataLoader(torch.utils.data.DataLoader):
+    """torch's loader, whose batches are those of a whole call: device iterations x accumulation x replicas of them.
+
+    Args:
+        options: Frozen from here on.
+        dataset: Of either of torch's kinds.
+        batch_size: Elements of a micro-batch; None leaves batches to the dataset.
+        shuffle: Whether the order is drawn anew for each epoch.
+        num_workers: Processes that load.
+        drop_last: Whether a last batch that is too small is left out.
+        persistent_workers: Whether processes stay between epochs; by default those that there are do.
+        auto_distributed_partitioning: Whether each process of `Options.Distributed` loads a part of the dataset.
+        mode: Whether batches are loaded ahead of time, by a thread.
+        async_options: For the `AsynchronousDataAccessor` that does it.
+        rebatched_worker_size: With `AsyncRebatched`, how many elements a worker loads at a time.
+        batch_sampler: The elements of each micro-batch, instead of `batch_size` and `shuffle`.
+        kwargs: For torch's loader.
+
+    Raises:
+        AssertionError: the arguments contradict each other; it is a ValueError too.
+
+    Example:
+        >>> options = Options().deviceIterations(2)
+        >>> loader = DataLoader(options, torch.arange(9), batch_size=2)
+        >>> loader.combinedBatchSize, [batch.tolist() for batch in loader]
+        (4, [[0, 1, 2, 3], [4, 5, 6, 7]])
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        num_workers: int = 0,
+        drop_last: bool = True,
+        persistent_workers: bool | None = None,
+        auto_distributed_partitioning: bool = True,
+        mode: DataLoaderMode = DataLoaderMode.Sync,
+        async_options: dict[str, Any] | None = None,
+        rebatched_worker_size: int | None = None,
+        batch_sampler: Sampler[list[int]] | Iterable[list[int]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._accessor: AsynchronousDataAccessor | None = None  # __del__ asks for it, also where an error comes first
+        check(isinstance(options, Options), f"The options are {options!r}; pass poptorch.Options().")
+        options._freeze()
+        honoured("DataLoader")
+        self._options, self._drop_last_row = options, drop_last
+        factor = options.device_iterations * options.Training.gradient_accumulation
+        factor *= options.replication_factor // options.input_group_size
+        self._combined = None if batch_size is None else factor * at_least_one("batch_size", batch_size)
+        self._shares_order = False
+        is_iterable = isinstance(dataset, torch.utils.data.IterableDataset)
+        if options.Distributed.numProcesses > 1 and auto_distributed_partitioning:
+            check(not is_iterable, "auto_distributed_partitioning not supported for IterableDataset")
+            check(batch_sampler is None, "auto_distributed_partitioning not supported with a batch_sampler")
+            check(self._combined is not None, "batch_size=None not allowed when using auto_distributed_partitioning.")
+            check(
+                not shuffle or options.exists("random_seed"),
+                "When using auto_distributed_partitioning you must set poptorch.Options.randomSeed() to ensure that "
+                "tensors are in the same order in all processes.",
+            )
+            dataset = PartOfDataset(dataset, options, self._combined or 1, drop_last)
+            self._shares_order, shuffle = bool(shuffle), False
+        self._rebatched_to = self._combined if mode == DataLoaderMode.AsyncRebatched else None
+        loaded = self._combined
+        if self._rebatched_to is not None:
+            loaded = rebatched_worker_size or self._rebatched_to
+            check(
+                loaded <= self._rebatched_to,
+                f"The rebatched_worker_size ({loaded}) must be <= to the combined batch size ({self._rebatched_to})",
+            )
+        if mode != DataLoaderMode.Sync and shuffle and kwargs.get("generator") is None:
+            # A thread draws the order, so it must not draw from the numbers that the program uses meanwhile.
+            kwargs["generator"] = torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
+        if batch_sampler is not None:
+            check(not shuffle, "batch_sampler option is mutually exclusive with shuffle")
+            self._combined = _size_of(batch_sampler, factor)
+            kwargs |= {"batch_sampler": _Combined(batch_sampler, factor, drop_last)}
+            check(self._rebatched_to is None, "batch_sampler is not supported with DataLoaderMode.AsyncRebatched")
+        else:
+            last = drop_last and self._rebatched_to is None and loaded is not None
+            kwargs |= {"batch_size": loaded, "drop_last": last, "shuffle": shuffle}
+        stay = num_workers > 0 if persistent_workers is None else persistent_workers
+        super().__init__(dataset, num_workers=num_workers, persistent_workers=stay, **kwargs)
+        if mode != DataLoaderMode.Sync:
+            chosen = async_options or {}
+            check("rebatched_size" not in chosen, "rebatched_size is the loader's own: use mode=AsyncRebatched")
+            self._accessor = AsynchronousDataAccessor(_Epochs(self), **chosen)
+
+    @property
+    def combinedBatchSize(self) -> int | None:
+        """Elements that one call takes; None where the dataset makes its own batches."""
+        return self._combined
+
+    @property
+    def options(self) -> Options:
+        """The options that the batches are for."""
+        return self._options
+
+    def terminate(self) -> None:
+        """Stops the thread that loads ahead of time, if there is one."""
+        if self._accessor is not None:
+            self._accessor.terminate()
+
+    def __len__(self) -> int:
+        size = self._rebatched_to
+        if size is None:
+            return super().__len__()
+        elements = len(self.dataset)
+        return elements // size if self._drop_last_row else -(-elements // size)
+
+    def __iter__(self) -> Any:
+        return self.epoch() if self._accessor is None else iter(self._accessor)
+
+    def epoch(self) -> Iterator[Any]:
+        """The batches of an epoch, loaded as they are asked for."""
+        if self._shares_order:
+            self.dataset.next_epoch()
+        batches = super().__iter__()
+        if self._rebatched_to is None:
+            return batches
+        return rebatched(batches, self._rebatched_to, self._drop_last_row)
+
+    def __del__(self) -> None:
+        self.terminate()
+
+
+class _Epochs:
+    """A loader's epochs without those that it loads ahead of time."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._loader.epoch()
+
+
+class _Combined(Sampler[list[int]]):
+    """The elements of several micro-batches as one batch."""
+
+    def __init__(self, batches: Iterable[list[int]], factor: int, drop_last: bool) -> None:
+        self._batches, self._factor, self._drop_last = batches, factor, drop_last
+
+    def __iter__(self) -> Iterator[list[int]]:
+        joined: list[Sequence[int]] = []
+        for batch in self._batches:
+            joined.append(list(batch))
+            if len(joined) == self._factor:
+                yield [element for part in joined for element in part]
+                joined = []
+        if joined and not self._drop_last:
+            yield [element for part in joined for element in part]
+
+    def __len__(self) -> int:
+        count = len(self._batches)  # type: ignore[arg-type]  # a TypeError says so where it has none
+        return count // self._factor if self._drop_last else -(-count // self._factor)
+
+
+def _size_of(batches: Any, factor: int) -> int | None:
+    """Elements of a call, where each micro-batch has as many."""
+    return batches.batch_size * factor if isinstance(batches, BatchSampler) else None

@@ -1,0 +1,110 @@
+"""Options from a file or an environment variable: calls of setters, read without running anything else."""
+
+import ast
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from popgeo.compat.poptorch import enums
+
+
+class ConfigFileError(Exception):
+    """A line of a configuration file is no call of a setter."""
+
+
+def apply_file(options: Any, path: str | os.PathLike[str]) -> None:
+    """Runs the setters that a file names, one a line, as `deviceIterations(4)`; `#` starts a comment.
+
+    Raises:
+        ConfigFileError: a line is something else; the message has its number and its text.
+    """
+    with open(path) as file:
+        lines = [(number, line.strip()) for number, line in enumerate(file, start=1)]
+    calls = []
+    for number, line in lines:
+        if not line or line.startswith("#"):
+            continue
+        text = f"options.{line}"
+        try:
+            calls.append((number, text, ast.parse(text, mode="eval").body))
+        except SyntaxError as error:
+            raise _refusal(f"SyntaxError at line {number}", path, error.msg, text) from error
+    for number, text, call in calls:
+        try:
+            _value_of(call, {"options": options, "poptorch": _Names()})
+        except _NoCall as error:
+            raise _refusal(f"Line {number}", path, str(error), text) from None
+
+
+def apply_json(options: Any, text: str) -> None:
+    """Runs the setters that a dictionary names: dots lead into groups, a list holds several arguments.
+
+    Raises:
+        ValueError: the text is no dictionary in JSON, or a name no setter.
+    """
+    asked = json.loads(text)
+    if not isinstance(asked, dict):
+        raise ValueError(f"Options in JSON are a dictionary of setters, not {type(asked).__name__}.")
+    for name, arguments in asked.items():
+        setter: Any = options
+        for part in name.split("."):
+            setter = getattr(setter, part, None)
+        if not callable(setter):
+            raise ValueError(f"Options in JSON name {name!r}, which is no setter of poptorch.Options.")
+        arguments = arguments if isinstance(arguments, list) else [arguments]
+        setter(*map(_member_or_same, arguments))
+
+
+def _refusal(where: str, path: str | os.PathLike[str], detail: str, text: str) -> ConfigFileError:
+    return ConfigFileError(f"{where} of {os.path.basename(path)}: {detail}\n> {text}")
+
+
+def _member_or_same(argument: Any) -> Any:
+    """The member of an enum that a text such as `ConnectionType.Never` names; anything else as it is."""
+    if not isinstance(argument, str):
+        return argument
+    kind, _, member = argument.removeprefix("poptorch.").partition(".")
+    return getattr(getattr(enums, kind, None), member, argument) if member else argument
+
+
+class _NoCall(Exception):
+    """A part of a line that is neither a setter, an argument nor one of PopTorch's names."""
+
+
+class _Names:
+    """PopTorch's classes and enums, which a file may use; found when asked for, since their module imports this one."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(sys.modules[__package__ or ""], name, None)
+        if not isinstance(found, type):
+            raise _NoCall(f"`poptorch.{name}` is no class of PopTorch")
+        return found
+
+
+def _value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """The value of a literal, a name among `names`, an attribute of such a name, or a call of one."""
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.Name() if node.id in names:
+            return names[node.id]
+        case ast.Attribute() if not node.attr.startswith("__"):
+            return getattr(_value_of(node.value, names), node.attr)
+        case ast.Call():
+            arguments = [_value_of(part, names) for part in node.args]
+            named = {part.arg: _value_of(part.value, names) for part in node.keywords if part.arg is not None}
+            return _value_of(node.func, names)(*arguments, **named)
+        case ast.List():
+            return [_value_of(part, names) for part in node.elts]
+        case ast.Tuple():
+            return tuple(_value_of(part, names) for part in node.elts)
+        case ast.Set():
+            return {_value_of(part, names) for part in node.elts}
+        case ast.Dict() if None not in node.keys:
+            keys = [_value_of(key, names) for key in node.keys if key is not None]
+            return dict(zip(keys, (_value_of(part, names) for part in node.values), strict=True))
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
+    raise _NoCall(f"`{ast.unparse(node)}` is neither a setter of poptorch.Options nor an argument")

@@ -1,0 +1,79 @@
+"""A module that a training model holds: it says so, can be let go by itself, and pickles as what it was."""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from torch import nn
+
+
+class Owner(Protocol):
+    """The training model that holds a module."""
+
+    def destroy(self) -> None:
+        """Lets the module go."""
+
+    def copyWeightsToHostIfNeeded(self) -> bool:
+        """Whether weights were brought up to date."""
+
+
+class _Wrapped:
+    """Marks the classes that `wrap` makes."""
+
+
+def wrap(module: nn.Module, owner: Owner) -> None:
+    """Gives a module the methods `destroy` and `copyWeightsToHostIfNeeded`; it stays an instance of its own class.
+
+    Args:
+        module: Changes its class.
+        owner: Called by those methods; not kept alive by the module.
+    """
+    own: Any = type(module)
+    held_by = weakref.ref(owner)
+
+    def destroy(self: nn.Module) -> None:
+        """Lets the module go, so that it can be wrapped again."""
+        if (held := held_by()) is not None:
+            held.destroy()
+        unwrap(self)
+
+    def copy_weights(self: nn.Module) -> bool:
+        """Whether weights had to be brought up to date; they always are."""
+        held = held_by()
+        return held is not None and held.copyWeightsToHostIfNeeded()
+
+    def reduce(self: nn.Module, protocol: int) -> Any:
+        """Pickles and copies as an instance of the module's own class."""
+        make, arguments, *state = own.__reduce_ex__(self, protocol)
+        return (make, tuple(own if part is type(self) else part for part in arguments), *state)
+
+    names = {"destroy": destroy, "copyWeightsToHostIfNeeded": copy_weights, "__reduce_ex__": reduce}
+    module.__class__ = type(f"Poptorch{own.__name__}", (own, _Wrapped), {**names, "__module__": own.__module__})
+
+
+def is_wrapped(module: nn.Module) -> bool:
+    """Whether a training model holds a module.
+
+    Example:
+        >>> is_wrapped(nn.Linear(2, 2))
+        False
+    """
+    return isinstance(module, _Wrapped)
+
+
+def unwrap(module: nn.Module) -> None:
+    """Gives a module its own class back."""
+    if is_wrapped(module):
+        module.__class__ = type(module).__mro__[1]
+
+
+@contextmanager
+def unwrapped(module: nn.Module) -> Iterator[None]:
+    """A module has its own class while the block runs: a kept step is found by the class's source."""
+    held = type(module)
+    unwrap(module)
+    try:
+        yield
+    finally:
+        module.__class__ = held
