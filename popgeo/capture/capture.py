@@ -128,16 +128,28 @@ def _refuse(problem: Problem) -> None:
 
 
 def _find_loss(results: Sequence[Tensor], recorder: Recorder) -> Tensor:
-    """The tensor marked by `identity_loss`, else the only scalar result that needs a gradient."""
-    if recorder.marked:
-        if len(recorder.marked) == 1:
-            return recorder.marked[0]
-        raise ValueError(f"identity_loss marks {len(recorder.marked)} tensors; mark their sum alone.")
+    """The tensor marked by `identity_loss` that all other marked ones feed, else the only scalar result with a gradient.
+
+    Raises:
+        ValueError: there is none, or several that do not feed one of them.
+    """
+    marked = [tensor for tensor in recorder.marked if tensor.requires_grad]
+    if marked:
+        final = [tensor for tensor in marked if {recorder.number(t) for t in marked} <= recorder.depends_on(tensor)]
+        if len(final) == 1:
+            return final[0]
+        raise ValueError(
+            f"Multiple independent losses found in graph. Graph must have one final loss. Of {len(marked)} marked "
+            "tensors none depends on all others. Wrap final graph loss in poptorch.identity_loss, that of popgeo.ipu."
+        )
     scalars = [tensor for tensor in results if tensor.dim() == 0 and tensor.requires_grad]
     if len(scalars) == 1:
         return scalars[0]
     found = "no scalar that depends on a parameter" if not scalars else f"{len(scalars)} scalars that could be the loss"
-    raise ValueError(f"The model returns {found}. Return one loss, or mark it with popgeo.ipu.identity_loss(loss).")
+    raise ValueError(
+        f"Couldn't find a loss in graph: the model returns {found}. Return one loss, or mark it with "
+        "popgeo.ipu.identity_loss(loss)."
+    )
 
 
 def _keep_buffers(held: HeldState, made: Sequence[Tensor], recorder: Recorder) -> list[Tensor]:

@@ -24,28 +24,25 @@ _mark.register_autograd(_mark_backward)
 def identity_loss(x: Tensor, reduction: str = "mean") -> Tensor:
     """Marks a tensor as the loss of a training model, after reducing it.
 
-    A model with a single scalar result that needs a gradient does not need it.
+    A model with a single scalar result that needs a gradient does not need it. Of several marked tensors the one counts
+    that all others take part in; without a reduction the backward pass starts from the sum of its elements.
 
     Args:
         x: Losses. [any shape]
-        reduction: `mean`, `sum`, or `none` for a tensor that is a scalar already.
+        reduction: `mean`, `sum`, or `none` to keep the shape.
 
     Returns:
-        The loss. []
+        The loss. []; with `none` the shape of `x`
 
     Raises:
-        ValueError: another reduction, or `none` for more than one element.
+        ValueError: another reduction.
 
     Example:
         >>> identity_loss(torch.tensor([1.0, 3.0]), reduction="sum")
         tensor(4.)
     """
     if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"identity_loss got reduction {reduction!r}; it must be 'mean', 'sum' or 'none'.")
-    if reduction == "none":
-        if x.numel() != 1:
-            raise ValueError(
-                f"identity_loss got shape {tuple(x.shape)} with reduction 'none'; reduce it by 'mean' or 'sum'."
-            )
-        return _mark(x.reshape(()))
-    return _mark(x.mean() if reduction == "mean" else x.sum())
+        raise ValueError(
+            f"Unsupported reduction type! identity_loss got {reduction!r}; it must be 'mean', 'sum' or 'none'."
+        )
+    return _mark(x if reduction == "none" else getattr(x, reduction)())

@@ -115,6 +115,7 @@ class Op:
         phase: `forward`, `backward` or `update`.
         module: Dotted name of the submodule that asked for it; empty for the model itself.
         source: `file:line in function: code` of the model's line that asked for it.
+        bodies: The graphs that it runs: that of a loop, or one for each branch. Their inputs are its operands.
     """
 
     target: str
@@ -125,6 +126,7 @@ class Op:
     phase: str = "forward"
     module: str = ""
     source: str = ""
+    bodies: "tuple[OpGraph, ...]" = ()
 
     def reads(self) -> tuple[int, ...]:
         """The values among its arguments, in order."""
@@ -185,7 +187,8 @@ class OpGraph:
             f"%{v} {str(self.values[v].dtype).removeprefix('torch.')}{list(self.values[v].shape)}" for v in op.makes()
         )
         args = [_text(arg) for arg in op.args] + [f"{key}={_text(arg)}" for key, arg in op.kwargs.items()]
-        return f"{made} = {op.target}({', '.join(args)})"
+        lines = [f"{made} = {op.target}({', '.join(args)})", *(_indented(body) for body in op.bodies)]
+        return "\n".join(lines)
 
     def is_view(self, op: Op) -> bool:
         """Whether an operation only looks at memory that another value owns."""
@@ -233,6 +236,8 @@ class OpGraph:
     def _check_op(self, who: str, index: int, op: Op, known: set[int], ends: dict[int, int]) -> None:
         """Checks one operation, given what is known when it runs, and adds what it makes."""
         reads = op.reads()
+        for body in op.bodies:
+            body.check()
         for v in reads:
             _require(v in known, who, v, "is read before it is made")
         for v in op.writes:
@@ -249,6 +254,11 @@ class OpGraph:
             _require(value.storage not in ends or value.storage in fresh, who, v, "lies in memory that is not read")
             fresh.add(value.storage)
             ends[value.storage] = max(value.end, ends.get(value.storage, 0))
+
+
+def _indented(body: OpGraph) -> str:
+    given, made = (", ".join(f"%{v}" for v in values) for values in (body.inputs.values(), body.outputs))
+    return "\n".join(f"  {line}" for line in [f"given {given}:", *str(body).splitlines(), f"gives {made}"])
 
 
 def _require(holds: bool, who: str, v: int | None, broken: str) -> None:

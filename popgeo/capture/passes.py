@@ -32,7 +32,7 @@ def merge_equal_values(graph: OpGraph) -> OpGraph:
         op = replace_values(old, stands_for)
         touched = {graph.values[v].storage for v in (*op.reads(), *op.makes())}
         key = (op.target, _hashable(op.args), _hashable(tuple(sorted(op.kwargs.items()))))
-        if not op.writes and not is_random(op) and not touched & mutated:
+        if not op.writes and not op.bodies and not is_random(op) and not touched & mutated:
             if key in made:
                 for v, w in zip(op.makes(), made[key], strict=True):
                     stands_for[v] = stands_for.get(w, w)
@@ -79,7 +79,8 @@ def fold_constants(graph: OpGraph) -> OpGraph:
             continue
         storages = {graph.values[v].storage for v in (*op.reads(), *op.makes())}
         small = sum(graph.values[v].nbytes for v in op.makes()) <= _LARGEST_CONSTANT
-        changes = op.writes or is_random(op) or storages & mutated or any(isinstance(a, Number) for a in op.args)
+        changes = op.writes or op.bodies or is_random(op) or storages & mutated
+        changes = changes or any(isinstance(a, Number) for a in op.args)
         if changes or not small:
             kept.append(op)
             continue
@@ -101,7 +102,7 @@ def is_random(op: Op) -> bool:
         >>> is_random(Op(target="aten.bernoulli.default", args=(), outputs=()))
         True
     """
-    return _draws(op.target)
+    return any(is_random(inner) for body in op.bodies for inner in body.ops) if op.bodies else _draws(op.target)
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.hooks import RemovableHandle
 
 from popgeo.capture import dynamic_shapes, model_lines
@@ -31,6 +31,8 @@ _VIEWS_IN_PLACE = {
     "aten.as_strided_.default": "aten.as_strided.default",
     "aten.detach_.default": "aten.detach.default",
 }
+
+_PAGE = ("_ops", "_values", "_constants", "_inputs", "_numbers", "_kept", "_storages")  # what is written down so far
 
 
 class Recorder(TorchDispatchMode):
@@ -74,6 +76,7 @@ class Recorder(TorchDispatchMode):
         ] = []  # a number is found by the tensor's id, so none may be freed and its id used again
         self._storages: dict[int, int] = {}
         self._forward_of: dict[int, tuple[str, str]] = {}
+        self._paused = self._in_body = False
 
     def add_input(self, given: Input, tensor: Tensor) -> None:
         """Says what a tensor is that each run is given."""
@@ -109,6 +112,66 @@ class Recorder(TorchDispatchMode):
         return {one for one in given if self._values[self._inputs[one]].storage in written}
 
     @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Begins a graph of its own, as the body of a loop is, and goes on with the one before after the block.
+
+        What the block uses from outside is a constant of that graph, which `outside` tells.
+        """
+        before = {name: getattr(self, name) for name in _PAGE} | {"_in_body": self._in_body}
+        vars(self).update({name: type(getattr(self, name))() for name in _PAGE}, _in_body=True)
+        try:
+            yield
+        finally:
+            vars(self).update(before)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Writes nothing down while the block runs."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def outside(self) -> dict[int, Tensor]:
+        """What operations have read that nothing made, by value."""
+        return dict(self._constants)
+
+    def is_fresh(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies in memory that an operation made."""
+        known = self._numbers.get(id(tensor))
+        given = {self._values[v].storage for v in (*self._inputs.values(), *self._constants)}
+        return known is not None and self._values[known].storage not in given
+
+    def add(self, target: str, args: tuple[Any, ...], results: Sequence[Tensor], bodies: tuple[OpGraph, ...]) -> None:
+        """Writes down an operation with graphs of its own, which torch does not know."""
+        recorded = _with_refs(args, self.number)
+        outputs = tuple(self._new_value(tensor, producer=len(self._ops)) for tensor in results)
+        module, line = self._place()
+        self._ops.append(
+            Op(
+                target=target,
+                args=recorded,
+                outputs=outputs,
+                phase=self.phase,
+                module=module,
+                source=line,
+                bodies=bodies,
+            )
+        )
+        self.on_operation()
+
+    def depends_on(self, tensor: Tensor) -> set[int]:
+        """The numbers of the values that a tensor was worked out from, its own included."""
+        needed = {self.number(tensor)}
+        memory = {self._values[v].storage for v in needed}
+        for op in reversed(self._ops):
+            if {*op.makes()} & needed or any(self._values[v].storage in memory for v in op.writes):
+                needed.update(op.reads())
+                memory.update(self._values[v].storage for v in op.reads())
+        return needed
+
+    @contextlib.contextmanager
     def follow_modules(self, module: nn.Module) -> Iterator[None]:
         """Keeps `modules` at the names of the submodules that are running, while the block runs."""
         hooks: list[RemovableHandle] = []
@@ -128,21 +191,23 @@ class Recorder(TorchDispatchMode):
             for hook in hooks:
                 hook.remove()
 
-    def graph(self, outputs: Sequence[Tensor | None]) -> OpGraph:
-        """What was written down, returning these tensors."""
+    def graph(self, outputs: Sequence[Tensor | None], *, with_constants: bool = True) -> OpGraph:
+        """What was written down, returning these tensors; without constants, someone else makes them inputs."""
         numbers = tuple(None if tensor is None else self.number(tensor) for tensor in outputs)
         return OpGraph(
             ops=tuple(self._ops),
             values=tuple(self._values),
             inputs=dict(self._inputs),
             outputs=numbers,
-            constants={v: _real(tensor) for v, tensor in self._constants.items()},
+            constants={v: _real(tensor) for v, tensor in self._constants.items()} if with_constants else {},
         )
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         keywords = dict(kwargs or {})
+        if self._paused:
+            return func(*args, **keywords)
         if dynamic_shapes.is_dynamic(func, args, keywords):
             self._report(func)
             result = self._instead(func, args, keywords)
@@ -183,7 +248,7 @@ class Recorder(TorchDispatchMode):
         )
         self._ops.append(op)
         self.on_operation()
-        if name == "popgeo.identity_loss.default":
+        if name == "popgeo.identity_loss.default" and not self._in_body:
             self.marked.append(result)
 
     def _output(self, tensor: Tensor, producer: int) -> int:
@@ -243,10 +308,16 @@ class Recorder(TorchDispatchMode):
         written = {self._values[v].storage for v in writes}
         if written and any(self._values[v].storage in written for v in self._constants):
             line = model_lines.describe(model_lines.model_frame(self._stop))
-            raise ValueError(
-                f"{line}: {func._schema.name} changes what is neither "
-                "parameter, buffer nor result. Make it a buffer with register_buffer, so that its state is kept."
-            )
+            outside = "parameter, buffer nor result. Make it a buffer with register_buffer, so that its state is kept."
+            if self._in_body:
+                outside = "input of the loop or branch nor made in it. Pass it as an input, and use the result."
+            raise ValueError(f"{line}: {func._schema.name} changes what is neither {outside}")
+
+
+def active_recorder() -> Recorder | None:
+    """What writes down the operations of now; None outside of a capture."""
+    modes = reversed(_get_current_dispatch_mode_stack())
+    return next((mode for mode in modes if isinstance(mode, Recorder)), None)
 
 
 def _real(tensor: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import io
 import json
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,20 +28,9 @@ def to_bytes(step: CapturedStep) -> bytes:
         **({"written": list(map(str, step.written))} if step.written else {}),
         "row_indices": sorted(map(str, step.row_indices)),
         "captured_ops": step.captured_ops,
-        "inputs": [[str(given), v] for given, v in graph.inputs.items()],
-        "outputs": graph.outputs,
-        "values": [
-            [v.shape, v.stride, v.offset, torch_name(v.dtype), v.storage, v.producer] for v in graph.values
-        ],
-        "ops": [
-            [
-                op.target, to_json(op.args), {key: to_json(arg) for key, arg in op.kwargs.items()}, op.outputs,
-                op.writes, op.phase, op.module, op.source,
-            ]
-            for op in graph.ops
-        ],
+        **_graph_out(graph),
         "constants": [[v, list(t.shape), torch_name(t.dtype)] for v, t in graph.constants.items()],
-    }  # fmt: skip
+    }
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("step.json", json.dumps(document))
@@ -61,13 +50,7 @@ def from_bytes(data: bytes, arguments: Sequence[Any] = ()) -> CapturedStep:
             raise ValueError("the file is damaged")
         document = json.loads(archive.read("step.json"))
         constants = {v: _constant(archive, v, shape, dtype) for v, shape, dtype in document["constants"]}
-    graph = OpGraph(
-        ops=tuple(_op(fields) for fields in document["ops"]),
-        values=tuple(_value(fields) for fields in document["values"]),
-        inputs={Input.parse(text): v for text, v in document["inputs"]},
-        outputs=tuple(document["outputs"]),
-        constants=constants,
-    )
+    graph = _graph_in(document, constants)
     return CapturedStep(
         graph=graph,
         result=structure_in(document["result"], arguments),
@@ -85,11 +68,40 @@ def _constant(archive: zipfile.ZipFile, v: int, shape: list[int], dtype: str) ->
     return torch.frombuffer(raw, dtype=torch_thing("dtype", dtype)).view(shape)
 
 
+def _graph_out(graph: OpGraph) -> dict[str, Any]:
+    """What a graph holds besides its constants; bodies of loops and branches have none."""
+    return {
+        "inputs": [[str(given), v] for given, v in graph.inputs.items()],
+        "outputs": graph.outputs,
+        "values": [
+            [v.shape, v.stride, v.offset, torch_name(v.dtype), v.storage, v.producer] for v in graph.values
+        ],
+        "ops": [
+            [
+                op.target, to_json(op.args), {key: to_json(arg) for key, arg in op.kwargs.items()}, op.outputs,
+                op.writes, op.phase, op.module, op.source, [_graph_out(body) for body in op.bodies],
+            ]
+            for op in graph.ops
+        ],
+    }  # fmt: skip
+
+
+def _graph_in(document: Mapping[str, Any], constants: Mapping[int, Tensor]) -> OpGraph:
+    return OpGraph(
+        ops=tuple(_op(fields) for fields in document["ops"]),
+        values=tuple(_value(fields) for fields in document["values"]),
+        inputs={Input.parse(text): v for text, v in document["inputs"]},
+        outputs=tuple(document["outputs"]),
+        constants=constants,
+    )
+
+
 def _op(fields: list[Any]) -> Op:
-    target, args, kwargs, outputs, writes, phase, module, source = fields
+    target, args, kwargs, outputs, writes, phase, module, source, bodies = fields
     return Op(
         target=target, args=from_json(args), kwargs={key: from_json(arg) for key, arg in kwargs.items()},
         outputs=tuple(outputs), writes=tuple(writes), phase=phase, module=module, source=source,
+        bodies=tuple(_graph_in(body, {}) for body in bodies),
     )  # fmt: skip
 
 

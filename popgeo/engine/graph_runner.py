@@ -1,17 +1,21 @@
 """Runs an `OpGraph` in memory of its own, on weights where they are."""
 
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from popgeo.capture.control_flow import COND, FOR_LOOP
 from popgeo.capture.op_graph import Input, Op, OpGraph
 from popgeo.capture.passes import fold_constants, is_random
 from popgeo.engine.codegen import emit
+from popgeo.engine.control_flow import prepare_cond, prepare_for_loop
 from popgeo.engine.fuse.fuse_graph import fuse
 from popgeo.engine.fuse.interaction import describe_interactions
 from popgeo.engine.fuse.join_chains import describe_joined
+from popgeo.engine.fuse.prepared import PreparedOp, register_prepared
 from popgeo.engine.memory_plan import place_values, unplaced_bytes
 
 
@@ -54,11 +58,15 @@ class GraphRunner:
         self.peak_bytes = self.buffer_bytes + unplaced_bytes(self.runs, memory.tensors)
         self._run = emit(self.runs, memory.tensors, _check if floating_point_exceptions else None)
 
-    def run(self, inputs: Sequence[Tensor]) -> list[Tensor | None]:
-        """The graph's outputs for these inputs, in the order in which the graph names those that are not state."""
+    def run(self, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The graph's outputs for these inputs, in the order in which the graph names those that are not state.
+
+        An input for which there is None stays as it was.
+        """
         with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
             for place, tensor in zip(self._inputs, inputs, strict=True):
-                place.copy_(tensor)
+                if tensor is not None:
+                    place.copy_(tensor)
             outputs = self._run()
             for position, place in self._copied.items():
                 made = outputs[position]
@@ -91,6 +99,10 @@ class GraphRunner:
             else:
                 copied[position] = place
         return copied
+
+
+register_prepared(FOR_LOOP, PreparedOp(prepare=functools.partial(prepare_for_loop, GraphRunner)))
+register_prepared(COND, PreparedOp(prepare=functools.partial(prepare_cond, GraphRunner)))
 
 
 def _check(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor | None]) -> None:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.recorder import Recorder
-from popgeo.engine.optimizer.gradient_scaling import GradientScaling
+from popgeo.engine.optimizer.gradient_scaling import GradientScaling, set_gradient
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,8 @@ def _copied(worker: Optimizer) -> Optimizer:
     """The same optimizer with the same state over copies of its parameters and gradients."""
     copies = with_parameters(worker, [nn.Parameter(p.detach().clone()) for p in parameters_of(worker)])
     for mine, theirs in zip(parameters_of(copies), parameters_of(worker), strict=True):
-        mine.grad = None if theirs.grad is None else theirs.grad.clone()
+        if theirs.grad is not None:
+            set_gradient(mine, theirs.grad.clone())
         copies.state[mine] = {key: copy.deepcopy(part) for key, part in worker.state.get(theirs, {}).items()}
     return copies
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from popgeo.engine.optimizer.gradient_scaling import joined_gradient_type, set_gradient
+
 
 class FlatParameters:
     """Parameters of one group and type, in one tensor. They stay where they are until `take_over`.
@@ -17,6 +19,7 @@ class FlatParameters:
         group: Number of their group in the optimizer.
         members: The parameters.
         accumulates: Whether an update joins several gradients, so that their sum needs memory of its own.
+        total_type: Type of that sum; the parameters' own when left out.
 
     Attributes:
         flat: All of them, one after the other, with their joined gradient.
@@ -24,14 +27,22 @@ class FlatParameters:
         total: What an update applies: the gradient itself, or the sum of several.
     """
 
-    def __init__(self, group: int, members: Sequence[nn.Parameter], accumulates: bool) -> None:
+    def __init__(
+        self,
+        group: int,
+        members: Sequence[nn.Parameter],
+        accumulates: bool,
+        total_type: torch.dtype | None = None,
+    ) -> None:
         self.group, self.members = group, list(members)
         # A single parameter keeps its shape: optimizers such as Adafactor look at rows and columns.
         data = members[0].detach() if len(members) == 1 else torch.cat([p.detach().reshape(-1) for p in members])
         self.flat = nn.Parameter(data.clone())
         self.gradient = torch.zeros_like(self.flat.detach())
-        self.total = torch.zeros_like(self.gradient) if accumulates else self.gradient
-        self.flat.grad = self.total
+        dtype = total_type or self.gradient.dtype
+        own = accumulates or dtype != self.gradient.dtype
+        self.total = torch.zeros_like(self.gradient, dtype=dtype) if own else self.gradient
+        set_gradient(self.flat, self.total)
         self.gradient_views = self._split(self.gradient)
         self._views = self._split(self.flat.detach())
         self._published: dict[str, Tensor] = {}
@@ -94,7 +105,10 @@ def flatten_groups(
             if p in trained:
                 # A parameter without dimensions stays alone: its state could not be told from a step count.
                 by_kind[p.dtype if elementwise and p.dim() and p.is_contiguous() else id(p)].append(p)
-        flat += [FlatParameters(number, members, accumulates) for members in by_kind.values()]
+        for members in by_kind.values():
+            flat.append(
+                FlatParameters(number, members, accumulates, joined_gradient_type(optimizer, members[0].dtype))
+            )
     return flat
 
 

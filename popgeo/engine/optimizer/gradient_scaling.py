@@ -3,7 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from popgeo.engine.call_options import CallOptions, gradient_divisor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +35,18 @@ class GradientScaling:
         """Whether gradients stay as they are."""
         return self.divisor == 1 and self.max_grad_norm is None
 
+    @classmethod
+    def of(cls, options: CallOptions, optimizer: Optimizer, *, loss_scaling: float) -> "GradientScaling":
+        """What the options ask for and, where it has them, an optimizer's own `loss_scaling` and `max_grad_norm`.
+
+        Args:
+            options: Those of the call.
+            optimizer: One of torch's, or one with these attributes, as PopTorch's have.
+            loss_scaling: The optimizer's own at the time at which the step was compiled.
+        """
+        limits = [limit for limit in (options.max_grad_norm, getattr(optimizer, "max_grad_norm", None)) if limit]
+        return cls(divisor=gradient_divisor(options) * loss_scaling, max_grad_norm=min(limits, default=None))
+
     def apply(self, parameters: Sequence[Tensor]) -> None:
         """Scales the gradients of these parameters in place, one after the other, so that a capture sees each."""
         if self.divisor != 1:
@@ -39,3 +55,34 @@ class GradientScaling:
                     parameter.grad.div_(self.divisor)
         if self.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(parameters, self.max_grad_norm, foreach=False)
+
+
+def own_loss_scaling(optimizer: Optimizer | None) -> float:
+    """What an optimizer asks the loss to be multiplied by, beyond the options; 1 for those of torch.
+
+    Raises:
+        ValueError: it is not positive.
+    """
+    scaling = float(getattr(optimizer, "loss_scaling", 1.0))
+    if not scaling > 0:
+        raise ValueError(f"The optimizer's loss_scaling is {scaling}; it must be positive.")
+    return scaling
+
+
+def set_gradient(parameter: Tensor, gradient: Tensor) -> None:
+    """Gives a parameter a gradient, which may be of a wider type where this torch (2.9) allows it."""
+    if gradient.dtype != parameter.dtype:
+        parameter.grad_dtype = gradient.dtype
+    parameter.grad = gradient
+
+
+def joined_gradient_type(optimizer: Optimizer, weights: torch.dtype) -> torch.dtype:
+    """The type in which gradients are joined and scaled: that of the weights, or float32 if the optimizer says so.
+
+    Example:
+        >>> joined_gradient_type(torch.optim.SGD([nn.Parameter(torch.ones(1))]), torch.float16)
+        torch.float16
+    """
+    wanted = getattr(optimizer, "accum_type", weights)
+    narrow = weights in (torch.float16, torch.bfloat16)
+    return torch.float32 if narrow and wanted is torch.float32 and hasattr(Tensor, "grad_dtype") else weights

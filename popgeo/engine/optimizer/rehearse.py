@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from popgeo.capture.op_graph import Number, OpGraph
 from popgeo.capture.recorder import makes_tensors, target
 from popgeo.engine.optimizer.capture_update import UpdateGraph, capture_update, parameters_of, with_parameters
+from popgeo.engine.optimizer.gradient_scaling import set_gradient
 
 Path = tuple[Any, ...]
 _DETACH = "aten.detach.default"  # a view that torch makes in some cases only
@@ -35,7 +36,7 @@ class Rehearsal:
         small = [nn.Parameter(p.detach().new_ones((1,) * min(p.dim(), 1))) for p in self._whole]
         self._small = with_parameters(worker, small)
         for one, whole in zip(small, self._whole, strict=True):
-            one.grad = torch.ones_like(one)
+            set_gradient(one, torch.ones_like(one.detach(), dtype=_gradient_type(whole)))
             if worker.state.get(whole):
                 self._small.state[one] = {key: _resized(part, whole, one) for key, part in worker.state[whole].items()}
         self._graphs: dict[Path, UpdateGraph | None] = {}
@@ -67,7 +68,8 @@ class Rehearsal:
     def _capture(self, states: Sequence[Mapping[str, Any]], numbers: "_Numbers") -> UpdateGraph | None:
         copies = with_parameters(self._small, [nn.Parameter(torch.zeros_like(p.detach())) for p in self._whole])
         for whole, one, state in zip(parameters_of(copies), parameters_of(self._small), states, strict=True):
-            whole.grad = torch.zeros_like(whole)
+            assert one.grad is not None
+            set_gradient(whole, torch.zeros_like(whole.detach(), dtype=one.grad.dtype))
             copies.state[whole] = {key: _resized(part, one, whole) for key, part in state.items()}
         update = capture_update(copies)
         graph, found = replace_numbers(update.graph)
@@ -135,6 +137,10 @@ def _resized(part: Any, of: Tensor, to: Tensor) -> Any:
     if isinstance(part, Tensor) and part.shape == of.shape and of.dim() > 0:
         return torch.ones_like(to.detach(), dtype=part.dtype)
     return copy.deepcopy(part)
+
+
+def _gradient_type(parameter: Tensor) -> torch.dtype:
+    return parameter.dtype if parameter.grad is None else parameter.grad.dtype
 
 
 def _is_number(part: Any) -> bool:

@@ -8,13 +8,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from popgeo.capture.op_graph import OpGraph
-from popgeo.engine.call_options import CallOptions, gradient_divisor
+from popgeo.engine.call_options import CallOptions
 from popgeo.engine.optimizer.capture_update import capture_later_update, capture_scaling
 from popgeo.engine.optimizer.flat_parameters import flatten_groups, optimizer_of
-from popgeo.engine.optimizer.gradient_scaling import GradientScaling
+from popgeo.engine.optimizer.gradient_scaling import GradientScaling, own_loss_scaling
 from popgeo.engine.optimizer.run_update import UpdateRunner
 
-# Each element's update depends on that element and on numbers alone, so many parameters may be updated as one.
+# Each element's update depends on that element and on numbers alone, so many parameters may be updated as one. An
+# optimizer that torch does not know says so by a class attribute `elementwise`.
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "ASGD")
 
 
@@ -56,11 +57,12 @@ class Update:
         self.optimizer = optimizer
         self.num_updates = 0
         self._options, self._learning_rate = options, learning_rate
-        self._scaling = GradientScaling(divisor=gradient_divisor(options), max_grad_norm=options.max_grad_norm)
+        self._scaling = GradientScaling.of(options, optimizer, loss_scaling=own_loss_scaling(optimizer))
         self._names = {id(p): name for name, p in parameters.items()}
         accumulates = options.gradient_accumulation * options.replication_factor > 1
         kind = type(optimizer)
         self._elementwise = kind.__module__.startswith("torch.optim") and kind.__name__ in _ELEMENTWISE
+        self._elementwise = getattr(kind, "elementwise", self._elementwise)
         self._flat = flatten_groups(
             optimizer, set(parameters.values()), accumulates=accumulates, elementwise=self._elementwise
         )

@@ -1,7 +1,9 @@
 """The cost of every operation of a captured program on a machine: which rule knows it, and its plan."""
 
+from popgeo.capture.control_flow import FOR_LOOP
 from popgeo.capture.op_graph import Op, OpGraph
 from popgeo.ipu.cost import (
+    control,
     distances,
     elementwise,
     fused,
@@ -39,6 +41,12 @@ def plan(graph: OpGraph, op: Op, target: IpuTarget, calibration: Calibration = B
         return plan_unknown(graph, op, target), False
     return rule(graph, op, Machine(target=target, calibration=calibration)), True
 
+
+def _plan_all(graph: OpGraph, machine: Machine) -> list[Plan]:
+    return [plan(graph, op, machine.target, machine.calibration)[0] for op in graph.ops]
+
+
+RULES |= control.rules(_plan_all)
 
 CYCLES_PER_ELEMENT = 42.0  # a worker's software path for one element on every sixth cycle, as integer operations take
 
@@ -102,6 +110,9 @@ def _bytes(graph: OpGraph, op: Op) -> int:
     """What it reads and writes; views touch nothing."""
     if graph.is_view(op):
         return 0
+    if op.bodies:
+        touched = [sum(_bytes(body, inner) for inner in body.ops) for body in op.bodies]
+        return op.args[0] * touched[0] if op.target == FOR_LOOP else max(touched)
     read = sum(distinct(graph.values[v]) * graph.values[v].dtype.itemsize for v in op.reads())
     # What works in place returns the value that it writes: one write.
     return read + sum(graph.values[v].nbytes for v in {*op.makes(), *op.writes})

@@ -194,6 +194,7 @@ _OPERATIONS = {
         "nll_loss2d_forward nll_loss_backward nll_loss2d_backward"
     ),
     "fused": ("popgeo.cfconv popgeo.cfconv_backward _fused_adam _fused_adamw _fused_adagrad _fused_sgd"),
+    "control": ("popgeo.for_loop popgeo.cond"),
 }
 FAMILY_OF: Mapping[str, str] = {
     name if "." in name else f"aten.{name}": family for family, names in _OPERATIONS.items() for name in names.split()

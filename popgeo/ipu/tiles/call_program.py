@@ -115,7 +115,9 @@ class _Joiner:
             whole = concatenated([mappings[storage] for storage in storages])
             dtype = members[0].dtype
             self.builder.declare(f"weights.{number}", dtype, whole, lasting=True)
-            gradient = self.builder.declare(f"gradients.{number}", dtype, whole, lasting=True)
+            gradient = self.builder.declare(
+                f"gradients.{number}", self._gradient_type(number, dtype), whole, lasting=True
+            )
             start = 0
             for name, storage in zip(names, storages, strict=True):
                 size = mappings[storage].numel
@@ -125,6 +127,13 @@ class _Joiner:
                 start += size
         own = {storage: mapping for storage, mapping in mappings.items() if storage not in weights}
         self._places = declare(self.builder, graph, own, "s") | weights
+
+    def _gradient_type(self, number: int, weights: torch.dtype) -> torch.dtype:
+        """The type in which an update takes the joined gradient of a weight tensor."""
+        assert self._training is not None
+        graph = self._training.updates[0].graph
+        v = graph.inputs.get(Input(Role.GRADIENT, f"{number}"))
+        return weights if v is None else graph.values[v].dtype
 
     def finish(self) -> CallProgram:
         """The program, and where what the host knows is in it."""
@@ -179,7 +188,10 @@ class _Joiner:
             stride = self._graph.values[self._graph.inputs[Input(Role.PARAMETER, name)]].stride
             gradient = Region(variable=found.variable, elements=_in_storage_order(found.elements, stride))
             scope, total = self._scope("collect gradients"), self._sums[name]
-            if accumulates:
+            widens = self.builder.dtype(total) is not self.builder.dtype(gradient)
+            if widens and not accumulates:
+                fill(scope, total, 0)
+            if widens or accumulates:
                 add(scope, total, total, gradient)
             else:
                 copy(scope, total, gradient)

@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from popgeo.capture.op_graph import OpGraph, Role
-from popgeo.ipu.cost.plan import OpCost
+from popgeo.ipu.cost.plan import OpCost, Plan
+from popgeo.ipu.tiles.lower import control
 from popgeo.ipu.tiles.lower.builder import Builder, Scope, in_storage_order
 from popgeo.ipu.tiles.lower.lower_op import lower
+from popgeo.ipu.tiles.map_tensors import map_over_tiles
 from popgeo.ipu.tiles.program import Program
 from popgeo.ipu.tiles.tile_mapping import TileMapping
 
@@ -35,12 +37,28 @@ def declare(builder: Builder, graph: OpGraph, mappings: Mapping[int, TileMapping
 
 def add_operations(builder: Builder, graph: OpGraph, costs: Sequence[OpCost], places: Places) -> None:
     """The steps of each operation; views need none."""
-    for op, cost in zip(graph.ops, costs, strict=True):
+    _add(builder, graph, [cost.plan for cost in costs], places)
+
+
+def _add(builder: Builder, graph: OpGraph, plans: Sequence[Plan], places: Places) -> None:
+    for op, plan in zip(graph.ops, plans, strict=False):
         if graph.is_view(op):
             continue
-        scope = Scope(builder, graph, places, f"{op.phase} {op.target.partition('.')[2]}", cost.plan)
-        if not lower(scope, op):
+        scope = Scope(builder, graph, places, f"{op.phase} {op.target.partition('.')[2]}", plan)
+        if op.bodies:
+            control.lowering_of(op, _add_body)(scope, op)
+        elif not lower(scope, op):
             builder.fallbacks.append(op.target)
+
+
+def _add_body(builder: Builder, graph: OpGraph, plans: Sequence[Plan], given: Places) -> Places:
+    """The steps of a body whose inputs have a place already, and where all of its values are."""
+    known = {storage: builder.variables[name].mapping for storage, (name, _) in given.items()}
+    mappings = map_over_tiles(graph, plans, builder.num_tiles, known)
+    own = {storage: mapping for storage, mapping in mappings.items() if storage not in given}
+    places = declare(builder, graph, own, f"body{len(builder.variables)}.") | given
+    _add(builder, graph, plans, places)
+    return places
 
 
 def finish(builder: Builder) -> Program:

@@ -31,7 +31,13 @@ def map_storages(
     Returns:
         By storage number; elements are those of the storage, from its first on.
     """
-    tiles = target.all_tiles
+    return map_over_tiles(graph, [cost.plan for cost in costs], target.all_tiles, given)
+
+
+def map_over_tiles(
+    graph: OpGraph, plans: Sequence[Plan], tiles: int, given: Mapping[int, TileMapping] | None = None
+) -> dict[int, TileMapping]:
+    """The same by plans, for so many tiles; without plans each storage is linear."""
     sizes = storage_sizes(graph)
     mappings: dict[int, TileMapping] = dict(given or {})
 
@@ -41,16 +47,16 @@ def map_storages(
         fits = mapping is not None and mapping.numel == sizes[storage][0]
         mappings[storage] = mapping if mapping is not None and fits else linear(sizes[storage][0], tiles, grain)
 
-    for op, op_cost in zip(graph.ops, costs, strict=True):
+    for op, plan in zip(graph.ops, plans, strict=False):
         if graph.is_view(op):
             continue
-        wanted = _wanted(graph, op, op_cost.plan, tiles)
+        wanted = _wanted(graph, op, plan, tiles)
         for v in op.reads():
             if graph.values[v].storage not in mappings:
                 place(graph.values[v].storage, wanted.get(v))
         for made in op.outputs:
             if made is not None and graph.values[made].storage not in mappings:
-                left = _left(op_cost.plan, graph.values[made], tiles)
+                left = _left(plan, graph.values[made], tiles)
                 place(graph.values[made].storage, left or _followed(graph, op, made, mappings))
     for storage in sizes:
         if storage not in mappings:

@@ -1,0 +1,159 @@
+"""Loops and branches as operations of the graph: their bodies are graphs of their own, written down once."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value
+from popgeo.capture.passes import drop_unused, merge_equal_values, with_ops
+from popgeo.capture.recorder import Recorder, active_recorder
+
+FOR_LOOP, COND = "popgeo.for_loop.default", "popgeo.cond.default"
+_AS_STRIDED = "aten.as_strided.default"
+
+
+def for_loop(count: int, body: Callable[..., Any], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Calls a body over and over, each time with what it returned before.
+
+    In a captured step this is one operation, whose body is counted `count` times and never joined with another loop.
+
+    Args:
+        count: How often.
+        body: Takes as many tensors as it returns, of the same shapes and types. What it changes in place is its own.
+        inputs: What the first call is given.
+
+    Returns:
+        What the last call returns.
+
+    Raises:
+        ValueError: the count is negative, the body returns other shapes or types than it takes, or, in a captured
+            step, it changes what is not its input, or a gradient would have to pass the loop.
+
+    Example:
+        >>> for_loop(3, lambda x: 2 * x, [torch.ones(2)])
+        [tensor([8., 8.])]
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise ValueError(f"for_loop got count {count!r}; it must be an integer of at least 0.")
+    recorder = active_recorder()
+    if recorder is None or count == 0:
+        made = [tensor.clone() for tensor in inputs]
+        for _ in range(count):
+            made = _tensors("for_loop", body(*made))
+            _require_alike("for_loop", "takes", inputs, "returns", made)
+        return made
+    graph, outside, results = _body(recorder, "for_loop", body, inputs)
+    _require_alike("for_loop", "takes", inputs, "returns", results)
+    recorder.add(FOR_LOOP, (count, list(inputs), outside), results, (graph,))
+    return results
+
+
+def cond(
+    condition: Tensor,
+    then_body: Callable[..., Any],
+    then_inputs: Sequence[Tensor],
+    else_body: Callable[..., Any],
+    else_inputs: Sequence[Tensor],
+) -> list[Tensor]:
+    """Calls one of two bodies, as a tensor tells at each run.
+
+    Args:
+        condition: Whether it is the first. [] or [1]
+        then_body: Takes `then_inputs`. What it changes in place is its own.
+        then_inputs: Tensors.
+        else_body: Takes `else_inputs`; returns as many tensors as the other, of the same shapes and types.
+        else_inputs: Tensors.
+
+    Raises:
+        ValueError: the condition has several elements, the bodies return different things, or, in a captured step,
+            one changes what is not its input, or a gradient would have to pass the branch.
+
+    Example:
+        >>> x = torch.tensor([-2.0])
+        >>> cond(x.sum() > 0, lambda x: x, [x], lambda x: -x, [x])
+        [tensor([2.])]
+    """
+    if condition.numel() != 1:
+        raise ValueError(f"cond got a condition of shape {list(condition.shape)}; it must have a single element.")
+    recorder = active_recorder()
+    if recorder is None:
+        body, inputs = (then_body, then_inputs) if bool(condition) else (else_body, else_inputs)
+        return _tensors("cond", body(*(tensor.clone() for tensor in inputs)))
+    bodies, outside, results = zip(
+        *(_body(recorder, "cond", *branch) for branch in ((then_body, then_inputs), (else_body, else_inputs))),
+        strict=True,
+    )
+    _require_alike("cond", "returns in one branch", results[0], "returns in the other", results[1])
+    given = [*then_inputs, *outside[0]], [*else_inputs, *outside[1]]
+    holds = condition.to(torch.bool)
+    recorder.add(COND, (holds, *given), results[0], bodies)
+    return results[0]
+
+
+def _body(
+    recorder: Recorder, who: str, body: Callable[..., Any], inputs: Sequence[Tensor]
+) -> tuple[OpGraph, list[Tensor], list[Tensor]]:
+    """The graph of a body, the tensors from outside that it uses, and stand-ins for its results."""
+    with recorder.paused():
+        own = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in inputs]
+    with recorder.apart():
+        for position, tensor in enumerate(own):
+            recorder.add_input(Input(Role.ARGUMENT, f"given.{position}"), tensor)
+        made = _tensors(who, body(*own))
+        if any(tensor.requires_grad for tensor in (*inputs, *made)) and torch.is_grad_enabled():
+            raise ValueError(
+                f"poptorch.{who}() is only supported in inference models, because no gradient passes it. Write a "
+                "Python loop, or torch.where, in a model that is trained, or call it under torch.no_grad()."
+            )
+        made = [tensor if recorder.is_fresh(tensor) else tensor.clone() for tensor in made]
+        outside = recorder.outside()
+        graph = recorder.graph(made, with_constants=False)
+    graph, wholes = _with_inputs(graph, outside)
+    with recorder.paused():
+        results = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in made]
+    return drop_unused(merge_equal_values(graph)), wholes, results
+
+
+def _with_inputs(graph: OpGraph, outside: Mapping[int, Tensor]) -> tuple[OpGraph, list[Tensor]]:
+    """The graph with an input for each memory that it uses from outside, and those tensors.
+
+    Memory that it looks at in several ways, or not from its start on, is given as a whole, and then looked at.
+    """
+    values, inputs, looks, tensors = list(graph.values), dict(graph.inputs), list[Op](), list[Tensor]()
+    by_memory: dict[int, list[int]] = {}
+    for v in outside:
+        by_memory.setdefault(values[v].storage, []).append(v)
+    for number, (storage, seen) in enumerate(by_memory.items()):
+        first = values[seen[0]]
+        base, tensor = seen[0], outside[seen[0]]
+        if len(seen) > 1 or first.offset or not tensor.is_contiguous():
+            numel = max(values[v].end for v in seen) // first.dtype.itemsize
+            tensor = tensor.as_strided((numel,), (1,), 0)
+            base = len(values)
+            values.append(Value(shape=(numel,), stride=(1,), offset=0, dtype=first.dtype, storage=storage, producer=None))
+            for v in seen:
+                args = (Ref(base), list(values[v].shape), list(values[v].stride), values[v].offset)
+                looks.append(Op(target=_AS_STRIDED, args=args, outputs=(v,)))
+        inputs[Input(Role.ARGUMENT, f"outside.{number}")] = base
+        tensors.append(tensor)
+    graph = dataclasses.replace(graph, values=tuple(values), inputs=inputs)
+    return with_ops(graph, [*looks, *graph.ops], graph.outputs), tensors
+
+
+def _tensors(who: str, made: Any) -> list[Tensor]:
+    """What a body returns, as a list."""
+    tensors = list(made) if isinstance(made, list | tuple) else [made]
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"The body of {who} returned {type(tensor).__name__}; it must return tensors.")
+    return tensors
+
+
+def _require_alike(who: str, what: str, some: Sequence[Tensor], does: str, others: Sequence[Tensor]) -> None:
+    forms = [[(tuple(tensor.shape), tensor.dtype) for tensor in tensors] for tensors in (some, others)]
+    if forms[0] != forms[1]:
+        shown = [", ".join(f"{str(dtype).removeprefix('torch.')}{list(shape)}" for shape, dtype in f) for f in forms]
+        raise ValueError(f"The body of {who} {what} {shown[0]}, but {does} {shown[1]}; the two must be the same.")

@@ -1,0 +1,90 @@
+"""Loops and branches: their bodies' operations, as often as they run."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from popgeo.capture.op_graph import Op, OpGraph, Value
+from popgeo.ipu.cost.calibration import Machine
+from popgeo.ipu.cost.elementwise import spread
+from popgeo.ipu.cost.operands import Rule, made, width
+from popgeo.ipu.cost.plan import Plan, Profile, Superstep
+from popgeo.ipu.cost.supersteps import compute_step, in_sequence
+
+PlanGraph = Callable[[OpGraph, Machine], Sequence[Plan]]
+"""The plan of each operation of a graph."""
+
+
+def rules(plan_graph: PlanGraph) -> dict[str, Rule]:
+    """How loops and branches are planned, given how the operations in them are."""
+
+    def for_loop(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+        """Each turn runs the body and moves what it gives to where the next turn finds it."""
+        count, (body,) = op.args[0], op.bodies
+        plans = [*plan_graph(body, machine), _carry(made(graph, op), machine)]
+        turn = in_sequence("control", plans)
+        return dataclasses.replace(
+            turn,
+            split={"serial": count},
+            supersteps=tuple(_repeated(step, count) for step in turn.supersteps),
+            temporary_bytes=_work_space(body, plans, machine),
+            flops=count * turn.flops,
+            why=f"{count} turns of the body; " + turn.why,
+        )
+
+    def cond(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+        """The dearer branch runs, and its results go where those of the other would."""
+        plans = [plan_graph(body, machine) for body in op.bodies]
+        carry = _carry(made(graph, op), machine)
+        branches = [in_sequence("control", [*branch, carry]) for branch in plans]
+        dearer = max(branches, key=lambda branch: branch.cycles(Profile.CALIBRATED))
+        return dataclasses.replace(
+            dearer,
+            split={},
+            temporary_bytes=max(_work_space(b, p, machine) for b, p in zip(op.bodies, plans, strict=True)),
+            parts=tuple(plan for branch in plans for plan in branch),
+            why="the dearer branch counts; " + dearer.why,
+        )
+
+    return {"popgeo.for_loop": for_loop, "popgeo.cond": cond}
+
+
+def _carry(values: Sequence[Value], machine: Machine) -> Plan:
+    """Every tile copies its part of some values."""
+    target = machine.target
+    parts = [(value, *spread(value.numel, width(value), machine.num_tiles)) for value in values]
+    nbytes = sum(most * width(value) for value, most, _ in parts)
+    tiles = max((used for *_, used in parts), default=1)
+    step = compute_step("carry over", target, vertex=target.copy_cycles + nbytes / target.copy_bytes, tiles=tiles)
+    return Plan(family="movement", supersteps=(step,), why="no published measurement of a copy")
+
+
+def _repeated(step: Superstep, count: int) -> Superstep:
+    """All turns of a superstep together."""
+    return dataclasses.replace(
+        step,
+        ideal=count * step.ideal,
+        calibrated=count * step.calibrated,
+        mean=count * step.mean,
+        bytes_in=count * step.bytes_in,
+        bytes_out=count * step.bytes_out,
+        bytes_total=count * step.bytes_total,
+    )
+
+
+def _work_space(body: OpGraph, plans: Sequence[Plan], machine: Machine) -> int:
+    """Most bytes of a tile while a body runs: its own values, spread over the tiles, and what its plans need."""
+    last = {body.values[v].storage: index for index, op in enumerate(body.ops) for v in (*op.reads(), *op.makes())}
+    last |= {body.values[v].storage: len(body.ops) for v in body.outputs if v is not None}
+    given = {body.values[v].storage for one, v in body.inputs.items() if one.name.startswith("outside.")}
+    held: dict[int, int] = {}
+    for one, v in body.inputs.items():
+        if not one.name.startswith("outside."):
+            held[body.values[v].storage] = body.values[v].nbytes
+    most = sum(held.values()) / machine.num_tiles
+    for index, (op, plan) in enumerate(zip(body.ops, plans, strict=False)):
+        for v in op.makes():
+            if body.values[v].storage not in given:
+                held.setdefault(body.values[v].storage, body.values[v].nbytes)
+        most = max(most, sum(held.values()) / machine.num_tiles + plan.temporary_bytes)
+        held = {storage: nbytes for storage, nbytes in held.items() if last.get(storage, -1) > index}
+    return round(most)

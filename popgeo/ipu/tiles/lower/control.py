@@ -1,0 +1,99 @@
+"""Loops as repeats of their body's steps; branches as both bodies and a choice by element."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from popgeo.capture.control_flow import COND, FOR_LOOP
+from popgeo.capture.op_graph import Op, OpGraph, Ref
+from popgeo.ipu.cost.plan import Plan
+from popgeo.ipu.tiles.lower.builder import Builder, Lowering, Scope, elements_of
+from popgeo.ipu.tiles.lower.movement import copy
+from popgeo.ipu.tiles.map_tensors import map_over_tiles
+from popgeo.ipu.tiles.steps import Operand, Region, Repeat, Vertex
+
+OPERATIONS = frozenset({"popgeo.for_loop", "popgeo.cond"})
+Places = dict[int, tuple[str, int]]
+AddBody = Callable[[Builder, OpGraph, Sequence[Plan], Places], Places]
+"""Adds the steps of a body whose inputs have a place already, and tells where all of its values are."""
+
+
+def lowering_of(op: Op, add_body: AddBody) -> Lowering:
+    """How a loop or a branch is lowered, given how the operations of a body are."""
+
+    def for_loop(scope: Scope, op: Op) -> None:
+        count, given, outside = op.args
+        body = op.bodies[0]
+        own = _own(scope, body, given)
+        results = [scope.region(v) for v in op.makes()]
+        with _repeat(scope.builder, count):
+            places = _add(scope, body, scope.plan.parts, own, outside)
+            for result, v in zip(results, body.outputs, strict=True):
+                copy(scope, result, _region(body, places, v))
+            for place, result in zip(own, results, strict=True):
+                copy(scope, place, result)
+
+    def cond(scope: Scope, op: Op) -> None:
+        condition, *given = op.args
+        num_own = [sum(one.name.startswith("given.") for one in body.inputs) for body in op.bodies]
+        parts = scope.plan.parts[: len(op.bodies[0].ops)], scope.plan.parts[len(op.bodies[0].ops) :]
+        made = []
+        for body, operands, n, plans in zip(op.bodies, given, num_own, parts, strict=True):
+            places = _add(scope, body, plans, _own(scope, body, operands[:n]), operands[n:])
+            made.append([_region(body, places, v) for v in body.outputs])
+        holds = scope.region(condition.value)
+        for v, then, other in zip(op.makes(), *made, strict=True):
+            _choose(scope, scope.region(v), holds, then, other)
+
+    def _add(scope: Scope, body: OpGraph, plans: Sequence[Plan], own: Sequence[Region], outside: Sequence[Ref]) -> Places:
+        inputs = [body.values[v] for v in body.inputs.values()]
+        regions = [*own, *(scope.region(ref.value) for ref in outside)]
+        places: Places = {}
+        for value, region in zip(inputs, regions, strict=True):
+            # A body is given whole memory from its first element on.
+            start = int(region.elements.ravel()[0]) - value.offset if region.elements.size else 0
+            places[value.storage] = region.variable, start
+        return add_body(scope.builder, body, plans, places)
+
+    return {FOR_LOOP: for_loop, COND: cond}[op.target]
+
+
+def _own(scope: Scope, body: OpGraph, given: Sequence[Ref]) -> list[Region]:
+    """Memory of a body's own inputs, which keeps what it holds from turn to turn, with what they start from."""
+    builder, places = scope.builder, []
+    for ref, v in zip(given, body.inputs.values(), strict=False):
+        value = scope.region(ref.value)
+        mapping = map_over_tiles(body, [], builder.num_tiles)[body.values[v].storage]
+        name = f"carried#{len(builder.variables)}"
+        flat = builder.declare(name, builder.dtype(value), mapping, lasting=True)
+        place = Region(variable=flat.variable, elements=elements_of(body.values[v]))
+        copy(scope, place, value)
+        places.append(place)
+    return places
+
+
+def _region(body: OpGraph, places: Places, v: int | None) -> Region:
+    assert v is not None
+    variable, start = places[body.values[v].storage]
+    return Region(variable=variable, elements=np.asarray(start + elements_of(body.values[v])))
+
+
+@contextlib.contextmanager
+def _repeat(builder: Builder, count: int) -> Iterator[None]:
+    outside, builder.steps = builder.steps, []
+    yield
+    outside.append(Repeat(count=count, name="turns of a loop", body=tuple(builder.steps)))
+    builder.steps = outside
+
+
+def _choose(scope: Scope, out: Region, holds: Region, then: Region, other: Region) -> None:
+    """Each element of one of two results, as a single element tells."""
+
+    def vertex(tile: int, where: np.ndarray) -> Vertex:
+        parts = [Region(variable=r.variable, elements=r.elements.ravel()[where]) for r in (then, other, out)]
+        reads = (Region(variable=holds.variable, elements=holds.elements.ravel()), *parts[:2])
+        arguments = (Operand(0), Operand(1), Operand(2))
+        return Vertex(tile=tile, operation="aten.where.self", reads=reads, writes=(parts[2],), arguments=arguments)
+
+    scope.builder.compute(f"{scope.label}: choose", (vertex(tile, where) for tile, where in scope.builder.pieces(out)))
