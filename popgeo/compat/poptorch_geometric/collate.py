@@ -51,6 +51,7 @@ class FixedSizeCollater(Collater):
         follow_batch: Attributes to add an assignment vector for.
         exclude_keys: Attributes to leave out.
         skip: Leaves out the graphs that do not fit beside those before them.
+        protect: A boolean node attribute, True for nodes that trimming must keep.
 
     Example:
         >>> graphs = [Data(x=torch.ones(n, 1), edge_index=torch.tensor([[0], [1]])) for n in (2, 3)]
@@ -73,10 +74,12 @@ class FixedSizeCollater(Collater):
         exclude_keys: Sequence[str] | None = None,
         *,
         skip: bool = False,
+        protect: str | None = None,
     ) -> None:
         super().__init__(follow_batch, exclude_keys)
         self.fixed_size_options, self.add_masks_to_batch = fixed_size_options, bool(add_masks_to_batch)
         self.trim_nodes, self.trim_edges, self.skip = bool(trim_nodes), bool(trim_edges), skip
+        self.protect = protect
 
     def __call__(self, data_list: list[Any]) -> Batch:
         """One batch of the graphs, which stay as they are.
@@ -100,6 +103,7 @@ class FixedSizeCollater(Collater):
             self.trim_edges,
             self.follow_batch,
             self.exclude_keys,
+            protect=self.protect,
             exact_fit=True,
         )
         try:

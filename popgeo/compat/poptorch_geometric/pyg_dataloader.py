@@ -116,7 +116,7 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
         self.padded_batch_size = batch_size
         sampler = kwargs.pop("batch_sampler", None)
         if fixed_size_strategy is FixedSizeStrategy.StreamPack:
-            sampler = self._packing(dataset, shuffle, sampler, kwargs.pop("sampler", None), over_size_strategy)
+            sampler = self._packing(dataset, self._order(dataset, shuffle, kwargs), sampler, over_size_strategy)
         elif fixed_size_strategy is not FixedSizeStrategy.PadToMax:
             raise ValueError(
                 f"{fixed_size_strategy} is not one of PadToMax and StreamPack; pass it to "
@@ -132,11 +132,25 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
             exclude_keys=exclude_keys,
             skip=over_size_strategy is OverSizeStrategy.Skip,
         )
-        of_torch = {"batch_size": batch_size - 1, "shuffle": shuffle} if sampler is None else {"batch_sampler": sampler}
-        super().__init__(dataset=dataset, collate_fn=collate, **of_torch, **kwargs)
+        if sampler is None:
+            kwargs |= {"dataset": dataset, "batch_size": batch_size - 1, "shuffle": shuffle, "collate_fn": collate}
+        else:
+            kwargs |= self._of_sampler(dataset, sampler, collate, kwargs.get("options"))
+        super().__init__(**kwargs)
+
+    def _of_sampler(self, dataset: Any, sampler: Any, collate: Callable[..., Any], options: Any) -> dict[str, Any]:
+        """What torch's loader takes where a sampler chooses the graphs of each batch."""
+        return {"dataset": dataset, "batch_sampler": sampler, "collate_fn": collate}
+
+    def _order(self, dataset: Any, shuffle: bool, kwargs: dict[str, Any]) -> Any:
+        """The order of the graphs that are packed."""
+        chosen, generator = kwargs.pop("sampler", None), kwargs.get("generator")
+        if chosen is not None:
+            return chosen
+        return RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
 
     def _packing(
-        self, dataset: Any, shuffle: bool, batch_sampler: Any, sampler: Any, over_size_strategy: OverSizeStrategy
+        self, dataset: Any, order: Any, batch_sampler: Any, over_size_strategy: OverSizeStrategy
     ) -> StreamPackingSampler:
         if batch_sampler is not None:
             raise ValueError(
@@ -144,14 +158,13 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
                 "Either use a different strategy or set `batch_sampler` to `None`."
             )
         options = self.fixed_size_options
-        order = RandomSampler(dataset) if shuffle else SequentialSampler(dataset)
         nodes, edges = options.num_nodes, options.num_edges
         return StreamPackingSampler(
             dataset,
             options.num_graphs - 1,
             {key: count - 1 for key, count in nodes.items()} if isinstance(nodes, dict) else nodes - 1,
             edges,
-            order if sampler is None else sampler,
+            order,
             over_size_strategy is OverSizeStrategy.Skip,
         )
 

@@ -8,10 +8,10 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.data.data import BaseData
 
-from popgeo.compat.poptorch import ICustomArgParser
 
 
-class PyGArgsParser(ICustomArgParser):
+
+class PyGArgsParser:
     """Takes graphs and batches of PyG apart: `Data` by name, `HeteroData` whole graph first, then nodes, then edges.
 
     Example:

@@ -10,6 +10,7 @@ from torch import nn
 from torch_geometric.nn import MessagePassing
 
 from popgeo.compat import poptorch
+from popgeo.compat.poptorch import optim
 from popgeo.compat.poptorch_geometric.common import DataBatch, HeteroDataBatch, call_once
 
 __all__ = ["DataBatch", "HeteroDataBatch", "TrainingStepper", "call_once", "set_aggregation_dim_size"]
@@ -63,7 +64,7 @@ class TrainingStepper:
         enable_fp_exception: bool = True,
         equal_nan: bool = False,
     ) -> None:
-        optimizer = poptorch.optim.Adam if optimizer is None else optimizer
+        optimizer = optim.Adam if optimizer is None else optimizer
         model.train()
         self.lr, self.rtol, self.atol, self.equal_nan = lr, rtol, atol, equal_nan
         self.enable_fp_exception = enable_fp_exception
