@@ -101,6 +101,7 @@ class StepRunner:
             if update is not None and (step + 1) % options.gradient_accumulation == 0:
                 self.replicas.add_up(update.totals())
                 update.apply()
+        self._show_first_replica()
         return results.join()
 
     def reset_buffers(self) -> None:
@@ -151,10 +152,14 @@ class StepRunner:
             made = graph_runner.run(micro)
         for name, tensor in own.items():
             tensor.copy_(buffers[name])
-        if own and replica == len(self.buffers) - 1:
+        return made
+
+    def _show_first_replica(self) -> None:
+        """Gives the module the buffers of the first replica, once the results that may be buffers have been copied."""
+        if self.buffers:
+            buffers = dict(self._model.named_buffers())
             for name, tensor in self.buffers[0].items():
                 buffers[name].copy_(tensor)
-        return made
 
     def _bound(self, graph: OpGraph) -> GraphRunner:
         places = {}

@@ -44,6 +44,8 @@ class AsynchronousDataAccessor:
         rebatched_size: int | None = None,
     ) -> None:
         self._ahead: Iterator[Any] | None = None
+        self._first: list[Any] = []
+        self._is_fresh = False
         if getattr(dataset, "_accessor", None) is not None:
             raise Error(
                 "The DataLoader already uses an AsynchronousDataAccessor internally. Either use the existing one or "
@@ -62,7 +64,7 @@ class AsynchronousDataAccessor:
         """Stops the thread; what it has loaded is dropped."""
         if self._ahead is not None:
             close = getattr(self._ahead, "close", None)
-            self._ahead = self._first = None
+            self._ahead, self._first = None, []
             if close is not None:
                 close()
 
@@ -98,7 +100,7 @@ class AsynchronousDataAccessor:
         self._is_fresh = True
         try:
             self._ahead = in_background(self._batches(), self._depth)
-            self._first: list[Any] | None = [*_first_of(self._ahead)]
+            self._first = [*_first_of(self._ahead)]
         except Exception as error:
             self._ahead = None
             raise Error("AsynchronousDataAccessor worker thread failed to start (Check above for details)") from error

@@ -75,3 +75,29 @@ class CallTimes:
         share = (self._end - self._start) / max(1, num_steps)
         ticks = [self._start + (step + after) * share for step in range(num_steps)]
         return [list(ticks) for _ in range(max(1, num_tensors))]
+
+
+class HasCallTimes:
+    """A model whose calls are timed: PopTorch's names for what can be asked of that."""
+
+    _times: CallTimes
+
+    def getPerfCounters(self) -> Counters:
+        """Seconds at which the steps of the last call got their inputs and gave their results, on this computer."""
+        return self._times.counters()
+
+    def getLatency(self) -> Latency:
+        """Shortest, longest and mean seconds from a step's inputs to its results."""
+        return self._times.latency("input", min, "output_complete", max)
+
+    def getHostIpuLatency(self) -> Latency:
+        """Shortest, longest and mean seconds in which a step gets its inputs."""
+        return self._times.latency("input", min, "input_complete", max)
+
+    def getComputeLatency(self) -> Latency:
+        """Shortest, longest and mean seconds in which a step computes."""
+        return self._times.latency("input_complete", max, "output", max)
+
+    def getIpuHostLatency(self) -> Latency:
+        """Shortest, longest and mean seconds in which a step gives its results."""
+        return self._times.latency("output", min, "output_complete", max)

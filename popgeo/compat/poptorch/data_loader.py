@@ -66,7 +66,7 @@ class DataLoader(torch.utils.data.DataLoader):
         factor = options.device_iterations * options.Training.gradient_accumulation
         factor *= options.replication_factor // options.input_group_size
         self._combined = None if batch_size is None else factor * at_least_one("batch_size", batch_size)
-        self._shares_order = False
+        self._part: PartOfDataset | None = None  # whose order all processes share
         is_iterable = isinstance(dataset, torch.utils.data.IterableDataset)
         if options.Distributed.numProcesses > 1 and auto_distributed_partitioning:
             check(not is_iterable, "auto_distributed_partitioning not supported for IterableDataset")
@@ -78,7 +78,7 @@ class DataLoader(torch.utils.data.DataLoader):
                 "tensors are in the same order in all processes.",
             )
             dataset = PartOfDataset(dataset, options, self._combined or 1, drop_last)
-            self._shares_order, shuffle = bool(shuffle), False
+            self._part, shuffle = dataset if shuffle else None, False
         self._rebatched_to = self._combined if mode == DataLoaderMode.AsyncRebatched else None
         loaded = self._combined
         if self._rebatched_to is not None:
@@ -124,7 +124,7 @@ class DataLoader(torch.utils.data.DataLoader):
         size = self._rebatched_to
         if size is None:
             return super().__len__()
-        elements = len(self.dataset)
+        elements = len(self.dataset)  # type: ignore[arg-type]  # a TypeError says so where it has none
         return elements // size if self._drop_last_row else -(-elements // size)
 
     def __iter__(self) -> Any:
@@ -132,8 +132,8 @@ class DataLoader(torch.utils.data.DataLoader):
 
     def epoch(self) -> Iterator[Any]:
         """The batches of an epoch, loaded as they are asked for."""
-        if self._shares_order:
-            self.dataset.next_epoch()
+        if self._part is not None:
+            self._part.next_epoch()
         batches = super().__iter__()
         if self._rebatched_to is None:
             return batches

@@ -1,9 +1,14 @@
 """The errors of PopTorch, which are also those that Python's users catch, and each carries its message."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
+
+import popgeo
+
+_PACKAGE = os.path.dirname(popgeo.__file__) + os.sep
 
 
 class Error(RuntimeError, ValueError):
@@ -96,4 +101,4 @@ def _is_ours(trace: TracebackType | None) -> bool:
     """Whether the line that raised an error belongs to popgeo."""
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith("popgeo.")
+    return trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE)

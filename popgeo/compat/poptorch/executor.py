@@ -1,6 +1,5 @@
 """A model between PopTorch's names and popgeo's compiled model; `trainingModel` and `inferenceModel` make it."""
 
-import copy
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
@@ -14,12 +13,12 @@ from torch.optim import Optimizer
 from popgeo import ipu
 from popgeo.compat.poptorch import enums, executable_file
 from popgeo.compat.poptorch.call_arguments import CallArguments, CallForm, for_each_replica
-from popgeo.compat.poptorch.call_times import CallTimes, Counters, Latency
+from popgeo.compat.poptorch.call_times import CallTimes, HasCallTimes
 from popgeo.compat.poptorch.compile_hooks import between_hooks
-from popgeo.compat.poptorch.errors import CheckFailed, Error, as_poptorch_errors, check
+from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check
 from popgeo.compat.poptorch.hardware import compiling
 from popgeo.compat.poptorch.options import Options
-from popgeo.compat.poptorch.popgeo_options import popgeo_options
+from popgeo.compat.poptorch.popgeo_options import options_in_use, popgeo_options
 from popgeo.compat.poptorch.results import as_results
 from popgeo.compat.poptorch.wrapped_module import unwrap, unwrapped, wrap
 from popgeo.ipu.compiled_model import CompiledModel
@@ -29,7 +28,7 @@ NO_EXECUTABLE = "Model has not been compiled or has been destroyed."
 _LOG = logging.getLogger("poptorch")
 
 
-class PoplarExecutor:
+class PoplarExecutor(HasCallTimes):
     """A model to call like the module, compiled at the first call; what it does not have itself, the module may have.
 
     Args:
@@ -54,7 +53,7 @@ class PoplarExecutor:
         user_model: nn.Module | None = None,
     ) -> None:
         self._model, self._user_model, self._training = model, user_model or model, training
-        self._options = _options_of(options, training, optimizer)
+        self._options = options_in_use(options, training, optimizer)
         self._mode = model.training  # the module's own; those inside it count when the model is compiled
         self._signature = inspect.signature(model.forward)
         self._optimizer = optimizer
@@ -260,26 +259,6 @@ class PoplarExecutor:
             raise Error("Please run the model at least once before obtaining cycle count.")
         return self.report.total_cycles * self._options.device_iterations
 
-    def getPerfCounters(self) -> Counters:
-        """Seconds at which the steps of the last call got their inputs and gave their results, on this computer."""
-        return self._times.counters()
-
-    def getLatency(self) -> Latency:
-        """Shortest, longest and mean seconds from a step's inputs to its results."""
-        return self._times.latency("input", min, "output_complete", max)
-
-    def getHostIpuLatency(self) -> Latency:
-        """Shortest, longest and mean seconds in which a step gets its inputs."""
-        return self._times.latency("input", min, "input_complete", max)
-
-    def getComputeLatency(self) -> Latency:
-        """Shortest, longest and mean seconds in which a step computes."""
-        return self._times.latency("input_complete", max, "output", max)
-
-    def getIpuHostLatency(self) -> Latency:
-        """Shortest, longest and mean seconds in which a step gives its results."""
-        return self._times.latency("output", min, "output_complete", max)
-
     @property
     def rng_state(self) -> list[int]:
         """The states of the replicas' random numbers, one after the other.
@@ -295,7 +274,7 @@ class PoplarExecutor:
         generators = self.compiled.compiled.runner.generators
         parts = torch.tensor(list(state), dtype=torch.uint8).chunk(len(generators))
         for generator, part in zip(generators, parts, strict=True):
-            generator.set_state(part)
+            generator.set_state(part.clone())  # torch reads memory of its own size only
 
     def save(self, filename: str, export_model: bool = True, save_rng_state: bool = True) -> None:
         """Writes what it takes to compile the model again without its arguments, and the module where it is asked for.
@@ -399,34 +378,6 @@ class PoplarExecutor:
                 "out of sync between replicas, you can disable buffer broadcasting using "
                 "poptorch.Options.broadcastBuffers(False)."
             )
-
-
-def _options_of(options: Options | None, training: bool, optimizer: Optimizer | None) -> Options:
-    """An executor's own options: a frozen copy with an output mode; those given are frozen too."""
-    if options is not None and not isinstance(options, Options):
-        raise Error(f"Invalid type: 'options' is of type {type(options)} (Expected poptorch.Options)")
-    given = options if options is not None else Options()
-    if not training:
-        if given.Training.gradient_accumulation != 1:
-            raise Error(
-                "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave it as its default value "
-                "(1) when running a poptorch.inferenceModel(). Use poptorch.Options().deviceIterations to process a "
-                "sufficient number of batches each run for pipelined execution instead."
-            )
-        if optimizer is not None:
-            raise CheckFailed("Optimizer should be None for inference")
-    if given.replication_factor % given.input_group_size:
-        raise Error(
-            f"Options.inputReplicaGrouping has groups of {given.input_group_size}, which do not divide "
-            f"Options.replicationFactor({given.replication_factor})."
-        )
-    given._freeze()
-    own = copy.deepcopy(given)
-    if own.defaultOutputMode():
-        mode = enums.OutputMode.Final if training else enums.OutputMode.All
-        own.set(output_mode=mode.value)
-    own._freeze()
-    return own
 
 
 def _returned_steps(options: ipu.Options) -> int:

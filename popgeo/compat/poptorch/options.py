@@ -8,7 +8,7 @@ import torch
 
 from popgeo.compat.poptorch import enums
 from popgeo.compat.poptorch.errors import check
-from popgeo.compat.poptorch.option_group import OptionGroup, at_least_one, honoured, ignored, recorded
+from popgeo.compat.poptorch.option_group import at_least_one, honoured, recorded
 from popgeo.compat.poptorch.option_groups import (
     _DistributedOptions,
     _JitOptions,
@@ -18,13 +18,12 @@ from popgeo.compat.poptorch.option_groups import (
 )
 from popgeo.compat.poptorch.options_text import ConfigFileError as ConfigFileError
 from popgeo.compat.poptorch.options_text import apply_file, apply_json
+from popgeo.compat.poptorch.options_without_meaning import OptionsWithoutMeaning
 from popgeo.compat.poptorch.tensor_locations import TensorLocationSettings as TensorLocationSettings
 from popgeo.compat.poptorch.tensor_locations import _TensorLocationOptions
 
-_NO_MACHINE = "no IPU is taken hold of"
 
-
-class Options(OptionGroup):
+class Options(OptionsWithoutMeaning):
     """How a model is compiled and run: setters return the options, so that they chain; a model in use freezes them.
 
     Example:
@@ -42,25 +41,15 @@ class Options(OptionGroup):
             input_group_type=enums.CommGroupType.Consecutive,
             broadcast_buffers=True,
             device_iterations=1,
-            log_dir=".",
-            auto_round_num_ipus=False,
-            anchored_tensors={},
             output_mode=enums.OutputMode.Default.value,
             output_return_period=1,
             connection_type=enums.ConnectionType.Always.value,
-            sync_pattern=enums.SyncPattern.Full.value,
-            available_memory_proportion={},
             updatable_named_buffers=[],
         )
-        self._popart = _PopartOptions()
         self._jit, self._distributed = _JitOptions(), _DistributedOptions()
         self._precision, self._training = _PrecisionOptions(self._popart), _TrainingOptions(self._popart)
         self._tensor_locations = _TensorLocationOptions()
-        self._execution_strategy: Any = None
         self._show_compilation_progress_bar = True
-        self._relax_optimizer_checks = False
-        self._module_namescope_enabled = True
-        self._source_location_excludes: list[str] = []
         if folder := os.environ.get("POPTORCH_CACHE_DIR"):
             self.enableExecutableCaching(folder)
         if text := os.environ.get("POPTORCH_DEFAULT_OPTIONS"):
@@ -238,131 +227,3 @@ class Options(OptionGroup):
         self.createOrSet(ipu_version=ipu_version)
         recorded("Options.useOfflineIpuTarget", "the modelled machine is of that generation")
         return self
-
-    def setExecutionStrategy(self, strategy: Any) -> "Options":
-        """How the model's blocks are divided over IPUs.
-
-        Raises:
-            AssertionError: no execution strategy of PopTorch; it is a ValueError too.
-        """
-        kinds = [kind.__name__ for kind in type(strategy).__mro__]
-        check(
-            any(kind.endswith("Execution") for kind in kinds),
-            f"The execution strategy is {strategy!r}; pass one of PopTorch's, such as poptorch.PipelinedExecution().",
-        )
-        self.checkIsFrozen()
-        self._execution_strategy = strategy
-        ignored("Options.setExecutionStrategy", "the model runs as one piece, and is modelled on one IPU a replica")
-        return self
-
-    def setAvailableMemoryProportion(self, available_memory_proportion: dict[str, float]) -> "Options":
-        """The part of an IPU's memory that its operations may take for themselves, by IPU."""
-        for key in available_memory_proportion:
-            check(
-                key.startswith("IPU") and key[3:].isdigit(),
-                'Available memory proportions are expected to be in a dictionary of {"IPU0": 0.5} where the 0 in IPU '
-                f"is the index of the IPU. Invalid key: {key}",
-            )
-        proportions = {int(key[3:]): part for key, part in available_memory_proportion.items()}
-        self.set(available_memory_proportion=proportions)
-        ignored("Options.setAvailableMemoryProportion", "plans of the modelled machine are chosen by their cycles")
-        return self
-
-    def anchorTensor(
-        self,
-        short_name: str,
-        long_name: str,
-        output_mode: enums.OutputMode | None = None,
-        output_return_period: int | None = 1,
-    ) -> None:
-        """Marks a tensor inside the graph to be read after a call."""
-        self.checkIsFrozen()
-        period = output_return_period if output_mode is enums.OutputMode.EveryN else 1
-        self.anchored_tensors[short_name] = [long_name, output_mode is None, output_mode, period]
-        ignored("Options.anchorTensor", "names of PopART's tensors are not known here; return the tensor instead")
-
-    def enableSyntheticData(self, enabled: bool) -> "Options":
-        """Lets the machine make up its inputs."""
-        self._popart.keep("syntheticDataMode", 2 if enabled else 0)
-        ignored("Options.enableSyntheticData", "a call computes with the data that it is given")
-        return self
-
-    def enableProfiling(self, profile_dir: str | None = None) -> "Options":
-        """Writes a report of Graphcore's tools."""
-        engine = dict(self._popart.options.get("engineOptions", {}))
-        engine |= {"autoReport.directory": profile_dir or ".", "autoReport.all": "true"}
-        self._popart.keep("engineOptions", engine | {"debug.allowOutOfMemory": "true"})
-        ignored("Options.enableProfiling", "the account of the modelled machine is executor.report")
-        return self
-
-    def useIpuModel(self, use_model: bool) -> "Options":
-        """Graphcore's own simulator instead of a machine."""
-        self.createOrSet(use_model=use_model)
-        ignored("Options.useIpuModel", "models always run on this computer")
-        return self
-
-    def useIpuId(self, ipu_id: int) -> "Options":
-        """One of the machines by its number."""
-        check(isinstance(ipu_id, int), f"The id of an IPU is {ipu_id!r}; it must be an integer.")
-        self.createOrSet(ipu_id=ipu_id)
-        ignored("Options.useIpuId", _NO_MACHINE)
-        return self
-
-    def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> "Options":
-        """Takes a power of two of IPUs."""
-        self.set(auto_round_num_ipus=auto_round_num_ipus)
-        ignored("Options.autoRoundNumIPUs", _NO_MACHINE)
-        return self
-
-    def syncPattern(self, sync_pattern: enums.SyncPattern) -> "Options":
-        """Which IPUs wait for each other."""
-        check(isinstance(sync_pattern, enums.SyncPattern), f"The sync pattern is {sync_pattern!r}.")
-        self.set(sync_pattern=sync_pattern.value)
-        ignored("Options.syncPattern", _NO_MACHINE)
-        return self
-
-    def enableStableNorm(self, enabled: bool) -> "Options":
-        """The slower and more exact form of norms."""
-        self._popart.keep("enableStableNorm", enabled)
-        ignored("Options.enableStableNorm", "norms are PyTorch's own")
-        return self
-
-    def modelName(self, name: str) -> "Options":
-        """A name for reports of Graphcore's tools."""
-        self.createOrSet(model_name=name)
-        ignored("Options.modelName", "nothing is written under that name")
-        return self
-
-    def logDir(self, log_dir: str) -> "Options":
-        """A folder for log files."""
-        self.set(log_dir=log_dir)
-        ignored("Options.logDir", "no log file is written")
-        return self
-
-    def maxRepeatLogs(self, max_lines: int | None) -> "Options":
-        """How often a line of the log may be repeated."""
-        self.createOrSet(max_repeat_logs=max_lines)
-        ignored("Options.maxRepeatLogs", "lines are not repeated")
-        return self
-
-    def relaxOptimizerAttributesChecks(self, relax: bool = True) -> "Options":
-        """Says nothing about attributes of optimizers that PopTorch does not know."""
-        self._relax_optimizer_checks = relax
-        ignored("Options.relaxOptimizerAttributesChecks", "attributes of optimizers are not checked")
-        return self
-
-    def disableModuleNamescope(self) -> "Options":
-        """Operations without the names of their modules."""
-        self._module_namescope_enabled = False
-        ignored("Options.disableModuleNamescope", "reports name operations by the model's lines")
-        return self
-
-    def sourceLocationExcludes(self, excludes: list[str]) -> "Options":
-        """Files that lines of PopART's graph are not traced to."""
-        self._source_location_excludes = list(excludes)
-        ignored("Options.sourceLocationExcludes", "reports name the model's own lines")
-        return self
-
-    def appendToLocationExcludes(self, *excludes: str) -> "Options":
-        """Further such files."""
-        return self.sourceLocationExcludes([*self._source_location_excludes, *excludes])

@@ -1,11 +1,13 @@
-"""What PopTorch's options are in popgeo's terms."""
+"""PopTorch's options of one model, and what they are in popgeo's terms."""
 
+import copy
 from dataclasses import replace
 from typing import Any
 
 from torch.optim import Optimizer
 
 from popgeo.compat.poptorch import enums
+from popgeo.compat.poptorch.errors import CheckFailed, Error
 from popgeo.compat.poptorch.options import Options
 from popgeo.engine.call_options import OutputMode, Reduction
 from popgeo.ipu.options import Options as PopgeoOptions
@@ -53,6 +55,42 @@ def popgeo_options(options: Options, optimizer: Optimizer | None) -> PopgeoOptio
     )
 
 
+def options_in_use(options: Options | None, training: bool, optimizer: Optimizer | None) -> Options:
+    """The options of one model: a frozen copy with an output mode picked; those given are frozen too.
+
+    Raises:
+        Error: they are no options of PopTorch, or ask for something that inference does not have.
+
+    Example:
+        >>> options_in_use(None, True, None).output_mode == enums.OutputMode.Final
+        True
+    """
+    if options is not None and not isinstance(options, Options):
+        raise Error(f"Invalid type: 'options' is of type {type(options)} (Expected poptorch.Options)")
+    given = options if options is not None else Options()
+    if not training:
+        if given.Training.gradient_accumulation != 1:
+            raise Error(
+                "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave it as its default value "
+                "(1) when running a poptorch.inferenceModel(). Use poptorch.Options().deviceIterations to process a "
+                "sufficient number of batches each run for pipelined execution instead."
+            )
+        if optimizer is not None:
+            raise CheckFailed("Optimizer should be None for inference")
+    if given.replication_factor % given.input_group_size:
+        raise Error(
+            f"Options.inputReplicaGrouping has groups of {given.input_group_size}, which do not divide "
+            f"Options.replicationFactor({given.replication_factor})."
+        )
+    given._freeze()
+    own = copy.deepcopy(given)
+    if own.defaultOutputMode():
+        mode = enums.OutputMode.Final if training else enums.OutputMode.All
+        own.set(output_mode=mode.value)
+    own._freeze()
+    return own
+
+
 def _of_optimizer(optimizer: Optimizer | None) -> dict[str, Any]:
     """What PopTorch's optimizers decide beside their update."""
     names = {"loss_scaling": 1.0, "max_grad_norm": None}
@@ -64,7 +102,5 @@ def _target(options: Options) -> IpuTarget:
     """The machine of the generation asked for, without the tiles kept for transfers."""
     version = options.ipu_version if options.exists("ipu_version") else 2
     target = IpuTarget.gc2() if version == 1 else IpuTarget.bow()
-    tiles = options.TensorLocations
-    if tiles.exists("numIOTiles"):
-        target = replace(target, num_tiles=target.num_tiles - tiles.numIOTiles)
-    return target
+    kept = options.TensorLocations.toDict().get("numIOTiles", 0)
+    return replace(target, num_tiles=target.num_tiles - kept) if kept else target

@@ -1,5 +1,6 @@
 """A module that a training model holds: it says so, can be let go by itself, and pickles as what it was."""
 
+import copyreg
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,7 +47,9 @@ def wrap(module: nn.Module, owner: Owner) -> None:
     def reduce(self: nn.Module, protocol: int) -> Any:
         """Pickles and copies as an instance of the module's own class."""
         make, arguments, *state = own.__reduce_ex__(self, protocol)
-        return (make, tuple(own if part is type(self) else part for part in arguments), *state)
+        if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # pickle checks that it makes the object's class
+            make, arguments = copyreg._reconstructor, (own, object, None)  # type: ignore[attr-defined]
+        return (make, arguments, *state)
 
     names = {"destroy": destroy, "copyWeightsToHostIfNeeded": copy_weights, "__reduce_ex__": reduce}
     module.__class__ = type(f"Poptorch{own.__name__}", (own, _Wrapped), {**names, "__module__": own.__module__})

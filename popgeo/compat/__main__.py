@@ -1,0 +1,54 @@
+"""`python -m popgeo.compat program.py [arguments]`: runs a program that was written for PopTorch, as it is."""
+
+import argparse
+import runpy
+import sys
+import traceback
+from pathlib import Path
+
+from popgeo.command_line import OneLineParser, run
+from popgeo.compat.import_names import enable
+from popgeo.compat.notebook import run_notebook
+
+
+def main() -> int | None:
+    """Runs the file that the command line names, as Python itself or Jupyter would."""
+    parser = OneLineParser(
+        prog="python -m popgeo.compat",
+        description="Runs a script or a notebook that was written for PopTorch or PopTorch Geometric, unchanged: "
+        "`import poptorch` finds popgeo. Magics and shell commands of a notebook are left out, and said so.",
+        epilog="In the program, poptorch.compat_report() tells what of it was honoured, recorded or ignored.",
+    )
+    parser.add_argument("--shadow", action="store_true", help="take popgeo's modules also where PopTorch is installed")
+    parser.add_argument("program", help="a script (.py) or a notebook (.ipynb)")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the program is given as sys.argv[1:]")
+    asked = parser.parse_args()
+    path = Path(asked.program)
+    if not path.is_file():
+        parser.error(f"there is no file {path}")
+    enable(shadow=asked.shadow)
+    sys.argv = [str(path), *asked.arguments]
+    sys.path[0] = str(path.resolve().parent)
+    try:
+        if path.suffix == ".ipynb":
+            run_notebook(path)
+        else:
+            runpy.run_path(str(path), run_name="__main__")
+    except (KeyboardInterrupt, BrokenPipeError):
+        raise
+    except Exception as error:
+        _show(error, str(path))
+        return 1
+    return None
+
+
+def _show(error: Exception, program: str) -> None:
+    """Prints an error as Python prints it, from the program's own first line on."""
+    trace = error.__traceback__
+    while trace is not None and not trace.tb_frame.f_code.co_filename.startswith(program):
+        trace = trace.tb_next
+    traceback.print_exception(type(error), error, trace)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,113 @@
+"""Runs the cells of a notebook in order, in this process, without what only Jupyter understands."""
+
+import ast
+import json
+import linecache
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+# Of these the rest of the cell is Python, to be run; any other `%%` makes it something else.
+_AROUND_PYTHON = ("%%time", "%%timeit", "%%capture", "%%prun")
+
+
+def run_notebook(path: Path) -> None:
+    """Runs a notebook's code cells in its folder; what a cell ends with is printed, as Jupyter shows it.
+
+    Magics such as `%pip install` and commands such as `!ls` are left out, and a line on standard error says so.
+
+    Raises:
+        ValueError: the file is no notebook.
+    """
+    cells = list(_code_cells(path))
+    module = ModuleType("__main__")
+    vars(module).update(__file__=str(path), display=_display)
+    before, folder = sys.modules["__main__"], Path.cwd()
+    sys.modules["__main__"] = module  # where classes that a cell defines are looked up
+    os.environ.setdefault("MPLBACKEND", "Agg")  # pictures go nowhere, and no window waits to be closed
+    name = str(path)
+    os.chdir(path.resolve().parent)
+    try:
+        for number, source in enumerate(cells, start=1):
+            lines, skipped = python_lines(source)
+            for line in skipped:
+                print(f"{path.name}: cell {number}: skipped {line}", file=sys.stderr)
+            _run_cell("\n".join(lines), f"{name}[cell {number}]", vars(module))
+    finally:
+        os.chdir(folder)
+        sys.modules["__main__"] = before
+
+
+def python_lines(source: str) -> tuple[list[str], list[str]]:
+    """A cell's lines with an empty comment for each that is no Python, and those lines.
+
+    Example:
+        >>> python_lines("%pip install torch\\nx = 1\\n!ls")
+        (['pass  # %pip install torch', 'x = 1', 'pass  # !ls'], ['%pip install torch', '!ls'])
+    """
+    lines, skipped = source.splitlines(), []
+    first = next((line.strip() for line in lines if line.strip()), "")
+    if first.startswith("%%") and not first.startswith(_AROUND_PYTHON):
+        return [], [first]
+    kept: list[str] = []
+    continues = False
+    for line in lines:
+        text = line.strip()
+        starts = text.startswith(("%", "!", "?")) or (text.endswith("?") and not text.startswith("#"))
+        starts = starts or _takes_output(text)
+        if continues or (starts and not _is_inside(kept)):
+            skipped.append(text)
+            kept.append(f"{line[: len(line) - len(line.lstrip())]}pass  # {text}")
+            continues = text.endswith("\\")
+        else:
+            kept.append(line)
+    return kept, skipped
+
+
+def _takes_output(text: str) -> bool:
+    """Whether a line keeps what a command prints, as `files = !ls` does."""
+    name, equals, command = text.partition("=")
+    return bool(equals) and name.strip().isidentifier() and command.lstrip().startswith(("!", "%"))
+
+
+def _is_inside(kept: list[str]) -> bool:
+    """Whether the lines so far end inside a bracket or a text, so that the next one belongs to them."""
+    try:
+        ast.parse("\n".join(kept))
+    except SyntaxError as error:
+        return any(word in str(error.msg) for word in ("was never closed", "unterminated"))
+    return False
+
+
+def _code_cells(path: Path) -> Iterator[str]:
+    try:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        for cell in cells:
+            if cell["cell_type"] == "code":
+                source = cell["source"]
+                yield source if isinstance(source, str) else "".join(source)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no notebook of version 4: {error!r}.") from error
+
+
+def _run_cell(source: str, name: str, names: dict[str, Any]) -> None:
+    """Runs a cell; of its last statement the value is shown where it is an expression."""
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)  # for tracebacks
+    tree = ast.parse(source, filename=name)
+    last: CodeType | None = None
+    if tree.body and isinstance(tree.body[-1], ast.Expr) and not source.rstrip().endswith(";"):
+        expression = tree.body.pop()
+        assert isinstance(expression, ast.Expr)
+        last = compile(ast.Expression(expression.value), name, "eval")
+    exec(compile(tree, name, "exec"), names)
+    if last is not None and (value := eval(last, names)) is not None:
+        _display(value)
+
+
+def _display(*values: Any, **_: Any) -> None:
+    """Stands in for Jupyter's own: prints what it would show."""
+    for value in values:
+        print(value if isinstance(value, str) else repr(value))
