@@ -1,5 +1,6 @@
 """A name for everything that decides what a model's capture looks like, without capturing it."""
 
+import dataclasses
 import enum
 import functools
 import hashlib
@@ -112,4 +113,6 @@ def _describe(value: Any) -> str:
         return f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, nn.Module):
         return " ".join(_describe_model(value))
+    if dataclasses.is_dataclass(value):
+        return f"{_class(type(value))} {_describe({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})}"
     raise Unknown(f"{type(value).__qualname__} cannot be read")

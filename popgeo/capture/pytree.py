@@ -1,11 +1,13 @@
 """Arguments and results of any nesting, taken apart into tensors and put together again."""
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch_geometric.data.data import BaseData
 
 _PARTS = (Tensor, bool, int, float)
@@ -33,7 +35,8 @@ class Container:
     """A container: its type, the names of its parts, and the parts.
 
     Graph data also has the object to copy, and, among results, the number of the argument that holds the same but for
-    tensors: what is no tensor then comes from that argument of each call.
+    tensors: what is no tensor then comes from that argument of each call. Dataclasses, subclasses of dict and kinds that
+    `register_kind` knows have the object that they are put together like.
     """
 
     kind: type
@@ -41,9 +44,39 @@ class Container:
     parts: tuple["Leaf | Fixed | Container", ...]
     template: Any = None
     like: int | None = None
+    original: Any = field(default=None, compare=False)
 
 
 Structure = Leaf | Fixed | Container
+
+TakeApart = Callable[[Any], Iterable[Any]]
+"""The parts of an object, in order."""
+PutTogether = Callable[[Any, Iterator[Any]], Any]
+"""An object like the first, of other parts."""
+_REGISTERED: dict[type, tuple[TakeApart, PutTogether]] = {}
+
+
+def register_kind(kind: type, take_apart: TakeApart, put_together: PutTogether) -> None:
+    """Makes known how objects of a class and its subclasses, as arguments and results, are taken apart.
+
+    Args:
+        kind: The class; graph data, dictionaries, lists, tuples and dataclasses need none.
+        take_apart: The tensors that an object holds, in order; what else it holds is part of the compiled program.
+        put_together: An object like the one given, with other tensors.
+
+    Example:
+        >>> class Pair:
+        ...     def __init__(self, a, b):
+        ...         self.a, self.b = a, b
+        >>> register_kind(Pair, lambda pair: [pair.a, pair.b], lambda like, parts: Pair(*parts))
+        >>> unflatten(flatten(Pair(Tensor(), Tensor()))[1], ["A", "B"]).b
+        'B'
+    """
+    _REGISTERED[kind] = take_apart, put_together
+
+
+def _registered(kind: type) -> tuple[TakeApart, PutTogether] | None:
+    return next((_REGISTERED[base] for base in kind.__mro__ if base in _REGISTERED), None)
 
 
 def flatten(tree: Any) -> tuple[list[Tensor], Structure]:
@@ -66,12 +99,28 @@ def _take_apart(tree: Any, tensors: list[Tensor]) -> Structure:
     if isinstance(tree, BaseData):
         parts = {place: part for place, part in _data_parts(tree) if isinstance(part, _PARTS)}
         return Container(type(tree), tuple(parts), tuple(_take_apart(p, tensors) for p in parts.values()), tree)
+    known = _registered(type(tree))
+    if known is not None:
+        own = tuple(_take_apart(part, tensors) for part in known[0](tree))
+        return Container(type(tree), tuple(range(len(own))), own, original=tree)
     if isinstance(tree, Mapping):
-        return Container(type(tree), tuple(tree), tuple(_take_apart(part, tensors) for part in tree.values()))
+        own = tuple(_take_apart(part, tensors) for part in tree.values())
+        plain = type(tree) in (dict, OrderedDict) or not isinstance(tree, dict)
+        return Container(type(tree), tuple(tree), own, original=None if plain else tree)
+    if _is_foreign_dataclass(tree):
+        held = {one.name: getattr(tree, one.name) for one in dataclasses.fields(tree)}
+        own = tuple(_take_apart(part, tensors) for part in held.values())
+        return Container(type(tree), tuple(held), own, original=tree)
     if isinstance(tree, tuple | list):
         names = getattr(tree, "_fields", range(len(tree)))
         return Container(type(tree), tuple(names), tuple(_take_apart(part, tensors) for part in tree))
     return Fixed(tree)
+
+
+def _is_foreign_dataclass(tree: Any) -> bool:
+    """Whether something is a user's record; popgeo's own, as plans are, stay whole."""
+    record = dataclasses.is_dataclass(tree) and not isinstance(tree, type | nn.Module)
+    return record and not type(tree).__module__.startswith("popgeo.")
 
 
 def _data_parts(data: BaseData) -> Iterator[tuple[tuple[Any, str], Any]]:
@@ -104,10 +153,26 @@ def _put_together(structure: Structure, tensors: Iterator[Any], arguments: Seque
         for (place, key), part in zip(structure.keys, parts, strict=True):
             stores[place][key] = part
         return data
+    if structure.original is not None:
+        return _put_together_like(structure, parts)
     if issubclass(structure.kind, Mapping):
-        return dict(zip(structure.keys, parts, strict=True))
+        kind = OrderedDict if structure.kind is OrderedDict else dict
+        return kind(zip(structure.keys, parts, strict=True))
     make: Any = structure.kind
     return make(*parts) if hasattr(make, "_fields") else make(parts)
+
+
+def _put_together_like(structure: Container, parts: Sequence[Any]) -> Any:
+    known = _registered(structure.kind)
+    if known is not None:
+        return known[1](structure.original, iter(parts))
+    made = copy.copy(structure.original)
+    for key, part in zip(structure.keys, parts, strict=True):
+        if isinstance(made, dict):
+            made[key] = part
+        else:
+            object.__setattr__(made, key, part)  # also where it is frozen
+    return made
 
 
 def templates(structure: Structure) -> Iterator[Any]:

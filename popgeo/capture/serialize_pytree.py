@@ -1,6 +1,7 @@
 """How the results of a model nest, as JSON, and back."""
 
 import sys
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,8 +52,10 @@ def _kind_out(container: Container) -> Any:
         if container.like is None and (container.kind is not Data or besides(container.template, container.keys)):
             raise TypeError(f"{container.kind.__name__} is like none of the arguments, so it cannot be written as JSON")
         return {"like": container.like}
+    if container.original is not None:
+        raise TypeError(f"{container.kind.__name__} cannot be written as JSON")
     if issubclass(container.kind, Mapping):
-        return "dict"
+        return "OrderedDict" if container.kind is OrderedDict else "dict"
     if container.kind in (tuple, list):
         return container.kind.__name__
     place = [container.kind.__module__, container.kind.__qualname__]
@@ -63,7 +66,7 @@ def _kind_out(container: Container) -> Any:
 
 def _kind_in(kind: Any) -> type:
     if isinstance(kind, str):
-        return {"tuple": tuple, "list": list, "dict": dict}[kind]
+        return {"tuple": tuple, "list": list, "dict": dict, "OrderedDict": OrderedDict}[kind]
     found = _named_tuple(*kind)
     if found is None:
         raise ValueError(f"the result is a {'.'.join(kind)}, which this process does not have")

@@ -13,7 +13,6 @@ from popgeo.capture.fingerprint import hash_sources
 from popgeo.capture.pytree import describe
 from popgeo.engine import micro_batches
 from popgeo.engine.call_options import gradient_divisor
-from popgeo.engine.optimizer.gradient_scaling import own_loss_scaling
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
 from popgeo.ipu.compiled import BoundCall, Compiled
@@ -58,9 +57,8 @@ def compile_step(
     if options.cache_dir is not None:
         key = step_cache.key_of(model, *_choices(micro_batch, trained, options, optimizer))
     kept = step_cache.load(options.cache_dir, key, micro_batch.graph_data)
-    loss_scaling = options.loss_scaling * own_loss_scaling(optimizer)
     step = kept or capture_step(
-        model, micro_batch, trained=trained, loss_scaling=loss_scaling, show_progress=options.show_progress
+        model, micro_batch, trained=trained, loss_scaling=options.loss_scaling, show_progress=options.show_progress
     )
     update = None
     if optimizer is not None:
@@ -80,12 +78,11 @@ def _choices(
     arguments: Arguments, trained: Sequence[str], options: Options, optimizer: Optimizer | None
 ) -> list[object]:
     """What decides the capture besides the model and, where that is asked for, whether it fits."""
-    loss_scaling = options.loss_scaling * own_loss_scaling(optimizer)
-    choices: list[object] = [*describe(arguments.structure), *trained, loss_scaling, hash_sources(*DECIDES)]
+    choices: list[object] = [*describe(arguments.structure), *trained, options.loss_scaling, hash_sources(*DECIDES)]
     if options.strict:
         choices += [astuple(options.target), options.gradient_accumulation, options.replication_factor]
-        choices += [gradient_divisor(options), options.max_grad_norm, getattr(optimizer, "max_grad_norm", None)]
-        choices += [getattr(optimizer, "accum_type", None), *_what_needs_state(optimizer)]
+        choices += [gradient_divisor(options), options.max_grad_norm, getattr(optimizer, "accum_type", None)]
+        choices += _what_needs_state(optimizer)
     return choices
 
 

@@ -7,8 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from popgeo.engine.call_options import CallOptions, gradient_divisor
-
 
 @dataclass(frozen=True, kw_only=True)
 class GradientScaling:
@@ -35,18 +33,6 @@ class GradientScaling:
         """Whether gradients stay as they are."""
         return self.divisor == 1 and self.max_grad_norm is None
 
-    @classmethod
-    def of(cls, options: CallOptions, optimizer: Optimizer, *, loss_scaling: float) -> "GradientScaling":
-        """What the options ask for and, where it has them, an optimizer's own `loss_scaling` and `max_grad_norm`.
-
-        Args:
-            options: Those of the call.
-            optimizer: One of torch's, or one with these attributes, as PopTorch's have.
-            loss_scaling: The optimizer's own at the time at which the step was compiled.
-        """
-        limits = [limit for limit in (options.max_grad_norm, getattr(optimizer, "max_grad_norm", None)) if limit]
-        return cls(divisor=gradient_divisor(options) * loss_scaling, max_grad_norm=min(limits, default=None))
-
     def apply(self, parameters: Sequence[Tensor]) -> None:
         """Scales the gradients of these parameters in place, one after the other, so that a capture sees each."""
         if self.divisor != 1:
@@ -55,18 +41,6 @@ class GradientScaling:
                     parameter.grad.div_(self.divisor)
         if self.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(parameters, self.max_grad_norm, foreach=False)
-
-
-def own_loss_scaling(optimizer: Optimizer | None) -> float:
-    """What an optimizer asks the loss to be multiplied by, beyond the options; 1 for those of torch.
-
-    Raises:
-        ValueError: it is not positive.
-    """
-    scaling = float(getattr(optimizer, "loss_scaling", 1.0))
-    if not scaling > 0:
-        raise ValueError(f"The optimizer's loss_scaling is {scaling}; it must be positive.")
-    return scaling
 
 
 def set_gradient(parameter: Tensor, gradient: Tensor) -> None:

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from popgeo.capture.op_graph import OpGraph
-from popgeo.engine.call_options import CallOptions
+from popgeo.engine.call_options import CallOptions, gradient_divisor
 from popgeo.engine.optimizer.capture_update import capture_later_update, capture_scaling
 from popgeo.engine.optimizer.flat_parameters import flatten_groups, optimizer_of
-from popgeo.engine.optimizer.gradient_scaling import GradientScaling, own_loss_scaling
+from popgeo.engine.optimizer.gradient_scaling import GradientScaling
 from popgeo.engine.optimizer.run_update import UpdateRunner
 
 # Each element's update depends on that element and on numbers alone, so many parameters may be updated as one. An
@@ -57,7 +57,7 @@ class Update:
         self.optimizer = optimizer
         self.num_updates = 0
         self._options, self._learning_rate = options, learning_rate
-        self._scaling = GradientScaling.of(options, optimizer, loss_scaling=own_loss_scaling(optimizer))
+        self._scaling = GradientScaling(divisor=gradient_divisor(options), max_grad_norm=options.max_grad_norm)
         self._names = {id(p): name for name, p in parameters.items()}
         accumulates = options.gradient_accumulation * options.replication_factor > 1
         kind = type(optimizer)

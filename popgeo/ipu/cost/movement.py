@@ -73,6 +73,7 @@ def _free(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 RULES: dict[str, Rule] = {
     "popgeo.identity_loss": _copy,
+    "popgeo.print_tensor": _copy,
     **{
         f"aten.{name}": _copy
         for name in (

@@ -12,7 +12,7 @@ from popgeo.ipu.tiles.steps import Operand, Region, Scalar, Vertex
 
 # What works element by element although torch does not tag it so.
 _ALSO_POINTWISE = {
-    "_to_copy", "clone", "copy", "lift_fresh", "identity_loss", "masked_fill", "abs", "fill",
+    "_to_copy", "clone", "copy", "lift_fresh", "identity_loss", "print_tensor", "masked_fill", "abs", "fill",
     "shifted_softplus", "shifted_softplus_backward", "_prelu_kernel", "leaky_relu_backward", "elu_backward",
     "softplus_backward", "hardtanh_backward", "hardswish_backward", "hardsigmoid_backward", "mish_backward",
     "softshrink_backward", "hardshrink_backward",

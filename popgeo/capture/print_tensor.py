@@ -1,0 +1,68 @@
+"""Prints a tensor, and its gradient, each time that a step runs."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@torch.library.custom_op("popgeo::print_tensor", mutates_args=())
+def _print(x: Tensor, title: str, gradient_title: str, threshold: int, edge_items: int, width: int, digits: int) -> Tensor:
+    before = torch._tensor_str.PRINT_OPTS
+    kept = (before.threshold, before.edgeitems, before.linewidth, before.precision)
+    torch.set_printoptions(threshold=threshold, edgeitems=edge_items, linewidth=width, precision=digits)
+    try:
+        print(f"{title}: {x.detach()}")
+    finally:
+        torch.set_printoptions(threshold=kept[0], edgeitems=kept[1], linewidth=kept[2], precision=kept[3])
+    return x.clone()
+
+
+@_print.register_fake
+def _print_fake(
+    x: Tensor, title: str, gradient_title: str, threshold: int, edge_items: int, width: int, digits: int
+) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.how = inputs[2:]
+
+
+def _print_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    title, *how = ctx.how
+    return _print(grad, title, "", *how) if title else grad, *(None,) * 6
+
+
+_print.register_autograd(_print_backward, setup_context=_remember)
+
+
+def print_tensor(
+    tensor: Tensor,
+    title: str = "",
+    *,
+    print_gradient: bool = True,
+    threshold: int = 1000,
+    edge_items: int = 3,
+    width: int = 80,
+    digits: int = 4,
+) -> Tensor:
+    """A copy of a tensor that is printed whenever it is made; a compiled step prints in every run.
+
+    Where the copy is not used, nothing is printed in a compiled step, which leaves out what nothing needs.
+
+    Args:
+        tensor: What to print.
+        title: Stands before it.
+        print_gradient: Print the gradient too, under the title with `_gradient` behind it.
+        threshold: Elements from which on only the edges are printed.
+        edge_items: Elements at each edge.
+        width: Characters of a line.
+        digits: Digits behind the point.
+
+    Example:
+        >>> doubled = 2 * print_tensor(torch.tensor([1.5]), "x")
+        x: tensor([1.5000])
+    """
+    gradient_title = f"{title}_gradient" if print_gradient else ""
+    return _print(tensor, title, gradient_title, threshold, edge_items, width, digits)

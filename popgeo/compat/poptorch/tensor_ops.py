@@ -1,0 +1,279 @@
+"""What a model does to single tensors: print them, slice them at a place known at run time, say how they are planned."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from popgeo.capture.print_tensor import print_tensor
+from popgeo.compat.account import ACCOUNT, Treatment
+
+__all__ = [
+    "CPU",
+    "MultiConv",
+    "dynamic_slice",
+    "dynamic_update",
+    "ipu_print_tensor",
+    "nop",
+    "recomputationCheckpoint",
+    "serializedMatMul",
+    "set_available_memory",
+    "set_overlap_for_input",
+    "set_overlap_for_output",
+]
+
+
+def _require_tensor(tensor: Any, says: str) -> None:
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{says}. {type(tensor)} is not supported.")
+
+
+def nop(tensor: Tensor) -> Tensor:
+    """The same tensor.
+
+    Example:
+        >>> nop(torch.ones(2))
+        tensor([1., 1.])
+    """
+    _require_tensor(tensor, "nop must take a torch.tensor argument")
+    return tensor.view_as(tensor)
+
+
+def ipu_print_tensor(
+    tensor: Tensor,
+    title: str = "",
+    print_gradient: bool = True,
+    summarize_threshold: int = 1000,
+    edge_items: int = 3,
+    max_line_width: int = 80,
+    digits: int = 4,
+    float_format: str = "auto",
+    separator: str = " ",
+    open_bracket: str = "(",
+    close_bracket: str = ")",
+) -> Tensor:
+    """The same tensor, printed in each run of the step, and its gradient where there is one; its result must be used.
+
+    Lines look as torch prints tensors; brackets, separators and the format of numbers are not looked at.
+
+    Example:
+        >>> y = ipu_print_tensor(torch.tensor([1.0]), "summation") + 1
+        summation: tensor([1.])
+    """
+    _require_tensor(tensor, "ipu print tensor must take a torch.tensor argument")
+    ACCOUNT.add("ipu_print_tensor", Treatment.HONOURED, "the step prints as torch does")
+    return print_tensor(
+        tensor, title, print_gradient=print_gradient, threshold=summarize_threshold, edge_items=edge_items,
+        width=max_line_width, digits=digits,
+    )  # fmt: skip
+
+
+def set_available_memory(tensor: Tensor, available_memory_proportion: float) -> Tensor:
+    """The same tensor; how much memory its operation may use is remembered."""
+    _require_tensor(tensor, "You may only set available memory for torch.tensor values")
+    ACCOUNT.add("set_available_memory", Treatment.RECORDED, "plans take the memory that is cheapest in cycles")
+    return tensor
+
+
+def recomputationCheckpoint(*tensors: Any) -> Any:
+    """The same tensors: kept from the forward to the backward pass, as all values are here.
+
+    Raises:
+        ValueError: something is no tensor.
+
+    Example:
+        >>> a, b = recomputationCheckpoint(torch.ones(1), torch.zeros(1))
+    """
+    if len(tensors) == 1 and isinstance(tensors[0], tuple | list):
+        return type(tensors[0])(recomputationCheckpoint(*tensors[0]))
+    if not all(isinstance(tensor, Tensor) for tensor in tensors):
+        raise ValueError("All inputs must be tensors")
+    ACCOUNT.add("recomputationCheckpoint", Treatment.RECORDED, "nothing is computed anew in the backward pass")
+    return tensors[0] if len(tensors) == 1 else tuple(tensors)
+
+
+def set_overlap_for_input(input_tensors: Any, mode: Any) -> Any:
+    """The same tensors, however they nest."""
+    _require_tensors(input_tensors, "You may only set overlap for torch.tensor inputs")
+    ACCOUNT.add("set_overlap_for_input", Treatment.RECORDED, "the report shows transfers beside the step")
+    return input_tensors
+
+
+def set_overlap_for_output(output_tensors: Any, mode: Any) -> Any:
+    """The same tensors, however they nest."""
+    _require_tensors(output_tensors, "You may only set overlap for torch.tensor outputs")
+    ACCOUNT.add("set_overlap_for_output", Treatment.RECORDED, "the report shows transfers beside the step")
+    return output_tensors
+
+
+def _require_tensors(nest: Any, says: str) -> None:
+    if isinstance(nest, Mapping):
+        nest = list(nest.values())
+    if isinstance(nest, list | tuple):
+        for part in nest:
+            _require_tensors(part, says)
+    else:
+        _require_tensor(nest, says)
+
+
+def serializedMatMul(lhs: Tensor, rhs: Tensor, mode: Any, factor: int = 0, keep_precision: bool = False) -> Tensor:
+    """The product of two matrices; that it is to be made in parts, one after the other, is remembered.
+
+    Args:
+        lhs: [..., m, n]
+        rhs: [..., n, p]
+        mode: The dimension that is cut, of `MatMulSerializationMode`.
+        factor: In how many parts.
+        keep_precision: Whether parts of float16 products are added in float32, as torch does.
+
+    Raises:
+        ValueError: the factor does not divide that dimension.
+    """
+    name = getattr(mode, "name", None)
+    sizes = {"InputChannels": lhs.shape[-2:-1], "ReducingDim": lhs.shape[-1:], "OutputChannels": rhs.shape[-1:]}
+    if name not in {*sizes, "Disabled"}:
+        raise ValueError(f"serializedMatMul got mode {mode!r}; pass a member of poptorch.MatMulSerializationMode.")
+    size = next(iter(sizes.get(name, ())), 0)
+    if name != "Disabled" and (factor < 1 or size % factor):
+        raise ValueError(f"serializedMatMul is to cut a dimension of {size} into {factor} parts, which does not go.")
+    ACCOUNT.add("serializedMatMul", Treatment.RECORDED, "the product is planned as a whole")
+    return torch.matmul(lhs, rhs)
+
+
+def dynamic_slice(tensor: Tensor, dim: int, start: Tensor, size: int, step: int) -> Tensor:
+    """A slice that starts where a tensor says.
+
+    Args:
+        tensor: What is cut.
+        dim: Along which dimension.
+        start: Where, one whole number; at a run it must lie so that the slice ends within the tensor.
+        size: How long the part is that the slice is taken of.
+        step: The slice takes each so many-th of it.
+
+    Raises:
+        ValueError: an argument is of another type.
+
+    Example:
+        >>> dynamic_slice(torch.arange(6), 0, torch.tensor([1]), 4, 2)
+        tensor([1, 3])
+    """
+    _require_tensor(tensor, "dynamic_slice must take a torch.tensor input")
+    _require_place("dynamic_slice", dim, start, size)
+    if isinstance(step, bool) or not isinstance(step, int) or step < 1:
+        raise ValueError("Step must be an integer.")
+    return tensor.index_select(dim, start.reshape(1) + torch.arange(0, size, step))
+
+
+def dynamic_update(input: Tensor, src: Tensor, dim: int, start: Tensor, size: int) -> Tensor:
+    """A copy of a tensor with another in the place of a slice that starts where a tensor says.
+
+    Args:
+        input: What is copied.
+        src: What is put in; as `input` but for dimension `dim`, which is `size`.
+        dim: Along which dimension.
+        start: Where, one whole number.
+        size: How long the slice is.
+
+    Raises:
+        ValueError: an argument is of another type, or `src` has another size.
+
+    Example:
+        >>> dynamic_update(torch.zeros(4), torch.ones(2), 0, torch.tensor([1]), 2)
+        tensor([0., 1., 1., 0.])
+    """
+    _require_tensor(input, "dynamic_update must take a torch.tensor input")
+    _require_tensor(src, "dynamic_update must take a torch.tensor src")
+    _require_place("dynamic_update", dim, start, size)
+    if src.shape[dim] != size:
+        raise ValueError(f"dynamic_update got src of {src.shape[dim]} along dimension {dim}, but size {size}.")
+    return input.index_copy(dim, start.reshape(1) + torch.arange(size), src)
+
+
+def _require_place(who: str, dim: Any, start: Any, size: Any) -> None:
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise ValueError("Dimension must be an integer.")
+    if not isinstance(start, Tensor) or start.numel() != 1 or start.is_floating_point():
+        raise ValueError(f"Slice start argument to {who} must be a torch.tensor of one whole number, not {start!r}.")
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ValueError("Size must be an integer.")
+
+
+class MultiConv:
+    """A context whose convolutions were to run side by side; here they run one after the other, with equal results.
+
+    Example:
+        >>> with MultiConv().availableMemoryProportions(0.5).cycleBackOff(0.1):
+        ...     pass
+    """
+
+    def availableMemoryProportions(self, value: Any) -> "MultiConv":
+        """A share of memory for all convolutions, or one for each."""
+        return self._each("available memory proportion", value, float)
+
+    def partialsTypes(self, value: Any) -> "MultiConv":
+        """float32 or float16 for all convolutions, or one for each."""
+        types = value if isinstance(value, list | tuple) else [value]
+        if not types or any(dtype not in (torch.float32, torch.float16) for dtype in types):
+            raise ValueError("Invalid partials types. Expecting torch.float or torch.half")
+        return self
+
+    def enableConvDithering(self, value: Any) -> "MultiConv":
+        """Whether convolutions begin on different tiles: for all, or for each."""
+        if value is not None and not all(isinstance(on, bool) for on in self._listed(value)):
+            raise ValueError("value must be bool or list of bools")
+        return self
+
+    def planType(self, value: Any) -> "MultiConv":
+        """A member of `MultiConvPlanType`."""
+        if value is not None and getattr(value, "name", None) not in ("Parallel", "Serial"):
+            raise ValueError("Invalid plan type!")
+        return self
+
+    def perConvReservedTiles(self, value: int) -> "MultiConv":
+        """Tiles for each convolution."""
+        return self._each("number of reserved tiles", value, int)
+
+    def cycleBackOff(self, value: float) -> "MultiConv":
+        """A share of cycles, between 0 and 1."""
+        return self._each("cycle back off", value, float)
+
+    def __enter__(self) -> None:
+        ACCOUNT.add("MultiConv", Treatment.RECORDED, "convolutions are planned one after the other")
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def _each(self, name: str, value: Any, kind: type) -> "MultiConv":
+        listed = self._listed(value)
+        if value is not None and (not listed or not all(isinstance(one, kind) for one in listed)):
+            raise ValueError(f"Invalid {name}!")
+        return self
+
+    @staticmethod
+    def _listed(value: Any) -> list[Any]:
+        return list(value) if isinstance(value, list | tuple) else [value]
+
+
+class CPU:
+    """A function that an IPU was to leave to the host; here its operations are part of the step like all others.
+
+    Args:
+        layer_to_call: A function of tensors, or a module, whose parameters are then not trained.
+        ID: Its name.
+
+    Example:
+        >>> double = CPU(lambda x: x * 2.0, "double")
+        >>> double(torch.ones(2))
+        tensor([2., 2.])
+    """
+
+    def __init__(self, layer_to_call: Callable[..., Any], ID: str) -> None:
+        if isinstance(layer_to_call, nn.Module):
+            layer_to_call.requires_grad_(False)
+        self._layer_to_call, self._ID = layer_to_call, ID
+        ACCOUNT.add(f"CPU({ID!r})", Treatment.HONOURED, "its operations are part of the step")
+
+    def __call__(self, *input: Any, **kwargs: Any) -> Any:
+        made = self._layer_to_call(*input, **kwargs)
+        return list(made) if isinstance(made, tuple) else made
