@@ -17,7 +17,7 @@ from popgeo.loader.large.neighbor_loader import Neighborhood, NeighborSampler
 from popgeo.loader.large.subgraph import Subgraph
 from popgeo.loader.large.whole_graph import open_graph, seeds_of
 
-_SEEDS = "is_seed_of_the_batch"  # an attribute of nodes, only while a batch is padded
+_SEEDS = "seeds_to_keep"  # an attribute of nodes while a batch is padded; PyG would count up one named "batch"
 
 
 class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):

@@ -1,4 +1,4 @@
-"""PyG as it is while a model is compiled: functions that read data refuse, and partitions need no extension.
+"""PyG as it is while a model is compiled: functions that read data refuse, with the argument that they need.
 
 What stands in for PyG's own functions while a model is compiled is `popgeo.capture.static_forms`.
 """
@@ -6,10 +6,10 @@ What stands in for PyG's own functions while a model is compiled is `popgeo.capt
 from typing import Any
 
 import torch_geometric
-from torch_geometric.loader import ClusterData
 
 from popgeo.compat.poptorch.compile_hooks import registerPostCompileHook, registerPreCompileHook
 from popgeo.compat.poptorch_geometric.common import call_once
+from popgeo.compat.poptorch_geometric.pyg_extensions import stand_in
 
 _FLAG = "disable_dynamic_shapes"
 
@@ -45,7 +45,8 @@ class SubstitutionManager:
 
 @call_once
 def register() -> None:
-    """Has executors of PopTorch compile models in the block above."""
+    """Has executors of PopTorch compile models in the block above, and popgeo stand in for missing extensions."""
+    stand_in()
     manager = SubstitutionManager()
     registerPreCompileHook(manager.replace)
     registerPostCompileHook(manager.restore)

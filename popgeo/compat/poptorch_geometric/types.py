@@ -8,10 +8,12 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.data.data import BaseData
 
+from popgeo.compat.poptorch.arg_parsers import ICustomArgParser
 
 
 
-class PyGArgsParser:
+
+class PyGArgsParser(ICustomArgParser):
     """Takes graphs and batches of PyG apart: `Data` by name, `HeteroData` whole graph first, then nodes, then edges.
 
     Example:
