@@ -1,5 +1,6 @@
 """Batches of seeds and their sampled neighbours over torch's and PopTorch's `DataLoader`."""
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch_geometric.data import Batch, Data, HeteroData
 
 from popgeo.compat import poptorch
 from popgeo.compat.poptorch_geometric.collate import CombinedBatchingCollater, FixedSizeCollater
+from popgeo.compat.poptorch_geometric.common import DataBatch
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
 from popgeo.data.axes import Axis, Level
 from popgeo.data.flat_store import FlatStore
@@ -146,7 +148,7 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
         place = batch if self.input_type is None else batch[self.input_type]
         for name, value in kept.items():
             place[name] = value
-        return batch
+        return _with_number_of_seeds(batch) if self.input_type is None else batch
 
     def _collate(self, index: Any) -> Batch:
         return self.fixedSizeCollate(self.nativeCollate(index))
@@ -195,6 +197,25 @@ class FixedSizeNeighborLoader(PyGFixedSizeNeighborLoader, poptorch.DataLoader):
 
     def _create_collater(self, **arguments: Any) -> Callable[[Any], Any]:
         return CombinedBatchingCollater(super()._create_collater(**arguments), self._mini_batch_size)
+
+
+class _BatchOfSeeds(DataBatch):  # type: ignore[misc, valid-type]  # PyG makes the class when it is first asked for
+    """A batch whose `batch_size` is the number of its seeds, as of PyG's samples, and not that of its graphs."""
+
+    @property
+    def batch_size(self) -> int:
+        """How many of the first nodes are seeds."""
+        return int(self._store["batch_size"])
+
+    def __reduce__(self) -> Any:
+        plain = copy.copy(self)
+        object.__setattr__(plain, "__class__", DataBatch)
+        return _with_number_of_seeds, (plain,)
+
+
+def _with_number_of_seeds(batch: Any) -> Any:
+    object.__setattr__(batch, "__class__", _BatchOfSeeds)  # PyG takes any other assignment for an attribute
+    return batch
 
 
 def _as_graph(whole: FlatStore, part: Subgraph) -> Any:

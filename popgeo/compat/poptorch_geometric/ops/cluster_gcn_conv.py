@@ -20,4 +20,6 @@ class ClusterGCNConv(nn.ClusterGCNConv):
 
     def forward(self, x: Tensor, edge_index: Any) -> Tensor:
         """Features of nodes. [num_nodes, out_channels]"""
+        # PyG reads what is propagated from the source of the class, in these words:
+        # propagate_type: (x: Tensor, edge_weight: OptTensor)
         return cluster_gcn_conv(nn.ClusterGCNConv.forward, self, x, edge_index)

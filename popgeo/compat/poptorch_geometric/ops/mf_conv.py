@@ -19,4 +19,6 @@ class MFConv(nn.MFConv):
 
     def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
         """Features of nodes. [num_nodes, out_channels]"""
+        # PyG reads what is propagated from the source of the class, in these words:
+        # propagate_type: (x: OptPairTensor)
         return mf_conv(nn.MFConv.forward, self, x, edge_index, size)
