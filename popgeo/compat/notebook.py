@@ -4,6 +4,7 @@ import ast
 import json
 import linecache
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 
 # Of these the rest of the cell is Python, to be run; any other `%%` makes it something else.
 _AROUND_PYTHON = ("%%time", "%%timeit", "%%capture", "%%prun")
+# A magic, a command, a question about a name, or `files = !ls`.
+_NO_PYTHON = re.compile(r"[%!?]|[\w.]+\?{1,2}$|\w+\s*=\s*[%!]")
 
 
 def run_notebook(path: Path) -> None:
@@ -42,39 +45,35 @@ def run_notebook(path: Path) -> None:
 
 
 def python_lines(source: str) -> tuple[list[str], list[str]]:
-    """A cell's lines with an empty comment for each that is no Python, and those lines.
+    """A cell's lines, each that is no Python turned into a comment, and those lines.
 
     Example:
         >>> python_lines("%pip install torch\\nx = 1\\n!ls")
         (['pass  # %pip install torch', 'x = 1', 'pass  # !ls'], ['%pip install torch', '!ls'])
     """
-    lines, skipped = source.splitlines(), []
+    lines = source.splitlines()
     first = next((line.strip() for line in lines if line.strip()), "")
     if first.startswith("%%") and not first.startswith(_AROUND_PYTHON):
         return [], [first]
     kept: list[str] = []
+    skipped: list[str] = []
     continues = False
     for line in lines:
         text = line.strip()
-        starts = text.startswith(("%", "!", "?")) or (text.endswith("?") and not text.startswith("#"))
-        starts = starts or _takes_output(text)
-        if continues or (starts and not _is_inside(kept)):
+        if continues or (_NO_PYTHON.match(text) and not _is_inside(kept)):
             skipped.append(text)
-            kept.append(f"{line[: len(line) - len(line.lstrip())]}pass  # {text}")
+            indent = line[: len(line) - len(line.lstrip())]
+            kept.append(f"# {text}" if continues else f"{indent}pass  # {text}")
             continues = text.endswith("\\")
         else:
             kept.append(line)
     return kept, skipped
 
 
-def _takes_output(text: str) -> bool:
-    """Whether a line keeps what a command prints, as `files = !ls` does."""
-    name, equals, command = text.partition("=")
-    return bool(equals) and name.strip().isidentifier() and command.lstrip().startswith(("!", "%"))
-
-
 def _is_inside(kept: list[str]) -> bool:
-    """Whether the lines so far end inside a bracket or a text, so that the next one belongs to them."""
+    """Whether the lines so far end inside a bracket, a text or a statement, so that the next one belongs to them."""
+    if kept and kept[-1].endswith("\\"):
+        return not kept[-1].lstrip().startswith(("#", "pass  #"))
     try:
         ast.parse("\n".join(kept))
     except SyntaxError as error:

@@ -65,7 +65,10 @@ _FILLS = {
     "aten.zeros.default": 0, "aten.zeros_like.default": 0, "aten.new_zeros.default": 0,
     "aten.ones.default": 1, "aten.ones_like.default": 1, "aten.new_ones.default": 1,
 }  # fmt: skip
-_EMPTY = {"aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default", "aten.empty_strided.default"}
+_EMPTY = {
+    "aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default", "aten.empty_strided.default",
+    "aten.new_empty_strided.default",
+}  # fmt: skip
 # Where these reduce to a mean or a sum, they resize what they are given to hold the losses of all elements first. Torch
 # warns of it, and the last leaves the sum in memory of its own.
 _RESIZES = {f"aten::{name}.out" for name in ("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy")}

@@ -1,5 +1,6 @@
 """`poptorch.DataLoader`: batches for whole calls, of as many micro-batches as the options ask for."""
 
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -117,9 +118,10 @@ class DataLoader(torch.utils.data.DataLoader):
         return self._options
 
     def terminate(self) -> None:
-        """Stops the thread that loads ahead of time, if there is one."""
+        """Stops the thread that loads ahead of time, if there is one, and its workers."""
         if self._accessor is not None:
             self._accessor.terminate()
+            self._iterator = None
 
     def __len__(self) -> int:
         size = self._rebatched_to
@@ -129,7 +131,10 @@ class DataLoader(torch.utils.data.DataLoader):
         return elements // size if self._drop_last_row else -(-elements // size)
 
     def __iter__(self) -> Any:
-        return self.epoch() if self._accessor is None else iter(self._accessor)
+        return self.epoch() if self._accessor is None else self._epoch_ahead(self._accessor)
+
+    def _epoch_ahead(self, accessor: AsynchronousDataAccessor) -> Iterator[Any]:
+        yield from accessor  # here, so that the loader is not given up while its batches are wanted
 
     def epoch(self) -> Iterator[Any]:
         """The batches of an epoch, loaded as they are asked for."""
@@ -145,16 +150,24 @@ class DataLoader(torch.utils.data.DataLoader):
 
 
 class _Epochs:
-    """A loader's epochs without those that it loads ahead of time."""
+    """A loader's epochs, loaded as they are asked for; it does not keep the loader, which keeps it.
+
+    Workers end at once where the loader is given up at its last use, and after seconds where it is found in a circle.
+    """
 
     def __init__(self, loader: DataLoader) -> None:
-        self._loader = loader
+        self._loader = weakref.ref(loader)
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return len(self._held())
 
     def __iter__(self) -> Iterator[Any]:
-        return self._loader.epoch()
+        return self._held().epoch()
+
+    def _held(self) -> DataLoader:
+        loader = self._loader()
+        assert loader is not None, "the loader has been given up, which has ended its accessor"
+        return loader
 
 
 class _Combined(Sampler[list[int]]):

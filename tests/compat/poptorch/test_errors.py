@@ -80,7 +80,9 @@ def test_log_levels_have_names_and_numbers():
         for level, meant in (("DEBUG", logging.DEBUG), (3, logging.WARNING), ("ERR", logging.ERROR), (0, 5)):
             poptorch.setLogLevel(level)
             assert log.level == meant
-        with pytest.raises(ValueError, match="Unknown log level: wibble. Valid values are DEBUG, ERR, INFO, OFF, TRAC"):
+        with pytest.raises(
+            ValueError, match=r"Unknown log level: wibble\. Valid values are DEBUG, ERR, INFO, OFF, TRAC"
+        ):
             poptorch.setLogLevel("wibble")
         with pytest.raises(ValueError, match="Invalid log level integer 5"):
             poptorch.setLogLevel(5)

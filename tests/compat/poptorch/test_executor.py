@@ -327,7 +327,7 @@ def test_an_inference_model_has_no_optimizer_and_accumulates_nothing():
     line = Line()
     with pytest.raises(poptorch.Error, match="has no optimizer"):
         poptorch.inferenceModel(line).setOptimizer(torch.optim.SGD(line.parameters(), lr=1.0))
-    with pytest.raises(poptorch.Error, match="Expected poptorch.Options"):
+    with pytest.raises(poptorch.Error, match=r"Expected poptorch\.Options"):
         poptorch.inferenceModel(line, {"deviceIterations": 2})
 
 
