@@ -6,7 +6,6 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-import torch
 
 from popgeo.data.axes import Axis
 from popgeo.data.flat_store import FlatStore, why_not_flat
@@ -33,6 +32,7 @@ class GraphSizes:
             notebooks.
 
     Example:
+        >>> import torch
         >>> from torch_geometric.data import Data
         >>> sizes = GraphSizes([Data(x=torch.ones(n, 1), edge_index=torch.zeros(2, n).long()) for n in (2, 3)])
         >>> len(sizes), sizes.values.tolist()
@@ -93,6 +93,7 @@ def first_graphs(dataset: Any, count: int, exclude_keys: Sequence[str] | None) -
         ValueError: the dataset is empty, or its graphs differ in attributes or types.
 
     Example:
+        >>> import torch
         >>> from torch_geometric.data import Data
         >>> first_graphs([Data(x=torch.ones(n, 1)) for n in (2, 3, 4)], 2, None)
         FlatStore(2 graphs, 5 nodes, 0 edges; x: node)
@@ -104,6 +105,7 @@ def axes_of(dataset: Any, exclude_keys: Sequence[str] | None = None) -> tuple[Ax
     """What each dimension of the sizes counts: each node type, then each edge type.
 
     Example:
+        >>> import torch
         >>> from torch_geometric.data import Data
         >>> [axis.label for axis in axes_of([Data(x=torch.ones(2, 1))])]
         ['nodes', 'edges']

@@ -142,9 +142,7 @@ class FixedSizeDataLoader(EpochLoader):
         self._like, self._sizes = like, sizes
         chunk_order = ChunkOrder.of(like, shuffle_bytes) if is_flat else None
         self.source: FlatSource | FetchingSource = (
-            FlatSource(like, self.collater, chunk_order)
-            if is_flat
-            else FetchingSource(dataset, self.collater, like)
+            FlatSource(like, self.collater, chunk_order) if is_flat else FetchingSource(dataset, self.collater, like)
         )
         packer = EpochPacker(
             sizes=sizes,

@@ -61,7 +61,7 @@ def test_an_unmeasured_graph_that_does_not_fit_is_refused_with_its_batch(dataset
     loader = FixedSizeDataLoader(dataset, num_nodes=15, num_edges=20, batch_size=6)
     batches = iter(loader)  # 2 + 3 + 4 + 2 + 3 nodes fit with one of padding, 4 + 2 + 3 + 4 + 2 = 15 do not
     next(batches)
-    with pytest.raises(ValueError, match="Batch has 15 nodes.*one kept for padding"):
+    with pytest.raises(ValueError, match=r"Batch has 15 nodes.*one kept for padding"):
         next(batches)
 
 

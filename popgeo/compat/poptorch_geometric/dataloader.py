@@ -169,5 +169,7 @@ def _num_mini_batches(options: poptorch.Options) -> int:
 class CustomFixedSizeDataLoader(FixedSizeDataLoader):
     """The loader of older releases, by its arguments; see `older_releases.in_todays_words`."""
 
-    def __init__(self, dataset: Any, num_nodes: int | None = None, batch_size: int | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, dataset: Any, num_nodes: int | None = None, batch_size: int | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(dataset, **in_todays_words(dataset, num_nodes, batch_size, kwargs))

@@ -87,11 +87,18 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
         exclude_keys: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        for name, given in (("transform_sampler_output", transform_sampler_output), ("neighbor_sampler", neighbor_sampler)):
+        for name, given in (
+            ("transform_sampler_output", transform_sampler_output),
+            ("neighbor_sampler", neighbor_sampler),
+        ):
             if given is not None:
                 raise ValueError(f"{name} is not taken, as popgeo samples by itself. Leave it out.")
         self._whole = open_graph(data, exclude_keys, None)
-        how = {"replace": replace, "disjoint": disjoint or input_time is not None, "temporal_strategy": temporal_strategy}
+        how = {
+            "replace": replace,
+            "disjoint": disjoint or input_time is not None,
+            "temporal_strategy": temporal_strategy,
+        }
         kind = str(getattr(subgraph_type, "value", subgraph_type)) if directed else "induced"
         neighborhood = Neighborhood.open(
             self._whole, num_neighbors, time_attr=time_attr, weight_attr=None, subgraph_type=kind, **how
@@ -109,7 +116,8 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
             exclude_keys=exclude_keys,
             protect=_SEEDS,
         )
-        super().__init__(dataset=range(len(seeds)), batch_size=batch_size, collate_fn=collate, **kwargs)
+        numbers: Any = range(len(seeds))
+        super().__init__(dataset=numbers, batch_size=batch_size, collate_fn=collate, **kwargs)
 
     def nativeCollate(self, index: Any) -> Any:
         """The sample of some seeds, of the size that it has.
@@ -199,7 +207,7 @@ class FixedSizeNeighborLoader(PyGFixedSizeNeighborLoader, poptorch.DataLoader):
         return CombinedBatchingCollater(super()._create_collater(**arguments), self._mini_batch_size)
 
 
-class _BatchOfSeeds(DataBatch):  # type: ignore[misc, valid-type]  # PyG makes the class when it is first asked for
+class _BatchOfSeeds(DataBatch):
     """A batch whose `batch_size` is the number of its seeds, as of PyG's samples, and not that of its graphs."""
 
     @property

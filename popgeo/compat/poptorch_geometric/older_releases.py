@@ -31,7 +31,8 @@ def in_todays_words(
         AssertionError: a `batch_sampler` makes batches of more nodes than fit.
 
     Example:
-        >>> in_todays_words([], 100, 10, {"collater_args": {"num_edges": 300, "trim_edges": True}})["over_size_strategy"]
+        >>> given = {"collater_args": {"num_edges": 300, "trim_edges": True}}
+        >>> in_todays_words([], 100, 10, given)["over_size_strategy"]
         <OverSizeStrategy.TrimEdges: 3>
     """
     rest = dict(given)

@@ -54,7 +54,8 @@ class FixedSizeClusterLoader(torch.utils.data.DataLoader[Any]):
             trim_nodes=over_size_strategy.trims_nodes,
             trim_edges=over_size_strategy.trims_edges,
         )
-        super().__init__(dataset=range(len(cluster_data)), batch_size=batch_size, collate_fn=collate, **kwargs)
+        numbers: Any = range(len(cluster_data))
+        super().__init__(dataset=numbers, batch_size=batch_size, collate_fn=collate, **kwargs)
 
     def _create_collater(self, **arguments: Any) -> Callable[[list[int]], Any]:
         return _ClustersTogether(self.cluster_data, FixedSizeCollater(**arguments))

@@ -183,5 +183,7 @@ class CustomFixedSizeDataLoader(FixedSizeDataLoader):
         DataBatch(x=[5, 1], edge_index=[2, 4], batch=[5], ptr=[3])
     """
 
-    def __init__(self, dataset: Any, num_nodes: int | None = None, batch_size: int | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, dataset: Any, num_nodes: int | None = None, batch_size: int | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(dataset, **in_todays_words(dataset, num_nodes, batch_size, kwargs))

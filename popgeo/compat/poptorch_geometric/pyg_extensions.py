@@ -63,7 +63,7 @@ def _let_layers_search() -> None:
     for layer in _LAYERS:
         module = importlib.import_module(f"torch_geometric.nn.conv.{layer}")
         module.index2ptr = _as_it_is  # type: ignore[attr-defined]
-    torch.ops.pyg.knn = _knn
+    torch.ops.pyg.knn = _knn  # type: ignore[attr-defined]  # a namespace that takes any name
 
 
 def _as_it_is(batch: Tensor) -> Tensor:
@@ -142,9 +142,7 @@ def _sampled(original: Callable[..., Any]) -> Callable[..., Any]:
 def _compressed(
     colptr: Tensor, row: Tensor, num_sources: int, weight: Tensor | None, time: Tensor | None
 ) -> CompressedGraph:
-    return CompressedGraph(
-        rowptr=colptr, col=row.to(colptr.dtype), num_cols=num_sources, weight=weight, time=time
-    )
+    return CompressedGraph(rowptr=colptr, col=row.to(colptr.dtype), num_cols=num_sources, weight=weight, time=time)
 
 
 def _of_edges(sampler: Any, row: Tensor, edge_type: Any) -> tuple[Tensor | None, Tensor | None]:

@@ -1,6 +1,6 @@
 """Batches of as many graphs as fit, in the order of another sampler."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,7 @@ class StreamPackingSampler(Sampler[list[int]]):
         base_sampler: Sampler[int] | Iterable[int] | None = None,
         allow_skip_data: bool | None = False,
     ) -> None:
-        if base_sampler is not None and hasattr(base_sampler, "__len__") and len(base_sampler) == 0:
+        if isinstance(base_sampler, Sized) and len(base_sampler) == 0:
             raise ValueError(f"The `sampler` {base_sampler} is empty. Pass one of at least one graph.")
         if max_num_graphs is None or max_num_graphs < 1:
             raise ValueError(f"`max_num_graphs` must be at least 1; it is {max_num_graphs}.")

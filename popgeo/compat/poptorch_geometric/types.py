@@ -11,8 +11,6 @@ from torch_geometric.data.data import BaseData
 from popgeo.compat.poptorch.arg_parsers import ICustomArgParser
 
 
-
-
 class PyGArgsParser(ICustomArgParser):
     """Takes graphs and batches of PyG apart: `Data` by name, `HeteroData` whole graph first, then nodes, then edges.
 

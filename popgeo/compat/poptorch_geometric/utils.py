@@ -146,8 +146,9 @@ class TrainingStepper:
         def message(text: str) -> str:
             return f"{id} was not equal:\n\n{text}\n"
 
-        tolerance = {"rtol": self.rtol, "atol": self.atol, "equal_nan": self.equal_nan}
-        torch.testing.assert_close(_plain(actual), _plain(expected), msg=message, **tolerance)
+        torch.testing.assert_close(
+            _plain(actual), _plain(expected), msg=message, rtol=self.rtol, atol=self.atol, equal_nan=self.equal_nan
+        )
 
     def benchmark(self, num_steps: int, batch: Sequence[Any], devices: Sequence[str] = ("ipu",)) -> dict[str, float]:
         """Seconds that some steps take, after one that is not counted.

@@ -59,7 +59,9 @@ def test_clusters_of_several_batches_are_one_item_and_may_be_shuffled(clusters):
 
 
 def test_what_clusters_do_not_take_is_refused(clusters):
-    with pytest.raises(AssertionError, match="must be 2 when using the FixedSizeClusterLoader, currently it is set to 3"):
+    with pytest.raises(
+        AssertionError, match="must be 2 when using the FixedSizeClusterLoader, currently it is set to 3"
+    ):
         pyg_cluster_loader.FixedSizeClusterLoader(clusters, FixedSizeOptions(9, 9, 3))
     with pytest.raises(AssertionError, match=r"does not support the following arguments: \['exclude_keys'\]"):
         pyg_cluster_loader.FixedSizeClusterLoader(clusters, FixedSizeOptions(9, 9), exclude_keys=["x"])
@@ -80,9 +82,13 @@ def test_seeds_come_first_and_survive_trimming(ring):
         assert "seeds_to_keep" not in batch
         check_edges(batch)
     with pytest.raises(RuntimeError, match="don't allocate enough space"):
-        next(iter(FixedSizeNeighborLoader(
-            ring, [-1, -1], batch_size=4, fixed_size_options=options, over_size_strategy=OverSizeStrategy.Error
-        )))
+        next(
+            iter(
+                FixedSizeNeighborLoader(
+                    ring, [-1, -1], batch_size=4, fixed_size_options=options, over_size_strategy=OverSizeStrategy.Error
+                )
+            )
+        )
 
 
 def test_a_sample_and_its_padded_form(ring):

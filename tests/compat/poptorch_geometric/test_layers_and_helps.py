@@ -21,7 +21,9 @@ EDGES = torch.tensor([[0, 1, 2, 1], [1, 0, 1, 2]])
 
 def test_all_modules_have_their_places_under_the_old_name():
     names = "dataloader pyg_dataloader collate pyg_collate fixed_size_options stream_packing_sampler cluster_loader "
-    names += "pyg_cluster_loader neighbor_loader masker types common utils override ops ops.knn ops.knn_graph ops.radius "
+    names += (
+        "pyg_cluster_loader neighbor_loader masker types common utils override ops ops.knn ops.knn_graph ops.radius "
+    )
     names += "ops.knn_interpolate ops.instance_norm ops.mf_conv ops.cluster_gcn_conv ops.hetero_linear ops.nearest"
     enable()
     try:

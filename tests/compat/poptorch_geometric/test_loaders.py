@@ -111,7 +111,7 @@ def test_sizes_are_measured_where_packing_is_given_none(graphs):
 def test_skipping_leaves_out_what_fits_no_batch(strategy, graphs):
     options = FixedSizeOptions(num_nodes=5, num_edges=9, num_graphs=2)
     arguments = {"fixed_size_options": options, "fixed_size_strategy": strategy}
-    with pytest.raises(RuntimeError, match="too small to fit|don't allocate enough space"):
+    with pytest.raises(RuntimeError, match=r"too small to fit|don't allocate enough space"):
         list(pyg_dataloader.FixedSizeDataLoader(graphs, 2, **arguments))
     loader = pyg_dataloader.FixedSizeDataLoader(graphs, 2, **arguments, over_size_strategy=OverSizeStrategy.Skip)
     assert [n for batch in loader for n in reals(batch)] == [3, 4, 2, 1, 2, 3, 4]
@@ -142,9 +142,7 @@ def test_a_batch_sampler_chooses_the_graphs_of_each_batch(graphs):
     )
     assert [reals(item) for item in loader] == [[4, 3, 4], [2, 5, 1, 2]]
     with pytest.raises(ValueError, match="incompatible with the provided batch_sampler"):
-        dataloader.FixedSizeDataLoader(
-            graphs, 4, fixed_size_strategy=FixedSizeStrategy.StreamPack, batch_sampler=[[0]]
-        )
+        dataloader.FixedSizeDataLoader(graphs, 4, fixed_size_strategy=FixedSizeStrategy.StreamPack, batch_sampler=[[0]])
 
 
 def test_what_contradicts_is_refused(graphs):
@@ -152,7 +150,7 @@ def test_what_contradicts_is_refused(graphs):
         pyg_dataloader.FixedSizeDataLoader(graphs, 3, fixed_size_options=FixedSizeOptions(9, 9, 4))
     with pytest.raises(AssertionError, match="Cannot set `collate_fn` with `FixedSizeDataLoader`"):
         pyg_dataloader.FixedSizeDataLoader(graphs, 3, collate_fn=list)
-    with pytest.raises(ValueError, match="popgeo.loader.FixedSizeDataLoader"):
+    with pytest.raises(ValueError, match=r"popgeo\.loader\.FixedSizeDataLoader"):
         pyg_dataloader.FixedSizeDataLoader(graphs, 3, fixed_size_strategy=FixedSizeStrategy.Window)
 
 

@@ -30,7 +30,8 @@ def radius(
         kwargs: Likewise.
 
     Returns:
-        Row 0 names that of `y`, row 1 that of `x`; both are -1 in free slots. [2, num_y * min(max_num_neighbors, num_x)]
+        Row 0 names that of `y`, row 1 that of `x`; both are -1 in free slots.
+        [2, num_y * min(max_num_neighbors, num_x)]
 
     Example:
         >>> import torch
