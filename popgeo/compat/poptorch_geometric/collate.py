@@ -138,7 +138,7 @@ class FixedSizeCollater(Collater):
         if count > limit:
             raise FixedSizeError(
                 f"The maximum number of graphs requested doesn't allocate enough room for {count} graphs: num_graphs "
-                f"is {limit}. Increase num_graphs to {count + 1}, so that there is one of padding, or pass fewer graphs."
+                f"is {limit}. Increase num_graphs to {count + 1}, with one of padding, or pass fewer graphs."
             )
         for axis, total in zip(store.size_axes, store.sizes.sum(axis=0).tolist(), strict=True):
             is_node = axis.level is Level.NODE
