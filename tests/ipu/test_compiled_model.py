@@ -376,3 +376,19 @@ def test_an_update_that_breaks_weights_names_them():
     optimizer.param_groups[0]["lr"] = 3e38
     with pytest.raises(FloatingPointError, match=r"SGD's update of step 1 gave .* from finite gradients: bias, slope"):
         step(*make_data(4))
+
+
+def test_each_replica_returns_its_own_buffer():
+    class Total(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.zeros(1))
+
+        def forward(self, x):
+            self.total.add_(x)
+            return self.total
+
+    total = Total()
+    model = inference_model(total, Options(replication_factor=2))
+    assert [model(torch.tensor([1.0, 2.0])).tolist() for _ in range(2)] == [[1.0, 2.0], [2.0, 4.0]]
+    assert total.total.item() == 2.0  # the module shows the first replica's

@@ -3,6 +3,8 @@
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from popgeo import ipu
+from popgeo.capture.mark_losses import losses_marked
 from popgeo.compat.poptorch import enums, executable_file
 from popgeo.compat.poptorch.call_arguments import CallArguments, CallForm, for_each_replica
 from popgeo.compat.poptorch.call_times import CallTimes, HasCallTimes
@@ -247,6 +250,32 @@ class PoplarExecutor(HasCallTimes):
         """The options, which do not change any more."""
         return self._options
 
+    def compilationTime(self) -> timedelta:
+        """How long compiling took on this computer.
+
+        Raises:
+            Error: the model is not compiled.
+        """
+        return timedelta(seconds=self.compiled.compiled.usage.compile_seconds)
+
+    def getTensorNames(self) -> list[str]:
+        """Names of PopART's tensors.
+
+        Raises:
+            Error: always, since there are none; the captured operations are `executor.compiled.graph`.
+        """
+        raise Error("PopART's names of tensors are not known here; executor.compiled.graph lists what was captured.")
+
+    def getAnchoredTensor(self, short_name: str) -> Tensor:
+        """A tensor inside PopART's graph.
+
+        Raises:
+            Error: always, since the names of `Options.anchorTensor` are not known.
+        """
+        raise Error(
+            f"Tensor {short_name!r} is not known, since PopART's names are not; return it from the model instead."
+        )
+
     def cycleCount(self) -> int:
         """Cycles of the last call on one IPU of the modelled machine.
 
@@ -347,7 +376,7 @@ class PoplarExecutor(HasCallTimes):
                     else ipu.inference_model(self._model, options)
                 )
                 each = self._for_replicas(given)
-                with compiling():
+                with compiling(), losses_marked() if self._training else nullcontext():
                     model.compile(*each.args, **each.named)
                 self._require_own_buffers(model)
         finally:

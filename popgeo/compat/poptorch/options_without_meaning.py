@@ -46,7 +46,6 @@ class OptionsWithoutMeaning(OptionGroup):
         )
         self.checkIsFrozen()
         self._execution_strategy = strategy
-        ignored("Options.setExecutionStrategy", "the model runs as one piece, and is modelled on one IPU a replica")
         return self
 
     def setAvailableMemoryProportion(self: Chosen, available_memory_proportion: dict[str, float]) -> Chosen:

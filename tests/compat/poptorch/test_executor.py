@@ -393,6 +393,30 @@ def test_cycles_are_those_of_the_modelled_machine_and_of_all_iterations():
     assert cycles(3) == 3 * cycles(1) > 0
 
 
+def test_tensors_by_poparts_names_are_refused_with_the_reason():
+    model = poptorch.inferenceModel(Line(1.0))
+    model.compile(torch.ones(1))
+    assert model.compilationTime().total_seconds() > 0
+    with pytest.raises(poptorch.Error, match=r"executor\.compiled\.graph lists"):
+        model.getTensorNames()
+    with pytest.raises(poptorch.Error, match=r"'loss' is not known.*return it from the model"):
+        model.getAnchoredTensor("loss")
+
+
+def test_losses_are_found_as_poptorch_finds_them():
+    class Scores(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1))
+
+        def forward(self, x):
+            return self.weight.sum(), nn.functional.mse_loss(self.weight * x, x), (3 * self.weight).sum()
+
+    scores = Scores()
+    poptorch.trainingModel(scores, optimizer=torch.optim.SGD(scores.parameters(), lr=0.5))(torch.ones(1))
+    assert scores.weight.item() == 1.0  # 0 - 0.5 * 2 * (0 - 1)
+
+
 def test_a_model_takes_its_branch_for_the_machine():
     class Branch(nn.Module):
         def forward(self, x, y):
