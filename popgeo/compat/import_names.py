@@ -54,7 +54,8 @@ def disable() -> None:
 
 
 def _is_installed(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None
+    spec = importlib.util.find_spec(name)
+    return spec is not None and spec.origin is not None  # a mere folder of that name is no package
 
 
 class _CompatFinder(MetaPathFinder):
@@ -88,4 +89,10 @@ class _SameModule(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
+        other_name = module.__spec__.name if module.__spec__ else self.real_name
         module.__spec__ = self._own_spec  # the import machinery has written the other name into it
+        # What is imported under the real name only would be imported again, and would then take the place of a function
+        # of its name, as in `ops.knn`.
+        for name, part in list(sys.modules.items()):
+            if name.startswith(f"{self.real_name}."):
+                sys.modules.setdefault(other_name + name.removeprefix(self.real_name), part)

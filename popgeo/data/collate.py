@@ -8,7 +8,7 @@ from torch_geometric.data import Batch, Data, HeteroData
 
 from popgeo.data.axes import Levels
 from popgeo.data.batch_layout import lay_out
-from popgeo.data.cut import BatchCutter, check_fits
+from popgeo.data.cut import BatchCutter, check_fits, fills_exactly
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.sort_edges import sort_edges
@@ -39,6 +39,8 @@ class FixedSizeCollater:
         sort_edges: Sorts the edges of each graph by destination and adds `rowptr`: the edges that end at node `i` are
             `rowptr[i]` to `rowptr[i + 1]`.
         protect: A boolean node attribute, True for nodes that trimming must keep.
+        exact_fit: Lets graphs that fill all nodes and edges to the last one make a batch without padding, of up to
+            `num_graphs` real graphs; otherwise one node and one graph are always kept for padding.
         generator: Source of randomness of trimming; None means torch's default one.
 
     Example:
@@ -65,12 +67,13 @@ class FixedSizeCollater:
         spread_padding_edges: bool = False,
         sort_edges: bool = False,
         protect: str | None = None,
+        exact_fit: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
         self.options = fixed_size_options
         self.trim_nodes, self.trim_edges = trim_nodes, trim_edges
         self.exclude_keys, self.levels, self.sort_edges = exclude_keys, levels, sort_edges
-        self.protect, self.generator = protect, generator
+        self.protect, self.generator, self.exact_fit = protect, generator, exact_fit
         self.choices: dict[str, Any] = {
             "add_pad_masks": add_masks_to_batch,
             "follow_batch": tuple(follow_batch or ()),
@@ -108,13 +111,15 @@ class FixedSizeCollater:
         lost = torch.zeros(2, self.options.num_graphs, dtype=torch.int64)
         if self.trim_nodes or self.trim_edges:
             limits = self.options.limits(store.size_axes)
-            if (store.sizes.sum(axis=0) > limits).any():
+            fits = self.exact_fit and fills_exactly(store, self.options)
+            if not fits and (store.sizes.sum(axis=0) > limits).any():
                 flags = {"nodes": self.trim_nodes, "edges": self.trim_edges}
                 trimmed = trim(store, limits, **flags, generator=generator, protect=self.protect)
                 store = trimmed.store
                 lost[0, : len(store)], lost[1, : len(store)] = trimmed.num_nodes, trimmed.num_edges
         everything = Packs.single(len(store))
-        check_fits(store, self.options, everything)
+        if not (self.exact_fit and fills_exactly(store, self.options)):
+            check_fits(store, self.options, everything)
         store = sort_edges(store) if self.sort_edges else store
         layout = lay_out(store, self.options, **self.choices)
         batch = BatchCutter(store, layout).cut(everything)[0]

@@ -101,6 +101,12 @@ def check_fits(store: FlatStore, options: FixedSizeOptions, packs: Packs) -> Non
     )
 
 
+def fills_exactly(store: FlatStore, options: FixedSizeOptions) -> bool:
+    """Whether all graphs together use every node and edge of a batch, so that there is no padding to be kept apart."""
+    slots = [options.slots(axis) for axis in store.size_axes]
+    return len(store) <= options.num_graphs and bool((store.sizes.sum(axis=0) == slots).all())
+
+
 def _check_rows(store: FlatStore, options: FixedSizeOptions, packs: Packs) -> None:
     for axis in store.row_pointers:
         limit = (options.num_rows or {}).get(axis.name or "")

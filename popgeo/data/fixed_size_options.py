@@ -12,7 +12,8 @@ import pandas as pd
 from torch_geometric.transforms.pad import Padding
 
 from popgeo.data.axes import GRAPHS, Axis, Level, StoreKey
-from popgeo.data.flat_store import FlatStore
+from popgeo.data.flat_store import FlatStore, why_not_flat
+from popgeo.data.graph_sizes import GraphSizes, first_graphs
 from popgeo.packing import tune
 
 # Padding takes no part in training, is no seed, and has the number of a row that there is, whatever fills its features.
@@ -191,8 +192,8 @@ class FixedSizeOptions:
             raise ValueError(f"batch_size is {batch_size}; it counts the padding graph, so it must be 2 or more.")
         if not isinstance(dataset, FlatStore) and sample_limit is not None:
             dataset = [dataset[i] for i in range(min(sample_limit, len(dataset)))]
-        store = FlatStore.from_dataset(dataset, progress_bar=progress_bar)
-        return cls.worst_case(store, store.sizes[:sample_limit], batch_size, **values)
+        store, sizes = _measured(dataset, progress_bar)
+        return cls.worst_case(store, sizes[:sample_limit], batch_size, **values)
 
     @classmethod
     def worst_case(cls, store: FlatStore, sizes: np.ndarray, batch_size: int, **values: Any) -> "FixedSizeOptions":
@@ -252,9 +253,9 @@ class FixedSizeOptions:
             (0, 0)
         """
         bar = None if verbose else False
-        store = FlatStore.from_dataset(dataset, progress_bar=bar)
+        store, sizes = _measured(dataset, bar)
         split = len(store.node_types)
-        shape = tune(store.sizes, target_graphs, align=align, cost=cost, num_node_dims=split, progress_bar=bar)
+        shape = tune(sizes, target_graphs, align=align, cost=cost, num_node_dims=split, progress_bar=bar)
         if verbose:
             labels = [axis.label for axis in store.size_axes]
             print(re.sub(r"\bsize_(\d+)", lambda found: labels[int(found[1])], shape.reason))
@@ -290,6 +291,14 @@ class FixedSizeOptions:
         if None in nodes:
             return cls(nodes[None], edges[None], num_graphs, **values)
         return cls(nodes, edges, num_graphs, **values)
+
+
+def _measured(dataset: Any, progress_bar: bool | None) -> tuple[FlatStore, np.ndarray]:
+    """Some graphs of a dataset, flat, and the sizes of all."""
+    if why_not_flat(dataset) is None:
+        store = FlatStore.from_dataset(dataset, progress_bar=progress_bar)
+        return store, store.sizes
+    return first_graphs(dataset, 1, None), GraphSizes(dataset, progress_bar=progress_bar).values
 
 
 def _check_each(name: str, sizes: Any, least: int, why: str) -> None:

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, overload
 
@@ -21,9 +20,6 @@ from popgeo.data.store.blocks import BUFFER_BYTES
 from popgeo.data.store.open_folder import open_folder
 from popgeo.data.store.save_columns import save_columns
 from popgeo.data.validate import check_indices, check_positions
-from popgeo.progress import progress
-
-_MEASURED_AT_ONCE = 256
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -188,14 +184,3 @@ def why_not_flat(dataset: Any) -> str | None:
     if isinstance(dataset, ConcatDataset):
         return next((why for part in dataset.datasets if (why := why_not_flat(part))), None)
     return why_not_collated(dataset)
-
-
-def measure(
-    dataset: Any, exclude_keys: Sequence[str] | None, progress_bar: bool | None
-) -> tuple[np.ndarray, FlatStore]:
-    """Sizes of all graphs of a dataset that is not flat, and its first graphs, flat."""
-    ids = progress(range(len(dataset)), "measuring graphs", "graph", progress_bar)
-    parts = iter(lambda: [dataset[i] for i in islice(ids, _MEASURED_AT_ONCE)], [])
-    first = FlatStore.from_dataset(next(parts, []), exclude_keys=exclude_keys)
-    rest = (FlatStore.from_dataset(part, exclude_keys=exclude_keys).sizes for part in parts)
-    return np.concatenate([first.sizes, *rest]), first

@@ -70,7 +70,7 @@ class Slicer:
         slot = next(slot for slot in self.layout.slots if slot.axis == axis)
         if slot.fixed_rows:
             counts[:] = slot.num_slots // num_graphs
-        else:
+        elif len(rows) < num_graphs:
             counts[len(rows)] = slot.num_slots - counts.sum()  # the first padding graph owns the padding
         return torch.from_numpy(np.concatenate([[0], counts.cumsum()]))
 
@@ -80,7 +80,7 @@ class Slicer:
             return torch.zeros(num_graphs, dtype=torch.int64) if attribute.is_tensor else None
         width = attribute.increments.shape[1]
         running = torch.zeros(num_graphs, width, dtype=torch.int64)
-        running[1 : len(rows) + 1] = attribute.increments[torch.from_numpy(rows)]
+        running[1 : len(rows) + 1] = attribute.increments[torch.from_numpy(rows)][: num_graphs - 1]
         running = running.cumsum(0)
         if width == 1:
             return running[:, 0]

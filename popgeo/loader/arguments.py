@@ -5,10 +5,9 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any, TypeVar
 
-import numpy as np
-
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
+from popgeo.data.graph_sizes import GraphSizes
 from popgeo.loader.strategy import FixedSizeStrategy, Packing
 
 E = TypeVar("E", bound=Enum)
@@ -63,7 +62,7 @@ def check_arguments(
 
 def sizes_of(
     store: FlatStore,
-    sizes: np.ndarray,
+    sizes: GraphSizes,
     batch_size: int | None,
     options: FixedSizeOptions | None,
     num_nodes: int | dict[str, int] | None,
@@ -79,7 +78,7 @@ def sizes_of(
     if options is None and num_nodes is None:
         if num_edges is not None:
             raise ValueError("num_edges is given without num_nodes; pass both, or neither to have them measured.")
-        options = FixedSizeOptions.worst_case(store, sizes, 2 if batch_size is None else batch_size)
+        options = FixedSizeOptions.worst_case(store, sizes.values, 2 if batch_size is None else batch_size)
     elif options is None:
         assert num_nodes is not None  # the branch above
         options = FixedSizeOptions(num_nodes, num_edges, 2 if batch_size is None else batch_size)

@@ -29,7 +29,8 @@ class FixedSizeDataLoader(EpochLoader):
 
     Args:
         dataset: An `InMemoryDataset` (also indexed, shuffled or split), a list of `Data` or `HeteroData`, a `Subset`
-            or `ConcatDataset` of those, or a `FlatStore`; any other dataset of graphs works too, but more slowly.
+            or `ConcatDataset` of those, or a `FlatStore`; any other dataset of graphs works too, but more slowly: where
+            batches depend on the sizes of graphs, it is read once for them.
         batch_size: Graphs of a batch, the padding graph included, as in PopTorch Geometric: with `PadToMax` a batch has
             `batch_size - 1` real graphs. It must equal `fixed_size_options.num_graphs`.
         shuffle: Whether each epoch has an order of its own, given by `seed` and the number of the epoch.
@@ -138,12 +139,10 @@ class FixedSizeDataLoader(EpochLoader):
             sort_edges=sort_edges or like.row_ends is not None,
             protect=protect,
         )
-        self._like = like
+        self._like, self._sizes = like, sizes
         chunk_order = ChunkOrder.of(like, shuffle_bytes) if is_flat else None
         self.source: FlatSource | FetchingSource = (
-            FlatSource(like, self.collater, chunk_order)
-            if is_flat
-            else FetchingSource(dataset, sizes, self.collater, like)
+            FlatSource(like, self.collater, chunk_order) if is_flat else FetchingSource(dataset, self.collater, like)
         )
         packer = EpochPacker(
             sizes=sizes,
@@ -178,19 +177,25 @@ class FixedSizeDataLoader(EpochLoader):
         return len(self.plan().skipped)
 
     def filling(self) -> pd.DataFrame:
-        """How full the batches of the coming epoch are; see `popgeo.loader.fill_table`."""
-        return filling(self.source.sizes, self.plan(), self.fixed_size_options, self._like.size_axes)
+        """How full the batches of the coming epoch are; see `popgeo.loader.fill_table`.
+
+        A dataset that is not in memory, and has not been measured yet, is read for it.
+        """
+        return filling(self._sizes.values, self.plan(), self.fixed_size_options, self._like.size_axes)
 
     def __repr__(self) -> str:
         try:
+            if not self._sizes.are_known:  # a line is not worth a pass over the dataset
+                known = in_one_line(None, self.plan(), self.fixed_size_options, len(self._like.node_types))
+                return f"{type(self).__name__}({known})"
             table = self.filling()
         except ValueError as error:
-            return f"{type(self).__name__}({len(self.source.sizes):,} graphs; no batches: {error})"
+            return f"{type(self).__name__}({self.source.num_items:,} graphs; no batches: {error})"
         line = in_one_line(table, self.plan(), self.fixed_size_options, len(self._like.node_types))
         return f"{type(self).__name__}({line})"
 
     def _repr_html_(self) -> str:
         try:
-            return f"{escape(repr(self))}{as_html(self.filling())}"
+            return f"{escape(repr(self))}{as_html(self.filling()) if self._sizes.are_known else ''}"
         except ValueError:
             return escape(repr(self))

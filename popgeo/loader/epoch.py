@@ -11,10 +11,11 @@ import torch
 from popgeo.data.cut import check_fits
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
+from popgeo.data.graph_sizes import GraphSizes
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.chunk_order import ChunkOrder
 from popgeo.loader.shard import Shard, shard
-from popgeo.loader.strategy import FixedSizeStrategy, Packing, put_together
+from popgeo.loader.strategy import FixedSizeStrategy, Packing, in_equal_numbers, put_together
 from popgeo.packing import Budget, Packs, window
 
 
@@ -52,7 +53,7 @@ class EpochPacker:
     """Packs the graphs of one epoch after another into batches; it holds what that depends on beside seed and epoch.
 
     Args:
-        sizes: Nodes and edges of each graph. int64 [num_graphs, num_dimensions]
+        sizes: Nodes and edges of each graph; asked for only where batches depend on them.
         store: All graphs, or some where they are fetched anew in each epoch.
         holds_all: Whether `store` has all graphs.
         options: Sizes of a batch.
@@ -65,7 +66,7 @@ class EpochPacker:
         chunk_order: How a store on disk is shuffled; None where any order is as good.
     """
 
-    sizes: np.ndarray
+    sizes: GraphSizes
     store: FlatStore
     holds_all: bool
     options: FixedSizeOptions
@@ -86,6 +87,13 @@ class EpochPacker:
     def has_own_order(self) -> bool:
         """Whether a sampler decides the order, rather than seed and epoch."""
         return self.sampler is not None or self.batch_sampler is not None
+
+    @property
+    def needs_sizes(self) -> bool:
+        """Whether which graphs share a batch depends on how large they are."""
+        if self.batch_sampler is not None:
+            return False
+        return self.strategy is not FixedSizeStrategy.PadToMax or self.over_size_strategy is OverSizeStrategy.Skip
 
     def pack(self, seed: int, epoch: int, part: Shard) -> EpochPlan:
         """The batches of one epoch, and those of one rank.
@@ -116,9 +124,13 @@ class EpochPacker:
         elif self.shuffle and not (isinstance(self.strategy, FixedSizeStrategy) and self.strategy.draws):
             order = torch.randperm(len(order), generator=generator).numpy()
         limits = tuple(self.options.limits(self.store.size_axes).tolist())
+        budget = Budget(sizes=limits, num_graphs=self.options.num_graphs - 1)
+        if not (self.sizes.are_known or self.needs_sizes):
+            packs = in_equal_numbers(len(order), budget, self.drop_last)
+            return Packs(order[packs.indices], packs.ptr)
         return pack_epoch(
-            self.sizes,
-            Budget(sizes=limits, num_graphs=self.options.num_graphs - 1),
+            self.sizes.values,
+            budget,
             strategy,
             order,
             generator=generator,

@@ -30,14 +30,19 @@ def filling(sizes: np.ndarray, packs: Packs, options: FixedSizeOptions, axes: tu
     return table.assign(full=table["real"] / table["slots"].clip(lower=1))
 
 
-def in_one_line(table: pd.DataFrame, packs: Packs, options: FixedSizeOptions, num_node_types: int) -> str:
-    """`4 graphs -> 2 batches of 8 nodes, 9 edges, 4 graphs; 68.8 % full`, where full is said of the nodes."""
-    nodes = table.iloc[:num_node_types]
-    full = nodes["real"].sum() / max(1, nodes["slots"].sum())
+def in_one_line(table: pd.DataFrame | None, packs: Packs, options: FixedSizeOptions, num_node_types: int) -> str:
+    """`4 graphs -> 2 batches of 8 nodes, 9 edges, 4 graphs; 68.8 % full`, where full is said of the nodes.
+
+    Without a table, as long as sizes have not been read, it does not say how full they are.
+    """
+    full = ""
+    if table is not None:
+        nodes = table.iloc[:num_node_types]
+        full = f"; {100 * nodes['real'].sum() / max(1, nodes['slots'].sum()):.1f} % full"
     skipped = f"; {len(packs.skipped):,} skipped" if len(packs.skipped) else ""
     return (
         f"{packs.num_graphs:,} graphs -> {len(packs):,} batches of {options.total_num_nodes:,} nodes, "
-        f"{options.total_num_edges:,} edges, {options.num_graphs:,} graphs; {100 * full:.1f} % full{skipped}"
+        f"{options.total_num_edges:,} edges, {options.num_graphs:,} graphs{full}{skipped}"
     )
 
 

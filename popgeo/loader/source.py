@@ -13,13 +13,16 @@ from popgeo.data.axes import Level, Levels
 from popgeo.data.batch_layout import lay_out
 from popgeo.data.collate import FixedSizeCollater
 from popgeo.data.cut import BatchCutter, Memory
-from popgeo.data.flat_store import FlatStore, measure, why_not_flat
+from popgeo.data.flat_store import FlatStore, why_not_flat
+from popgeo.data.graph_sizes import GraphSizes, first_graphs
 from popgeo.data.sort_edges import sort_edges as sorted_by_destination
 from popgeo.data.subset import take
 from popgeo.data.super_batch import join
 from popgeo.loader.chunk_order import ChunkOrder
 from popgeo.loader.read_ahead import ReadAhead
 from popgeo.packing import Packs, totals_of_packs
+
+_LOOKED_AT = 16  # graphs that tell what the attributes of a dataset belong to
 
 
 class Source(ABC):
@@ -61,7 +64,7 @@ class FlatSource(Source):
 
     def __init__(self, store: FlatStore, collater: FixedSizeCollater, chunk_order: ChunkOrder | None = None) -> None:
         super().__init__(collater)
-        self.store, self.sizes = store, store.sizes
+        self.store = store
         self._ahead = None if chunk_order is None else ReadAhead(store, chunk_order)
         self.cutter = BatchCutter(store, lay_out(store, collater.options, **collater.choices))
         self.limits = collater.options.limits(store.size_axes)
@@ -69,13 +72,13 @@ class FlatSource(Source):
     @property
     def num_items(self) -> int:
         """How many graphs there are."""
-        return len(self.sizes)
+        return len(self.store)
 
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: Memory | None = None) -> list[Batch]:
         """One item for each `group` packs."""
         if not (self.collater.trim_nodes or self.collater.trim_edges):
             return self.cutter.cut(packs, memory, group)
-        over = np.asarray((totals_of_packs(self.sizes, packs.indices, packs.ptr) > self.limits).any(axis=1))
+        over = np.asarray((totals_of_packs(self.store.sizes, packs.indices, packs.ptr) > self.limits).any(axis=1))
         batches = []
         for i, ids in enumerate(packs):
             if over[i]:
@@ -103,18 +106,18 @@ class FlatSource(Source):
 class FetchingSource(Source):
     """Fetches each graph from a dataset that is not flat, such as one with a random transform, or one on disk.
 
-    Sizes are measured in one pass over the dataset; where a transform changes them, a batch may overflow, which is then
-    treated as any oversize batch.
+    A batch that turns out too large, since its graphs were not measured or a transform changed them, is treated as any
+    oversize batch.
     """
 
-    def __init__(self, dataset: Any, sizes: np.ndarray, collater: FixedSizeCollater, like: FlatStore) -> None:
+    def __init__(self, dataset: Any, collater: FixedSizeCollater, like: FlatStore) -> None:
         super().__init__(collater)
-        self.dataset, self.sizes, self.like = dataset, sizes, like
+        self.dataset, self.like = dataset, like
 
     @property
     def num_items(self) -> int:
         """How many graphs there are."""
-        return len(self.sizes)
+        return len(self.dataset)
 
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: Memory | None = None) -> list[Batch]:
         """One item for each `group` packs, each graph fetched anew."""
@@ -135,23 +138,24 @@ class FetchingSource(Source):
 
 def open_dataset(
     dataset: Any, exclude_keys: Sequence[str] | None, levels: Levels | None, sort_edges: bool, progress_bar: bool | None
-) -> tuple[FlatStore, np.ndarray, Levels | None, bool]:
+) -> tuple[FlatStore, GraphSizes, Levels | None, bool]:
     """The graphs of a dataset, flat; their sizes; what attributes belong to; and whether these are all graphs.
 
     They are only the first ones, enough to know how a batch is laid out, where graphs must be fetched anew in each
-    epoch, which a warning then says.
+    epoch, which a warning then says. Their sizes are then not read before they are asked for.
     """
     why = why_not_flat(dataset)
     if why is None:
         store = FlatStore.from_dataset(dataset, exclude_keys=exclude_keys, levels=levels, progress_bar=progress_bar)
         store = sorted_by_destination(store) if sort_edges else store
-        return store, store.sizes, levels, True
+        return store, GraphSizes(dataset, known=store.sizes), levels, True
     warnings.warn(
         f"{why}, so each graph is fetched anew in every epoch, which is slow. If that is not wanted, pass "
         f"list(dataset) or FlatStore.from_dataset(dataset): transforms then run once.",
         stacklevel=3,
     )
-    sizes, store = measure(dataset, exclude_keys, progress_bar)
+    store = first_graphs(dataset, _LOOKED_AT, exclude_keys)
+    sizes = GraphSizes(dataset, exclude_keys, progress_bar=progress_bar)
     return store, sizes, {**levels_of(store), **(levels or {})}, False
 
 

@@ -74,14 +74,24 @@ def put_together(
     if strategy is FixedSizeStrategy.PadToMax:
         if skip:
             return _equal_numbers_that_fit(sizes, budget)
-        stop = len(sizes) // budget.num_graphs * budget.num_graphs if drop_last else len(sizes)
-        return Packs(np.arange(stop), np.append(np.arange(0, stop, budget.num_graphs), stop))
+        return in_equal_numbers(len(sizes), budget, drop_last)
     if isinstance(strategy, FixedSizeStrategy):
         return _PACKINGS[strategy](sizes, budget, generator=generator)
     packs = strategy(sizes, budget, generator=generator)
     packs = Packs(np.asarray(packs.indices), np.asarray(packs.ptr))
     _check(packs, sizes, budget)
     return packs
+
+
+def in_equal_numbers(num_graphs: int, budget: Budget, drop_last: bool) -> Packs:
+    """As many graphs in each batch as its budget allows, whatever their sizes.
+
+    Example:
+        >>> in_equal_numbers(5, Budget(sizes=(9, 9), num_graphs=2), drop_last=True)
+        Packs(4 graphs in 2 packs, 2.0 a pack)
+    """
+    stop = num_graphs // budget.num_graphs * budget.num_graphs if drop_last else num_graphs
+    return Packs(np.arange(stop), np.append(np.arange(0, stop, budget.num_graphs), stop))
 
 
 def _equal_numbers_that_fit(sizes: np.ndarray, budget: Budget) -> Packs:

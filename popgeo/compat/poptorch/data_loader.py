@@ -43,6 +43,8 @@ class DataLoader(torch.utils.data.DataLoader):
         (4, [[0, 1, 2, 3], [4, 5, 6, 7]])
     """
 
+    _accessor: AsynchronousDataAccessor | None = None  # __del__ asks for it, also where an error comes first
+
     def __init__(
         self,
         options: Options,
@@ -59,7 +61,6 @@ class DataLoader(torch.utils.data.DataLoader):
         batch_sampler: Sampler[list[int]] | Iterable[list[int]] | None = None,
         **kwargs: Any,
     ) -> None:
-        self._accessor: AsynchronousDataAccessor | None = None  # __del__ asks for it, also where an error comes first
         check(isinstance(options, Options), f"The options are {options!r}; pass poptorch.Options().")
         options._freeze()
         honoured("DataLoader")

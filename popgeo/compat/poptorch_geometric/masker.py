@@ -1,0 +1,102 @@
+"""Where a model says that it masks padding, and what masks it: interfaces, and the one that masks nothing."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+Entries = Tensor | tuple[Tensor, ...]
+Mask = Tensor | None
+Layer = Callable[..., Any]
+
+
+class Masker(ABC):
+    """What a model calls to mask the entries that padding has added."""
+
+    @abstractmethod
+    def node_masker(self, node_entries: Entries, mask: Mask = None) -> Entries:
+        """Masks entries of nodes. [num_nodes, ...]"""
+
+    @abstractmethod
+    def edge_masker(self, edge_entries: Entries, mask: Mask = None) -> Entries:
+        """Masks entries of edges. [num_edges, ...]"""
+
+    @abstractmethod
+    def graph_masker(self, graph_entries: Entries, mask: Mask = None) -> Entries:
+        """Masks entries of graphs. [num_graphs, ...]"""
+
+
+class NoMasker(Masker):
+    """Masks nothing.
+
+    Example:
+        >>> NoMasker().node_masker("entries")
+        'entries'
+    """
+
+    def node_masker(self, node_entries: Entries, mask: Mask = None) -> Entries:
+        """The entries as they are."""
+        return node_entries
+
+    def edge_masker(self, edge_entries: Entries, mask: Mask = None) -> Entries:
+        """The entries as they are."""
+        return edge_entries
+
+    def graph_masker(self, graph_entries: Entries, mask: Mask = None) -> Entries:
+        """The entries as they are."""
+        return graph_entries
+
+
+class LayerMasker(ABC):
+    """What turns a layer into one whose arguments are masked first.
+
+    Args:
+        masker: Masks the arguments of a layer, given as a tuple.
+    """
+
+    def __init__(self, masker: Masker) -> None:
+        self.masker = masker
+
+    @abstractmethod
+    def node_masker(self, layer: Layer) -> Layer:
+        """The layer, its arguments masked as nodes; it takes `mask=`."""
+        return _masked_first(layer, self.masker.node_masker)
+
+    @abstractmethod
+    def edge_masker(self, layer: Layer) -> Layer:
+        """The layer, its arguments masked as edges; it takes `mask=`."""
+        return _masked_first(layer, self.masker.edge_masker)
+
+    @abstractmethod
+    def graph_masker(self, layer: Layer) -> Layer:
+        """The layer, its arguments masked as graphs; it takes `mask=`."""
+        return _masked_first(layer, self.masker.graph_masker)
+
+
+class PreLayerMasker(LayerMasker):
+    """Masks the arguments of layers with a `Masker`.
+
+    Example:
+        >>> PreLayerMasker(NoMasker()).node_masker(max)(1, 2, mask=None)
+        2
+    """
+
+    def node_masker(self, layer: Layer) -> Layer:
+        """The layer, its arguments masked as nodes; it takes `mask=`."""
+        return super().node_masker(layer)
+
+    def edge_masker(self, layer: Layer) -> Layer:
+        """The layer, its arguments masked as edges; it takes `mask=`."""
+        return super().edge_masker(layer)
+
+    def graph_masker(self, layer: Layer) -> Layer:
+        """The layer, its arguments masked as graphs; it takes `mask=`."""
+        return super().graph_masker(layer)
+
+
+def _masked_first(layer: Layer, mask_entries: Callable[..., Any]) -> Layer:
+    def masked(*args: Any, mask: Mask = None) -> Any:
+        return layer(*mask_entries(args, mask=mask))
+
+    return masked

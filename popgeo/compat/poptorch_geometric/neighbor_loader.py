@@ -1,0 +1,247 @@
+"""Batches of seeds and their sampled neighbours over torch's and PopTorch's `DataLoader`."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch, Data, HeteroData
+
+from popgeo.compat import poptorch
+from popgeo.compat.poptorch_geometric.collate import CombinedBatchingCollater, FixedSizeCollater
+from popgeo.compat.poptorch_geometric.common import DataBatch
+from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
+from popgeo.data.axes import Axis, Level
+from popgeo.data.flat_store import FlatStore
+from popgeo.data.trim import OverSizeStrategy
+from popgeo.loader.large.neighbor_loader import Neighborhood, NeighborSampler
+from popgeo.loader.large.subgraph import Subgraph
+from popgeo.loader.large.whole_graph import open_graph, seeds_of
+
+_SEEDS = "seeds_to_keep"  # an attribute of nodes while a batch is padded; PyG would count up one named "batch"
+
+
+class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
+    """Loads nodes of a large graph with sampled neighbours, in batches whose shapes never change.
+
+    The seeds are the first nodes of a batch, and trimming keeps them. No extension of PyG is needed.
+
+    Args:
+        data: The graph, `Data` or `HeteroData`.
+        num_neighbors: How many neighbours of each node each hop takes, -1 for all; also by edge type.
+        input_nodes: The seeds, as PyG's `NeighborLoader` takes them.
+        input_time: The time of each seed, with `time_attr`.
+        replace: Draws with replacement.
+        directed: False means `subgraph_type="induced"`.
+        disjoint: Gives every seed neighbours of its own.
+        temporal_strategy: `"uniform"` or `"last"`.
+        time_attr: The attribute that has the time of nodes or edges.
+        transform: Changes each sample before it is padded.
+        is_sorted: Taken for the sake of the signature; it changes nothing.
+        filter_per_worker: Taken likewise.
+        subgraph_type: `"directional"`, `"bidirectional"` or `"induced"`.
+        batch_size: Seeds of a batch.
+        over_size_strategy: What happens to a sample that does not fit.
+        fixed_size_options: Sizes of a batch; None measures up to 1000 samples.
+        add_pad_masks: Whether batches carry masks.
+        follow_batch: Attributes to add an assignment vector for.
+        exclude_keys: Attributes to leave out.
+        kwargs: What torch's `DataLoader` takes, such as `shuffle`.
+
+    Raises:
+        ValueError: arguments contradict each other or the graph.
+
+    Example:
+        >>> ring = torch.stack([torch.arange(6), (torch.arange(6) + 1) % 6])
+        >>> data = Data(x=torch.arange(6.0)[:, None], edge_index=ring)
+        >>> options = FixedSizeOptions(num_nodes=8, num_edges=6)
+        >>> loader = PyGFixedSizeNeighborLoader(data, [1, 1], batch_size=2, fixed_size_options=options)
+        >>> batch = next(iter(loader))
+        >>> batch.n_id.tolist(), batch.batch_size, batch.input_id.tolist()
+        ([0, 1, 5, 4, 0, 0, 0, 0], 2, [0, 1])
+    """
+
+    def __init__(
+        self,
+        data: Data | HeteroData,
+        num_neighbors: Any,
+        input_nodes: Any = None,
+        input_time: Tensor | None = None,
+        replace: bool = False,
+        directed: bool = True,
+        disjoint: bool = False,
+        temporal_strategy: str = "uniform",
+        time_attr: str | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        transform_sampler_output: Any = None,
+        is_sorted: bool = False,
+        filter_per_worker: bool | None = True,
+        subgraph_type: Any = "directional",
+        batch_size: int = 1,
+        neighbor_sampler: Any = None,
+        over_size_strategy: OverSizeStrategy = OverSizeStrategy.TrimNodesAndEdges,
+        fixed_size_options: FixedSizeOptions | None = None,
+        add_pad_masks: bool | None = False,
+        follow_batch: Sequence[str] | None = None,
+        exclude_keys: Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        for name, given in (
+            ("transform_sampler_output", transform_sampler_output),
+            ("neighbor_sampler", neighbor_sampler),
+        ):
+            if given is not None:
+                raise ValueError(f"{name} is not taken, as popgeo samples by itself. Leave it out.")
+        self._whole = open_graph(data, exclude_keys, None)
+        how = {
+            "replace": replace,
+            "disjoint": disjoint or input_time is not None,
+            "temporal_strategy": temporal_strategy,
+        }
+        kind = str(getattr(subgraph_type, "value", subgraph_type)) if directed else "induced"
+        neighborhood = Neighborhood.open(
+            self._whole, num_neighbors, time_attr=time_attr, weight_attr=None, subgraph_type=kind, **how
+        )
+        self.input_type, seeds = seeds_of(self._whole, input_nodes)
+        self._neighbors = NeighborSampler(neighborhood, self.input_type, seeds, input_time)
+        self._transform, self._mini_batch_size = transform, batch_size
+        self.fixed_size_options = fixed_size_options or self._measured(len(seeds))
+        collate = self._create_collater(
+            fixed_size_options=self.fixed_size_options,
+            add_masks_to_batch=add_pad_masks,
+            trim_nodes=over_size_strategy.trims_nodes,
+            trim_edges=over_size_strategy.trims_edges,
+            follow_batch=follow_batch,
+            exclude_keys=exclude_keys,
+            protect=_SEEDS,
+        )
+        numbers: Any = range(len(seeds))
+        super().__init__(dataset=numbers, batch_size=batch_size, collate_fn=collate, **kwargs)
+
+    def nativeCollate(self, index: Any) -> Any:
+        """The sample of some seeds, of the size that it has.
+
+        Args:
+            index: Numbers of seeds, as the loader's dataset has them.
+
+        Returns:
+            A graph with `n_id`, `e_id`, `input_id` and `batch_size`.
+        """
+        ids = torch.as_tensor(index, dtype=torch.int64).flatten()
+        seed = int(torch.randint(2**62, ()))  # by torch.manual_seed
+        sample = _as_graph(self._whole, self._neighbors.sample(ids.numpy(), seed))
+        place = sample if self.input_type is None else sample[self.input_type]
+        place.input_id, place.batch_size = ids, len(ids)
+        return sample if self._transform is None else self._transform(sample)
+
+    def fixedSizeCollate(self, sample: Any) -> Batch:
+        """A sample as a batch of fixed size; `batch_size` and `input_id` stay as they are.
+
+        Raises:
+            FixedSizeError: it does not fit.
+        """
+        sample = sample.clone() if isinstance(sample, Data) else sample.__copy__()
+        place = sample if self.input_type is None else sample[self.input_type]
+        kept = {name: place[name] for name in ("batch_size", "input_id") if name in place}
+        for name in kept:
+            del place[name]
+        stores = [sample] if self.input_type is None else sample.node_stores
+        for store in stores:
+            seeds = kept.get("batch_size", 0) if self.input_type in (None, store._key) else 0
+            store[_SEEDS] = torch.arange(store.num_nodes) < seeds
+        batch = self.fixed_size_collater([sample])
+        for store in [batch] if self.input_type is None else batch.node_stores:
+            del store[_SEEDS]
+        place = batch if self.input_type is None else batch[self.input_type]
+        for name, value in kept.items():
+            place[name] = value
+        return _with_number_of_seeds(batch) if self.input_type is None else batch
+
+    def _collate(self, index: Any) -> Batch:
+        return self.fixedSizeCollate(self.nativeCollate(index))
+
+    def _create_collater(self, **arguments: Any) -> Callable[[Any], Any]:
+        self.fixed_size_collater = FixedSizeCollater(**arguments)
+        return self._collate
+
+    def _measured(self, num_seeds: int) -> FixedSizeOptions:
+        starts = range(0, num_seeds, self._mini_batch_size)
+        ids = (range(start, min(start + self._mini_batch_size, num_seeds)) for start in starts)
+        return FixedSizeOptions.from_loader(self.nativeCollate(list(part)) for part in ids)
+
+
+class FixedSizeNeighborLoader(PyGFixedSizeNeighborLoader, poptorch.DataLoader):
+    """Loads seeds with sampled neighbours in batches whose shapes never change; see `PyGFixedSizeNeighborLoader`.
+
+    Args:
+        data: The graph.
+        num_neighbors: How many neighbours of each node each hop takes.
+        input_nodes: The seeds.
+        input_time: The time of each seed.
+        subgraph_type: `"directional"`, `"bidirectional"` or `"induced"`.
+        add_pad_masks: Whether batches carry masks.
+        options: `poptorch.Options`, which say how many batches one item holds.
+        kwargs: The other arguments of `PyGFixedSizeNeighborLoader`, and what `poptorch.DataLoader` takes.
+    """
+
+    def __init__(
+        self,
+        data: Data | HeteroData,
+        num_neighbors: Any,
+        input_nodes: Any = None,
+        input_time: Tensor | None = None,
+        subgraph_type: Any = "directional",
+        *args: Any,
+        add_pad_masks: bool | None = True,
+        options: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        names = ("replace", "directed", "disjoint", "temporal_strategy", "time_attr")
+        kwargs |= dict(zip(names, args, strict=False))
+        kwargs |= {"subgraph_type": subgraph_type, "add_pad_masks": add_pad_masks}
+        kwargs["options"] = poptorch.Options() if options is None else options
+        super().__init__(data, num_neighbors, input_nodes, input_time, **kwargs)
+
+    def _create_collater(self, **arguments: Any) -> Callable[[Any], Any]:
+        return CombinedBatchingCollater(super()._create_collater(**arguments), self._mini_batch_size)
+
+
+class _BatchOfSeeds(DataBatch):
+    """A batch whose `batch_size` is the number of its seeds, as of PyG's samples, and not that of its graphs."""
+
+    @property
+    def batch_size(self) -> int:
+        """How many of the first nodes are seeds."""
+        return int(self._store["batch_size"])
+
+    def __reduce__(self) -> Any:
+        plain = copy.copy(self)
+        object.__setattr__(plain, "__class__", DataBatch)
+        return _with_number_of_seeds, (plain,)
+
+
+def _with_number_of_seeds(batch: Any) -> Any:
+    object.__setattr__(batch, "__class__", _BatchOfSeeds)  # PyG takes any other assignment for an attribute
+    return batch
+
+
+def _as_graph(whole: FlatStore, part: Subgraph) -> Any:
+    """A part of a large graph as PyG's object of its own."""
+    graph = whole.data_cls()
+    stores: dict[Any, Any] = {key: graph[key] for key in (*whole.node_types, *whole.edge_types) if key is not None}
+    for attribute in whole.attributes:
+        place = stores.get(attribute.store, graph)
+        if attribute.name == "edge_index" and attribute.axis in part.edge_index:
+            place.edge_index = part.edge_index[attribute.axis]
+        elif attribute.axis in part.rows and attribute.is_tensor:
+            place[attribute.name] = attribute.tensor.index_select(attribute.dim, part.rows[attribute.axis])
+        else:
+            place[attribute.name] = attribute.tensor if attribute.is_tensor else attribute.values[0]
+    for axis, rows in part.rows.items():
+        stores.get(axis.store, graph)["n_id" if axis.level is Level.NODE else "e_id"] = rows
+    for key in whole.states_num_nodes:
+        stores.get(key, graph).num_nodes = len(part.rows[Axis(Level.NODE, key)])
+    for axis, trees in part.trees.items():
+        stores.get(axis.store, graph)["batch"] = trees
+    return graph

@@ -1,0 +1,72 @@
+"""What loaders were called with before there was `FixedSizeOptions`, in today's words."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
+from popgeo.data.trim import OverSizeStrategy
+
+_OF_OPTIONS = ("num_edges", "num_graphs", "node_pad_value", "edge_pad_value", "graph_pad_value", "pad_graph_defaults")
+_STRATEGIES = {
+    (False, False): OverSizeStrategy.Error,
+    (True, False): OverSizeStrategy.TrimNodes,
+    (False, True): OverSizeStrategy.TrimEdges,
+    (True, True): OverSizeStrategy.TrimNodesAndEdges,
+}
+
+
+def in_todays_words(
+    dataset: Any, num_nodes: int | None, batch_size: int | None, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of `FixedSizeDataLoader` that mean what those of `CustomFixedSizeDataLoader` did.
+
+    Args:
+        dataset: The graphs.
+        num_nodes: Nodes of a batch; None has room for the largest graphs.
+        batch_size: Graphs of a batch, one of padding included; 2 by default, and what a packing `batch_sampler` says.
+        given: Other arguments: `collater_args` (sizes, pad values, `add_masks_to_batch`, `trim_nodes`, `trim_edges`),
+            `fixed_size_options`, `batch_sampler`, and what torch's `DataLoader` takes.
+
+    Raises:
+        AssertionError: a `batch_sampler` makes batches of more nodes than fit.
+
+    Example:
+        >>> given = {"collater_args": {"num_edges": 300, "trim_edges": True}}
+        >>> in_todays_words([], 100, 10, given)["over_size_strategy"]
+        <OverSizeStrategy.TrimEdges: 3>
+    """
+    rest = dict(given)
+    of_collater = dict(rest.pop("collater_args", None) or {})
+    sampler, options = rest.get("batch_sampler"), rest.pop("fixed_size_options", None)
+    if options is None:
+        sizes = {name: of_collater.pop(name) for name in _OF_OPTIONS if name in of_collater}
+        if sampler is not None and hasattr(sampler, "max_num_graphs"):
+            batch_size = sampler.max_num_graphs + 1
+            sizes.setdefault("num_edges", sampler.max_num_edges + 1)
+            num_nodes = _with_room_for_padding(num_nodes, sampler.max_num_nodes)
+        sizes.setdefault("num_graphs", batch_size or 2)
+        if num_nodes is None:
+            num_nodes = FixedSizeOptions.from_dataset(dataset, sizes["num_graphs"]).num_nodes  # type: ignore[assignment]
+        options = FixedSizeOptions(num_nodes, **sizes)  # type: ignore[arg-type]
+    trims = (bool(of_collater.pop("trim_nodes", False)), bool(of_collater.pop("trim_edges", False)))
+    masks = bool(of_collater.pop("add_masks_to_batch", False))
+    if of_collater:
+        raise AssertionError(f"`collater_args` holds {sorted(of_collater)}; pass them to the loader itself.")
+    return {
+        "batch_size": options.num_graphs,
+        "fixed_size_options": options,
+        "over_size_strategy": _STRATEGIES[trims],
+        "add_pad_masks": masks,
+        **rest,
+    }
+
+
+def _with_room_for_padding(num_nodes: int | None, used: int) -> int:
+    if num_nodes is None:
+        return used + 1
+    if num_nodes < used + 1:
+        raise AssertionError(
+            f"Argument `num_nodes` (= {num_nodes}) should be greater than `num_nodes` (= {used}) attribute of "
+            "`batch_sampler` in order to leave some space for padding."
+        )
+    return num_nodes

@@ -1,0 +1,163 @@
+"""What PyG has extensions for, over popgeo, where none of them is installed: searches, partitions, samples."""
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch_geometric import typing as pyg_typing
+from torch_geometric.loader import ClusterData
+from torch_geometric.nn import pool
+from torch_geometric.sampler import HeteroSamplerOutput, NeighborSampler, SamplerOutput
+
+from popgeo.capture import static_neighbors
+from popgeo.compat.account import ACCOUNT, Treatment
+from popgeo.sampling import CompressedGraph, partition, sample_neighbors
+
+_FLAGS = {"knn": "WITH_KNN", "knn_graph": "WITH_KNN", "radius": "WITH_RADIUS", "radius_graph": "WITH_RADIUS"}
+_FLAGS |= {"nearest": "WITH_NEAREST"}
+_LAYERS = ("edge_conv", "gravnet_conv", "x_conv")
+
+
+def stand_in() -> None:
+    """Lets popgeo stand in for the extensions of PyG that are not installed; those that are stay in use.
+
+    Example:
+        >>> stand_in()
+        >>> pool.knn(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([[4.0]]), 2)
+        tensor([[0, 0],
+                [2, 1]])
+    """
+    for name, flag in _FLAGS.items():
+        if not getattr(pyg_typing, flag):
+            _replace(pool, name, _searching(name))
+    if not pyg_typing.WITH_KNN:
+        _let_layers_search()
+    for flag in set(_FLAGS.values()):
+        setattr(pyg_typing, flag, True)
+    if not (pyg_typing.WITH_METIS or pyg_typing.WITH_TORCH_SPARSE):
+        ClusterData._metis = _partitioned
+        ACCOUNT.add("torch_geometric.loader.ClusterData", Treatment.HONOURED, "popgeo's partition stands in for METIS")
+    if not (pyg_typing.WITH_PYG_LIB or pyg_typing.WITH_TORCH_SPARSE):
+        NeighborSampler._sample = _sampled(NeighborSampler._sample)
+        ACCOUNT.add("torch_geometric.loader.NeighborLoader", Treatment.HONOURED, "popgeo samples, for want of pyg-lib")
+
+
+def _searching(name: str) -> Callable[..., Tensor]:
+    original, static = getattr(pool, name), getattr(static_neighbors, name)
+
+    @functools.wraps(original)
+    def search(*args: Any, **kwargs: Any) -> Tensor:
+        found: Tensor = static(original, *args, **kwargs)
+        return found if found.dim() == 1 else found[:, (found >= 0).all(0)]
+
+    return search
+
+
+def _let_layers_search() -> None:
+    """Layers of PyG that search call the extension themselves, with where each graph starts: here with the graphs."""
+    for layer in _LAYERS:
+        module = importlib.import_module(f"torch_geometric.nn.conv.{layer}")
+        module.index2ptr = _as_it_is  # type: ignore[attr-defined]
+    torch.ops.pyg.knn = _knn  # type: ignore[attr-defined]  # a namespace that takes any name
+
+
+def _as_it_is(batch: Tensor) -> Tensor:
+    return batch
+
+
+def _knn(x: Tensor, y: Tensor, of_x: Any, of_y: Any, k: int, cosine: bool, num_workers: int) -> Tensor:
+    found = static_neighbors.knn(_knn, x, y, k, of_x, of_y, cosine)
+    # While a model is captured the number of edges is fixed; absent ones stay, as they do on the machine.
+    return found if isinstance(x, FakeTensor) else found[:, (found >= 0).all(0)]
+
+
+def _replace(module: Any, name: str, function: Callable[..., Any]) -> None:
+    """Puts a function where PyG's is, and in each module of PyG that has imported it under that name."""
+    original = getattr(module, name)
+    for importer in [value for key, value in sys.modules.items() if key.partition(".")[0] == "torch_geometric"]:
+        if vars(importer).get(name) is original:
+            setattr(importer, name, function)
+
+
+def _partitioned(clusters: Any, edge_index: Tensor, num_nodes: int) -> Tensor:
+    """The part of each node, for `ClusterData`. [num_nodes]"""
+    return partition(edge_index, clusters.num_parts, num_nodes=num_nodes)
+
+
+def _sampled(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def sample(sampler: Any, seed: Any, seed_time: Any = None, **kwargs: Any) -> Any:
+        if sampler.sample_direction != "forward":
+            return original(sampler, seed, seed_time, **kwargs)
+        how = {
+            "replace": sampler.replace,
+            "subgraph_type": "induced" if sampler.subgraph_type.value == "induced" else "directional",
+            "disjoint": sampler.disjoint,
+            "temporal_strategy": sampler.temporal_strategy,
+            "seed_time": seed_time,
+        }
+        if not isinstance(seed, dict):
+            graph = _compressed(sampler.colptr, sampler.row, sampler.num_nodes, *_of_edges(sampler, sampler.row, None))
+            out: Any = sample_neighbors(graph, seed.long(), sampler.num_neighbors.get_mapped_values(), **how)
+            return SamplerOutput(
+                node=out.node,
+                row=out.row,
+                col=out.col,
+                edge=out.edge,
+                batch=out.batch,
+                num_sampled_nodes=list(out.num_sampled_nodes),
+                num_sampled_edges=_listed(out.num_sampled_edges),
+            )
+        graphs = {}
+        for edge_type in sampler.edge_types:
+            key = sampler.to_rel_type[edge_type]
+            row = sampler.row_dict[key]
+            weight, time = _of_edges(sampler, row, edge_type)
+            graphs[edge_type] = _compressed(
+                sampler.colptr_dict[key], row, sampler.num_nodes[edge_type[0]], weight, time
+            )
+        numbers = {
+            edge_type: sampler.num_neighbors._get_values(sampler.edge_types)[edge_type]
+            for edge_type in sampler.edge_types
+        }
+        out = sample_neighbors(graphs, {key: ids.long() for key, ids in seed.items()}, numbers, **how)
+        return HeteroSamplerOutput(
+            node=dict(out.node),
+            row=dict(out.row),
+            col=dict(out.col),
+            edge=dict(out.edge),
+            batch=None if out.batch is None else dict(out.batch),
+            num_sampled_nodes={key: list(counts) for key, counts in out.num_sampled_nodes.items()},
+            num_sampled_edges=_listed(out.num_sampled_edges),
+        )
+
+    return sample
+
+
+def _compressed(
+    colptr: Tensor, row: Tensor, num_sources: int, weight: Tensor | None, time: Tensor | None
+) -> CompressedGraph:
+    return CompressedGraph(rowptr=colptr, col=row.to(colptr.dtype), num_cols=num_sources, weight=weight, time=time)
+
+
+def _of_edges(sampler: Any, row: Tensor, edge_type: Any) -> tuple[Tensor | None, Tensor | None]:
+    """How likely each edge is drawn, and the time of it or of its source."""
+    if edge_type is None:
+        weight, of_edges, of_nodes = sampler.edge_weight, sampler.edge_time, sampler.node_time
+    else:
+        key = sampler.to_rel_type[edge_type]
+        weight, of_edges = ((found or {}).get(key) for found in (sampler.edge_weight, sampler.edge_time))
+        of_nodes = (sampler.node_time or {}).get(edge_type[0])
+    time = of_edges if of_edges is not None else None if of_nodes is None else of_nodes[row]
+    return weight, time
+
+
+def _listed(counts: Any) -> Any:
+    if counts is None:
+        return None
+    return {key: list(of) for key, of in counts.items()} if hasattr(counts, "items") else list(counts)

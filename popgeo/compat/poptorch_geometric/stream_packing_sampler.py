@@ -1,0 +1,128 @@
+"""Batches of as many graphs as fit, in the order of another sampler."""
+
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any
+
+import numpy as np
+from torch.utils.data import RandomSampler, Sampler, SequentialSampler
+
+from popgeo.data.axes import Level
+from popgeo.data.graph_sizes import GraphSizes, axes_of
+from popgeo.packing import Budget, stream
+
+__all__ = ["StreamPackingSampler"]
+
+
+class UnknownLength(TypeError, NotImplementedError):
+    """How many batches there will be depends on an order that is drawn only when they are."""
+
+
+class StreamPackingSampler(Sampler[list[int]]):
+    """Puts graphs together into batches in the order of a sampler, a new batch where the next graph does not fit.
+
+    The sizes of graphs are read once, and kept with the dataset.
+
+    Args:
+        data_source: The graphs.
+        max_num_graphs: The most graphs of a batch.
+        max_num_nodes: The most nodes of a batch, over all types, or a number for each type; None allows
+            `max_num_graphs` of the largest graph.
+        max_num_edges: The most edges, likewise.
+        base_sampler: The order of the graphs; None takes them as they come.
+        allow_skip_data: Leaves out graphs that fit no batch, instead of an error.
+
+    Raises:
+        ValueError: a number is too small, or the sampler is empty.
+
+    Example:
+        >>> import torch
+        >>> from torch_geometric.data import Data
+        >>> graphs = [Data(x=torch.ones(n, 1), edge_index=torch.tensor([[0], [1]])) for n in (3, 4, 5, 2)]
+        >>> list(StreamPackingSampler(graphs, max_num_graphs=2, max_num_nodes=8))
+        [[0, 1], [2, 3]]
+    """
+
+    def __init__(
+        self,
+        data_source: Any,
+        max_num_graphs: int,
+        max_num_nodes: int | dict[Any, int] | None = None,
+        max_num_edges: int | dict[Any, int] | None = None,
+        base_sampler: Sampler[int] | Iterable[int] | None = None,
+        allow_skip_data: bool | None = False,
+    ) -> None:
+        if isinstance(base_sampler, Sized) and len(base_sampler) == 0:
+            raise ValueError(f"The `sampler` {base_sampler} is empty. Pass one of at least one graph.")
+        if max_num_graphs is None or max_num_graphs < 1:
+            raise ValueError(f"`max_num_graphs` must be at least 1; it is {max_num_graphs}.")
+        for name, most in (("max_num_nodes", max_num_nodes), ("max_num_edges", max_num_edges)):
+            if isinstance(most, int) and most < max_num_graphs:
+                raise ValueError(
+                    f"`{name}` must be at least `max_num_graphs`, which is {max_num_graphs}; it is {most}."
+                )
+        self.data_source, self.max_num_graphs = data_source, max_num_graphs
+        self._sizes = GraphSizes(data_source)
+        self.max_num_nodes = self._most(Level.NODE) if max_num_nodes is None else max_num_nodes
+        self.max_num_edges = self._most(Level.EDGE) if max_num_edges is None else max_num_edges
+        self.base_sampler = SequentialSampler(data_source) if base_sampler is None else base_sampler
+        self.allow_skip_data = bool(allow_skip_data)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The graphs of each batch.
+
+        Raises:
+            RuntimeError: a graph fits no batch.
+        """
+        order = np.fromiter(self.base_sampler, dtype=np.int64)
+        sizes, limits = self._counted()
+        sizes = sizes[order]
+        fits = (sizes <= limits).all(axis=1)
+        if not fits.all() and not self.allow_skip_data:
+            self._refuse(int(order[int(np.argmin(fits))]))
+        order, sizes = order[fits], sizes[fits]
+        if len(order):
+            for pack in stream(sizes, Budget(sizes=tuple(limits.tolist()), num_graphs=self.max_num_graphs)):
+                yield order[pack].tolist()
+
+    def __len__(self) -> int:
+        """How many batches there are.
+
+        Raises:
+            TypeError: the order is a random one, which is drawn anew for each pass.
+        """
+        if isinstance(self.base_sampler, RandomSampler):
+            raise UnknownLength(
+                "How many batches there are depends on the order, which a RandomSampler draws anew for each pass. Do "
+                "not ask for the length, or leave shuffle out."
+            )
+        return sum(1 for _ in self)
+
+    def _most(self, level: Level) -> int:
+        return int(self._over_types(level).max()) * self.max_num_graphs
+
+    def _over_types(self, level: Level) -> np.ndarray:
+        here = [axis.level is level for axis in axes_of(self.data_source)]
+        return np.asarray(self._sizes.values[:, here].sum(axis=1))
+
+    def _counted(self) -> tuple[np.ndarray, np.ndarray]:
+        """What is counted of each graph, and the most of it in a batch."""
+        counted, limits = [], []
+        for level, most in ((Level.NODE, self.max_num_nodes), (Level.EDGE, self.max_num_edges)):
+            if isinstance(most, dict):
+                axes = axes_of(self.data_source)
+                for i, axis in enumerate(axes):
+                    if axis.level is level:
+                        counted.append(self._sizes.values[:, i])
+                        limits.append(most[axis.store])
+            else:
+                counted.append(self._over_types(level))
+                limits.append(most)
+        return np.stack(counted, axis=1), np.array(limits, dtype=np.int64)
+
+    def _refuse(self, index: int) -> None:
+        nodes, edges = (int(self._over_types(level)[index]) for level in (Level.NODE, Level.EDGE))
+        raise RuntimeError(
+            f"The maximum number of graphs, nodes or edges specified is too small to fit in the single sample {index} "
+            f"with {nodes} nodes and {edges} edges: it is {self.max_num_graphs} graphs, {self.max_num_nodes} nodes and "
+            f"{self.max_num_edges} edges. Raise it, or use `allow_skip_data` to leave such samples out."
+        )

@@ -1,0 +1,188 @@
+"""Helps of PopTorch Geometric for models: a fixed number of rows, and training beside eager PyTorch."""
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch_geometric.nn import MessagePassing
+
+from popgeo.compat import poptorch
+from popgeo.compat.poptorch import optim
+from popgeo.compat.poptorch_geometric.common import DataBatch, HeteroDataBatch, call_once
+
+__all__ = ["DataBatch", "HeteroDataBatch", "TrainingStepper", "call_once", "set_aggregation_dim_size"]
+
+
+def set_aggregation_dim_size(model: nn.Module, dim_size: int) -> None:
+    """Gives every message passing layer of a model a fixed number of rows, whatever its edges say.
+
+    Args:
+        model: Changed in place.
+        dim_size: Rows that messages are aggregated into, at least the nodes of a batch.
+
+    Example:
+        >>> from torch_geometric.nn import GraphConv
+        >>> layer = GraphConv(1, 1, aggr="max")
+        >>> set_aggregation_dim_size(layer, 3)
+        >>> layer(torch.ones(3, 1), torch.tensor([[0], [1]])).shape
+        torch.Size([3, 1])
+    """
+
+    def with_dim_size(module: nn.Module, inputs: tuple[Any, ...]) -> Any:
+        return {**inputs[-1], "dim_size": dim_size}
+
+    for module in model.modules():
+        if isinstance(module, MessagePassing):
+            module.register_aggregate_forward_pre_hook(with_dim_size)
+
+
+class TrainingStepper:
+    """Trains two copies of a model, one eagerly and one compiled, and checks that they stay equal.
+
+    Args:
+        model: Returns a result and its loss; it stays as it is.
+        lr: Learning rate.
+        optimizer: Class of the optimizer of both.
+        options: `poptorch.Options` of the compiled one.
+        rtol: Largest relative difference; None takes that of `torch.testing.assert_close`.
+        atol: Largest absolute difference, likewise.
+        enable_fp_exception: Whether operations of the compiled one that make NaN or infinity are errors.
+        equal_nan: Whether NaN equals NaN.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 0.001,
+        optimizer: Callable[..., Any] | None = None,
+        options: Any = None,
+        rtol: float | None = None,
+        atol: float | None = None,
+        enable_fp_exception: bool = True,
+        equal_nan: bool = False,
+    ) -> None:
+        optimizer = optim.Adam if optimizer is None else optimizer
+        model.train()
+        self.lr, self.rtol, self.atol, self.equal_nan = lr, rtol, atol, equal_nan
+        self.enable_fp_exception = enable_fp_exception
+        self.options = poptorch.Options() if options is None else options
+        if enable_fp_exception:
+            self.options.Precision.enableFloatingPointExceptions(True)
+        self.cpu_model, self.ipu_model = copy.deepcopy(model), copy.deepcopy(model)
+        self.optimizer = optimizer(self.cpu_model.parameters(), lr=lr)
+        own = optimizer(self.ipu_model.parameters(), lr=lr)
+        self.training_model = poptorch.trainingModel(self.ipu_model, options=self.options, optimizer=own)
+        self.inference_model = poptorch.inferenceModel(self.ipu_model, options=self.options.clone())
+        self.check_parameters()
+
+    def run(self, num_steps: int, batch: Sequence[Any], ipu_batch: Sequence[Any] | None = None) -> None:
+        """Trains both for some steps, and compares results, losses and parameters after each.
+
+        Args:
+            num_steps: How many.
+            batch: The arguments of the model.
+            ipu_batch: Other arguments for the compiled one.
+
+        Raises:
+            AssertionError: they differ.
+        """
+        for _ in range(num_steps):
+            expected, expected_loss = self.cpu_step(batch)
+            actual, actual_loss = self.ipu_step(batch if ipu_batch is None else ipu_batch)
+            self.assert_close(actual=actual, expected=expected, id="Output")
+            self.assert_close(actual=actual_loss, expected=expected_loss, id="loss")
+            self.check_parameters()
+
+    def run_inference(self, batch: Sequence[Any], ipu_batch: Sequence[Any] | None = None) -> None:
+        """Compares the results of both in evaluation mode.
+
+        Raises:
+            AssertionError: they differ.
+        """
+        self.cpu_model.eval()
+        self.ipu_model.eval()
+        with torch.no_grad():
+            expected = self.cpu_model(*batch)
+        actual = self.inference_model(*(batch if ipu_batch is None else ipu_batch))
+        self.assert_close(actual=actual, expected=expected, id="Inference")
+        self.cpu_model.train()
+        self.ipu_model.train()
+
+    def cpu_step(self, batch: Sequence[Any]) -> tuple[Any, Any]:
+        """One eager step: the result and the loss."""
+        self.optimizer.zero_grad()
+        out, loss = self.cpu_model(*batch)
+        loss.backward()
+        self.optimizer.step()
+        return out, loss
+
+    def ipu_step(self, batch: Sequence[Any], copy_weights: bool = True) -> tuple[Any, Any]:
+        """One compiled step: the result and the loss."""
+        out, loss = self.training_model(*batch)
+        if copy_weights:
+            self.training_model.copyWeightsToHost()
+        return out, loss
+
+    def check_parameters(self) -> None:
+        """Compares the parameters of both.
+
+        Raises:
+            AssertionError: they differ.
+        """
+        own = dict(self.ipu_model.named_parameters())
+        for name, expected in self.cpu_model.named_parameters():
+            self.assert_close(actual=own[name], expected=expected, id=name)
+
+    def assert_close(self, actual: Any, expected: Any, id: str) -> None:
+        """Compares what is called `id`.
+
+        Raises:
+            AssertionError: they differ.
+        """
+
+        def message(text: str) -> str:
+            return f"{id} was not equal:\n\n{text}\n"
+
+        torch.testing.assert_close(
+            _plain(actual), _plain(expected), msg=message, rtol=self.rtol, atol=self.atol, equal_nan=self.equal_nan
+        )
+
+    def benchmark(self, num_steps: int, batch: Sequence[Any], devices: Sequence[str] = ("ipu",)) -> dict[str, float]:
+        """Seconds that some steps take, after one that is not counted.
+
+        Args:
+            num_steps: How many.
+            batch: The arguments of the model.
+            devices: `"ipu"` for the compiled one, `"cpu"` for the eager one.
+
+        Returns:
+            `ipu_time` and `cpu_time`.
+
+        Raises:
+            ValueError: another device.
+        """
+        devices = (devices,) if isinstance(devices, str) else devices
+        steps: dict[str, Callable[[], Any]] = {
+            "ipu": lambda: self.ipu_step(batch, copy_weights=False),
+            "cpu": lambda: self.cpu_step(batch),
+        }
+        if odd := [device for device in devices if device not in steps]:
+            raise ValueError(f"devices holds {odd[0]!r}; pass 'ipu' and 'cpu'.")
+        return {f"{device}_time": _seconds(steps[device], num_steps) for device in devices}
+
+
+def _plain(values: Any) -> Any:
+    if isinstance(values, tuple | list):
+        return [_plain(value) for value in values]
+    return values.detach() if isinstance(values, torch.Tensor) else values
+
+
+def _seconds(step: Callable[[], Any], num_steps: int) -> float:
+    step()
+    start = time.perf_counter()
+    for _ in range(num_steps):
+        step()
+    return time.perf_counter() - start

@@ -1,0 +1,129 @@
+"""How large the graphs of a dataset are: read when first asked for, once for each dataset, and kept with it."""
+
+import weakref
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from popgeo.data.axes import Axis
+from popgeo.data.flat_store import FlatStore, why_not_flat
+from popgeo.progress import progress
+
+_MEASURED_AT_ONCE = 256
+
+_Kept = dict[frozenset[str], tuple[Any, np.ndarray]]
+# By the number of the dataset object, until that object goes: the sizes, and the transform that they were read with.
+_KEPT: dict[int, tuple[weakref.ref[Any], _Kept]] = {}
+
+
+class GraphSizes:
+    """Nodes and edges of each graph of a dataset, which is read for them only where they are needed.
+
+    Datasets that lie in memory tell them at once. Any other is read whole, with a progress bar; what was found is kept
+    as long as the dataset object lives, for every loader of it.
+
+    Args:
+        dataset: What `FixedSizeDataLoader` takes.
+        exclude_keys: Attributes to leave out; a graph without `edge_index` has no edges.
+        known: The sizes, where they are known already. int64 [num_graphs, num_dimensions]
+        progress_bar: Whether to show a bar where reading lasts longer than a second; None means at a terminal and in
+            notebooks.
+
+    Example:
+        >>> import torch
+        >>> from torch_geometric.data import Data
+        >>> sizes = GraphSizes([Data(x=torch.ones(n, 1), edge_index=torch.zeros(2, n).long()) for n in (2, 3)])
+        >>> len(sizes), sizes.values.tolist()
+        (2, [[2, 2], [3, 3]])
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        exclude_keys: Sequence[str] | None = None,
+        *,
+        known: np.ndarray | None = None,
+        progress_bar: bool | None = None,
+    ) -> None:
+        self._dataset, self._excluded, self._known = dataset, frozenset(exclude_keys or ()), known
+        self._progress_bar = progress_bar
+
+    def __len__(self) -> int:
+        return len(self._dataset) if self._known is None else len(self._known)
+
+    @property
+    def are_known(self) -> bool:
+        """Whether `values` reads nothing."""
+        if self._known is None:
+            transform, sizes = _kept(self._dataset).get(self._excluded, (None, None))
+            if sizes is not None and len(sizes) == len(self._dataset) and transform is _transform_of(self._dataset):
+                self._known = sizes
+        return self._known is not None
+
+    @property
+    def values(self) -> np.ndarray:
+        """Nodes and edges (of each type) of every graph. int64 [num_graphs, num_dimensions]"""
+        if not self.are_known:
+            self._known = self._read()
+            _kept(self._dataset)[self._excluded] = (_transform_of(self._dataset), self._known)
+        assert self._known is not None  # the line above
+        return self._known
+
+    def _read(self) -> np.ndarray:
+        dataset, excluded = self._dataset, sorted(self._excluded)
+        if why_not_flat(dataset) is None and not isinstance(dataset, list | tuple):
+            return FlatStore.from_dataset(dataset, exclude_keys=excluded, progress_bar=self._progress_bar).sizes
+        ids = progress(range(len(dataset)), "measuring graphs", "graph", self._progress_bar)
+        parts = iter(lambda: [dataset[i] for i in islice(ids, _MEASURED_AT_ONCE)], [])
+        sizes = [FlatStore.from_dataset(part, exclude_keys=excluded).sizes for part in parts]
+        if not sizes:
+            raise ValueError(f"The dataset ({type(dataset).__name__}) is empty; a batch needs at least one graph.")
+        return np.concatenate(sizes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_progress_bar": False}
+
+
+def first_graphs(dataset: Any, count: int, exclude_keys: Sequence[str] | None) -> FlatStore:
+    """The first graphs of a dataset, flat: enough to know how a batch of it is laid out.
+
+    Raises:
+        ValueError: the dataset is empty, or its graphs differ in attributes or types.
+
+    Example:
+        >>> import torch
+        >>> from torch_geometric.data import Data
+        >>> first_graphs([Data(x=torch.ones(n, 1)) for n in (2, 3, 4)], 2, None)
+        FlatStore(2 graphs, 5 nodes, 0 edges; x: node)
+    """
+    return FlatStore.from_dataset([dataset[i] for i in range(min(count, len(dataset)))], exclude_keys=exclude_keys)
+
+
+def axes_of(dataset: Any, exclude_keys: Sequence[str] | None = None) -> tuple[Axis, ...]:
+    """What each dimension of the sizes counts: each node type, then each edge type.
+
+    Example:
+        >>> import torch
+        >>> from torch_geometric.data import Data
+        >>> [axis.label for axis in axes_of([Data(x=torch.ones(2, 1))])]
+        ['nodes', 'edges']
+    """
+    return first_graphs(dataset, 1, exclude_keys).size_axes
+
+
+def _transform_of(dataset: Any) -> Any:
+    """What changes the graphs of a dataset of PyG when they are fetched, perhaps their sizes too."""
+    return getattr(dataset, "transform", None)
+
+
+def _kept(dataset: Any) -> _Kept:
+    number = id(dataset)
+    if number not in _KEPT:
+        try:
+            reference = weakref.ref(dataset, lambda _: _KEPT.pop(number, None))
+        except TypeError:  # a list, whose sizes are read quickly
+            return {}
+        _KEPT[number] = (reference, {})
+    return _KEPT[number][1]
