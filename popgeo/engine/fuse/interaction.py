@@ -179,6 +179,7 @@ class _Rewriter:
 
     def __init__(self, graph: OpGraph, matches: Sequence[Match]) -> None:
         self._graph, self._values = graph, list(graph.values)
+        self._new_storage = 1 + max((value.storage for value in graph.values), default=-1)
         self._plans: dict[tuple[int | None, ...], int] = {}
         self._placed: dict[int, list[Op]] = {}
         self._dropped = set[int]()
@@ -261,7 +262,7 @@ class _Rewriter:
 
     def _new(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> int:
         stride = tuple(torch.empty(shape, device="meta").stride())
-        storage = 1 + max((value.storage for value in self._values), default=-1)
+        storage, self._new_storage = self._new_storage, self._new_storage + 1
         self._values.append(Value(shape=shape, stride=stride, offset=0, dtype=dtype, storage=storage, producer=None))
         return len(self._values) - 1
 

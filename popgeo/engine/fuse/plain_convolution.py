@@ -58,7 +58,7 @@ def name_convolutions(graph: OpGraph, left: Container[int] = ()) -> OpGraph:
         graph: In which to look.
         left: Sums to leave as they are.
     """
-    if not any(op.target in (*_SCATTERS, *_IN_PLACE) for op in graph.ops):
+    if not _may_have_any(graph):
         return graph
     uses = DefUse(_out_of_place(graph, range(len(graph.ops))))
     sums = [index for index, op in enumerate(uses.graph.ops) if op.target in _SCATTERS and op.makes()[0] not in left]
@@ -67,6 +67,21 @@ def name_convolutions(graph: OpGraph, left: Container[int] = ()) -> OpGraph:
         return graph
     graph = _out_of_place(graph, {one.scatter for one in found})
     return drop_unused(_replaced(graph, found, list(_pairs(uses, found))))
+
+
+def _may_have_any(graph: OpGraph) -> bool:
+    """Whether rows that are gathered, each with factors of its own, are summed; seldom, and quick to rule out."""
+    gathered, products, values = set[int](), set[int](), graph.values
+    for op in graph.ops:
+        if op.target in _GATHERS:
+            gathered.update(op.makes())
+        elif op.target == _PRODUCT:
+            (made,), (one, other) = op.makes(), map(ref, op.args)
+            if min(one, other) >= 0 and values[one].shape == values[other].shape and {one, other} & gathered:
+                products.add(made)
+        elif (op.target in _SCATTERS or op.target in _IN_PLACE) and ref(op.args[3]) in products:
+            return True
+    return False
 
 
 def _replaced(graph: OpGraph, found: Sequence[Convolution], backs: Sequence[Back]) -> OpGraph:
@@ -96,6 +111,7 @@ def _out_of_place(graph: OpGraph, where: Container[int]) -> OpGraph:
     if not any(op.target in _IN_PLACE for op in graph.ops):
         return graph
     uses, values, ops = DefUse(graph), list(graph.values), list(graph.ops)
+    new_storage = 1 + max(value.storage for value in values)
     writers = Counter(values[v].storage for op in graph.ops for v in op.writes)
     for index, op in enumerate(graph.ops):
         if op.target not in _IN_PLACE or index not in where:
@@ -107,8 +123,8 @@ def _out_of_place(graph: OpGraph, where: Container[int]) -> OpGraph:
             continue
         if min(uses.users[v]) < index:
             continue
-        storage = 1 + max(value.storage for value in values)
-        values.append(dataclasses.replace(values[v], storage=storage))
+        values.append(dataclasses.replace(values[v], storage=new_storage))
+        new_storage += 1
         base = len(values) - 1
         ops[zeros] = dataclasses.replace(ops[zeros], outputs=(base,))
         args = Ref(base), *op.args[1:]

@@ -232,6 +232,77 @@ def test_a_plain_model_has_its_interactions_joined_and_trains_as_eager(make):
     assert not {op.target for op in step.graph.ops} & {FORWARD, CFCONV}  # the captured graph stays
 
 
+class Variant(PlainSchNet):
+    """The same with its sums, filters or loss changed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        if name == "filters shared":
+            self.filters = nn.ModuleList([self.filters[0]] * 2)
+
+    def forward(self, z: Tensor, pos: Tensor, edge_index: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if self.name != "forces":
+            return super().forward(z, pos, edge_index, y)
+        with torch.enable_grad():
+            pos = pos.clone().requires_grad_(True)
+            out, loss = super().forward(z, pos, edge_index, y)
+            (forces,) = torch.autograd.grad(out.sum(), pos, create_graph=True)
+        return out, loss + forces.square().mean()
+
+    def sum(self, x: Tensor, w: Tensor, src: Tensor, dst: Tensor) -> Tensor:
+        if self.name == "messages used":
+            messages = x[src] * w
+            return torch.zeros_like(x).index_add(0, dst, messages) + messages.mean(0)
+        if self.name == "summed twice":
+            return super().sum(super().sum(x, w, src, dst), w, dst, src)
+        if self.name == "two sums into one":
+            out = torch.zeros_like(x)
+            seen = out.view(-1)
+            out.index_add_(0, dst, x[src] * w).index_add_(0, src, x[dst] * w)
+            return out + seen.view_as(out)
+        if self.name == "more rows":
+            return torch.zeros(len(x) + 3, x.shape[1]).index_add(0, dst, w * x[src])[: len(x)]
+        sums = super().sum(x, w, src, dst)
+        return sums + w.mean() if self.name == "filters used" else sums
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("name", "joined"),
+    [
+        ("more rows", 2),
+        ("messages used", 0),
+        ("filters used", 0),
+        ("filters shared", 0),
+        ("summed twice", 0),
+        ("two sums into one", 0),
+        ("forces", 0),
+    ],
+)
+def test_interactions_are_joined_only_where_nothing_else_needs_their_parts(name, joined):
+    step = assert_trains_as_eager(lambda: Variant(name), make_batch())
+    assert count(step, FORWARD, CFCONV, CFCONV_BACKWARD) == [joined, 0, 0]
+
+
+@needs_kernels
+@pytest.mark.parametrize("num_edges", [0, 1])
+def test_no_edges_or_one_are_joined_too(num_edges):
+    batch = make_batch()
+    step = assert_trains_as_eager(PlainSchNet, batch | {"edge_index": batch["edge_index"][:, :num_edges]})
+    assert count(step, FORWARD, BACKWARD) == [2, 2]
+
+
+@needs_kernels
+def test_a_plain_model_gives_the_same_bits_for_any_number_of_threads():
+    results = []
+    for num_threads in (1, 2, 4):
+        torch.set_num_threads(num_threads)
+        step = train(PlainSchNet())
+        results.append([step(**make_batch())[1] for _ in range(2)])
+    assert results[0] == results[1] == results[2]
+
+
 def test_checked_arithmetic_runs_every_operation_by_itself():
     step = assert_trains_as_eager(PlainSchNet, make_batch(), floating_point_exceptions=True)
     assert count(step, FORWARD, CFCONV) == [0, 0]
