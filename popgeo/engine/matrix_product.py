@@ -17,13 +17,13 @@ from popgeo.native import library
 
 _pack = struct.Struct("13q").pack
 _LEAST, _MOST_COLUMNS, _MOST_DEPTH, _MOST = 4, 256, 4096, 2**26
-_FEWEST = 2**17  # products of numbers; below, torch's call is as quick
 _MARGIN = 1.2  # noise must not decide, since the two may differ in the last bit
 
 
 class Kind(Enum):
     """Products that one measurement stands for, with the rows, depth and columns of it."""
 
+    TINY = (32, 32, 32)
     NARROW = (512, 256, 16)
     WIDE = (576, 100, 100)
 
@@ -47,7 +47,7 @@ def suits(result: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None) -> b
     given = [result, a, b] if bias is None else [result, a, b, bias]
     plain = all(t.dtype == torch.float32 for t in given) and result.is_contiguous()
     plain = plain and (bias is None or (bias.is_contiguous() and bias.shape == (columns,)))
-    return plain and 1 in a.stride() and 1 in b.stride() and _FEWEST < rows * columns * depth <= _MOST
+    return plain and 1 in a.stride() and 1 in b.stride() and rows * columns * depth <= _MOST
 
 
 def kind_of(rows: int, depth: int, columns: int) -> Kind:
@@ -57,6 +57,8 @@ def kind_of(rows: int, depth: int, columns: int) -> Kind:
         >>> kind_of(2708, 1433, 16), kind_of(100, 576, 100)
         (<Kind.NARROW: (512, 256, 16)>, <Kind.WIDE: (576, 100, 100)>)
     """
+    if rows * depth * columns <= 2**17:
+        return Kind.TINY
     return Kind.NARROW if columns <= 32 else Kind.WIDE
 
 
