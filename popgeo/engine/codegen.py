@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from popgeo.capture.op_graph import Number, Op, OpGraph, Ref, substitute
-from popgeo.engine import matrix_product, out_variants  # noqa: F401  the former makes known how products are called
+from popgeo.engine import out_variants
 from popgeo.engine.fuse.prepared import late_arguments, prepared_op
 
 Check = Callable[[Op, list[Any], list[Any]], None]

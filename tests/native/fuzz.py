@@ -138,22 +138,6 @@ def fuzz_chain(chance: random.Random) -> None:
         torch.testing.assert_close(result, want, rtol=1e-4, atol=1e-4)
 
 
-def fuzz_product(chance: random.Random) -> None:
-    """Multiplies random matrices that lie in memory either way, and compares with float64."""
-    import torch
-
-    from popgeo.engine.matrix_product import Product
-
-    rows, depth, columns = (chance.choice([1, 2, 7, 16, 33, 100, 300]) for _ in range(3))
-    a, b = torch.randn(rows, depth), torch.randn(depth, columns)
-    a, b = (chance.choice([lambda m=m: m, lambda m=m: m.t().contiguous().t()])() for m in (a, b))
-    bias = chance.choice([None, torch.randn(columns)])
-    result = torch.empty(rows, columns)
-    Product(result, a, b, bias)()
-    expected = a.double() @ b.double() + (0 if bias is None else bias.double())
-    torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-4)
-
-
 def fuzz(path: Path, seconds: float, seed: int) -> None:
     import torch
 
@@ -197,8 +181,6 @@ def fuzz(path: Path, seconds: float, seed: int) -> None:
             w = w.t().contiguous().t()
         if chance.random() < 0.1:
             fuzz_chain(chance)
-        if chance.random() < 0.1:
-            fuzz_product(chance)
         try:
             kind = chance.randrange(8)
             if kind == 6:

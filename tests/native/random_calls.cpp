@@ -15,7 +15,6 @@
 
 #include "chain.h"
 #include "interaction.h"
-#include "matrix_product.h"
 #include "random_arrays.h"
 
 namespace {
@@ -250,24 +249,6 @@ int64_t packing() {
   return packs;
 }
 
-constexpr int64_t NUM_KINDS = 9;  // of which packing is the last
-
-int64_t matrix_product() {
-  MatrixProduct given = {};
-  given.rows = 1 + below(70), given.columns = 1 + below(70), given.depth = one_of({1, 5, 16, 100, 300});
-  given.num_threads = one_of({1, 2});
-  const bool wild = chance(10), a_turned = chance(50), b_turned = chance(50);
-  given.a = values(FLOAT32, given.rows * given.depth, 2, wild).data<float>();
-  given.b = values(FLOAT32, given.depth * given.columns, 2, wild).data<float>();
-  if (chance(50)) given.bias = values(FLOAT32, given.columns, 2).data<float>();
-  given.a_row = a_turned ? 1 : given.depth, given.a_column = a_turned ? given.rows : 1;
-  given.b_row = b_turned ? 1 : given.columns, given.b_column = b_turned ? given.depth : 1;
-  given.c = out(FLOAT32, given.rows * given.columns).data<float>();
-  given.workspace = make(FLOAT32, call<int64_t>("popgeo_matrix_product_workspace", &given)).data<float>();
-  SAY("matrix_product %d x %d x %d", int(given.rows), int(given.depth), int(given.columns));
-  return call<int64_t>("popgeo_matrix_product", &given);
-}
-
 int64_t run(int64_t kind) {
   switch (kind) {
     case 0: return scatter_sum();
@@ -277,7 +258,6 @@ int64_t run(int64_t kind) {
     case 4: return shifted_softplus();
     case 5: return interaction();
     case 6: return chain();
-    case 7: return matrix_product();
     default: return packing();
   }
 }
@@ -297,9 +277,9 @@ int main(int count, char** arguments) {
     arrays.clear();
     written.clear();
     const int64_t before = call<int64_t>("popgeo_set_denormals", int64_t(flushes ? -1 : 0), int64_t(3));
-    const int64_t status = run(number % NUM_KINDS);
+    const int64_t status = run(number % 8);
     call<int64_t>("popgeo_set_denormals", before, int64_t(3));
-    if (status != 1 || number % NUM_KINDS == NUM_KINDS - 1)
+    if (status != 1 || number % 8 == 7)
       for (Array* array : written)
         for (int64_t i = 0; i < array->count; ++i) add_bits(bits_at(*array, i));
     printf("%lld %s%s: status %lld, bits %016llx\n", static_cast<long long>(number), what, flushes ? ", flushed" : "",
