@@ -1,10 +1,9 @@
 """The captured program: operations in order on values of fixed shape."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -96,10 +95,23 @@ class Value:
     @property
     def end(self) -> int:
         """Bytes of its storage up to the end of its last element; 0 where it has none."""
-        if not self.numel:
-            return 0
-        last = self.offset + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
-        return (last + 1) * self.dtype.itemsize
+        known = self.__dict__.get("_end")
+        if known is not None:
+            return known
+        last = self.offset
+        for size, step in zip(self.shape, self.stride, strict=True):
+            last += (size - 1) * step
+        self.__dict__["_end"] = end = 0 if 0 in self.shape else (last + 1) * self.dtype.itemsize
+        return end
+
+    def made_by(self, producer: int | None) -> "Value":
+        """The same value with another producer; as `dataclasses.replace`, in a tenth of the time."""
+        if producer == self.producer:
+            return self
+        moved = object.__new__(Value)
+        moved.__dict__.update(self.__dict__)
+        moved.__dict__["producer"] = producer
+        return moved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,20 +142,20 @@ class Op:
 
     def reads(self) -> tuple[int, ...]:
         """The values among its arguments, in order."""
-        return self._reads
+        # Every pass asks each operation, and `cached_property` would take a lock each time.
+        reads = self.__dict__.get("_reads")
+        if reads is None:
+            found: list[int] = []
+            _append_refs(self.args, found)
+            _append_refs(self.kwargs.values(), found)
+            reads = self.__dict__["_reads"] = tuple(found)
+        return reads
 
     def makes(self) -> tuple[int, ...]:
         """The values among its outputs, in order; what it changes in place may be one."""
-        return self._makes
-
-    @cached_property
-    def _makes(self) -> tuple[int, ...]:
+        if None not in self.outputs:
+            return self.outputs  # type: ignore[return-value]
         return tuple(v for v in self.outputs if v is not None)
-
-    @cached_property
-    def _reads(self) -> tuple[int, ...]:
-        # Every pass asks each operation, which is most of the work of a start that finds the step in a folder.
-        return tuple(ref.value for ref in _refs((self.args, tuple(self.kwargs.values()))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,8 +204,11 @@ class OpGraph:
 
     def is_view(self, op: Op) -> bool:
         """Whether an operation only looks at memory that another value owns."""
-        owned = {self.values[v].storage for v in op.reads()}
-        return not op.writes and bool(op.outputs) and all(self.values[v].storage in owned for v in op.makes())
+        if op.writes or not op.outputs:
+            return False
+        values = self.values
+        owned = {values[v].storage for v in op.reads()}
+        return all(values[v].storage in owned for v in op.makes())
 
     def mutated_storages(self) -> frozenset[int]:
         """The memory that some operation changes in place."""
@@ -299,12 +314,12 @@ def substitute(argument: Any, replace: Callable[[int], Any]) -> Any:
     return argument
 
 
-def _refs(argument: Any) -> Iterator[Ref]:
-    if isinstance(argument, Ref):
-        yield argument
-    elif isinstance(argument, list | tuple):
-        for item in argument:
-            yield from _refs(item)
+def _append_refs(arguments: Iterable[Any], found: list[int]) -> None:
+    for argument in arguments:
+        if isinstance(argument, Ref):
+            found.append(argument.value)
+        elif isinstance(argument, (list, tuple)):
+            _append_refs(argument, found)
 
 
 def _text(argument: Any) -> str:

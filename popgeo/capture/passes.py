@@ -136,14 +136,14 @@ def with_ops(
 ) -> OpGraph:
     """The graph with other operations; who makes which value is set anew."""
     known = graph.constants if constants is None else constants
-    numbered = list(graph.values if values is None else values)
-    producer = {v: index for index, op in reversed(list(enumerate(ops))) for v in op.makes()}
-    given = {*known, *graph.inputs.values()}
-    for number, value in enumerate(numbered):
-        maker = None if number in given else producer.get(number)
-        if value.producer != maker:
-            # As `dataclasses.replace` does, in a third of the time: every pass numbers all values anew.
-            numbered[number] = Value(**{**vars(value), "producer": maker})
+    producer: dict[int, int] = {}
+    for index, op in enumerate(ops):
+        for v in op.makes():
+            producer.setdefault(v, index)
+    for v in (*known, *graph.inputs.values()):
+        producer.pop(v, None)
+    # Every pass numbers all values anew.
+    numbered = [value.made_by(producer.get(v)) for v, value in enumerate(graph.values if values is None else values)]
     return dataclasses.replace(
         graph, ops=tuple(ops), values=tuple(numbered), outputs=tuple(outputs), constants=dict(known)
     )

@@ -1,11 +1,12 @@
 """Writes a graph as one straight-line Python function."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
-from popgeo.capture.op_graph import Number, Op, OpGraph, Ref
+from popgeo.capture.op_graph import Number, Op, OpGraph, Ref, substitute
 from popgeo.engine import out_variants
 from popgeo.engine.fuse.prepared import late_arguments, prepared_op
 
@@ -71,9 +72,8 @@ class _Writer:
         into = out_variants.into(op.target) if placed else None
         if into is None:
             return self._call(index, op)
-        self._names[f"f{index}"], names = into
-        outs = ", ".join(f"{name}={self._value(v)}" for name, v in zip(names, made, strict=True))
-        return f"f{index}({self._arguments(op)}, {outs})"
+        function, names = into
+        return self._call_of(index, op, function, dict(zip(names, made, strict=True)))
 
     def _prepared(self, index: int, op: Op) -> str | None:
         """A call of what was prepared for the places of results and operands."""
@@ -93,17 +93,28 @@ class _Writer:
 
     def _call(self, index: int, op: Op) -> str:
         """A call that returns new tensors; those that have a place nevertheless are copied there."""
-        self._names[f"f{index}"] = out_variants.plain(op.target)
         known = {None, *op.reads()}  # what an operation changes in place it also returns
         targets = ", ".join("_" if v in known else f"v{v}" for v in op.outputs)
         if len(op.outputs) == 1 and out_variants.returns_list(op.target):
             targets = f"({targets},)"
         copies = [f"t{v}.copy_(v{v})" for v in op.makes() if v in self._tensors and v not in known]
-        return "; ".join([f"{targets + ' = ' if op.outputs else ''}f{index}({self._arguments(op)})", *copies])
+        call = self._call_of(index, op, out_variants.plain(op.target), {})
+        return "; ".join([f"{targets + ' = ' if op.outputs else ''}{call}", *copies])
 
-    def _arguments(self, op: Op) -> str:
-        positional = [self._text(argument) for argument in op.args]
-        return ", ".join(positional + [f"{key}={self._text(argument)}" for key, argument in op.kwargs.items()])
+    def _call_of(self, index: int, op: Op, function: Callable[..., Any], outs: Mapping[str, int]) -> str:
+        """A call of a function with the operation's arguments, and with these values to write to."""
+        if any(late_arguments(op, self._tensors)):
+            self._names[f"f{index}"] = function
+            named = {key: self._text(argument) for key, argument in op.kwargs.items()}
+            named |= {key: self._value(v) for key, v in outs.items()}
+            arguments = [*map(self._text, op.args), *(f"{key}={text}" for key, text in named.items())]
+            return f"f{index}({', '.join(arguments)})"
+        # What is known now need not be written down: Python compiles the line, and looks the arguments up, sooner.
+        tensor = self._tensors.__getitem__
+        known = {key: substitute(argument, tensor) for key, argument in op.kwargs.items()}
+        known |= {key: tensor(v) for key, v in outs.items()}
+        self._names[f"f{index}"] = functools.partial(function, *substitute(op.args, tensor), **known)
+        return f"f{index}()"
 
     def _value(self, v: int) -> str:
         return f"t{v}" if v in self._tensors else f"v{v}"

@@ -76,7 +76,7 @@ class GraphRunner:
 
     def joined(self) -> tuple[str, str]:
         """What runs as interactions in one pass, and why not all; and how many operations run in how many chains."""
-        return describe_interactions(self.graph, self.runs), describe_joined(self.runs)
+        return describe_interactions(self.runs), describe_joined(self.runs)
 
     def set_numbers(self, values: Sequence[float]) -> None:
         """Gives the graph's `Number` arguments, by slot, the values for the runs to come."""

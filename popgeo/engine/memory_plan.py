@@ -45,6 +45,7 @@ def place_values(graph: OpGraph, given: Mapping[int, Tensor], *, overwrites_oper
     spans = _spans(graph)
     owner = {graph.values[v].storage: -1 for v in given}
     buffers: list[Tensor] = []
+    sizes: list[int] = []
     free: list[int] = []
     expires: dict[int, list[int]] = {}
     for storage, last in last_use.items():
@@ -63,7 +64,9 @@ def place_values(graph: OpGraph, given: Mapping[int, Tensor], *, overwrites_oper
                     owner[value.storage] = owner[reused]
                     owner[reused] = -1
                 else:
-                    owner[value.storage] = _take_buffer(spans[value.storage], free, buffers)
+                    owner[value.storage] = _take_buffer(spans[value.storage], free, sizes)
+                    if len(sizes) > len(buffers):
+                        buffers.append(torch.empty(sizes[-1], dtype=torch.uint8))
                 places[value.storage] = buffers[owner[value.storage]], 0
             if value.storage in places:
                 tensors[v] = _look(*places[value.storage], value)
@@ -90,20 +93,18 @@ def unplaced_bytes(graph: OpGraph, tensors: Mapping[int, Tensor]) -> int:
 
 
 def _last_uses(graph: OpGraph) -> dict[int, int]:
-    last = {graph.values[v].storage: index for index, op in enumerate(graph.ops) for v in (*op.reads(), *op.makes())}
+    storage = [value.storage for value in graph.values]
+    last = {storage[v]: index for index, op in enumerate(graph.ops) for v in op.reads() + op.makes()}
     return last | {graph.values[v].storage: len(graph.ops) for v in graph.outputs if v is not None}
 
 
-def _take_buffer(nbytes: int, free: list[int], buffers: list[Tensor]) -> int:
-    """The smallest free buffer that is large enough and not much too large, else a new one."""
-    fitting = [b for b in free if nbytes <= buffers[b].nbytes <= 2 * nbytes + 4096]
+def _take_buffer(nbytes: int, free: list[int], sizes: list[int]) -> int:
+    """The smallest free buffer that is large enough and not much too large, the latest of several; else a new one."""
+    fitting = [(sizes[b], -place) for place, b in enumerate(free) if nbytes <= sizes[b] <= 2 * nbytes + 4096]
     if fitting:
-        best = min(reversed(fitting), key=lambda b: buffers[b].nbytes)
-        free.remove(best)
-        return best
-    size = max(_ALIGNMENT, math.ceil(nbytes / _ALIGNMENT) * _ALIGNMENT)
-    buffers.append(torch.empty(size, dtype=torch.uint8))
-    return len(buffers) - 1
+        return free.pop(-min(fitting)[1])
+    sizes.append(max(_ALIGNMENT, math.ceil(nbytes / _ALIGNMENT) * _ALIGNMENT))
+    return len(sizes) - 1
 
 
 def _operand_to_overwrite(
@@ -136,7 +137,9 @@ def _spans(graph: OpGraph) -> dict[int, int]:
     """Bytes that the values of each storage reach over."""
     spans: dict[int, int] = {}
     for value in graph.values:
-        spans[value.storage] = max(value.end, spans.get(value.storage, 0))
+        end = value.end
+        if end >= spans.get(value.storage, 0):
+            spans[value.storage] = end
     return spans
 
 

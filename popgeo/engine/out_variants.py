@@ -93,9 +93,15 @@ def is_elementwise(op: Op) -> bool:
         return prepared.by_element
     if into(op.target) is None:
         return False
-    return op.target in _SCALAR_AS_TENSOR or torch.Tag.pointwise in overload(op.target).tags  # type: ignore[attr-defined]
+    return op.target in _SCALAR_AS_TENSOR or _is_pointwise(op.target)
 
 
+@functools.cache
+def _is_pointwise(target: str) -> bool:
+    return torch.Tag.pointwise in overload(target).tags  # type: ignore[attr-defined]
+
+
+@functools.cache
 def plain(target: str) -> Callable[..., Any]:
     """The function that returns new tensors."""
     return overload(target)._op  # type: ignore[attr-defined]

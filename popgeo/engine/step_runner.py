@@ -1,5 +1,6 @@
 """Runs the micro-batches of a call in order: device iterations, accumulation, replicas, updates."""
 
+import gc
 from collections.abc import Sequence
 
 import numpy as np
@@ -166,7 +167,13 @@ class StepRunner:
         if self._update is not None:
             names = enumerate(self.step.trained, start=self.step.num_results)
             places = {position: self._update.gradients[name] for position, name in names}
-        return GraphRunner(graph, module_state(self._model), places, self._options.floating_point_exceptions)
+        collects = gc.isenabled()
+        gc.disable()  # a graph is many small objects without a circle, of which the collector would look at each
+        try:
+            return GraphRunner(graph, module_state(self._model), places, self._options.floating_point_exceptions)
+        finally:
+            if collects:
+                gc.enable()
 
     def _graph_runner_for(self, tensors: Sequence[Tensor]) -> GraphRunner:
         if not any(tensors[i].numel() and int(tensors[i].min()) < 0 for i in self._row_indices):

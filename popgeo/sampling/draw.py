@@ -1,6 +1,6 @@
 """Which edges of each row are taken: all, some without replacement, some with it, the heaviest odds, the latest.
 
-The numpy functions here are the definition; `csrc/sampling.cpp` makes the same choices.
+The numpy functions here are the definition; `csrc/draw.cpp` makes the same choices.
 """
 
 import struct

@@ -1,7 +1,7 @@
 """Random numbers by counter: number i of a stream depends on the stream's key and i alone, not on who asks when.
 
 So the same draws come out for any number of threads, and compiled and interpreted code draw alike, bit for bit:
-`csrc/sampling.cpp` has the same functions. Everything here works on whole arrays of unsigned 64-bit numbers.
+`csrc/draw.cpp` has the same functions. Everything here works on whole arrays of unsigned 64-bit numbers.
 """
 
 import numpy as np

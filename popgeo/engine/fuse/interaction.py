@@ -20,11 +20,11 @@ from popgeo.engine.fuse.filter_network import (
     match_gradients,
     match_network,
 )
+from popgeo.engine.fuse.plain_convolution import CFCONV, CFCONV_BACKWARD
 from popgeo.ops import interaction_call
 from popgeo.ops.interaction_call import Call
 
 FORWARD, BACKWARD, PLAN = (f"popgeo.interaction{kind}.default" for kind in ("", "_backward", "_plan"))
-_CFCONV, _CFCONV_BACKWARD = "popgeo.cfconv.default", "popgeo.cfconv_backward.default"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,24 +62,23 @@ class Match:
 
 def join_interactions(graph: OpGraph) -> OpGraph:
     """The graph with each interaction that is served as one operation, and its backward pass as another."""
-    if not any(op.target == _CFCONV for op in graph.ops) or not interaction_call.is_served():
+    if not any(op.target == CFCONV for op in graph.ops) or not interaction_call.is_served():
         return graph
     uses = DefUse(graph)
     matches = [match for filters in _filters(graph) if (match := _match(uses, filters)) is not None]
     return drop_unused(_Rewriter(graph, matches).graph()) if matches else graph
 
 
-def describe_interactions(graph: OpGraph, joined: OpGraph) -> str:
-    """How many interactions run in one pass, and why others do not; empty where there is none.
+def describe_interactions(joined: OpGraph) -> str:
+    """How many interactions of a graph run in one pass, and why others do not; empty where there is none.
 
     Args:
-        graph: As captured.
         joined: As it runs.
     """
-    total = len(list(_filters(graph)))
+    count = sum(op.target == FORWARD for op in joined.ops)
+    total = count + len(list(_filters(joined)))
     if not total:
         return ""
-    count = sum(op.target == FORWARD for op in joined.ops)
     text = f"{count} of {total} interactions in one pass"
     if count == total:
         return text
@@ -89,7 +88,7 @@ def describe_interactions(graph: OpGraph, joined: OpGraph) -> str:
 
 
 def _filters(graph: OpGraph) -> Iterator[int]:
-    return iter(dict.fromkeys(ref(op.args[1]) for op in graph.ops if op.target == _CFCONV))
+    return iter(dict.fromkeys(ref(op.args[1]) for op in graph.ops if op.target == CFCONV))
 
 
 def _match(uses: DefUse, filters: int) -> Match | None:
@@ -115,7 +114,7 @@ def _is_closed(uses: DefUse, replaced: frozenset[int], kept: set[int]) -> bool:
 
 
 def _match_sums(uses: DefUse, filters: int) -> Sums | None:
-    indices = uses.users_of(filters, _CFCONV)
+    indices = uses.users_of(filters, CFCONV)
     ops = [uses.graph.ops[index] for index in indices]
     if any(len(op.args) != 5 or op.kwargs for op in ops):  # with plans of the user's own
         return None
@@ -141,7 +140,7 @@ def _match_sums(uses: DefUse, filters: int) -> Sums | None:
 
 
 def _match_back(uses: DefUse, sums: Sums, network: Network) -> Back | None:
-    indices = uses.users_of(network.filters, _CFCONV_BACKWARD)
+    indices = uses.users_of(network.filters, CFCONV_BACKWARD)
     ops = [uses.graph.ops[index] for index in indices]
     ends = [(sums.x, network.filters, sums.src, sums.dst), (sums.x, network.filters, sums.dst, sums.src)]
     found = {tuple(map(ref, op.args[1:5])): op for op in ops}
@@ -180,6 +179,7 @@ class _Rewriter:
 
     def __init__(self, graph: OpGraph, matches: Sequence[Match]) -> None:
         self._graph, self._values = graph, list(graph.values)
+        self._new_storage = 1 + max((value.storage for value in graph.values), default=-1)
         self._plans: dict[tuple[int | None, ...], int] = {}
         self._placed: dict[int, list[Op]] = {}
         self._dropped = set[int]()
@@ -262,7 +262,7 @@ class _Rewriter:
 
     def _new(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> int:
         stride = tuple(torch.empty(shape, device="meta").stride())
-        storage = 1 + max((value.storage for value in self._values), default=-1)
+        storage, self._new_storage = self._new_storage, self._new_storage + 1
         self._values.append(Value(shape=shape, stride=stride, offset=0, dtype=dtype, storage=storage, producer=None))
         return len(self._values) - 1
 

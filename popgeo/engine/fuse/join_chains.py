@@ -10,7 +10,7 @@ from popgeo.capture.passes import with_ops
 from popgeo.engine.fuse.block_program import fits_registers
 from popgeo.engine.fuse.chain import CHAIN
 from popgeo.engine.fuse.elementwise import fits, writer_of
-from popgeo.engine.fuse.open_chain import OpenChain, shape_of, summed_dimensions
+from popgeo.engine.fuse.open_chain import SUMS, OpenChain, shape_of, summed_dimensions
 from popgeo.native import library
 
 # A chain waits for operations that continue it, and keeps its operands alive meanwhile.
@@ -49,7 +49,7 @@ def describe_joined(graph: OpGraph) -> str:
 
 class _Search:
     def __init__(self, graph: OpGraph) -> None:
-        self._graph, self._storage = graph, {v: value.storage for v, value in enumerate(graph.values)}
+        self._graph, self._storage = graph, [value.storage for value in graph.values]
         self._open: list[OpenChain] = []
         self._items: list[Op | OpenChain] = []
         self._maker: dict[int, OpenChain] = {}  # of each storage that a chain makes
@@ -126,7 +126,7 @@ class _Search:
 
     def _summed_late(self, op: Op) -> bool:
         """Lets a chain that already has its place sum what it makes."""
-        if summed_dimensions(op, self._graph.values) is None or op.writes:
+        if op.target not in SUMS or summed_dimensions(op, self._graph.values) is None or op.writes:
             return False
         (storage,) = {self._storage[v] for v in op.reads()}
         chain = self._maker.get(storage)
@@ -140,8 +140,8 @@ class _Search:
             self._items.append(chain)
 
     def _touched(self, op: Op) -> tuple[set[int], set[int]]:
-        changed = {self._storage[v] for v in op.writes}
-        return {self._storage[v] for v in (*op.reads(), *op.makes())}, changed
+        storage = self._storage
+        return {storage[v] for v in op.reads() + op.makes()}, {storage[v] for v in op.writes}
 
     def _touched_outside(self) -> Mapping[int, set[int]]:
         """For each chain those of its storages that something else reads or changes, or that are returned."""

@@ -11,19 +11,19 @@ from popgeo.engine.fuse.chain import Chain, Kind, Place, Source, Step, collapse
 from popgeo.engine.fuse.elementwise import writer_of
 
 _MOST_STEPS = 48
-_SUMS = ("aten.sum.dim_IntList", "aten.sum.default")
+SUMS = ("aten.sum.dim_IntList", "aten.sum.default")
 _Key = tuple[int, int, tuple[int, ...]]  # storage, offset and strides: the same elements in the same order
 
 
 def shape_of(op: Op, values: Sequence[Value]) -> tuple[int, ...]:
     """The elements that an operation goes through, without dimensions of size 1."""
-    value = values[op.reads()[0] if op.target in _SUMS else op.makes()[0]]
+    value = values[op.reads()[0] if op.target in SUMS else op.makes()[0]]
     return tuple(size for size in value.shape if size != 1)
 
 
 def summed_dimensions(op: Op, values: Sequence[Value]) -> list[int] | None:
     """Which dimensions an operation sums away; None where it is no sum that a chain can end in."""
-    if op.target not in _SUMS or any(key != "dtype" or kind is not None for key, kind in op.kwargs.items()):
+    if op.target not in SUMS or any(key != "dtype" or kind is not None for key, kind in op.kwargs.items()):
         return None
     operand, result = values[op.reads()[0]], values[op.makes()[0]]
     if operand.dtype != torch.float32 or result.dtype != torch.float32 or not math.prod(operand.shape):
@@ -64,8 +64,8 @@ class OpenChain:
 
     def conflicts(self, touched: Collection[int], changed: Collection[int]) -> bool:
         """Whether something that touches and changes these storages must stay on its side of the chain."""
-        own = self.made.keys() | self._changed.keys()
-        return not own.isdisjoint(touched) or not self._read.keys().isdisjoint(changed)
+        apart = self.made.keys().isdisjoint(touched) and self._changed.keys().isdisjoint(touched)
+        return not apart or not self._read.keys().isdisjoint(changed)
 
     def reads_any(self, storages: Collection[int]) -> bool:
         """Whether it reads one of these already."""
@@ -74,7 +74,7 @@ class OpenChain:
     def add(self, op: Op, graph: OpGraph) -> bool:
         """Takes in an operation on its elements; False, with nothing changed, where the memory does not allow it."""
         trial = self._copy()
-        if not (trial._add_sum if op.target in _SUMS else trial._add_elementwise)(op, graph) or not trial._is_plain():
+        if not (trial._add_sum if op.target in SUMS else trial._add_elementwise)(op, graph) or not trial._is_plain():
             return False
         self.__dict__.update(trial.__dict__)
         self.ops.append(op)

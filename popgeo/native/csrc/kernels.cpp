@@ -4,92 +4,14 @@
 // edges of each row in the order of the index, holds the row in registers and writes it once: no atomics, no zero fill,
 // the same bits for any number of tiles and threads. The file is compiled once per instruction set (see setup.py);
 // gather_scatter.cpp picks among them. No function allocates, none throws.
-#include "denormals.h"
+#include "convolution.h"
 #include "kernels.h"
-#include "vectors.h"
-
-#ifdef _OPENMP
-#include <omp.h>
-#endif
+#include "walk_rows.h"
 
 namespace popgeo {
 namespace POPGEO_ISA {
 
-constexpr int64_t STREAM_BYTES = 3 << 20;      // results above it, written in any order, bypass the caches
-constexpr int64_t PREFETCH_FLOATS = 2048;      // how far ahead rows are fetched, at 4 to 32 edges
-constexpr int64_t CLEARED_BYTES = 12 << 20;    // results as large, nearly all of them clear, bypass them too
-constexpr int64_t FETCHED_BYTES = 8 << 20;     // rows read in order, up to as many, the processor fetches by itself
-
-template <class Tile>
-inline void for_each_tile(const Plan& plan, int64_t channels, Tile tile) {
-  const bool parallel = is_parallel(plan, channels);
-  const int64_t num_tiles = plan.num_tiles > 0 ? plan.num_tiles : parallel ? 8 * plan.num_threads : 1;
-  if (num_tiles == 1) return tile(int64_t(0), plan.num_rows);
-  const uint64_t of_caller = denormals();
-#ifdef _OPENMP
-#pragma omp parallel num_threads(int(plan.num_threads)) if (parallel)
-#endif
-  {
-    const Denormals same(of_caller);
-#ifdef _OPENMP
-#pragma omp for schedule(dynamic, 1)
-#endif
-    for (int64_t t = 0; t < num_tiles; ++t) tile(tile_start(plan, t, num_tiles), tile_start(plan, t + 1, num_tiles));
-  }
-}
-
-inline int64_t edges_ahead(int64_t channels) {
-  const int64_t ahead = PREFETCH_FLOATS / (channels > 0 ? channels : 1);
-  return ahead < 4 ? 4 : ahead > 32 ? 32 : ahead;
-}
-
-// Rows that are read again soon are fetched into the first cache (KEEP 3), those that pass once into the second (2).
-template <int BYTES, int KEEP>
-inline void prefetch(const void* row) {
-#pragma GCC unroll 16
-  for (int offset = 0; offset < BYTES; offset += 64) __builtin_prefetch(static_cast<const char*>(row) + offset, 0, KEEP);
-}
-
-// COUNT vectors of a row: side by side, except that the last one ends where the row ends and so may overlap the one
-// before it. Both then compute the same values for the channels that they share.
-template <class T, int COUNT>
-struct Columns {
-  using Lane = typename Sum<T>::type;
-  using Vec = typename Vector<Lane>::type;
-  static constexpr int count = COUNT;
-  static constexpr int bytes = COUNT * Vector<Lane>::lanes * sizeof(T);
-  int64_t first, last;  // the last one is counted from the first
-  int64_t operator[](int i) const { return i + 1 < COUNT ? i * Vector<Lane>::lanes : last; }
-};
-
-// Calls body(Columns) for each block of columns. Thirteen vectors and what is computed with them are as many as sixteen
-// registers can hold, but rows of sixteen are still better read at once; most rows take blocks of eight.
-template <class T, class Body>
-inline void for_each_block(int64_t channels, Body body) {
-  constexpr int64_t lanes = Vector<typename Sum<T>::type>::lanes;
-  int64_t first = 0;
-  int64_t left = (channels + lanes - 1) / lanes;
-  for (; left > 8 && left != 13 && left != 16; left -= 8, first += 8 * lanes) body(Columns<T, 8>{first, 7 * lanes});
-  const int64_t last = channels - lanes - first;
-  switch (left) {
-    case 1: return body(Columns<T, 1>{first, last});
-    case 2: return body(Columns<T, 2>{first, last});
-    case 3: return body(Columns<T, 3>{first, last});
-    case 4: return body(Columns<T, 4>{first, last});
-    case 5: return body(Columns<T, 5>{first, last});
-    case 6: return body(Columns<T, 6>{first, last});
-    case 7: return body(Columns<T, 7>{first, last});
-    case 8: return body(Columns<T, 8>{first, last});
-    case 13: return body(Columns<T, 13>{first, last});
-    case 16: return body(Columns<T, 16>{first, last});
-  }
-}
-
-// A row narrower than a vector, channel by channel.
-template <class T>
-inline bool is_narrow(int64_t channels) {
-  return channels < Vector<typename Sum<T>::type>::lanes;
-}
+constexpr int64_t CLEARED_BYTES = 12 << 20;  // results as large, nearly all of them clear, bypass the caches
 
 // Sum ---------------------------------------------------------------------------------------------------------------
 
@@ -129,13 +51,6 @@ void sum(const Plan& plan, const T* src, T* out, int64_t channels) {
       }
     }
   });
-}
-
-// How many numbers of `count` stand before the next line of memory.
-template <class T>
-inline int64_t to_line(const T* data, int64_t count) {
-  const int64_t before = int64_t((64 - reinterpret_cast<uintptr_t>(data) % 64) % 64 / sizeof(T));
-  return before < count ? before : count;
 }
 
 template <class T>
@@ -199,129 +114,6 @@ void extremum(const Plan& plan, const T* src, T* out, int64_t* arg, int64_t chan
           arg[row * channels + first + c] = from[c];
         }
       }
-  });
-}
-
-// SchNet's convolution ----------------------------------------------------------------------------------------------
-
-template <class T, class C>
-inline void cfconv_block(const Plan& plan, int64_t row, const T* x, const T* w, const int64_t* src, T* out,
-                         int64_t channels, int64_t ahead, bool fetches, C columns) {
-  typename C::Vec total[C::count] = {};
-  const int32_t* perm = plan.perm;
-  const int64_t last_edge = plan.num_edges - 1, end = plan.rowptr[row + 1];
-  x += columns.first;
-  w += columns.first;
-  for (int64_t p = plan.rowptr[row]; p < end; ++p) {
-    const int64_t later = p + ahead < last_edge ? p + ahead : last_edge;
-    const int64_t next = perm ? perm[later] : later;
-    if (fetches) prefetch<C::bytes, 2>(w + next * channels);
-    prefetch<C::bytes, 3>(x + src[next] * channels);
-    const int64_t edge = perm ? perm[p] : p;
-    const T* filter = w + edge * channels;
-    const T* node = x + src[edge] * channels;
-#pragma GCC unroll 16
-    for (int i = 0; i < C::count; ++i) total[i] += load(node + columns[i]) * load(filter + columns[i]);
-  }
-  out += row * channels + columns.first;
-#pragma GCC unroll 16
-  for (int i = 0; i < C::count; ++i) store(out + columns[i], total[i]);
-}
-
-template <class T>
-void cfconv(const Plan& plan, const T* x, const T* w, const int64_t* src, T* out, int64_t channels) {
-  const int64_t ahead = edges_ahead(channels);
-  const bool fetches = plan.perm || plan.num_edges * channels * int64_t(sizeof(T)) > FETCHED_BYTES;
-  for_each_tile(plan, channels, [=](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      if (!is_narrow<T>(channels)) {
-        for_each_block<T>(channels, [=](auto columns) {
-          cfconv_block(plan, row, x, w, src, out, channels, ahead, fetches, columns);
-        });
-        continue;
-      }
-      for (int64_t c = 0; c < channels; ++c) {
-        typename Sum<T>::type total = 0;
-        for (int64_t p = plan.rowptr[row]; p < plan.rowptr[row + 1]; ++p) {
-          const int64_t edge = plan.perm ? plan.perm[p] : p;
-          total += widen(x[src[edge] * channels + c]) * widen(w[edge * channels + c]);
-        }
-        out[row * channels + c] = Narrow<T>::of(total);
-      }
-    }
-  });
-}
-
-// Writes a row past the caches, in vectors where a line of memory is whole and number by number at both ends.
-template <class T>
-inline void stream_product(T* to, const T* one, const T* two, int64_t channels) {
-  constexpr int64_t line = 64 / sizeof(T), lanes = Vector<T>::lanes;
-  const int64_t start = to_line(to, channels);
-  const int64_t stop = start + (channels - start) / line * line;
-  for (int64_t c = 0; c < start; ++c) stream(to + c, one[c] * two[c]);
-  for (int64_t c = start; c < stop; c += lanes) stream(to + c, load(one + c) * load(two + c));
-  for (int64_t c = stop; c < channels; ++c) stream(to + c, one[c] * two[c]);
-}
-inline void stream_product(bfloat16*, const bfloat16*, const bfloat16*, int64_t) {}
-inline void stream_product(float16*, const float16*, const float16*, int64_t) {}
-
-// One pass over the source rows gives both gradients: grad_w[e] = x[j] * grad[dst[e]], grad_x[j] += grad[dst[e]] * w[e].
-template <class T, class C>
-inline void backward_block(const Plan& plan, int64_t row, const T* grad, const T* x, const T* w, const int64_t* dst,
-                           T* grad_x, T* grad_w, int64_t channels, int64_t ahead, bool streams, C columns) {
-  typename C::Vec total[C::count] = {};
-  const int32_t* perm = plan.perm;
-  const int64_t last_edge = plan.num_edges - 1, end = plan.rowptr[row + 1];
-  const T* node = x + row * channels + columns.first;
-  grad += columns.first;
-  w += columns.first;
-  if (!streams) grad_w += columns.first;
-  for (int64_t p = plan.rowptr[row]; p < end; ++p) {
-    const int64_t later = p + ahead < last_edge ? p + ahead : last_edge;
-    const int64_t next = perm ? perm[later] : later;
-    prefetch<C::bytes, 2>(w + next * channels);
-    prefetch<C::bytes, 3>(grad + dst[next] * channels);
-    const int64_t edge = perm ? perm[p] : p;
-    const T* filter = w + edge * channels;
-    const T* from = grad + dst[edge] * channels;
-#pragma GCC unroll 16
-    for (int i = 0; i < C::count; ++i) {
-      const typename C::Vec arriving = load(from + columns[i]);
-      total[i] += arriving * load(filter + columns[i]);
-      if (!streams) store(grad_w + edge * channels + columns[i], load(node + columns[i]) * arriving);
-    }
-    if (streams && columns.first == 0) stream_product(grad_w + edge * channels, node, from, channels);
-  }
-  grad_x += row * channels + columns.first;
-#pragma GCC unroll 16
-  for (int i = 0; i < C::count; ++i) store(grad_x + columns[i], total[i]);
-}
-
-template <class T>
-void cfconv_backward(const Plan& plan, const T* grad, const T* x, const T* w, const int64_t* dst, T* grad_x, T* grad_w,
-                     int64_t channels) {
-  const int64_t ahead = edges_ahead(channels);
-  const bool streams = sizeof(T) >= 4 && plan.num_edges * channels * int64_t(sizeof(T)) > STREAM_BYTES;
-  for_each_tile(plan, channels, [=](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      if (!is_narrow<T>(channels)) {
-        for_each_block<T>(channels, [=](auto columns) {
-          backward_block(plan, row, grad, x, w, dst, grad_x, grad_w, channels, ahead, streams, columns);
-        });
-        continue;
-      }
-      for (int64_t c = 0; c < channels; ++c) {
-        typename Sum<T>::type total = 0;
-        for (int64_t p = plan.rowptr[row]; p < plan.rowptr[row + 1]; ++p) {
-          const int64_t edge = plan.perm ? plan.perm[p] : p;
-          const auto arriving = widen(grad[dst[edge] * channels + c]);
-          total += arriving * widen(w[edge * channels + c]);
-          grad_w[edge * channels + c] = Narrow<T>::of(widen(x[row * channels + c]) * arriving);
-        }
-        grad_x[row * channels + c] = Narrow<T>::of(total);
-      }
-    }
-    if (streams) finish_stream();
   });
 }
 
