@@ -5,7 +5,7 @@ executor compiles its training step once and runs it for ever.
 """
 
 from popgeo import ipu, nn, ops, packing, sampling
-from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, OverSizeStrategy, Pad, unpad
+from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, OverSizeStrategy, Pad, bridges, unpad
 from popgeo.datasets import Molecules
 from popgeo.engine.compile_step import compile_forward, compile_step
 from popgeo.engine.step_options import StepOptions
@@ -41,6 +41,7 @@ __all__ = [
     "ScatterPlan",
     "SchNet",
     "StepOptions",
+    "bridges",
     "cfconv",
     "compile_forward",
     "compile_step",
