@@ -25,6 +25,7 @@ from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_options import StepOptions
 from popgeo.engine.step_runner import StepRunner
+from popgeo.ops import sum_on_device
 
 _REMEDY = "A compiled step has fixed shapes: give it what it was compiled for, or call reset() and compile anew."
 _HALVES = (None, torch.bfloat16, torch.float16)
@@ -212,7 +213,7 @@ class CompiledStep:
 
     def _how_it_runs(self) -> list[str]:
         if isinstance(self._runner, CudaGraphRunner):
-            return [self._runner.how_it_runs()]
+            return [self._runner.how_it_runs(), sum_on_device.describe()]
         return list(self._runner.joined)
 
     def _check_options(self) -> None:
