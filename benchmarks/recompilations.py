@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few molecules, one model, in seconds")
     options = parser.parse_args()
     if options.quick:
-        options.molecules, options.epochs, options.models = 96, 1, ["schnet"]
+        options.molecules, options.epochs, options.models = 96, 1, ["graphconv"]
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # it warns when it gives up, which is counted below
     torch.set_num_threads(1)
     torch.manual_seed(0)

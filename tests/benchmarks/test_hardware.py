@@ -22,7 +22,7 @@ def printed_by(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 def test_fixed_sizes_make_one_graph_and_ordinary_ones_more(monkeypatch, capsys):
     *_, counts = printed_by("recompilations.py", monkeypatch, capsys, "--quick").splitlines()
-    assert counts.split() == ["schnet", "1", "2", "3"]  # of three batches of ordinary sizes
+    assert counts.split() == ["graphconv", "1", "2", "3"]  # of three batches of ordinary sizes
 
 
 def test_the_gpus_benchmark_runs_on_the_processor_and_claims_nothing_there(monkeypatch, capsys):
