@@ -45,6 +45,9 @@ def cfconv(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, plan:
         >>> cfconv(x, w, src=torch.tensor([1, 0, 1]), dst=torch.tensor([0, 1, 1]), num_nodes=2).flatten()
         tensor([30.,  5.])
     """
+    if x.dtype is not w.dtype and torch.is_autocast_enabled(x.device.type):
+        common = torch.promote_types(x.dtype, w.dtype)  # as torch's own operations of several tensors do there
+        x, w = x.to(common), w.to(common)
     if plan is None:
         return _CFCONV(x, w, src, dst, num_nodes, None, None, None, None, 0)
     if is_plain() and type(x) is type(w) is Tensor:

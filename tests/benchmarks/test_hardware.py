@@ -22,7 +22,9 @@ def printed_by(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 def test_fixed_sizes_make_one_graph_and_ordinary_ones_more(monkeypatch, capsys):
     *_, counts = printed_by("recompilations.py", monkeypatch, capsys, "--quick").splitlines()
-    assert counts.split() == ["graphconv", "1", "2", "3"]  # of three batches of ordinary sizes
+    name, fixed, automatic, static = counts.split()
+    assert (name, fixed, static) == ("graphconv", "1", "3")  # of three batches, whose ordinary sizes differ
+    assert int(automatic) > 1
 
 
 def test_the_gpus_benchmark_runs_on_the_processor_and_claims_nothing_there(monkeypatch, capsys):

@@ -64,6 +64,25 @@ def test_on_the_processor_a_step_trains_as_eager_code_does(autocast: torch.dtype
     torch.testing.assert_close(net.norm.running_mean, twin.norm.running_mean, **close)
 
 
+def test_schnet_learns_under_autocast():
+    torch.manual_seed(0)
+
+    class Energy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.schnet = popgeo.SchNet(8, 8, 1, 8, 5.0, popgeo.KNNInteractionGraph(2, 5.0))
+
+        def forward(self, z, pos, batch):
+            return (self.schnet(z, pos, batch, num_graphs=3).float() - 1).square().mean()
+
+    model = Energy()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
+    step = compile_step(model, optimizer, autocast=torch.bfloat16)
+    given = torch.tensor([8, 1, 1, 6, 1, 0]), torch.randn(6, 3), torch.tensor([0, 0, 0, 1, 1, 2])
+    losses = [float(step(*given)) for _ in range(30)]
+    assert losses[-1] < 0.7 * losses[0]
+
+
 @needs_compiler
 def test_inductor_is_handed_the_captured_step_and_trains_as_eager_code_does():
     net, own, twin, optimizer = make_net()
@@ -114,7 +133,7 @@ def test_reset_takes_other_shapes_and_keeps_weights():
     before = net.first.weight.clone()
     step.reset()
     assert torch.equal(net.first.weight, before)
-    step(torch.zeros(5, 3), torch.zeros(5, 1))
+    step(torch.randn(5, 3), torch.zeros(5, 1))
     assert not torch.equal(net.first.weight, before)
 
 
