@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from popgeo import ipu
 from popgeo.command_line import run
+from popgeo.engine.graph_runner import GraphRunner
 from popgeo.nn import KNNInteractionGraph, SchNet, mse_loss
 
 GOAL = 1 / 3
@@ -104,6 +105,7 @@ def main() -> None:
     torch.testing.assert_close(loss, expected, rtol=1e-3, atol=1e-3)
     assert compiled._compiled is not None  # it has just run
     runner = compiled._compiled.runner.graph_runner
+    assert isinstance(runner, GraphRunner)  # no other was asked for
     gradients = sum(p.nbytes for p in model.parameters())
     ours = runner.peak_bytes + gradients
     print(

@@ -5,8 +5,10 @@ executor compiles its training step once and runs it for ever.
 """
 
 from popgeo import ipu, nn, ops, packing, sampling
-from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, OverSizeStrategy, Pad, unpad
+from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, OverSizeStrategy, Pad, bridges, unpad
 from popgeo.datasets import Molecules
+from popgeo.engine.compile_step import compile_forward, compile_step
+from popgeo.engine.step_options import StepOptions
 from popgeo.ipu import IpuTarget, Options, identity_loss, inference_model, training_model
 from popgeo.loader import (
     FixedSizeClusterLoader,
@@ -38,7 +40,11 @@ __all__ = [
     "RadiusInteractionGraph",
     "ScatterPlan",
     "SchNet",
+    "StepOptions",
+    "bridges",
     "cfconv",
+    "compile_forward",
+    "compile_step",
     "gather",
     "identity_loss",
     "inference_model",

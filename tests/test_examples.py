@@ -79,6 +79,14 @@ def test_three_changed_lines_make_torch_compile_compile_once(run: Run, tmp_path:
     assert numbers(r"graphs compiled so far: (\d+)", run(tmp_path / "as_it_was.py", *small))[-1] > 1
 
 
+def test_jax_traces_the_step_of_its_example_once(run: Run):
+    pytest.importorskip("jax", reason="jax is not installed: pip install popgeo[jax]")
+    printed = run("jax_gcn.py", "--molecules", "200", "--channels", "8", "--batch-size", "16", "--epochs", "2")
+    assert numbers(r"traced so far: (\d+)", printed) == [1, 1]
+    losses = numbers(r"loss ([\d.]+) eV", printed)
+    assert losses[-1] < losses[0]
+
+
 def test_heterogeneous_molecules_are_learned(run: Run):
     printed = run("hetero_molecules.py", "--molecules", "600", "--epochs", "4", "--channels", "32", "--layers", "2")
     errors = numbers(r"held-out error ([\d.]+) eV", printed)

@@ -1,5 +1,6 @@
 """Turns a model, or a function, into one graph of operations of fixed shape."""
 
+import contextlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ class Capture:
         written: The arguments that the model changes in place.
         trained: Names of the parameters that have a gradient, in the order of the gradients.
         files: Source files that took part.
+        loss: Which of the model's tensors is the loss; None where nothing is trained or the loss is not returned.
     """
 
     graph: OpGraph
@@ -36,6 +38,7 @@ class Capture:
     written: tuple[Input, ...] = ()
     trained: tuple[str, ...] = ()
     files: frozenset[str] = frozenset()
+    loss: int | None = None
 
 
 def capture(
@@ -44,6 +47,7 @@ def capture(
     *,
     trained: Sequence[str] = (),
     loss_scaling: float = 1.0,
+    autocast: torch.dtype | None = None,
     on_operation: Callable[[], object] = lambda: None,
 ) -> Capture:
     """One graph of what a function does with arguments like these; nothing is computed, and nothing of it changes.
@@ -53,6 +57,7 @@ def capture(
         arguments: What it is called with; each tensor becomes an input, everything else a part of the graph.
         trained: Names of the parameters to differentiate the loss by; none captures the forward pass alone.
         loss_scaling: The backward pass starts from this gradient of the loss.
+        autocast: The type that the forward pass computes in where that is safe; None leaves torch's setting.
         on_operation: Called after each operation, to show how far it is.
 
     Raises:
@@ -81,12 +86,15 @@ def capture(
     by_id = {id(tensor): fakes[one] for one, tensor in state.items()}
     random_numbers = torch.get_rng_state()
     with fake_mode, swapped(module, by_id) as held, torch.enable_grad():
-        with static_forms(), recorder.follow_modules(module), recorder:
+        casting = contextlib.nullcontext() if autocast is None else torch.autocast("cpu", dtype=autocast)
+        with static_forms(), recorder.follow_modules(module), recorder, casting:
             tree = arguments.pass_to(function, inputs)
         results, result = flatten(tree)
         gradients: list[Tensor | None] = []
+        position = None
         if trained:
             loss = _find_loss(results, recorder)
+            position = next((i for i, tensor in enumerate(results) if tensor is loss), None)
             with recorder:
                 recorder.phase = "backward"
                 seed = torch.full_like(loss, loss_scaling)
@@ -105,7 +113,9 @@ def capture(
     written = tuple(one for one in given if one in changed)
     kept = [tensor for one, tensor in zip(given, inputs, strict=True) if one in changed]
     graph = recorder.graph([*made[: len(results)], *kept, *made[len(results) :]])
-    return Capture(graph=graph, result=result, written=written, trained=used, files=frozenset(recorder.files))
+    return Capture(
+        graph=graph, result=result, written=written, trained=used, files=frozenset(recorder.files), loss=position
+    )
 
 
 def bind(function: Callable[..., Any], *inputs: Any, **named_inputs: Any) -> Arguments:

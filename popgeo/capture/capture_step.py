@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from popgeo.capture.arguments import Arguments
@@ -22,6 +23,7 @@ def capture_step(
     *,
     trained: Sequence[str] = (),
     loss_scaling: float = 1.0,
+    autocast: torch.dtype | None = None,
     show_progress: bool = False,
 ) -> CapturedStep:
     """Captures a function and runs the passes over it.
@@ -31,6 +33,7 @@ def capture_step(
         arguments: What it is called with.
         trained: Parameters to differentiate the loss by.
         loss_scaling: Gradient of the loss to start from.
+        autocast: The type that the forward pass computes in where that is safe.
         show_progress: Show a bar, at a terminal or in a notebook, when it takes longer than a second.
 
     Raises:
@@ -39,7 +42,14 @@ def capture_step(
     """
     seen = show_progress and is_seen()
     with tqdm(desc="compiling", unit=" operations", delay=1, disable=not seen) as bar:
-        captured = capture(function, arguments, trained=trained, loss_scaling=loss_scaling, on_operation=bar.update)
+        captured = capture(
+            function,
+            arguments,
+            trained=trained,
+            loss_scaling=loss_scaling,
+            autocast=autocast,
+            on_operation=bar.update,
+        )
     graph, relied_on = optimize(captured.graph)
     return CapturedStep(
         graph=graph,
@@ -49,6 +59,7 @@ def capture_step(
         row_indices=relied_on,
         captured_ops=len(captured.graph.ops),
         files=captured.files,
+        loss=captured.loss,
     )
 
 

@@ -19,6 +19,7 @@ class CapturedStep:
         row_indices: Inputs of the graph that it takes for row numbers, which must not be negative.
         captured_ops: How many operations the model asked for.
         files: Source files that took part in the capture.
+        loss: Which of the returned tensors is the loss, where a step was captured for training and returns it.
     """
 
     graph: OpGraph
@@ -28,6 +29,7 @@ class CapturedStep:
     captured_ops: int
     written: tuple[Input, ...] = ()
     files: frozenset[str] = frozenset()
+    loss: int | None = None
 
     @property
     def num_results(self) -> int:

@@ -56,7 +56,7 @@ class Problem:
 
     def __str__(self) -> str:
         place = f" (in submodule {self.module})" if self.module else ""
-        what = f"{self.operation} depends on the data, and an IPU needs it fixed"
+        what = f"{self.operation} depends on the data, and a compiled step needs it fixed"
         return f"{self.source}{place}: {what}. Remedy: {self.remedy}."
 
 

@@ -44,6 +44,24 @@ def model_frame(stop: CodeType) -> FrameType | None:
     return library
 
 
+def line_of_error(error: BaseException) -> str:
+    """`file:line in function: code` of the user's innermost line that an error came through; empty where none is.
+
+    Where one error came while another was handled, the line is that of the first.
+    """
+    while error.__context__ is not None:
+        error = error.__context__
+    trace, found, library = error.__traceback__, "", ""
+    while trace is not None:
+        owner = _owner(trace.tb_frame.f_code)
+        if owner == "user" and trace.tb_frame.f_code.co_name != "__torch_dispatch__":  # of a mode, not of the model
+            found = _line(trace.tb_frame.f_code, trace.tb_lineno)
+        elif owner == "pyg":
+            library = _line(trace.tb_frame.f_code, trace.tb_lineno)
+        trace = trace.tb_next
+    return found or library
+
+
 def files(stop: CodeType) -> set[str]:
     """The source files of all functions on the stack below the one whose code is `stop`, torch's own left out."""
     frame: FrameType | None = sys._getframe(1)

@@ -15,6 +15,7 @@ from popgeo.engine import micro_batches
 from popgeo.engine.call_options import CallOptions, chosen_output_mode
 from popgeo.engine.denormals import DenormalsFlushed
 from popgeo.engine.graph_runner import GraphRunner
+from popgeo.engine.inductor import InductorRunner
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.threads import ThreadChoice
@@ -30,6 +31,7 @@ class StepRunner:
         options: How often a call repeats the step.
         update: Applies gradients; None for inference.
         replicas: Which of the replicas run here.
+        kind: What runs the graph of one micro-batch.
 
     Attributes:
         threads: With how many threads calls run.
@@ -42,7 +44,9 @@ class StepRunner:
         options: CallOptions,
         update: Update | None,
         replicas: Replicas,
+        kind: type[GraphRunner] | type[InductorRunner] = GraphRunner,
     ) -> None:
+        self._kind = kind
         self.step, self._model, self._options = step, model, options
         self._update, self.replicas = update, replicas
         self.threads = ThreadChoice(options.num_threads)
@@ -59,12 +63,12 @@ class StepRunner:
         """Binds the step to the memory in which the weights are now."""
         if self._update is not None:
             self._update.take_over()
-        self._usual: GraphRunner | None = None
-        self._careful: GraphRunner | None = None
+        self._usual: GraphRunner | InductorRunner | None = None
+        self._careful: GraphRunner | InductorRunner | None = None
         self._addresses = self._addresses_now()
 
     @property
-    def graph_runner(self) -> GraphRunner:
+    def graph_runner(self) -> GraphRunner | InductorRunner:
         """Runs the step; its operations are joined and given their memory when it is first asked for."""
         if self._usual is None:
             self._usual = self._bound(self.step.graph)
@@ -137,7 +141,9 @@ class StepRunner:
         """The operations that run for these inputs."""
         return self._graph_runner_for(tensors).graph
 
-    def _run_replica(self, graph_runner: GraphRunner, replica: int, micro: Sequence[Tensor]) -> list[Tensor | None]:
+    def _run_replica(
+        self, graph_runner: GraphRunner | InductorRunner, replica: int, micro: Sequence[Tensor]
+    ) -> list[Tensor | None]:
         own = self.buffers[replica] if self.buffers else {}
         buffers = dict(self._model.named_buffers()) if own else {}
         for name, tensor in own.items():
@@ -162,7 +168,7 @@ class StepRunner:
             for name, tensor in self.buffers[0].items():
                 buffers[name].copy_(tensor)
 
-    def _bound(self, graph: OpGraph) -> GraphRunner:
+    def _bound(self, graph: OpGraph) -> GraphRunner | InductorRunner:
         places = {}
         if self._update is not None:
             names = enumerate(self.step.trained, start=self.step.num_results)
@@ -170,12 +176,12 @@ class StepRunner:
         collects = gc.isenabled()
         gc.disable()  # a graph is many small objects without a circle, of which the collector would look at each
         try:
-            return GraphRunner(graph, module_state(self._model), places, self._options.floating_point_exceptions)
+            return self._kind(graph, module_state(self._model), places, self._options.floating_point_exceptions)
         finally:
             if collects:
                 gc.enable()
 
-    def _graph_runner_for(self, tensors: Sequence[Tensor]) -> GraphRunner:
+    def _graph_runner_for(self, tensors: Sequence[Tensor]) -> GraphRunner | InductorRunner:
         if not any(tensors[i].numel() and int(tensors[i].min()) < 0 for i in self._row_indices):
             return self.graph_runner
         if self._careful is None:

@@ -12,10 +12,11 @@ from popgeo.capture.capture_step import capture_step
 from popgeo.capture.fingerprint import hash_sources
 from popgeo.capture.pytree import describe
 from popgeo.engine import micro_batches
+from popgeo.engine.bound_call import BoundCall
 from popgeo.engine.call_options import gradient_divisor
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
-from popgeo.ipu.compiled import BoundCall, Compiled
+from popgeo.ipu.compiled import Compiled
 from popgeo.ipu.options import Options
 
 # What a kept step depends on besides its capture: whether it fits the tiles.

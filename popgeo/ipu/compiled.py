@@ -1,6 +1,5 @@
 """A captured step ready to be called: what compiling leaves behind each of the doors."""
 
-import inspect
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,11 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from popgeo.capture.arguments import Arguments
 from popgeo.capture.captured_step import CapturedStep
-from popgeo.capture.pytree import Structure, first_difference, same, unflatten
+from popgeo.engine.bound_call import BoundCall
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_runner import StepRunner
@@ -42,40 +40,6 @@ class Usage:
         yield
         self.run_seconds += time.perf_counter() - start
         self.calls += 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class BoundCall:
-    """How a compiled step is called: as the function is that it was captured from, with arguments of the same shapes.
-
-    Attributes:
-        signature: The function's.
-        arguments: How the tensors of a call nest, and what else it is given.
-        result: How the tensors nest that it returns.
-        remedy: What to do about other arguments, for the error that refuses them.
-    """
-
-    signature: inspect.Signature
-    arguments: Structure
-    result: Structure
-    remedy: str
-
-    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Tensor], list[Any]]:
-        """The tensors of a call, and the graph data among its arguments.
-
-        Raises:
-            ValueError: an argument differs from what the step was compiled for; the message names it.
-        """
-        given = Arguments.of(self.signature, args, kwargs)
-        if not same(self.arguments, given.structure):
-            given = given.like(self.arguments)
-        if not same(self.arguments, given.structure):
-            raise ValueError(f"{first_difference(self.arguments, given.structure)}. {self.remedy}")
-        return given.tensors, given.graph_data
-
-    def unflatten(self, results: Sequence[Tensor], graph_data: Sequence[Any]) -> Any:
-        """What the function returns, where results that are graph data are like that of the call."""
-        return unflatten(self.result, results, graph_data)
 
 
 @dataclass(kw_only=True, eq=False)

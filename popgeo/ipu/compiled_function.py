@@ -9,8 +9,9 @@ from torch import nn
 from popgeo.capture.capture import bind
 from popgeo.capture.capture_step import capture_step
 from popgeo.capture.captured_step import CapturedStep
+from popgeo.engine.bound_call import BoundCall
 from popgeo.engine.replicas import Replicas
-from popgeo.ipu.compiled import BoundCall, Compiled
+from popgeo.ipu.compiled import Compiled
 from popgeo.ipu.options import Options
 from popgeo.ipu.report.report import Report
 from popgeo.ipu.step_cost import Assessment

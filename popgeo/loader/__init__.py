@@ -1,16 +1,20 @@
 """Datasets in, batches of fixed shape out, epoch after epoch."""
 
 from popgeo.loader.data_loader import FixedSizeDataLoader
+from popgeo.loader.device_feed import DeviceFeed
 from popgeo.loader.large import FixedSizeClusterLoader, FixedSizeLinkLoader, FixedSizeNeighborLoader, LoaderChoices
 from popgeo.loader.strategy import FixedSizeStrategy
 from popgeo.loader.streaming import stream_batches
+from popgeo.loader.waiting import Waiting
 
 __all__ = [
+    "DeviceFeed",
     "FixedSizeClusterLoader",
     "FixedSizeDataLoader",
     "FixedSizeLinkLoader",
     "FixedSizeNeighborLoader",
     "FixedSizeStrategy",
     "LoaderChoices",
+    "Waiting",
     "stream_batches",
 ]

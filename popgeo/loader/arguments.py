@@ -132,3 +132,17 @@ def check_shard(rank: int | None, world_size: int | None) -> None:
         raise ValueError(f"rank is {rank} and world_size {world_size}; pass both, or neither.")
     if rank is not None and world_size is not None and not 0 <= rank < world_size:
         raise ValueError(f"rank is {rank} and world_size {world_size}; ranks count from 0 to world_size - 1.")
+
+
+def check_output(output: str, device: Any, feature_dtype: Any) -> None:
+    """Refuses a form of batches that there is not, or that contradicts the device.
+
+    Raises:
+        ValueError: it does.
+    """
+    if output not in ("pyg", "numpy"):
+        raise ValueError(f"output is {output!r}; it is 'pyg' or 'numpy'.")
+    if output == "numpy" and device is not None and str(device) != "cpu":
+        raise ValueError(f"output is 'numpy' and device {device!r}; NumPy arrays lie in memory of the processor.")
+    if feature_dtype is not None and device is None:
+        raise ValueError("feature_dtype converts batches on their way to a device. Pass device=, 'cpu' if need be.")

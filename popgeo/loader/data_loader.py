@@ -68,7 +68,8 @@ class FixedSizeDataLoader(EpochLoader):
             that is no larger is shuffled as a whole. See `popgeo.loader.chunk_order`.
         progress_bar: Whether to show a bar where a first pass over the dataset lasts longer than a second; None means
             at a terminal and in notebooks.
-        kwargs: `num_workers`, `pin_memory` and others, as torch's `DataLoader` takes them.
+        kwargs: `num_workers`, `pin_memory` and others, as torch's `DataLoader` takes them; and for a GPU or for JAX
+            `device`, `batches_ahead`, `feature_dtype`, `output`, which `EpochLoader` explains.
 
     Raises:
         ValueError: a graph does not fit (unless `over_size_strategy` says what to do), or arguments contradict.

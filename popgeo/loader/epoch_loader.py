@@ -1,16 +1,21 @@
 """What every loader of batches does: epochs one after the other, each planned, counted, resumed, made ahead of time."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 from torch_geometric.data import Batch
 
+from popgeo.data.arrays import as_arrays
+from popgeo.loader.arguments import check_output
+from popgeo.loader.device_feed import DeviceFeed
 from popgeo.loader.epoch import EpochPlan
 from popgeo.loader.epochs import Epochs, Packer, Run
 from popgeo.loader.make_batches import OF_WORKERS, BatchMaker
 from popgeo.loader.source import Source
 from popgeo.loader.trainers import BatchIds, GraphIds, under_accelerate
+from popgeo.loader.waiting import Waiting
 from popgeo.packing import Packs
 
 
@@ -30,11 +35,17 @@ class EpochLoader(DataLoader):
         world_size: Of how many; None like `rank`.
         num_buffers: Items that share reused memory; 0 gives each item memory of its own.
         background: Makes the coming batches on a thread.
+        device: Where batches are wanted, `"cpu"` or `"cuda"`; they are copied there ahead of time. See `DeviceFeed`.
+        batches_ahead: With `device`, how many.
+        feature_dtype: With `device`, a smaller floating-point type for `x` and `edge_attr`, or for those it names.
+        output: `"pyg"` for batches of PyG, `"numpy"` for plain dictionaries of NumPy arrays; see `as_arrays`.
         kwargs: `num_workers`, `pin_memory` and others, as torch's `DataLoader` takes them.
     """
 
     source: Source
     """Makes the batches."""
+    waiting: Waiting
+    """How long the epoch that is running, or ran last, waited for its batches."""
     _unit = "graphs"  # what packs hold
 
     def __init__(
@@ -50,8 +61,18 @@ class EpochLoader(DataLoader):
         world_size: int | None,
         num_buffers: int,
         background: bool,
+        device: torch.device | str | int | None = None,
+        batches_ahead: int = 2,
+        feature_dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
+        output: str = "pyg",
         **kwargs: Any,
     ) -> None:
+        check_output(output, device, feature_dtype)
+        self._feed = None
+        if device is not None:
+            self._feed = DeviceFeed(device, batches_ahead=batches_ahead, feature_dtype=feature_dtype)
+        self._as_arrays = output == "numpy"
+        self.waiting = Waiting()
         self._epochs = Epochs(packer, seed, rank, world_size, options, self._unit)
         ids = BatchIds(GraphIds(self._epochs), self)
         super().__init__(dataset, batch_sampler=ids, collate_fn=collate_fn, **kwargs)
@@ -121,10 +142,14 @@ class EpochLoader(DataLoader):
         yield from under_accelerate(self, batches, run, plan) if self._is_prepared else batches
 
     def _batches(self, run: Run, plan: EpochPlan) -> Iterator[Batch]:
-        for batches in self._maker.make(plan.packs, plan.shard.group, run.position, plan.key):
-            for batch in batches:
-                run.position += 1
-                yield batch
+        made = self._maker.make(plan.packs, plan.shard.group, run.position, plan.key)
+        items = (batch for batches in made for batch in batches)
+        if self._feed is not None:
+            items = self._feed.feed(items)  # type: ignore[assignment]  # both are iterators
+        self.waiting = Waiting()
+        for batch in self.waiting.of(items):
+            run.position += 1
+            yield as_arrays(batch) if self._as_arrays else batch
         self._epochs.end(run)
 
     _is_prepared = False

@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from popgeo.native import library
-from popgeo.ops import reference
+from popgeo.ops import reference, sum_on_device
 from popgeo.ops.eager import is_plain
 from popgeo.ops.gather_scatter import gather_rows
 from popgeo.ops.kernel_arguments import FLOAT_DTYPES, as_int64, check_plan_tensors, pointer
 from popgeo.ops.refusals import check_index, explain, refuse_index
 from popgeo.ops.register_op import register
 from popgeo.ops.scatter_plan import EdgePlan
+from popgeo.ops.sum_on_device import require_range
 
 _pack_call, _pack_backward = struct.Struct("14q").pack, struct.Struct("16q").pack  # CfconvCall, CfconvBackwardCall
 
@@ -44,6 +45,9 @@ def cfconv(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, plan:
         >>> cfconv(x, w, src=torch.tensor([1, 0, 1]), dst=torch.tensor([0, 1, 1]), num_nodes=2).flatten()
         tensor([30.,  5.])
     """
+    if x.dtype is not w.dtype and torch.is_autocast_enabled(x.device.type):
+        common = torch.promote_types(x.dtype, w.dtype)  # as torch's own operations of several tensors do there
+        x, w = x.to(common), w.to(common)
     if plan is None:
         return _CFCONV(x, w, src, dst, num_nodes, None, None, None, None, 0)
     if is_plain() and type(x) is type(w) is Tensor:
@@ -133,6 +137,9 @@ def _launch(
     dst_perm: Tensor | None,
     num_tiles: int,
 ) -> Tensor:
+    if sum_on_device.serves(x):
+        require_range("src", src, x.shape[0])
+        return sum_on_device.cfconv(x, w, src, dst, num_nodes, dst_rowptr, dst_perm)
     native = library.packed("popgeo_cfconv")
     if native is None or not x.is_cpu or x.dtype not in FLOAT_DTYPES:
         refuse_index("src", src, x.shape[0])
@@ -162,6 +169,11 @@ def _cfconv_backward(
     num_tiles: int = 0,
 ) -> tuple[Tensor, Tensor]:
     _check(x, w, src, dst, grad.shape[0])
+    if sum_on_device.serves(x):
+        require_range("dst", dst, grad.shape[0])
+        if src_rowptr is not None:
+            src_rowptr, src_perm = check_plan_tensors("src", src, x.shape[0], src_rowptr, src_perm)
+        return sum_on_device.cfconv_backward(grad, x, w, src, dst, src_rowptr, src_perm)
     native = library.packed("popgeo_cfconv_backward")
     if native is None or not x.is_cpu or x.dtype not in FLOAT_DTYPES:
         refuse_index("src", src, x.shape[0])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from popgeo.native import library
-from popgeo.ops import reference
+from popgeo.ops import reference, sum_on_device
 from popgeo.ops.eager import is_plain
 from popgeo.ops.kernel_arguments import NATIVE_DTYPES, as_int64, check_plan_tensors, pointer
 from popgeo.ops.refusals import check_index, explain, refuse_index
@@ -110,6 +110,10 @@ def _scatter_sum(
     num_tiles: int = 0,
 ) -> Tensor:
     check_sum(src, index, num_rows)
+    if sum_on_device.serves(src):
+        if rowptr is not None:
+            rowptr, perm = check_plan_tensors("index", index, num_rows, rowptr, perm)
+        return sum_on_device.scatter_sum(src, index, num_rows, rowptr, perm)
     out = sum_compiled(src, index, num_rows, rowptr, perm, num_tiles)
     if out is not None:
         return out

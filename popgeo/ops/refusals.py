@@ -5,6 +5,8 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from popgeo.ops.sum_on_device import require_range
+
 INDEX_DTYPES = (torch.int64, torch.int32)
 
 
@@ -28,7 +30,12 @@ def check_index(name: str, index: Tensor, num_edges: int, like: Tensor) -> None:
 
 
 def refuse_index(name: str, index: Tensor, num_rows: int) -> None:
-    """Raises ValueError with the first value of `index` outside [0, num_rows) and its position, if there is one."""
+    """Raises ValueError with the first value of `index` outside [0, num_rows) and its position, if there is one.
+
+    On a GPU nobody waits for the answer: a later call of torch reports it.
+    """
+    if index.is_cuda:  # to look at the values, the host would have to wait for them
+        return require_range(name, index, num_rows)
     outside = (index < 0) | (index >= num_rows)
     if outside.any():
         position = int(outside.nonzero()[0])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from popgeo.native import library
+from popgeo.ops import sum_on_device
 from popgeo.ops.eager import is_direct
 from popgeo.ops.kernel_arguments import as_int64
 from popgeo.ops.refusals import check_index, refuse_index, refuse_plan
@@ -211,6 +212,8 @@ def _plan(index: Tensor, num_rows: int) -> tuple[Tensor, Tensor, bool]:
     num_edges = index.shape[0]
     if max(num_edges, num_rows) >= _MAX_INT32:
         raise ValueError(f"{num_edges} edges and {num_rows} rows do not fit the int32 of a plan: use smaller batches.")
+    if index.is_cuda:
+        return *sum_on_device.plan(index, num_rows), False
     native = library.function("popgeo_plan", (_POINTER, _INT, _INT, _POINTER, _POINTER), _INT)
     if native is None or index.device.type != "cpu":
         return _plan_in_torch(index, num_rows)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from popgeo.native import library
-from popgeo.ops import reference
+from popgeo.ops import reference, sum_on_device
 from popgeo.ops.eager import is_direct
 from popgeo.ops.gather_scatter import sum_compiled
 from popgeo.ops.kernel_arguments import as_int64
@@ -28,7 +28,9 @@ def gather_csr_rows(x: Tensor, indptr: Tensor, num_edges: int) -> Tensor:
 
 def row_of_each_edge(indptr: Tensor, num_edges: int) -> Tensor:
     """The row that each edge lies in; `num_rows` for edges outside the pointers. [num_edges]"""
-    if is_direct(indptr):
+    if indptr.is_cuda:
+        _require_pointers(indptr, num_edges)
+    elif is_direct(indptr):
         _check_pointers(indptr, num_edges)
     edges = torch.arange(num_edges, device=indptr.device, dtype=indptr.dtype)
     row = torch.searchsorted(indptr, edges, right=True) - 1
@@ -50,6 +52,12 @@ def _check_pointers(indptr: Tensor, num_edges: int) -> tuple[int, int]:
     return first, last
 
 
+def _require_pointers(indptr: Tensor, num_edges: int) -> None:
+    """The same check on a GPU, where nobody waits for the answer."""
+    climbs = (indptr[1:] >= indptr[:-1]).all() & (indptr[0] >= 0) & (indptr[-1] <= num_edges)
+    torch._assert_async(climbs, f"indptr descends, or leaves the {num_edges} entries.")
+
+
 def _check(indptr: Tensor) -> None:
     if indptr.dim() != 1 or indptr.shape[0] == 0 or indptr.dtype not in (torch.int64, torch.int32):
         raise ValueError(
@@ -61,6 +69,9 @@ def _check(indptr: Tensor) -> None:
 def _segment_sum(src: Tensor, indptr: Tensor) -> Tensor:
     _check(indptr)
     num_edges, num_rows = src.shape[0], indptr.shape[0] - 1
+    if sum_on_device.serves(src):
+        _require_pointers(indptr, num_edges)
+        return sum_on_device.scatter_sum(src, indptr, num_rows, indptr, None)
     rowptr = _rowptr(indptr, num_edges)
     out = None if rowptr is None else sum_compiled(src, None, num_rows, rowptr, None, 0)
     if out is not None:
@@ -87,6 +98,9 @@ def _gather_csr(x: Tensor, indptr: Tensor, num_edges: int) -> Tensor:
         raise ValueError(
             f"There are {x.shape[0]} rows and {indptr.shape[0]} pointers; pass one pointer more than rows."
         )
+    if indptr.is_cuda and len(x):  # repeat_interleave would wait for the number of rows
+        row = row_of_each_edge(indptr, num_edges)
+        return torch.where((row < len(x))[:, None], x.index_select(0, row.clamp(max=len(x) - 1)), 0)
     first, last = _check_pointers(indptr, num_edges)
     inside = torch.repeat_interleave(x, indptr.diff(), dim=0)
     if (first, last) == (0, num_edges):

@@ -8,7 +8,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "popgeo"
 
-GROUND = {"native", "plots", "datasets", "settings", "command_line", "progress", "atomic_write"}
+GROUND = {"native", "plots", "datasets", "settings", "command_line", "progress", "atomic_write", "byte_block"}
 MAY_IMPORT = {
     **{name: set() for name in GROUND},
     "settings": {"command_line"},
@@ -19,9 +19,9 @@ MAY_IMPORT = {
     "ops": {"native"},
     "data": {"native", "packing", "progress", "atomic_write"},
     "nn": {"ops"},
-    "engine": {"capture", "ops", "native", "atomic_write"},
+    "engine": {"capture", "ops", "native", "atomic_write", "byte_block"},
     "convert": {"data"},
-    "loader": {"data", "packing", "sampling"},
+    "loader": {"data", "packing", "sampling", "byte_block"},
     "ipu": {"capture", "engine"},
 }
 MAY_IMPORT_EVERYTHING = {"__init__", "__main__", "testing", "compat"}

@@ -118,3 +118,18 @@ def test_graph_attributes_of_varying_length_get_room_for_the_longest(native):
     assert [batch.rings.shape[0] for batch in loader] == [7, 7]
     with pytest.raises(ValueError, match=r"Batch has 4 rows of 'rings', FixedSizeOptions.num_rows\['rings'\] is 3"):
         len(FixedSizeDataLoader(graphs, fixed_size_options=FixedSizeOptions(9, 0, 3, num_rows={"rings": 3})))
+
+
+def test_sizes_are_raised_to_multiples_for_each_type_and_never_lowered():
+    sizes = FixedSizeOptions({"paper": 9, "author": 64}, {("author", "writes", "paper"): 65}, num_graphs=3)
+    rounded = sizes.round_to(64)
+    assert rounded.num_nodes == {"paper": 64, "author": 64}
+    assert rounded.num_edges == {("author", "writes", "paper"): 128}
+    assert rounded.num_graphs == 3
+    assert sizes.round_to(1) == sizes
+
+
+@pytest.mark.parametrize("multiple", [0, -8, 2.5, True])
+def test_sizes_are_rounded_to_whole_numbers_only(multiple: object):
+    with pytest.raises(ValueError, match="an integer of at least 1"):
+        FixedSizeOptions(8, 8, 2).round_to(multiple)

@@ -1,0 +1,263 @@
+"""Step times on a GPU: eager PyG, torch.compile, packed batches, and packed batches in one CUDA graph.
+
+SchNet on molecules of QM9's sizes, GIN on graphs of NCI1's sizes, a layer of graph transformer, at 32 and 512 graphs a
+batch. Each line has the time of a training step, graphs a second, the share of the time that the loop waited for its
+loader, and the ratio to eager PyG on ordinary batches; goals for the CUDA graph stand beside: 3 at 32 graphs, 1.5 at
+512. Two trainings from the same seed must end in the same bits. Without a CUDA device it says so and ends.
+
+`--device cpu` runs the same code on the processor, to see that it works: its times say nothing about a GPU.
+"""
+
+import argparse
+import copy
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain, islice, repeat
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.loader import DataLoader
+from torch_geometric.nn import GINConv, TransformerConv, global_add_pool
+
+from popgeo import compile_step
+from popgeo.command_line import run
+from popgeo.data import FixedSizeOptions
+from popgeo.datasets import Molecules
+from popgeo.loader import FixedSizeDataLoader
+from popgeo.nn import PrecomputeInteractionGraph, SchNet
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+from compile_once import Distances
+
+GOALS = {32: 3.0, 512: 1.5}
+
+
+class Loss(nn.Module):
+    """A model and the mean absolute error of its real graphs."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, pos: Tensor, edge_index: Tensor, batch: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        """The loss; `mask` is True for real graphs and has one entry for each."""
+        predicted = self.model(x, pos, edge_index, batch, mask.shape[0])
+        return torch.where(mask, (predicted - y).abs(), 0).sum() / mask.sum()
+
+
+class MolecularSchNet(nn.Module):
+    """popgeo's SchNet on pairs within the cutoff, which were listed beforehand."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.schnet = SchNet(channels, channels, 3, 32, 5.0)
+
+    def forward(self, x: Tensor, pos: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
+        """[num_graphs]"""
+        return self.schnet(x, pos, batch, edge_index, num_graphs=num_graphs).flatten()
+
+
+class PygSchNet(nn.Module):
+    """PyG's, on the same pairs."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.distances = Distances(channels, 3, 32, 5.0)
+
+    def forward(self, x: Tensor, pos: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
+        """[num_graphs]"""
+        return self.distances(x, x, pos, edge_index, batch, num_graphs)
+
+
+class Layers(nn.Module):
+    """Layers of PyG and a sum over each graph."""
+
+    def __init__(self, make: Callable[[int], nn.Module], depth: int, channels: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(100, channels)
+        self.layers = nn.ModuleList(make(channels) for _ in range(depth))
+        self.lin = nn.Linear(channels, 1)
+
+    def forward(self, x: Tensor, pos: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
+        """[num_graphs]"""
+        h = self.embedding(x)
+        for layer in self.layers:
+            h = layer(h, edge_index).relu()
+        return self.lin(global_add_pool(h, batch, num_graphs)).flatten()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A model, what PyG has in its place, and graphs to train them on."""
+
+    name: str
+    model: Callable[[], nn.Module]
+    peer: Callable[[], nn.Module]
+    graphs: list[Data]
+
+
+def make_cases(num_graphs: int, channels: int) -> list[Case]:
+    """The three models; molecules stand for QM9, random graphs of its sizes for NCI1."""
+    pairs = PrecomputeInteractionGraph(5.0)
+    molecules = [pairs(Data(z=m.z, pos=m.pos, y=m.y[:, 0])) for m in Molecules()[:num_graphs]]
+    qm9 = [Data(x=m.z, pos=m.pos, edge_index=m.edge_index, y=m.y) for m in molecules]
+    draw = torch.Generator().manual_seed(0)
+    nci1 = []
+    for _ in range(num_graphs):
+        size = int(torch.normal(29.9, 13.6, (1,), generator=draw).clamp(4, 111))
+        ends = torch.randint(size, (2, size + size // 12), generator=draw)
+        bonds = torch.cat([ends, ends.flip(0)], dim=1)
+        nci1.append(
+            Data(
+                x=torch.randint(37, (size,), generator=draw),
+                pos=torch.zeros(size, 3),
+                edge_index=bonds,
+                y=torch.ones(1),
+            )
+        )
+
+    def gin(width: int) -> nn.Module:
+        return GINConv(nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)))
+
+    def transformer(width: int) -> nn.Module:
+        return TransformerConv(width, width // 4, heads=4)
+
+    def layers(make: Callable[[int], nn.Module], depth: int) -> dict[str, Callable[[], nn.Module]]:
+        return dict.fromkeys(("model", "peer"), lambda: Layers(make, depth, channels))
+
+    schnets = {"model": lambda: MolecularSchNet(channels), "peer": lambda: PygSchNet(channels)}
+    return [
+        Case(name="SchNet, QM9", graphs=qm9, **schnets),
+        Case(name="GIN, NCI1", graphs=nci1, **layers(gin, 5)),
+        Case(name="transformer layer, QM9", graphs=qm9, **layers(transformer, 1)),
+    ]
+
+
+def measure(
+    step: Callable[..., Tensor], loader: Iterable[Any], inputs: Callable[[Any], tuple[Tensor, ...]], num_steps: int
+) -> tuple[float, float]:
+    """Seconds of a step, loader included, and the share of them spent waiting for it; after as many to warm up."""
+    for _ in range(2):
+        waited, done = 0.0, 0
+        loss = None
+        start = asked = time.perf_counter()
+        while done < num_steps:
+            for batch in loader:
+                waited += time.perf_counter() - asked
+                loss = step(*inputs(batch))
+                done += 1
+                asked = time.perf_counter()
+                if done == num_steps:
+                    break
+        assert loss is not None  # there is at least one batch
+        loss.item()  # waits for the device
+        seconds = time.perf_counter() - start
+    return seconds / num_steps, waited / seconds
+
+
+def eager(model: nn.Module) -> Callable[..., Tensor]:
+    """A training step in plain PyTorch."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    def step(*given: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(*given)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def bench(case: Case, batch_size: int, device: str, num_steps: int) -> None:
+    """Prints the lines of one model at one size of batch."""
+    backend = "cuda" if device == "cuda" else "cpu"
+    sizes = FixedSizeOptions.tune(case.graphs, batch_size, align=64 if batch_size > 64 else 8, verbose=False)
+    packed = FixedSizeDataLoader(
+        case.graphs, shuffle=True, fixed_size_options=sizes, fixed_size_strategy="Window", device=device
+    )
+    ordinary = DataLoader(case.graphs, batch_size, shuffle=True)
+    torch.manual_seed(0)
+    first, peer = Loss(case.model()).to(device), Loss(case.peer()).to(device)
+
+    def of_ordinary(batch: Any) -> tuple[Tensor, ...]:
+        there = batch.to(device, non_blocking=True)
+        mask = torch.ones(batch.num_graphs, dtype=torch.bool, device=device)
+        return there.x, there.pos, there.edge_index, there.batch, there.y, mask
+
+    def of_packed(batch: Any) -> tuple[Tensor, ...]:
+        return batch.x, batch.pos, batch.edge_index, batch.batch, batch.y, batch.graphs_mask
+
+    ways: dict[str, tuple[Callable[..., Tensor], Any, Any]] = {
+        "eager PyG, ordinary batches": (eager(copy.deepcopy(peer)), ordinary, of_ordinary),
+        "torch.compile(dynamic=True)": (
+            eager(torch.compile(copy.deepcopy(peer), dynamic=True)),  # type: ignore[arg-type]  # it is a module
+            ordinary,
+            of_ordinary,
+        ),
+        "popgeo, packed, eager": (eager(copy.deepcopy(first)), packed, of_packed),
+        f"popgeo, packed, compile_step({backend!r})": (compiled(copy.deepcopy(first), backend), packed, of_packed),
+    }
+    if device == "cpu":
+        del ways["torch.compile(dynamic=True)"]  # a minute of compiling shows nothing here
+    graphs_of = {ordinary: len(case.graphs) / len(ordinary), packed: len(case.graphs) / len(packed)}
+    print(f"\n{case.name}, {batch_size} graphs a batch, packed into {sizes}")
+    base = 0.0
+    for name, (step, loader, inputs) in ways.items():
+        seconds, waited = measure(step, loader, inputs, num_steps)
+        rate = graphs_of[loader] / seconds
+        base = base or rate
+        goal = f" (goal: {GOALS[batch_size]:g})" if "compile_step" in name and batch_size in GOALS else ""
+        print(
+            f"  {name:38} {1e3 * seconds:8.3f} ms a step, {rate:10,.0f} graphs/s, waited {waited:5.1%}, "
+            f"{rate / base:5.2f}x{goal}",
+            flush=True,
+        )
+    ends = [weights_after(copy.deepcopy(first), backend, packed, of_packed) for _ in range(2)]
+    same = all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+    print(f"  two trainings of popgeo's end in {'the same bits' if same else 'DIFFERENT bits'}")
+
+
+def compiled(model: nn.Module, backend: str) -> Callable[..., Tensor]:
+    """The same step, compiled."""
+    return compile_step(model, torch.optim.Adam(model.parameters(), lr=1e-3), backend=backend)
+
+
+def weights_after(
+    model: nn.Module, backend: str, loader: FixedSizeDataLoader, inputs: Any, num_steps: int = 6
+) -> list[Tensor]:
+    """The weights after some steps on the first batches of epoch 0."""
+    loader.set_epoch(0)
+    step = compiled(model, backend)
+    for batch in islice(chain.from_iterable(repeat(loader)), num_steps):
+        step(*inputs(batch))
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[32, 512])
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--quick", action="store_true", help="few graphs and steps of SchNet, in seconds")
+    options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("gpu.py: torch finds no CUDA device, so there is nothing to measure.")
+        return
+    if options.device == "cpu":
+        torch.set_num_threads(1)
+    name = torch.cuda.get_device_name() if options.device == "cuda" else "the processor: no figure of a GPU"
+    print(f"on {name}, torch {torch.__version__}")
+    num_graphs, channels = (32, 8) if options.quick else (8192, 128)
+    for case in make_cases(num_graphs, channels)[: 1 if options.quick else None]:
+        for batch_size in [8] if options.quick else options.batch_sizes:
+            bench(case, batch_size, options.device, 2 if options.quick else options.steps)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,107 @@
+"""Batches in the layout of other frameworks: the tuple of arrays that graph networks in JAX have in common."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from popgeo.data.arrays import as_arrays
+
+_NODES = {"x", "pos", "z", "batch", "nodes_mask", "n_id", "train_mask", "val_mask", "test_mask"}
+_EDGES = {"edge_attr", "edge_weight", "edges_mask", "e_id", "edge_shift"}
+_GRAPHS = {"graphs_mask", "num_trimmed_nodes", "num_trimmed_edges"}
+_LAYOUT = {"edge_index", "ptr", "rowptr"}
+
+
+class GraphsTuple(NamedTuple):
+    """A batch of graphs with the fields, in the order, of jraph's tuple of the same name.
+
+    Attributes:
+        nodes: Attributes of nodes by name. [num_nodes, ...]
+        edges: Attributes of edges by name. [num_edges, ...]
+        receivers: The node that each edge ends at. [num_edges]
+        senders: The node that each edge starts at. [num_edges]
+        globals: Attributes of graphs by name. [num_graphs, ...]
+        n_node: Nodes of each graph, those of padding in the padding graph. [num_graphs]
+        n_edge: Edges of each graph, likewise. [num_graphs]
+    """
+
+    nodes: dict[str, np.ndarray]
+    edges: dict[str, np.ndarray]
+    receivers: np.ndarray
+    senders: np.ndarray
+    globals: dict[str, np.ndarray]
+    n_node: np.ndarray
+    n_edge: np.ndarray
+
+
+def to_graphs_tuple(batch: Any, levels: Mapping[str, str] | None = None) -> GraphsTuple:
+    """One batch of fixed size, padding included, as senders, receivers and counts.
+
+    The first graph of padding owns all nodes and edges of padding, later ones are empty: `n_node` adds up to the number
+    of node slots and `n_edge` to that of edge slots, as `jraph.pad_with_graphs` makes it. Masks come along by name.
+
+    Args:
+        batch: A `Batch` of one node type, or the dictionary that a loader with `output="numpy"` gives.
+        levels: What an attribute belongs to, as `{"y": "graph"}`, where name and size do not tell.
+
+    Returns:
+        Arrays that share the batch's memory, but for the counts.
+
+    Raises:
+        ValueError: it holds several node types or joined batches, or what an attribute belongs to cannot be told.
+
+    Example:
+        >>> import torch
+        >>> from torch_geometric.data import Data
+        >>> from popgeo.data import FixedSizeCollater, FixedSizeOptions
+        >>> graph = Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0, 1], [1, 0]]), y=torch.tensor([3.0]))
+        >>> batch = FixedSizeCollater(FixedSizeOptions(4, 5, 3), add_masks_to_batch=True)([graph])
+        >>> graphs = to_graphs_tuple(batch)
+        >>> graphs.n_node.tolist(), graphs.n_edge.tolist(), graphs.globals["y"].tolist()
+        ([2, 2, 0], [2, 3, 0], [3.0, 0.0, 0.0])
+    """
+    arrays = dict(batch) if isinstance(batch, Mapping) else as_arrays(batch)
+    if "edge_index" not in arrays or "batch" not in arrays or "ptr" not in arrays:
+        raise ValueError(
+            f"The batch has {sorted(arrays)}; a tuple is made of one with edge_index, batch and ptr, of one node type."
+        )
+    senders, *rest = arrays["edge_index"]
+    if len(rest) != 1:
+        raise ValueError("The item holds several batches; split it with popgeo.data.super_batch.split first.")
+    receivers, ptr = rest[0], arrays["ptr"]
+    sizes = {"node": len(arrays["batch"]), "edge": len(receivers), "graph": len(ptr) - 1}
+    parts: dict[str, dict[str, np.ndarray]] = {level: {} for level in sizes}
+    for name, array in arrays.items():
+        if name not in _LAYOUT and not name.endswith(("_ptr", "_batch")):
+            parts[_level(name, array, sizes, levels or {})][name] = array
+    return GraphsTuple(
+        nodes=parts["node"],
+        edges=parts["edge"],
+        receivers=receivers,
+        senders=senders,
+        globals=parts["graph"],
+        n_node=np.diff(ptr).astype(np.int32),
+        n_edge=np.bincount(arrays["batch"][receivers], minlength=sizes["graph"]).astype(np.int32),
+    )
+
+
+def _level(name: str, array: np.ndarray, sizes: Mapping[str, int], levels: Mapping[str, str]) -> str:
+    if name in levels:
+        level = levels[name]
+        if level not in sizes:
+            raise ValueError(f"levels[{name!r}] is {level!r}; it is one of {list(sizes)}.")
+        return level
+    for level, names in (("node", _NODES), ("edge", _EDGES), ("graph", _GRAPHS)):
+        if name in names:
+            return level
+    fits = [level for level, size in sizes.items() if array.ndim and len(array) == size]
+    if len(fits) != 1:
+        found = (
+            f"as many as {' and '.join(f'{level}s' for level in fits)}" if fits else f"which is none of {dict(sizes)}"
+        )
+        raise ValueError(
+            f"{name} has shape {array.shape}: its rows are {found}. Pass levels={{{name!r}: ...}} with 'node', 'edge' "
+            "or 'graph'."
+        )
+    return fits[0]

@@ -1,0 +1,217 @@
+"""Captures a whole step, forward, backward and update, as one CUDA graph, and replays it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from popgeo.capture.arguments import Arguments
+from popgeo.capture.captured_step import CapturedStep
+from popgeo.capture.held_state import in_modes
+from popgeo.capture.model_lines import line_of_error
+from popgeo.capture.op_graph import Role
+from popgeo.capture.pytree import flatten
+from popgeo.engine import micro_batches
+from popgeo.engine.call_options import CallOptions, chosen_output_mode, gradient_divisor
+from popgeo.engine.optimizer.capturable import CapturableOptimizer
+from popgeo.engine.static_inputs import StaticInputs
+from popgeo.engine.write_back import write_back
+
+# Libraries choose their kernels and take their memory in the first runs, which no capture may hold.
+WARM_UP = 3
+
+
+class CudaGraphRunner:
+    """Runs a model's step on a GPU: eagerly at first, then as one captured graph.
+
+    The first updates are real ones, so nothing has to be undone: they make the optimizer's state and let libraries
+    settle. The next is captured and from then on replayed. Learning rates lie on the device, random numbers advance
+    with each replay. Where weights, buffers or the optimizer's state move, the step is captured anew.
+
+    Args:
+        step: What the model returns and changes, found out without running it.
+        model: Owns parameters and buffers, on the device.
+        modes: Which submodules train.
+        arguments: Those of one update: all its micro-batches.
+        options: How often a call repeats the step, and how gradients are joined.
+        optimizer: What is stepped; None runs the forward pass alone.
+        learning_rate: The rate of each update, instead of the optimizer's own.
+        autocast: The type that autocast computes in; None leaves it off.
+        device: Where all of this runs.
+        cuda: `torch.cuda`, or what stands for it in a test.
+
+    Raises:
+        ValueError: the optimizer cannot be captured, or the model does not return its loss.
+    """
+
+    def __init__(
+        self,
+        step: CapturedStep,
+        model: nn.Module,
+        modes: Mapping[nn.Module, bool],
+        arguments: Arguments,
+        options: CallOptions,
+        optimizer: Optimizer | None,
+        *,
+        learning_rate: Callable[[int], float] | None,
+        autocast: torch.dtype | None,
+        device: torch.device,
+        cuda: Any = torch.cuda,
+    ) -> None:
+        if optimizer is not None and step.loss is None:
+            raise ValueError("The model does not return its loss. Return it, alone or among the results.")
+        self.step, self._model, self._modes, self._arguments = step, model, modes, arguments
+        self._options, self._autocast, self._device, self._cuda = options, autocast, device, cuda
+        self._mode = chosen_output_mode(options, trains=optimizer is not None)
+        self._optimizer = None if optimizer is None else CapturableOptimizer(optimizer, device, learning_rate)
+        self._trained = [p for name, p in model.named_parameters() if name in step.trained]
+        given = step.graph.inputs_of(Role.ARGUMENT)
+        self._written = [position for position, one in enumerate(given) if one in step.written]
+        self.inputs = StaticInputs(arguments.tensors, device, cuda)
+        self._side_stream = cuda.Stream(device)
+        self._graph: Any = None
+        self._made: list[list[Tensor]] = []
+        self._addresses: list[int] = []
+        self.eager_runs, self.captures = 0, 0
+        self._left_to_warm_up = WARM_UP
+
+    def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The results of one call, joined as the output mode says; arguments that the model changes are changed.
+
+        Raises:
+            ValueError: an operation cannot be captured, or a setting of the optimizer has changed.
+        """
+        options = self._options
+        repeats, joined = options.device_iterations, options.gradient_accumulation
+        results = micro_batches.Results(self._mode, options.output_period, options.steps_per_call)
+        with self._cuda.device(self._device):
+            for repeat in range(repeats):
+                part = micro_batches.micro_batch(tensors, repeat, repeats)
+                self.inputs.fill(part)
+                made = self._run_once()
+                for number, returned in enumerate(made):
+                    if results.wants(repeat * joined + number):
+                        results.add(repeat * joined + number, 0, returned)
+                write_back([part[i] for i in self._written], [self.inputs.tensors[i] for i in self._written])
+        return results.join()
+
+    def reset(self) -> None:
+        """Forgets the captured graph; the next call runs eagerly, and the one after is captured."""
+        self._graph, self._made = None, []
+        if self.captures:
+            self._left_to_warm_up = 1  # libraries have settled; the optimizer's state may have to be made
+        if self._optimizer is not None:
+            self._optimizer.prepare()
+        self._addresses = self._addresses_now()
+
+    def how_it_runs(self) -> str:
+        """In words."""
+        kilobytes = f"{self.inputs.nbytes / 1024:,.0f} KiB of inputs in one copy"
+        if self._graph is None:
+            return f"eager so far, {self._left_to_warm_up} more to go, {kilobytes}"
+        return f"one CUDA graph, captured {'once' if self.captures == 1 else f'{self.captures} times'}, {kilobytes}"
+
+    def _run_once(self) -> list[list[Tensor]]:
+        """One update, or one forward pass; what each of its micro-batches returns."""
+        optimizer = self._optimizer
+        if self._addresses != self._addresses_now() or not (optimizer is None or optimizer.is_as_prepared):
+            self.reset()
+        if optimizer is not None:
+            optimizer.write_rates()
+        if self._graph is None and self._left_to_warm_up:
+            made = self._run_eagerly()
+        else:
+            if self._graph is None:
+                self._capture()
+            self._graph.replay()
+            made = self._made
+        if optimizer is not None:
+            optimizer.count()
+        return made
+
+    def _run_eagerly(self) -> list[list[Tensor]]:
+        """On a stream of its own, as a capture runs, so that memory and libraries are those of the capture."""
+        current = self._cuda.current_stream(self._device)
+        self._side_stream.wait_stream(current)
+        with self._cuda.stream(self._side_stream):
+            made = self._update()
+        current.wait_stream(self._side_stream)
+        self._left_to_warm_up -= 1
+        self.eager_runs += 1
+        return made
+
+    def _capture(self) -> None:
+        """Captures the step; nothing of it runs yet.
+
+        Raises:
+            ValueError: something in it cannot be captured; the message names the model's line.
+        """
+        self._cuda.synchronize(self._device)
+        graph = self._cuda.CUDAGraph()
+        try:
+            # Another thread may prepare batches meanwhile; its calls are no part of this.
+            with self._cuda.graph(graph, capture_error_mode="thread_local"):
+                self._made = self._update()
+        except Exception as error:
+            for parameter in self._trained:
+                parameter.grad = None
+            raise ValueError(_explain(error)) from error
+        self._graph = graph
+        self.captures += 1
+
+    def _update(self) -> list[list[Tensor]]:
+        """Forward and, when training, backward of each micro-batch, then the optimizer's update."""
+        count, options = self._options.gradient_accumulation, self._options
+        made = []
+        if self._optimizer is not None:  # gradients of the first micro-batch on lie in memory of the graph
+            self._optimizer.optimizer.zero_grad(set_to_none=True)
+        for number in range(count):
+            tensors = micro_batches.micro_batch(self.inputs.tensors, number, count)
+            if self._optimizer is None:
+                with torch.no_grad():
+                    made.append(self._forward(tensors))
+                continue
+            with torch.enable_grad():
+                results = self._forward(tensors)
+                loss = results[self.step.loss]  # type: ignore[index]  # __init__ made sure of it
+                loss.backward(torch.full_like(loss, options.loss_scaling), inputs=self._trained)
+            made.append([tensor.detach() for tensor in results])
+        if self._optimizer is not None:
+            divisor = gradient_divisor(options)
+            gradients = [p.grad for p in self._trained if p.grad is not None]
+            if divisor != 1:
+                torch._foreach_mul_(gradients, 1 / divisor)
+            if options.max_grad_norm is not None:
+                nn.utils.clip_grad_norm_(self._trained, options.max_grad_norm)
+            self._optimizer.step()
+        return made
+
+    def _forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        on = self._autocast is not None
+        # What autocast keeps from one forward pass must not be read by a replay of another.
+        with (
+            in_modes(self._model, self._modes),
+            torch.autocast(self._device.type, dtype=self._autocast, enabled=on, cache_enabled=False),
+        ):
+            tree = self._arguments.pass_to(self._model, tensors)
+        return list(flatten(tree)[0])
+
+    def _addresses_now(self) -> list[int]:
+        named = (*self._model.named_parameters(), *self._model.named_buffers())
+        return [tensor.data_ptr() for _, tensor in named]
+
+
+def _explain(error: BaseException) -> str:
+    """What could not be captured, where, and what to do about it."""
+    first = error
+    while first.__context__ is not None:
+        first = first.__context__
+    line = line_of_error(error) or "in the backward pass or in the optimizer"
+    reason = str(first).strip().partition("\n")[0]
+    return (
+        f"{line}: cannot be part of a captured step ({type(first).__name__}: {reason}). A captured step neither waits "
+        "for the device nor copies from ordinary memory: register constants as buffers, make tensors with device=, "
+        "keep values tensors. popgeo.ipu.check_static lists what depends on data; backend='cpu' needs none of this."
+    )

@@ -1,0 +1,124 @@
+"""Runs an `OpGraph` through torch's own compiler, which is handed the captured operations and traces nothing anew."""
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from popgeo.capture.op_graph import Input, OpGraph, overload, substitute
+from popgeo.capture.passes import is_random
+from popgeo.engine.out_variants import returns_list
+
+# Random numbers as eager code draws them, in the same order.
+_SETTINGS = {"fallback_random": True}
+
+
+class InductorRunner:
+    """Runs a graph as what inductor makes of it; the same door as `GraphRunner`.
+
+    Args:
+        graph: What to run.
+        state: Tensors of the graph's parameters and buffers; buffers change in place.
+        places: Tensors that certain outputs are written to, by position.
+        floating_point_exceptions: Not served.
+
+    Raises:
+        ValueError: each operation is to be checked, or there is no compiler for what inductor writes.
+    """
+
+    def __init__(
+        self,
+        graph: OpGraph,
+        state: Mapping[Input, Tensor],
+        places: Mapping[int, Tensor] | None = None,
+        floating_point_exceptions: bool = False,
+    ) -> None:
+        if floating_point_exceptions:
+            raise ValueError(
+                "floating_point_exceptions looks at each operation, and inductor joins them. Use backend='cpu'."
+            )
+        self.graph = graph
+        self.draws_random_numbers = any(is_random(op) for op in graph.ops)
+        self._places = dict(places or {})
+        # In the graph's order: the state where it is, and room for the arguments of a call.
+        self._given = [state[one].detach() if one in state else None for one in graph.inputs]
+        values = [graph.values[v] for v in graph.inputs.values()]
+        examples = [
+            torch.zeros(value.shape, dtype=value.dtype).as_strided(value.shape, value.stride)
+            if tensor is None
+            else tensor
+            for tensor, value in zip(self._given, values, strict=True)
+        ]
+        self._strides = [value.stride for value in values]
+        with torch.no_grad():
+            self._run = _compiled(as_module(graph), examples)
+        self.buffer_bytes = sum(tensor.nbytes for tensor in examples)
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor | None]:
+        """The graph's outputs for these inputs, in the order in which the graph names those that are not state."""
+        new = iter(inputs)
+        given = [
+            _laid_out(next(new), stride) if tensor is None else tensor
+            for tensor, stride in zip(self._given, self._strides, strict=True)
+        ]
+        with torch.no_grad():
+            outputs = list(self._run(*given))
+            for position, place in self._places.items():
+                made = outputs[position]
+                if made is not None:
+                    outputs[position] = place.copy_(made)
+        return outputs
+
+    def joined(self) -> tuple[str, str]:
+        """How it runs, in words."""
+        return f"{len(self.graph.ops):,} operations through inductor", ""
+
+
+def as_module(graph: OpGraph) -> fx.GraphModule:
+    """The operations as a module of torch.fx, which takes the graph's inputs in order and returns its outputs.
+
+    Example:
+        >>> from popgeo.capture.capture import bind, capture
+        >>> def scale(x, factor):
+        ...     return x * factor
+        >>> as_module(capture(scale, bind(scale, torch.ones(3), factor=2)).graph)(torch.ones(2))
+        (tensor([2., 2.]),)
+    """
+    module = nn.Module()
+    traced = fx.Graph()
+    nodes: dict[int, fx.Node] = {v: traced.placeholder(f"input_{i}") for i, v in enumerate(graph.inputs.values())}
+    for v, tensor in graph.constants.items():
+        module.register_buffer(f"constant_{v}", tensor)
+        nodes[v] = traced.get_attr(f"constant_{v}")
+    for op in graph.ops:
+        args = substitute(tuple(op.args), nodes.__getitem__)
+        kwargs = {key: substitute(part, nodes.__getitem__) for key, part in op.kwargs.items()}
+        made = traced.call_function(overload(op.target), args, kwargs)
+        several = len(op.outputs) != 1 or returns_list(op.target)
+        for position, out in enumerate(op.outputs):
+            if out is not None and out not in nodes:  # what it changes in place keeps its node
+                nodes[out] = traced.call_function(operator.getitem, (made, position)) if several else made
+    traced.output(tuple(None if v is None else nodes[v] for v in graph.outputs))
+    return fx.GraphModule(module, traced)
+
+
+def _compiled(module: fx.GraphModule, examples: Sequence[Tensor]) -> Any:
+    from torch._inductor import compile as compile_graph  # a second to import, and needed by few
+
+    try:
+        return compile_graph(module, list(examples), options=_SETTINGS)
+    except Exception as error:
+        if "InvalidCxxCompiler" in type(error).__name__ or "InvalidCxxCompiler" in str(error):
+            raise ValueError(
+                "inductor finds no C++ compiler for what it writes. Install g++ or clang, or use backend='cpu'."
+            ) from error
+        raise
+
+
+def _laid_out(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
+    """The tensor in the memory layout that the step was compiled for."""
+    if tensor.stride() == stride:
+        return tensor.detach()
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor.detach())

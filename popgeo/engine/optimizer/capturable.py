@@ -1,0 +1,141 @@
+"""An optimizer whose update can be captured by a CUDA graph: all of its numbers lie on the device."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+_SERVED = "Adam, AdamW, NAdam, RAdam, Adamax, RMSprop, Rprop, Adadelta, ASGD or SGD"
+
+
+class CapturableOptimizer:
+    """An optimizer with its learning rates on a device, where a captured update reads them.
+
+    Its groups are given `capturable=True` and `foreach=True`, SGD's `fused=True`, and its step counts move to the
+    device. The learning rates in the groups stay what they are, and a scheduler may change them between updates;
+    nothing else may change.
+
+    Args:
+        optimizer: One of torch's that can be captured, over parameters on the device.
+        device: Where the parameters lie.
+        learning_rate: The rate of each update, counted from 0, instead of the optimizer's own.
+
+    Raises:
+        ValueError: the optimizer needs numbers on the host.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, device: torch.device, learning_rate: Callable[[int], float] | None = None
+    ) -> None:
+        self.optimizer, self._device, self._learning_rate = optimizer, device, learning_rate
+        self.num_updates = 0
+        check_capturable(optimizer)
+        self._rates = [torch.zeros((), device=device) for _ in optimizer.param_groups]
+        self._written: list[float | None] = [None] * len(self._rates)
+        self._settings: list[dict[str, Any]] = []
+        self._state: object = None
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Makes groups and state capturable, and takes the settings for those of the updates to come."""
+        for group in self.optimizer.param_groups:
+            if "capturable" in group:
+                # One parameter at a time, some of torch's optimizers ask for the value of the rate.
+                group["capturable"], group["foreach"] = True, not group.get("fused")
+            else:
+                group["fused"], group["foreach"] = True, False
+        for state in self.optimizer.state.values():
+            for key, part in state.items():
+                if isinstance(part, Tensor) and part.device != self._device:
+                    state[key] = part.to(self._device)
+        self._settings, self._state = self._settings_now(), self.optimizer.state
+
+    @property
+    def is_as_prepared(self) -> bool:
+        """Whether the state is that of the last `prepare`; loading another replaces it.
+
+        Raises:
+            ValueError: a setting other than the learning rate has changed since.
+        """
+        if self.optimizer.state is not self._state:
+            return False
+        if len(self.optimizer.param_groups) != len(self._rates):
+            raise ValueError(
+                "The optimizer's parameter groups changed after the step was captured; call reset() first."
+            )
+        for number, (before, now) in enumerate(zip(self._settings, self._settings_now(), strict=True)):
+            for name, value in now.items():
+                if before.get(name) != value:
+                    raise ValueError(
+                        f"{name} of parameter group {number} was {before.get(name)} when the step was captured and is "
+                        f"now {value}; only lr may change from call to call. Keep it (OneCycleLR and CyclicLR: "
+                        "cycle_momentum=False), or call reset() to capture the step anew."
+                    )
+        return True
+
+    def write_rates(self) -> None:
+        """Brings the learning rates of the next update to the device, those that have changed."""
+        for number, (group, place) in enumerate(zip(self.optimizer.param_groups, self._rates, strict=True)):
+            rate = group["lr"]
+            if self._learning_rate is not None:
+                rate = group["lr"] = self._learning_rate(self.num_updates)
+            if isinstance(rate, Tensor):
+                place.copy_(rate)
+            elif rate != self._written[number]:
+                place.fill_(rate)
+                self._written[number] = rate
+
+    def step(self) -> None:
+        """One update, eager or under capture, with the rates that lie on the device."""
+        with self._rates_of_the_device():
+            self.optimizer.step()
+
+    def count(self) -> None:
+        """Notes that an update has run."""
+        self.num_updates += 1
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look for it
+
+    @contextlib.contextmanager
+    def _rates_of_the_device(self) -> Iterator[None]:
+        groups = self.optimizer.param_groups
+        given = [group["lr"] for group in groups]
+        try:
+            for group, rate in zip(groups, self._rates, strict=True):
+                group["lr"] = rate
+            yield
+        finally:
+            for group, rate in zip(groups, given, strict=True):
+                group["lr"] = rate
+
+    def _settings_now(self) -> list[dict[str, Any]]:
+        left_out = {"params", "lr", "initial_lr"}
+        return [
+            {name: value for name, value in group.items() if name not in left_out}
+            for group in self.optimizer.param_groups
+        ]
+
+
+def check_capturable(optimizer: Optimizer) -> None:
+    """Refuses an optimizer whose update cannot be captured.
+
+    Raises:
+        ValueError: it cannot; the message names those that can.
+
+    Example:
+        >>> check_capturable(torch.optim.Adagrad([torch.nn.Parameter(torch.ones(1))]))
+        Traceback (most recent call last):
+            ...
+        ValueError: Adagrad keeps numbers of its update on the host, so a CUDA graph cannot hold it. Use Adam, ...
+    """
+    is_sgd = type(optimizer) is torch.optim.SGD
+    if not is_sgd and not all("capturable" in group for group in optimizer.param_groups):
+        raise ValueError(
+            f"{type(optimizer).__name__} keeps numbers of its update on the host, so a CUDA graph cannot hold it. Use "
+            f"{_SERVED}, or backend='cpu' or 'inductor'."
+        )
+    for group in optimizer.param_groups:
+        if group.get("differentiable"):
+            raise ValueError("The optimizer is differentiable, which a captured update cannot be. Leave that out.")

@@ -1,0 +1,170 @@
+"""Brings batches to a device before the step asks for them: one block of memory, one copy, a stream of its own."""
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch
+
+from popgeo.byte_block import ByteBlock
+from popgeo.loader.prefetch import in_background
+
+FEATURES = ("x", "edge_attr")
+"""What `feature_dtype` is of, where it names no attributes."""
+
+
+class DeviceFeed:
+    """Copies batches to a device, several ahead, on a thread and on a stream of their own.
+
+    Each batch is written into a page-locked block, converted on the way where that was asked for; one asynchronous copy
+    moves the block; the batch given holds views of it. On the processor the same code runs without streams.
+
+    Args:
+        device: Where batches are wanted.
+        batches_ahead: How many are made and copied before they are asked for.
+        feature_dtype: A floating-point type for `x` and `edge_attr`, or one for each of the attributes it names.
+        cuda: `torch.cuda`, or what stands for it in a test; None chooses by the device.
+
+    Raises:
+        ValueError: there is no such device, or the numbers and types make no sense.
+
+    Example:
+        >>> feed = DeviceFeed("cpu", feature_dtype=torch.float16)
+        >>> [batch.x.dtype for batch in feed.feed(iter([Batch(x=torch.ones(3, 2))]))]
+        [torch.float16]
+    """
+
+    def __init__(
+        self,
+        device: torch.device | str | int,
+        *,
+        batches_ahead: int = 2,
+        feature_dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
+        cuda: Any = None,
+    ) -> None:
+        self.device = _known(device)
+        if type(batches_ahead) is not int or batches_ahead < 1:
+            raise ValueError(f"batches_ahead is {batches_ahead!r}; it must be an integer of at least 1.")
+        self._ahead, self._dtypes = batches_ahead, _by_name(feature_dtype)
+        self._must_exist = isinstance(feature_dtype, Mapping)
+        self._cuda = cuda or (torch.cuda if self.device.type == "cuda" else _Processor())
+        self._kinds: list[tuple[Any, ...]] = []
+        self._stages: list[tuple[ByteBlock, Any]] = []
+        self._turn = 0
+        self._stream = self._cuda.Stream(self.device)
+
+    def feed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The same batches in the same order, on the device; what the current stream is given next may read them."""
+        for batch, block, has_arrived in in_background(self._copies(batches), self._ahead):
+            current = self._cuda.current_stream(self.device)
+            current.wait_event(has_arrived)
+            if block.memory.is_cuda:
+                block.memory.record_stream(current)  # type: ignore[arg-type]  # a stream of CUDA; not to be given away while that stream may read it
+            yield batch
+
+    def _copies(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, ByteBlock, Any]]:
+        for batch in batches:
+            with self._cuda.device(self.device):
+                copied = self._copy(batch)
+            yield copied
+
+    def _copy(self, batch: Any) -> tuple[Batch, ByteBlock, Any]:
+        names = [(i, name) for i, store in enumerate(batch.stores) for name in store if _is_tensor(store[name])]
+        tensors = [batch.stores[i][name] for i, name in names]
+        kinds = [
+            (tuple(tensor.shape), self._dtype(name, tensor)) for (_, name), tensor in zip(names, tensors, strict=True)
+        ]
+        if kinds != self._kinds:
+            self._make_stages(kinds, {name for _, name in names})
+        host, is_free = self._stages[self._turn]
+        self._turn = (self._turn + 1) % len(self._stages)
+        is_free.synchronize()  # the copy that read this block last
+        for place, tensor in zip(host.tensors, tensors, strict=True):
+            place.copy_(tensor)
+        with self._cuda.stream(self._stream):
+            there = ByteBlock(kinds, device=self.device)
+            there.memory.copy_(host.memory, non_blocking=True)
+            is_free.record(self._stream)
+            has_arrived = self._cuda.Event()
+            has_arrived.record(self._stream)
+        result = copy.copy(batch)
+        stores = result.stores
+        for (i, name), tensor in zip(names, there.tensors, strict=True):
+            stores[i][name] = tensor
+        return result, there, has_arrived
+
+    def _make_stages(self, kinds: list[tuple[Any, ...]], names: set[str]) -> None:
+        missing = sorted(set(self._dtypes) - names) if self._must_exist else []
+        if missing:
+            raise ValueError(f"feature_dtype names {missing}, which batches have not; they have {sorted(names)}.")
+        self._kinds = kinds
+        pinned = self.device.type == "cuda"
+        self._stages = [(ByteBlock(kinds, pin_memory=pinned), self._cuda.Event()) for _ in range(2)]
+        self._turn = 0
+
+    def _dtype(self, name: str, tensor: Tensor) -> torch.dtype:
+        wanted = self._dtypes.get(name)
+        if wanted is None or (not self._must_exist and not tensor.is_floating_point()):
+            return tensor.dtype
+        if not tensor.is_floating_point():
+            raise ValueError(f"feature_dtype asks for {name} as {wanted}, and it is {tensor.dtype}. Leave it out.")
+        return wanted
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _by_name(choice: torch.dtype | Mapping[str, torch.dtype] | None) -> dict[str, torch.dtype]:
+    chosen: dict[str, Any] = dict(choice) if isinstance(choice, Mapping) else {}
+    if choice is not None and not isinstance(choice, Mapping):
+        chosen = dict.fromkeys(FEATURES, choice)
+    for name, dtype in chosen.items():
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise ValueError(f"feature_dtype of {name} is {dtype}; it is a floating-point type such as torch.float16.")
+    return chosen
+
+
+def _known(device: torch.device | str | int) -> torch.device:
+    """The device, if this machine has it.
+
+    Raises:
+        ValueError: it has not, or nothing feeds such a device.
+    """
+    try:
+        wanted = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"device is {device!r}; it is 'cpu', 'cuda' or 'cuda:NUMBER'.") from None
+    if wanted.type not in ("cpu", "cuda"):
+        raise ValueError(f"device is {wanted}; batches are fed to 'cpu' and 'cuda'. Call batch.to({str(wanted)!r}).")
+    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"device is {wanted}, and torch finds {torch.cuda.device_count()} CUDA devices. Use device='cpu'."
+        )
+    return wanted
+
+
+class _Processor:
+    """The part of `torch.cuda` that a feed calls, where there is nothing to wait for."""
+
+    class Event:
+        def record(self, stream: Any = None) -> None: ...
+
+        def synchronize(self) -> None: ...
+
+    class Stream:
+        def __init__(self, device: Any = None) -> None: ...
+
+        def wait_event(self, event: Any) -> None: ...
+
+    def current_stream(self, device: Any = None) -> "Stream":
+        return self.Stream()
+
+    def stream(self, stream: Any) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def device(self, device: Any) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()

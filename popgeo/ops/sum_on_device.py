@@ -1,0 +1,108 @@
+"""Sums of rows on a GPU with the same bits in every run: by row pointers, never by atomic additions."""
+
+import functools
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from popgeo.ops.reference import HALVES
+
+
+def serves(src: Tensor) -> bool:
+    """Whether rows are summed here: floating-point numbers on a GPU. Whole numbers add up to the same in any order."""
+    return src.is_cuda and src.is_floating_point()
+
+
+def scatter_sum(src: Tensor, index: Tensor, num_rows: int, rowptr: Tensor | None, perm: Tensor | None) -> Tensor:
+    """Sums the rows of `src` that share an index, edge after edge; half precision rounds once.
+
+    Args:
+        src: [num_edges, channels]
+        index: Only looked at where there is no plan. [num_edges]
+        num_rows: Rows of the result.
+        rowptr: Where the edges of each row start, of a plan. [num_rows + 1]
+        perm: Edges in row order; None where they are.
+
+    Example:
+        >>> scatter_sum(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([1, 1, 0]), 3, None, None).flatten()
+        tensor([3., 3., 0.])
+    """
+    if rowptr is None:
+        rowptr, perm = plan(index, num_rows)
+    kernels = triton_kernels() if src.is_cuda else None
+    return sum_in_torch(src, rowptr, perm) if kernels is None else kernels.sum_rows(src, rowptr, perm)
+
+
+def cfconv(
+    x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, rowptr: Tensor | None, perm: Tensor | None
+) -> Tensor:
+    """Sums `x[src[e]] * w[e]` at `dst[e]`; see `popgeo.ops.cfconv`. [num_nodes, channels]"""
+    if rowptr is None:
+        rowptr, perm = plan(dst, num_nodes)
+    kernels = triton_kernels() if x.is_cuda else None
+    if kernels is not None:
+        return kernels.cfconv(x, w, src, rowptr, perm)
+    wide_x, wide_w = (t.float() if t.dtype in HALVES else t for t in (x, w))
+    return sum_in_torch(wide_x.index_select(0, src) * wide_w, rowptr, perm).to(x.dtype)
+
+
+def cfconv_backward(
+    grad: Tensor, x: Tensor, w: Tensor, src: Tensor, dst: Tensor, rowptr: Tensor | None, perm: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The gradients of `cfconv` with respect to x and w; the plan is that of `src`."""
+    grad_x = cfconv(grad, w, dst, src, x.shape[0], rowptr, perm)
+    kernels = triton_kernels() if x.is_cuda else None
+    if kernels is not None:
+        return grad_x, kernels.products(x, grad, src, dst)
+    return grad_x, x.index_select(0, src) * grad.index_select(0, dst)
+
+
+def sum_in_torch(src: Tensor, rowptr: Tensor, perm: Tensor | None) -> Tensor:
+    """The same by `torch.segment_reduce`, whose every segment is one loop in order. [num_rows, channels]"""
+    ordered = src if perm is None else src.index_select(0, perm)
+    if not ordered.numel() or rowptr.shape[0] == 1:
+        return src.new_zeros(rowptr.shape[0] - 1, src.shape[1])
+    wide = ordered.float() if src.dtype in HALVES else ordered
+    return torch.segment_reduce(wide.contiguous(), "sum", offsets=rowptr, axis=0, unsafe=True, initial=0).to(src.dtype)
+
+
+def plan(index: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """Row pointer and order of an index, without waiting for the device, so that a CUDA graph may hold it.
+
+    Example:
+        >>> plan(torch.tensor([2, 0, 2]), num_rows=3)
+        (tensor([0, 1, 1, 3], dtype=torch.int32), tensor([1, 0, 2], dtype=torch.int32))
+    """
+    require_range("index", index, num_rows)
+    ordered, perm = torch.sort(index, stable=True)
+    rows = torch.arange(num_rows + 1, device=index.device, dtype=index.dtype)
+    return torch.searchsorted(ordered, rows).int(), perm.int()
+
+
+def require_range(name: str, index: Tensor, num_rows: int) -> None:
+    """Checks an index on the device, which the host does not wait for: a later call then reports it."""
+    inside = ((index >= 0) & (index < num_rows)).all()
+    torch._assert_async(inside, f"{name} has entries outside of 0 to {num_rows - 1}; the number of rows is {num_rows}.")
+
+
+@functools.cache
+def triton_kernels() -> ModuleType | None:
+    """The kernels in Triton, or None where it cannot be imported."""
+    try:
+        from popgeo.ops import triton_kernels as kernels
+    except ImportError:
+        return None
+    return kernels
+
+
+def describe() -> str:
+    """How sums on a GPU run, in words.
+
+    Example:
+        >>> describe().startswith("sums by ")
+        True
+    """
+    if triton_kernels() is not None:
+        return "sums by Triton kernels"
+    return "sums by torch.segment_reduce (Triton is not installed)"

@@ -1,0 +1,41 @@
+"""The benchmarks of other hardware run: counts without a GPU, and the GPU's own code on the processor."""
+
+import runpy
+import sys
+
+import pytest
+import torch
+
+from tests.conftest import REPOSITORY
+
+
+def printed_by(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, *arguments: str) -> str:
+    monkeypatch.setattr(sys, "argv", [script, *arguments])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    threads = torch.get_num_threads()
+    try:
+        runpy.run_path(str(REPOSITORY / "benchmarks" / script), run_name="__main__")
+    finally:
+        torch.set_num_threads(threads)
+    return capsys.readouterr().out
+
+
+def test_fixed_sizes_make_one_graph_and_ordinary_ones_more(monkeypatch, capsys):
+    *_, counts = printed_by("recompilations.py", monkeypatch, capsys, "--quick").splitlines()
+    name, fixed, automatic, static = counts.split()
+    assert (name, fixed, static) == ("graphconv", "1", "3")  # of three batches, whose ordinary sizes differ
+    assert int(automatic) > 1
+
+
+def test_the_gpus_benchmark_runs_on_the_processor_and_claims_nothing_there(monkeypatch, capsys):
+    printed = printed_by("gpu.py", monkeypatch, capsys, "--device", "cpu", "--quick")
+    assert "the processor: no figure of a GPU" in printed
+    assert printed.count("end in the same bits") == 1
+    assert printed.count("compile_step('cpu')") == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_without_a_gpu_the_benchmark_says_so_in_one_line(monkeypatch, capsys):
+    assert printed_by("gpu.py", monkeypatch, capsys) == (
+        "gpu.py: torch finds no CUDA device, so there is nothing to measure.\n"
+    )

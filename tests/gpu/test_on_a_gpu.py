@@ -1,0 +1,127 @@
+"""What only a GPU can show: captured steps, sums of the same bits, batches fed ahead. Skipped without one."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import popgeo
+from popgeo import ops
+from popgeo.ops import reference, sum_on_device
+from popgeo.ops.scatter_plan import EdgePlan, ScatterPlan
+from tests.support.small_models import make_batch
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
+
+
+class Net(nn.Module):
+    """SchNet in miniature out of popgeo's ops, with dropout and a batch norm."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.embedding, self.filters, self.norm = nn.Embedding(10, 8), nn.Linear(1, 8), nn.BatchNorm1d(8)
+        self.readout, self.dropout = nn.Linear(8, 1), dropout
+
+    def forward(self, z: Tensor, pos: Tensor, edge_index: Tensor, batch: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        plan = EdgePlan.from_edge_index(edge_index, z.shape[0])
+        length = (pos[edge_index[0]] - pos[edge_index[1]]).square().sum(-1, keepdim=True)
+        h = self.embedding(z)
+        h = h + ops.cfconv(h, self.filters(length).tanh().to(h.dtype), *edge_index, z.shape[0], plan)
+        h = nn.functional.dropout(self.norm(h), self.dropout, self.training)
+        energy = ops.scatter(self.readout(h).float(), batch, 0, dim_size=y.shape[0]).squeeze(-1)
+        return energy, (energy - y).abs().mean()
+
+
+def on_gpu(seed: int) -> dict[str, Tensor]:
+    return {name: tensor.cuda() for name, tensor in make_batch(seed, torch.float32).items()}
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adadelta", "ASGD"])
+def test_captured_steps_train_as_eager_ones_do(kind: str):
+    torch.manual_seed(0)
+    model = Net().cuda()
+    twin = copy.deepcopy(model)
+    own, optimizer = (getattr(torch.optim, kind)(one.parameters(), lr=1e-2) for one in (model, twin))
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(one, 0.9) for one in (own, optimizer)]
+    step = popgeo.compile_step(model, own, make_batch(0, torch.float32), "cuda")
+    for seed in range(10):
+        loss = step(**make_batch(seed, torch.float32))[1]  # from memory of the processor
+        optimizer.zero_grad()
+        wanted = twin(**on_gpu(seed))[1]
+        wanted.backward()
+        optimizer.step()
+        for schedule in schedules:
+            schedule.step()
+        torch.testing.assert_close(loss, wanted.detach(), rtol=1e-3, atol=1e-4)
+    assert "one CUDA graph, captured once" in repr(step)
+    torch.testing.assert_close(model.norm.running_mean, twin.norm.running_mean, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16], ids=str)
+def test_in_half_precision_the_loss_falls(autocast: torch.dtype):
+    torch.manual_seed(0)
+    model = Net().cuda()
+    options = popgeo.StepOptions(loss_scaling=1024.0 if autocast is torch.float16 else 1.0)
+    step = popgeo.compile_step(
+        model, torch.optim.Adam(model.parameters(), lr=1e-2), backend="cuda", options=options, autocast=autocast
+    )
+    losses = [step(**on_gpu(0))[1].item() for _ in range(60)]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_random_numbers_advance_with_each_replay():
+    model = Net(dropout=0.5).cuda()
+    step = popgeo.compile_step(model, torch.optim.SGD(model.parameters(), lr=0.0), backend="cuda")
+    assert len({step(**on_gpu(0))[1].item() for _ in range(8)}) == 8
+
+
+def test_what_cannot_be_captured_is_named_with_the_models_line():
+    class Copying(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+
+        def forward(self, x):
+            return (self.weight * x * torch.tensor([1.0, 2.0]).to(x.device)).sum()
+
+    model = Copying().cuda()
+    step = popgeo.compile_step(model, torch.optim.SGD(model.parameters(), lr=0.1), backend="cuda")
+    for _ in range(3):
+        step(torch.ones(2))
+    with pytest.raises(ValueError, match=r"torch\.tensor\(\[1\.0, 2\.0\]\).*cannot be part of a captured step"):
+        step(torch.ones(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_sums_have_the_same_bits_in_each_run_and_are_right(dtype: torch.dtype):
+    torch.manual_seed(0)
+    values, index = torch.randn(20_000, 33).to(dtype), torch.randint(500, (20_000,))
+    there, rows = values.cuda(), index.cuda()
+    totals = [ops.scatter(there, rows, 0, dim_size=500) for _ in range(5)]
+    assert all(torch.equal(one, totals[0]) for one in totals)
+    torch.testing.assert_close(totals[0].cpu(), reference.scatter_sum(values, index, 500), rtol=1e-2, atol=1e-2)
+    plan = ScatterPlan.from_index(rows, 500)
+    assert torch.equal(ops.scatter(there, rows, 0, dim_size=500, plan=plan), totals[0])
+    in_torch = sum_on_device.sum_in_torch(there, plan.rowptr, plan.perm)
+    torch.testing.assert_close(in_torch, totals[0], rtol=1e-2, atol=1e-2)
+
+
+def test_cfconv_and_its_gradients_are_those_of_the_processor():
+    torch.manual_seed(0)
+    x, w, (src, dst) = torch.randn(50, 70), torch.randn(900, 70), torch.randint(50, (2, 900))
+    results = []
+    for device in ("cpu", "cuda"):
+        leaves = [tensor.to(device).requires_grad_() for tensor in (x, w)]
+        out = ops.cfconv(*leaves, src.to(device), dst.to(device), 50)
+        results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    for there, here in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(there.cpu(), here, rtol=1e-4, atol=1e-3)
+
+
+def test_batches_arrive_whole_and_ahead():
+    molecules = popgeo.Molecules()[:300]
+    plain, fed = (popgeo.FixedSizeDataLoader(molecules, 17, shuffle=True, device=one) for one in (None, "cuda"))
+    for ours, theirs in zip(fed, plain, strict=True):
+        assert ours.x.is_cuda
+        assert all(torch.equal(ours[name].cpu(), value) for name, value in theirs if isinstance(value, Tensor))

@@ -1,0 +1,103 @@
+"""Sums by row pointers, as a GPU runs them: the bits of the reference, on the processor and in Triton's interpreter."""
+
+import os
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from popgeo import ops
+from popgeo.ops import reference, sum_on_device
+from popgeo.ops.scatter_plan import EdgePlan, ScatterPlan
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+
+def edges(num_rows: int = 7, num_edges: int = 40, channels: int = 5, dtype: torch.dtype = torch.float32):
+    """Values, sources and destinations; row 3 receives nothing."""
+    torch.manual_seed(0)
+    src, dst = torch.randint(0, num_rows, (2, num_edges))
+    dst[dst == 3] = 4
+    return torch.randn(num_rows, channels).to(dtype), torch.randn(num_edges, channels).to(dtype), src, dst
+
+
+@pytest.fixture(scope="module")
+def kernels() -> ModuleType:
+    pytest.importorskip("triton", reason="triton is not installed; it comes with torch's CUDA builds")
+    if os.environ.get("TRITON_INTERPRET") != "1":  # Triton looks when it is imported
+        pytest.skip("Triton needs a GPU, or TRITON_INTERPRET=1 from the start of the process")
+    from popgeo.ops import triton_kernels
+
+    return triton_kernels
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("order", ["found here", "of a plan", "sorted"])
+def test_a_sum_has_the_bits_of_the_reference(order: str, dtype: torch.dtype):
+    _, values, _, index = edges(dtype=dtype)
+    if order == "sorted":
+        index = index.sort().values
+    plan = None if order == "found here" else ScatterPlan.from_index(index, 7)
+    given = (None, None) if plan is None else (plan.rowptr, plan.perm)
+    total = sum_on_device.scatter_sum(values, index, 7, *given)
+    assert torch.equal(total, reference.scatter_sum(values, index, 7))
+    assert total.dtype == dtype
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (4, 0)], ids=["no edges", "no channels"])
+def test_what_is_empty_sums_to_zero(shape: tuple[int, int]):
+    index = torch.zeros(shape[0], dtype=torch.long)
+    assert torch.equal(sum_on_device.scatter_sum(torch.ones(shape), index, 2, None, None), torch.zeros(2, shape[1]))
+
+
+@pytest.mark.parametrize("with_plan", [False, True], ids=["without a plan", "with a plan"])
+def test_the_ops_take_this_way_on_a_gpu_and_so_do_their_gradients(with_plan: bool, monkeypatch: pytest.MonkeyPatch):
+    x, w, src, dst = edges()
+
+    def results() -> list[Tensor]:
+        plan = EdgePlan.from_edge_index(torch.stack([src, dst]), 7) if with_plan else None
+        leaves = [x.clone().requires_grad_(), w.clone().requires_grad_()]
+        out = ops.cfconv(*leaves, src, dst, 7, plan)
+        total = ops.scatter(out[src] * leaves[1], dst, 0, dim_size=7, plan=None if plan is None else plan.dst)
+        rows = ops.segment_csr(total, torch.tensor([0, 3, 3, 7]))
+        return [out, total, rows, *torch.autograd.grad(rows.square().sum(), leaves)]
+
+    usual = results()
+    calls = []
+    monkeypatch.setattr(sum_on_device, "serves", lambda src: calls.append(1) or True)
+    for ours, theirs in zip(results(), usual, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert len(calls) == 4
+
+
+def test_an_index_out_of_range_is_reported():
+    with pytest.raises(RuntimeError, match=r"index has entries outside of 0 to 2; the number of rows is 3"):
+        sum_on_device.plan(torch.tensor([0, 3]), 3)
+
+
+def test_how_sums_run_is_said():
+    assert sum_on_device.describe().startswith("sums by ")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_triton_sums_rows_in_the_order_of_the_edges(kernels: ModuleType, dtype: torch.dtype):
+    _, values, _, index = edges(dtype=dtype)
+    rowptr, perm = sum_on_device.plan(index, 7)
+    wanted = reference.scatter_sum(values, index, 7)
+    # Triton's interpreter cuts bfloat16 off where a GPU rounds.
+    close = {"rtol": 2**-7, "atol": 0} if dtype == torch.bfloat16 else {"rtol": 0, "atol": 0}
+    torch.testing.assert_close(kernels.sum_rows(values, rowptr, perm), wanted, **close)
+    ordered = values[perm.long()].contiguous()
+    torch.testing.assert_close(kernels.sum_rows(ordered, rowptr, None), wanted, **close)
+
+
+def test_triton_convolves_forward_and_backward(kernels: ModuleType):
+    x, w, src, dst = edges(channels=130)  # more than one block of channels
+    rowptr, perm = sum_on_device.plan(dst, 7)
+    torch.testing.assert_close(kernels.cfconv(x, w, src, rowptr, perm), reference.cfconv(x, w, src, dst, 7))
+    grad = torch.randn(7, 130)
+    to_x, to_w = reference.cfconv_backward(grad, x, w, src, dst)
+    rowptr, perm = sum_on_device.plan(src, 7)
+    torch.testing.assert_close(kernels.cfconv(grad, w, dst, rowptr, perm), to_x)
+    assert torch.equal(kernels.products(x, grad, src, dst), to_w)

@@ -1,0 +1,157 @@
+"""Stands for `torch.cuda` on a processor, so that the order of streams, events, captures and replays can be tested.
+
+A captured graph holds the operations with the very tensors that they ran on, and a replay runs them in that memory, as
+on a GPU; what happens while a graph is captured is undone, as a GPU would not have run it. It proves nothing about
+speed, and nothing about what a real device refuses beyond reading values.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+
+class FakeStream:
+    """A stream with a name and a list of what was asked of it."""
+
+    def __init__(self, cuda: "FakeCuda", name: str) -> None:
+        self._cuda, self.name = cuda, name
+
+    def wait_stream(self, other: "FakeStream") -> None:
+        self._cuda.log.append(f"{self.name} waits for {other.name}")
+
+    def wait_event(self, event: "FakeEvent") -> None:
+        self._cuda.log.append(f"{self.name} waits for event {event.number}")
+
+
+class FakeEvent:
+    def __init__(self, cuda: "FakeCuda", number: int) -> None:
+        self._cuda, self.number = cuda, number
+
+    def record(self, stream: FakeStream | None = None) -> None:
+        self._cuda.log.append(f"event {self.number} after {(stream or self._cuda.current_stream()).name}")
+
+    def synchronize(self) -> None:
+        self._cuda.log.append(f"host waits for event {self.number}")
+
+
+class FakeGraph:
+    """Operations, in order, on the memory that they were captured with."""
+
+    def __init__(self) -> None:
+        self.ops: list[tuple[Any, tuple[Any, ...], Mapping[str, Any], Any]] = []
+        self.replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        with torch.no_grad():
+            for func, args, kwargs, result in self.ops:
+                again = func(*args, **kwargs)
+                for old, new in zip(tree_flatten(result)[0], tree_flatten(again)[0], strict=True):
+                    if _is(old) and old.untyped_storage().data_ptr() != new.untyped_storage().data_ptr():
+                        old.copy_(new)
+
+
+class _Capture(TorchDispatchMode):
+    def __init__(self, graph: FakeGraph) -> None:
+        super().__init__()
+        self.graph = graph
+        self.before: dict[int, tuple[Tensor, Tensor]] = {}  # memory that an operation changes, and what it held
+        self.made: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        keywords = dict(kwargs or {})
+        if func._schema.name in ("aten::_local_scalar_dense", "aten::nonzero"):
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        for position, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                given = args[position] if position < len(args) else keywords.get(argument.name)
+                for tensor in given if isinstance(given, list | tuple) else [given]:
+                    self._keep(tensor)
+        if func._schema.name == "aten::native_batch_norm" and args[5]:
+            self._keep(args[3])
+            self._keep(args[4])
+        result = func(*args, **keywords)
+        given_memory = {t.untyped_storage().data_ptr() for t in tree_flatten((args, keywords))[0] if _is(t)}
+        for tensor in tree_flatten(result)[0]:
+            if _is(tensor) and tensor.untyped_storage().data_ptr() not in given_memory:
+                self.made.add(tensor.untyped_storage().data_ptr())
+        held = tuple(list(part) if isinstance(part, list) else part for part in args)
+        self.graph.ops.append((func, held, keywords, result))
+        return result
+
+    def _keep(self, tensor: Any) -> None:
+        if _is(tensor) and tensor.untyped_storage().data_ptr() not in self.made:
+            address = tensor.untyped_storage().data_ptr()
+            with torch.utils._python_dispatch._disable_current_modes():
+                whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+                self.before.setdefault(address, (whole, whole.clone()))
+
+    def undo(self) -> None:
+        for whole, held in self.before.values():
+            whole.copy_(held)
+
+
+class FakeCuda:
+    """The part of `torch.cuda` that the library calls.
+
+    Attributes:
+        log: What streams and events were asked to do, in order.
+        graphs: The graphs that were captured.
+    """
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.graphs: list[FakeGraph] = []
+        self._count = {"stream": 0, "event": 0}
+        self._streams = [FakeStream(self, "main")]
+
+    def _next(self, kind: str) -> int:
+        self._count[kind] += 1
+        return self._count[kind]
+
+    def Stream(self, device: Any = None) -> FakeStream:
+        return FakeStream(self, f"stream {self._next('stream')}")
+
+    def Event(self) -> FakeEvent:
+        return FakeEvent(self, self._next("event"))
+
+    def CUDAGraph(self) -> FakeGraph:
+        return FakeGraph()
+
+    def current_stream(self, device: Any = None) -> FakeStream:
+        return self._streams[-1]
+
+    @contextlib.contextmanager
+    def stream(self, stream: FakeStream) -> Iterator[None]:
+        self._streams.append(stream)
+        yield
+        self._streams.pop()
+
+    def device(self, device: Any) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def synchronize(self, device: Any = None) -> None:
+        self.log.append("host waits for all")
+
+    @contextlib.contextmanager
+    def graph(self, graph: FakeGraph, capture_error_mode: str = "global") -> Iterator[None]:
+        assert capture_error_mode == "thread_local"
+        random_numbers = torch.get_rng_state()
+        capture = _Capture(graph)
+        try:
+            with capture:
+                yield
+        finally:
+            capture.undo()
+            torch.set_rng_state(random_numbers)
+        self.graphs.append(graph)
+        self.log.append("captured")
+
+
+def _is(tensor: Any) -> bool:
+    return isinstance(tensor, Tensor)
