@@ -207,3 +207,17 @@ def test_gpt2_is_planned_over_stages_without_its_weights(run: Run):
     printed = run("gpt2_on_ipus.py", *size, "--stages", "2", "--accumulate", "4")
     assert "4 micro-batches, 1f1b, on 2 x GC200 x 2 replicas" in printed
     assert re.search(r"[\d,.]+ samples/s modelled on 4 IPUs", printed)
+
+
+def test_events_of_students_are_predicted_and_baselines_see_the_same(run: Run, shared_data: Path):
+    small = ("--name", "college", "--events", "3000", "--epochs", "2", "--channels", "16", "--neighbors", "4")
+    printed = run("tgn_link_prediction.py", "--root", str(shared_data / "temporal"), *small)
+    assert numbers(r"popularity: AP ([\d.]+)", printed)[0] > 0.6
+    assert numbers(r"TGN of the best epoch: AP ([\d.]+)", printed)[0] > 0.55
+
+
+def test_links_of_entities_never_seen_are_ranked(run: Run, shared_data: Path):
+    small = ("--links", "150", "--epochs", "2", "--channels", "8", "--layers", "2", "--batch-size", "32")
+    printed = run("nbfnet_inductive.py", "--root", str(shared_data / "kg/inductive"), *small)
+    assert numbers(r"epoch 2: loss ([\d.]+)", printed)[0] < numbers(r"epoch 1: loss ([\d.]+)", printed)[0]
+    assert numbers(r"Hits@10 of 50 negatives ([\d.]+)", printed)[0] > 0.2

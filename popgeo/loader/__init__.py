@@ -2,6 +2,7 @@
 
 from popgeo.loader.data_loader import FixedSizeDataLoader
 from popgeo.loader.device_feed import DeviceFeed
+from popgeo.loader.event_loader import FixedSizeEventLoader
 from popgeo.loader.large import FixedSizeClusterLoader, FixedSizeLinkLoader, FixedSizeNeighborLoader, LoaderChoices
 from popgeo.loader.strategy import FixedSizeStrategy
 from popgeo.loader.streaming import stream_batches
@@ -11,6 +12,7 @@ __all__ = [
     "DeviceFeed",
     "FixedSizeClusterLoader",
     "FixedSizeDataLoader",
+    "FixedSizeEventLoader",
     "FixedSizeLinkLoader",
     "FixedSizeNeighborLoader",
     "FixedSizeStrategy",
