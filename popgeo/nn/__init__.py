@@ -23,12 +23,14 @@ from popgeo.nn.models.gcn import GCN as GCN
 from popgeo.nn.models.gin import GIN as GIN
 from popgeo.nn.models.gin import GINE as GINE
 from popgeo.nn.models.gnn import GNN as GNN
+from popgeo.nn.models.painn import PaiNN as PaiNN
 from popgeo.nn.models.sage import GraphSAGE as GraphSAGE
 from popgeo.nn.models.schnet import SchNet as SchNet
 from popgeo.nn.norm import BatchNorm as BatchNorm
 from popgeo.nn.norm import GraphNorm as GraphNorm
 from popgeo.nn.norm import InstanceNorm as InstanceNorm
 from popgeo.nn.norm import LayerNorm as LayerNorm
+from popgeo.nn.radial import BesselBasis as BesselBasis
 from popgeo.nn.radial import CosineEnvelope as CosineEnvelope
 from popgeo.nn.radial import GaussianSmearing as GaussianSmearing
 from popgeo.nn.radial import PolynomialEnvelope as PolynomialEnvelope
