@@ -40,9 +40,7 @@ class ForceModel(nn.Module):
         self, z: Tensor, pos: Tensor, batch: Tensor, pairs: Tensor, energy: Tensor, forces: Tensor, graphs_mask: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Energies [num_graphs], forces [num_nodes, 3], loss []"""
-        out, found = energy_and_forces(
-            self.potential, z, pos, batch, pairs, num_graphs=self.num_graphs, half_list=True
-        )
+        out, found = energy_and_forces(self.potential, z, pos, batch, pairs, num_graphs=self.num_graphs, half_list=True)
         of_energy = mse_loss(out.flatten(), energy, graphs_mask)
         of_forces = mse_loss(found, forces, z > 0)
         return out.flatten(), found, of_forces + self.energy_weight * of_energy

@@ -4,6 +4,7 @@ from popgeo.loader.data_loader import FixedSizeDataLoader
 from popgeo.loader.large import FixedSizeClusterLoader, FixedSizeLinkLoader, FixedSizeNeighborLoader, LoaderChoices
 from popgeo.loader.strategy import FixedSizeStrategy
 from popgeo.loader.streaming import stream_batches
+from popgeo.loader.triple_loader import TripleBatch, TripleLoader
 
 __all__ = [
     "FixedSizeClusterLoader",
@@ -12,5 +13,7 @@ __all__ = [
     "FixedSizeNeighborLoader",
     "FixedSizeStrategy",
     "LoaderChoices",
+    "TripleBatch",
+    "TripleLoader",
     "stream_batches",
 ]

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from popgeo.engine.replicas import is_sharded
+
 
 class FlatParameters:
     """Parameters of one group and type, in one tensor. They stay where they are until `take_over`.
@@ -19,13 +21,14 @@ class FlatParameters:
         accumulates: Whether an update joins several gradients, so that their sum needs memory of its own.
 
     Attributes:
+        is_sharded: Whether they are this process's own, so that no other process has gradients for them.
         flat: All of them, one after the other, with their joined gradient.
         gradient: Where one micro-batch's gradient goes. Its parts are `gradient_views`.
         total: What an update applies: the gradient itself, or the sum of several.
     """
 
     def __init__(self, group: int, members: Sequence[nn.Parameter], accumulates: bool) -> None:
-        self.group, self.members = group, list(members)
+        self.group, self.members, self.is_sharded = group, list(members), is_sharded(members[0])
         # A single parameter keeps its shape: optimizers such as Adafactor look at rows and columns.
         data = members[0].detach() if len(members) == 1 else torch.cat([p.detach().reshape(-1) for p in members])
         self.flat = nn.Parameter(data.clone())
@@ -93,7 +96,8 @@ def flatten_groups(
         for p in group["params"]:
             if p in trained:
                 # A parameter without dimensions stays alone: its state could not be told from a step count.
-                by_kind[p.dtype if elementwise and p.dim() and p.is_contiguous() else id(p)].append(p)
+                alike = elementwise and p.dim() and p.is_contiguous()
+                by_kind[(p.dtype, is_sharded(p)) if alike else id(p)].append(p)
         flat += [FlatParameters(number, members, accumulates) for members in by_kind.values()]
     return flat
 

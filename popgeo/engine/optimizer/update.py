@@ -94,6 +94,10 @@ class Update:
         """The joined gradients, one tensor for each group and type."""
         return [part.total for part in self._flat]
 
+    def shared_totals(self) -> list[Tensor]:
+        """Those of the joined gradients that all processes add up: of all parameters that are no process's own."""
+        return [part.total for part in self._flat if not part.is_sharded]
+
     def apply(self) -> None:
         """One step with the joined gradients, scaled as the options say."""
         self._follow_optimizer()
