@@ -134,6 +134,7 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=1000, help="train on the first so many")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--channels", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=2e-3, help="first learning rate; falls as a cosine")
     parser.add_argument("--batch-size", type=int, default=10, help="frames of a batch")
     parser.add_argument("--energy-weight", type=float, default=0.1, help="of the energy's squared error in the loss")
     parser.add_argument("--dynamics", type=int, default=0, help="steps of molecular dynamics afterwards")
@@ -156,7 +157,7 @@ def main() -> None:
     train = ipu.training_model(
         model.train(),
         optimizer=torch.optim.Adam(model.parameters()),
-        learning_rate=lambda step: 2e-3 * 0.5 * (1 + np.cos(np.pi * step / num_steps)),
+        learning_rate=lambda step: arguments.lr * 0.5 * (1 + np.cos(np.pi * step / num_steps)),
     )
     evaluate = ipu.inference_model(model)
     seconds = 0.0

@@ -1,6 +1,6 @@
 """How high the true entity of a triple ranks among all others: filtered, right for ties, in bounded memory."""
 
-from collections.abc import Iterator
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -104,9 +104,9 @@ def rank_entities(
 ) -> Ranks:
     """Ranks the true entity of each triple among all that are not known to be right as well.
 
-    Entities are scored in blocks, so no more than `batch_size * block_size` scores are in memory. The true entity's own
-    score is taken from its place in its block, since the same numbers multiplied elsewhere may differ in the last bit
-    and hide a tie.
+    Entities are scored in blocks, so no more than `batch_size * block_size` scores are in memory. They are computed in
+    float64 and compared in float32: the same numbers summed in another order differ in the last bit, which would
+    otherwise hide ties, and decide them one way.
 
     Args:
         model: Scores the candidates.
@@ -132,43 +132,33 @@ def rank_entities(
     if batch_size < 1 or block_size < 1:
         raise ValueError(f"batch_size is {batch_size} and block_size {block_size}; both must be at least 1.")
     fixed, asked = (0, 2) if known.side is Side.TAIL else (2, 0)
-    # Queries of near answers together: then few blocks are scored a second time.
-    order = triples[:, asked].argsort()
-    optimistic, pessimistic = torch.empty(2, len(triples), dtype=torch.int64)
-    for part in order.split(batch_size):
-        rows = triples[part]
-        ranks = _rank(model, rows[:, fixed], rows[:, 1], rows[:, asked], known, block_size)
-        optimistic[part], pessimistic[part] = ranks
-    return Ranks(optimistic=optimistic, pessimistic=pessimistic)
+    exact = copy.deepcopy(model).double()
+    parts = [
+        _rank(exact, rows[:, fixed], rows[:, 1], rows[:, asked], known, block_size)
+        for rows in triples.split(batch_size)
+    ]
+    return Ranks.join(*parts)
 
 
 def _rank(
     model: KnowledgeGraphModel, fixed: Tensor, relation: Tensor, answer: Tensor, known: KnownTriples, block_size: int
-) -> tuple[Tensor, Tensor]:
-    """Optimistic and pessimistic ranks of a batch of queries. [num_queries] three times -> [num_queries] twice"""
-
-    def blocks(wanted: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
-        for start in range(0, model.num_nodes, block_size):
-            stop = min(start + block_size, model.num_nodes)
-            if wanted is None or bool(((wanted >= start) & (wanted < stop)).any()):
-                yield start, model.score_candidates(fixed, relation, known.side, torch.arange(start, stop))
-
-    true = torch.full((len(answer),), torch.nan, dtype=model.node_emb.weight.dtype)
-    for start, scores in blocks(wanted=answer):
-        here = ((answer >= start) & (answer < start + scores.shape[1])).nonzero().flatten()
-        true[here] = scores[here, answer[here] - start]
-    query, others = known.of(fixed, relation)
+) -> Ranks:
+    """Ranks of a batch of queries. [num_queries] three times"""
+    query = model.query(model.entities(fixed), model.relations(relation), known.side)
+    true = model.similarity.of_rows(query, model.entities(answer)).float().unsqueeze(1)  # [num_queries, 1]
+    number, others = known.of(fixed, relation)
     above, level = torch.zeros(2, len(answer), dtype=torch.int64)
-    for start, scores in blocks():
+    for start in range(0, model.num_nodes, block_size):
+        stop = min(start + block_size, model.num_nodes)
+        scores = model.similarity.of_pairs(query, model.entities(torch.arange(start, stop))).float()
         if not bool(scores.isfinite().all()):
             raise ValueError("A score is NaN or infinite and has no rank. Look at the weights: did training diverge?")
-        stop = start + scores.shape[1]
-        for rows, entities in ((query, others), (torch.arange(len(answer)), answer)):
+        for rows, entities in ((number, others), (torch.arange(len(answer)), answer)):
             here = ((entities >= start) & (entities < stop)).nonzero().flatten()
             scores[rows[here], entities[here] - start] = -torch.inf
-        above += (scores > true.unsqueeze(1)).sum(1)
-        level += ((scores == true.unsqueeze(1)) & (scores > -torch.inf)).sum(1)
-    return 1 + above, 1 + above + level
+        above += (scores > true).sum(1)
+        level += (scores == true).sum(1)
+    return Ranks(optimistic=1 + above, pessimistic=1 + above + level)
 
 
 def _check(triples: Tensor, num_nodes: int, num_relations: int) -> None:

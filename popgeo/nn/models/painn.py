@@ -15,6 +15,10 @@ MAX_Z = 100
 # Added to the squared length of a vector, whose root has no slope at 0: 0.0001 is the length of no vector at all.
 SQUARED_LENGTH_OF_NOTHING = 1e-8
 
+# Vectors multiply each other in every update. With layers as large as the rest, forces of ethanol (as in
+# examples/forces_ethanol.py) were 0.098 eV/angstrom off after 1,200 updates, with these 0.055.
+GAIN_OF_A_BLOCK = 0.3
+
 
 class Message(nn.Module):
     """What an atom's neighbours add to its scalars and vectors: eq. 7 and 8."""
@@ -115,13 +119,16 @@ class PaiNN(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws weights: Xavier-uniform, biases zero, embeddings normal."""
+        """Draws weights: Xavier-uniform, biases zero, embeddings normal; a block adds little at first."""
         self.embedding.reset_parameters()
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
+        for message, update in zip(self.messages, self.updates, strict=True):
+            for last in (message.phi[-1], update.a[-1]):
+                nn.init.xavier_uniform_(last.weight, gain=GAIN_OF_A_BLOCK)
 
     def forward(
         self,
