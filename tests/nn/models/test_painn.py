@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing import assert_close
 from torch_geometric.data import Data
 
@@ -15,6 +15,7 @@ from popgeo.nn import (
     mse_loss,
 )
 from popgeo.nn.atom_edges import directions
+from popgeo.testing import check_static_capture
 
 SIZES, CUTOFF = (5, 7, 1, 3), 5.0
 GRAPHS = {
@@ -126,6 +127,22 @@ def test_padding_changes_neither_a_force_nor_what_training_on_forces_learns():
         loss = mse_loss(forces, torch.ones_like(forces), arguments[0] > 0)
         results.append([forces[: len(z)], loss, *torch.autograd.grad(loss, list(model.parameters())[:-1])])
     assert_close(*results)
+
+
+def test_a_compiled_step_that_learns_from_forces_is_static_and_equals_eager():
+    model, (z, pos, batch) = make_model(), make_molecules()
+    model.messages, model.updates = model.messages[:1], model.updates[:1]
+
+    class Forces(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model.train()
+
+        def forward(self, z: Tensor, pos: Tensor, batch: Tensor) -> Tensor:
+            energy, forces = energy_and_forces(self.model, z, pos, batch, num_graphs=4)
+            return forces.square().mean() + energy.square().mean()
+
+    check_static_capture(Forces(), z, pos, batch, other_inputs=(z, 1.1 * pos, batch))
 
 
 def test_atoms_in_one_place_have_finite_forces_and_no_direction():
