@@ -23,8 +23,11 @@ from popgeo.nn.models.gcn import GCN as GCN
 from popgeo.nn.models.gin import GIN as GIN
 from popgeo.nn.models.gin import GINE as GINE
 from popgeo.nn.models.gnn import GNN as GNN
+from popgeo.nn.models.nbfnet import NBFNet as NBFNet
+from popgeo.nn.models.nbfnet import own_links as own_links
 from popgeo.nn.models.sage import GraphSAGE as GraphSAGE
 from popgeo.nn.models.schnet import SchNet as SchNet
+from popgeo.nn.models.tgn import TGN as TGN
 from popgeo.nn.norm import BatchNorm as BatchNorm
 from popgeo.nn.norm import GraphNorm as GraphNorm
 from popgeo.nn.norm import InstanceNorm as InstanceNorm
@@ -35,3 +38,5 @@ from popgeo.nn.radial import PolynomialEnvelope as PolynomialEnvelope
 from popgeo.nn.radial import ShiftedSoftplus as ShiftedSoftplus
 from popgeo.nn.readout import AttentionalAggregation as AttentionalAggregation
 from popgeo.nn.readout import InnerProductDecoder as InnerProductDecoder
+from popgeo.nn.score_ranks import filtered_ranks as filtered_ranks
+from popgeo.nn.score_ranks import hits_among as hits_among
