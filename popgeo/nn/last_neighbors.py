@@ -28,8 +28,8 @@ class Neighbors:
 class LastNeighbors(nn.Module):
     """Who each node met in its last events, and what they carried: PyG's `LastNeighborLoader` as state of a module.
 
-    Each node has a row of `size` slots that are written in turn. Of a node with more than `size` events in one batch the
-    last stay, where PyG's loader keeps any. State is buffers of fixed shape, which compiled steps write back.
+    Each node has a row of `size` slots that are written in turn. Of a node with more than `size` events in one batch
+    the last stay, where PyG's loader keeps any. State is buffers of fixed shape, which compiled steps write back.
 
     Args:
         num_nodes: Nodes that there are or will be.

@@ -41,9 +41,9 @@ class NodeMemory(nn.Module):
 
     In training a message is taken in when its node has the next event; in evaluation at once. So the step from training
     to evaluation, `eval()`, takes in all that wait; call `reset_state()` before training again from the first event.
-    All of it is what `torch_geometric.nn.TGNMemory` does with `IdentityMessage`, `LastAggregator` and torch_scatter, for
-    events of ascending times; of a node's events at the same time the later one counts. (Without torch_scatter PyG gives
-    a node that has no message one of another node.) Its checkpoints load as they are; they hold no messages.
+    It does what `torch_geometric.nn.TGNMemory` does with `IdentityMessage`, `LastAggregator` and torch_scatter, for
+    events of ascending times; of a node's events at the same time the later one counts. (Without torch_scatter PyG
+    gives a node that has no message one of another node.) PyG's checkpoints load as they are; they hold no messages.
 
     Args:
         num_nodes: Nodes that there are or will be.
