@@ -118,6 +118,7 @@ def main() -> None:
     parser.add_argument("--name", choices=FILES, default="wikipedia")
     parser.add_argument("--channels", type=int, default=64, help="of memories, times and embeddings")
     parser.add_argument("--neighbors", type=int, default=10, help="last events of a node that attention sees")
+    parser.add_argument("--without-nodes", action="store_true", help="learn no features of single nodes")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=15.0, help="begin no epoch after as much processor time")
     parser.add_argument("--batch-size", type=int, default=200, help="events of a step")
@@ -141,7 +142,8 @@ def main() -> None:
     for name, (ap, auc) in baselines([train, valid, test]).items():
         print(f"test, {name}: AP {ap:.3f}, AUC {auc:.3f}")
 
-    model = Step(TGN(num_nodes, events.msg.size(1), choices.channels, choices.neighbors))
+    features = {"learn_nodes": not choices.without_nodes}
+    model = Step(TGN(num_nodes, events.msg.size(1), choices.channels, choices.neighbors, **features))
     options = Options(strict=False)  # on this computer a step may need more memory than one IPU has
     answer = inference_model(model.eval(), options)
     step = training_model(model.train(), options, torch.optim.Adam(model.parameters(), lr=choices.lr))

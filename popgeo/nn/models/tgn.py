@@ -139,6 +139,8 @@ class TGN(nn.Module):
         num_neighbors: Last events of a node that attention sees.
         heads: Attention heads.
         dropout: Share of attention weights zeroed in training.
+        learn_nodes: Learn features v_i of each node, to which its memory is added, s_i + v_i of section 3.1. Without
+            them only what events carry, and when, tells nodes apart.
 
     Example:
         >>> model = TGN(num_nodes=5, msg_channels=1, channels=8, num_neighbors=2)
@@ -158,6 +160,7 @@ class TGN(nn.Module):
         *,
         heads: int = 2,
         dropout: float = 0.1,
+        learn_nodes: bool = False,
     ) -> None:
         super().__init__()
         self.num_nodes, self.msg_channels = num_nodes, msg_channels
@@ -167,6 +170,7 @@ class TGN(nn.Module):
             channels, channels, msg_channels, self.memory.time_enc, heads=heads, dropout=dropout
         )
         self.predictor = LinkPredictor(channels)
+        self.node_features = nn.Embedding(num_nodes, channels) if learn_nodes else None
 
     def forward(
         self,
@@ -218,6 +222,8 @@ class TGN(nn.Module):
         else:  # so many that each node once is less work
             touched, root, place = torch.arange(self.num_nodes, device=node.device), node, neighbors.node
         memory, last_update = self.memory(touched)
+        if self.node_features is not None:
+            memory = memory + gather(self.node_features.weight, touched)
         return self.embedding(memory, last_update, root, place, neighbors)
 
     def reset_state(self) -> None:
