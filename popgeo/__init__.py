@@ -11,6 +11,7 @@ from popgeo.ipu import IpuTarget, Options, identity_loss, inference_model, train
 from popgeo.loader import (
     FixedSizeClusterLoader,
     FixedSizeDataLoader,
+    FixedSizeEventLoader,
     FixedSizeLinkLoader,
     FixedSizeNeighborLoader,
     FixedSizeStrategy,
@@ -24,6 +25,7 @@ __all__ = [
     "FixedSizeClusterLoader",
     "FixedSizeCollater",
     "FixedSizeDataLoader",
+    "FixedSizeEventLoader",
     "FixedSizeLinkLoader",
     "FixedSizeNeighborLoader",
     "FixedSizeOptions",

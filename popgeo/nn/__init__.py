@@ -27,10 +27,13 @@ from popgeo.nn.models.gin import GINE as GINE
 from popgeo.nn.models.gnn import GNN as GNN
 from popgeo.nn.models.knowledge_graph import KnowledgeGraphModel as KnowledgeGraphModel
 from popgeo.nn.models.knowledge_graph import Side as Side
+from popgeo.nn.models.nbfnet import NBFNet as NBFNet
+from popgeo.nn.models.nbfnet import own_links as own_links
 from popgeo.nn.models.painn import PaiNN as PaiNN
 from popgeo.nn.models.rotate import RotatE as RotatE
 from popgeo.nn.models.sage import GraphSAGE as GraphSAGE
 from popgeo.nn.models.schnet import SchNet as SchNet
+from popgeo.nn.models.tgn import TGN as TGN
 from popgeo.nn.models.transe import TransE as TransE
 from popgeo.nn.norm import BatchNorm as BatchNorm
 from popgeo.nn.norm import GraphNorm as GraphNorm
@@ -46,6 +49,8 @@ from popgeo.nn.ranking import Ranks as Ranks
 from popgeo.nn.ranking import rank_entities as rank_entities
 from popgeo.nn.readout import AttentionalAggregation as AttentionalAggregation
 from popgeo.nn.readout import InnerProductDecoder as InnerProductDecoder
+from popgeo.nn.score_ranks import filtered_ranks as filtered_ranks
+from popgeo.nn.score_ranks import hits_among as hits_among
 from popgeo.nn.sharded_training import ShardedTraining as ShardedTraining
 from popgeo.nn.triple_loss import LogSigmoidLoss as LogSigmoidLoss
 from popgeo.nn.triple_loss import SoftmaxLoss as SoftmaxLoss

@@ -118,9 +118,10 @@ RULES: dict[str, Rule] = {
         for name in (
             "view", "_unsafe_view", "reshape", "_reshape_alias", "view_as", "expand", "expand_as", "t", "transpose",
             "permute", "numpy_T", "mT", "movedim", "select", "slice", "narrow", "unsqueeze", "squeeze", "flatten",
-            "unflatten", "split", "split_with_sizes", "chunk", "unbind", "diagonal", "as_strided", "alias", "detach",
-            "lift", "lift_fresh", "view_as_real", "view_as_complex", "unfold", "empty", "empty_like", "new_empty",
-            "empty_strided", "new_empty_strided", "empty_permuted", "sym_size", "_local_scalar_dense", "resize", "set",
+            "unflatten", "split", "split_with_sizes", "unsafe_split", "chunk", "unbind", "diagonal", "as_strided",
+            "alias", "detach", "lift", "lift_fresh", "view_as_real", "view_as_complex", "unfold", "empty", "empty_like",
+            "new_empty", "empty_strided", "new_empty_strided", "empty_permuted", "sym_size", "_local_scalar_dense",
+            "resize", "set",
         )
     },
 }  # fmt: skip

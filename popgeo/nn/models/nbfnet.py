@@ -1,0 +1,155 @@
+"""NBFNet: which entity answers a query, by all paths from its head (arXiv:2106.06935); new entities are no obstacle."""
+
+import torch
+from torch import Tensor, nn
+
+from popgeo.nn.bellman_ford import AGGREGATIONS, BellmanFordLayer, QueriedGraph
+
+
+class NBFNet(nn.Module):
+    """Scores tails of queries (head, relation, ?) by generalized Bellman-Ford iterations (arXiv:2106.06935).
+
+    It learns nothing about single entities, only about relations, so it answers queries on graphs of entities that it
+    has never seen. A query about heads (?, relation, tail) is one with the inverse relation, (tail, inverse, ?).
+
+    Each query sees the graph without the edges hidden from it, so that a link that is to be predicted cannot be read
+    off; the edges stay in their slots, and a query's scores depend on no other query of the batch.
+
+    Args:
+        num_relations: Relations of edges, inverse ones counted.
+        channels: Features of a node.
+        num_layers: Iterations: the longest paths.
+        aggregation: `"pna"` or `"sum"`; see `BellmanFordLayer`.
+
+    Raises:
+        ValueError: an unknown aggregation, or no layer.
+
+    Example:
+        >>> model = NBFNet(num_relations=4, channels=8, num_layers=2)
+        >>> edge_index, edge_type = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), torch.tensor([0, 2, 1, 3])
+        >>> model(torch.tensor([0, 2]), torch.tensor([0, 3]), edge_index, edge_type, num_nodes=3).shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(
+        self, num_relations: int, channels: int = 32, num_layers: int = 6, *, aggregation: str = "pna"
+    ) -> None:
+        super().__init__()
+        if aggregation not in AGGREGATIONS:
+            raise ValueError(f"aggregation is {aggregation!r}; it must be one of {', '.join(AGGREGATIONS)}.")
+        if num_layers < 1:
+            raise ValueError(f"num_layers is {num_layers}; at least one iteration is needed to leave the head.")
+        self.query = nn.Embedding(num_relations, channels)
+        self.layers = nn.ModuleList(BellmanFordLayer(channels, num_relations, aggregation) for _ in range(num_layers))
+        self.mlp = nn.Sequential(nn.Linear(2 * channels, 2 * channels), nn.ReLU(), nn.Linear(2 * channels, 1))
+
+    def forward(
+        self,
+        head: Tensor,
+        relation: Tensor,
+        edge_index: Tensor,
+        edge_type: Tensor,
+        *,
+        num_nodes: int,
+        tails: Tensor | None = None,
+        hidden: Tensor | None = None,
+        nodes_mask: Tensor | None = None,
+        edges_mask: Tensor | None = None,
+    ) -> Tensor:
+        """A score, as a logit, for each query and each tail.
+
+        Args:
+            head: Where each query starts. [num_queries]
+            relation: What it asks for. [num_queries]
+            edge_index: Source and destination of each edge, inverse edges among them. [2, num_edges]
+            edge_type: Relation of each edge. [num_edges]
+            num_nodes: Nodes of the graph, padding included.
+            tails: The tails to score; all nodes when left out. [num_queries, num_tails]
+            hidden: True where an edge is hidden from a query; see `own_links`. [num_queries, num_edges]
+            nodes_mask: True where the node is real. [num_nodes]
+            edges_mask: True where the edge is real. [num_edges]
+
+        Returns:
+            [num_queries, num_tails], or without `tails` [num_queries, num_nodes], where padding scores -inf.
+
+        Raises:
+            ValueError: shapes do not fit.
+        """
+        _check_shapes(head, relation, edge_index, edge_type, num_nodes, tails, hidden, nodes_mask, edges_mask)
+        if edges_mask is None:
+            edges_mask = torch.ones_like(edge_type, dtype=torch.bool)
+        if nodes_mask is None:
+            nodes_mask = torch.ones(num_nodes, dtype=torch.bool, device=head.device)
+        keep = edges_mask.expand(head.size(0), -1) if hidden is None else edges_mask & ~hidden
+        edge_index = torch.where(edges_mask, edge_index, num_nodes - 1)
+        edge_type = torch.where(edges_mask, edge_type, 0)
+        num_relations = self.query.num_embeddings
+        graph = QueriedGraph.of(edge_index, edge_type, num_relations, keep, head, self.query(relation), nodes_mask)
+        h = graph.boundary  # [num_nodes, num_queries, channels], eq. 2
+        for layer in self.layers:
+            h = h + layer(h, graph)
+        h = h.transpose(0, 1)  # [num_queries, num_nodes, channels]
+        if tails is not None:
+            h = h.gather(1, tails.unsqueeze(2).expand(-1, -1, h.size(2)))  # [num_queries, num_tails, channels]
+        score = self.mlp(torch.cat([h, graph.query.unsqueeze(1).expand_as(h)], dim=2)).squeeze(2)
+        return score if tails is not None else torch.where(nodes_mask, score, -torch.inf)
+
+
+def own_links(
+    head: Tensor, relation: Tensor, tail: Tensor, edge_index: Tensor, edge_type: Tensor, num_relations: int
+) -> Tensor:
+    """The edges that state a query's own answer, forwards or as their inverse: what to hide while training.
+
+    Args:
+        head: Where each query starts. [num_queries]
+        relation: What it asks for. [num_queries]
+        tail: Its answer. [num_queries]
+        edge_index: Source and destination of each edge. [2, num_edges]
+        edge_type: Relation of each edge. [num_edges]
+        num_relations: Relations, inverse ones counted; that of r is r + num_relations / 2, and the other way round.
+
+    Returns:
+        [num_queries, num_edges]
+
+    Example:
+        >>> edge_index, edge_type = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), torch.tensor([0, 2, 1, 3])
+        >>> one = torch.tensor([0]), torch.tensor([0]), torch.tensor([1])
+        >>> own_links(*one, edge_index, edge_type, num_relations=4)
+        tensor([[ True,  True, False, False]])
+    """
+    half = num_relations // 2
+    inverse = torch.where(relation < half, relation + half, relation - half)
+    (src, dst), (head, tail) = edge_index, (head.unsqueeze(1), tail.unsqueeze(1))
+    forwards = (src == head) & (dst == tail) & (edge_type == relation.unsqueeze(1))
+    return forwards | ((src == tail) & (dst == head) & (edge_type == inverse.unsqueeze(1)))
+
+
+def _check_shapes(
+    head: Tensor,
+    relation: Tensor,
+    edge_index: Tensor,
+    edge_type: Tensor,
+    num_nodes: int,
+    tails: Tensor | None,
+    hidden: Tensor | None,
+    nodes_mask: Tensor | None,
+    edges_mask: Tensor | None,
+) -> None:
+    queries, edges = head.shape, edge_type.shape
+    expected = {
+        "relation": (relation, queries),
+        "edge_index": (edge_index, (2, *edges)),
+        "tails": (tails, (*queries, None)),
+        "hidden": (hidden, (*queries, *edges)),
+        "nodes_mask": (nodes_mask, (num_nodes,)),
+        "edges_mask": (edges_mask, edges),
+    }
+    for name, (tensor, shape) in expected.items():
+        if tensor is None:
+            continue
+        found = tuple(tensor.shape)
+        if len(found) != len(shape) or any(s not in (None, f) for s, f in zip(shape, found, strict=True)):
+            raise ValueError(
+                f"{name} has shape {found}; with head {tuple(queries)}, edge_type {tuple(edges)} and "
+                f"num_nodes={num_nodes} it must be {tuple('any' if s is None else s for s in shape)}."
+            )

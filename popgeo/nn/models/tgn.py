@@ -1,0 +1,244 @@
+"""TGN: who will meet whom next, from a stream of events (arXiv:2006.10637)."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from popgeo.nn.event_ends import EventEnds
+from popgeo.nn.last_neighbors import LastNeighbors, Neighbors
+from popgeo.nn.node_memory import NodeMemory, TimeEncoder
+from popgeo.ops import gather
+
+
+class GraphAttentionEmbedding(nn.Module):
+    """A node is its memory beside what attention finds in its last neighbours, eq. 5 of arXiv:2006.10637.
+
+    One layer of PyG's `TransformerConv` (arXiv:2009.09430) over a fixed number of slots; checkpoints of the module of
+    this name in PyG's example of TGN load as they are.
+
+    Args:
+        in_channels: Memory of a node.
+        out_channels: Channels of the result, divided among the heads.
+        msg_channels: What an event carries.
+        time_enc: The time encoder, usually the memory's own.
+        heads: Attention heads.
+        dropout: Share of attention weights zeroed in training.
+
+    Raises:
+        ValueError: the heads do not divide the channels.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        msg_channels: int,
+        time_enc: TimeEncoder,
+        heads: int = 2,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__()
+        if out_channels % heads:
+            raise ValueError(f"out_channels is {out_channels}; {heads} heads do not divide it.")
+        self.time_enc = time_enc
+        self.conv = SlotAttention(
+            in_channels, out_channels, msg_channels + time_enc.lin.out_features, heads=heads, dropout=dropout
+        )
+
+    def forward(self, x: Tensor, last_update: Tensor, root: Tensor, place: Tensor, neighbors: Neighbors) -> Tensor:
+        """The embedding of some of the nodes that `x` holds.
+
+        Args:
+            x: Memory of nodes. [num_rows, in_channels]
+            last_update: When each was last updated. int64 [num_rows]
+            root: Rows of the nodes to embed. [num_roots]
+            place: Rows of their neighbours. [num_roots, size]
+            neighbors: Their events. [num_roots, size]
+
+        Returns:
+            [num_roots, out_channels]
+        """
+        since = last_update[place] - neighbors.t
+        attributes = torch.cat([self.time_enc(since), neighbors.msg], dim=2)  # [num_roots, size, edge_channels]
+        return self.conv(x, root, place, attributes, neighbors.mask)
+
+
+class SlotAttention(nn.Module):
+    """PyG's `TransformerConv`, eq. 3 and 4 of arXiv:2009.09430, where each node has as many slots for neighbours.
+
+    Args:
+        in_channels: Features of a node.
+        out_channels: Features of the result.
+        edge_channels: Features of an edge.
+        heads: Attention heads, which divide `out_channels`.
+        dropout: Share of attention weights zeroed in training.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, edge_channels: int, *, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.lin_key = nn.Linear(in_channels, out_channels)
+        self.lin_query = nn.Linear(in_channels, out_channels)
+        self.lin_value = nn.Linear(in_channels, out_channels)
+        self.lin_edge = nn.Linear(edge_channels, out_channels, bias=False)
+        self.lin_skip = nn.Linear(in_channels, out_channels)
+
+    def forward(self, x: Tensor, root: Tensor, place: Tensor, attributes: Tensor, mask: Tensor) -> Tensor:
+        """[num_rows, in_channels], [num_roots], [num_roots, size] and [num_roots, size, edge_channels], whether a slot
+        is filled [num_roots, size] -> [num_roots, out_channels]"""
+        roots, size = place.shape
+        parts = roots, size, self.heads, -1
+        of_root = gather(x, root)
+        edge = self.lin_edge(attributes).view(parts)  # [num_roots, size, heads, out_channels / heads]
+        both = gather(torch.cat([self.lin_key(x), self.lin_value(x)], dim=1), place.flatten())
+        key, value = (part.reshape(parts) + edge for part in both.chunk(2, dim=1))
+        query = self.lin_query(of_root).view(roots, 1, self.heads, -1)
+        score = (query * key).sum(3) / math.sqrt(key.size(3))  # [num_roots, size, heads]
+        filled = mask.unsqueeze(2)
+        weight = torch.where(filled, score, -torch.inf)
+        # A node without any neighbour has no largest score; its weights are all zero.
+        weight = weight - torch.where(filled.any(1, keepdim=True), weight, 0.0).amax(1, keepdim=True).detach()
+        weight = torch.where(filled, weight, -torch.inf).exp()
+        weight = weight / weight.sum(1, keepdim=True).clamp(min=1e-16)
+        weight = F.dropout(weight, self.dropout, self.training)
+        found = (weight.unsqueeze(3) * value).sum(1).flatten(1)  # [num_roots, out_channels]
+        return found + self.lin_skip(of_root)
+
+
+class LinkPredictor(nn.Module):
+    """The logit that two nodes meet; checkpoints of the module of this name in PyG's example of TGN load as they are.
+
+    Args:
+        channels: Embedding of a node.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.lin_src = nn.Linear(channels, channels)
+        self.lin_dst = nn.Linear(channels, channels)
+        self.lin_final = nn.Linear(channels, 1)
+
+    def forward(self, z_src: Tensor, z_dst: Tensor) -> Tensor:
+        """[num_events, channels] twice -> [num_events]"""
+        return self.lin_final(torch.relu(self.lin_src(z_src) + self.lin_dst(z_dst))).squeeze(1)
+
+
+class TGN(nn.Module):
+    """Predicts the events of a stream from those before, a batch at a time (arXiv:2006.10637).
+
+    `forward` predicts a batch's events and only then learns of them. Everything that it knows of the past, memories,
+    messages and last neighbours, is in buffers of fixed shape, so a step of it compiles once and writes them back; the
+    slots of a last, smaller batch are masked. See `NodeMemory` for how training and evaluation differ.
+
+    Args:
+        num_nodes: Nodes that there are or will be.
+        msg_channels: What an event carries; may be 0.
+        channels: Channels of memories, times and embeddings.
+        num_neighbors: Last events of a node that attention sees.
+        heads: Attention heads.
+        dropout: Share of attention weights zeroed in training.
+        learn_nodes: Learn features v_i of each node, to which its memory is added, s_i + v_i of section 3.1. Without
+            them only what events carry, and when, tells nodes apart.
+
+    Example:
+        >>> model = TGN(num_nodes=5, msg_channels=1, channels=8, num_neighbors=2)
+        >>> src, dst, wrong = torch.tensor([0, 1]), torch.tensor([3, 4]), torch.tensor([4, 3])
+        >>> t, msg, mask = torch.tensor([10, 20]), torch.ones(2, 1), torch.tensor([True, True])
+        >>> met, not_met = model(src, dst, t, msg, neg_dst=wrong, events_mask=mask)
+        >>> met.shape, model.memory.has_message.tolist()
+        (torch.Size([2]), [True, True, False, True, True])
+    """
+
+    def __init__(
+        self,
+        num_nodes: int,
+        msg_channels: int,
+        channels: int = 100,
+        num_neighbors: int = 10,
+        *,
+        heads: int = 2,
+        dropout: float = 0.1,
+        learn_nodes: bool = False,
+    ) -> None:
+        super().__init__()
+        self.num_nodes, self.msg_channels = num_nodes, msg_channels
+        self.memory = NodeMemory(num_nodes, msg_channels, channels, channels)
+        self.neighbors = LastNeighbors(num_nodes, num_neighbors, msg_channels)
+        self.embedding = GraphAttentionEmbedding(
+            channels, channels, msg_channels, self.memory.time_enc, heads=heads, dropout=dropout
+        )
+        self.predictor = LinkPredictor(channels)
+        self.node_features = nn.Embedding(num_nodes, channels) if learn_nodes else None
+
+    def forward(
+        self,
+        src: Tensor,
+        dst: Tensor,
+        t: Tensor,
+        msg: Tensor,
+        *,
+        neg_dst: Tensor | None = None,
+        events_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits of a batch of events, from what was before the first of them; then they are learned of.
+
+        Args:
+            src: Sources. [num_events]
+            dst: Destinations. [num_events]
+            t: Times, ascending from batch to batch too. int64 [num_events]
+            msg: What each event carries. [num_events, msg_channels]
+            neg_dst: For each event a node that its source did not meet. [num_events]
+            events_mask: True where the event is real; padding is last. [num_events]
+
+        Returns:
+            The logits of the events, and of the sources with `neg_dst`, if any. [num_events] each; 0 for padding.
+
+        Raises:
+            ValueError: shapes do not fit.
+        """
+        self._check(src, dst, t, msg, neg_dst, events_mask)
+        real = torch.ones_like(src, dtype=torch.bool) if events_mask is None else events_mask
+        src, dst, t = (torch.where(real, one, 0) for one in (src, dst, t))
+        msg = torch.where(real.unsqueeze(1), msg, 0.0)
+        ends = [src, dst] if neg_dst is None else [src, dst, torch.where(real, neg_dst, 0)]
+        z_src, z_dst, *z_neg = self.embed(torch.cat(ends)).chunk(len(ends))
+        met = torch.where(real, self.predictor(z_src, z_dst), 0.0)
+        not_met = torch.where(real, self.predictor(z_src, z_neg[0]), 0.0) if z_neg else None
+        events = EventEnds.of(src, dst, t, msg, real)
+        self.memory.update(events)
+        self.neighbors.insert(events)
+        return met, not_met
+
+    def embed(self, node: Tensor) -> Tensor:
+        """What nodes are before the next event. [num_roots] -> [num_roots, channels]"""
+        neighbors = self.neighbors(node)
+        rows = node.numel() + neighbors.node.numel()
+        if rows < self.num_nodes:
+            touched = torch.cat([node, neighbors.node.flatten()])
+            place = torch.arange(rows, device=node.device)
+            root, place = place[: node.numel()], place[node.numel() :].view_as(neighbors.node)
+        else:  # so many that each node once is less work
+            touched, root, place = torch.arange(self.num_nodes, device=node.device), node, neighbors.node
+        memory, last_update = self.memory(touched)
+        if self.node_features is not None:
+            memory = memory + gather(self.node_features.weight, touched)
+        return self.embedding(memory, last_update, root, place, neighbors)
+
+    def reset_state(self) -> None:
+        """Forgets all events, as before the first of an epoch."""
+        self.memory.reset_state()
+        self.neighbors.reset_state()
+
+    def _check(
+        self, src: Tensor, dst: Tensor, t: Tensor, msg: Tensor, neg_dst: Tensor | None, events_mask: Tensor | None
+    ) -> None:
+        num_events = src.shape
+        same = {"dst": dst, "t": t, "neg_dst": neg_dst, "events_mask": events_mask}
+        wrong = [name for name, tensor in same.items() if tensor is not None and tensor.shape != num_events]
+        if wrong or msg.shape != (*num_events, self.msg_channels):
+            raise ValueError(
+                f"With src {tuple(num_events)}, {', '.join(wrong) or 'msg'} has another shape than it must: one entry "
+                f"for each event, and msg is {(*num_events, self.msg_channels)}, not {tuple(msg.shape)}."
+            )

@@ -1,0 +1,142 @@
+"""The memory of TGN: what each node has gone through, and the last message that it has still to take in."""
+
+import torch
+from torch import Tensor, nn
+
+from popgeo.nn.event_ends import EventEnds
+from popgeo.ops import gather
+
+_SLOWEST = 9.0  # powers of ten between the fastest and the slowest frequency of time, as in the paper's code
+
+
+class TimeEncoder(nn.Module):
+    """cos(w t + b): time as channels of different frequencies (arXiv:2002.07962), from 1 down to 1e-9 at the start.
+
+    Parameters have the names of PyG's `TimeEncoder`.
+
+    Example:
+        >>> TimeEncoder(3)(torch.tensor([0, 7])).shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.lin = nn.Linear(1, channels)
+        with torch.no_grad():
+            self.lin.weight.copy_(10 ** -torch.linspace(0, _SLOWEST, channels).unsqueeze(1))
+            self.lin.bias.zero_()
+
+    def forward(self, t: Tensor) -> Tensor:
+        """[...] -> [..., channels]"""
+        return self.lin(t.to(self.lin.weight.dtype).unsqueeze(-1)).cos()
+
+
+class NodeMemory(nn.Module):
+    """The memory of nodes in a stream of events, and the message that each has still to take in (arXiv:2006.10637).
+
+    A message is [s_i, s_j, e_ij, time since the last update], eq. 1 with the identity; of several in a batch the last
+    counts, eq. 2; a GRU takes it in, eq. 3. Messages are computed from what they are made of when they are taken in, so
+    that in training the loss reaches what computes them; a batch's own messages are stored after its prediction, so
+    none is known to it. All state is buffers of fixed shape, which compiled steps write back.
+
+    In training a message is taken in when its node has the next event; in evaluation at once. So the step from training
+    to evaluation, `eval()`, takes in all that wait; call `reset_state()` before training again from the first event.
+    It does what `torch_geometric.nn.TGNMemory` does with `IdentityMessage`, `LastAggregator` and torch_scatter, for
+    events of ascending times; of a node's events at the same time the later one counts. (Without torch_scatter PyG
+    gives a node that has no message one of another node.) PyG's checkpoints load as they are; they hold no messages.
+
+    Args:
+        num_nodes: Nodes that there are or will be.
+        msg_channels: What an event carries; may be 0.
+        memory_channels: Memory of a node.
+        time_channels: Channels of a time.
+
+    Example:
+        >>> memory = NodeMemory(num_nodes=3, msg_channels=1, memory_channels=4, time_channels=2)
+        >>> event = (torch.tensor([0]), torch.tensor([2]), torch.tensor([5]), torch.ones(1, 1), torch.tensor([True]))
+        >>> memory.update(EventEnds.of(*event))
+        >>> memory(torch.tensor([0, 1]))[1]  # when each of the two was last updated
+        tensor([5, 0])
+    """
+
+    memory: Tensor
+    last_update: Tensor
+    message_other: Tensor
+    message_time: Tensor
+    message: Tensor
+    has_message: Tensor
+
+    def __init__(self, num_nodes: int, msg_channels: int, memory_channels: int, time_channels: int) -> None:
+        super().__init__()
+        self.num_nodes = num_nodes
+        self.time_enc = TimeEncoder(time_channels)
+        self.gru = nn.GRUCell(2 * memory_channels + msg_channels + time_channels, memory_channels)
+        self.register_buffer("memory", torch.zeros(num_nodes, memory_channels))
+        self.register_buffer("last_update", torch.zeros(num_nodes, dtype=torch.int64))
+        self.register_buffer("message_other", torch.zeros(num_nodes, dtype=torch.int64))
+        self.register_buffer("message_time", torch.zeros(num_nodes, dtype=torch.int64))
+        self.register_buffer("message", torch.zeros(num_nodes, msg_channels))
+        self.register_buffer("has_message", torch.zeros(num_nodes, dtype=torch.bool))
+        self.register_load_state_dict_pre_hook(_without_messages)
+
+    def forward(self, node: Tensor) -> tuple[Tensor, Tensor]:
+        """What nodes remember, in training with the message that waits, and when each was last updated.
+
+        Args:
+            node: Any nodes. [num_rows]
+
+        Returns:
+            [num_rows, memory_channels] and int64 [num_rows]
+        """
+        if self.training:
+            return self._taken_in(node)
+        return gather(self.memory, node), self.last_update[node]
+
+    @torch.no_grad()
+    def update(self, ends: EventEnds) -> None:
+        """Learns of a batch of events, after all that is to be predicted without them."""
+        if not self.training:
+            self._store(ends)
+        memory, last_update = self._taken_in(ends.node)
+        ends.write(self.memory, ends.node, memory[ends.last])
+        ends.write(self.last_update, ends.node, last_update)
+        if self.training:
+            self._store(ends)
+
+    @torch.no_grad()
+    def reset_state(self) -> None:
+        """Forgets all events."""
+        for state in self.buffers():
+            state.zero_()
+
+    def train(self, mode: bool = True) -> "NodeMemory":
+        """Sets the mode; from training to evaluation all nodes take in the messages that wait."""
+        if self.training and not mode:
+            with torch.no_grad():
+                memory, last_update = self._taken_in(torch.arange(self.num_nodes, device=self.memory.device))
+                self.memory.copy_(memory)
+                self.last_update.copy_(last_update)
+                self.has_message.zero_()
+        return super().train(mode)
+
+    def _taken_in(self, node: Tensor) -> tuple[Tensor, Tensor]:
+        """Memory with the message that waits, eq. 3, and the time of that message."""
+        waits, t, before = self.has_message[node], self.message_time[node], self.last_update[node]
+        own, other = gather(self.memory, node), gather(self.memory, self.message_other[node])
+        parts = [own, other, gather(self.message, node), self.time_enc(t - before)]
+        message = torch.where(waits.unsqueeze(1), torch.cat(parts, dim=1), 0.0)  # eq. 1
+        return self.gru(message, own), torch.where(waits, t, before)
+
+    def _store(self, ends: EventEnds) -> None:
+        """Keeps what the last event of each node says, eq. 2."""
+        ends.write(self.message_other, ends.node, ends.other[ends.last])
+        ends.write(self.message_time, ends.node, ends.t[ends.last])
+        ends.write(self.message, ends.node, ends.msg[ends.last])
+        ends.write(self.has_message, ends.node, torch.ones_like(ends.is_real))
+
+
+def _without_messages(module: nn.Module, state: dict, prefix: str, *of_loading: object) -> None:
+    """Lets a checkpoint of PyG, which has a table for its own use and no messages, be one in which no message waits."""
+    if state.pop(f"{prefix}_assoc", None) is not None:
+        for name in ("message_other", "message_time", "message", "has_message"):
+            state[f"{prefix}{name}"] = torch.zeros_like(module.get_buffer(name))
