@@ -185,3 +185,17 @@ def test_forces_of_ethanol_are_learned_and_padding_touches_none(run: Run, shared
     assert learned[0] < 0.7 * of_mean[0]
     assert numbers(r"padding atoms: ([\d.]+) eV/A", printed) == [0, 0]
     assert numbers(r"by that padding: (\S+) eV/A", printed)[0] < 1e-5
+
+
+def test_events_of_students_are_predicted_and_baselines_see_the_same(run: Run, shared_data: Path):
+    small = ("--name", "college", "--events", "3000", "--epochs", "2", "--channels", "16", "--neighbors", "4")
+    printed = run("tgn_link_prediction.py", "--root", str(shared_data / "temporal"), *small)
+    assert numbers(r"popularity: AP ([\d.]+)", printed)[0] > 0.6
+    assert numbers(r"TGN of the best epoch: AP ([\d.]+)", printed)[0] > 0.55
+
+
+def test_links_of_entities_never_seen_are_ranked(run: Run, shared_data: Path):
+    small = ("--links", "150", "--epochs", "2", "--channels", "8", "--layers", "2", "--batch-size", "32")
+    printed = run("nbfnet_inductive.py", "--root", str(shared_data / "kg/inductive"), *small)
+    assert numbers(r"epoch 2: loss ([\d.]+)", printed)[0] < numbers(r"epoch 1: loss ([\d.]+)", printed)[0]
+    assert numbers(r"Hits@10 of 50 negatives ([\d.]+)", printed)[0] > 0.2
