@@ -171,7 +171,7 @@ def main() -> None:
             best, of_test = ap, after
         print(
             f"epoch {epoch + 1}: loss {sum(losses) / len(losses):.3f}, validation AP {ap:.3f}, AUC {auc:.3f}, "
-            f"{(time.process_time() - start) / 60:.1f} minutes of processor time",
+            f"test AP {after[0]:.3f}, AUC {after[1]:.3f}, {(time.process_time() - start) / 60:.1f} minutes of processor time",
             flush=True,
         )
     print(f"test, TGN of the best epoch: AP {of_test[0]:.3f}, AUC {of_test[1]:.3f}")
