@@ -194,3 +194,17 @@ def test_a_knowledge_graph_is_completed_the_better_the_longer(run: Run, shared_d
     assert len(curve) == 3
     assert curve[0] < curve[2]
     assert numbers(r"test MRR ([\d.]+)", printed)[0] > 0.4
+
+
+def test_events_of_students_are_predicted_and_baselines_see_the_same(run: Run, shared_data: Path):
+    small = ("--name", "college", "--events", "3000", "--epochs", "2", "--channels", "16", "--neighbors", "4")
+    printed = run("tgn_link_prediction.py", "--root", str(shared_data / "temporal"), *small)
+    assert numbers(r"popularity: AP ([\d.]+)", printed)[0] > 0.6
+    assert numbers(r"TGN of the best epoch: AP ([\d.]+)", printed)[0] > 0.55
+
+
+def test_links_of_entities_never_seen_are_ranked(run: Run, shared_data: Path):
+    small = ("--links", "150", "--epochs", "2", "--channels", "8", "--layers", "2", "--batch-size", "32")
+    printed = run("nbfnet_inductive.py", "--root", str(shared_data / "kg/inductive"), *small)
+    assert numbers(r"epoch 2: loss ([\d.]+)", printed)[0] < numbers(r"epoch 1: loss ([\d.]+)", printed)[0]
+    assert numbers(r"Hits@10 of 50 negatives ([\d.]+)", printed)[0] > 0.2

@@ -73,7 +73,7 @@ class FixedSizeEventLoader:
             columns["neg_dst"] = self._draw(0 if self.same_negatives else self.epoch)
         self.epoch += 1
         for start in range(0, len(self) * self.batch_size, self.batch_size):
-            yield TemporalData(**{name: v[start : start + self.batch_size] for name, v in columns.items()})
+            yield TemporalData(**{name: v[start : start + self.batch_size].clone() for name, v in columns.items()})
 
     def __repr__(self) -> str:
         drawn = "none" if self.negatives is None else f"of nodes {self.negatives[0]} to {self.negatives[1] - 1}"

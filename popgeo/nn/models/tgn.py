@@ -11,6 +11,8 @@ from popgeo.nn.last_neighbors import LastNeighbors, Neighbors
 from popgeo.nn.node_memory import NodeMemory, TimeEncoder
 from popgeo.ops import gather
 
+SINCE = ("now", "last update")
+
 
 class GraphAttentionEmbedding(nn.Module):
     """A node is its memory beside what attention finds in its last neighbours, eq. 5 of arXiv:2006.10637.
@@ -47,12 +49,12 @@ class GraphAttentionEmbedding(nn.Module):
             in_channels, out_channels, msg_channels + time_enc.lin.out_features, heads=heads, dropout=dropout
         )
 
-    def forward(self, x: Tensor, last_update: Tensor, root: Tensor, place: Tensor, neighbors: Neighbors) -> Tensor:
+    def forward(self, x: Tensor, since: Tensor, root: Tensor, place: Tensor, neighbors: Neighbors) -> Tensor:
         """The embedding of some of the nodes that `x` holds.
 
         Args:
             x: Memory of nodes. [num_rows, in_channels]
-            last_update: When each was last updated. int64 [num_rows]
+            since: How long ago each neighbour was met. int64 [num_roots, size]
             root: Rows of the nodes to embed. [num_roots]
             place: Rows of their neighbours. [num_roots, size]
             neighbors: Their events. [num_roots, size]
@@ -60,7 +62,6 @@ class GraphAttentionEmbedding(nn.Module):
         Returns:
             [num_roots, out_channels]
         """
-        since = last_update[place] - neighbors.t
         attributes = torch.cat([self.time_enc(since), neighbors.msg], dim=2)  # [num_roots, size, edge_channels]
         return self.conv(x, root, place, attributes, neighbors.mask)
 
@@ -139,8 +140,13 @@ class TGN(nn.Module):
         num_neighbors: Last events of a node that attention sees.
         heads: Attention heads.
         dropout: Share of attention weights zeroed in training.
+        since: What attention knows of the time of an event with a neighbour: how long before `"now"`, the time of the
+            prediction, as in eq. 9, or before the neighbour's `"last update"`, as in PyG's example.
         learn_nodes: Learn features v_i of each node, to which its memory is added, s_i + v_i of section 3.1. Without
             them only what events carry, and when, tells nodes apart.
+
+    Raises:
+        ValueError: an unknown `since`, heads that do not divide the channels, or no slot for a neighbour.
 
     Example:
         >>> model = TGN(num_nodes=5, msg_channels=1, channels=8, num_neighbors=2)
@@ -160,9 +166,13 @@ class TGN(nn.Module):
         *,
         heads: int = 2,
         dropout: float = 0.1,
+        since: str = "now",
         learn_nodes: bool = False,
     ) -> None:
         super().__init__()
+        if since not in SINCE:
+            raise ValueError(f"since is {since!r}; it must be one of {', '.join(map(repr, SINCE))}.")
+        self.since = since
         self.num_nodes, self.msg_channels = num_nodes, msg_channels
         self.memory = NodeMemory(num_nodes, msg_channels, channels, channels)
         self.neighbors = LastNeighbors(num_nodes, num_neighbors, msg_channels)
@@ -203,7 +213,7 @@ class TGN(nn.Module):
         src, dst, t = (torch.where(real, one, 0) for one in (src, dst, t))
         msg = torch.where(real.unsqueeze(1), msg, 0.0)
         ends = [src, dst] if neg_dst is None else [src, dst, torch.where(real, neg_dst, 0)]
-        z_src, z_dst, *z_neg = self.embed(torch.cat(ends)).chunk(len(ends))
+        z_src, z_dst, *z_neg = self.embed(torch.cat(ends), t.repeat(len(ends))).chunk(len(ends))
         met = torch.where(real, self.predictor(z_src, z_dst), 0.0)
         not_met = torch.where(real, self.predictor(z_src, z_neg[0]), 0.0) if z_neg else None
         events = EventEnds.of(src, dst, t, msg, real)
@@ -211,8 +221,16 @@ class TGN(nn.Module):
         self.neighbors.insert(events)
         return met, not_met
 
-    def embed(self, node: Tensor) -> Tensor:
-        """What nodes are before the next event. [num_roots] -> [num_roots, channels]"""
+    def embed(self, node: Tensor, t: Tensor) -> Tensor:
+        """What nodes are at some time, as far as all events so far tell.
+
+        Args:
+            node: Any nodes. [num_roots]
+            t: The time of each. int64 [num_roots]
+
+        Returns:
+            [num_roots, channels]
+        """
         neighbors = self.neighbors(node)
         rows = node.numel() + neighbors.node.numel()
         if rows < self.num_nodes:
@@ -224,7 +242,8 @@ class TGN(nn.Module):
         memory, last_update = self.memory(touched)
         if self.node_features is not None:
             memory = memory + gather(self.node_features.weight, touched)
-        return self.embedding(memory, last_update, root, place, neighbors)
+        until = t.unsqueeze(1) if self.since == "now" else last_update[place]
+        return self.embedding(memory, until - neighbors.t, root, place, neighbors)
 
     def reset_state(self) -> None:
         """Forgets all events, as before the first of an epoch."""

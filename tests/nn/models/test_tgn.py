@@ -20,6 +20,7 @@ from popgeo.nn.last_neighbors import LastNeighbors
 from popgeo.nn.node_memory import NodeMemory
 from popgeo.ops import scatter_max
 from popgeo.testing import check_static_capture
+from tests.support.denormals import DenormalsMade
 
 NODES, MSG, CHANNELS, SIZE, BATCH = 12, 3, 8, 4, 10
 
@@ -176,7 +177,7 @@ def test_the_memory_is_pygs_after_every_batch_of_training_and_of_evaluation():
 
 
 def test_predictions_and_gradients_are_pygs_over_a_stream():
-    events, model = make_events(is_bipartite=True), make_model(dropout=0.0)
+    events, model = make_events(is_bipartite=True), make_model(dropout=0.0, since="last update")
     peer = PygTGN(model)
     for batch in batches(events, 4):  # no more events of a node than it has slots
         own, others = call(model, batch), peer(batch, events)
@@ -239,7 +240,7 @@ def test_no_event_tells_anything_to_a_prediction_of_its_own_batch(training: bool
     model = make_model(dropout=0.0).train(training)
     *_, expected = predictions(model, stream)
     other = copy.copy(stream[-1])
-    other.msg, other.t = 9 * other.msg, other.t + 1000
+    other.msg, other.t = 9 * other.msg, torch.cat([other.t[:1], other.t[1:] + 1000])
     other.src = torch.cat([other.src[:1], other.src[1:].flip(0)])
     other.dst = torch.cat([other.dst[:1], other.dst[1:].flip(0)])
     model = make_model(dropout=0.0).train(training)
@@ -274,13 +275,12 @@ def inputs(batch: TemporalData, dtype: torch.dtype = torch.float64) -> tuple[Ten
     return batch.src, batch.dst, batch.t, batch.msg.to(dtype), batch.neg_dst, batch.events_mask
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-def test_a_compiled_step_is_static_and_equals_eager_with_its_state(training: bool):
+def test_a_compiled_step_is_static_and_equals_eager_with_its_state():
     model = make_model(dropout=0.0)
     stream = batches(make_events())
     for batch in stream[:3]:
         call(model, batch)
-    check_static_capture(Training(model.train(training)), *inputs(stream[3]))
+    check_static_capture(Training(model), *inputs(stream[3]))
 
 
 def test_compiled_training_and_evaluation_share_state_and_are_eager_ones_over_a_stream():
@@ -335,3 +335,26 @@ def test_shapes_that_do_not_fit_are_refused_by_name(wrong: Wrong):
         setattr(batch, name, value)
     with pytest.raises(ValueError, match=wrong.named):
         call(make_model(torch.float32), batch)
+
+
+def test_no_activation_gradient_or_state_is_denormal(native: str):
+    model = make_model(torch.float32, learn_nodes=True)
+    with DenormalsMade() as made:
+        for batch in batches(make_events(30)):
+            loss = sum(one.square().sum() for one in call(model, batch))
+            torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    assert made.num_results > 50
+    assert made.found == []
+
+
+def test_attention_tells_a_recent_neighbour_from_an_old_one_only_if_it_knows_what_time_it_is():
+    events = batches(make_events(30))
+    for since, knows in (("now", True), ("last update", False)):
+        model = make_model(dropout=0.0, since=since)
+        for batch in events:
+            call(model, batch)
+        node, t = torch.arange(NODES), torch.full((NODES,), 2000)
+        later = model.embed(node, t + 500)
+        assert torch.allclose(model.embed(node, t), later) != knows
+    with pytest.raises(ValueError, match="'then'"):
+        make_model(since="then")

@@ -39,7 +39,7 @@ _RUN_ON_ONE_TILE = {
     "movement": "concat hstack vstack repeat_interleave tile rot90 index_fill diag_embed _reshape_copy im2col "
     "_foreach_copy pixel_shuffle as_strided_scatter unfold_backward diagonal_scatter masked_scatter linspace eye "
     "tril_indices triu_indices popgeo.all_to_all",
-    "view": "lift empty_permuted sym_size _local_scalar_dense resize set",
+    "view": "lift unsafe_split empty_permuted sym_size _local_scalar_dense resize set",
     "sorting": "msort searchsorted bucketize",
     "distances": "cdist",
     "losses": "binary_cross_entropy binary_cross_entropy_with_logits l1_loss mse_loss smooth_l1_loss huber_loss "
