@@ -15,6 +15,7 @@ each int [n, 3] of head, relation and tail. Without it that is `kg` in the folde
 import argparse
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +42,7 @@ from popgeo.nn import (
 )
 from popgeo.sampling import EntityShards
 
-MODELS: dict[str, type[KnowledgeGraphModel]] = {
+MODELS: dict[str, Callable[[int, int, int], KnowledgeGraphModel]] = {
     "complex": ComplEx,
     "distmult": DistMult,
     "rotate": RotatE,
@@ -91,13 +92,13 @@ def place() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
-def local_part(model: KnowledgeGraphModel, shards: EntityShards, num_local: int) -> KnowledgeGraphModel:
+def local_part(name: str, model: KnowledgeGraphModel, shards: EntityShards, num_local: int) -> KnowledgeGraphModel:
     """The same relations, and the entities of this process's shards."""
     first = place()[0] * num_local
-    part = type(model)(num_local * shards.num_rows, model.num_relations, model.hidden_channels)
+    part = MODELS[name](num_local * shards.num_rows, model.num_relations, model.hidden_channels)
     state = dict(model.state_dict())
-    for name, table in model.entity_tables.items():
-        state[name] = shards.spread(table.detach())[first : first + num_local].flatten(0, 1)
+    for key, table in model.entity_tables.items():
+        state[key] = shards.spread(table.detach())[first : first + num_local].flatten(0, 1)
     part.load_state_dict(state)
     return part
 
@@ -137,7 +138,7 @@ def train(arguments: argparse.Namespace, setting: Setting, splits: dict[str, Ten
         splits["train"], shards, slots, negatives, seed=arguments.seed, rank=process, world_size=world_size
     )
     whole = MODELS[arguments.model](num_nodes, num_relations, arguments.channels)
-    part = local_part(whole, shards, num_local)
+    part = local_part(arguments.model, whole, shards, num_local)
     loss = SoftmaxLoss(None if negatives is None else num_nodes)
     model = ShardedTraining(part, loss, num_shards=arguments.shards, num_local=num_local, n3=arguments.n3)
     options = ipu.Options(replication_factor=world_size, strict=False)

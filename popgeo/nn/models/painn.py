@@ -127,8 +127,8 @@ class PaiNN(nn.Module):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
         for message, update in zip(self.messages, self.updates, strict=True):
-            for last in (message.phi[-1], update.a[-1]):
-                nn.init.xavier_uniform_(last.weight, gain=GAIN_OF_A_BLOCK)
+            for last in (message.get_parameter("phi.2.weight"), update.get_parameter("a.2.weight")):
+                nn.init.xavier_uniform_(last, gain=GAIN_OF_A_BLOCK)
 
     def forward(
         self,
