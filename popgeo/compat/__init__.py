@@ -1,0 +1,5 @@
+"""Programs written for PopTorch and PopTorch Geometric run unchanged: their modules, as thin doors over popgeo."""
+
+from popgeo.compat.import_names import disable, enable
+
+__all__ = ["disable", "enable"]

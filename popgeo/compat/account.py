@@ -1,0 +1,47 @@
+"""The account of what an old program asked for: honoured, recorded for the machine model, or without meaning here."""
+
+from collections.abc import Iterator
+from enum import Enum
+
+import pandas as pd
+
+
+class Treatment(Enum):
+    """What became of something that a program asked of PopTorch."""
+
+    HONOURED = "honoured"  # it changes results or time here as it did there
+    RECORDED = "recorded"  # it changes the modelled machine, not the results
+    IGNORED = "ignored"  # it can mean nothing here
+
+
+class Account:
+    """What a program asked for, each thing once, in the order of first use.
+
+    Example:
+        >>> account = Account()
+        >>> account.add("Options.autoRoundNumIPUs", Treatment.IGNORED, "there are no IPUs to reserve")
+        >>> account.table().iloc[0].tolist()
+        ['Options.autoRoundNumIPUs', 'ignored', 'there are no IPUs to reserve']
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[str, tuple[Treatment, str]] = {}
+
+    def add(self, asked: str, treatment: Treatment, because: str = "") -> None:
+        self._entries.setdefault(asked, (treatment, because))
+
+    def clear(self) -> None:
+        self._entries.clear()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[tuple[str, Treatment, str]]:
+        return iter((asked, treatment, because) for asked, (treatment, because) in self._entries.items())
+
+    def table(self) -> pd.DataFrame:
+        rows = [(asked, treatment.value, because) for asked, treatment, because in self]
+        return pd.DataFrame(rows, columns=["asked", "became", "because"])
+
+
+ACCOUNT = Account()  # of this process: old programs know only module-level functions

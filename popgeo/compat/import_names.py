@@ -1,0 +1,91 @@
+"""The names that old programs import: where `import poptorch` finds the modules of this folder."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+NAMES = ("poptorch", "poptorch_geometric", "torch_scatter")  # each stands in popgeo.compat under its own name
+
+
+def enable(*, shadow: bool = False) -> None:
+    """Makes `poptorch`, `poptorch_geometric` and `torch_scatter` importable; the one line that an old program needs.
+
+    A package of these names that is installed stays what `import` finds, unless `shadow` is set.
+
+    Args:
+        shadow: Take popgeo's modules also where the real packages are installed.
+
+    Raises:
+        ValueError: the real package has been imported already, so that `shadow` would come too late.
+
+    Example:
+        >>> enable()
+        >>> import poptorch
+        >>> poptorch.__name__
+        'popgeo.compat.poptorch'
+        >>> disable()
+    """
+    disable()
+    names = [name for name in NAMES if shadow or not _is_installed(name)]
+    imported = [name for name in names if name in sys.modules]
+    if imported:
+        raise ValueError(
+            f"{imported[0]} of {getattr(sys.modules[imported[0]], '__file__', 'another place')} is imported already; "
+            "call popgeo.compat.enable(shadow=True) before that import."
+        )
+    sys.meta_path.insert(0, _CompatFinder(tuple(names)))
+
+
+def disable() -> None:
+    """Takes the names back: `import poptorch` finds an installed package again, or none.
+
+    Example:
+        >>> enable()
+        >>> disable()
+    """
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _CompatFinder)]
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in NAMES and module.__name__.startswith(f"{__package__}."):
+            del sys.modules[name]
+
+
+def _is_installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+class _CompatFinder(MetaPathFinder):
+    """Finds `poptorch.optim` as `popgeo.compat.poptorch.optim`: one module under two names, so classes are the same."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname.partition(".")[0] not in self.names:
+            return None
+        real = importlib.util.find_spec(f"{__package__}.{fullname}")
+        if real is None:
+            return None
+        return ModuleSpec(
+            fullname, _SameModule(real.name), origin=real.origin, is_package=real.submodule_search_locations is not None
+        )
+
+
+class _SameModule(Loader):
+    """Hands out the module that stands in this package, with its own name and spec."""
+
+    def __init__(self, real_name: str) -> None:
+        self.real_name = real_name
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(self.real_name)
+        self._own_spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._own_spec  # the import machinery has written the other name into it

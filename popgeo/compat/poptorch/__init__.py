@@ -1,0 +1,1 @@
+"""PopTorch's names over popgeo's executor."""

@@ -1,0 +1,1 @@
+"""PopTorch Geometric's names over popgeo's loaders."""
