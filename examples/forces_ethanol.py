@@ -1,6 +1,7 @@
-"""Train SchNet on energies and forces of ethanol, computed by DFT, and run molecular dynamics with it.
+"""Train SchNet or PaiNN on energies and forces of ethanol, computed by DFT, and run molecular dynamics with it.
 
     python examples/forces_ethanol.py --data ../shared/data/md
+    python examples/forces_ethanol.py --data ../shared/data/md --model painn
     python examples/forces_ethanol.py --data ../shared/data/md --dynamics 2000
 
 `--data` is a folder with `ethanol_train.npz` and `ethanol_test.npz`: `z` [atoms], `pos` [frames, atoms, 3] in angstrom,
@@ -11,6 +12,7 @@ it shows that padding touches no force. `--dynamics` needs ase, and prints how w
 """
 
 import argparse
+import time
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +24,7 @@ from popgeo import ipu
 from popgeo.command_line import run
 from popgeo.data import FixedSizeOptions
 from popgeo.loader import FixedSizeDataLoader
-from popgeo.nn import Calculator, PrecomputeInteractionGraph, SchNet, energy_and_forces, mse_loss
+from popgeo.nn import Calculator, PaiNN, PrecomputeInteractionGraph, SchNet, energy_and_forces, mse_loss
 
 CUTOFF = 5.0
 
@@ -30,18 +32,25 @@ CUTOFF = 5.0
 class ForceModel(nn.Module):
     """Energies and forces; with targets also the loss that both are trained on (arXiv:1706.08566, eq. 6)."""
 
-    def __init__(self, schnet: SchNet, num_graphs: int, energy_weight: float) -> None:
+    def __init__(self, potential: nn.Module, num_graphs: int, energy_weight: float) -> None:
         super().__init__()
-        self.schnet, self.num_graphs, self.energy_weight = schnet, num_graphs, energy_weight
+        self.potential, self.num_graphs, self.energy_weight = potential, num_graphs, energy_weight
 
     def forward(
         self, z: Tensor, pos: Tensor, batch: Tensor, pairs: Tensor, energy: Tensor, forces: Tensor, graphs_mask: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Energies [num_graphs], forces [num_nodes, 3], loss []"""
-        out, found = energy_and_forces(self.schnet, z, pos, batch, pairs, num_graphs=self.num_graphs, half_list=True)
+        out, found = energy_and_forces(self.potential, z, pos, batch, pairs, num_graphs=self.num_graphs, half_list=True)
         of_energy = mse_loss(out.flatten(), energy, graphs_mask)
         of_forces = mse_loss(found, forces, z > 0)
         return out.flatten(), found, of_forces + self.energy_weight * of_energy
+
+
+def potential_of(name: str, channels: int) -> nn.Module:
+    """Three blocks of so many channels."""
+    if name == "painn":
+        return PaiNN(channels, num_interactions=3, num_radial=20, cutoff=CUTOFF)
+    return SchNet(channels, channels, num_interactions=3, num_gaussians=25, cutoff=CUTOFF)
 
 
 def read(path: Path, mean: float | None = None) -> tuple[list[Data], float]:
@@ -88,13 +97,13 @@ def arguments_of(batch: Data) -> tuple[Tensor, ...]:
     return batch.z, batch.pos, batch.batch, batch.edge_index, batch.energy, batch.forces, batch.graphs_mask
 
 
-def show_that_padding_touches_no_force(schnet: SchNet, frames: list[Data]) -> None:
+def show_that_padding_touches_no_force(potential: nn.Module, frames: list[Data]) -> None:
     """Prints the largest force on a padding atom, and how much forces change with twice as much padding."""
     found = []
     for num_nodes in (None, 150):
         batch = next(iter(loader_of(frames[:10], 10, num_nodes)))
         _, forces = energy_and_forces(
-            schnet, batch.z, batch.pos, batch.batch, batch.edge_index, num_graphs=11, half_list=True
+            potential, batch.z, batch.pos, batch.batch, batch.edge_index, num_graphs=11, half_list=True
         )
         of_padding = forces[~batch.nodes_mask]
         print(f"largest force on {len(of_padding)} padding atoms: {of_padding.abs().max()} eV/A")
@@ -102,14 +111,14 @@ def show_that_padding_touches_no_force(schnet: SchNet, frames: list[Data]) -> No
     print(f"largest change of a real force by that padding: {(found[0] - found[1]).abs().max():.1e} eV/A")
 
 
-def run_dynamics(schnet: SchNet, frame: Data, steps: int) -> None:
+def run_dynamics(potential: nn.Module, frame: Data, steps: int) -> None:
     """Prints the drift of the energy in a run of so many half femtoseconds, and how often the model was compiled."""
     import ase
     from ase import units
     from ase.md.verlet import VelocityVerlet
 
     atoms = ase.Atoms(frame.z.numpy(), frame.pos.double().numpy())
-    atoms.calc = Calculator(schnet, compile=ipu.inference_model)
+    atoms.calc = Calculator(potential, compile=ipu.inference_model)
     kick = np.random.default_rng(0).normal(size=(len(atoms), 3))
     atoms.set_momenta(kick * np.sqrt(atoms.get_masses() * units.kB * 300)[:, None])
     before = atoms.get_total_energy()
@@ -121,9 +130,11 @@ def run_dynamics(schnet: SchNet, frame: Data, steps: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("data/md"), help="folder of the two files")
+    parser.add_argument("--model", choices=("schnet", "painn"), default="schnet")
     parser.add_argument("--frames", type=int, default=1000, help="train on the first so many")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--channels", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=2e-3, help="first learning rate; falls as a cosine")
     parser.add_argument("--batch-size", type=int, default=10, help="frames of a batch")
     parser.add_argument("--energy-weight", type=float, default=0.1, help="of the energy's squared error in the loss")
     parser.add_argument("--dynamics", type=int, default=0, help="steps of molecular dynamics afterwards")
@@ -138,28 +149,32 @@ def main() -> None:
         f"predicting the mean: energy {energies.abs().mean():.3f} eV, forces {forces.abs().mean():.3f} eV/A", flush=True
     )
 
-    schnet = SchNet(arguments.channels, arguments.channels, num_interactions=3, num_gaussians=25, cutoff=CUTOFF)
-    model = ForceModel(schnet, arguments.batch_size + 1, arguments.energy_weight)
+    potential = potential_of(arguments.model, arguments.channels)
+    model = ForceModel(potential, arguments.batch_size + 1, arguments.energy_weight)
     loader = loader_of(training, arguments.batch_size, shuffle=True)
     held_out = loader_of(testing, arguments.batch_size)
     num_steps = arguments.epochs * len(loader)
     train = ipu.training_model(
         model.train(),
         optimizer=torch.optim.Adam(model.parameters()),
-        learning_rate=lambda step: 2e-3 * 0.5 * (1 + np.cos(np.pi * step / num_steps)),
+        learning_rate=lambda step: arguments.lr * 0.5 * (1 + np.cos(np.pi * step / num_steps)),
     )
     evaluate = ipu.inference_model(model)
+    seconds = 0.0
     for epoch in range(1, arguments.epochs + 1):
+        start = time.perf_counter()
         for batch in loader:
             train(*arguments_of(batch))
+        seconds += time.perf_counter() - start
         if epoch % max(1, arguments.epochs // 6) == 0:
             model.eval()
             of_energy, of_forces = errors(evaluate, held_out)
             model.train()
-            print(f"epoch {epoch}: test error of energy {of_energy:.3f} eV, forces {of_forces:.3f} eV/A", flush=True)
-    show_that_padding_touches_no_force(schnet.eval(), testing)
+            found = f"test error of energy {of_energy:.3f} eV, forces {of_forces:.3f} eV/A"
+            print(f"epoch {epoch}: {found} after {epoch * len(loader):,} updates, {seconds:.0f} s", flush=True)
+    show_that_padding_touches_no_force(potential.eval(), testing)
     if arguments.dynamics:
-        run_dynamics(schnet, testing[0], arguments.dynamics)
+        run_dynamics(potential, testing[0], arguments.dynamics)
 
 
 if __name__ == "__main__":

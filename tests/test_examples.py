@@ -221,3 +221,12 @@ def test_links_of_entities_never_seen_are_ranked(run: Run, shared_data: Path):
     printed = run("nbfnet_inductive.py", "--root", str(shared_data / "kg/inductive"), *small)
     assert numbers(r"epoch 2: loss ([\d.]+)", printed)[0] < numbers(r"epoch 1: loss ([\d.]+)", printed)[0]
     assert numbers(r"Hits@10 of 50 negatives ([\d.]+)", printed)[0] > 0.2
+
+
+def test_a_knowledge_graph_is_completed_the_better_the_longer(run: Run, shared_data: Path):
+    small = ("--root", str(shared_data / "kg"), "--dataset", "umls", "--channels", "16", "--epochs", "3")
+    printed = run("knowledge_graph.py", *small, "--shards", "2", "--lr", "0.3")
+    curve = numbers(r"valid MRR ([\d.]+)", printed)
+    assert len(curve) == 3
+    assert curve[0] < curve[2]
+    assert numbers(r"test MRR ([\d.]+)", printed)[0] > 0.4

@@ -67,6 +67,22 @@ class Replicas:
                     dist.broadcast(tensor.detach(), src=0)
 
 
+def is_sharded(parameter: Tensor) -> bool:
+    """Whether a parameter is this process's own part of a larger one, marked by an attribute `is_sharded`.
+
+    Processes share neither its weights nor its gradients; whatever they exchange is up to the model, in both
+    directions, and the gradient that arrives is that of the sum of all processes' losses.
+
+    Example:
+        >>> import torch
+        >>> table = torch.nn.Parameter(torch.zeros(2))
+        >>> table.is_sharded = True
+        >>> is_sharded(table), is_sharded(torch.nn.Parameter(torch.zeros(2)))
+        (True, False)
+    """
+    return bool(getattr(parameter, "is_sharded", False))
+
+
 @contextlib.contextmanager
 def _names_the_cause(act: str) -> Iterator[None]:
     try:

@@ -104,7 +104,7 @@ class StepRunner:
                 if update is not None:
                     update.accumulate(first=replica == 0 and step % options.gradient_accumulation == 0)
             if update is not None and (step + 1) % options.gradient_accumulation == 0:
-                self.replicas.add_up(update.totals())
+                self.replicas.add_up(update.shared_totals())
                 update.apply()
         self._show_first_replica()
         return results.join()

@@ -15,7 +15,7 @@ from popgeo.engine import micro_batches
 from popgeo.engine.bound_call import BoundCall
 from popgeo.engine.call_options import gradient_divisor
 from popgeo.engine.optimizer.update import Update
-from popgeo.engine.replicas import Replicas
+from popgeo.engine.replicas import Replicas, is_sharded
 from popgeo.ipu.compiled import Compiled
 from popgeo.ipu.options import Options
 
@@ -46,13 +46,21 @@ def compile_step(
     Raises:
         DynamicShapeError: a shape depends on data.
         OutOfTileMemory: the options are strict and a tile needs more memory than it has.
-        ValueError: no loss or several, or tensors that cannot be divided into micro-batches.
+        ValueError: no loss or several, tensors that cannot be divided into micro-batches, or a limit to the norm of
+            gradients of which each process has a part.
     """
     factor = options.steps_per_call * len(replicas.local)
     micro_batches.check_batch_dimension(arguments.structure, factor)
     micro_batch = arguments.with_tensors(micro_batches.micro_batch(arguments.tensors, 0, factor))
     held = {p for group in optimizer.param_groups for p in group["params"]} if optimizer is not None else set()
     trained = [name for name, p in model.named_parameters() if p in held and p.requires_grad]
+
+    own = [name for name, p in model.named_parameters() if name in trained and is_sharded(p)]
+    if own and replicas.world_size > 1 and options.max_grad_norm is not None:
+        raise ValueError(
+            f"Options.max_grad_norm is {options.max_grad_norm}, but each process has a part of {', '.join(own)}, and "
+            "none knows the norm of all gradients. Leave it out."
+        )
 
     key = None
     if options.cache_dir is not None:

@@ -98,6 +98,7 @@ class Compiled:
             None if self.update is None else self.update.capture(),
             micro_batches=self.options.gradient_accumulation,
             replicas=self.options.replication_factor,
+            sharded=frozenset() if self.update is None else self.update.sharded(),
         )
 
     def require_fit(self) -> None:

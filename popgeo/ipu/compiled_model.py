@@ -21,7 +21,7 @@ from popgeo.engine.checkpoint import (
     save_checkpoint,
     state_of,
 )
-from popgeo.engine.replicas import Replicas
+from popgeo.engine.replicas import Replicas, is_sharded
 from popgeo.ipu.compile_step import compile_step
 from popgeo.ipu.compiled import Compiled
 from popgeo.ipu.options import Options
@@ -214,7 +214,8 @@ class CompiledModel:
             compiled = compile_step(
                 self.model, arguments, self.options, replicas, self._optimizer, learning_rate=self._learning_rate
             )
-        replicas.share_weights([*self.model.parameters(), *self.model.buffers()])
+        shared = [p for p in self.model.parameters() if not is_sharded(p)]
+        replicas.share_weights([*shared, *self.model.buffers()])
         runner = compiled.runner  # from here on weights lie where the step wants them
         if self._pending is not None:
             restore_run(self._pending, runner, compiled.update)

@@ -44,7 +44,13 @@ class Assessment:
 
 
 def assess(
-    step: CapturedStep, target: IpuTarget, update: OpGraph | None = None, *, micro_batches: int = 1, replicas: int = 1
+    step: CapturedStep,
+    target: IpuTarget,
+    update: OpGraph | None = None,
+    *,
+    micro_batches: int = 1,
+    replicas: int = 1,
+    sharded: frozenset[str] = frozenset(),
 ) -> Assessment:
     """Costs and memory of one step; nothing runs.
 
@@ -54,6 +60,7 @@ def assess(
         update: The program of one update; None where nothing is trained.
         micro_batches: How many a replica takes before its update.
         replicas: How many add up their gradients.
+        sharded: Names of the gradients that they do not add up, since each replica has a part of its own.
     """
     graph = fold_constants(step.graph)
     into = list(graph.inputs_of(Role.ARGUMENT).values())
@@ -64,8 +71,9 @@ def assess(
     updating = cost(update, target) if update is not None else ()
     if update is not None and micro_batches > 1:
         costs += [replace(c, count=micro_batches) for c in cost(_accumulation(update), target)]
-    if update is not None and replicas > 1:
-        costs.append(_all_reduce(_gradients(update), replicas, target))
+    shared = {} if update is None else {k: v for k, v in _gradients(update).items() if k.name not in sharded}
+    if shared and replicas > 1:
+        costs.append(_all_reduce(shared, replicas, target))
     use = memory(
         graph,
         micro_batch,

@@ -6,6 +6,7 @@ from popgeo.loader.event_loader import FixedSizeEventLoader
 from popgeo.loader.large import FixedSizeClusterLoader, FixedSizeLinkLoader, FixedSizeNeighborLoader, LoaderChoices
 from popgeo.loader.strategy import FixedSizeStrategy
 from popgeo.loader.streaming import stream_batches
+from popgeo.loader.triple_loader import TripleBatch, TripleLoader
 from popgeo.loader.waiting import Waiting
 
 __all__ = [
@@ -17,6 +18,8 @@ __all__ = [
     "FixedSizeNeighborLoader",
     "FixedSizeStrategy",
     "LoaderChoices",
+    "TripleBatch",
+    "TripleLoader",
     "Waiting",
     "stream_batches",
 ]

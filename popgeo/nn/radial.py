@@ -45,6 +45,41 @@ class GaussianSmearing(nn.Module):
         return f"start={float(self.offset[0]):g}, stop={float(self.offset[-1]):g}, num_gaussians={len(self.offset)}"
 
 
+class BesselBasis(nn.Module):
+    """Expands distances in sin(n pi r / cutoff) / r, n = 1, 2, ..., arXiv:2003.03123, eq. 7, without its constant.
+
+    Args:
+        cutoff: Where all of them are 0, in the unit of the distances.
+        num_radial: How many there are.
+
+    Raises:
+        ValueError: the cutoff or the number is not positive.
+
+    Example:
+        >>> BesselBasis(cutoff=4.0, num_radial=3)(torch.tensor([2.0])).round(decimals=4) + 0.0
+        tensor([[ 0.5000,  0.0000, -0.5000]])
+    """
+
+    frequency: Tensor
+
+    def __init__(self, cutoff: float, num_radial: int = 20) -> None:
+        super().__init__()
+        if cutoff <= 0 or num_radial < 1:
+            raise ValueError(f"cutoff is {cutoff} and num_radial {num_radial}; both must be positive.")
+        self.cutoff = cutoff
+        self.register_buffer("frequency", torch.arange(1, num_radial + 1) * (math.pi / cutoff))
+
+    def forward(self, dist: Tensor) -> Tensor:
+        """Distances of any shape, flattened. [num_edges] -> [num_edges, num_radial]"""
+        r = dist.reshape(-1, 1)
+        apart = r > 0
+        safe = torch.where(apart, r, 1.0)  # at 0 the limit, which has no slope, stands in
+        return torch.where(apart, torch.sin(self.frequency * safe) / safe, self.frequency)
+
+    def extra_repr(self) -> str:
+        return f"cutoff={self.cutoff}, num_radial={len(self.frequency)}"
+
+
 class CosineEnvelope(nn.Module):
     """Falls from 1 at distance 0 to exactly 0 at the cutoff: (cos(pi r / cutoff) + 1) / 2, and 0 beyond.
 

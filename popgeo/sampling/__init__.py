@@ -2,6 +2,7 @@
 
 from popgeo.sampling.arguments import TemporalStrategy
 from popgeo.sampling.compressed_graph import CompressedGraph, Direction
+from popgeo.sampling.entity_shards import EntityShards
 from popgeo.sampling.negatives import NegativeMode, NonEdges, sample_negatives
 from popgeo.sampling.neighbors import sample_neighbors
 from popgeo.sampling.partition import PartitionMethod, edge_cut, partition
@@ -11,6 +12,7 @@ __all__ = [
     "CompressedGraph",
     "Direction",
     "EdgeType",
+    "EntityShards",
     "HeteroSampledSubgraph",
     "NegativeMode",
     "NonEdges",

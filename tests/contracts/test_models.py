@@ -24,6 +24,7 @@ from popgeo.nn import (
     InstanceNorm,
     KNNInteractionGraph,
     LayerNorm,
+    PaiNN,
     PairInteractionGraph,
     PolynomialEnvelope,
     RadiusInteractionGraph,
@@ -131,6 +132,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
         readout="mean", mean=1.0, std=2.0, atomref=torch.linspace(0, 1, 100), envelope=PolynomialEnvelope(5.0)
     ),
     "SchNet, dipole": lambda: schnet(dipole=True),
+    "PaiNN, knn": lambda: PaiNN(8, 2, 6, 5.0, KNNInteractionGraph(9, 5.0, max_num_nodes=8)),
+    "PaiNN, pairs, mean": lambda: PaiNN(8, 2, 6, 5.0, PairInteractionGraph(5.0, max_num_nodes=8), readout="mean"),
     "GCN": lambda: gnn(GCN),
     "GIN, batch norm": lambda: gnn(GIN, norm="batch_norm"),
     "GIN, layer norm": lambda: gnn(GIN, norm="layer_norm"),
@@ -154,7 +157,7 @@ def predict(model: nn.Module, m: Molecules) -> Tensor:
     """One row for each graph. [num_graphs, channels]"""
     masks = {"nodes_mask": m.nodes_mask}
     dtype = next(model.parameters()).dtype
-    if isinstance(model, SchNet):
+    if isinstance(model, SchNet | PaiNN):
         return model(m.z, m.pos.to(dtype), m.batch, num_graphs=m.num_graphs, **masks)
     masks["edges_mask"] = m.edges_mask
     attributes = {"edge_attr": m.edge_attr.to(dtype)} if isinstance(model, GINE) else {}

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from popgeo.engine.optimizer.gradient_scaling import joined_gradient_type, set_gradient
+from popgeo.engine.replicas import is_sharded
 
 
 class FlatParameters:
@@ -22,6 +23,7 @@ class FlatParameters:
         total_type: Type of that sum; the parameters' own when left out.
 
     Attributes:
+        is_sharded: Whether they are this process's own, so that no other process has gradients for them.
         flat: All of them, one after the other, with their joined gradient.
         gradient: Where one micro-batch's gradient goes. Its parts are `gradient_views`.
         total: What an update applies: the gradient itself, or the sum of several.
@@ -34,7 +36,7 @@ class FlatParameters:
         accumulates: bool,
         total_type: torch.dtype | None = None,
     ) -> None:
-        self.group, self.members = group, list(members)
+        self.group, self.members, self.is_sharded = group, list(members), is_sharded(members[0])
         # A single parameter keeps its shape: optimizers such as Adafactor look at rows and columns.
         data = members[0].detach() if len(members) == 1 else torch.cat([p.detach().reshape(-1) for p in members])
         self.flat = nn.Parameter(data.clone())
@@ -104,7 +106,8 @@ def flatten_groups(
         for p in group["params"]:
             if p in trained:
                 # A parameter without dimensions stays alone: its state could not be told from a step count.
-                by_kind[p.dtype if elementwise and p.dim() and p.is_contiguous() else id(p)].append(p)
+                alike = elementwise and p.dim() and p.is_contiguous()
+                by_kind[(p.dtype, is_sharded(p)) if alike else id(p)].append(p)
         for members in by_kind.values():
             flat.append(FlatParameters(number, members, accumulates, joined_gradient_type(optimizer, members[0].dtype)))
     return flat

@@ -96,6 +96,14 @@ class Update:
         """The joined gradients, one tensor for each group and type."""
         return [part.total for part in self._flat]
 
+    def shared_totals(self) -> list[Tensor]:
+        """Those of the joined gradients that all processes add up: of all parameters that are no process's own."""
+        return [part.total for part in self._flat if not part.is_sharded]
+
+    def sharded(self) -> frozenset[str]:
+        """The others, by the names that their gradients have in a captured update."""
+        return frozenset(f"{number}" for number, part in enumerate(self._flat) if part.is_sharded)
+
     def apply(self) -> None:
         """One step with the joined gradients, scaled as the options say."""
         self._follow_optimizer()

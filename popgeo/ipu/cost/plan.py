@@ -174,8 +174,9 @@ _OPERATIONS = {
     ),
     "movement": (
         "clone copy contiguous cat concat stack hstack vstack repeat repeat_interleave tile flip roll rot90 "
-        "popgeo.identity_loss constant_pad_nd index_fill tril triu diag_embed view_copy _reshape_copy expand_copy "
-        "slice_copy im2col _foreach_copy pixel_shuffle slice_backward select_backward slice_scatter select_scatter "
+        "popgeo.identity_loss popgeo.all_to_all constant_pad_nd index_fill tril triu diag_embed view_copy "
+        "_reshape_copy expand_copy slice_copy "
+        "im2col _foreach_copy pixel_shuffle slice_backward select_backward slice_scatter select_scatter "
         "diagonal_backward as_strided_scatter unfold_backward diagonal_scatter masked_scatter zeros ones full "
         "new_zeros new_ones new_full zeros_like ones_like full_like fill zero arange scalar_tensor linspace eye "
         "tril_indices triu_indices popgeo.print_tensor"

@@ -1,40 +1,21 @@
 """SchNet: continuous-filter convolutions over the distances between atoms (arXiv:1706.08566)."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from popgeo.nn.atom_edges import Edges, find_edges
 from popgeo.nn.dipole import ATOMIC_MASSES, dipole_magnitude
 from popgeo.nn.filter_network import Filters, networks_in_one_pass
-from popgeo.nn.interaction_graph import InteractionGraph, KNNInteractionGraph
+from popgeo.nn.interaction_graph import KNNInteractionGraph
 from popgeo.nn.radial import CosineEnvelope, GaussianSmearing, ShiftedSoftplus
-from popgeo.ops import EdgePlan, cfconv, distance, global_add_pool, global_mean_pool
-from popgeo.ops.eager import is_direct
+from popgeo.ops import global_add_pool, global_mean_pool
 from popgeo.ops.filter_network import FilterNetwork
 from popgeo.ops.interaction import interaction
 
 READOUTS = {"add": global_add_pool, "sum": global_add_pool, "mean": global_mean_pool}
 MAX_Z = 100
-
-
-@dataclass(frozen=True, kw_only=True)
-class Edges:
-    """Who interacts, as every block needs it."""
-
-    neighbour: Tensor
-    centre: Tensor
-    half_list: bool
-    plan: EdgePlan | None
-    reverse_plan: EdgePlan | None
-
-    @classmethod
-    def of(cls, edge_index: Tensor, num_nodes: int, half_list: bool, with_plans: bool = True) -> "Edges":
-        """Plans are made once for all blocks; under capture the compiler makes its own."""
-        plan = EdgePlan.from_edge_index(edge_index, num_nodes) if with_plans and is_direct() else None
-        reverse = None if plan is None else EdgePlan(src=plan.dst, dst=plan.src)
-        return cls(neighbour=edge_index[0], centre=edge_index[1], half_list=half_list, plan=plan, reverse_plan=reverse)
 
 
 class CFConv(nn.Module):
@@ -49,11 +30,7 @@ class CFConv(nn.Module):
 
     def forward(self, x: Tensor, w: Tensor, edges: Edges) -> Tensor:
         """[num_nodes, in_channels], [num_edges, num_filters] -> [num_nodes, out_channels]"""
-        x = self.lin1(x)
-        message = cfconv(x, w, edges.neighbour, edges.centre, x.size(0), edges.plan)
-        if edges.half_list:
-            message = message + cfconv(x, w, edges.centre, edges.neighbour, x.size(0), edges.reverse_plan)
-        return self.lin2(message)
+        return self.lin2(edges.convolve(self.lin1(x), w))
 
 
 class InteractionBlock(nn.Module):
@@ -222,14 +199,21 @@ class SchNet(nn.Module):
         Raises:
             ValueError: shifts without the edges that they belong to.
         """
-        if edge_shift is not None and edge_index is None:
-            raise ValueError("edge_shift is given without edge_index. Pass the edges that it shifts, or neither.")
         batch = torch.zeros_like(z) if batch is None else batch
         num_graphs = int(batch.max()) + 1 if num_graphs is None else num_graphs
         nodes_mask = z > 0 if nodes_mask is None else nodes_mask
-        if edge_index is None:
-            half_list = getattr(self.interaction_graph, "half_list", False)
-        edge_index, r = self._edges(pos, batch, edge_index, num_graphs, nodes_mask, edges_mask, edge_shift)
+        edge_index, r, half_list = find_edges(
+            self.interaction_graph,
+            pos,
+            batch,
+            edge_index,
+            num_graphs=num_graphs,
+            nodes_mask=nodes_mask,
+            edges_mask=edges_mask,
+            edge_shift=edge_shift,
+            half_list=half_list,
+            cutoff=self.cutoff,
+        )
         x = self._interact(z, edge_index, r, half_list)  # [num_atoms, hidden_channels]
         x = self.lin2(self.act(self.lin1(x)))  # [num_atoms, 1]
         if self.dipole:
@@ -261,28 +245,6 @@ class SchNet(nn.Module):
         for block, network in zip(ours, networks, strict=True):
             x = x + block.in_one_pass(x, filters, network, edges)
         return x
-
-    def _edges(
-        self,
-        pos: Tensor,
-        batch: Tensor,
-        edge_index: Tensor | None,
-        num_graphs: int,
-        nodes_mask: Tensor,
-        edges_mask: Tensor | None,
-        edge_shift: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """The edges given, or those that the interaction graph finds, and their lengths."""
-        if edge_index is not None:
-            # A padding edge joins padding nodes to themselves; so no mask is needed to know it. In a small cell an atom
-            # also meets images of its own, which are shifted.
-            real = edge_index[0] != edge_index[1]
-            real = real if edge_shift is None else real | (edge_shift != 0).any(1)
-            real = real if edges_mask is None else real & edges_mask
-            return edge_index, distance(pos, edge_index, real, self.cutoff, edge_shift)
-        if isinstance(self.interaction_graph, InteractionGraph):
-            return self.interaction_graph(pos, batch, num_graphs=num_graphs, nodes_mask=nodes_mask)
-        return self.interaction_graph(pos, batch)
 
     def extra_repr(self) -> str:
         return (

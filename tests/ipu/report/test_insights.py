@@ -10,7 +10,8 @@ from popgeo import ipu
 from popgeo.ipu.cost.plan import FAMILY_OF
 from popgeo.ipu.report.insights import FUSED_MESSAGES, MESSAGES, SEARCHES, SOFTWARE_FUNCTIONS
 from popgeo.nn import CosineEnvelope, PolynomialEnvelope
-from popgeo.nn.models.schnet import Edges, InteractionBlock
+from popgeo.nn.atom_edges import Edges
+from popgeo.nn.models.schnet import InteractionBlock
 
 SMALL = dataclasses.replace(ipu.IpuTarget.bow(), num_tiles=4, memory_per_tile=64 * 1024)
 

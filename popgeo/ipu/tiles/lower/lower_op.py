@@ -39,7 +39,7 @@ _RUN_ON_ONE_TILE = {
     "batch_norm_backward",
     "movement": "concat hstack vstack repeat_interleave tile rot90 index_fill diag_embed _reshape_copy im2col "
     "_foreach_copy pixel_shuffle as_strided_scatter unfold_backward diagonal_scatter masked_scatter linspace eye "
-    "tril_indices triu_indices",
+    "tril_indices triu_indices popgeo.all_to_all",
     "view": "lift unsafe_split empty_permuted sym_size _local_scalar_dense resize set",
     "sorting": "msort searchsorted bucketize",
     "distances": "cdist",
@@ -48,7 +48,9 @@ _RUN_ON_ONE_TILE = {
     "nll_loss_forward nll_loss2d_forward nll_loss_backward nll_loss2d_backward",
     "fused": "_fused_adam _fused_adamw _fused_adagrad _fused_sgd",
 }
-FALLBACKS = frozenset(f"aten.{name}" for names in _RUN_ON_ONE_TILE.values() for name in names.split())
+FALLBACKS = frozenset(
+    name if "." in name else f"aten.{name}" for names in _RUN_ON_ONE_TILE.values() for name in names.split()
+)
 """Operations that have a cost and no lowering: `TileExact` runs them on one tile."""
 
 TILE = 0

@@ -1,0 +1,109 @@
+"""Which atoms interact, as the models of atoms need it: both ends, lengths, directions, and sums over neighbours."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from popgeo.nn.interaction_graph import InteractionGraph
+from popgeo.ops import EdgePlan, cfconv, distance
+from popgeo.ops.eager import is_direct
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edges:
+    """Who interacts, as every block needs it."""
+
+    neighbour: Tensor
+    centre: Tensor
+    half_list: bool
+    plan: EdgePlan | None
+    reverse_plan: EdgePlan | None
+
+    @classmethod
+    def of(cls, edge_index: Tensor, num_nodes: int, half_list: bool, with_plans: bool = True) -> "Edges":
+        """Plans are made once for all blocks; under capture the compiler makes its own."""
+        plan = EdgePlan.from_edge_index(edge_index, num_nodes) if with_plans and is_direct() else None
+        reverse = None if plan is None else EdgePlan(src=plan.dst, dst=plan.src)
+        return cls(neighbour=edge_index[0], centre=edge_index[1], half_list=half_list, plan=plan, reverse_plan=reverse)
+
+    def convolve(self, x: Tensor, w: Tensor, odd: bool = False) -> Tensor:
+        """Sums x_j * w_ij over the neighbours j of each atom i.
+
+        Args:
+            x: What each atom sends. [num_nodes, channels]
+            w: Filter of each edge. [num_edges, channels]
+            odd: Whether the filter changes its sign where the two ends change places; matters for a half list only.
+
+        Returns:
+            The sums. [num_nodes, channels]
+        """
+        message = cfconv(x, w, self.neighbour, self.centre, x.size(0), self.plan)
+        if not self.half_list:
+            return message
+        back = cfconv(x, w, self.centre, self.neighbour, x.size(0), self.reverse_plan)
+        return message - back if odd else message + back
+
+
+def find_edges(
+    interaction_graph: Callable[..., tuple[Tensor, Tensor]],
+    pos: Tensor,
+    batch: Tensor,
+    edge_index: Tensor | None,
+    *,
+    num_graphs: int,
+    nodes_mask: Tensor,
+    edges_mask: Tensor | None,
+    edge_shift: Tensor | None,
+    half_list: bool,
+    cutoff: float,
+) -> tuple[Tensor, Tensor, bool]:
+    """The edges given, or those that the interaction graph finds; arguments as `SchNet.forward` explains them.
+
+    Returns:
+        Neighbour and centre [2, num_edges], lengths, the cutoff where an edge is absent [num_edges], and whether each
+        pair is listed once.
+
+    Raises:
+        ValueError: shifts without the edges that they belong to.
+    """
+    if edge_shift is not None and edge_index is None:
+        raise ValueError("edge_shift is given without edge_index. Pass the edges that it shifts, or neither.")
+    if edge_index is not None:
+        # A padding edge joins padding nodes to themselves; so no mask is needed to know it. In a small cell an atom
+        # also meets images of its own, which are shifted.
+        real = edge_index[0] != edge_index[1]
+        real = real if edge_shift is None else real | (edge_shift != 0).any(1)
+        real = real if edges_mask is None else real & edges_mask
+        return edge_index, distance(pos, edge_index, real, cutoff, edge_shift), half_list
+    half_list = getattr(interaction_graph, "half_list", False)
+    if isinstance(interaction_graph, InteractionGraph):
+        return *interaction_graph(pos, batch, num_graphs=num_graphs, nodes_mask=nodes_mask), half_list
+    return *interaction_graph(pos, batch), half_list
+
+
+def directions(pos: Tensor, edge_index: Tensor, r: Tensor, cutoff: float, edge_shift: Tensor | None = None) -> Tensor:
+    """Unit vectors from each edge's centre to its neighbour; zero where it is absent or both stand in one place.
+
+    Args:
+        pos: Positions. [num_nodes, 3]
+        edge_index: Neighbour and centre of each edge. [2, num_edges]
+        r: Lengths, the cutoff where the edge is absent. [num_edges]
+        cutoff: Longest edge.
+        edge_shift: Added to the neighbour's position. [num_edges, 3]
+
+    Returns:
+        [num_edges, 3]
+
+    Example:
+        >>> pos, r = torch.tensor([[0.0, 0, 0], [3, 4, 0]]), torch.tensor([5.0, 10.0])
+        >>> directions(pos, torch.tensor([[1, 1], [0, 0]]), r, cutoff=10.0)
+        tensor([[0.6000, 0.8000, 0.0000],
+                [0.0000, 0.0000, 0.0000]])
+    """
+    real = ((r < cutoff) & (r > 0)).unsqueeze(1)  # [num_edges, 1]
+    vector = pos.index_select(0, edge_index[0]) - pos.index_select(0, edge_index[1])
+    vector = vector if edge_shift is None else vector + edge_shift
+    # Masked before the division, so that whatever stands in a padding node has no gradient either.
+    return torch.where(real, vector, 0.0) / torch.where(real, r.unsqueeze(1), 1.0)

@@ -1,0 +1,64 @@
+"""ComplEx: DistMult over complex numbers, so that a relation may lead one way only."""
+
+import torch
+from torch import Tensor, nn
+
+from popgeo.nn.models.knowledge_graph import Dot, KnowledgeGraphModel, Side
+
+
+def complex_product(a: Tensor, b: Tensor, conjugate: bool = False) -> Tensor:
+    """The products of complex numbers, of the second ones' conjugates if so asked.
+
+    Args:
+        a: Real parts, then as many imaginary ones. [..., 2 * hidden]
+        b: The same.
+        conjugate: Whether `b` is conjugated first.
+
+    Returns:
+        Real parts, then imaginary ones. [..., 2 * hidden]
+
+    Example:
+        >>> complex_product(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))  # i * i
+        tensor([-1.,  0.])
+    """
+    (a_re, a_im), (b_re, b_im) = a.chunk(2, dim=-1), b.chunk(2, dim=-1)
+    b_im = -b_im if conjugate else b_im
+    return torch.cat([a_re * b_re - a_im * b_im, a_re * b_im + a_im * b_re], dim=-1)
+
+
+class ComplEx(KnowledgeGraphModel):
+    """Scores a triple by the real part of the sum of h r conj(t) over complex embeddings (arXiv:1606.06357, eq. 9).
+
+    Equal to `torch_geometric.nn.kge.ComplEx`, whose checkpoints load as they are.
+
+    Args:
+        num_nodes: Entities.
+        num_relations: Relations.
+        hidden_channels: Complex numbers of an embedding.
+
+    Raises:
+        ValueError: one of them is not positive.
+
+    Example:
+        >>> model = ComplEx(num_nodes=10, num_relations=2, hidden_channels=8)
+        >>> model(torch.tensor([0, 1]), torch.tensor([1, 1]), torch.tensor([2, 3])).shape
+        torch.Size([2])
+    """
+
+    def __init__(self, num_nodes: int, num_relations: int, hidden_channels: int) -> None:
+        super().__init__(num_nodes, num_relations, hidden_channels, Dot(), is_complex=True)
+        self.rel_emb_im = nn.Embedding(num_relations, hidden_channels)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws Xavier-uniform weights."""
+        for table in (self.node_emb, self.node_emb_im, self.rel_emb, self.rel_emb_im):
+            nn.init.xavier_uniform_(table.weight)
+
+    def relations(self, index: Tensor) -> Tensor:
+        """Real parts, then imaginary ones. [...] -> [..., 2 * hidden_channels]"""
+        return torch.cat([self.rel_emb(index), self.rel_emb_im(index)], dim=-1)
+
+    def query(self, known: Tensor, relation: Tensor, side: Side) -> Tensor:
+        """h r for a tail, and t conj(r) for a head: Re(h r conj(t)) = Re(t conj(r) conj(h)). [..., width]"""
+        return complex_product(known, relation, conjugate=side is Side.HEAD)

@@ -1,0 +1,182 @@
+"""PaiNN: messages of scalars and of vectors that turn with the molecule (arXiv:2102.03150)."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from popgeo.nn.atom_edges import Edges, directions, find_edges
+from popgeo.nn.interaction_graph import KNNInteractionGraph
+from popgeo.nn.radial import BesselBasis, CosineEnvelope
+from popgeo.ops import global_add_pool, global_mean_pool
+
+READOUTS = {"add": global_add_pool, "sum": global_add_pool, "mean": global_mean_pool}
+MAX_Z = 100
+# Added to the squared length of a vector, whose root has no slope at 0: 0.0001 is the length of no vector at all.
+SQUARED_LENGTH_OF_NOTHING = 1e-8
+
+# Vectors multiply each other in every update. With layers as large as the rest, forces of ethanol (as in
+# examples/forces_ethanol.py) were 0.098 eV/angstrom off after 1,200 updates, with these 0.055.
+GAIN_OF_A_BLOCK = 0.3
+
+
+class Message(nn.Module):
+    """What an atom's neighbours add to its scalars and vectors: eq. 7 and 8."""
+
+    def __init__(self, hidden_channels: int, num_radial: int) -> None:
+        super().__init__()
+        self.phi = nn.Sequential(
+            nn.Linear(hidden_channels, hidden_channels), nn.SiLU(), nn.Linear(hidden_channels, 3 * hidden_channels)
+        )
+        self.filter = nn.Linear(num_radial, 3 * hidden_channels)
+
+    def forward(
+        self, s: Tensor, v: Tensor, rbf: Tensor, envelope: Tensor, direction: Tensor, edges: Edges
+    ) -> tuple[Tensor, Tensor]:
+        """[num_nodes, hidden] and [num_nodes, 3, hidden], given edges [num_edges, num_radial], [.., 1] and [.., 3]"""
+        w_s, w_vv, w_vs = (self.filter(rbf) * envelope).chunk(3, dim=1)  # each [num_edges, hidden]
+        phi_s, phi_vv, phi_vs = self.phi(s).chunk(3, dim=1)  # each [num_nodes, hidden]
+        ds = edges.convolve(phi_s, w_s)
+        # The filters of the three axes stand side by side: [num_edges, 3 * hidden]
+        along = (direction.unsqueeze(2) * w_vs.unsqueeze(1)).flatten(1)
+        dv = edges.convolve((v * phi_vv.unsqueeze(1)).flatten(1), w_vv.repeat(1, 3))
+        dv = dv + edges.convolve(phi_vs.repeat(1, 3), along, odd=True)
+        return ds, dv.view_as(v)
+
+
+class Update(nn.Module):
+    """What an atom's vectors and scalars tell each other: eq. 9 and 10."""
+
+    def __init__(self, hidden_channels: int) -> None:
+        super().__init__()
+        self.u = nn.Linear(hidden_channels, hidden_channels, bias=False)
+        self.v = nn.Linear(hidden_channels, hidden_channels, bias=False)
+        self.a = nn.Sequential(
+            nn.Linear(2 * hidden_channels, hidden_channels), nn.SiLU(), nn.Linear(hidden_channels, 3 * hidden_channels)
+        )
+
+    def forward(self, s: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """[num_nodes, hidden] and [num_nodes, 3, hidden], of the same shapes as given"""
+        u_v, v_v = self.u(v), self.v(v)
+        length = (v_v.square().sum(1) + SQUARED_LENGTH_OF_NOTHING).sqrt()  # [num_nodes, hidden]
+        a_vv, a_sv, a_ss = self.a(torch.cat([s, length], dim=1)).chunk(3, dim=1)
+        return a_ss + a_sv * (u_v * v_v).sum(1), a_vv.unsqueeze(1) * u_v
+
+
+class PaiNN(nn.Module):
+    """Predicts a property of each molecule from its atoms' numbers and positions (arXiv:2102.03150).
+
+    Each atom has scalars, which stay as they are when the molecule is turned, and vectors, which turn with it; so
+    angles reach the prediction by messages between pairs alone. Used like `SchNet`. Atoms of number 0 are padding:
+    their embedding is zero and they neither send nor receive.
+
+    Args:
+        hidden_channels: Scalars, and vectors, of an atom.
+        num_interactions: Blocks of a message and an update.
+        num_radial: Functions that expand a distance.
+        cutoff: Longest interaction, in the unit of the positions.
+        interaction_graph: From positions to edges; `KNNInteractionGraph(max_num_neighbors, cutoff)` when left out.
+        max_num_neighbors: Edges of each atom when `interaction_graph` is left out.
+        readout: Molecules are the `"add"` or the `"mean"` of their atoms.
+        envelope: What ends the filters at the cutoff; `CosineEnvelope(cutoff)` when left out.
+
+    Raises:
+        ValueError: an unknown readout.
+
+    Example:
+        >>> model = PaiNN(hidden_channels=16, num_interactions=2)
+        >>> z, batch = torch.tensor([8, 1, 1, 6, 0]), torch.tensor([0, 0, 0, 1, 2])
+        >>> model(z, torch.randn(5, 3), batch, num_graphs=3).shape
+        torch.Size([3, 1])
+    """
+
+    def __init__(
+        self,
+        hidden_channels: int = 128,
+        num_interactions: int = 3,
+        num_radial: int = 20,
+        cutoff: float = 5.0,
+        interaction_graph: Callable[..., tuple[Tensor, Tensor]] | None = None,
+        max_num_neighbors: int = 32,
+        readout: str = "add",
+        *,
+        envelope: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        if readout not in READOUTS:
+            raise ValueError(f"readout is {readout!r}; it must be one of {sorted(READOUTS)}.")
+        self.hidden_channels, self.num_interactions = hidden_channels, num_interactions
+        self.num_radial, self.cutoff, self.readout = num_radial, cutoff, readout
+        self.embedding = nn.Embedding(MAX_Z, hidden_channels, padding_idx=0)
+        self.interaction_graph = interaction_graph or KNNInteractionGraph(max_num_neighbors, cutoff)
+        self.distance_expansion = BesselBasis(cutoff, num_radial)
+        self.envelope = envelope or CosineEnvelope(cutoff)
+        self.messages = nn.ModuleList(Message(hidden_channels, num_radial) for _ in range(num_interactions))
+        self.updates = nn.ModuleList(Update(hidden_channels) for _ in range(num_interactions))
+        self.lin1 = nn.Linear(hidden_channels, hidden_channels // 2)
+        self.act = nn.SiLU()
+        self.lin2 = nn.Linear(hidden_channels // 2, 1)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws weights: Xavier-uniform, biases zero, embeddings normal; a block adds little at first."""
+        self.embedding.reset_parameters()
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        for message, update in zip(self.messages, self.updates, strict=True):
+            for last in (message.get_parameter("phi.2.weight"), update.get_parameter("a.2.weight")):
+                nn.init.xavier_uniform_(last, gain=GAIN_OF_A_BLOCK)
+
+    def forward(
+        self,
+        z: Tensor,
+        pos: Tensor,
+        batch: Tensor | None = None,
+        edge_index: Tensor | None = None,
+        *,
+        num_graphs: int | None = None,
+        nodes_mask: Tensor | None = None,
+        edges_mask: Tensor | None = None,
+        half_list: bool = False,
+        edge_shift: Tensor | None = None,
+    ) -> Tensor:
+        """The prediction for each molecule; arguments as in `SchNet.forward`. [num_graphs, 1]
+
+        Raises:
+            ValueError: shifts without the edges that they belong to.
+        """
+        batch = torch.zeros_like(z) if batch is None else batch
+        num_graphs = int(batch.max()) + 1 if num_graphs is None else num_graphs
+        edge_index, r, half_list = find_edges(
+            self.interaction_graph,
+            pos,
+            batch,
+            edge_index,
+            num_graphs=num_graphs,
+            nodes_mask=z > 0 if nodes_mask is None else nodes_mask,
+            edges_mask=edges_mask,
+            edge_shift=edge_shift,
+            half_list=half_list,
+            cutoff=self.cutoff,
+        )
+        edges = Edges.of(edge_index, z.size(0), half_list)
+        direction = directions(pos, edge_index, r, self.cutoff, edge_shift)  # [num_edges, 3]
+        rbf, envelope = self.distance_expansion(r), self.envelope(r).unsqueeze(1)  # [num_edges, num_radial], [.., 1]
+        s = self.embedding(z)  # [num_nodes, hidden_channels]
+        v = s.new_zeros(s.size(0), 3, s.size(1))
+        for message, update in zip(self.messages, self.updates, strict=True):
+            ds, dv = message(s, v, rbf, envelope, direction, edges)
+            s, v = s + ds, v + dv
+            ds, dv = update(s, v)
+            s, v = s + ds, v + dv
+        out = self.lin2(self.act(self.lin1(s)))  # [num_nodes, 1]
+        return READOUTS[self.readout](out, batch, num_graphs)  # [num_graphs, 1]
+
+    def extra_repr(self) -> str:
+        return (
+            f"hidden_channels={self.hidden_channels}, num_interactions={self.num_interactions}, "
+            f"num_radial={self.num_radial}, cutoff={self.cutoff}"
+        )

@@ -1,0 +1,172 @@
+"""How high the true entity of a triple ranks among all others: filtered, right for ties, in bounded memory."""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from popgeo.nn.models.knowledge_graph import KnowledgeGraphModel, Side
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ranks:
+    """The rank of the true entity of each query, 1 the best.
+
+    Where others score exactly as much as the true one, its rank lies between two: that of a friend who sorts it first
+    among them, and of a foe who sorts it last. Their mean is what chance would give, so that a model which scores all
+    alike is not called good.
+
+    Attributes:
+        optimistic: 1 and the entities that score more. [num_queries]
+        pessimistic: The same and those that score as much. [num_queries]
+
+    Example:
+        >>> ranks = Ranks(optimistic=torch.tensor([1, 2]), pessimistic=torch.tensor([1, 6]))
+        >>> ranks.realistic.tolist(), ranks.mrr(), ranks.hits(1)
+        ([1.0, 4.0], 0.625, 0.5)
+    """
+
+    optimistic: Tensor
+    pessimistic: Tensor
+
+    @property
+    def realistic(self) -> Tensor:
+        """The mean of both. float64 [num_queries]"""
+        return (self.optimistic + self.pessimistic).double() / 2
+
+    def mrr(self) -> float:
+        """The mean of 1 / rank."""
+        return float((1 / self.realistic).mean())
+
+    def hits(self, k: int) -> float:
+        """The share of queries whose rank is at most k."""
+        return float((self.realistic <= k).double().mean())
+
+    def mean_rank(self) -> float:
+        """The mean rank."""
+        return float(self.realistic.mean())
+
+    @staticmethod
+    def join(*parts: "Ranks") -> "Ranks":
+        """The ranks of several sets of queries as one."""
+        return Ranks(
+            optimistic=torch.cat([part.optimistic for part in parts]),
+            pessimistic=torch.cat([part.pessimistic for part in parts]),
+        )
+
+
+class KnownTriples:
+    """Which entities are known to complete a query, to be left out when another one is ranked.
+
+    Args:
+        triples: All that are known: of training, validation and test. int64 [num_triples, 3]
+        num_nodes: Entities.
+        num_relations: Relations.
+        side: Which end is asked for.
+
+    Raises:
+        ValueError: a triple is out of range.
+
+    Example:
+        >>> known = KnownTriples(torch.tensor([[0, 0, 1], [0, 0, 2], [1, 0, 2]]), 3, 1, side="tail")
+        >>> query, entity = known.of(torch.tensor([1, 0]), torch.tensor([0, 0]))
+        >>> query.tolist(), entity.tolist()
+        ([0, 1, 1], [2, 1, 2])
+    """
+
+    def __init__(self, triples: Tensor, num_nodes: int, num_relations: int, side: Side | str) -> None:
+        _check(triples, num_nodes, num_relations)
+        self.side, self.num_relations = Side(side), num_relations
+        known, answer = (0, 2) if self.side is Side.TAIL else (2, 0)
+        key = triples[:, known] * num_relations + triples[:, 1]
+        order = (key * num_nodes + triples[:, answer]).argsort()
+        self._key, self._answer = key[order], triples[order, answer]
+
+    def of(self, known: Tensor, relation: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries by number and what completes them, one pair for each. [num_queries] twice -> [num_pairs] twice"""
+        key = known * self.num_relations + relation
+        first, last = torch.searchsorted(self._key, key), torch.searchsorted(self._key, key, right=True)
+        counts = last - first
+        query = torch.repeat_interleave(torch.arange(len(key)), counts)
+        within = torch.arange(len(query)) - (counts.cumsum(0) - counts)[query]
+        return query, self._answer[first[query] + within]
+
+
+@torch.no_grad()
+def rank_entities(
+    model: KnowledgeGraphModel,
+    triples: Tensor,
+    known: KnownTriples,
+    *,
+    batch_size: int = 256,
+    block_size: int = 8192,
+) -> Ranks:
+    """Ranks the true entity of each triple among all that are not known to be right as well.
+
+    Entities are scored in blocks, so no more than `batch_size * block_size` scores are in memory. They are computed in
+    float64 and compared in float32: the same numbers summed in another order differ in the last bit, which would
+    otherwise hide ties, and decide them one way.
+
+    Args:
+        model: Scores the candidates.
+        triples: Head, relation and tail of each. int64 [num_triples, 3]
+        known: All known triples, the ranked ones included or not; its side is the one that is asked for.
+        batch_size: Queries at a time.
+        block_size: Entities at a time.
+
+    Returns:
+        Ranks in the order of the triples.
+
+    Raises:
+        ValueError: a triple is out of range, a size is not positive, or a score is NaN or infinite, which has no rank.
+
+    Example:
+        >>> from popgeo.nn import DistMult
+        >>> model, triples = DistMult(5, 1, 4), torch.tensor([[0, 0, 1], [2, 0, 3]])
+        >>> ranks = rank_entities(model, triples, KnownTriples(triples, 5, 1, side="tail"))
+        >>> ranks.realistic.shape
+        torch.Size([2])
+    """
+    _check(triples, model.num_nodes, model.num_relations)
+    if batch_size < 1 or block_size < 1:
+        raise ValueError(f"batch_size is {batch_size} and block_size {block_size}; both must be at least 1.")
+    fixed, asked = (0, 2) if known.side is Side.TAIL else (2, 0)
+    exact = copy.deepcopy(model).double()
+    parts = [
+        _rank(exact, rows[:, fixed], rows[:, 1], rows[:, asked], known, block_size)
+        for rows in triples.split(batch_size)
+    ]
+    return Ranks.join(*parts)
+
+
+def _rank(
+    model: KnowledgeGraphModel, fixed: Tensor, relation: Tensor, answer: Tensor, known: KnownTriples, block_size: int
+) -> Ranks:
+    """Ranks of a batch of queries. [num_queries] three times"""
+    query = model.query(model.entities(fixed), model.relations(relation), known.side)
+    true = model.similarity.of_rows(query, model.entities(answer)).float().unsqueeze(1)  # [num_queries, 1]
+    number, others = known.of(fixed, relation)
+    above, level = torch.zeros(2, len(answer), dtype=torch.int64)
+    for start in range(0, model.num_nodes, block_size):
+        stop = min(start + block_size, model.num_nodes)
+        scores = model.similarity.of_pairs(query, model.entities(torch.arange(start, stop))).float()
+        if not bool(scores.isfinite().all()):
+            raise ValueError("A score is NaN or infinite and has no rank. Look at the weights: did training diverge?")
+        for rows, entities in ((number, others), (torch.arange(len(answer)), answer)):
+            here = ((entities >= start) & (entities < stop)).nonzero().flatten()
+            scores[rows[here], entities[here] - start] = -torch.inf
+        above += (scores > true).sum(1)
+        level += (scores == true).sum(1)
+    return Ranks(optimistic=1 + above, pessimistic=1 + above + level)
+
+
+def _check(triples: Tensor, num_nodes: int, num_relations: int) -> None:
+    if triples.dim() != 2 or triples.shape[1] != 3 or triples.dtype != torch.int64:
+        raise ValueError(
+            f"triples are {triples.dtype} of shape {tuple(triples.shape)}; they need int64 [num_triples, 3]: head, "
+            "relation, tail."
+        )
+    limits = torch.tensor([num_nodes, num_relations, num_nodes])
+    if bool(((triples < 0) | (triples >= limits)).any()):
+        raise ValueError(f"A triple is out of range: there are {num_nodes} entities and {num_relations} relations.")

@@ -1,0 +1,106 @@
+"""The training step of a knowledge graph's embeddings whose entities lie in shards, with balanced exchange."""
+
+import torch
+from torch import Tensor, nn
+
+from popgeo.nn.loss import masked_mean
+from popgeo.nn.models.knowledge_graph import KnowledgeGraphModel, Side
+from popgeo.nn.triple_loss import TripleLoss
+from popgeo.ops.all_to_all import exchange_shards
+
+
+class ShardedTraining(nn.Module):
+    """Scores triples against negatives of every shard and gives the loss: BESS, balanced entity sampling and sharing.
+
+    Each shard has its triples' heads, and holds equally many tails and negatives for every other shard; these are
+    looked up, exchanged in one balanced step and scored where the heads are (arXiv:2211.12281). With one shard it is
+    ordinary training against shared negatives. The losses do not depend on how processes divide the shards.
+
+    Args:
+        model: Its entities are the rows of the local shards, one shard after the other.
+        loss: Compares triples with negatives.
+        num_shards: How many shards there are.
+        num_local: How many of them this process holds; all when left out. Where it holds fewer, its tables of entities
+            are its own: training neither shares their weights with other processes nor adds up their gradients.
+        sides: Which ends of a triple negatives replace; the loss is the mean over them.
+        n3: Weight of the cubed absolute values of head, relation and tail, arXiv:1806.07297; 0 leaves them out.
+
+    Raises:
+        ValueError: no side, or numbers of shards that fit neither each other nor the model.
+
+    Example:
+        >>> from popgeo.nn import DistMult, SoftmaxLoss
+        >>> training = ShardedTraining(DistMult(6, 2, 4), SoftmaxLoss(), num_shards=2)  # two shards of three rows
+        >>> rows = torch.zeros(2, 2, 1, dtype=torch.long)  # one slot for each pair of shards, one negative
+        >>> some, weight = torch.ones(2, 2, 1, dtype=torch.bool), torch.full((2,), 2.0)
+        >>> training(rows, rows, rows, some, rows, rows, rows, rows + 5, weight).shape
+        torch.Size([])
+    """
+
+    def __init__(
+        self,
+        model: KnowledgeGraphModel,
+        loss: TripleLoss,
+        *,
+        num_shards: int = 1,
+        num_local: int | None = None,
+        sides: tuple[Side | str, ...] = (Side.HEAD, Side.TAIL),
+        n3: float = 0.0,
+    ) -> None:
+        super().__init__()
+        num_local = num_shards if num_local is None else num_local
+        if not sides:
+            raise ValueError("sides is empty; name one end of the triples, or both.")
+        if num_local < 1 or num_shards % num_local or model.num_nodes % num_local:
+            raise ValueError(
+                f"There are {num_shards} shards, {num_local} of them here, and the model has {model.num_nodes} rows of "
+                "entities. Processes hold equally many shards and shards equally many rows: EntityShards.num_rows each."
+            )
+        self.model, self.loss, self.n3 = model, loss, n3
+        self.num_shards, self.num_local = num_shards, num_local
+        self.sides = tuple(Side(side) for side in sides)
+        if num_local < num_shards:
+            for table in model.entity_tables.values():
+                table.is_sharded = True  # type: ignore[attr-defined]  # the engine reads it
+
+    def forward(
+        self,
+        head: Tensor,
+        relation: Tensor,
+        tail: Tensor,
+        triples_mask: Tensor,
+        head_entity: Tensor,
+        tail_entity: Tensor,
+        negative: Tensor,
+        negative_entity: Tensor,
+        weight: Tensor,
+    ) -> Tensor:
+        """The mean loss over the triples of the batch; arguments as `popgeo.loader.TripleBatch` explains them. []"""
+        heads = self._look_up(head).flatten(1, 2)  # [num_local, triples, width]
+        tails = exchange_shards(self._look_up(tail)).flatten(1, 2)  # [num_local, triples, width]
+        negatives = exchange_shards(self._look_up(negative)).flatten(1, 2)  # [num_local, negatives, width]
+        relations = self.model.relations(relation.flatten(1))  # [num_local, triples, width]
+        mask, candidates = triples_mask.flatten(1), negative_entity.flatten(1).unsqueeze(1)
+        positive = self.model.similarity.of_rows(self.model.query(heads, relations, Side.TAIL), tails)
+        divisor = weight.sum()  # then the mean over processes is the mean over all triples
+
+        total = positive.new_zeros(())
+        for side in self.sides:
+            known, asked = (heads, tail_entity) if side is Side.TAIL else (tails, head_entity)
+            scores = self.model.similarity.of_pairs(self.model.query(known, relations, side), negatives)
+            counts = (candidates != asked.flatten(1).unsqueeze(2)) & (candidates >= 0)
+            total = total + self.loss(positive, scores, counts, mask, divisor)
+        total = total / len(self.sides)
+        if self.n3:
+            cubes = sum((self.model.cubes(rows) for rows in (heads, relations, tails)), torch.zeros_like(positive))
+            total = total + self.n3 * masked_mean(cubes, mask, divisor)
+        return total
+
+    def _look_up(self, rows: Tensor) -> Tensor:
+        """The entities in rows of each local shard. [num_local, num_shards, n] -> [num_local, num_shards, n, width]"""
+        start = torch.arange(self.num_local, device=rows.device).view(-1, 1, 1)
+        return self.model.entities(rows + start * (self.model.num_nodes // self.num_local))
+
+    def extra_repr(self) -> str:
+        sides = ", ".join(side.value for side in self.sides)
+        return f"num_shards={self.num_shards}, num_local={self.num_local}, sides=({sides}), n3={self.n3}"

@@ -1,0 +1,90 @@
+"""Losses of triples against negatives: masked ones, of either kind, change neither value nor gradient."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from popgeo.nn.loss import masked_mean
+
+TripleLoss = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | float | None], Tensor]
+# Stands for the score of a negative that does not count; finite, so that rows without any have gradients of 0, not NaN.
+_NEVER = -1e30
+
+
+class LogSigmoidLoss:
+    """-log sigmoid of positives, and of minus the negatives, harder ones weighing more (arXiv:1902.10197, eq. 5 and 6).
+
+    Args:
+        margin: Added to every score; gamma of the paper where the scores are distances without one.
+        temperature: How much more the negatives with higher scores weigh; 0 weighs all alike. The weights have no
+            gradient.
+
+    Example:
+        >>> loss = LogSigmoidLoss(temperature=1.0)
+        >>> loss(torch.tensor([2.0]), torch.tensor([[-2.0, 0.0]]), torch.tensor([[True, False]]))
+        tensor(0.1269)
+    """
+
+    def __init__(self, margin: float = 0.0, temperature: float = 1.0) -> None:
+        self.margin, self.temperature = margin, temperature
+
+    def __call__(
+        self,
+        positive: Tensor,
+        negative: Tensor,
+        counts: Tensor,
+        mask: Tensor | None = None,
+        weight: Tensor | float | None = None,
+    ) -> Tensor:
+        """The mean over the real triples.
+
+        Args:
+            positive: Scores of the triples. [...]
+            negative: Scores of what stands in their place. [..., num_negatives]
+            counts: False where a negative is none, such as the triple itself. [..., num_negatives]
+            mask: True where the triple is real. [...]
+            weight: What to divide the sum by; see `masked_mean`.
+
+        Returns:
+            []
+        """
+        score = torch.where(counts, negative + self.margin, _NEVER)
+        share = (self.temperature * score.detach()).softmax(-1) if self.temperature else counts.to(score.dtype)
+        share = torch.where(counts, share, 0.0)
+        share = share / share.sum(-1, keepdim=True).clamp(min=1e-12)
+        of_negatives = (share * F.softplus(score)).sum(-1)  # -log sigmoid(-x) = softplus(x)
+        return masked_mean((F.softplus(-positive - self.margin) + of_negatives) / 2, mask, weight)
+
+
+class SoftmaxLoss:
+    """Cross-entropy of the true entity among it and the negatives (arXiv:1806.07297, eq. 7, with all others as these).
+
+    Args:
+        num_entities: Where negatives are drawn from so many entities: their exponentials are then scaled up to stand
+            for all others, as sampled softmax does. None takes the negatives for all that there are.
+
+    Example:
+        >>> loss = SoftmaxLoss()
+        >>> loss(torch.tensor([0.0]), torch.tensor([[0.0, 0.0, 9.0]]), torch.tensor([[True, True, False]]))
+        tensor(1.0986)
+    """
+
+    def __init__(self, num_entities: int | None = None) -> None:
+        self.num_entities = num_entities
+
+    def __call__(
+        self,
+        positive: Tensor,
+        negative: Tensor,
+        counts: Tensor,
+        mask: Tensor | None = None,
+        weight: Tensor | float | None = None,
+    ) -> Tensor:
+        """The mean over the real triples; arguments as in `LogSigmoidLoss`."""
+        others = torch.where(counts, negative, _NEVER).logsumexp(-1)
+        if self.num_entities is not None:
+            others = others + math.log(max(1, self.num_entities - 1)) - counts.sum(-1).clamp(min=1).log()
+        return masked_mean(F.softplus(others - positive), mask, weight)  # log(e^p + e^o) - p

@@ -1,0 +1,65 @@
+"""Triples in batches with equally many slots for each pair of shards, the head's and the tail's (arXiv:2211.12281)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from popgeo.sampling.entity_shards import EntityShards
+
+
+def pair_of(triples: Tensor, shards: EntityShards) -> Tensor:
+    """The pair of shards of each triple: head shard * num_shards + tail shard. [num_triples, 3] -> [num_triples]
+
+    Raises:
+        ValueError: the triples are not whole numbers [num_triples, 3], or name an entity that there is not.
+
+    Example:
+        >>> shards = EntityShards.deal(4, num_shards=2)
+        >>> pair_of(torch.tensor([[0, 0, 1]]), shards).item() == int(shards.shard[0] * 2 + shards.shard[1])
+        True
+    """
+    if triples.dim() != 2 or triples.shape[1] != 3 or triples.dtype != torch.int64:
+        raise ValueError(
+            f"triples are {triples.dtype} of shape {tuple(triples.shape)}; they need int64 [num_triples, 3]: head, "
+            "relation, tail."
+        )
+    ends = triples[:, [0, 2]]
+    if ends.numel() and not 0 <= int(ends.min()) <= int(ends.max()) < shards.num_entities:
+        raise ValueError(
+            f"The triples name entities {int(ends.min())} to {int(ends.max())}; there are 0 to "
+            f"{shards.num_entities - 1}."
+        )
+    return shards.shard[ends[:, 0]] * shards.num_shards + shards.shard[ends[:, 1]]
+
+
+def num_batches(pair: Tensor, num_pairs: int, slots: int) -> int:
+    """The fewest batches that hold every triple once with so many slots for each pair. [num_triples] -> int"""
+    most = int(torch.bincount(pair, minlength=num_pairs).max()) if len(pair) else 0
+    return max(1, -(-most // slots))
+
+
+def deal_triples(pair: Tensor, num_pairs: int, slots: int, generator: torch.Generator | None = None) -> Tensor:
+    """Which triple stands in each slot of each batch of an epoch: each once, those of a pair spread evenly.
+
+    Args:
+        pair: The pair of shards of each triple. [num_triples]
+        num_pairs: How many pairs there are.
+        slots: Slots of a pair in a batch.
+        generator: Shuffles; None keeps the order.
+
+    Returns:
+        Triples by number; -1 where a slot stays empty. [num_batches, num_pairs, slots]
+
+    Example:
+        >>> deal_triples(torch.tensor([0, 1, 0, 0]), num_pairs=2, slots=2).tolist()
+        [[[0, 3], [1, -1]], [[2, -1], [-1, -1]]]
+    """
+    batches = num_batches(pair, num_pairs, slots)
+    order = torch.arange(len(pair)) if generator is None else torch.randperm(len(pair), generator=generator)
+    order = order[pair[order].argsort(stable=True)]  # by pair, within it as shuffled
+    counts = torch.bincount(pair, minlength=num_pairs)
+    rank = torch.arange(len(pair)) - (counts.cumsum(0) - counts)[pair[order]]  # which of its pair
+    table = torch.full((batches, num_pairs, slots), -1)
+    table[rank % batches, pair[order], rank // batches] = order
+    return table
