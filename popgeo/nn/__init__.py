@@ -1,6 +1,15 @@
 """Models, their parts and their losses: results never depend on padding."""
 
+from popgeo.nn.attention import AttentionForm as AttentionForm
+from popgeo.nn.attention import GraphAttention as GraphAttention
+from popgeo.nn.attention import SameGraph as SameGraph
+from popgeo.nn.attention import cheaper_form as cheaper_form
 from popgeo.nn.calculator import Calculator as Calculator
+from popgeo.nn.encodings import LaplacianEncoding as LaplacianEncoding
+from popgeo.nn.encodings import PairDistances as PairDistances
+from popgeo.nn.encodings import RandomWalkEncoding as RandomWalkEncoding
+from popgeo.nn.encodings import ShortestPaths as ShortestPaths
+from popgeo.nn.encodings import draw_signs as draw_signs
 from popgeo.nn.fixed_size import to_fixed_size as to_fixed_size
 from popgeo.nn.forces import energy_and_forces as energy_and_forces
 from popgeo.nn.forces import energy_forces_and_stress as energy_forces_and_stress
@@ -23,12 +32,15 @@ from popgeo.nn.models.gcn import GCN as GCN
 from popgeo.nn.models.gin import GIN as GIN
 from popgeo.nn.models.gin import GINE as GINE
 from popgeo.nn.models.gnn import GNN as GNN
+from popgeo.nn.models.gps import GPS as GPS
+from popgeo.nn.models.gps import GPSConv as GPSConv
 from popgeo.nn.models.sage import GraphSAGE as GraphSAGE
 from popgeo.nn.models.schnet import SchNet as SchNet
 from popgeo.nn.norm import BatchNorm as BatchNorm
 from popgeo.nn.norm import GraphNorm as GraphNorm
 from popgeo.nn.norm import InstanceNorm as InstanceNorm
 from popgeo.nn.norm import LayerNorm as LayerNorm
+from popgeo.nn.pair_bias import PairBias as PairBias
 from popgeo.nn.radial import CosineEnvelope as CosineEnvelope
 from popgeo.nn.radial import GaussianSmearing as GaussianSmearing
 from popgeo.nn.radial import PolynomialEnvelope as PolynomialEnvelope
