@@ -157,7 +157,9 @@ class PairDistances(BaseTransform):
     def forward(self, data: Data) -> Data:
         """Sets the attribute; PyG copies the graph beforehand."""
         if data.pos is None:
-            raise ValueError("The graph has no pos, so its nodes have no distances. Leave PairDistances out, or add it.")
+            raise ValueError(
+                "The graph has no pos, so its nodes have no distances. Leave PairDistances out, or add it."
+            )
         num_nodes = _fits(data, self.max_num_nodes)
         distance = torch.linalg.vector_norm(data.pos.unsqueeze(1) - data.pos, dim=2)
         data[self.name] = torch.nn.functional.pad(distance, (0, self.max_num_nodes - num_nodes))

@@ -20,6 +20,7 @@ from popgeo.nn import (
     GPS,
     AttentionalAggregation,
     BatchNorm,
+    GPSPlusPlus,
     GraphNorm,
     GraphSAGE,
     InstanceNorm,
@@ -125,7 +126,7 @@ def gnn(model: type[nn.Module], **kwargs: object) -> nn.Module:
 
 
 def gps(**kwargs: object) -> GPS:
-    return GPS(6, 8, num_layers=2, out_channels=4, heads=2, readout="add", max_num_nodes=8, **kwargs)
+    return GPS(6, 8, num_layers=1, out_channels=4, heads=2, readout="add", max_num_nodes=8, **kwargs)
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -146,13 +147,18 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "GraphSAGE": lambda: gnn(GraphSAGE),
     "GraphSAGE, max": lambda: gnn(GraphSAGE, aggr="max"),
     "attention": Pooled,
-    "GPS, padded": lambda: gps(attention="padded", edge_dim=3, norm="layer_norm"),
-    "GPS, pack, biased": lambda: gps(attention="pack", edge_dim=3, norm=None, pair_bias=PairBias(2, max_hops=3)),
-    "GPS, padded, biased by distances": lambda: gps(
-        attention="padded", conv="gcn", norm="batch_norm", pair_bias=PairBias(2, 3, cutoff=4.0, num_gaussians=6)
+    "GPS, padded": lambda: gps(attention="padded", conv="gcn"),
+    "GPS, pack, biased": lambda: gps(attention="pack", edge_dim=3, norm="layer_norm", pair_bias=PairBias(2, 3)),
+    "GPS++": lambda: GPSPlusPlus(
+        *(6, 8, 2, 4),
+        edge_dim=3,
+        heads=2,
+        max_num_nodes=8,
+        attention="padded",
+        pair_bias=PairBias(2, 3, cutoff=4.0, num_gaussians=6),
     ),
 }
-BATCH_STATISTICS = {"GIN, batch norm", "GPS, padded, biased by distances"}
+BATCH_STATISTICS = {"GIN, batch norm", "GPS, padded"}
 EACH_MODEL = pytest.mark.parametrize("name", MODELS)
 
 
@@ -167,8 +173,12 @@ def pairs_of(m: Molecules, dtype: torch.dtype, bias: PairBias) -> dict[str, Tens
     at = (first + torch.arange(8)).clamp(max=m.z.size(0) - 1)  # [num_nodes, 8]
     pairs = {}
     if bias.of_hops is not None:
-        joined = torch.zeros(m.z.size(0), m.z.size(0), dtype=dtype).index_put((*m.edge_index,), torch.ones((), dtype=dtype))
-        hops = torch.where(torch.eye(m.z.size(0)) > 0, 0, torch.where(joined > 0, 1, torch.where(joined @ joined > 0, 2, 3)))
+        joined = torch.zeros(m.z.size(0), m.z.size(0), dtype=dtype).index_put(
+            (*m.edge_index,), torch.ones((), dtype=dtype)
+        )
+        hops = torch.where(
+            torch.eye(m.z.size(0)) > 0, 0, torch.where(joined > 0, 1, torch.where(joined @ joined > 0, 2, 3))
+        )
         pairs["hops"] = hops.gather(1, at)
     if bias.of_distance is not None:
         apart = (m.pos.to(dtype).unsqueeze(1) - m.pos.to(dtype)[at]).square().sum(2)  # [num_nodes, 8]
@@ -183,8 +193,8 @@ def predict(model: nn.Module, m: Molecules) -> Tensor:
     if isinstance(model, SchNet):
         return model(m.z, m.pos.to(dtype), m.batch, num_graphs=m.num_graphs, **masks)
     masks["edges_mask"] = m.edges_mask
-    attributes = {"edge_attr": m.edge_attr.to(dtype)} if isinstance(model, GINE | GPS) else {}
-    if isinstance(model, GPS) and model.pair_bias is not None:
+    attributes = {"edge_attr": m.edge_attr.to(dtype)} if isinstance(model, GINE | GPS | GPSPlusPlus) else {}
+    if isinstance(model, GPS | GPSPlusPlus) and model.pair_bias is not None:
         attributes |= pairs_of(m, dtype, model.pair_bias)
     return model(m.x.to(dtype), m.edge_index, batch=m.batch, num_graphs=m.num_graphs, **attributes, **masks)
 

@@ -40,6 +40,15 @@ class Batched:
         plan = self.plan.dst if self.plan else None
         return scatter(message, self.dst, dim=0, dim_size=self.num_nodes, reduce=reduce, plan=plan)
 
+    def of_destination(self, x: Tensor) -> Tensor:
+        """x_i: what each edge's destination holds. [num_nodes, channels] -> [num_edges, channels]"""
+        return gather(x, self.dst, plan=self.plan.dst if self.plan else None)
+
+    def back_at_source(self, message: Tensor) -> Tensor:
+        """Sums what each node's outgoing edges hold. [num_edges, channels] -> [num_nodes, channels]"""
+        plan = self.plan.src if self.plan else None
+        return scatter(message, self.src, dim=0, dim_size=self.num_nodes, plan=plan)
+
 
 def enter(
     x: Tensor,

@@ -202,7 +202,9 @@ class GPS(nn.Module):
         if num_graphs is None:
             raise ValueError("batch is given without num_graphs, which fixes the shapes. Pass num_graphs.")
         if pairs and self.pair_bias is None:
-            raise ValueError(f"The model has no pair_bias, but was given {sorted(pairs)}. Pass pair_bias=PairBias(...).")
+            raise ValueError(
+                f"The model has no pair_bias, but was given {sorted(pairs)}. Pass pair_bias=PairBias(...)."
+            )
         x, batched = enter(x, edge_index, None, edge_attr, batch, num_graphs, nodes_mask, edges_mask)
         same_graph = SameGraph.of(batch, num_graphs, self.max_num_nodes, nodes_mask, self.attention)
         bias = None
