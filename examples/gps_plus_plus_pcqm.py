@@ -155,9 +155,13 @@ def main() -> None:
     options = ipu.Options(gradient_accumulation=arguments.packs, output_mode="all", max_grad_norm=1.0)
     loaders = [
         FixedSizeDataLoader(
-            part, shuffle=part is training, fixed_size_options=PACK, fixed_size_strategy="Window", **more
+            part,
+            shuffle=part is training,
+            fixed_size_options=PACK,
+            fixed_size_strategy="Window",
+            options=options if part is training else None,
         )
-        for part, more in ((training, {"options": options}), (held_out, {}))
+        for part in (training, held_out)
     ]
     gaps = torch.cat([m.y for m in training])
     model = Gap(arguments.channels, arguments.layers, float(gaps.mean()), float(gaps.std()))

@@ -170,10 +170,13 @@ def main() -> None:
         for batch in training:
             losses.append(call(train, batch)[1])
             step += 1
+            if clock.done(step) >= 1:
+                break
         epoch += 1
+        speed = len(parts[0]) * len(losses) / len(training) / (time.monotonic() - start)
         print(
             f"epoch {epoch}: {time.monotonic() - clock.start:.0f} s, train {torch.stack(losses).mean():.3f}, "
-            f"valid {error(evaluate, valid):.3f}, {len(parts[0]) / (time.monotonic() - start):,.0f} graphs/s",
+            f"valid {error(evaluate, valid):.3f}, {speed:,.0f} graphs/s",
             flush=True,
         )
     y = torch.cat([data.y for data in parts[2]])
