@@ -7,7 +7,8 @@ in eV, such as the 2,000 molecules of graphium's tests. It needs rdkit: pip inst
 nodes, 120 edges and 8 graphs, as there. Encodings, shortest paths and distances are computed once; in training some
 atoms are corrupted, and the model has to tell what they were. Prints the errors on a tenth of the molecules, held out
 (MAE, eV), beside that of predicting the median, and what a step would cost on an IPU. So few molecules show that all
-of it works, not how good GPS++ is, which has 0.072 eV after 450 epochs on 3.4 million. Expect about EXPECTED.
+of it works, not how good GPS++ is: an ensemble of it has 0.072 eV, trained for 450 epochs on 3.4 million. Expect
+0.57 eV after two epochs, where the median is 0.94 eV off.
 """
 
 import argparse

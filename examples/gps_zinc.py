@@ -6,7 +6,8 @@ Random-walk encodings are computed once, beforehand; molecules are packed into b
 compiled once. The learning rate follows the budget, in minutes, or with `--epochs` the epochs. Prints the training loss
 and the validation error (both MAE, no unit) of each epoch, and in the end the test error, beside that of predicting the
 median. ZINC-12k's published split is PyG's; GPS's published test error is 0.070 after 2,000 epochs of ten layers on a
-GPU (arXiv:2205.12454, table 1). Expect about EXPECTED.
+GPU (arXiv:2205.12454, table 1). Expect 0.20 (validation 0.23) after 17 epochs, which
+took 37 minutes on a busy computer, five of them processor time.
 """
 
 import argparse
@@ -140,7 +141,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="molecules of a step, on average")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument(
-        "--dropout", type=float, default=0.0, help="of attention weights; drawing it takes a third longer"
+        "--dropout", type=float, default=0.2, help="of attention weights; without it a step takes a quarter less"
     )
     parser.add_argument("--biased", action="store_true", help="bias attention by shortest paths, as GPS++ does")
     parser.add_argument("--seed", type=int, default=0)
@@ -180,6 +181,7 @@ def main() -> None:
             flush=True,
         )
     y = torch.cat([data.y for data in parts[2]])
+    print(f"a step: {train.report.total_cycles:,.0f} modelled cycles of a Bow IPU")
     print(
         f"test MAE {error(evaluate, test):.3f} after {epoch} epochs, {(time.monotonic() - clock.start) / 60:.1f} min; "
         f"predicting the median: {(y - y.median()).abs().mean():.3f}; published, 2,000 epochs on a GPU: 0.070"

@@ -254,6 +254,7 @@ def main() -> None:
             f"ZINC MAE {mean_over_tasks(mean_absolute_error, *zinc):.3f}; {speed:,.0f} graphs/s",
             flush=True,
         )
+    print(f"a step: {train.report.total_cycles:,.0f} modelled cycles of a Bow IPU")
     print(f"{arguments.model}, {epoch} epochs, {(time.monotonic() - start) / 60:.1f} min:")
     print_test(predict(evaluate, loaders[2]), std)
 
