@@ -26,7 +26,7 @@ SMALLER = {
     "04_gin_and_gcn": {"MOLECULES": 1000, "EPOCHS": 3},
     "05_scatter_gather_benchmarks": {"PUBLISHED": str(REPOSITORY / "benchmarks/data/bow_microbenchmarks.csv")},
     "07_large_graphs": {"NODES": 4000, "EPOCHS": 1},
-    "08_transformers_and_multitask": {"MOLECULES": 240, "EPOCHS": 1},
+    "08_transformers_and_multitask": {"MOLECULES": 150, "EPOCHS": 1},
 }
 
 
