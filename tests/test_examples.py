@@ -1,5 +1,6 @@
 """Every example runs on small settings and shows what it claims."""
 
+import gzip
 import re
 import runpy
 import shutil
@@ -152,14 +153,80 @@ def test_schnet_trains_on_qm9(run: Run, shared_data: Path, tmp_path: Path):
     assert numbers(r"valid MAE ([\d.]+) eV", printed)[0] < 1.5
 
 
+def test_gps_is_trained_on_zinc_from_its_raw_root(run: Run, shared_data: Path, tmp_path: Path):
+    write_zinc(shared_data / "zinc12k" / "zinc12k.npz", tmp_path, num_molecules=48)
+    small = ("--epochs", "2", "--channels", "8", "--layers", "1", "--batch-size", "12", "--biased")
+    printed = run("gps_zinc.py", "--root", str(tmp_path), *small)
+    assert len(numbers(r"valid ([\d.]+)", printed)) == 2
+    assert numbers(r"test MAE ([\d.]+) after 2 epochs", printed)[0] < 4
+
+
+def test_gps_plus_plus_is_trained_in_the_packs_of_its_report(run: Run, shared_data: Path):
+    pytest.importorskip("rdkit", reason="rdkit is not installed: pip install popgeo[molecules]")
+    small = ("--molecules", "40", "--budget", "0.001", "--channels", "8", "--layers", "1", "--packs", "2")
+    printed = run("gps_plus_plus_pcqm.py", "--data", str(shared_data / "pcqm" / "pcqm4mv2_2k.csv.gz"), *small)
+    assert "61 nodes, 120 edges, 9 graphs" in printed
+    assert 0 < numbers(r"held out ([\d.]+) eV", printed)[0] < 6
+    assert "0% without a rule" in printed
+
+
+@pytest.mark.filterwarnings("ignore")  # of PyG, on atoms that rdkit cannot read
+def test_one_trunk_is_trained_on_three_datasets(run: Run, shared_data: Path, tmp_path: Path):
+    pytest.importorskip("rdkit", reason="rdkit is not installed: pip install popgeo[molecules]")
+    (tmp_path / "QM9").mkdir()
+    write_qm9(shared_data / "qm9.npz", tmp_path / "QM9", num_molecules=60)
+    write_zinc(shared_data / "zinc12k" / "zinc12k.npz", tmp_path / "ZINC", num_molecules=20)
+    raw = tmp_path / "molnet" / "tox21" / "raw"
+    raw.mkdir(parents=True)
+    lines = gzip.decompress((shared_data / "tox21" / "tox21.csv.gz").read_bytes()).splitlines()[:61]
+    (raw / "tox21.csv").write_bytes(b"\n".join(lines))
+    small = ("--epochs", "1", "--channels", "8", "--layers", "1", "--batch-size", "20")
+    printed = run("multitask_toymix.py", "--root", str(tmp_path), *small)
+    assert numbers(r"test QM9 MAE ([\d.]+)", printed)[0] < 3
+    assert numbers(r"test ZINC MAE ([\d.]+)", printed)[0] < 3
+    assert re.search(r"losses qm9 [\d.]+, tox21 [\d.]+, zinc [\d.]+;", printed)
+
+
+def write_zinc(source: Path, root: Path, num_molecules: int) -> None:
+    """A root of PyG's ZINC that holds the first molecules of each split, as if PyG had processed them."""
+    with np.load(source) as held:
+        arrays = {name: held[name] for name in held.files}
+    atoms, edges = (np.concatenate([[0], arrays[f"num_{kind}"].cumsum(dtype=int)]) for kind in ("atoms", "edges"))
+    (root / "raw").mkdir(parents=True)
+    (root / "subset" / "processed").mkdir(parents=True)
+    for split, first in (("train", 0), ("val", 10_000), ("test", 11_000)):
+        molecules = []
+        for i in range(first, first + num_molecules):
+            of_atoms, of_edges = slice(atoms[i], atoms[i + 1]), slice(edges[i], edges[i + 1])
+            molecules.append(
+                Data(
+                    x=torch.from_numpy(arrays["atom_type"][of_atoms].astype(int)).unsqueeze(1),
+                    edge_index=torch.from_numpy(arrays["edge_index"][:, of_edges].astype(int)),
+                    edge_attr=torch.from_numpy(arrays["bond_type"][of_edges].astype(int)),
+                    y=torch.from_numpy(arrays["y"][i : i + 1]),
+                )
+            )
+        data, slices = InMemoryDataset.collate(molecules)
+        torch.save((data.to_dict(), slices, Data), root / "subset" / "processed" / f"{split}.pt")
+        for suffix in ("pickle", "index"):
+            (root / "raw" / f"{split}.{suffix}").touch()
+
+
 def write_qm9(source: Path, root: Path, num_molecules: int) -> None:
     """A root of PyG's QM9 that holds the first molecules of the shared file, as if PyG had processed them."""
     with np.load(source) as held:
-        ends = np.cumsum(held["num_atoms"][:num_molecules], dtype=int)
-        parts = (np.split(held[name][: ends[-1]], ends[:-1]) for name in ("z", "pos"))
+        ends, bonds = (np.cumsum(held[f"num_{kind}"][:num_molecules], dtype=int) for kind in ("atoms", "bonds"))
+        parts = [np.split(held[name][: ends[-1]], ends[:-1]) for name in ("z", "pos")]
+        parts.append(np.split(held["bond"][: bonds[-1]].astype(int), bonds[:-1]))
         molecules = [
-            Data(z=torch.from_numpy(z.astype(int)), pos=torch.from_numpy(pos), y=torch.from_numpy(y[None]))
-            for z, pos, y in zip(*parts, held["y"][:num_molecules], strict=True)
+            Data(
+                z=torch.from_numpy(z.astype(int)),
+                pos=torch.from_numpy(pos),
+                edge_index=torch.from_numpy(np.concatenate([bond[:, :2], bond[:, 1::-1]]).T),
+                edge_attr=torch.eye(4)[np.tile(bond[:, 2], 2)],
+                y=torch.from_numpy(y[None]),
+            )
+            for z, pos, bond, y in zip(*parts, held["y"][:num_molecules], strict=True)
         ]
     for name in ("gdb9.sdf", "gdb9.sdf.csv", "uncharacterized.txt", "qm9_v3.pt"):
         (root / "raw").mkdir(exist_ok=True)

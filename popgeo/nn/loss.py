@@ -26,6 +26,21 @@ def masked_mean(values: Tensor, mask: Tensor | None = None, weight: Tensor | flo
     return total / (mask.sum().clamp(min=1).to(values.dtype) if weight is None else weight)
 
 
+def known_labels(target: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Where a label is known and its row is real: the mask that any loss here takes.
+
+    Args:
+        target: Labels, NaN where nobody measured. [rows, ...]
+        mask: True where the row is real. [rows] or of the target's shape
+
+    Example:
+        >>> known_labels(torch.tensor([[1.0, torch.nan], [2.0, 3.0]]), torch.tensor([True, False]))
+        tensor([[ True, False],
+                [False, False]])
+    """
+    return _entries(target, mask) & ~target.isnan()
+
+
 def mse_loss(input: Tensor, target: Tensor, mask: Tensor | None = None, weight: Tensor | float | None = None) -> Tensor:
     """Mean squared error of the real rows.
 
@@ -123,7 +138,7 @@ def binary_cross_entropy(
         tensor(0.6931)
     """
     _check_shapes(input, target)
-    known = _entries(input, mask) & ~target.isnan()
+    known = known_labels(target, mask)
     values = F.binary_cross_entropy_with_logits(
         torch.where(known, input, 0.0), torch.where(known, target.to(input.dtype), 0.0), reduction="none"
     )

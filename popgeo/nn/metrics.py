@@ -1,9 +1,11 @@
-"""Metrics of the real rows only. Each is a number for one batch; join the batches' rows first where it is no mean."""
+"""Metrics of the real rows and known labels only. Each is a number for the rows it gets: join those of all batches."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from popgeo.nn.loss import masked_mean
+from popgeo.nn.loss import known_labels, l1_loss, masked_mean, mse_loss
 
 
 def accuracy(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -30,21 +32,60 @@ def accuracy(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tenso
     return masked_mean((input.argmax(1) == target).to(input.dtype), mask)
 
 
+def mean_absolute_error(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+    """How far off predictions are on average; NaN without any known label.
+
+    Args:
+        input: Predictions. [rows]
+        target: What they should be, NaN where nobody measured. [rows]
+        mask: True where the row is real. [rows]
+
+    Example:
+        >>> mean_absolute_error(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([1.0, 4.0, torch.nan]))
+        tensor(1.)
+    """
+    known = _known(input, target, mask)
+    return torch.where(known.any(), l1_loss(input, target, known), torch.nan)
+
+
+def root_mean_squared_error(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The root of the mean squared error; arguments as in `mean_absolute_error`.
+
+    Example:
+        >>> root_mean_squared_error(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([-1.0, 4.0, torch.nan]))
+        tensor(2.)
+    """
+    known = _known(input, target, mask)
+    return torch.where(known.any(), mse_loss(input, target, known).sqrt(), torch.nan)
+
+
+def pearson_r(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Pearson's correlation, from -1 to 1; NaN where either does not vary. Arguments as in `mean_absolute_error`.
+
+    Example:
+        >>> pearson_r(torch.tensor([1.0, 2.0, 3.0, 0.0]), torch.tensor([-2.0, -4.0, -6.0, torch.nan]))
+        tensor(-1.0000)
+    """
+    known = _known(input, target, mask)
+    x, y = (torch.where(known, values - masked_mean(values, known), 0.0) for values in (input, target))
+    return (x * y).sum() / (x.square().sum().sqrt() * y.square().sum().sqrt())
+
+
 def r2_score(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
     """1 less the squared error over the target's variance: 1 is perfect, 0 as good as the mean, NaN without variance.
 
     Args:
         input: Predictions. [rows]
-        target: What they should be. [rows]
+        target: What they should be, NaN where nobody measured. [rows]
         mask: True where the row is real. [rows]
 
     Example:
         >>> r2_score(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([1.0, 3.0, 0.0]), torch.tensor([True, True, False]))
         tensor(0.5000)
     """
-    _check_flat(input, target)
-    error = masked_mean((input - target).square(), mask)
-    variance = masked_mean((target - masked_mean(target, mask)).square(), mask)
+    known = _known(input, target, mask)
+    error = masked_mean((input - target).square(), known)
+    variance = masked_mean((target - masked_mean(target, known)).square(), known)
     return 1 - error / variance
 
 
@@ -64,8 +105,7 @@ def roc_auc(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor
         >>> roc_auc(scores, target)
         tensor(0.7500)
     """
-    _check_flat(input, target)
-    known = ~target.isnan() if mask is None else mask & ~target.isnan()
+    known = _known(input, target, mask)
     # Whatever is unknown sorts first and is not counted; ranks among the others are what Mann and Whitney's U needs.
     scores = torch.where(known, input, -torch.inf)
     ordered = scores.sort().values
@@ -79,9 +119,66 @@ def roc_auc(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor
     return (u / (num_positive * num_negative)).to(input.dtype)
 
 
-def _check_flat(input: Tensor, target: Tensor) -> None:
+def average_precision(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The mean, over rows of class 1, of the share of class 1 among rows that score as high or higher.
+
+    It is the area under the curve of precision over recall, in steps. Arguments as in `roc_auc`.
+
+    Returns:
+        Between 0 and 1; NaN without a row of class 1. []
+
+    Example:
+        >>> average_precision(torch.tensor([0.1, 0.4, 0.35, 0.8, 7.0]), torch.tensor([0.0, 0, 1, 1, torch.nan]))
+        tensor(0.8333)
+    """
+    known = _known(input, target, mask)
+    positive = known & (target == 1)
+    scores = input.clamp(min=torch.finfo(input.dtype).min)  # so that nothing real sorts with what is left out
+
+    def as_high(counted: Tensor) -> Tensor:
+        ordered = torch.where(counted, scores, -torch.inf).sort().values
+        return input.numel() - torch.searchsorted(ordered, scores)
+
+    precision = as_high(positive).to(torch.float64) / as_high(known).clamp(min=1)
+    return (torch.where(positive, precision, 0.0).sum() / positive.sum()).to(input.dtype)
+
+
+def mean_over_tasks(
+    metric: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+    input: Tensor,
+    target: Tensor,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """A metric's mean over the columns for which it is a number, such as those with labels of both classes.
+
+    Args:
+        metric: Any of this file for rows, such as `roc_auc`.
+        input: Predictions or scores. [rows, num_tasks]
+        target: Labels, NaN where nobody measured. [rows, num_tasks]
+        mask: True where the row is real. [rows]
+
+    Raises:
+        ValueError: there are no columns, or the shapes differ.
+
+    Example:
+        >>> scores, target = torch.tensor([[0.1, 1.0], [0.9, 2.0]]), torch.tensor([[0.0, torch.nan], [1.0, torch.nan]])
+        >>> mean_over_tasks(roc_auc, scores, target)
+        tensor(1.)
+    """
+    if input.dim() != 2 or input.shape != target.shape:
+        raise ValueError(
+            f"input has shape {tuple(input.shape)}, target {tuple(target.shape)}; both need the shape "
+            "[rows, num_tasks]. Call the metric itself for a single task."
+        )
+    values = [metric(input[:, task], target[:, task], mask) for task in range(input.size(1))]
+    return torch.stack(values).nanmean()
+
+
+def _known(input: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
+    """Where a label is known and its row is real. [rows]"""
     if input.dim() != 1 or input.shape != target.shape:
         raise ValueError(
             f"input has shape {tuple(input.shape)}, target {tuple(target.shape)}; both need the shape [rows]. "
-            "Call it for each task, with input[:, task]."
+            "Call it for each task, with input[:, task], or mean_over_tasks for all."
         )
+    return known_labels(target, mask)

@@ -17,14 +17,17 @@ from popgeo.nn import (
     GCN,
     GIN,
     GINE,
+    GPS,
     AttentionalAggregation,
     BatchNorm,
+    GPSPlusPlus,
     GraphNorm,
     GraphSAGE,
     InstanceNorm,
     KNNInteractionGraph,
     LayerNorm,
     PaiNN,
+    PairBias,
     PairInteractionGraph,
     PolynomialEnvelope,
     RadiusInteractionGraph,
@@ -123,6 +126,10 @@ def gnn(model: type[nn.Module], **kwargs: object) -> nn.Module:
     return model(in_channels=6, hidden_channels=8, num_layers=3, out_channels=4, readout="add", **kwargs)
 
 
+def gps(**kwargs: object) -> GPS:
+    return GPS(6, 8, num_layers=1, out_channels=4, heads=2, readout="add", max_num_nodes=8, **kwargs)
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "SchNet, knn": lambda: schnet(interaction_graph=KNNInteractionGraph(4, 5.0, max_num_nodes=8)),
     "SchNet, knn of the whole batch": lambda: schnet(interaction_graph=KNNInteractionGraph(9, 5.0)),
@@ -143,14 +150,43 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "GraphSAGE": lambda: gnn(GraphSAGE),
     "GraphSAGE, max": lambda: gnn(GraphSAGE, aggr="max"),
     "attention": Pooled,
+    "GPS, padded": lambda: gps(attention="padded", conv="gcn"),
+    "GPS, pack, biased": lambda: gps(attention="pack", edge_dim=3, norm="layer_norm", pair_bias=PairBias(2, 3)),
+    "GPS++": lambda: GPSPlusPlus(
+        *(6, 8, 2, 4),
+        edge_dim=3,
+        heads=2,
+        max_num_nodes=8,
+        attention="padded",
+        pair_bias=PairBias(2, 3, cutoff=4.0, num_gaussians=6),
+    ),
 }
-BATCH_STATISTICS = {"GIN, batch norm"}
+BATCH_STATISTICS = {"GIN, batch norm", "GPS, padded"}
 EACH_MODEL = pytest.mark.parametrize("name", MODELS)
 
 
 def make_model(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
     torch.manual_seed(0)
     return MODELS[name]().to(dtype)
+
+
+def pairs_of(m: Molecules, dtype: torch.dtype, bias: PairBias) -> dict[str, Tensor]:
+    """What `ShortestPaths` and `PairDistances` say of each node and each place in its graph, as far as it is needed."""
+    first = (m.batch.unsqueeze(0) < m.batch.unsqueeze(1)).sum(1, keepdim=True)
+    at = (first + torch.arange(8)).clamp(max=m.z.size(0) - 1)  # [num_nodes, 8]
+    pairs = {}
+    if bias.of_hops is not None:
+        joined = torch.zeros(m.z.size(0), m.z.size(0), dtype=dtype).index_put(
+            (*m.edge_index,), torch.ones((), dtype=dtype)
+        )
+        hops = torch.where(
+            torch.eye(m.z.size(0)) > 0, 0, torch.where(joined > 0, 1, torch.where(joined @ joined > 0, 2, 3))
+        )
+        pairs["hops"] = hops.gather(1, at)
+    if bias.of_distance is not None:
+        apart = (m.pos.to(dtype).unsqueeze(1) - m.pos.to(dtype)[at]).square().sum(2)  # [num_nodes, 8]
+        pairs["distance"] = torch.where(apart > 0, apart, 1.0).sqrt()
+    return pairs
 
 
 def predict(model: nn.Module, m: Molecules) -> Tensor:
@@ -160,7 +196,9 @@ def predict(model: nn.Module, m: Molecules) -> Tensor:
     if isinstance(model, SchNet | PaiNN):
         return model(m.z, m.pos.to(dtype), m.batch, num_graphs=m.num_graphs, **masks)
     masks["edges_mask"] = m.edges_mask
-    attributes = {"edge_attr": m.edge_attr.to(dtype)} if isinstance(model, GINE) else {}
+    attributes = {"edge_attr": m.edge_attr.to(dtype)} if isinstance(model, GINE | GPS | GPSPlusPlus) else {}
+    if isinstance(model, GPS | GPSPlusPlus) and model.pair_bias is not None:
+        attributes |= pairs_of(m, dtype, model.pair_bias)
     return model(m.x.to(dtype), m.edge_index, batch=m.batch, num_graphs=m.num_graphs, **attributes, **masks)
 
 

@@ -4,7 +4,17 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from popgeo.nn import accuracy, r2_score, roc_auc
+from popgeo.nn import (
+    accuracy,
+    average_precision,
+    known_labels,
+    mean_absolute_error,
+    mean_over_tasks,
+    pearson_r,
+    r2_score,
+    roc_auc,
+    root_mean_squared_error,
+)
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -37,6 +47,63 @@ def test_r2_is_one_when_right_zero_at_the_mean_and_ignores_padding():
     target, mask = torch.tensor([1.0, 2.0, 3.0, 99.0]), torch.tensor([True, True, True, False])
     assert r2_score(torch.tensor([1.0, 2.0, 3.0, 0.0]), target, mask) == 1
     assert r2_score(torch.full((4,), 2.0), target, mask) == 0
+
+
+def of_sklearn(name: str):
+    metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
+    stats = pytest.importorskip("scipy.stats")
+    return {
+        "mean_absolute_error": lambda x, y: metrics.mean_absolute_error(y, x),
+        "root_mean_squared_error": lambda x, y: metrics.root_mean_squared_error(y, x),
+        "pearson_r": lambda x, y: stats.pearsonr(x, y).statistic,
+        "r2_score": lambda x, y: metrics.r2_score(y, x),
+        "roc_auc": lambda x, y: metrics.roc_auc_score(y, x),
+        "average_precision": lambda x, y: metrics.average_precision_score(y, x),
+    }[name]
+
+
+METRICS = {
+    f.__name__: f
+    for f in (mean_absolute_error, root_mean_squared_error, pearson_r, r2_score, roc_auc, average_precision)
+}
+
+
+@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("levels", [4, 1000], ids=["many ties", "few ties"])
+def test_a_metric_of_known_labels_of_real_rows_is_that_of_scikit_learn(name: str, levels: int):
+    generator = torch.Generator().manual_seed(levels)
+    scores = torch.randint(0, levels, (80,), generator=generator).double() - levels / 3
+    if name in ("roc_auc", "average_precision"):
+        target = torch.randint(0, 2, (80,), generator=generator).double()
+    else:
+        target = scores + torch.randn(80, generator=generator, dtype=torch.float64)
+    target[::6], scores[70:], target[75:] = torch.nan, torch.nan, torch.inf
+    mask = torch.arange(80) < 70
+    known = known_labels(target, mask)
+    expected = of_sklearn(name)(scores[known].numpy(), target[known].numpy())
+    assert float(METRICS[name](scores, target, mask)) == pytest.approx(expected, abs=1e-9)
+
+
+def test_average_precision_counts_ties_together_and_needs_a_positive():
+    # Both rows of score 2 are 1/2 right, the row of score 1 makes it 2/3: (1/2 + 2/3) / 2.
+    scores, target = torch.tensor([2.0, 2.0, 1.0, 0.0]), torch.tensor([1.0, 0.0, 1.0, 0.0])
+    assert average_precision(scores, target) == pytest.approx(7 / 12)
+    assert average_precision(scores, torch.zeros(4)).isnan()
+
+
+def test_errors_of_nothing_known_are_unknown_and_not_zero():
+    unknown = torch.full((3,), torch.nan)
+    assert mean_absolute_error(torch.ones(3), unknown).isnan()
+    assert root_mean_squared_error(torch.ones(3), unknown).isnan()
+
+
+def test_the_mean_over_tasks_leaves_out_what_is_no_number():
+    scores = torch.tensor([[1.0, 5.0, 0.0], [2.0, 6.0, 1.0]])
+    target = torch.tensor([[0.0, 1.0, torch.nan], [1.0, 1.0, torch.nan]])
+    assert mean_over_tasks(roc_auc, scores, target) == 1
+    assert mean_over_tasks(mean_absolute_error, scores, target) == pytest.approx((1 + 4.5) / 2)
+    with pytest.raises(ValueError, match=r"\[rows, num_tasks\]"):
+        mean_over_tasks(roc_auc, scores[0], target[0])
 
 
 def test_metrics_of_many_columns_are_refused():

@@ -28,6 +28,7 @@ SMALLER = {
     "04_gin_and_gcn": {"MOLECULES": 1000, "EPOCHS": 3},
     "05_scatter_gather_benchmarks": {"PUBLISHED": str(REPOSITORY / "benchmarks/data/bow_microbenchmarks.csv")},
     "07_large_graphs": {"NODES": 4000, "EPOCHS": 1},
+    "08_transformers_and_multitask": {"MOLECULES": 150, "EPOCHS": 1},
     "09_events_and_knowledge": {"EVENTS": 1000, "TGN_EPOCHS": 1, "QUESTIONS": 24, "EMBEDDING_EPOCHS": 6},
 }
 

@@ -40,6 +40,46 @@ class Batched:
         plan = self.plan.dst if self.plan else None
         return scatter(message, self.dst, dim=0, dim_size=self.num_nodes, reduce=reduce, plan=plan)
 
+    def of_destination(self, x: Tensor) -> Tensor:
+        """x_i: what each edge's destination holds. [num_nodes, channels] -> [num_edges, channels]"""
+        return gather(x, self.dst, plan=self.plan.dst if self.plan else None)
+
+    def back_at_source(self, message: Tensor) -> Tensor:
+        """Sums what each node's outgoing edges hold. [num_edges, channels] -> [num_nodes, channels]"""
+        plan = self.plan.src if self.plan else None
+        return scatter(message, self.src, dim=0, dim_size=self.num_nodes, plan=plan)
+
+
+def enter(
+    x: Tensor,
+    edge_index: Tensor,
+    edge_weight: Tensor | None,
+    edge_attr: Tensor | None,
+    batch: Tensor | None,
+    num_graphs: int | None,
+    nodes_mask: Tensor | None,
+    edges_mask: Tensor | None,
+) -> tuple[Tensor, Batched]:
+    """A batch as it comes to a model: what stands in padding, even NaN, is zero from here on, and edges stay in it."""
+    if nodes_mask is not None:
+        # Zeroed once at the door: a NaN in a padding row times a zero gradient would be NaN in the weights.
+        x = torch.where(nodes_mask.unsqueeze(1), x, 0.0)
+    if edges_mask is not None:
+        edge_index = torch.where(edges_mask, edge_index, x.size(0) - 1)
+        edge_weight = None if edge_weight is None else torch.where(edges_mask, edge_weight, 0.0)
+        edge_attr = None if edge_attr is None else torch.where(edges_mask.unsqueeze(1), edge_attr, 0.0)
+    return x, Batched(
+        src=edge_index[0],
+        dst=edge_index[1],
+        num_nodes=x.size(0),
+        plan=EdgePlan.from_edge_index(edge_index, x.size(0)) if is_direct() else None,
+        edge_weight=edge_weight,
+        edge_attr=edge_attr,
+        batch=batch,
+        num_graphs=num_graphs,
+        nodes_mask=nodes_mask,
+    )
+
 
 class GNN(nn.Module):
     """A stack of graph convolutions; each model says which by `init_conv`.
@@ -136,24 +176,7 @@ class GNN(nn.Module):
         Raises:
             ValueError: a readout or a norm of graphs without `batch` and `num_graphs`.
         """
-        if nodes_mask is not None:
-            # Zeroed once at the door: a NaN in a padding row times a zero gradient would be NaN in the weights.
-            x = torch.where(nodes_mask.unsqueeze(1), x, 0.0)
-        if edges_mask is not None:
-            edge_index = torch.where(edges_mask, edge_index, x.size(0) - 1)
-            edge_weight = None if edge_weight is None else torch.where(edges_mask, edge_weight, 0.0)
-            edge_attr = None if edge_attr is None else torch.where(edges_mask.unsqueeze(1), edge_attr, 0.0)
-        batched = Batched(
-            src=edge_index[0],
-            dst=edge_index[1],
-            num_nodes=x.size(0),
-            plan=EdgePlan.from_edge_index(edge_index, x.size(0)) if is_direct() else None,
-            edge_weight=edge_weight,
-            edge_attr=edge_attr,
-            batch=batch,
-            num_graphs=num_graphs,
-            nodes_mask=nodes_mask,
-        )
+        x, batched = enter(x, edge_index, edge_weight, edge_attr, batch, num_graphs, nodes_mask, edges_mask)
         x = self._layers(x, self.prepare(x, batched))
         if self.readout is None:
             return x

@@ -1,0 +1,234 @@
+"""Attention of each node to all nodes of its own graph, in a pack of graphs of fixed size."""
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from popgeo.ops import gather
+from popgeo.ops.eager import is_direct
+from popgeo.ops.exp_or_zero import least_exponent
+
+
+class AttentionForm(str, Enum):
+    """How the pairs of nodes that may see each other are laid out.
+
+    Attributes:
+        PACK: One matrix over all nodes of the batch [num_nodes, num_nodes], in which pairs of two graphs are masked.
+        PADDED: One matrix a graph [num_graphs, max_num_nodes, max_num_nodes], in which absent nodes are masked.
+    """
+
+    PACK = "pack"
+    PADDED = "padded"
+
+
+_PAIRS_A_ROW = 32  # what moving a node's row to a padded slot and back costs, in pairs: measured, see `cheaper_form`
+
+
+def cheaper_form(num_nodes: int, num_graphs: int, max_num_nodes: int | None) -> AttentionForm:
+    """The form that costs less: padding saves pairs of slots, but moves each node to its slot and back.
+
+    A pack of few graphs, such as GPS++'s 8 in 60 nodes, is cheaper as one matrix; a batch of many is cheaper padded. In
+    between this is the choice for one thread of a processor. On the modelled IPU, whose cycles for either form a report
+    shows, moving costs more: packs of up to about 400 nodes take up to a quarter fewer cycles as one matrix.
+
+    Args:
+        num_nodes: Node slots of the batch.
+        num_graphs: Graph slots of the batch.
+        max_num_nodes: Nodes of the largest real graph; None leaves only the pack.
+
+    Example:
+        >>> cheaper_form(num_nodes=60, num_graphs=9, max_num_nodes=20).value
+        'pack'
+        >>> cheaper_form(num_nodes=768, num_graphs=33, max_num_nodes=38).value
+        'padded'
+    """
+    if max_num_nodes is None:
+        return AttentionForm.PACK
+    slots = num_graphs * max_num_nodes
+    padded = slots * max_num_nodes + _PAIRS_A_ROW * (num_nodes + slots)
+    return AttentionForm.PACK if num_nodes * num_nodes <= padded else AttentionForm.PADDED
+
+
+@dataclass(frozen=True, kw_only=True)
+class SameGraph:
+    """Which nodes share a graph: made once a batch, used by the attention of every layer.
+
+    Attributes:
+        form: How pairs are laid out.
+        may_see: True where a query may see a key. [num_nodes, num_nodes] in a pack, else [num_graphs, 1, 1, width]
+        place: Place of each node within its graph. [num_nodes]
+        node_at: The node in each padded slot, where the form has such slots. [num_graphs * width]
+        slot_of: The padded slot of each node. [num_nodes]
+        width: Padded slots of a graph; 0 in a pack.
+        lost: True for a node of a real graph that is larger than its slots. [num_nodes, 1]
+    """
+
+    form: AttentionForm
+    may_see: Tensor
+    place: Tensor
+    node_at: Tensor | None = None
+    slot_of: Tensor | None = None
+    width: int = 0
+    lost: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        batch: Tensor,
+        num_graphs: int,
+        max_num_nodes: int | None = None,
+        nodes_mask: Tensor | None = None,
+        form: AttentionForm | str | None = None,
+    ) -> "SameGraph":
+        """Of the graphs of a batch.
+
+        Args:
+            batch: Graph of each node, ascending. [num_nodes]
+            num_graphs: Graphs in the batch, padding included.
+            max_num_nodes: Nodes of the largest real graph. The padding graph may have more: what it attends to does
+                not matter.
+            nodes_mask: True where the node is real. [num_nodes]
+            form: How pairs are laid out; `cheaper_form` chooses when left out.
+
+        Raises:
+            ValueError: the padded form without `max_num_nodes`, or a real graph is larger than that. Under capture,
+                where nothing can be raised, attention then gives NaN for such a graph.
+
+        Example:
+            >>> SameGraph.of(torch.tensor([0, 0, 1]), num_graphs=2).may_see.int()
+            tensor([[1, 1, 0],
+                    [1, 1, 0],
+                    [0, 0, 1]], dtype=torch.int32)
+        """
+        num_nodes = batch.size(0)
+        form = cheaper_form(num_nodes, num_graphs, max_num_nodes) if form is None else AttentionForm(form)
+        sizes = torch.zeros(num_graphs, dtype=torch.long, device=batch.device).index_add(
+            0, batch, torch.ones_like(batch)
+        )
+        first = sizes.cumsum(0) - sizes  # [num_graphs]
+        place = torch.arange(num_nodes, device=batch.device) - first.index_select(0, batch)
+        if form is AttentionForm.PACK:
+            return cls(form=form, may_see=batch.unsqueeze(1) == batch, place=place)
+        if max_num_nodes is None or max_num_nodes < 1:
+            raise ValueError(
+                f"max_num_nodes is {max_num_nodes}; padded attention needs the nodes of the largest graph. Pass it, or "
+                "form='pack'."
+            )
+        size = sizes.index_select(0, batch)  # [num_nodes]
+        lost = size > max_num_nodes if nodes_mask is None else nodes_mask & (size > max_num_nodes)
+        if is_direct() and bool(lost.any()):
+            raise ValueError(
+                f"A graph has {int(size[lost].max())} nodes, max_num_nodes is {max_num_nodes}. "
+                "Raise max_num_nodes, or pass nodes_mask if the graph is padding."
+            )
+        slots = torch.arange(max_num_nodes, device=batch.device)
+        return cls(
+            form=form,
+            may_see=(slots < sizes.unsqueeze(1)).view(num_graphs, 1, 1, max_num_nodes),
+            place=place,
+            node_at=(first.unsqueeze(1) + slots).clamp(max=num_nodes - 1).flatten(),
+            slot_of=batch * max_num_nodes + place.clamp(max=max_num_nodes - 1),
+            width=max_num_nodes,
+            lost=lost.unsqueeze(1),
+        )
+
+    def lay_out(self, x: Tensor) -> Tensor:
+        """Rows of nodes as rows of attention: [num_nodes, ...] -> [1, num_nodes, ...] or [num_graphs, width, ...]"""
+        if self.node_at is None:
+            return x.unsqueeze(0)
+        rows = gather(x.flatten(1), self.node_at)  # [num_graphs * width, channels]
+        return rows.view(-1, self.width, *x.shape[1:])
+
+    def take_back(self, rows: Tensor) -> Tensor:
+        """The reverse of `lay_out`: [groups, width, channels] -> [num_nodes, channels]"""
+        if self.slot_of is None or self.lost is None:
+            return rows.squeeze(0)
+        out = gather(rows.flatten(0, 1), self.slot_of)
+        return out if is_direct() else torch.where(self.lost, torch.nan, out)
+
+    def bias_of(self, pairs: Tensor) -> Tensor:
+        """What is known of pairs, where attention adds it.
+
+        Args:
+            pairs: Of each node and the node at each place of its graph, something for each head.
+                [num_nodes, places, heads]
+
+        Returns:
+            [1, heads, num_nodes, num_nodes] or [num_graphs, heads, width, width]
+
+        Raises:
+            ValueError: the padded form has another number of places.
+        """
+        if self.form is AttentionForm.PACK:
+            place = self.place.clamp(max=pairs.size(1) - 1)
+            return pairs.index_select(1, place).permute(2, 0, 1).unsqueeze(0).contiguous()
+        if pairs.size(1) != self.width:
+            raise ValueError(
+                f"The bias knows {pairs.size(1)} places of a graph, max_num_nodes is {self.width}. Make both the same."
+            )
+        return self.lay_out(pairs).permute(0, 3, 1, 2).contiguous()
+
+
+class GraphAttention(nn.Module):
+    """Multi-head attention within each graph: softmax(Q K^T / sqrt(d) + B) V (arXiv:1706.03762, eq. 1, with a bias).
+
+    Parameters have the names of `torch.nn.MultiheadAttention`, so that checkpoints of PyG's `GPSConv` load.
+
+    Args:
+        channels: Features of a node.
+        heads: How many times attention is computed, each on `channels / heads` features.
+        dropout: Share of the weights zeroed in training.
+
+    Raises:
+        ValueError: the heads do not divide the channels.
+
+    Example:
+        >>> batch = torch.tensor([0, 0, 1])
+        >>> GraphAttention(8, heads=2)(torch.randn(3, 8), SameGraph.of(batch, num_graphs=2)).shape
+        torch.Size([3, 8])
+    """
+
+    def __init__(self, channels: int, heads: int = 1, dropout: float = 0.0) -> None:
+        super().__init__()
+        if heads < 1 or channels % heads:
+            raise ValueError(f"heads is {heads}, channels is {channels}; the heads must divide the channels.")
+        self.heads = heads
+        self.dropout = dropout
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * channels, channels))
+        self.in_proj_bias = nn.Parameter(torch.zeros(3 * channels))
+        self.out_proj = nn.Linear(channels, channels)
+        nn.init.xavier_uniform_(self.in_proj_weight)
+        nn.init.zeros_(self.out_proj.bias)
+
+    def forward(self, x: Tensor, same_graph: SameGraph, bias: Tensor | None = None) -> Tensor:
+        """[num_nodes, channels] -> the same.
+
+        Args:
+            x: Features. [num_nodes, channels]
+            same_graph: Who may see whom.
+            bias: B, as `SameGraph.bias_of` lays it out.
+        """
+        qkv = F.linear(x, self.in_proj_weight, self.in_proj_bias).view(x.size(0), 3, self.heads, -1)
+        q, k, v = same_graph.lay_out(qkv).permute(2, 0, 3, 1, 4).unbind(0)  # each [groups, heads, width, d]
+        score = (q / math.sqrt(q.size(3))) @ k.transpose(2, 3)  # [groups, heads, width, width]
+        if bias is not None:
+            score = score + bias
+        weight = F.dropout(_softmax_of_seen(score, same_graph.may_see), self.dropout, self.training)
+        out = (weight @ v).transpose(1, 2).flatten(2)  # [groups, width, channels]
+        return self.out_proj(same_graph.take_back(out))
+
+    def extra_repr(self) -> str:
+        return f"{self.out_proj.in_features}, heads={self.heads}, dropout={self.dropout}"
+
+
+def _softmax_of_seen(score: Tensor, may_see: Tensor) -> Tensor:
+    """Softmax over the keys that may be seen; exactly 0 for others and for what would be, or lead to, a denormal."""
+    least = torch.finfo(score.dtype).min / 4  # finite, so that a row that sees nothing is no NaN
+    seen = torch.where(may_see, score.detach(), least)
+    threshold = seen.amax(-1, keepdim=True) + least_exponent(score.dtype)
+    # Added, not chosen: a weight of 0 has no gradient anyway, so the way back needs no mask.
+    return (score + torch.where(seen > threshold, score.new_zeros(()), least)).softmax(-1)

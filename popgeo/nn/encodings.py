@@ -1,0 +1,208 @@
+"""What a graph transformer is told of positions, computed once for each graph: PyG's transforms, in fixed shapes."""
+
+import numpy as np
+import torch
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import shortest_path
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.transforms import BaseTransform
+
+
+class RandomWalkEncoding(BaseTransform):
+    """How likely a random walk is back where it started after 1, 2, ... steps (arXiv:2110.07875, eq. 12).
+
+    Args:
+        num_steps: Longest walk.
+        name: The attribute to set. [num_nodes, num_steps]
+
+    Raises:
+        ValueError: fewer than one step.
+
+    Example:
+        >>> path = Data(edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
+        >>> RandomWalkEncoding(num_steps=2)(path).random_walk
+        tensor([[0.0000, 0.5000],
+                [0.0000, 1.0000],
+                [0.0000, 0.5000]])
+    """
+
+    def __init__(self, num_steps: int, name: str = "random_walk") -> None:
+        self.num_steps, self.name = _at_least_one("num_steps", num_steps), name
+
+    def forward(self, data: Data) -> Data:
+        """Sets the attribute; PyG copies the graph beforehand."""
+        adjacency = _adjacency(data)
+        degree = adjacency.sum(1, keepdims=True)
+        step = adjacency / np.maximum(degree, 1)  # D^-1 A
+        walk, returns = step, [step.diagonal()]
+        for _ in range(self.num_steps - 1):
+            walk = walk @ step
+            returns.append(walk.diagonal())
+        data[self.name] = torch.from_numpy(np.stack(returns, 1)).float()
+        return data
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(num_steps={self.num_steps})"
+
+
+class LaplacianEncoding(BaseTransform):
+    """The graph's slowest waves: eigenvectors of I - D^-1/2 A D^-1/2 (arXiv:2012.09699, eq. 5), and their eigenvalues.
+
+    The first, which is known beforehand, is left out. Of each vector the largest entry is positive, and of several the
+    first, so that the same graph has the same encoding; a model that should not care draws signs in training. A graph
+    of fewer nodes has zeros for what is missing.
+
+    Args:
+        num_vectors: How many.
+        name: The attribute to set; that of the eigenvalues, the same for all nodes of a graph, is `NAME_values`.
+            [num_nodes, num_vectors]
+
+    Raises:
+        ValueError: fewer than one vector.
+
+    Example:
+        >>> path = Data(edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
+        >>> encoded = LaplacianEncoding(num_vectors=1)(path)
+        >>> encoded.laplacian.flatten(), encoded.laplacian_values.flatten()
+        (tensor([ 0.7071,  0.0000, -0.7071]), tensor([1., 1., 1.]))
+    """
+
+    def __init__(self, num_vectors: int, name: str = "laplacian") -> None:
+        self.num_vectors, self.name = _at_least_one("num_vectors", num_vectors), name
+
+    def forward(self, data: Data) -> Data:
+        """Sets both attributes; PyG copies the graph beforehand."""
+        adjacency = _adjacency(data)
+        adjacency = np.maximum(adjacency, adjacency.T)
+        degree = adjacency.sum(1)
+        scale = np.where(degree > 0, np.maximum(degree, 1) ** -0.5, 0.0)
+        values, vectors = np.linalg.eigh(np.eye(len(degree)) - scale[:, None] * adjacency * scale)
+        values, vectors = values[1 : self.num_vectors + 1], vectors[:, 1 : self.num_vectors + 1]
+        vectors = np.where(np.abs(vectors) < 1e-7, 0.0, vectors)
+        largest = np.abs(vectors).round(6).argmax(0)
+        vectors = vectors * np.where(vectors[largest, np.arange(len(values))] < 0, -1.0, 1.0)
+        missing = ((0, 0), (0, self.num_vectors - len(values)))
+        data[self.name] = torch.from_numpy(np.pad(vectors, missing)).float()
+        rows = np.broadcast_to(values, (len(degree), len(values)))
+        data[f"{self.name}_values"] = torch.from_numpy(np.pad(rows, missing)).float()
+        return data
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(num_vectors={self.num_vectors})"
+
+
+class ShortestPaths(BaseTransform):
+    """How many edges apart each node and every other of its graph are (arXiv:2106.05234, sec. 3.1.2).
+
+    One row for each node, one column for each place in its graph, so that graphs of all sizes share a batch.
+
+    Args:
+        max_num_nodes: Nodes of the largest graph.
+        max_hops: What is further counts as so far; what no path joins as one more.
+        name: The attribute to set; absent nodes have `max_hops + 2`. uint8 [num_nodes, max_num_nodes]
+
+    Raises:
+        ValueError: fewer than one node or hop, more than 253 hops, or, when called, a graph is too large.
+
+    Example:
+        >>> path = Data(edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
+        >>> ShortestPaths(max_num_nodes=4, max_hops=5)(path).hops
+        tensor([[0, 1, 2, 7],
+                [1, 0, 1, 7],
+                [2, 1, 0, 7]], dtype=torch.uint8)
+    """
+
+    def __init__(self, max_num_nodes: int, max_hops: int = 20, name: str = "hops") -> None:
+        self.max_num_nodes, self.name = _at_least_one("max_num_nodes", max_num_nodes), name
+        self.max_hops = _at_least_one("max_hops", max_hops)
+        if max_hops > 253:
+            raise ValueError(f"max_hops is {max_hops}; at most 253 fit a byte beside the two numbers of absent paths.")
+
+    def forward(self, data: Data) -> Data:
+        """Sets the attribute; PyG copies the graph beforehand."""
+        num_nodes = _fits(data, self.max_num_nodes)
+        row, col = data.edge_index.numpy()
+        graph = coo_matrix((np.ones(len(row)), (row, col)), shape=(num_nodes, num_nodes)).tocsr()
+        hops = shortest_path(graph, unweighted=True)
+        hops = np.where(np.isinf(hops), self.max_hops + 1, np.minimum(hops, self.max_hops))
+        absent = ((0, 0), (0, self.max_num_nodes - num_nodes))
+        data[self.name] = torch.from_numpy(np.pad(hops, absent, constant_values=self.max_hops + 2).astype(np.uint8))
+        return data
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(max_num_nodes={self.max_num_nodes}, max_hops={self.max_hops})"
+
+
+class PairDistances(BaseTransform):
+    """How far each node and every other of its graph are apart in space, laid out as in `ShortestPaths`.
+
+    Args:
+        max_num_nodes: Nodes of the largest graph.
+        name: The attribute to set, in the unit of `pos`; 0 for absent nodes. [num_nodes, max_num_nodes]
+
+    Raises:
+        ValueError: fewer than one node, or, when called, a graph is too large or has no positions.
+
+    Example:
+        >>> pair = Data(pos=torch.tensor([[0.0, 0, 0], [0, 3, 4]]))
+        >>> PairDistances(max_num_nodes=3)(pair).distance
+        tensor([[0., 5., 0.],
+                [5., 0., 0.]])
+    """
+
+    def __init__(self, max_num_nodes: int, name: str = "distance") -> None:
+        self.max_num_nodes, self.name = _at_least_one("max_num_nodes", max_num_nodes), name
+
+    def forward(self, data: Data) -> Data:
+        """Sets the attribute; PyG copies the graph beforehand."""
+        if data.pos is None:
+            raise ValueError(
+                "The graph has no pos, so its nodes have no distances. Leave PairDistances out, or add it."
+            )
+        num_nodes = _fits(data, self.max_num_nodes)
+        distance = torch.linalg.vector_norm(data.pos.unsqueeze(1) - data.pos, dim=2)
+        data[self.name] = torch.nn.functional.pad(distance, (0, self.max_num_nodes - num_nodes))
+        return data
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(max_num_nodes={self.max_num_nodes})"
+
+
+def draw_signs(encoding: Tensor, batch: Tensor, num_graphs: int, training: bool) -> Tensor:
+    """In training, each graph's eigenvectors with random signs, which mean nothing; otherwise as they are.
+
+    Args:
+        encoding: Eigenvectors. [num_nodes, num_vectors]
+        batch: Graph of each node. [num_nodes]
+        num_graphs: Graphs in the batch, padding included.
+        training: Whether signs are drawn.
+
+    Example:
+        >>> draw_signs(torch.ones(2, 1), torch.tensor([0, 0]), num_graphs=1, training=True).abs().flatten()
+        tensor([1., 1.])
+    """
+    if not training:
+        return encoding
+    signs = torch.rand(num_graphs, encoding.size(1), dtype=encoding.dtype, device=encoding.device)
+    return encoding * torch.where(signs < 0.5, -1.0, 1.0).index_select(0, batch)
+
+
+def _adjacency(data: Data) -> np.ndarray:
+    """1 where an edge runs from a row's node to a column's. [num_nodes, num_nodes]"""
+    adjacency = np.zeros((data.num_nodes, data.num_nodes))
+    row, col = data.edge_index.numpy()
+    np.add.at(adjacency, (row, col), 1.0)
+    return adjacency
+
+
+def _fits(data: Data, max_num_nodes: int) -> int:
+    if data.num_nodes > max_num_nodes:
+        raise ValueError(f"The graph has {data.num_nodes} nodes, max_num_nodes is {max_num_nodes}. Raise it.")
+    return data.num_nodes
+
+
+def _at_least_one(name: str, value: int) -> int:
+    if value < 1:
+        raise ValueError(f"{name} is {value}; it must be at least 1.")
+    return value

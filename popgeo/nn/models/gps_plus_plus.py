@@ -1,0 +1,201 @@
+"""GPS++: messages through edges and a state of the graph, beside biased attention (arXiv:2212.02229)."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from popgeo.nn.attention import AttentionForm, GraphAttention, SameGraph
+from popgeo.nn.mlp import MLP
+from popgeo.nn.models.gnn import Batched, enter
+from popgeo.ops import gather, global_add_pool
+
+
+class GPSPlusPlus(nn.Module):
+    """A stack of GPS++ layers, eq. 1 to 3 of arXiv:2212.02229, and a head on the sum of each graph's nodes.
+
+    It is said of a pack of graphs: X are features of nodes, E of edges, g of graphs, B biases of pairs. Encodings and
+    what else is known of a node are concatenated to `x`.
+
+    Args:
+        in_channels: Features of a node, encodings included.
+        hidden_channels: Features of a node between layers.
+        num_layers: Layers.
+        out_channels: Features of the result.
+        edge_dim: Features of an edge.
+        edge_channels: Features of an edge between layers; half of `hidden_channels` when left out.
+        graph_channels: Features of a graph between layers; a quarter of `hidden_channels` when left out.
+        heads: Attention heads.
+        pair_bias: What makes B of what is known of pairs, such as `popgeo.nn.PairBias`.
+        max_num_nodes: Nodes of the largest real graph: attention may then be padded, where `cheaper_form` says so.
+        attention: `"pack"` or `"padded"`, instead of what `cheaper_form` says.
+        dropout: Share of features of nodes and graphs zeroed in training, behind each part.
+        attention_dropout: Share of attention weights zeroed in training.
+        stochastic_depth: Share of the graphs for which the last layer's parts are left out in training; before, in
+            proportion to the depth.
+
+    Raises:
+        ValueError: the heads do not divide the channels, or an unknown form.
+
+    Example:
+        >>> model = GPSPlusPlus(in_channels=3, hidden_channels=8, num_layers=2, out_channels=1, edge_dim=2, heads=2)
+        >>> x, edge_index, batch = torch.randn(4, 3), torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 0, 1, 1])
+        >>> model(x, edge_index, torch.randn(2, 2), batch, num_graphs=2).shape
+        torch.Size([2, 1])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        num_layers: int,
+        out_channels: int,
+        *,
+        edge_dim: int,
+        edge_channels: int | None = None,
+        graph_channels: int | None = None,
+        heads: int = 8,
+        pair_bias: nn.Module | None = None,
+        max_num_nodes: int | None = None,
+        attention: AttentionForm | str | None = None,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        stochastic_depth: float = 0.0,
+    ) -> None:
+        super().__init__()
+        edge_channels = hidden_channels // 2 if edge_channels is None else edge_channels
+        graph_channels = hidden_channels // 4 if graph_channels is None else graph_channels
+        self.max_num_nodes = max_num_nodes
+        self.attention = None if attention is None else AttentionForm(attention)
+        self.pair_bias = pair_bias
+        self.node_encoder = nn.Linear(in_channels, hidden_channels)
+        self.edge_encoder = nn.Linear(edge_dim, edge_channels)
+        self.graph = nn.Parameter(0.02 * torch.randn(graph_channels))  # g^0, the same for every graph
+        self.layers = nn.ModuleList(
+            GPSPlusPlusLayer(
+                (hidden_channels, edge_channels, graph_channels),
+                heads,
+                dropout,
+                attention_dropout,
+                stochastic_depth * layer / max(1, num_layers - 1),
+            )
+            for layer in range(num_layers)
+        )
+        self.head = MLP([hidden_channels, hidden_channels, out_channels], F.gelu)
+
+    def forward(
+        self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, batch: Tensor, *, num_graphs: int, **inputs: Tensor
+    ) -> Tensor:
+        """Predictions for each graph; arguments as in `embed`. [num_graphs, out_channels]"""
+        nodes, _, _ = self.embed(x, edge_index, edge_attr, batch, num_graphs=num_graphs, **inputs)
+        return self.read_out(nodes, batch, num_graphs)
+
+    def read_out(self, nodes: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
+        """MLP(sum of x_i): [num_nodes, hidden_channels] -> [num_graphs, out_channels]"""
+        return self.head(global_add_pool(nodes, batch, num_graphs))
+
+    def embed(
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        edge_attr: Tensor,
+        batch: Tensor,
+        *,
+        num_graphs: int,
+        nodes_mask: Tensor | None = None,
+        edges_mask: Tensor | None = None,
+        **pairs: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """X, E and g behind the last layer, for heads of one's own, such as one that denoises.
+
+        Args:
+            x: Features and encodings. [num_nodes, in_channels]
+            edge_index: Source and destination of each edge. [2, num_edges]
+            edge_attr: Features of each edge. [num_edges, edge_dim]
+            batch: Graph of each node, ascending. [num_nodes]
+            num_graphs: Graphs in the batch, padding included.
+            nodes_mask: True where the node is real. [num_nodes]
+            edges_mask: True where the edge is real. [num_edges]
+            pairs: What `pair_bias` takes by name, such as `hops`. Each [num_nodes, max_num_nodes]
+
+        Returns:
+            [num_nodes, hidden_channels], [num_edges, edge_channels] and [num_graphs, graph_channels].
+
+        Raises:
+            ValueError: pairs without a `pair_bias`, or a graph larger than `max_num_nodes`.
+        """
+        if pairs and self.pair_bias is None:
+            raise ValueError(f"The model has no pair_bias, but was given {sorted(pairs)}. Pass pair_bias=PairBias().")
+        x, batched = enter(x, edge_index, None, edge_attr, batch, num_graphs, nodes_mask, edges_mask)
+        same_graph = SameGraph.of(batch, num_graphs, self.max_num_nodes, nodes_mask, self.attention)
+        bias = None
+        if self.pair_bias is not None:
+            bias = same_graph.bias_of(self.pair_bias(**pairs, nodes_mask=nodes_mask))
+        state = self.node_encoder(x), self.edge_encoder(batched.edge_attr), self.graph.expand(num_graphs, -1)
+        for layer in self.layers:
+            state = layer(state, batched, same_graph, bias)
+        return state
+
+
+class GPSPlusPlusLayer(nn.Module):
+    """X' = FFN(Y + Z), where Y, E', g' = MPNN(X, E, g) and Z = BiasedAttn(X, B): eq. 1 to 3 of arXiv:2212.02229.
+
+    Args:
+        channels: Features of a node, an edge and a graph.
+        heads: Attention heads.
+        dropout: Share of features of nodes and graphs zeroed in training.
+        attention_dropout: Share of attention weights zeroed in training.
+        skip: Share of the graphs for which a part is left out in training.
+    """
+
+    def __init__(
+        self, channels: tuple[int, int, int], heads: int, dropout: float, attention_dropout: float, skip: float
+    ) -> None:
+        super().__init__()
+        node, edge, graph = channels
+        self.dropout = dropout
+        self.skip = skip
+        self.edge_mlp = MLP([2 * node + edge + graph, 2 * edge, edge], F.gelu)
+        self.node_mlp = MLP([node + 2 * (edge + node) + graph, 2 * node, node], F.gelu)
+        self.graph_mlp = MLP([graph + node + edge, 2 * graph, graph], F.gelu)
+        self.attn = GraphAttention(node, heads, attention_dropout)
+        self.ffn = MLP([node, 4 * node, node], F.gelu)
+        self.norm_y, self.norm_z, self.norm_x = (nn.LayerNorm(node) for _ in range(3))
+
+    def forward(
+        self, state: tuple[Tensor, Tensor, Tensor], batched: Batched, same_graph: SameGraph, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """X [num_nodes, node], E [num_edges, edge], g [num_graphs, graph] -> the same; `bias` as in attention."""
+        x, e, g = state
+        batch, num_graphs = batched.batch, batched.num_graphs
+        assert batch is not None, "GPSPlusPlus asks for it"
+        assert num_graphs is not None, "GPSPlusPlus asks for it"
+        y, e, g = self._pass_messages(x, e, g, batched, batch)
+        h = F.dropout(self.attn(x, same_graph, bias), self.dropout, self.training)
+        z = self.norm_z(self._kept(h, batch, num_graphs) + x)
+        both = y + z
+        x = self.norm_x(self._kept(self.ffn(both), batch, num_graphs) + both)
+        return x, e, g
+
+    def _pass_messages(
+        self, x: Tensor, e: Tensor, g: Tensor, batched: Batched, batch: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """MPNN: edges see their ends, nodes the edges and neighbours of both directions, graphs both (eq. 4 to 10)."""
+        num_graphs = g.size(0)
+        of_edge = batch.index_select(0, batched.dst)  # [num_edges]
+        x_u, x_v = batched.at_source(x), batched.of_destination(x)
+        e_new = self.edge_mlp(torch.cat([x_u, x_v, e, gather(g, of_edge)], 1))
+        received = batched.at_destination(torch.cat([e_new, x_u], 1))
+        sent = batched.back_at_source(torch.cat([e_new, x_v], 1))
+        x_new = self.node_mlp(torch.cat([x, received, sent, gather(g, batch)], 1))
+        sums = [global_add_pool(x_new, batch, num_graphs), global_add_pool(e_new, of_edge, num_graphs)]
+        g_new = self.graph_mlp(torch.cat([g, *sums], 1))
+        x_new = F.dropout(self._kept(x_new, batch, num_graphs), self.dropout, self.training)
+        g_new = F.dropout(g_new, self.dropout, self.training)
+        return self.norm_y(x_new + x), e + self._kept(e_new, of_edge, num_graphs), g + g_new
+
+    def _kept(self, rows: Tensor, graph: Tensor, num_graphs: int) -> Tensor:
+        """Stochastic depth (arXiv:1603.09382): in training zero for some graphs as a whole, and more for the others."""
+        if not self.training or self.skip == 0:
+            return rows
+        kept = torch.rand(num_graphs, 1, dtype=rows.dtype, device=rows.device) >= self.skip
+        return rows * gather(kept.to(rows.dtype) / (1 - self.skip), graph)

@@ -1,0 +1,164 @@
+"""Many tasks on one trunk: labels of graphs and of nodes, most of them missing, in mixed packs (arXiv:2310.04292)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from popgeo.nn.loss import known_labels, l1_loss
+from popgeo.nn.mlp import MLP
+from popgeo.nn.readout import READOUTS
+
+LEVELS = ("graph", "node")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is predicted: some labels of each graph, or of each node.
+
+    Attributes:
+        name: By which predictions and labels are found.
+        num_labels: Labels of one graph or node.
+        level: `"graph"` or `"node"`.
+        loss: Called with predictions, labels and a mask of the same shape, such as `popgeo.nn.l1_loss` or
+            `binary_cross_entropy`.
+        weight: Of its loss in the sum.
+
+    Raises:
+        ValueError: no label, an unknown level, or a weight that is not positive.
+    """
+
+    name: str
+    num_labels: int
+    level: str = "graph"
+    loss: Callable[[Tensor, Tensor, Tensor], Tensor] = l1_loss
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.num_labels < 1:
+            raise ValueError(f"num_labels of task {self.name!r} is {self.num_labels}; a task has at least one.")
+        if self.level not in LEVELS:
+            raise ValueError(f"level of task {self.name!r} is {self.level!r}; it must be one of {LEVELS}.")
+        if not self.weight > 0:
+            raise ValueError(
+                f"weight of task {self.name!r} is {self.weight}; it must be positive. Or leave the task out."
+            )
+
+
+class Multitask(nn.Module):
+    """A shared trunk with a head for each task, as in Graphium's baselines (arXiv:2310.04292, sec. 5).
+
+    Args:
+        trunk: Makes `channels` features of each node, such as `GINE`, `GIN`, `GCN` or `GPS` without a readout.
+            Checkpoints of PyG's load into it.
+        channels: Features that it makes.
+        tasks: What is predicted.
+        hidden_channels: Of each head; `channels` when left out.
+        readout: What graphs are of their nodes, `"add"`, `"mean"` or `"max"`.
+        dropout: Share of features zeroed before each head in training.
+
+    Raises:
+        ValueError: no task, two of one name, an unknown readout, or a trunk with a readout of its own.
+
+    Example:
+        >>> from popgeo.nn import GIN
+        >>> tasks = [Task(name="energy", num_labels=1), Task(name="charge", num_labels=1, level="node")]
+        >>> model = Multitask(GIN(3, 8, 2), 8, tasks)
+        >>> x, edge_index, batch = torch.randn(4, 3), torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 0, 1, 1])
+        >>> {name: tuple(out.shape) for name, out in model(x, edge_index, batch=batch, num_graphs=2).items()}
+        {'energy': (2, 1), 'charge': (4, 1)}
+    """
+
+    def __init__(
+        self,
+        trunk: nn.Module,
+        channels: int,
+        tasks: Sequence[Task],
+        hidden_channels: int | None = None,
+        readout: str = "mean",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        names = [task.name for task in tasks]
+        if not names or len({*names}) < len(names):
+            raise ValueError(f"The tasks are {names}; there must be at least one, and no two of one name.")
+        if readout not in READOUTS:
+            raise ValueError(f"readout is {readout!r}; it must be one of {sorted(READOUTS)}.")
+        if getattr(trunk, "readout", None) is not None:
+            raise ValueError("The trunk has a readout, so it has no rows for nodes. Make it with readout=None.")
+        self.trunk = trunk
+        self.tasks = tuple(tasks)
+        self.readout = readout
+        self.dropout = dropout
+        hidden = channels if hidden_channels is None else hidden_channels
+        self.heads = nn.ModuleDict({task.name: MLP([channels, hidden, task.num_labels]) for task in tasks})
+
+    def forward(
+        self, x: Tensor, edge_index: Tensor, *, batch: Tensor, num_graphs: int, **inputs: Any
+    ) -> dict[str, Tensor]:
+        """Predictions of each task, by name.
+
+        Args:
+            x: Features. [num_nodes, in_channels]
+            edge_index: Source and destination of each edge. [2, num_edges]
+            batch: Graph of each node, ascending. [num_nodes]
+            num_graphs: Graphs in the batch, padding included.
+            inputs: What else the trunk takes, by name: masks, `edge_attr`.
+
+        Returns:
+            [num_graphs, num_labels] or, at the level of nodes, [num_nodes, num_labels].
+        """
+        nodes = self.trunk(x, edge_index, batch=batch, num_graphs=num_graphs, **inputs)  # [num_nodes, channels]
+        rows = {"node": nodes, "graph": READOUTS[self.readout](nodes, batch, num_graphs)}
+        return {
+            task.name: self.heads[task.name](F.dropout(rows[task.level], self.dropout, self.training))
+            for task in self.tasks
+        }
+
+    def losses(
+        self,
+        predictions: Mapping[str, Tensor],
+        labels: Mapping[str, Tensor],
+        nodes_mask: Tensor | None = None,
+        graphs_mask: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The weighted sum of the tasks' losses, and each of them; NaN labels and padding count for nothing.
+
+        Args:
+            predictions: From `forward`.
+            labels: Of each task, of its predictions' shape; NaN where nobody measured.
+            nodes_mask: True where the node is real. [num_nodes]
+            graphs_mask: True where the graph is real. [num_graphs]
+
+        Returns:
+            The sum, and each task's loss by name; 0 for a task without a label in the batch.
+
+        Raises:
+            ValueError: a task has no labels, or they have another shape.
+
+        Example:
+            >>> model = Multitask(nn.Identity(), 1, [Task(name="a", num_labels=2), Task(name="b", num_labels=1)])
+            >>> predictions = {"a": torch.tensor([[1.0, 2.0]]), "b": torch.tensor([[3.0]])}
+            >>> total, each = model.losses(predictions, {"a": torch.tensor([[0.5, torch.nan]]), "b": torch.ones(1, 1)})
+            >>> total, each["a"], each["b"]
+            (tensor(2.5000), tensor(0.5000), tensor(2.))
+        """
+        masks, each = {"node": nodes_mask, "graph": graphs_mask}, {}
+        for task in self.tasks:
+            if task.name not in labels:
+                raise ValueError(
+                    f"There are no labels for task {task.name!r}, only for {sorted(labels)}. Pass NaN rows."
+                )
+            out, label = predictions[task.name], labels[task.name]
+            if out.shape != label.shape:
+                raise ValueError(
+                    f"Task {task.name!r} predicts {tuple(out.shape)}, its labels are {tuple(label.shape)}. Reshape one."
+                )
+            each[task.name] = task.loss(out, label, known_labels(label, masks[task.level]))
+        return torch.stack([task.weight * each[task.name] for task in self.tasks]).sum(), each
+
+    def extra_repr(self) -> str:
+        return f"tasks={[task.name for task in self.tasks]}, readout={self.readout!r}"
