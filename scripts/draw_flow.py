@@ -67,7 +67,9 @@ def panels() -> list[Panel]:
 
 def sizes_of(loader: FixedSizeDataLoader, index: int) -> list[int]:
     """Nodes of each real graph of one batch."""
-    return np.asarray(loader.source.sizes)[loader.plan()[index], 0].tolist()
+    source = loader.source
+    assert isinstance(source, FlatSource)  # the dataset lies in memory
+    return np.asarray(source.store.sizes)[loader.plan()[index], 0].tolist()
 
 
 def rectangle(x: float, y: float, width: float, height: float, fill: str, more: str = "") -> str:
