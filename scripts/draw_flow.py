@@ -16,6 +16,7 @@ import torch
 from torch_geometric.loader import DataLoader
 
 from popgeo import FixedSizeDataLoader, FixedSizeOptions, Molecules
+from popgeo.loader.source import FlatSource
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "pictures" / "flow.svg"
 NUM_MOLECULES = 2000
