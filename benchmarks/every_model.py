@@ -29,6 +29,7 @@ from popgeo.nn import (
     GPSPlusPlus,
     GraphSAGE,
     Multitask,
+    PaiNN,
     PairBias,
     PairDistances,
     PrecomputeInteractionGraph,
@@ -105,6 +106,7 @@ def models(channels: int, layers: int) -> dict[str, Step]:
     trunk = GINE(*wide, edge_dim=4, norm="batch_norm", jk="cat")
     return {
         "SchNet": Step(SchNet(channels, channels, num_interactions=layers, cutoff=CUTOFF), of_positions),
+        "PaiNN": Step(PaiNN(channels, layers, cutoff=CUTOFF), of_positions),
         "GCN": Step(GCN(*size, norm="batch_norm", readout="mean"), of_bonds),
         "GIN": Step(GIN(*size, norm="batch_norm", readout="mean"), of_bonds),
         "GINE": Step(GINE(*size, edge_dim=4, norm="batch_norm", readout="mean"), of_features),
@@ -148,7 +150,7 @@ def main() -> None:
     calls, steps = {}, {}
     one_thread()
     for name in names:
-        batch = held["near" if name == "SchNet" else "bonds"]
+        batch = held["near" if name in ("SchNet", "PaiNN") else "bonds"]
         model = chosen[name]
         step = ipu.training_model(
             model,
