@@ -103,6 +103,12 @@ def sampling() -> tuple[bool, str]:
         return not extension, f"NeighborLoader without an extension: {error}"
 
 
+def poptorch_programs() -> tuple[bool, str]:
+    files = Path(torch_geometric.__path__[0]).rglob("*.py")
+    about = [path.stem for path in files if "poptorch" in path.stem]
+    return not about, f"modules that stand in for PopTorch: {about or 'none'}"
+
+
 def runs_on() -> tuple[bool, str]:
     devices = re.findall(r"torch\.device\('(\w+)'\)", inspect.getsource(torch_geometric.device))
     return "cuda" in devices and not {"ipu", "xla"} & {*devices}, f"torch_geometric.device knows {', '.join(devices)}"
@@ -119,10 +125,11 @@ ROWS: dict[str, Callable[[], tuple[bool, str]]] = {
     "choice of sizes": sizes_by_hand,
     "heterogeneous graphs": heterogeneous,
     "losses, metrics, norms that know the masks": masks,
-    "fixed-shape SchNet, GCN, GIN": fixed_models,
+    "fixed-shape SchNet, GCN, GIN, transformers, TGN, NBFNet, embeddings": fixed_models,
     "a step compiled ahead of time, backward and optimizer included": ahead_of_time,
     "cycles and tile memory without the machine": cycles,
     "sampling of large graphs: clusters, neighbours": sampling,
+    "programs written for PopTorch": poptorch_programs,
     "runs on an IPU, GPU, TPU": runs_on,
     "framework": framework,
 }

@@ -50,7 +50,12 @@ def disable() -> None:
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _CompatFinder)]
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in NAMES and module.__name__.startswith(f"{__package__}."):
+            getattr(module, "when_disabled", _do_nothing)()
             del sys.modules[name]
+
+
+def _do_nothing() -> None:
+    return
 
 
 def _is_installed(name: str) -> bool:
@@ -91,6 +96,7 @@ class _SameModule(Loader):
     def exec_module(self, module: ModuleType) -> None:
         other_name = module.__spec__.name if module.__spec__ else self.real_name
         module.__spec__ = self._own_spec  # the import machinery has written the other name into it
+        getattr(module, "when_enabled", _do_nothing)()
         # What is imported under the real name only would be imported again, and would then take the place of a function
         # of its name, as in `ops.knn`.
         for name, part in list(sys.modules.items()):

@@ -9,7 +9,6 @@ import torch_geometric
 
 from popgeo.compat.poptorch.compile_hooks import registerPostCompileHook, registerPreCompileHook
 from popgeo.compat.poptorch_geometric.common import call_once
-from popgeo.compat.poptorch_geometric.pyg_extensions import stand_in
 
 _FLAG = "disable_dynamic_shapes"
 
@@ -45,8 +44,7 @@ class SubstitutionManager:
 
 @call_once
 def register() -> None:
-    """Has executors of PopTorch compile models in the block above, and popgeo stand in for missing extensions."""
-    stand_in()
+    """Has executors of PopTorch compile models in the block above."""
     manager = SubstitutionManager()
     registerPreCompileHook(manager.replace)
     registerPostCompileHook(manager.restore)

@@ -23,28 +23,54 @@ _FLAGS |= {"nearest": "WITH_NEAREST"}
 _LAYERS = ("edge_conv", "gravnet_conv", "x_conv")
 
 
+_BEFORE: list[tuple[Any, str, Any]] = []  # what stood where something of ours stands, in the order of the changes
+_NOTHING = object()
+
+
 def stand_in() -> None:
-    """Lets popgeo stand in for the extensions of PyG that are not installed; those that are stay in use.
+    """Lets popgeo stand in for the extensions of PyG that are not installed, until `take_back`; others stay in use.
 
     Example:
         >>> stand_in()
         >>> pool.knn(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([[4.0]]), 2)
         tensor([[0, 0],
                 [2, 1]])
+        >>> take_back()
     """
+    if _BEFORE:
+        return
     for name, flag in _FLAGS.items():
         if not getattr(pyg_typing, flag):
             _replace(pool, name, _searching(name))
     if not pyg_typing.WITH_KNN:
         _let_layers_search()
-    for flag in set(_FLAGS.values()):
-        setattr(pyg_typing, flag, True)
     if not (pyg_typing.WITH_METIS or pyg_typing.WITH_TORCH_SPARSE):
-        ClusterData._metis = _partitioned
+        _put(ClusterData, "_metis", _partitioned)
         ACCOUNT.add("torch_geometric.loader.ClusterData", Treatment.HONOURED, "popgeo's partition stands in for METIS")
     if not (pyg_typing.WITH_PYG_LIB or pyg_typing.WITH_TORCH_SPARSE):
-        NeighborSampler._sample = _sampled(NeighborSampler._sample)
+        _put(NeighborSampler, "_sample", _sampled(NeighborSampler._sample))
         ACCOUNT.add("torch_geometric.loader.NeighborLoader", Treatment.HONOURED, "popgeo samples, for want of pyg-lib")
+    for flag in sorted(set(_FLAGS.values())):
+        _put(pyg_typing, flag, True)
+
+
+def take_back() -> None:
+    """Gives PyG its own functions again.
+
+    Example:
+        >>> take_back()
+    """
+    while _BEFORE:
+        holder, name, before = _BEFORE.pop()
+        if before is _NOTHING:
+            delattr(holder, name)
+        else:
+            setattr(holder, name, before)
+
+
+def _put(holder: Any, name: str, part: Any) -> None:
+    _BEFORE.append((holder, name, vars(holder).get(name, _NOTHING)))
+    setattr(holder, name, part)
 
 
 def _searching(name: str) -> Callable[..., Tensor]:
@@ -62,8 +88,8 @@ def _let_layers_search() -> None:
     """Layers of PyG that search call the extension themselves, with where each graph starts: here with the graphs."""
     for layer in _LAYERS:
         module = importlib.import_module(f"torch_geometric.nn.conv.{layer}")
-        module.index2ptr = _as_it_is  # type: ignore[attr-defined]
-    torch.ops.pyg.knn = _knn  # type: ignore[attr-defined]  # a namespace that takes any name
+        _put(module, "index2ptr", _as_it_is)
+    _put(torch.ops.pyg, "knn", _knn)  # a namespace that takes any name
 
 
 def _as_it_is(batch: Tensor) -> Tensor:
@@ -81,7 +107,7 @@ def _replace(module: Any, name: str, function: Callable[..., Any]) -> None:
     original = getattr(module, name)
     for importer in [value for key, value in sys.modules.items() if key.partition(".")[0] == "torch_geometric"]:
         if vars(importer).get(name) is original:
-            setattr(importer, name, function)
+            _put(importer, name, function)
 
 
 def _partitioned(clusters: Any, edge_index: Tensor, num_nodes: int) -> Tensor:

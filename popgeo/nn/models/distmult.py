@@ -22,7 +22,7 @@ class DistMult(KnowledgeGraphModel):
         >>> import torch
         >>> model = DistMult(num_nodes=10, num_relations=2, hidden_channels=8)
         >>> head, relation, tail = torch.tensor([0, 1]), torch.tensor([1, 1]), torch.tensor([2, 3])
-        >>> bool((model(head, relation, tail) == model(tail, relation, head)).all())
+        >>> torch.allclose(model(head, relation, tail), model(tail, relation, head))
         True
     """
 

@@ -10,7 +10,7 @@ from popgeo.nn.models.knowledge_graph import KnowledgeGraphModel, Nearness, Side
 
 
 class RotatE(KnowledgeGraphModel):
-    """Scores a triple by margin - |h r - t| where r turns and never stretches, |r| = 1 (arXiv:1902.10197, eq. 2 and 3).
+    """Scores a triple by `margin - |h r - t|` where r only turns, `|r| = 1` (arXiv:1902.10197, eq. 2 and 3).
 
     The distance is Euclidean over all parts. Equal to `torch_geometric.nn.kge.RotatE`, whose checkpoints load as they
     are.

@@ -10,7 +10,7 @@ from popgeo.nn.models.knowledge_graph import KnowledgeGraphModel, Nearness, Side
 
 
 class TransE(KnowledgeGraphModel):
-    """Scores a triple by -|h + r - t|, the entities on the unit sphere (Bordes et al., NeurIPS 2013, eq. 1).
+    """Scores a triple by `-|h + r - t|`, the entities on the unit sphere (Bordes et al., NeurIPS 2013, eq. 1).
 
     Equal to `torch_geometric.nn.kge.TransE`, whose checkpoints load as they are.
 

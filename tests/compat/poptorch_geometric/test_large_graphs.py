@@ -6,16 +6,12 @@ import pickle
 import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader import ClusterData, NeighborLoader
+from torch_geometric.nn import pool
 
 from popgeo.compat import poptorch
 from popgeo.compat.poptorch_geometric import FixedSizeOptions, OverSizeStrategy, cluster_loader, pyg_cluster_loader
 from popgeo.compat.poptorch_geometric.neighbor_loader import FixedSizeNeighborLoader, PyGFixedSizeNeighborLoader
-from popgeo.compat.poptorch_geometric.pyg_extensions import stand_in
-
-stand_in()
-
-from torch_geometric.loader import ClusterData, NeighborLoader  # noqa: E402
-from torch_geometric.nn import pool  # noqa: E402
 
 
 @pytest.fixture(scope="module")
