@@ -7,7 +7,7 @@ import pytest
 from popgeo.compat.poptorch_geometric.pyg_extensions import stand_in, take_back
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def _stand_ins_for_extensions() -> Iterator[None]:
     stand_in()
     yield
