@@ -149,8 +149,9 @@ def _find_loss(results: Sequence[Tensor], recorder: Recorder) -> Tensor:
         if len(final) == 1:
             return final[0]
         raise ValueError(
-            f"Multiple independent losses found in graph. Graph must have one final loss. Of {len(marked)} marked "
-            "tensors none depends on all others. Wrap final graph loss in poptorch.identity_loss, that of popgeo.ipu."
+            f"Multiple independent losses found in graph. Graph must have one final loss. Wrap final graph loss "
+            f"in poptorch.identity_loss. Of {len(marked)} marked tensors none depends on all others; popgeo.ipu has "
+            "identity_loss too."
         )
     scalars = [tensor for tensor in results if tensor.dim() == 0 and tensor.requires_grad]
     if len(scalars) == 1:

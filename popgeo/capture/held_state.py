@@ -16,6 +16,22 @@ def module_state(module: nn.Module) -> dict[Input, Tensor]:
     return state | {Input(Role.BUFFER, name): b for name, b in module.named_buffers()}
 
 
+class ReplacedStateError(ValueError):
+    """A module put something else in the place of its own tensors, in a way that cannot be kept.
+
+    Attributes:
+        buffers: "reassigned" or "removed", for each buffer concerned.
+
+    Example:
+        >>> ReplacedStateError("The model replaces mean.", {"mean": "reassigned"}).buffers
+        {'mean': 'reassigned'}
+    """
+
+    def __init__(self, message: str, buffers: Mapping[str, str]) -> None:
+        super().__init__(message)
+        self.buffers = dict(buffers)
+
+
 @contextlib.contextmanager
 def swapped(module: nn.Module, replacement: Mapping[int, Tensor]) -> Iterator["HeldState"]:
     """Puts other tensors in the place of a module's parameters and buffers while the block runs.
@@ -97,9 +113,10 @@ class HeldState:
             was_read: Whether the model has used a tensor that is neither parameter nor buffer.
 
         Raises:
-            ValueError: what it replaced is a parameter, no buffer at all, or of another shape or type.
+            ReplacedStateError: what it replaced is a parameter, no buffer at all, or of another shape or type.
         """
         replaced, lost = [], []
+        changed: dict[str, str] = {}
         for one in self.held:
             for name, tensor in one.tensors():
                 old, new = self.replacement[id(tensor)], one.table_of(name).get(name)
@@ -110,6 +127,8 @@ class HeldState:
                     replaced.append((old, new))
                 else:
                     lost.append(f"{one.path}{name}")
+                    if name in one.buffers:
+                        changed[f"{one.path}{name}"] = "removed" if new is None else "reassigned"
             buffers = one.module._buffers.items()
             lost += [f"{one.path}{name}" for name, new in buffers if new is not None and one.buffers.get(name) is None]
             for name, old in one.attributes.items():
@@ -117,8 +136,9 @@ class HeldState:
                 if isinstance(old, Tensor) and isinstance(new, Tensor) and new is not old and was_read(old):
                     lost.append(f"{one.path}{name}")
         if lost:
-            raise ValueError(
+            raise ReplacedStateError(
                 f"The model replaces {', '.join(lost)} while it runs, and the new value would be lost. Register it as "
-                "a buffer of its final shape and type with register_buffer; change a parameter in place, with copy_()."
+                "a buffer of its final shape and type with register_buffer; change a parameter in place, with copy_().",
+                changed,
             )
         return replaced

@@ -56,6 +56,23 @@ def cluster_gcn_conv(original: Original, layer: Any, x: Tensor, edge_index: Any)
     return layer.lin_out(layer.propagate(edge_index, x=x, edge_weight=weight)) + layer.lin_root(x)
 
 
+def norm_of_graphs(
+    original: Original,
+    layer: Any,
+    x: Tensor,
+    batch: Tensor | None = None,
+    batch_size: int | None = None,
+    dim_size: int | None = None,
+) -> Tensor:
+    """Where the number of graphs is not given, there are as many slots as nodes; empty ones are never read.
+
+    Returns:
+        Features. [num_nodes, channels]
+    """
+    given = batch_size if dim_size is None else dim_size
+    return original(layer, x, batch, x.size(0) if batch is not None and given is None else given)
+
+
 def instance_norm(
     original: Original, layer: Any, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
 ) -> Tensor:

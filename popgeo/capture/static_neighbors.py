@@ -140,6 +140,8 @@ def nearest_rows(x: Tensor, y: Tensor, k: int, allowed: Tensor, cosine: bool = F
 def _squared_distances(x: Tensor, y: Tensor) -> Tensor:
     """For choosing only: they carry no gradient. [num_y, num_x]"""
     x, y = (points.detach().reshape(points.size(0), -1) for points in (x, y))
+    if not (x.is_floating_point() or y.is_floating_point()):
+        x = x.double()  # whole numbers, among which infinity has no place
     return (y.unsqueeze(1) - x.unsqueeze(0)).square().sum(-1)
 
 

@@ -8,11 +8,16 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-NAMES = ("poptorch", "poptorch_geometric", "torch_scatter")  # each stands in popgeo.compat under its own name
+NAMES = (
+    "poptorch",
+    "poptorch_geometric",
+    "torch_scatter",
+    "torch_cluster",
+)  # each stands in popgeo.compat under its own name
 
 
 def enable(*, shadow: bool = False) -> None:
-    """Makes `poptorch`, `poptorch_geometric` and `torch_scatter` importable; the one line that an old program needs.
+    """Makes `poptorch`, `poptorch_geometric`, `torch_scatter` and `torch_cluster` importable, which old programs need.
 
     A package of these names that is installed stays what `import` finds, unless `shadow` is set.
 

@@ -47,6 +47,10 @@ def assert_trains_as_in_eager_pytorch(
     torch.testing.assert_close(dict(model.state_dict()), dict(reference.state_dict()))
 
 
+def before_linear(norm: nn.Module) -> nn.Module:
+    return pyg_nn.Sequential("x, batch", [(norm, "x, batch -> x"), nn.Linear(4, 4)])
+
+
 def features(channels: int = 4) -> Tensor:
     return torch.randn(NODES, channels, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -129,6 +133,13 @@ LAYERS = {
     "InstanceNorm of two": (pyg_nn.InstanceNorm(4, affine=True), [features(), BATCH.clamp(max=1)]),
     "InstanceNorm with a size": (pyg_nn.InstanceNorm(4, affine=True, track_running_stats=True), [features(), BATCH, 4]),
     "InstanceNorm of one": (pyg_nn.InstanceNorm(4, affine=True), [features()]),
+    "GraphNorm": (pyg_nn.GraphNorm(4), [features(), BATCH]),
+    "GraphNorm with a size": (pyg_nn.GraphNorm(4), [features(), BATCH, 4]),
+    "GraphNorm of one": (pyg_nn.GraphNorm(4), [features()]),
+    "LayerNorm": (pyg_nn.LayerNorm(4), [features(), BATCH]),
+    "MeanSubtractionNorm": (before_linear(pyg_nn.MeanSubtractionNorm()), [features(), BATCH]),
+    "PairNorm": (before_linear(pyg_nn.PairNorm()), [features(), BATCH]),
+    "GraphSizeNorm": (before_linear(pyg_nn.GraphSizeNorm()), [features(), BATCH]),
     "DNAConv": (pyg_nn.DNAConv(4, 2, add_self_loops=False), [features(12).view(NODES, 3, 4), EDGES]),
 }
 

@@ -2,8 +2,10 @@
 
 from popgeo.capture.identity_loss import identity_loss as identity_loss
 from popgeo.compat.account import compat_report as compat_report
+from popgeo.compat.poptorch import _logging as _logging
 from popgeo.compat.poptorch import optim as optim
 from popgeo.compat.poptorch import options as options
+from popgeo.compat.poptorch import poptorch_core as poptorch_core
 from popgeo.compat.poptorch import profiling as profiling
 from popgeo.compat.poptorch.arg_parsers import ICustomArgParser as ICustomArgParser
 from popgeo.compat.poptorch.arg_parsers import registerCustomArgParser as registerCustomArgParser
@@ -14,6 +16,7 @@ from popgeo.compat.poptorch.blocks import BlockFunction as BlockFunction
 from popgeo.compat.poptorch.blocks import removeBlocks as removeBlocks
 from popgeo.compat.poptorch.compile_hooks import registerPostCompileHook as registerPostCompileHook
 from popgeo.compat.poptorch.compile_hooks import registerPreCompileHook as registerPreCompileHook
+from popgeo.compat.poptorch.contexts import Attribute as Attribute
 from popgeo.compat.poptorch.contexts import MultiConv as MultiConv
 from popgeo.compat.poptorch.contexts import NameScope as NameScope
 from popgeo.compat.poptorch.contexts import autocast as autocast

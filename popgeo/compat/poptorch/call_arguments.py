@@ -88,6 +88,16 @@ class CallArguments:
             {name: flatten(argument)[1] for name, argument in self.named.items()},
         )
 
+    def refuse_empty(self, error: Exception) -> None:
+        """Says, where a model cannot be compiled, that it was given an empty tensor, as PopTorch refuses them all.
+
+        Raises:
+            Error: one of the tensors is empty.
+        """
+        for _, leaf in leaves(flatten((self.args, self.named))[1]):
+            if 0 in leaf.shape:
+                raise Error(f"Zero-sized tensors are unsupported (Got shape {list(leaf.shape)}). {error}") from error
+
     def check_batch(self, options: Options) -> None:
         """Checks that the first dimension of each tensor is a multiple of the micro-batches of a call.
 

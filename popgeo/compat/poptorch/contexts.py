@@ -7,7 +7,26 @@ import torch
 from popgeo.capture.recorder import active_recorder
 from popgeo.compat.account import ACCOUNT, Treatment
 
-__all__ = ["MultiConv", "NameScope", "autocast"]
+__all__ = ["Attribute", "MultiConv", "NameScope", "autocast"]
+
+
+class Attribute:
+    """A context whose operations were to carry attributes for Graphcore's compiler, which is not used here.
+
+    Example:
+        >>> with Attribute(__outline={"layer": "embedding"}):
+        ...     pass
+    """
+
+    def __init__(self, **attributes: Any) -> None:
+        self.attributes = attributes
+
+    def __enter__(self) -> None:
+        names = ", ".join(sorted(self.attributes))
+        ACCOUNT.add(f"Attribute({names})", Treatment.IGNORED, "it speaks to Graphcore's own compiler")
+
+    def __exit__(self, *error: object) -> None:
+        return None
 
 
 class NameScope:

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any
 
 import popgeo
+from popgeo.capture.held_state import ReplacedStateError
 
 _PACKAGE = os.path.dirname(popgeo.__file__) + os.sep
 
@@ -91,10 +92,27 @@ def as_poptorch_errors() -> Iterator[None]:
         yield
     except (Error, CheckFailed):
         raise
+    except ReplacedStateError as error:
+        raise Error(_of_buffers(error)) from error
     except (ValueError, FloatingPointError) as error:
         if not _is_ours(error.__traceback__):
             raise
         raise Error(str(error)) from error
+
+
+def _of_buffers(error: ReplacedStateError) -> str:
+    """PopTorch's words for a buffer that the model has put away, before popgeo's own."""
+    said = []
+    for name, what in error.buffers.items():
+        if what == "removed":
+            said.append(f"Buffer {name} is removed from the model when calling the forward method.")
+        else:
+            said.append(
+                f"Buffer {name} is reassigned within the model when calling the forward method. This is not supported. "
+                f"Consider using self.{name}.copy_(src) to copy data from a source tensor, where src is the name of "
+                "the source tensor."
+            )
+    return " ".join([*said, str(error)])
 
 
 def _is_ours(trace: TracebackType | None) -> bool:

@@ -20,6 +20,7 @@ from popgeo.compat.poptorch.call_times import CallTimes, HasCallTimes
 from popgeo.compat.poptorch.compile_hooks import between_hooks
 from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check
 from popgeo.compat.poptorch.hardware import compiling
+from popgeo.compat.poptorch.log_options import log_options
 from popgeo.compat.poptorch.options import Options
 from popgeo.compat.poptorch.popgeo_options import options_in_use, popgeo_options
 from popgeo.compat.poptorch.results import as_results
@@ -366,6 +367,7 @@ class PoplarExecutor(HasCallTimes):
     def _compile(self, given: CallArguments) -> CompiledModel:
         """Compiles the model for such arguments; where anything is refused, nothing has changed."""
         given.check_batch(self._options)
+        log_options(self._options.toDict())
         options = popgeo_options(self._options, self._optimizer)
         before, self._model.training = self._model.training, self._mode
         try:
@@ -377,7 +379,11 @@ class PoplarExecutor(HasCallTimes):
                 )
                 each = self._for_replicas(given)
                 with compiling(), losses_marked() if self._training else nullcontext():
-                    model.compile(*each.args, **each.named)
+                    try:
+                        model.compile(*each.args, **each.named)
+                    except (TypeError, RuntimeError) as error:
+                        given.refuse_empty(error)
+                        raise
                 self._require_own_buffers(model)
         finally:
             self._model.training = before

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 
 TRACE, OFF = 5, logging.CRITICAL + 10
 _LEVELS = {
@@ -32,7 +33,19 @@ def setLogLevel(level: str | int) -> None:
     if level not in _LEVELS:
         names = sorted(_LEVELS)
         raise ValueError(f"Unknown log level: {level}. Valid values are {', '.join(names[:-1])} and {names[-1]}")
-    logging.getLogger("poptorch").setLevel(_LEVELS[level])
+    _LOG.setLevel(_LEVELS[level])
+
+
+class _ToStderr(logging.Handler):
+    """Prints to the standard error as it is at that time, which notebooks and test runners replace."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"[poptorch] [{record.levelname.lower()}] {record.getMessage()}", file=sys.stderr)
+
+
+_LOG = logging.getLogger("poptorch")
+if not _LOG.handlers:
+    _LOG.addHandler(_ToStderr())
 
 
 setLogLevel(os.environ.get("POPTORCH_LOG_LEVEL", "WARN"))

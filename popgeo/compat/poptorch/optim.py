@@ -184,6 +184,7 @@ class SGD(_WideOptimizer, torch.optim.SGD):
             loss_scaling=loss_scaling, max_grad_norm=max_grad_norm, accum_type=accum_type,
             types={"velocity_accum_type": velocity_accum_type},
         )  # fmt: skip
+        self.use_combined_accum = bool(use_combined_accum)
         if use_combined_accum is not None:
             ACCOUNT.add("optim.SGD(use_combined_accum)", Treatment.RECORDED, "it saves memory and changes no result")
 

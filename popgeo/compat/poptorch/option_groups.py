@@ -68,7 +68,11 @@ class _PrecisionOptions(OptionGroup):
     """The types that are computed in, and whether NaN stops the program."""
 
     def __init__(self, popart: _PopartOptions) -> None:
-        super().__init__(autocast_enabled=True, half_float_casting=enums.HalfFloatCastingBehavior.Default)
+        super().__init__(
+            autocast_enabled=True,
+            half_float_casting=enums.HalfFloatCastingBehavior.Default,
+            running_statistics_always_float=True,
+        )
         self._popart_options = popart
 
     def enableFloatingPointExceptions(self, enabled: bool) -> "_PrecisionOptions":
@@ -130,7 +134,7 @@ class _PrecisionOptions(OptionGroup):
         if not isinstance(value, bool):
             raise ValueError("runningStatisticsAlwaysFloat needs to be set to a bool")
         ignored("Options.Precision.runningStatisticsAlwaysFloat", "buffers keep the type that the module gives them")
-        self.createOrSet(running_statistics_always_float=value)
+        self.set(running_statistics_always_float=value)
         return self
 
     runningVarianceAlwaysFloat = runningStatisticsAlwaysFloat  # its name before PopTorch 2.1
@@ -150,6 +154,7 @@ class _TrainingOptions(OptionGroup):
             accumulation_and_replication_reduction_type=enums.ReductionType.Mean,
             meanAccumulationAndReplicationReductionStrategy=enums.MeanReductionStrategy.Post,
         )
+        self._strategy_is_chosen = False
         self._popart_options = popart
 
     def gradientAccumulation(self, gradient_accumulation: int) -> "_TrainingOptions":
@@ -182,6 +187,7 @@ class _TrainingOptions(OptionGroup):
     ) -> "_TrainingOptions":
         """When gradients are divided by their number."""
         self.set(meanAccumulationAndReplicationReductionStrategy=mean_reduction_strategy)
+        self._strategy_is_chosen = True
         ignored("Options.Training.setMeanAccumulationAndReplicationReductionStrategy", "sums are divided at the end")
         return self
 

@@ -114,7 +114,7 @@ class Options(OptionsWithoutMeaning):
             AssertionError: no output mode has been chosen; it is a ValueError too.
         """
         check(not self.defaultOutputMode(), "An output mode must be picked before serialisation")
-        groups = (self._popart, self._training, self._distributed, self._tensor_locations)
+        groups = (self._popart, self._training, self._precision, self._distributed, self._tensor_locations)
         return {**self._values, **{name: value for group in groups for name, value in group.toDict().items()}}
 
     def deviceIterations(self, device_iterations: int) -> "Options":

@@ -94,7 +94,8 @@ def nearest(
     for batch in given:
         if any(a > b for a, b in itertools.pairwise(batch)):
             raise ValueError("nearest needs clouds in ascending order: sort the points by batch_x and batch_y.")
-    if len(given) == 2 and {*given[0]} - {*given[1]}:
+    of_y = {0} if batch_y is None else None if isinstance(batch_y, Tensor) else {*batch_y}
+    if isinstance(batch_x, list | tuple) and of_y is not None and {*batch_x} - of_y:
         raise ValueError("Some batch indices occur in 'batch_x' that do not occur in 'batch_y'")
     clouds = (
         batch if batch is None or isinstance(batch, Tensor) else torch.tensor(batch) for batch in (batch_x, batch_y)

@@ -4,6 +4,7 @@ import copy
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from popgeo.compat.poptorch import enums
@@ -87,8 +88,17 @@ def options_in_use(options: Options | None, training: bool, optimizer: Optimizer
     if own.defaultOutputMode():
         mode = enums.OutputMode.Final if training else enums.OutputMode.All
         own.set(output_mode=mode.value)
+    if not own.Training._strategy_is_chosen and _joins_in_half(optimizer):
+        own.Training.set(meanAccumulationAndReplicationReductionStrategy=enums.MeanReductionStrategy.Running)
     own._freeze()
     return own
+
+
+def _joins_in_half(optimizer: Optimizer | None) -> bool:
+    """Whether gradients are joined in float16, which PopTorch then divides as they come."""
+    return getattr(optimizer, "accum_type", None) == torch.float16 and not getattr(
+        optimizer, "use_combined_accum", False
+    )
 
 
 def _of_optimizer(optimizer: Optimizer | None) -> dict[str, Any]:

@@ -163,7 +163,7 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
             dataset,
             options.num_graphs - 1,
             {key: count - 1 for key, count in nodes.items()} if isinstance(nodes, dict) else nodes - 1,
-            edges,
+            {key: count - 1 for key, count in edges.items()} if isinstance(edges, dict) else edges - 1,
             order,
             over_size_strategy is OverSizeStrategy.Skip,
         )

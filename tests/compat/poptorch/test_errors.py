@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from popgeo.compat import poptorch
+from popgeo.compat.account import ACCOUNT
 
 
 @pytest.mark.parametrize("kind", [poptorch.Error, RuntimeError, ValueError])
@@ -95,3 +96,81 @@ def test_profiling_changes_nothing():
     data = [1, 2]
     with channel.tracepoint("load"):
         assert channel.instrument(data, "__getitem__") is data
+
+
+class KeepsTotal(nn.Module):
+    def __init__(self, change):
+        super().__init__()
+        self.register_buffer("total", torch.tensor([2]))
+        self.change = change
+
+    def forward(self, x):
+        self.change(self, x)
+        return x + 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda model, x: setattr(model, "total", x),
+            r"Buffer total is reassigned within the model .* self\.total\.cop",
+        ),
+        (lambda model, x: model._buffers.pop("total"), r"Buffer total is removed from the model when calling the forw"),
+    ],
+    ids=["reassigned", "removed"],
+)
+def test_a_buffer_that_a_model_puts_away_is_named_in_poptorchs_words(change, words):
+    with pytest.raises(poptorch.Error, match=words):
+        poptorch.inferenceModel(KeepsTotal(change))(torch.tensor([5.0]))
+
+
+def test_an_empty_tensor_that_cannot_be_compiled_is_named():
+    class Grows(nn.Module):
+        def forward(self, x):
+            raise TypeError("no such thing")
+
+    with pytest.raises(poptorch.Error, match=r"Zero-sized tensors are unsupported \(Got shape \[0, 2\]\)"):
+        poptorch.inferenceModel(Grows())(torch.zeros(0, 2))
+    with pytest.raises(TypeError, match="no such thing"):
+        poptorch.inferenceModel(Grows())(torch.zeros(1, 2))
+
+
+def test_the_log_lists_each_option_where_it_is_asked_to(capsys):
+    options = poptorch.Options().deviceIterations(2).outputMode(poptorch.OutputMode.All)
+    options.Training.setAutomaticLossScaling(True)
+    options._Popart.set("dotChecks", ["ALL"]).set("engineOptions", {"debug": True})
+    poptorch.setLogLevel("DEBUG")
+    try:
+        poptorch.inferenceModel(nn.ReLU(), options)(torch.zeros(2))
+    finally:
+        poptorch.setLogLevel("WARN")
+    said = capsys.readouterr().err
+    for line in (
+        "set device_iterations to value 2",
+        "set automaticLossScalingSettings.enabled to value true",
+        "added ALL to dotChecks",
+        "set engineOptions[debug] to true",
+        "set runningStatisticsAlwaysFloat to true",
+    ):
+        assert f"poptorch.Options {line}\n" in said
+    poptorch.inferenceModel(nn.ReLU())(torch.zeros(2))
+    assert not capsys.readouterr().err
+
+
+def test_options_of_a_kind_that_none_has_are_refused_when_validated():
+    options = poptorch.Options().outputMode(poptorch.OutputMode.All)
+    poptorch.poptorch_core._validateOptions(options.toDict())
+    options._Popart.set("dotChecks", torch.empty(1))
+    with pytest.raises(RuntimeError, match=r"Unknown value type .* for option dotChecks"):
+        poptorch.poptorch_core._validateOptions(options.toDict())
+
+
+def test_attributes_for_a_compiler_that_is_not_used_change_nothing():
+    class Doubles(nn.Module):
+        def forward(self, x):
+            with poptorch.Attribute(__outline={"layer": "first"}):
+                return x * 2
+
+    assert poptorch.inferenceModel(Doubles())(torch.ones(1)).tolist() == [2.0]
+    assert ("Attribute(__outline)", "ignored") in [(asked, treatment.value) for asked, treatment, _ in ACCOUNT]

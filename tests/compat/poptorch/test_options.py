@@ -207,3 +207,17 @@ def test_names_of_older_releases_work():
     options.GraphProcessing.runningVarianceAlwaysFloat(True)
     assert options.output_mode == poptorch.OutputMode.All
     assert options.Training.accumulation_and_replication_reduction_type == poptorch.ReductionType.Sum
+
+
+@pytest.mark.parametrize(
+    ("accum_type", "combined", "expected"),
+    [(torch.float16, False, "Running"), (torch.float16, True, "Post"), (torch.float32, False, "Post")],
+)
+def test_gradients_that_are_joined_in_float16_are_divided_as_they_come(accum_type, combined, expected):
+    weights = nn.Linear(1, 1).parameters()
+    optimizer = poptorch.optim.SGD(weights, lr=0.1, accum_type=accum_type, use_combined_accum=combined)
+    name = "meanAccumulationAndReplicationReductionStrategy"
+    assert getattr(options_in_use(None, True, optimizer).Training, name).name == expected
+    chosen = poptorch.Options()
+    chosen.Training.setMeanAccumulationAndReplicationReductionStrategy(poptorch.MeanReductionStrategy.Post)
+    assert getattr(options_in_use(chosen, True, optimizer).Training, name).name == "Post"

@@ -220,3 +220,13 @@ def test_batches_can_be_pickled(graphs):
     batch = next(iter(dataloader.FixedSizeDataLoader(graphs, 3)))
     again = pickle.loads(pickle.dumps(batch))
     assert torch.equal(again.x, batch.x)
+
+
+@pytest.mark.parametrize(("num_edges", "num_batches"), [(4, 2), (5, 1)])
+def test_packing_keeps_an_edge_for_padding(num_edges, num_batches):
+    graphs = [Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0, 1], [1, 0]])) for _ in range(2)]
+    options = FixedSizeOptions(num_nodes=9, num_edges=num_edges, num_graphs=3)
+    loader = pyg_dataloader.FixedSizeDataLoader(
+        graphs, 3, fixed_size_options=options, fixed_size_strategy=FixedSizeStrategy.StreamPack
+    )
+    assert sum(1 for _ in loader) == num_batches

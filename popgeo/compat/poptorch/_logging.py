@@ -1,0 +1,19 @@
+"""Where programs set the level of PopART's own log, which there is not."""
+
+from popgeo.compat.account import ACCOUNT, Treatment
+
+_LEVELS = ("TRACE", "DEBUG", "INFO", "WARN", "ERR", "OFF")
+
+
+def setPopartLogLevel(level: str) -> None:
+    """Accepts a level of PopART's log.
+
+    Raises:
+        ValueError: another name than PopTorch's.
+
+    Example:
+        >>> setPopartLogLevel("WARN")
+    """
+    if level not in _LEVELS:
+        raise ValueError(f"Level must be one of {', '.join(_LEVELS)}; it is {level!r}.")
+    ACCOUNT.add("_logging.setPopartLogLevel", Treatment.IGNORED, "there is no PopART that would print anything")

@@ -1,0 +1,120 @@
+"""torch_cluster's searches in point clouds over popgeo's, for programs that import them where it is not installed."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from popgeo.capture import static_neighbors
+from popgeo.compat.poptorch import point_clouds
+
+__all__ = ["fps", "knn", "knn_graph", "nearest", "radius", "radius_graph"]
+
+
+def knn(x: Tensor, y: Tensor, k: int, *args: Any, **kwargs: Any) -> Tensor:
+    """For each row of `y` the nearest `k` rows of `x` in its graph.
+
+    While a model is compiled for the machine, -1 stands where there are fewer; elsewhere those are left out.
+
+    Args:
+        x: Where neighbours lie. [num_x, channels]
+        y: Where to look from. [num_y, channels]
+        k: How many each has.
+        args: `batch_x`, `batch_y`, `cosine`, `num_workers`, `batch_size`.
+        kwargs: Likewise, by name.
+
+    Returns:
+        Row 0 names that of `y`, row 1 that of `x`. [2, num_pairs]
+
+    Example:
+        >>> knn(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.9]]), 3)
+        tensor([[0, 0],
+                [1, 0]])
+    """
+    return _real(x, static_neighbors.knn(_never, x, y, k, *args, **kwargs))
+
+
+def knn_graph(x: Tensor, k: int, *args: Any, **kwargs: Any) -> Tensor:
+    """Edges from the nearest `k` nodes of the same graph to each; arguments as `torch_geometric.nn.knn_graph` has them.
+
+    Example:
+        >>> knn_graph(torch.tensor([[0.0], [1.0], [5.0]]), 1)
+        tensor([[1, 0, 1],
+                [0, 1, 2]])
+    """
+    return _real(x, static_neighbors.knn_graph(_never, x, k, *args, **kwargs))
+
+
+def radius(x: Tensor, y: Tensor, r: float, *args: Any, **kwargs: Any) -> Tensor:
+    """For each row of `y` the rows of `x` in its graph that are at most `r` away, as `knn` names them.
+
+    Example:
+        >>> radius(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([[0.5]]), 1.0)
+        tensor([[0, 0],
+                [0, 1]])
+    """
+    return _real(x, static_neighbors.radius(_never, x, y, r, *args, **kwargs))
+
+
+def radius_graph(x: Tensor, r: float, *args: Any, **kwargs: Any) -> Tensor:
+    """Edges to each node from those of its graph that are at most `r` away.
+
+    Example:
+        >>> radius_graph(torch.tensor([[0.0], [1.0], [5.0]]), 1.0)
+        tensor([[1, 0],
+                [0, 1]])
+    """
+    return _real(x, static_neighbors.radius_graph(_never, x, r, *args, **kwargs))
+
+
+def nearest(x: Tensor, y: Tensor, batch_x: Any = None, batch_y: Any = None) -> Tensor:
+    """For each row of `x` the nearest row of `y` in its graph. [num_x]
+
+    Example:
+        >>> nearest(torch.tensor([[0.0], [4.0]]), torch.tensor([[1.0], [5.0]]))
+        tensor([0, 1])
+    """
+    return point_clouds.nearest(x, y, batch_x, batch_y)
+
+
+def fps(
+    src: Tensor,
+    batch: Tensor | None = None,
+    ratio: float = 0.5,
+    random_start: bool = True,
+    batch_size: int | None = None,
+    ptr: Sequence[int] | Tensor | None = None,
+) -> Tensor:
+    """In each graph, points each of which is the farthest from those picked before it.
+
+    Args:
+        src: Points. [num_points, channels]
+        batch: Graph of each point, in ascending order; while a model is compiled, pass `ptr` instead.
+        ratio: Share of a graph's points that is picked, rounded up.
+        random_start: Begin with any point of a graph instead of its first.
+        batch_size: Number of graphs.
+        ptr: Where each graph starts, and where the last one ends, in the place of `batch`.
+
+    Raises:
+        ValueError: pointers that do not ascend over all points, or a ratio that is not above 0 and at most 1.
+
+    Example:
+        >>> fps(torch.tensor([[0.0], [1.0], [5.0], [2.0]]), ratio=0.5, random_start=False)
+        tensor([0, 2])
+    """
+    if ptr is None and batch is not None:
+        sizes = torch.bincount(batch, minlength=batch_size or 0)
+        ptr = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    starts = [0, src.size(0)] if ptr is None else [int(start) for start in ptr]
+    return point_clouds.fps(src, starts, ratio, random_start)
+
+
+def _real(x: Tensor, pairs: Tensor) -> Tensor:
+    """The pairs that there are, where their number may depend on data."""
+    return pairs if isinstance(x, FakeTensor) else pairs[:, (pairs >= 0).all(0)]
+
+
+def _never(*args: Any, **kwargs: Any) -> Callable[..., Any]:
+    raise AssertionError("The search of popgeo does not call the one that it stands for.")
