@@ -14,7 +14,8 @@ NAMES = ("poptorch", "poptorch_geometric", "torch_scatter")  # each stands in po
 def enable(*, shadow: bool = False) -> None:
     """Makes `poptorch`, `poptorch_geometric` and `torch_scatter` importable; the one line that an old program needs.
 
-    A package of these names that is installed stays what `import` finds, unless `shadow` is set.
+    A package of these names that is installed stays what `import` finds, unless `shadow` is set. From here on popgeo
+    also stands in for extensions of PyG that are not installed (searches, clusters, neighbours), for the whole process.
 
     Args:
         shadow: Take popgeo's modules also where the real packages are installed.
@@ -38,6 +39,9 @@ def enable(*, shadow: bool = False) -> None:
             "call popgeo.compat.enable(shadow=True) before that import."
         )
     sys.meta_path.insert(0, _CompatFinder(tuple(names)))
+    if "poptorch_geometric" in names:
+        # PyG's loaders that need extensions are used before that import too, in programs whose machine had them.
+        importlib.import_module(f"{__package__}.poptorch_geometric")
 
 
 def disable() -> None:
