@@ -57,7 +57,7 @@ def qm9(root: Path | None, count: int | None) -> list[Data]:
     if path is None:
         real_data.say_random("qm9.npz", "the bundled molecules")
         gap = Molecules.target_index("gap")
-        molecules = [Data(z=m.z, pos=m.pos, y=m.y[0, gap].view(-1)) for m in Molecules()]
+        molecules = [Data(z=m.z, pos=m.pos, y=m.y[0, gap].view(-1)) for m in Molecules()[:count]]
     else:
         with np.load(path) as held:
             sizes, targets = held["num_atoms"].astype(int).tolist(), torch.from_numpy(held["y"][:, GAP])

@@ -1,6 +1,7 @@
 """Calls that published programs make, in the order in which they make them."""
 
-import sys
+import os
+import subprocess
 
 import pytest
 import torch
@@ -10,11 +11,11 @@ from torch_geometric.data import Data
 from torch_geometric.loader import ClusterData
 from torch_geometric.nn import SAGEConv
 
-from popgeo import compat
 from popgeo.compat import poptorch
-from popgeo.compat.__main__ import main
 from popgeo.compat.poptorch_geometric import FixedSizeDataLoader, FixedSizeOptions, dataloader, pyg_dataloader
 from popgeo.compat.poptorch_geometric.cluster_loader import FixedSizeClusterLoader
+from tests.conftest import REPOSITORY
+from tests.support import quick_python
 
 
 def path(num_nodes: int) -> Data:
@@ -84,7 +85,7 @@ def test_a_layer_takes_the_argument_that_pyg_once_ignored():
         SAGEConv(2, 3, add_self_lops=False)
 
 
-def test_a_program_may_divide_a_graph_before_it_imports_poptorch_geometric(tmp_path, monkeypatch, capsys):
+def test_a_program_may_divide_a_graph_before_it_imports_poptorch_geometric(tmp_path):
     (tmp_path / "old.py").write_text(
         "import torch\n"
         "from torch_geometric.data import Data\n"
@@ -95,10 +96,8 @@ def test_a_program_may_divide_a_graph_before_it_imports_poptorch_geometric(tmp_p
         "print(len(ClusterData(ring, num_parts=2, log=False)))\n"
         "print(poptorch.compat_report().asked.tolist()[before:])\n"
     )
-    poptorch_account = sys.modules["popgeo.compat.account"].ACCOUNT
-    poptorch_account.clear()
-    monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "old.py")])
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    assert main() is None
-    compat.disable()
-    assert capsys.readouterr().out == "2\n['torch_geometric.loader.ClusterData']\n"
+    # In an interpreter of its own: this one has imported poptorch_geometric already.
+    command = [*quick_python.command(), "-m", "popgeo.compat", str(tmp_path / "old.py")]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "2\n['torch_geometric.loader.ClusterData']\n", done.stderr
