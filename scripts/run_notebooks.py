@@ -106,8 +106,8 @@ def without_clock(text: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("notebooks", nargs="*", type=Path, help="all of notebooks/ when left out")
-    for path in parser.parse_args().notebooks or sorted((REPOSITORY / "notebooks").glob("*.ipynb")):
+    parser.add_argument("notebooks", nargs="*", type=Path, help="all of notebooks/ and its folders when left out")
+    for path in parser.parse_args().notebooks or sorted((REPOSITORY / "notebooks").rglob("[!.]*.ipynb")):
         start = time.monotonic()
         nbformat.write(clean(execute(path.resolve(), path.resolve().parent)), path)
         print(f"{path.name}: {time.monotonic() - start:.0f} s, {path.stat().st_size / 1e3:.0f} kB", flush=True)

@@ -14,12 +14,14 @@ import torch
 from torch._dynamo.utils import counters
 from torch_geometric.data import Data, InMemoryDataset
 
+from popgeo import compat
+
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 Run = Callable[..., str]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Run:
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Iterator[Run]:
     """Runs a script as `python script arguments` does, and gives what it printed."""
 
     def run_script(path: str | Path, *arguments: str) -> str:
@@ -27,7 +29,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Run:
         runpy.run_path(str(EXAMPLES / path), run_name="__main__")
         return capsys.readouterr().out
 
-    return run_script
+    yield run_script
+    compat.disable()  # what an example of PopTorch's has enabled
 
 
 @pytest.fixture
@@ -44,6 +47,7 @@ NEEDS = {  # the package, and the extra that brings it
     "lightning_schnet.py": ("lightning", "trainers"),
     "accelerate_gin.py": ("accelerate", "trainers"),
     "gpt2_on_ipus.py": ("transformers", "language"),
+    "digits_poptorch.py": ("sklearn", "examples"),
 }
 
 
@@ -297,3 +301,12 @@ def test_a_knowledge_graph_is_completed_the_better_the_longer(run: Run, shared_d
     assert len(curve) == 3
     assert curve[0] < curve[2]
     assert numbers(r"test MRR ([\d.]+)", printed)[0] > 0.4
+
+
+@pytest.mark.filterwarnings("ignore")  # of scikit-learn's own
+def test_digits_are_learned_by_the_program_for_ipus_as_by_the_one_in_pytorch(run: Run):
+    skip_without("digits_poptorch.py")
+    printed = run("digits_poptorch.py", "--epochs", "2", "--device-iterations", "5")
+    in_pytorch, in_poptorch = numbers(r"([\d.]+) % of 397 held-out digits", printed)
+    assert min(in_pytorch, in_poptorch) > 85
+    assert re.search(r"Options.deviceIterations +honoured", printed)

@@ -15,11 +15,14 @@ NAMES = (
     "torch_cluster",
 )  # each stands in popgeo.compat under its own name
 
+_PYG_EXTENSIONS = f"{__package__}.poptorch_geometric.pyg_extensions"
+
 
 def enable(*, shadow: bool = False) -> None:
     """Makes `poptorch`, `poptorch_geometric`, `torch_scatter` and `torch_cluster` importable, which old programs need.
 
-    A package of these names that is installed stays what `import` finds, unless `shadow` is set.
+    A package of these names that is installed stays what `import` finds, unless `shadow` is set. From here on popgeo
+    also stands in for extensions of PyG that are not installed (searches, clusters, neighbours), in the whole process until `disable`.
 
     Args:
         shadow: Take popgeo's modules also where the real packages are installed.
@@ -43,6 +46,9 @@ def enable(*, shadow: bool = False) -> None:
             "call popgeo.compat.enable(shadow=True) before that import."
         )
     sys.meta_path.insert(0, _CompatFinder(tuple(names)))
+    if "poptorch_geometric" in names:
+        # PyG's loaders that need extensions are used before that import too, in programs whose machine had them.
+        importlib.import_module(_PYG_EXTENSIONS).stand_in()
 
 
 def disable() -> None:
@@ -55,12 +61,9 @@ def disable() -> None:
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _CompatFinder)]
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in NAMES and module.__name__.startswith(f"{__package__}."):
-            getattr(module, "when_disabled", _do_nothing)()
             del sys.modules[name]
-
-
-def _do_nothing() -> None:
-    return
+    if _PYG_EXTENSIONS in sys.modules:
+        sys.modules[_PYG_EXTENSIONS].take_back()
 
 
 def _is_installed(name: str) -> bool:
@@ -101,7 +104,6 @@ class _SameModule(Loader):
     def exec_module(self, module: ModuleType) -> None:
         other_name = module.__spec__.name if module.__spec__ else self.real_name
         module.__spec__ = self._own_spec  # the import machinery has written the other name into it
-        getattr(module, "when_enabled", _do_nothing)()
         # What is imported under the real name only would be imported again, and would then take the place of a function
         # of its name, as in `ops.knn`.
         for name, part in list(sys.modules.items()):

@@ -1,5 +1,6 @@
 """A model between PopTorch's names and popgeo's compiled model; `trainingModel` and `inferenceModel` make it."""
 
+import copy
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
@@ -196,6 +197,24 @@ class PoplarExecutor(HasCallTimes):
             self._compiled.copy_weights_to_device()
             self._compiled.compiled.runner.reset_buffers()
         return found
+
+    def train(self, mode: bool = True) -> nn.Module:
+        """Puts what is inside the module into training or evaluation mode.
+
+        An inference model takes the mode as its own until it is compiled; a training model keeps that of its wrapping.
+
+        Returns:
+            The module, as its own method does.
+        """
+        if self._training:
+            return self._user_model.train(mode)
+        self._mode = mode
+        copy.copy(self._user_model).train(mode)  # PopTorch's inference holds such a copy: the module's own mode stays
+        return self._user_model
+
+    def eval(self) -> nn.Module:
+        """The same as `train(False)`."""
+        return self.train(False)
 
     def setOptimizer(self, optimizer: Optimizer) -> None:
         """Goes on with another optimizer; momentum and the like are kept where it brings none of its own.

@@ -6,8 +6,6 @@ from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
 from popgeo.compat.poptorch_geometric.override import register as _register
 from popgeo.compat.poptorch_geometric.pyg_dataloader import FixedSizeStrategy as FixedSizeStrategy
 from popgeo.compat.poptorch_geometric.pyg_dataloader import OverSizeStrategy as OverSizeStrategy
-from popgeo.compat.poptorch_geometric.pyg_extensions import stand_in as when_enabled  # noqa: F401
-from popgeo.compat.poptorch_geometric.pyg_extensions import take_back as when_disabled  # noqa: F401
 from popgeo.compat.poptorch_geometric.types import PyGArgsParser as PyGArgsParser
 from popgeo.compat.poptorch_geometric.utils import TrainingStepper as TrainingStepper
 from popgeo.compat.poptorch_geometric.utils import set_aggregation_dim_size as set_aggregation_dim_size

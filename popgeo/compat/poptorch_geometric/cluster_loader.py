@@ -26,7 +26,7 @@ class FixedSizeClusterLoader(pyg_cluster_loader.FixedSizeClusterLoader, poptorch
     def __init__(
         self,
         cluster_data: Any,
-        fixed_size_options: FixedSizeOptions,
+        fixed_size_options: FixedSizeOptions | None = None,
         batch_size: int = 1,
         over_size_strategy: OverSizeStrategy = OverSizeStrategy.TrimNodesAndEdges,
         add_pad_masks: bool | None = True,

@@ -5,7 +5,9 @@ from typing import Any
 
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
 from popgeo.data.trim import OverSizeStrategy
+from popgeo.loader.strategy import FixedSizeStrategy
 
+OLDER_WORDS = frozenset({"num_nodes", "num_edges", "collater_args"})  # what a loader was told its sizes by
 _OF_OPTIONS = ("num_edges", "num_graphs", "node_pad_value", "edge_pad_value", "graph_pad_value", "pad_graph_defaults")
 _STRATEGIES = {
     (False, False): OverSizeStrategy.Error,
@@ -59,6 +61,62 @@ def in_todays_words(
         "add_pad_masks": masks,
         **rest,
     }
+
+
+def packed_in_todays_words(dataset: Any, batch_size: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `FixedSizeDataLoader` that mean what its own of release 3.2 did: it packed by nodes and edges.
+
+    Args:
+        dataset: The graphs.
+        batch_size: The most graphs of a batch, one of padding included.
+        given: `num_nodes`, `num_edges`, `collater_args`, and what torch's `DataLoader` takes.
+
+    Raises:
+        ValueError: `fixed_size_options` are given too.
+
+    Example:
+        >>> packed_in_todays_words([], 10, {"num_nodes": 300, "num_edges": 600})["fixed_size_strategy"].name
+        'StreamPack'
+    """
+    rest = dict(given)
+    _refuse_both(rest)
+    of_collater = dict(rest.pop("collater_args", None) or {})
+    if (num_edges := rest.pop("num_edges", None)) is not None:
+        of_collater["num_edges"] = num_edges
+    told = in_todays_words(dataset, rest.pop("num_nodes", None), batch_size, {**rest, "collater_args": of_collater})
+    pads = rest.get("batch_sampler") is not None
+    return {"fixed_size_strategy": FixedSizeStrategy.PadToMax if pads else FixedSizeStrategy.StreamPack, **told}
+
+
+def clusters_in_todays_words(cluster_data: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `FixedSizeClusterLoader` that mean what its own of release 3.2 did.
+
+    Args:
+        cluster_data: The clusters.
+        given: `num_nodes`, `collater_args`, and what torch's `DataLoader` takes.
+
+    Raises:
+        ValueError: `fixed_size_options` are given too, or `num_nodes` is missing.
+
+    Example:
+        >>> given = {"num_nodes": 90, "collater_args": {"num_edges": 300, "trim_edges": True}}
+        >>> clusters_in_todays_words([], given)["fixed_size_options"].num_edges
+        300
+    """
+    rest = dict(given)
+    _refuse_both(rest)
+    num_nodes = rest.pop("num_nodes", None)
+    if num_nodes is None:
+        raise ValueError("FixedSizeClusterLoader is given collater_args without num_nodes; pass fixed_size_options.")
+    told = in_todays_words(cluster_data, num_nodes, 2, rest)
+    del told["batch_size"]
+    return told
+
+
+def _refuse_both(given: Mapping[str, Any]) -> None:
+    if given.get("fixed_size_options") is not None:
+        older = sorted(OLDER_WORDS & {*given})
+        raise ValueError(f"Sizes are given twice: by fixed_size_options, and by {', '.join(older)}. Leave one out.")
 
 
 def _with_room_for_padding(num_nodes: int | None, used: int) -> int:

@@ -8,6 +8,7 @@ from torch_geometric.loader import ClusterLoader
 
 from popgeo.compat.poptorch_geometric.collate import FixedSizeCollater
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
+from popgeo.compat.poptorch_geometric.older_releases import OLDER_WORDS, clusters_in_todays_words
 from popgeo.data.trim import OverSizeStrategy
 
 _NOT_TAKEN = {"collate_fn", "batch_sampler", "exclude_keys"}
@@ -24,21 +25,29 @@ class FixedSizeClusterLoader(torch.utils.data.DataLoader[Any]):
         batch_size: Clusters of a batch.
         over_size_strategy: What happens to clusters that do not fit together.
         add_pad_masks: Whether batches carry masks.
-        kwargs: What torch's `DataLoader` takes, such as `shuffle`.
+        kwargs: What torch's `DataLoader` takes, such as `shuffle`; `num_nodes` and `collater_args` of release 3.2 are
+            understood in the place of `fixed_size_options` and `over_size_strategy`.
 
     Raises:
+        ValueError: sizes are missing, or given twice.
         AssertionError: `num_graphs` is not 2, or an argument is not taken.
     """
 
     def __init__(
         self,
         cluster_data: Any,
-        fixed_size_options: FixedSizeOptions,
+        fixed_size_options: FixedSizeOptions | None = None,
         batch_size: int = 1,
         over_size_strategy: OverSizeStrategy = OverSizeStrategy.TrimNodesAndEdges,
         add_pad_masks: bool | None = True,
         **kwargs: Any,
     ) -> None:
+        if OLDER_WORDS & {*kwargs}:
+            kwargs = clusters_in_todays_words(cluster_data, kwargs | {"fixed_size_options": fixed_size_options})
+            fixed_size_options, add_pad_masks = kwargs.pop("fixed_size_options"), kwargs.pop("add_pad_masks")
+            over_size_strategy = kwargs.pop("over_size_strategy")
+        if fixed_size_options is None:
+            raise ValueError(f"{type(self).__name__} needs the sizes of a batch; pass fixed_size_options.")
         if fixed_size_options.num_graphs != 2:
             raise AssertionError(
                 "The number of graphs in a batch specified by the fixed sized options must be 2 when using the "

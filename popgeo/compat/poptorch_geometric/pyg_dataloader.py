@@ -9,7 +9,7 @@ from torch_geometric.data import HeteroData
 
 from popgeo.compat.poptorch_geometric.collate import FixedSizeCollater
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
-from popgeo.compat.poptorch_geometric.older_releases import in_todays_words
+from popgeo.compat.poptorch_geometric.older_releases import OLDER_WORDS, in_todays_words, packed_in_todays_words
 from popgeo.compat.poptorch_geometric.pyg_collate import Collater
 from popgeo.compat.poptorch_geometric.stream_packing_sampler import StreamPackingSampler
 from popgeo.data.trim import OverSizeStrategy
@@ -70,7 +70,8 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
         add_pad_masks: Whether batches carry masks.
         follow_batch: Attributes to add an assignment vector for.
         exclude_keys: Attributes to leave out.
-        kwargs: What torch's `DataLoader` takes.
+        kwargs: What torch's `DataLoader` takes. `num_nodes`, `num_edges` and `collater_args` of release 3.2 are
+            understood: by these words graphs are packed.
 
     Raises:
         AssertionError: `batch_size` is not `fixed_size_options.num_graphs`, or a `collate_fn` is given.
@@ -97,6 +98,14 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
         exclude_keys: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
+        if OLDER_WORDS & {*kwargs}:
+            kwargs = packed_in_todays_words(dataset, batch_size, kwargs | {"fixed_size_options": fixed_size_options})
+            fixed_size_options, fixed_size_strategy = (
+                kwargs.pop("fixed_size_options"),
+                kwargs.pop("fixed_size_strategy"),
+            )
+            over_size_strategy, add_pad_masks = kwargs.pop("over_size_strategy"), kwargs.pop("add_pad_masks")
+            batch_size = kwargs.pop("batch_size")
         if "collate_fn" in kwargs:
             raise AssertionError(
                 f"Cannot set `collate_fn` with `{type(self).__name__}`. Use torch's DataLoader with it, and "

@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch_geometric import typing as pyg_typing
 from torch_geometric.loader import ClusterData
-from torch_geometric.nn import pool
+from torch_geometric.nn import MessagePassing, pool
 from torch_geometric.sampler import HeteroSamplerOutput, NeighborSampler, SamplerOutput
 
 from popgeo.capture import static_neighbors
@@ -46,12 +47,11 @@ def stand_in() -> None:
         _let_layers_search()
     if not (pyg_typing.WITH_METIS or pyg_typing.WITH_TORCH_SPARSE):
         _put(ClusterData, "_metis", _partitioned)
-        ACCOUNT.add("torch_geometric.loader.ClusterData", Treatment.HONOURED, "popgeo's partition stands in for METIS")
     if not (pyg_typing.WITH_PYG_LIB or pyg_typing.WITH_TORCH_SPARSE):
         _put(NeighborSampler, "_sample", _sampled(NeighborSampler._sample))
-        ACCOUNT.add("torch_geometric.loader.NeighborLoader", Treatment.HONOURED, "popgeo samples, for want of pyg-lib")
     for flag in sorted(set(_FLAGS.values())):
         _put(pyg_typing, flag, True)
+    _take_what_pyg_took()
 
 
 def take_back() -> None:
@@ -71,6 +71,23 @@ def take_back() -> None:
 def _put(holder: Any, name: str, part: Any) -> None:
     _BEFORE.append((holder, name, vars(holder).get(name, _NOTHING)))
     setattr(holder, name, part)
+
+
+def _take_what_pyg_took() -> None:
+    """PyG 2.4 took any argument of a layer and ignored it; old programs write `SAGEConv(..., add_self_loops=False)`."""
+    make = MessagePassing.__init__
+    if hasattr(make, "__wrapped__") or "add_self_loops" in inspect.signature(make).parameters:
+        return
+
+    @functools.wraps(make)
+    def take(layer: MessagePassing, *args: Any, **kwargs: Any) -> None:
+        if "add_self_loops" in kwargs:
+            del kwargs["add_self_loops"]
+            because = "the layer adds none; PyG 2.4 ignored it too"
+            ACCOUNT.add(f"{type(layer).__name__}(add_self_loops=)", Treatment.IGNORED, because)
+        make(layer, *args, **kwargs)
+
+    _put(MessagePassing, "__init__", take)
 
 
 def _searching(name: str) -> Callable[..., Tensor]:
@@ -112,6 +129,7 @@ def _replace(module: Any, name: str, function: Callable[..., Any]) -> None:
 
 def _partitioned(clusters: Any, edge_index: Tensor, num_nodes: int) -> Tensor:
     """The part of each node, for `ClusterData`. [num_nodes]"""
+    ACCOUNT.add("torch_geometric.loader.ClusterData", Treatment.HONOURED, "popgeo's partition stands in for METIS")
     return partition(edge_index, clusters.num_parts, num_nodes=num_nodes)
 
 
@@ -120,6 +138,7 @@ def _sampled(original: Callable[..., Any]) -> Callable[..., Any]:
     def sample(sampler: Any, seed: Any, seed_time: Any = None, **kwargs: Any) -> Any:
         if sampler.sample_direction != "forward":
             return original(sampler, seed, seed_time, **kwargs)
+        ACCOUNT.add("torch_geometric.loader.NeighborLoader", Treatment.HONOURED, "popgeo samples, for want of pyg-lib")
         how = {
             "replace": sampler.replace,
             "subgraph_type": "induced" if sampler.subgraph_type.value == "induced" else "directional",

@@ -1,0 +1,38 @@
+"""The guide's table says of each thing what the code itself says of it."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from tests.conftest import REPOSITORY
+
+COMPAT = REPOSITORY / "popgeo" / "compat"
+GUIDE = REPOSITORY / "docs" / "guides" / "bring_an_old_notebook_back.md"
+
+
+def entries() -> Iterator[tuple[str, str]]:
+    """What is asked and what becomes of it, of each entry into the account that names its thing in full."""
+    for path in sorted(COMPAT.rglob("*.py")):
+        for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
+            if not call.args or not isinstance(call.args[0], ast.Constant):
+                continue
+            if isinstance(call.func, ast.Name) and call.func.id in ("honoured", "recorded", "ignored"):
+                yield call.args[0].value, call.func.id
+            elif ast.unparse(call.func) == "ACCOUNT.add":
+                yield call.args[0].value, ast.unparse(call.args[1]).rpartition(".")[2].lower()
+
+
+def rows() -> str:
+    """The table's rows as they should be."""
+    became: dict[str, list[str]] = {"honoured": [], "recorded": [], "ignored": []}
+    for asked, treatment in sorted(set(entries())):
+        became[treatment].append(f"`{asked}`")
+    return "\n".join(f"| {treatment} | {', '.join(asked)} |" for treatment, asked in became.items())
+
+
+def test_the_table_of_the_guide_is_the_account_of_the_code():
+    text = GUIDE.read_text()
+    table = re.search(r"^\| became \| asked \|\n\|---\|---\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    assert table is not None
+    assert table[1].strip() == rows(), "paste what the right side says"
+    assert "`Options.deviceIterations`" in rows()
