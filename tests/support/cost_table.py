@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from popgeo import ops
 from popgeo.capture.capture import bind, capture
+from popgeo.capture.control_flow import cond, for_loop
 from popgeo.ipu import IpuTarget
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.plan import OpCost
 
 TABLE = Path(__file__).parent.parent / "ipu" / "cost" / "cost_table.csv"
-NAMES = ("program", "machine", "number", "operation")
+NAMES = ("program", "machine", "number", "operation", "validity")
 FIGURES = (
     "ideal", "calibrated", "mean", "bytes_in", "bytes_out", "bytes_total", "fragments", "tiles", "workers",
     "temporary_bytes", "flops", "considered", "bytes",
@@ -51,6 +52,7 @@ def programs() -> dict[str, Program]:
         "wide": wide,
         "uneven": uneven,
         "small": small,
+        "one": numbers(1, 1),
         "half": numbers(999, 37, dtype=half),
         "integers": numbers(999, 37, dtype=torch.int32),
     }.items():
@@ -63,6 +65,7 @@ def programs() -> dict[str, Program]:
         ("long", numbers(20000, 16), index),
         ("narrow", numbers(5, 1), places(33)),
         ("few", numbers(4096, 128), places(16)),
+        ("one", numbers(1, 1), places(1)),
         ("half", numbers(577, 99, dtype=half), index),
     ):
         found[f"gather {name}"] = (lambda x, i: ops.gather(x, i), (table, lookups))
@@ -92,7 +95,14 @@ def programs() -> dict[str, Program]:
         "nll backward": (lambda g, x, t, w: aten.nll_loss_backward(g, x, t, None, 1, -100, w),
                          (numbers(), uneven, places(999), numbers())),
     }  # fmt: skip
-    for rows, contraction, columns in ((16128, 100, 100), (2048, 2048, 64), (7, 5, 3), (1000, 33, 17), (4, 9000, 30)):
+    for rows, contraction, columns in (
+        (16128, 100, 100),
+        (2048, 2048, 64),
+        (7, 5, 3),
+        (1, 1, 1),
+        (1000, 33, 17),
+        (4, 9000, 30),
+    ):
         for kind in (torch.float32, half):
             pair = (numbers(rows, contraction, dtype=kind), numbers(contraction, columns, dtype=kind))
             found[f"product {rows} x {contraction} x {columns} {kind}"] = (torch.mm, pair)
@@ -113,7 +123,20 @@ def programs() -> dict[str, Program]:
         "sorted": (lambda x: x.sort(dim=0).values, (numbers(300, 40),)),
         "third smallest": (lambda x: x.kthvalue(3, 0).values, (numbers(300, 40),)),
         "adam": (_adam, (numbers(3000), numbers(3000), numbers(3000), numbers(3000), numbers())),
-        "no elements": (lambda x: x.exp().sum(), (numbers(0, 8),)),
+        "best of a vector": (lambda x: x.topk(5).values, (numbers(1000),)),
+        "sorted rows": (lambda x: (x.sort().values, x.argsort(descending=True)), (numbers(40, 9),)),
+        "third smallest of rows": (lambda x: x.kthvalue(3).values, (numbers(40, 9),)),
+        "softmax of a vector": (lambda x: (x.softmax(0), x.mean(0)), (numbers(500),)),
+        "remainders": (lambda x: x % x[0], (uneven,)),
+        "product of a number": (torch.dot, (numbers(300), numbers(300))),
+        "matrix by vector with sum": (torch.addmv, (numbers(999), uneven, numbers(37))),
+        "images normalized": (lambda x: torch.batch_norm(x, None, None, None, None, True, 0.1, 1e-5, False), (numbers(5, 7, 9),)),
+        "layer norm backward": (_layer_norm_backward, (uneven, numbers(999, 1), numbers(37))),
+        "batch norm backward": (_batch_norm_backward, (uneven, numbers(37))),
+        "loop": (lambda x, w: for_loop(5, lambda y: [(y @ w).relu() + x], [x]), (uneven, numbers(37, 37))),
+        "branches": (lambda x: cond(x.sum() > 0, lambda y: [y.exp() @ y.T], [x], lambda y: [y @ y.T], [x]), (uneven,)),
+        "no elements": (lambda x: (x.exp().sum(), x.sum(0), x @ x.T, x.softmax(1), torch.cat([x, x])), (numbers(0, 8),)),
+        "no rows": (lambda x, i: (ops.gather(x, i), ops.scatter(x[:0], i, dim=0, dim_size=7)), (small, places(0))),
     }  # fmt: skip
     return found
 
@@ -138,7 +161,7 @@ _ON_FLOATS: dict[str, Callable[..., Any]] = {
         torch.ops.aten._softmax_backward_data(x, x, 1, x.dtype),
         torch.ops.aten._log_softmax_backward_data(x, x, 1, x.dtype),
     ),
-    "norms": lambda x: (nn.functional.layer_norm(x, x.shape[1:]), nn.functional.batch_norm(x, None, None, None, None, True)),
+    "norms": lambda x: (nn.functional.layer_norm(x, x.shape[1:]), torch.batch_norm(x, None, None, None, None, True, 0.1, 1e-5, False)),
     "losses": lambda x: (
         nn.functional.mse_loss(x, x + 1),
         nn.functional.huber_loss(x, x + 1, reduction="none"),
@@ -159,6 +182,18 @@ def _scatter_into(rows: int, reduce: str) -> Callable[..., Any]:
     return lambda x, i: ops.scatter(x, i, dim=0, dim_size=rows, reduce=reduce)
 
 
+def _layer_norm_backward(x: Tensor, row: Tensor, weight: Tensor) -> Any:
+    masks = [True, True, True]
+    return torch.ops.aten.native_layer_norm_backward(x, x, [37], row, row, weight, weight, masks)
+
+
+def _batch_norm_backward(x: Tensor, column: Tensor) -> Any:
+    masks = [True, True, True]
+    return torch.ops.aten.native_batch_norm_backward(
+        x, x, column, column, column, column, column, True, 1e-5, masks
+    )  # fmt: skip
+
+
 def _adam(p: Tensor, g: Tensor, m: Tensor, v: Tensor, t: Tensor) -> Tensor:
     torch.ops.aten._fused_adam_(
         [p], [g], [m], [v], [], [t], lr=1e-3, beta1=0.9, beta2=0.999, weight_decay=0.0, eps=1e-8, amsgrad=False,
@@ -175,7 +210,8 @@ def rows() -> Iterator[dict[str, str | float]]:
         for machine in machines:
             for number, op in enumerate(cost(graph, machine)):
                 if op.plan.supersteps:
-                    yield dict(zip(NAMES, (program, machine.name, number, op.target), strict=True)) | _figures(op)
+                    names = (program, machine.name, str(number), op.target, op.plan.validity.value)
+                    yield dict(zip(NAMES, names, strict=True)) | _figures(op)
 
 
 def _figures(op: OpCost) -> dict[str, float]:

@@ -11,11 +11,11 @@ from tests.support import cost_table
 def test_every_figure_of_every_family_is_that_of_the_committed_table():
     with cost_table.TABLE.open(newline="") as file:
         kept = list(csv.DictReader(file))
-    moved = (
-        f"{found}, kept: {row}" for found, row in zip_longest(cost_table.rows(), kept) if not _is_same(found, row)
-    )
+    moved = (f"{found}, kept: {row}" for found, row in zip_longest(cost_table.rows(), kept) if not _is_same(found, row))
     first = list(islice(moved, 3))
-    assert not first, "\n".join(["If this is meant, run python -m tests.support.cost_table and read what moved.", *first])
+    assert not first, "\n".join(
+        ["If this is meant, run python -m tests.support.cost_table and read what moved.", *first]
+    )
 
 
 def _is_same(found: dict[str, str | float] | None, kept: dict[str, str] | None) -> bool:
