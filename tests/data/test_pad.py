@@ -87,3 +87,8 @@ def test_pad_composes_with_transforms_of_pyg_and_serves_as_one():
     dataset = FakeDataset(num_graphs=3, avg_num_nodes=6, transform=Compose([ToUndirected(), Pad(40, 400)]))
     assert {data.x.shape[0] for data in dataset} == {40}
     assert repr(Pad(40, 400)) == "Pad(max_num_nodes=40, max_num_edges=400)"
+
+
+def test_what_carries_no_mask_is_not_unpadded():
+    with pytest.raises(ValueError, match="carries no nodes_mask"):
+        unpad(graph(3, 2))

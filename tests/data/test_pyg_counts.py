@@ -80,3 +80,7 @@ def test_a_type_without_features_states_its_size(native):
     data["a"].y = torch.ones(2)
     with pytest.raises(ValueError, match="each graph's 'a' has the attributes"):
         FlatStore.from_dataset([data])
+
+
+def test_an_attribute_that_has_node_in_its_name_counts_the_nodes():
+    assert FlatStore.from_dataset([Data(node_weight=torch.ones(4, 2))]).sizes.tolist() == [[4, 0]]

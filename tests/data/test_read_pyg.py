@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.data import Batch, Data, Dataset, HeteroData
 
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, Level, unpad
 from tests.support.graphs import assert_same_graphs, graph, hetero_graph, same
@@ -103,3 +103,36 @@ def test_increments_of_a_users_class_are_asked_for_in_a_dataset_in_memory():
     for dataset in (graphs, InMemory(graphs)):
         batch = FixedSizeCollater(FixedSizeOptions(5, 0, 3)).collate(FlatStore.from_dataset(dataset), torch.Generator())
         assert batch.label.tolist() == [0, 10, 10, 20, 20]
+
+
+def test_a_users_cat_dim_is_respected_in_a_dataset_in_memory():
+    class Stacked(Data):
+        def __cat_dim__(self, key, value, *args, **kwargs):
+            return None if key in ("image", "size") else super().__cat_dim__(key, value, *args, **kwargs)
+
+    graphs = [Stacked(x=torch.ones(n, 1), image=torch.rand(2, 3), size=torch.tensor(n)) for n in (2, 3)]
+    store = FlatStore.from_dataset(InMemory(graphs))
+    batch = FixedSizeCollater(OPTIONS, add_masks_to_batch=True).collate(store, torch.Generator())
+    assert batch.image.shape == (4, 2, 3)
+    assert_same_graphs(unpad(batch), graphs)
+
+
+def test_increments_that_vary_along_the_concatenated_dimension_are_refused():
+    class Varying(Data):
+        def __inc__(self, key, value, *args, **kwargs):
+            return torch.arange(2) if key == "label" else super().__inc__(key, value, *args, **kwargs)
+
+    graphs = [Varying(x=torch.ones(2, 1), label=torch.zeros(2, dtype=torch.long))] * 2
+    with pytest.raises(ValueError, match=r"__inc__ of 'label' returns shape \(2,\), which varies along or behind"):
+        FlatStore.from_dataset(graphs)
+
+
+def test_a_dataset_of_any_other_class_is_read_graph_by_graph():
+    class Some(Dataset):
+        def len(self):
+            return 3
+
+        def get(self, idx):
+            return graph(idx + 1, idx)
+
+    assert_same_graphs(list(FlatStore.from_dataset(Some())), [graph(n + 1, n) for n in range(3)])

@@ -147,3 +147,15 @@ def test_both_ways_of_checking_agree(native):
         graphs[odd].edge_index[int(random.integers(2)), -1] = int(random.choice([-3, graphs[odd].num_nodes, 2**40]))
         with pytest.raises(ValueError, match=f"Graph {odd} has"):
             FlatStore.from_dataset(graphs)
+
+
+def test_of_an_index_with_one_row_for_each_edge_the_wrong_number_is_named(native):
+    class ByRow(Data):
+        def __cat_dim__(self, key, value, *args, **kwargs):
+            return 0 if key == "edge_label_index" else super().__cat_dim__(key, value, *args, **kwargs)
+
+    fine, odd = (
+        ByRow(x=torch.ones(2, 1), edge_label_index=torch.tensor(rows)) for rows in ([[0, 1]], [[0, 1], [0, 5]])
+    )
+    with pytest.raises(ValueError, match="Graph 1 has 5 in edge_label_index, but 2 nodes"):
+        FlatStore.from_dataset([fine, odd])

@@ -129,3 +129,12 @@ def test_a_stale_plan_given_to_the_op_itself_never_leaves_its_arrays():
     ]:
         with pytest.raises(ValueError, match="plan"):
             torch.ops.popgeo.cfconv(x, w, end, end, 4, bad_rowptr, bad_perm)
+
+
+def test_a_stale_plan_given_to_the_gradients_op_itself_never_leaves_its_arrays():
+    x, w, end = torch.randn(4, 2), torch.randn(3, 2), torch.tensor([0, 1, 2])
+    rowptr, perm = (torch.tensor(part, dtype=torch.int32) for part in ([0, 1, 2, 3, 3], [0, 1, 3]))
+    if not library.is_available():
+        pytest.skip(library.reason())
+    with pytest.raises(ValueError, match="plan"):
+        torch.ops.popgeo.cfconv_backward(x, x, w, end, end, None, None, rowptr, perm, 0)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from popgeo.native import library
 from popgeo.ops import ScatterPlan, gather, gather_scatter, scatter, scatter_max, scatter_mean, scatter_mul, scatter_sum
@@ -216,3 +217,33 @@ def test_any_number_of_threads_gives_the_same_bits(native, generator, num_thread
             assert reduce == "max" or torch.equal(out[0], expected)
     finally:
         torch.set_num_threads(before)
+
+
+def test_an_index_of_fewer_dimensions_is_matched_from_the_left():
+    src = torch.arange(24.0).reshape(2, 3, 4)
+    index = torch.tensor([[0, 1, 0], [1, 1, 0]])
+    expected = torch.zeros(2, 2, 4)
+    for i in range(2):
+        for j in range(3):
+            expected[i, index[i, j]] += src[i, j]
+    assert torch.equal(scatter(src, index, 1, dim_size=2), expected)
+
+
+def test_a_mode_that_watches_operations_sees_the_sum():
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        scatter(SRC, INDEX, 0, dim_size=4)
+    assert any("scatter_sum" in name for name in seen)
+
+
+def test_data_without_memory_have_shapes():
+    src, index = SRC.to("meta"), INDEX.to("meta")
+    assert scatter(src, index, 0, dim_size=4).shape == (4, 2)
+    with pytest.raises(ValueError, match="move both to one device"):
+        scatter(SRC, index, 0, dim_size=4)

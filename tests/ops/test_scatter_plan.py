@@ -180,3 +180,11 @@ def test_results_and_gradients_have_the_same_bits_for_any_number_of_tiles(
     assert torch.equal(out, reference.cfconv(x, w, src, dst, 11))
     expected = reference.cfconv_backward(grad, x, w, src, dst)
     assert all(map(torch.equal, torch.autograd.grad(out, (x, w), grad), expected))
+
+
+def test_another_look_at_the_same_memory_is_another_index():
+    memory = torch.tensor([0, 1, 2, 0])
+    plan = ScatterPlan.from_index(memory[:2], num_rows=3)
+    scatter(torch.ones(2, 1), memory[:2], 0, dim_size=3, plan=plan)
+    with pytest.raises(ValueError, match="another index"):
+        scatter(torch.ones(2, 1), memory[::2], 0, dim_size=3, plan=plan)

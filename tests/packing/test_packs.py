@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from popgeo.packing import Packs
+from popgeo.packing import Budget, Packs
 
 PACKS = Packs.from_lists([[4, 2], [], [7], [1, 0, 3]], skipped=[9])
 
@@ -42,3 +42,11 @@ def test_slicing_packs_is_slicing_a_list_of_them(counts, start, stop):
     ptr = np.cumsum([0, *counts])
     packs = Packs(np.arange(ptr[-1]), ptr)
     assert lists(packs[start:stop]) == lists(packs)[start:stop]
+
+
+@pytest.mark.parametrize("sizes", [(), (-1,), (4, -1)])
+def test_a_budget_of_no_dimension_or_a_negative_one_is_refused(sizes):
+    with pytest.raises(ValueError, match="give at least one dimension, none of them negative"):
+        Budget(sizes=sizes, num_graphs=1)
+    with pytest.raises(ValueError, match="num_graphs is 0"):
+        Budget(sizes=(4,), num_graphs=0)

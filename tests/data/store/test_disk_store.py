@@ -15,6 +15,7 @@ from torch_geometric.data import Data
 
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, write
 from popgeo.data.sort_edges import sort_edges
+from popgeo.data.store.byte_ranges import ByteRanges
 from popgeo.data.store.mapped import file_of
 from popgeo.data.subset import take
 from popgeo.loader import FixedSizeDataLoader
@@ -216,3 +217,12 @@ def test_what_travels_to_a_worker_process_cuts_the_same_batches_there(folder):
     pickled = pickle.dumps(loader.source)
     assert len(pickled) < 20_000
     assert same(pickle.loads(pickled).cut(loader.plan(), (0, 0), 1)[1].x, list(loader)[1].x)
+
+
+def test_the_bytes_of_a_graph_are_where_its_arrays_say(folder):
+    graphs = [Data(x=torch.full((n, 2, 3), float(n)), edge_index=torch.zeros(2, 1, dtype=torch.long)) for n in (2, 3)]
+    store = write(graphs, folder)
+    found = ByteRanges(store).of(1, 2)
+    parts = [path.read_bytes()[begin : begin + size] for path, begin, size in found if size == 3 * 2 * 3 * 4]
+    assert parts == [graphs[1].x.numpy().tobytes()]
+    assert sorted(size for _, _, size in found if size != 3 * 2 * 3 * 4) == [8, 8]  # one end of the one edge each

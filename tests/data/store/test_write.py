@@ -21,6 +21,7 @@ from popgeo.data.write import transform_name
 from tests.conftest import REPOSITORY
 from tests.data.test_validate import DAMAGE, damaged
 from tests.support.graphs import assert_same_graphs, graph, hetero_graph, lists_of_graphs
+from tests.support.loaders import InMemory
 
 GRAPHS = [graph(n, 2 * n, n) for n in (3, 1, 4, 2, 5, 3)]
 
@@ -205,3 +206,12 @@ def test_of_random_streams_the_broken_ones_are_refused_and_only_those(tmp_path_f
     check()
     print(f"on disk: {dict(seen)}")
     assert len(seen) >= 4
+
+
+def test_a_dataset_in_memory_is_written_with_its_transform(folder):
+    def doubled(data):
+        return Data(x=2 * data.x, edge_index=data.edge_index)
+
+    graphs = [Data(x=torch.ones(n, 1), edge_index=torch.zeros(2, n, dtype=torch.long)) for n in (1, 2)]
+    store = write(InMemory(graphs), folder, transform=doubled)
+    assert_same_graphs(store[:], [doubled(one) for one in graphs])

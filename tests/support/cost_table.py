@@ -1,0 +1,232 @@
+"""Operations of every cost family in few shapes and kinds of number, and what the machine model makes of them.
+
+    python -m tests.support.cost_table
+
+writes `tests/ipu/cost/cost_table.csv` anew. Run it after a change that is meant to move modelled cycles, and read the
+difference before it is committed: each changed row is an operation whose figures moved.
+"""
+
+import csv
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from popgeo import ops
+from popgeo.capture.capture import bind, capture
+from popgeo.capture.control_flow import cond, for_loop
+from popgeo.ipu import IpuTarget
+from popgeo.ipu.cost.graph_cost import cost
+from popgeo.ipu.cost.plan import OpCost
+
+TABLE = Path(__file__).parent.parent / "ipu" / "cost" / "cost_table.csv"
+NAMES = ("program", "machine", "number", "operation", "validity")
+FIGURES = (
+    "ideal", "calibrated", "mean", "bytes_in", "bytes_out", "bytes_total", "fragments", "tiles", "workers",
+    "temporary_bytes", "flops", "considered", "bytes",
+)  # fmt: skip
+BOW, GC2, GC200 = IpuTarget.bow(), IpuTarget.gc2(), IpuTarget.gc200()
+FEW_TILES = replace(BOW, name="8 tiles", num_tiles=8)
+PAIR = replace(BOW, name="two of 16 tiles", num_tiles=16, num_ipus=2)
+
+Program = tuple[Callable[..., Any], tuple[Tensor, ...]]
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def places(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.long)
+
+
+def programs() -> dict[str, Program]:
+    """What is costed, by name; each in a shape that fills the machine, an uneven one and a small one, where it matters."""
+    aten, half = torch.ops.aten, torch.float16
+    wide, uneven, small = numbers(4096, 100), numbers(999, 37), numbers(7, 3)
+    found: dict[str, Program] = {}
+    for name, value in {
+        "wide": wide,
+        "uneven": uneven,
+        "small": small,
+        "one": numbers(1, 1),
+        "half": numbers(999, 37, dtype=half),
+        "integers": numbers(999, 37, dtype=torch.int32),
+    }.items():
+        found |= {f"{kind} {name}": (function, (value,)) for kind, function in _ON_ONE.items()}
+        if value.dtype.is_floating_point:
+            found |= {f"{kind} {name}": (function, (value,)) for kind, function in _ON_FLOATS.items()}
+    index = places(16128)
+    for name, table, lookups in (
+        ("wide", numbers(576, 100), index),
+        ("long", numbers(20000, 16), index),
+        ("narrow", numbers(5, 1), places(33)),
+        ("few", numbers(4096, 128), places(16)),
+        ("one", numbers(1, 1), places(1)),
+        ("half", numbers(577, 99, dtype=half), index),
+    ):
+        found[f"gather {name}"] = (lambda x, i: ops.gather(x, i), (table, lookups))
+        rows = numbers(len(lookups), table.shape[1], dtype=table.dtype)
+        found[f"scatter {name}"] = (lambda x, r, i: x.index_add(0, i, r), (table, rows, lookups))
+        found[f"sum rows {name}"] = (_scatter_into(len(table), "sum"), (rows, lookups))
+    edges, nodes = numbers(4096, 64), numbers(300, 64)
+    to = places(4096)
+    found |= {
+        "product of rows": (_scatter_into(300, "mul"), (edges, to)),
+        "largest rows": (_scatter_into(300, "max"), (edges, to)),
+        "sums of columns": (lambda x, i: x.scatter_add(1, i, x), (nodes, places(300, 64))),
+        "means by index": (
+            lambda x, i: x.new_zeros(300, 64).scatter_reduce(0, i[:, None].expand(-1, 64), x, "mean"), (edges, to)
+        ),
+        "products by index": (lambda x, r, i: x.index_reduce(0, i, r, "prod"), (nodes, edges, to)),
+        "rows copied": (lambda x, r, i: x.index_copy(0, i, r), (nodes, edges, to)),
+        "rows put": (lambda x, r, i: x.index_put((i,), r), (nodes, edges, to)),
+        "rows put and added": (lambda x, r, i: x.index_put((i,), r, accumulate=True), (nodes, edges, to)),
+        "entries looked up": (lambda x, i, j: x[i, j], (nodes, to, to)),
+        "embedding": (lambda x, i: nn.functional.embedding(i, x), (nodes, to)),
+        "embedding backward": (lambda g, i: aten.embedding_dense_backward(g, i, 300, -1, False), (edges, to)),
+        "columns selected": (lambda x, i: x.index_select(1, i), (nodes, places(70))),
+        "convolution": (lambda x, w, i, j: ops.cfconv(x, w, i, j, 300), (nodes, edges, to, to)),
+        "convolution backward": (lambda g, x, w, i, j: torch.ops.popgeo.cfconv_backward(g, x, w, i, j, None, None, None, None, 0), (nodes, nodes, edges, to, to)),
+        "nll": (nn.functional.nll_loss, (uneven, places(999))),
+        "nll backward": (lambda g, x, t, w: aten.nll_loss_backward(g, x, t, None, 1, -100, w),
+                         (numbers(), uneven, places(999), numbers())),
+    }  # fmt: skip
+    for rows, contraction, columns in (
+        (16128, 100, 100),
+        (2048, 2048, 64),
+        (7, 5, 3),
+        (1, 1, 1),
+        (1000, 33, 17),
+        (4, 9000, 30),
+    ):
+        for kind in (torch.float32, half):
+            pair = (numbers(rows, contraction, dtype=kind), numbers(contraction, columns, dtype=kind))
+            found[f"product {rows} x {contraction} x {columns} {kind}"] = (torch.mm, pair)
+    found |= {
+        "product in turns": (torch.mm, (numbers(8192, 8192), numbers(8192, 2048))),
+        "linear": (nn.functional.linear, (uneven, numbers(20, 37), numbers(20))),
+        "product with sum": (torch.addmm, (numbers(20), uneven, numbers(37, 20))),
+        "products": (torch.bmm, (numbers(12, 50, 20), numbers(12, 20, 30))),
+        "many products": (torch.bmm, (numbers(3000, 5, 4), numbers(3000, 4, 6))),
+        "matrix by vector": (torch.mv, (uneven, numbers(37))),
+        "distances": (torch.cdist, (numbers(300, 3), numbers(200, 3))),
+        "long distances": (torch.cdist, (numbers(300, 256), numbers(200, 256))),
+        "distances backward": (lambda g, x, y, d: aten._cdist_backward(g, x, y, 2.0, d),
+                               (numbers(300, 200), numbers(300, 3), numbers(200, 3), numbers(300, 200))),
+        "running sums": (lambda x: x.cumsum(0), (numbers(5000),)),
+        "best of rows": (lambda x: x.topk(5, dim=1).values, (numbers(40, 1000),)),
+        "best of short rows": (lambda x: x.topk(3, dim=1).values, (numbers(4000, 9),)),
+        "sorted": (lambda x: x.sort(dim=0).values, (numbers(300, 40),)),
+        "third smallest": (lambda x: x.kthvalue(3, 0).values, (numbers(300, 40),)),
+        "adam": (_adam, (numbers(3000), numbers(3000), numbers(3000), numbers(3000), numbers())),
+        "best of a vector": (lambda x: x.topk(5).values, (numbers(1000),)),
+        "sorted rows": (lambda x: (x.sort().values, x.argsort(descending=True)), (numbers(40, 9),)),
+        "third smallest of rows": (lambda x: x.kthvalue(3).values, (numbers(40, 9),)),
+        "softmax of a vector": (lambda x: (x.softmax(0), x.mean(0)), (numbers(500),)),
+        "remainders": (lambda x: x % x[0], (uneven,)),
+        "product of a number": (torch.dot, (numbers(300), numbers(300))),
+        "matrix by vector with sum": (torch.addmv, (numbers(999), uneven, numbers(37))),
+        "images normalized": (lambda x: torch.batch_norm(x, None, None, None, None, True, 0.1, 1e-5, False), (numbers(5, 7, 9),)),
+        "layer norm backward": (_layer_norm_backward, (uneven, numbers(999, 1), numbers(37))),
+        "batch norm backward": (_batch_norm_backward, (uneven, numbers(37))),
+        "loop": (lambda x, w: for_loop(5, lambda y: [(y @ w).relu() + x], [x]), (uneven, numbers(37, 37))),
+        "branches": (lambda x: cond(x.sum() > 0, lambda y: [y.exp() @ y.T], [x], lambda y: [y @ y.T], [x]), (uneven,)),
+        "no elements": (lambda x: (x.exp().sum(), x.sum(0), x @ x.T, x.softmax(1), torch.cat([x, x])), (numbers(0, 8),)),
+        "no rows": (lambda x, i: (ops.gather(x, i), ops.scatter(x[:0], i, dim=0, dim_size=7)), (small, places(0))),
+    }  # fmt: skip
+    return found
+
+
+_ON_ONE: dict[str, Callable[..., Any]] = {
+    "arithmetic": lambda x: (x + x) * 3 + x[0] + x[:, :1],
+    "largest": lambda x: torch.maximum(x, x).clamp(0, 1),
+    "choices": lambda x: torch.where(x > 0, x, -x).float(),
+    "copies": lambda x: torch.cat([x, x]).flip(0),
+    "filled": lambda x: torch.zeros_like(x),
+    "sums": lambda x: (x.sum(), x.sum(0), x.sum(1)),
+}
+_ON_FLOATS: dict[str, Callable[..., Any]] = {
+    "functions": lambda x: x.exp().log1p().sqrt().rsqrt().reciprocal().erf().cos().tanh() / x,
+    "powers": lambda x: x.pow(2) + x.pow(3) + x.pow(1.7),
+    "activations": lambda x: nn.functional.softplus(nn.functional.silu(nn.functional.elu(x))),
+    "products summed": lambda x: torch.addcmul(x, x, x).lerp(x, 0.5).addcdiv(x, x),
+    "random": lambda x: nn.functional.dropout(x, 0.5, training=True),
+    "reductions": lambda x: (x.mean(1), x.norm(), x.logsumexp(0), x.var(1), x.amax(0)),
+    "softmax": lambda x: (x.softmax(1), x.log_softmax(0)),
+    "softmax backward": lambda x: (
+        torch.ops.aten._softmax_backward_data(x, x, 1, x.dtype),
+        torch.ops.aten._log_softmax_backward_data(x, x, 1, x.dtype),
+    ),
+    "norms": lambda x: (nn.functional.layer_norm(x, x.shape[1:]), torch.batch_norm(x, None, None, None, None, True, 0.1, 1e-5, False)),
+    "losses": lambda x: (
+        nn.functional.mse_loss(x, x + 1),
+        nn.functional.huber_loss(x, x + 1, reduction="none"),
+        nn.functional.binary_cross_entropy_with_logits(x, x),
+        torch.ops.aten.mse_loss_backward(x, x, x, 0),
+    ),
+    "unknown": torch.special.bessel_j0,
+}  # fmt: skip
+_ON_OTHERS = {
+    GC2: ("product 2048", "gather wide", "sum rows wide", "functions uneven", "reductions uneven", "unknown small"),
+    GC200: ("product 16128", "softmax uneven"),
+    FEW_TILES: ("gather", "sum rows", "product 1000", "product 2048", "copies", "reductions", "sorted", "many products"),
+    PAIR: ("gather", "sum rows", "product 1000", "copies", "reductions", "unknown small"),
+}  # fmt: skip
+
+
+def _scatter_into(rows: int, reduce: str) -> Callable[..., Any]:
+    return lambda x, i: ops.scatter(x, i, dim=0, dim_size=rows, reduce=reduce)
+
+
+def _layer_norm_backward(x: Tensor, row: Tensor, weight: Tensor) -> Any:
+    masks = [True, True, True]
+    return torch.ops.aten.native_layer_norm_backward(x, x, [37], row, row, weight, weight, masks)
+
+
+def _batch_norm_backward(x: Tensor, column: Tensor) -> Any:
+    masks = [True, True, True]
+    return torch.ops.aten.native_batch_norm_backward(
+        x, x, column, column, column, column, column, True, 1e-5, masks
+    )  # fmt: skip
+
+
+def _adam(p: Tensor, g: Tensor, m: Tensor, v: Tensor, t: Tensor) -> Tensor:
+    torch.ops.aten._fused_adam_(
+        [p], [g], [m], [v], [], [t], lr=1e-3, beta1=0.9, beta2=0.999, weight_decay=0.0, eps=1e-8, amsgrad=False,
+        maximize=False,
+    )  # fmt: skip
+    return p
+
+
+def rows() -> Iterator[dict[str, str | float]]:
+    """What the model says of each operation of each program, machine by machine."""
+    for program, (function, inputs) in programs().items():
+        graph = capture(function, bind(function, *inputs)).graph
+        machines = [BOW, *(m for m, some in _ON_OTHERS.items() if program.startswith(some))]
+        for machine in machines:
+            for number, op in enumerate(cost(graph, machine)):
+                if op.plan.supersteps:
+                    names = (program, machine.name, str(number), op.target, op.plan.validity.value)
+                    yield dict(zip(NAMES, names, strict=True)) | _figures(op)
+
+
+def _figures(op: OpCost) -> dict[str, float]:
+    steps = op.plan.supersteps
+    sums = {name: sum(getattr(step, name) for step in steps) for name in FIGURES[:9]}
+    plan = {name: getattr(op.plan, name) for name in FIGURES[9:12]}
+    return {name: round(value, 4) for name, value in {**sums, **plan, "bytes": op.bytes}.items()}
+
+
+def write(path: Path = TABLE) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, (*NAMES, *FIGURES), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows())
+
+
+if __name__ == "__main__":
+    write()
