@@ -8,12 +8,8 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-NAMES = (
-    "poptorch",
-    "poptorch_geometric",
-    "torch_scatter",
-    "torch_cluster",
-)  # each stands in popgeo.compat under its own name
+# Each stands in popgeo.compat under its own name.
+NAMES = ("poptorch", "poptorch_geometric", "torch_scatter", "torch_cluster")
 
 _PYG_EXTENSIONS = f"{__package__}.poptorch_geometric.pyg_extensions"
 
@@ -22,7 +18,7 @@ def enable(*, shadow: bool = False) -> None:
     """Makes `poptorch`, `poptorch_geometric`, `torch_scatter` and `torch_cluster` importable, which old programs need.
 
     A package of these names that is installed stays what `import` finds, unless `shadow` is set. From here on popgeo
-    also stands in for extensions of PyG that are not installed (searches, clusters, neighbours), in the whole process until `disable`.
+    also stands in for extensions of PyG that are not installed (searches, clusters, neighbours), until `disable`.
 
     Args:
         shadow: Take popgeo's modules also where the real packages are installed.
