@@ -27,6 +27,7 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.Mod: ast.FloorDiv,
     ast.Pow: ast.Mult,
 }
+ONLY_CHECKED_OR_SHOWN = ("strict", "repr")  # of `zip`, an assertion; of a field, how it looks
 NOT_BEHAVIOUR = ("__repr__", "_repr_html_")  # how things look has tests of its own, which compare whole texts
 
 
@@ -137,11 +138,15 @@ def _places(tree: ast.Module) -> tuple[dict[int, int], set[int]]:
 
 
 def _silent_parts(node: ast.AST) -> Iterator[ast.AST]:
-    """Types, decorators, texts, and what follows `raise` or `assert`."""
+    """Types, decorators, texts, what follows `raise` or `assert`, and keywords that only check or show."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
         yield from (part for part in (node.returns, *node.decorator_list) if part is not None)
         yield from (one.annotation for one in arguments if one is not None and one.annotation is not None)
+    elif isinstance(node, ast.ClassDef):
+        yield from node.decorator_list
+    elif isinstance(node, ast.keyword) and node.arg in ONLY_CHECKED_OR_SHOWN:
+        yield node
     elif isinstance(node, ast.AnnAssign):
         yield node.annotation
     elif isinstance(node, ast.JoinedStr | ast.Raise | ast.Assert):

@@ -44,7 +44,7 @@ def places(*shape: int) -> Tensor:
 
 
 def programs() -> dict[str, Program]:
-    """What is costed, by name; each in a shape that fills the machine, an uneven one and a small one, where it matters."""
+    """What is costed, by name; where it matters, in a shape that fills the machine, an uneven one and a small one."""
     aten, half = torch.ops.aten, torch.float16
     wide, uneven, small = numbers(4096, 100), numbers(999, 37), numbers(7, 3)
     found: dict[str, Program] = {}
@@ -90,7 +90,7 @@ def programs() -> dict[str, Program]:
         "embedding backward": (lambda g, i: aten.embedding_dense_backward(g, i, 300, -1, False), (edges, to)),
         "columns selected": (lambda x, i: x.index_select(1, i), (nodes, places(70))),
         "convolution": (lambda x, w, i, j: ops.cfconv(x, w, i, j, 300), (nodes, edges, to, to)),
-        "convolution backward": (lambda g, x, w, i, j: torch.ops.popgeo.cfconv_backward(g, x, w, i, j, None, None, None, None, 0), (nodes, nodes, edges, to, to)),
+        "convolution backward": (_convolution_backward, (nodes, nodes, edges, to, to)),
         "nll": (nn.functional.nll_loss, (uneven, places(999))),
         "nll backward": (lambda g, x, t, w: aten.nll_loss_backward(g, x, t, None, 1, -100, w),
                          (numbers(), uneven, places(999), numbers())),
@@ -130,12 +130,16 @@ def programs() -> dict[str, Program]:
         "remainders": (lambda x: x % x[0], (uneven,)),
         "product of a number": (torch.dot, (numbers(300), numbers(300))),
         "matrix by vector with sum": (torch.addmv, (numbers(999), uneven, numbers(37))),
-        "images normalized": (lambda x: torch.batch_norm(x, None, None, None, None, True, 0.1, 1e-5, False), (numbers(5, 7, 9),)),
+        "images normalized": (
+            lambda x: torch.batch_norm(x, None, None, None, None, True, 0.1, 1e-5, False), (numbers(5, 7, 9),)
+        ),
         "layer norm backward": (_layer_norm_backward, (uneven, numbers(999, 1), numbers(37))),
         "batch norm backward": (_batch_norm_backward, (uneven, numbers(37))),
         "loop": (lambda x, w: for_loop(5, lambda y: [(y @ w).relu() + x], [x]), (uneven, numbers(37, 37))),
         "branches": (lambda x: cond(x.sum() > 0, lambda y: [y.exp() @ y.T], [x], lambda y: [y @ y.T], [x]), (uneven,)),
-        "no elements": (lambda x: (x.exp().sum(), x.sum(0), x @ x.T, x.softmax(1), torch.cat([x, x])), (numbers(0, 8),)),
+        "no elements": (
+            lambda x: (x.exp().sum(), x.sum(0), x @ x.T, x.softmax(1), torch.cat([x, x])), (numbers(0, 8),)
+        ),
         "no rows": (lambda x, i: (ops.gather(x, i), ops.scatter(x[:0], i, dim=0, dim_size=7)), (small, places(0))),
     }  # fmt: skip
     return found
@@ -161,7 +165,10 @@ _ON_FLOATS: dict[str, Callable[..., Any]] = {
         torch.ops.aten._softmax_backward_data(x, x, 1, x.dtype),
         torch.ops.aten._log_softmax_backward_data(x, x, 1, x.dtype),
     ),
-    "norms": lambda x: (nn.functional.layer_norm(x, x.shape[1:]), torch.batch_norm(x, None, None, None, None, True, 0.1, 1e-5, False)),
+    "norms": lambda x: (
+        nn.functional.layer_norm(x, x.shape[1:]),
+        torch.batch_norm(x, None, None, None, None, True, 0.1, 1e-5, False),
+    ),
     "losses": lambda x: (
         nn.functional.mse_loss(x, x + 1),
         nn.functional.huber_loss(x, x + 1, reduction="none"),
@@ -173,13 +180,23 @@ _ON_FLOATS: dict[str, Callable[..., Any]] = {
 _ON_OTHERS = {
     GC2: ("product 2048", "gather wide", "sum rows wide", "functions uneven", "reductions uneven", "unknown small"),
     GC200: ("product 16128", "softmax uneven"),
-    FEW_TILES: ("gather", "sum rows", "product 1000", "product 2048", "copies", "reductions", "sorted", "many products"),
+    FEW_TILES: (
+        "gather", "sum rows", "product 1000", "product 2048", "copies", "reductions", "sorted", "many products",
+    ),
     PAIR: ("gather", "sum rows", "product 1000", "copies", "reductions", "unknown small"),
 }  # fmt: skip
 
 
 def _scatter_into(rows: int, reduce: str) -> Callable[..., Any]:
     return lambda x, i: ops.scatter(x, i, dim=0, dim_size=rows, reduce=reduce)
+
+
+def _convolution_backward(g: Tensor, x: Tensor, w: Tensor, i: Tensor, j: Tensor) -> Any:
+    return torch.ops.popgeo.cfconv_backward(g, x, w, i, j, None, None, None, None, 0)
+
+
+def _branches(x: Tensor) -> Any:
+    return cond(x.sum() > 0, lambda y: [y.exp() @ y.T], [x], lambda y: [y @ y.T], [x])
 
 
 def _layer_norm_backward(x: Tensor, row: Tensor, weight: Tensor) -> Any:

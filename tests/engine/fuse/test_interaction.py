@@ -127,6 +127,13 @@ class ShowsFilters(nn.Module):
         return {"filters": w, "hidden": hidden, "nothing": out * 2}[self.shown], out.square().sum()
 
 
+class BellsWithoutCentres(ShowsFilters):
+    """Filters of exp(-d^2 / 2), which has the form of a Gaussian but for the difference."""
+
+    def forward(self, x: Tensor, rows: Tensor, src: Tensor, dst: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(x, torch.exp(-0.5 * rows.pow(2)), src, dst)
+
+
 @pytest.mark.parametrize(("shown", "joined"), [("filters", 0), ("hidden", 0), ("nothing", 1)])
 def test_what_is_used_elsewhere_is_not_joined(shown, joined):
     generator = torch.Generator().manual_seed(0)
@@ -136,6 +143,14 @@ def test_what_is_used_elsewhere_is_not_joined(shown, joined):
     assert count(step, FORWARD) == joined
     assert f"{joined} of 1 interactions in one pass" in repr(step)
     assert ("used elsewhere" in repr(step)) == (not joined)
+
+
+def test_filters_of_what_is_no_gaussian_are_joined_without_it():
+    generator = torch.Generator().manual_seed(0)
+    src, dst = torch.randint(3, (2, 10), generator=generator)
+    batch = torch.randn(3, 5, generator=generator), torch.randn(10, 4, generator=generator), src, dst
+    step = assert_trains_as_eager(BellsWithoutCentres("nothing"), BellsWithoutCentres("nothing"), batch)
+    assert count(step, FORWARD) == 1
 
 
 def test_forces_are_right_though_their_graph_is_not_joined():

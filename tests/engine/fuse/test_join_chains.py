@@ -121,6 +121,10 @@ def test_a_chain_ends_in_sums_over_rows_columns_or_all(shape):
     assert_joined(function, torch.randn(shape), chains=[3 + 2 * len(shape)])
 
 
+def test_single_columns_of_wider_rows_are_read_where_they_lie():
+    assert_joined(lambda x: (x[:, :1] + x[:, 2:3]) * 3, torch.randn(40, 5), chains=[2])
+
+
 def test_a_sum_that_is_asked_for_after_another_use_is_taken_along():
     def function(x, y):
         z = (x + y) * 2

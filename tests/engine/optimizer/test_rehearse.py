@@ -83,3 +83,23 @@ class Whole(optim.SGD):
 def test_what_differs_for_a_whole_parameter_is_not_foretold():
     optimizer = Whole(weights((3, 2)), lr=0.1)
     assert Rehearsal(optimizer).next(settings(optimizer))[0] is None
+
+
+class CountsInWholeNumbers(optim.Optimizer):
+    """Goes by its rate over the number of the update, which it keeps as an `int`."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                count = self.state[p]["count"] = self.state[p].get("count", 0) + 1
+                p.add_(p.grad, alpha=-group["lr"] / count)
+
+
+def test_a_state_may_hold_what_is_no_tensor():
+    optimizer = CountsInWholeNumbers(weights((3, 2)), lr=0.5)
+    rehearsal = Rehearsal(optimizer)
+    assert [rehearsal.next(settings(optimizer))[1] for _ in range(2)] == [[-0.5], [-0.25]]
