@@ -150,9 +150,11 @@ class Pipeline:
         found = []
         if not self.fits:
             over = int(np.argmax(self.memory))
+            keeps_more = any(stage.stash_bytes > stage.received_bytes for stage in self.stages)
+            recompute = "recompute=True, " if self.trains and keeps_more else ""
             found.append(
                 f"IPU {over} needs {self.memory[over]:.1f} times the memory that it has: use more stages (at least "
-                f"{math.ceil(sum(self.memory))} IPUs for this much), recompute=True, or smaller micro-batches."
+                f"{math.ceil(sum(self.memory))} IPUs for this much), {recompute}or smaller micro-batches."
             )
         work = [sum(t.end - t.start for t in self.tasks if t.ipu == ipu) for ipu in range(self.num_ipus)]
         mean = sum(work) / len(work)

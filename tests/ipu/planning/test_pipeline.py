@@ -122,7 +122,9 @@ def test_what_does_not_fit_says_how_many_ipus_would_do():
         model = nn.Sequential(*(nn.Linear(20_000, 20_000) for _ in range(4)))
     cut = ipu.pipeline(model, [torch.empty(8, 20_000)], stages=2)
     assert not cut.fits
-    assert any("use more stages (at least 7 IPUs" in insight for insight in cut.insights)  # 6.4 GB of 897 MiB each
+    (memory,) = (insight for insight in cut.insights if "the memory that it has" in insight)
+    assert "use more stages (at least 7 IPUs" in memory  # 6.4 GB of 897 MiB each
+    assert "recompute" not in memory  # inference keeps nothing
 
 
 def test_text_table_and_trace_tell_one_story():
