@@ -7,8 +7,14 @@ import pytest
 from popgeo.compat.poptorch_geometric.pyg_extensions import stand_in, take_back
 
 
-@pytest.fixture(autouse=True)
-def _stand_ins_for_extensions() -> Iterator[None]:
+@pytest.fixture(scope="module", autouse=True)
+def _extensions_for_fixtures() -> Iterator[None]:
     stand_in()
     yield
     take_back()
+
+
+@pytest.fixture(autouse=True)
+def _extensions_again() -> None:
+    """A test may have called `compat.disable`."""
+    stand_in()
