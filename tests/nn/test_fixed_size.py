@@ -214,6 +214,7 @@ def test_a_norm_of_graphs_is_told_their_number(name: str):
     fixed = to_fixed_size(norm, 5)
     assert_close(fixed(X, BATCH), norm(X, BATCH))
     assert ipu.check_static(fixed, X, BATCH) == []
+    assert ipu.check_static(norm, X, BATCH) == []  # capture has a static form of each of PyG's own
 
 
 def test_no_graphs_at_all_are_refused():
