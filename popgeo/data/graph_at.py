@@ -13,12 +13,15 @@ def graph_at(columns: Columns, graph: int) -> Data | HeteroData:
     data = columns.data_cls()
     stores: dict[Any, Any] = {key: data[key] for key in (*columns.node_types, *columns.edge_types) if key is not None}
     for attribute in columns.attributes:
+        store = stores.get(attribute.store, data)
         if attribute.is_tensor:
             start, stop = columns.row_pointers[attribute.axis][graph : graph + 2].tolist()
             value = attribute.tensor.narrow(attribute.dim, start, stop - start).clone()
+            if data.__cat_dim__(attribute.name, value, store) is None:  # graphs are stacked, not joined
+                value = value.squeeze(0)
         else:
             value = attribute.values[graph]
-        stores.get(attribute.store, data)[attribute.name] = value
+        store[attribute.name] = value
     for key in columns.states_num_nodes:
         start, stop = columns.row_pointers[Axis(Level.NODE, key)][graph : graph + 2].tolist()
         stores.get(key, data).num_nodes = stop - start

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from popgeo.ops.exp_or_zero import exp_or_zero
 from popgeo.ops.scatter import gather, scatter
 
 
@@ -50,7 +51,7 @@ def global_max_pool(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
 
 
 def global_softmax(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
-    """Weights that are positive and sum to 1 over the nodes of each graph, one for each row and channel of `x`.
+    """Weights that are not negative and sum to 1 over the nodes of each graph, one for each row and channel of `x`.
 
     Args:
         x: Scores. [num_nodes, channels]
@@ -58,7 +59,8 @@ def global_softmax(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
         num_graphs: Graphs in the batch, padding included.
 
     Returns:
-        e^x divided by its sum over the graph. [num_nodes, channels]
+        e^x divided by its sum over the graph; exactly 0 where it is e^-60 or less of the largest (e^-600 in float64),
+        so that no denormal number arises. [num_nodes, channels]
 
     Example:
         >>> import torch
@@ -67,5 +69,5 @@ def global_softmax(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
     """
     # The result does not depend on what is subtracted, so no gradient needs to pass through the maximum.
     largest = global_max_pool(x.detach(), batch, num_graphs)
-    e = (x - gather(largest, batch)).exp()
+    e = exp_or_zero(x - gather(largest, batch))
     return e / gather(global_add_pool(e, batch, num_graphs), batch)

@@ -117,6 +117,19 @@ def test_a_users_cat_dim_is_respected_in_a_dataset_in_memory():
     assert_same_graphs(unpad(batch), graphs)
 
 
+def test_a_graph_of_a_store_has_the_shapes_that_it_had_before_also_where_graphs_are_stacked():
+    class Stacked(Data):
+        def __cat_dim__(self, key, value, *args, **kwargs):
+            return None if key in ("image", "size") else super().__cat_dim__(key, value, *args, **kwargs)
+
+    graphs = [Stacked(x=torch.ones(n, 1), image=torch.rand(2, 3), size=torch.tensor(n)) for n in (2, 3)]
+    for dataset in (graphs, InMemory(graphs)):
+        store = FlatStore.from_dataset(dataset)
+        assert_same_graphs([store[0], store[1]], graphs)
+        assert store[1].image.shape == (2, 3)
+        assert store[1]["size"].shape == ()
+
+
 def test_increments_that_vary_along_the_concatenated_dimension_are_refused():
     class Varying(Data):
         def __inc__(self, key, value, *args, **kwargs):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from popgeo.ops import global_add_pool, global_max_pool, global_mean_pool, global_softmax
+from tests.support.denormals import DenormalsMade
 
 REFERENCES = [
     (global_add_pool, lambda rows: rows.sum(0)),
@@ -30,6 +31,16 @@ def test_softmax_sums_to_one_in_each_graph_and_survives_large_scores():
     weight = global_softmax(x, batch, 3)
     assert_close(weight.flatten(), torch.tensor([0.7311, 0.2689, 1.0]), rtol=1e-3, atol=1e-3)
     assert_close(global_add_pool(weight, batch, 3).flatten(), torch.tensor([1.0, 0.0, 1.0]))
+
+
+def test_softmax_makes_no_denormal_number_of_scores_far_below_the_largest():
+    x, batch = torch.tensor([[0.0], [-59.0], [-88.0], [-95.0]]).requires_grad_(), torch.zeros(4, dtype=torch.long)
+    with DenormalsMade() as made:
+        weight = global_softmax(x, batch, 1)
+        torch.autograd.grad(weight.square().sum(), x)
+    assert made.found == []
+    assert weight[1] > 0
+    assert weight[2:].tolist() == [[0.0], [0.0]]
 
 
 def test_softmax_has_the_right_gradient_of_both_orders():

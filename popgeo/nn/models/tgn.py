@@ -10,6 +10,7 @@ from popgeo.nn.event_ends import EventEnds
 from popgeo.nn.last_neighbors import LastNeighbors, Neighbors
 from popgeo.nn.node_memory import NodeMemory, TimeEncoder
 from popgeo.ops import gather
+from popgeo.ops.exp_or_zero import exp_or_zero
 
 SINCE = ("now", "last update")
 
@@ -101,7 +102,7 @@ class SlotAttention(nn.Module):
         weight = torch.where(filled, score, -torch.inf)
         # A node without any neighbour has no largest score; its weights are all zero.
         weight = weight - torch.where(filled.any(1, keepdim=True), weight, 0.0).amax(1, keepdim=True).detach()
-        weight = torch.where(filled, weight, -torch.inf).exp()
+        weight = exp_or_zero(torch.where(filled, weight, -torch.inf))
         weight = weight / weight.sum(1, keepdim=True).clamp(min=1e-16)
         weight = F.dropout(weight, self.dropout, self.training)
         found = (weight.unsqueeze(3) * value).sum(1).flatten(1)  # [num_roots, out_channels]
