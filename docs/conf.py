@@ -38,15 +38,21 @@ myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 
 # Sphinx reads only what lies below this folder, so the notebooks are copied to where their page is.
-committed = sorted((HERE.parent / "notebooks").glob("*.ipynb"))
+COMMITTED = HERE.parent / "notebooks"
+SECTIONS = {
+    "": "As they were last run; the tests run them from top to bottom.",
+    "compat": "By the names of PopTorch and PopTorch Geometric, unchanged from how they ran on an IPU:",
+}
 shutil.rmtree(HERE / "notebooks", ignore_errors=True)
-(HERE / "notebooks").mkdir()
-for notebook in committed:
-    shutil.copy(notebook, HERE / "notebooks")
-entries = [notebook.stem for notebook in committed] or ["None is there yet."]
-toctree = ["```{toctree}", ":maxdepth: 1", "", *entries, "```"] if committed else entries
-page = ["# Notebooks", "", "As they were last run; the tests run them from top to bottom.", "", *toctree, ""]
-(HERE / "notebooks" / "index.md").write_text("\n".join(page))
+page = ["# Notebooks"]
+for folder, words in SECTIONS.items():
+    (HERE / "notebooks" / folder).mkdir()
+    entries = []
+    for notebook in sorted((COMMITTED / folder).glob("*.ipynb")):
+        shutil.copy(notebook, HERE / "notebooks" / folder)
+        entries.append(notebook.relative_to(COMMITTED).with_suffix("").as_posix())
+    page += ["", words, "", "```{toctree}", ":maxdepth: 1", "", *entries, "```"]
+(HERE / "notebooks" / "index.md").write_text("\n".join([*page, ""]))
 
 
 def shorten(app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str | None) -> Any:
