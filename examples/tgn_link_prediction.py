@@ -32,7 +32,7 @@ from torch_geometric.data import TemporalData
 from popgeo import FixedSizeEventLoader, Options, inference_model, training_model
 from popgeo.command_line import run
 from popgeo.ipu import CompiledModel
-from popgeo.nn import TGN, binary_cross_entropy, roc_auc
+from popgeo.nn import TGN, average_precision, binary_cross_entropy, roc_auc
 from popgeo.nn.models.tgn import SINCE
 
 SECONDS = 3600  # of the unit of time: what is faster than an hour is noise to the time encoding
@@ -71,20 +71,11 @@ def read(root: Path, name: str) -> TemporalData:
     return TemporalData(src - first, dst - first, (times - times[0]) // SECONDS, torch.from_numpy(msg).float())
 
 
-def average_precision(score: Tensor, label: Tensor) -> float:
-    """The mean over positives of the precision at their score; equal scores count together."""
-    order = score.argsort(descending=True)
-    ranked = score[order]
-    found = label[order].cumsum(0)[torch.searchsorted(-ranked, -ranked, right=True) - 1]
-    precision = found / torch.searchsorted(-ranked, -ranked, right=True)
-    return float((precision * label[order]).sum() / label.sum())
-
-
 def measure(met: Tensor, not_met: Tensor) -> tuple[float, float]:
     """Average precision and area under the ROC curve."""
     score = torch.cat([met, not_met]).double()
     label = torch.cat([torch.ones_like(met), torch.zeros_like(not_met)]).double()
-    return average_precision(score, label), float(roc_auc(score, label))
+    return float(average_precision(score, label)), float(roc_auc(score, label))
 
 
 def evaluate(step: CompiledModel, loader: FixedSizeEventLoader) -> tuple[float, float]:
