@@ -79,7 +79,7 @@ SETTINGS = {
         published=f"0.32, {CONVE}; about 0.35, ComplEx after tuning",
     ),
     "wn18rr": Setting(
-        folder="WN18RR", channels=128, epochs=40, batch_size=512, negatives=1024, n3=0.1, reciprocal=True,
+        folder="WN18RR", channels=128, epochs=20, batch_size=1024, negatives=1024, n3=0.1, reciprocal=True,
         published=f"0.46, {CONVE}",
     ),
 }  # fmt: skip
