@@ -6,10 +6,12 @@
     torchrun --nproc-per-node 2 examples/knowledge_graph.py --dataset kinship --shards 4
 
 The first takes ten seconds of one core and ranks the true entity of a test triple with a mean reciprocal rank (MRR) of
-0.85 among all that are not known to be right as well; ConvE's authors publish 0.83 for this split (UMLS: 0.95 here in
-25 seconds, 0.94 there; https://github.com/TimDettmers/ConvE). Losses do not depend on how many processes share the
-shards. `--root` is a folder with `FB15k-237/triples.npz`, `WN18RR`, `umls` and `kinship`: `train`, `valid` and `test`,
-each int [n, 3] of head, relation and tail. Without it that is `kg` in the folder that POPGEO_SHARED_DATA names.
+0.85 among all that are not known to be right as well; ConvE's authors publish 0.83 for this split
+(https://github.com/TimDettmers/ConvE). Expect of `umls` 0.95 in half a minute (there 0.94), of `wn18rr` 0.46 in five to
+ten minutes (0.475 by LibKGE), of `fb15k237` @FBD@ (0.348). Losses do not
+depend on how many processes share the shards. `--root` is a folder with `FB15k-237/triples.npz`, `WN18RR`, `umls` and
+`kinship`: `train`, `valid` and `test`, each int [n, 3] of head, relation and tail. Without it that is `kg` in the folder
+that POPGEO_SHARED_DATA names.
 """
 
 import argparse
@@ -60,23 +62,28 @@ class Setting:
     batch_size: int
     negatives: int | None
     n3: float
+    reciprocal: bool
     published: str
 
 
 CONVE = "ConvE by its authors, https://github.com/TimDettmers/ConvE"
+LIBKGE = "ComplEx by LibKGE, https://github.com/uma-pi1/kge"
 SETTINGS = {
     "umls": Setting(
-        folder="umls", channels=128, epochs=40, batch_size=256, negatives=None, n3=0.005, published=f"0.94, {CONVE}"
+        folder="umls", channels=128, epochs=40, batch_size=256, negatives=None, n3=0.005, reciprocal=False,
+        published=f"0.94, {CONVE}",
     ),
     "kinship": Setting(
-        folder="kinship", channels=64, epochs=20, batch_size=512, negatives=None, n3=0.01, published=f"0.83, {CONVE}"
+        folder="kinship", channels=64, epochs=20, batch_size=512, negatives=None, n3=0.01, reciprocal=False,
+        published=f"0.83, {CONVE}",
     ),
     "fb15k237": Setting(
-        folder="FB15k-237", channels=128, epochs=20, batch_size=512, negatives=1024, n3=0.01,
-        published=f"0.32, {CONVE}; about 0.35, ComplEx after tuning",
+        folder="FB15k-237", channels=128, epochs=60, batch_size=512, negatives=1024, n3=0.05, reciprocal=True,
+        published=f"0.348, {LIBKGE}",
     ),
     "wn18rr": Setting(
-        folder="WN18RR", channels=128, epochs=40, batch_size=512, negatives=1024, n3=0.05, published=f"0.46, {CONVE}"
+        folder="WN18RR", channels=128, epochs=20, batch_size=1024, negatives=1024, n3=0.1, reciprocal=True,
+        published=f"0.475, {LIBKGE}",
     ),
 }  # fmt: skip
 
@@ -85,6 +92,15 @@ def read(root: Path, folder: str) -> dict[str, Tensor]:
     """The triples of each split."""
     with np.load(root / folder / "triples.npz") as held:
         return {split: torch.from_numpy(held[split].astype(np.int64)) for split in ("train", "valid", "test")}
+
+
+def both_ways(triples: Tensor, num_relations: int) -> Tensor:
+    """Each triple and, behind them all, its converse by a relation of its own: (t, r + num_relations, h).
+
+    Then only tails are asked for, and what leads from a tail to its heads is learnt apart, arXiv:1806.07297 section 5.
+    """
+    head, relation, tail = triples.unbind(1)
+    return torch.cat([triples, torch.stack([tail, relation + num_relations, head], dim=1)])
 
 
 def place() -> tuple[int, int]:
@@ -118,7 +134,7 @@ def collect(into: KnowledgeGraphModel, part: KnowledgeGraphModel, shards: Entity
 
 
 def rank(model: KnowledgeGraphModel, triples: Tensor, known: list[KnownTriples]) -> Ranks:
-    """Ranks of both ends."""
+    """Ranks of both ends, one after the other; of each triple's and its converse's tail where the graph has both."""
     return Ranks.join(*(rank_entities(model, triples, of_side) for of_side in known))
 
 
@@ -127,7 +143,11 @@ def train(arguments: argparse.Namespace, setting: Setting, splits: dict[str, Ten
     torch.set_num_threads(1)
     everything = torch.cat(list(splits.values()))
     num_nodes, num_relations = int(everything[:, [0, 2]].max()) + 1, int(everything[:, 1].max()) + 1
-    known = [KnownTriples(everything, num_nodes, num_relations, side) for side in Side]
+    sides = tuple(Side)
+    if arguments.reciprocal:
+        splits = {name: both_ways(triples, num_relations) for name, triples in splits.items()}
+        everything, num_relations, sides = both_ways(everything, num_relations), 2 * num_relations, (Side.TAIL,)
+    known = [KnownTriples(everything, num_nodes, num_relations, side) for side in sides]
 
     process, world_size = place()
     shards = EntityShards.deal(num_nodes, arguments.shards, seed=arguments.seed)
@@ -140,7 +160,7 @@ def train(arguments: argparse.Namespace, setting: Setting, splits: dict[str, Ten
     whole = MODELS[arguments.model](num_nodes, num_relations, arguments.channels)
     part = local_part(arguments.model, whole, shards, num_local)
     loss = SoftmaxLoss(None if negatives is None else num_nodes)
-    model = ShardedTraining(part, loss, num_shards=arguments.shards, num_local=num_local, n3=arguments.n3)
+    model = ShardedTraining(part, loss, num_shards=arguments.shards, num_local=num_local, sides=sides, n3=arguments.n3)
     options = ipu.Options(replication_factor=world_size, strict=False)
     step = ipu.training_model(model, options, torch.optim.Adagrad(model.parameters(), lr=arguments.lr))
     if process == 0:
@@ -154,7 +174,7 @@ def train(arguments: argparse.Namespace, setting: Setting, splits: dict[str, Ten
             dist.all_reduce(losses)
             dist.broadcast(seconds, src=0)  # so that all of them stop at the same epoch
         done = epoch == arguments.epochs or seconds > 60 * arguments.minutes
-        if done or epoch % max(1, arguments.epochs // 5) == 0:
+        if done or epoch % max(1, arguments.epochs // 10) == 0:
             found = rank(collect(whole, part, shards), splits["valid"], known)
             if process == 0:
                 line = f"epoch {epoch}: loss {losses / world_size:.4f}, valid MRR {found.mrr():.3f}"
@@ -180,12 +200,15 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, help="triples of a batch, over all shards")
     parser.add_argument("--negatives", type=int, help="drawn for a batch, over all shards; 0 takes every entity")
     parser.add_argument("--n3", type=float, help="weight of the N3 penalty")
+    parser.add_argument(
+        "--reciprocal", action=argparse.BooleanOptionalAction, help="a relation of its own for each converse"
+    )
     parser.add_argument("--lr", type=float, default=0.1, help="learning rate of Adagrad")
     parser.add_argument("--shards", type=int, default=1, help="a multiple of the number of processes")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     setting = SETTINGS[arguments.dataset]
-    for name in ("channels", "epochs", "batch_size", "negatives", "n3"):
+    for name in ("channels", "epochs", "batch_size", "negatives", "n3", "reciprocal"):
         if getattr(arguments, name) is None:
             setattr(arguments, name, getattr(setting, name) or 0)
     splits = read(arguments.root, setting.folder)

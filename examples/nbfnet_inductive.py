@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from popgeo import Options, inference_model, training_model
 from popgeo.command_line import run
 from popgeo.ipu import CompiledModel
-from popgeo.nn import NBFNet, filtered_ranks, hits_among, masked_mean, own_links
+from popgeo.nn import NBFNet, Ranks, filtered_ranks, masked_mean, own_links
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,10 +171,10 @@ def rank(answer: CompiledModel, graph: Graph, slots: Slots, triples: Tensor, siz
     for (head, relation, tail), real in batches(triples, size):
         scores = answer(head, relation, **vars(slots))
         known = graph.known(head, relation, facts, scores.size(1))
-        ranks.append(filtered_ranks(scores, tail, known)[real])
+        ranks.append(filtered_ranks(scores[real], tail[real], known[real]))
         candidates.append((slots.nodes_mask & ~known).sum(1)[real])
-    rank = torch.cat(ranks)
-    return float((1 / rank).mean()), float(hits_among(rank, torch.cat(candidates), k=10, num_negatives=50).mean())
+    found = Ranks.join(*ranks)
+    return found.mrr(), found.hits_among(50, k=10, num_candidates=torch.cat(candidates))
 
 
 def draw(graph: Graph, slots: Slots, size: int, num_negatives: int) -> Iterator[tuple[Tensor, ...]]:

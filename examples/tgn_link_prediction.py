@@ -13,7 +13,9 @@ writes back. Two baselines see the same: popularity counts the events of the des
 familiarity says whether this source and this destination have met before (EdgeBank, arXiv:2207.10128).
 
 Expected on `college` after the default three epochs, 20 seconds of processor time of one core: on the test events
-AP 0.83 and AUC 0.81, where popularity has 0.77 and 0.80, familiarity 0.76 and 0.78. Longer training overfits.
+AP 0.83 and AUC 0.81, where popularity has 0.77 and 0.80, familiarity 0.76 and 0.78. Longer training overfits. On
+`wikipedia`, without the features of edits, AP 0.968 and AUC 0.965 in two minutes; popularity has 0.59 and 0.52,
+familiarity 0.91 and 0.91 (published with the features: AP 0.985).
 """
 
 import argparse
@@ -32,7 +34,7 @@ from torch_geometric.data import TemporalData
 from popgeo import FixedSizeEventLoader, Options, inference_model, training_model
 from popgeo.command_line import run
 from popgeo.ipu import CompiledModel
-from popgeo.nn import TGN, binary_cross_entropy, roc_auc
+from popgeo.nn import TGN, average_precision, binary_cross_entropy, roc_auc
 from popgeo.nn.models.tgn import SINCE
 
 SECONDS = 3600  # of the unit of time: what is faster than an hour is noise to the time encoding
@@ -71,20 +73,11 @@ def read(root: Path, name: str) -> TemporalData:
     return TemporalData(src - first, dst - first, (times - times[0]) // SECONDS, torch.from_numpy(msg).float())
 
 
-def average_precision(score: Tensor, label: Tensor) -> float:
-    """The mean over positives of the precision at their score; equal scores count together."""
-    order = score.argsort(descending=True)
-    ranked = score[order]
-    found = label[order].cumsum(0)[torch.searchsorted(-ranked, -ranked, right=True) - 1]
-    precision = found / torch.searchsorted(-ranked, -ranked, right=True)
-    return float((precision * label[order]).sum() / label.sum())
-
-
 def measure(met: Tensor, not_met: Tensor) -> tuple[float, float]:
     """Average precision and area under the ROC curve."""
     score = torch.cat([met, not_met]).double()
     label = torch.cat([torch.ones_like(met), torch.zeros_like(not_met)]).double()
-    return average_precision(score, label), float(roc_auc(score, label))
+    return float(average_precision(score, label)), float(roc_auc(score, label))
 
 
 def evaluate(step: CompiledModel, loader: FixedSizeEventLoader) -> tuple[float, float]:

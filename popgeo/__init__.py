@@ -1,7 +1,8 @@
 """Graph neural networks on batches of fixed size, and a simulated IPU that runs them.
 
 In the order of the flow: a dataset is measured and packed, batches of one shape come out, a model reads them, an
-executor compiles its training step once and runs it for ever.
+executor compiles its training step once and runs it for ever. Models are in `popgeo.nn`, as PyG's are in
+`torch_geometric.nn`; the three of the first pages are here as well.
 """
 
 from popgeo import ipu, nn, ops, packing, sampling

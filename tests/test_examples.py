@@ -269,6 +269,7 @@ def test_forces_of_ethanol_are_learned_and_padding_touches_none(run: Run, shared
     assert learned[0] < 0.7 * of_mean[0]
     assert numbers(r"padding atoms: ([\d.]+) eV/A", printed) == [0, 0]
     assert numbers(r"by that padding: (\S+) eV/A", printed)[0] < 1e-5
+    assert re.search(r"an update: [\d.]+ ms .* modelled Bow IPU [\d,]{7,} cycles", printed)
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers' own
@@ -294,9 +295,10 @@ def test_links_of_entities_never_seen_are_ranked(run: Run, shared_data: Path):
     assert numbers(r"Hits@10 of 50 negatives ([\d.]+)", printed)[0] > 0.2
 
 
-def test_a_knowledge_graph_is_completed_the_better_the_longer(run: Run, shared_data: Path):
+@pytest.mark.parametrize("converses", ["--reciprocal", "--no-reciprocal"])
+def test_a_knowledge_graph_is_completed_the_better_the_longer(run: Run, shared_data: Path, converses: str):
     small = ("--root", str(shared_data / "kg"), "--dataset", "umls", "--channels", "16", "--epochs", "3")
-    printed = run("knowledge_graph.py", *small, "--shards", "2", "--lr", "0.3")
+    printed = run("knowledge_graph.py", *small, "--shards", "2", "--lr", "0.3", converses)
     curve = numbers(r"valid MRR ([\d.]+)", printed)
     assert len(curve) == 3
     assert curve[0] < curve[2]

@@ -66,13 +66,12 @@ from popgeo.nn.radial import CosineEnvelope as CosineEnvelope
 from popgeo.nn.radial import GaussianSmearing as GaussianSmearing
 from popgeo.nn.radial import PolynomialEnvelope as PolynomialEnvelope
 from popgeo.nn.radial import ShiftedSoftplus as ShiftedSoftplus
-from popgeo.nn.ranking import KnownTriples as KnownTriples
-from popgeo.nn.ranking import Ranks as Ranks
-from popgeo.nn.ranking import rank_entities as rank_entities
+from popgeo.nn.rank_entities import KnownTriples as KnownTriples
+from popgeo.nn.rank_entities import rank_entities as rank_entities
+from popgeo.nn.ranks import Ranks as Ranks
+from popgeo.nn.ranks import filtered_ranks as filtered_ranks
 from popgeo.nn.readout import AttentionalAggregation as AttentionalAggregation
 from popgeo.nn.readout import InnerProductDecoder as InnerProductDecoder
-from popgeo.nn.score_ranks import filtered_ranks as filtered_ranks
-from popgeo.nn.score_ranks import hits_among as hits_among
 from popgeo.nn.sharded_training import ShardedTraining as ShardedTraining
 from popgeo.nn.triple_loss import LogSigmoidLoss as LogSigmoidLoss
 from popgeo.nn.triple_loss import SoftmaxLoss as SoftmaxLoss

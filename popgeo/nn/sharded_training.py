@@ -76,9 +76,14 @@ class ShardedTraining(nn.Module):
         weight: Tensor,
     ) -> Tensor:
         """The mean loss over the triples of the batch; arguments as `popgeo.loader.TripleBatch` explains them. []"""
-        heads = self._look_up(head).flatten(1, 2)  # [num_local, triples, width]
-        tails = exchange_shards(self._look_up(tail)).flatten(1, 2)  # [num_local, triples, width]
-        negatives = exchange_shards(self._look_up(negative)).flatten(1, 2)  # [num_local, negatives, width]
+        # Each look-up of its own would have a gradient of the size of the whole table.
+        rows = self._look_up(torch.cat([head, tail, negative], dim=2))
+        own, theirs = rows.split([head.size(2), tail.size(2) + negative.size(2)], dim=2)
+        heads = own.flatten(1, 2)  # [num_local, triples, width]
+        tails, negatives = (
+            part.flatten(1, 2)  # [num_local, triples, width] and [num_local, negatives, width]
+            for part in exchange_shards(theirs).split([tail.size(2), negative.size(2)], dim=2)
+        )
         relations = self.model.relations(relation.flatten(1))  # [num_local, triples, width]
         mask, candidates = triples_mask.flatten(1), negative_entity.flatten(1).unsqueeze(1)
         positive = self.model.similarity.of_rows(self.model.query(heads, relations, Side.TAIL), tails)

@@ -1,59 +1,12 @@
-"""How high the true entity of a triple ranks among all others: filtered, right for ties, in bounded memory."""
+"""How high the true entity of a triple ranks among all others: filtered, and in bounded memory."""
 
 import copy
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from popgeo.nn.models.knowledge_graph import KnowledgeGraphModel, Side
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Ranks:
-    """The rank of the true entity of each query, 1 the best.
-
-    Where others score exactly as much as the true one, its rank lies between two: that of a friend who sorts it first
-    among them, and of a foe who sorts it last. Their mean is what chance would give, so that a model which scores all
-    alike is not called good.
-
-    Attributes:
-        optimistic: 1 and the entities that score more. [num_queries]
-        pessimistic: The same and those that score as much. [num_queries]
-
-    Example:
-        >>> ranks = Ranks(optimistic=torch.tensor([1, 2]), pessimistic=torch.tensor([1, 6]))
-        >>> ranks.realistic.tolist(), ranks.mrr(), ranks.hits(1)
-        ([1.0, 4.0], 0.625, 0.5)
-    """
-
-    optimistic: Tensor
-    pessimistic: Tensor
-
-    @property
-    def realistic(self) -> Tensor:
-        """The mean of both. float64 [num_queries]"""
-        return (self.optimistic + self.pessimistic).double() / 2
-
-    def mrr(self) -> float:
-        """The mean of 1 / rank."""
-        return float((1 / self.realistic).mean())
-
-    def hits(self, k: int) -> float:
-        """The share of queries whose rank is at most k."""
-        return float((self.realistic <= k).double().mean())
-
-    def mean_rank(self) -> float:
-        """The mean rank."""
-        return float(self.realistic.mean())
-
-    @staticmethod
-    def join(*parts: "Ranks") -> "Ranks":
-        """The ranks of several sets of queries as one."""
-        return Ranks(
-            optimistic=torch.cat([part.optimistic for part in parts]),
-            pessimistic=torch.cat([part.pessimistic for part in parts]),
-        )
+from popgeo.nn.ranks import Ranks
 
 
 class KnownTriples:
