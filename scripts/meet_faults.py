@@ -30,6 +30,7 @@ import pytest
 import torch
 from faults import Fault, code_with
 
+TEMPORARY = Path(tempfile.gettempdir()) / "popgeo-faults"
 PATIENCE = (20.0, 10.0)  # seconds of processor time of a test, and how many times its own
 PYTEST = ("-q", "-s", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist")
 
@@ -179,6 +180,11 @@ class Meetings:
     def __init__(self, repository: Path, output: Path, jobs: int, told: Callable[[Result], None]) -> None:
         self.repository, self.output, self.jobs, self.told = repository, output, jobs, told
 
+    @staticmethod
+    def work_of(process: int) -> Path:
+        """Where the tests of a copy may write; a short name, since those of sockets must be."""
+        return TEMPORARY / str(process)
+
     def quickly(self, trials: Sequence[Trial]) -> list[Result]:
         """Collects the tests once, in a copy of this process, and gives each fault to functions that are there."""
         kept = self.output / "results.jsonl"
@@ -198,7 +204,9 @@ class Meetings:
             self._pytest(tests, [_RunTrials(meetings, trials)], "--continue-on-collection-errors")
             return Outcome.SURVIVED, None
 
-        os.waitpid(self._copy(collect, self.output / "collect"), 0)
+        process = self._copy(collect, self.output / "collect")
+        os.waitpid(process, 0)
+        shutil.rmtree(self.work_of(process), ignore_errors=True)
         lines = kept.read_text().splitlines() if kept.exists() else []
         if len(lines) < len(trials):
             raise RuntimeError(
@@ -236,9 +244,9 @@ class Meetings:
                 trial, folder, _ = running.pop(process)
                 with suppress(ProcessLookupError):
                     os.killpg(process, signal.SIGKILL)  # what its tests have started
+                shutil.rmtree(self.work_of(process), ignore_errors=True)
                 outcome, failed = what_was_told(status, folder)
                 result = Result(trial=trial, outcome=outcome, failed=failed)
-                shutil.rmtree(folder / "tmp", ignore_errors=True)
                 self.told(result)
                 return result
             for late, (_, _, deadline) in running.items():
@@ -248,17 +256,19 @@ class Meetings:
 
     def _copy(self, act: Callable[[], Told], folder: Path) -> int:
         """Starts `act` in a copy of this process, whose output goes to a folder, and returns its number."""
-        (folder / "tmp").mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         sys.stdout.flush()
         process = os.fork()
         if process:
             return process
         os.setsid()
+        work = self.work_of(os.getpid())
+        work.mkdir(parents=True)
         with (folder / "log").open("w") as file, suppress(BaseException):
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-            os.chdir(folder / "tmp")
-            os.environ |= {"TMPDIR": str(folder / "tmp"), "PYTEST_DEBUG_TEMPROOT": str(folder / "tmp")}
+            os.chdir(work)
+            os.environ |= {"TMPDIR": str(work), "PYTEST_DEBUG_TEMPROOT": str(work)}
             tempfile.tempdir = None
             if str(self.repository) not in sys.path:
                 sys.path.insert(0, str(self.repository))
