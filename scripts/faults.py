@@ -27,7 +27,7 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.Mod: ast.FloorDiv,
     ast.Pow: ast.Mult,
 }
-ONLY_CHECKED_OR_SHOWN = ("strict", "repr")  # of `zip`, an assertion; of a field, how it looks
+ONLY_CHECKED_OR_SHOWN = ("strict", "repr", "stacklevel")  # of `zip`, a field, a warning: an assertion, or how it looks
 NOT_BEHAVIOUR = ("__repr__", "_repr_html_")  # how things look has tests of its own, which compare whole texts
 
 
@@ -39,7 +39,7 @@ class Fault:
         path: The file.
         node: Which of the file's nodes, in the order of `ast.walk`.
         line: Line of the change.
-        function: First line of the innermost function round it, decorators included; 0 outside of functions.
+        function: The innermost function round it, as Python calls it (`Batch.to.<locals>.move`); empty outside of any.
         before: What stands there.
         after: What stands there with the fault.
     """
@@ -47,7 +47,7 @@ class Fault:
     path: Path
     node: int
     line: int
-    function: int
+    function: str
     before: str
     after: str
 
@@ -66,7 +66,7 @@ def faults_of(path: Path) -> list[Fault]:
         before, after = (ast.unparse(part).partition("\n")[0] for part in (node, changed))
         if before == after:  # the changed part stands below the first line
             continue
-        line, function = node.lineno, functions.get(id(node), 0)
+        line, function = node.lineno, functions.get(id(node), "")
         found.append(Fault(path=path, node=number, line=line, function=function, before=before, after=after))
     return found
 
@@ -123,18 +123,29 @@ def _is_text(node: ast.BinOp) -> bool:
     return any(isinstance(side, ast.JoinedStr) or isinstance(getattr(side, "value", None), str) for side in sides)
 
 
-def _places(tree: ast.Module) -> tuple[dict[int, int], set[int]]:
-    """The first line of the function round each node, and the nodes that hold no behaviour."""
-    functions: dict[int, int] = {}
+def _places(tree: ast.Module) -> tuple[dict[int, str], set[int]]:
+    """The name of the function round each node, and the nodes that hold no behaviour."""
+    functions: dict[int, str] = {}
     left_alone: set[int] = set()
-    for node in ast.walk(tree):  # outer functions come before the inner ones, which overwrite them
+    for node, name in _named(tree, ""):  # outer functions come before the inner ones, which overwrite them
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            first = min([node.lineno, *(part.lineno for part in node.decorator_list)])
-            functions |= {id(part): first for statement in node.body for part in ast.walk(statement)}
+            functions |= {id(part): name for statement in node.body for part in ast.walk(statement)}
             if node.name in NOT_BEHAVIOUR:
                 left_alone |= {id(part) for part in ast.walk(node)}
+    for node in ast.walk(tree):
         left_alone |= {id(part) for whole in _silent_parts(node) for part in ast.walk(whole)}
     return functions, left_alone
+
+
+def _named(node: ast.AST, within: str) -> Iterator[tuple[ast.AST, str]]:
+    """Every function and class below the node with its qualified name, the outer ones first."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield child, within + child.name
+            inside = "." if isinstance(child, ast.ClassDef) else ".<locals>."
+            yield from _named(child, within + child.name + inside)
+        else:
+            yield from _named(child, within)
 
 
 def _silent_parts(node: ast.AST) -> Iterator[ast.AST]:

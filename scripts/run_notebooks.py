@@ -11,6 +11,7 @@ import base64
 import io
 import os
 import re
+import textwrap
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +24,10 @@ from PIL import Image
 REPOSITORY = Path(__file__).resolve().parent.parent
 TIMEOUT = 600  # seconds for one cell
 # tqdm's clock, as in "[00:05<00:00, 5.61it/s, loss 0.3]"; what a script adds to it stays.
+BAR = re.compile(
+    r"^.*(\d+%\|.*\| \d+/\d+|\d+ \w+) *\[[^\]]*\]$|^.*\d+%\|[^|]*\| \d+/\d+$"
+)  # of tqdm, with and without a known end
+WIDEST = 100  # columns of stored text: what a laptop shows beside the numbers of the cells
 CLOCK = re.compile(r"\[\d\d:\d\d(?::\d\d)?<[^\],]*,[^\],]*(?:, )?([^\]]*)\]")
 
 
@@ -59,15 +64,13 @@ def _set(notebook: NotebookNode, name: str, value: object) -> None:
 
 
 def clean(notebook: NotebookNode) -> NotebookNode:
-    """The same notebook without time stamps and superseded lines of progress bars, its pictures made smaller."""
+    """The same notebook without time stamps and progress bars, its long lines folded, its pictures made smaller."""
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
-            cell.outputs = joined(cell.outputs)
+            cell.outputs = readable(joined(cell.outputs))
         for output in cell.get("outputs", ()):
-            if output.output_type == "stream":
-                output.text = without_clock(output.text)
-            elif "image/png" in output.get("data", ()):
+            if "image/png" in output.get("data", ()):
                 output.data["image/png"] = smaller(output.data["image/png"])
     notebook.metadata.pop("widgets", None)
     notebook.metadata.language_info = {"name": "python"}
@@ -83,6 +86,38 @@ def joined(outputs: list[NotebookNode]) -> list[NotebookNode]:
         else:
             kept.append(output)
     return kept
+
+
+def readable(outputs: list[NotebookNode]) -> list[NotebookNode]:
+    """Text as a page shows it: no bars that have come to their end, and no line that a reader must scroll to.
+
+    Warnings, and whatever else a cell writes to its error stream, stay.
+    """
+    kept = []
+    for output in outputs:
+        if output.output_type == "stream":
+            output.text = folded(without_clock(output.text))
+            if output.name == "stderr":
+                output.text = "".join(line for line in output.text.splitlines(True) if not BAR.match(line.rstrip()))
+                if not output.text.strip():
+                    continue
+        elif "text/plain" in output.get("data", ()):
+            output.data["text/plain"] = folded(output.data["text/plain"])
+        kept.append(output)
+    return kept
+
+
+def folded(text: str) -> str:
+    """The text with lines of at most `WIDEST` columns, broken at blanks but never before a sign of per cent.
+
+    Example:
+        >>> print(folded("Data(" + ", ".join(f"name_{i}=[1]" for i in range(9)) + ")"))
+        Data(name_0=[1], name_1=[1], name_2=[1], name_3=[1], name_4=[1], name_5=[1], name_6=[1],
+            name_7=[1], name_8=[1])
+    """
+    wrap = textwrap.TextWrapper(WIDEST, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    lines = (wrap.wrap(line.replace(" %", "\xa0%")) if len(line) > WIDEST else [line] for line in text.split("\n"))
+    return "\n".join("\n".join(folds).replace("\xa0%", " %") for folds in lines)
 
 
 def smaller(picture: str) -> str:

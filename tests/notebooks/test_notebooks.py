@@ -114,6 +114,31 @@ def test_a_notebook_names_no_place_of_the_machine_it_was_run_on(path):
 
 
 @each_notebook
+def test_a_stored_output_needs_no_scrolling_and_holds_no_warning_or_progress_bar(path):
+    outputs = [output for cell in code_cells(path) for output in cell.outputs]
+    assert not [output.text for output in outputs if output.get("name") == "stderr"]
+    texts = [o.get("text", "") for o in outputs] + [o.get("data", {}).get("text/plain", "") for o in outputs]
+    assert not [line for text in texts for line in text.splitlines() if len(line) > 100]
+
+
+def test_cleaning_keeps_a_warning_and_takes_away_finished_bars_and_long_lines(monkeypatch):
+    monkeypatch.syspath_prepend(str(REPOSITORY / "scripts"))
+    import run_notebooks
+    from nbformat.v4 import new_output
+
+    bars = (
+        "epochs: 100%|████| 12/12 [loss 0.3]\nmodels: 100%|███| 2/2\ncompiling: 533 operations [00:03, 138.50 op/s]\n"
+    )
+    warning = new_output("stream", name="stderr", text=bars + "UserWarning: too few graphs\n")
+    wide = new_output("stream", name="stdout", text="one " * 30 + "99 % full\n")
+    kept = run_notebooks.readable([new_output("stream", name="stderr", text=bars), warning, wide])
+    assert [output.text for output in kept] == [
+        "UserWarning: too few graphs\n",
+        "one " * 24 + "one\n    " + "one " * 5 + "99 % full\n",
+    ]
+
+
+@each_notebook
 def test_the_families_of_committed_reports_are_those_of_today(path):
     texts = [o.text for cell in code_cells(path) for o in cell.outputs if o.output_type == "stream"]
     tables = re.findall(r"^by family.*?\n(.*?)^by block", "\n".join(texts), re.MULTILINE | re.DOTALL)
