@@ -1,25 +1,23 @@
-"""The account of a step over several IPUs: how long it takes, who waits for whom, and what would make it faster."""
+"""The figures of a step over several IPUs: how long it takes, who waits for whom, and how full each IPU is."""
 
-import json
-import math
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 
 from popgeo.ipu.planning.schedule import Schedule, Task, most_in_flight
 from popgeo.ipu.planning.stage import Stage
-from popgeo.ipu.report.text import quantity
+from popgeo.ipu.report.insights import Insight
 from popgeo.ipu.target import IpuTarget
 
-GOOD_BUBBLE = 0.05  # share of the time that IPUs may wait before a remedy is named
-UNEVEN = 1.2  # how much longer than the mean the slowest stage may take before it is named
+Plan = TypeVar("Plan", bound="PipelineFigures")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Pipeline:
+class PipelineFigures:
     """A step over several IPUs, as modelled. A step is all micro-batches between two updates, and the update.
 
     Attributes:
@@ -33,6 +31,10 @@ class Pipeline:
         extra_bytes: Bytes of gradients and optimizer state on each IPU.
         shared: Parameters that several IPUs need, such as tied embeddings; each holds a copy, and gradients are added.
         seconds_to_plan: How long working this out took.
+        recompute: Whether each stage keeps only what it receives and repeats its forward pass.
+        layers: The layers of each stage, in the order in which they run.
+        again: Plans the same captured step with other choices; None where the plan is a copy or was read from a file.
+        told: What stands out, where the plan was read from a file; None where it is worked out when asked for.
     """
 
     target: IpuTarget
@@ -45,6 +47,14 @@ class Pipeline:
     extra_bytes: tuple[int, ...]
     shared: tuple[str, ...]
     seconds_to_plan: float
+    recompute: bool = False
+    layers: tuple[tuple[str, ...], ...] = ()
+    again: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
+    told: tuple[Insight, ...] | None = field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy, or a file, gets: the fields, without the model to plan again and numbers that follow."""
+        return {part.name: getattr(self, part.name) for part in fields(self)} | {"again": None}
 
     @property
     def num_ipus(self) -> int:
@@ -104,109 +114,49 @@ class Pipeline:
         """Whether no tile of any IPU needs more than it has."""
         return max(self.memory) <= 1.0
 
-    def to_frame(self) -> pd.DataFrame:
-        """One row for each stage; cycles of one micro-batch, bytes."""
-        rows = []
-        for number, stage in enumerate(self.stages):
-            rows.append(
-                {
-                    "stage": number,
-                    "ipu": stage.ipu,
-                    "layers": stage.layers,
-                    "forward": stage.forward,
-                    "backward": stage.backward,
-                    "receive": stage.receive_forward + stage.receive_backward,
-                    "received_bytes": stage.received_bytes,
-                    "weight_bytes": stage.weight_bytes,
-                    "stash_bytes": stage.stash_bytes,
-                    "in_flight": most_in_flight(self.tasks, number, self.trains),
-                    "memory": self.memory[stage.ipu],
-                    "busy": self.busy[stage.ipu] / self.cycles,
-                }
+    def replan(
+        self: Plan,
+        *,
+        stages: int | Sequence[int] | Mapping[str, int] | None = None,
+        schedule: Schedule | str | None = None,
+        recompute: bool | None = None,
+        micro_batches: int | None = None,
+        replicas: int | None = None,
+    ) -> Plan:
+        """The same model planned with other choices, without capturing it again; what is left out stays as it is.
+
+        Args:
+            stages: Where to cut it, as `ipu.pipeline` takes it.
+            schedule: In which order stages take micro-batches.
+            recompute: Whether stages repeat their forward pass instead of keeping what it makes.
+            micro_batches: How many there are between two updates.
+            replicas: How many pipelines run side by side.
+
+        Raises:
+            ValueError: the plan is a copy or was read from a file, so the model is not at hand; or a choice cannot be.
+
+        Example:
+            >>> import torch
+            >>> from popgeo import ipu
+            >>> layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
+            >>> plan = ipu.pipeline(layers, [torch.ones(16, 64)], ipu.Options(device_iterations=12), stages=4)
+            >>> plan.replan(stages=2, replicas=2).layers
+            (('0', '1'), ('2', '3'))
+        """
+        if self.again is None:
+            raise ValueError(
+                "This plan is a copy or was read from a file, which holds no model. Call ipu.pipeline with the model."
             )
-        return pd.DataFrame(rows)
+        changes = {
+            "stages": stages,
+            "schedule": None if schedule is None else Schedule(schedule),
+            "recompute": recompute,
+            "micro_batches": micro_batches or self.micro_batches,
+            "replicas": replicas or self.replicas,
+        }
+        plan: Plan = self.again(**{name: value for name, value in changes.items() if value is not None})
+        return plan
 
     def timeline(self) -> pd.DataFrame:
         """One row for each pass of a micro-batch through a stage; times in cycles."""
         return pd.DataFrame([vars(task) for task in self.tasks])
-
-    def to_chrome_trace(self) -> str:
-        """The timeline as JSON for chrome://tracing and ui.perfetto.dev; times in microseconds."""
-        to_us = 1e6 / self.target.clock
-        events: list[dict[str, Any]] = [
-            {"ph": "M", "name": "process_name", "pid": ipu, "tid": 0, "args": {"name": f"IPU {ipu}"}}
-            for ipu in range(self.num_ipus)
-        ]
-        for task in self.tasks:
-            kind = "backward" if task.backward else "forward"
-            name = f"{kind} {task.micro_batch}"
-            times = {"ts": task.start * to_us, "dur": (task.end - task.start) * to_us}
-            events.append({"ph": "X", "name": name, "cat": kind, "pid": task.ipu, "tid": task.stage, **times})
-        return json.dumps({"traceEvents": events, "displayTimeUnit": "ns"})
-
-    @property
-    def insights(self) -> list[str]:
-        """What stands out, each with what would help."""
-        found = []
-        if not self.fits:
-            over = int(np.argmax(self.memory))
-            keeps_more = any(stage.stash_bytes > stage.received_bytes for stage in self.stages)
-            recompute = "recompute=True, " if self.trains and keeps_more else ""
-            found.append(
-                f"IPU {over} needs {self.memory[over]:.1f} times the memory that it has: use more stages (at least "
-                f"{math.ceil(sum(self.memory))} IPUs for this much), {recompute}or smaller micro-batches."
-            )
-        work = [sum(t.end - t.start for t in self.tasks if t.ipu == ipu) for ipu in range(self.num_ipus)]
-        mean = sum(work) / len(work)
-        if mean and max(work) > UNEVEN * mean:
-            slowest = int(np.argmax(work))
-            found.append(f"IPU {slowest} works {max(work) / mean:.1f} times as long as the mean: move a layer off it.")
-        if self.bubble > GOOD_BUBBLE and self.num_ipus > 1:
-            if self.schedule is Schedule.SHARDED:
-                found.append(f"IPUs wait {self.bubble:.0%} of the time: only one works at a time; pipeline them.")
-            else:
-                enough = math.ceil((len(self.stages) - 1) * (1 - GOOD_BUBBLE) / GOOD_BUBBLE)
-                how = f"accumulate {enough} micro-batches" if self.trains else f"set device_iterations={enough}"
-                if self.micro_batches < enough:
-                    found.append(
-                        f"IPUs wait {self.bubble:.0%} of the time: {how} for a bubble below {GOOD_BUBBLE:.0%} of even "
-                        "stages."
-                    )
-        if self.shared:
-            found.append(
-                f"{', '.join(self.shared[:3])} stands on several IPUs, each with a copy whose gradients are added: put "
-                "the layers that use it on one IPU."
-            )
-        return found
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({len(self.stages)} stages on {self.num_ipus} x {self.target.name}, "
-            f"{self.micro_batches:,} micro-batches in {self.cycles:,.0f} cycles, bubble {self.bubble:.1%})"
-        )
-
-    def __str__(self) -> str:
-        frame = self.to_frame()
-        several = "es" if self.micro_batches > 1 else ""
-        beside = f" x {self.replicas} replicas" if self.replicas > 1 else ""
-        lines = [
-            f"One step of {self.micro_batches} micro-batch{several}, {self.schedule.value}, on {self.num_ipus} x "
-            f"{self.target.name}{beside}",
-            f"  {self.cycles:,.0f} cycles = {1e3 * self.seconds:,.3f} ms, {self.micro_batches_per_second:,.1f} "
-            "micro-batches/s",
-            f"  IPUs wait {self.bubble:.1%} of the time; IPU {self.bottleneck} works longest",
-            f"{'stage':>5} {'IPU':>3} {'layers':<31}{'forward':>13}{'backward':>13}{'receive':>11}{'busy':>6}"
-            f"{'memory':>8}",
-        ]
-        for row in frame.to_dict("records"):
-            name = row["layers"] if len(row["layers"]) <= 30 else "…" + row["layers"][-29:]
-            lines.append(
-                f"{row['stage']:>5} {row['ipu']:>3} {name:<31}{row['forward']:>13,.0f}{row['backward']:>13,.0f}"
-                f"{row['receive']:>11,.0f}{row['busy']:>6.0%}{row['memory']:>8.0%}"
-            )
-        lines.append(
-            f"  {quantity(sum(s.weight_bytes for s in self.stages))}B of weights, {quantity(sum(self.extra_bytes))}B "
-            "of gradients and optimizer state; update and sum over replicas "
-            f"{max(self.update):,.0f} cycles; planned in {self.seconds_to_plan:.1f} s"
-        )
-        return "\n".join([*lines, *(f"  - {insight}" for insight in self.insights)])

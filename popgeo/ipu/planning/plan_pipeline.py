@@ -1,7 +1,9 @@
 """The door for pipelines: a model and where to cut it in, what it would cost over several IPUs out."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -9,6 +11,7 @@ from torch.optim import Optimizer
 
 from popgeo.capture.capture import bind
 from popgeo.capture.capture_step import capture_step
+from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import OpGraph, Role
 from popgeo.capture.passes import fold_constants
 from popgeo.ipu.cost.graph_cost import cost
@@ -16,9 +19,10 @@ from popgeo.ipu.cost.plan import OpCost, Profile
 from popgeo.ipu.options import Options
 from popgeo.ipu.planning.cut import Block, blocks_of, cut, cut_at, cut_by_layers, cut_evenly
 from popgeo.ipu.planning.estimate import trained_names, update_of
-from popgeo.ipu.planning.pipeline import Pipeline
+from popgeo.ipu.planning.pipeline_report import Pipeline
 from popgeo.ipu.planning.schedule import Schedule, timeline
 from popgeo.ipu.planning.stage import Stage, link_rate, stages_of
+from popgeo.ipu.tiles.memory_use import MemoryUse
 
 
 def pipeline(
@@ -56,37 +60,113 @@ def pipeline(
     """
     start = time.perf_counter()
     chosen = options or Options()
-    trained = trained_names(model, optimizer)
-    arguments = bind(model.forward, *example)
-    step = capture_step(model, arguments, trained=trained, loss_scaling=chosen.loss_scaling)
-    graph = fold_constants(step.graph)
-    costs = cost(graph, chosen.target)
-    blocks = blocks_of(graph)
-    firsts, ipus = _firsts(graph, costs, blocks, stages)
-    placed = cut(graph, blocks, firsts, ipus)
-    parts = stages_of(graph, costs, placed, chosen.target, num_results=step.num_results, recompute=recompute)
-    count = chosen.gradient_accumulation if optimizer is not None else chosen.device_iterations
+    step = _Step.captured(model, example, chosen, optimizer)
+    choices = _Choices(options=chosen, stages=stages, schedule=Schedule(schedule), recompute=recompute)
+    return _planned(step, choices, start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    """A captured step with what its operations cost on one IPU: what every plan of it starts from."""
+
+    graph: OpGraph
+    costs: Sequence[OpCost]
+    blocks: Sequence[Block]
+    num_results: int
+    capture_update: Callable[[Options], OpGraph] | None  # None where nothing is trained
+    memories: dict[tuple[int, ...], MemoryUse]  # of stages that a plan has had already, by their operations
+    updates: dict[bool, OpGraph]  # that were captured already, by whether gradients are accumulated
+
+    @classmethod
+    def captured(
+        cls, model: nn.Module, example: Sequence[Any], options: Options, optimizer: Optimizer | None
+    ) -> "_Step":
+        trained = trained_names(model, optimizer)
+        arguments = bind(model.forward, *example)
+        step = capture_step(model, arguments, trained=trained, loss_scaling=options.loss_scaling)
+        graph = fold_constants(step.graph)
+        return cls(
+            graph=graph,
+            costs=cost(graph, options.target),
+            blocks=blocks_of(graph),
+            num_results=step.num_results,
+            capture_update=None if optimizer is None else partial(_capture_update, model, step, optimizer),
+            memories={},
+            updates={},
+        )
+
+    def update(self, options: Options) -> OpGraph | None:
+        """The update's program, where something is trained."""
+        accumulates = options.gradient_accumulation * options.replication_factor > 1
+        if self.capture_update is not None and accumulates not in self.updates:
+            self.updates[accumulates] = self.capture_update(options)
+        return self.updates.get(accumulates)
+
+
+def _capture_update(model: nn.Module, step: CapturedStep, optimizer: Optimizer, options: Options) -> OpGraph:
+    return update_of(model, step, optimizer, options).capture()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Choices:
+    """What a plan of a captured step depends on besides."""
+
+    options: Options
+    stages: int | Sequence[int] | Mapping[str, int]
+    schedule: Schedule
+    recompute: bool
+
+
+def _planned(step: _Step, choices: _Choices, start: float) -> Pipeline:
+    """The plan of a captured step."""
+    options, trains = choices.options, step.capture_update is not None
+    firsts, ipus = _firsts(step.graph, step.costs, step.blocks, choices.stages)
+    placed = cut(step.graph, step.blocks, firsts, ipus)
+    parts = stages_of(
+        step.graph,
+        step.costs,
+        placed,
+        options.target,
+        num_results=step.num_results,
+        recompute=choices.recompute,
+        memories=step.memories,
+    )
+    count = options.gradient_accumulation if trains else options.device_iterations
     tasks = timeline(
         [part.receive_forward + part.forward for part in parts],
-        [part.receive_backward + part.backward for part in parts] if optimizer is not None else [],
+        [part.receive_backward + part.backward for part in parts] if trains else [],
         ipus,
         count,
-        Schedule(schedule),
+        choices.schedule,
     )
-    update = update_of(model, step, optimizer, chosen).capture() if optimizer is not None else None
-    cycles, extra = _updates(update, parts, placed.num_ipus, chosen)
+    cycles, extra = _updates(step.update(options), parts, placed.num_ipus, options)
+    ends = [*firsts[1:], len(step.blocks)]
     return Pipeline(
-        target=chosen.target,
-        schedule=Schedule(schedule),
+        target=options.target,
+        schedule=choices.schedule,
         stages=tuple(parts),
         tasks=tuple(tasks),
         micro_batches=count,
-        replicas=chosen.replication_factor,
+        replicas=options.replication_factor,
         update=cycles,
         extra_bytes=extra,
-        shared=_shared(graph, placed.stage_of, ipus),
+        shared=_shared(step.graph, placed.stage_of, ipus),
+        recompute=choices.recompute,
+        layers=tuple(tuple(b.name for b in step.blocks[i:j]) for i, j in zip(firsts, ends, strict=True)),
+        again=partial(_again, step, choices),
         seconds_to_plan=time.perf_counter() - start,
     )
+
+
+def _again(step: _Step, choices: _Choices, *, micro_batches: int, replicas: int, **others: Any) -> Pipeline:
+    """The same captured step with other choices."""
+    start = time.perf_counter()
+    options = replace(choices.options, replication_factor=replicas)
+    if step.capture_update is None:
+        options = replace(options, device_iterations=micro_batches)
+    else:
+        options = replace(options, gradient_accumulation=micro_batches)
+    return _planned(step, replace(choices, options=options, **others), start)
 
 
 def _firsts(

@@ -47,7 +47,14 @@ class Stage:
 
 
 def stages_of(
-    graph: OpGraph, costs: Sequence[OpCost], cut: Cut, target: IpuTarget, *, num_results: int, recompute: bool
+    graph: OpGraph,
+    costs: Sequence[OpCost],
+    cut: Cut,
+    target: IpuTarget,
+    *,
+    num_results: int,
+    recompute: bool,
+    memories: dict[tuple[int, ...], MemoryUse] | None = None,
 ) -> list[Stage]:
     """Every stage of a cut step.
 
@@ -58,9 +65,12 @@ def stages_of(
         target: One IPU.
         num_results: How many of the graph's outputs are results; the others are gradients.
         recompute: Keep only what a stage receives, and repeat its forward pass before its backward pass.
+        memories: Of stages of the same graph that were worked out before, by their operations; new ones are added.
     """
+    known = {} if memories is None else memories
     made_in = {v: cut.stage_of[index] for index, op in enumerate(graph.ops) for v in op.makes() if v not in op.reads()}
-    return [_stage(graph, costs, cut, target, s, made_in, num_results, recompute) for s in range(len(cut.ipus))]
+    number = range(len(cut.ipus))
+    return [_stage(graph, costs, cut, target, s, made_in, num_results, recompute, known) for s in number]
 
 
 def _stage(
@@ -72,6 +82,7 @@ def _stage(
     made_in: dict[int, int],
     num_results: int,
     recompute: bool,
+    memories: dict[tuple[int, ...], MemoryUse],
 ) -> Stage:
     own = [index for index, of in enumerate(cut.stage_of) if of == stage]
     forward = sum(costs[i].plan.cycles(Profile.CALIBRATED) for i in own if costs[i].phase == "forward")
@@ -90,6 +101,8 @@ def _stage(
     seconds = [_receive_seconds(arrives[phase], graph, made_in, cut, stage, target) for phase in (False, True)]
     part = subgraph(graph, own, made_in, stage, num_results)
     held = {graph.values[v].storage: graph.values[v].nbytes for v in _state(part)}
+    if (key := tuple(own)) not in memories:
+        memories[key] = memory(part, [costs[index] for index in own], target, num_results=None)
     kept = arrives[False] if recompute else _stash(graph, own, held.keys())
     return Stage(
         layers=cut.names[stage],
@@ -102,7 +115,7 @@ def _stage(
         shared_bytes=sum(shared.values()),
         weight_bytes=sum(held.values()),
         stash_bytes=sum(kept.values()),
-        memory=memory(part, [costs[index] for index in own], target, num_results=None),
+        memory=memories[key],
     )
 
 
