@@ -7,13 +7,12 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value
 from popgeo.capture.passes import fold_constants
 from popgeo.ipu.cost.graph_cost import cost
+from popgeo.ipu.cost.links import replica_ring, ring_seconds
 from popgeo.ipu.cost.plan import Activity, OpCost, Plan, Superstep, Validity
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.measure_memory import memory, require_fit
 from popgeo.ipu.tiles.memory_use import MemoryUse
 
-# Links between boards are slower than those of `IpuTarget`, which join the four IPUs of one: arXiv:1912.03413.
-OTHER_BOARD_BYTES_PER_SECOND, IPUS_OF_A_BOARD = 28e9, 4
 BESIDE = ("host", "accumulate")  # phases that have no place of their own between a micro-batch and the update
 
 
@@ -112,10 +111,8 @@ def _accumulation(update: OpGraph) -> OpGraph:
 def _all_reduce(gradients: Mapping[Input, Value], replicas: int, target: IpuTarget) -> OpCost:
     """Every replica gets the sum of all gradients: twice round a ring, a share of them at a time."""
     nbytes = sum(value.nbytes for value in gradients.values())
-    on_board = replicas * target.num_ipus <= IPUS_OF_A_BOARD
-    rate = target.link_bytes_per_second if on_board else OTHER_BOARD_BYTES_PER_SECOND
     turns = 2 * (replicas - 1)
-    cycles = turns * (target.link_seconds + nbytes / replicas / rate) * target.clock
+    cycles = ring_seconds(nbytes, replica_ring(0, target.num_ipus, replicas), target) * target.clock
     tiles = target.num_tiles * target.num_ipus
     moved = turns * nbytes // replicas
     step = Superstep(

@@ -2,7 +2,8 @@
 
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +12,7 @@ import pandas as pd
 
 from popgeo.ipu.planning.schedule import Schedule, Task, most_in_flight
 from popgeo.ipu.planning.stage import Stage
+from popgeo.ipu.planning.turns import Turn
 from popgeo.ipu.report.text import quantity
 from popgeo.ipu.target import IpuTarget
 
@@ -33,6 +35,9 @@ class Pipeline:
         extra_bytes: Bytes of gradients and optimizer state on each IPU.
         shared: Parameters that several IPUs need, such as tied embeddings; each holds a copy, and gradients are added.
         seconds_to_plan: How long working this out took.
+        turns: In lock-step, when each turn starts and ends, and which IPU it waits for; empty otherwise.
+        update_parts: What the update consists of, as cycles of each IPU by name.
+        host_seconds: Of a step, in which all IPUs wait for the host: its share of the call that runs several steps.
     """
 
     target: IpuTarget
@@ -45,6 +50,9 @@ class Pipeline:
     extra_bytes: tuple[int, ...]
     shared: tuple[str, ...]
     seconds_to_plan: float
+    turns: tuple[Turn, ...] = ()
+    update_parts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    host_seconds: float = 0.0
 
     @property
     def num_ipus(self) -> int:
@@ -62,12 +70,13 @@ class Pipeline:
 
     @property
     def seconds(self) -> float:
+        """Of a step on the machine, without what the host takes."""
         return self.cycles / self.target.clock
 
     @property
     def micro_batches_per_second(self) -> float:
-        """Of all replicas together; times the samples of a micro-batch, the throughput."""
-        return self.micro_batches * self.replicas / self.seconds
+        """Of all replicas together, the host included; times the samples of a micro-batch, the throughput."""
+        return self.micro_batches * self.replicas / (self.seconds + self.host_seconds)
 
     @cached_property
     def busy(self) -> tuple[float, ...]:

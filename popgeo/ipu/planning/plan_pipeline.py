@@ -12,13 +12,15 @@ from popgeo.capture.capture_step import capture_step
 from popgeo.capture.op_graph import OpGraph, Role
 from popgeo.capture.passes import fold_constants
 from popgeo.ipu.cost.graph_cost import cost
+from popgeo.ipu.cost.links import message_seconds, replica_ring, ring_seconds
 from popgeo.ipu.cost.plan import OpCost, Profile
 from popgeo.ipu.options import Options
 from popgeo.ipu.planning.cut import Block, blocks_of, cut, cut_at, cut_by_layers, cut_evenly
 from popgeo.ipu.planning.estimate import trained_names, update_of
 from popgeo.ipu.planning.pipeline import Pipeline
 from popgeo.ipu.planning.schedule import Schedule, timeline
-from popgeo.ipu.planning.stage import Stage, link_rate, stages_of
+from popgeo.ipu.planning.stage import Stage, stages_of
+from popgeo.ipu.planning.turns import turns_of
 
 
 def pipeline(
@@ -28,7 +30,7 @@ def pipeline(
     optimizer: Optimizer | None = None,
     *,
     stages: int | Sequence[int] | Mapping[str, int],
-    schedule: Schedule | str = Schedule.ONE_F_ONE_B,
+    schedule: Schedule | str = Schedule.LOCK_STEP,
     recompute: bool = False,
 ) -> Pipeline:
     """What a step of a model would cost over several IPUs, from shapes alone; nothing is allocated and nothing runs.
@@ -41,7 +43,7 @@ def pipeline(
         optimizer: Over parameters of the model; None for inference.
         stages: How many, cut so that they are even in cycles and memory; or the number of the model's alike layers on
             each IPU, as `[0, 3, 3]`; or which layers begin a stage on which IPU, as `{"layers.3": 1}`.
-        schedule: In which order stages take micro-batches.
+        schedule: In which order stages take micro-batches; in lock-step as on the machine, if not told otherwise.
         recompute: Keep of each micro-batch only what a stage receives, and repeat its forward pass later.
 
     Raises:
@@ -66,23 +68,28 @@ def pipeline(
     placed = cut(graph, blocks, firsts, ipus)
     parts = stages_of(graph, costs, placed, chosen.target, num_results=step.num_results, recompute=recompute)
     count = chosen.gradient_accumulation if optimizer is not None else chosen.device_iterations
+    order = Schedule(schedule)
     tasks = timeline(
-        [part.receive_forward + part.forward for part in parts],
-        [part.receive_backward + part.backward for part in parts] if optimizer is not None else [],
+        [part.forward_pass for part in parts],
+        [part.backward_pass for part in parts] if optimizer is not None else [],
         ipus,
         count,
-        Schedule(schedule),
+        order,
+        receive=([part.receive_forward + part.host for part in parts], [part.receive_backward for part in parts]),
     )
     update = update_of(model, step, optimizer, chosen).capture() if optimizer is not None else None
-    cycles, extra = _updates(update, parts, placed.num_ipus, chosen)
+    updating, extra = _updates(update, parts, placed.num_ipus, chosen)
     return Pipeline(
         target=chosen.target,
-        schedule=Schedule(schedule),
+        schedule=order,
         stages=tuple(parts),
         tasks=tuple(tasks),
         micro_batches=count,
         replicas=chosen.replication_factor,
-        update=cycles,
+        turns=tuple(turns_of(tasks, len(parts), count)) if order is Schedule.LOCK_STEP else (),
+        update=tuple(map(sum, zip(*updating.values(), strict=True))),
+        update_parts=updating,
+        host_seconds=chosen.target.host_call_seconds / (chosen.device_iterations if optimizer is not None else 1),
         extra_bytes=extra,
         shared=_shared(graph, placed.stage_of, ipus),
         seconds_to_plan=time.perf_counter() - start,
@@ -111,31 +118,30 @@ def _firsts(
 
 def _updates(
     update: OpGraph | None, stages: Sequence[Stage], num_ipus: int, options: Options
-) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Cycles of the update, and bytes of gradients and optimizer state, on each IPU: its share of the weights."""
+) -> tuple[dict[str, tuple[float, ...]], tuple[int, ...]]:
+    """Cycles of the update by what they are for, and bytes of gradients and optimizer state, on each IPU."""
     if update is None:
-        return (0.0,) * num_ipus, (0,) * num_ipus
-    nbytes = [0] * num_ipus
-    for stage in stages:
-        nbytes[stage.ipu] += stage.weight_bytes
+        return {"optimizer": (0.0,) * num_ipus}, (0,) * num_ipus
+    replicas, target = options.replication_factor, options.target
+    held = [sum(stage.weight_bytes for stage in stages if stage.ipu == ipu) for ipu in range(num_ipus)]
     weights = sum(update.values[v].nbytes for v in update.inputs_of(Role.PARAMETER).values())
     others = (Role.STATE, Role.GRADIENT)
     kept = sum(update.values[v].nbytes for given, v in update.inputs.items() if given.role in others)
-    cycles = sum(one.plan.cycles(Profile.CALIBRATED) for one in cost(update, options.target))
-    shares = [own / weights for own in nbytes]
-    replicas, target = options.replication_factor, options.target
-    reduce_cycles = [0.0] * num_ipus
+    cycles = sum(one.plan.cycles(Profile.CALIBRATED) for one in cost(update, target))
+    shares = [own / weights for own in held]
+    exchanged = [0.0] * num_ipus
     for stage in stages:
         if stage.shared_bytes:  # gradients come in, and the updated weights go back
-            slowest = min(link_rate(stage.ipu, other.ipu, target) for other in stages if other.ipu != stage.ipu)
-            reduce_cycles[stage.ipu] += 2 * (target.link_seconds + stage.shared_bytes / slowest) * target.clock
-    if replicas > 1:  # a ring: twice round, a share of the gradients at a time
-        rate = link_rate(0, num_ipus, target)  # the same stage of the next replica
-        turns = 2 * (replicas - 1)
-        rings = [turns * (target.link_seconds + own / replicas / rate) * target.clock for own in nbytes]
-        reduce_cycles = [before + ring for before, ring in zip(reduce_cycles, rings, strict=True)]
-    total = tuple(share * cycles + more for share, more in zip(shares, reduce_cycles, strict=True))
-    return total, tuple(round(share * kept) for share in shares)
+            others_of = [other.ipu for other in stages if other.ipu != stage.ipu]
+            slowest = max(message_seconds(stage.shared_bytes, stage.ipu, other, target) for other in others_of)
+            exchanged[stage.ipu] += 2 * slowest * target.clock
+    rings = [ring_seconds(own, replica_ring(i, num_ipus, replicas), target) for i, own in enumerate(held)]
+    parts = {
+        "optimizer": tuple(share * cycles for share in shares),
+        "shared weights": tuple(exchanged),
+        "sum over replicas": tuple(seconds * target.clock for seconds in rings),
+    }
+    return parts, tuple(round(share * kept) for share in shares)
 
 
 def _shared(graph: OpGraph, stage_of: Sequence[int], ipus: Sequence[int]) -> tuple[str, ...]:
