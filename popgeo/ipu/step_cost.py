@@ -9,6 +9,7 @@ from popgeo.capture.passes import fold_constants
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.links import replica_ring, ring_seconds
 from popgeo.ipu.cost.plan import Activity, OpCost, Plan, Superstep, Validity
+from popgeo.ipu.cost.splits import MEMORY_SHARE
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.measure_memory import memory, require_fit
 from popgeo.ipu.tiles.memory_use import MemoryUse
@@ -50,6 +51,7 @@ def assess(
     micro_batches: int = 1,
     replicas: int = 1,
     sharded: frozenset[str] = frozenset(),
+    matmul_proportion: float = MEMORY_SHARE,
 ) -> Assessment:
     """Costs and memory of one step; nothing runs.
 
@@ -60,12 +62,13 @@ def assess(
         micro_batches: How many a replica takes before its update.
         replicas: How many add up their gradients.
         sharded: Names of the gradients that they do not add up, since each replica has a part of its own.
+        matmul_proportion: Share of a tile's memory that a dense product may take while it runs.
     """
     graph = fold_constants(step.graph)
     into = list(graph.inputs_of(Role.ARGUMENT).values())
     out = [v for v in graph.outputs[: step.num_results] if v is not None]  # gradients stay on the machine
     transfers = _host(graph, into, "receive inputs", target), _host(graph, out, "send results", target)
-    micro_batch = cost(graph, target)
+    micro_batch = cost(graph, target, matmul_proportion=matmul_proportion)
     costs = [replace(c, count=micro_batches) for c in (*transfers[0], *micro_batch, *transfers[1])]
     updating = cost(update, target) if update is not None else ()
     if update is not None and micro_batches > 1:

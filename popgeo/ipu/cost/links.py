@@ -77,3 +77,14 @@ def replica_ring(ipu: int, ipus_of_a_replica: int, replicas: int) -> range:
         [1, 5, 9, 13]
     """
     return range(ipu, ipu + ipus_of_a_replica * replicas, ipus_of_a_replica)
+
+
+def streaming_rate(num_ipus: int, target: IpuTarget) -> float:
+    """Bytes per second that each of so many IPUs gets from its machine's streaming memory while all read it at once.
+
+    Example:
+        >>> bow = IpuTarget.bow()
+        >>> streaming_rate(1, bow) / streaming_rate(16, bow)
+        4.0
+    """
+    return target.streaming_bytes_per_second * IPUS_OF_A_MACHINE / min(num_ipus, IPUS_OF_A_MACHINE)

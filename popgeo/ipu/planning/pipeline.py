@@ -102,8 +102,9 @@ class Pipeline:
         need = [np.zeros(self.target.num_tiles) for _ in range(self.num_ipus)]
         for number, stage in enumerate(self.stages):
             waiting = most_in_flight(self.tasks, number, self.trains) - 1
-            need[stage.ipu] = np.maximum(need[stage.ipu], 0) + stage.memory.peak
-            need[stage.ipu] = need[stage.ipu] + waiting * stage.stash_bytes / self.target.num_tiles
+            own = stage.memory.peak + waiting * stage.stash_bytes / self.target.num_tiles
+            in_turns = self.schedule is Schedule.PHASED  # one phase at a time is in the memory
+            need[stage.ipu] = np.maximum(need[stage.ipu], own) if in_turns else need[stage.ipu] + own
         extra = [bytes_ / self.target.num_tiles for bytes_ in self.extra_bytes]
         limit = self.target.memory_per_tile
         return tuple(float((tiles + more).max() / limit) for tiles, more in zip(need, extra, strict=True))

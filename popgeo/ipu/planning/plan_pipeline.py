@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -11,13 +12,16 @@ from popgeo.capture.capture import bind
 from popgeo.capture.capture_step import capture_step
 from popgeo.capture.op_graph import OpGraph, Role
 from popgeo.capture.passes import fold_constants
+from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.graph_cost import cost
-from popgeo.ipu.cost.links import message_seconds, replica_ring, ring_seconds
+from popgeo.ipu.cost.links import streaming_rate
 from popgeo.ipu.cost.plan import OpCost, Profile
+from popgeo.ipu.cost.serialized import serialized
 from popgeo.ipu.options import Options
-from popgeo.ipu.planning.cut import Block, blocks_of, cut, cut_at, cut_by_layers, cut_evenly
+from popgeo.ipu.planning.cut import Block, Cut, blocks_of, cut, cut_at, cut_by_layers, cut_evenly
 from popgeo.ipu.planning.estimate import trained_names, update_of
 from popgeo.ipu.planning.pipeline import Pipeline
+from popgeo.ipu.planning.pipeline_update import update_cycles
 from popgeo.ipu.planning.schedule import Schedule, timeline
 from popgeo.ipu.planning.stage import Stage, stages_of
 from popgeo.ipu.planning.turns import turns_of
@@ -32,6 +36,10 @@ def pipeline(
     stages: int | Sequence[int] | Mapping[str, int],
     schedule: Schedule | str = Schedule.LOCK_STEP,
     recompute: bool = False,
+    serialize: Mapping[str, int] | None = None,
+    optimizer_off_chip: bool = False,
+    shard_optimizer: bool = False,
+    overlap_host: bool = False,
 ) -> Pipeline:
     """What a step of a model would cost over several IPUs, from shapes alone; nothing is allocated and nothing runs.
 
@@ -39,15 +47,21 @@ def pipeline(
         model: A module that returns its loss; its weights may be on the meta device.
         example: The positional arguments of one micro-batch.
         options: `gradient_accumulation` micro-batches go through the pipeline between two updates (in inference,
-            `device_iterations`), `replication_factor` pipelines run side by side, each stage on one `target`.
+            `device_iterations`), `replication_factor` pipelines run side by side, each stage on one `target`;
+            `matmul_proportion` limits what dense products may take of a tile.
         optimizer: Over parameters of the model; None for inference.
         stages: How many, cut so that they are even in cycles and memory; or the number of the model's alike layers on
             each IPU, as `[0, 3, 3]`; or which layers begin a stage on which IPU, as `{"layers.3": 1}`.
         schedule: In which order stages take micro-batches; in lock-step as on the machine, if not told otherwise.
         recompute: Keep of each micro-batch only what a stage receives, and repeat its forward pass later.
+        serialize: Linear layers whose outputs are computed in so many parts, by name; PopTorch's `serializedMatMul`.
+        optimizer_off_chip: The optimizer's state lies in streaming memory; PopTorch's `useOnChipStorage(False)`.
+        shard_optimizer: Each replica holds a part of the optimizer's state; `useReplicatedTensorSharding`.
+        overlap_host: Some tiles exchange with the host while the others compute (I/O tiles).
 
     Raises:
-        ValueError: the stages do not cover the model's layers, or there is no loss.
+        ValueError: the stages do not cover the model's layers, a layer of `serialize` does not exist, or there is no
+            loss.
 
     Example:
         >>> import torch
@@ -62,23 +76,39 @@ def pipeline(
     arguments = bind(model.forward, *example)
     step = capture_step(model, arguments, trained=trained, loss_scaling=chosen.loss_scaling)
     graph = fold_constants(step.graph)
-    costs = cost(graph, chosen.target)
+    order, in_parts = Schedule(schedule), _outputs(model, serialize or {})
+    costs: Sequence[OpCost] = cost(graph, chosen.target, matmul_proportion=chosen.proportion_of(0))
     blocks = blocks_of(graph)
     firsts, ipus = _firsts(graph, costs, blocks, stages)
+    if order is Schedule.PHASED:
+        ipus = [0] * len(ipus)
     placed = cut(graph, blocks, firsts, ipus)
+    costs = _placed_costs(graph, costs, placed, chosen, in_parts)
     parts = stages_of(graph, costs, placed, chosen.target, num_results=step.num_results, recompute=recompute)
     count = chosen.gradient_accumulation if optimizer is not None else chosen.device_iterations
-    order = Schedule(schedule)
+    if order is Schedule.PHASED:
+        rate = streaming_rate(chosen.replication_factor, chosen.target) / chosen.target.clock
+        parts = [_with_streaming(part, rate, optimizer is not None) for part in parts]
+    if overlap_host:
+        parts = [replace(part, host_overlaps=True) for part in parts]
     tasks = timeline(
         [part.forward_pass for part in parts],
         [part.backward_pass for part in parts] if optimizer is not None else [],
         ipus,
         count,
         order,
-        receive=([part.receive_forward + part.host for part in parts], [part.receive_backward for part in parts]),
+        receive=([part.waits_forward for part in parts], [part.waits_backward for part in parts]),
     )
     update = update_of(model, step, optimizer, chosen).capture() if optimizer is not None else None
-    updating, extra = _updates(update, parts, placed.num_ipus, chosen)
+    updating, extra = update_cycles(
+        update,
+        parts,
+        placed.num_ipus,
+        chosen,
+        off_chip=optimizer_off_chip,
+        all_off_chip=order is Schedule.PHASED,
+        sharded=shard_optimizer,
+    )
     return Pipeline(
         target=chosen.target,
         schedule=order,
@@ -116,32 +146,48 @@ def _firsts(
     return cut_evenly(blocks, cycles, [sum(one.values()) for one in held], stages), list(range(stages))
 
 
-def _updates(
-    update: OpGraph | None, stages: Sequence[Stage], num_ipus: int, options: Options
-) -> tuple[dict[str, tuple[float, ...]], tuple[int, ...]]:
-    """Cycles of the update by what they are for, and bytes of gradients and optimizer state, on each IPU."""
-    if update is None:
-        return {"optimizer": (0.0,) * num_ipus}, (0,) * num_ipus
-    replicas, target = options.replication_factor, options.target
-    held = [sum(stage.weight_bytes for stage in stages if stage.ipu == ipu) for ipu in range(num_ipus)]
-    weights = sum(update.values[v].nbytes for v in update.inputs_of(Role.PARAMETER).values())
-    others = (Role.STATE, Role.GRADIENT)
-    kept = sum(update.values[v].nbytes for given, v in update.inputs.items() if given.role in others)
-    cycles = sum(one.plan.cycles(Profile.CALIBRATED) for one in cost(update, target))
-    shares = [own / weights for own in held]
-    exchanged = [0.0] * num_ipus
-    for stage in stages:
-        if stage.shared_bytes:  # gradients come in, and the updated weights go back
-            others_of = [other.ipu for other in stages if other.ipu != stage.ipu]
-            slowest = max(message_seconds(stage.shared_bytes, stage.ipu, other, target) for other in others_of)
-            exchanged[stage.ipu] += 2 * slowest * target.clock
-    rings = [ring_seconds(own, replica_ring(i, num_ipus, replicas), target) for i, own in enumerate(held)]
-    parts = {
-        "optimizer": tuple(share * cycles for share in shares),
-        "shared weights": tuple(exchanged),
-        "sum over replicas": tuple(seconds * target.clock for seconds in rings),
-    }
-    return parts, tuple(round(share * kept) for share in shares)
+def _placed_costs(
+    graph: OpGraph, costs: Sequence[OpCost], placed: Cut, options: Options, serialize: Mapping[str, tuple[int, int]]
+) -> list[OpCost]:
+    """Costs where each operation has found its IPU: its share of memory for products, and layers in parts."""
+    ipu_of = [placed.ipus[stage] for stage in placed.stage_of]
+    shares = {ipu: options.proportion_of(ipu) for ipu in set(ipu_of)}
+    plans = {options.proportion_of(0): costs}
+    for share in set(shares.values()) - plans.keys():
+        plans[share] = cost(graph, options.target, matmul_proportion=share)
+    chosen = [plans[shares[ipu]][index] for index, ipu in enumerate(ipu_of)]
+    for index, op in enumerate(graph.ops):
+        if op.module in serialize:
+            machine = Machine(target=options.target, matmul_proportion=shares[ipu_of[index]])
+            plan = serialized(graph, op, machine, *serialize[op.module])
+            if plan is not None:
+                chosen[index] = replace(chosen[index], plan=plan)
+    return chosen
+
+
+def _outputs(model: nn.Module, serialize: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """Outputs and parts of each layer that is computed in parts."""
+    layers = dict(model.named_modules())
+    found = {}
+    for name, parts in serialize.items():
+        weight = getattr(layers.get(name), "weight", None)
+        if weight is None or weight.dim() != 2:
+            raise ValueError(f"serialize names {name!r}, which is no linear layer of the model.")
+        if isinstance(parts, bool) or not isinstance(parts, int) or not 1 <= parts <= weight.shape[0]:
+            raise ValueError(f"serialize has {parts!r} parts for {name!r}; it takes 1 to {weight.shape[0]}.")
+        found[name] = (weight.shape[0], parts)
+    return found
+
+
+def _with_streaming(stage: Stage, rate: float, trains: bool) -> Stage:
+    """A phase whose weights come from streaming memory before each pass, and what it keeps goes there and back."""
+    into = stage.weight_bytes + (stage.stash_bytes if trains else 0)
+    gradients = 2 * stage.weight_bytes if trains else 0  # read, added to, written
+    return replace(
+        stage,
+        streaming_forward=into / rate,
+        streaming_backward=(into + gradients) / rate if trains else 0.0,
+    )
 
 
 def _shared(graph: OpGraph, stage_of: Sequence[int], ipus: Sequence[int]) -> tuple[str, ...]:

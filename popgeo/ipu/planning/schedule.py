@@ -19,12 +19,15 @@ class Schedule(str, Enum):
             nobody else, and keeps few activations: what a machine with independent links could reach.
         GROUPED: All forward passes of an update come first, then all backward passes (GPipe, arXiv:1811.06965).
         SHARDED: One micro-batch at a time goes through all stages; only one IPU works at a time.
+        PHASED: All stages follow each other on one IPU, whose weights, gradients and kept activations lie in streaming
+            memory and come in for each pass (PopTorch's `SerialPhasedExecution`).
     """
 
     LOCK_STEP = "lock_step"
     ONE_F_ONE_B = "1f1b"
     GROUPED = "grouped"
     SHARDED = "sharded"
+    PHASED = "phased"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +199,7 @@ class _State:
             return None
         if stage:
             return self.ends.get((stage - 1, micro_batch, False))
-        if self.schedule is Schedule.SHARDED and micro_batch:
+        if self.schedule in (Schedule.SHARDED, Schedule.PHASED) and micro_batch:
             last = (0, micro_batch - 1, True) if self.trains else (self.stages - 1, micro_batch - 1, False)
             return self.ends.get(last)
         return 0.0

@@ -50,6 +50,9 @@ class Stage:
         weight_bytes: Of its parameters and buffers.
         stash_bytes: That it keeps of each micro-batch from its forward to its backward pass.
         memory: Bytes of each tile for one micro-batch in flight, without gradients and optimizer state.
+        host_overlaps: Whether the host's transfers take place while it computes.
+        streaming_forward: Cycles in which a forward pass waits for streaming memory, in sequential phases.
+        streaming_backward: The same of a backward pass.
     """
 
     layers: str
@@ -65,16 +68,30 @@ class Stage:
     weight_bytes: int
     stash_bytes: int
     memory: MemoryUse
+    host_overlaps: bool = False
+    streaming_forward: float = 0.0
+    streaming_backward: float = 0.0
+
+    @property
+    def waits_forward(self) -> float:
+        """Cycles of a forward pass in which it computes nothing: for other IPUs, the host and streaming memory."""
+        busy = self.receive_forward + self.streaming_forward
+        return busy + (max(0.0, self.host - busy - self.forward) if self.host_overlaps else self.host)
+
+    @property
+    def waits_backward(self) -> float:
+        """The same of a backward pass."""
+        return self.receive_backward + self.streaming_backward
 
     @property
     def forward_pass(self) -> float:
-        """Cycles of a forward pass with all that it receives."""
-        return self.receive_forward + self.host + self.forward
+        """Cycles of a forward pass with all that it waits for."""
+        return self.waits_forward + self.forward
 
     @property
     def backward_pass(self) -> float:
-        """Cycles of a backward pass with all that it receives."""
-        return self.receive_backward + self.backward
+        """Cycles of a backward pass with all that it waits for."""
+        return self.waits_backward + self.backward
 
 
 def stages_of(
