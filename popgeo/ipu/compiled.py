@@ -99,6 +99,7 @@ class Compiled:
             micro_batches=self.options.gradient_accumulation,
             replicas=self.options.replication_factor,
             sharded=frozenset() if self.update is None else self.update.sharded(),
+            matmul_proportion=self.options.proportion_of(0),
         )
 
     def require_fit(self) -> None:

@@ -34,6 +34,9 @@ class Options:
         cache_dir: Folder in which compiled steps are kept, so that a second start skips the capture; None keeps none.
         show_progress: Show a progress bar while compiling takes longer than a second.
         target: The machine that the step is compiled for.
+        matmul_proportion: Share of a tile's memory that a dense product may take while it runs, on every IPU or on each
+            in turn; PopTorch's `setAvailableMemoryProportion`. With less a product is cut into more parts, one after
+            the other. It changes the account and no result.
         strict: Refuse to compile what needs more memory than a tile of the target has. False lets it run, since this
             computer has the memory, and leaves it to the report to tell.
 
@@ -62,6 +65,7 @@ class Options:
     cache_dir: str | PathLike[str] | None = None
     show_progress: bool = True
     target: IpuTarget = field(default_factory=IpuTarget.bow)
+    matmul_proportion: float | tuple[float, ...] = 0.6
     strict: bool = True
 
     def __post_init__(self) -> None:
@@ -89,8 +93,35 @@ class Options:
                 f"Options.output_period is {self.output_period}, but a call runs {self.steps_per_call} steps "
                 "(device_iterations x gradient_accumulation). Choose a period that divides them."
             )
+        parts = self.matmul_proportion
+        object.__setattr__(self, "matmul_proportion", parts if isinstance(parts, int | float) else tuple(parts))
+        for part in (parts,) if isinstance(parts, int | float) else parts:
+            if not 0 <= part <= 1:
+                raise ValueError(
+                    f"Options.matmul_proportion is {parts!r}; it is a share of a tile's memory, 0 to 1, or "
+                    "one for each IPU."
+                )
         if not isinstance(self.target, IpuTarget):
             raise ValueError(f"Options.target is {self.target!r}; pass an IpuTarget, for example IpuTarget.bow().")
+
+    def proportion_of(self, ipu: int) -> float:
+        """Share of a tile's memory that a dense product may take on an IPU of a replica.
+
+        Raises:
+            ValueError: there is a share for each IPU, and none for this one.
+
+        Example:
+            >>> Options(matmul_proportion=0.25).proportion_of(7)
+            0.25
+        """
+        if not isinstance(self.matmul_proportion, tuple):
+            return self.matmul_proportion
+        if ipu >= len(self.matmul_proportion):
+            raise ValueError(
+                f"Options.matmul_proportion has shares for {len(self.matmul_proportion)} IPUs, but IPU {ipu} is in "
+                "use. Give one for each, or one number for all."
+            )
+        return self.matmul_proportion[ipu]
 
     def _chosen(self) -> dict[str, object]:
         """What differs from the default, as it would be typed."""

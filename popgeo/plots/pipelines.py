@@ -9,7 +9,15 @@ from matplotlib.ticker import PercentFormatter
 
 from popgeo.plots.style import PALETTE, REFERENCE, drawing, require
 
-KINDS = {"forward": PALETTE[0], "backward": PALETTE[2], "receive": PALETTE[1], "update": PALETTE[5], "wait": "0.9"}
+KINDS = {
+    "forward": PALETTE[0],
+    "backward": PALETTE[2],
+    "receive": PALETTE[1],
+    "host": PALETTE[4],
+    "streaming": PALETTE[3],
+}
+KINDS |= {"update": PALETTE[5], "wait": "0.9"}
+RARE = ("host", "streaming")
 MEMORY = {"weights": PALETTE[0], "optimizer": PALETTE[9], "stashes": PALETTE[1], "working": PALETTE[2]}
 GAP = 0.03  # of the width, where a part of the step is left out
 ROOM = 0.0075  # of the width for each digit of a micro-batch's number
@@ -95,17 +103,19 @@ def cycles_by_ipu(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """Draws what each IPU spends a step on, as shares of it.
 
     Args:
-        table: `Pipeline.to_frame("ipus")`: `forward`, `backward`, `receive`, `update` and `wait` in cycles.
+        table: `Pipeline.to_frame("ipus")`: `forward`, `backward`, `receive`, `update` and `wait` in cycles, and
+            `host` and `streaming` where an IPU waits for these.
 
     Example:
         >>> table = pd.DataFrame({"forward": [2, 1], "backward": 2, "receive": 0, "update": 1, "wait": [0, 1]})
         >>> cycles_by_ipu(table).get_xlabel()
         'share of a step'
     """
-    require(table, *KINDS)
-    shares = table[[*KINDS]].div(table[[*KINDS]].sum(axis=1), axis=0)
+    require(table, *(kind for kind in KINDS if kind not in RARE))
+    kinds = {kind: color for kind, color in KINDS.items() if kind not in RARE or table.get(kind, pd.Series([0])).any()}
+    shares = table[[*kinds]].div(table[[*kinds]].sum(axis=1), axis=0)
     with drawing(ax, size=(7.0, 1.1 + 0.3 * len(table))) as ax:
-        _stacked(ax, shares, KINDS)
+        _stacked(ax, shares, kinds)
         ax.set(xlabel="share of a step", title="Cycles by IPU", xlim=(0, 1))
     return ax
 

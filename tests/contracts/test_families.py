@@ -69,6 +69,7 @@ EXAMPLES: dict[str, Callable[[Tensor], Tensor]] = {
     "distances": lambda x: torch.cdist(x, x),
     "losses": lambda x: nn.functional.cross_entropy(x, TARGET) + nn.functional.mse_loss(x, x.flip(0)),
     "fused": lambda x: ops.cfconv(x, x[:4], INDEX, INDEX, 8),
+    "attention": lambda x: nn.functional.scaled_dot_product_attention(*x.view(1, 1, 8, 6).repeat(3, 1, 4, 1, 1)),
     "control": lambda x: cond(x[0, 0] > 9, torch.neg, [x], lambda y: for_loop(3, lambda z: z * y, [y])[0], [x])[0],
 }
 

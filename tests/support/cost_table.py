@@ -135,6 +135,9 @@ def programs() -> dict[str, Program]:
         ),
         "layer norm backward": (_layer_norm_backward, (uneven, numbers(999, 1), numbers(37))),
         "batch norm backward": (_batch_norm_backward, (uneven, numbers(37))),
+        "attention": (_attention, (numbers(2, 4, 300, 64),)),
+        "attention half": (_attention, (numbers(2, 4, 300, 64, dtype=half),)),
+        "attention in turns": (_attention, (numbers(2, 16, 4096, 64, dtype=half),)),
         "loop": (lambda x, w: for_loop(5, lambda y: [(y @ w).relu() + x], [x]), (uneven, numbers(37, 37))),
         "branches": (lambda x: cond(x.sum() > 0, lambda y: [y.exp() @ y.T], [x], lambda y: [y @ y.T], [x]), (uneven,)),
         "no elements": (
@@ -193,6 +196,12 @@ def _scatter_into(rows: int, reduce: str) -> Callable[..., Any]:
 
 def _convolution_backward(g: Tensor, x: Tensor, w: Tensor, i: Tensor, j: Tensor) -> Any:
     return torch.ops.popgeo.cfconv_backward(g, x, w, i, j, None, None, None, None, 0)
+
+
+def _attention(x: Tensor) -> Any:
+    """Causal, and its gradients."""
+    made, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(x, x, x, 0.0, True)
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(x, x, x, x, made, sums, 0.0, True)
 
 
 def _branches(x: Tensor) -> Any:

@@ -71,7 +71,7 @@ def plan_matmul(rows: int, contraction: int, columns: int, width: int, machine: 
     rows, contraction, columns, batch = max(1, rows), max(1, contraction), max(1, columns), max(1, batch)
     side_by_side = min(batch, tiles)
     rounds = ceil_div(batch, side_by_side)
-    found = _search(rows, contraction, columns, width, target, tiles // side_by_side)
+    found = _search(rows, contraction, columns, width, target, tiles // side_by_side, machine.matmul_proportion)
     n_rows, n_contraction, n_columns = found.cuts
     used = n_rows * n_contraction * n_columns * side_by_side
     steps = _steps(found, used, rounds, machine)
@@ -140,16 +140,18 @@ def _steps(found: _Search, used: int, rounds: int, machine: Machine) -> tuple[Su
 
 
 @functools.lru_cache(maxsize=4096)
-def _search(rows: int, contraction: int, columns: int, width: int, target: IpuTarget, tiles: int) -> _Search:
+def _search(
+    rows: int, contraction: int, columns: int, width: int, target: IpuTarget, tiles: int, share: float
+) -> _Search:
     """The cheapest split, either way round, with as few turns as memory allows or somewhat more."""
     fitting: list[_Search] = []
     more = 0
     for turns in _TURNS:
         ways = [
-            _best(rows, contraction, columns, width, target, tiles, turns, is_swapped=False),
-            _best(columns, contraction, rows, width, target, tiles, turns, is_swapped=True),
+            _best(rows, contraction, columns, width, target, tiles, turns, share, is_swapped=False),
+            _best(columns, contraction, rows, width, target, tiles, turns, share, is_swapped=True),
         ]
-        fitting += [way for way in ways if way.terms["nbytes"] <= work_space(target, way.terms["held"])]
+        fitting += [way for way in ways if way.terms["nbytes"] <= work_space(target, way.terms["held"], share)]
         more += bool(fitting)
         if more and (turns == 1 or more > _MORE_TURNS):
             break
@@ -157,14 +159,23 @@ def _search(rows: int, contraction: int, columns: int, width: int, target: IpuTa
 
 
 def _best(
-    rows: int, contraction: int, columns: int, width: int, target: IpuTarget, tiles: int, turns: int, is_swapped: bool
+    rows: int,
+    contraction: int,
+    columns: int,
+    width: int,
+    target: IpuTarget,
+    tiles: int,
+    turns: int,
+    share: float,
+    *,
+    is_swapped: bool,
 ) -> _Search:
     part = ceil_div(columns, turns)
     splits = within(tiles, rows, ceil_div(contraction, in_block(width)), ceil_div(part, OUT_BLOCK))
     terms = _terms(rows, contraction, part, width, splits, target)
     terms["held"] = (rows * contraction + contraction * columns + rows * columns) * width / tiles
     cycles = terms["bring"] + terms["copy"] + terms["amp"] + terms["reduce"] + terms["add"]
-    found = cheapest(splits, cycles, terms, target)
+    found = cheapest(splits, cycles, terms, target, share)
     return _Search(
         cuts=found.cuts,
         turns=turns,

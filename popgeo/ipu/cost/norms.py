@@ -12,28 +12,49 @@ from popgeo.ipu.cost.reduce import plan_reduce
 from popgeo.ipu.cost.supersteps import in_sequence
 
 REDUCE = "reduce"
+SOFTMAX = (REDUCE, "subtract", "exp", REDUCE, "divide")
 
 
-def _over_last(value: Value, steps: Sequence[str], groups: int, machine: Machine, is_inner: bool = True) -> Plan:
-    """Passes over all elements and reductions of each group, in order; a pass after a reduction reads its result."""
-    elements, nbytes = max(1, value.numel), width(value)
+def plan_groups(
+    steps: Sequence[str], groups: int, elements: int, width: int, machine: Machine, is_inner: bool = True
+) -> Plan:
+    """Passes over all elements and reductions of each group, in order; a pass after a reduction reads its result.
+
+    Args:
+        steps: What to do: `REDUCE`, or a pass of `popgeo.ipu.cost.loops.LOOP_OF`.
+        groups: Sets of elements that are reduced by themselves.
+        elements: Elements of all groups.
+        width: Bytes of each.
+        machine: What to plan for.
+        is_inner: The elements of a group lie next to each other.
+
+    Example:
+        >>> from popgeo.ipu.target import IpuTarget
+        >>> plan_groups(SOFTMAX, 1024, 1024 * 64, 4, Machine(target=IpuTarget.bow())).family
+        'norms'
+    """
     plans: list[Plan] = []
     operand = 0
     for step in steps:
         if step == REDUCE:
-            plans.append(plan_reduce(groups, max(1, elements // groups), nbytes, machine, is_inner))
+            plans.append(plan_reduce(groups, max(1, elements // groups), width, machine, is_inner))
             operand = groups
         else:
-            plans.append(plan_elementwise(step, elements, nbytes, machine, operand))
+            plans.append(plan_elementwise(step, elements, width, machine, operand))
             operand = 0
     return in_sequence("norms", plans)
+
+
+def _over_last(value: Value, steps: Sequence[str], groups: int, machine: Machine, is_inner: bool = True) -> Plan:
+    return plan_groups(steps, groups, max(1, value.numel), width(value), machine, is_inner)
 
 
 def _softmax(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     value, dim = tensor(graph, op.args[0]), op.args[1]
     size = value.shape[dim] if value.shape else 1
     steps = {
-        "_softmax": (REDUCE, "subtract", "exp", REDUCE, "divide"),
+        "_softmax": SOFTMAX,
+        "_safe_softmax": SOFTMAX,
         "_log_softmax": (REDUCE, "subtract", "exp", REDUCE, "log", "subtract"),
     }[op.target.split(".")[1]]
     return _over_last(value, steps, max(1, value.numel // max(1, size)), machine)
@@ -81,6 +102,7 @@ def _batch_norm_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 RULES: dict[str, Rule] = {
     "aten._softmax": _softmax,
+    "aten._safe_softmax": _softmax,
     "aten._log_softmax": _softmax,
     "aten._softmax_backward_data": _softmax_backward,
     "aten._log_softmax_backward_data": _softmax_backward,

@@ -168,10 +168,11 @@ _OPERATIONS = {
         "std_mean logsumexp count_nonzero nansum median mode cumsum cumprod cummax cummin logcumsumexp"
     ),
     "norms": (
-        "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data native_layer_norm "
+        "_softmax _safe_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data native_layer_norm "
         "native_layer_norm_backward native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional "
         "_batch_norm_with_update cudnn_batch_norm native_batch_norm_backward batch_norm_backward"
     ),
+    "attention": ("_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward"),
     "movement": (
         "clone copy contiguous cat concat stack hstack vstack repeat repeat_interleave tile flip roll rot90 "
         "popgeo.identity_loss popgeo.all_to_all constant_pad_nd index_fill tril triu diag_embed view_copy "

@@ -10,6 +10,7 @@ import pandas as pd
 
 from popgeo.ipu.planning.schedule import Schedule, Task, most_in_flight
 from popgeo.ipu.planning.stage import Stage
+from popgeo.ipu.planning.turns import Turn
 from popgeo.ipu.report.insights import Insight
 from popgeo.ipu.target import IpuTarget
 
@@ -31,6 +32,9 @@ class PipelineFigures:
         extra_bytes: Bytes of gradients and optimizer state on each IPU.
         shared: Parameters that several IPUs need, such as tied embeddings; each holds a copy, and gradients are added.
         seconds_to_plan: How long working this out took.
+        turns: In lock-step, when each turn starts and ends, and which IPU it waits for; empty otherwise.
+        update_parts: What the update consists of, as cycles of each IPU by name.
+        host_seconds: Of a step, in which all IPUs wait for the host: its share of the call that runs several steps.
         recompute: Whether each stage keeps only what it receives and repeats its forward pass.
         layers: The layers of each stage, in the order in which they run.
         again: Plans the same captured step with other choices; None where the plan is a copy or was read from a file.
@@ -47,6 +51,9 @@ class PipelineFigures:
     extra_bytes: tuple[int, ...]
     shared: tuple[str, ...]
     seconds_to_plan: float
+    turns: tuple[Turn, ...] = ()
+    update_parts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    host_seconds: float = 0.0
     recompute: bool = False
     layers: tuple[tuple[str, ...], ...] = ()
     again: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
@@ -72,12 +79,13 @@ class PipelineFigures:
 
     @property
     def seconds(self) -> float:
+        """Of a step on the machine, without what the host takes."""
         return self.cycles / self.target.clock
 
     @property
     def micro_batches_per_second(self) -> float:
-        """Of all replicas together; times the samples of a micro-batch, the throughput."""
-        return self.micro_batches * self.replicas / self.seconds
+        """Of all replicas together, the host included; times the samples of a micro-batch, the throughput."""
+        return self.micro_batches * self.replicas / (self.seconds + self.host_seconds)
 
     @cached_property
     def busy(self) -> tuple[float, ...]:
@@ -103,8 +111,9 @@ class PipelineFigures:
         need = [np.zeros(self.target.num_tiles) for _ in range(self.num_ipus)]
         for number, stage in enumerate(self.stages):
             waiting = most_in_flight(self.tasks, number, self.trains) - 1
-            need[stage.ipu] = np.maximum(need[stage.ipu], 0) + stage.memory.peak
-            need[stage.ipu] = need[stage.ipu] + waiting * stage.stash_bytes / self.target.num_tiles
+            own = stage.memory.peak + waiting * stage.stash_bytes / self.target.num_tiles
+            in_turns = self.schedule is Schedule.PHASED  # one phase at a time is in the memory
+            need[stage.ipu] = np.maximum(need[stage.ipu], own) if in_turns else need[stage.ipu] + own
         extra = [bytes_ / self.target.num_tiles for bytes_ in self.extra_bytes]
         limit = self.target.memory_per_tile
         return tuple(float((tiles + more).max() / limit) for tiles, more in zip(need, extra, strict=True))
@@ -122,6 +131,10 @@ class PipelineFigures:
         recompute: bool | None = None,
         micro_batches: int | None = None,
         replicas: int | None = None,
+        optimizer_off_chip: bool | None = None,
+        shard_optimizer: bool | None = None,
+        overlap_host: bool | None = None,
+        device_iterations: int | None = None,
     ) -> Plan:
         """The same model planned with other choices, without capturing it again; what is left out stays as it is.
 
@@ -131,6 +144,11 @@ class PipelineFigures:
             recompute: Whether stages repeat their forward pass instead of keeping what it makes.
             micro_batches: How many there are between two updates.
             replicas: How many pipelines run side by side.
+            optimizer_off_chip: Whether the optimizer's state lies in streaming memory.
+            shard_optimizer: Whether each replica holds a part of the optimizer's state.
+            overlap_host: Whether some tiles exchange with the host while the others compute.
+            device_iterations: Steps that one call of the host runs, when training; without training it is the number of
+                micro-batches.
 
         Raises:
             ValueError: the plan is a copy or was read from a file, so the model is not at hand; or a choice cannot be.
@@ -153,6 +171,10 @@ class PipelineFigures:
             "recompute": recompute,
             "micro_batches": micro_batches or self.micro_batches,
             "replicas": replicas or self.replicas,
+            "optimizer_off_chip": optimizer_off_chip,
+            "shard_optimizer": shard_optimizer,
+            "overlap_host": overlap_host,
+            "device_iterations": device_iterations if self.trains else None,
         }
         plan: Plan = self.again(**{name: value for name, value in changes.items() if value is not None})
         return plan

@@ -7,11 +7,13 @@ from typing import Any
 
 from popgeo.ipu.planning.pipeline import PipelineFigures
 from popgeo.ipu.planning.pipeline_moves import best_move
+from popgeo.ipu.planning.pipeline_spans import cycles_by_kind
 from popgeo.ipu.planning.schedule import Schedule
 from popgeo.ipu.report.insights import Insight
 
 GOOD_BUBBLE = 0.05  # share of the time that IPUs may wait before a remedy is named
 UNEVEN = 1.1  # how much longer than the mean the slowest stage may take before it is named
+NOTABLE = 0.03  # share of the time that the host may take before it is named
 WORTH_IT = 0.01  # share of the step that a remedy has to save
 MORE_STAGES = (1.0, 1.25, 1.5, 2.0)  # times the stages that memory asks for, tried in turn
 MOST_TASKS = 30_000  # passes of a timeline that is worked out for a remedy's sake
@@ -47,19 +49,16 @@ def memory_is_short(plan: PipelineFigures) -> Iterator[Remedy]:
     needed = math.ceil(sum(plan.memory))
     remedy = f"Use more stages (at least {needed} IPUs for this much) or smaller micro-batches."
     change: dict[str, Any] = {}
-    for words, change in _less_memory(plan):
-        other = plan.replan(**change)
-        if other.fits:
-            remedy = f"{words}: {max(other.memory):.0%} of the fullest tile, {_instead(plan, other)}."
-            break
+    if (found := _with_room(plan)) is not None:
+        words, change, other = found
+        remedy = f"{words}: {max(other.memory):.0%} of the fullest tile, {_instead(plan, other)}."
     else:
         layers = sum(map(len, plan.layers))
-        if plan.again is not None and layers < needed:
+        if plan.again is not None:
             remedy = (
-                f"Cutting it into more stages is not enough: it needs at least {needed} IPUs, and there are {layers} "
-                "layers to cut between. Take smaller micro-batches or split large layers into several."
+                f"More stages are not enough: it needs at least {needed} IPUs, and there are {layers} layers to cut "
+                "between, each of which has to fit. Take smaller micro-batches or split large layers into several."
             )
-        change = {}
     yield Remedy(
         title=f"IPU {over} needs {plan.memory[over]:.1f} times the memory that it has",
         text=f"{sum(share > 1 for share in plan.memory)} of {plan.num_ipus} IPUs have too little.",
@@ -70,24 +69,42 @@ def memory_is_short(plan: PipelineFigures) -> Iterator[Remedy]:
     )
 
 
-def _less_memory(plan: PipelineFigures) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What may make it fit, in words and as arguments of `replan`; what costs least comes first."""
+def _with_room(plan: PipelineFigures) -> tuple[str, dict[str, Any], PipelineFigures] | None:
+    """What makes it fit, in words and as arguments of `replan`, and the plan then: on as many IPUs if that can be."""
     if plan.again is None:
-        return
+        return None
+    fitting = []
+    for words, change in _less_memory(plan):
+        other = plan.replan(**change)
+        if other.fits:
+            fitting.append((words, change, other))
+    if fitting:
+        return min(fitting, key=lambda one: one[2].cycles)
+    layers, least = sum(map(len, plan.layers)), max(len(plan.stages) + 1, math.ceil(sum(plan.memory)))
+    for number in dict.fromkeys(min(layers, math.ceil(least * times)) for times in MORE_STAGES):
+        for recompute in dict.fromkeys((plan.recompute, plan.trains)):
+            change = {"stages": number, "recompute": recompute}
+            if number > len(plan.stages) and (other := plan.replan(**change)).fits:
+                return f"stages={number}{', recompute=True' if recompute else ''}", change, other
+    return None
+
+
+def _less_memory(plan: PipelineFigures) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What takes less memory on the same IPUs."""
     if plan.schedule is Schedule.GROUPED:
-        yield "schedule='1f1b' keeps fewer micro-batches", {"schedule": "1f1b"}
+        yield "schedule='lock_step' keeps fewer micro-batches", {"schedule": "lock_step"}
     frees = any(stage.stash_bytes > stage.received_bytes for stage in plan.stages)
     if plan.trains and not plan.recompute and frees:
         yield "recompute=True", {"recompute": True}
-    layers, least = sum(map(len, plan.layers)), max(len(plan.stages) + 1, math.ceil(sum(plan.memory)))
-    for number in dict.fromkeys(min(layers, math.ceil(least * times)) for times in MORE_STAGES):
-        if number > len(plan.stages):
-            yield f"stages={number}", {"stages": number}
+    if any(plan.extra_bytes):
+        if plan.replicas > 1:
+            yield "shard_optimizer=True", {"shard_optimizer": True}
+        yield "optimizer_off_chip=True", {"optimizer_off_chip": True}
 
 
 def stages_are_uneven(plan: PipelineFigures) -> Iterator[Remedy]:
     """A stage takes longer than the others, which wait for it."""
-    work = [stage.receive_forward + stage.forward + stage.receive_backward + stage.backward for stage in plan.stages]
+    work = [stage.forward_pass + stage.backward_pass for stage in plan.stages]
     mean, slowest = sum(work) / len(work), max(range(len(work)), key=work.__getitem__)
     if plan.schedule is Schedule.SHARDED or plan.num_ipus < len(plan.stages) or work[slowest] < UNEVEN * mean:
         return
@@ -100,14 +117,16 @@ def stages_are_uneven(plan: PipelineFigures) -> Iterator[Remedy]:
         change = {"stages": found.stages}
         yield Remedy(title=title, text=text, remedy=remedy, share=_saved(plan, found.plan), change=change)
     else:
-        only = f"it is one layer, {plan.layers[slowest][0]}" if len(plan.layers[slowest]) == 1 else "they are too long"
-        remedy = f"Moving one of its layers to another stage makes nothing faster ({only}): take fewer stages."
+        remedy = "No move of one layer to another stage makes the step shorter."
+        if len(plan.layers[slowest]) == 1:
+            remedy = f"It is one layer, {plan.layers[slowest][0]}: no cut between layers makes the step shorter."
         yield Remedy(title=title, text=text, remedy=remedy, share=0.0)
 
 
 def pipeline_waits(plan: PipelineFigures) -> Iterator[Remedy]:
     """Filling and draining a pipeline takes more of the time than it has to."""
-    if plan.schedule is Schedule.SHARDED or plan.num_ipus == 1 or plan.bubble <= GOOD_BUBBLE or plan.again is None:
+    in_turn = plan.schedule in (Schedule.SHARDED, Schedule.PHASED) or plan.num_ipus == 1
+    if in_turn or plan.bubble <= GOOD_BUBBLE or plan.again is None:
         return
     found = _longer(plan)
     if found is None or plan.bubble - found.bubble < 2 * WORTH_IT:
@@ -131,39 +150,60 @@ def _longer(plan: PipelineFigures) -> PipelineFigures | None:
 
     Beyond the first few, each micro-batch takes as long as the one before; that time is read off a longer plan.
     """
-    passes = len(plan.stages) * (2 if plan.trains else 1)
-    most = MOST_TASKS // passes
-    probe = max(2 * plan.micro_batches, 2 * len(plan.stages))
-    if probe > most:
+    most = MOST_TASKS // (len(plan.stages) * (2 if plan.trains else 1))
+    first = max(plan.micro_batches, 2 * len(plan.stages))
+    if 2 * first > most:
         return None
-    later = plan.replan(micro_batches=probe)
-    turn = (later.cycles - plan.cycles) / (probe - plan.micro_batches)
-    work = (sum(later.busy) - sum(plan.busy)) / (plan.num_ipus * (probe - plan.micro_batches))
+    before, later = plan.replan(micro_batches=first), plan.replan(micro_batches=2 * first)
+    turn = (later.cycles - before.cycles) / first
+    work = (sum(later.busy) - sum(before.busy)) / (plan.num_ipus * first)
     goal = max(GOOD_BUBBLE, 1 - work / turn + 0.02)
     # busy = (1 - goal) x cycles, and both grow by as much with each micro-batch.
     lacks = (1 - goal) * later.cycles - sum(later.busy) / plan.num_ipus
     more = lacks / (work - (1 - goal) * turn)
-    number = min(most, max(plan.micro_batches + 1, math.ceil(probe + more)))
-    found = plan.replan(micro_batches=number)
-    while found.bubble > goal and number < most:
-        number = min(most, number + max(1, number // 20))
-        found = plan.replan(micro_batches=number)
-    return found
+    number = min(most, max(plan.micro_batches + 1, math.ceil(2 * first + more)))
+    return plan.replan(micro_batches=number)
 
 
 def one_works_at_a_time(plan: PipelineFigures) -> Iterator[Remedy]:
     """A sharded model works on one IPU at a time."""
     if plan.schedule is not Schedule.SHARDED or plan.num_ipus == 1 or plan.micro_batches == 1:
         return
-    remedy, share, change = "Pipeline them: schedule='1f1b'.", 0.0, {"schedule": "1f1b"}
+    remedy, share, change = "Pipeline them: schedule='lock_step'.", 0.0, {"schedule": "lock_step"}
     if plan.again is not None:
-        other = plan.replan(schedule=Schedule.ONE_F_ONE_B)
+        other = plan.replan(schedule=Schedule.LOCK_STEP)
         share = _saved(plan, other)
         if share < WORTH_IT or (plan.fits and not other.fits):
             return
-        remedy = f"Pipeline them with schedule='1f1b': {_instead(plan, other)}."
+        remedy = f"Pipeline them with schedule='lock_step': {_instead(plan, other)}."
     text = f"IPUs wait {plan.bubble:.0%} of the time."
     yield Remedy(title="Only one IPU works at a time", text=text, remedy=remedy, share=share, change=change)
+
+
+def host_is_waited_for(plan: PipelineFigures) -> Iterator[Remedy]:
+    """Inputs, results and calls of the host take a good part of a step."""
+    share = sum(of["host"] for of in cycles_by_kind(plan)) / (plan.num_ipus * plan.cycles)
+    if plan.again is not None and share > NOTABLE:
+        other = plan.replan(overlap_host=True)
+        if _saved(plan, other) > WORTH_IT:
+            yield Remedy(
+                title=f"The host's inputs and results take {share:.0%} of the time",
+                text="No tile computes while they are sent.",
+                remedy=f"overlap_host=True sets tiles apart that exchange meanwhile: {_instead(plan, other)}.",
+                share=_saved(plan, other),
+                change={"overlap_host": True},
+            )
+    calls = plan.host_seconds / (plan.host_seconds + plan.seconds)
+    if plan.again is not None and plan.trains and calls > GOOD_BUBBLE:
+        steps = 2 ** math.ceil(math.log2(calls / (1 - calls) * (1 - GOOD_BUBBLE) / GOOD_BUBBLE))
+        other = plan.replan(device_iterations=max(2, steps))
+        yield Remedy(
+            title=f"Calls of the host take {calls:.0%} of the time",
+            text=f"Each takes {1e3 * plan.target.host_call_seconds:.1f} ms, whatever it runs.",
+            remedy=f"device_iterations={max(2, steps)} steps in a call: {_faster(plan, other)}.",
+            share=1 - plan.micro_batches_per_second / other.micro_batches_per_second,
+            change={"device_iterations": max(2, steps)},
+        )
 
 
 def recomputed_for_nothing(plan: PipelineFigures) -> Iterator[Remedy]:
@@ -242,6 +282,7 @@ RULES = (
     stages_are_uneven,
     pipeline_waits,
     one_works_at_a_time,
+    host_is_waited_for,
     recomputed_for_nothing,
     replicas_do_more,
     weights_are_shared,

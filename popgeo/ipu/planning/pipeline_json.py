@@ -8,7 +8,8 @@ from popgeo.ipu.planning.pipeline import PipelineFigures
 from popgeo.ipu.planning.pipeline_insights import Remedy, insights
 from popgeo.ipu.planning.pipeline_tables import ipus_of, stages_of
 from popgeo.ipu.planning.schedule import Schedule, Task
-from popgeo.ipu.planning.stage import Stage
+from popgeo.ipu.planning.stage import Stage, Transfer
+from popgeo.ipu.planning.turns import Turn
 from popgeo.ipu.report.json_format import memory_use, plain
 from popgeo.ipu.target import IpuTarget
 
@@ -43,9 +44,16 @@ def loads(text: str) -> dict[str, Any]:
     return given | {
         "target": IpuTarget(**given["target"]),
         "schedule": Schedule(given["schedule"]),
-        "stages": tuple(Stage(**{**stage, "memory": memory_use(stage["memory"])}) for stage in given["stages"]),
+        "stages": tuple(map(_stage, given["stages"])),
+        "turns": tuple(Turn(**turn) for turn in given["turns"]),
+        "update_parts": {name: tuple(cycles) for name, cycles in given["update_parts"].items()},
         "tasks": tuple(Task(**task) for task in given["tasks"]),
         "layers": tuple(map(tuple, given["layers"])),
         "told": tuple(Remedy(**{**item, "ops": tuple(item["ops"])}) for item in content["insights"]),
         **{name: tuple(given[name]) for name in ("update", "extra_bytes", "shared")},
     }
+
+
+def _stage(content: dict[str, Any]) -> Stage:
+    transfers = tuple(Transfer(**transfer) for transfer in content["transfers"])
+    return Stage(**{**content, "transfers": transfers, "memory": memory_use(content["memory"])})

@@ -43,7 +43,7 @@ def _moves(plan: PipelineFigures, slowest: int) -> Iterator[tuple[str, list[list
     """Where one layer of a stage may go, in words, and the layers of all stages then."""
     if len(plan.layers[slowest]) < 2:
         return
-    work = [stage.forward + stage.backward for stage in plan.stages]
+    work = [stage.forward_pass + stage.backward_pass for stage in plan.stages]
     sizes = [len(names) for names in plan.layers]
     every = [name for names in plan.layers for name in names]
     before = list(range(slowest))

@@ -8,7 +8,7 @@ from popgeo.ipu.planning.pipeline import PipelineFigures
 from popgeo.ipu.planning.pipeline_picture import bars, left_out, timeline
 from popgeo.ipu.planning.pipeline_spans import KINDS
 from popgeo.ipu.planning.pipeline_tables import COLUMNS, ipus_of, stages_of
-from popgeo.ipu.planning.pipeline_text import headline
+from popgeo.ipu.planning.pipeline_text import headline, pace
 from popgeo.ipu.report.html import insights_section, shell
 from popgeo.ipu.report.insights import Insight
 from popgeo.ipu.report.text import quantity
@@ -22,7 +22,10 @@ HEADINGS = {
 }
 MEMORY = ("weights", "optimizer", "stashes", "working")
 WORDS = {
-    "wait": "wait for others",
+    "receive": "receive from other IPUs",
+    "host": "wait for the host",
+    "streaming": "wait for streaming memory",
+    "wait": "wait for other IPUs",
     "optimizer": "gradients and optimizer state",
     "stashes": "activations kept for the backward pass",
     "working": "values of one micro-batch, code, uneven tiles",
@@ -77,9 +80,9 @@ def _totals(plan: PipelineFigures, ipus: Sequence[Mapping[str, Any]]) -> str:
         (f"{1e3 * plan.seconds:,.3f} ms", f"at {plan.target.clock / 1e9:g} GHz"),
         (f"{plan.micro_batches_per_second:,.1f}", "micro-batches per second"),
         (f"{plan.bubble:.1%}", "of the time IPUs wait"),
-        (f"IPU {plan.bottleneck}", "works longest"),
+        (f"IPU {plan.bottleneck}", pace(plan).partition(" ")[2].partition(" ")[2]),
+        (f"{1e3 * plan.host_seconds:,.3f} ms", "of the host's call a step, on top"),
         (f"{max(plan.memory):.0%}", "of the fullest tile's memory"),
-        (f"{quantity(sum(s.weight_bytes for s in plan.stages) + sum(plan.extra_bytes))}B", "weights and optimizer"),
     ]
     boxes = "".join(f'<div class="card"><b>{value}</b><span>{label}</span></div>' for value, label in cards)
     total = {kind: sum(of[kind] for of in ipus) for kind in KINDS}
@@ -120,6 +123,10 @@ def _stages(plan: PipelineFigures) -> str:
     about = "Cycles are those of one micro-batch."
     if plan.shared:
         about += f" {', '.join(plan.shared[:3])} stands on several IPUs."
+    about += (
+        f" {quantity(sum(s.weight_bytes for s in plan.stages))}B of weights, {quantity(sum(plan.extra_bytes))}B of "
+        "gradients and optimizer state."
+    )
     return (
         f'<section id="stages"><h2>Stages</h2><p class="soft">{escape(about)}</p><div class="scroll">'
         f"{_table(stages_of(plan))}</div></section>"

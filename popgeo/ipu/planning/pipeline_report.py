@@ -41,7 +41,7 @@ class Pipeline(PipelineFigures):
 
         Args:
             rows: One row for each of `stages` (cycles of one micro-batch), `ipus` (cycles of a step; memory), `spans`
-                (what an IPU does when) or `insights`.
+                (what an IPU does when), `transfers` (what IPUs send each other) or `insights`.
 
         Raises:
             ValueError: another kind of rows.

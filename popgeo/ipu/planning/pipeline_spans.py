@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from popgeo.ipu.planning.pipeline import PipelineFigures
 from popgeo.ipu.planning.schedule import Schedule, Task
 
-KINDS = ("forward", "backward", "receive", "update", "wait")
+KINDS = ("forward", "backward", "receive", "host", "streaming", "update", "wait")
 SHOWN = 3  # micro-batches at each end of a timeline that is too long to be read whole
 
 
@@ -15,7 +15,8 @@ class Span:
     """A time in which an IPU does one thing; times are cycles from the start of the step.
 
     Attributes:
-        kind: `forward`, `backward`, `receive` or `update`; an IPU waits where it has no span.
+        kind: `forward` and `backward` passes; `receive`, from other IPUs; `host` and `streaming`, waiting for the host
+            and for streaming memory; `update`. An IPU waits for others where it has no span.
         ipu: Which.
         stage: Of which stage; None for the update.
         micro_batch: Of which micro-batch, counted from 0; None for the update.
@@ -37,17 +38,23 @@ def spans(plan: PipelineFigures) -> list[Span]:
     last = max(task.end for task in plan.tasks)
     for ipu, cycles in enumerate(plan.update):
         found.append(Span(kind="update", ipu=ipu, stage=None, micro_batch=None, start=last, end=last + cycles))
-    return [span for span in found if span.end > span.start]
+    return [span for span in found if span.end - span.start > 1e-6]
 
 
 def _task_spans(plan: PipelineFigures, task: Task) -> Iterator[Span]:
     """First an IPU receives what it needs, then it computes."""
     stage = plan.stages[task.stage]
     arrives = stage.receive_backward if task.backward else stage.receive_forward
-    there = min(task.start + arrives, task.end)
-    kind = "backward" if task.backward else "forward"
-    for name, start, end in (("receive", task.start, there), (kind, there, task.end)):
-        yield Span(kind=name, ipu=task.ipu, stage=task.stage, micro_batch=task.micro_batch, start=start, end=end)
+    streams = stage.streaming_backward if task.backward else stage.streaming_forward
+    begins = task.start
+    for kind, cycles in (("receive", arrives), ("streaming", streams), ("host", task.receive - arrives - streams)):
+        yield _span(task, kind, begins, begins + max(0.0, cycles))
+        begins += max(0.0, cycles)
+    yield _span(task, "backward" if task.backward else "forward", begins, task.end)
+
+
+def _span(task: Task, kind: str, start: float, end: float) -> Span:
+    return Span(kind=kind, ipu=task.ipu, stage=task.stage, micro_batch=task.micro_batch, start=start, end=end)
 
 
 def windows(plan: PipelineFigures) -> list[tuple[float, float]]:

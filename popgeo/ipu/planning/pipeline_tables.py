@@ -19,6 +19,7 @@ COLUMNS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "forward": ("cycles", "forward pass of one micro-batch"),
         "backward": ("cycles", "backward pass of one micro-batch, recomputation included"),
         "receive": ("cycles", "receiving what other stages send for both passes"),
+        "host": ("cycles", "waiting for the host, and for streaming memory, for both passes"),
         "received_bytes": ("B", "what they send for one micro-batch"),
         "weight_bytes": ("B", "parameters and buffers"),
         "stash_bytes": ("B", "kept of one micro-batch from its forward to its backward pass"),
@@ -32,6 +33,8 @@ COLUMNS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "forward": ("cycles", "of a step in forward passes"),
         "backward": ("cycles", "of a step in backward passes, recomputation included"),
         "receive": ("cycles", "of a step in which it receives from other IPUs"),
+        "host": ("cycles", "of a step in which it waits for the host's inputs and results"),
+        "streaming": ("cycles", "of a step in which it waits for streaming memory"),
         "update": ("cycles", "of a step in the update and the sum of gradients before it"),
         "wait": ("cycles", "of a step in which it waits for others"),
         "weights": ("share", "of the fullest tile's memory: parameters and buffers, were they even over tiles"),
@@ -41,12 +44,19 @@ COLUMNS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "memory": ("share", "fullest tile, of what a tile has: the four together"),
     },
     "spans": {
-        "kind": ("", "forward, backward, receive or update"),
+        "kind": ("", "forward, backward, receive, host, streaming or update"),
         "ipu": ("", "where"),
         "stage": ("", "of which stage; none for the update"),
         "micro_batch": ("", "of which micro-batch; none for the update"),
         "start": ("cycles", "when it begins, from the start of the step"),
         "end": ("cycles", "when it is done"),
+    },
+    "transfers": {
+        "sender": ("", "IPU that sends"),
+        "receiver": ("", "IPU that receives"),
+        "backward": ("", "whether it is gradients, for the backward pass"),
+        "nbytes": ("B", "how much, for one micro-batch"),
+        "cycles": ("cycles", "how long the receiver takes for it"),
     },
     "insights": {
         "title": ("", "what stands out"),
@@ -71,7 +81,9 @@ def frame(plan: PipelineFigures, rows: str, insights: Sequence[Insight] = ()) ->
     if rows in ("stages", "ipus"):
         found = stages_of(plan) if rows == "stages" else ipus_of(plan)
     else:
-        found = [asdict(item) for item in (insights if rows == "insights" else spans(plan))]
+        transfers = [transfer for stage in plan.stages for transfer in stage.transfers]
+        items: dict[str, Sequence[Any]] = {"insights": insights, "spans": spans(plan), "transfers": transfers}
+        found = [asdict(item) for item in items[rows]]
     table = pd.DataFrame(found, columns=list(COLUMNS[rows]))
     table.attrs["units"] = {name: unit for name, (unit, _) in COLUMNS[rows].items()}
     table.attrs["about"] = {name: about for name, (_, about) in COLUMNS[rows].items()}
@@ -88,6 +100,7 @@ def stages_of(plan: PipelineFigures) -> list[dict[str, Any]]:
             "forward": stage.forward,
             "backward": stage.backward,
             "receive": stage.receive_forward + stage.receive_backward,
+            "host": stage.waits_forward + stage.waits_backward - stage.receive_forward - stage.receive_backward,
             "received_bytes": stage.received_bytes,
             "weight_bytes": stage.weight_bytes,
             "stash_bytes": stage.stash_bytes,

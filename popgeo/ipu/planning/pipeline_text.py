@@ -29,22 +29,33 @@ def headline(plan: PipelineFigures) -> str:
 
 def _head(plan: PipelineFigures) -> Iterable[str]:
     yield headline(plan)
+    host = f" and {1e3 * plan.host_seconds:,.3f} ms of the host's call" if plan.host_seconds else ""
     yield (
-        f"  {plan.cycles:,.0f} cycles = {1e3 * plan.seconds:,.3f} ms, {plan.micro_batches_per_second:,.1f} "
+        f"  {plan.cycles:,.0f} cycles = {1e3 * plan.seconds:,.3f} ms{host}: {plan.micro_batches_per_second:,.1f} "
         "micro-batches/s"
     )
-    yield f"  IPUs wait {plan.bubble:.1%} of the time; IPU {plan.bottleneck} works longest"
+    yield f"  IPUs wait {plan.bubble:.1%} of the time; {pace(plan)}"
+
+
+def pace(plan: PipelineFigures) -> str:
+    """Which IPU the others wait for, in words."""
+    words = f"IPU {plan.bottleneck} works longest"
+    if not plan.turns or plan.num_ipus == 1:
+        return words
+    slowest = sum(turn.ipu == plan.bottleneck for turn in plan.turns)
+    return f"{words} and sets the pace of {slowest:,} of {len(plan.turns):,} turns"
 
 
 def _stages(plan: PipelineFigures) -> Iterable[str]:
     yield (
-        f"{'stage':>5} {'IPU':>3} {'layers':<31}{'forward':>13}{'backward':>13}{'receive':>11}{'busy':>6}{'memory':>8}"
+        f"{'stage':>5} {'IPU':>3} {'layers':<27}{'forward':>13}{'backward':>13}{'receive':>11}{'host':>10}{'busy':>6}"
+        f"{'memory':>8}"
     )
     for row in stages_of(plan):
-        name = row["layers"] if len(row["layers"]) <= 30 else "…" + row["layers"][-29:]
+        name = row["layers"] if len(row["layers"]) <= 26 else "…" + row["layers"][-25:]
         yield (
-            f"{row['stage']:>5} {row['ipu']:>3} {name:<31}{row['forward']:>13,.0f}{row['backward']:>13,.0f}"
-            f"{row['receive']:>11,.0f}{row['busy']:>6.0%}{row['memory']:>8.0%}"
+            f"{row['stage']:>5} {row['ipu']:>3} {name:<27}{row['forward']:>13,.0f}{row['backward']:>13,.0f}"
+            f"{row['receive']:>11,.0f}{row['host']:>10,.0f}{row['busy']:>6.0%}{row['memory']:>8.0%}"
         )
 
 

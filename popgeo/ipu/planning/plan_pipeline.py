@@ -1,7 +1,7 @@
 """The door for pipelines: a model and where to cut it in, what it would cost over several IPUs out."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -9,20 +9,19 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from popgeo.capture.capture import bind
-from popgeo.capture.capture_step import capture_step
-from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import OpGraph, Role
-from popgeo.capture.passes import fold_constants
-from popgeo.ipu.cost.graph_cost import cost
+from popgeo.ipu.cost.calibration import Machine
+from popgeo.ipu.cost.links import streaming_rate
 from popgeo.ipu.cost.plan import OpCost, Profile
+from popgeo.ipu.cost.serialized import serialized
 from popgeo.ipu.options import Options
-from popgeo.ipu.planning.cut import Block, blocks_of, cut, cut_at, cut_by_layers, cut_evenly
-from popgeo.ipu.planning.estimate import trained_names, update_of
+from popgeo.ipu.planning.captured_model import CapturedModel
+from popgeo.ipu.planning.cut import Block, Cut, cut, cut_at, cut_by_layers, cut_evenly
 from popgeo.ipu.planning.pipeline_report import Pipeline
+from popgeo.ipu.planning.pipeline_update import update_cycles
 from popgeo.ipu.planning.schedule import Schedule, timeline
-from popgeo.ipu.planning.stage import Stage, link_rate, stages_of
-from popgeo.ipu.tiles.memory_use import MemoryUse
+from popgeo.ipu.planning.stage import Stage, stages_of
+from popgeo.ipu.planning.turns import turns_of
 
 
 def pipeline(
@@ -32,8 +31,12 @@ def pipeline(
     optimizer: Optimizer | None = None,
     *,
     stages: int | Sequence[int] | Mapping[str, int],
-    schedule: Schedule | str = Schedule.ONE_F_ONE_B,
+    schedule: Schedule | str = Schedule.LOCK_STEP,
     recompute: bool = False,
+    serialize: Mapping[str, int] | None = None,
+    optimizer_off_chip: bool = False,
+    shard_optimizer: bool = False,
+    overlap_host: bool = False,
 ) -> Pipeline:
     """What a step of a model would cost over several IPUs, from shapes alone; nothing is allocated and nothing runs.
 
@@ -41,15 +44,21 @@ def pipeline(
         model: A module that returns its loss; its weights may be on the meta device.
         example: The positional arguments of one micro-batch.
         options: `gradient_accumulation` micro-batches go through the pipeline between two updates (in inference,
-            `device_iterations`), `replication_factor` pipelines run side by side, each stage on one `target`.
+            `device_iterations`), `replication_factor` pipelines run side by side, each stage on one `target`;
+            `matmul_proportion` limits what dense products may take of a tile.
         optimizer: Over parameters of the model; None for inference.
         stages: How many, cut so that they are even in cycles and memory; or the number of the model's alike layers on
             each IPU, as `[0, 3, 3]`; or which layers begin a stage on which IPU, as `{"layers.3": 1}`.
-        schedule: In which order stages take micro-batches.
+        schedule: In which order stages take micro-batches; in lock-step as on the machine, if not told otherwise.
         recompute: Keep of each micro-batch only what a stage receives, and repeat its forward pass later.
+        serialize: Linear layers whose outputs are computed in so many parts, by name; PopTorch's `serializedMatMul`.
+        optimizer_off_chip: The optimizer's state lies in streaming memory; PopTorch's `useOnChipStorage(False)`.
+        shard_optimizer: Each replica holds a part of the optimizer's state; `useReplicatedTensorSharding`.
+        overlap_host: Some tiles exchange with the host while the others compute (I/O tiles).
 
     Raises:
-        ValueError: the stages do not cover the model's layers, or there is no loss.
+        ValueError: the stages do not cover the model's layers, a layer of `serialize` does not exist, or there is no
+            loss.
 
     Example:
         >>> import torch
@@ -60,112 +69,112 @@ def pipeline(
     """
     start = time.perf_counter()
     chosen = options or Options()
-    step = _Step.captured(model, example, chosen, optimizer)
-    choices = _Choices(options=chosen, stages=stages, schedule=Schedule(schedule), recompute=recompute)
+    step = CapturedModel.of(model, example, chosen, optimizer)
+    choices = _Choices(
+        options=chosen,
+        stages=stages,
+        schedule=Schedule(schedule),
+        recompute=recompute,
+        serialize=_outputs(model, serialize or {}),
+        optimizer_off_chip=optimizer_off_chip,
+        shard_optimizer=shard_optimizer,
+        overlap_host=overlap_host,
+    )
     return _planned(step, choices, start)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Step:
-    """A captured step with what its operations cost on one IPU: what every plan of it starts from."""
-
-    graph: OpGraph
-    costs: Sequence[OpCost]
-    blocks: Sequence[Block]
-    num_results: int
-    capture_update: Callable[[Options], OpGraph] | None  # None where nothing is trained
-    memories: dict[tuple[int, ...], MemoryUse]  # of stages that a plan has had already, by their operations
-    updates: dict[bool, OpGraph]  # that were captured already, by whether gradients are accumulated
-
-    @classmethod
-    def captured(
-        cls, model: nn.Module, example: Sequence[Any], options: Options, optimizer: Optimizer | None
-    ) -> "_Step":
-        trained = trained_names(model, optimizer)
-        arguments = bind(model.forward, *example)
-        step = capture_step(model, arguments, trained=trained, loss_scaling=options.loss_scaling)
-        graph = fold_constants(step.graph)
-        return cls(
-            graph=graph,
-            costs=cost(graph, options.target),
-            blocks=blocks_of(graph),
-            num_results=step.num_results,
-            capture_update=None if optimizer is None else partial(_capture_update, model, step, optimizer),
-            memories={},
-            updates={},
-        )
-
-    def update(self, options: Options) -> OpGraph | None:
-        """The update's program, where something is trained."""
-        accumulates = options.gradient_accumulation * options.replication_factor > 1
-        if self.capture_update is not None and accumulates not in self.updates:
-            self.updates[accumulates] = self.capture_update(options)
-        return self.updates.get(accumulates)
-
-
-def _capture_update(model: nn.Module, step: CapturedStep, optimizer: Optimizer, options: Options) -> OpGraph:
-    return update_of(model, step, optimizer, options).capture()
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Choices:
-    """What a plan of a captured step depends on besides."""
+    """What a plan of a captured model depends on besides; all but `serialize` as `pipeline` takes it."""
 
     options: Options
     stages: int | Sequence[int] | Mapping[str, int]
     schedule: Schedule
     recompute: bool
+    serialize: Mapping[str, tuple[int, int]]
+    optimizer_off_chip: bool
+    shard_optimizer: bool
+    overlap_host: bool
 
 
-def _planned(step: _Step, choices: _Choices, start: float) -> Pipeline:
-    """The plan of a captured step."""
-    options, trains = choices.options, step.capture_update is not None
-    firsts, ipus = _firsts(step.graph, step.costs, step.blocks, choices.stages)
-    placed = cut(step.graph, step.blocks, firsts, ipus)
+def _planned(step: CapturedModel, choices: _Choices, start: float) -> Pipeline:
+    """The plan of a captured model."""
+    chosen, order, graph, blocks = choices.options, choices.schedule, step.graph, step.blocks
+    costs = step.costs(chosen.proportion_of(0))
+    firsts, ipus = _firsts(graph, costs, blocks, choices.stages)
+    if order is Schedule.PHASED:
+        ipus = [0] * len(ipus)
+    placed = cut(graph, blocks, firsts, ipus)
     parts = stages_of(
-        step.graph,
-        step.costs,
+        graph,
+        _placed_costs(step, placed, chosen, choices.serialize),
         placed,
-        options.target,
+        chosen.target,
         num_results=step.num_results,
         recompute=choices.recompute,
         memories=step.memories,
     )
-    count = options.gradient_accumulation if trains else options.device_iterations
+    count = chosen.gradient_accumulation if step.trains else chosen.device_iterations
+    if order is Schedule.PHASED:
+        rate = streaming_rate(chosen.replication_factor, chosen.target) / chosen.target.clock
+        parts = [_with_streaming(part, rate, step.trains) for part in parts]
+    if choices.overlap_host:
+        parts = [replace(part, host_overlaps=True) for part in parts]
     tasks = timeline(
-        [part.receive_forward + part.forward for part in parts],
-        [part.receive_backward + part.backward for part in parts] if trains else [],
+        [part.forward_pass for part in parts],
+        [part.backward_pass for part in parts] if step.trains else [],
         ipus,
         count,
-        choices.schedule,
+        order,
+        receive=([part.waits_forward for part in parts], [part.waits_backward for part in parts]),
     )
-    cycles, extra = _updates(step.update(options), parts, placed.num_ipus, options)
-    ends = [*firsts[1:], len(step.blocks)]
+    updating, extra = update_cycles(
+        step.update(chosen),
+        parts,
+        placed.num_ipus,
+        chosen,
+        off_chip=choices.optimizer_off_chip,
+        all_off_chip=order is Schedule.PHASED,
+        sharded=choices.shard_optimizer,
+    )
+    ends = [*firsts[1:], len(blocks)]
     return Pipeline(
-        target=options.target,
-        schedule=choices.schedule,
+        target=chosen.target,
+        schedule=order,
         stages=tuple(parts),
         tasks=tuple(tasks),
         micro_batches=count,
-        replicas=options.replication_factor,
-        update=cycles,
+        replicas=chosen.replication_factor,
+        turns=tuple(turns_of(tasks, len(parts), count)) if order is Schedule.LOCK_STEP else (),
+        update=tuple(map(sum, zip(*updating.values(), strict=True))),
+        update_parts=updating,
+        host_seconds=chosen.target.host_call_seconds / (chosen.device_iterations if step.trains else 1),
         extra_bytes=extra,
-        shared=_shared(step.graph, placed.stage_of, ipus),
+        shared=_shared(graph, placed.stage_of, ipus),
         recompute=choices.recompute,
-        layers=tuple(tuple(b.name for b in step.blocks[i:j]) for i, j in zip(firsts, ends, strict=True)),
+        layers=tuple(tuple(block.name for block in blocks[i:j]) for i, j in zip(firsts, ends, strict=True)),
         again=partial(_again, step, choices),
         seconds_to_plan=time.perf_counter() - start,
     )
 
 
-def _again(step: _Step, choices: _Choices, *, micro_batches: int, replicas: int, **others: Any) -> Pipeline:
-    """The same captured step with other choices."""
+def _again(
+    step: CapturedModel,
+    choices: _Choices,
+    *,
+    micro_batches: int,
+    replicas: int,
+    device_iterations: int | None = None,
+    **others: Any,
+) -> Pipeline:
+    """The same captured model with other choices."""
     start = time.perf_counter()
     options = replace(choices.options, replication_factor=replicas)
-    if step.capture_update is None:
-        options = replace(options, device_iterations=micro_batches)
+    if step.trains:
+        steps = device_iterations or options.device_iterations
+        options = replace(options, gradient_accumulation=micro_batches, device_iterations=steps)
     else:
-        options = replace(options, gradient_accumulation=micro_batches)
+        options = replace(options, device_iterations=micro_batches)
     return _planned(step, replace(choices, options=options, **others), start)
 
 
@@ -189,33 +198,46 @@ def _firsts(
     return cut_evenly(blocks, cycles, [sum(one.values()) for one in held], stages), list(range(stages))
 
 
-def _updates(
-    update: OpGraph | None, stages: Sequence[Stage], num_ipus: int, options: Options
-) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Cycles of the update, and bytes of gradients and optimizer state, on each IPU: its share of the weights."""
-    if update is None:
-        return (0.0,) * num_ipus, (0,) * num_ipus
-    nbytes = [0] * num_ipus
-    for stage in stages:
-        nbytes[stage.ipu] += stage.weight_bytes
-    weights = sum(update.values[v].nbytes for v in update.inputs_of(Role.PARAMETER).values())
-    others = (Role.STATE, Role.GRADIENT)
-    kept = sum(update.values[v].nbytes for given, v in update.inputs.items() if given.role in others)
-    cycles = sum(one.plan.cycles(Profile.CALIBRATED) for one in cost(update, options.target))
-    shares = [own / weights for own in nbytes]
-    replicas, target = options.replication_factor, options.target
-    reduce_cycles = [0.0] * num_ipus
-    for stage in stages:
-        if stage.shared_bytes:  # gradients come in, and the updated weights go back
-            slowest = min(link_rate(stage.ipu, other.ipu, target) for other in stages if other.ipu != stage.ipu)
-            reduce_cycles[stage.ipu] += 2 * (target.link_seconds + stage.shared_bytes / slowest) * target.clock
-    if replicas > 1:  # a ring: twice round, a share of the gradients at a time
-        rate = link_rate(0, num_ipus, target)  # the same stage of the next replica
-        turns = 2 * (replicas - 1)
-        rings = [turns * (target.link_seconds + own / replicas / rate) * target.clock for own in nbytes]
-        reduce_cycles = [before + ring for before, ring in zip(reduce_cycles, rings, strict=True)]
-    total = tuple(share * cycles + more for share, more in zip(shares, reduce_cycles, strict=True))
-    return total, tuple(round(share * kept) for share in shares)
+def _placed_costs(
+    step: CapturedModel, placed: Cut, options: Options, serialize: Mapping[str, tuple[int, int]]
+) -> list[OpCost]:
+    """Costs where each operation has found its IPU: its share of memory for products, and layers in parts."""
+    graph, ipu_of = step.graph, [placed.ipus[stage] for stage in placed.stage_of]
+    shares = {ipu: options.proportion_of(ipu) for ipu in set(ipu_of)}
+    plans = {share: step.costs(share) for share in set(shares.values())}
+    chosen = [plans[shares[ipu]][index] for index, ipu in enumerate(ipu_of)]
+    for index, op in enumerate(graph.ops):
+        if op.module in serialize:
+            machine = Machine(target=options.target, matmul_proportion=shares[ipu_of[index]])
+            plan = serialized(graph, op, machine, *serialize[op.module])
+            if plan is not None:
+                chosen[index] = replace(chosen[index], plan=plan)
+    return chosen
+
+
+def _outputs(model: nn.Module, serialize: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """Outputs and parts of each layer that is computed in parts."""
+    layers = dict(model.named_modules())
+    found = {}
+    for name, parts in serialize.items():
+        weight = getattr(layers.get(name), "weight", None)
+        if weight is None or weight.dim() != 2:
+            raise ValueError(f"serialize names {name!r}, which is no linear layer of the model.")
+        if isinstance(parts, bool) or not isinstance(parts, int) or not 1 <= parts <= weight.shape[0]:
+            raise ValueError(f"serialize has {parts!r} parts for {name!r}; it takes 1 to {weight.shape[0]}.")
+        found[name] = (weight.shape[0], parts)
+    return found
+
+
+def _with_streaming(stage: Stage, rate: float, trains: bool) -> Stage:
+    """A phase whose weights come from streaming memory before each pass, and what it keeps goes there and back."""
+    into = stage.weight_bytes + (stage.stash_bytes if trains else 0)
+    gradients = 2 * stage.weight_bytes if trains else 0  # read, added to, written
+    return replace(
+        stage,
+        streaming_forward=into / rate,
+        streaming_backward=(into + gradients) / rate if trains else 0.0,
+    )
 
 
 def _shared(graph: OpGraph, stage_of: Sequence[int], ipus: Sequence[int]) -> tuple[str, ...]:

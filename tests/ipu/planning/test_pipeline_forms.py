@@ -65,7 +65,7 @@ def test_text_tables_json_page_and_trace_tell_one_story(long_plan):
 
 def test_what_an_ipu_does_adds_up_to_the_step(long_plan):
     table = long_plan.to_frame("ipus")
-    parts = ["forward", "backward", "receive", "update", "wait"]
+    parts = ["forward", "backward", "receive", "host", "streaming", "update", "wait"]
     assert table[parts].sum(axis=1).tolist() == pytest.approx([long_plan.cycles] * 4)
     assert table["wait"].sum() / (4 * long_plan.cycles) == pytest.approx(long_plan.bubble)
     per_micro_batch = long_plan.to_frame()
@@ -77,11 +77,11 @@ def test_what_an_ipu_does_adds_up_to_the_step(long_plan):
 
 
 def test_every_table_says_what_its_columns_are(long_plan):
-    for rows in ("stages", "ipus", "spans", "insights"):
+    for rows in ("stages", "ipus", "spans", "transfers", "insights"):
         table = long_plan.to_frame(rows)
         assert set(table.columns) == table.attrs["about"].keys() == table.attrs["units"].keys()
         assert all(table.attrs["about"].values())
-    with pytest.raises(ValueError, match="a pipeline has stages, ipus, spans, insights"):
+    with pytest.raises(ValueError, match="a pipeline has stages, ipus, spans, transfers, insights"):
         long_plan.to_frame("ops")
 
 
@@ -91,7 +91,7 @@ def test_windows_show_both_ends_of_a_long_step_and_all_of_a_short_one(long_plan,
     assert windows(short) == [(0.0, short.cycles)]
     shown = windows(longer)
     assert (shown[0][0], shown[-1][1]) == (0.0, longer.cycles)
-    assert sum(end - start for start, end in shown) < 0.3 * longer.cycles
+    assert sum(end - start for start, end in shown) < 0.4 * longer.cycles
     assert all(before[1] < after[0] for before, after in pairwise(shown))
 
 
@@ -111,7 +111,7 @@ def test_a_page_is_well_formed_loads_nothing_and_draws_what_happens(long_plan):
             1148 * cycles / small.cycles,
             abs=4,  # six white edges
         )
-    assert page.count("of micro-batch 63, stage") == 2 * 4 + 4 + 3  # passes, and what stages receive for them
+    assert page.count("of micro-batch 63, stage") == 2 * 4 + 2 * 3  # passes, and what stages receive for them
 
 
 def test_a_layer_of_any_name_cannot_break_the_page():
@@ -166,4 +166,5 @@ def test_spans_of_an_ipu_follow_each_other_and_a_pass_receives_first(long_plan):
         assert all(a.end <= b.start + 1e-6 for a, b in pairwise(own))
         assert own[-1].kind == "update"
         assert sum(s.end - s.start for s in own) == pytest.approx(long_plan.busy[number])
+    assert long_plan.to_frame("transfers")["nbytes"].sum() == sum(s.received_bytes for s in long_plan.stages)
     assert cycles_by_kind(long_plan)[0]["receive"] == pytest.approx(64 * long_plan.stages[0].receive_backward)

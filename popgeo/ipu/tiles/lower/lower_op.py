@@ -5,6 +5,7 @@ import numpy as np
 from popgeo.capture.op_graph import Op
 from popgeo.ipu.cost.plan import family_of
 from popgeo.ipu.tiles.lower import (
+    attention,
     control,
     distances,
     elementwise,
@@ -25,7 +26,8 @@ from popgeo.ipu.tiles.steps import Operand, Vertex
 _OF_FAMILY = {
     "gather": gather, "scatter": scatter, "matmul": matmul, "elementwise": elementwise, "reduce": reduce,
     "norms": norms, "movement": movement, "view": movement, "sorting": sorting, "distances": distances,
-    "losses": elementwise, "fused": fused, "control": control, "unknown": movement,
+    "losses": elementwise, "fused": fused, "control": control, "attention": attention,
+    "unknown": movement,
 }  # fmt: skip
 _RUN_ON_ONE_TILE = {
     "gather": "_unsafe_index",
