@@ -21,7 +21,7 @@ from popgeo.ipu.options import Options
 from popgeo.ipu.planning.cut import Block, Cut, blocks_of, cut, cut_at, cut_by_layers, cut_evenly
 from popgeo.ipu.planning.estimate import trained_names, update_of
 from popgeo.ipu.planning.pipeline import Pipeline
-from popgeo.ipu.planning.pipeline_update import update_cycles
+from popgeo.ipu.planning.pipeline_update import accumulation_cycles, update_cycles
 from popgeo.ipu.planning.schedule import Schedule, timeline
 from popgeo.ipu.planning.stage import Stage, stages_of
 from popgeo.ipu.planning.turns import turns_of
@@ -89,8 +89,13 @@ def pipeline(
     if order is Schedule.PHASED:
         rate = streaming_rate(chosen.replication_factor, chosen.target) / chosen.target.clock
         parts = [_with_streaming(part, rate, optimizer is not None) for part in parts]
-    if overlap_host:
-        parts = [replace(part, host_overlaps=True) for part in parts]
+    update = update_of(model, step, optimizer, chosen).capture() if optimizer is not None else None
+    adding = accumulation_cycles(update, parts, chosen) if update is not None and count > 1 else [0.0] * len(parts)
+    copying = 1 / (chosen.target.num_tiles * chosen.target.copy_bytes) if len(parts) > 1 and count > 1 else 0.0
+    parts = [
+        replace(part, accumulate=own, stash_copy=part.stash_bytes * copying, host_overlaps=overlap_host)
+        for part, own in zip(parts, adding, strict=True)
+    ]
     tasks = timeline(
         [part.forward_pass for part in parts],
         [part.backward_pass for part in parts] if optimizer is not None else [],
@@ -99,7 +104,6 @@ def pipeline(
         order,
         receive=([part.waits_forward for part in parts], [part.waits_backward for part in parts]),
     )
-    update = update_of(model, step, optimizer, chosen).capture() if optimizer is not None else None
     updating, extra = update_cycles(
         update,
         parts,
