@@ -72,7 +72,7 @@ def assess(
     costs = [replace(c, count=micro_batches) for c in (*transfers[0], *micro_batch, *transfers[1])]
     updating = cost(update, target) if update is not None else ()
     if update is not None and micro_batches > 1:
-        costs += [replace(c, count=micro_batches) for c in cost(_accumulation(update), target)]
+        costs += [replace(c, count=micro_batches) for c in cost(accumulation(update), target)]
     shared = {} if update is None else {k: v for k, v in _gradients(update).items() if k.name not in sharded}
     if shared and replicas > 1:
         costs.append(_all_reduce(shared, replicas, target))
@@ -93,7 +93,7 @@ def _gradients(update: OpGraph) -> dict[Input, Value]:
     return {given: update.values[v] for given, v in update.inputs_of(Role.GRADIENT).items()}
 
 
-def _accumulation(update: OpGraph) -> OpGraph:
+def accumulation(update: OpGraph) -> OpGraph:
     """Adds the gradients of one micro-batch to those of the update."""
     values, inputs, ops = list[Value](), dict[Input, int](), list[Op]()
     for given, gradient in _gradients(update).items():

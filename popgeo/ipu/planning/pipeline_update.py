@@ -8,6 +8,14 @@ from popgeo.ipu.cost.links import message_seconds, replica_ring, ring_seconds, s
 from popgeo.ipu.cost.plan import Profile
 from popgeo.ipu.options import Options
 from popgeo.ipu.planning.stage import Stage
+from popgeo.ipu.step_cost import accumulation
+
+
+def accumulation_cycles(update: OpGraph, stages: Sequence[Stage], options: Options) -> list[float]:
+    """Cycles in which each stage adds the gradients of one micro-batch to those before: its share of the weights."""
+    cycles = sum(one.plan.cycles(Profile.CALIBRATED) for one in cost(accumulation(update), options.target))
+    weights = sum(stage.weight_bytes for stage in stages)
+    return [cycles * stage.weight_bytes / weights for stage in stages]
 
 
 def update_cycles(

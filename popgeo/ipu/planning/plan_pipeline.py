@@ -18,7 +18,7 @@ from popgeo.ipu.options import Options
 from popgeo.ipu.planning.captured_model import CapturedModel
 from popgeo.ipu.planning.cut import Block, Cut, cut, cut_at, cut_by_layers, cut_evenly
 from popgeo.ipu.planning.pipeline_report import Pipeline
-from popgeo.ipu.planning.pipeline_update import update_cycles
+from popgeo.ipu.planning.pipeline_update import accumulation_cycles, update_cycles
 from popgeo.ipu.planning.schedule import Schedule, timeline
 from popgeo.ipu.planning.stage import Stage, stages_of
 from popgeo.ipu.planning.turns import turns_of
@@ -118,8 +118,13 @@ def _planned(step: CapturedModel, choices: _Choices, start: float) -> Pipeline:
     if order is Schedule.PHASED:
         rate = streaming_rate(chosen.replication_factor, chosen.target) / chosen.target.clock
         parts = [_with_streaming(part, rate, step.trains) for part in parts]
-    if choices.overlap_host:
-        parts = [replace(part, host_overlaps=True) for part in parts]
+    update = step.update(chosen)
+    adding = accumulation_cycles(update, parts, chosen) if update is not None and count > 1 else [0.0] * len(parts)
+    copying = 1 / (chosen.target.num_tiles * chosen.target.copy_bytes) if len(parts) > 1 and count > 1 else 0.0
+    parts = [
+        replace(part, accumulate=own, stash_copy=part.stash_bytes * copying, host_overlaps=choices.overlap_host)
+        for part, own in zip(parts, adding, strict=True)
+    ]
     tasks = timeline(
         [part.forward_pass for part in parts],
         [part.backward_pass for part in parts] if step.trains else [],
@@ -129,7 +134,7 @@ def _planned(step: CapturedModel, choices: _Choices, start: float) -> Pipeline:
         receive=([part.waits_forward for part in parts], [part.waits_backward for part in parts]),
     )
     updating, extra = update_cycles(
-        step.update(chosen),
+        update,
         parts,
         placed.num_ipus,
         chosen,

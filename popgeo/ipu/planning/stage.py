@@ -50,6 +50,8 @@ class Stage:
         weight_bytes: Of its parameters and buffers.
         stash_bytes: That it keeps of each micro-batch from its forward to its backward pass.
         memory: Bytes of each tile for one micro-batch in flight, without gradients and optimizer state.
+        stash_copy: Cycles in which what it keeps is copied to where it waits, and as many in which it comes back.
+        accumulate: Cycles in which a backward pass adds its gradients to those of the micro-batches before.
         host_overlaps: Whether the host's transfers take place while it computes.
         streaming_forward: Cycles in which a forward pass waits for streaming memory, in sequential phases.
         streaming_backward: The same of a backward pass.
@@ -68,6 +70,8 @@ class Stage:
     weight_bytes: int
     stash_bytes: int
     memory: MemoryUse
+    stash_copy: float = 0.0
+    accumulate: float = 0.0
     host_overlaps: bool = False
     streaming_forward: float = 0.0
     streaming_backward: float = 0.0
@@ -85,13 +89,13 @@ class Stage:
 
     @property
     def forward_pass(self) -> float:
-        """Cycles of a forward pass with all that it waits for."""
-        return self.waits_forward + self.forward
+        """Cycles of a forward pass with all that it waits for and puts aside."""
+        return self.waits_forward + self.forward + self.stash_copy
 
     @property
     def backward_pass(self) -> float:
-        """Cycles of a backward pass with all that it waits for."""
-        return self.waits_backward + self.backward
+        """Cycles of a backward pass with all that it waits for, takes back and adds up."""
+        return self.waits_backward + self.stash_copy + self.backward + self.accumulate
 
 
 def stages_of(

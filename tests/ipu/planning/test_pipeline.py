@@ -80,7 +80,7 @@ def test_one_stage_waits_for_nobody_and_sends_nothing():
     assert cut.bubble == pytest.approx(0.0)
     assert cut.stages[0].received_bytes == 0
     assert cut.stages[0].transfers == ()
-    assert cut.cycles == pytest.approx(8 * (cut.stages[0].forward_pass + cut.stages[0].backward) + cut.update[0])
+    assert cut.cycles == pytest.approx(8 * (cut.stages[0].forward_pass + cut.stages[0].backward_pass) + cut.update[0])
 
 
 def test_more_micro_batches_fill_the_pipeline():
