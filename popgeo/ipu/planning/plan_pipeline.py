@@ -9,12 +9,13 @@ from torch.optim import Optimizer
 
 from popgeo.capture.capture import bind
 from popgeo.capture.capture_step import capture_step
+from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import OpGraph, Role
 from popgeo.capture.passes import fold_constants
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.plan import OpCost, Profile
 from popgeo.ipu.options import Options
-from popgeo.ipu.planning.cut import Block, blocks_of, cut, cut_at, cut_by_layers, cut_evenly
+from popgeo.ipu.planning.cut import Block, Cut, blocks_of, cut, cut_at, cut_by_layers, cut_evenly
 from popgeo.ipu.planning.estimate import trained_names, update_of
 from popgeo.ipu.planning.pipeline import Pipeline
 from popgeo.ipu.planning.schedule import Schedule, timeline
@@ -59,23 +60,51 @@ def pipeline(
     trained = trained_names(model, optimizer)
     arguments = bind(model.forward, *example)
     step = capture_step(model, arguments, trained=trained, loss_scaling=chosen.loss_scaling)
+    update = update_of(model, step, optimizer, chosen).capture() if optimizer is not None else None
+    return plan_step(step, update, chosen, stages=stages, schedule=schedule, recompute=recompute, start=start)[0]
+
+
+def plan_step(
+    step: CapturedStep,
+    update: OpGraph | None,
+    chosen: Options,
+    *,
+    stages: int | Sequence[int] | Mapping[str, int],
+    schedule: Schedule | str = Schedule.ONE_F_ONE_B,
+    recompute: bool = False,
+    start: float | None = None,
+) -> tuple[Pipeline, Cut]:
+    """What a captured step would cost over several IPUs, and where it is cut: the plan of `pipeline`, and what runs.
+
+    Args:
+        step: The step of one micro-batch.
+        update: The program of one update; None where nothing is trained.
+        chosen: As for `pipeline`, and so are the others.
+        stages: How many, or layers of each IPU, or what begins a stage.
+        schedule: In which order stages take micro-batches.
+        recompute: Whether forward passes are repeated.
+        start: When the plan was asked for; now, if left out.
+
+    Raises:
+        ValueError: the stages do not cover the model's layers.
+    """
+    start = time.perf_counter() if start is None else start
     graph = fold_constants(step.graph)
     costs = cost(graph, chosen.target)
     blocks = blocks_of(graph)
     firsts, ipus = _firsts(graph, costs, blocks, stages)
     placed = cut(graph, blocks, firsts, ipus)
     parts = stages_of(graph, costs, placed, chosen.target, num_results=step.num_results, recompute=recompute)
-    count = chosen.gradient_accumulation if optimizer is not None else chosen.device_iterations
+    count = chosen.gradient_accumulation if update is not None else chosen.device_iterations
     tasks = timeline(
         [part.receive_forward + part.forward for part in parts],
-        [part.receive_backward + part.backward for part in parts] if optimizer is not None else [],
+        [part.receive_backward + part.backward for part in parts] if update is not None else [],
         ipus,
         count,
         Schedule(schedule),
     )
-    update = update_of(model, step, optimizer, chosen).capture() if optimizer is not None else None
     cycles, extra = _updates(update, parts, placed.num_ipus, chosen)
-    return Pipeline(
+    planned = Pipeline(
         target=chosen.target,
         schedule=Schedule(schedule),
         stages=tuple(parts),
@@ -87,6 +116,7 @@ def pipeline(
         shared=_shared(graph, placed.stage_of, ipus),
         seconds_to_plan=time.perf_counter() - start,
     )
+    return planned, placed
 
 
 def _firsts(
