@@ -15,7 +15,7 @@ from popgeo.ipu.compiled_function import compile as compile
 from popgeo.ipu.compiled_model import CompiledModel as CompiledModel
 from popgeo.ipu.options import Options as Options
 from popgeo.ipu.planning.estimate import estimate as estimate
-from popgeo.ipu.planning.pipeline_report import Pipeline as Pipeline
+from popgeo.ipu.planning.pipeline import Pipeline as Pipeline
 from popgeo.ipu.planning.plan_pipeline import pipeline as pipeline
 from popgeo.ipu.planning.schedule import Schedule as Schedule
 from popgeo.ipu.report.report import Report as Report

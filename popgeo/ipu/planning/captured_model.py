@@ -60,13 +60,21 @@ class CapturedModel:
         """
         trained = trained_names(model, optimizer)
         step = capture_step(model, bind(model.forward, *example), trained=trained, loss_scaling=options.loss_scaling)
+        update = None if optimizer is None else partial(_capture_update, model, step, optimizer)
+        return cls.of_step(step, options.target, update)
+
+    @classmethod
+    def of_step(
+        cls, step: CapturedStep, target: IpuTarget, capture_update: Callable[[Options], OpGraph] | None
+    ) -> "CapturedModel":
+        """The same of a step that is captured already."""
         graph = fold_constants(step.graph)
         return cls(
             graph=graph,
-            target=options.target,
+            target=target,
             blocks=blocks_of(graph),
             num_results=step.num_results,
-            capture_update=None if optimizer is None else partial(_capture_update, model, step, optimizer),
+            capture_update=capture_update,
         )
 
     @property

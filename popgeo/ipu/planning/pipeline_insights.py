@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from popgeo.ipu.planning.pipeline import PipelineFigures
+from popgeo.ipu.planning.pipeline_figures import PipelineFigures
 from popgeo.ipu.planning.pipeline_moves import best_move
 from popgeo.ipu.planning.pipeline_spans import cycles_by_kind
 from popgeo.ipu.planning.schedule import Schedule

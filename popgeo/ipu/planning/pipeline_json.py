@@ -4,7 +4,7 @@ import json
 from dataclasses import fields
 from typing import Any
 
-from popgeo.ipu.planning.pipeline import PipelineFigures
+from popgeo.ipu.planning.pipeline_figures import PipelineFigures
 from popgeo.ipu.planning.pipeline_insights import Remedy, insights
 from popgeo.ipu.planning.pipeline_tables import ipus_of, stages_of
 from popgeo.ipu.planning.schedule import Schedule, Task

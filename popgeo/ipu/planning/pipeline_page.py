@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from popgeo.ipu.planning.pipeline import PipelineFigures
+from popgeo.ipu.planning.pipeline_figures import PipelineFigures
 from popgeo.ipu.planning.pipeline_picture import bars, left_out, timeline
 from popgeo.ipu.planning.pipeline_spans import KINDS
 from popgeo.ipu.planning.pipeline_tables import COLUMNS, ipus_of, stages_of

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from itertools import pairwise
 
-from popgeo.ipu.planning.pipeline import PipelineFigures
+from popgeo.ipu.planning.pipeline_figures import PipelineFigures
 from popgeo.ipu.planning.pipeline_spans import SHOWN, Span, spans, windows
 
 WIDTH, LEFT, TOP, GAP = 1200, 52, 22, 46  # of the picture, of its labels, of its axis, of what is left out

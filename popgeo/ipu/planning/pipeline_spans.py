@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from popgeo.ipu.planning.pipeline import PipelineFigures
+from popgeo.ipu.planning.pipeline_figures import PipelineFigures
 from popgeo.ipu.planning.schedule import Schedule, Task
 
 KINDS = ("forward", "backward", "receive", "host", "streaming", "update", "wait")

@@ -6,9 +6,10 @@ from typing import Any
 
 import pandas as pd
 
-from popgeo.ipu.planning.pipeline import PipelineFigures
+from popgeo.ipu.planning.pipeline_figures import PipelineFigures
 from popgeo.ipu.planning.pipeline_spans import cycles_by_kind, spans
 from popgeo.ipu.planning.schedule import most_in_flight
+from popgeo.ipu.planning.stage import Stage
 from popgeo.ipu.report.insights import Insight
 
 COLUMNS: Mapping[str, Mapping[str, tuple[str, str]]] = {
@@ -19,7 +20,7 @@ COLUMNS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "forward": ("cycles", "forward pass of one micro-batch"),
         "backward": ("cycles", "backward pass of one micro-batch, recomputation included"),
         "receive": ("cycles", "receiving what other stages send for both passes"),
-        "host": ("cycles", "waiting for the host, and for streaming memory, for both passes"),
+        "other": ("cycles", "host, streaming memory, putting activations aside and adding up gradients, both passes"),
         "received_bytes": ("B", "what they send for one micro-batch"),
         "weight_bytes": ("B", "parameters and buffers"),
         "stash_bytes": ("B", "kept of one micro-batch from its forward to its backward pass"),
@@ -30,8 +31,8 @@ COLUMNS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "ipus": {
         "ipu": ("", "number of the IPU, in each replica"),
         "stages": ("", "the stages that run there"),
-        "forward": ("cycles", "of a step in forward passes"),
-        "backward": ("cycles", "of a step in backward passes, recomputation included"),
+        "forward": ("cycles", "of a step in forward passes, and putting aside what they keep"),
+        "backward": ("cycles", "of a step in backward passes, with recomputation, and adding up gradients"),
         "receive": ("cycles", "of a step in which it receives from other IPUs"),
         "host": ("cycles", "of a step in which it waits for the host's inputs and results"),
         "streaming": ("cycles", "of a step in which it waits for streaming memory"),
@@ -100,7 +101,7 @@ def stages_of(plan: PipelineFigures) -> list[dict[str, Any]]:
             "forward": stage.forward,
             "backward": stage.backward,
             "receive": stage.receive_forward + stage.receive_backward,
-            "host": stage.waits_forward + stage.waits_backward - stage.receive_forward - stage.receive_backward,
+            "other": stage.forward_pass + stage.backward_pass - _computes_and_receives(stage),
             "received_bytes": stage.received_bytes,
             "weight_bytes": stage.weight_bytes,
             "stash_bytes": stage.stash_bytes,
@@ -110,6 +111,10 @@ def stages_of(plan: PipelineFigures) -> list[dict[str, Any]]:
         }
         for number, stage in enumerate(plan.stages)
     ]
+
+
+def _computes_and_receives(stage: Stage) -> float:
+    return stage.forward + stage.backward + stage.receive_forward + stage.receive_backward
 
 
 def ipus_of(plan: PipelineFigures) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from popgeo.ipu.planning.pipeline import PipelineFigures
+from popgeo.ipu.planning.pipeline_figures import PipelineFigures
 from popgeo.ipu.planning.pipeline_tables import stages_of
 from popgeo.ipu.report.insights import Insight
 from popgeo.ipu.report.text import quantity
@@ -48,14 +48,14 @@ def pace(plan: PipelineFigures) -> str:
 
 def _stages(plan: PipelineFigures) -> Iterable[str]:
     yield (
-        f"{'stage':>5} {'IPU':>3} {'layers':<27}{'forward':>13}{'backward':>13}{'receive':>11}{'host':>10}{'busy':>6}"
+        f"{'stage':>5} {'IPU':>3} {'layers':<27}{'forward':>13}{'backward':>13}{'receive':>11}{'other':>10}{'busy':>6}"
         f"{'memory':>8}"
     )
     for row in stages_of(plan):
         name = row["layers"] if len(row["layers"]) <= 26 else "…" + row["layers"][-25:]
         yield (
             f"{row['stage']:>5} {row['ipu']:>3} {name:<27}{row['forward']:>13,.0f}{row['backward']:>13,.0f}"
-            f"{row['receive']:>11,.0f}{row['host']:>10,.0f}{row['busy']:>6.0%}{row['memory']:>8.0%}"
+            f"{row['receive']:>11,.0f}{row['other']:>10,.0f}{row['busy']:>6.0%}{row['memory']:>8.0%}"
         )
 
 

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from popgeo.ipu.planning.pipeline import PipelineFigures
+from popgeo.ipu.planning.pipeline_figures import PipelineFigures
 from popgeo.ipu.planning.pipeline_spans import spans
 
 

@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
+from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import OpGraph, Role
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.links import streaming_rate
@@ -17,7 +18,7 @@ from popgeo.ipu.cost.serialized import serialized
 from popgeo.ipu.options import Options
 from popgeo.ipu.planning.captured_model import CapturedModel
 from popgeo.ipu.planning.cut import Block, Cut, cut, cut_at, cut_by_layers, cut_evenly
-from popgeo.ipu.planning.pipeline_report import Pipeline
+from popgeo.ipu.planning.pipeline import Pipeline
 from popgeo.ipu.planning.pipeline_update import accumulation_cycles, update_cycles
 from popgeo.ipu.planning.schedule import Schedule, timeline
 from popgeo.ipu.planning.stage import Stage, stages_of
@@ -80,7 +81,35 @@ def pipeline(
         shard_optimizer=shard_optimizer,
         overlap_host=overlap_host,
     )
-    return _planned(step, choices, start)
+    return _planned(step, choices, start)[0]
+
+
+def plan_step(
+    step: CapturedStep,
+    update: OpGraph | None,
+    chosen: Options,
+    *,
+    stages: int | Sequence[int] | Mapping[str, int],
+    schedule: Schedule | str = Schedule.LOCK_STEP,
+    recompute: bool = False,
+) -> tuple[Pipeline, Cut]:
+    """What a captured step would cost over several IPUs, and where it is cut: the plan of `pipeline`, and what runs.
+
+    Args:
+        step: The step of one micro-batch.
+        update: The program of one update; None where nothing is trained.
+        chosen: As for `pipeline`, and so are the others.
+        stages: How many, or layers of each IPU, or what begins a stage.
+        schedule: In which order stages take micro-batches.
+        recompute: Whether forward passes are repeated.
+
+    Raises:
+        ValueError: the stages do not cover the model's layers.
+    """
+    start = time.perf_counter()
+    captured = CapturedModel.of_step(step, chosen.target, None if update is None else lambda _: update)
+    choices = _Choices(options=chosen, stages=stages, schedule=Schedule(schedule), recompute=recompute)
+    return _planned(captured, choices, start)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,14 +120,14 @@ class _Choices:
     stages: int | Sequence[int] | Mapping[str, int]
     schedule: Schedule
     recompute: bool
-    serialize: Mapping[str, tuple[int, int]]
-    optimizer_off_chip: bool
-    shard_optimizer: bool
-    overlap_host: bool
+    serialize: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    optimizer_off_chip: bool = False
+    shard_optimizer: bool = False
+    overlap_host: bool = False
 
 
-def _planned(step: CapturedModel, choices: _Choices, start: float) -> Pipeline:
-    """The plan of a captured model."""
+def _planned(step: CapturedModel, choices: _Choices, start: float) -> tuple[Pipeline, Cut]:
+    """The plan of a captured model, and where it is cut."""
     chosen, order, graph, blocks = choices.options, choices.schedule, step.graph, step.blocks
     costs = step.costs(chosen.proportion_of(0))
     firsts, ipus = _firsts(graph, costs, blocks, choices.stages)
@@ -143,7 +172,7 @@ def _planned(step: CapturedModel, choices: _Choices, start: float) -> Pipeline:
         sharded=choices.shard_optimizer,
     )
     ends = [*firsts[1:], len(blocks)]
-    return Pipeline(
+    planned = Pipeline(
         target=chosen.target,
         schedule=order,
         stages=tuple(parts),
@@ -161,6 +190,7 @@ def _planned(step: CapturedModel, choices: _Choices, start: float) -> Pipeline:
         again=partial(_again, step, choices),
         seconds_to_plan=time.perf_counter() - start,
     )
+    return planned, placed
 
 
 def _again(
@@ -180,7 +210,7 @@ def _again(
         options = replace(options, gradient_accumulation=micro_batches, device_iterations=steps)
     else:
         options = replace(options, device_iterations=micro_batches)
-    return _planned(step, replace(choices, options=options, **others), start)
+    return _planned(step, replace(choices, options=options, **others), start)[0]
 
 
 def _firsts(
