@@ -44,7 +44,7 @@ def page(plan: PipelineFigures, found: Sequence[Insight], title: str = "") -> st
     sections = {
         "totals": _totals(plan, ipus),
         "insights": insights_section(found, "the step saved"),
-        "timeline": _timeline(plan),
+        "timeline": _timeline(plan, ipus),
         "cycles by IPU": _cycles(plan, ipus),
         "memory by IPU": _memory(ipus),
         "stages": _stages(plan),
@@ -93,22 +93,27 @@ def _totals(plan: PipelineFigures, ipus: Sequence[Mapping[str, Any]]) -> str:
     shares = {kind: f" {n / whole:.1%}" for kind, n in total.items()}
     return (
         f'<section id="totals"><h2>Totals</h2><div class="cards">{boxes}</div><div class="bar">{bar}</div>'
-        f"{_key(KINDS, shares)}</section>"
+        f"{_key(_kinds(ipus), shares)}</section>"
     )
 
 
-def _timeline(plan: PipelineFigures) -> str:
+def _timeline(plan: PipelineFigures, ipus: Sequence[Mapping[str, Any]]) -> str:
     return (
         '<section id="timeline"><h2>Timeline</h2><p class="soft">Numbers are those of micro-batches; rest the pointer '
         f"on one for its cycles. {escape(left_out(plan))}</p>{timeline(plan)}"
-        f'<div style="margin-top:8px">{_key(KINDS)}</div></section>'
+        f'<div style="margin-top:8px">{_key(_kinds(ipus))}</div></section>'
     )
+
+
+def _kinds(ipus: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What IPUs spend any time on."""
+    return [kind for kind in KINDS if any(of[kind] for of in ipus)]
 
 
 def _cycles(plan: PipelineFigures, ipus: Sequence[Mapping[str, Any]]) -> str:
     return (
         f'<section id="cycles"><h2>Cycles by IPU</h2>{bars(ipus, KINDS, plan.cycles)}'
-        f'<div style="margin-top:8px">{_key(KINDS)}</div></section>'
+        f'<div style="margin-top:8px">{_key(_kinds(ipus))}</div></section>'
     )
 
 
