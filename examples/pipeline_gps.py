@@ -7,7 +7,8 @@ GPS++ twice for a few steps: as a whole, and with `Options(stages=4)`, micro-bat
 Prints the largest difference between their losses and between their weights, which is 0. Then it plans the model of the
 report, 16 layers of 256 channels in micro-batches of eight packs, on 16 Bow IPUs: which layers on which IPU, who waits
 for whom, and what would be faster; `--page` writes it with its timeline. Expect 33,000 graphs/s and memory three times
-over in float32; published are 17,800 in float16, and nothing here is fitted to that. Needs rdkit: pip install 'popgeo[molecules]'.
+over in float32; published are 17,800 in float16, and nothing here is fitted to that. Needs rdkit: pip install
+'popgeo[molecules]'.
 """
 
 import argparse
@@ -79,11 +80,7 @@ def train(molecules: list[Data], given: argparse.Namespace, stages: int | None) 
 
 def plan(molecules: list[Data], given: argparse.Namespace) -> tuple[ipu.Pipeline, float]:
     """The model of the report over many IPUs, and the graphs of a micro-batch."""
-    sizes = FixedSizeOptions(
-        num_nodes=PACKS * (PACK.num_nodes - 1) + 1,
-        num_edges=PACKS * PACK.num_edges,
-        num_graphs=PACKS * (PACK.num_graphs - 1) + 1,
-    )
+    sizes = FixedSizeOptions(num_nodes=PACKS * 60 + 1, num_edges=PACKS * 120, num_graphs=PACKS * 8 + 1)
     loader = FixedSizeDataLoader(molecules, fixed_size_options=sizes, fixed_size_strategy="Window")
     batch = next(iter(loader))
     model = Positional(Gap(given.plan_channels, given.plan_layers, 0.0, 1.0)).train()
