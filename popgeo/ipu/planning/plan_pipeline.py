@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -12,18 +11,16 @@ from popgeo.capture.capture import bind
 from popgeo.capture.capture_step import capture_step
 from popgeo.capture.op_graph import OpGraph, Role
 from popgeo.capture.passes import fold_constants
-from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.graph_cost import cost
-from popgeo.ipu.cost.links import streaming_rate
 from popgeo.ipu.cost.plan import OpCost, Profile
-from popgeo.ipu.cost.serialized import serialized
 from popgeo.ipu.options import Options
-from popgeo.ipu.planning.cut import Block, Cut, blocks_of, cut, cut_at, cut_by_layers, cut_evenly
+from popgeo.ipu.planning.cut import Block, blocks_of, cut, cut_at, cut_by_layers, cut_evenly
 from popgeo.ipu.planning.estimate import trained_names, update_of
 from popgeo.ipu.planning.pipeline import Pipeline
-from popgeo.ipu.planning.pipeline_update import accumulation_cycles, update_cycles
+from popgeo.ipu.planning.pipeline_update import update_cycles
 from popgeo.ipu.planning.schedule import Schedule, timeline
-from popgeo.ipu.planning.stage import Stage, stages_of
+from popgeo.ipu.planning.stage import stages_of
+from popgeo.ipu.planning.stage_costs import outputs_of, placed_costs, with_waits
 from popgeo.ipu.planning.turns import turns_of
 
 
@@ -76,26 +73,18 @@ def pipeline(
     arguments = bind(model.forward, *example)
     step = capture_step(model, arguments, trained=trained, loss_scaling=chosen.loss_scaling)
     graph = fold_constants(step.graph)
-    order, in_parts = Schedule(schedule), _outputs(model, serialize or {})
+    order, in_parts = Schedule(schedule), outputs_of(model, serialize or {})
     costs: Sequence[OpCost] = cost(graph, chosen.target, matmul_proportion=chosen.proportion_of(0))
     blocks = blocks_of(graph)
     firsts, ipus = _firsts(graph, costs, blocks, stages)
     if order is Schedule.PHASED:
         ipus = [0] * len(ipus)
     placed = cut(graph, blocks, firsts, ipus)
-    costs = _placed_costs(graph, costs, placed, chosen, in_parts)
+    costs = placed_costs(graph, costs, placed, chosen, in_parts)
     parts = stages_of(graph, costs, placed, chosen.target, num_results=step.num_results, recompute=recompute)
     count = chosen.gradient_accumulation if optimizer is not None else chosen.device_iterations
-    if order is Schedule.PHASED:
-        rate = streaming_rate(chosen.replication_factor, chosen.target) / chosen.target.clock
-        parts = [_with_streaming(part, rate, optimizer is not None) for part in parts]
     update = update_of(model, step, optimizer, chosen).capture() if optimizer is not None else None
-    adding = accumulation_cycles(update, parts, chosen) if update is not None and count > 1 else [0.0] * len(parts)
-    copying = 1 / (chosen.target.num_tiles * chosen.target.copy_bytes) if len(parts) > 1 and count > 1 else 0.0
-    parts = [
-        replace(part, accumulate=own, stash_copy=part.stash_bytes * copying, host_overlaps=overlap_host)
-        for part, own in zip(parts, adding, strict=True)
-    ]
+    parts = with_waits(parts, update, chosen, order, count, overlap_host=overlap_host)
     tasks = timeline(
         [part.forward_pass for part in parts],
         [part.backward_pass for part in parts] if optimizer is not None else [],
@@ -148,50 +137,6 @@ def _firsts(
         cycles[whole.stage_of[index]] += its.plan.cycles(Profile.CALIBRATED)
         held[whole.stage_of[index]] |= {v: graph.values[v].nbytes for v in op.reads() if v in weights}
     return cut_evenly(blocks, cycles, [sum(one.values()) for one in held], stages), list(range(stages))
-
-
-def _placed_costs(
-    graph: OpGraph, costs: Sequence[OpCost], placed: Cut, options: Options, serialize: Mapping[str, tuple[int, int]]
-) -> list[OpCost]:
-    """Costs where each operation has found its IPU: its share of memory for products, and layers in parts."""
-    ipu_of = [placed.ipus[stage] for stage in placed.stage_of]
-    shares = {ipu: options.proportion_of(ipu) for ipu in set(ipu_of)}
-    plans = {options.proportion_of(0): costs}
-    for share in set(shares.values()) - plans.keys():
-        plans[share] = cost(graph, options.target, matmul_proportion=share)
-    chosen = [plans[shares[ipu]][index] for index, ipu in enumerate(ipu_of)]
-    for index, op in enumerate(graph.ops):
-        if op.module in serialize:
-            machine = Machine(target=options.target, matmul_proportion=shares[ipu_of[index]])
-            plan = serialized(graph, op, machine, *serialize[op.module])
-            if plan is not None:
-                chosen[index] = replace(chosen[index], plan=plan)
-    return chosen
-
-
-def _outputs(model: nn.Module, serialize: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """Outputs and parts of each layer that is computed in parts."""
-    layers = dict(model.named_modules())
-    found = {}
-    for name, parts in serialize.items():
-        weight = getattr(layers.get(name), "weight", None)
-        if weight is None or weight.dim() != 2:
-            raise ValueError(f"serialize names {name!r}, which is no linear layer of the model.")
-        if isinstance(parts, bool) or not isinstance(parts, int) or not 1 <= parts <= weight.shape[0]:
-            raise ValueError(f"serialize has {parts!r} parts for {name!r}; it takes 1 to {weight.shape[0]}.")
-        found[name] = (weight.shape[0], parts)
-    return found
-
-
-def _with_streaming(stage: Stage, rate: float, trains: bool) -> Stage:
-    """A phase whose weights come from streaming memory before each pass, and what it keeps goes there and back."""
-    into = stage.weight_bytes + (stage.stash_bytes if trains else 0)
-    gradients = 2 * stage.weight_bytes if trains else 0  # read, added to, written
-    return replace(
-        stage,
-        streaming_forward=into / rate,
-        streaming_backward=(into + gradients) / rate if trains else 0.0,
-    )
 
 
 def _shared(graph: OpGraph, stage_of: Sequence[int], ipus: Sequence[int]) -> tuple[str, ...]:
