@@ -134,16 +134,18 @@ def _by_feature(kind: str, value: Value, features: int, machine: Machine) -> Pla
 
 
 def _batch_norm(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """`popnn::bn`, which does for each channel what a layer norm does for each row."""
     value = tensor(graph, op.args[0])
     channels = value.shape[1] if len(value.shape) > 1 else 1
-    steps = (REDUCE, "subtract", "square", REDUCE, "multiply", "add product")
+    steps = (REDUCE, REDUCE, "inverse deviations", *_WHITEN, "multiply", "add")
     return _over_last(value, steps, max(1, channels), machine, is_inner=False)
 
 
 def _batch_norm_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """The sums for the input's gradient are, but for a factor, those for weight and bias."""
     value = tensor(graph, op.args[0])
     channels = value.shape[1] if len(value.shape) > 1 else 1
-    steps = ("add product", REDUCE, REDUCE, "add product", "add product")
+    steps = (*_WHITEN, "multiply", "multiply", REDUCE, REDUCE, "multiply", "add", "add", "multiply")
     return _over_last(value, steps, max(1, channels), machine, is_inner=False)
 
 
