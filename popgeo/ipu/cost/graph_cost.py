@@ -5,6 +5,7 @@ from popgeo.capture.op_graph import Op, OpGraph
 from popgeo.ipu.cost import (
     attention,
     control,
+    convolution,
     distances,
     elementwise,
     fused,
@@ -13,6 +14,7 @@ from popgeo.ipu.cost import (
     matmul,
     movement,
     norms,
+    pooling,
     reduce,
     scatter,
     sorting,
@@ -25,6 +27,7 @@ from popgeo.ipu.target import IpuTarget
 
 _FAMILIES = (
     movement, elementwise, reduce, norms, losses, sorting, distances, gather, scatter, matmul, fused, attention,
+    convolution, pooling,
 )  # fmt: skip
 RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
 

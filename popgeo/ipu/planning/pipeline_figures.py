@@ -98,7 +98,7 @@ class PipelineFigures:
     @property
     def bubble(self) -> float:
         """The share of a step in which IPUs wait for each other, over all of them."""
-        return 1.0 - sum(self.busy) / (self.num_ipus * self.cycles)
+        return max(0.0, 1.0 - sum(self.busy) / (self.num_ipus * self.cycles))
 
     @property
     def bottleneck(self) -> int:

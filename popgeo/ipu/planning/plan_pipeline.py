@@ -11,17 +11,15 @@ from torch.optim import Optimizer
 
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import OpGraph, Role
-from popgeo.ipu.cost.calibration import Machine
-from popgeo.ipu.cost.links import streaming_rate
 from popgeo.ipu.cost.plan import OpCost, Profile
-from popgeo.ipu.cost.serialized import serialized
 from popgeo.ipu.options import Options
 from popgeo.ipu.planning.captured_model import CapturedModel
 from popgeo.ipu.planning.cut import Block, Cut, cut, cut_at, cut_by_layers, cut_evenly
 from popgeo.ipu.planning.pipeline import Pipeline
-from popgeo.ipu.planning.pipeline_update import accumulation_cycles, update_cycles
+from popgeo.ipu.planning.pipeline_update import update_cycles
 from popgeo.ipu.planning.schedule import Schedule, timeline
-from popgeo.ipu.planning.stage import Stage, stages_of
+from popgeo.ipu.planning.stage import stages_of
+from popgeo.ipu.planning.stage_costs import outputs_of, placed_costs, with_waits
 from popgeo.ipu.planning.turns import turns_of
 
 
@@ -76,7 +74,7 @@ def pipeline(
         stages=stages,
         schedule=Schedule(schedule),
         recompute=recompute,
-        serialize=_outputs(model, serialize or {}),
+        serialize=outputs_of(model, serialize or {}),
         optimizer_off_chip=optimizer_off_chip,
         shard_optimizer=shard_optimizer,
         overlap_host=overlap_host,
@@ -136,7 +134,7 @@ def _planned(step: CapturedModel, choices: _Choices, start: float) -> tuple[Pipe
     placed = cut(graph, blocks, firsts, ipus)
     parts = stages_of(
         graph,
-        _placed_costs(step, placed, chosen, choices.serialize),
+        placed_costs(graph, costs, placed, chosen, choices.serialize),
         placed,
         chosen.target,
         num_results=step.num_results,
@@ -144,16 +142,8 @@ def _planned(step: CapturedModel, choices: _Choices, start: float) -> tuple[Pipe
         memories=step.memories,
     )
     count = chosen.gradient_accumulation if step.trains else chosen.device_iterations
-    if order is Schedule.PHASED:
-        rate = streaming_rate(chosen.replication_factor, chosen.target) / chosen.target.clock
-        parts = [_with_streaming(part, rate, step.trains) for part in parts]
     update = step.update(chosen)
-    adding = accumulation_cycles(update, parts, chosen) if update is not None and count > 1 else [0.0] * len(parts)
-    copying = 1 / (chosen.target.num_tiles * chosen.target.copy_bytes) if len(parts) > 1 and count > 1 else 0.0
-    parts = [
-        replace(part, accumulate=own, stash_copy=part.stash_bytes * copying, host_overlaps=choices.overlap_host)
-        for part, own in zip(parts, adding, strict=True)
-    ]
+    parts = with_waits(parts, update, chosen, order, count, overlap_host=choices.overlap_host)
     tasks = timeline(
         [part.forward_pass for part in parts],
         [part.backward_pass for part in parts] if step.trains else [],
@@ -231,48 +221,6 @@ def _firsts(
         cycles[whole.stage_of[index]] += its.plan.cycles(Profile.CALIBRATED)
         held[whole.stage_of[index]] |= {v: graph.values[v].nbytes for v in op.reads() if v in weights}
     return cut_evenly(blocks, cycles, [sum(one.values()) for one in held], stages), list(range(stages))
-
-
-def _placed_costs(
-    step: CapturedModel, placed: Cut, options: Options, serialize: Mapping[str, tuple[int, int]]
-) -> list[OpCost]:
-    """Costs where each operation has found its IPU: its share of memory for products, and layers in parts."""
-    graph, ipu_of = step.graph, [placed.ipus[stage] for stage in placed.stage_of]
-    shares = {ipu: options.proportion_of(ipu) for ipu in set(ipu_of)}
-    plans = {share: step.costs(share) for share in set(shares.values())}
-    chosen = [plans[shares[ipu]][index] for index, ipu in enumerate(ipu_of)]
-    for index, op in enumerate(graph.ops):
-        if op.module in serialize:
-            machine = Machine(target=options.target, matmul_proportion=shares[ipu_of[index]])
-            plan = serialized(graph, op, machine, *serialize[op.module])
-            if plan is not None:
-                chosen[index] = replace(chosen[index], plan=plan)
-    return chosen
-
-
-def _outputs(model: nn.Module, serialize: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """Outputs and parts of each layer that is computed in parts."""
-    layers = dict(model.named_modules())
-    found = {}
-    for name, parts in serialize.items():
-        weight = getattr(layers.get(name), "weight", None)
-        if weight is None or weight.dim() != 2:
-            raise ValueError(f"serialize names {name!r}, which is no linear layer of the model.")
-        if isinstance(parts, bool) or not isinstance(parts, int) or not 1 <= parts <= weight.shape[0]:
-            raise ValueError(f"serialize has {parts!r} parts for {name!r}; it takes 1 to {weight.shape[0]}.")
-        found[name] = (weight.shape[0], parts)
-    return found
-
-
-def _with_streaming(stage: Stage, rate: float, trains: bool) -> Stage:
-    """A phase whose weights come from streaming memory before each pass, and what it keeps goes there and back."""
-    into = stage.weight_bytes + (stage.stash_bytes if trains else 0)
-    gradients = 2 * stage.weight_bytes if trains else 0  # read, added to, written
-    return replace(
-        stage,
-        streaming_forward=into / rate,
-        streaming_backward=(into + gradients) / rate if trains else 0.0,
-    )
 
 
 def _shared(graph: OpGraph, stage_of: Sequence[int], ipus: Sequence[int]) -> tuple[str, ...]:

@@ -39,8 +39,8 @@ def test_products_and_scores_by_hand():
     plan = plan_attention(Attention(heads=2, queries=3, keys=5, width=4, value_width=4, nbytes=4), BOW)
     # Two products of 2 heads x 3 rows x 5 columns x 4 features, a multiplication and an addition each.
     assert products(plan) == 2 * (2 * 2 * 3 * 5 * 4)
-    # Scaling 2 x 3 x 4 queries; then of 30 scores the largest, subtract, exp, sum, divide; log and add of 6 sums.
-    assert plan.flops - products(plan) == 24 + 5 * 30 + 12
+    # Scaling 2 x 3 x 4 queries; of 30 scores the largest, subtract, exp, sum, multiply; inverse, log, add of 6 sums.
+    assert plan.flops - products(plan) == 24 + 5 * 30 + 3 * 6
     # A score takes 2 bytes, and all of them, 12 x 1024 x 1024 on 1472 tiles, 17,097 bytes a tile; two of them backward.
     forward, backward = plan_attention(GPT2, BOW), plan_attention(GPT2, BOW, is_backward=True)
     for plan, scores in ((forward, 17_097), (backward, 34_193)):
