@@ -3,6 +3,8 @@
 Real functions are compiled with `popgeo.ipu.compile` for the published shapes; the points and where they come from are
 in `benchmarks/data`. No constant has seen these points, but which terms the formulas have was decided with all of them
 in view.
+
+    python benchmarks/cost_model_validation.py --systems  # whole systems of up to 64 IPUs as well: a minute more
 """
 
 import argparse
@@ -13,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import published
 import torch
+import whole_systems
 from published import Point
 from scipy.stats import spearmanr
 
@@ -29,6 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=published.FOLDER, help="of the published points")
     parser.add_argument("--quick", action="store_true", help="fewer points of the long sweeps")
+    parser.add_argument("--systems", action="store_true", help="whole systems as well: SchNet, GPS++ and GPT-2")
     arguments = parser.parse_args()
     if not arguments.folder.is_dir():
         parser.error(f"--folder is {arguments.folder}, which does not exist; benchmarks/data holds the points.")
@@ -48,6 +52,8 @@ def main() -> None:
             f"{judge(others, ideal)[0]:>8.1%}  {low:.2f} to {high:.2f}: {'met' if met else 'MISSED'}"
             f"  ({time.perf_counter() - start:.1f} s)"
         )
+    if arguments.systems:
+        whole_systems.tell(arguments.folder)
 
 
 def modelled(points: Sequence[Point], profile: Profile = Profile.CALIBRATED) -> np.ndarray:

@@ -69,7 +69,7 @@ class Gap(nn.Module):
 
     def forward(self, **b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Gaps in eV [num_graphs], their mean absolute error, and what is trained on."""
-        batch, num_graphs = b["batch"], PACK.num_graphs
+        batch, num_graphs = b["batch"], b["graphs_mask"].numel()
         noisy = self.denoiser.corrupt(b["x"])
         atoms = torch.stack([kind(noisy[:, i]) for i, kind in enumerate(self.kinds)]).sum(0)  # [num_nodes, channels]
         waves = draw_signs(b["laplacian"], batch, num_graphs, self.training)

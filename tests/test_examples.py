@@ -26,6 +26,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Itera
 
     def run_script(path: str | Path, *arguments: str) -> str:
         monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+        monkeypatch.syspath_prepend(str(EXAMPLES))  # as Python does for a script
         runpy.run_path(str(EXAMPLES / path), run_name="__main__")
         return capsys.readouterr().out
 
@@ -172,6 +173,19 @@ def test_gps_plus_plus_is_trained_in_the_packs_of_its_report(run: Run, shared_da
     assert "61 nodes, 120 edges, 9 graphs" in printed
     assert 0 < numbers(r"held out ([\d.]+) eV", printed)[0] < 6
     assert "0% without a rule" in printed
+
+
+def test_gps_plus_plus_in_stages_is_what_it_is_on_one_ipu_and_its_plan_has_a_page(
+    run: Run, shared_data: Path, tmp_path: Path
+):
+    pytest.importorskip("rdkit", reason="rdkit is not installed: pip install popgeo[molecules]")
+    small = ("--molecules", "30", "--channels", "8", "--layers", "2", "--accumulate", "2", "--replicas", "2")
+    small += ("--steps", "2", "--stages", "2", "--plan-channels", "8", "--plan-layers", "2", "--plan-accumulate", "2")
+    where = ("--data", str(shared_data / "pcqm" / "pcqm4mv2_2k.csv.gz"), "--page", str(tmp_path / "new" / "plan.html"))
+    printed = run("pipeline_gps.py", *small, *where)
+    assert "losses 0.0e+00 eV, weights 0.0e+00" in printed
+    assert "2 x Bow x 2 replicas" in printed
+    assert "<h1>GPS++ on 4 Bow IPUs</h1>" in (tmp_path / "new" / "plan.html").read_text()
 
 
 @pytest.mark.filterwarnings("ignore")  # of PyG, on atoms that rdkit cannot read

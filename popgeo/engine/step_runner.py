@@ -1,7 +1,9 @@
 """Runs the micro-batches of a call in order: device iterations, accumulation, replicas, updates."""
 
+import contextlib
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +19,13 @@ from popgeo.engine.denormals import DenormalsFlushed
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.inductor import InductorRunner
 from popgeo.engine.optimizer.update import Update
+from popgeo.engine.pipeline.run_round import RoundRunner
+from popgeo.engine.pipeline.staging import Staging
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.threads import ThreadChoice
 from popgeo.engine.write_back import check_apart, write_back
+
+Runner = GraphRunner | InductorRunner | RoundRunner
 
 
 class StepRunner:
@@ -32,6 +38,7 @@ class StepRunner:
         update: Applies gradients; None for inference.
         replicas: Which of the replicas run here.
         kind: What runs the graph of one micro-batch.
+        staging: How the step is cut into stages; None runs it as a whole.
 
     Attributes:
         threads: With how many threads calls run.
@@ -45,8 +52,9 @@ class StepRunner:
         update: Update | None,
         replicas: Replicas,
         kind: type[GraphRunner] | type[InductorRunner] = GraphRunner,
+        staging: Staging | None = None,
     ) -> None:
-        self._kind = kind
+        self._kind, self._staging = kind, staging
         self.step, self._model, self._options = step, model, options
         self._update, self.replicas = update, replicas
         self.threads = ThreadChoice(options.num_threads)
@@ -63,12 +71,12 @@ class StepRunner:
         """Binds the step to the memory in which the weights are now."""
         if self._update is not None:
             self._update.take_over()
-        self._usual: GraphRunner | InductorRunner | None = None
-        self._careful: GraphRunner | InductorRunner | None = None
+        self._usual: Runner | None = None
+        self._careful: Runner | None = None
         self._addresses = self._addresses_now()
 
     @property
-    def graph_runner(self) -> GraphRunner | InductorRunner:
+    def graph_runner(self) -> Runner:
         """Runs the step; its operations are joined and given their memory when it is first asked for."""
         if self._usual is None:
             self._usual = self._bound(self.step.graph)
@@ -94,6 +102,9 @@ class StepRunner:
         graph_runner = self._graph_runner_for(tensors)
         factor, replicas = options.steps_per_call * len(self.replicas.local), len(self.replicas.local)
         results = micro_batches.Results(self._mode, options.output_period, options.steps_per_call)
+        if isinstance(graph_runner, RoundRunner):
+            self._run_rounds(graph_runner, tensors, results)
+            return results.join()
         for step in range(options.steps_per_call):
             for replica in range(replicas):
                 micro = micro_batches.micro_batch(tensors, step * replicas + replica, factor)
@@ -108,6 +119,36 @@ class StepRunner:
                 update.apply()
         self._show_first_replica()
         return results.join()
+
+    def _run_rounds(self, runner: RoundRunner, tensors: Sequence[Tensor], results: micro_batches.Results) -> None:
+        """Runs the micro-batches of each round in stages."""
+        options, update, replicas = self._options, self._update, len(self.replicas.local)
+        length = options.gradient_accumulation if update is not None else options.device_iterations
+        factor = options.steps_per_call * replicas
+        for first in range(0, options.steps_per_call, length):
+            inputs = [
+                [micro_batches.micro_batch(tensors, step * replicas + replica, factor) for replica in range(replicas)]
+                for step in range(first, first + length)
+            ]
+
+            def finish(
+                number: int, replica: int, made: list[Tensor | None], first: int = first, given: Any = inputs
+            ) -> None:
+                if results.wants(first + number):
+                    kept = [t for t in made[: self.step.num_returned] if t is not None]
+                    results.add(first + number, replica, kept)
+                written = [given[number][replica][i] for i in self._written]
+                write_back(written, made[self.step.num_returned :])
+
+            def accumulate(names: Sequence[str], first: bool) -> None:
+                if update is not None:
+                    update.accumulate(first=first, names=names)
+
+            runner.run(inputs, self.generators, of_replica=self._buffers_of, on_gradients=accumulate, on_results=finish)
+            if update is not None:
+                self.replicas.add_up(update.shared_totals())
+                update.apply()
+        self._show_first_replica()
 
     def reset_buffers(self) -> None:
         """Gives every replica the module's buffers."""
@@ -141,13 +182,26 @@ class StepRunner:
         """The operations that run for these inputs."""
         return self._graph_runner_for(tensors).graph
 
-    def _run_replica(
-        self, graph_runner: GraphRunner | InductorRunner, replica: int, micro: Sequence[Tensor]
-    ) -> list[Tensor | None]:
+    @contextlib.contextmanager
+    def _buffers_of(self, replica: int) -> Iterator[None]:
+        """Lets the module have the buffers of a replica for a while."""
         own = self.buffers[replica] if self.buffers else {}
         buffers = dict(self._model.named_buffers()) if own else {}
         for name, tensor in own.items():
             buffers[name].copy_(tensor)
+        yield
+        for name, tensor in own.items():
+            tensor.copy_(buffers[name])
+
+    def _run_replica(
+        self, graph_runner: GraphRunner | InductorRunner, replica: int, micro: Sequence[Tensor]
+    ) -> list[Tensor | None]:
+        with self._buffers_of(replica):
+            return self._run_drawing(graph_runner, replica, micro)
+
+    def _run_drawing(
+        self, graph_runner: GraphRunner | InductorRunner, replica: int, micro: Sequence[Tensor]
+    ) -> list[Tensor | None]:
         if graph_runner.draws_random_numbers:
             # Not every operation takes a generator, so torch's own stands in for the replica's while it runs.
             before = torch.get_rng_state()
@@ -155,11 +209,8 @@ class StepRunner:
             made = graph_runner.run(micro)
             self.generators[replica].set_state(torch.get_rng_state())
             torch.set_rng_state(before)
-        else:
-            made = graph_runner.run(micro)
-        for name, tensor in own.items():
-            tensor.copy_(buffers[name])
-        return made
+            return made
+        return graph_runner.run(micro)
 
     def _show_first_replica(self) -> None:
         """Gives the module the buffers of the first replica, once the results that may be buffers have been copied."""
@@ -168,7 +219,7 @@ class StepRunner:
             for name, tensor in self.buffers[0].items():
                 buffers[name].copy_(tensor)
 
-    def _bound(self, graph: OpGraph) -> GraphRunner | InductorRunner:
+    def _bound(self, graph: OpGraph) -> Runner:
         places = {}
         if self._update is not None:
             names = enumerate(self.step.trained, start=self.step.num_results)
@@ -176,12 +227,17 @@ class StepRunner:
         collects = gc.isenabled()
         gc.disable()  # a graph is many small objects without a circle, of which the collector would look at each
         try:
+            if self._staging is not None:
+                update, checks = self._update, self._options.floating_point_exceptions
+                gradients = {} if update is None else {name: update.gradients[name] for name in self.step.trained}
+                state = module_state(self._model)
+                return RoundRunner(graph, self._staging, state, self.step.num_results, gradients, checks)
             return self._kind(graph, module_state(self._model), places, self._options.floating_point_exceptions)
         finally:
             if collects:
                 gc.enable()
 
-    def _graph_runner_for(self, tensors: Sequence[Tensor]) -> GraphRunner | InductorRunner:
+    def _graph_runner_for(self, tensors: Sequence[Tensor]) -> Runner:
         if not any(tensors[i].numel() and int(tensors[i].min()) < 0 for i in self._row_indices):
             return self.graph_runner
         if self._careful is None:

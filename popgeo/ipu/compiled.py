@@ -15,6 +15,7 @@ from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_runner import StepRunner
 from popgeo.ipu.options import Options
+from popgeo.ipu.planning.stage_plan import StagePlan, require_stages_fit, stage_plan
 from popgeo.ipu.report.report import Report
 from popgeo.ipu.step_cost import Assessment, assess
 
@@ -78,7 +79,14 @@ class Compiled:
     @cached_property
     def runner(self) -> StepRunner:
         """Runs it here. Made when it is needed: from then on weights lie where the step wants them."""
-        return StepRunner(self.step, self.module, self.options, self.update, self.replicas)
+        staging = None if self.stage_plan is None else self.stage_plan.staging
+        return StepRunner(self.step, self.module, self.options, self.update, self.replicas, staging=staging)
+
+    @cached_property
+    def stage_plan(self) -> StagePlan | None:
+        """How it runs in stages, and what that costs; None where it runs as a whole."""
+        update = None if self.update is None or self.options.stages is None else self.update.capture()
+        return stage_plan(self.step, update, self.options)
 
     @property
     def how_it_runs(self) -> str:
@@ -99,6 +107,7 @@ class Compiled:
             micro_batches=self.options.gradient_accumulation,
             replicas=self.options.replication_factor,
             sharded=frozenset() if self.update is None else self.update.sharded(),
+            matmul_proportion=self.options.proportion_of(0),
         )
 
     def require_fit(self) -> None:
@@ -107,7 +116,9 @@ class Compiled:
         Raises:
             OutOfTileMemory: a tile needs more memory than it has.
         """
-        if self.options.strict:
+        if self.stage_plan is not None:
+            require_stages_fit(self.stage_plan.pipeline, self.options)
+        elif self.options.strict:
             self.assessment.require_fit()
 
     def report(self) -> Report:

@@ -25,6 +25,7 @@ from popgeo.engine.replicas import Replicas, is_sharded
 from popgeo.ipu.compile_step import compile_step
 from popgeo.ipu.compiled import Compiled
 from popgeo.ipu.options import Options
+from popgeo.ipu.planning.pipeline import Pipeline
 from popgeo.ipu.report.report import Report
 
 
@@ -118,6 +119,18 @@ class CompiledModel:
             ValueError: nothing is compiled yet.
         """
         return self.compiled.report()
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """What the stages of a step cost over several IPUs, as `popgeo.ipu.pipeline` has it; what runs is cut alike.
+
+        Raises:
+            ValueError: nothing is compiled yet, or the options ask for no stages.
+        """
+        plan = self.compiled.stage_plan
+        if plan is None:
+            raise ValueError("The step runs as a whole; set Options.stages, for example to 2, for a pipeline.")
+        return plan.pipeline
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Takes the hyperparameters and the state of another optimizer of the same kind over the same parameters.

@@ -1,5 +1,6 @@
 """The choices of one compiled model: how often it iterates per call, over how many replicas, and what it returns."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
 from os import PathLike
@@ -34,8 +35,19 @@ class Options:
         cache_dir: Folder in which compiled steps are kept, so that a second start skips the capture; None keeps none.
         show_progress: Show a progress bar while compiling takes longer than a second.
         target: The machine that the step is compiled for.
+        matmul_proportion: Share of a tile's memory that a dense product may take while it runs, on every IPU or on each
+            in turn; PopTorch's `setAvailableMemoryProportion`. With less a product is cut into more parts, one after
+            the other. It changes the account and no result.
         strict: Refuse to compile what needs more memory than a tile of the target has. False lets it run, since this
             computer has the memory, and leaves it to the report to tell.
+        stages: Run each micro-batch stage by stage, over several IPUs of the target: so many stages, cut where they are
+            even in cycles and memory, as `4`; or the number of the model's alike layers on each IPU, as `[0, 3, 3]`; or
+            which layers begin a stage on which IPU, as `{"layers.3": 1}`. None runs the model as a whole on one IPU.
+            Results are those of the step as a whole.
+        schedule: In which order stages take micro-batches, as `popgeo.ipu.Schedule` names them; None leaves it to
+            `popgeo.ipu.pipeline`.
+        recompute: Keep of each micro-batch only what a stage receives, and repeat its forward pass before its backward
+            pass. Names of layers keep the results of these too.
 
     Raises:
         ValueError: a count is not a positive integer, or the period does not divide the steps of a call.
@@ -62,7 +74,11 @@ class Options:
     cache_dir: str | PathLike[str] | None = None
     show_progress: bool = True
     target: IpuTarget = field(default_factory=IpuTarget.bow)
+    matmul_proportion: float | tuple[float, ...] = 0.6
     strict: bool = True
+    stages: int | Sequence[int] | Mapping[str, int] | None = None
+    schedule: str | None = None
+    recompute: bool | Sequence[str] = False
 
     def __post_init__(self) -> None:
         for name in (
@@ -89,8 +105,57 @@ class Options:
                 f"Options.output_period is {self.output_period}, but a call runs {self.steps_per_call} steps "
                 "(device_iterations x gradient_accumulation). Choose a period that divides them."
             )
+        parts = self.matmul_proportion
+        object.__setattr__(self, "matmul_proportion", parts if isinstance(parts, int | float) else tuple(parts))
+        for part in (parts,) if isinstance(parts, int | float) else parts:
+            if not 0 <= part <= 1:
+                raise ValueError(
+                    f"Options.matmul_proportion is {parts!r}; it is a share of a tile's memory, 0 to 1, or "
+                    "one for each IPU."
+                )
         if not isinstance(self.target, IpuTarget):
             raise ValueError(f"Options.target is {self.target!r}; pass an IpuTarget, for example IpuTarget.bow().")
+        self._check_stages()
+
+    def _check_stages(self) -> None:
+        """Turns what says how stages run into what cannot change, and refuses what could mean nothing."""
+        stages, recompute = self.stages, self.recompute
+        if isinstance(stages, str) or not isinstance(stages, int | Sequence | Mapping | None):
+            raise ValueError(
+                f"Options.stages is {stages!r}; give how many, layers of each IPU as [0, 3, 3], or the layers that "
+                'begin a stage and their IPUs as {"layers.3": 1}.'
+            )
+        if isinstance(stages, int) and (isinstance(stages, bool) or stages < 1):
+            raise ValueError(f"Options.stages is {stages!r}; ask for at least one.")
+        if isinstance(stages, Mapping):
+            object.__setattr__(self, "stages", dict(stages))
+        elif isinstance(stages, Sequence):
+            object.__setattr__(self, "stages", tuple(stages))
+        if isinstance(recompute, str) or not isinstance(recompute, bool | Sequence):
+            raise ValueError(f"Options.recompute is {recompute!r}; give True, False or a list of layers to keep.")
+        if not isinstance(recompute, bool):
+            object.__setattr__(self, "recompute", tuple(recompute))
+        if self.schedule is not None:
+            object.__setattr__(self, "schedule", getattr(self.schedule, "value", self.schedule))
+
+    def proportion_of(self, ipu: int) -> float:
+        """Share of a tile's memory that a dense product may take on an IPU of a replica.
+
+        Raises:
+            ValueError: there is a share for each IPU, and none for this one.
+
+        Example:
+            >>> Options(matmul_proportion=0.25).proportion_of(7)
+            0.25
+        """
+        if not isinstance(self.matmul_proportion, tuple):
+            return self.matmul_proportion
+        if ipu >= len(self.matmul_proportion):
+            raise ValueError(
+                f"Options.matmul_proportion has shares for {len(self.matmul_proportion)} IPUs, but IPU {ipu} is in "
+                "use. Give one for each, or one number for all."
+            )
+        return self.matmul_proportion[ipu]
 
     def _chosen(self) -> dict[str, object]:
         """What differs from the default, as it would be typed."""

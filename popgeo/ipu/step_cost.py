@@ -7,13 +7,13 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value
 from popgeo.capture.passes import fold_constants
 from popgeo.ipu.cost.graph_cost import cost
+from popgeo.ipu.cost.links import replica_ring, ring_seconds
 from popgeo.ipu.cost.plan import Activity, OpCost, Plan, Superstep, Validity
+from popgeo.ipu.cost.splits import MEMORY_SHARE
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.measure_memory import memory, require_fit
 from popgeo.ipu.tiles.memory_use import MemoryUse
 
-# Links between boards are slower than those of `IpuTarget`, which join the four IPUs of one: arXiv:1912.03413.
-OTHER_BOARD_BYTES_PER_SECOND, IPUS_OF_A_BOARD = 28e9, 4
 BESIDE = ("host", "accumulate")  # phases that have no place of their own between a micro-batch and the update
 
 
@@ -51,6 +51,7 @@ def assess(
     micro_batches: int = 1,
     replicas: int = 1,
     sharded: frozenset[str] = frozenset(),
+    matmul_proportion: float = MEMORY_SHARE,
 ) -> Assessment:
     """Costs and memory of one step; nothing runs.
 
@@ -61,16 +62,17 @@ def assess(
         micro_batches: How many a replica takes before its update.
         replicas: How many add up their gradients.
         sharded: Names of the gradients that they do not add up, since each replica has a part of its own.
+        matmul_proportion: Share of a tile's memory that a dense product may take while it runs.
     """
     graph = fold_constants(step.graph)
     into = list(graph.inputs_of(Role.ARGUMENT).values())
     out = [v for v in graph.outputs[: step.num_results] if v is not None]  # gradients stay on the machine
     transfers = _host(graph, into, "receive inputs", target), _host(graph, out, "send results", target)
-    micro_batch = cost(graph, target)
+    micro_batch = cost(graph, target, matmul_proportion=matmul_proportion)
     costs = [replace(c, count=micro_batches) for c in (*transfers[0], *micro_batch, *transfers[1])]
     updating = cost(update, target) if update is not None else ()
     if update is not None and micro_batches > 1:
-        costs += [replace(c, count=micro_batches) for c in cost(_accumulation(update), target)]
+        costs += [replace(c, count=micro_batches) for c in cost(accumulation(update), target)]
     shared = {} if update is None else {k: v for k, v in _gradients(update).items() if k.name not in sharded}
     if shared and replicas > 1:
         costs.append(_all_reduce(shared, replicas, target))
@@ -91,7 +93,7 @@ def _gradients(update: OpGraph) -> dict[Input, Value]:
     return {given: update.values[v] for given, v in update.inputs_of(Role.GRADIENT).items()}
 
 
-def _accumulation(update: OpGraph) -> OpGraph:
+def accumulation(update: OpGraph) -> OpGraph:
     """Adds the gradients of one micro-batch to those of the update."""
     values, inputs, ops = list[Value](), dict[Input, int](), list[Op]()
     for given, gradient in _gradients(update).items():
@@ -112,10 +114,8 @@ def _accumulation(update: OpGraph) -> OpGraph:
 def _all_reduce(gradients: Mapping[Input, Value], replicas: int, target: IpuTarget) -> OpCost:
     """Every replica gets the sum of all gradients: twice round a ring, a share of them at a time."""
     nbytes = sum(value.nbytes for value in gradients.values())
-    on_board = replicas * target.num_ipus <= IPUS_OF_A_BOARD
-    rate = target.link_bytes_per_second if on_board else OTHER_BOARD_BYTES_PER_SECOND
     turns = 2 * (replicas - 1)
-    cycles = turns * (target.link_seconds + nbytes / replicas / rate) * target.clock
+    cycles = ring_seconds(nbytes, replica_ring(0, target.num_ipus, replicas), target) * target.clock
     tiles = target.num_tiles * target.num_ipus
     moved = turns * nbytes // replicas
     step = Superstep(

@@ -19,7 +19,9 @@ class IpuTarget:
     arXiv:1912.03413, which measured 6 gigabytes per second from the host for one IPU of the first generation and 11.35
     for two; one of the second generation alone is taken to get as much, below the 100 gigabit per second of its
     machine's network card (IPU-M2000 data sheet). The host call as fitted to the published scaling of SchNet
-    (github.com/graphcore-research/hydronet-gnn).
+    (github.com/graphcore-research/hydronet-gnn). Streaming memory: DDR4 that
+    gives about 20 gigabytes per second to the four IPUs of a machine together (IPU-M2000 data sheet); the first
+    generation has the host's memory instead.
 
     Attributes:
         name: What a report calls the machine.
@@ -45,6 +47,7 @@ class IpuTarget:
         host_bytes_per_second: Between the host and one IPU.
         host_seconds: Latency of a transfer between host and IPU.
         host_call_seconds: What one call from the host costs, whatever it transfers.
+        streaming_bytes_per_second: Between one IPU and its machine's streaming memory while the other three use it too.
 
     Raises:
         ValueError: a figure is not positive.
@@ -77,6 +80,7 @@ class IpuTarget:
     host_bytes_per_second: float = 11e9
     host_seconds: float = 8.8e-6
     host_call_seconds: float = 1.3e-3
+    streaming_bytes_per_second: float = 5e9
 
     def __post_init__(self) -> None:
         for field, figure in vars(self).items():
@@ -94,6 +98,7 @@ class IpuTarget:
             float32_macs=8,
             float16_macs=32,
             host_bytes_per_second=6e9,
+            streaming_bytes_per_second=6e9,
         )
 
     @classmethod

@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from popgeo.ipu.compiled_model import CompiledModel
 from popgeo.ipu.options import Options
+from popgeo.ipu.planning.stage_plan import checked_schedule
 
 
 def training_model(
@@ -50,6 +51,7 @@ def training_model(
         (22.5, 0.0, 3.0)
     """
     _refuse_wrapped(model)
+    checked_schedule(options or Options())
     chosen = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
     return CompiledModel(model, options or Options(), chosen, learning_rate)
 
@@ -75,6 +77,7 @@ def inference_model(model: nn.Module, options: Options | None = None) -> Compile
     """
     _refuse_wrapped(model)
     chosen = options or Options()
+    checked_schedule(chosen)
     if chosen.gradient_accumulation != 1:
         raise ValueError(
             "Inference has no gradients to accumulate; set Options.gradient_accumulation to 1, not "

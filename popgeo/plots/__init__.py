@@ -19,6 +19,9 @@ from popgeo.plots.packing import batch_fill as batch_fill
 from popgeo.plots.packing import batch_mean_sizes as batch_mean_sizes
 from popgeo.plots.packing import efficiency_over_budget as efficiency_over_budget
 from popgeo.plots.packing import strategies as strategies
+from popgeo.plots.pipelines import cycles_by_ipu as cycles_by_ipu
+from popgeo.plots.pipelines import memory_by_ipu as memory_by_ipu
+from popgeo.plots.pipelines import pipeline_timeline as pipeline_timeline
 from popgeo.plots.style import COLORS as COLORS
 from popgeo.plots.style import PALETTE as PALETTE
 from popgeo.plots.style import REFERENCE as REFERENCE

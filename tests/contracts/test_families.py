@@ -69,6 +69,11 @@ EXAMPLES: dict[str, Callable[[Tensor], Tensor]] = {
     "distances": lambda x: torch.cdist(x, x),
     "losses": lambda x: nn.functional.cross_entropy(x, TARGET) + nn.functional.mse_loss(x, x.flip(0)),
     "fused": lambda x: ops.cfconv(x, x[:4], INDEX, INDEX, 8),
+    "attention": lambda x: nn.functional.scaled_dot_product_attention(*x.view(1, 1, 8, 6).repeat(3, 1, 4, 1, 1)),
+    "convolution": lambda x: nn.functional.conv2d(x.view(2, 2, 4, 3), x[:3, :4].reshape(3, 2, 2, 1), x[0, :3]),
+    "pooling": lambda x: (
+        nn.functional.max_pool2d(x.view(2, 1, 4, 6), 2) + nn.functional.avg_pool2d(x.view(1, 8, 6), 4, 3)
+    ),
     "control": lambda x: cond(x[0, 0] > 9, torch.neg, [x], lambda y: for_loop(3, lambda z: z * y, [y])[0], [x])[0],
 }
 

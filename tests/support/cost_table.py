@@ -135,6 +135,14 @@ def programs() -> dict[str, Program]:
         ),
         "layer norm backward": (_layer_norm_backward, (uneven, numbers(999, 1), numbers(37))),
         "batch norm backward": (_batch_norm_backward, (uneven, numbers(37))),
+        "attention": (_attention, (numbers(2, 4, 300, 64),)),
+        "attention half": (_attention, (numbers(2, 4, 300, 64, dtype=half),)),
+        "attention in turns": (_attention, (numbers(2, 16, 4096, 64, dtype=half),)),
+        "pictures": (_pictures, (numbers(8, 3, 64, 64), numbers(32, 3, 7, 7), numbers(32))),
+        "pictures half": (_pictures, tuple(numbers(*s, dtype=half) for s in ((4, 32, 14, 14), (48, 32, 3, 3), (48,)))),
+        "channels apart": (lambda x, w: nn.functional.conv2d(x, w, groups=32), (
+            numbers(4, 32, 14, 14), numbers(32, 1, 3, 3))),
+        "groups normalized": (lambda x: nn.functional.group_norm(x, 4), (numbers(4, 32, 14, 14),)),
         "loop": (lambda x, w: for_loop(5, lambda y: [(y @ w).relu() + x], [x]), (uneven, numbers(37, 37))),
         "branches": (lambda x: cond(x.sum() > 0, lambda y: [y.exp() @ y.T], [x], lambda y: [y @ y.T], [x]), (uneven,)),
         "no elements": (
@@ -156,6 +164,7 @@ _ON_ONE: dict[str, Callable[..., Any]] = {
 _ON_FLOATS: dict[str, Callable[..., Any]] = {
     "functions": lambda x: x.exp().log1p().sqrt().rsqrt().reciprocal().erf().cos().tanh() / x,
     "powers": lambda x: x.pow(2) + x.pow(3) + x.pow(1.7),
+    "gelu": lambda x: torch.ops.aten.gelu_backward(nn.functional.gelu(x), x),
     "activations": lambda x: nn.functional.softplus(nn.functional.silu(nn.functional.elu(x))),
     "products summed": lambda x: torch.addcmul(x, x, x).lerp(x, 0.5).addcdiv(x, x),
     "random": lambda x: nn.functional.dropout(x, 0.5, training=True),
@@ -193,6 +202,27 @@ def _scatter_into(rows: int, reduce: str) -> Callable[..., Any]:
 
 def _convolution_backward(g: Tensor, x: Tensor, w: Tensor, i: Tensor, j: Tensor) -> Any:
     return torch.ops.popgeo.cfconv_backward(g, x, w, i, j, None, None, None, None, 0)
+
+
+def _attention(x: Tensor) -> Any:
+    """Causal, and its gradients."""
+    made, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(x, x, x, 0.0, True)
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(x, x, x, x, made, sums, 0.0, True)
+
+
+def _pictures(x: Tensor, weight: Tensor, bias: Tensor) -> Any:
+    """Windows multiplied, both ways, and reduced, both ways."""
+    aten = torch.ops.aten
+    shape = ([2, 2], [1, 1], [1, 1], False, [0, 0], 1)
+    made = aten.convolution(x, weight, bias, *shape)
+    sizes = [len(bias)]
+    largest, where = aten.max_pool2d_with_indices(made, [2, 2])
+    return (
+        aten.convolution_backward(made, x, weight, sizes, *shape, [True, True, True]),
+        aten.max_pool2d_with_indices_backward(largest, made, [2, 2], [2, 2], [0, 0], [1, 1], False, where),
+        aten.avg_pool2d_backward(nn.functional.avg_pool2d(made, 3, 1), made, [3, 3], [1, 1], [0, 0], False, True, None),
+        nn.functional.interpolate(largest, scale_factor=2),
+    )
 
 
 def _branches(x: Tensor) -> Any:

@@ -4,7 +4,7 @@ from typing import Any, TypeVar
 
 from popgeo.compat.poptorch import enums
 from popgeo.compat.poptorch.errors import check
-from popgeo.compat.poptorch.option_group import OptionGroup, ignored
+from popgeo.compat.poptorch.option_group import OptionGroup, ignored, recorded
 from popgeo.compat.poptorch.option_groups import _PopartOptions
 
 Chosen = TypeVar("Chosen", bound="OptionsWithoutMeaning")
@@ -49,7 +49,11 @@ class OptionsWithoutMeaning(OptionGroup):
         return self
 
     def setAvailableMemoryProportion(self: Chosen, available_memory_proportion: dict[str, float]) -> Chosen:
-        """The part of an IPU's memory that its operations may take for themselves, by IPU."""
+        """The part of an IPU's memory that its products may take for themselves, by IPU: for the account alone.
+
+        Raises:
+            AssertionError: a key that is no IPU, or a part that is none; it is a ValueError too.
+        """
         for key in available_memory_proportion:
             check(
                 key.startswith("IPU") and key[3:].isdigit(),
@@ -57,8 +61,15 @@ class OptionsWithoutMeaning(OptionGroup):
                 f"is the index of the IPU. Invalid key: {key}",
             )
         proportions = {int(key[3:]): part for key, part in available_memory_proportion.items()}
+        check(
+            all(0 <= part <= 1 for part in proportions.values()),
+            f"Available memory proportions are parts of a memory, 0 to 1; found {available_memory_proportion}",
+        )
         self.set(available_memory_proportion=proportions)
-        ignored("Options.setAvailableMemoryProportion", "plans of the modelled machine are chosen by their cycles")
+        recorded(
+            "Options.setAvailableMemoryProportion",
+            "the modelled machine computes products in as many parts as fit in that share of a tile; no result changes",
+        )
         return self
 
     def anchorTensor(

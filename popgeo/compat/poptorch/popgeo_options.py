@@ -20,6 +20,7 @@ _MODES = {
     enums.OutputMode.All: OutputMode.ALL,
     enums.OutputMode.Sum: OutputMode.SUM,
 }
+_MOST_IPUS = 64  # of one replica: those of a pod
 
 
 def popgeo_options(options: Options, optimizer: Optimizer | None) -> PopgeoOptions:
@@ -51,6 +52,7 @@ def popgeo_options(options: Options, optimizer: Optimizer | None) -> PopgeoOptio
         cache_dir=popart.get("cachePath") if popart.get("enableEngineCaching") else None,
         show_progress=options._show_compilation_progress_bar,
         target=_target(options),
+        matmul_proportion=_matmul_proportion(options.available_memory_proportion),
         strict=False,  # such programs ran on several IPUs, or fitted by means that the model knows nothing of
         **_of_optimizer(optimizer),
     )
@@ -106,6 +108,12 @@ def _of_optimizer(optimizer: Optimizer | None) -> dict[str, Any]:
     names = {"loss_scaling": 1.0, "max_grad_norm": None}
     found = {name: getattr(optimizer, name, None) for name in names}
     return {name: value for name, value in found.items() if value is not None and value != float("inf")}
+
+
+def _matmul_proportion(by_ipu: dict[int, float]) -> float | tuple[float, ...]:
+    """The share of a tile's memory that products take on each IPU; where none is told, as on the machine."""
+    default = PopgeoOptions().proportion_of(0)
+    return tuple(by_ipu.get(ipu, default) for ipu in range(_MOST_IPUS)) if by_ipu else default
 
 
 def _target(options: Options) -> IpuTarget:

@@ -26,7 +26,7 @@ class FlatParameters:
         is_sharded: Whether they are this process's own, so that no other process has gradients for them.
         flat: All of them, one after the other, with their joined gradient.
         gradient: Where one micro-batch's gradient goes. Its parts are `gradient_views`.
-        total: What an update applies: the gradient itself, or the sum of several.
+        total: What an update applies: the gradient itself, or the sum of several. Its parts are `total_views`.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class FlatParameters:
         self.total = torch.zeros_like(self.gradient, dtype=dtype) if own else self.gradient
         set_gradient(self.flat, self.total)
         self.gradient_views = self._split(self.gradient)
+        self.total_views = self._split(self.total)
         self._views = self._split(self.flat.detach())
         self._published: dict[str, Tensor] = {}
 

@@ -1,6 +1,6 @@
 """The optimizer's update, on parameters that lie side by side: a dozen operations for a group, not for each of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -71,14 +71,30 @@ class Update:
             for part in self._flat
             for p, gradient in zip(part.members, part.gradient_views, strict=True)
         }
+        self._totals = {
+            self._names[id(p)]: total
+            for part in self._flat
+            for p, total in zip(part.members, part.total_views, strict=True)
+        }
         self._shape = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
         self._worker = optimizer_of(self._flat, optimizer)
         self._runner: UpdateRunner | None = None
         self._has_state = False
         self._adopted: object = None
 
-    def accumulate(self, *, first: bool) -> None:
-        """Adds the gradients of one micro-batch to those of the update, or starts anew with the first."""
+    def accumulate(self, *, first: bool, names: Sequence[str] | None = None) -> None:
+        """Adds the gradients of one micro-batch to those of the update, or starts anew with the first.
+
+        Args:
+            first: Whether it is the first micro-batch of the update.
+            names: The parameters whose gradients are there; all of them when left out.
+        """
+        if names is not None:
+            for name in names:
+                total, gradient = self._totals[name], self.gradients[name]
+                if total.data_ptr() != gradient.data_ptr():
+                    total.copy_(gradient) if first else total.add_(gradient)
+            return
         for part in self._flat:
             if part.total is part.gradient:
                 continue

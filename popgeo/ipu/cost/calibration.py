@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, fields
 
+from popgeo.ipu.cost.splits import MEMORY_SHARE
 from popgeo.ipu.target import IpuTarget
 
 
@@ -68,10 +69,13 @@ class Machine:
     Attributes:
         target: The sizes and speeds.
         calibration: The fitted constants.
+        matmul_proportion: Share of a tile's memory that a dense product may take while it runs; PopTorch's
+            `setAvailableMemoryProportion`. With less, it is computed in more parts, one after the other.
     """
 
     target: IpuTarget
     calibration: Calibration = BOW_SDK3
+    matmul_proportion: float = MEMORY_SHARE
 
     @property
     def num_tiles(self) -> int:

@@ -7,8 +7,8 @@ from popgeo.capture.op_graph import Op, OpGraph, Value
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import spread
 from popgeo.ipu.cost.operands import Rule, made, width
-from popgeo.ipu.cost.plan import Plan, Profile, Superstep
-from popgeo.ipu.cost.supersteps import compute_step, in_sequence
+from popgeo.ipu.cost.plan import Plan, Profile
+from popgeo.ipu.cost.supersteps import compute_step, in_sequence, repeated
 
 PlanGraph = Callable[[OpGraph, Machine], Sequence[Plan]]
 """The plan of each operation of a graph."""
@@ -25,7 +25,7 @@ def rules(plan_graph: PlanGraph) -> dict[str, Rule]:
         return dataclasses.replace(
             turn,
             split={"serial": count},
-            supersteps=tuple(_repeated(step, count) for step in turn.supersteps),
+            supersteps=tuple(repeated(step, count) for step in turn.supersteps),
             temporary_bytes=_work_space(body, plans, machine),
             flops=count * turn.flops,
             why=f"{count} turns of the body; " + turn.why,
@@ -56,19 +56,6 @@ def _carry(values: Sequence[Value], machine: Machine) -> Plan:
     tiles = max((used for *_, used in parts), default=1)
     step = compute_step("carry over", target, vertex=target.copy_cycles + nbytes / target.copy_bytes, tiles=tiles)
     return Plan(family="movement", supersteps=(step,), why="no published measurement of a copy")
-
-
-def _repeated(step: Superstep, count: int) -> Superstep:
-    """All turns of a superstep together."""
-    return dataclasses.replace(
-        step,
-        ideal=count * step.ideal,
-        calibrated=count * step.calibrated,
-        mean=count * step.mean,
-        bytes_in=count * step.bytes_in,
-        bytes_out=count * step.bytes_out,
-        bytes_total=count * step.bytes_total,
-    )
 
 
 def _work_space(body: OpGraph, plans: Sequence[Plan], machine: Machine) -> int:

@@ -29,7 +29,15 @@ def spread(elements: int, width: int, num_tiles: int) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=8192)
-def plan_elementwise(kind: str, elements: int, width: int, machine: Machine, operand: int = 0, name: str = "") -> Plan:
+def plan_elementwise(
+    kind: str,
+    elements: int,
+    width: int,
+    machine: Machine,
+    operand: int = 0,
+    name: str = "",
+    in_place: bool = False,
+) -> Plan:
     """An operation by element on tensors that lie alike, in order over the tiles.
 
     Args:
@@ -38,6 +46,8 @@ def plan_elementwise(kind: str, elements: int, width: int, machine: Machine, ope
         width: Bytes of an element.
         machine: What to plan for.
         operand: Elements of a smaller operand that is broadcast; its part goes to each tile first. 0 for none.
+        name: What to call it; as its kind by default.
+        in_place: It is a pass of a larger operation over a tensor that lies right already.
 
     Example:
         >>> from popgeo.ipu.target import IpuTarget
@@ -56,7 +66,7 @@ def plan_elementwise(kind: str, elements: int, width: int, machine: Machine, ope
                 "bring smaller operand", target, transfer=transfer, bytes_in=nbytes, bytes_out=nbytes, tiles=tiles
             )
         )
-    layout = constants.elementwise_layout * elements / machine.num_tiles
+    layout = 0.0 if in_place else constants.elementwise_layout * elements / machine.num_tiles
     evenness = elements / (tiles * most)
     steps += [
         overhead_step("lay out operands and result", calibrated=layout, tiles=tiles, is_sync=False),
@@ -91,6 +101,10 @@ _PASSES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("maximum", "minimum", "fmax", "fmin", "clamp", "clamp_min", "clamp_max"), ("maximum",)),
     **dict.fromkeys(("hardtanh", "relu6", "leaky_relu", "threshold", "threshold_backward"), ("maximum",)),
     **dict.fromkeys(("leaky_relu_backward", "hardtanh_backward"), ("maximum",)),
+    **dict.fromkeys(("hardsigmoid", "hardsigmoid_backward"), ("add product", "maximum")),
+    **dict.fromkeys(("hardswish", "hardswish_backward"), ("add product", "maximum", "multiply")),
+    "_prelu_kernel": ("multiply", "select"),
+    "_prelu_kernel_backward": ("multiply", "select", "multiply", "select"),
     **dict.fromkeys(("div", "true_divide", "floor_divide", "_foreach_div"), ("divide",)),
     **dict.fromkeys(("remainder", "fmod"), ("divide", "add product")),
     **dict.fromkeys(("addcmul", "_foreach_addcmul", "tanh_backward"), ("add product",)),
@@ -102,7 +116,10 @@ _PASSES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("sqrt", "_foreach_sqrt"), ("sqrt",)),
     "rsqrt": ("rsqrt",),
     "reciprocal": ("inverse",),
-    **dict.fromkeys(("erf", "erfc", "gelu", "gelu_backward"), ("erf",)),
+    **dict.fromkeys(("erf", "erfc"), ("erf",)),
+    # Both forms of it, with tanh and with erf, are the one with tanh on the machine (`popnn::NonLinearityType::GELU`).
+    "gelu": ("gelu",),
+    "gelu_backward": ("gelu gradient",),
     **dict.fromkeys(("softplus", "log_sigmoid_forward"), _SOFTPLUS),
     "popgeo.shifted_softplus": (*_SOFTPLUS, "scalar"),
     **dict.fromkeys(("softplus_backward", "log_sigmoid_backward"), _SOFTPLUS_BACKWARD),

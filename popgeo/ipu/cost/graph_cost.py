@@ -3,7 +3,9 @@
 from popgeo.capture.control_flow import FOR_LOOP
 from popgeo.capture.op_graph import Op, OpGraph
 from popgeo.ipu.cost import (
+    attention,
     control,
+    convolution,
     distances,
     elementwise,
     fused,
@@ -12,6 +14,7 @@ from popgeo.ipu.cost import (
     matmul,
     movement,
     norms,
+    pooling,
     reduce,
     scatter,
     sorting,
@@ -19,15 +22,23 @@ from popgeo.ipu.cost import (
 from popgeo.ipu.cost.calibration import BOW_SDK3, Calibration, Machine
 from popgeo.ipu.cost.operands import Rule, distinct
 from popgeo.ipu.cost.plan import Activity, OpCost, Plan, Superstep, Validity, name_of
+from popgeo.ipu.cost.splits import MEMORY_SHARE
 from popgeo.ipu.target import IpuTarget
 
 _FAMILIES = (
-    movement, elementwise, reduce, norms, losses, sorting, distances, gather, scatter, matmul, fused,
+    movement, elementwise, reduce, norms, losses, sorting, distances, gather, scatter, matmul, fused, attention,
+    convolution, pooling,
 )  # fmt: skip
 RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
 
 
-def plan(graph: OpGraph, op: Op, target: IpuTarget, calibration: Calibration = BOW_SDK3) -> tuple[Plan, bool]:
+def plan(
+    graph: OpGraph,
+    op: Op,
+    target: IpuTarget,
+    calibration: Calibration = BOW_SDK3,
+    matmul_proportion: float = MEMORY_SHARE,
+) -> tuple[Plan, bool]:
     """The cheapest division of an operation, and whether a rule knows the operation.
 
     Args:
@@ -35,15 +46,18 @@ def plan(graph: OpGraph, op: Op, target: IpuTarget, calibration: Calibration = B
         op: The operation.
         target: The machine.
         calibration: The fitted constants.
+        matmul_proportion: Share of a tile's memory that a dense product may take while it runs.
     """
     rule = RULES.get(name_of(op.target))
     if rule is None:
         return plan_unknown(graph, op, target), False
-    return rule(graph, op, Machine(target=target, calibration=calibration)), True
+    machine = Machine(target=target, calibration=calibration, matmul_proportion=matmul_proportion)
+    return rule(graph, op, machine), True
 
 
 def _plan_all(graph: OpGraph, machine: Machine) -> list[Plan]:
-    return [plan(graph, op, machine.target, machine.calibration)[0] for op in graph.ops]
+    share = machine.matmul_proportion
+    return [plan(graph, op, machine.target, machine.calibration, share)[0] for op in graph.ops]
 
 
 RULES |= control.rules(_plan_all)
@@ -80,19 +94,25 @@ def plan_unknown(graph: OpGraph, op: Op, target: IpuTarget) -> Plan:
     )
 
 
-def cost(graph: OpGraph, target: IpuTarget, calibration: Calibration = BOW_SDK3) -> tuple[OpCost, ...]:
+def cost(
+    graph: OpGraph,
+    target: IpuTarget,
+    calibration: Calibration = BOW_SDK3,
+    matmul_proportion: float = MEMORY_SHARE,
+) -> tuple[OpCost, ...]:
     """A plan and its cost for each operation, in order.
 
     Args:
         graph: The captured program.
         target: The machine.
         calibration: The constants fitted to measurements.
+        matmul_proportion: Share of a tile's memory that a dense product may take while it runs.
     """
-    return tuple(_cost(graph, op, target, calibration) for op in graph.ops)
+    return tuple(_cost(graph, op, target, calibration, matmul_proportion) for op in graph.ops)
 
 
-def _cost(graph: OpGraph, op: Op, target: IpuTarget, calibration: Calibration) -> OpCost:
-    chosen, known = plan(graph, op, target, calibration)
+def _cost(graph: OpGraph, op: Op, target: IpuTarget, calibration: Calibration, matmul_proportion: float) -> OpCost:
+    chosen, known = plan(graph, op, target, calibration, matmul_proportion)
     tensors = [*op.reads(), *op.makes()]
     return OpCost(
         target=op.target,

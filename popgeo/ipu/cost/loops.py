@@ -42,6 +42,10 @@ LOOPS: dict[str, Loop] = {
     "rsqrt": Loop(start=17, vector=(8, 19), once=20),
     "inverse": Loop(start=17, vector=(6, 6), once=20),
     "erf": Loop(start=17, vector=(41, 41), once=20, flops=8),
+    # The instructions of `popnn::NonLinearity1D` and `NonLinearityGrad1D` for a vector, its load and its store among
+    # them: 12 and 21, of which two are a tanh, which takes one cycle for two float16 and five for one float32.
+    "gelu": Loop(start=26, vector=(18, 10), once=9, flops=8),
+    "gelu gradient": Loop(start=29, vector=(27, 19), once=9, flops=15),
     "sigmoid product": Loop(start=29, vector=(13, 7), once=20, flops=3),
     "cosine": Loop(start=20, element=(2304, 25), once=0, flops=20),
     "power": Loop(start=20, element=(312, 312), once=0, flops=20),

@@ -4,13 +4,14 @@ import math
 
 from popgeo.capture.op_graph import Op, OpGraph
 from popgeo.ipu.cost.calibration import Machine
-from popgeo.ipu.cost.elementwise import plan_elementwise
-from popgeo.ipu.cost.gather import plan_gather
+from popgeo.ipu.cost.elementwise import plan_elementwise, spread
+from popgeo.ipu.cost.gather import INDEX_BYTES
 from popgeo.ipu.cost.operands import Rule, made, tensor, width
 from popgeo.ipu.cost.plan import Plan
 from popgeo.ipu.cost.reduce import plan_reduce
-from popgeo.ipu.cost.scatter import plan_scatter_add
-from popgeo.ipu.cost.supersteps import in_sequence
+from popgeo.ipu.cost.scatter import fill_step
+from popgeo.ipu.cost.supersteps import compute_step, exchange_step, in_sequence, transfer_cycles
+from popgeo.ipu.cost.vertex_cycles import ceil_div
 
 _BY_ELEMENT = {
     "binary_cross_entropy": ("log", "log", "add product"),
@@ -44,20 +45,51 @@ def _backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     return in_sequence("losses", [plan_elementwise(kind, elements, width(result), machine) for kind in kinds])
 
 
+# Cycles of a tile for each row whose target it marks (`popops::EncodeOneHot`).
+_MARK_CYCLES = 100
+
+
 def _nll_loss(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """Picks the target's entry of each row, and adds them up."""
+    """Marks each row's target with a one, multiplies by the marks and adds up, as PopART does."""
     value, target = tensor(graph, op.args[0]), tensor(graph, op.args[1])
-    rows = max(1, target.numel)
-    picked = plan_gather(max(1, value.numel), 1, rows, width(value), machine)
-    return in_sequence("losses", [picked, plan_reduce(1, rows, width(value), machine, is_inner=True)])
+    rows, nbytes = max(1, target.numel), width(value)
+    elements = max(1, value.numel)
+    plans = [
+        _marks(rows, elements, nbytes, machine),
+        plan_elementwise("multiply", elements, nbytes, machine, in_place=True),
+        plan_reduce(rows, max(1, elements // rows), nbytes, machine, is_inner=True),
+        plan_reduce(1, rows, nbytes, machine, is_inner=True),
+    ]
+    return in_sequence("losses", plans, main=1)
 
 
 def _nll_loss_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """Marks each row's target with a one, and multiplies by minus the loss's gradient, all in place."""
     result, target = made(graph, op)[0], tensor(graph, op.args[2])
-    rows = max(1, math.prod(target.shape))
-    return in_sequence(
-        "losses", [plan_scatter_add(max(1, result.numel), 1, rows, width(result), machine, makes_table=True)]
+    elements, nbytes = max(1, result.numel), width(result)
+    plans = [
+        _marks(max(1, math.prod(target.shape)), elements, nbytes, machine),
+        plan_elementwise("negate", elements, nbytes, machine, in_place=True),
+        plan_elementwise("multiply", elements, nbytes, machine, in_place=True),
+    ]
+    return in_sequence("losses", plans, main=1)
+
+
+def _marks(rows: int, elements: int, width: int, machine: Machine) -> Plan:
+    """A tensor of zeros with a one in each row; every tile that holds a part of a row looks at its target."""
+    most, tiles = spread(elements, width, machine.num_tiles)
+    mine = min(rows, ceil_div(most * rows, elements) + 1)  # a tile's part may begin and end within a row
+    nbytes, target = mine * INDEX_BYTES, machine.target
+    transfer = transfer_cycles(target, bytes_in=nbytes, bytes_out=nbytes)
+    steps = (
+        fill_step(elements, width, target),
+        exchange_step("bring targets", target, transfer=transfer, bytes_in=nbytes, bytes_out=nbytes, tiles=tiles),
+        compute_step("mark targets", target, vertex=_MARK_CYCLES * mine, tiles=tiles, workers=1),
     )
+    return Plan(
+        family="losses", split={"tiles": tiles}, supersteps=steps, temporary_bytes=nbytes + most * width,
+        why="no published measurement of one-hot codes",
+    )  # fmt: skip
 
 
 RULES: dict[str, Rule] = {

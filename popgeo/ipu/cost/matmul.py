@@ -51,7 +51,15 @@ class _Search:
 
 
 @functools.lru_cache(maxsize=4096)
-def plan_matmul(rows: int, contraction: int, columns: int, width: int, machine: Machine, batch: int = 1) -> Plan:
+def plan_matmul(
+    rows: int,
+    contraction: int,
+    columns: int,
+    width: int,
+    machine: Machine,
+    batch: int = 1,
+    shares: tuple[float, float] = (1.0, 1.0),
+) -> Plan:
     """The cheapest way to multiply [rows, contraction] by [contraction, columns], `batch` times side by side.
 
     Args:
@@ -61,6 +69,7 @@ def plan_matmul(rows: int, contraction: int, columns: int, width: int, machine: 
         width: Bytes of an element: 2 or 4.
         machine: What to plan for.
         batch: Independent products of this shape.
+        shares: Distinct elements of the left and the right matrix, as shares of all; rows of windows overlap.
 
     Example:
         >>> from popgeo.ipu.target import IpuTarget
@@ -71,7 +80,7 @@ def plan_matmul(rows: int, contraction: int, columns: int, width: int, machine: 
     rows, contraction, columns, batch = max(1, rows), max(1, contraction), max(1, columns), max(1, batch)
     side_by_side = min(batch, tiles)
     rounds = ceil_div(batch, side_by_side)
-    found = _search(rows, contraction, columns, width, target, tiles // side_by_side)
+    found = _search(rows, contraction, columns, width, target, tiles // side_by_side, shares, machine.matmul_proportion)
     n_rows, n_contraction, n_columns = found.cuts
     used = n_rows * n_contraction * n_columns * side_by_side
     steps = _steps(found, used, rounds, machine)
@@ -140,16 +149,25 @@ def _steps(found: _Search, used: int, rounds: int, machine: Machine) -> tuple[Su
 
 
 @functools.lru_cache(maxsize=4096)
-def _search(rows: int, contraction: int, columns: int, width: int, target: IpuTarget, tiles: int) -> _Search:
+def _search(
+    rows: int,
+    contraction: int,
+    columns: int,
+    width: int,
+    target: IpuTarget,
+    tiles: int,
+    shares: tuple[float, float],
+    proportion: float,
+) -> _Search:
     """The cheapest split, either way round, with as few turns as memory allows or somewhat more."""
     fitting: list[_Search] = []
     more = 0
     for turns in _TURNS:
         ways = [
-            _best(rows, contraction, columns, width, target, tiles, turns, is_swapped=False),
-            _best(columns, contraction, rows, width, target, tiles, turns, is_swapped=True),
+            _best(rows, contraction, columns, width, target, tiles, turns, shares, proportion, is_swapped=False),
+            _best(columns, contraction, rows, width, target, tiles, turns, shares[::-1], proportion, is_swapped=True),
         ]
-        fitting += [way for way in ways if way.terms["nbytes"] <= work_space(target, way.terms["held"])]
+        fitting += [way for way in ways if way.terms["nbytes"] <= work_space(target, way.terms["held"], proportion)]
         more += bool(fitting)
         if more and (turns == 1 or more > _MORE_TURNS):
             break
@@ -157,14 +175,25 @@ def _search(rows: int, contraction: int, columns: int, width: int, target: IpuTa
 
 
 def _best(
-    rows: int, contraction: int, columns: int, width: int, target: IpuTarget, tiles: int, turns: int, is_swapped: bool
+    rows: int,
+    contraction: int,
+    columns: int,
+    width: int,
+    target: IpuTarget,
+    tiles: int,
+    turns: int,
+    shares: tuple[float, float],
+    proportion: float,
+    *,
+    is_swapped: bool,
 ) -> _Search:
     part = ceil_div(columns, turns)
     splits = within(tiles, rows, ceil_div(contraction, in_block(width)), ceil_div(part, OUT_BLOCK))
-    terms = _terms(rows, contraction, part, width, splits, target)
-    terms["held"] = (rows * contraction + contraction * columns + rows * columns) * width / tiles
+    terms = _terms(rows, contraction, part, width, splits, target, shares)
+    held = shares[0] * rows * contraction + shares[1] * contraction * columns + rows * columns
+    terms["held"] = held * width / tiles
     cycles = terms["bring"] + terms["copy"] + terms["amp"] + terms["reduce"] + terms["add"]
-    found = cheapest(splits, cycles, terms, target)
+    found = cheapest(splits, cycles, terms, target, proportion)
     return _Search(
         cuts=found.cuts,
         turns=turns,
@@ -175,14 +204,20 @@ def _best(
 
 
 def _terms(
-    rows: int, contraction: int, columns: int, width: int, splits: np.ndarray, target: IpuTarget
+    rows: int,
+    contraction: int,
+    columns: int,
+    width: int,
+    splits: np.ndarray,
+    target: IpuTarget,
+    shares: tuple[float, float],
 ) -> dict[str, Any]:
     n_rows, n_contraction, n_columns = splits
     block, out_block = in_block(width), OUT_BLOCK
     mine = ceil_div(rows, n_rows)
     deep = np.minimum(contraction, ceil_div(ceil_div(contraction, block), n_contraction) * block)
     wide = np.minimum(columns, ceil_div(ceil_div(columns, out_block), n_columns) * out_block)
-    left, right, sums = mine * deep * width, deep * wide * width, mine * wide * width
+    left, right, sums = shares[0] * mine * deep * width, shares[1] * deep * wide * width, mine * wide * width
     # Neighbouring tiles that make other columns of the same rows receive the same rows.
     bring = transfer_cycles(target, bytes_in=left, is_paired=n_columns % 2 == 0) + transfer_cycles(
         target, bytes_in=right * (1 - 1 / n_rows)

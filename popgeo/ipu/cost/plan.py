@@ -152,7 +152,8 @@ _OPERATIONS = {
     "elementwise": (
         "add sub rsub mul _foreach_add _foreach_mul _foreach_sub neg relu abs square sign sgn positive ceil floor "
         "round trunc frac maximum minimum fmax fmin clamp clamp_min clamp_max hardtanh relu6 leaky_relu threshold "
-        "threshold_backward leaky_relu_backward hardtanh_backward div true_divide floor_divide _foreach_div remainder "
+        "threshold_backward leaky_relu_backward hardtanh_backward hardswish hardswish_backward hardsigmoid "
+        "hardsigmoid_backward _prelu_kernel _prelu_kernel_backward div true_divide floor_divide _foreach_div remainder "
         "fmod addcmul _foreach_addcmul tanh_backward addcdiv _foreach_addcdiv lerp _foreach_lerp exp exp2 expm1 log "
         "log2 log10 tanh sigmoid logit log1p sqrt _foreach_sqrt rsqrt reciprocal erf erfc gelu gelu_backward softplus "
         "log_sigmoid_forward popgeo.shifted_softplus softplus_backward log_sigmoid_backward "
@@ -168,9 +169,18 @@ _OPERATIONS = {
         "std_mean logsumexp count_nonzero nansum median mode cumsum cumprod cummax cummin logcumsumexp"
     ),
     "norms": (
-        "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data native_layer_norm "
+        "_softmax _safe_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data native_layer_norm "
         "native_layer_norm_backward native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional "
-        "_batch_norm_with_update cudnn_batch_norm native_batch_norm_backward batch_norm_backward"
+        "_batch_norm_with_update cudnn_batch_norm native_batch_norm_backward batch_norm_backward "
+        "native_group_norm native_group_norm_backward"
+    ),
+    "attention": ("_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward"),
+    "convolution": ("convolution convolution_backward"),
+    "pooling": (
+        "max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d "
+        "_adaptive_avg_pool2d_backward adaptive_max_pool2d adaptive_max_pool2d_backward upsample_nearest1d "
+        "upsample_nearest1d_backward upsample_nearest2d upsample_nearest2d_backward upsample_bilinear2d "
+        "upsample_bilinear2d_backward"
     ),
     "movement": (
         "clone copy contiguous cat concat stack hstack vstack repeat repeat_interleave tile flip roll rot90 "

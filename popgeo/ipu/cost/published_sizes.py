@@ -66,7 +66,7 @@ def matmul_validity(rows: int, contraction: int, columns: int, width: int, batch
 def elementwise_validity(loop: str, name: str, elements: int, width: int, machine: Machine) -> Judgement:
     """The same of an operation by element, of which only some loops were measured, in a block."""
     if loop not in BLOCK_LOOPS:
-        return Validity.ESTIMATE, f"no published measurement of {name}"
+        return Validity.ESTIMATE, f"cycles of {name} by poplibs' estimators, which no published measurement checks"
     return _judge([_beyond(elements, "elements", BLOCK_ELEMENTS)], width, machine)
 
 

@@ -62,17 +62,28 @@ class Found:
         return math.prod(self.cuts)
 
 
-def work_space(target: IpuTarget, held: float = 0) -> float:
+def work_space(target: IpuTarget, held: float = 0, share: float = MEMORY_SHARE) -> float:
     """Bytes of a tile that one operation may use, beside what its arguments and results hold there.
+
+    Args:
+        target: The machine.
+        held: Bytes of a tile that hold arguments and results.
+        share: Of a tile's memory, that the operation may take.
 
     Example:
         >>> work_space(IpuTarget.bow()) > work_space(IpuTarget.bow(), held=300_000)
         True
     """
-    return min(MEMORY_SHARE * target.memory_per_tile, USABLE_SHARE * target.memory_per_tile - held)
+    return min(share * target.memory_per_tile, USABLE_SHARE * target.memory_per_tile - held)
 
 
-def cheapest(splits: np.ndarray, cycles: np.ndarray, terms: Mapping[str, Any], target: IpuTarget) -> Found:
+def cheapest(
+    splits: np.ndarray,
+    cycles: np.ndarray,
+    terms: Mapping[str, Any],
+    target: IpuTarget,
+    share: float = MEMORY_SHARE,
+) -> Found:
     """The split of fewest cycles among those that fit in their share of memory; among all where none fits.
 
     Args:
@@ -80,13 +91,14 @@ def cheapest(splits: np.ndarray, cycles: np.ndarray, terms: Mapping[str, Any], t
         cycles: What to make least. float64[splits]
         terms: Numbers or arrays of them; `nbytes` is what a tile needs, `held` what lies there anyway.
         target: The machine.
+        share: Of a tile's memory, that the operation may take.
 
     Example:
         >>> terms = {"nbytes": np.array([1e9, 20, 10])}
         >>> cheapest(np.array([[1, 2, 3]] * 3), np.array([1.0, 2.0, 3.0]), terms, IpuTarget.bow()).cuts
         (2, 2, 2)
     """
-    fits = terms["nbytes"] <= work_space(target, terms.get("held", 0))
+    fits = terms["nbytes"] <= work_space(target, terms.get("held", 0), share)
     best = int(np.argmin(np.where(fits, cycles, np.inf) if fits.any() else cycles))
     first, second, third = (int(cut[best]) for cut in splits)
     return Found(

@@ -1,5 +1,6 @@
 """Compute sets and exchanges as supersteps, how long a transfer takes, and plans that run one after the other."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -170,4 +171,22 @@ def in_sequence(family: str, plans: Sequence[Plan], *, main: int = 0) -> Plan:
         validity=validity,
         why="; ".join(reasons),
         parts=tuple(plans),
+    )
+
+
+def repeated(step: Superstep, count: int) -> Superstep:
+    """All turns of a superstep together.
+
+    Example:
+        >>> repeated(compute_step("add", IpuTarget.bow(), vertex=100, tiles=1472), 3).ideal
+        546.0
+    """
+    return dataclasses.replace(
+        step,
+        ideal=count * step.ideal,
+        calibrated=count * step.calibrated,
+        mean=count * step.mean,
+        bytes_in=count * step.bytes_in,
+        bytes_out=count * step.bytes_out,
+        bytes_total=count * step.bytes_total,
     )

@@ -69,6 +69,7 @@ def estimate(
         None if update is None else update.capture(),
         micro_batches=chosen.gradient_accumulation,
         replicas=chosen.replication_factor,
+        matmul_proportion=chosen.proportion_of(0),
     )
     return Report(
         target=chosen.target,

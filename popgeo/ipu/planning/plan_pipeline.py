@@ -2,23 +2,25 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
-from popgeo.capture.capture import bind
-from popgeo.capture.capture_step import capture_step
+from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import OpGraph, Role
-from popgeo.capture.passes import fold_constants
-from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.plan import OpCost, Profile
 from popgeo.ipu.options import Options
-from popgeo.ipu.planning.cut import Block, blocks_of, cut, cut_at, cut_by_layers, cut_evenly
-from popgeo.ipu.planning.estimate import trained_names, update_of
+from popgeo.ipu.planning.captured_model import CapturedModel
+from popgeo.ipu.planning.cut import Block, Cut, cut, cut_at, cut_by_layers, cut_evenly
 from popgeo.ipu.planning.pipeline import Pipeline
+from popgeo.ipu.planning.pipeline_update import update_cycles
 from popgeo.ipu.planning.schedule import Schedule, timeline
-from popgeo.ipu.planning.stage import Stage, link_rate, stages_of
+from popgeo.ipu.planning.stage import stages_of
+from popgeo.ipu.planning.stage_costs import outputs_of, placed_costs, with_waits
+from popgeo.ipu.planning.turns import turns_of
 
 
 def pipeline(
@@ -28,8 +30,12 @@ def pipeline(
     optimizer: Optimizer | None = None,
     *,
     stages: int | Sequence[int] | Mapping[str, int],
-    schedule: Schedule | str = Schedule.ONE_F_ONE_B,
+    schedule: Schedule | str = Schedule.LOCK_STEP,
     recompute: bool = False,
+    serialize: Mapping[str, int] | None = None,
+    optimizer_off_chip: bool = False,
+    shard_optimizer: bool = False,
+    overlap_host: bool = False,
 ) -> Pipeline:
     """What a step of a model would cost over several IPUs, from shapes alone; nothing is allocated and nothing runs.
 
@@ -37,15 +43,21 @@ def pipeline(
         model: A module that returns its loss; its weights may be on the meta device.
         example: The positional arguments of one micro-batch.
         options: `gradient_accumulation` micro-batches go through the pipeline between two updates (in inference,
-            `device_iterations`), `replication_factor` pipelines run side by side, each stage on one `target`.
+            `device_iterations`), `replication_factor` pipelines run side by side, each stage on one `target`;
+            `matmul_proportion` limits what dense products may take of a tile.
         optimizer: Over parameters of the model; None for inference.
         stages: How many, cut so that they are even in cycles and memory; or the number of the model's alike layers on
             each IPU, as `[0, 3, 3]`; or which layers begin a stage on which IPU, as `{"layers.3": 1}`.
-        schedule: In which order stages take micro-batches.
+        schedule: In which order stages take micro-batches; in lock-step as on the machine, if not told otherwise.
         recompute: Keep of each micro-batch only what a stage receives, and repeat its forward pass later.
+        serialize: Linear layers whose outputs are computed in so many parts, by name; PopTorch's `serializedMatMul`.
+        optimizer_off_chip: The optimizer's state lies in streaming memory; PopTorch's `useOnChipStorage(False)`.
+        shard_optimizer: Each replica holds a part of the optimizer's state; `useReplicatedTensorSharding`.
+        overlap_host: Some tiles exchange with the host while the others compute (I/O tiles).
 
     Raises:
-        ValueError: the stages do not cover the model's layers, or there is no loss.
+        ValueError: the stages do not cover the model's layers, a layer of `serialize` does not exist, or there is no
+            loss.
 
     Example:
         >>> import torch
@@ -56,37 +68,139 @@ def pipeline(
     """
     start = time.perf_counter()
     chosen = options or Options()
-    trained = trained_names(model, optimizer)
-    arguments = bind(model.forward, *example)
-    step = capture_step(model, arguments, trained=trained, loss_scaling=chosen.loss_scaling)
-    graph = fold_constants(step.graph)
-    costs = cost(graph, chosen.target)
-    blocks = blocks_of(graph)
-    firsts, ipus = _firsts(graph, costs, blocks, stages)
+    step = CapturedModel.of(model, example, chosen, optimizer)
+    choices = _Choices(
+        options=chosen,
+        stages=stages,
+        schedule=Schedule(schedule),
+        recompute=recompute,
+        serialize=outputs_of(model, serialize or {}),
+        optimizer_off_chip=optimizer_off_chip,
+        shard_optimizer=shard_optimizer,
+        overlap_host=overlap_host,
+    )
+    return _planned(step, choices, start)[0]
+
+
+def plan_step(
+    step: CapturedStep,
+    update: OpGraph | None,
+    chosen: Options,
+    *,
+    stages: int | Sequence[int] | Mapping[str, int],
+    schedule: Schedule | str = Schedule.LOCK_STEP,
+    recompute: bool = False,
+) -> tuple[Pipeline, Cut]:
+    """What a captured step would cost over several IPUs, and where it is cut: the plan of `pipeline`, and what runs.
+
+    Args:
+        step: The step of one micro-batch.
+        update: The program of one update; None where nothing is trained.
+        chosen: As for `pipeline`, and so are the others.
+        stages: How many, or layers of each IPU, or what begins a stage.
+        schedule: In which order stages take micro-batches.
+        recompute: Whether forward passes are repeated.
+
+    Raises:
+        ValueError: the stages do not cover the model's layers.
+    """
+    start = time.perf_counter()
+    captured = CapturedModel.of_step(step, chosen.target, None if update is None else lambda _: update)
+    choices = _Choices(options=chosen, stages=stages, schedule=Schedule(schedule), recompute=recompute)
+    return _planned(captured, choices, start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Choices:
+    """What a plan of a captured model depends on besides; all but `serialize` as `pipeline` takes it."""
+
+    options: Options
+    stages: int | Sequence[int] | Mapping[str, int]
+    schedule: Schedule
+    recompute: bool
+    serialize: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    optimizer_off_chip: bool = False
+    shard_optimizer: bool = False
+    overlap_host: bool = False
+
+
+def _planned(step: CapturedModel, choices: _Choices, start: float) -> tuple[Pipeline, Cut]:
+    """The plan of a captured model, and where it is cut."""
+    chosen, order, graph, blocks = choices.options, choices.schedule, step.graph, step.blocks
+    costs = step.costs(chosen.proportion_of(0))
+    firsts, ipus = _firsts(graph, costs, blocks, choices.stages)
+    if order is Schedule.PHASED:
+        ipus = [0] * len(ipus)
     placed = cut(graph, blocks, firsts, ipus)
-    parts = stages_of(graph, costs, placed, chosen.target, num_results=step.num_results, recompute=recompute)
-    count = chosen.gradient_accumulation if optimizer is not None else chosen.device_iterations
+    parts = stages_of(
+        graph,
+        placed_costs(graph, costs, placed, chosen, choices.serialize),
+        placed,
+        chosen.target,
+        num_results=step.num_results,
+        recompute=choices.recompute,
+        memories=step.memories,
+    )
+    count = chosen.gradient_accumulation if step.trains else chosen.device_iterations
+    update = step.update(chosen)
+    parts = with_waits(parts, update, chosen, order, count, overlap_host=choices.overlap_host)
     tasks = timeline(
-        [part.receive_forward + part.forward for part in parts],
-        [part.receive_backward + part.backward for part in parts] if optimizer is not None else [],
+        [part.forward_pass for part in parts],
+        [part.backward_pass for part in parts] if step.trains else [],
         ipus,
         count,
-        Schedule(schedule),
+        order,
+        receive=([part.waits_forward for part in parts], [part.waits_backward for part in parts]),
     )
-    update = update_of(model, step, optimizer, chosen).capture() if optimizer is not None else None
-    cycles, extra = _updates(update, parts, placed.num_ipus, chosen)
-    return Pipeline(
+    updating, extra = update_cycles(
+        update,
+        parts,
+        placed.num_ipus,
+        chosen,
+        off_chip=choices.optimizer_off_chip,
+        all_off_chip=order is Schedule.PHASED,
+        sharded=choices.shard_optimizer,
+    )
+    ends = [*firsts[1:], len(blocks)]
+    planned = Pipeline(
         target=chosen.target,
-        schedule=Schedule(schedule),
+        schedule=order,
         stages=tuple(parts),
         tasks=tuple(tasks),
         micro_batches=count,
         replicas=chosen.replication_factor,
-        update=cycles,
+        turns=tuple(turns_of(tasks, len(parts), count)) if order is Schedule.LOCK_STEP else (),
+        update=tuple(map(sum, zip(*updating.values(), strict=True))),
+        update_parts=updating,
+        host_seconds=chosen.target.host_call_seconds / (chosen.device_iterations if step.trains else 1),
         extra_bytes=extra,
         shared=_shared(graph, placed.stage_of, ipus),
+        recompute=choices.recompute,
+        layers=tuple(tuple(block.name for block in blocks[i:j]) for i, j in zip(firsts, ends, strict=True)),
+        again=partial(_again, step, choices),
         seconds_to_plan=time.perf_counter() - start,
     )
+    return planned, placed
+
+
+def _again(
+    step: CapturedModel,
+    choices: _Choices,
+    *,
+    micro_batches: int,
+    replicas: int,
+    device_iterations: int | None = None,
+    **others: Any,
+) -> Pipeline:
+    """The same captured model with other choices."""
+    start = time.perf_counter()
+    options = replace(choices.options, replication_factor=replicas)
+    if step.trains:
+        steps = device_iterations or options.device_iterations
+        options = replace(options, gradient_accumulation=micro_batches, device_iterations=steps)
+    else:
+        options = replace(options, device_iterations=micro_batches)
+    return _planned(step, replace(choices, options=options, **others), start)[0]
 
 
 def _firsts(
@@ -107,35 +221,6 @@ def _firsts(
         cycles[whole.stage_of[index]] += its.plan.cycles(Profile.CALIBRATED)
         held[whole.stage_of[index]] |= {v: graph.values[v].nbytes for v in op.reads() if v in weights}
     return cut_evenly(blocks, cycles, [sum(one.values()) for one in held], stages), list(range(stages))
-
-
-def _updates(
-    update: OpGraph | None, stages: Sequence[Stage], num_ipus: int, options: Options
-) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Cycles of the update, and bytes of gradients and optimizer state, on each IPU: its share of the weights."""
-    if update is None:
-        return (0.0,) * num_ipus, (0,) * num_ipus
-    nbytes = [0] * num_ipus
-    for stage in stages:
-        nbytes[stage.ipu] += stage.weight_bytes
-    weights = sum(update.values[v].nbytes for v in update.inputs_of(Role.PARAMETER).values())
-    others = (Role.STATE, Role.GRADIENT)
-    kept = sum(update.values[v].nbytes for given, v in update.inputs.items() if given.role in others)
-    cycles = sum(one.plan.cycles(Profile.CALIBRATED) for one in cost(update, options.target))
-    shares = [own / weights for own in nbytes]
-    replicas, target = options.replication_factor, options.target
-    reduce_cycles = [0.0] * num_ipus
-    for stage in stages:
-        if stage.shared_bytes:  # gradients come in, and the updated weights go back
-            slowest = min(link_rate(stage.ipu, other.ipu, target) for other in stages if other.ipu != stage.ipu)
-            reduce_cycles[stage.ipu] += 2 * (target.link_seconds + stage.shared_bytes / slowest) * target.clock
-    if replicas > 1:  # a ring: twice round, a share of the gradients at a time
-        rate = link_rate(0, num_ipus, target)  # the same stage of the next replica
-        turns = 2 * (replicas - 1)
-        rings = [turns * (target.link_seconds + own / replicas / rate) * target.clock for own in nbytes]
-        reduce_cycles = [before + ring for before, ring in zip(reduce_cycles, rings, strict=True)]
-    total = tuple(share * cycles + more for share, more in zip(shares, reduce_cycles, strict=True))
-    return total, tuple(round(share * kept) for share in shares)
 
 
 def _shared(graph: OpGraph, stage_of: Sequence[int], ipus: Sequence[int]) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """When each stage works on which micro-batch: the timeline of a pipeline."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -9,15 +10,24 @@ class Schedule(str, Enum):
     """In which order the stages of a pipeline take micro-batches.
 
     Attributes:
-        ONE_F_ONE_B: Each stage alternates between a forward and a backward pass as soon as it can (1F1B; PopTorch's
-            pipelined execution with the interleaved schedule), so that it keeps few activations.
+        LOCK_STEP: As PopTorch's pipelined execution runs on an IPU: in each turn every stage takes its next forward
+            and its next backward pass, and the next turn begins for all IPUs at once, when the slowest is done and
+            what they made has been copied. Copies between IPUs are collective in Poplar, so nobody runs ahead
+            (docs/notes/transforms/pipelining.md of github.com/graphcore/popart). The default, since it is what the
+            machine does.
+        ONE_F_ONE_B: Each stage alternates between a forward and a backward pass as soon as it can (1F1B), waits for
+            nobody else, and keeps few activations: what a machine with independent links could reach.
         GROUPED: All forward passes of an update come first, then all backward passes (GPipe, arXiv:1811.06965).
         SHARDED: One micro-batch at a time goes through all stages; only one IPU works at a time.
+        PHASED: All stages follow each other on one IPU, whose weights, gradients and kept activations lie in streaming
+            memory and come in for each pass (PopTorch's `SerialPhasedExecution`).
     """
 
+    LOCK_STEP = "lock_step"
     ONE_F_ONE_B = "1f1b"
     GROUPED = "grouped"
     SHARDED = "sharded"
+    PHASED = "phased"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +41,7 @@ class Task:
         backward: Whether it is the backward pass.
         start: When it starts to receive what it needs, in cycles.
         end: When it is done, in cycles.
+        receive: The cycles at its start in which it only receives.
     """
 
     stage: int
@@ -39,6 +50,7 @@ class Task:
     backward: bool
     start: float
     end: float
+    receive: float = 0.0
 
 
 def timeline(
@@ -46,7 +58,9 @@ def timeline(
     backward: Sequence[float],
     ipus: Sequence[int],
     micro_batches: int,
-    schedule: Schedule = Schedule.ONE_F_ONE_B,
+    schedule: Schedule = Schedule.LOCK_STEP,
+    *,
+    receive: tuple[Sequence[float], Sequence[float]] = ((), ()),
 ) -> list[Task]:
     """When every pass runs, from the first micro-batch to the last, in the order of the starts.
 
@@ -59,30 +73,84 @@ def timeline(
         ipus: The IPU of each stage.
         micro_batches: How many there are between two updates.
         schedule: The order.
+        receive: How much of each forward and of each backward pass is receiving, which only the tasks tell.
 
     Example:
         >>> tasks = timeline([1.0, 1.0], [2.0, 2.0], ipus=[0, 1], micro_batches=2)
-        >>> max(task.end for task in tasks)  # (2 + 2 - 1) x (1 + 2)
+        >>> max(task.end for task in tasks)  # turns of 1, 3, 3 and 2 cycles
         9.0
     """
+    lengths, received = (forward, backward), tuple(part or [0.0] * len(forward) for part in receive)
+
+    def task(stage: int, is_backward: bool, micro_batch: int, begins: float) -> Task:
+        return Task(
+            stage=stage,
+            ipu=ipus[stage],
+            micro_batch=micro_batch,
+            backward=is_backward,
+            start=begins,
+            end=begins + lengths[is_backward][stage],
+            receive=received[is_backward][stage],
+        )
+
+    if schedule is Schedule.LOCK_STEP:
+        return [task(*pass_, begins) for pass_, begins in _in_step(lengths, ipus, micro_batches)]
     state = _State(
         stages=len(forward), ipus=ipus, micro_batches=micro_batches, trains=bool(backward), schedule=schedule
     )
     tasks = []
     while (chosen := state.earliest()) is not None:
         begins, is_backward, stage = chosen
-        length = (backward if is_backward else forward)[stage]
-        micro_batch = state.run(stage, is_backward, begins + length)
-        task = Task(
-            stage=stage,
-            ipu=ipus[stage],
-            micro_batch=micro_batch,
-            backward=is_backward,
-            start=begins,
-            end=begins + length,
-        )
-        tasks.append(task)
+        micro_batch = state.run(stage, is_backward, begins + lengths[is_backward][stage])
+        tasks.append(task(stage, is_backward, micro_batch, begins))
     return tasks
+
+
+def num_depths(stages: int, trains: bool) -> int:
+    """How many turns one micro-batch needs from its first pass to its last: Poplar's number of pipeline stages.
+
+    The last stage takes its backward pass in the turn of its forward pass; the others each have a turn for both.
+
+    Example:
+        >>> num_depths(8, trains=True), num_depths(8, trains=False)
+        (15, 8)
+    """
+    return 2 * stages - 1 if trains else stages
+
+
+def enough_micro_batches(stages: int, bubble: float) -> int:
+    """How many micro-batches between two updates keep even stages waiting for no more than a share of the time.
+
+    In lock-step, one by one (1F1B) and grouped alike, `m` micro-batches take as long as `m + stages - 1` turns.
+
+    Example:
+        >>> enough_micro_batches(4, 0.05)  # 3 x 0.95 / 0.05
+        57
+    """
+    return math.ceil((stages - 1) * (1 - bubble) / bubble - 1e-9)
+
+
+def depth_of(stage: int, is_backward: bool, stages: int) -> int:
+    """In which turn after its first a micro-batch takes a pass."""
+    return 2 * (stages - 1) - stage if is_backward else stage
+
+
+def _in_step(
+    lengths: tuple[Sequence[float], Sequence[float]], ipus: Sequence[int], micro_batches: int
+) -> Iterator[tuple[tuple[int, bool, int], float]]:
+    """Stage, direction and micro-batch of each pass, and when it begins; a turn begins when the one before is over."""
+    stages = len(lengths[0])
+    passes = [(stage, is_backward) for is_backward in (False, True) for stage in range(len(lengths[is_backward]))]
+    passes.sort(key=lambda one: (depth_of(one[0], one[1], stages), one[1]))
+    start = 0.0
+    for turn in range(micro_batches + num_depths(stages, bool(lengths[1])) - 1):
+        free = dict.fromkeys(ipus, start)
+        for stage, is_backward in passes:
+            micro_batch = turn - depth_of(stage, is_backward, stages)
+            if 0 <= micro_batch < micro_batches:
+                yield (stage, is_backward, micro_batch), free[ipus[stage]]
+                free[ipus[stage]] += lengths[is_backward][stage]
+        start = max(free.values())
 
 
 class _State:
@@ -131,7 +199,7 @@ class _State:
             return None
         if stage:
             return self.ends.get((stage - 1, micro_batch, False))
-        if self.schedule is Schedule.SHARDED and micro_batch:
+        if self.schedule in (Schedule.SHARDED, Schedule.PHASED) and micro_batch:
             last = (0, micro_batch - 1, True) if self.trains else (self.stages - 1, micro_batch - 1, False)
             return self.ends.get(last)
         return 0.0
@@ -141,8 +209,10 @@ def most_in_flight(tasks: Sequence[Task], stage: int, trains: bool) -> int:
     """The most micro-batches whose activations a stage keeps at one time.
 
     Example:
-        >>> tasks = timeline([1.0, 1.0], [2.0, 2.0], ipus=[0, 1], micro_batches=8)
-        >>> most_in_flight(tasks, 0, True), most_in_flight(tasks, 1, True)
+        >>> for schedule in (Schedule.LOCK_STEP, Schedule.ONE_F_ONE_B):
+        ...     tasks = timeline([1.0, 1.0], [2.0, 2.0], ipus=[0, 1], micro_batches=8, schedule=schedule)
+        ...     most_in_flight(tasks, 0, True), most_in_flight(tasks, 1, True)
+        (3, 1)
         (2, 1)
     """
     if not trains:

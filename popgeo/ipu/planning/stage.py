@@ -4,14 +4,31 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from popgeo.capture.op_graph import Input, OpGraph, Role
+from popgeo.ipu.cost.links import message_seconds
 from popgeo.ipu.cost.plan import OpCost, Profile
 from popgeo.ipu.planning.cut import Cut
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.measure_memory import memory
 from popgeo.ipu.tiles.memory_use import MemoryUse
 
-# Links between boards are slower than those of one: arXiv:1912.03413, as in `step_cost.py`.
-OTHER_BOARD_BYTES_PER_SECOND, IPUS_OF_A_BOARD = 28e9, 4
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """What one IPU sends another for one pass of each micro-batch.
+
+    Attributes:
+        sender: The IPU that it comes from.
+        receiver: The IPU that receives it.
+        backward: Whether it is gradients, for the backward pass.
+        nbytes: How much.
+        cycles: How long the receiver takes for it.
+    """
+
+    sender: int
+    receiver: int
+    backward: bool
+    nbytes: int
+    cycles: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +42,19 @@ class Stage:
         backward: Cycles of its backward pass, recomputation included; 0 where nothing is trained.
         receive_forward: Cycles in which it receives what the stages before send for a forward pass.
         receive_backward: Cycles in which it receives the gradients that later stages send.
-        received_bytes: Bytes of both.
+        transfers: The messages that these cycles are made of.
+        host: Cycles in which a forward pass waits for the host: for its inputs, and to send results.
+        received_bytes: Bytes that it receives from other stages for both passes.
         shared_bytes: Parts of gradients that other stages work out, of parameters that both use, such as tied
             embeddings; added up where they are made and received once an update.
         weight_bytes: Of its parameters and buffers.
         stash_bytes: That it keeps of each micro-batch from its forward to its backward pass.
         memory: Bytes of each tile for one micro-batch in flight, without gradients and optimizer state.
+        stash_copy: Cycles in which what it keeps is copied to where it waits, and as many in which it comes back.
+        accumulate: Cycles in which a backward pass adds its gradients to those of the micro-batches before.
+        host_overlaps: Whether the host's transfers take place while it computes.
+        streaming_forward: Cycles in which a forward pass waits for streaming memory, in sequential phases.
+        streaming_backward: The same of a backward pass.
     """
 
     layers: str
@@ -39,15 +63,50 @@ class Stage:
     backward: float
     receive_forward: float
     receive_backward: float
+    transfers: tuple[Transfer, ...]
+    host: float
     received_bytes: int
     shared_bytes: int
     weight_bytes: int
     stash_bytes: int
     memory: MemoryUse
+    stash_copy: float = 0.0
+    accumulate: float = 0.0
+    host_overlaps: bool = False
+    streaming_forward: float = 0.0
+    streaming_backward: float = 0.0
+
+    @property
+    def waits_forward(self) -> float:
+        """Cycles of a forward pass in which it computes nothing: for other IPUs, the host and streaming memory."""
+        busy = self.receive_forward + self.streaming_forward
+        return busy + (max(0.0, self.host - busy - self.forward) if self.host_overlaps else self.host)
+
+    @property
+    def waits_backward(self) -> float:
+        """The same of a backward pass."""
+        return self.receive_backward + self.streaming_backward
+
+    @property
+    def forward_pass(self) -> float:
+        """Cycles of a forward pass with all that it waits for and puts aside."""
+        return self.waits_forward + self.forward + self.stash_copy
+
+    @property
+    def backward_pass(self) -> float:
+        """Cycles of a backward pass with all that it waits for, takes back and adds up."""
+        return self.waits_backward + self.stash_copy + self.backward + self.accumulate
 
 
 def stages_of(
-    graph: OpGraph, costs: Sequence[OpCost], cut: Cut, target: IpuTarget, *, num_results: int, recompute: bool
+    graph: OpGraph,
+    costs: Sequence[OpCost],
+    cut: Cut,
+    target: IpuTarget,
+    *,
+    num_results: int,
+    recompute: bool,
+    memories: dict[tuple[int, ...], MemoryUse] | None = None,
 ) -> list[Stage]:
     """Every stage of a cut step.
 
@@ -58,9 +117,12 @@ def stages_of(
         target: One IPU.
         num_results: How many of the graph's outputs are results; the others are gradients.
         recompute: Keep only what a stage receives, and repeat its forward pass before its backward pass.
+        memories: Of stages of the same graph that were worked out before, by IPU and operations; new ones are added.
     """
+    known = {} if memories is None else memories
     made_in = {v: cut.stage_of[index] for index, op in enumerate(graph.ops) for v in op.makes() if v not in op.reads()}
-    return [_stage(graph, costs, cut, target, s, made_in, num_results, recompute) for s in range(len(cut.ipus))]
+    number = range(len(cut.ipus))
+    return [_stage(graph, costs, cut, target, s, made_in, num_results, recompute, known) for s in number]
 
 
 def _stage(
@@ -72,6 +134,7 @@ def _stage(
     made_in: dict[int, int],
     num_results: int,
     recompute: bool,
+    memories: dict[tuple[int, ...], MemoryUse],
 ) -> Stage:
     own = [index for index, of in enumerate(cut.stage_of) if of == stage]
     forward = sum(costs[i].plan.cycles(Profile.CALIBRATED) for i in own if costs[i].phase == "forward")
@@ -87,22 +150,28 @@ def _stage(
             if made_in.get(v, stage) != stage and value.storage not in arrives[False]:
                 into = shared if once else arrives[op.phase == "backward"]
                 into[value.storage] = value.nbytes
-    seconds = [_receive_seconds(arrives[phase], graph, made_in, cut, stage, target) for phase in (False, True)]
+    transfers = [
+        t for phase in (False, True) for t in _transfers(arrives[phase], graph, made_in, cut, stage, target, phase)
+    ]
     part = subgraph(graph, own, made_in, stage, num_results)
     held = {graph.values[v].storage: graph.values[v].nbytes for v in _state(part)}
+    if (key := (cut.ipus[stage], *own)) not in memories:
+        memories[key] = memory(part, [costs[index] for index in own], target, num_results=None)
     kept = arrives[False] if recompute else _stash(graph, own, held.keys())
     return Stage(
         layers=cut.names[stage],
         ipu=cut.ipus[stage],
         forward=forward,
         backward=backward + (forward if recompute and backward else 0.0),
-        receive_forward=seconds[0] * target.clock,
-        receive_backward=seconds[1] * target.clock,
+        receive_forward=sum(t.cycles for t in transfers if not t.backward),
+        receive_backward=sum(t.cycles for t in transfers if t.backward),
+        transfers=tuple(transfers),
+        host=_host_cycles(graph, part, num_results, target),
         received_bytes=sum(sum(nbytes.values()) for nbytes in arrives.values()),
         shared_bytes=sum(shared.values()),
         weight_bytes=sum(held.values()),
         stash_bytes=sum(kept.values()),
-        memory=memory(part, [costs[index] for index in own], target, num_results=None),
+        memory=memories[key],
     )
 
 
@@ -131,29 +200,46 @@ def subgraph(graph: OpGraph, own: Sequence[int], made_in: dict[int, int], stage:
     return OpGraph(ops=ops, values=values, inputs=inputs, outputs=outputs, constants=constants)
 
 
-def _receive_seconds(
-    nbytes: dict[int, int], graph: OpGraph, made_in: dict[int, int], cut: Cut, stage: int, target: IpuTarget
-) -> float:
-    """One message from each IPU that sends something, at the speed of the link between the two."""
+def _transfers(
+    nbytes: dict[int, int],
+    graph: OpGraph,
+    made_in: dict[int, int],
+    cut: Cut,
+    stage: int,
+    target: IpuTarget,
+    backward: bool,
+) -> list[Transfer]:
+    """One message from each IPU that sends something, one after the other."""
     to = cut.ipus[stage]
-    maker = {graph.values[v].storage: of for v, of in made_in.items() if graph.values[v].producer is not None}
+    maker: dict[int, int] = {}  # who made it first; later ones are views of it
+    for v, of in made_in.items():
+        if graph.values[v].producer is not None:
+            maker.setdefault(graph.values[v].storage, of)
     by_sender: dict[int, int] = {}
     for storage, size in nbytes.items():
         sender = cut.ipus[maker[storage]]
         by_sender[sender] = by_sender.get(sender, 0) + size
     by_sender.pop(to, None)  # what comes from another stage of the same IPU is there already
-    return sum(target.link_seconds + size / link_rate(sender, to, target) for sender, size in by_sender.items())
+    return [
+        Transfer(
+            sender=sender,
+            receiver=to,
+            backward=backward,
+            nbytes=size,
+            cycles=message_seconds(size, sender, to, target) * target.clock,
+        )
+        for sender, size in by_sender.items()
+    ]
 
 
-def link_rate(sender: int, receiver: int, target: IpuTarget) -> float:
-    """Bytes per second from one IPU to another.
-
-    Example:
-        >>> link_rate(0, 3, IpuTarget.bow()) > link_rate(3, 4, IpuTarget.bow())
-        True
-    """
-    same_board = sender // IPUS_OF_A_BOARD == receiver // IPUS_OF_A_BOARD
-    return target.link_bytes_per_second if same_board else OTHER_BOARD_BYTES_PER_SECOND
+def _host_cycles(graph: OpGraph, part: OpGraph, num_results: int, target: IpuTarget) -> float:
+    """What a stage takes from the host and gives to it, for one micro-batch."""
+    given = {v for name, v in graph.inputs.items() if name.role is Role.ARGUMENT}
+    results = {v for v in graph.outputs[:num_results] if v is not None}
+    into = sum(graph.values[v].nbytes for v in part.inputs.values() if v in given)
+    out = sum(graph.values[v].nbytes for v in part.outputs if v in results)
+    seconds = sum(target.host_seconds + nbytes / target.host_bytes_per_second for nbytes in (into, out) if nbytes)
+    return seconds * target.clock
 
 
 def _state(part: OpGraph) -> list[int]:

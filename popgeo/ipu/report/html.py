@@ -1,7 +1,7 @@
 """A report as one page that needs nothing but a browser."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -29,18 +29,29 @@ def page(report: Figures, title: str = "") -> str:
         report: What to show.
         title: What it is called.
     """
-    name = escape(title or f"One step on {report.target.name}")
+    sections = {s: part for s, part in zip(SECTIONS, _parts(report), strict=True) if part}
     data = json.dumps(_data(report), allow_nan=False).replace("<", "\\u003c")
-    nav = "".join(f'<a href="#{_anchor(s)}">{s}</a>' for s in SECTIONS if s != "memory" or report.memory)
-    body = [_totals(report), _insights(report), _TIME, _FLAME, _memory(report), _TABLES, _trust(report)]
+    scripts = f'<script type="application/json" id="report">{data}</script>\n<script>\n{script()}</script>\n'
+    return shell(title or f"One step on {report.target.name}", _machine(report), sections, scripts)
+
+
+def shell(title: str, about: str, sections: Mapping[str, str], scripts: str = "") -> str:
+    """A whole page in the one look of all of them.
+
+    Args:
+        title: What it is called.
+        about: What stands below that, in HTML.
+        sections: Each part with its name, whose first word is its id; all but the title as HTML.
+        scripts: What comes last.
+    """
+    nav = "".join(f'<a href="#{_anchor(s)}">{s}</a>' for s in sections)
     style = (PARTS / "page.css").read_text(encoding="utf-8")
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{name}</title>\n'
-        f"<style>\n{style}</style>\n</head>\n<body>\n<main>\n<h1>{name}</h1>\n{_machine(report)}\n<nav>{nav}</nav>\n"
-        + "\n".join(part for part in body if part)
-        + f'\n</main>\n<div id="tip"></div>\n<script type="application/json" id="report">{data}</script>\n'
-        f"<script>\n{script()}</script>\n</body>\n</html>\n"
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{escape(title)}</title>\n'
+        f"<style>\n{style}</style>\n</head>\n<body>\n<main>\n<h1>{escape(title)}</h1>\n{about}\n<nav>{nav}</nav>\n"
+        + "\n".join(sections.values())
+        + f'\n</main>\n<div id="tip"></div>\n{scripts}</body>\n</html>\n'
     )
 
 
@@ -62,6 +73,19 @@ def summary(report: Figures) -> str:
         f"<p><b>{escape(report.target.name)}: {report.total_cycles:,} cycles, {report.microseconds:,.1f} µs{speed}</b> "
         f"({report.profile.value})</p>{table.to_html(index=False, formatters=shown, border=0)}<ul>{items}</ul>"
     )
+
+
+def _parts(report: Figures) -> list[str]:
+    """What the page shows, in the order of `SECTIONS`; empty where there is nothing to show."""
+    return [
+        _totals(report),
+        insights_section(insights(report)),
+        _TIME,
+        _FLAME,
+        _memory(report),
+        _TABLES,
+        _trust(report),
+    ]
 
 
 def _data(report: Figures) -> dict[str, Any]:
@@ -138,13 +162,14 @@ def _totals(report: Figures) -> str:
     )
 
 
-def _insights(report: Figures) -> str:
-    items = "".join(map(_insight, insights(report)))
+def insights_section(found: Sequence[Insight], of: str = "the cycles") -> str:
+    """What stands out, each with its remedy."""
+    items = "".join(_insight(insight, of) for insight in found)
     return f'<section id="insights"><h2>What stands out</h2>{items or "<p>Nothing.</p>"}</section>'
 
 
-def _insight(insight: Insight) -> str:
-    share = f"{insight.share:.1%} of the cycles" if insight.share else ""
+def _insight(insight: Insight, of: str) -> str:
+    share = f"{insight.share:.1%} of {of}" if insight.share else ""
     return (
         f'<div class="insight{" fatal" if insight.fatal else ""}"><b>{escape(insight.title)}</b> '
         f'<span class="share">{share}</span><p>{escape(insight.text)}</p>'

@@ -18,8 +18,8 @@ DERIVED = ("families", "total_cycles", "microseconds")  # for other programs; re
 
 def dumps(report: Figures) -> str:
     """The report with the name and the version of its format."""
-    content = {"schema": SCHEMA, "version": VERSION, **_plain(report)}
-    content |= {name: _plain(getattr(report, name)) for name in DERIVED}
+    content = {"schema": SCHEMA, "version": VERSION, **plain(report)}
+    content |= {name: plain(getattr(report, name)) for name in DERIVED}
     return json.dumps(content, allow_nan=False)
 
 
@@ -44,24 +44,24 @@ def loads(text: str) -> dict[str, Any]:
         "target": IpuTarget(**given["target"]),
         "costs": tuple(_op_cost(cost) for cost in given["costs"]),
         "profile": Profile(given["profile"]),
-        "memory": None if given["memory"] is None else _memory(given["memory"]),
+        "memory": None if given["memory"] is None else memory_use(given["memory"]),
         "real_of_slots": {int(slots): real for slots, real in given["real_of_slots"].items()},
     }
     return given
 
 
-def _plain(part: Any) -> Any:
-    """The same in what JSON has."""
+def plain(part: Any) -> Any:
+    """The same in what JSON has: dataclasses as their fields, arrays and tuples as lists, members as their values."""
     if is_dataclass(part) and not isinstance(part, type):
-        return {field.name: _plain(getattr(part, field.name)) for field in fields(part)}
+        return {field.name: plain(getattr(part, field.name)) for field in fields(part)}
     if isinstance(part, Enum):
         return part.value
     if isinstance(part, np.ndarray | np.generic):
         return part.tolist()
     if isinstance(part, dict):
-        return {str(key): _plain(value) for key, value in part.items()}
+        return {str(key): plain(value) for key, value in part.items()}
     if isinstance(part, list | tuple):
-        return [_plain(item) for item in part]
+        return [plain(item) for item in part]
     return part
 
 
@@ -77,7 +77,8 @@ def _plan(content: dict[str, Any]) -> Plan:
     return Plan(**{**content, "supersteps": steps, "parts": parts, "validity": validity})
 
 
-def _memory(content: dict[str, Any]) -> MemoryUse:
+def memory_use(content: dict[str, Any]) -> MemoryUse:
+    """What `plain` made of it."""
     arrays = {name: np.array(content[name], dtype=np.int64) for name in ("always_live", "peak", "curve")}
     categories = {name: np.array(bytes_, dtype=np.int64) for name, bytes_ in content["categories"].items()}
     largest = tuple(Resident(**item) for item in content["largest"])

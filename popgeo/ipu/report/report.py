@@ -95,7 +95,7 @@ class Report(Figures):
             path: Where to write it; it is only returned when left out.
             title: What the page is called.
         """
-        return _written(page(self, title), path)
+        return written(page(self, title), path)
 
     def to_chrome_trace(self, path: str | PathLike[str] | None = None) -> str:
         """JSON for chrome://tracing or ui.perfetto.dev: compute, exchange and sync of each block of the model.
@@ -103,7 +103,7 @@ class Report(Figures):
         Args:
             path: Where to write it; it is only returned when left out.
         """
-        return _written(chrome_trace(self), path)
+        return written(chrome_trace(self), path)
 
     def __repr__(self) -> str:
         return (
@@ -121,7 +121,8 @@ class Report(Figures):
         return text(self)
 
 
-def _written(content: str, path: str | PathLike[str] | None) -> str:
+def written(content: str, path: str | PathLike[str] | None) -> str:
+    """The content, which is written where a path is given; folders on the way to it are made."""
     if path is not None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(content, encoding="utf-8")

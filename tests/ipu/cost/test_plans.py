@@ -95,7 +95,7 @@ def test_an_exchange_is_limited_by_its_pieces_when_they_are_small_and_by_its_byt
         (plan_matmul(16128, 100, 100, 4, ON_BOW), Validity.VALIDATED, ""),
         (plan_matmul(100, 16128, 100, 4, ON_BOW), Validity.EXTRAPOLATED, "100 x 16,128 x 100"),
         (plan_elementwise("exp", 16128 * 100, 4, ON_BOW), Validity.VALIDATED, ""),
-        (plan_elementwise("sqrt", 16128 * 100, 4, ON_BOW), Validity.ESTIMATE, "no published measurement of sqrt"),
+        (plan_elementwise("sqrt", 16128 * 100, 4, ON_BOW), Validity.ESTIMATE, "which no published measurement checks"),
         (plan_gather(576, 100, 16128, 4, Machine(target=GC2)), Validity.EXTRAPOLATED, "1,216 tiles"),
         (plan_reduce(1, 1000, 4, ON_BOW), Validity.ESTIMATE, "first generation"),
     ],

@@ -1,7 +1,5 @@
 """Pipelines of whole models: what stages compute and send, worked out by hand, and what is refused."""
 
-import json
-
 import pytest
 import torch
 from torch import nn
@@ -81,13 +79,13 @@ def test_one_stage_waits_for_nobody_and_sends_nothing():
     cut = plan(stages=1)
     assert cut.bubble == pytest.approx(0.0)
     assert cut.stages[0].received_bytes == 0
-    assert cut.cycles == pytest.approx(8 * (cut.stages[0].forward + cut.stages[0].backward) + cut.update[0])
+    assert cut.stages[0].transfers == ()
+    assert cut.cycles == pytest.approx(8 * (cut.stages[0].forward_pass + cut.stages[0].backward_pass) + cut.update[0])
 
 
-def test_more_micro_batches_fill_the_pipeline_and_the_remedy_says_how_many():
+def test_more_micro_batches_fill_the_pipeline():
     few, many = plan(stages=4, count=4), plan(stages=4, count=64)
     assert many.bubble < few.bubble
-    assert any("accumulate 57 micro-batches" in insight for insight in few.insights)  # 3 x 0.95 / 0.05
     assert plan(stages=4, count=4, schedule="sharded").cycles > few.cycles
 
 
@@ -101,7 +99,7 @@ def test_a_layer_may_come_back_to_an_earlier_ipu():
 def test_tied_weights_are_named_and_their_gradient_is_sent_once_an_update():
     apart, together = plan(Chain(4, tied=True), stages=2), plan(Chain(4, tied=True), stages={"layers.0": 1, "head": 0})
     assert apart.shared == ("embed.weight",)
-    assert any("embed.weight stands on several IPUs" in insight for insight in apart.insights)
+    assert any("embed.weight stands on several IPUs" in insight.title for insight in apart.insights)
     assert apart.stages[0].shared_bytes == 4 * 32 * WIDTH
     assert apart.stages[0].received_bytes == 4 * ROWS * WIDTH  # the activations' gradient alone, each micro-batch
     assert together.shared == ()
@@ -122,21 +120,11 @@ def test_what_does_not_fit_says_how_many_ipus_would_do():
         model = nn.Sequential(*(nn.Linear(20_000, 20_000) for _ in range(4)))
     cut = ipu.pipeline(model, [torch.empty(8, 20_000)], stages=2)
     assert not cut.fits
-    (memory,) = (insight for insight in cut.insights if "the memory that it has" in insight)
-    assert "use more stages (at least 7 IPUs" in memory  # 6.4 GB of 897 MiB each
-    assert "recompute" not in memory  # inference keeps nothing
-
-
-def test_text_table_and_trace_tell_one_story():
-    cut = plan(stages=3)
-    frame, tasks = cut.to_frame(), cut.timeline()
-    assert list(frame["layers"]) == [stage.layers for stage in cut.stages]
-    assert len(tasks) == 2 * 3 * 8
-    events = [e for e in json.loads(cut.to_chrome_trace())["traceEvents"] if e["ph"] == "X"]
-    assert len(events) == len(tasks)
-    assert max(e["ts"] + e["dur"] for e in events) == pytest.approx(1e6 * tasks["end"].max() / cut.target.clock)
-    assert f"{cut.cycles:,.0f} cycles" in str(cut)
-    assert max(map(len, str(cut).splitlines()[:6])) <= 100
+    (memory,) = (insight for insight in cut.insights if "the memory that it has" in insight.title)
+    assert "at least 7 IPUs, and there are 4 layers" in memory.remedy  # 6.4 GB of 897 MiB each
+    assert memory.fatal
+    assert not memory.change
+    assert "recompute" not in memory.remedy  # inference keeps nothing
 
 
 def test_even_cuts_are_the_best_there_are():

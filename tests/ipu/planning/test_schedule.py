@@ -26,7 +26,7 @@ def test_even_stages_take_as_long_as_papers_say(stages, micro_batches):
 
 
 def test_one_stage_alternates_and_others_keep_fewer_micro_batches_the_later_they_are():
-    tasks = timeline([1.0] * 4, [2.0] * 4, range(4), 8)
+    tasks = timeline([1.0] * 4, [2.0] * 4, range(4), 8, Schedule.ONE_F_ONE_B)
     assert [most_in_flight(tasks, stage, True) for stage in range(4)] == [4, 3, 2, 1]
     last = [task.backward for task in tasks if task.stage == 3]
     assert last == [False, True] * 8

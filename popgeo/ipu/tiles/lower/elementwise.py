@@ -14,8 +14,8 @@ from popgeo.ipu.tiles.steps import Operand, Region, Scalar, Vertex
 _ALSO_POINTWISE = {
     "_to_copy", "clone", "copy", "lift_fresh", "identity_loss", "print_tensor", "masked_fill", "abs", "fill",
     "shifted_softplus", "shifted_softplus_backward", "_prelu_kernel", "leaky_relu_backward", "elu_backward",
-    "softplus_backward", "hardtanh_backward", "hardswish_backward", "hardsigmoid_backward", "mish_backward",
-    "softshrink_backward", "hardshrink_backward",
+    "softplus_backward", "hardtanh_backward", "hardswish", "hardswish_backward", "hardsigmoid", "hardsigmoid_backward",
+    "mish_backward", "softshrink_backward", "hardshrink_backward",
 }  # fmt: skip
 _LAYOUT_ONLY = ("memory_format", "layout", "device", "pin_memory", "non_blocking")
 NUMBERS = "numbers"

@@ -5,7 +5,9 @@ import numpy as np
 from popgeo.capture.op_graph import Op
 from popgeo.ipu.cost.plan import family_of
 from popgeo.ipu.tiles.lower import (
+    attention,
     control,
+    convolution,
     distances,
     elementwise,
     fused,
@@ -13,6 +15,7 @@ from popgeo.ipu.tiles.lower import (
     matmul,
     movement,
     norms,
+    pooling,
     reduce,
     scatter,
     sorting,
@@ -25,7 +28,9 @@ from popgeo.ipu.tiles.steps import Operand, Vertex
 _OF_FAMILY = {
     "gather": gather, "scatter": scatter, "matmul": matmul, "elementwise": elementwise, "reduce": reduce,
     "norms": norms, "movement": movement, "view": movement, "sorting": sorting, "distances": distances,
-    "losses": elementwise, "fused": fused, "control": control, "unknown": movement,
+    "losses": elementwise, "fused": fused, "control": control, "attention": attention,
+    "convolution": convolution, "pooling": pooling,
+    "unknown": movement,
 }  # fmt: skip
 _RUN_ON_ONE_TILE = {
     "gather": "_unsafe_index",
@@ -33,10 +38,11 @@ _RUN_ON_ONE_TILE = {
     "matmul": "vdot matmul addmv linear",
     "elementwise": "_foreach_add _foreach_mul _foreach_sub floor_divide _foreach_div _foreach_addcmul "
     "_foreach_addcdiv _foreach_lerp _foreach_sqrt log_sigmoid_forward log_sigmoid_backward bernoulli uniform normal "
-    "rand randn rand_like randn_like randint random exponential normal_functional randint_like native_dropout to",
+    "rand randn rand_like randn_like randint random exponential normal_functional randint_like native_dropout to "
+    "_prelu_kernel_backward",
     "reduce": "count_nonzero nansum mode",
     "norms": "_native_batch_norm_legit _native_batch_norm_legit_functional _batch_norm_with_update cudnn_batch_norm "
-    "batch_norm_backward",
+    "batch_norm_backward native_group_norm native_group_norm_backward",
     "movement": "concat hstack vstack repeat_interleave tile rot90 index_fill diag_embed _reshape_copy im2col "
     "_foreach_copy pixel_shuffle as_strided_scatter unfold_backward diagonal_scatter masked_scatter linspace eye "
     "tril_indices triu_indices popgeo.all_to_all",

@@ -162,6 +162,7 @@ LOWERINGS: dict[str, Lowering] = {
     "aten.native_batch_norm_backward": _batch_norm_backward,
 }
 SOFTMAX = frozenset(
-    {"aten._softmax", "aten._log_softmax", "aten._softmax_backward_data", "aten._log_softmax_backward_data"}
+    f"aten.{name}"
+    for name in ("_softmax", "_safe_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data")
 )
 OPERATIONS = SOFTMAX.union(LOWERINGS)

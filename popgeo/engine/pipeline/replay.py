@@ -1,0 +1,70 @@
+"""Which operations of a forward pass can be repeated before the backward pass with the same results."""
+
+from collections.abc import Sequence
+
+from popgeo.capture.op_graph import OpGraph, Role
+from popgeo.engine.pipeline.draws import draws
+from popgeo.engine.pipeline.staging import Recompute
+
+_SEEN_OUTSIDE = ("popgeo.print_tensor.default",)  # what would be noticed a second time
+
+
+def replayable(graph: OpGraph, own: Sequence[int], recompute: Recompute) -> set[int]:
+    """The operations of a pass that may run twice, without drawing, printing or changing anything twice.
+
+    What an operation changes in place is changed in a copy the second time, which needs every other operation that
+    changes the same memory to be repeated too. What draws random numbers is not repeated: its result is kept.
+
+    Args:
+        graph: The whole step.
+        own: The operations of the pass.
+        recompute: Layers whose results are kept.
+    """
+    kept = _kept(graph, recompute)
+    found = {i for i in own if i not in kept and not draws(graph.ops[i]) and not _is_seen(graph, i)}
+    writers: dict[int, set[int]] = {}
+    makers: dict[int, set[int]] = {}
+    for index, op in enumerate(graph.ops):
+        for v in op.writes:
+            writers.setdefault(graph.values[v].storage, set()).add(index)
+        for v in op.makes():
+            if v not in op.reads() and not graph.is_view(op):
+                makers.setdefault(graph.values[v].storage, set()).add(index)
+    arguments = {graph.values[v].storage for v in graph.inputs_of(Role.ARGUMENT).values()}
+    while True:
+        broken = set()
+        for index in found:
+            op = graph.ops[index]
+            for storage in {graph.values[v].storage for v in (*op.reads(), *op.makes())}:
+                if storage not in writers:
+                    continue
+                if storage in arguments or not (writers[storage] | makers.get(storage, set())) <= found:
+                    broken.add(index)
+        if not broken:
+            return found
+        found -= broken
+
+
+def _is_seen(graph: OpGraph, index: int) -> bool:
+    op = graph.ops[index]
+    inner = [one.target for body in op.bodies for one in body.ops]
+    return any(target in _SEEN_OUTSIDE for target in (op.target, *inner))
+
+
+def _kept(graph: OpGraph, recompute: Recompute) -> set[int]:
+    """The operations whose results leave one of the layers that are kept."""
+    if not recompute.layers:
+        return set()
+    maker: dict[int, int] = {}  # of the memory that a value looks at
+    kept = set()
+    for index, op in enumerate(graph.ops):
+        if op.phase == "forward" and not graph.is_view(op):
+            for v in op.reads():
+                made = maker.get(graph.values[v].storage)
+                layer = "" if made is None else recompute.keeps(graph.ops[made].module)
+                if made is not None and layer and recompute.keeps(op.module) != layer:
+                    kept.add(made)
+        for v in op.makes():
+            if not graph.is_view(op):
+                maker[graph.values[v].storage] = index
+    return kept

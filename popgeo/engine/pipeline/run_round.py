@@ -1,0 +1,227 @@
+"""Runs a round of micro-batches in stages: each part in memory of its own, and what they hand on until it is used."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from popgeo.capture.op_graph import Input, OpGraph, Role, Value
+from popgeo.capture.passes import fold_constants
+from popgeo.engine.graph_runner import GraphRunner
+from popgeo.engine.pipeline.ahead import drawing_from, draws_ahead
+from popgeo.engine.pipeline.draws import draws, uncounted
+from popgeo.engine.pipeline.parts import Kept, Part, owner_of, parts_of
+from popgeo.engine.pipeline.staging import Staging
+
+Held = dict[Kept, Tensor]  # what one micro-batch has left so far for later parts
+
+
+class RoundRunner:
+    """Runs the parts of a step by turns, as a staging says.
+
+    Args:
+        graph: The step of one micro-batch.
+        staging: Which operation belongs to which stage, and in which order they run.
+        state: Tensors of the graph's parameters and buffers; buffers change in place.
+        num_results: How many of the graph's outputs are results; the others are gradients.
+        gradients: Where the gradient of each parameter goes, in the order of the graph's outputs.
+        floating_point_exceptions: Check each operation's result.
+
+    Attributes:
+        graph: The step, with what depends on no input computed.
+        parts: What runs, in the order in which a micro-batch goes through it.
+        most_held: The most bytes that waited for a later part at one time, over all micro-batches and replicas.
+    """
+
+    def __init__(
+        self,
+        graph: OpGraph,
+        staging: Staging,
+        state: Mapping[Input, Tensor],
+        num_results: int,
+        gradients: Mapping[str, Tensor],
+        floating_point_exceptions: bool = False,
+    ) -> None:
+        self.graph, self._staging, self._state = fold_constants(graph), staging, state
+        self.parts = parts_of(self.graph, staging, num_results=num_results, trained=list(gradients))
+        self.draws_random_numbers = any(draws(op) for op in self.graph.ops)
+        self._refuse_uncounted()
+        self._owners = [None if v is None else owner_of(self.graph, v) for v in self.graph.outputs[:num_results]]
+        self._bound = {
+            (part.stage, part.backward): _BoundPart(part, state, gradients, floating_point_exceptions)
+            for part in self.parts
+        }
+        self._last_use = self._last_uses()
+        self._live: dict[tuple[int, int], Held] = {}
+        self.most_held = 0
+
+    def run(
+        self,
+        inputs: Sequence[Sequence[Sequence[Tensor]]],
+        random: Sequence[torch.Generator],
+        *,
+        of_replica: Callable[[int], AbstractContextManager[object]] = lambda replica: nullcontext(),
+        on_gradients: Callable[[Sequence[str], bool], object] = lambda names, first: None,
+        on_results: Callable[[int, int, list[Tensor | None]], object] = lambda micro_batch, replica, made: None,
+    ) -> None:
+        """Runs a round on all replicas, each turn on one after the other.
+
+        Args:
+            inputs: The tensors of each micro-batch of each replica.
+            random: Where each replica draws its random numbers.
+            of_replica: What has to be in place while a part of a replica runs.
+            on_gradients: Told which gradients are there, and whether they are the first of the round.
+            on_results: Given a micro-batch, a replica and its results, once the micro-batch is through.
+        """
+        replicas = range(len(random))
+        ahead = None
+        if self.draws_random_numbers and not self._staging.one_at_a_time:
+            count = self._staging.micro_batches
+            ahead = [draws_ahead(self.graph, self.parts, generator, count) for generator in random]
+        for v, replica in ((v, replica) for v in range(self._staging.micro_batches) for replica in replicas):
+            self._live[v, replica] = self._given(inputs[v][replica])
+        last = {turn.micro_batch: number for number, turn in enumerate(self._staging.order)}
+        for number, turn in enumerate(self._staging.order):
+            bound = self._bound[turn.stage, turn.backward]
+            for replica in replicas:
+                held = self._live[turn.micro_batch, replica]
+                with of_replica(replica):
+                    if bound.part.draws:
+                        if ahead is not None:
+                            random[replica].set_state(
+                                ahead[replica].before[turn.micro_batch, turn.stage, turn.backward]
+                            )
+                        with drawing_from(random[replica]):
+                            bound.run(held)
+                    else:
+                        bound.run(held)
+                    made = self._results(held) if last[turn.micro_batch] == number else None
+                for kept in self._last_use[turn.stage, turn.backward]:
+                    held.pop(kept, None)
+                if bound.part.gradients:
+                    on_gradients(bound.part.gradients, turn.micro_batch == 0 and replica == 0)
+                self._note_memory()
+                if made is not None:
+                    on_results(turn.micro_batch, replica, made)
+                    del self._live[turn.micro_batch, replica]
+        for generator, one in zip(random, ahead or (), strict=False):
+            generator.set_state(one.after)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Memory of all parts, and the most that waited for a later part in any round so far."""
+        return sum(bound.runner.buffer_bytes + bound.input_bytes for bound in self._bound.values()) + self.most_held
+
+    def joined(self) -> tuple[str, str]:
+        """What parts run in one pass, and how many stages there are."""
+        joined = [bound.runner.joined() for bound in self._bound.values()]
+        first = ", ".join(dict.fromkeys(text for text, _ in joined if text))
+        return first, f"{len({part.stage for part in self.parts})} stages"
+
+    def _refuse_uncounted(self) -> None:
+        for op in self.graph.ops:
+            if uncounted(op) and not self._staging.one_at_a_time:
+                raise ValueError(
+                    f"How many random numbers {op.target} draws depends on the data ({op.source}), so the next "
+                    "micro-batch cannot start before this one is through. Choose schedule='sharded'."
+                )
+
+    def _given(self, tensors: Sequence[Tensor]) -> Held:
+        arguments = self.graph.inputs_of(Role.ARGUMENT).values()
+        return {Kept(v): tensor.contiguous() for v, tensor in zip(arguments, tensors, strict=True)}
+
+    def _results(self, held: Held) -> list[Tensor | None]:
+        """What a micro-batch returns, from what its parts have left."""
+        named = {v: given for given, v in self.graph.inputs.items()}
+        made: list[Tensor | None] = []
+        for v, owner in zip(self.graph.outputs, self._owners, strict=False):
+            if v is None or owner is None:
+                made.append(None)
+                continue
+            whole = held.get(Kept(owner))
+            if whole is None:
+                whole = self.graph.constants.get(owner)
+            if whole is None:
+                whole = self._state[named[owner]].detach()
+            made.append(whole if v == owner else look(whole, self.graph.values[owner], self.graph.values[v]))
+        return made
+
+    def _last_uses(self) -> dict[tuple[int, bool], list[Kept]]:
+        """What no later part needs, by the part after which that is so."""
+        last: dict[Kept, tuple[int, bool] | None] = {}
+        for part in self.parts:
+            for kept in [*part.receives, *part.saves, *map(Kept, part.sends)]:
+                last[kept] = part.stage, part.backward
+        for owner in self._owners:
+            if owner is not None:
+                last[Kept(owner)] = None
+        found: dict[tuple[int, bool], list[Kept]] = {(part.stage, part.backward): [] for part in self.parts}
+        for kept, at in last.items():
+            if at is not None:
+                found[at].append(kept)
+        return found
+
+    def _note_memory(self) -> None:
+        arguments = {Kept(v) for v in self.graph.inputs_of(Role.ARGUMENT).values()}
+        held = sum(t.nbytes for one in self._live.values() for kept, t in one.items() if kept not in arguments)
+        self.most_held = max(self.most_held, held)
+
+
+class _BoundPart:
+    """A part in memory of its own, which what it receives is copied to."""
+
+    def __init__(
+        self,
+        part: Part,
+        state: Mapping[Input, Tensor],
+        gradients: Mapping[str, Tensor],
+        floating_point_exceptions: bool,
+    ) -> None:
+        self.part = part
+        values = part.graph.values
+        given = {one: tensor for one, tensor in state.items() if one in part.graph.inputs}
+        received = list(part.graph.inputs_of(Role.ARGUMENT).items())
+        memory = _memory_of([values[v] for _, v in received])
+        self._places = [_at(memory[values[v].storage], values[v]) for _, v in received]
+        self.input_bytes = sum(tensor.nbytes for tensor in memory.values())
+        given |= {one: place for (one, _), place in zip(received, self._places, strict=True)}
+        self._saved = [(kept, given[one]) for kept, one in part.saves.items()]
+        places = {len(part.sends) + number: gradients[name] for number, name in enumerate(part.gradients)}
+        self.runner = GraphRunner(part.graph, given, places, floating_point_exceptions)
+
+    def run(self, held: Held) -> None:
+        """Runs the part of one micro-batch on what others have left for it, and leaves what it sends."""
+        part = self.part
+        with torch.no_grad():
+            for kept, place in zip(part.receives, self._places, strict=True):
+                place.copy_(held[kept])
+            for kept, tensor in self._saved:
+                held[kept] = tensor.detach().clone()
+            made = self.runner.run(())
+            for v, number, sent in zip(part.sends, part.graph.outputs, made, strict=False):
+                assert number is not None
+                assert sent is not None
+                value = part.graph.values[number]
+                held[Kept(v)] = torch.empty_strided(value.shape, value.stride, dtype=value.dtype).copy_(sent)
+
+
+def look(whole: Tensor, owner: Value, value: Value) -> Tensor:
+    """The view of a tensor, which a value owns, that another value is."""
+    start = whole.storage_offset() * owner.dtype.itemsize - owner.offset * owner.dtype.itemsize
+    start += value.offset * value.dtype.itemsize
+    made = torch.empty(0, dtype=value.dtype)
+    return made.set_(whole.untyped_storage(), start // value.dtype.itemsize, value.shape, value.stride)
+
+
+def _memory_of(values: Sequence[Value]) -> dict[int, Tensor]:
+    """Bytes for each storage that some values look at."""
+    ends: dict[int, int] = {}
+    for value in values:
+        ends[value.storage] = max(ends.get(value.storage, 0), value.end)
+    return {storage: torch.zeros(end, dtype=torch.uint8) for storage, end in ends.items()}
+
+
+def _at(memory: Tensor, value: Value) -> Tensor:
+    made = torch.empty(0, dtype=value.dtype)
+    return made.set_(memory.untyped_storage(), value.offset, value.shape, value.stride)

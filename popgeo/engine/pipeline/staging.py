@@ -1,0 +1,97 @@
+"""How a step is cut into stages and in which order they run: plain data that whoever plans it hands over."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from popgeo.capture.op_graph import Op
+
+
+class Turn(NamedTuple):
+    """One pass of one micro-batch through one stage.
+
+    Attributes:
+        stage: Its number; forward passes go up, backward passes go down.
+        micro_batch: Counted from 0 in each round.
+        backward: Whether it is the backward pass.
+    """
+
+    stage: int
+    micro_batch: int
+    backward: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recompute:
+    """What of a forward pass is worked out again before the backward pass, instead of being kept until then.
+
+    Attributes:
+        layers: Dotted names of layers whose results are kept all the same.
+
+    Example:
+        >>> again = Recompute(layers=("layers.3",))
+        >>> again.keeps("layers.3.linear"), again.keeps("layers.30")
+        ('layers.3', '')
+    """
+
+    layers: tuple[str, ...] = ()
+
+    def keeps(self, module: str) -> str:
+        """The named layer that a submodule belongs to; empty where it belongs to none."""
+        return next((name for name in self.layers if f"{module}.".startswith(f"{name}.")), "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Staging:
+    """How a step runs in stages.
+
+    A round is as many micro-batches as share an update, or those of a call where nothing is trained.
+
+    Attributes:
+        stage_of: The stage of each operation of the step, once constants are folded.
+        order: Every turn of a round. No turn comes before one that it needs something of.
+        recompute: What is worked out twice; None keeps all that a backward pass reads.
+        names: What each stage is, for messages.
+    """
+
+    stage_of: tuple[int, ...]
+    order: tuple[Turn, ...]
+    recompute: Recompute | None = None
+    names: tuple[str, ...] = ()
+
+    @property
+    def micro_batches(self) -> int:
+        """How many take part in a round."""
+        return max(turn.micro_batch for turn in self.order) + 1
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """Whether each micro-batch is through before the next one starts."""
+        started = [turn.micro_batch for turn in self.order]
+        return started == sorted(started)
+
+    def name(self, stage: int) -> str:
+        """A stage in words."""
+        return f"stage {stage}" + (f" ({self.names[stage]})" if stage < len(self.names) else "")
+
+
+def phase_of(ops: Sequence[Op], writes_state: Callable[[Op], bool]) -> list[bool]:
+    """Whether each operation belongs to the backward pass.
+
+    What a model puts in the place of a buffer is copied there after everything else. Nothing of that depends on a
+    gradient, so it belongs to the forward pass: the next micro-batch's may come before this one's backward pass.
+    """
+    differentiates: set[int] = set()
+    maker = {v: index for index, op in enumerate(ops) for v in op.makes() if v not in op.reads()}
+    backward = [op.phase == "backward" for op in ops]
+    seeds = {index for index, op in enumerate(ops) if backward[index] and op.target == "aten.full_like.default"}
+    for index, op in enumerate(ops):
+        if backward[index] and (index in seeds or any(v in differentiates for v in op.reads())):
+            differentiates |= {*op.makes(), *op.writes}
+    waiting = [index for index, op in enumerate(ops) if backward[index] and writes_state(op)]
+    while waiting:
+        index = waiting.pop()
+        if backward[index] and not differentiates & {*ops[index].makes(), *ops[index].writes}:
+            backward[index] = False
+            waiting += [maker[v] for v in ops[index].reads() if v in maker]
+    return backward

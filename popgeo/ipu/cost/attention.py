@@ -1,0 +1,227 @@
+"""Attention: the products, the softmax and the passes between them that an IPU runs, of some heads at a time."""
+
+import dataclasses
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from popgeo.capture.op_graph import Op, OpGraph, Ref, overload
+from popgeo.ipu.cost.calibration import Machine
+from popgeo.ipu.cost.elementwise import plan_elementwise
+from popgeo.ipu.cost.matmul import SERIAL_CYCLES, plan_matmul
+from popgeo.ipu.cost.norms import REDUCE, SOFTMAX, plan_groups
+from popgeo.ipu.cost.operands import Rule, distinct, tensor, width
+from popgeo.ipu.cost.plan import Plan, Profile
+from popgeo.ipu.cost.splits import work_space
+from popgeo.ipu.cost.supersteps import compute_step, in_sequence, repeated
+from popgeo.ipu.cost.vertex_cycles import ceil_div
+
+_MORE_TURNS = 2  # numbers of turns that are compared beyond the first that fits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """The sizes of softmax(queries @ keys.T * scale + mask) @ values, as many times side by side as there are heads.
+
+    Attributes:
+        heads: Heads of all samples.
+        queries: Rows of the queries.
+        keys: Rows of the keys and values.
+        width: Columns of queries and keys.
+        value_width: Columns of the values.
+        nbytes: Bytes of an element: 2 or 4.
+        mask: Elements of the mask that is added to the scores; 0 where there is none.
+        is_dropped: Probabilities are dropped out at random.
+    """
+
+    heads: int
+    queries: int
+    keys: int
+    width: int
+    value_width: int
+    nbytes: int
+    mask: int = 0
+    is_dropped: bool = False
+
+    @property
+    def scores(self) -> int:
+        """Elements of the scores of all heads."""
+        return self.heads * self.queries * self.keys
+
+    @property
+    def held(self) -> int:
+        """Elements of queries, keys, values and output."""
+        columns = self.width + self.value_width
+        return self.heads * (self.queries + self.keys) * columns
+
+
+@functools.lru_cache(maxsize=1024)
+def plan_attention(sizes: Attention, machine: Machine, is_backward: bool = False) -> Plan:
+    """Attention as products, scaling, mask and softmax, one after the other, as PopART runs them.
+
+    An IPU has no kernel that keeps the scores out of memory. Where the scores of all heads do not fit, those of some
+    heads, or of some rows of a head, are made and used at a time. The backward pass gets the logarithms of the sums
+    that the forward pass divided by, as torch keeps them, so it makes the scores anew: five products. A causal mask
+    saves nothing: whole products are computed, then masked.
+
+    Args:
+        sizes: Rows, columns and heads.
+        machine: What to plan for.
+        is_backward: The gradients of queries, keys and values.
+
+    Example:
+        >>> from popgeo.ipu.target import IpuTarget
+        >>> sizes = Attention(heads=12, queries=1024, keys=1024, width=64, value_width=64, nbytes=2)
+        >>> plan = plan_attention(sizes, Machine(target=IpuTarget.bow()))
+        >>> dict(plan.split), [part.family for part in plan.parts][:3]
+        ({'heads': 12, 'serial': 1}, ['elementwise', 'matmul', 'norms'])
+    """
+    target = machine.target
+    held = (2 if is_backward else 1) * sizes.held * sizes.nbytes / machine.num_tiles
+    space = work_space(target, held)
+    whole = _turn(sizes, machine, is_backward)
+    found = [whole]
+    fits = [whole] if whole.temporary_bytes <= space else []
+    if not fits:
+        kept = ceil_div((2 if is_backward else 1) * sizes.scores * sizes.nbytes, machine.num_tiles)
+        for turns in (turns for turns in _turns(sizes) if kept <= space * turns):
+            found.append(_in_turns(sizes, turns, whole, machine, is_backward))
+            fits += found[-1:] if found[-1].temporary_bytes <= space else []
+            if len(fits) > _MORE_TURNS:
+                break
+    best = min(fits or found[-1:], key=lambda plan: plan.cycles(Profile.CALIBRATED))
+    return dataclasses.replace(best, considered=sum(plan.considered for plan in found))
+
+
+def _turns(sizes: Attention) -> list[int]:
+    """Into how many turns the work can be cut: heads, then rows of a head."""
+    by_heads = [turns for turns in range(2, sizes.heads + 1) if sizes.heads % turns == 0]
+    by_rows = [sizes.heads * 2**power for power in range(1, sizes.queries.bit_length())]
+    return by_heads + by_rows
+
+
+def _in_turns(sizes: Attention, turns: int, whole: Plan, machine: Machine, is_backward: bool) -> Plan:
+    """A loop over heads or rows; gradients of keys and values are added up over the rows of a head."""
+    heads = max(1, sizes.heads // turns)
+    rows = ceil_div(sizes.queries, max(1, turns // sizes.heads))
+    part = dataclasses.replace(sizes, heads=heads, queries=rows, mask=min(sizes.mask, heads * rows * sizes.keys))
+    one = _turn(part, machine, is_backward)
+    plans = [one]
+    if is_backward and rows < sizes.queries:
+        columns = sizes.keys * (sizes.width + sizes.value_width)
+        plans.append(plan_elementwise("add", heads * columns, sizes.nbytes, machine))
+    loop = compute_step(
+        "loop over parts", machine.target, vertex=SERIAL_CYCLES - machine.target.launch_cycles, tiles=machine.num_tiles
+    )
+    steps = (*in_sequence("attention", plans).supersteps, loop)
+    return dataclasses.replace(
+        one,
+        split={"heads": heads, "serial": turns},
+        supersteps=tuple(repeated(step, turns) for step in steps),
+        flops=whole.flops,
+    )
+
+
+def _turn(sizes: Attention, machine: Machine, is_backward: bool) -> Plan:
+    parts = _backward(sizes, machine) if is_backward else _forward(sizes, machine)
+    plan = in_sequence("attention", parts)
+    # The probabilities stay while they are used; backward, their gradients stay beside them.
+    scores = ceil_div((2 if is_backward else 1) * sizes.scores * sizes.nbytes, machine.num_tiles)
+    return dataclasses.replace(
+        plan,
+        split={"heads": sizes.heads, "serial": 1},
+        temporary_bytes=scores + plan.temporary_bytes,
+        why="costed as the products and the softmax that it consists of; " + plan.why,
+    )
+
+
+def _scores(sizes: Attention, machine: Machine) -> list[Plan]:
+    """Scaled and masked scores."""
+    plans = [
+        _by_element("scalar", sizes.heads * sizes.queries * sizes.width, sizes, machine),
+        _product(sizes.queries, sizes.width, sizes.keys, sizes, machine),
+    ]
+    if sizes.mask:
+        smaller = sizes.mask if sizes.mask < sizes.scores else 0
+        plans.append(plan_elementwise("add", sizes.scores, sizes.nbytes, machine, operand=smaller))
+    return plans
+
+
+def _forward(sizes: Attention, machine: Machine) -> list[Plan]:
+    rows = sizes.heads * sizes.queries
+    return [
+        *_scores(sizes, machine),
+        plan_groups(SOFTMAX, rows, sizes.scores, sizes.nbytes, machine),
+        *(_by_element(kind, sizes.scores, sizes, machine) for kind in _dropout(sizes)),
+        _product(sizes.queries, sizes.keys, sizes.value_width, sizes, machine),
+        # The logarithms of the softmax's sums, for the backward pass.
+        _by_element("log", rows, sizes, machine),
+        _by_element("add", rows, sizes, machine),
+    ]
+
+
+def _backward(sizes: Attention, machine: Machine) -> list[Plan]:
+    """With P the probabilities, O the output and D the sums of dO * O by row: dV = P.T dO, dS = P * (dO V.T - D)."""
+    rows = sizes.heads * sizes.queries
+    return [
+        *_scores(sizes, machine),
+        plan_elementwise("subtract", sizes.scores, sizes.nbytes, machine, operand=rows),
+        _by_element("exp", sizes.scores, sizes, machine, in_place=True),
+        *(_by_element(kind, sizes.scores, sizes, machine) for kind in _dropout(sizes)),
+        _product(sizes.keys, sizes.queries, sizes.value_width, sizes, machine),
+        _product(sizes.queries, sizes.value_width, sizes.keys, sizes, machine),
+        plan_groups(("multiply", REDUCE), rows, rows * sizes.value_width, sizes.nbytes, machine),
+        plan_elementwise("subtract", sizes.scores, sizes.nbytes, machine, operand=rows),
+        _by_element("multiply", sizes.scores, sizes, machine),
+        _product(sizes.queries, sizes.keys, sizes.width, sizes, machine),
+        _product(sizes.keys, sizes.queries, sizes.width, sizes, machine),
+        _by_element("scalar", rows * sizes.width, sizes, machine),
+        _by_element("scalar", sizes.heads * sizes.keys * sizes.width, sizes, machine),
+    ]
+
+
+def _dropout(sizes: Attention) -> tuple[str, ...]:
+    return ("random", "multiply", "multiply") if sizes.is_dropped else ()
+
+
+def _by_element(kind: str, elements: int, sizes: Attention, machine: Machine, in_place: bool = False) -> Plan:
+    return plan_elementwise(kind, max(1, elements), sizes.nbytes, machine, in_place=in_place)
+
+
+def _product(rows: int, contraction: int, columns: int, sizes: Attention, machine: Machine) -> Plan:
+    return plan_matmul(rows, contraction, columns, 2 if sizes.nbytes == 2 else 4, machine, sizes.heads)
+
+
+def _attention(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    query, key, value = (tensor(graph, _argument(op, name)) for name in ("query", "key", "value"))
+    heads, (queries, columns) = math.prod(query.shape[:-2]), query.shape[-2:]
+    keys, mask = key.shape[-2], _argument(op, "attn_mask")
+    elements = queries * keys if _argument(op, "is_causal") else 0
+    if isinstance(mask, Ref):
+        elements = max(elements, distinct(tensor(graph, mask)))
+    sizes = Attention(
+        heads=max(1, heads),
+        queries=max(1, queries),
+        keys=max(1, keys),
+        width=max(1, columns),
+        value_width=max(1, value.shape[-1]),
+        nbytes=width(query),
+        mask=elements,
+        is_dropped=_argument(op, "dropout_p") > 0,
+    )
+    return plan_attention(sizes, machine, is_backward="_backward" in op.target)
+
+
+def _argument(op: Op, name: str) -> Any:
+    """An argument by the name that the operation's schema gives it."""
+    for position, argument in enumerate(overload(op.target)._schema.arguments):  # type: ignore[attr-defined]
+        if argument.name == name:
+            return op.args[position] if position < len(op.args) else op.kwargs.get(name, argument.default_value)
+    raise AssertionError(f"{op.target} has no argument {name}")
+
+
+RULES: dict[str, Rule] = {
+    "aten._scaled_dot_product_flash_attention_for_cpu": _attention,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward": _attention,
+}

@@ -1,0 +1,90 @@
+"""What joins IPUs: links of a machine, links between machines of a pod, gateways between pods; and rings over them.
+
+A machine (IPU-M2000, Bow-2000) holds 4 IPUs; up to 16 machines are a pod of 64, joined by IPU-Links to a torus of two
+dimensions; pods are joined by gateways (IPU-POD64 and IPU-POD128 data sheets). IPUs are numbered machine by machine.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+from popgeo.ipu.target import IpuTarget
+
+IPUS_OF_A_MACHINE, IPUS_OF_A_POD = 4, 64
+# Between boards one pair of IPUs reached 27.7 GB/s where a pair of one board reached 55: arXiv:1912.03413, first
+# generation; nobody has published the second generation's.
+BETWEEN_MACHINES_BYTES_PER_SECOND = 28e9
+# Two gateway links of 100 gigabit per second each leave a machine, for its four IPUs together: Bow-2000 data sheet.
+BETWEEN_PODS_BYTES_PER_SECOND = 2 * 100e9 / 8 / IPUS_OF_A_MACHINE
+HOP_SECONDS = 0.16e-6  # that each further machine on the way adds to a message: arXiv:1912.03413
+
+
+def link_rate(sender: int, receiver: int, target: IpuTarget) -> float:
+    """Bytes per second from one IPU to another.
+
+    Example:
+        >>> bow = IpuTarget.bow()
+        >>> [f"{link_rate(0, other, bow):.3g}" for other in (3, 4, 63, 64)]
+        ['5.5e+10', '2.8e+10', '2.8e+10', '6.25e+09']
+    """
+    if sender // IPUS_OF_A_MACHINE == receiver // IPUS_OF_A_MACHINE:
+        return target.link_bytes_per_second
+    if sender // IPUS_OF_A_POD == receiver // IPUS_OF_A_POD:
+        return BETWEEN_MACHINES_BYTES_PER_SECOND
+    return BETWEEN_PODS_BYTES_PER_SECOND
+
+
+def message_seconds(nbytes: float, sender: int, receiver: int, target: IpuTarget) -> float:
+    """How long a message takes from one IPU to another that waits for it.
+
+    Example:
+        >>> bow = IpuTarget.bow()
+        >>> message_seconds(55_000, 0, 1, bow) * 1e6  # 0.55 us of latency, then 55 kB at 55 GB/s
+        1.55
+    """
+    machines = abs(sender // IPUS_OF_A_MACHINE - receiver // IPUS_OF_A_MACHINE)
+    latency = target.link_seconds + HOP_SECONDS * max(0, machines - 1)
+    return latency + nbytes / link_rate(sender, receiver, target)
+
+
+def ring_seconds(nbytes: float, ring: Sequence[int], target: IpuTarget) -> float:
+    """How long IPUs take until each has the sum of what all of them hold: twice round, a share of it at a time.
+
+    All IPUs send at once, so that the slowest link of the ring sets the pace of each turn. No other traffic is on the
+    links.
+
+    Args:
+        nbytes: What each IPU holds.
+        ring: The IPUs in the order in which they pass parts on; the last one is taken to be the first one's neighbour.
+        target: One IPU.
+
+    Example:
+        >>> bow = IpuTarget.bow()
+        >>> ring_seconds(1e6, [0], bow)
+        0.0
+        >>> ring_seconds(1e6, range(4), bow) < ring_seconds(1e6, range(0, 16, 4), bow)
+        True
+    """
+    turns = 2 * (len(ring) - 1)
+    hops = [message_seconds(nbytes / len(ring), a, b, target) for a, b in itertools.pairwise(ring)]
+    return turns * max(hops, default=0.0)
+
+
+def replica_ring(ipu: int, ipus_of_a_replica: int, replicas: int) -> range:
+    """The IPUs that hold the same part of a model in each replica, where replicas lie one after the other.
+
+    Example:
+        >>> list(replica_ring(1, ipus_of_a_replica=4, replicas=4))
+        [1, 5, 9, 13]
+    """
+    return range(ipu, ipu + ipus_of_a_replica * replicas, ipus_of_a_replica)
+
+
+def streaming_rate(num_ipus: int, target: IpuTarget) -> float:
+    """Bytes per second that each of so many IPUs gets from its machine's streaming memory while all read it at once.
+
+    Example:
+        >>> bow = IpuTarget.bow()
+        >>> streaming_rate(1, bow) / streaming_rate(16, bow)
+        4.0
+    """
+    return target.streaming_bytes_per_second * IPUS_OF_A_MACHINE / min(num_ipus, IPUS_OF_A_MACHINE)

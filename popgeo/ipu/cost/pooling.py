@@ -1,0 +1,142 @@
+"""Windows of pictures reduced to one value each, and values spread over windows."""
+
+import functools
+import math
+
+from popgeo.capture.op_graph import Op, OpGraph
+from popgeo.ipu.cost.calibration import Machine
+from popgeo.ipu.cost.elementwise import plan_elementwise, spread
+from popgeo.ipu.cost.movement import plan_copy
+from popgeo.ipu.cost.operands import Rule, made, tensor, width
+from popgeo.ipu.cost.plan import Plan
+from popgeo.ipu.cost.supersteps import compute_step, exchange_step, in_sequence, transfer_cycles
+from popgeo.ipu.cost.vertex_cycles import ceil_div
+from popgeo.ipu.target import IpuTarget
+
+# `popnn::MaxPooling` and its like: cycles of a worker before its first row, at the start of a run of vectors, and for
+# each vector of a window's position; the gradient of the largest compares as well.
+_START, _RUN, _VECTOR, _VECTOR_OF_MAX_GRADIENT = 40, 7, 3, 5
+
+
+def pooling_vertex(results: int, taken: int, run: int, width: int, target: IpuTarget, per_vector: int = _VECTOR) -> int:
+    """Cycles of a tile that makes results out of windows.
+
+    Args:
+        results: Elements that it makes; they are cleared first.
+        taken: Elements that it takes for them, windows that overlap counted each.
+        run: Neighbouring vectors of a row that are worked on at a time.
+        width: Bytes of an element.
+        target: The machine.
+        per_vector: Cycles of a worker per vector.
+
+    Example:
+        >>> pooling_vertex(results=48, taken=192, run=4, width=4, target=IpuTarget.bow())
+        720
+    """
+    workers, vector = target.workers_per_tile, target.vector_bytes // width
+    cleared = ceil_div(ceil_div(results, vector), workers)
+    vectors = ceil_div(ceil_div(taken, vector), workers)
+    return workers * (_START + cleared + per_vector * vectors + _RUN * ceil_div(vectors, max(1, run)))
+
+
+@functools.lru_cache(maxsize=1024)
+def plan_pooling(
+    results: int, taken: int, given: int, run: int, width: int, machine: Machine, per_vector: int = _VECTOR
+) -> Plan:
+    """Reduces windows, or spreads values over them; tiles share the results in order.
+
+    Args:
+        results: Elements of the result.
+        taken: Elements that go into them, windows that overlap counted each.
+        given: Elements of the arguments.
+        run: Neighbouring positions of a row that are worked on at a time.
+        width: Bytes of an element.
+        machine: What to plan for.
+        per_vector: Cycles of a worker per vector of elements taken.
+
+    Example:
+        >>> from popgeo.ipu.target import IpuTarget
+        >>> plan = plan_pooling(147200, 4 * 147200, 4 * 147200, 16, 4, Machine(target=IpuTarget.bow()))
+        >>> [step.name for step in plan.supersteps], plan.flops
+        (['bring windows', 'pool'], 588800)
+    """
+    target = machine.target
+    most, tiles = spread(results, width, machine.num_tiles)
+    nbytes = ceil_div(given, tiles) * width
+    transfer = transfer_cycles(target, bytes_in=nbytes, bytes_out=nbytes, is_irregular=True)
+    vertex = pooling_vertex(most, ceil_div(taken * most, results), run, width, target, per_vector)
+    steps = (
+        exchange_step("bring windows", target, transfer=transfer, bytes_in=nbytes, bytes_out=nbytes, tiles=tiles),
+        compute_step("pool", target, vertex=vertex, tiles=tiles, evenness=results / (tiles * most)),
+    )
+    return Plan(
+        family="pooling",
+        split={"tiles": tiles},
+        supersteps=steps,
+        temporary_bytes=nbytes,
+        flops=taken,
+        why="cycles of pooling by poplibs' estimators, which no published measurement checks",
+    )
+
+
+def _window(op: Op, large: tuple[int, ...], small: tuple[int, ...], kernel: int | None) -> int:
+    """Positions of a window: as the operation says, else so that windows cover all."""
+    if kernel is not None:
+        return math.prod(op.args[kernel]) * (op.args[kernel][0] if len(op.args[kernel]) == 1 else 1)
+    rank = 2 if "2d" in op.target else 1
+    return math.prod(ceil_div(a, max(1, b)) for a, b in zip(large[-rank:], small[-rank:], strict=True))
+
+
+def _pool(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    x, out = tensor(graph, op.args[0]), made(graph, op)[0]
+    kernel = None if "adaptive" in op.target else 1
+    window = _window(op, x.shape, out.shape, kernel)
+    results = max(1, out.numel)
+    return plan_pooling(results, results * window, max(1, x.numel), out.shape[-1], width(x), machine)
+
+
+def _pool_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """The gradient of the largest looks at the pictures and at what was largest besides."""
+    grad, out = tensor(graph, op.args[0]), made(graph, op)[0]
+    kernel = None if "adaptive" in op.target or "upsample" in op.target else 2
+    window = _window(op, out.shape, grad.shape, kernel)
+    if "max_pool" in op.target:
+        given, per_vector = 2 * grad.numel + out.numel, _VECTOR_OF_MAX_GRADIENT
+    else:
+        given, per_vector = grad.numel, _VECTOR
+    taken = max(1, grad.numel * (1 if "upsample" in op.target else window))
+    return plan_pooling(max(1, out.numel), taken, max(1, given), grad.shape[-1], width(grad), machine, per_vector)
+
+
+def _nearest(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    out = made(graph, op)[0]
+    return in_sequence("pooling", [plan_copy(max(1, out.numel), width(out), machine)])
+
+
+def _bilinear(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """Four neighbours, brought and weighted."""
+    x, out = tensor(graph, op.args[0]), made(graph, op)[0]
+    elements, nbytes = max(1, x.numel, out.numel), width(out)
+    kinds = ("multiply", "add product", "add product", "add product")
+    copy = plan_copy(4 * elements, nbytes, machine, pieces=4)
+    passes = [plan_elementwise(kind, elements, nbytes, machine, in_place=True) for kind in kinds]
+    return in_sequence("pooling", [copy, *passes])
+
+
+RULES: dict[str, Rule] = {
+    **{
+        f"aten.{name}": _pool
+        for name in ("max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "adaptive_max_pool2d")
+    },
+    **{
+        f"aten.{name}_backward": _pool_backward
+        for name in (
+            "max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "adaptive_max_pool2d",
+            "upsample_nearest1d", "upsample_nearest2d",
+        )
+    },
+    "aten.upsample_nearest1d": _nearest,
+    "aten.upsample_nearest2d": _nearest,
+    "aten.upsample_bilinear2d": _bilinear,
+    "aten.upsample_bilinear2d_backward": _bilinear,
+}  # fmt: skip

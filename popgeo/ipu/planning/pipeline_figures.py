@@ -1,0 +1,184 @@
+"""The figures of a step over several IPUs: how long it takes, who waits for whom, and how full each IPU is."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+import pandas as pd
+
+from popgeo.ipu.planning.schedule import Schedule, Task, most_in_flight
+from popgeo.ipu.planning.stage import Stage
+from popgeo.ipu.planning.turns import Turn
+from popgeo.ipu.report.insights import Insight
+from popgeo.ipu.target import IpuTarget
+
+Plan = TypeVar("Plan", bound="PipelineFigures")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PipelineFigures:
+    """A step over several IPUs, as modelled. A step is all micro-batches between two updates, and the update.
+
+    Attributes:
+        target: One IPU.
+        schedule: In which order stages take micro-batches.
+        stages: What each computes, receives and keeps.
+        tasks: Every pass of every micro-batch, in the order of the starts.
+        micro_batches: How many there are between two updates.
+        replicas: How many such pipelines run side by side.
+        update: Cycles of the update on each IPU, with the sum of gradients over replicas before it.
+        extra_bytes: Bytes of gradients and optimizer state on each IPU.
+        shared: Parameters that several IPUs need, such as tied embeddings; each holds a copy, and gradients are added.
+        seconds_to_plan: How long working this out took.
+        turns: In lock-step, when each turn starts and ends, and which IPU it waits for; empty otherwise.
+        update_parts: What the update consists of, as cycles of each IPU by name.
+        host_seconds: Of a step, in which all IPUs wait for the host: its share of the call that runs several steps.
+        recompute: Whether each stage keeps only what it receives and repeats its forward pass.
+        layers: The layers of each stage, in the order in which they run.
+        again: Plans the same captured step with other choices; None where the plan is a copy or was read from a file.
+        told: What stands out, where the plan was read from a file; None where it is worked out when asked for.
+    """
+
+    target: IpuTarget
+    schedule: Schedule
+    stages: tuple[Stage, ...]
+    tasks: tuple[Task, ...]
+    micro_batches: int
+    replicas: int
+    update: tuple[float, ...]
+    extra_bytes: tuple[int, ...]
+    shared: tuple[str, ...]
+    seconds_to_plan: float
+    turns: tuple[Turn, ...] = ()
+    update_parts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    host_seconds: float = 0.0
+    recompute: bool = False
+    layers: tuple[tuple[str, ...], ...] = ()
+    again: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
+    told: tuple[Insight, ...] | None = field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy, or a file, gets: the fields, without the model to plan again and numbers that follow."""
+        return {part.name: getattr(self, part.name) for part in fields(self)} | {"again": None}
+
+    @property
+    def num_ipus(self) -> int:
+        """IPUs of one replica."""
+        return len(self.update)
+
+    @property
+    def trains(self) -> bool:
+        return any(stage.backward for stage in self.stages)
+
+    @property
+    def cycles(self) -> float:
+        """Cycles of a step: from the first micro-batch to the end of the slowest update."""
+        return max(task.end for task in self.tasks) + max(self.update)
+
+    @property
+    def seconds(self) -> float:
+        """Of a step on the machine, without what the host takes."""
+        return self.cycles / self.target.clock
+
+    @property
+    def micro_batches_per_second(self) -> float:
+        """Of all replicas together, the host included; times the samples of a micro-batch, the throughput."""
+        return self.micro_batches * self.replicas / (self.seconds + self.host_seconds)
+
+    @cached_property
+    def busy(self) -> tuple[float, ...]:
+        """The cycles of a step in which each IPU works, transfers included."""
+        working = list(self.update)
+        for task in self.tasks:
+            working[task.ipu] += task.end - task.start
+        return tuple(working)
+
+    @property
+    def bubble(self) -> float:
+        """The share of a step in which IPUs wait for each other, over all of them."""
+        return max(0.0, 1.0 - sum(self.busy) / (self.num_ipus * self.cycles))
+
+    @property
+    def bottleneck(self) -> int:
+        """The IPU that works longest."""
+        return int(np.argmax(self.busy))
+
+    @cached_property
+    def memory(self) -> tuple[float, ...]:
+        """Bytes of the fullest tile of each IPU, as a share of what a tile has."""
+        need = [np.zeros(self.target.num_tiles) for _ in range(self.num_ipus)]
+        for number, stage in enumerate(self.stages):
+            waiting = most_in_flight(self.tasks, number, self.trains) - 1
+            own = stage.memory.peak + waiting * stage.stash_bytes / self.target.num_tiles
+            in_turns = self.schedule is Schedule.PHASED  # one phase at a time is in the memory
+            need[stage.ipu] = np.maximum(need[stage.ipu], own) if in_turns else need[stage.ipu] + own
+        extra = [bytes_ / self.target.num_tiles for bytes_ in self.extra_bytes]
+        limit = self.target.memory_per_tile
+        return tuple(float((tiles + more).max() / limit) for tiles, more in zip(need, extra, strict=True))
+
+    @property
+    def fits(self) -> bool:
+        """Whether no tile of any IPU needs more than it has."""
+        return max(self.memory) <= 1.0
+
+    def replan(
+        self: Plan,
+        *,
+        stages: int | Sequence[int] | Mapping[str, int] | None = None,
+        schedule: Schedule | str | None = None,
+        recompute: bool | None = None,
+        micro_batches: int | None = None,
+        replicas: int | None = None,
+        optimizer_off_chip: bool | None = None,
+        shard_optimizer: bool | None = None,
+        overlap_host: bool | None = None,
+        device_iterations: int | None = None,
+    ) -> Plan:
+        """The same model planned with other choices, without capturing it again; what is left out stays as it is.
+
+        Args:
+            stages: Where to cut it, as `ipu.pipeline` takes it.
+            schedule: In which order stages take micro-batches.
+            recompute: Whether stages repeat their forward pass instead of keeping what it makes.
+            micro_batches: How many there are between two updates.
+            replicas: How many pipelines run side by side.
+            optimizer_off_chip: Whether the optimizer's state lies in streaming memory.
+            shard_optimizer: Whether each replica holds a part of the optimizer's state.
+            overlap_host: Whether some tiles exchange with the host while the others compute.
+            device_iterations: Steps that one call of the host runs, when training; without training it is the number of
+                micro-batches.
+
+        Raises:
+            ValueError: the plan is a copy or was read from a file, so the model is not at hand; or a choice cannot be.
+
+        Example:
+            >>> import torch
+            >>> from popgeo import ipu
+            >>> layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
+            >>> plan = ipu.pipeline(layers, [torch.ones(16, 64)], ipu.Options(device_iterations=12), stages=4)
+            >>> plan.replan(stages=2, replicas=2).layers
+            (('0', '1'), ('2', '3'))
+        """
+        if self.again is None:
+            raise ValueError(
+                "This plan is a copy or was read from a file, which holds no model. Call ipu.pipeline with the model."
+            )
+        changes = {
+            "stages": stages,
+            "schedule": None if schedule is None else Schedule(schedule),
+            "recompute": recompute,
+            "micro_batches": micro_batches or self.micro_batches,
+            "replicas": replicas or self.replicas,
+            "optimizer_off_chip": optimizer_off_chip,
+            "shard_optimizer": shard_optimizer,
+            "overlap_host": overlap_host,
+            "device_iterations": device_iterations if self.trains else None,
+        }
+        plan: Plan = self.again(**{name: value for name, value in changes.items() if value is not None})
+        return plan
+
+    def timeline(self) -> pd.DataFrame:
+        """One row for each pass of a micro-batch through a stage; times in cycles."""
+        return pd.DataFrame([vars(task) for task in self.tasks])

@@ -1,0 +1,289 @@
+"""What stands out in a pipeline, each with a remedy that was planned before it is named."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from popgeo.ipu.planning.pipeline_figures import PipelineFigures
+from popgeo.ipu.planning.pipeline_moves import best_move
+from popgeo.ipu.planning.pipeline_spans import cycles_by_kind
+from popgeo.ipu.planning.schedule import Schedule
+from popgeo.ipu.report.insights import Insight
+
+GOOD_BUBBLE = 0.05  # share of the time that IPUs may wait before a remedy is named
+UNEVEN = 1.1  # how much longer than the mean the slowest stage may take before it is named
+NOTABLE = 0.03  # share of the time that the host may take before it is named
+WORTH_IT = 0.01  # share of the step that a remedy has to save
+MORE_STAGES = (1.0, 1.25, 1.5, 2.0)  # times the stages that memory asks for, tried in turn
+MOST_TASKS = 30_000  # passes of a timeline that is worked out for a remedy's sake
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remedy(Insight):
+    """What stands out in a pipeline.
+
+    Attributes:
+        change: Arguments of `replan` that do what the remedy says; empty where no plan does.
+    """
+
+    change: Mapping[str, Any] = field(default_factory=dict)
+
+
+def insights(plan: PipelineFigures) -> tuple[Insight, ...]:
+    """Everything that stands out: what keeps the step from running, then what saves most.
+
+    A plan that is a copy keeps its figures but holds no model to plan again, so remedies come without theirs.
+    """
+    if plan.told is not None:
+        return plan.told
+    found = [remedy for rule in RULES for remedy in rule(plan)]
+    return tuple(sorted(found, key=lambda remedy: (not remedy.fatal, -remedy.share)))
+
+
+def memory_is_short(plan: PipelineFigures) -> Iterator[Remedy]:
+    """An IPU needs more memory than it has."""
+    if plan.fits:
+        return
+    over = max(range(plan.num_ipus), key=lambda ipu: plan.memory[ipu])
+    needed = math.ceil(sum(plan.memory))
+    remedy = f"Use more stages (at least {needed} IPUs for this much) or smaller micro-batches."
+    change: dict[str, Any] = {}
+    if (found := _with_room(plan)) is not None:
+        words, change, other = found
+        remedy = f"{words}: {max(other.memory):.0%} of the fullest tile, {_instead(plan, other)}."
+    else:
+        layers = sum(map(len, plan.layers))
+        if plan.again is not None:
+            remedy = (
+                f"More stages are not enough: it needs at least {needed} IPUs, and there are {layers} layers to cut "
+                "between, each of which has to fit. Take smaller micro-batches or split large layers into several."
+            )
+    yield Remedy(
+        title=f"IPU {over} needs {plan.memory[over]:.1f} times the memory that it has",
+        text=f"{sum(share > 1 for share in plan.memory)} of {plan.num_ipus} IPUs have too little.",
+        remedy=remedy,
+        share=0.0,
+        fatal=True,
+        change=change,
+    )
+
+
+def _with_room(plan: PipelineFigures) -> tuple[str, dict[str, Any], PipelineFigures] | None:
+    """What makes it fit, in words and as arguments of `replan`, and the plan then: on as many IPUs if that can be."""
+    if plan.again is None:
+        return None
+    fitting = []
+    for words, change in _less_memory(plan):
+        other = plan.replan(**change)
+        if other.fits:
+            fitting.append((words, change, other))
+    if fitting:
+        return min(fitting, key=lambda one: one[2].cycles)
+    layers, least = sum(map(len, plan.layers)), max(len(plan.stages) + 1, math.ceil(sum(plan.memory)))
+    for number in dict.fromkeys(min(layers, math.ceil(least * times)) for times in MORE_STAGES):
+        for recompute in dict.fromkeys((plan.recompute, plan.trains)):
+            change = {"stages": number, "recompute": recompute}
+            if number > len(plan.stages) and (other := plan.replan(**change)).fits:
+                return f"stages={number}{', recompute=True' if recompute else ''}", change, other
+    return None
+
+
+def _less_memory(plan: PipelineFigures) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What takes less memory on the same IPUs."""
+    if plan.schedule is Schedule.GROUPED:
+        yield "schedule='lock_step' keeps fewer micro-batches", {"schedule": "lock_step"}
+    frees = any(stage.stash_bytes > stage.received_bytes for stage in plan.stages)
+    if plan.trains and not plan.recompute and frees:
+        yield "recompute=True", {"recompute": True}
+    if any(plan.extra_bytes):
+        if plan.replicas > 1:
+            yield "shard_optimizer=True", {"shard_optimizer": True}
+        yield "optimizer_off_chip=True", {"optimizer_off_chip": True}
+
+
+def stages_are_uneven(plan: PipelineFigures) -> Iterator[Remedy]:
+    """A stage takes longer than the others, which wait for it."""
+    work = [stage.forward_pass + stage.backward_pass for stage in plan.stages]
+    mean, slowest = sum(work) / len(work), max(range(len(work)), key=work.__getitem__)
+    if plan.schedule is Schedule.SHARDED or plan.num_ipus < len(plan.stages) or work[slowest] < UNEVEN * mean:
+        return
+    title = f"Stage {slowest} is {work[slowest] / mean:.1f}x the mean"
+    text = f"It takes {work[slowest]:,.0f} cycles a micro-batch; all other stages wait for it."
+    if plan.again is None:
+        yield Remedy(title=title, text=text, remedy="Move a layer off it.", share=0.0)
+    elif (found := best_move(plan, slowest)) is not None and _saved(plan, found.plan) > WORTH_IT:
+        remedy = f"Move {found.words}: {_instead(plan, found.plan)}."
+        change = {"stages": found.stages}
+        yield Remedy(title=title, text=text, remedy=remedy, share=_saved(plan, found.plan), change=change)
+    else:
+        remedy = "No move of one layer to another stage makes the step shorter."
+        if len(plan.layers[slowest]) == 1:
+            remedy = f"It is one layer, {plan.layers[slowest][0]}: no cut between layers makes the step shorter."
+        yield Remedy(title=title, text=text, remedy=remedy, share=0.0)
+
+
+def pipeline_waits(plan: PipelineFigures) -> Iterator[Remedy]:
+    """Filling and draining a pipeline takes more of the time than it has to."""
+    in_turn = plan.schedule in (Schedule.SHARDED, Schedule.PHASED) or plan.num_ipus == 1
+    if in_turn or plan.bubble <= GOOD_BUBBLE or plan.again is None:
+        return
+    found = _longer(plan)
+    if found is None or plan.bubble - found.bubble < 2 * WORTH_IT:
+        return
+    how = f"Accumulate {found.micro_batches:,} micro-batches" if plan.trains else ""
+    how = how or f"Set device_iterations={found.micro_batches:,}"
+    limit = math.ceil(100 * found.bubble) / 100
+    uneven = "" if found.bubble <= GOOD_BUBBLE else "; the rest is mostly waiting for the slowest stage"
+    yield Remedy(
+        title=f"IPUs wait {plan.bubble:.0%} of the time",
+        text=f"{plan.micro_batches:,} micro-batches pass {len(plan.stages)} stages between two "
+        f"{'updates' if plan.trains else 'calls'}.",
+        remedy=f"{how} for a bubble below {limit:.0%}: {_faster(plan, found)}{uneven}.",
+        share=1 - plan.micro_batches_per_second / found.micro_batches_per_second,
+        change={"micro_batches": found.micro_batches},
+    )
+
+
+def _longer(plan: PipelineFigures) -> PipelineFigures | None:
+    """The plan with the fewest micro-batches that wait less than `GOOD_BUBBLE`, or little more than they ever must.
+
+    Beyond the first few, each micro-batch takes as long as the one before; that time is read off a longer plan.
+    """
+    most = MOST_TASKS // (len(plan.stages) * (2 if plan.trains else 1))
+    first = max(plan.micro_batches, 2 * len(plan.stages))
+    if 2 * first > most:
+        return None
+    before, later = plan.replan(micro_batches=first), plan.replan(micro_batches=2 * first)
+    turn = (later.cycles - before.cycles) / first
+    work = (sum(later.busy) - sum(before.busy)) / (plan.num_ipus * first)
+    goal = max(GOOD_BUBBLE, 1 - work / turn + 0.02)
+    # busy = (1 - goal) x cycles, and both grow by as much with each micro-batch.
+    lacks = (1 - goal) * later.cycles - sum(later.busy) / plan.num_ipus
+    more = lacks / (work - (1 - goal) * turn)
+    number = min(most, max(plan.micro_batches + 1, math.ceil(2 * first + more)))
+    return plan.replan(micro_batches=number)
+
+
+def one_works_at_a_time(plan: PipelineFigures) -> Iterator[Remedy]:
+    """A sharded model works on one IPU at a time."""
+    if plan.schedule is not Schedule.SHARDED or plan.num_ipus == 1 or plan.micro_batches == 1:
+        return
+    remedy, share, change = "Pipeline them: schedule='lock_step'.", 0.0, {"schedule": "lock_step"}
+    if plan.again is not None:
+        other = plan.replan(schedule=Schedule.LOCK_STEP)
+        share = _saved(plan, other)
+        if share < WORTH_IT or (plan.fits and not other.fits):
+            return
+        remedy = f"Pipeline them with schedule='lock_step': {_instead(plan, other)}."
+    text = f"IPUs wait {plan.bubble:.0%} of the time."
+    yield Remedy(title="Only one IPU works at a time", text=text, remedy=remedy, share=share, change=change)
+
+
+def host_is_waited_for(plan: PipelineFigures) -> Iterator[Remedy]:
+    """Inputs, results and calls of the host take a good part of a step."""
+    share = sum(of["host"] for of in cycles_by_kind(plan)) / (plan.num_ipus * plan.cycles)
+    if plan.again is not None and share > NOTABLE:
+        other = plan.replan(overlap_host=True)
+        if _saved(plan, other) > WORTH_IT:
+            yield Remedy(
+                title=f"The host's inputs and results take {share:.0%} of the time",
+                text="No tile computes while they are sent.",
+                remedy=f"overlap_host=True sets tiles apart that exchange meanwhile: {_instead(plan, other)}.",
+                share=_saved(plan, other),
+                change={"overlap_host": True},
+            )
+    calls = plan.host_seconds / (plan.host_seconds + plan.seconds)
+    if plan.again is not None and plan.trains and calls > GOOD_BUBBLE:
+        steps = 2 ** math.ceil(math.log2(calls / (1 - calls) * (1 - GOOD_BUBBLE) / GOOD_BUBBLE))
+        other = plan.replan(device_iterations=max(2, steps))
+        yield Remedy(
+            title=f"Calls of the host take {calls:.0%} of the time",
+            text=f"Each takes {1e3 * plan.target.host_call_seconds:.1f} ms, whatever it runs.",
+            remedy=f"device_iterations={max(2, steps)} steps in a call: {_faster(plan, other)}.",
+            share=1 - plan.micro_batches_per_second / other.micro_batches_per_second,
+            change={"device_iterations": max(2, steps)},
+        )
+
+
+def recomputed_for_nothing(plan: PipelineFigures) -> Iterator[Remedy]:
+    """Forward passes are repeated although their activations would have had room."""
+    if plan.recompute and plan.trains and plan.fits and plan.again is not None:
+        other = plan.replan(recompute=False)
+        if other.fits and _saved(plan, other) > WORTH_IT:
+            yield Remedy(
+                title="Recomputation is not needed",
+                text="What forward passes make has room in memory.",
+                remedy=f"recompute=False: {max(other.memory):.0%} of the fullest tile, {_instead(plan, other)}.",
+                share=_saved(plan, other),
+                change={"recompute": False},
+            )
+
+
+def replicas_do_more(plan: PipelineFigures) -> Iterator[Remedy]:
+    """Fewer stages and more replicas on the same IPUs work through more samples per second, at the same batch."""
+    if not plan.fits or plan.again is None or plan.schedule is Schedule.SHARDED or plan.num_ipus != len(plan.stages):
+        return
+    best, change = plan, dict[str, Any]()
+    samples = plan.micro_batches * plan.replicas
+    for stages in range(plan.num_ipus // 2, 0, -1):
+        replicas = plan.replicas * plan.num_ipus // stages
+        if plan.num_ipus % stages or samples % replicas or sum(plan.memory) / stages > 1.2:
+            continue
+        choice: dict[str, Any] = {"stages": stages, "replicas": replicas, "micro_batches": samples // replicas}
+        other = plan.replan(**choice)
+        if not other.fits:
+            break
+        if other.micro_batches_per_second > best.micro_batches_per_second:
+            best, change = other, choice
+    share = 1 - plan.micro_batches_per_second / best.micro_batches_per_second
+    if share > WORTH_IT:
+        ipus = plan.num_ipus * plan.replicas
+        yield Remedy(
+            title="Replicas do more than stages",
+            text=f"The model fits fewer IPUs: {max(best.memory):.0%} of the fullest tile.",
+            remedy=f"{change['stages']} stage{'s' * (change['stages'] > 1)} x {change['replicas']} replicas on the "
+            f"same {ipus} IPUs, accumulating {change['micro_batches']}: {_faster(plan, best)}.",
+            share=share,
+            change=change,
+        )
+
+
+def weights_are_shared(plan: PipelineFigures) -> Iterator[Remedy]:
+    """A parameter, such as a tied embedding, stands on several IPUs."""
+    if plan.shared:
+        nbytes = sum(stage.shared_bytes for stage in plan.stages)
+        yield Remedy(
+            title=f"{', '.join(plan.shared[:3])} stands on several IPUs",
+            text=f"Each has a copy; {nbytes:,} B of its gradient are sent and added before each update.",
+            remedy="Begin a stage on the first layer's IPU where the weights are used again, if that IPU has the time: "
+            "stages={…: 0}.",
+            share=0.0,
+        )
+
+
+def _saved(plan: PipelineFigures, other: PipelineFigures) -> float:
+    return 1 - other.cycles / plan.cycles
+
+
+def _instead(plan: PipelineFigures, other: PipelineFigures) -> str:
+    saved = _saved(plan, other)
+    change = f"{saved:.0%} fewer" if saved >= 0 else f"{-saved:.0%} more"
+    return f"{other.cycles:,.0f} cycles a step instead of {plan.cycles:,.0f}, {change}"
+
+
+def _faster(plan: PipelineFigures, other: PipelineFigures) -> str:
+    before, after = plan.micro_batches_per_second, other.micro_batches_per_second
+    return f"{after:,.1f} micro-batches/s instead of {before:,.1f}"
+
+
+RULES = (
+    memory_is_short,
+    stages_are_uneven,
+    pipeline_waits,
+    one_works_at_a_time,
+    host_is_waited_for,
+    recomputed_for_nothing,
+    replicas_do_more,
+    weights_are_shared,
+)

@@ -1,0 +1,74 @@
+"""A pipeline on one screen: its figures, a line for each stage, and what stands out."""
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from popgeo.ipu.planning.pipeline_figures import PipelineFigures
+from popgeo.ipu.planning.pipeline_tables import stages_of
+from popgeo.ipu.report.insights import Insight
+from popgeo.ipu.report.text import quantity
+
+WIDTH = 100
+
+
+def text(plan: PipelineFigures, insights: Sequence[Insight]) -> str:
+    """The plan in words and columns."""
+    return "\n".join([*_head(plan), *_stages(plan), *_foot(plan), *_insights(insights)])
+
+
+def headline(plan: PipelineFigures) -> str:
+    """What a step is, in one line."""
+    several = "es" if plan.micro_batches > 1 else ""
+    beside = f" x {plan.replicas} replicas" if plan.replicas > 1 else ""
+    again = ", recomputed" if plan.recompute else ""
+    return (
+        f"One step of {plan.micro_batches} micro-batch{several}, {plan.schedule.value}{again}, on {plan.num_ipus} x "
+        f"{plan.target.name}{beside}"
+    )
+
+
+def _head(plan: PipelineFigures) -> Iterable[str]:
+    yield headline(plan)
+    host = f" and {1e3 * plan.host_seconds:,.3f} ms of the host's call" if plan.host_seconds else ""
+    yield (
+        f"  {plan.cycles:,.0f} cycles = {1e3 * plan.seconds:,.3f} ms{host}: {plan.micro_batches_per_second:,.1f} "
+        "micro-batches/s"
+    )
+    yield f"  IPUs wait {plan.bubble:.1%} of the time; {pace(plan)}"
+
+
+def pace(plan: PipelineFigures) -> str:
+    """Which IPU the others wait for, in words."""
+    words = f"IPU {plan.bottleneck} works longest"
+    if not plan.turns or plan.num_ipus == 1:
+        return words
+    slowest = sum(turn.ipu == plan.bottleneck for turn in plan.turns)
+    return f"{words} and sets the pace of {slowest:,} of {len(plan.turns):,} turns"
+
+
+def _stages(plan: PipelineFigures) -> Iterable[str]:
+    yield (
+        f"{'stage':>5} {'IPU':>3} {'layers':<27}{'forward':>13}{'backward':>13}{'receive':>11}{'other':>10}{'busy':>6}"
+        f"{'memory':>8}"
+    )
+    for row in stages_of(plan):
+        name = row["layers"] if len(row["layers"]) <= 26 else "…" + row["layers"][-25:]
+        yield (
+            f"{row['stage']:>5} {row['ipu']:>3} {name:<27}{row['forward']:>13,.0f}{row['backward']:>13,.0f}"
+            f"{row['receive']:>11,.0f}{row['other']:>10,.0f}{row['busy']:>6.0%}{row['memory']:>8.0%}"
+        )
+
+
+def _foot(plan: PipelineFigures) -> Iterable[str]:
+    yield (
+        f"  {quantity(sum(s.weight_bytes for s in plan.stages))}B of weights, {quantity(sum(plan.extra_bytes))}B "
+        "of gradients and optimizer state; update and sum over"
+    )
+    yield f"  replicas {max(plan.update):,.0f} cycles; planned in {plan.seconds_to_plan:.1f} s"
+
+
+def _insights(insights: Sequence[Insight]) -> Iterable[str]:
+    if insights:
+        yield "what stands out"
+    for insight in insights:
+        yield from textwrap.wrap(str(insight), WIDTH, initial_indent="  - ", subsequent_indent="    ")

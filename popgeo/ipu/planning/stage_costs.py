@@ -1,0 +1,98 @@
+"""What stages cost once they have their IPU: its share of memory, layers in parts, and all that a pass waits for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch import nn
+
+from popgeo.capture.op_graph import OpGraph
+from popgeo.ipu.cost.calibration import Machine
+from popgeo.ipu.cost.graph_cost import cost
+from popgeo.ipu.cost.links import streaming_rate
+from popgeo.ipu.cost.plan import OpCost
+from popgeo.ipu.cost.serialized import serialized
+from popgeo.ipu.options import Options
+from popgeo.ipu.planning.cut import Cut
+from popgeo.ipu.planning.pipeline_update import accumulation_cycles
+from popgeo.ipu.planning.schedule import Schedule
+from popgeo.ipu.planning.stage import Stage
+
+
+def placed_costs(
+    graph: OpGraph, costs: Sequence[OpCost], placed: Cut, options: Options, serialize: Mapping[str, tuple[int, int]]
+) -> list[OpCost]:
+    """Costs where each operation has found its IPU: its share of memory for products, and layers in parts."""
+    ipu_of = [placed.ipus[stage] for stage in placed.stage_of]
+    shares = {ipu: options.proportion_of(ipu) for ipu in set(ipu_of)}
+    plans = {options.proportion_of(0): costs}
+    for share in set(shares.values()) - plans.keys():
+        plans[share] = cost(graph, options.target, matmul_proportion=share)
+    chosen = [plans[shares[ipu]][index] for index, ipu in enumerate(ipu_of)]
+    for index, op in enumerate(graph.ops):
+        if op.module in serialize:
+            machine = Machine(target=options.target, matmul_proportion=shares[ipu_of[index]])
+            plan = serialized(graph, op, machine, *serialize[op.module])
+            if plan is not None:
+                chosen[index] = replace(chosen[index], plan=plan)
+    return chosen
+
+
+def outputs_of(model: nn.Module, serialize: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """Outputs and parts of each layer that is computed in parts.
+
+    Raises:
+        ValueError: a name is no linear layer, or it has fewer outputs than parts.
+    """
+    layers = dict(model.named_modules())
+    found = {}
+    for name, parts in serialize.items():
+        weight = getattr(layers.get(name), "weight", None)
+        if weight is None or weight.dim() != 2:
+            raise ValueError(f"serialize names {name!r}, which is no linear layer of the model.")
+        if isinstance(parts, bool) or not isinstance(parts, int) or not 1 <= parts <= weight.shape[0]:
+            raise ValueError(f"serialize has {parts!r} parts for {name!r}; it takes 1 to {weight.shape[0]}.")
+        found[name] = (weight.shape[0], parts)
+    return found
+
+
+def with_waits(
+    stages: Sequence[Stage],
+    update: OpGraph | None,
+    options: Options,
+    schedule: Schedule,
+    micro_batches: int,
+    *,
+    overlap_host: bool = False,
+) -> list[Stage]:
+    """Stages with what their passes do besides computing: adding up gradients, putting activations aside, streaming.
+
+    Args:
+        stages: As cut.
+        update: The program of one update; None where nothing is trained.
+        options: The machine and the replicas.
+        schedule: In sequential phases, weights come from streaming memory.
+        micro_batches: Between two updates; of one alone, nothing is added up or put aside.
+        overlap_host: Whether the host's transfers take place while stages compute.
+    """
+    target, several = options.target, micro_batches > 1
+    adding = accumulation_cycles(update, stages, options) if update is not None and several else [0.0] * len(stages)
+    copying = 1 / (target.num_tiles * target.copy_bytes) if update is not None and several and len(stages) > 1 else 0.0
+    streamed = list(stages)
+    if schedule is Schedule.PHASED:
+        rate = streaming_rate(options.replication_factor, target) / target.clock
+        streamed = [_with_streaming(stage, rate, update is not None) for stage in stages]
+    return [
+        replace(stage, accumulate=own, stash_copy=stage.stash_bytes * copying, host_overlaps=overlap_host)
+        for stage, own in zip(streamed, adding, strict=True)
+    ]
+
+
+def _with_streaming(stage: Stage, rate: float, trains: bool) -> Stage:
+    """A phase whose weights come from streaming memory before each pass, and what it keeps goes there and back."""
+    into = stage.weight_bytes + (stage.stash_bytes if trains else 0)
+    gradients = 2 * stage.weight_bytes if trains else 0  # read, added to, written
+    return replace(
+        stage,
+        streaming_forward=into / rate,
+        streaming_backward=(into + gradients) / rate if trains else 0.0,
+    )
