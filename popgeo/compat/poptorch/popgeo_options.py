@@ -53,6 +53,7 @@ def popgeo_options(options: Options, optimizer: Optimizer | None) -> PopgeoOptio
         target=_target(options),
         strict=False,  # such programs ran on several IPUs, or fitted by means that the model knows nothing of
         **_of_optimizer(optimizer),
+        **_of_strategy(options),
     )
 
 
@@ -106,6 +107,12 @@ def _of_optimizer(optimizer: Optimizer | None) -> dict[str, Any]:
     names = {"loss_scaling": 1.0, "max_grad_norm": None}
     found = {name: getattr(optimizer, name, None) for name in names}
     return {name: value for name, value in found.items() if value is not None and value != float("inf")}
+
+
+def _of_strategy(options: Options) -> dict[str, Any]:
+    """Stages and their order, where the program chooses a strategy; its blocks say the rest."""
+    strategy = options._execution_strategy
+    return {} if strategy is None else {"stages": strategy.stages(), "schedule": strategy.schedule}
 
 
 def _target(options: Options) -> IpuTarget:

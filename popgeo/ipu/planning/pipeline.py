@@ -92,6 +92,9 @@ class Pipeline:
         """Bytes of the fullest tile of each IPU, as a share of what a tile has."""
         need = [np.zeros(self.target.num_tiles) for _ in range(self.num_ipus)]
         for number, stage in enumerate(self.stages):
+            if self.schedule is Schedule.PHASED:  # one phase at a time has its weights and values in the tiles
+                need[stage.ipu] = np.maximum(need[stage.ipu], stage.memory.peak)
+                continue
             waiting = most_in_flight(self.tasks, number, self.trains) - 1
             need[stage.ipu] = np.maximum(need[stage.ipu], 0) + stage.memory.peak
             need[stage.ipu] = need[stage.ipu] + waiting * stage.stash_bytes / self.target.num_tiles

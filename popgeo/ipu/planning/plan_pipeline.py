@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 from torch.optim import Optimizer
@@ -16,10 +16,21 @@ from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.plan import OpCost, Profile
 from popgeo.ipu.options import Options
 from popgeo.ipu.planning.cut import Block, Cut, blocks_of, cut, cut_at, cut_by_layers, cut_evenly
+from popgeo.ipu.planning.cut_blocks import (
+    BLOCKS,
+    EACH_BLOCK,
+    cut_at_each,
+    cut_at_ipus,
+    cut_at_stages,
+    named_blocks,
+)
+from popgeo.ipu.planning.cut_blocks import Stage as NamedStage
 from popgeo.ipu.planning.estimate import trained_names, update_of
 from popgeo.ipu.planning.pipeline import Pipeline
 from popgeo.ipu.planning.schedule import Schedule, timeline
 from popgeo.ipu.planning.stage import Stage, link_rate, stages_of
+
+Stages = int | str | Sequence[int] | Sequence[NamedStage] | Mapping[str, int]
 
 
 def pipeline(
@@ -28,7 +39,7 @@ def pipeline(
     options: Options | None = None,
     optimizer: Optimizer | None = None,
     *,
-    stages: int | Sequence[int] | Mapping[str, int],
+    stages: Stages,
     schedule: Schedule | str = Schedule.ONE_F_ONE_B,
     recompute: bool = False,
 ) -> Pipeline:
@@ -41,7 +52,8 @@ def pipeline(
             `device_iterations`), `replication_factor` pipelines run side by side, each stage on one `target`.
         optimizer: Over parameters of the model; None for inference.
         stages: How many, cut so that they are even in cycles and memory; or the number of the model's alike layers on
-            each IPU, as `[0, 3, 3]`; or which layers begin a stage on which IPU, as `{"layers.3": 1}`.
+            each IPU, as `[0, 3, 3]`; or which layers begin a stage on which IPU, as `{"layers.3": 1}`; or
+            `"blocks"` or a list of `ipu.Stage` for the blocks that the model names with `Block` or `BeginBlock`.
         schedule: In which order stages take micro-batches.
         recompute: Keep of each micro-batch only what a stage receives, and repeat its forward pass later.
 
@@ -69,7 +81,7 @@ def plan_step(
     update: OpGraph | None,
     chosen: Options,
     *,
-    stages: int | Sequence[int] | Mapping[str, int],
+    stages: Stages,
     schedule: Schedule | str = Schedule.ONE_F_ONE_B,
     recompute: bool = False,
     start: float | None = None,
@@ -91,8 +103,9 @@ def plan_step(
     start = time.perf_counter() if start is None else start
     graph = fold_constants(step.graph)
     costs = cost(graph, chosen.target)
-    blocks = blocks_of(graph)
-    firsts, ipus = _firsts(graph, costs, blocks, stages)
+    blocks, firsts, ipus = _cut_of(graph, costs, stages)
+    if Schedule(schedule) is Schedule.PHASED and not isinstance(stages, Mapping):
+        ipus = [0] * len(ipus)
     placed = cut(graph, blocks, firsts, ipus)
     parts = stages_of(graph, costs, placed, chosen.target, num_results=step.num_results, recompute=recompute)
     count = chosen.gradient_accumulation if update is not None else chosen.device_iterations
@@ -117,6 +130,22 @@ def plan_step(
         seconds_to_plan=time.perf_counter() - start,
     )
     return planned, placed
+
+
+def _cut_of(
+    graph: OpGraph, costs: Sequence[OpCost], stages: Stages
+) -> tuple[Sequence[Block], Sequence[int], Sequence[int]]:
+    """What is not cut apart, which of these begin a stage, and its IPU."""
+    parts = [] if isinstance(stages, int | str | Mapping) else [one for one in stages if isinstance(one, NamedStage)]
+    if stages in (BLOCKS, EACH_BLOCK) or parts:
+        marked = named_blocks(graph)
+        marks, blocks = [mark for mark, _ in marked], [block for _, block in marked]
+        if parts:
+            return blocks, *cut_at_stages(marks, parts)
+        return blocks, *(cut_at_ipus(marks) if stages == BLOCKS else cut_at_each(marks))
+    assert not isinstance(stages, str)
+    blocks = blocks_of(graph)
+    return blocks, *_firsts(graph, costs, blocks, cast(int | Sequence[int] | Mapping[str, int], stages))
 
 
 def _firsts(

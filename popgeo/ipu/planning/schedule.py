@@ -13,11 +13,13 @@ class Schedule(str, Enum):
             pipelined execution with the interleaved schedule), so that it keeps few activations.
         GROUPED: All forward passes of an update come first, then all backward passes (GPipe, arXiv:1811.06965).
         SHARDED: One micro-batch at a time goes through all stages; only one IPU works at a time.
+        PHASED: The same order, with all stages on the same IPU one after the other; weights wait in streaming memory.
     """
 
     ONE_F_ONE_B = "1f1b"
     GROUPED = "grouped"
     SHARDED = "sharded"
+    PHASED = "phased"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +133,7 @@ class _State:
             return None
         if stage:
             return self.ends.get((stage - 1, micro_batch, False))
-        if self.schedule is Schedule.SHARDED and micro_batch:
+        if self.schedule in (Schedule.SHARDED, Schedule.PHASED) and micro_batch:
             last = (0, micro_batch - 1, True) if self.trains else (self.stages - 1, micro_batch - 1, False)
             return self.ends.get(last)
         return 0.0
