@@ -185,7 +185,7 @@ def _updates(
     replicas, target = options.replication_factor, options.target
     reduce_cycles = [0.0] * num_ipus
     for stage in stages:
-        if stage.shared_bytes:  # gradients come in, and the updated weights go back
+        if stage.shared_bytes and num_ipus > 1:  # gradients come in, and the updated weights go back
             slowest = min(link_rate(stage.ipu, other.ipu, target) for other in stages if other.ipu != stage.ipu)
             reduce_cycles[stage.ipu] += 2 * (target.link_seconds + stage.shared_bytes / slowest) * target.clock
     if replicas > 1:  # a ring: twice round, a share of the gradients at a time

@@ -28,10 +28,12 @@ class StagePlan:
     Attributes:
         pipeline: What that costs.
         staging: What runs where, and in which order.
+        ipus: The IPU of each stage.
     """
 
     pipeline: Pipeline
     staging: Staging
+    ipus: tuple[int, ...]
 
 
 def stage_plan(step: CapturedStep, update: Callable[[], OpGraph | None], options: Options) -> StagePlan | None:
@@ -64,7 +66,7 @@ def stage_plan(step: CapturedStep, update: Callable[[], OpGraph | None], options
         recompute = Recompute(layers=() if isinstance(options.recompute, bool) else tuple(options.recompute))
     turns = [Turn(task.stage, task.micro_batch, task.backward) for task in planned.tasks]
     staging = Staging(stage_of=cut.stage_of, order=tuple(turns), recompute=recompute, names=cut.names)
-    return StagePlan(pipeline=planned, staging=staging)
+    return StagePlan(pipeline=planned, staging=staging, ipus=cut.ipus)
 
 
 def checked_schedule(options: Options) -> None:
