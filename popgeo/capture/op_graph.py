@@ -47,6 +47,10 @@ class Input:
         return cls(Role(role), name)
 
 
+LOSS_SCALE = Input(Role.STATE, "loss_scale")
+"""What the backward pass of a step starts from, where that is not constant."""
+
+
 @dataclass(frozen=True)
 class Ref:
     """A value where an operation takes a tensor."""

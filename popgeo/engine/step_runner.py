@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.held_state import module_state
-from popgeo.capture.op_graph import Input, OpGraph, Role
+from popgeo.capture.op_graph import LOSS_SCALE, Input, OpGraph, Role
 from popgeo.capture.row_indexing import without_row_indexing
 from popgeo.engine import micro_batches
 from popgeo.engine.call_options import CallOptions, chosen_output_mode
 from popgeo.engine.denormals import DenormalsFlushed
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.inductor import InductorRunner
+from popgeo.engine.loss_scaling import LossScale
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.threads import ThreadChoice
@@ -57,6 +58,8 @@ class StepRunner:
         seed = options.random_seed if options.random_seed is not None else torch.initial_seed()
         self.generators = [_generator(seed, replica) for replica in replicas.local]
         self.buffers = self._buffers_of_replicas()
+        if update is not None:
+            update.share_seed(replicas)
         self.bind()
 
     def bind(self) -> None:
@@ -105,7 +108,7 @@ class StepRunner:
                     update.accumulate(first=replica == 0 and step % options.gradient_accumulation == 0)
             if update is not None and (step + 1) % options.gradient_accumulation == 0:
                 self.replicas.add_up(update.shared_totals())
-                update.apply()
+                update.apply(self.replicas)
         self._show_first_replica()
         return results.join()
 
@@ -136,6 +139,11 @@ class StepRunner:
     def joined(self) -> tuple[str, str]:
         """What runs as interactions in one pass, and why not all; and how many operations run in how many chains."""
         return self.graph_runner.joined()
+
+    @property
+    def loss_scale(self) -> LossScale | None:
+        """The scale of the loss, where it follows the gradients."""
+        return None if self._update is None else self._update.scale
 
     def graph_for(self, tensors: Sequence[Tensor]) -> OpGraph:
         """The operations that run for these inputs."""
@@ -169,14 +177,16 @@ class StepRunner:
                 buffers[name].copy_(tensor)
 
     def _bound(self, graph: OpGraph) -> GraphRunner | InductorRunner:
-        places = {}
+        places, state = {}, module_state(self._model)
         if self._update is not None:
+            if self._update.scale is not None:
+                state[LOSS_SCALE] = self._update.scale.tensor
             names = enumerate(self.step.trained, start=self.step.num_results)
             places = {position: self._update.gradients[name] for position, name in names}
         collects = gc.isenabled()
         gc.disable()  # a graph is many small objects without a circle, of which the collector would look at each
         try:
-            return self._kind(graph, module_state(self._model), places, self._options.floating_point_exceptions)
+            return self._kind(graph, state, places, self._options.floating_point_exceptions)
         finally:
             if collects:
                 gc.enable()

@@ -11,6 +11,7 @@ from popgeo.capture.capture import bind
 from popgeo.capture.capture_step import capture_step
 from popgeo.capture.op_graph import OpGraph, Role
 from popgeo.capture.passes import fold_constants
+from popgeo.engine.call_options import constant_loss_scaling
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.plan import OpCost, Profile
 from popgeo.ipu.options import Options
@@ -58,7 +59,7 @@ def pipeline(
     chosen = options or Options()
     trained = trained_names(model, optimizer)
     arguments = bind(model.forward, *example)
-    step = capture_step(model, arguments, trained=trained, loss_scaling=chosen.loss_scaling)
+    step = capture_step(model, arguments, trained=trained, loss_scaling=constant_loss_scaling(chosen))
     graph = fold_constants(step.graph)
     costs = cost(graph, chosen.target)
     blocks = blocks_of(graph)
