@@ -221,7 +221,7 @@ class CompiledStep:
         if isinstance(self._runner, CudaGraphRunner):
             return [self._runner.how_it_runs(), sum_on_device.describe()]
         scale = self._runner.loss_scale
-        return [*self._runner.joined, "" if scale is None else str(scale)]
+        return ["" if scale is None else str(scale), *self._runner.joined]
 
     def _check_options(self) -> None:
         """Refuses what a backend does not serve."""

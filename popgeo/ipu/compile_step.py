@@ -91,7 +91,12 @@ def _choices(
     arguments: Arguments, trained: Sequence[str], options: Options, optimizer: Optimizer | None
 ) -> list[object]:
     """What decides the capture besides the model and, where that is asked for, whether it fits."""
-    choices: list[object] = [*describe(arguments.structure), *trained, constant_loss_scaling(options), hash_sources(*DECIDES)]
+    choices: list[object] = [
+        *describe(arguments.structure),
+        *trained,
+        constant_loss_scaling(options),
+        hash_sources(*DECIDES),
+    ]
     if options.strict:
         choices += [astuple(options.target), options.gradient_accumulation, options.replication_factor]
         choices += [gradient_divisor(options), options.max_grad_norm, getattr(optimizer, "accum_type", None)]

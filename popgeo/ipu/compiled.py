@@ -88,7 +88,7 @@ class Compiled:
         picked = self.runner.threads.picked
         threads = "" if picked is None else f"{picked} thread{'s' if picked > 1 else ''}"
         scale = self.runner.loss_scale
-        parts = (*self.runner.joined, threads, "" if scale is None else str(scale))
+        parts = ("" if scale is None else str(scale), *self.runner.joined, threads)
         return ", ".join(part for part in parts if part)
 
     @cached_property

@@ -35,8 +35,8 @@ class Options:
             gradients: updates with infinity or NaN are left out, and the scale falls; else it grows.
         accumulation_dtype: The type in which gradients of float16 and bfloat16 weights are joined and scaled; None is
             the weights' own, or float32 where one of the next three is set.
-        optimizer_state_dtype: The type of the optimizer's state (momentum, squares). Updates of float16 weights are then
-            worked out in float32. None does what torch does, all of it in the type of the weights.
+        optimizer_state_dtype: The type of the optimizer's state (momentum, squares). Updates of float16 weights are
+            then worked out in float32. None does what torch does, all of it in the type of the weights.
         master_weights: The optimizer keeps float16 weights in float32 too, and updates those, in float32.
         stochastic_rounding: Updates of float16 weights are worked out in float32, and the new weights (and state of a
             narrower type) are rounded up or down at random so that the expectation is right. Nothing else is.

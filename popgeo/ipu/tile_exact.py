@@ -62,8 +62,8 @@ class TileExact:
             )
         if self._compiled.runner.loss_scale is not None:
             raise ValueError(
-                "A dynamic loss_scaling leaves updates out as the gradients are, and a program of tiles is the same each "
-                "time; compile with a constant one."
+                "A dynamic loss_scaling leaves updates out as the gradients are, and a program of tiles is the same "
+                "each time; compile with a constant one."
             )
         self._target = target or dataclasses.replace(IpuTarget.bow(), name="Bow with 8 tiles", num_tiles=8)
         self._rehearsal = None if self._update is None else Rehearsal(self._update.worker())

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from popgeo.engine.optimizer.precision import NARROW, Precision
@@ -50,9 +50,7 @@ class MixedOptimizer(Optimizer):
         """Updates every parameter that has a gradient."""
         wide = [self._widened(group["params"][0]) for group in self.param_groups]
         inner = copy.copy(self.inner)
-        inner.param_groups = [
-            {**group, "params": [one]} for group, one in zip(self.param_groups, wide, strict=True)
-        ]
+        inner.param_groups = [{**group, "params": [one]} for group, one in zip(self.param_groups, wide, strict=True)]
         inner.state = defaultdict(dict)
         for group, one in zip(self.param_groups, wide, strict=True):
             inner.state[one] = self._wide_state(group["params"][0])
@@ -61,18 +59,21 @@ class MixedOptimizer(Optimizer):
             if one.grad is not None:
                 self._keep(group["params"][0], one, inner.state[one])
 
-    def start_counters(self, num_updates: int) -> None:
-        """Lets random numbers go on as after so many updates."""
-        if not self.precision.stochastic_rounding:
-            return
+    @torch.no_grad()
+    def begin(self, num_updates: int) -> None:
+        """Makes what there is beside the other optimizer's state, as after so many updates."""
+        self._widen_state()
         for number, group in enumerate(self.param_groups):
             (parameter,) = group["params"]
-            start = self.precision.counter(number, num_updates)
-            self.state[parameter][COUNTER] = torch.tensor(start, device=parameter.device)
+            if self.precision.stochastic_rounding:
+                start = self.precision.counter(number, num_updates)
+                self.state[parameter][COUNTER] = torch.tensor(start, device=parameter.device)
+            if self.precision.master_weights and parameter.dtype in NARROW and MASTER not in self.state[parameter]:
+                self.state[parameter][MASTER] = parameter.float()
 
     def has_state(self, parameter: Tensor) -> bool:
         """Whether a step has made some for this parameter."""
-        return any(key != COUNTER for key in self.state.get(parameter, {}))
+        return any(key not in (MASTER, COUNTER) for key in self.state.get(parameter, {}))
 
     @torch.no_grad()
     def follow_weights(self) -> None:
@@ -83,30 +84,6 @@ class MixedOptimizer(Optimizer):
             if master is not None and not torch.equal(master.to(parameter.dtype), parameter):
                 same = master.to(parameter.dtype) == parameter
                 master.copy_(torch.where(same, master, parameter.to(master.dtype)))
-
-    @torch.no_grad()
-    def widen_state(self) -> None:
-        """Gives state that came in a narrower type than it is kept in that type, with a warning: digits were lost."""
-        own = type(self.inner).__module__.startswith("torch.optim")
-        kept = self.precision.state or (torch.float32 if own else None)
-        if kept is not torch.float32:
-            return
-        narrow = set()
-        for group in self.param_groups:
-            state = self.state.get(group["params"][0], {})
-            is_new = isinstance(state.get("step"), Tensor) and not state["step"].is_meta and not state["step"].any()
-            for key, part in state.items():
-                if isinstance(part, Tensor) and part.dtype in NARROW:
-                    state[key] = part.float()
-                    if not is_new:  # Adagrad makes its state before any step
-                        narrow.add(key)
-        if narrow:
-            warnings.warn(
-                f"The optimizer's {', '.join(sorted(narrow))} came in float16, and is kept in float32 from here on: its "
-                "last digits are lost. torch's load_state_dict rounds state to the type of the weights; load it after "
-                "the model has been compiled, or with CompiledModel.load.",
-                stacklevel=2,
-            )
 
     def _widened(self, parameter: Tensor) -> Tensor:
         """A parameter in the type in which the update is worked out, with its gradient."""
@@ -124,6 +101,29 @@ class MixedOptimizer(Optimizer):
             return own
         dtype = torch.float64 if parameter.dtype is torch.float64 else torch.float32
         return {key: part.to(dtype) if _is_of(part, parameter) else part for key, part in own.items()}
+
+    def _widen_state(self) -> None:
+        """Gives state that came in a narrower type than it is kept in that type, with a warning: digits were lost."""
+        own = type(self.inner).__module__.startswith("torch.optim")
+        kept = self.precision.state or (torch.float32 if own else None)
+        if kept is not torch.float32:
+            return
+        narrow = set()
+        for group in self.param_groups:
+            state = self.state.get(group["params"][0], {})
+            is_new = isinstance(state.get("step"), Tensor) and not state["step"].is_meta and not state["step"].any()
+            for key, part in state.items():
+                if isinstance(part, Tensor) and part.dtype in NARROW:
+                    state[key] = part.float()
+                    if not is_new:  # Adagrad makes its state before any step
+                        narrow.add(key)
+        if narrow:
+            warnings.warn(
+                f"The optimizer's {', '.join(sorted(narrow))} came in float16, and is kept in float32 from here on: "
+                "its last digits are lost. torch's load_state_dict rounds state to the type of the weights; load it "
+                "after the model has been compiled, or with CompiledModel.load.",
+                stacklevel=2,
+            )
 
     def _keep(self, parameter: Tensor, wide: Tensor, state: dict[str, Any]) -> None:
         """Writes the weights and the state after a step."""

@@ -53,8 +53,8 @@ def check_precision(options: PrecisionOptions) -> None:
             raise ValueError(f"{owner}.{name} is {getattr(options, name)!r}; it must be True or False.")
     if options.master_weights and options.stochastic_rounding:
         raise ValueError(
-            f"{owner} asks for master_weights and for stochastic_rounding. Master weights lose nothing that rounding at "
-            "random could keep; choose one."
+            f"{owner} asks for master_weights and for stochastic_rounding. Master weights lose nothing that rounding "
+            "at random could keep; choose one."
         )
 
 

@@ -277,8 +277,7 @@ class Update:
             self._adopted = self.optimizer.state
             self._has_state = all(self._worker.state.get(part.flat) for part in self._flat)
             if isinstance(self._worker, MixedOptimizer):
-                self._worker.widen_state()
-                self._worker.start_counters(self.num_updates)
+                self._worker.begin(self.num_updates)
         if isinstance(self._worker, MixedOptimizer):
             self._worker.follow_weights()
         for part, group in zip(self._flat, self._worker.param_groups, strict=True):
