@@ -9,6 +9,7 @@ from popgeo import ipu, nn, ops, packing, sampling
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, OverSizeStrategy, Pad, bridges, unpad
 from popgeo.datasets import Molecules
 from popgeo.engine.compile_step import compile_forward, compile_step
+from popgeo.engine.loss_scaling import LossScaling
 from popgeo.engine.step_options import StepOptions
 from popgeo.ipu import IpuTarget, Options, identity_loss, inference_model, training_model
 from popgeo.loader import (
@@ -36,6 +37,7 @@ __all__ = [
     "FlatStore",
     "IpuTarget",
     "KNNInteractionGraph",
+    "LossScaling",
     "Molecules",
     "Options",
     "OverSizeStrategy",

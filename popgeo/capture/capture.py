@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.dynamic_shapes import DynamicShapeError, Problem
 from popgeo.capture.held_state import HeldState, module_state, swapped
-from popgeo.capture.op_graph import Input, OpGraph, Role
+from popgeo.capture.op_graph import LOSS_SCALE, Input, OpGraph, Role
 from popgeo.capture.pytree import Structure, flatten, leaves
 from popgeo.capture.recorder import Recorder
 from popgeo.capture.static_forms import static_forms
@@ -46,7 +46,7 @@ def capture(
     arguments: Arguments,
     *,
     trained: Sequence[str] = (),
-    loss_scaling: float = 1.0,
+    loss_scaling: float | None = 1.0,
     autocast: torch.dtype | None = None,
     on_operation: Callable[[], object] = lambda: None,
 ) -> Capture:
@@ -56,7 +56,8 @@ def capture(
         function: A module, whose parameters and buffers become inputs of the graph, or any function of tensors.
         arguments: What it is called with; each tensor becomes an input, everything else a part of the graph.
         trained: Names of the parameters to differentiate the loss by; none captures the forward pass alone.
-        loss_scaling: The backward pass starts from this gradient of the loss.
+        loss_scaling: The backward pass starts from this gradient of the loss; None makes it an input of the graph,
+            `state:loss_scale`, one float32.
         autocast: The type that the forward pass computes in where that is safe; None leaves torch's setting.
         on_operation: Called after each operation, to show how far it is.
 
@@ -78,8 +79,11 @@ def capture(
     with fake_mode:
         fakes = {one: fake_of(tensor, one.name in trained) for one, tensor in state.items()}
         inputs = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in arguments.tensors]
+        scale = torch.empty(()) if loss_scaling is None and trained else None
     for one, tensor in fakes.items():
         recorder.add_input(one, tensor)
+    if scale is not None:
+        recorder.add_input(LOSS_SCALE, scale)
     given = [Input(Role.ARGUMENT, name) for name, _ in leaves(arguments.structure)]
     for one, tensor in zip(given, inputs, strict=True):
         recorder.add_input(one, tensor)
@@ -97,7 +101,7 @@ def capture(
             position = next((i for i, tensor in enumerate(results) if tensor is loss), None)
             with recorder:
                 recorder.phase = "backward"
-                seed = torch.full_like(loss, loss_scaling)
+                seed = torch.full_like(loss, loss_scaling or 1.0) if scale is None else _spread(scale, loss)
                 weights = [fakes[Input(Role.PARAMETER, name)] for name in trained]
                 gradients = list(torch.autograd.grad(loss, weights, seed, allow_unused=True))
         used = tuple(name for name, gradient in zip(trained, gradients, strict=True) if gradient is not None)
@@ -131,6 +135,11 @@ def fake_of(tensor: Tensor, trained: bool) -> Tensor:
     """A stand-in in memory of its own, even where the tensor is a view of a larger one."""
     fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     return nn.Parameter(fake, requires_grad=trained) if isinstance(tensor, nn.Parameter) else fake
+
+
+def _spread(scale: Tensor, loss: Tensor) -> Tensor:
+    """The scale in the type and shape of the loss, in memory of its own."""
+    return scale.to(loss.dtype, copy=True).expand(loss.shape)
 
 
 def _refuse(problem: Problem) -> None:

@@ -22,7 +22,7 @@ def capture_step(
     arguments: Arguments,
     *,
     trained: Sequence[str] = (),
-    loss_scaling: float = 1.0,
+    loss_scaling: float | None = 1.0,
     autocast: torch.dtype | None = None,
     show_progress: bool = False,
 ) -> CapturedStep:
@@ -32,7 +32,7 @@ def capture_step(
         function: A module or any function of tensors.
         arguments: What it is called with.
         trained: Parameters to differentiate the loss by.
-        loss_scaling: Gradient of the loss to start from.
+        loss_scaling: Gradient of the loss to start from; None makes it an input, `state:loss_scale`.
         autocast: The type that the forward pass computes in where that is safe.
         show_progress: Show a bar, at a terminal or in a notebook, when it takes longer than a second.
 

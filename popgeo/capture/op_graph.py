@@ -47,6 +47,10 @@ class Input:
         return cls(Role(role), name)
 
 
+LOSS_SCALE = Input(Role.STATE, "loss_scale")
+"""What the backward pass of a step starts from, where that is not constant."""
+
+
 @dataclass(frozen=True)
 class BlockMark:
     """A part of a model that is to run on one IPU.

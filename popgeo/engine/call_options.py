@@ -3,6 +3,10 @@
 from enum import Enum
 from typing import Protocol
 
+import torch
+
+from popgeo.engine.loss_scaling import LossScaling
+
 
 class OutputMode(Enum):
     """Which of the steps inside one call return their results."""
@@ -60,8 +64,24 @@ class CallOptions(Protocol):
         """Threads of a call; None lets each step find out by measuring its first calls."""
 
     @property
-    def loss_scaling(self) -> float:
-        """What the loss is multiplied by, and gradients are divided by."""
+    def loss_scaling(self) -> float | LossScaling | str:
+        """What the loss is multiplied by, and gradients are divided by; or the rule by which that changes."""
+
+    @property
+    def accumulation_dtype(self) -> torch.dtype | None:
+        """The type in which the gradients of float16 weights are joined."""
+
+    @property
+    def optimizer_state_dtype(self) -> torch.dtype | None:
+        """The type of the optimizer's state; the update is then worked out in float32."""
+
+    @property
+    def master_weights(self) -> bool:
+        """Whether the optimizer keeps float16 weights in float32 too."""
+
+    @property
+    def stochastic_rounding(self) -> bool:
+        """Whether updated float16 weights are rounded at random."""
 
     @property
     def max_grad_norm(self) -> float | None:
@@ -77,7 +97,13 @@ def chosen_output_mode(options: CallOptions, *, trains: bool) -> OutputMode:
     return OutputMode(options.output_mode or (OutputMode.FINAL if trains else OutputMode.ALL))
 
 
+def constant_loss_scaling(options: CallOptions) -> float | None:
+    """The scale of the loss where it is constant; None where it follows the gradients."""
+    return options.loss_scaling if isinstance(options.loss_scaling, int | float) else None
+
+
 def gradient_divisor(options: CallOptions) -> float:
-    """What the sum of an update's gradients is divided by."""
+    """What the sum of an update's gradients is divided by, beside a scale of the loss that is not constant."""
     joined = options.gradient_accumulation * options.replication_factor
-    return options.loss_scaling * (joined if Reduction(options.reduction) is Reduction.MEAN else 1)
+    scale = constant_loss_scaling(options)
+    return (1.0 if scale is None else scale) * (joined if Reduction(options.reduction) is Reduction.MEAN else 1)

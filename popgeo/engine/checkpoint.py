@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from popgeo.atomic_write import write_atomically
+from popgeo.engine.optimizer.mixed_optimizer import restore_types
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_runner import StepRunner
@@ -55,6 +56,9 @@ def state_of(
     }
     if optimizer is not None and update is not None:
         content |= {"optimizer": optimizer.state_dict(), "num_updates": update.num_updates}
+        content["rounding_seed"] = update.precision.seed
+        if update.scale is not None:
+            content["loss_scale"] = update.scale.state()
     return content
 
 
@@ -86,6 +90,7 @@ def restore_weights(
     if optimizer is not None and "optimizer" in content:
         try:
             optimizer.load_state_dict(content["optimizer"])
+            restore_types(optimizer, content["optimizer"])
         except ValueError as error:
             raise ValueError(f"{path} does not fit the optimizer: {error}") from error
 
@@ -94,4 +99,6 @@ def restore_run(content: Mapping[str, Any], runner: StepRunner, update: Update |
     """Goes on with the random numbers, the buffers and the count of updates that a checkpoint of its replicas holds."""
     runner.restore(content["generators"], content["buffers"])
     if update is not None and "num_updates" in content:
-        update.num_updates = content["num_updates"]
+        update.continue_from(content["num_updates"], content.get("rounding_seed"))
+        if update.scale is not None and "loss_scale" in content:
+            update.scale.restore(content["loss_scale"])

@@ -16,10 +16,11 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.held_state import in_modes
 from popgeo.engine import micro_batches
 from popgeo.engine.bound_call import BoundCall
-from popgeo.engine.call_options import CallOptions
+from popgeo.engine.call_options import CallOptions, constant_loss_scaling
 from popgeo.engine.cuda_graph import CudaGraphRunner
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.inductor import InductorRunner
+from popgeo.engine.loss_scaling import LossScale
 from popgeo.engine.optimizer.capturable import check_capturable
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
@@ -192,6 +193,11 @@ class CompiledStep:
         self._call.flatten(args, kwargs)
         return self
 
+    @property
+    def loss_scale(self) -> LossScale | None:
+        """The scale of the loss and how many updates it left out; None where it is constant, or nothing is compiled."""
+        return None if self._runner is None or self.backend is Backend.CUDA else self._runner.loss_scale
+
     def reset(self) -> None:
         """Forgets what was compiled; weights and optimizer state stay, and the next call may have other shapes."""
         for parameter in self.model.parameters():
@@ -214,17 +220,23 @@ class CompiledStep:
     def _how_it_runs(self) -> list[str]:
         if isinstance(self._runner, CudaGraphRunner):
             return [self._runner.how_it_runs(), sum_on_device.describe()]
-        return list(self._runner.joined)
+        scale = self._runner.loss_scale
+        return ["" if scale is None else str(scale), *self._runner.joined]
 
     def _check_options(self) -> None:
         """Refuses what a backend does not serve."""
         if self.backend is Backend.CPU:
             return
-        options = self.options
+        options, on_gpu = self.options, self.backend is Backend.CUDA
         refused = {
             "replication_factor": options.replication_factor != 1,
             "floating_point_exceptions": options.floating_point_exceptions,
-            "random_seed": self.backend is Backend.CUDA and options.random_seed is not None,
+            "random_seed": on_gpu and options.random_seed is not None,
+            "a loss_scaling that is not constant": on_gpu and constant_loss_scaling(options) is None,
+            "accumulation_dtype": on_gpu and options.accumulation_dtype is not None,
+            "optimizer_state_dtype": on_gpu and options.optimizer_state_dtype is not None,
+            "master_weights": on_gpu and options.master_weights,
+            "stochastic_rounding": on_gpu and options.stochastic_rounding,
         }
         names = [name for name, asked in refused.items() if asked]
         if names:
@@ -246,7 +258,7 @@ class CompiledStep:
                 self.model,
                 one,
                 trained=self._trained(),
-                loss_scaling=options.loss_scaling,
+                loss_scaling=constant_loss_scaling(options),
                 autocast=self._autocast,
                 show_progress=True,
             )

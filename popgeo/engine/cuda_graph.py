@@ -14,7 +14,7 @@ from popgeo.capture.model_lines import line_of_error
 from popgeo.capture.op_graph import Role
 from popgeo.capture.pytree import flatten
 from popgeo.engine import micro_batches
-from popgeo.engine.call_options import CallOptions, chosen_output_mode, gradient_divisor
+from popgeo.engine.call_options import CallOptions, chosen_output_mode, constant_loss_scaling, gradient_divisor
 from popgeo.engine.optimizer.capturable import CapturableOptimizer
 from popgeo.engine.static_inputs import StaticInputs
 from popgeo.engine.write_back import write_back
@@ -176,7 +176,7 @@ class CudaGraphRunner:
             with torch.enable_grad():
                 results = self._forward(tensors)
                 loss = results[self.step.loss]  # type: ignore[index]  # __init__ made sure of it
-                loss.backward(torch.full_like(loss, options.loss_scaling), inputs=self._trained)
+                loss.backward(torch.full_like(loss, constant_loss_scaling(options) or 1.0), inputs=self._trained)
             made.append([tensor.detach() for tensor in results])
         if self._optimizer is not None:
             divisor = gradient_divisor(options)

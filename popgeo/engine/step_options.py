@@ -2,7 +2,11 @@
 
 from dataclasses import dataclass
 
+import torch
+
 from popgeo.engine.call_options import OutputMode, Reduction
+from popgeo.engine.loss_scaling import LossScaling, loss_scaling_of
+from popgeo.engine.optimizer.precision import check_precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +21,10 @@ class StepOptions:
         output_period: With `every_n`, the last of each so many steps is returned.
         random_seed: Where random numbers start; None takes torch's own seed. Only for the processor.
         num_threads: Threads of a call on the processor; None finds out by measuring.
-        loss_scaling: What the loss is multiplied by, and gradients are divided by; float16 needs some.
+        loss_scaling: What the loss is multiplied by, and gradients are divided by; float16 needs some. `"dynamic"` or a
+            `popgeo.LossScaling` lets it follow the gradients; not for `backend="cuda"`.
+        accumulation_dtype, optimizer_state_dtype, master_weights, stochastic_rounding: As in `popgeo.Options`; not for
+            `backend="cuda"`.
         max_grad_norm: 2-norm that the gradients of one update are scaled down to.
 
     Raises:
@@ -35,7 +42,11 @@ class StepOptions:
     output_period: int = 1
     random_seed: int | None = None
     num_threads: int | None = None
-    loss_scaling: float = 1.0
+    loss_scaling: float | LossScaling | str = 1.0
+    accumulation_dtype: torch.dtype | None = None
+    optimizer_state_dtype: torch.dtype | None = None
+    master_weights: bool = False
+    stochastic_rounding: bool = False
     max_grad_norm: float | None = None
 
     def __post_init__(self) -> None:
@@ -43,10 +54,10 @@ class StepOptions:
             count = getattr(self, name)
             if (count is not None or name != "num_threads") and (type(count) is not int or count < 1):
                 raise ValueError(f"StepOptions.{name} is {count!r}; it must be an integer of at least 1.")
-        for name in ("loss_scaling", "max_grad_norm"):
-            number = getattr(self, name)
-            if (number is not None or name == "loss_scaling") and not (number or 0) > 0:
-                raise ValueError(f"StepOptions.{name} is {number!r}; it must be positive.")
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
+            raise ValueError(f"StepOptions.max_grad_norm is {self.max_grad_norm!r}; it must be positive.")
+        object.__setattr__(self, "loss_scaling", loss_scaling_of(self.loss_scaling, "StepOptions"))
+        check_precision(self)
         for kind, name in ((Reduction, "reduction"), (OutputMode, "output_mode")):
             choice = getattr(self, name)
             allowed = [member.value for member in kind]

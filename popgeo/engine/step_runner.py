@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.held_state import module_state
-from popgeo.capture.op_graph import Input, OpGraph, Role
+from popgeo.capture.op_graph import LOSS_SCALE, Input, OpGraph, Role
 from popgeo.capture.row_indexing import without_row_indexing
 from popgeo.engine import micro_batches
 from popgeo.engine.call_options import CallOptions, chosen_output_mode
 from popgeo.engine.denormals import DenormalsFlushed
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.inductor import InductorRunner
+from popgeo.engine.loss_scaling import LossScale
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.pipeline.parts import Part
 from popgeo.engine.pipeline.run_round import RoundRunner
@@ -66,6 +67,8 @@ class StepRunner:
         seed = options.random_seed if options.random_seed is not None else torch.initial_seed()
         self.generators = [_generator(seed, replica) for replica in replicas.local]
         self.buffers = self._buffers_of_replicas()
+        if update is not None:
+            update.share_seed(replicas)
         self.bind()
 
     def bind(self) -> None:
@@ -117,7 +120,7 @@ class StepRunner:
                     update.accumulate(first=replica == 0 and step % options.gradient_accumulation == 0)
             if update is not None and (step + 1) % options.gradient_accumulation == 0:
                 self.replicas.add_up(update.shared_totals())
-                update.apply()
+                update.apply(self.replicas)
         self._show_first_replica()
         return results.join()
 
@@ -184,6 +187,11 @@ class StepRunner:
         runner = self._graph_runner_for(tensors)
         return runner.parts if isinstance(runner, RoundRunner) else []
 
+    @property
+    def loss_scale(self) -> LossScale | None:
+        """The scale of the loss, where it follows the gradients."""
+        return None if self._update is None else self._update.scale
+
     def graph_for(self, tensors: Sequence[Tensor]) -> OpGraph:
         """The operations that run for these inputs."""
         return self._graph_runner_for(tensors).graph
@@ -226,8 +234,10 @@ class StepRunner:
                 buffers[name].copy_(tensor)
 
     def _bound(self, graph: OpGraph) -> Runner:
-        places = {}
+        places, state = {}, module_state(self._model)
         if self._update is not None:
+            if self._update.scale is not None:
+                state[LOSS_SCALE] = self._update.scale.tensor
             names = enumerate(self.step.trained, start=self.step.num_results)
             places = {position: self._update.gradients[name] for position, name in names}
         collects = gc.isenabled()
@@ -236,9 +246,8 @@ class StepRunner:
             if self._staging is not None:
                 update, checks = self._update, self._options.floating_point_exceptions
                 gradients = {} if update is None else {name: update.gradients[name] for name in self.step.trained}
-                state = module_state(self._model)
                 return RoundRunner(graph, self._staging, state, self.step.num_results, gradients, checks)
-            return self._kind(graph, module_state(self._model), places, self._options.floating_point_exceptions)
+            return self._kind(graph, state, places, self._options.floating_point_exceptions)
         finally:
             if collects:
                 gc.enable()

@@ -12,6 +12,7 @@ from popgeo.capture.mark_losses import losses_marked as losses_marked
 from popgeo.capture.print_tensor import print_tensor as print_tensor
 from popgeo.engine.call_options import OutputMode as OutputMode
 from popgeo.engine.call_options import Reduction as Reduction
+from popgeo.engine.loss_scaling import LossScaling as LossScaling
 from popgeo.ipu.compiled_function import Executable as Executable
 from popgeo.ipu.compiled_function import compile as compile
 from popgeo.ipu.compiled_model import CompiledModel as CompiledModel

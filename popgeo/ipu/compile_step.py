@@ -13,7 +13,7 @@ from popgeo.capture.fingerprint import hash_sources
 from popgeo.capture.pytree import describe
 from popgeo.engine import micro_batches
 from popgeo.engine.bound_call import BoundCall
-from popgeo.engine.call_options import gradient_divisor
+from popgeo.engine.call_options import constant_loss_scaling, gradient_divisor
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas, is_sharded
 from popgeo.ipu.compiled import Compiled
@@ -70,7 +70,11 @@ def compile_step(
         key = step_cache.key_of(model, *_choices(micro_batch, trained, options, optimizer))
     kept = step_cache.load(options.cache_dir, key, micro_batch.graph_data)
     step = kept or capture_step(
-        model, micro_batch, trained=trained, loss_scaling=options.loss_scaling, show_progress=options.show_progress
+        model,
+        micro_batch,
+        trained=trained,
+        loss_scaling=constant_loss_scaling(options),
+        show_progress=options.show_progress,
     )
     update = None
     if optimizer is not None:
@@ -91,10 +95,17 @@ def _choices(
     arguments: Arguments, trained: Sequence[str], options: Options, optimizer: Optimizer | None
 ) -> list[object]:
     """What decides the capture besides the model and, where that is asked for, whether it fits."""
-    choices: list[object] = [*describe(arguments.structure), *trained, options.loss_scaling, hash_sources(*DECIDES)]
+    choices: list[object] = [
+        *describe(arguments.structure),
+        *trained,
+        constant_loss_scaling(options),
+        hash_sources(*DECIDES),
+    ]
     if options.strict:
         choices += [astuple(options.target), options.gradient_accumulation, options.replication_factor]
         choices += [gradient_divisor(options), options.max_grad_norm, getattr(optimizer, "accum_type", None)]
+        choices += [options.accumulation_dtype, options.optimizer_state_dtype]
+        choices += [options.master_weights, options.stochastic_rounding]
         choices += _what_needs_state(optimizer)
         choices += [options.stages, options.schedule, options.recompute]
     return choices

@@ -100,7 +100,9 @@ class Compiled:
             return ""
         picked = self.runner.threads.picked
         threads = "" if picked is None else f"{picked} thread{'s' if picked > 1 else ''}"
-        return ", ".join(part for part in (*self.runner.joined, threads) if part)
+        scale = self.runner.loss_scale
+        parts = ("" if scale is None else str(scale), *self.runner.joined, threads)
+        return ", ".join(part for part in parts if part)
 
     @cached_property
     def assessment(self) -> Assessment:

@@ -21,6 +21,7 @@ from popgeo.engine.checkpoint import (
     save_checkpoint,
     state_of,
 )
+from popgeo.engine.loss_scaling import LossScale
 from popgeo.engine.replicas import Replicas, is_sharded
 from popgeo.ipu.compile_step import compile_step
 from popgeo.ipu.compiled import Compiled
@@ -108,6 +109,16 @@ class CompiledModel:
     def graph(self) -> OpGraph:
         """The operations of one micro-batch, forward and, when training, backward."""
         return self.compiled.step.graph
+
+    @property
+    def loss_scale(self) -> LossScale | None:
+        """The scale of the loss and how many updates it left out; None where it is constant.
+
+        Raises:
+            ValueError: nothing is compiled yet.
+        """
+        update = self.compiled.update
+        return None if update is None else update.scale
 
     @property
     def report(self) -> Report:

@@ -7,8 +7,11 @@ from os import PathLike
 from typing import Any
 
 import pandas as pd
+import torch
 
 from popgeo.engine.call_options import OutputMode, Reduction
+from popgeo.engine.loss_scaling import LossScaling, loss_scaling_of
+from popgeo.engine.optimizer.precision import check_precision
 from popgeo.ipu.target import IpuTarget
 
 
@@ -30,7 +33,15 @@ class Options:
         num_threads: Threads of a call here; None lets each step find out by measuring its calls, up to torch's own
             number. torch's matrix products may differ in the last bit with it: tell a number where every bit counts.
         loss_scaling: The loss is multiplied by it before the backward pass and gradients are divided by it after,
-            which keeps small float16 gradients from vanishing.
+            which keeps small float16 gradients from vanishing. `"dynamic"` or a `LossScaling` lets it follow the
+            gradients: updates with infinity or NaN are left out, and the scale falls; else it grows.
+        accumulation_dtype: The type in which gradients of float16 and bfloat16 weights are joined and scaled; None is
+            the weights' own, or float32 where one of the next three is set.
+        optimizer_state_dtype: The type of the optimizer's state (momentum, squares). Updates of float16 weights are
+            then worked out in float32. None does what torch does, all of it in the type of the weights.
+        master_weights: The optimizer keeps float16 weights in float32 too, and updates those, in float32.
+        stochastic_rounding: Updates of float16 weights are worked out in float32, and the new weights (and state of a
+            narrower type) are rounded up or down at random so that the expectation is right. Nothing else is.
         max_grad_norm: Gradients of one update are scaled down to this 2-norm over all parameters; None leaves them.
         floating_point_exceptions: Stop at the first operation whose result holds NaN or infinity, and name it. Slower.
         cache_dir: Folder in which compiled steps are kept, so that a second start skips the capture; None keeps none.
@@ -72,7 +83,11 @@ class Options:
     output_period: int = 1
     random_seed: int | None = None
     num_threads: int | None = None
-    loss_scaling: float = 1.0
+    loss_scaling: float | LossScaling | str = 1.0
+    accumulation_dtype: torch.dtype | None = None
+    optimizer_state_dtype: torch.dtype | None = None
+    master_weights: bool = False
+    stochastic_rounding: bool = False
     max_grad_norm: float | None = None
     floating_point_exceptions: bool = False
     cache_dir: str | PathLike[str] | None = None
@@ -97,10 +112,15 @@ class Options:
                 continue
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
                 raise ValueError(f"Options.{name} is {count!r}; it must be an integer of at least 1.")
-        for name in ("loss_scaling", "max_grad_norm"):
-            number = getattr(self, name)
-            if number is not None and not number > 0:
-                raise ValueError(f"Options.{name} is {number!r}; it must be positive.")
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
+            raise ValueError(f"Options.max_grad_norm is {self.max_grad_norm!r}; it must be positive.")
+        object.__setattr__(self, "loss_scaling", loss_scaling_of(self.loss_scaling, "Options"))
+        check_precision(self)
+        if isinstance(self.loss_scaling, LossScaling) and self.floating_point_exceptions:
+            raise ValueError(
+                "Options.floating_point_exceptions stops at the first infinity, which a dynamic loss_scaling has to "
+                "meet in order to fall. Choose a constant loss_scaling, or leave the exceptions out."
+            )
         object.__setattr__(self, "reduction", _member(Reduction, "reduction", self.reduction))
         if self.output_mode is not None:
             object.__setattr__(self, "output_mode", _member(OutputMode, "output_mode", self.output_mode))

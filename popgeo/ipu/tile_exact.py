@@ -40,7 +40,8 @@ class TileExact:
         target: A small machine, since every vertex runs as Python; a Bow IPU of 8 tiles by default.
 
     Raises:
-        ValueError: nothing is compiled, other processes hold replicas, or the optimizer looks at more than one element.
+        ValueError: nothing is compiled, other processes hold replicas, the optimizer looks at more than one element, or
+            the scale of the loss is dynamic.
 
     Example:
         >>> from popgeo import ipu
@@ -61,6 +62,11 @@ class TileExact:
         if self._options.replication_factor != len(generators):
             raise ValueError(
                 f"The {self._options.replication_factor} replicas are spread over processes; run all of them in one."
+            )
+        if self._compiled.runner.loss_scale is not None:
+            raise ValueError(
+                "A dynamic loss_scaling leaves updates out as the gradients are, and a program of tiles is the same "
+                "each time; compile with a constant one."
             )
         self._target = target or dataclasses.replace(IpuTarget.bow(), name="Bow with 8 tiles", num_tiles=8)
         self._rehearsal = None if self._update is None else Rehearsal(self._update.worker())

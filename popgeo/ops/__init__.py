@@ -14,6 +14,7 @@ from popgeo.ops.pool import global_add_pool as global_add_pool
 from popgeo.ops.pool import global_max_pool as global_max_pool
 from popgeo.ops.pool import global_mean_pool as global_mean_pool
 from popgeo.ops.pool import global_softmax as global_softmax
+from popgeo.ops.round_stochastic import round_stochastic as round_stochastic
 from popgeo.ops.scatter import gather as gather
 from popgeo.ops.scatter import scatter as scatter
 from popgeo.ops.scatter import scatter_add as scatter_add

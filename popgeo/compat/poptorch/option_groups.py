@@ -83,8 +83,8 @@ class _PrecisionOptions(OptionGroup):
         return self
 
     def enableStochasticRounding(self, enabled: bool) -> "_PrecisionOptions":
-        """Rounds to float16 at random on the machine."""
-        ignored("Options.Precision.enableStochasticRounding", "results are rounded to the nearest number here")
+        """Rounds updated float16 weights at random; all other results are rounded to the nearest number."""
+        honoured("Options.Precision.enableStochasticRounding", "of updated float16 weights; all else rounds to nearest")
         self._popart_options.keep("enableStochasticRounding", enabled)
         return self
 
@@ -109,7 +109,10 @@ class _PrecisionOptions(OptionGroup):
         """
         if not isinstance(half_float_casting, enums.HalfFloatCastingBehavior):
             raise ValueError("halfFloatCasting must be set to a member of poptorch.HalfFloatCastingBehavior")
-        ignored("Options.Precision.halfFloatCasting", "float16 and float32 give float32, as in PyTorch")
+        if half_float_casting is enums.HalfFloatCastingBehavior.HalfUpcastToFloat:
+            honoured("Options.Precision.halfFloatCasting(HalfUpcastToFloat)", "as in PyTorch")
+        else:
+            ignored("Options.Precision.halfFloatCasting", "float16 and float32 give float32, as in PyTorch")
         self.set(half_float_casting=half_float_casting)
         return self
 
@@ -192,8 +195,9 @@ class _TrainingOptions(OptionGroup):
         return self
 
     def setAutomaticLossScaling(self, enabled: bool) -> "_TrainingOptions":
-        """Lets PopART choose the scale of the loss."""
-        ignored("Options.Training.setAutomaticLossScaling", "the optimizer's own loss_scaling holds")
+        """Lets the scale of the loss follow the gradients, from the optimizer's own scale or else from 65,536."""
+        because = "by the rule of torch.amp.GradScaler: updates that overflow are left out"
+        honoured("Options.Training.setAutomaticLossScaling", because)
         self._popart_options.keep("automaticLossScalingSettings.enabled", enabled)
         return self
 

@@ -11,6 +11,7 @@ from popgeo.compat.poptorch import enums
 from popgeo.compat.poptorch.errors import CheckFailed, Error
 from popgeo.compat.poptorch.options import Options
 from popgeo.engine.call_options import OutputMode, Reduction
+from popgeo.engine.loss_scaling import LossScaling
 from popgeo.ipu.options import Options as PopgeoOptions
 from popgeo.ipu.target import IpuTarget
 
@@ -54,7 +55,8 @@ def popgeo_options(options: Options, optimizer: Optimizer | None) -> PopgeoOptio
         target=_target(options),
         matmul_proportion=_matmul_proportion(options.available_memory_proportion),
         strict=False,  # such programs ran on several IPUs, or fitted by means that the model knows nothing of
-        **_of_optimizer(optimizer),
+        stochastic_rounding=bool(popart.get("enableStochasticRounding", False)),
+        **_of_optimizer(optimizer, follows_gradients=bool(popart.get("automaticLossScalingSettings.enabled", False))),
         **_of_strategy(options),
     )
 
@@ -104,11 +106,14 @@ def _joins_in_half(optimizer: Optimizer | None) -> bool:
     )
 
 
-def _of_optimizer(optimizer: Optimizer | None) -> dict[str, Any]:
-    """What PopTorch's optimizers decide beside their update."""
-    names = {"loss_scaling": 1.0, "max_grad_norm": None}
-    found = {name: getattr(optimizer, name, None) for name in names}
-    return {name: value for name, value in found.items() if value is not None and value != float("inf")}
+def _of_optimizer(optimizer: Optimizer | None, *, follows_gradients: bool) -> dict[str, Any]:
+    """What PopTorch's optimizers decide beside their update, or start from."""
+    found = {name: getattr(optimizer, name, None) for name in ("loss_scaling", "max_grad_norm")}
+    kept = {name: value for name, value in found.items() if value is not None and value != float("inf")}
+    if follows_gradients and optimizer is not None:
+        first = kept.get("loss_scaling", 1.0)
+        kept["loss_scaling"] = LossScaling() if first == 1 else LossScaling(initial=first)
+    return kept
 
 
 def _matmul_proportion(by_ipu: dict[int, float]) -> float | tuple[float, ...]:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.recorder import Recorder
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling, set_gradient
+from popgeo.engine.optimizer.mixed_optimizer import MixedOptimizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,7 @@ def capture_update(optimizer: Optimizer, scaling: GradientScaling | None = None)
 def capture_later_update(worker: Optimizer, scaling: GradientScaling) -> OpGraph:
     """The operations of an update after the first, which makes the optimizer's state; the worker does not change."""
     copies = _copied(worker)
-    if not worker.state:
+    if not has_state(worker):
         copies.step()
     return replace(capture_update(copies, scaling).graph, outputs=())
 
@@ -88,6 +89,13 @@ def with_parameters(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) ->
     groups = zip(optimizer.param_groups, parameters, strict=True)
     other.param_groups = [{**group, "params": [parameter]} for group, parameter in groups]
     return other
+
+
+def has_state(optimizer: Optimizer) -> bool:
+    """Whether an optimizer has made state by a step, or been given it."""
+    if isinstance(optimizer, MixedOptimizer):
+        return any(map(optimizer.has_state, parameters_of(optimizer)))
+    return bool(optimizer.state)
 
 
 def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from popgeo.engine.optimizer.gradient_scaling import joined_gradient_type, set_gradient
+from popgeo.engine.optimizer.gradient_scaling import set_gradient
+from popgeo.engine.optimizer.precision import Precision
 from popgeo.engine.replicas import is_sharded
 
 
@@ -98,7 +99,7 @@ class FlatParameters:
 
 
 def flatten_groups(
-    optimizer: Optimizer, trained: Set[nn.Parameter], *, accumulates: bool, elementwise: bool
+    optimizer: Optimizer, trained: Set[nn.Parameter], precision: Precision, *, accumulates: bool, elementwise: bool
 ) -> list[FlatParameters]:
     """The trained parameters of an optimizer, those that it treats alike as one; all alone unless it is elementwise."""
     flat = []
@@ -110,7 +111,8 @@ def flatten_groups(
                 alike = elementwise and p.dim() and p.is_contiguous()
                 by_kind[(p.dtype, is_sharded(p)) if alike else id(p)].append(p)
         for members in by_kind.values():
-            flat.append(FlatParameters(number, members, accumulates, joined_gradient_type(optimizer, members[0].dtype)))
+            total_type = precision.gradient_type(optimizer, members[0].dtype)
+            flat.append(FlatParameters(number, members, accumulates, total_type))
     return flat
 
 

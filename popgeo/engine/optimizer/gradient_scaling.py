@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +14,7 @@ class GradientScaling:
     Attributes:
         divisor: What each is divided by.
         max_grad_norm: What their 2-norm over all parameters is limited to; None leaves them.
+        looks_for_overflow: Whether they are looked at first, for infinity and NaN.
 
     Example:
         >>> import torch
@@ -27,14 +27,17 @@ class GradientScaling:
 
     divisor: float = 1.0
     max_grad_norm: float | None = None
+    looks_for_overflow: bool = False
 
     @property
     def changes_nothing(self) -> bool:
         """Whether gradients stay as they are."""
-        return self.divisor == 1 and self.max_grad_norm is None
+        return self.divisor == 1 and self.max_grad_norm is None and not self.looks_for_overflow
 
     def apply(self, parameters: Sequence[Tensor]) -> None:
         """Scales the gradients of these parameters in place, one after the other, so that a capture sees each."""
+        if self.looks_for_overflow:
+            overflow_of([parameter.grad for parameter in parameters if parameter.grad is not None])
         if self.divisor != 1:
             for parameter in parameters:
                 if parameter.grad is not None:
@@ -50,13 +53,13 @@ def set_gradient(parameter: Tensor, gradient: Tensor) -> None:
     parameter.grad = gradient
 
 
-def joined_gradient_type(optimizer: Optimizer, weights: torch.dtype) -> torch.dtype:
-    """The type in which gradients are joined and scaled: that of the weights, or float32 if the optimizer says so.
+def overflow_of(gradients: Sequence[Tensor]) -> Tensor:
+    """1 where any of these holds infinity or NaN, 0 elsewhere, without dimensions.
 
     Example:
-        >>> joined_gradient_type(torch.optim.SGD([nn.Parameter(torch.ones(1))]), torch.float16)
-        torch.float16
+        >>> import torch
+        >>> overflow_of([torch.ones(2), torch.tensor([1.0, torch.nan])]), overflow_of([torch.ones(2)])
+        (tensor(1.), tensor(0.))
     """
-    wanted = getattr(optimizer, "accum_type", weights)
-    narrow = weights in (torch.float16, torch.bfloat16)
-    return torch.float32 if narrow and wanted is torch.float32 and hasattr(Tensor, "grad_dtype") else weights
+    largest = [torch.linalg.vector_norm(gradient, torch.inf) for gradient in gradients]
+    return 1.0 - torch.stack([norm.float() for norm in largest]).isfinite().all().float()

@@ -144,4 +144,6 @@ def _gradient_type(parameter: Tensor) -> torch.dtype:
 
 
 def _is_number(part: Any) -> bool:
-    return part.dim() == 0 if isinstance(part, Tensor) else part is not None
+    if isinstance(part, Tensor):  # a counter of integers gives no number that an operation is told
+        return part.dim() == 0 and part.is_floating_point()
+    return part is not None

@@ -1,6 +1,7 @@
 """The optimizer's update, on parameters that lie side by side: a dozen operations for a group, not for each of them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,10 +10,14 @@ from torch.optim import Optimizer
 
 from popgeo.capture.op_graph import OpGraph
 from popgeo.engine.call_options import CallOptions, gradient_divisor
-from popgeo.engine.optimizer.capture_update import capture_later_update, capture_scaling
+from popgeo.engine.loss_scaling import LossScale, LossScaling
+from popgeo.engine.optimizer.capture_update import capture_later_update, capture_scaling, parameters_of
 from popgeo.engine.optimizer.flat_parameters import flatten_groups, optimizer_of
-from popgeo.engine.optimizer.gradient_scaling import GradientScaling
+from popgeo.engine.optimizer.gradient_scaling import GradientScaling, overflow_of
+from popgeo.engine.optimizer.mixed_optimizer import COUNTER, MixedOptimizer, keep_types_when_loading
+from popgeo.engine.optimizer.precision import NARROW, Precision
 from popgeo.engine.optimizer.run_update import UpdateRunner
+from popgeo.engine.replicas import Replicas
 
 # Each element's update depends on that element and on numbers alone, so many parameters may be updated as one. An
 # optimizer that torch does not know says so by a class attribute `elementwise`.
@@ -35,7 +40,9 @@ class Update:
     Attributes:
         optimizer: As given, or as set later.
         gradients: Where the step writes the gradient of each parameter, by name.
-        num_updates: How many there have been.
+        num_updates: How many there have been; those left out because gradients overflowed do not count.
+        scale: The scale of the loss, where it follows the gradients.
+        precision: The types of the update.
 
     Raises:
         ValueError: there are no parameters to update, or the optimizer needs to run the model itself, as L-BFGS does.
@@ -57,14 +64,25 @@ class Update:
         self.optimizer = optimizer
         self.num_updates = 0
         self._options, self._learning_rate = options, learning_rate
-        self._scaling = GradientScaling(divisor=gradient_divisor(options), max_grad_norm=options.max_grad_norm)
+        rule = options.loss_scaling
+        self.scale = LossScale(rule) if isinstance(rule, LossScaling) else None
+        self.precision = Precision.of(options)
+        self._scaling = GradientScaling(
+            divisor=gradient_divisor(options),
+            max_grad_norm=options.max_grad_norm,
+            looks_for_overflow=self.scale is not None,
+        )
         self._names = {id(p): name for name, p in parameters.items()}
         accumulates = options.gradient_accumulation * options.replication_factor > 1
         kind = type(optimizer)
         self._elementwise = kind.__module__.startswith("torch.optim") and kind.__name__ in _ELEMENTWISE
         self._elementwise = getattr(kind, "elementwise", self._elementwise)
         self._flat = flatten_groups(
-            optimizer, set(parameters.values()), accumulates=accumulates, elementwise=self._elementwise
+            optimizer,
+            set(parameters.values()),
+            self.precision,
+            accumulates=accumulates,
+            elementwise=self._elementwise,
         )
         self.gradients = {
             self._names[id(p)]: gradient
@@ -77,7 +95,7 @@ class Update:
             for p, total in zip(part.members, part.total_views, strict=True)
         }
         self._shape = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
-        self._worker = optimizer_of(self._flat, optimizer)
+        self._worker = self._mixed(optimizer_of(self._flat, optimizer))
         self._runner: UpdateRunner | None = None
         self._has_state = False
         self._adopted: object = None
@@ -120,16 +138,30 @@ class Update:
         """The others, by the names that their gradients have in a captured update."""
         return frozenset(f"{number}" for number, part in enumerate(self._flat) if part.is_sharded)
 
-    def apply(self) -> None:
-        """One step with the joined gradients, scaled as the options say."""
+    def apply(self, replicas: Replicas | None = None) -> None:
+        """One step with the joined gradients, scaled as the options say; none where they overflowed.
+
+        Args:
+            replicas: Those of this and of other processes, which leave a step out together.
+        """
         self._follow_optimizer()
-        self._scaling.apply([part.flat for part in self._flat])
+        scaling = self._scaling
+        if self.scale is not None:
+            overflow = overflow_of(self.totals())
+            if replicas is not None:
+                replicas.add_up([overflow])
+            scaling = replace(scaling, divisor=scaling.divisor * self.scale.value, looks_for_overflow=False)
+            if not self.scale.follow(overflowed=bool(overflow)):
+                self.optimizer._opt_called = True  # type: ignore[attr-defined]  # as below
+                return
+        scaling.apply([part.flat for part in self._flat])
         self._step()
         if self._options.floating_point_exceptions:
             self._check()
         self.num_updates += 1
         for part in self._flat:
-            part.publish(self.optimizer, self._worker.state[part.flat])
+            state = self._worker.state[part.flat]
+            part.publish(self.optimizer, {key: piece for key, piece in state.items() if key != COUNTER})
         self._adopted = self.optimizer.state
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers warn about an optimizer that never stepped
 
@@ -206,6 +238,28 @@ class Update:
             )
         if optimizer is not self.optimizer:
             self.optimizer, self._adopted = optimizer, None
+            if isinstance(self._worker, MixedOptimizer):
+                keep_types_when_loading(optimizer)
+
+    def continue_from(self, num_updates: int, seed: int | None = None) -> None:
+        """Counts updates, and draws the random numbers of their rounding, as after so many.
+
+        Args:
+            num_updates: How many there have been.
+            seed: Where the random numbers started; None leaves that as it is.
+        """
+        self.num_updates, self._adopted = num_updates, None
+        if seed is not None:
+            self.precision = replace(self.precision, seed=seed)
+            if isinstance(self._worker, MixedOptimizer):
+                self._worker.precision = self.precision
+
+    def share_seed(self, replicas: Replicas) -> None:
+        """Gives every process the random numbers of the first, so that all round alike."""
+        if self.precision.stochastic_rounding and replicas.world_size > 1:
+            seed = torch.tensor(self.precision.seed % 2**63)
+            replicas.share_weights([seed])
+            self.continue_from(self.num_updates, int(seed))
 
     def take_over(self) -> None:
         """Makes the parameters views of the joined ones, at first and where their memory has been exchanged since.
@@ -214,6 +268,15 @@ class Update:
         """
         for part in self._flat:
             part.take_over()
+        if isinstance(self._worker, MixedOptimizer):
+            keep_types_when_loading(self.optimizer)
+
+    def _mixed(self, worker: Optimizer) -> Optimizer:
+        """The same around which the update is worked out in float32, where the precision asks for that."""
+        precision = self.precision
+        narrow = any(p.dtype in NARROW for p in parameters_of(worker))
+        keeps = precision.state is not None and any(p.dtype is not precision.state for p in parameters_of(worker))
+        return MixedOptimizer(worker, precision) if keeps or (narrow and precision.is_mixed) else worker
 
     def _follow_optimizer(self) -> None:
         groups = self.optimizer.param_groups
@@ -227,7 +290,12 @@ class Update:
             for part in self._flat:
                 part.adopt(self.optimizer, self._worker.state)
             self._runner = None
+            self._adopted = self.optimizer.state
             self._has_state = all(self._worker.state.get(part.flat) for part in self._flat)
+            if isinstance(self._worker, MixedOptimizer):
+                self._worker.begin(self.num_updates)
+        if isinstance(self._worker, MixedOptimizer):
+            self._worker.follow_weights()
         for part, group in zip(self._flat, self._worker.param_groups, strict=True):
             group.update({key: choice for key, choice in groups[part.group].items() if key != "params"})
             if self._learning_rate is not None:

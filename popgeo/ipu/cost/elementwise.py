@@ -209,4 +209,5 @@ RULES: dict[str, Rule] = {
     "aten._to_copy": _cast,
     "aten.to": _cast,
     "prims.convert_element_type": _cast,
+    "popgeo.round_stochastic": _cast,  # the machine draws the random bits of a cast itself, at no cost
 }

@@ -163,7 +163,7 @@ _OPERATIONS = {
         "nan_to_num copysign heaviside logical_and logical_or logical_not logical_xor bitwise_and bitwise_or "
         "bitwise_not bitwise_xor bernoulli uniform normal rand randn rand_like randn_like randint random exponential "
         "normal_functional randint_like native_dropout native_dropout_backward pow _to_copy to "
-        "prims.convert_element_type"
+        "prims.convert_element_type popgeo.round_stochastic"
     ),
     "reduce": (
         "sum mean prod amax amin max min aminmax argmax argmin any all norm linalg_vector_norm var std var_mean "

@@ -14,6 +14,7 @@ from popgeo.capture.capture import bind
 from popgeo.capture.capture_step import capture_step
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import Role
+from popgeo.engine.call_options import constant_loss_scaling
 from popgeo.engine.optimizer.update import Update
 from popgeo.ipu.options import Options
 from popgeo.ipu.report.report import Report
@@ -57,7 +58,11 @@ def estimate(
     arguments = bind(model.forward if isinstance(model, nn.Module) else model, *example)
     trained = trained_names(model, optimizer)
     step = capture_step(
-        model, arguments, trained=trained, loss_scaling=chosen.loss_scaling, show_progress=chosen.show_progress
+        model,
+        arguments,
+        trained=trained,
+        loss_scaling=constant_loss_scaling(chosen),
+        show_progress=chosen.show_progress,
     )
     update = None
     if optimizer is not None:

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from popgeo.compat import poptorch
+from popgeo.compat.account import ACCOUNT
 from popgeo.compat.poptorch import optim
 from popgeo.ipu import Options, TileExact, training_model
 
@@ -181,3 +183,75 @@ def test_amsgrad_is_refused(kind: type):
 def test_other_types_of_moments_are_refused():
     with pytest.raises(ValueError, match=r"either torch.float32 or torch.float16; accum_type is torch.bfloat16"):
         optim.Adam([nn.Parameter(torch.ones(1))], accum_type=torch.bfloat16)
+
+
+def test_stochastic_rounding_moves_half_weights_by_steps_that_nearest_rounding_loses():
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(64, dtype=torch.float16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return poptorch.identity_loss((self.weight * x).sum(), "none")
+
+    moved = []
+    for rounds in (False, True):
+        model = Sum()
+        options = poptorch.Options().deviceIterations(400).randomSeed(1)
+        options.Precision.enableStochasticRounding(rounds)
+        training = poptorch.trainingModel(model, options, optim.SGD(model.parameters(), lr=1e-4))
+        training(torch.ones(400 * 64, dtype=torch.float16))
+        moved.append(float(1 - model.weight.detach().float().mean()))
+    assert moved[0] == 0
+    assert moved[1] == pytest.approx(0.04, abs=0.004)
+    assert ("Options.Precision.enableStochasticRounding", "honoured") in became()
+
+
+def test_automatic_loss_scaling_starts_from_the_optimizer_s_own_scale():
+    model, x, y = make()
+    options = poptorch.Options()
+    options.Training.setAutomaticLossScaling(True)
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = model
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return poptorch.identity_loss(self.net(x, y), "none")
+
+    for scale, first in ((None, 65536.0), (32.0, 32.0)):
+        chosen = optim.Adam(model.parameters(), lr=0.01, loss_scaling=scale)
+        training = poptorch.trainingModel(Loss(), options, chosen)
+        training(x, y)
+        assert training.compiled.loss_scale.value == first
+        training(x * 1e30, y)
+        assert training.compiled.loss_scale.value == first / 2
+    assert ("Options.Training.setAutomaticLossScaling", "honoured") in became()
+
+
+def test_casting_to_float_is_honoured_and_casting_to_half_is_not():
+    poptorch.Options().Precision.halfFloatCasting(poptorch.HalfFloatCastingBehavior.HalfUpcastToFloat)
+    poptorch.Options().Precision.halfFloatCasting(poptorch.HalfFloatCastingBehavior.FloatDowncastToHalf)
+    assert {
+        ("Options.Precision.halfFloatCasting(HalfUpcastToFloat)", "honoured"),
+        ("Options.Precision.halfFloatCasting", "ignored"),
+    } <= set(became())
+
+
+def test_a_loaded_state_keeps_its_types():
+    (model, x, y), (other, *_) = make(torch.float16), make(torch.float16)
+    mine, theirs = (optim.Adam(one.parameters(), lr=0.01) for one in (model, other))
+    training = training_model(model, None, mine)
+    training(x, y)
+    theirs.load_state_dict(copy.deepcopy(mine.state_dict()))
+    other.load_state_dict(model.state_dict())
+    going_on = training_model(other, None, theirs)
+    assert theirs.state[other.first.weight]["exp_avg"].dtype is torch.float32
+    training(x, y)
+    going_on(x, y)
+    assert torch.equal(weights(model), weights(other))
+
+
+def became() -> list[tuple[str, str]]:
+    return [(asked, treatment.value) for asked, treatment, _ in ACCOUNT]

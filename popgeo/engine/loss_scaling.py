@@ -1,0 +1,139 @@
+"""A scale of the loss that follows the gradients: it falls where they overflow, and grows while they do not."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossScaling:
+    """The rule of a dynamic loss scale, that of `torch.amp.GradScaler`.
+
+    An update whose gradients hold infinity or NaN is left out, and the scale falls by `backoff_factor`. After
+    `growth_interval` updates without such a thing it grows by `growth_factor`.
+
+    Attributes:
+        initial: The first scale.
+        growth_factor: What it grows by; above 1.
+        backoff_factor: What it falls by; between 0 and 1.
+        growth_interval: Updates in a row that must be good before it grows.
+        smallest: A scale below it means that the gradients are broken whatever it is, which is then an error.
+
+    Raises:
+        ValueError: a number out of its range.
+
+    Example:
+        >>> LossScaling(initial=1024.0, growth_interval=100).initial
+        1024.0
+    """
+
+    initial: float = 2.0**16
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    smallest: float = 2.0**-20
+
+    def __post_init__(self) -> None:
+        interval = self.growth_interval
+        allowed = {
+            "initial": (0 < self.initial < math.inf, "positive"),
+            "growth_factor": (1 < self.growth_factor < math.inf, "above 1"),
+            "backoff_factor": (0 < self.backoff_factor < 1, "between 0 and 1"),
+            "growth_interval": (type(interval) is int and interval >= 1, "an integer of at least 1"),
+            "smallest": (0 <= self.smallest <= self.initial, "between 0 and the first scale"),
+        }
+        for name, (is_right, what) in allowed.items():
+            if not is_right:
+                raise ValueError(f"LossScaling.{name} is {getattr(self, name)!r}; it must be {what}.")
+
+
+def loss_scaling_of(choice: object, owner: str) -> float | LossScaling:
+    """What an option says: a number, or a rule; `"dynamic"` is the usual rule.
+
+    Raises:
+        ValueError: neither.
+
+    Example:
+        >>> loss_scaling_of("dynamic", "Options") == LossScaling(), loss_scaling_of(8, "Options")
+        (True, 8)
+    """
+    if choice == "dynamic":
+        return LossScaling()
+    is_number = isinstance(choice, int | float) and not isinstance(choice, bool)
+    if isinstance(choice, LossScaling) or (is_number and 0 < choice < math.inf):  # type: ignore[operator]
+        return choice  # type: ignore[return-value]
+    what = "it must be positive" if is_number else "pass a positive number, 'dynamic' or a popgeo.LossScaling"
+    raise ValueError(f"{owner}.loss_scaling is {choice!r}; {what}.")
+
+
+class LossScale:
+    """A scale of the loss as it is now.
+
+    Attributes:
+        rule: How it changes.
+        tensor: Its value, where the captured step reads it. float32, no dimensions
+        good_updates: Updates in a row that went well since it last changed.
+        skipped: Updates that were left out.
+        updates: Updates that were tried.
+
+    Example:
+        >>> scale = LossScale(LossScaling(initial=8.0, growth_interval=2))
+        >>> scale.follow(overflowed=True), scale.value
+        (False, 4.0)
+        >>> scale.follow(overflowed=False), scale.follow(overflowed=False), scale.value
+        (True, True, 8.0)
+        >>> print(scale)
+        loss scale 8, 1 of 3 updates skipped
+    """
+
+    def __init__(self, rule: LossScaling) -> None:
+        self.rule = rule
+        self.tensor = torch.tensor(float(rule.initial))
+        self.good_updates = self.skipped = self.updates = 0
+
+    @property
+    def value(self) -> float:
+        """The scale."""
+        return float(self.tensor)
+
+    def follow(self, *, overflowed: bool) -> bool:
+        """Takes note of an update's gradients, and says whether it is to be applied.
+
+        Raises:
+            FloatingPointError: the scale has fallen below the smallest that makes sense.
+        """
+        self.updates += 1
+        if overflowed:
+            self.skipped += 1
+            self.good_updates = 0
+            self.tensor.mul_(self.rule.backoff_factor)
+            if self.value < self.rule.smallest:
+                raise FloatingPointError(
+                    f"Gradients hold NaN or infinity even with a loss scale of {self.value:g}; {self.skipped:,} of "
+                    f"{self.updates:,} updates were skipped. Look for the operation that makes them: a constant "
+                    "loss_scaling with floating_point_exceptions=True names it."
+                )
+            return False
+        self.good_updates += 1
+        if self.good_updates == self.rule.growth_interval:
+            self.good_updates = 0
+            grown = self.tensor * self.rule.growth_factor
+            if bool(grown.isfinite()):
+                self.tensor.copy_(grown)
+        return True
+
+    def state(self) -> dict[str, float | int]:
+        """What a checkpoint keeps."""
+        counts = {"good_updates": self.good_updates, "skipped": self.skipped, "updates": self.updates}
+        return {"scale": self.value, **counts}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state` returned."""
+        self.tensor.fill_(state["scale"])
+        self.good_updates, self.skipped, self.updates = state["good_updates"], state["skipped"], state["updates"]
+
+    def __str__(self) -> str:
+        return f"loss scale {self.value:,.6g}, {self.skipped:,} of {self.updates:,} updates skipped"

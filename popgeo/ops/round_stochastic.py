@@ -1,0 +1,129 @@
+"""Rounding up or down at random, so that many small changes of a float16 weight add up as they should."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from popgeo.native import library
+from popgeo.ops.register_op import register
+
+_POINTER, _INT, _WORD = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32
+_NARROW = (torch.float16, torch.bfloat16)
+_ALL = (1 << 64) - 1
+_LOW = (1 << 32) - 1
+
+
+def round_stochastic(x: Tensor, counter: Tensor, dtype: torch.dtype = torch.float16) -> Tensor:
+    """Rounds each element to one of its two neighbours in a narrower type, the nearer one with more probability.
+
+    The probability of rounding up is the distance from the lower neighbour over the distance between both, so the
+    expectation is the element itself: exactly so in bfloat16 and in the normal range of float16, to 2^-55 among its
+    denormal numbers. What the type holds exactly stays. From 65,504 to 65,536 a number becomes 65,504 or infinity;
+    beyond that, infinity. NaN stays NaN; float32's own denormal numbers become 0 in float16.
+
+    Random numbers are a function of the counter and of an element's number, nothing else: the same for any number of
+    threads, with and without the compiled library.
+
+    Args:
+        x: float32, any shape.
+        counter: Where random numbers start; another one gives others. int64, one element
+        dtype: `torch.float16` or `torch.bfloat16`.
+
+    Returns:
+        The same shape in the narrower type.
+
+    Raises:
+        ValueError: other types.
+
+    Example:
+        >>> x = torch.full((200_000,), 1 + 2**-12)  # a quarter of the way from 1 to the next float16
+        >>> rounded = round_stochastic(x, torch.tensor(7))
+        >>> rounded.unique().tolist(), round(float((rounded > 1).float().mean()), 2)
+        ([1.0, 1.0009765625], 0.25)
+    """
+    return _ROUND(x, counter, dtype)
+
+
+def _keys(counter: int) -> tuple[int, int]:
+    """Two words that look unlike those of the next counter: splitmix64's finish."""
+    z = (counter + 0x9E3779B97F4A7C15) & _ALL
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _ALL
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _ALL
+    z ^= z >> 31
+    return z & _LOW, z >> 32
+
+
+def _check(x: Tensor, counter: Tensor, dtype: torch.dtype) -> None:
+    if x.dtype is not torch.float32 or dtype not in _NARROW:
+        raise ValueError(
+            f"Stochastic rounding is from torch.float32 to torch.float16 or torch.bfloat16, not from {x.dtype} to "
+            f"{dtype}."
+        )
+    if counter.dtype is not torch.int64 or counter.numel() != 1:
+        raise ValueError(
+            f"The counter is {counter.dtype} of shape {list(counter.shape)}; it is one torch.int64, such as "
+            "torch.tensor(7)."
+        )
+
+
+def _round(x: Tensor, counter: Tensor, dtype: torch.dtype) -> Tensor:
+    if x.is_meta:
+        return _fake(x, counter, dtype)
+    _check(x, counter, dtype)
+    first, second = _keys(int(counter))
+    native = library.function("popgeo_round_stochastic", (_POINTER, _POINTER, _INT, _WORD, _WORD, _INT, _INT))
+    if native is None or x.device.type != "cpu":
+        return _round_with_torch(x, first, second, dtype)
+    x = x.contiguous()
+    out = torch.empty_like(x, dtype=dtype)
+    to_bfloat16 = int(dtype is torch.bfloat16)
+    native(x.data_ptr(), out.data_ptr(), x.numel(), first, second, to_bfloat16, torch.get_num_threads())
+    return out
+
+
+def _round_with_torch(x: Tensor, first: int, second: int, dtype: torch.dtype) -> Tensor:
+    """The kernel's steps, one after the other, on 32-bit words in int64."""
+    number = torch.arange(x.numel(), device=x.device).view(x.shape) & _LOW
+    random = _mixed((_mixed(number ^ first) + second) & _LOW)
+    bits = x.contiguous().view(torch.int32).long() & _LOW
+    magnitude, sign = bits & 0x7FFFFFFF, bits >> 31
+    rounded = (_to_half if dtype is torch.float16 else _to_bfloat)(magnitude, random)
+    return (rounded + (sign << 15) - (sign << 16)).to(torch.int16).view(dtype)
+
+
+def _to_half(magnitude: Tensor, random: Tensor) -> Tensor:
+    exponent = magnitude >> 23
+    base = (exponent - 113).clamp(min=0) << 10
+    # The neighbours are 2^shift units of the mantissa apart, and never so far that 32-bit words do not hold it.
+    shift = (126 - exponent).clamp(min=13)
+    mantissa = ((magnitude & 0x7FFFFF) | ((exponent > 0).long() << 23)) >> (shift - 31).clamp(0, 31)
+    kept = shift.clamp(max=31)
+    below = (1 << kept) - 1
+    rounded = base + (mantissa >> kept) + ((random & below) < (mantissa & below))
+    rounded = torch.where(magnitude >= 0x47800000, 0x7C00, rounded)  # 65,536 and beyond
+    return torch.where(magnitude > 0x7F800000, 0x7E00, rounded)
+
+
+def _to_bfloat(magnitude: Tensor, random: Tensor) -> Tensor:
+    rounded = (magnitude + (random & 0xFFFF)) >> 16
+    return torch.where(magnitude > 0x7F800000, magnitude >> 16 | 0x40, rounded)
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """A permutation of 32-bit words in which each bit depends on all: lowbias32 of the hash prospector."""
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & _LOW
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & _LOW
+    return x ^ (x >> 16)
+
+
+def _fake(x: Tensor, counter: Tensor, dtype: torch.dtype) -> Tensor:
+    _check(x, counter, dtype)
+    return x.new_empty(x.shape, dtype=dtype)
+
+
+_ROUND = register(
+    "round_stochastic(Tensor x, Tensor counter, ScalarType dtype) -> Tensor",
+    kernel=_round,
+    fake=_fake,
+)
