@@ -3,6 +3,7 @@
 from popgeo.capture.control_flow import FOR_LOOP
 from popgeo.capture.op_graph import Op, OpGraph
 from popgeo.ipu.cost import (
+    collectives,
     control,
     distances,
     elementwise,
@@ -23,6 +24,7 @@ from popgeo.ipu.target import IpuTarget
 
 _FAMILIES = (
     movement, elementwise, reduce, norms, losses, sorting, distances, gather, scatter, matmul, fused,
+    collectives,
 )  # fmt: skip
 RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
 
