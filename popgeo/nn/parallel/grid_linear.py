@@ -52,7 +52,7 @@ class ParallelLinear2D(ShardedModule):
         self.weight = as_parameter(cut, weight)  # [rows, columns, out / rows, in / columns]
         self.bias = None if bias is None else as_parameter(bias.unflatten(0, (rows, -1)), bias)
 
-    def toplain_linear(self) -> nn.Linear:
+    def to_plain(self) -> nn.Linear:
         """The plain layer with the same weights."""
         weight = self.weight.movedim(1, 2).flatten(2).flatten(0, 1)
         return plain_linear(weight, None if self.bias is None else self.bias.flatten(), self.bias)

@@ -60,7 +60,7 @@ class ColumnParallelLinear(ShardedModule):
         self.weight = as_parameter(weight.unflatten(0, (self.num_shards, -1)), weight)  # [shards, out / shards, in]
         self.bias = None if bias is None else as_parameter(bias.unflatten(0, (self.num_shards, -1)), bias)
 
-    def toplain_linear(self) -> nn.Linear:
+    def to_plain(self) -> nn.Linear:
         """The plain layer with the same weights."""
         return plain_linear(self.weight.flatten(0, 1), None if self.bias is None else self.bias.flatten(), self.bias)
 
@@ -130,7 +130,7 @@ class RowParallelLinear(ShardedModule):
         self.weight = as_parameter(cut, weight)  # [shards, out, in / shards]
         self.bias = None if bias is None else as_parameter(bias, bias)
 
-    def toplain_linear(self) -> nn.Linear:
+    def to_plain(self) -> nn.Linear:
         """The plain layer with the same weights."""
         return plain_linear(self.weight.movedim(0, 1).flatten(1), self.bias, self.bias)
 
