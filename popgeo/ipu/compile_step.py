@@ -18,6 +18,7 @@ from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas, is_sharded
 from popgeo.ipu.compiled import Compiled
 from popgeo.ipu.options import Options
+from popgeo.ipu.planning.share import is_shared, share_of
 
 # What a kept step depends on besides its capture: whether it fits the tiles.
 DECIDES = ("engine/optimizer/**/*.py", "ipu/cost/**/*.py", "ipu/tiles/**/*.py", "ipu/step_cost.py", "ipu/target.py")
@@ -76,7 +77,10 @@ def compile_step(
     call = BoundCall(
         signature=arguments.signature, arguments=arguments.structure, result=step.result, remedy=_REMEDY
     )  # fmt: skip
-    compiled = Compiled(call=call, step=step, module=model, options=options, update=update, replicas=replicas)
+    share = share_of(model, micro_batch, options, optimizer) if is_shared(model, options.target) else None
+    compiled = Compiled(
+        call=call, step=step, module=model, options=options, update=update, replicas=replicas, share=share
+    )  # fmt: skip
     if kept is None:
         compiled.require_fit()  # a kept step has passed this
         step_cache.save(options.cache_dir, key, step)

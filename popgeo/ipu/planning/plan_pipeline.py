@@ -15,9 +15,9 @@ from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.plan import OpCost, Profile
 from popgeo.ipu.options import Options
 from popgeo.ipu.planning.cut import Block, blocks_of, cut, cut_at, cut_by_layers, cut_evenly
-from popgeo.ipu.planning.estimate import trained_names, update_of
 from popgeo.ipu.planning.pipeline import Pipeline
 from popgeo.ipu.planning.schedule import Schedule, timeline
+from popgeo.ipu.planning.share import trained_names, update_of
 from popgeo.ipu.planning.stage import Stage, link_rate, stages_of
 
 
