@@ -73,7 +73,9 @@ def compile_step(
     update = None
     if optimizer is not None:
         parameters = {name: p for name, p in model.named_parameters() if name in step.trained}
-        update = Update(optimizer, parameters, options, learning_rate)
+        number = replicas.local[0] if options.shard_optimizer_state else 0
+        parts = replicas.world_size if options.shard_optimizer_state else 1
+        update = Update(optimizer, parameters, options, learning_rate, part=(number, parts))
     call = BoundCall(
         signature=arguments.signature, arguments=arguments.structure, result=step.result, remedy=_REMEDY
     )  # fmt: skip
@@ -94,7 +96,8 @@ def _choices(
     choices: list[object] = [*describe(arguments.structure), *trained, options.loss_scaling, hash_sources(*DECIDES)]
     if options.strict:
         choices += [astuple(options.target), options.gradient_accumulation, options.replication_factor]
-        choices += [gradient_divisor(options), options.max_grad_norm, getattr(optimizer, "accum_type", None)]
+        choices += [options.shard_optimizer_state, gradient_divisor(options), options.max_grad_norm]
+        choices += [getattr(optimizer, "accum_type", None)]
         choices += _what_needs_state(optimizer)
     return choices
 

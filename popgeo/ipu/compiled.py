@@ -99,10 +99,12 @@ class Compiled:
         if self.share is not None:
             step, update = self.share.step, self.share.update
             target, shards = self.share.target, self.share.shards
+        divides = update is not None and self.options.shard_optimizer_state and self.options.replication_factor > 1
         return assess(
             step,
             target,
             None if update is None else update.capture(),
+            part_of_update=update.capture_part(self.options.replication_factor) if update and divides else None,
             micro_batches=self.options.gradient_accumulation,
             replicas=self.options.replication_factor,
             sharded=frozenset() if self.update is None else self.update.sharded(),

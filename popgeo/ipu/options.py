@@ -30,6 +30,9 @@ class Options:
         loss_scaling: The loss is multiplied by it before the backward pass and gradients are divided by it after,
             which keeps small float16 gradients from vanishing.
         max_grad_norm: Gradients of one update are scaled down to this 2-norm over all parameters; None leaves them.
+        shard_optimizer_state: Each replica keeps a part of the optimizer's state: it gets its part of the summed
+            gradients, updates that part of the weights and hands it on. Replicas of one process share the whole state,
+            which it holds once anyway; of several processes each holds its part. Results are the same.
         floating_point_exceptions: Stop at the first operation whose result holds NaN or infinity, and name it. Slower.
         cache_dir: Folder in which compiled steps are kept, so that a second start skips the capture; None keeps none.
         show_progress: Show a progress bar while compiling takes longer than a second.
@@ -58,6 +61,7 @@ class Options:
     num_threads: int | None = None
     loss_scaling: float = 1.0
     max_grad_norm: float | None = None
+    shard_optimizer_state: bool = False
     floating_point_exceptions: bool = False
     cache_dir: str | PathLike[str] | None = None
     show_progress: bool = True
@@ -81,6 +85,8 @@ class Options:
             number = getattr(self, name)
             if number is not None and not number > 0:
                 raise ValueError(f"Options.{name} is {number!r}; it must be positive.")
+        if not isinstance(self.shard_optimizer_state, bool):
+            raise ValueError(f"Options.shard_optimizer_state is {self.shard_optimizer_state!r}; it is True or False.")
         object.__setattr__(self, "reduction", _member(Reduction, "reduction", self.reduction))
         if self.output_mode is not None:
             object.__setattr__(self, "output_mode", _member(OutputMode, "output_mode", self.output_mode))

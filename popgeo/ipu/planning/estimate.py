@@ -55,10 +55,14 @@ def estimate(
     share = share_of(model, arguments, chosen, optimizer)
     step, update = share.step, share.update
     made = None if update is None else update.capture()
+    part = None
+    if update is not None and chosen.shard_optimizer_state and chosen.replication_factor > 1:
+        part = update.capture_part(chosen.replication_factor)
     assessment = assess(
         step,
         share.target,
         made,
+        part_of_update=part,
         micro_batches=chosen.gradient_accumulation,
         replicas=chosen.replication_factor,
         shards=share.shards,
@@ -71,18 +75,18 @@ def estimate(
         replicas=chosen.replication_factor,
         shards=share.shards,
         captured_ops=step.captured_ops,
-        state_bytes=_state_bytes(step, made),
+        state_bytes=_state_bytes(step, made, part),
         buffer_bytes=0,
         compile_seconds=time.perf_counter() - start,
     )
 
 
-def _state_bytes(step: CapturedStep, update: OpGraph | None) -> int:
-    """Bytes of weights and buffers and, in training, of gradients and of the optimizer's state."""
+def _state_bytes(step: CapturedStep, update: OpGraph | None, part: OpGraph | None) -> int:
+    """Bytes of weights and buffers and, in training, of gradients and of the optimizer's state that a replica keeps."""
     graph = step.graph
     held = {v for given, v in graph.inputs.items() if given.role in (Role.PARAMETER, Role.BUFFER)}
     total = sum({graph.values[v].storage: graph.values[v].nbytes for v in held}.values())
-    if update is not None:
-        others = [v for given, v in update.inputs.items() if given.role is not Role.PARAMETER]
-        total += sum(update.values[v].nbytes for v in others)
+    for made, role in ((update, Role.GRADIENT), (part or update, Role.STATE)):
+        if made is not None:
+            total += sum(made.values[v].nbytes for v in made.inputs_of(role).values())
     return total

@@ -113,9 +113,7 @@ def _left(plan: Plan, value: Value, tiles: int) -> TileMapping | None:
     return None
 
 
-def _grid(
-    value: Value, row_parts: int, column_parts: int, tiles: int, of_products: bool = False
-) -> TileMapping | None:
+def _grid(value: Value, row_parts: int, column_parts: int, tiles: int, of_products: bool = False) -> TileMapping | None:
     """Blocks of a matrix, or of a batch of matrices, in its storage; None where the value does not fill it."""
     shape, stride = value.shape, value.stride
     if len(shape) < 2 or value.offset:
