@@ -15,6 +15,7 @@ class _Cut(Protocol):
     """What a module in shards tells of itself."""
 
     num_shards: int
+    num_local: int
 
     def local_parts(self, num_local: int) -> Mapping[str, tuple[int, ...]]: ...
 
@@ -30,6 +31,20 @@ def num_shards(model: object) -> int:
         named = " and ".join(f"{name} in {count}" for count, name in sorted(counts.items()))
         raise ValueError(f"Layers lie in different numbers of shards, {named}; cut all of them into as many.")
     return next(iter(counts), 1)
+
+
+def require_all(model: object) -> None:
+    """Refuses to train a model here that holds some of its shards only.
+
+    Raises:
+        ValueError: it does.
+    """
+    for name, module in _cut_modules(model):
+        if module.num_local < module.num_shards:
+            raise ValueError(
+                f"{name} holds {module.num_local} of its {module.num_shards} shards, the rest are in other processes. A "
+                "compiled step trains all shards in one process; train the part of a model with plain PyTorch."
+            )
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from popgeo.engine.bound_call import BoundCall
 from popgeo.engine.call_options import gradient_divisor
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas, is_sharded
+from popgeo.engine.shards import require_all
 from popgeo.ipu.compiled import Compiled
 from popgeo.ipu.options import Options
 from popgeo.ipu.planning.share import is_shared, share_of
@@ -47,9 +48,11 @@ def compile_step(
     Raises:
         DynamicShapeError: a shape depends on data.
         OutOfTileMemory: the options are strict and a tile needs more memory than it has.
-        ValueError: no loss or several, tensors that cannot be divided into micro-batches, or a limit to the norm of
-            gradients of which each process has a part.
+        ValueError: no loss or several, tensors that cannot be divided into micro-batches, a limit to the norm of
+            gradients of which each process has a part, or a model to train of whose shards others are elsewhere.
     """
+    if optimizer is not None:
+        require_all(model)
     factor = options.steps_per_call * len(replicas.local)
     micro_batches.check_batch_dimension(arguments.structure, factor)
     micro_batch = arguments.with_tensors(micro_batches.micro_batch(arguments.tensors, 0, factor))

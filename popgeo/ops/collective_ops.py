@@ -54,7 +54,7 @@ def _sum(x: Tensor, num_shards: int, stride: int) -> Tensor:
     """One after the other, so that no number of threads or processes changes a bit; half precision in float32."""
     parts = _everywhere(x, num_shards)
     narrow = x.dtype in (torch.float16, torch.bfloat16)
-    total = parts[0].to(torch.float32 if narrow else x.dtype, copy=True)
+    total = parts[0].to(torch.float32 if narrow else x.dtype).clone(memory_format=torch.contiguous_format)
     for part in parts[1:]:
         total += part
     return total.to(x.dtype)
@@ -65,11 +65,11 @@ def _copies(x: Tensor, num_shards: int, num_local: int, stride: int) -> Tensor:
 
 
 def _joined(x: Tensor, num_shards: int, dim: int, stride: int) -> Tensor:
-    return torch.cat(_everywhere(x, num_shards).unbind(), dim)
+    return torch.cat(_everywhere(x, num_shards).unbind(), dim).contiguous()
 
 
 def _cut(x: Tensor, num_shards: int, num_local: int, dim: int, stride: int) -> Tensor:
-    parts = x.unflatten(dim, (num_shards, -1)).movedim(dim, 0)
+    parts = x.unflatten(dim, (num_shards, x.shape[dim] // num_shards)).movedim(dim, 0)
     return parts[_here(num_shards, num_local)].clone(memory_format=torch.contiguous_format)
 
 
@@ -85,7 +85,8 @@ def _exchanged(x: Tensor, num_shards: int) -> Tensor:
     sent = x.reshape(num_local, world_size, num_local, *rest).transpose(0, 1)  # [process, owner, receiver, ...]
     out = torch.empty_like(sent, memory_format=torch.contiguous_format)
     _run("exchange rows", dist.all_to_all_single, out, sent.contiguous())
-    return out.movedim(2, 0).reshape(num_local, num_shards, *rest)  # [receiver, process and owner, ...]
+    out = out.movedim(2, 0).reshape(num_local, num_shards, *rest)  # [receiver, process and owner, ...]
+    return out.contiguous()
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -197,7 +197,7 @@ def _checked(x: Tensor, num_shards: int | None) -> int:
 
 def _local(num_shards: int, num_local: int | None) -> int:
     local = num_shards if num_local is None else num_local
-    if local < 1 or num_shards % local:
+    if local < 1 or num_shards < 1 or num_shards % local:
         raise ValueError(
             f"There are {local} local shards of {num_shards}. Each process holds equally many, so the second number "
             "must be a multiple of the first."

@@ -68,6 +68,7 @@ EXAMPLES: dict[str, Callable[[Tensor], Tensor]] = {
     "sorting": lambda x: x.sort(1).values + x.topk(6).values,
     "distances": lambda x: torch.cdist(x, x),
     "losses": lambda x: nn.functional.cross_entropy(x, TARGET) + nn.functional.mse_loss(x, x.flip(0)),
+    "collectives": lambda x: ops.all_gather(ops.reduce_scatter(x[:2], 0), 0) + ops.all_reduce(ops.replicate(x[0], 2)),
     "fused": lambda x: ops.cfconv(x, x[:4], INDEX, INDEX, 8),
     "control": lambda x: cond(x[0, 0] > 9, torch.neg, [x], lambda y: for_loop(3, lambda z: z * y, [y])[0], [x])[0],
 }

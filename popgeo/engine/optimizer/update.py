@@ -79,8 +79,8 @@ class Update:
         self._elementwise = is_elementwise(optimizer)
         if options.shard_optimizer_state and not self._elementwise:
             raise ValueError(
-                f"Options.shard_optimizer_state cuts parameters into parts, but {type(optimizer).__name__} looks at whole "
-                "rows or tensors. Leave it out, or take an optimizer that treats every element alike, such as AdamW."
+                f"Options.shard_optimizer_state cuts parameters into parts, but {type(optimizer).__name__} looks at "
+                "whole rows or tensors. Leave it out, or take an optimizer that treats every element alike: AdamW."
             )
         self._flat = flatten_groups(
             optimizer, set(parameters.values()), accumulates=accumulates, elementwise=self._elementwise, part=part

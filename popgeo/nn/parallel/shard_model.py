@@ -106,12 +106,14 @@ def keep_shards(model: nn.Module, rank: int, world_size: int) -> nn.Module:
         world_size: How many processes share the shards.
 
     Raises:
-        ValueError: they cannot share them evenly.
+        ValueError: they cannot share them evenly, or a layer lies in a grid.
     """
     for module in model.modules():
         if not isinstance(module, ShardedModule):
             continue
-        if module.num_shards % world_size or isinstance(module, ParallelLinear2D):
+        if isinstance(module, ParallelLinear2D):
+            raise ValueError(f"{module} lies in a grid, whose sums are of some processes only; keep it in one process.")
+        if module.num_shards % world_size:
             raise ValueError(
                 f"{module} has {module.num_shards} shards, which {world_size} processes cannot share evenly."
             )
