@@ -88,6 +88,10 @@ class CallOptions(Protocol):
         """2-norm that the gradients of one update are scaled down to."""
 
     @property
+    def shard_optimizer_state(self) -> bool:
+        """Whether each replica keeps a part of the optimizer's state."""
+
+    @property
     def floating_point_exceptions(self) -> bool:
         """Whether each operation's result is looked at."""
 

@@ -55,6 +55,18 @@ class Replicas:
                 for gradient in gradients:
                     dist.all_reduce(gradient)
 
+    def hand_on(self, divided: Sequence[Tensor]) -> None:
+        """Gives every process the parts of flat tensors that the others have updated, in place.
+
+        Raises:
+            RuntimeError: another process has gone.
+        """
+        if self.world_size > 1 and divided:
+            with _names_the_cause("hand on updated weights"):
+                for tensor in divided:
+                    for rank in range(self.world_size):
+                        dist.broadcast(tensor[part_of(tensor.numel(), rank, self.world_size)], src=rank)
+
     def share_weights(self, tensors: Sequence[Tensor]) -> None:
         """Gives every process the weights of the first.
 
@@ -81,6 +93,16 @@ def is_sharded(parameter: Tensor) -> bool:
         (True, False)
     """
     return bool(getattr(parameter, "is_sharded", False))
+
+
+def part_of(numel: int, number: int, parts: int) -> slice:
+    """Which of so many elements belong to a part; parts are as equal as can be.
+
+    Example:
+        >>> [part_of(10, number, 3) for number in range(3)]
+        [slice(0, 3, None), slice(3, 6, None), slice(6, 10, None)]
+    """
+    return slice(numel * number // parts, numel * (number + 1) // parts)
 
 
 @contextlib.contextmanager

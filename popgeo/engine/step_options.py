@@ -75,6 +75,11 @@ class StepOptions:
         return 1
 
     @property
+    def shard_optimizer_state(self) -> bool:
+        """False: there are no replicas to keep parts of it."""
+        return False
+
+    @property
     def floating_point_exceptions(self) -> bool:
         """False: results are not looked at one by one."""
         return False

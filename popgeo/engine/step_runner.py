@@ -121,6 +121,7 @@ class StepRunner:
             if update is not None and (step + 1) % options.gradient_accumulation == 0:
                 self.replicas.add_up(update.shared_totals())
                 update.apply(self.replicas)
+                self.replicas.hand_on(update.divided())
         self._show_first_replica()
         return results.join()
 

@@ -16,8 +16,10 @@ from popgeo.engine.bound_call import BoundCall
 from popgeo.engine.call_options import constant_loss_scaling, gradient_divisor
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas, is_sharded
+from popgeo.engine.shards import require_all
 from popgeo.ipu.compiled import Compiled
 from popgeo.ipu.options import Options
+from popgeo.ipu.planning.share import is_shared, share_of
 
 # What a kept step depends on besides its capture: whether it fits the tiles.
 DECIDES = (
@@ -49,9 +51,11 @@ def compile_step(
     Raises:
         DynamicShapeError: a shape depends on data.
         OutOfTileMemory: the options are strict and a tile needs more memory than it has.
-        ValueError: no loss or several, tensors that cannot be divided into micro-batches, or a limit to the norm of
-            gradients of which each process has a part.
+        ValueError: no loss or several, tensors that cannot be divided into micro-batches, a limit to the norm of
+            gradients of which each process has a part, or a model to train of whose shards others are elsewhere.
     """
+    if optimizer is not None:
+        require_all(model)
     factor = options.steps_per_call * len(replicas.local)
     micro_batches.check_batch_dimension(arguments.structure, factor)
     micro_batch = arguments.with_tensors(micro_batches.micro_batch(arguments.tensors, 0, factor))
@@ -79,11 +83,16 @@ def compile_step(
     update = None
     if optimizer is not None:
         parameters = {name: p for name, p in model.named_parameters() if name in step.trained}
-        update = Update(optimizer, parameters, options, learning_rate)
+        number = replicas.local[0] if options.shard_optimizer_state else 0
+        parts = replicas.world_size if options.shard_optimizer_state else 1
+        update = Update(optimizer, parameters, options, learning_rate, part=(number, parts))
     call = BoundCall(
         signature=arguments.signature, arguments=arguments.structure, result=step.result, remedy=_REMEDY
     )  # fmt: skip
-    compiled = Compiled(call=call, step=step, module=model, options=options, update=update, replicas=replicas)
+    share = share_of(model, micro_batch, options, optimizer) if is_shared(model, options.target) else None
+    compiled = Compiled(
+        call=call, step=step, module=model, options=options, update=update, replicas=replicas, share=share
+    )  # fmt: skip
     _ = compiled.stage_plan  # what cannot be cut so, or has too few micro-batches, is refused before anything changes
     if kept is None:
         compiled.require_fit()  # a kept step has passed this
@@ -103,7 +112,12 @@ def _choices(
     ]
     if options.strict:
         choices += [astuple(options.target), options.gradient_accumulation, options.replication_factor]
-        choices += [gradient_divisor(options), options.max_grad_norm, getattr(optimizer, "accum_type", None)]
+        choices += [
+            options.shard_optimizer_state,
+            gradient_divisor(options),
+            options.max_grad_norm,
+            getattr(optimizer, "accum_type", None),
+        ]
         choices += [options.accumulation_dtype, options.optimizer_state_dtype]
         choices += [options.master_weights, options.stochastic_rounding]
         choices += _what_needs_state(optimizer)

@@ -16,6 +16,7 @@ from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_runner import StepRunner
 from popgeo.ipu.options import Options
+from popgeo.ipu.planning.share import Share
 from popgeo.ipu.planning.stage_plan import StagePlan, require_stages_fit, stage_plan, what_would_fit
 from popgeo.ipu.report.report import Report
 from popgeo.ipu.step_cost import Assessment, assess
@@ -56,6 +57,7 @@ class Compiled:
         options: How often a call repeats the step, and the machine it is compiled for.
         update: Applies gradients; None for inference.
         replicas: Which of the replicas run in this process.
+        share: What one IPU runs of it, where several share the weights; all of them run here.
         usage: What it has cost this computer so far.
     """
 
@@ -65,6 +67,7 @@ class Compiled:
     options: Options
     update: Update | None
     replicas: Replicas
+    share: Share | None = None
     usage: Usage = field(default_factory=Usage)
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -107,13 +110,20 @@ class Compiled:
     @cached_property
     def assessment(self) -> Assessment:
         """Cycles and memory on the target, worked out when first asked for; nothing runs."""
+        step, update, target, shards = self.step, self.update, self.options.target, 1
+        if self.share is not None:
+            step, update = self.share.step, self.share.update
+            target, shards = self.share.target, self.share.shards
+        divides = update is not None and self.options.shard_optimizer_state and self.options.replication_factor > 1
         return assess(
-            self.step,
-            self.options.target,
-            self._captured_update,
+            step,
+            target,
+            None if update is None else update.capture(),
+            part_of_update=update.capture_part(self.options.replication_factor) if update and divides else None,
             micro_batches=self.options.gradient_accumulation,
             replicas=self.options.replication_factor,
             sharded=frozenset() if self.update is None else self.update.sharded(),
+            shards=shards,
             matmul_proportion=self.options.proportion_of(0),
         )
 
@@ -137,11 +147,12 @@ class Compiled:
     def report(self) -> Report:
         """The account of a step: cycles, memory and plans on the target, and what this computer did for it."""
         return Report(
-            target=self.options.target,
+            target=self.options.target if self.share is None else self.share.target,
             costs=self.assessment.costs,
             memory=self.assessment.memory,
             micro_batches=self.options.gradient_accumulation,
             replicas=self.options.replication_factor,
+            shards=1 if self.share is None else self.share.shards,
             update_captured=None if self.update is None else self.update.is_captured,
             captured_ops=self.step.captured_ops,
             state_bytes=self.runner.state_bytes,

@@ -13,6 +13,7 @@ from popgeo.engine.bound_call import BoundCall
 from popgeo.engine.replicas import Replicas
 from popgeo.ipu.compiled import Compiled
 from popgeo.ipu.options import Options
+from popgeo.ipu.planning.share import is_shared, share_of
 from popgeo.ipu.report.report import Report
 from popgeo.ipu.step_cost import Assessment
 from popgeo.ipu.target import IpuTarget
@@ -39,6 +40,7 @@ class Executable:
             options=options,
             update=None,
             replicas=Replicas((0,), 1),
+            share=share_of(function, arguments, options) if is_shared(function, options.target) else None,
         )
         self.compiled.usage.compile_seconds = time.perf_counter() - start
 

@@ -43,6 +43,9 @@ class Options:
         stochastic_rounding: Updates of float16 weights are worked out in float32, and the new weights (and state of a
             narrower type) are rounded up or down at random so that the expectation is right. Nothing else is.
         max_grad_norm: Gradients of one update are scaled down to this 2-norm over all parameters; None leaves them.
+        shard_optimizer_state: Each replica keeps a part of the optimizer's state: it gets its part of the summed
+            gradients, updates that part of the weights and hands it on. Replicas of one process share the whole state,
+            which it holds once anyway; of several processes each holds its part. Results are the same.
         floating_point_exceptions: Stop at the first operation whose result holds NaN or infinity, and name it. Slower.
         cache_dir: Folder in which compiled steps are kept, so that a second start skips the capture; None keeps none.
         show_progress: Show a progress bar while compiling takes longer than a second.
@@ -89,6 +92,7 @@ class Options:
     master_weights: bool = False
     stochastic_rounding: bool = False
     max_grad_norm: float | None = None
+    shard_optimizer_state: bool = False
     floating_point_exceptions: bool = False
     cache_dir: str | PathLike[str] | None = None
     show_progress: bool = True
@@ -121,6 +125,8 @@ class Options:
                 "Options.floating_point_exceptions stops at the first infinity, which a dynamic loss_scaling has to "
                 "meet in order to fall. Choose a constant loss_scaling, or leave the exceptions out."
             )
+        if not isinstance(self.shard_optimizer_state, bool):
+            raise ValueError(f"Options.shard_optimizer_state is {self.shard_optimizer_state!r}; it is True or False.")
         object.__setattr__(self, "reduction", _member(Reduction, "reduction", self.reduction))
         if self.output_mode is not None:
             object.__setattr__(self, "output_mode", _member(OutputMode, "output_mode", self.output_mode))

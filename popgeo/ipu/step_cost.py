@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value
 from popgeo.capture.passes import fold_constants
+from popgeo.ipu.cost.calibration import Machine
+from popgeo.ipu.cost.collectives import plan_collective
 from popgeo.ipu.cost.graph_cost import cost
-from popgeo.ipu.cost.links import replica_ring, ring_seconds
 from popgeo.ipu.cost.plan import Activity, OpCost, Plan, Superstep, Validity
 from popgeo.ipu.cost.splits import MEMORY_SHARE
 from popgeo.ipu.target import IpuTarget
@@ -52,17 +53,22 @@ def assess(
     replicas: int = 1,
     sharded: frozenset[str] = frozenset(),
     matmul_proportion: float = MEMORY_SHARE,
+    shards: int = 1,
+    part_of_update: OpGraph | None = None,
 ) -> Assessment:
     """Costs and memory of one step; nothing runs.
 
     Args:
         step: The program of one micro-batch.
-        target: The machine.
+        target: The machine; of a model in shards that of one of them, whose program the step and the update are.
         update: The program of one update; None where nothing is trained.
         micro_batches: How many a replica takes before its update.
         replicas: How many add up their gradients.
         sharded: Names of the gradients that they do not add up, since each replica has a part of its own.
         matmul_proportion: Share of a tile's memory that a dense product may take while it runs.
+        shards: How many such machines a replica is.
+        part_of_update: What a replica updates of its weights, where each keeps a part of the optimizer's state: it
+            gets its part of the gradients and gives the others its part of the weights.
     """
     graph = fold_constants(step.graph)
     into = list(graph.inputs_of(Role.ARGUMENT).values())
@@ -70,20 +76,23 @@ def assess(
     transfers = _host(graph, into, "receive inputs", target), _host(graph, out, "send results", target)
     micro_batch = cost(graph, target, matmul_proportion=matmul_proportion)
     costs = [replace(c, count=micro_batches) for c in (*transfers[0], *micro_batch, *transfers[1])]
-    updating = cost(update, target) if update is not None else ()
+    runs = part_of_update or update
+    updating = cost(runs, target) if runs is not None else ()
     if update is not None and micro_batches > 1:
         costs += [replace(c, count=micro_batches) for c in cost(accumulation(update), target)]
     shared = {} if update is None else {k: v for k, v in _gradients(update).items() if k.name not in sharded}
     if shared and replicas > 1:
-        costs.append(_all_reduce(shared, replicas, target))
+        kinds = ("all-reduce",) if part_of_update is None else ("reduce-scatter", "all-gather")
+        costs += [_over_replicas(kind, shared, replicas, shards, target) for kind in kinds]
     use = memory(
         graph,
         micro_batch,
         target,
-        update=update,
+        update=runs,
         update_costs=updating,
         num_results=step.num_results,
         accumulates=micro_batches * replicas > 1,
+        gradient_parts=1 if part_of_update is None else replicas,
     )
     return Assessment(costs=(*costs, *updating), memory=use)
 
@@ -111,21 +120,15 @@ def accumulation(update: OpGraph) -> OpGraph:
     return OpGraph(ops=tuple(ops), values=tuple(values), inputs=inputs, outputs=())
 
 
-def _all_reduce(gradients: Mapping[Input, Value], replicas: int, target: IpuTarget) -> OpCost:
-    """Every replica gets the sum of all gradients: twice round a ring, a share of them at a time."""
+def _over_replicas(
+    kind: str, gradients: Mapping[Input, Value], replicas: int, stride: int, target: IpuTarget
+) -> OpCost:
+    """Every replica gets the sum of all gradients, or, where each keeps a part of the optimizer's state, its part."""
     nbytes = sum(value.nbytes for value in gradients.values())
-    turns = 2 * (replicas - 1)
-    cycles = ring_seconds(nbytes, replica_ring(0, target.num_ipus, replicas), target) * target.clock
-    tiles = target.num_tiles * target.num_ipus
-    moved = turns * nbytes // replicas
-    step = Superstep(
-        name="all-reduce", activity=Activity.EXCHANGE, ideal=cycles, calibrated=cycles, mean=cycles, tiles=tiles,
-        bytes_in=-(-moved // tiles), bytes_out=-(-moved // tiles), bytes_total=moved,
-    )  # fmt: skip
-    why = "a ring over IPU-Links; no figures are published for it alone"
-    plan = Plan(family="collective", split={"replicas": replicas}, supersteps=(step,), why=why)
+    plan = plan_collective(kind, nbytes, replicas, stride, Machine(target=target))
     shapes = " ".join(str(list(value.shape)) for value in gradients.values())
-    return OpCost(target="collective.all_reduce.default", phase="accumulate", shapes=shapes, plan=plan)
+    name = kind.replace("-", "_")
+    return OpCost(target=f"collective.{name}.default", phase="accumulate", shapes=shapes, plan=plan)
 
 
 def _host(graph: OpGraph, values: Sequence[int], name: str, target: IpuTarget) -> list[OpCost]:

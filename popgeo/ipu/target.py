@@ -1,6 +1,6 @@
 """The machine that a step is compiled for: its sizes and speeds, each with a public source."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -145,3 +145,21 @@ class IpuTarget:
             897
         """
         return self.all_tiles * self.memory_per_tile
+
+    def of_shards(self, num_shards: int) -> "tuple[IpuTarget, int, int]":
+        """The machine that runs one IPU's share of a model in shards, how many such machines, and shards on each.
+
+        Raises:
+            ValueError: the IPUs cannot share the shards evenly.
+
+        Example:
+            >>> IpuTarget.bow().of_shards(4)[1:]  # one IPU holds all four
+            (1, 4)
+        """
+        few, many = sorted((num_shards, self.num_ipus))
+        if many % few:
+            raise ValueError(
+                f"The model lies in {num_shards} shards, and IpuTarget.num_ipus is {self.num_ipus}. Choose numbers of "
+                f"which one divides the other, such as {num_shards} IPUs."
+            )
+        return replace(self, num_ipus=self.num_ipus // few), few, num_shards // few

@@ -61,6 +61,16 @@ from popgeo.nn.norm import GraphNorm as GraphNorm
 from popgeo.nn.norm import InstanceNorm as InstanceNorm
 from popgeo.nn.norm import LayerNorm as LayerNorm
 from popgeo.nn.pair_bias import PairBias as PairBias
+from popgeo.nn.parallel.attention import ParallelAttention as ParallelAttention
+from popgeo.nn.parallel.embedding import EmbeddingCut as EmbeddingCut
+from popgeo.nn.parallel.embedding import ParallelEmbedding as ParallelEmbedding
+from popgeo.nn.parallel.grid_linear import ParallelLinear2D as ParallelLinear2D
+from popgeo.nn.parallel.linear import ColumnParallelLinear as ColumnParallelLinear
+from popgeo.nn.parallel.linear import RowParallelLinear as RowParallelLinear
+from popgeo.nn.parallel.shard_model import Cut as Cut
+from popgeo.nn.parallel.shard_model import join_shards as join_shards
+from popgeo.nn.parallel.shard_model import keep_shards as keep_shards
+from popgeo.nn.parallel.shard_model import shard_linears as shard_linears
 from popgeo.nn.radial import BesselBasis as BesselBasis
 from popgeo.nn.radial import CosineEnvelope as CosineEnvelope
 from popgeo.nn.radial import GaussianSmearing as GaussianSmearing

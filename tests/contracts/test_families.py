@@ -68,6 +68,7 @@ EXAMPLES: dict[str, Callable[[Tensor], Tensor]] = {
     "sorting": lambda x: x.sort(1).values + x.topk(6).values,
     "distances": lambda x: torch.cdist(x, x),
     "losses": lambda x: nn.functional.cross_entropy(x, TARGET) + nn.functional.mse_loss(x, x.flip(0)),
+    "collectives": lambda x: ops.all_gather(ops.reduce_scatter(x[:2], 0), 0) + ops.all_reduce(ops.replicate(x[0], 2)),
     "fused": lambda x: ops.cfconv(x, x[:4], INDEX, INDEX, 8),
     "attention": lambda x: nn.functional.scaled_dot_product_attention(*x.view(1, 1, 8, 6).repeat(3, 1, 4, 1, 1)),
     "convolution": lambda x: nn.functional.conv2d(x.view(2, 2, 4, 3), x[:3, :4].reshape(3, 2, 2, 1), x[0, :3]),

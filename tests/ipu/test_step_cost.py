@@ -54,7 +54,7 @@ def test_dividing_and_clipping_gradients_is_part_of_the_update(report):
 
 def test_replicas_work_side_by_side_and_add_up_their_gradients(report):
     both = compile_training(replication_factor=2).report
-    (reduce,) = [cost for cost in both.costs if cost.family == "collective"]
+    (reduce,) = [cost for cost in both.costs if cost.family == "collectives"]
     parameters = sum(p.numel() for p in ContinuousFilters().parameters())
     assert reduce.plan.supersteps[0].bytes_total == 8 * parameters  # each sends half of its gradients, twice
     assert both.total_cycles == pytest.approx(

@@ -9,9 +9,11 @@ from torch.optim import Optimizer
 
 from popgeo.compat.poptorch import enums
 from popgeo.compat.poptorch.errors import CheckFailed, Error
+from popgeo.compat.poptorch.option_group import ignored
 from popgeo.compat.poptorch.options import Options
 from popgeo.engine.call_options import OutputMode, Reduction
 from popgeo.engine.loss_scaling import LossScaling
+from popgeo.engine.optimizer.update import is_elementwise
 from popgeo.ipu.options import Options as PopgeoOptions
 from popgeo.ipu.target import IpuTarget
 
@@ -48,6 +50,7 @@ def popgeo_options(options: Options, optimizer: Optimizer | None) -> PopgeoOptio
         reduction=Reduction.MEAN if reduction == enums.ReductionType.Mean else Reduction.SUM,
         output_mode=_MODES[enums.OutputMode(options.output_mode)],
         output_period=options.output_return_period,
+        shard_optimizer_state=_shards_state(options, optimizer),
         random_seed=options.random_seed if options.exists("random_seed") else None,
         floating_point_exceptions=bool(popart.get("enableFloatingPointChecks", False)),
         cache_dir=popart.get("cachePath") if popart.get("enableEngineCaching") else None,
@@ -126,6 +129,20 @@ def _of_strategy(options: Options) -> dict[str, Any]:
     """Stages and their order, where the program chooses a strategy; its blocks say the rest."""
     strategy = options._execution_strategy
     return {} if strategy is None else {"stages": strategy.stages(), "schedule": strategy.schedule}
+
+
+def _shards_state(options: Options, optimizer: Optimizer | None) -> bool:
+    """Whether replicas keep a part each of the optimizer's state; not where it looks at whole tensors, as LAMB does."""
+    location = options.TensorLocations.toDict().get("location_optimizer", {})
+    if optimizer is None or not location.get("useReplicatedTensorSharding"):
+        return False
+    if not is_elementwise(optimizer):
+        ignored(
+            f"Options.TensorLocations.setOptimizerLocation with {type(optimizer).__name__}",
+            "it looks at whole tensors, so every replica keeps its whole state",
+        )
+        return False
+    return True
 
 
 def _target(options: Options) -> IpuTarget:

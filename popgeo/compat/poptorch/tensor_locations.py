@@ -4,6 +4,7 @@ from popgeo.compat.poptorch.errors import check
 from popgeo.compat.poptorch.option_group import OptionGroup, ignored, recorded
 
 _WHERE = "tensors lie in this computer's memory; the modelled machine keeps them in its tiles"
+_PARTS = "the modelled replicas keep a part each of the optimizer's state, and so do processes; results are the same"
 
 
 class TensorLocationSettings(OptionGroup):
@@ -86,6 +87,10 @@ class _TensorLocationOptions(OptionGroup):
             isinstance(location, TensorLocationSettings),
             f"The location is {location!r}; it must be poptorch.TensorLocationSettings().",
         )
-        ignored(f"Options.TensorLocations.set{kind.capitalize()}Location", _WHERE)
+        asked = f"Options.TensorLocations.set{kind.capitalize()}Location"
+        if kind == "optimizer" and location.toDict().get("useReplicatedTensorSharding"):
+            recorded(f"{asked}(useReplicatedTensorSharding)", _PARTS)
+        else:
+            ignored(asked, _WHERE)
         self.createOrSet(**{f"location_{kind}": location.toDict()})
         return self

@@ -1,6 +1,7 @@
 """Parameters that an optimizer treats alike, side by side in one tensor."""
 
 import copy
+import itertools
 from collections import defaultdict
 from collections.abc import Sequence, Set
 from typing import Any
@@ -11,7 +12,7 @@ from torch.optim import Optimizer
 
 from popgeo.engine.optimizer.gradient_scaling import set_gradient
 from popgeo.engine.optimizer.precision import Precision
-from popgeo.engine.replicas import is_sharded
+from popgeo.engine.replicas import is_sharded, part_of
 
 
 class FlatParameters:
@@ -22,12 +23,14 @@ class FlatParameters:
         members: The parameters.
         accumulates: Whether an update joins several gradients, so that their sum needs memory of its own.
         total_type: Type of that sum; the parameters' own when left out.
+        part: Which of how many parts of them this process updates, where each process keeps a part of the state.
 
     Attributes:
         is_sharded: Whether they are this process's own, so that no other process has gradients for them.
         flat: All of them, one after the other, with their joined gradient.
         gradient: Where one micro-batch's gradient goes. Its parts are `gradient_views`.
         total: What an update applies: the gradient itself, or the sum of several. Its parts are `total_views`.
+        own: What this process updates: `flat` itself, or a part of it in the same memory.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class FlatParameters:
         members: Sequence[nn.Parameter],
         accumulates: bool,
         total_type: torch.dtype | None = None,
+        part: tuple[int, int] = (0, 1),
     ) -> None:
         self.group, self.members, self.is_sharded = group, list(members), is_sharded(members[0])
         # A single parameter keeps its shape: optimizers such as Adafactor look at rows and columns.
@@ -49,6 +53,11 @@ class FlatParameters:
         self.gradient_views = self._split(self.gradient)
         self.total_views = self._split(self.total)
         self._views = self._split(self.flat.detach())
+        self.own, self._range = self.flat, slice(0, self.flat.numel())
+        if part[1] > 1:
+            self._range = part_of(self.flat.numel(), *part)
+            self.own = nn.Parameter(self.flat.detach().view(-1)[self._range])
+            set_gradient(self.own, self.total.view(-1)[self._range])
         self._published: dict[str, Tensor] = {}
 
     def take_over(self) -> None:
@@ -63,9 +72,9 @@ class FlatParameters:
         self._published = {}
         states = [optimizer.state.get(p, {}) for p in self.members]
         if all(states):
-            state[self.flat] = {key: self._join([s[key] for s in states]) for key in states[0]}
+            state[self.own] = {key: self._join([s[key] for s in states]) for key in states[0]}
         else:
-            state.pop(self.flat, None)
+            state.pop(self.own, None)
 
     def publish(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """Shows the state to the user's optimizer: one number per element as views, everything else copied."""
@@ -73,10 +82,10 @@ class FlatParameters:
             if not isinstance(part, Tensor):
                 for p in self.members:
                     optimizer.state[p][key] = part
-            elif _is_elementwise(part, self.flat):
+            elif _is_elementwise(part, self.own):
                 if self._published.get(key) is not part:
                     self._published[key] = part
-                    for p, view in zip(self.members, self._split(part), strict=True):
+                    for p, view in zip(self.members, self._split_state(part), strict=True):
                         optimizer.state[p][key] = view
             elif key in self._published:
                 self._published[key].copy_(part)
@@ -92,16 +101,52 @@ class FlatParameters:
         sizes = [p.numel() for p in self.members]
         return [part.view(p.shape) for part, p in zip(flat.view(-1).split(sizes), self.members, strict=True)]
 
+    @property
+    def is_divided(self) -> bool:
+        """Whether this process updates a part of them, and gets the rest from others."""
+        return self.own is not self.flat
+
+    def _split_state(self, state: Tensor) -> list[Tensor]:
+        """What there is of the state of each member; of a part of the members, flat, and empty where there is none."""
+        return [state[here] for here in self._ranges()] if self.is_divided else self._split(state)
+
+    def _ranges(self) -> list[slice]:
+        """Where in this process's part each member lies, as far as it does."""
+        ends = list(itertools.accumulate(p.numel() for p in self.members))
+        first, size = self._range.start, self._range.stop - self._range.start
+        return [
+            slice(min(max(end - p.numel() - first, 0), size), min(max(end - first, 0), size))
+            for p, end in zip(self.members, ends, strict=True)
+        ]
+
+    def _join_state(self, parts: Sequence[Tensor]) -> Tensor:
+        """The state of this process's part, of what `_split_state` gave out or of all members' whole states."""
+        sizes = [here.stop - here.start for here in self._ranges()]
+        if [part.numel() for part in parts] == sizes:
+            return torch.cat([part.reshape(-1) for part in parts])
+        return torch.cat([part.reshape(-1) for part in parts])[self._range].clone()
+
     def _join(self, parts: Sequence[Any]) -> Any:
+        if self.is_divided and isinstance(parts[0], Tensor) and parts[0].dim():
+            return self._join_state(parts)
         if _is_elementwise(parts[0], self.members[0]):
             return torch.cat([part.reshape(-1) for part in parts]).view(self.flat.shape)
         return copy.deepcopy(parts[0])
 
 
 def flatten_groups(
-    optimizer: Optimizer, trained: Set[nn.Parameter], precision: Precision, *, accumulates: bool, elementwise: bool
+    optimizer: Optimizer,
+    trained: Set[nn.Parameter],
+    precision: Precision,
+    *,
+    accumulates: bool,
+    elementwise: bool,
+    part: tuple[int, int] = (0, 1),
 ) -> list[FlatParameters]:
-    """The trained parameters of an optimizer, those that it treats alike as one; all alone unless it is elementwise."""
+    """The trained parameters of an optimizer, those that it treats alike as one; all alone unless it is elementwise.
+
+    Of what all processes have alike, this one updates a part: number and count.
+    """
     flat = []
     for number, group in enumerate(optimizer.param_groups):
         by_kind: dict[Any, list[nn.Parameter]] = defaultdict(list)
@@ -112,14 +157,15 @@ def flatten_groups(
                 by_kind[(p.dtype, is_sharded(p)) if alike else id(p)].append(p)
         for members in by_kind.values():
             total_type = precision.gradient_type(optimizer, members[0].dtype)
-            flat.append(FlatParameters(number, members, accumulates, total_type))
+            own = (0, 1) if is_sharded(members[0]) or not members[0].dim() else part
+            flat.append(FlatParameters(number, members, accumulates, total_type, own))
     return flat
 
 
 def optimizer_of(flat: Sequence[FlatParameters], optimizer: Optimizer) -> Optimizer:
     """The same kind of optimizer, without state, over flat tensors: one a group."""
     groups = [
-        {**{k: v for k, v in optimizer.param_groups[part.group].items() if k != "params"}, "params": [part.flat]}
+        {**{k: v for k, v in optimizer.param_groups[part.group].items() if k != "params"}, "params": [part.own]}
         for part in flat
     ]
     worker = copy.copy(optimizer)

@@ -11,9 +11,14 @@ from torch.optim import Optimizer
 from popgeo.capture.op_graph import OpGraph
 from popgeo.engine.call_options import CallOptions, gradient_divisor
 from popgeo.engine.loss_scaling import LossScale, LossScaling
-from popgeo.engine.optimizer.capture_update import capture_later_update, capture_scaling, parameters_of
+from popgeo.engine.optimizer.capture_update import (
+    capture_later_update,
+    capture_scaling,
+    parameters_of,
+    with_parameters,
+)
 from popgeo.engine.optimizer.flat_parameters import flatten_groups, optimizer_of
-from popgeo.engine.optimizer.gradient_scaling import GradientScaling, overflow_of
+from popgeo.engine.optimizer.gradient_scaling import GradientScaling, overflow_of, set_gradient
 from popgeo.engine.optimizer.mixed_optimizer import COUNTER, MixedOptimizer, keep_types_when_loading
 from popgeo.engine.optimizer.precision import NARROW, Precision
 from popgeo.engine.optimizer.run_update import UpdateRunner
@@ -22,6 +27,19 @@ from popgeo.engine.replicas import Replicas
 # Each element's update depends on that element and on numbers alone, so many parameters may be updated as one. An
 # optimizer that torch does not know says so by a class attribute `elementwise`.
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "ASGD")
+
+
+def is_elementwise(optimizer: Optimizer) -> bool:
+    """Whether an optimizer treats every element alike, so that it may update parameters in any parts.
+
+    Example:
+        >>> weight = nn.Parameter(torch.zeros(1))
+        >>> is_elementwise(torch.optim.Adam([weight])), is_elementwise(torch.optim.Adafactor([weight]))
+        (True, False)
+    """
+    kind = type(optimizer)
+    known = kind.__module__.startswith("torch.optim") and kind.__name__ in _ELEMENTWISE
+    return bool(getattr(kind, "elementwise", known))
 
 
 class Update:
@@ -36,6 +54,7 @@ class Update:
         parameters: The module's parameters that have a gradient, by name.
         options: How many gradients an update joins, and what becomes of them.
         learning_rate: The rate for each update, counted from 0, instead of the optimizer's own.
+        part: Which of how many parts of the parameters this process updates; it keeps the state of that part alone.
 
     Attributes:
         optimizer: As given, or as set later.
@@ -45,7 +64,8 @@ class Update:
         precision: The types of the update.
 
     Raises:
-        ValueError: there are no parameters to update, or the optimizer needs to run the model itself, as L-BFGS does.
+        ValueError: there are no parameters to update; the optimizer needs to run the model itself, as L-BFGS does; or
+            it looks at whole tensors, of which each replica is to update a part.
     """
 
     def __init__(
@@ -54,6 +74,7 @@ class Update:
         parameters: dict[str, nn.Parameter],
         options: CallOptions,
         learning_rate: Callable[[int], float] | None = None,
+        part: tuple[int, int] = (0, 1),
     ) -> None:
         if not parameters:
             raise ValueError(
@@ -74,15 +95,19 @@ class Update:
         )
         self._names = {id(p): name for name, p in parameters.items()}
         accumulates = options.gradient_accumulation * options.replication_factor > 1
-        kind = type(optimizer)
-        self._elementwise = kind.__module__.startswith("torch.optim") and kind.__name__ in _ELEMENTWISE
-        self._elementwise = getattr(kind, "elementwise", self._elementwise)
+        self._elementwise = is_elementwise(optimizer)
+        if options.shard_optimizer_state and not self._elementwise:
+            raise ValueError(
+                f"Options.shard_optimizer_state cuts parameters into parts, but {type(optimizer).__name__} looks at "
+                "whole rows or tensors. Leave it out, or take an optimizer that treats every element alike: AdamW."
+            )
         self._flat = flatten_groups(
             optimizer,
             set(parameters.values()),
             self.precision,
             accumulates=accumulates,
             elementwise=self._elementwise,
+            part=part,
         )
         self.gradients = {
             self._names[id(p)]: gradient
@@ -123,7 +148,7 @@ class Update:
 
     def tensors(self) -> list[Tensor]:
         """Gradients and optimizer state."""
-        state = [t for part in self._flat for t in self._worker.state[part.flat].values() if isinstance(t, Tensor)]
+        state = [t for part in self._flat for t in self._worker.state[part.own].values() if isinstance(t, Tensor)]
         return [*self.totals(), *state]
 
     def totals(self) -> list[Tensor]:
@@ -133,6 +158,10 @@ class Update:
     def shared_totals(self) -> list[Tensor]:
         """Those of the joined gradients that all processes add up: of all parameters that are no process's own."""
         return [part.total for part in self._flat if not part.is_sharded]
+
+    def divided(self) -> list[Tensor]:
+        """The joined parameters of which each process updates a part, flat."""
+        return [part.flat.detach().view(-1) for part in self._flat if part.is_divided]
 
     def sharded(self) -> frozenset[str]:
         """The others, by the names that their gradients have in a captured update."""
@@ -160,7 +189,7 @@ class Update:
             self._check()
         self.num_updates += 1
         for part in self._flat:
-            state = self._worker.state[part.flat]
+            state = self._worker.state[part.own]
             part.publish(self.optimizer, {key: piece for key, piece in state.items() if key != COUNTER})
         self._adopted = self.optimizer.state
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers warn about an optimizer that never stepped
@@ -195,7 +224,21 @@ class Update:
 
     def capture(self) -> OpGraph:
         """The operations on joined gradients and of an update after the first, which makes the optimizer's state."""
-        return capture_later_update(self._worker, self._scaling)
+        return self.capture_part(1)
+
+    def capture_part(self, parts: int) -> OpGraph:
+        """The same of one of so many parts of the parameters: the largest, as one replica of so many updates it."""
+        if parts == 1 and not any(part.is_divided for part in self._flat):
+            return capture_later_update(self._worker, self._scaling)
+        cut = []
+        for part in self._flat:
+            size = -(-part.flat.numel() // (parts if part.flat.dim() and not part.is_sharded else 1))
+            own = nn.Parameter(part.flat.detach().reshape(-1)[:size] if part.flat.dim() else part.flat.detach())
+            set_gradient(
+                own, part.total.reshape(own.shape) if size == part.total.numel() else part.total.view(-1)[:size]
+            )
+            cut.append(own)
+        return capture_later_update(with_parameters(self._worker, cut), self._scaling)
 
     def capture_scaling(self) -> OpGraph | None:
         """The operations on joined gradients alone, before each update; None where they stay as they are."""
@@ -291,7 +334,7 @@ class Update:
                 part.adopt(self.optimizer, self._worker.state)
             self._runner = None
             self._adopted = self.optimizer.state
-            self._has_state = all(self._worker.state.get(part.flat) for part in self._flat)
+            self._has_state = all(self._worker.state.get(part.own) for part in self._flat)
             if isinstance(self._worker, MixedOptimizer):
                 self._worker.begin(self.num_updates)
         if isinstance(self._worker, MixedOptimizer):

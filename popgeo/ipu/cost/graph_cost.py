@@ -4,6 +4,7 @@ from popgeo.capture.control_flow import FOR_LOOP
 from popgeo.capture.op_graph import Op, OpGraph
 from popgeo.ipu.cost import (
     attention,
+    collectives,
     control,
     convolution,
     distances,
@@ -27,7 +28,7 @@ from popgeo.ipu.target import IpuTarget
 
 _FAMILIES = (
     movement, elementwise, reduce, norms, losses, sorting, distances, gather, scatter, matmul, fused, attention,
-    convolution, pooling,
+    convolution, pooling, collectives,
 )  # fmt: skip
 RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
 

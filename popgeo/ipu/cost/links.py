@@ -46,7 +46,7 @@ def message_seconds(nbytes: float, sender: int, receiver: int, target: IpuTarget
     return latency + nbytes / link_rate(sender, receiver, target)
 
 
-def ring_seconds(nbytes: float, ring: Sequence[int], target: IpuTarget) -> float:
+def ring_seconds(nbytes: float, ring: Sequence[int], target: IpuTarget, *, rounds: int = 2) -> float:
     """How long IPUs take until each has the sum of what all of them hold: twice round, a share of it at a time.
 
     All IPUs send at once, so that the slowest link of the ring sets the pace of each turn. No other traffic is on the
@@ -56,6 +56,7 @@ def ring_seconds(nbytes: float, ring: Sequence[int], target: IpuTarget) -> float
         nbytes: What each IPU holds.
         ring: The IPUs in the order in which they pass parts on; the last one is taken to be the first one's neighbour.
         target: One IPU.
+        rounds: How often it goes round: once until each has a share of the sum, or until each has all shares.
 
     Example:
         >>> bow = IpuTarget.bow()
@@ -64,7 +65,7 @@ def ring_seconds(nbytes: float, ring: Sequence[int], target: IpuTarget) -> float
         >>> ring_seconds(1e6, range(4), bow) < ring_seconds(1e6, range(0, 16, 4), bow)
         True
     """
-    turns = 2 * (len(ring) - 1)
+    turns = rounds * (len(ring) - 1)
     hops = [message_seconds(nbytes / len(ring), a, b, target) for a, b in itertools.pairwise(ring)]
     return turns * max(hops, default=0.0)
 

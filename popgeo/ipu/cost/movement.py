@@ -6,7 +6,7 @@ from popgeo.capture.op_graph import Op, OpGraph
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import spread
 from popgeo.ipu.cost.operands import Rule, made, read, tensor, width
-from popgeo.ipu.cost.plan import Activity, Plan, Superstep, Validity
+from popgeo.ipu.cost.plan import Plan, Validity
 from popgeo.ipu.cost.scatter import fill_step
 from popgeo.ipu.cost.supersteps import compute_step, exchange_step, transfer_cycles
 
@@ -67,23 +67,6 @@ def _fill(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     )  # fmt: skip
 
 
-def _all_to_all(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """Every replica sends each other one its part, over IPU-Links, all at the same time."""
-    target, value = machine.target, made(graph, op)[0]
-    world_size = int(op.args[1])
-    sent = value.nbytes * (world_size - 1) // world_size
-    cycles = (target.link_seconds * (world_size - 1) + sent / target.link_bytes_per_second) * target.clock
-    share = -(-sent // machine.num_tiles)
-    step = Superstep(
-        name="all-to-all", activity=Activity.EXCHANGE, ideal=cycles, calibrated=cycles, mean=cycles,
-        tiles=machine.num_tiles, bytes_in=share, bytes_out=share, bytes_total=sent,
-    )  # fmt: skip
-    return Plan(
-        family="movement", split={"replicas": world_size}, supersteps=(step,), temporary_bytes=share,
-        validity=Validity.ESTIMATE, why="links at their full rate; no figures are published for it alone",
-    )  # fmt: skip
-
-
 def _free(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     return Plan(family="view", validity=Validity.ESTIMATE, why="taken to cost nothing")
 
@@ -91,7 +74,6 @@ def _free(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 RULES: dict[str, Rule] = {
     "popgeo.identity_loss": _copy,
     "popgeo.print_tensor": _copy,
-    "popgeo.all_to_all": _all_to_all,
     **{
         f"aten.{name}": _copy
         for name in (

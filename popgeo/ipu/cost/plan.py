@@ -185,7 +185,7 @@ _OPERATIONS = {
     ),
     "movement": (
         "clone copy contiguous cat concat stack hstack vstack repeat repeat_interleave tile flip roll rot90 "
-        "popgeo.identity_loss popgeo.all_to_all constant_pad_nd index_fill tril triu diag_embed view_copy "
+        "popgeo.identity_loss constant_pad_nd index_fill tril triu diag_embed view_copy "
         "_reshape_copy expand_copy slice_copy "
         "im2col _foreach_copy pixel_shuffle pixel_unshuffle channel_shuffle "
         "slice_backward select_backward slice_scatter select_scatter "
@@ -208,6 +208,9 @@ _OPERATIONS = {
     ),
     "fused": ("popgeo.cfconv popgeo.cfconv_backward _fused_adam _fused_adamw _fused_adagrad _fused_sgd"),
     "control": ("popgeo.for_loop popgeo.cond"),
+    "collectives": (
+        "popgeo.all_reduce popgeo.replicate popgeo.all_gather popgeo.shard popgeo.reduce_scatter popgeo.all_to_all"
+    ),
 }
 FAMILY_OF: Mapping[str, str] = {
     name if "." in name else f"aten.{name}": family for family, names in _OPERATIONS.items() for name in names.split()

@@ -18,7 +18,7 @@ from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.plan import OpCost
 from popgeo.ipu.options import Options
 from popgeo.ipu.planning.cut import Block, blocks_of
-from popgeo.ipu.planning.estimate import trained_names, update_of
+from popgeo.ipu.planning.share import trained_names, update_of
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.memory_use import MemoryUse
 

@@ -1,22 +1,17 @@
 """The report of a model of any size, from shapes alone: no weight is allocated and nothing runs."""
 
-import copy
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from popgeo.capture.arguments import Arguments
 from popgeo.capture.capture import bind
-from popgeo.capture.capture_step import capture_step
 from popgeo.capture.captured_step import CapturedStep
-from popgeo.capture.op_graph import Role
-from popgeo.engine.call_options import constant_loss_scaling
-from popgeo.engine.optimizer.update import Update
+from popgeo.capture.op_graph import OpGraph, Role
 from popgeo.ipu.options import Options
+from popgeo.ipu.planning.share import share_of
 from popgeo.ipu.report.report import Report
 from popgeo.ipu.step_cost import assess
 
@@ -31,7 +26,8 @@ def estimate(
 
     Only shapes and types of weights are read, so a model made on the meta device (`with torch.device("meta"):`) or
     under `FakeTensorMode` will do, and takes next to no memory. A step that does not fit is no error here: the report
-    tells how much memory it needs.
+    tells how much memory it needs. Where a model's weights lie in shards (`popgeo.nn.parallel`) and the target has
+    several IPUs, these hold some shards each, and the report is that of one of them.
 
     Args:
         model: A module, or a function of tensors; with an optimizer it returns its loss.
@@ -56,76 +52,42 @@ def estimate(
     chosen = options or Options()
     start = time.perf_counter()
     arguments = bind(model.forward if isinstance(model, nn.Module) else model, *example)
-    trained = trained_names(model, optimizer)
-    step = capture_step(
-        model,
-        arguments,
-        trained=trained,
-        loss_scaling=constant_loss_scaling(chosen),
-        show_progress=chosen.show_progress,
-    )
-    update = None
-    if optimizer is not None:
-        assert isinstance(model, nn.Module)
-        update = update_of(model, step, optimizer, chosen)
+    share = share_of(model, arguments, chosen, optimizer)
+    step, update = share.step, share.update
+    made = None if update is None else update.capture()
+    part = None
+    if update is not None and chosen.shard_optimizer_state and chosen.replication_factor > 1:
+        part = update.capture_part(chosen.replication_factor)
     assessment = assess(
         step,
-        chosen.target,
-        None if update is None else update.capture(),
+        share.target,
+        made,
+        part_of_update=part,
         micro_batches=chosen.gradient_accumulation,
         replicas=chosen.replication_factor,
         matmul_proportion=chosen.proportion_of(0),
+        shards=share.shards,
     )
     return Report(
-        target=chosen.target,
+        target=share.target,
         costs=assessment.costs,
         memory=assessment.memory,
         micro_batches=chosen.gradient_accumulation,
         replicas=chosen.replication_factor,
+        shards=share.shards,
         captured_ops=step.captured_ops,
-        state_bytes=_state_bytes(step, arguments, update),
+        state_bytes=_state_bytes(step, made, part),
         buffer_bytes=0,
         compile_seconds=time.perf_counter() - start,
     )
 
 
-def trained_names(model: Callable[..., Any], optimizer: Optimizer | None) -> list[str]:
-    """The parameters of the model that the optimizer holds.
-
-    Raises:
-        ValueError: there is an optimizer and it holds none of them, or the model is a function.
-    """
-    if optimizer is None:
-        return []
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"A function ({model!r}) has no parameters to train; pass the module that holds them.")
-    held = {p for group in optimizer.param_groups for p in group["params"]}
-    trained = [name for name, p in model.named_parameters() if p in held and p.requires_grad]
-    if not trained:
-        raise ValueError("The optimizer holds no parameter of the model; build it from model.parameters().")
-    return trained
-
-
-def update_of(model: nn.Module, step: CapturedStep, optimizer: Optimizer, options: Options) -> Update:
-    """The optimizer's update over parameters that have shapes only."""
-    shapes: dict[int, nn.Parameter] = {}
-    for p in model.parameters():
-        shapes[id(p)] = nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="meta"), requires_grad=p.requires_grad)
-    groups = []
-    for group in optimizer.param_groups:
-        groups.append({**group, "params": [shapes[id(p)] for p in group["params"] if id(p) in shapes]})
-    on_meta = copy.copy(optimizer)
-    on_meta.param_groups, on_meta.state = groups, type(optimizer.state)(dict)
-    parameters = {name: shapes[id(p)] for name, p in model.named_parameters() if name in step.trained}
-    return Update(on_meta, parameters, options)
-
-
-def _state_bytes(step: CapturedStep, arguments: Arguments, update: Update | None) -> int:
-    """Bytes of weights and buffers and, in training, of gradients and of the optimizer's state."""
+def _state_bytes(step: CapturedStep, update: OpGraph | None, part: OpGraph | None) -> int:
+    """Bytes of weights and buffers and, in training, of gradients and of the optimizer's state that a replica keeps."""
     graph = step.graph
     held = {v for given, v in graph.inputs.items() if given.role in (Role.PARAMETER, Role.BUFFER)}
     total = sum({graph.values[v].storage: graph.values[v].nbytes for v in held}.values())
-    if update is not None:
-        made = update.capture()
-        total += sum(made.values[v].nbytes for given, v in made.inputs.items() if given.role is not Role.PARAMETER)
+    for made, role in ((update, Role.GRADIENT), (part or update, Role.STATE)):
+        if made is not None:
+            total += sum(made.values[v].nbytes for v in made.inputs_of(role).values())
     return total

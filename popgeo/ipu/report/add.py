@@ -15,9 +15,9 @@ def add(first: F, second: Figures) -> F:
     Raises:
         ValueError: they are for different targets or numbers of replicas, or count cycles by different profiles.
     """
-    machines = [(r.target, r.profile, r.replicas) for r in (first, second)]
+    machines = [(r.target, r.profile, r.replicas, r.shards) for r in (first, second)]
     if machines[0] != machines[1]:
-        named = [f"{target.name} ({profile.value}, {replicas} replicas)" for target, profile, replicas in machines]
+        named = [f"{r.machines} ({r.profile.value}, {r.replicas} replicas)" for r in (first, second)]
         raise ValueError(
             f"Reports add up on one target and profile, not {named[0]} and {named[1]}; compile both for the same."
         )

@@ -45,6 +45,8 @@ class Figures:
         profile: Which cycles count: those fitted to published measurements, or those of the formulas alone.
         micro_batches: How many a replica takes in a step.
         replicas: How many run the step side by side, each on an IPU (or several) of its own.
+        shards: Over how many IPUs one replica's cut weights are spread. They compute side by side, and all figures,
+            also those of memory, are those of one of them.
         memory: What lies in the tiles' memory, where it was worked out.
         update_captured: Whether the optimizer's update runs as a captured graph; None where there is no optimizer, or
             no update has run yet.
@@ -65,6 +67,7 @@ class Figures:
     profile: Profile = Profile.CALIBRATED
     micro_batches: int = 1
     replicas: int = 1
+    shards: int = 1
     memory: MemoryUse | None = None
     update_captured: bool | None = None
     graphs_per_micro_batch: float | None = None
@@ -129,3 +132,16 @@ class Figures:
     def seconds_per_call(self) -> float:
         """Mean wall time of a call on this computer; 0 before the first one."""
         return self.run_seconds / self.calls if self.calls else 0.0
+
+    @property
+    def machines(self) -> str:
+        """How many IPUs work side by side, and of what kind.
+
+        Example:
+            >>> from popgeo.ipu.target import IpuTarget
+            >>> known = dict(captured_ops=0, state_bytes=0, buffer_bytes=0, compile_seconds=0.0)
+            >>> Figures(target=IpuTarget.bow(), replicas=2, shards=4, **known).machines
+            '2 x 4 x Bow'
+        """
+        counts = [f"{count:,} x " for count in (self.replicas, self.shards) if count > 1]
+        return f"{''.join(counts)}{self.target.name}"

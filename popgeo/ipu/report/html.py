@@ -126,9 +126,9 @@ def _rounded(part: Any) -> Any:
 def _machine(report: Figures) -> str:
     target = report.target
     micro = "one micro-batch" if report.micro_batches == 1 else f"{report.micro_batches} micro-batches"
-    machine = f"{report.replicas} x {target.name}" if report.replicas > 1 else target.name
     return (
-        f'<p class="soft">{escape(machine)}: {target.num_tiles:,} tiles of {target.memory_per_tile // 1024} KiB '
+        f'<p class="soft">{escape(report.machines)}: {target.num_tiles:,} tiles of '
+        f"{target.memory_per_tile // 1024} KiB "
         f"at {target.clock / 1e9:g} GHz. A step is {micro}. Cycles are {report.profile.value}, a model's and not "
         "measured here.</p>"
     )

@@ -28,8 +28,7 @@ def text(report: Figures) -> str:
 def _head(report: Figures) -> Iterable[str]:
     target = report.target
     step = "step" if report.micro_batches == 1 else f"step of {report.micro_batches} micro-batches"
-    machines = f"{report.replicas} x {target.name}" if report.replicas > 1 else target.name
-    yield f"One {step} on {machines}: {target.num_tiles:,} tiles at {target.clock / 1e9:g} GHz" + _update(report)
+    yield f"One {step} on {report.machines}: {target.num_tiles:,} tiles at {target.clock / 1e9:g} GHz" + _update(report)
     if not report.costs:
         return
     speed = f", {report.graphs_per_second:,.0f} graphs/s" if report.graphs_per_second else ""

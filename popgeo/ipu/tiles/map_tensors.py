@@ -87,14 +87,23 @@ def _wanted(graph: OpGraph, op: Op, plan: Plan, tiles: int) -> dict[int, TileMap
     if not {"rows", "contraction", "columns"} <= split.keys():
         return {}
     left = [arg.value for arg in op.args if isinstance(arg, Ref)][-2]
-    return {left: _grid(graph.values[left], split["rows"] * split["columns"], split["contraction"], tiles)}
+    value = graph.values[left]
+    beside = _side_by_side(value, plan, tiles)
+    return {left: _grid(value, beside * split["rows"] * split["columns"], split["contraction"], tiles, True)}
+
+
+def _side_by_side(value: Value, plan: Plan, tiles: int) -> int:
+    """How many of the products of a batch have tiles of their own."""
+    batch = math.prod(value.shape[:-2])
+    used = plan.split["rows"] * plan.split["columns"] * plan.split["contraction"]
+    return max(1, min(batch, tiles // used))
 
 
 def _left(plan: Plan, value: Value, tiles: int) -> TileMapping | None:
     """Where a plan leaves its result, as far as it says so."""
     split = plan.split
     if split.get("contraction") == 1 and {"rows", "columns"} <= split.keys():
-        return _grid(value, split["rows"], split["columns"], tiles)
+        return _grid(value, _side_by_side(value, plan, tiles) * split["rows"], split["columns"], tiles, True)
     if not {"rows", "columns", "lookups"} <= split.keys():
         return None
     if plan.family == "gather":
@@ -104,12 +113,13 @@ def _left(plan: Plan, value: Value, tiles: int) -> TileMapping | None:
     return None
 
 
-def _grid(value: Value, row_parts: int, column_parts: int, tiles: int) -> TileMapping | None:
-    """Blocks of a matrix in its storage; None where the value does not fill it."""
+def _grid(value: Value, row_parts: int, column_parts: int, tiles: int, of_products: bool = False) -> TileMapping | None:
+    """Blocks of a matrix, or of a batch of matrices, in its storage; None where the value does not fill it."""
     shape, stride = value.shape, value.stride
     if len(shape) < 2 or value.offset:
         return None
-    rows, columns = shape[0], math.prod(shape[1:])
+    leading = shape[:-1] if of_products else shape[:1]
+    rows, columns = math.prod(leading), math.prod(shape[len(leading) :])
     if len(shape) == 2 and stride == (1, rows):
         return blocked(columns, rows, column_parts, row_parts, tiles)
     if all(step == math.prod(shape[d + 1 :]) for d, step in enumerate(stride)):

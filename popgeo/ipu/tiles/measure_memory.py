@@ -40,6 +40,7 @@ def memory(
     update_costs: Sequence[OpCost] = (),
     num_results: int | None = None,
     accumulates: bool = False,
+    gradient_parts: int = 1,
 ) -> MemoryUse:
     """Bytes of every tile, by what they hold and over time.
 
@@ -54,6 +55,7 @@ def memory(
         update_costs: Plans of the update's operations, in order.
         num_results: How many of the graph's outputs the host receives; the others are gradients. All when left out.
         accumulates: Whether sums of gradients live on from one micro-batch to the next.
+        gradient_parts: How many parts sums of gradients have, of which the update applies one.
 
     Returns:
         Bytes per tile; its curve covers the operations of the step, then those of the update.
@@ -86,6 +88,8 @@ def memory(
         for storage, life in after.items():
             role = roles.get(storage)
             if role in keeps:
+                whole = gradient_parts if role is Role.GRADIENT else 1
+                life = dataclasses.replace(life, nbytes=life.nbytes * whole)
                 resident["weights and optimizer"].append(life)
             elif role is None:
                 moved = dataclasses.replace(life, first=life.first + len(graph.ops), last=life.last + len(graph.ops))

@@ -6,6 +6,7 @@ from popgeo.capture.op_graph import Op
 from popgeo.ipu.cost.plan import family_of
 from popgeo.ipu.tiles.lower import (
     attention,
+    collectives,
     control,
     convolution,
     distances,
@@ -29,7 +30,7 @@ _OF_FAMILY = {
     "gather": gather, "scatter": scatter, "matmul": matmul, "elementwise": elementwise, "reduce": reduce,
     "norms": norms, "movement": movement, "view": movement, "sorting": sorting, "distances": distances,
     "losses": elementwise, "fused": fused, "control": control, "attention": attention,
-    "convolution": convolution, "pooling": pooling,
+    "convolution": convolution, "pooling": pooling, "collectives": collectives,
     "unknown": movement,
 }  # fmt: skip
 _RUN_ON_ONE_TILE = {
@@ -46,7 +47,7 @@ _RUN_ON_ONE_TILE = {
     "movement": "concat hstack vstack repeat_interleave tile rot90 index_fill diag_embed _reshape_copy im2col "
     "_foreach_copy pixel_shuffle pixel_unshuffle channel_shuffle "
     "as_strided_scatter unfold_backward diagonal_scatter masked_scatter linspace eye "
-    "tril_indices triu_indices popgeo.all_to_all",
+    "tril_indices triu_indices",
     "view": "lift unsafe_split empty_permuted sym_size _local_scalar_dense resize set",
     "sorting": "msort searchsorted bucketize",
     "distances": "cdist",

@@ -1,0 +1,156 @@
+"""What shards and replicas on several IPUs tell each other: over the links of a board, and between boards.
+
+An all-reduce goes twice round a ring, a share of the tensor at a time: once to sum, once to hand on. A reduce-scatter
+is its first half, an all-gather its second (Thakur et al., "Optimization of Collective Communication Operations in
+MPICH", 2005). The slowest link of the ring sets the pace. Sums on the tiles take no time of their own: they are fifty
+times as fast as the links.
+"""
+
+from dataclasses import replace
+
+from popgeo.capture.op_graph import Op, OpGraph, Value
+from popgeo.ipu.cost.calibration import Machine
+from popgeo.ipu.cost.elementwise import plan_elementwise
+from popgeo.ipu.cost.links import link_rate, ring_seconds
+from popgeo.ipu.cost.movement import plan_copy
+from popgeo.ipu.cost.operands import Rule, made, tensor, width
+from popgeo.ipu.cost.plan import Activity, Plan, Superstep, Validity
+from popgeo.ipu.cost.supersteps import in_sequence
+from popgeo.ipu.target import IpuTarget
+
+TURNS = {"all-reduce": 2, "reduce-scatter": 1, "all-gather": 1}  # round the ring
+_WHY = "links at their full rate; no figures are published for collectives alone"
+
+
+def collective_seconds(kind: str, nbytes: float, members: int, stride: int, target: IpuTarget) -> float:
+    """How long a collective takes on a ring, as Graphcore's library of collectives lays them over the links of a pod.
+
+    Args:
+        kind: Which of `TURNS`.
+        nbytes: Of the whole tensor: what a member has after an all-gather or before a reduce-scatter.
+        members: How many IPUs take part.
+        stride: How many IPUs lie from one to the next.
+        target: One of them.
+
+    Example:
+        >>> seconds = collective_seconds("all-reduce", 220e6, members=4, stride=1, target=IpuTarget.bow())
+        >>> f"{1e3 * seconds:.2f} ms"  # 2 x 3 turns of 55 MB at 55 GB/s
+        '6.00 ms'
+    """
+    return ring_seconds(nbytes, range(0, members * stride, stride), target, rounds=TURNS[kind])
+
+
+def plan_collective(kind: str, nbytes: int, members: int, stride: int, machine: Machine) -> Plan:
+    """A sum or a join over members that each span all IPUs of the machine, with a part of the tensor on each of these.
+
+    Args:
+        kind: Which of `TURNS`.
+        nbytes: Of the whole tensor.
+        members: How many take part.
+        stride: How many such members lie from one to the next.
+        machine: What one member is.
+
+    Example:
+        >>> plan_collective("all-gather", 1 << 20, 4, 1, Machine(target=IpuTarget.bow())).split
+        {'IPUs': 4}
+    """
+    target = machine.target
+    lanes = target.num_ipus
+    seconds = collective_seconds(kind, nbytes / lanes, members, stride * lanes, target)
+    moved = TURNS[kind] * (members - 1) * nbytes // members
+    step = _over_links(kind, seconds * target.clock, moved, machine)
+    return Plan(
+        family="collectives", split={"IPUs": members * lanes}, supersteps=(step,), temporary_bytes=step.bytes_in,
+        validity=Validity.ESTIMATE, why=_WHY,
+    )  # fmt: skip
+
+
+def _over_links(name: str, cycles: float, nbytes: int, machine: Machine) -> Superstep:
+    tiles = machine.num_tiles
+    share = -(-nbytes // tiles)
+    return Superstep(
+        name=name, activity=Activity.EXCHANGE, ideal=cycles, calibrated=cycles, mean=cycles, tiles=tiles,
+        bytes_in=share, bytes_out=share, bytes_total=nbytes,
+    )  # fmt: skip
+
+
+def _members(num_shards: int, held: int, machine: Machine) -> tuple[int, int, Machine]:
+    """How many members share the work, how many shards each holds, and what machine each is.
+
+    A program that holds several shards on several IPUs has them side by side, as many on each IPU.
+    """
+    ipus = machine.target.num_ipus
+    within = min(held, ipus) if max(held, ipus) % min(held, ipus) == 0 else 1
+    member = replace(machine, target=replace(machine.target, num_ipus=ipus // within))
+    return num_shards // held * within, held // within, member
+
+
+def _all_reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """Shards of the same IPU are added on its tiles first."""
+    x, result = tensor(graph, op.args[0]), made(graph, op)[0]
+    return _sum("all-reduce", x, result.numel, result.nbytes, op, machine)
+
+
+def _reduce_scatter(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    x = tensor(graph, op.args[0])
+    return _sum("reduce-scatter", x, x.numel // x.shape[0], x.nbytes // x.shape[0], op, machine)
+
+
+def _sum(kind: str, x: Value, elements: int, nbytes: int, op: Op, machine: Machine) -> Plan:
+    members, held, member = _members(op.args[1], x.shape[0], machine)
+    plans = [plan_elementwise("add", max(1, elements), width(x), member)] * (held - 1)
+    return _joined(plans, kind, nbytes, members, op.args[-1], member)
+
+
+def _all_gather(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    x, result = tensor(graph, op.args[0]), made(graph, op)[0]
+    members, _, member = _members(op.args[1], x.shape[0], machine)
+    laid_out = plan_copy(max(1, result.numel), width(x), member, pieces=op.args[1])
+    return _joined([laid_out], "all-gather", result.nbytes, members, op.args[-1], member)
+
+
+def _joined(plans: list[Plan], kind: str, nbytes: int, members: int, stride: int, member: Machine) -> Plan:
+    """What an IPU does for itself, and then over the links with others if there are any."""
+    if members > 1:
+        plans = [*plans, plan_collective(kind, nbytes, members, stride, member)]
+    elif not plans:
+        return Plan(family="collectives", validity=Validity.ESTIMATE, why="a single shard has nobody to tell")
+    return in_sequence("collectives", plans, main=len(plans) - 1)
+
+
+def _keep(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """What all shards have alike is on each IPU already; several shards of one IPU get a copy each, or a part."""
+    result = made(graph, op)[0]
+    _, held, member = _members(op.args[1], result.shape[0], machine)
+    elements = result.numel // result.shape[0] * held
+    if elements == tensor(graph, op.args[0]).numel:
+        return Plan(family="collectives", validity=Validity.ESTIMATE, why="taken to cost nothing")
+    return in_sequence("collectives", [plan_copy(max(1, elements), width(result), member)])
+
+
+def _all_to_all(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """Every IPU sends each other one its part, over links, all at the same time."""
+    value = made(graph, op)[0]
+    members, held, member = _members(op.args[1], value.shape[0], machine)
+    own = value.nbytes // value.shape[0] * held
+    if members == 1:
+        return in_sequence("collectives", [plan_copy(max(1, value.numel), width(value), member)])
+    target, sent = member.target, own * (members - 1) // members
+    ends = range(0, members * target.num_ipus, target.num_ipus)
+    rate = min(link_rate(0, other, target) for other in ends[1:]) * target.num_ipus
+    cycles = (target.link_seconds * (members - 1) + sent / rate) * target.clock
+    step = _over_links("all-to-all", cycles, sent, member)
+    return Plan(
+        family="collectives", split={"IPUs": members * target.num_ipus}, supersteps=(step,),
+        temporary_bytes=step.bytes_in, validity=Validity.ESTIMATE, why=_WHY,
+    )  # fmt: skip
+
+
+RULES: dict[str, Rule] = {
+    "popgeo.all_reduce": _all_reduce,
+    "popgeo.replicate": _keep,
+    "popgeo.all_gather": _all_gather,
+    "popgeo.shard": _keep,
+    "popgeo.reduce_scatter": _reduce_scatter,
+    "popgeo.all_to_all": _all_to_all,
+}

@@ -1,0 +1,101 @@
+"""What one IPU runs of a model that several share: the step and the update of the shards that it holds."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from popgeo.capture.arguments import Arguments
+from popgeo.capture.capture_step import capture_step
+from popgeo.capture.captured_step import CapturedStep
+from popgeo.engine.call_options import constant_loss_scaling
+from popgeo.engine.optimizer.update import Update
+from popgeo.engine.shards import num_shards, only_first
+from popgeo.ipu.options import Options
+from popgeo.ipu.target import IpuTarget
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """One IPU's share of a step, or that of the IPUs that hold a shard together.
+
+    Attributes:
+        step: Its program of one micro-batch.
+        update: Its update, over parameters that have shapes only; None where nothing is trained.
+        target: The machine that runs it.
+        shards: How many such machines a replica is.
+    """
+
+    step: CapturedStep
+    update: Update | None
+    target: IpuTarget
+    shards: int
+
+
+def is_shared(model: object, target: IpuTarget) -> bool:
+    """Whether a model's shards lie on several IPUs.
+
+    Raises:
+        ValueError: it has so many shards that they cannot be shared evenly.
+    """
+    return target.of_shards(num_shards(model))[1] > 1
+
+
+def share_of(
+    model: Callable[..., Any], arguments: Arguments, options: Options, optimizer: Optimizer | None = None
+) -> Share:
+    """The share of one IPU in a model's step; of a model without shards, the whole step.
+
+    Args:
+        model: A module whose weights may lie in shards, or a function.
+        arguments: Those of one micro-batch.
+        options: The machine, and what becomes of gradients.
+        optimizer: Over parameters of the model; None where nothing is trained.
+    """
+    target, shards, num_local = options.target.of_shards(num_shards(model))
+    with only_first(model, num_local):
+        trained = trained_names(model, optimizer)
+        step = capture_step(
+            model,
+            arguments,
+            trained=trained,
+            loss_scaling=constant_loss_scaling(options),
+            show_progress=options.show_progress,
+        )
+        update = update_of(model, step, optimizer, options) if optimizer and isinstance(model, nn.Module) else None
+    return Share(step=step, update=update, target=target, shards=shards)
+
+
+def trained_names(model: Callable[..., Any], optimizer: Optimizer | None) -> list[str]:
+    """The parameters of the model that the optimizer holds.
+
+    Raises:
+        ValueError: there is an optimizer and it holds none of them, or the model is a function.
+    """
+    if optimizer is None:
+        return []
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"A function ({model!r}) has no parameters to train; pass the module that holds them.")
+    held = {p for group in optimizer.param_groups for p in group["params"]}
+    trained = [name for name, p in model.named_parameters() if p in held and p.requires_grad]
+    if not trained:
+        raise ValueError("The optimizer holds no parameter of the model; build it from model.parameters().")
+    return trained
+
+
+def update_of(model: nn.Module, step: CapturedStep, optimizer: Optimizer, options: Options) -> Update:
+    """The optimizer's update over parameters that have shapes only."""
+    shapes: dict[int, nn.Parameter] = {}
+    for p in model.parameters():
+        shapes[id(p)] = nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="meta"), requires_grad=p.requires_grad)
+    groups = []
+    for group in optimizer.param_groups:
+        groups.append({**group, "params": [shapes[id(p)] for p in group["params"] if id(p) in shapes]})
+    on_meta = copy.copy(optimizer)
+    on_meta.param_groups, on_meta.state = groups, type(optimizer.state)(dict)
+    parameters = {name: shapes[id(p)] for name, p in model.named_parameters() if name in step.trained}
+    return Update(on_meta, parameters, options)

@@ -1,0 +1,1 @@
+"""Layers whose weights lie in shards, as many IPUs hold them: tensor parallelism."""

@@ -1,0 +1,116 @@
+"""Embeddings in shards: each has some of the rows, or some of the columns."""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from popgeo.nn.parallel.sharded_module import ShardedModule, as_parameter
+from popgeo.ops.collectives import all_gather, all_reduce, part_of
+
+
+class EmbeddingCut(Enum):
+    """What each shard of an embedding has."""
+
+    VOCABULARY = "vocabulary"
+    WIDTH = "width"
+
+
+class ParallelEmbedding(ShardedModule):
+    """An embedding in shards (arXiv:1909.08053): results are those of the plain one, bit for bit.
+
+    Cut by vocabulary, each shard looks up what it has and takes 0 for the rest, and the rows are summed over shards;
+    cut by width, each looks up its columns, and these are joined.
+
+    Args:
+        num_embeddings: Rows; a multiple of `num_shards` where they are cut.
+        embedding_dim: Columns; a multiple of `num_shards` where they are cut.
+        num_shards: Into how many parts the table is cut.
+        cut: What is cut: `"vocabulary"` or `"width"`.
+        **kwargs: `device` and `dtype`.
+
+    Raises:
+        ValueError: what is cut cannot be shared evenly; the message names the nearest numbers that can.
+
+    Example:
+        >>> ParallelEmbedding(10, 4, num_shards=2)(torch.tensor([[0, 9, 5]])).shape
+        torch.Size([1, 3, 4])
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        num_shards: int,
+        *,
+        cut: EmbeddingCut | str = EmbeddingCut.VOCABULARY,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_shards)
+        if cut not in (*EmbeddingCut, *(member.value for member in EmbeddingCut)):
+            raise ValueError(f"cut is {cut!r}; an embedding is cut by 'vocabulary' or by 'width'.")
+        self.cut = EmbeddingCut(cut)
+        by_rows = self.cut is EmbeddingCut.VOCABULARY
+        part_of(
+            num_embeddings if by_rows else embedding_dim, num_shards, "num_embeddings" if by_rows else "embedding_dim"
+        )
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self._take(nn.Embedding(num_embeddings, embedding_dim, **kwargs))
+
+    @classmethod
+    def from_embedding(
+        cls, embedding: nn.Embedding, num_shards: int, *, cut: EmbeddingCut | str = EmbeddingCut.VOCABULARY
+    ) -> "ParallelEmbedding":
+        """The same table in shards; the weights are copied.
+
+        Raises:
+            ValueError: it does more than look up, such as limit norms or leave a row untrained.
+        """
+        if embedding.max_norm is not None or embedding.padding_idx is not None or embedding.scale_grad_by_freq:
+            raise ValueError(
+                f"{embedding} has a padding_idx, a max_norm or scale_grad_by_freq, which an embedding in shards does "
+                "not know."
+            )
+        made = cls(embedding.num_embeddings, embedding.embedding_dim, num_shards, cut=cut, device="meta")
+        made._take(embedding)
+        return made
+
+    def _take(self, embedding: nn.Embedding) -> None:
+        weight, dim = embedding.weight, 0 if self.cut is EmbeddingCut.VOCABULARY else 1
+        self.weight = as_parameter(weight.unflatten(dim, (self.num_shards, -1)).movedim(dim, 0), weight)
+
+    def to_plain(self) -> nn.Embedding:
+        """The plain embedding with the same weights."""
+        dim = 0 if self.cut is EmbeddingCut.VOCABULARY else 1
+        weight = self.weight.movedim(0, dim).flatten(dim, dim + 1)
+        embedding = nn.Embedding(self.num_embeddings, self.embedding_dim, device="meta")
+        embedding.weight = as_parameter(weight, self.weight)
+        return embedding
+
+    to_embedding = to_plain
+
+    def local_parts(self, num_local: int) -> Mapping[str, tuple[int, ...]]:
+        """How many shards of each cut parameter so many shards of the layer have."""
+        return {"weight": (num_local,)}
+
+    def forward(self, index: Tensor) -> Tensor:
+        """[...] -> [..., embedding_dim]"""
+        flat = index.reshape(1, -1)
+        count, rows, _ = self.weight.shape
+        starts = torch.arange(count, device=index.device).unsqueeze(1)
+        if self.cut is EmbeddingCut.VOCABULARY:
+            local = flat - (starts + self.first_shard) * rows  # [num_local, n]
+            here = (local >= 0) & (local < rows)
+            # What no shard has is looked up in none, so that it is refused as a plain embedding refuses it.
+            absent = torch.where((flat >= 0) & (flat < self.num_embeddings), 0, -1)
+            found = nn.functional.embedding((local + starts * rows).where(here, absent), self.weight.flatten(0, 1))
+            out = all_reduce(found * here.unsqueeze(2), self.num_shards)
+        else:
+            found = nn.functional.embedding(flat + starts * rows, self.weight.flatten(0, 1))
+            out = all_gather(found, -1, self.num_shards)
+        return out.reshape(*index.shape, self.embedding_dim)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, num_shards={self.num_shards}, cut={self.cut.value!r}"

@@ -1,0 +1,148 @@
+"""Whole models: layers are put into shards by name, made plain again, or left with some of their shards."""
+
+import difflib
+from collections.abc import Mapping
+from enum import Enum
+
+from torch import nn
+
+from popgeo.nn.parallel.attention import ParallelAttention
+from popgeo.nn.parallel.embedding import EmbeddingCut, ParallelEmbedding
+from popgeo.nn.parallel.grid_linear import ParallelLinear2D
+from popgeo.nn.parallel.linear import ColumnParallelLinear, RowParallelLinear
+from popgeo.nn.parallel.sharded_module import ShardedModule, as_parameter
+
+
+class Cut(Enum):
+    """How a layer is cut.
+
+    Attributes:
+        COLUMN: A linear layer by its outputs, which stay cut for what follows.
+        ROW: A linear layer by its inputs, which come cut from what precedes.
+        GATHERED_COLUMN: A linear layer by its outputs, which are joined again.
+        WHOLE_ROW: A linear layer by its inputs, which come whole.
+        VOCABULARY: An embedding by its rows.
+        WIDTH: An embedding by its columns.
+    """
+
+    COLUMN = "column"
+    ROW = "row"
+    GATHERED_COLUMN = "gathered column"
+    WHOLE_ROW = "whole row"
+    VOCABULARY = "vocabulary"
+    WIDTH = "width"
+
+
+def shard_linears(model: nn.Module, cuts: Mapping[str, Cut | str], num_shards: int) -> nn.Module:
+    """Puts linear layers and embeddings of a model into shards, in place.
+
+    Between a `column` and the `row` that follows it there may be anything that works element by element, such as an
+    activation or dropout. Attention is `ParallelAttention.from_linears`.
+
+    Args:
+        model: What is changed; other layers stay as they are, and all shards have them alike.
+        cuts: How each layer is cut, by the end of its dotted name: `"mlp.up"` names those of all blocks.
+        num_shards: Into how many parts.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: a name is of no layer, or of one that cannot be cut so; nothing is changed then.
+
+    Example:
+        >>> model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+        >>> shard_linears(model, {"0": "vocabulary", "1": "column", "3": "row"}, num_shards=2)[3]
+        RowParallelLinear(in_features=8, out_features=4, num_shards=2, input_is_cut=True)
+    """
+    named = dict(model.named_modules())
+    made: dict[str, nn.Module] = {}
+    for ending, how in cuts.items():
+        if how not in (*Cut, *(member.value for member in Cut)):
+            allowed = ", ".join(repr(member.value) for member in Cut)
+            raise ValueError(f"{ending} is to be cut as {how!r}; a layer is cut as one of {allowed}.")
+        found = [name for name in named if name == ending or name.endswith(f".{ending}")]
+        if not found:
+            near = difflib.get_close_matches(ending, [*named, *(name.rpartition(".")[2] for name in named)], 1)
+            raise ValueError(
+                f"No layer's name ends in {ending!r}{f'; did you mean {near[0]!r}?' if near else '.'} "
+                "model.named_modules() gives all names."
+            )
+        made |= {name: _cut(name, named[name], Cut(how), num_shards) for name in found}
+    for name, layer in made.items():
+        _replace(model, name, layer)
+    return model
+
+
+def join_shards(model: nn.Module) -> nn.Module:
+    """Makes all linear layers and embeddings of a model plain again, in place, with the weights that they have now.
+
+    Returns:
+        The model; parts of `ParallelAttention` stay as they are, `to_linears` gives their plain layers.
+
+    Example:
+        >>> model = shard_linears(nn.Sequential(nn.Linear(4, 8)), {"0": "gathered column"}, num_shards=2)
+        >>> join_shards(model)
+        Sequential(
+          (0): Linear(in_features=4, out_features=8, bias=True)
+        )
+    """
+    within = [name for name, module in model.named_modules() if isinstance(module, ParallelAttention)]
+    for name, module in list(model.named_modules()):
+        if isinstance(module, ShardedModule) and name.rpartition(".")[0] not in within:
+            _replace(model, name, module.to_plain())
+    return model
+
+
+def keep_shards(model: nn.Module, rank: int, world_size: int) -> nn.Module:
+    """Leaves a model the shards of one of several processes, in place; the collectives reach those of the others.
+
+    Every process calls this on the same model, and trains with plain PyTorch: gradients of cut weights are its own,
+    and those of all others are the same in all processes.
+
+    Args:
+        model: With layers in shards.
+        rank: Number of this process.
+        world_size: How many processes share the shards.
+
+    Raises:
+        ValueError: they cannot share them evenly, or a layer lies in a grid.
+    """
+    for module in model.modules():
+        if not isinstance(module, ShardedModule):
+            continue
+        if isinstance(module, ParallelLinear2D):
+            raise ValueError(f"{module} lies in a grid, whose sums are of some processes only; keep it in one process.")
+        if module.num_shards % world_size:
+            raise ValueError(
+                f"{module} has {module.num_shards} shards, which {world_size} processes cannot share evenly."
+            )
+        count = module.num_shards // world_size
+        module.first_shard = rank * count
+        for name in module.local_parts(count):
+            whole = getattr(module, name)
+            setattr(module, name, as_parameter(whole[rank * count : (rank + 1) * count], whole))
+    return model
+
+
+def _cut(name: str, layer: nn.Module, how: Cut, num_shards: int) -> ShardedModule:
+    wanted = nn.Embedding if how in (Cut.VOCABULARY, Cut.WIDTH) else nn.Linear
+    if type(layer) is not wanted:
+        raise ValueError(f"{name} is a {type(layer).__name__}; only an nn.{wanted.__name__} is cut as {how.value!r}.")
+    try:
+        if isinstance(layer, nn.Embedding):
+            return ParallelEmbedding.from_embedding(layer, num_shards, cut=EmbeddingCut(how.value))
+        assert isinstance(layer, nn.Linear)
+        if how in (Cut.COLUMN, Cut.GATHERED_COLUMN):
+            joins = how is Cut.GATHERED_COLUMN
+            return ColumnParallelLinear.from_linear(layer, num_shards, gather_output=joins)
+        return RowParallelLinear.from_linear(layer, num_shards, input_is_cut=how is Cut.ROW)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _replace(model: nn.Module, name: str, layer: nn.Module) -> None:
+    if not name:
+        raise ValueError("The model is a single layer; put it into an nn.Sequential, or call its from_linear.")
+    above, _, own = name.rpartition(".")
+    setattr(model.get_submodule(above), own, layer)
