@@ -15,6 +15,7 @@ from torch._dynamo.utils import counters
 from torch_geometric.data import Data, InMemoryDataset
 
 from popgeo import compat
+from popgeo.nn import ComplEx, KnownTriples, Ranks, rank_entities
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 Run = Callable[..., str]
@@ -307,6 +308,21 @@ def test_links_of_entities_never_seen_are_ranked(run: Run, shared_data: Path):
     printed = run("nbfnet_inductive.py", "--root", str(shared_data / "kg/inductive"), *small)
     assert numbers(r"epoch 2: loss ([\d.]+)", printed)[0] < numbers(r"epoch 1: loss ([\d.]+)", printed)[0]
     assert numbers(r"Hits@10 of 50 negatives ([\d.]+)", printed)[0] > 0.2
+
+
+def test_the_tail_of_a_converse_ranks_as_the_head():
+    both_ways = runpy.run_path(str(EXAMPLES / "knowledge_graph.py"))["both_ways"]
+    assert both_ways(torch.tensor([[0, 1, 2], [3, 0, 3]]), 2).tolist() == [[0, 1, 2], [3, 0, 3], [2, 3, 0], [3, 2, 3]]
+    torch.manual_seed(0)
+    triples = torch.stack([torch.randint(n, (20,)) for n in (9, 2, 9)], dim=1)
+    model, twice = ComplEx(9, 2, 4), ComplEx(9, 4, 4)
+    relations = {"rel_emb.weight": 1, "rel_emb_im.weight": -1}  # the converse of r is its conjugate
+    twice.load_state_dict(
+        {n: torch.cat([w, relations[n] * w]) if n in relations else w for n, w in model.state_dict().items()}
+    )
+    heads, tails = (rank_entities(model, triples, KnownTriples(triples, 9, 2, side)) for side in ("head", "tail"))
+    found = rank_entities(twice, both_ways(triples, 2), KnownTriples(both_ways(triples, 2), 9, 4, "tail"))
+    assert found.realistic.tolist() == Ranks.join(tails, heads).realistic.tolist()
 
 
 @pytest.mark.parametrize("converses", ["--reciprocal", "--no-reciprocal"])
