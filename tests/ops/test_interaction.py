@@ -325,7 +325,7 @@ def test_the_operations_for_graphs_give_what_the_function_gives(half_list):
         70, 9, plan, given["x"], given["expansion"], given["centres"], -1.5, given["envelope"], weights, biases,
         int(given["activation"]), half_list, 1,
     )  # fmt: skip
-    sums, filters, workspace = ops.interaction(*arguments)
+    sums, filters, _ = ops.interaction(*arguments)
     assert torch.equal(sums, out)
     grad = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out).float()
     *made, _ = ops.interaction_backward(*arguments, filters, grad, [True] * 5)

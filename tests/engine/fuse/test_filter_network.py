@@ -52,6 +52,7 @@ def test_gaussians_are_known_however_they_are_written(function):
         lambda d, c: torch.exp((-1.5 * (d[:, None] - c).pow(2)).clamp(-20.0)),  # a tail that the kernel would not have
         lambda d, c: torch.exp((-1.5 * (d[:, None] - c).pow(2)).clamp(-60.0, -1.0)),
         lambda d, c: torch.threshold(gaussians(d, c), math.exp(-20), 0.0),
+        lambda d, c: torch.threshold(gaussians(d, c), math.exp(-58.5), 0.0),  # just beyond rounding
         lambda d, c: torch.threshold(gaussians(d, c), math.exp(-60), 1.0),
         lambda d, c: torch.sin(-1.5 * (d[:, None] - c).pow(2)),
         lambda d, c: torch.exp((d[:, None] - c).pow(2) * d[:, None]),
