@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +28,10 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.Mod: ast.FloorDiv,
     ast.Pow: ast.Mult,
 }
-ONLY_CHECKED_OR_SHOWN = ("strict", "repr", "stacklevel")  # of `zip`, a field, a warning: an assertion, or how it looks
-NOT_BEHAVIOUR = ("__repr__", "_repr_html_")  # how things look has tests of its own, which compare whole texts
+# Of `zip` an assertion; of a field, a warning and whatever takes long, how it looks.
+ONLY_CHECKED_OR_SHOWN = ("strict", "repr", "stacklevel", "progress_bar", "show_progress")
+NOT_BEHAVIOUR = ("__repr__", "_repr_html_", "describe")  # how things look has tests of its own, which compare texts
+ANY_NUMBER_SERVES = ("manual_seed",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +152,7 @@ def _named(node: ast.AST, within: str) -> Iterator[tuple[ast.AST, str]]:
 
 
 def _silent_parts(node: ast.AST) -> Iterator[ast.AST]:
-    """Types, decorators, texts, what follows `raise` or `assert`, and keywords that only check or show."""
+    """Types, decorators, texts, what words an error or is asserted, seeds, and keywords that only check or show."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
         yield from (part for part in (node.returns, *node.decorator_list) if part is not None)
@@ -160,5 +163,10 @@ def _silent_parts(node: ast.AST) -> Iterator[ast.AST]:
         yield node
     elif isinstance(node, ast.AnnAssign):
         yield node.annotation
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ANY_NUMBER_SERVES:
+        yield from node.args
     elif isinstance(node, ast.JoinedStr | ast.Raise | ast.Assert):
         yield node
+    for body in (getattr(node, "body", None), getattr(node, "orelse", None)):
+        if isinstance(body, list) and body and isinstance(body[-1], ast.Raise):
+            yield from itertools.takewhile(lambda part: isinstance(part, ast.Assign), reversed(body[:-1]))

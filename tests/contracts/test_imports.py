@@ -1,6 +1,7 @@
 """The plan of the house: which folder may import which, in what order the machine's rooms stand, and no circle."""
 
 import ast
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -46,23 +47,30 @@ def part_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+@functools.cache
+def imports(source: str) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    """The import statements of a source text, in whatever block; kept, since several tests read the same file."""
+    return tuple(node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom))
+
+
 def imported_modules(path: Path, source: str) -> Iterator[str]:
     """Every name that the source text at `path` imports, relative ones made absolute, in whatever block."""
     package = ["popgeo", *path.relative_to(PACKAGE).parts[:-1]]
-    for node in ast.walk(ast.parse(source)):
+    for node in imports(source):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             start = package[: len(package) + 1 - node.level] if node.level else []
             module = ".".join([*start, *([node.module] if node.module else [])])
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
+@functools.cache
 def handed_on() -> dict[str, str]:
     """What faces hand on, by the name that a user types, and the name that it has in its file."""
     found = {}
     for face in FACES:
-        for node in ast.walk(ast.parse(face.read_text())):
+        for node in imports(face.read_text()):
             if isinstance(node, ast.ImportFrom):
                 found |= {f"{name_of(face)}.{a.asname or a.name}": f"{node.module}.{a.name}" for a in node.names}
     return found

@@ -37,3 +37,10 @@ def test_a_batch_is_the_same_where_pyg_lays_batches_out_in_another_way(monkeypat
     assert list(slow.keys()) == list(quick.keys())
     assert all(same(slow[name], value) for name, value in quick)
     assert all(same(one.x, other.x) for one, other in zip(slow.to_data_list(), quick.to_data_list(), strict=True))
+
+
+def test_padding_graphs_have_the_first_graphs_objects_where_no_other_is_given():
+    graphs = [graph(3, 4), graph(2, 1, seed=1)]
+    assert FixedSizeCollater(FixedSizeOptions(9, 8, 4))(graphs).name == ["graph 0", "graph 1", "graph 0", "graph 0"]
+    options = FixedSizeOptions(9, 8, 4, pad_graph_defaults={"name": "none"})
+    assert FixedSizeCollater(options)(graphs).name == ["graph 0", "graph 1", "none", "none"]

@@ -93,3 +93,16 @@ def test_the_callers_number_comes_back_after_an_error():
     with pytest.raises(KeyError), choice.of_a_call():
         raise KeyError
     assert torch.get_num_threads() == 4
+
+
+def test_of_two_threads_both_are_tried_and_the_better_is_kept():
+    now = 0.0
+    choice = ThreadChoice(clock=lambda: now)
+    torch.set_num_threads(2)
+    used = []
+    for _ in range(6):
+        with choice.of_a_call():
+            used.append(torch.get_num_threads())
+            now += 0.1 / used[-1]
+    assert used == [1, 1, 1, 2, 2, 2]
+    assert choice.picked == 2

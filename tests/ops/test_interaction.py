@@ -325,7 +325,7 @@ def test_the_operations_for_graphs_give_what_the_function_gives(half_list):
         70, 9, plan, given["x"], given["expansion"], given["centres"], -1.5, given["envelope"], weights, biases,
         int(given["activation"]), half_list, 1,
     )  # fmt: skip
-    sums, filters, workspace = ops.interaction(*arguments)
+    sums, filters, _ = ops.interaction(*arguments)
     assert torch.equal(sums, out)
     grad = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out).float()
     *made, _ = ops.interaction_backward(*arguments, filters, grad, [True] * 5)
@@ -333,3 +333,11 @@ def test_the_operations_for_graphs_give_what_the_function_gives(half_list):
     assert all(torch.equal(one, other) for one, other in zip(made, [to_x, *to_layers], strict=True))
     *made, _ = ops.interaction_backward(*arguments, filters, grad, [False, True, False, False, True])
     assert all(torch.equal(one, to_layers[n]) for one, n in zip(made, (0, 3), strict=True))
+
+
+@pytest.mark.parametrize("end", ["src", "dst"])
+def test_an_end_for_another_number_of_edges_is_refused(native, end):
+    network = FilterNetwork(weights=[torch.eye(2)], biases=[None])
+    ends = {"src": torch.tensor([0, 1]), "dst": torch.tensor([1, 0])} | {end: torch.tensor([[0, 1]])}
+    with pytest.raises(ValueError, match=end):
+        interaction(torch.ones(2, 2), ends["src"], ends["dst"], 2, network, torch.ones(2, 2))

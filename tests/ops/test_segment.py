@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from popgeo import ops
 
@@ -82,3 +83,12 @@ def test_the_derivative_of_a_product_is_that_of_all_other_factors_also_where_som
     assert out.flatten().tolist() == [0, 30, 0, 1]
     (gradient,) = torch.autograd.grad(out, src, torch.tensor([[1.0], [10.0], [1.0], [1.0]]))
     assert gradient.flatten().tolist() == [150, 1, 60, 100, 0, 0, 0]
+
+
+def test_pointers_of_two_dimensions_are_refused_before_anything_runs():
+    with FakeTensorMode() as mode:
+        rows, pointers = mode.from_tensor(SRC), mode.from_tensor(torch.zeros(2, 3, dtype=torch.long))
+        with pytest.raises(ValueError, match="indptr"):
+            torch.ops.popgeo.gather_csr(rows, pointers, 4)
+        with pytest.raises(ValueError, match="indptr"):
+            torch.ops.popgeo.segment_sum(rows, pointers)

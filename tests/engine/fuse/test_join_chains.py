@@ -292,3 +292,14 @@ def test_results_that_share_memory_with_a_narrower_operand_are_written_after_it_
         return total, (product - column).tanh()
 
     assert_joined(function, X, Y, chains=[4], rtol=1e-4)
+
+
+def test_what_a_chain_makes_is_no_operand_of_it_where_it_is_read_in_another_order():
+    def turned(x: Tensor) -> Tensor:
+        a = x * 2 + 1
+        return torch.exp(a.t()) + a
+
+    x = torch.linspace(-1, 1, 25).view(5, 5)
+    for function in (turned, lambda x: (x + 1) * (x + 1).t() - x):
+        (result,), _ = run_joined(function, x)
+        assert_close(result, function(x), rtol=1e-6, atol=1e-6)

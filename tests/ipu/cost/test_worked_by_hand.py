@@ -1,7 +1,7 @@
 """Costs of each family worked out by hand, on machines of one tile or two, so that every term can be followed.
 
-A Bow tile has six workers, loads and stores vectors of 8 bytes, receives 4 bytes a cycle, and needs 82 cycles to start a
-compute set and 240 to synchronise.
+A Bow tile has six workers, loads and stores vectors of 8 bytes, receives 4 bytes a cycle, and needs 82 cycles to start
+a compute set and 240 to synchronise.
 """
 
 from dataclasses import replace
@@ -47,7 +47,7 @@ def test_a_gather_on_one_tile():
     # Each worker looks up 10 rows and finds all: 30 + 10 * (19 + 2 * 2) = 260 cycles, of which each takes 6.
     plan = plan_gather(10, 4, 60, 4, ONE)
     ideal = (240 + 60) + (82 + 6 * 260)
-    # The constants replace what starts and synchronises: 1350, factors 1.221 and 1.077, and 1.431 an element of the result.
+    # The constants replace what starts and synchronises: 1350, factors 1.221 and 1.077, and 1.431 an element.
     calibrated = 1350 + 1.221 * 60 + 1.077 * 6 * 260 + 1.431 * 240
     assert cycles(plan) == pytest.approx((ideal, calibrated))
     assert plan.temporary_bytes == 240
@@ -63,7 +63,8 @@ def test_a_gather_whose_rows_are_split_has_a_second_stage():
 
 
 def test_a_scatter_on_one_tile():
-    # 60 rows of 4 floats into 12. A worker has 2 rows, sees all 60 summands and adds 10: 38 + 10 * (11 + 3 * 3) + 5 * 50.
+    # 60 rows of 4 floats into 12. A worker has 2 rows, sees all 60 summands and adds 10 of them:
+    # 38 + 10 * (11 + 3 * 3) + 5 * 50.
     plan = plan_scatter_add(12, 4, 60, 4, ONE)
     add = 6 * (38 + 10 * 20 + 250)
     ideal = (240 + 60) + (82 + add) + 240  # what is returned lies there already
@@ -74,8 +75,8 @@ def test_a_scatter_on_one_tile():
 
 
 def test_a_scatter_whose_summands_are_split_adds_partial_sums():
-    # Two tiles with 30 summands each: 120 B of index in 30 cycles. Zeroing 48 floats takes 23 + 24 cycles; a worker adds
-    # 5 of the 30: 38 + 5 * 20 + 5 * 25. Then each tile gets its 24 sums twice, 192 B in 48 cycles, and adds them:
+    # Two tiles with 30 summands each: 120 B of index in 30 cycles. Zeroing 48 floats takes 23 + 24 cycles; a worker
+    # adds 5 of the 30: 38 + 5 * 20 + 5 * 25. Then each tile gets its 24 sums twice, 192 B in 48 cycles, and adds them:
     # 17 + 2 * 12, and 6 * (60 + 3 * 2) to scale them.
     terms = scatter_terms(12, 4, 60, 4, split(1, 1, 2), TWO.target, "add")
     found = numbers(terms, "spread", "zero", "add", "reduce_bytes", "reduce", "merge", "store", "nbytes")
@@ -113,8 +114,8 @@ def test_an_operation_by_element_on_one_tile():
 
 
 def test_a_sum_that_crosses_tiles():
-    # 64 floats on two tiles: each sums 32 in 17 + 32 cycles; one receives two sums, by 3 * 2 + 1 + 4 / 256 instructions,
-    # and adds them in 17 + 2.
+    # 64 floats on two tiles: each sums 32 in 17 + 32 cycles; one receives two sums, by 3 * 2 + 1 + 4 / 256
+    # instructions, and adds them in 17 + 2.
     ideal = (82 + 49) + (240 + 7.015625) + (82 + 19)
     assert cycles(plan_reduce(1, 64, 4, TWO)) == pytest.approx((ideal, ideal + 1380 + 870))
 
@@ -143,7 +144,7 @@ def test_a_copy_and_a_fill():
 def test_sorting_exchanges_only_between_tiles():
     # Four numbers: 3 stages; a worker has one, and one pair: 23 + 4 + 11.
     assert plan_sort(1, 4, 4, 4, ONE).cycles(Profile.IDEAL) == 3 * (82 + 19 + 6 * 38)
-    # 64 over two tiles: 21 stages; half of 32 numbers with their places, 128 B in 32 cycles; 6 numbers and 3 pairs each.
+    # 64 over two tiles: 21 stages; half of 32 numbers with their places, 128 B in 32 cycles; 6 numbers, 3 pairs each.
     plan = plan_sort(1, 64, 64, 4, TWO)
     assert plan.cycles(Profile.IDEAL) == 21 * (240 + 32 + 82 + 19 + 6 * (23 + 24 + 33))
     assert plan.temporary_bytes == 2 * 32 * 8
