@@ -48,6 +48,19 @@ class Input:
 
 
 @dataclass(frozen=True)
+class BlockMark:
+    """A part of a model that is to run on one IPU.
+
+    Attributes:
+        name: What the model calls it.
+        ipu: The number of the IPU; None where the model does not say.
+    """
+
+    name: str
+    ipu: int | None
+
+
+@dataclass(frozen=True)
 class Ref:
     """A value where an operation takes a tensor."""
 
@@ -128,6 +141,7 @@ class Op:
         module: Dotted name of the submodule that asked for it; empty for the model itself.
         source: `file:line in function: code` of the model's line that asked for it.
         bodies: The graphs that it runs: that of a loop, or one for each branch. Their inputs are its operands.
+        block: The part of the model that asked for it, where the model names its parts.
     """
 
     target: str
@@ -139,6 +153,7 @@ class Op:
     module: str = ""
     source: str = ""
     bodies: "tuple[OpGraph, ...]" = ()
+    block: BlockMark | None = None
 
     def reads(self) -> tuple[int, ...]:
         """The values among its arguments, in order."""

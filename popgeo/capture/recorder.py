@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from popgeo.capture import dynamic_shapes, model_lines
 from popgeo.capture.dynamic_shapes import Problem
-from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Value
+from popgeo.capture.op_graph import BlockMark, Input, Op, OpGraph, Ref, Value
 
 # These change running statistics without saying so in their schema: positions of the arguments, and of the flag.
 _HIDDEN_WRITES = {"aten.native_batch_norm.default": ((3, 4), 5), "aten.cudnn_batch_norm.default": ((3, 4), 5)}
@@ -75,7 +75,9 @@ class Recorder(TorchDispatchMode):
             Tensor
         ] = []  # a number is found by the tensor's id, so none may be freed and its id used again
         self._storages: dict[int, int] = {}
-        self._forward_of: dict[int, tuple[str, str]] = {}
+        self._forward_of: dict[int, tuple[str, str, BlockMark | None]] = {}
+        self.block: BlockMark | None = None
+        self.unnamed_blocks = 0
         self._paused = self._in_body = False
 
     def add_input(self, given: Input, tensor: Tensor) -> None:
@@ -147,7 +149,7 @@ class Recorder(TorchDispatchMode):
         """Writes down an operation with graphs of its own, which torch does not know."""
         recorded = _with_refs(args, self.number)
         outputs = tuple(self._new_value(tensor, producer=len(self._ops)) for tensor in results)
-        module, line = self._place()
+        module, line, block = self._place()
         self._ops.append(
             Op(
                 target=target,
@@ -157,6 +159,7 @@ class Recorder(TorchDispatchMode):
                 module=module,
                 source=line,
                 bodies=bodies,
+                block=block,
             )
         )
         self.on_operation()
@@ -239,7 +242,7 @@ class Recorder(TorchDispatchMode):
             self._refuse_writes_to_constants(func, writes)
         results = result if isinstance(result, tuple | list) else (result,)
         outputs = tuple(self._output(tensor, index) if isinstance(tensor, Tensor) else None for tensor in results)
-        module, line = self._place()
+        module, line, block = self._place()
         op = Op(
             target=name,
             args=recorded_args,
@@ -249,6 +252,7 @@ class Recorder(TorchDispatchMode):
             phase=self.phase,
             module=module,
             source=line,
+            block=block,
         )
         self._ops.append(op)
         self.on_operation()
@@ -278,13 +282,15 @@ class Recorder(TorchDispatchMode):
         self._kept.append(tensor)
         return len(self._values) - 1
 
-    def _place(self) -> tuple[str, str]:
-        """Submodule and line; in the backward pass those of the forward operation that it differentiates."""
+    def _place(self) -> tuple[str, str, BlockMark | None]:
+        """Submodule, line and block; in the backward pass those of the forward operation that it differentiates."""
         if self.phase == "backward":
             node = torch._C._current_autograd_node()
-            return self._forward_of.get(node._sequence_nr(), ("", "")) if node is not None else ("", "")
+            nowhere = "", "", None
+            return self._forward_of.get(node._sequence_nr(), nowhere) if node is not None else nowhere
         self.files |= model_lines.files(self._stop)
-        place = self.modules[-1] if self.modules else "", model_lines.describe(model_lines.model_frame(self._stop))
+        module = self.modules[-1] if self.modules else ""
+        place = module, model_lines.describe(model_lines.model_frame(self._stop)), self.block
         # Autograd numbers its node just before it runs the operation; what needs no node leaves the number as it was.
         self._forward_of.setdefault(torch.autograd._get_sequence_nr() - 1, place)  # type: ignore[attr-defined]
         return place

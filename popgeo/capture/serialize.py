@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from popgeo.capture.captured_step import CapturedStep
-from popgeo.capture.op_graph import Input, Op, OpGraph, Value
+from popgeo.capture.op_graph import BlockMark, Input, Op, OpGraph, Value
 from popgeo.capture.serialize_pytree import structure_in, structure_out
 from popgeo.capture.serialize_values import from_json, to_json, torch_name, torch_thing
 
@@ -80,6 +80,7 @@ def _graph_out(graph: OpGraph) -> dict[str, Any]:
             [
                 op.target, to_json(op.args), {key: to_json(arg) for key, arg in op.kwargs.items()}, op.outputs,
                 op.writes, op.phase, op.module, op.source, [_graph_out(body) for body in op.bodies],
+                None if op.block is None else [op.block.name, op.block.ipu],
             ]
             for op in graph.ops
         ],
@@ -97,11 +98,11 @@ def _graph_in(document: Mapping[str, Any], constants: Mapping[int, Tensor]) -> O
 
 
 def _op(fields: list[Any]) -> Op:
-    target, args, kwargs, outputs, writes, phase, module, source, bodies = fields
+    target, args, kwargs, outputs, writes, phase, module, source, bodies, block = fields
     return Op(
         target=target, args=from_json(args), kwargs={key: from_json(arg) for key, arg in kwargs.items()},
         outputs=tuple(outputs), writes=tuple(writes), phase=phase, module=module, source=source,
-        bodies=tuple(_graph_in(body, {}) for body in bodies),
+        bodies=tuple(_graph_in(body, {}) for body in bodies), block=None if block is None else BlockMark(*block),
     )  # fmt: skip
 
 

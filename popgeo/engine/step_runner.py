@@ -19,6 +19,7 @@ from popgeo.engine.denormals import DenormalsFlushed
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.inductor import InductorRunner
 from popgeo.engine.optimizer.update import Update
+from popgeo.engine.pipeline.parts import Part
 from popgeo.engine.pipeline.run_round import RoundRunner
 from popgeo.engine.pipeline.staging import Staging
 from popgeo.engine.replicas import Replicas
@@ -177,6 +178,11 @@ class StepRunner:
     def joined(self) -> tuple[str, str]:
         """What runs as interactions in one pass, and why not all; and how many operations run in how many chains."""
         return self.graph_runner.joined()
+
+    def parts_for(self, tensors: Sequence[Tensor]) -> list[Part]:
+        """The parts in which these operations run, where they run in stages."""
+        runner = self._graph_runner_for(tensors)
+        return runner.parts if isinstance(runner, RoundRunner) else []
 
     def graph_for(self, tensors: Sequence[Tensor]) -> OpGraph:
         """The operations that run for these inputs."""

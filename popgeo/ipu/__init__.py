@@ -1,5 +1,7 @@
 """A simulated IPU: compiles a training or inference step once, runs it, and accounts for it."""
 
+from popgeo.capture.blocks import BeginBlock as BeginBlock
+from popgeo.capture.blocks import Block as Block
 from popgeo.capture.check_static import check_static as check_static
 from popgeo.capture.control_flow import cond as cond
 from popgeo.capture.control_flow import for_loop as for_loop
@@ -14,6 +16,7 @@ from popgeo.ipu.compiled_function import Executable as Executable
 from popgeo.ipu.compiled_function import compile as compile
 from popgeo.ipu.compiled_model import CompiledModel as CompiledModel
 from popgeo.ipu.options import Options as Options
+from popgeo.ipu.planning.cut_blocks import Stage as Stage
 from popgeo.ipu.planning.estimate import estimate as estimate
 from popgeo.ipu.planning.pipeline import Pipeline as Pipeline
 from popgeo.ipu.planning.plan_pipeline import pipeline as pipeline

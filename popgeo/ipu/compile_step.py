@@ -20,7 +20,10 @@ from popgeo.ipu.compiled import Compiled
 from popgeo.ipu.options import Options
 
 # What a kept step depends on besides its capture: whether it fits the tiles.
-DECIDES = ("engine/optimizer/**/*.py", "ipu/cost/**/*.py", "ipu/tiles/**/*.py", "ipu/step_cost.py", "ipu/target.py")
+DECIDES = (
+    "engine/optimizer/**/*.py", "ipu/cost/**/*.py", "ipu/planning/**/*.py", "ipu/tiles/**/*.py", "ipu/step_cost.py",
+    "ipu/target.py",
+)  # fmt: skip
 _REMEDY = "A compiled step has fixed shapes: give it what it was compiled for, or call destroy() and compile anew."
 
 
@@ -77,6 +80,7 @@ def compile_step(
         signature=arguments.signature, arguments=arguments.structure, result=step.result, remedy=_REMEDY
     )  # fmt: skip
     compiled = Compiled(call=call, step=step, module=model, options=options, update=update, replicas=replicas)
+    _ = compiled.stage_plan  # what cannot be cut so, or has too few micro-batches, is refused before anything changes
     if kept is None:
         compiled.require_fit()  # a kept step has passed this
         step_cache.save(options.cache_dir, key, step)
@@ -92,6 +96,7 @@ def _choices(
         choices += [astuple(options.target), options.gradient_accumulation, options.replication_factor]
         choices += [gradient_divisor(options), options.max_grad_norm, getattr(optimizer, "accum_type", None)]
         choices += _what_needs_state(optimizer)
+        choices += [options.stages, options.schedule, options.recompute]
     return choices
 
 

@@ -10,14 +10,16 @@ from typing import Any
 from torch import nn
 
 from popgeo.capture.captured_step import CapturedStep
+from popgeo.capture.op_graph import OpGraph
 from popgeo.engine.bound_call import BoundCall
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_runner import StepRunner
 from popgeo.ipu.options import Options
-from popgeo.ipu.planning.stage_plan import StagePlan, require_stages_fit, stage_plan
+from popgeo.ipu.planning.stage_plan import StagePlan, require_stages_fit, stage_plan, what_would_fit
 from popgeo.ipu.report.report import Report
 from popgeo.ipu.step_cost import Assessment, assess
+from popgeo.ipu.tiles.measure_memory import OutOfTileMemory
 
 
 @dataclass(kw_only=True)
@@ -85,8 +87,11 @@ class Compiled:
     @cached_property
     def stage_plan(self) -> StagePlan | None:
         """How it runs in stages, and what that costs; None where it runs as a whole."""
-        update = None if self.update is None or self.options.stages is None else self.update.capture()
-        return stage_plan(self.step, update, self.options)
+        return stage_plan(self.step, lambda: self._captured_update, self.options)
+
+    @property
+    def _captured_update(self) -> OpGraph | None:
+        return None if self.update is None else self.update.capture()
 
     @property
     def how_it_runs(self) -> str:
@@ -103,7 +108,7 @@ class Compiled:
         return assess(
             self.step,
             self.options.target,
-            None if self.update is None else self.update.capture(),
+            self._captured_update,
             micro_batches=self.options.gradient_accumulation,
             replicas=self.options.replication_factor,
             sharded=frozenset() if self.update is None else self.update.sharded(),
@@ -116,10 +121,16 @@ class Compiled:
         Raises:
             OutOfTileMemory: a tile needs more memory than it has.
         """
+        if not self.options.strict:
+            return
         if self.stage_plan is not None:
-            require_stages_fit(self.stage_plan.pipeline, self.options)
-        elif self.options.strict:
-            self.assessment.require_fit()
+            require_stages_fit(self.stage_plan.pipeline, self.step, self._captured_update, self.options)
+        elif not self.assessment.memory.fits:
+            try:
+                self.assessment.require_fit()
+            except OutOfTileMemory as error:
+                advice = what_would_fit(self.step, self._captured_update, self.options)
+                raise OutOfTileMemory(f"{error} {advice}") from None
 
     def report(self) -> Report:
         """The account of a step: cycles, memory and plans on the target, and what this computer did for it."""

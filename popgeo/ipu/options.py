@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
 from os import PathLike
+from typing import Any
 
 import pandas as pd
 
@@ -42,8 +43,11 @@ class Options:
             computer has the memory, and leaves it to the report to tell.
         stages: Run each micro-batch stage by stage, over several IPUs of the target: so many stages, cut where they are
             even in cycles and memory, as `4`; or the number of the model's alike layers on each IPU, as `[0, 3, 3]`; or
-            which layers begin a stage on which IPU, as `{"layers.3": 1}`. None runs the model as a whole on one IPU.
-            Results are those of the step as a whole.
+            which layers begin a stage on which IPU, as `{"layers.3": 1}`; or `"blocks"` for those that the model names
+            with `Block` or `BeginBlock`, a stage wherever the IPU changes, `"each block"` for a stage for every one of
+            them, or a list of `Stage`. None takes the blocks of
+            a model that names several IPUs, and runs any other as a whole on one. Results are those of the step as a
+            whole.
         schedule: In which order stages take micro-batches, as `popgeo.ipu.Schedule` names them; None leaves it to
             `popgeo.ipu.pipeline`.
         recompute: Keep of each micro-batch only what a stage receives, and repeat its forward pass before its backward
@@ -76,7 +80,7 @@ class Options:
     target: IpuTarget = field(default_factory=IpuTarget.bow)
     matmul_proportion: float | tuple[float, ...] = 0.6
     strict: bool = True
-    stages: int | Sequence[int] | Mapping[str, int] | None = None
+    stages: int | str | Sequence[Any] | Mapping[str, int] | None = field(default=None, hash=False)
     schedule: str | None = None
     recompute: bool | Sequence[str] = False
 
@@ -120,16 +124,18 @@ class Options:
     def _check_stages(self) -> None:
         """Turns what says how stages run into what cannot change, and refuses what could mean nothing."""
         stages, recompute = self.stages, self.recompute
-        if isinstance(stages, str) or not isinstance(stages, int | Sequence | Mapping | None):
+        if (isinstance(stages, str) and stages not in ("blocks", "each block")) or not isinstance(
+            stages, int | Sequence | Mapping | None
+        ):
             raise ValueError(
                 f"Options.stages is {stages!r}; give how many, layers of each IPU as [0, 3, 3], or the layers that "
-                'begin a stage and their IPUs as {"layers.3": 1}.'
+                'begin a stage and their IPUs as {"layers.3": 1}, or "blocks" for those that the model names.'
             )
         if isinstance(stages, int) and (isinstance(stages, bool) or stages < 1):
             raise ValueError(f"Options.stages is {stages!r}; ask for at least one.")
         if isinstance(stages, Mapping):
             object.__setattr__(self, "stages", dict(stages))
-        elif isinstance(stages, Sequence):
+        elif isinstance(stages, Sequence) and not isinstance(stages, str):
             object.__setattr__(self, "stages", tuple(stages))
         if isinstance(recompute, str) or not isinstance(recompute, bool | Sequence):
             raise ValueError(f"Options.recompute is {recompute!r}; give True, False or a list of layers to keep.")

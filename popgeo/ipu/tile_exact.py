@@ -14,6 +14,8 @@ from popgeo.engine.call_options import chosen_output_mode
 from popgeo.engine.denormals import DenormalsFlushed
 from popgeo.engine.optimizer.capture_update import UpdateGraph, tensors_of
 from popgeo.engine.optimizer.rehearse import Rehearsal
+from popgeo.engine.pipeline.draws import draws
+from popgeo.engine.pipeline.parts import Part
 from popgeo.engine.write_back import write_back
 from popgeo.ipu.compiled_function import Executable
 from popgeo.ipu.compiled_model import CompiledModel
@@ -21,6 +23,7 @@ from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.call_program import CallProgram, Training, join
 from popgeo.ipu.tiles.program import Program
 from popgeo.ipu.tiles.run_program import run_program
+from popgeo.ipu.tiles.staged_program import StagesOnIpus, join_stages
 from popgeo.ipu.tiles.steps import Region
 from popgeo.ipu.tiles.tile_memory import TileMemory
 
@@ -64,7 +67,10 @@ class TileExact:
         self._num_updates = 0 if self._update is None else self._update.num_updates
         self._programs: dict[tuple[int, ...], CallProgram] = {}
         self._last: CallProgram | None = None
-        self._tiles = self._target.num_tiles * self._target.num_ipus
+        self._plan = self._compiled.stage_plan
+        self._refuse_draws()
+        ipus = self._target.num_ipus if self._plan is None else self._plan.pipeline.num_ipus
+        self._tiles = self._target.num_tiles * ipus
         self._replicas = [TileMemory(self._tiles, generator.get_state()) for generator in generators]
         self._start = [self._state_of(replica) for replica in range(len(generators))]
 
@@ -78,7 +84,7 @@ class TileExact:
         graph = self._compiled.runner.graph_for(tensors)
         updates, numbers = self._rehearse()
         first = self._last is None
-        self._last = joined = self._program_of(graph, updates)
+        self._last = joined = self._program_of(graph, updates, self._compiled.runner.parts_for(tensors))
         if first:
             for memory, state in zip(self._replicas, self._start, strict=True):
                 memory.use(joined.program)
@@ -132,7 +138,18 @@ class TileExact:
                 self._num_updates += 1
         return updates, numbers
 
-    def _program_of(self, graph: OpGraph, updates: Sequence[UpdateGraph]) -> CallProgram:
+    def _refuse_draws(self) -> None:
+        if self._plan is None or self._plan.staging.one_at_a_time:
+            return
+        for op in self._compiled.step.graph.ops:
+            if draws(op):
+                raise ValueError(
+                    f"{op.target} draws random numbers ({op.source}). Tiles draw them in the order in which stages "
+                    "run, but a compiled step as if one micro-batch came after the other; compile with "
+                    "schedule='sharded'."
+                )
+
+    def _program_of(self, graph: OpGraph, updates: Sequence[UpdateGraph], parts: Sequence[Part]) -> CallProgram:
         key = (id(graph), *map(id, updates))
         if key not in self._programs:
             options = self._options
@@ -142,6 +159,17 @@ class TileExact:
                 updates=updates,
                 scaling=self._update.capture_scaling(),
             )  # fmt: skip
+            if self._plan is not None:
+                self._programs[key] = join_stages(
+                    graph,
+                    self._compiled.step.num_results,
+                    self._target,
+                    StagesOnIpus(parts=parts, order=self._plan.staging.order, ipus=self._plan.ipus),
+                    rounds=options.device_iterations if training is not None else 1,
+                    replicas=options.replication_factor,
+                    training=training,
+                )
+                return self._programs[key]
             self._programs[key] = join(
                 graph,
                 self._compiled.step.num_results,

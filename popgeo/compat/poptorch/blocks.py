@@ -1,13 +1,12 @@
-"""Which part of a model runs on which IPU: accepted everywhere, remembered, and without effect on results."""
+"""Which part of a model runs on which IPU: blocks become stages, which run here one by one with the same results."""
 
-import functools
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from popgeo.capture import blocks
+from popgeo.capture.op_graph import BlockMark
 from popgeo.compat.account import ACCOUNT, Treatment
 
 __all__ = ["BeginBlock", "Block", "BlockFunction", "removeBlocks"]
@@ -15,7 +14,8 @@ __all__ = ["BeginBlock", "Block", "BlockFunction", "removeBlocks"]
 
 def _remember(user_id: str | None, ipu_id: int | None) -> None:
     where = "" if ipu_id is None else f" on IPU {ipu_id}"
-    ACCOUNT.add(f"Block({user_id!r}){where}", Treatment.RECORDED, "the model of the machine plans the step as a whole")
+    why = "what follows runs as a stage of its own where the model names several IPUs; results stay as they are"
+    ACCOUNT.add(f"Block({user_id!r}){where}", Treatment.HONOURED, why)
 
 
 class Block(nn.Module):
@@ -33,6 +33,7 @@ class Block(nn.Module):
     def __init__(self, user_id: str | None = None, ipu_id: int | None = None) -> None:
         super().__init__()
         self._user_id, self._ipu_id = user_id, ipu_id
+        self._before: list[BlockMark | None] = []
 
     @staticmethod
     def useAutoId() -> None:
@@ -42,26 +43,14 @@ class Block(nn.Module):
     def start(user_id: str | None = None, ipu_id: int | None = None) -> None:
         """Begins a block that lasts until the next one."""
         _remember(user_id, ipu_id)
+        blocks.begin_block(user_id, ipu_id)
 
     def __enter__(self) -> None:
         _remember(self._user_id, self._ipu_id)
+        self._before.append(blocks.begin_block(self._user_id, self._ipu_id))
 
     def __exit__(self, *error: object) -> None:
-        return None
-
-
-@dataclass(frozen=True)
-class _BlockHook:
-    """Begins a block where a module is called."""
-
-    user_id: str | None
-    ipu_id: int | None
-
-    def __call__(self, module: nn.Module, inputs: Any) -> None:
-        _remember(self.user_id, self.ipu_id)
-
-    def __repr__(self) -> str:
-        return f"BeginBlock(user_id={self.user_id}, ipu_id={self.ipu_id})"
+        blocks.end_block(self._before.pop())
 
 
 def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | None = None) -> Any:
@@ -82,17 +71,15 @@ def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | Non
         if not callable(layer_to_call):
             raise ValueError("module is not an instance of torch.nn.Module or function.")
         return BlockFunction(user_id, ipu_id)(layer_to_call)
-    if any(isinstance(hook, _BlockHook) for hook in layer_to_call._forward_pre_hooks.values()):
+    if any(isinstance(hook, blocks.BlockHook) for hook in layer_to_call._forward_pre_hooks.values()):
         raise ValueError("module has already been assigned to a block.")
-    layer_to_call.register_forward_pre_hook(_BlockHook(user_id, ipu_id))
-    return layer_to_call
+    _remember(user_id, ipu_id)
+    return blocks.BeginBlock(layer_to_call, user_id, ipu_id=ipu_id)
 
 
 def removeBlocks(module: nn.Module) -> None:
     """Takes the marks of `BeginBlock` off a module and those inside it."""
-    for part in module.modules():
-        hooks = part._forward_pre_hooks.items()
-        part._forward_pre_hooks = OrderedDict((key, hook) for key, hook in hooks if not isinstance(hook, _BlockHook))
+    blocks.remove_blocks(module)
 
 
 def BlockFunction(user_id: str | None = None, ipu_id: int | None = None) -> Callable[[Callable[..., Any]], Any]:
@@ -106,12 +93,4 @@ def BlockFunction(user_id: str | None = None, ipu_id: int | None = None) -> Call
         2
     """
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def in_block(*args: Any, **kwargs: Any) -> Any:
-            with Block(user_id, ipu_id):
-                return function(*args, **kwargs)
-
-        return in_block
-
-    return decorate
+    return lambda function: blocks.in_block(function, lambda: Block(user_id, ipu_id))

@@ -55,6 +55,7 @@ def popgeo_options(options: Options, optimizer: Optimizer | None) -> PopgeoOptio
         matmul_proportion=_matmul_proportion(options.available_memory_proportion),
         strict=False,  # such programs ran on several IPUs, or fitted by means that the model knows nothing of
         **_of_optimizer(optimizer),
+        **_of_strategy(options),
     )
 
 
@@ -114,6 +115,12 @@ def _matmul_proportion(by_ipu: dict[int, float]) -> float | tuple[float, ...]:
     """The share of a tile's memory that products take on each IPU; where none is told, as on the machine."""
     default = PopgeoOptions().proportion_of(0)
     return tuple(by_ipu.get(ipu, default) for ipu in range(_MOST_IPUS)) if by_ipu else default
+
+
+def _of_strategy(options: Options) -> dict[str, Any]:
+    """Stages and their order, where the program chooses a strategy; its blocks say the rest."""
+    strategy = options._execution_strategy
+    return {} if strategy is None else {"stages": strategy.stages(), "schedule": strategy.schedule}
 
 
 def _target(options: Options) -> IpuTarget:

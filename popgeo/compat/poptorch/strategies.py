@@ -1,8 +1,11 @@
-"""How blocks become stages and phases on several IPUs: checked, remembered, and without effect on results."""
+"""How blocks become stages and phases on several IPUs; they run here one by one, in that order."""
 
 from typing import Any
 
 from popgeo.compat.account import ACCOUNT, Treatment
+from popgeo.compat.poptorch.enums import AutoStage
+from popgeo.ipu.planning.cut_blocks import EACH_BLOCK
+from popgeo.ipu.planning.cut_blocks import Stage as NamedStage
 
 __all__ = [
     "ParallelPhasedExecution",
@@ -75,6 +78,16 @@ class Phase:
 class _ExecutionStrategy:
     """What strategies have in common: stages by the names of their blocks."""
 
+    schedule: str | None = None  # popgeo's name of the order; None for its usual one
+
+    def stages(self) -> str | list[NamedStage] | None:
+        """The stages in popgeo's terms; None for those of the IPUs that blocks name."""
+        if self._stages:
+            named = [NamedStage(*stage.blocks) for stage in self._stages]
+            ipus = [stage._ipu_id for stage in self._stages]
+            return [one if ipu is None else one.ipu(ipu) for one, ipu in zip(named, ipus, strict=True)]
+        return EACH_BLOCK if self.auto_stage == AutoStage.AutoIncrement else None
+
     def __init__(self, *args: Any) -> None:
         parts = list(args[0]) if len(args) == 1 and isinstance(args[0], list | tuple) else list(args)
         automatic = [part for part in parts if not isinstance(part, str | Stage | Phase)]
@@ -93,7 +106,8 @@ class _ExecutionStrategy:
                     raise ValueError(f"Block {block!r} stands in two stages of a {type(self).__name__}.")
                 self._by_block[block] = stage
         what = f"{type(self).__name__} of {len(self._stages)} stages" if self._stages else type(self).__name__
-        ACCOUNT.add(what, Treatment.RECORDED, "the model of the machine plans the step as a whole")
+        why = "stages run here one by one, in its order, where the model names blocks; results stay as they are"
+        ACCOUNT.add(what, Treatment.HONOURED, why)
 
     def stage(self, block_id: str) -> Stage:
         """The stage of a block.
@@ -114,6 +128,8 @@ class ShardedExecution(_ExecutionStrategy):
         ['b']
     """
 
+    schedule = "sharded"
+
 
 class PipelinedExecution(_ExecutionStrategy):
     """Stages at the same time, each on another micro-batch.
@@ -125,6 +141,8 @@ class PipelinedExecution(_ExecutionStrategy):
 
 
 class _PhasedExecution(_ExecutionStrategy):
+    schedule = "phased"
+
     def __init__(self, *phases: Any) -> None:
         parts = list(phases[0]) if len(phases) == 1 and isinstance(phases[0], list | tuple) else list(phases)
         made = [Phase(*p) if isinstance(p, list | tuple) else p for p in parts]

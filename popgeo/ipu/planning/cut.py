@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from popgeo.capture.op_graph import OpGraph
+from popgeo.capture.op_graph import BlockMark, OpGraph
 
 _NUMBERED = re.compile(r"^(.*?\.)?\d+(?=\.|$)")
 
@@ -161,19 +161,19 @@ def cut(graph: OpGraph, blocks: Sequence[Block], firsts: Sequence[int], ipus: Se
     goes up to a later stage again.
     """
     stage_of = [len(firsts) - 1] * len(graph.ops)
-    of_module: dict[str, set[int]] = {}
+    of_module: dict[tuple[str, BlockMark | None], set[int]] = {}
     for stage, first in enumerate(firsts):
         end = firsts[stage + 1] if stage + 1 < len(firsts) else len(blocks)
         for block in blocks[first:end]:
             for index in block.ops:
                 stage_of[index] = stage
-                of_module.setdefault(graph.ops[index].module, set()).add(stage)
+                of_module.setdefault((graph.ops[index].module, graph.ops[index].block), set()).add(stage)
     made_in: dict[int, int] = {}  # of what the backward pass makes
     for index, op in enumerate(graph.ops):
         if op.phase == "forward":
             continue
         arrives = min((made_in[v] for v in op.reads() if v in made_in), default=len(firsts) - 1)
-        its = of_module.get(op.module, set())
+        its = of_module.get((op.module, op.block), set())
         own = next(iter(its)) if len(its) == 1 else arrives
         stage_of[index] = min(own, arrives)
         made_in |= dict.fromkeys(op.makes(), stage_of[index])

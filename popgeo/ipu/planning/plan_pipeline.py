@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 from torch.optim import Optimizer
@@ -15,12 +15,23 @@ from popgeo.ipu.cost.plan import OpCost, Profile
 from popgeo.ipu.options import Options
 from popgeo.ipu.planning.captured_model import CapturedModel
 from popgeo.ipu.planning.cut import Block, Cut, cut, cut_at, cut_by_layers, cut_evenly
+from popgeo.ipu.planning.cut_blocks import (
+    BLOCKS,
+    EACH_BLOCK,
+    cut_at_each,
+    cut_at_ipus,
+    cut_at_stages,
+    named_blocks,
+)
+from popgeo.ipu.planning.cut_blocks import Stage as NamedStage
 from popgeo.ipu.planning.pipeline import Pipeline
 from popgeo.ipu.planning.pipeline_update import update_cycles
 from popgeo.ipu.planning.schedule import Schedule, timeline
 from popgeo.ipu.planning.stage import stages_of
 from popgeo.ipu.planning.stage_costs import outputs_of, placed_costs, with_waits
 from popgeo.ipu.planning.turns import turns_of
+
+Stages = int | str | Sequence[int] | Sequence[NamedStage] | Mapping[str, int]
 
 
 def pipeline(
@@ -29,7 +40,7 @@ def pipeline(
     options: Options | None = None,
     optimizer: Optimizer | None = None,
     *,
-    stages: int | Sequence[int] | Mapping[str, int],
+    stages: Stages,
     schedule: Schedule | str = Schedule.LOCK_STEP,
     recompute: bool = False,
     serialize: Mapping[str, int] | None = None,
@@ -47,7 +58,8 @@ def pipeline(
             `matmul_proportion` limits what dense products may take of a tile.
         optimizer: Over parameters of the model; None for inference.
         stages: How many, cut so that they are even in cycles and memory; or the number of the model's alike layers on
-            each IPU, as `[0, 3, 3]`; or which layers begin a stage on which IPU, as `{"layers.3": 1}`.
+            each IPU, as `[0, 3, 3]`; or which layers begin a stage on which IPU, as `{"layers.3": 1}`; or
+            `"blocks"` or a list of `ipu.Stage` for the blocks that the model names with `Block` or `BeginBlock`.
         schedule: In which order stages take micro-batches; in lock-step as on the machine, if not told otherwise.
         recompute: Keep of each micro-batch only what a stage receives, and repeat its forward pass later.
         serialize: Linear layers whose outputs are computed in so many parts, by name; PopTorch's `serializedMatMul`.
@@ -87,7 +99,7 @@ def plan_step(
     update: OpGraph | None,
     chosen: Options,
     *,
-    stages: int | Sequence[int] | Mapping[str, int],
+    stages: Stages,
     schedule: Schedule | str = Schedule.LOCK_STEP,
     recompute: bool = False,
 ) -> tuple[Pipeline, Cut]:
@@ -115,7 +127,7 @@ class _Choices:
     """What a plan of a captured model depends on besides; all but `serialize` as `pipeline` takes it."""
 
     options: Options
-    stages: int | Sequence[int] | Mapping[str, int]
+    stages: Stages
     schedule: Schedule
     recompute: bool
     serialize: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -126,10 +138,10 @@ class _Choices:
 
 def _planned(step: CapturedModel, choices: _Choices, start: float) -> tuple[Pipeline, Cut]:
     """The plan of a captured model, and where it is cut."""
-    chosen, order, graph, blocks = choices.options, choices.schedule, step.graph, step.blocks
+    chosen, order, graph = choices.options, choices.schedule, step.graph
     costs = step.costs(chosen.proportion_of(0))
-    firsts, ipus = _firsts(graph, costs, blocks, choices.stages)
-    if order is Schedule.PHASED:
+    blocks, firsts, ipus = _cut_of(step, costs, choices.stages)
+    if order is Schedule.PHASED and not isinstance(choices.stages, Mapping):
         ipus = [0] * len(ipus)
     placed = cut(graph, blocks, firsts, ipus)
     parts = stages_of(
@@ -201,6 +213,22 @@ def _again(
     else:
         options = replace(options, device_iterations=micro_batches)
     return _planned(step, replace(choices, options=options, **others), start)[0]
+
+
+def _cut_of(
+    step: CapturedModel, costs: Sequence[OpCost], stages: Stages
+) -> tuple[Sequence[Block], Sequence[int], Sequence[int]]:
+    """What is not cut apart, which of these begin a stage, and its IPU."""
+    parts = [] if isinstance(stages, int | str | Mapping) else [one for one in stages if isinstance(one, NamedStage)]
+    if stages in (BLOCKS, EACH_BLOCK) or parts:
+        marked = named_blocks(step.graph)
+        marks, blocks = [mark for mark, _ in marked], [block for _, block in marked]
+        if parts:
+            return blocks, *cut_at_stages(marks, parts)
+        return blocks, *(cut_at_ipus(marks) if stages == BLOCKS else cut_at_each(marks))
+    assert not isinstance(stages, str)
+    cuts = cast(int | Sequence[int] | Mapping[str, int], stages)
+    return step.blocks, *_firsts(step.graph, costs, step.blocks, cuts)
 
 
 def _firsts(

@@ -1,18 +1,23 @@
 """One plan of a step in stages: what it costs on several IPUs, and how it runs here, cut in the same places."""
 
 import inspect
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import OpGraph
+from popgeo.capture.passes import fold_constants
 from popgeo.engine.pipeline.staging import Recompute, Staging, Turn
 from popgeo.ipu.options import Options
+from popgeo.ipu.planning.cut import blocks_of
+from popgeo.ipu.planning.cut_blocks import BLOCKS, EACH_BLOCK, has_blocks, several_ipus
 from popgeo.ipu.planning.pipeline import Pipeline
 from popgeo.ipu.planning.plan_pipeline import pipeline, plan_step
 from popgeo.ipu.planning.schedule import Schedule
 from popgeo.ipu.tiles.measure_memory import OutOfTileMemory
 
-_OVERLAPPING = {one for one in Schedule if one is not Schedule.SHARDED}
+_OVERLAPPING = {one for one in Schedule if one not in (Schedule.SHARDED, Schedule.PHASED)}
+MOST_STAGES = 64  # as far as the number of IPUs that a model fits is looked for
 _USUAL = Schedule(inspect.signature(pipeline).parameters["schedule"].default)  # the same as for the account alone
 
 
@@ -23,40 +28,45 @@ class StagePlan:
     Attributes:
         pipeline: What that costs.
         staging: What runs where, and in which order.
+        ipus: The IPU of each stage.
     """
 
     pipeline: Pipeline
     staging: Staging
+    ipus: tuple[int, ...]
 
 
-def stage_plan(step: CapturedStep, update: OpGraph | None, options: Options) -> StagePlan | None:
-    """The stages that options ask for; None where they ask for none.
+def stage_plan(step: CapturedStep, update: Callable[[], OpGraph | None], options: Options) -> StagePlan | None:
+    """The stages that options ask for, or else the model's blocks; None where neither asks for several.
 
     Args:
         step: The step of one micro-batch.
-        update: The program of one update; None where nothing is trained.
+        update: Gives the program of one update; None where nothing is trained.
         options: Stages, their order, and how many micro-batches there are.
 
     Raises:
         ValueError: the stages do not cover the model, or the micro-batches of an update are too few for them.
     """
-    if options.stages is None:
-        return None
+    stages = options.stages
+    if stages is None or stages == EACH_BLOCK:
+        if not (several_ipus(step.graph) if stages is None else has_blocks(step.graph)):
+            return None
+        stages = stages or BLOCKS
     planned, cut = plan_step(
         step,
-        update,
+        program := update(),
         options,
-        stages=options.stages,
+        stages=stages,
         schedule=options.schedule or _USUAL,
         recompute=bool(options.recompute),
     )
     _require_enough(planned)
     recompute = None
-    if update is not None and options.recompute:
+    if program is not None and options.recompute:
         recompute = Recompute(layers=() if isinstance(options.recompute, bool) else tuple(options.recompute))
     turns = [Turn(task.stage, task.micro_batch, task.backward) for task in planned.tasks]
     staging = Staging(stage_of=cut.stage_of, order=tuple(turns), recompute=recompute, names=cut.names)
-    return StagePlan(pipeline=planned, staging=staging)
+    return StagePlan(pipeline=planned, staging=staging, ipus=cut.ipus)
 
 
 def checked_schedule(options: Options) -> None:
@@ -87,16 +97,42 @@ def _require_enough(planned: Pipeline) -> None:
         )
 
 
-def require_stages_fit(planned: Pipeline, options: Options) -> None:
-    """Refuses, where the options are strict, stages of which one fits no IPU.
+def require_stages_fit(planned: Pipeline, step: CapturedStep, update: OpGraph | None, options: Options) -> None:
+    """Refuses stages of which one fits no IPU.
 
     Raises:
-        OutOfTileMemory: a tile of some IPU needs more memory than it has.
+        OutOfTileMemory: a tile of some IPU needs more memory than it has; the message names its layers, and how many
+            stages would do.
     """
-    if options.strict and not planned.fits:
-        fullest = max(range(planned.num_ipus), key=planned.memory.__getitem__)
-        layers = ", ".join(stage.layers for stage in planned.stages if stage.ipu == fullest)
-        raise OutOfTileMemory(
-            f"IPU {fullest} ({layers}) needs {planned.memory[fullest]:.1f} times the memory that a tile has. Use more "
-            "stages, recompute=True or smaller micro-batches; strict=False reports it without refusing."
+    if planned.fits:
+        return
+    fullest = max(range(planned.num_ipus), key=planned.memory.__getitem__)
+    layers = ", ".join(stage.layers for stage in planned.stages if stage.ipu == fullest)
+    raise OutOfTileMemory(
+        f"IPU {fullest} ({layers}) needs {planned.memory[fullest]:.1f} times the memory that it has. "
+        f"{what_would_fit(step, update, options)} Smaller micro-batches and recompute=True need less; strict=False "
+        "reports it without refusing."
+    )
+
+
+def what_would_fit(step: CapturedStep, update: OpGraph | None, options: Options) -> str:
+    """The smallest number of IPUs that a step fits, cut automatically, as a sentence; or the layer that fits none."""
+    layers = len(blocks_of(fold_constants(step.graph)))
+
+    def plan(stages: int) -> Pipeline:
+        enough = replace(options, gradient_accumulation=max(stages, options.gradient_accumulation))
+        return plan_step(step, update, enough if update is not None else options, stages=stages)[0]
+
+    most = min(layers, MOST_STAGES)
+    finest = plan(most)
+    if not finest.fits:
+        largest = max(range(most), key=finest.memory.__getitem__)
+        return (
+            f"{finest.stages[largest].layers or 'The model'} alone needs {finest.memory[largest]:.1f} times the memory "
+            f"of an IPU, so no number of IPUs up to {most}, one for each layer, would do."
         )
+    low, high = 0, most  # what does not fit, and what does
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if plan(middle).fits else (middle, high)
+    return f"Options(stages={high}) would do, on {high} IPU{'s' if high > 1 else ''}."

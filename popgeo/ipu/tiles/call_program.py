@@ -85,28 +85,52 @@ def join(
         A program with the variables `weights.<i>`, `gradients.<i>` and `state:<i>.<key>` for the i-th joined weight
         tensor, and `s<number>` for each other storage of the step. Iterations that update alike share a `Repeat`.
     """
-    joiner = _Joiner(graph, num_results, target, training)
-    if training is None:
+    joiner = Joiner(graph, num_results, target, training)
+    return join_with(joiner, device_iterations, gradient_accumulation, replicas)
+
+
+def join_with(joiner: "Joiner", device_iterations: int, gradient_accumulation: int, replicas: int) -> CallProgram:
+    """The iterations of a call; those that update alike share a `Repeat`."""
+    if joiner.training is None:
         with joiner.repeat(device_iterations, "device iterations"):
-            joiner.micro_batch()
+            joiner.iteration_steps(accumulates=False)
         return joiner.finish()
-    for _, alike in itertools.groupby(training.updates, key=id):
+    for _, alike in itertools.groupby(joiner.training.updates, key=id):
         updates = list(alike)
         with joiner.repeat(len(updates), "device iterations"):
             joiner.iteration(updates[0], gradient_accumulation, replicas)
     return joiner.finish()
 
 
-class _Joiner:
-    """A joined program in the making."""
+class Joiner:
+    """A joined program in the making.
 
-    def __init__(self, graph: OpGraph, num_results: int, target: IpuTarget, training: Training | None) -> None:
+    Args:
+        graph: The captured step.
+        num_results: How many of its outputs the host receives.
+        target: The machine.
+        training: What happens to gradients; None for inference.
+        homes: Where parameters and buffers lie, by storage, in a program whose other variables are declared later.
+
+    Attributes:
+        builder: Takes the steps.
+        training: As given.
+    """
+
+    def __init__(
+        self,
+        graph: OpGraph,
+        num_results: int,
+        target: IpuTarget,
+        training: Training | None,
+        homes: Mapping[int, TileMapping] | None = None,
+    ) -> None:
         self.builder = Builder(target.num_tiles * target.num_ipus)
-        self._graph, self._num_results, self._target, self._training = graph, num_results, target, training
-        self._costs = cost(graph, target)
+        self._graph, self._num_results, self._target, self.training = graph, num_results, target, training
+        self._costs = cost(graph, target) if homes is None else ()
         self._updates = 0
-        self._state: dict[Input, None] = {}  # of the optimizer, in order
-        mappings = map_storages(graph, self._costs, target)
+        self._optimizer_state: dict[Input, None] = {}  # of the optimizer, in order
+        mappings = dict(map_storages(graph, self._costs, target) if homes is None else homes)
         self._sums: dict[str, Region] = {}
         weights: Places = {}
         for number, names in enumerate(training.members if training is not None else ()):
@@ -130,17 +154,25 @@ class _Joiner:
 
     def _gradient_type(self, number: int, weights: torch.dtype) -> torch.dtype:
         """The type in which an update takes the joined gradient of a weight tensor."""
-        assert self._training is not None
-        graph = self._training.updates[0].graph
+        assert self.training is not None
+        graph = self.training.updates[0].graph
         v = graph.inputs.get(Input(Role.GRADIENT, f"{number}"))
         return weights if v is None else graph.values[v].dtype
 
     def finish(self) -> CallProgram:
         """The program, and where what the host knows is in it."""
-        inputs = {given: self._region(v) for given, v in self._graph.inputs.items()}
-        state = {given: self._whole(str(given)) for given in self._state}
-        results = tuple((_result_stream(region.variable), region.elements) for region in self._results())
-        return CallProgram(program=finish(self.builder), places=inputs | state, results=results)
+        state = {given: self._whole(str(given)) for given in self._optimizer_state}
+        return CallProgram(
+            program=finish(self.builder), places=self.input_places() | state, results=self.result_places()
+        )
+
+    def input_places(self) -> dict[Input, Region]:
+        """Where the host finds each input of the step."""
+        return {given: self._region(v) for given, v in self._graph.inputs.items()}
+
+    def result_places(self) -> tuple[tuple[str, np.ndarray], ...]:
+        """The stream of each result, and which of its elements it is."""
+        return tuple((_result_stream(region.variable), region.elements) for region in self._results())
 
     @contextlib.contextmanager
     def repeat(self, count: int, name: str) -> Iterator[None]:
@@ -159,42 +191,52 @@ class _Joiner:
         streams = {region.variable: _result_stream(region.variable) for region in self._results()}
         self.builder.steps.append(HostCopy(to_host=True, streams=streams))
 
+    def iteration_steps(self, accumulates: bool, accumulation: int = 1) -> None:
+        """The micro-batches of an update, with the sums of their gradients when training."""
+        if accumulates:
+            with self.repeat(accumulation, "gradient accumulation"):
+                self.micro_batch()
+                self._collect(accumulates=True)
+            return
+        self.micro_batch()
+        if self.training is not None:
+            self._collect(accumulates=False)
+
     def iteration(self, update: UpdateGraph, accumulation: int, replicas: int) -> None:
         """Micro-batches, sums of gradients, and the update."""
-        assert self._training is not None
+        assert self.training is not None
         totals = [name for name in self.builder.variables if name.startswith("gradients.")]
         if accumulation > 1:
             for name in totals:
                 fill(self._scope("clear gradients"), self._whole(name), 0)
-            with self.repeat(accumulation, "gradient accumulation"):
-                self.micro_batch()
-                self._collect(accumulates=True)
-        else:
-            self.micro_batch()
-            self._collect(accumulates=False)
+        self.iteration_steps(accumulation > 1, accumulation)
         if replicas > 1:
             self.builder.steps.append(AllReduce(variables=tuple(totals), replicas=replicas))
         places = {Input(Role.GRADIENT, f"{number}"): name for number, name in enumerate(totals)}
-        if self._training.scaling is not None:
-            self._add(self._training.scaling, places)
+        if self.training.scaling is not None:
+            self._add(self.training.scaling, places)
         self._update(update, places)
 
     def _collect(self, accumulates: bool) -> None:
-        assert self._training is not None
-        for name, v in zip(self._training.trained, self._graph.outputs[self._num_results :], strict=True):
-            if v is None:
-                continue
-            found = self._region(v)
-            stride = self._graph.values[self._graph.inputs[Input(Role.PARAMETER, name)]].stride
-            gradient = Region(variable=found.variable, elements=_in_storage_order(found.elements, stride))
-            scope, total = self._scope("collect gradients"), self._sums[name]
-            widens = self.builder.dtype(total) is not self.builder.dtype(gradient)
-            if widens and not accumulates:
-                fill(scope, total, 0)
-            if widens or accumulates:
-                add(scope, total, total, gradient)
-            else:
-                copy(scope, total, gradient)
+        for name, v in zip(self._trained(), self._graph.outputs[self._num_results :], strict=True):
+            if v is not None:
+                self._collect_one(name, self._region(v), accumulates)
+
+    def _trained(self) -> Sequence[str]:
+        return () if self.training is None else self.training.trained
+
+    def _collect_one(self, name: str, found: Region, accumulates: bool) -> None:
+        """Gives the gradient of a parameter to its sum."""
+        stride = self._graph.values[self._graph.inputs[Input(Role.PARAMETER, name)]].stride
+        gradient = Region(variable=found.variable, elements=_in_storage_order(found.elements, stride))
+        scope, total = self._scope("collect gradients"), self._sums[name]
+        widens = self.builder.dtype(total) is not self.builder.dtype(gradient)
+        if widens and not accumulates:
+            fill(scope, total, 0)
+        if widens or accumulates:
+            add(scope, total, total, gradient)
+        else:
+            copy(scope, total, gradient)
 
     def _update(self, update: UpdateGraph, places: Mapping[Input, str]) -> None:
         graph = update.graph
@@ -205,7 +247,7 @@ class _Joiner:
         for (state, number), v in zip(update.state.items(), graph.outputs, strict=True):
             assert v is not None
             known[state] = str(state)
-            self._state[state] = None
+            self._optimizer_state[state] = None
             if known[state] not in self.builder.variables:
                 value = graph.values[v]
                 weights = mappings[f"weights.{number}"].mapping

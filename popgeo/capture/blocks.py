@@ -1,0 +1,144 @@
+"""Which part of a model runs on which IPU: blocks, noted at each operation while a model is captured."""
+
+import contextlib
+import functools
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from popgeo.capture.op_graph import BlockMark
+from popgeo.capture.recorder import active_recorder
+
+
+def begin_block(name: str | None, ipu: int | None) -> BlockMark | None:
+    """What is captured from here on belongs to a block, until the next; returns the block of before.
+
+    Outside of a capture nothing happens.
+    """
+    recorder = active_recorder()
+    if recorder is None:
+        return None
+    before = recorder.block
+    if name is None:
+        recorder.unnamed_blocks += 1
+        name = f"block {recorder.unnamed_blocks}"
+    recorder.block = BlockMark(name, ipu)
+    return before
+
+
+def end_block(before: BlockMark | None) -> None:
+    """What is captured from here on belongs to the block that `begin_block` returned."""
+    recorder = active_recorder()
+    if recorder is not None:
+        recorder.block = before
+
+
+class Block(contextlib.ContextDecorator):
+    """A part of a model, inside of `forward`, that runs on one IPU where `Options.stages` is `"blocks"`.
+
+    Args:
+        name: What stages call it; a number where there is none.
+        ipu_id: Its IPU; that of the block before, if left out.
+
+    Raises:
+        ValueError: the number of the IPU is none.
+
+    Example:
+        >>> from popgeo.capture.capture import bind, capture
+        >>> def model(x):
+        ...     with Block("first", ipu_id=0):
+        ...         x = x + 1
+        ...     with Block("second", ipu_id=1):
+        ...         return x * 2
+        >>> import torch
+        >>> [op.block for op in capture(model, bind(model, torch.ones(2))).graph.ops]
+        [BlockMark(name='first', ipu=0), BlockMark(name='second', ipu=1)]
+    """
+
+    def __init__(self, name: str | None = None, ipu_id: int | None = None) -> None:
+        self._name, self._ipu = name, checked_ipu(ipu_id)
+        self._before: list[BlockMark | None] = []
+
+    def __enter__(self) -> "Block":
+        self._before.append(begin_block(self._name, self._ipu))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        end_block(self._before.pop())
+
+
+@dataclass(frozen=True)
+class BlockHook:
+    """Begins a block where a module is called."""
+
+    name: str | None
+    ipu: int | None
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:
+        begin_block(self.name, self.ipu)
+
+    def __repr__(self) -> str:
+        return f"BeginBlock(user_id={self.name}, ipu_id={self.ipu})"
+
+
+def BeginBlock(layer: Any, name: str | None = None, *, ipu_id: int | None = None) -> Any:
+    """Begins a block where a module is called; it lasts until another begins.
+
+    Args:
+        layer: A module, which is marked, or a function.
+        name: As for `Block`.
+        ipu_id: As for `Block`.
+
+    Returns:
+        The module itself, or a function that does the same.
+
+    Raises:
+        ValueError: it is neither, or begins a block already.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
+        >>> BeginBlock(model[1], ipu_id=1)
+        Linear(in_features=4, out_features=2, bias=True)
+    """
+    checked_ipu(ipu_id)
+    if not isinstance(layer, nn.Module):
+        if not callable(layer):
+            raise ValueError(f"A block begins at a torch.nn.Module or a function, found {layer!r}.")
+        return in_block(layer, lambda: Block(name, ipu_id))
+    if any(isinstance(hook, BlockHook) for hook in layer._forward_pre_hooks.values()):
+        raise ValueError(f"{type(layer).__name__} begins a block already; each module begins one at most.")
+    # Before those that note the module's own name, so that whatever it runs belongs to the block.
+    layer.register_forward_pre_hook(BlockHook(name, ipu_id), prepend=True)
+    return layer
+
+
+def in_block(function: Callable[..., Any], block: Callable[[], Any]) -> Callable[..., Any]:
+    """A function that does the same, in a block."""
+
+    @functools.wraps(function)
+    def inside(*args: Any, **kwargs: Any) -> Any:
+        with block():
+            return function(*args, **kwargs)
+
+    return inside
+
+
+def remove_blocks(module: nn.Module) -> None:
+    """Takes the marks of `BeginBlock` off a module and those inside it."""
+    for part in module.modules():
+        hooks = part._forward_pre_hooks.items()
+        part._forward_pre_hooks = OrderedDict((key, hook) for key, hook in hooks if not isinstance(hook, BlockHook))
+
+
+def checked_ipu(ipu: Any) -> int | None:
+    """The number of an IPU.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if ipu is not None and (isinstance(ipu, bool) or not isinstance(ipu, int) or ipu < 0):
+        raise ValueError(f"The number of an IPU must be an integer of at least 0, found {ipu!r}.")
+    return ipu

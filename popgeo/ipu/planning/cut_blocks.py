@@ -1,0 +1,167 @@
+"""Stages from the blocks that a model names itself."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from popgeo.capture.blocks import checked_ipu
+from popgeo.capture.op_graph import BlockMark, OpGraph, Role
+from popgeo.ipu.planning.cut import Block
+
+BLOCKS = "blocks"  # the value of `Options.stages` that asks for a new stage wherever the IPU changes
+EACH_BLOCK = "each block"  # the value that asks for a stage for every block, each on an IPU of its own unless it says
+FIRST = BlockMark("what comes first", 0)
+
+
+@dataclass(frozen=True, init=False)
+class Stage:
+    """Blocks of a model that run together on one IPU, for `Options.stages`.
+
+    Args:
+        names: Of its blocks.
+
+    Raises:
+        ValueError: there are none, or one is no name.
+
+    Example:
+        >>> Stage("encoder", "pooling").ipu(1)
+        Stage('encoder', 'pooling').ipu(1)
+    """
+
+    names: tuple[str, ...]
+    on_ipu: int | None = None
+
+    def __init__(self, *names: str) -> None:
+        if not names or not all(isinstance(name, str) and name for name in names):
+            raise ValueError(f"A Stage is made of names of blocks, found {names!r}.")
+        object.__setattr__(self, "names", names)
+        object.__setattr__(self, "on_ipu", None)
+
+    def ipu(self, ipu_id: int) -> "Stage":
+        """The same blocks on a certain IPU; otherwise each stage has an IPU of its own."""
+        placed = Stage(*self.names)
+        object.__setattr__(placed, "on_ipu", checked_ipu(ipu_id))
+        return placed
+
+    def __repr__(self) -> str:
+        where = "" if self.on_ipu is None else f".ipu({self.on_ipu})"
+        return f"{type(self).__name__}({', '.join(map(repr, self.names))}){where}"
+
+
+def named_blocks(graph: OpGraph) -> list[tuple[BlockMark, Block]]:
+    """The blocks of the forward pass in the order in which they run, each with its mark.
+
+    What runs before the first block makes a block of its own, on IPU 0, as in PopTorch. What runs outside of every
+    block later and reads no weights belongs to the block before.
+
+    Raises:
+        ValueError: the model names no block, or something with weights runs outside of every block later.
+    """
+    state = {graph.values[v].storage for given, v in graph.inputs.items() if given.role is not Role.ARGUMENT}
+    found: list[tuple[BlockMark, list[int]]] = []
+    forward = [(index, op) for index, op in enumerate(graph.ops) if op.phase == "forward"]
+    if all(op.block is None for _, op in forward):
+        raise ValueError(
+            "Options.stages asks for the model's blocks, but it names none. Mark where they begin with "
+            "ipu.BeginBlock(model.layer, ipu_id=1), or give a number of stages."
+        )
+    for index, op in forward:
+        weights = not graph.is_view(op) and any(graph.values[v].storage in state for v in op.reads())
+        if op.block is None and weights and op.source and found and found[-1][0] is not FIRST:
+            raise ValueError(
+                f"The blocks do not cover the model: {f'module {op.module}' if op.module else 'the model'} uses its "
+                f"weights outside of every block ({op.source}). Let a block begin there."
+            )
+        mark = op.block or (found[-1][0] if found else FIRST)
+        if found and found[-1][0] == mark:
+            found[-1][1].append(index)
+        else:
+            found.append((mark, [index]))
+    return [(mark, Block(name=mark.name, ops=tuple(ops), numbered=False)) for mark, ops in found]
+
+
+def has_blocks(graph: OpGraph) -> bool:
+    """Whether a model names any block."""
+    return any(op.block is not None for op in graph.ops)
+
+
+def several_ipus(graph: OpGraph) -> bool:
+    """Whether a model names blocks on several IPUs, what comes before the first block being on IPU 0."""
+    found = {0 if op.block is None else op.block.ipu for op in graph.ops if op.phase == "forward"}
+    return has_blocks(graph) and len(found - {None}) > 1
+
+
+def cut_at_ipus(marks: Sequence[BlockMark]) -> tuple[list[int], list[int]]:
+    """The first block and the IPU of each stage: a new stage wherever the IPU changes.
+
+    Raises:
+        ValueError: the IPUs are not numbered from 0 without gaps.
+
+    Example:
+        >>> cut_at_ipus([BlockMark("a", 0), BlockMark("b", None), BlockMark("c", 1)])
+        ([0, 2], [0, 1])
+    """
+    firsts, ipus = [0], [marks[0].ipu or 0]
+    for number, mark in enumerate(marks):
+        if mark.ipu is not None and mark.ipu != ipus[-1]:
+            firsts.append(number)
+            ipus.append(mark.ipu)
+    return firsts, _numbered(ipus)
+
+
+def cut_at_each(marks: Sequence[BlockMark]) -> tuple[list[int], list[int]]:
+    """The first block and the IPU of each stage: every block is one.
+
+    Raises:
+        ValueError: the IPUs are not numbered from 0 without gaps.
+
+    Example:
+        >>> cut_at_each([BlockMark("a", None), BlockMark("b", None), BlockMark("c", 0)])
+        ([0, 1, 2], [0, 1, 0])
+    """
+    return list(range(len(marks))), _numbered([n if mark.ipu is None else mark.ipu for n, mark in enumerate(marks)])
+
+
+def cut_at_stages(marks: Sequence[BlockMark], stages: Sequence[Stage]) -> tuple[list[int], list[int]]:
+    """The first block and the IPU of each stage, where stages name their blocks.
+
+    Raises:
+        ValueError: a block stands in no stage or in two, a stage names a block that the model does not run, or the
+            model comes back to a stage.
+
+    Example:
+        >>> marks = [BlockMark(name, None) for name in ("a", "b", "c")]
+        >>> cut_at_stages(marks, [Stage("a", "b"), Stage("c").ipu(1)])
+        ([0, 2], [0, 1])
+    """
+    of: dict[str, int] = {}
+    for number, stage in enumerate(stages):
+        for name in stage.names:
+            if name in of:
+                raise ValueError(f"Block {name!r} stands in stages {of[name]} and {number}; a block has one stage.")
+            of[name] = number
+    names = [mark.name for mark in marks]
+    if marks[0] is FIRST and len(marks) > 1:
+        of[FIRST.name] = of.get(names[1], 0)
+    absent = [name for name in of if name not in names]
+    without = [name for name in names if name not in of]
+    if absent or without:
+        what = f"names block {absent[0]!r}, which the model does not run" if absent else f"has no block {without[0]!r}"
+        raise ValueError(f"Options.stages {what}; the model runs {', '.join(dict.fromkeys(names))}.")
+    firsts, order = list[int](), list[int]()
+    for number, name in enumerate(names):
+        if not order or of[name] != order[-1]:
+            if of[name] in order or (order and of[name] < order[-1]):
+                raise ValueError(
+                    f"Stages feed back: block {name!r} of stage {of[name]} runs after block {names[number - 1]!r} of "
+                    f"stage {order[-1]}, whose results it may need. Number stages in the order in which the model runs "
+                    f"its blocks: {', '.join(dict.fromkeys(names))}."
+                )
+            firsts.append(number)
+            order.append(of[name])
+    return firsts, _numbered([n if stages[n].on_ipu is None else stages[n].on_ipu or 0 for n in order])
+
+
+def _numbered(ipus: list[int]) -> list[int]:
+    if sorted(set(ipus)) != list(range(len(set(ipus)))):
+        raise ValueError(f"The stages are on IPUs {ipus}; number them from 0 without gaps.")
+    return ipus

@@ -1,0 +1,265 @@
+"""The program of a call that runs in stages: the tiles of several IPUs side by side, each stage on its own IPU's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from popgeo.capture.op_graph import Input, OpGraph, Role
+from popgeo.engine.pipeline.parts import Kept, Part, owner_of
+from popgeo.engine.pipeline.staging import Turn
+from popgeo.ipu.cost.graph_cost import cost
+from popgeo.ipu.target import IpuTarget
+from popgeo.ipu.tiles.call_program import CallProgram, Joiner, Training, join_with
+from popgeo.ipu.tiles.graph_program import Places, add_operations, declare
+from popgeo.ipu.tiles.lower.builder import Builder, elements_of
+from popgeo.ipu.tiles.lower.movement import copy
+from popgeo.ipu.tiles.map_tensors import GRAIN_BYTES, map_storages, storage_sizes
+from popgeo.ipu.tiles.shift_steps import shifted_mapping, shifted_steps
+from popgeo.ipu.tiles.steps import HostCopy, Region, Step
+from popgeo.ipu.tiles.tile_mapping import TileMapping, linear
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagesOnIpus:
+    """What runs where, and in which order.
+
+    Attributes:
+        parts: The passes of each stage.
+        order: Every turn of a round.
+        ipus: The IPU of each stage.
+    """
+
+    parts: Sequence[Part]
+    order: Sequence[Turn]
+    ipus: Sequence[int]
+
+
+def join_stages(
+    graph: OpGraph,
+    num_results: int,
+    target: IpuTarget,
+    stages: StagesOnIpus,
+    *,
+    rounds: int,
+    replicas: int = 1,
+    training: Training | None = None,
+) -> CallProgram:
+    """Repeat(rounds) { each turn of a round, with inputs before the first and results after the last of a micro-batch;
+    all-reduce, update }.
+
+    Args:
+        graph: The captured step, constants folded.
+        num_results: How many of its outputs the host receives; the others are gradients.
+        target: One IPU; a small one.
+        stages: What runs where, and in which order.
+        rounds: How often a call repeats all that.
+        replicas: Copies of the model that add up their gradients.
+        training: What happens to gradients; None for inference.
+
+    Returns:
+        A program for the tiles of all IPUs, those of IPU `i` from `i` times a target's tiles on. Weights and gradients
+        are named as in `join`; what a part sends for micro-batch `m` is `sent<value>.<part>.<m>`.
+    """
+    joiner = _StagedJoiner(graph, num_results, target, stages, training)
+    return join_with(joiner, rounds, len({turn.micro_batch for turn in stages.order}), replicas)
+
+
+class _StagedJoiner(Joiner):
+    """A program in stages in the making."""
+
+    def __init__(
+        self, graph: OpGraph, num_results: int, target: IpuTarget, stages: StagesOnIpus, training: Training | None
+    ) -> None:
+        self._one, self._stages = target, stages
+        num_ipus = max(stages.ipus) + 1
+        self._mappings: dict[int, dict[int, TileMapping]] = {ipu: {} for ipu in range(num_ipus)}
+        self._home: dict[int, int] = {}
+        self._state = {
+            graph.values[v].storage: v for given, v in graph.inputs.items() if given.role is not Role.ARGUMENT
+        }
+        drafts = [self._draft(part) for part in stages.parts]
+        homes = {storage: self._on(ipu, self._mappings[ipu][storage]) for storage, ipu in self._home.items()}
+        sizes = storage_sizes(graph)
+        for storage in self._state:
+            homes.setdefault(storage, _spread(sizes[storage], target))
+        super().__init__(graph, num_results, replace(target, num_ipus=num_ipus), training, homes)
+        self._copies = self._declare_copies()
+        self._steps = [self._place(rank, *draft) for rank, draft in enumerate(drafts)]
+        self._arguments = self._declare_arguments()
+        self._declare_sent()
+
+    def iteration_steps(self, accumulates: bool, accumulation: int = 1) -> None:
+        """All turns of a round."""
+        for (ipu, storage), name in self._copies.items():
+            variable, start = self._places[storage]
+            size = self.builder.variables[name].mapping.numel
+            source = Region(variable=variable, elements=np.arange(start, start + size))
+            copy(self._scope(f"weights for IPU {ipu}"), self._whole(name), source)
+        order = self._stages.order
+        first = {turn.micro_batch: number for number, turn in reversed(list(enumerate(order)))}
+        last = {turn.micro_batch: number for number, turn in enumerate(order)}
+        rank_of = {(part.stage, part.backward): rank for rank, part in enumerate(self._stages.parts)}
+        for number, turn in enumerate(order):
+            direction = "backward" if turn.backward else "forward"
+            with self.repeat(1, f"stage {turn.stage} {direction} {turn.micro_batch}"):
+                if first[turn.micro_batch] == number:
+                    self._receive(turn.micro_batch)
+                rank = rank_of[turn.stage, turn.backward]
+                self._turn(rank, turn.micro_batch, accumulates)
+                if last[turn.micro_batch] == number:
+                    self._return(turn.micro_batch)
+
+    def _draft(self, part: Part) -> tuple[Builder, Places]:
+        """The steps of a part on the tiles of one IPU."""
+        ipu, graph = self._stages.ipus[part.stage], part.graph
+        costs = cost(graph, self._one)
+        state = {graph.values[v].storage for given, v in graph.inputs.items() if given.role is not Role.ARGUMENT}
+        known = {storage: at for storage, at in self._mappings[ipu].items() if storage in state}
+        mappings = map_storages(graph, costs, self._one, known)
+        for storage in state:
+            self._home.setdefault(storage, ipu)
+            self._mappings[ipu].setdefault(storage, mappings[storage])
+        builder = Builder(self._one.num_tiles)
+        places = declare(builder, graph, mappings, "s")
+        add_operations(builder, graph, costs, places)
+        return builder, places
+
+    def _place(self, rank: int, draft: Builder, places: Places) -> tuple[list[Step], Places]:
+        """The same steps on the tiles of the part's IPU, in variables of the whole program."""
+        part = self._stages.parts[rank]
+        ipu = self._stages.ipus[part.stage]
+        held = {part.graph.values[v].storage for one, v in part.graph.inputs.items() if one.role is not Role.ARGUMENT}
+        there = {
+            storage: (self._copies[ipu, storage], 0) if (ipu, storage) in self._copies else self._places[storage]
+            for storage in held
+        }
+        renamed = {places[storage][0]: at for storage, at in there.items()}
+        for name, variable in draft.variables.items():
+            if name not in renamed:
+                renamed[name] = f"part{rank}.{name}", 0
+                self.builder.declare(renamed[name][0], variable.dtype, self._on(ipu, variable.mapping))
+        self.builder.constants |= {renamed[name][0]: values for name, values in draft.constants.items()}
+        self.builder.fallbacks += draft.fallbacks
+        steps = shifted_steps(draft.steps, renamed, ipu * self._one.num_tiles)
+        return steps, {storage: renamed[name] for storage, (name, _) in places.items()}
+
+    def _turn(self, rank: int, micro_batch: int, accumulates: bool) -> None:
+        part, (steps, places) = self._stages.parts[rank], self._steps[rank]
+        graph = self._graph
+        for kept in part.receives:
+            copy(self._scope("receive"), self._in(places, kept.value), self._found(kept, rank, micro_batch))
+        for kept in part.saves:
+            sent = Region(variable=_sent(kept, rank, micro_batch), elements=elements_of(graph.values[kept.value]))
+            copy(self._scope("save"), sent, self._in(self._places, kept.value))
+        self.builder.steps += steps
+        for value in part.sends:
+            sent = Region(variable=_sent(Kept(value), rank, micro_batch), elements=elements_of(graph.values[value]))
+            copy(self._scope("send"), sent, self._in(places, value))
+        wanted = dict(zip(self._trained(), graph.outputs[self._num_results :], strict=True))
+        for name in part.gradients:
+            v = wanted[name]
+            assert v is not None
+            self._collect_one(name, self._in(places, v), accumulates)
+
+    def _in(self, places: Places, v: int) -> Region:
+        """Where a value of the whole step is, given where a part has its storages."""
+        variable, start = places[self._graph.values[v].storage]
+        return Region(variable=variable, elements=np.asarray(start + elements_of(self._graph.values[v])))
+
+    def _found(self, kept: Kept, rank: int, micro_batch: int, v: int | None = None) -> Region:
+        """What was left for a part last, or an argument, or a weight; a view of it, if told which."""
+        value = self._graph.values[kept.value if v is None else v]
+        for sender in range(rank - 1, -1, -1):
+            name = _sent(kept, sender, micro_batch)
+            if name in self.builder.variables:
+                return Region(variable=name, elements=elements_of(value))
+        if kept.value in self._arguments:
+            return Region(variable=f"{self._arguments[kept.value]}.{micro_batch}", elements=elements_of(value))
+        return self._region(kept.value if v is None else v)
+
+    def _receive(self, micro_batch: int) -> None:
+        given = self._graph.inputs_of(Role.ARGUMENT)
+        streams = {f"{self._arguments[v]}.{micro_batch}": str(one) for one, v in given.items()}
+        if streams:
+            self.builder.steps.append(HostCopy(to_host=False, streams=streams))
+
+    def _return(self, micro_batch: int) -> None:
+        rank = len(self._stages.parts)
+        streams = {}
+        for v in self._owners():
+            streams[self._found(Kept(v), rank, micro_batch).variable] = f"result:{v}"
+        self.builder.steps.append(HostCopy(to_host=True, streams=streams))
+
+    def _owners(self) -> list[int]:
+        """What owns the memory of the results."""
+        wanted = [v for v in self._graph.outputs[: self._num_results] if v is not None]
+        return list(dict.fromkeys(owner_of(self._graph, v) for v in wanted))
+
+    def result_places(self) -> tuple[tuple[str, np.ndarray], ...]:
+        found = []
+        for v in self._graph.outputs[: self._num_results]:
+            if v is not None:
+                owner = owner_of(self._graph, v)
+                region = self._found(Kept(owner), len(self._stages.parts), 0, v)
+                found.append((f"result:{owner}", region.elements))
+        return tuple(found)
+
+    def input_places(self) -> dict[Input, Region]:
+        return {
+            one: self._found(Kept(v), 0, 0) if one.role is Role.ARGUMENT else self._region(v)
+            for one, v in self._graph.inputs.items()
+        }
+
+    def _declare_copies(self) -> dict[tuple[int, int], str]:
+        """Weights that several IPUs use lie on the first, and as a copy on each of the others."""
+        copies = {}
+        for ipu, mappings in self._mappings.items():
+            for storage, mapping in mappings.items():
+                if self._home[storage] != ipu:
+                    if storage in self._graph.mutated_storages():
+                        given = next(one for one, v in self._graph.inputs.items() if v == self._state[storage])
+                        raise ValueError(
+                            f"{given.name} changes on IPU {self._home[storage]} and is used on IPU {ipu} too; tiles of "
+                            "several IPUs cannot hold one buffer. Put the layers that use it on one IPU."
+                        )
+                    name = f"copy{ipu}.{storage}"
+                    dtype = self._graph.values[self._state[storage]].dtype
+                    self.builder.declare(name, dtype, self._on(ipu, mapping))
+                    copies[ipu, storage] = name
+        return copies
+
+    def _declare_arguments(self) -> dict[int, str]:
+        """A variable for each argument of each micro-batch, where the part that uses it first wants it."""
+        found = {}
+        for one, v in self._graph.inputs_of(Role.ARGUMENT).items():
+            value = self._graph.values[v]
+            rank = next((r for r, part in enumerate(self._stages.parts) if Kept(v) in part.receives), None)
+            mapping = _spread(storage_sizes(self._graph)[value.storage], self._one)
+            if rank is not None:
+                mapping = self.builder.variables[self._steps[rank][1][value.storage][0]].mapping
+            found[v] = f"given:{one.name}"
+            for micro_batch in {turn.micro_batch for turn in self._stages.order}:
+                self.builder.declare(f"{found[v]}.{micro_batch}", value.dtype, mapping)
+        return found
+
+    def _declare_sent(self) -> None:
+        for rank, part in enumerate(self._stages.parts):
+            for kept in [*map(Kept, part.sends), *part.saves]:
+                value = self._graph.values[kept.value]
+                places = self._places if kept.before or value.storage in self._state else self._steps[rank][1]
+                mapping = self.builder.variables[places[value.storage][0]].mapping
+                for micro_batch in {turn.micro_batch for turn in self._stages.order}:
+                    self.builder.declare(_sent(kept, rank, micro_batch), value.dtype, mapping)
+
+    def _on(self, ipu: int, mapping: TileMapping) -> TileMapping:
+        return shifted_mapping(mapping, ipu * self._one.num_tiles)
+
+
+def _spread(size: tuple[int, int], target: IpuTarget) -> TileMapping:
+    """So many elements of so many bytes, linearly over the tiles of one IPU."""
+    return linear(size[0], target.num_tiles, max(1, GRAIN_BYTES // size[1]))
+
+
+def _sent(kept: Kept, rank: int, micro_batch: int) -> str:
+    return f"{'before' if kept.before else 'sent'}{kept.value}.{rank}.{micro_batch}"
