@@ -32,6 +32,7 @@ SMALLER = {
     "07_large_graphs": {"NODES": 4000, "EPOCHS": 1},
     "08_transformers_and_multitask": {"MOLECULES": 150, "EPOCHS": 1},
     "09_events_and_knowledge": {"EVENTS": 1000, "TGN_EPOCHS": 1, "QUESTIONS": 24, "EMBEDDING_EPOCHS": 6},
+    "10_many_ipus": {"LAYERS": 4, "WIDTH": 64, "TOKENS": 16, "COUNTS": [1, 4, 64]},
 }
 
 

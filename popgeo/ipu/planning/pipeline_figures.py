@@ -126,7 +126,7 @@ class PipelineFigures:
     def replan(
         self: Plan,
         *,
-        stages: int | Sequence[int] | Mapping[str, int] | None = None,
+        stages: int | str | Sequence[Any] | Mapping[str, int] | None = None,
         schedule: Schedule | str | None = None,
         recompute: bool | None = None,
         micro_batches: int | None = None,

@@ -87,7 +87,7 @@ def _span(span: Span, x: float, size: float, row: int, tip: str) -> Iterator[str
     y, edge = TOP + row * span.ipu + 2, 0.6 if size > 3 else 0.0
     yield _box(span.kind, x, y, size - edge, row - 4, tip)
     words = "update" if span.micro_batch is None else str(span.micro_batch)
-    if span.kind != "receive" and size > 6 * len(words) + 5:
+    if span.kind in ("forward", "backward", "update") and size > 6 * len(words) + 5:
         yield f'<text class="on" x="{x + size / 2:.1f}" y="{y + row / 2 + 1.5:.1f}">{words}</text>'
 
 

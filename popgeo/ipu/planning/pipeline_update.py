@@ -53,7 +53,7 @@ def update_cycles(
     state_of = [share * state / owners for share in shares]
     exchanged = [0.0] * num_ipus
     for stage in stages:
-        if stage.shared_bytes:  # gradients come in, and the updated weights go back
+        if stage.shared_bytes and num_ipus > 1:  # gradients come in, and the updated weights go back
             others = [other.ipu for other in stages if other.ipu != stage.ipu]
             slowest = max(message_seconds(stage.shared_bytes, stage.ipu, other, target) for other in others)
             exchanged[stage.ipu] += 2 * slowest * target.clock

@@ -227,7 +227,8 @@ def _cut_of(
             return blocks, *cut_at_stages(marks, parts)
         return blocks, *(cut_at_ipus(marks) if stages == BLOCKS else cut_at_each(marks))
     assert not isinstance(stages, str)
-    return step.blocks, *_firsts(step.graph, costs, step.blocks, cast(int | Sequence[int] | Mapping[str, int], stages))
+    cuts = cast(int | Sequence[int] | Mapping[str, int], stages)
+    return step.blocks, *_firsts(step.graph, costs, step.blocks, cuts)
 
 
 def _firsts(
