@@ -198,7 +198,10 @@ def _transfers(
 ) -> list[Transfer]:
     """One message from each IPU that sends something, one after the other."""
     to = cut.ipus[stage]
-    maker = {graph.values[v].storage: of for v, of in made_in.items() if graph.values[v].producer is not None}
+    maker: dict[int, int] = {}
+    for v, of in made_in.items():  # in order: who made a storage, not who took a view of it later
+        if graph.values[v].producer is not None:
+            maker.setdefault(graph.values[v].storage, of)
     by_sender: dict[int, int] = {}
     for storage, size in nbytes.items():
         sender = cut.ipus[maker[storage]]
