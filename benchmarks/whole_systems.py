@@ -331,6 +331,6 @@ def tell(folder: Path) -> None:
         start = time.perf_counter()
         tell_system(
             folder, run.name, gpt2(run), 1.0,
-            "left out: what Poplar loses between operations, such as new layouts for attention's heads, and the host",
+            "left out: new layouts between operations, the host's data; where the rest goes is not published",
             start,
         )  # fmt: skip

@@ -198,8 +198,8 @@ def _transfers(
 ) -> list[Transfer]:
     """One message from each IPU that sends something, one after the other."""
     to = cut.ipus[stage]
-    maker: dict[int, int] = {}
-    for v, of in made_in.items():  # in order: who made a storage, not who took a view of it later
+    maker: dict[int, int] = {}  # who made it first; later ones are views of it
+    for v, of in made_in.items():
         if graph.values[v].producer is not None:
             maker.setdefault(graph.values[v].storage, of)
     by_sender: dict[int, int] = {}
