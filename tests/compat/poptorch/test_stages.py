@@ -62,7 +62,7 @@ def test_every_strategy_gives_the_same_results(expected, strategy):
 
 
 def test_a_pipeline_needs_a_micro_batch_for_each_stage_and_a_sharded_model_does_not():
-    with pytest.raises(poptorch.Error, match="2 stages needs at least 2 micro-batches"):
+    with pytest.raises(poptorch.Error, match=r"to train 2 stages .* an update needs at least [23] micro-batches"):
         trained(accumulation=1)
     assert len(trained(poptorch.ShardedExecution(), accumulation=1)) == 6
 

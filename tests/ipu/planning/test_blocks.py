@@ -41,7 +41,7 @@ def model_of(second=None, third=None):
 def trained(model, **options):
     model = copy.deepcopy(model)
     rule = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = ipu.training_model(model, ipu.Options(gradient_accumulation=3, **options), rule)
+    step = ipu.training_model(model, ipu.Options(gradient_accumulation=3, schedule="1f1b", **options), rule)
     return step, [step(X), *model.parameters()]
 
 

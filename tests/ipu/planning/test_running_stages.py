@@ -81,7 +81,9 @@ def trained(name, calls=2, optimizer=torch.optim.Adam, **options):
     """A compiled model after some calls, and all that can be seen: results, weights, buffers and optimizer state."""
     model, micro_batch = copy.deepcopy(MODELS[name][0]), MODELS[name][1]
     rule = optimizer(model.parameters(), lr=0.01)
-    step = ipu.training_model(model, ipu.Options(**{"random_seed": 1, "gradient_accumulation": 3, **options}), rule)
+    step = ipu.training_model(
+        model, ipu.Options(**{"random_seed": 1, "gradient_accumulation": 3, "schedule": "1f1b", **options}), rule
+    )
     count, results = step.options.batch_factor, []
     for call in range(calls):
         given = [micro_batch(number) for number in range(call * count, (call + 1) * count)]
@@ -150,7 +152,7 @@ def test_the_account_is_that_of_pipeline():
     step, _ = trained("norms", 1, stages=3, optimizer=torch.optim.SGD)
     model, micro_batch = MODELS["norms"]
     rule = torch.optim.SGD(model.parameters(), lr=0.01)
-    plan = ipu.pipeline(model, micro_batch(0), step.options, rule, stages=3)
+    plan = ipu.pipeline(model, micro_batch(0), step.options, rule, stages=3, schedule="1f1b")
     assert step.pipeline.to_frame().equals(plan.to_frame())
     assert [vars(task) for task in step.pipeline.tasks] == [vars(task) for task in plan.tasks]
     assert step.report.buffer_bytes >= step.compiled.runner.graph_runner.most_held > 0
@@ -175,7 +177,7 @@ def test_arguments_change_and_prints_appear_once(recompute, capsys):
     for options in ({}, {"stages": 2, "recompute": recompute}):
         torch.manual_seed(0)
         model, table = Changing(), torch.ones(8, 3)
-        options = ipu.Options(gradient_accumulation=2, output_mode="all", **options)
+        options = ipu.Options(**{"gradient_accumulation": 2, "output_mode": "all", "schedule": "1f1b", **options})
         step = ipu.training_model(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
         losses = [step(table, torch.tensor(rows)) for rows in ([0, 1, 2, 3], [0, -1, 2, -3])]
         seen.append((losses, table, [*model.parameters()], capsys.readouterr().out))
@@ -203,11 +205,11 @@ def test_what_feeds_back_needs_one_micro_batch_at_a_time():
     for options in ({}, {"stages": 2, "schedule": "sharded"}):
         torch.manual_seed(0)
         model = FeedsBack()
-        options = ipu.Options(gradient_accumulation=2, output_mode="all", **options)
+        options = ipu.Options(**{"gradient_accumulation": 2, "output_mode": "all", "schedule": "1f1b", **options})
         step = ipu.training_model(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
         results.append([step(ROWS[:8, :3].clone()), model.mean])
     assert_same(*results)
-    several = ipu.training_model(FeedsBack(), ipu.Options(gradient_accumulation=2, stages=2))
+    several = ipu.training_model(FeedsBack(), ipu.Options(gradient_accumulation=2, stages=2, schedule="grouped"))
     with pytest.raises(ValueError, match=r"feed back: .* in stage 0 .* reads mean, which .* in stage 1 .*sharded"):
         several(ROWS[:8, :3].clone())
 
@@ -224,7 +226,7 @@ class Drawing(nn.Module):
 
 
 def test_draws_that_depend_on_data_need_one_micro_batch_at_a_time():
-    step = ipu.training_model(Drawing(), ipu.Options(gradient_accumulation=2, stages=2))
+    step = ipu.training_model(Drawing(), ipu.Options(gradient_accumulation=2, stages=2, schedule="grouped"))
     with pytest.raises(ValueError, match=r"How many random numbers aten.poisson.*sharded"):
         step(ROWS[:8, :3].clone())
 
@@ -246,7 +248,7 @@ def test_stages_that_mean_nothing_are_refused_at_once(options, words):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"stages": 3, "gradient_accumulation": 2}, r"is 2, but a pipeline of 3 stages needs at least 3 .*sharded"),
+        ({"stages": 3, "gradient_accumulation": 2}, r"is 2, but to train 3 stages .* at least 3 .*sharded"),
         ({"stages": 9}, "cannot be cut into 9 stages"),
         ({"stages": [1, 1]}, "every layer has to be on one IPU"),
         ({"stages": {"layers.7": 1}}, "No layer is called 'layers.7'"),
