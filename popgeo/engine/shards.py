@@ -42,8 +42,8 @@ def require_all(model: object) -> None:
     for name, module in _cut_modules(model):
         if module.num_local < module.num_shards:
             raise ValueError(
-                f"{name} holds {module.num_local} of its {module.num_shards} shards, the rest are in other processes. A "
-                "compiled step trains all shards in one process; train the part of a model with plain PyTorch."
+                f"{name} holds {module.num_local} of its {module.num_shards} shards, the rest are in other processes. "
+                "A compiled step trains all shards in one process; train the part of a model with plain PyTorch."
             )
 
 

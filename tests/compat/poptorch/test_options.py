@@ -221,3 +221,17 @@ def test_gradients_that_are_joined_in_float16_are_divided_as_they_come(accum_typ
     chosen = poptorch.Options()
     chosen.Training.setMeanAccumulationAndReplicationReductionStrategy(poptorch.MeanReductionStrategy.Post)
     assert getattr(options_in_use(chosen, True, optimizer).Training, name).name == "Post"
+
+
+def test_sharded_optimizer_state_reaches_the_modelled_replicas_and_the_account():
+    options = poptorch.Options().replicationFactor(4)
+    location = poptorch.TensorLocationSettings().useReplicatedTensorSharding(True)
+    options.TensorLocations.setOptimizerLocation(location).setWeightLocation(location)
+    weight = nn.Parameter(torch.ones(8))
+    for kind, divided in ((poptorch.optim.AdamW, True), (poptorch.optim.LAMB, False)):
+        optimizer = kind([weight], lr=0.1)
+        assert popgeo_options(options_in_use(options, True, optimizer), optimizer).shard_optimizer_state is divided
+    became = {asked: treatment.value for asked, treatment, _ in ACCOUNT}
+    assert became["Options.TensorLocations.setOptimizerLocation(useReplicatedTensorSharding)"] == "recorded"
+    assert became["Options.TensorLocations.setOptimizerLocation with LAMB"] == "ignored"
+    assert became["Options.TensorLocations.setWeightLocation"] == "ignored"
