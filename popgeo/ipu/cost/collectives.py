@@ -3,9 +3,11 @@
 An all-reduce goes twice round a ring, a share of the tensor at a time: once to sum, once to hand on. A reduce-scatter
 is its first half, an all-gather its second (Thakur et al., "Optimization of Collective Communication Operations in
 MPICH", 2005). Where a ring would cross boards, the IPUs of each board may sum among themselves first, so that less goes
-over the slower links. Sums on the tiles take no time of their own: they are fifty times as fast as the links.
+over the slower links. Sums on the tiles take no time of their own: 1,472 tiles add far faster than links bring.
 """
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 from popgeo.capture.op_graph import Op, OpGraph, Value
@@ -41,22 +43,36 @@ def collective_seconds(kind: str, nbytes: float, members: int, stride: int, targ
         >>> collective_seconds("all-reduce", 220e6, members=16, stride=1, target=bow)[1]
         'two levels'
     """
-    flat = _ring(kind, nbytes, members, _rate(members, stride, target), target)
+    half = TURNS[kind] / 2
+    flat = half * ring_seconds(nbytes, range(0, members * stride, stride), target)
     on_board = max(1, IPUS_OF_A_BOARD // stride)
     if on_board == 1 or members <= on_board or members % on_board:
         return flat, "ring"
-    inner = _ring(kind, nbytes, on_board, target.link_bytes_per_second, target)
-    outer = _ring(kind, nbytes / on_board, members // on_board, OTHER_BOARD_BYTES_PER_SECOND, target)
+    inner = half * ring_seconds(nbytes, range(0, IPUS_OF_A_BOARD, stride), target)
+    outer = half * ring_seconds(nbytes / on_board, range(0, members * stride, IPUS_OF_A_BOARD), target)
     return min((flat, "ring"), (inner + outer, "two levels"))
 
 
-def _ring(kind: str, nbytes: float, members: int, rate: float, target: IpuTarget) -> float:
-    return TURNS[kind] * (members - 1) * (target.link_seconds + nbytes / members / rate)
+def ring_seconds(nbytes: float, ring: Sequence[int], target: IpuTarget) -> float:
+    """How long IPUs take until each has the sum of what all hold: twice round, a share of it at a time.
+
+    Args:
+        nbytes: What each IPU holds.
+        ring: The IPUs in the order in which they pass parts on.
+        target: One IPU.
+
+    Example:
+        >>> bow = IpuTarget.bow()
+        >>> ring_seconds(1e6, range(4), bow) < ring_seconds(1e6, range(0, 16, 4), bow)
+        True
+    """
+    hops = [target.link_seconds + nbytes / len(ring) / _rate(a, b, target) for a, b in itertools.pairwise(ring)]
+    return 2 * (len(ring) - 1) * max(hops, default=0.0)
 
 
-def _rate(members: int, stride: int, target: IpuTarget) -> float:
-    """Bytes per second of the slowest link between them."""
-    is_one_board = members * stride <= IPUS_OF_A_BOARD
+def _rate(sender: int, receiver: int, target: IpuTarget) -> float:
+    """Bytes per second of the link between two IPUs."""
+    is_one_board = sender // IPUS_OF_A_BOARD == receiver // IPUS_OF_A_BOARD
     return target.link_bytes_per_second if is_one_board else OTHER_BOARD_BYTES_PER_SECOND
 
 
@@ -156,7 +172,7 @@ def _all_to_all(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     if members == 1:
         return in_sequence("collectives", [plan_copy(max(1, value.numel), width(value), member)])
     target, sent = member.target, own * (members - 1) // members
-    rate = _rate(members, target.num_ipus, target) * target.num_ipus
+    rate = _rate(0, members * target.num_ipus - 1, target) * target.num_ipus
     cycles = (target.link_seconds * (members - 1) + sent / rate) * target.clock
     step = _over_links("all-to-all", cycles, sent, member)
     return Plan(
