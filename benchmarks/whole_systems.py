@@ -20,8 +20,8 @@ from popgeo import ipu
 from popgeo.capture.capture import bind
 from popgeo.capture.capture_step import capture_step
 from popgeo.ipu.cost.plan import Profile
-from popgeo.ipu.planning.share import trained_names, update_of
 from popgeo.ipu.planning.pipeline import Pipeline
+from popgeo.ipu.planning.share import trained_names, update_of
 from popgeo.ipu.step_cost import assess
 from popgeo.nn import GPSPlusPlus, PairBias
 

@@ -148,6 +148,7 @@ def programs() -> dict[str, Program]:
         "no elements": (
             lambda x: (x.exp().sum(), x.sum(0), x @ x.T, x.softmax(1), torch.cat([x, x])), (numbers(0, 8),)
         ),
+        "shards": (_tell_each_other, (numbers(4, 30, 16), numbers(4, 4, 9))),
         "no rows": (lambda x, i: (ops.gather(x, i), ops.scatter(x[:0], i, dim=0, dim_size=7)), (small, places(0))),
     }  # fmt: skip
     return found
@@ -192,8 +193,16 @@ _ON_OTHERS = {
     FEW_TILES: (
         "gather", "sum rows", "product 1000", "product 2048", "copies", "reductions", "sorted", "many products",
     ),
-    PAIR: ("gather", "sum rows", "product 1000", "copies", "reductions", "unknown small"),
+    PAIR: ("gather", "sum rows", "product 1000", "copies", "reductions", "unknown small", "shards"),
 }  # fmt: skip
+
+
+def _tell_each_other(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """All collectives: of four shards that one machine holds, then of one of four that as many hold."""
+    one = x[:1]
+    held = ops.all_reduce(x), ops.reduce_scatter(x, -1), ops.all_gather(x, -1), ops.all_to_all(y)
+    alone = ops.all_reduce(one, 4), ops.reduce_scatter(one, -1, 4), ops.all_gather(one, -1, 4), ops.all_to_all(y[:1])
+    return *held, *alone, ops.replicate(x[0], 4), ops.shard(x[0], 4, -1), ops.shard(x[0], 4, -1, num_local=1)
 
 
 def _scatter_into(rows: int, reduce: str) -> Callable[..., Any]:

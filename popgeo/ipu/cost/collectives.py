@@ -2,8 +2,8 @@
 
 An all-reduce goes twice round a ring, a share of the tensor at a time: once to sum, once to hand on. A reduce-scatter
 is its first half, an all-gather its second (Thakur et al., "Optimization of Collective Communication Operations in
-MPICH", 2005). The slowest link of the ring sets the pace. Sums on the tiles take no time of their own: they are fifty
-times as fast as the links.
+MPICH", 2005). The slowest link of the ring sets the pace. Sums on the tiles take no time of their own:
+1,472 tiles add far faster than links bring.
 """
 
 from dataclasses import replace

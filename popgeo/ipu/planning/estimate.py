@@ -43,6 +43,7 @@ def estimate(
         ValueError: with an optimizer, there is no loss or several, or none of its parameters is one of the loss's.
 
     Example:
+        >>> import torch
         >>> with torch.device("meta"):
         ...     model = nn.Linear(4096, 4096)  # 67 MB, were it allocated
         >>> report = estimate(model, [torch.empty(32, 4096, device="meta")])

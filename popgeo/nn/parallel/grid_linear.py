@@ -26,6 +26,7 @@ class ParallelLinear2D(ShardedModule):
         ValueError: a side cannot be shared evenly; the message names the nearest numbers that can.
 
     Example:
+        >>> import torch
         >>> ParallelLinear2D(12, 6, grid=(2, 3))(torch.ones(4, 12)).shape
         torch.Size([4, 6])
     """

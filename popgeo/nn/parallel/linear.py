@@ -27,6 +27,7 @@ class ColumnParallelLinear(ShardedModule):
         ValueError: the outputs cannot be shared evenly; the message names the nearest numbers that can.
 
     Example:
+        >>> import torch
         >>> up, down = ColumnParallelLinear(8, 32, num_shards=4), RowParallelLinear(32, 8, num_shards=4)
         >>> hidden = up(torch.ones(3, 8)).relu()
         >>> hidden.shape, down(hidden).shape
@@ -98,6 +99,7 @@ class RowParallelLinear(ShardedModule):
         ValueError: the inputs cannot be shared evenly; the message names the nearest numbers that can.
 
     Example:
+        >>> import torch
         >>> RowParallelLinear(12, 5, num_shards=3, input_is_cut=False)(torch.ones(2, 12)).shape
         torch.Size([2, 5])
     """

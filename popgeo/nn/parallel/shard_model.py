@@ -108,20 +108,20 @@ def keep_shards(model: nn.Module, rank: int, world_size: int) -> nn.Module:
     Raises:
         ValueError: they cannot share them evenly, or a layer lies in a grid.
     """
-    for module in model.modules():
-        if not isinstance(module, ShardedModule):
-            continue
-        if isinstance(module, ParallelLinear2D):
-            raise ValueError(f"{module} lies in a grid, whose sums are of some processes only; keep it in one process.")
-        if module.num_shards % world_size:
+    layers = [module for module in model.modules() if isinstance(module, ShardedModule)]
+    for layer in layers:
+        if isinstance(layer, ParallelLinear2D):
+            raise ValueError(f"{layer} lies in a grid, whose sums are of some processes only; keep it in one process.")
+        if layer.num_shards % world_size:
             raise ValueError(
-                f"{module} has {module.num_shards} shards, which {world_size} processes cannot share evenly."
+                f"{layer} has {layer.num_shards} shards, which {world_size} processes cannot share evenly."
             )
-        count = module.num_shards // world_size
-        module.first_shard = rank * count
-        for name in module.local_parts(count):
-            whole = getattr(module, name)
-            setattr(module, name, as_parameter(whole[rank * count : (rank + 1) * count], whole))
+    for layer in layers:
+        count = layer.num_shards // world_size
+        layer.first_shard = rank * count
+        for name in layer.local_parts(count):
+            whole = getattr(layer, name)
+            setattr(layer, name, as_parameter(whole[rank * count : (rank + 1) * count], whole))
     return model
 
 

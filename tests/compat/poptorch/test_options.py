@@ -229,3 +229,17 @@ def test_memory_proportions_reach_the_modelled_machine_by_ipu():
     assert [chosen.proportion_of(ipu_id) for ipu_id in range(4)] == [0.25, 0.6, 0.1, 0.6]
     with pytest.raises(ValueError, match="0 to 1"):
         poptorch.Options().setAvailableMemoryProportion({"IPU0": 2.5})
+
+
+def test_sharded_optimizer_state_reaches_the_modelled_replicas_and_the_account():
+    options = poptorch.Options().replicationFactor(4)
+    location = poptorch.TensorLocationSettings().useReplicatedTensorSharding(True)
+    options.TensorLocations.setOptimizerLocation(location).setWeightLocation(location)
+    weight = nn.Parameter(torch.ones(8))
+    for kind, divided in ((poptorch.optim.AdamW, True), (poptorch.optim.LAMB, False)):
+        optimizer = kind([weight], lr=0.1)
+        assert popgeo_options(options_in_use(options, True, optimizer), optimizer).shard_optimizer_state is divided
+    became = {asked: treatment.value for asked, treatment, _ in ACCOUNT}
+    assert became["Options.TensorLocations.setOptimizerLocation(useReplicatedTensorSharding)"] == "recorded"
+    assert became["Options.TensorLocations.setOptimizerLocation with LAMB"] == "ignored"
+    assert became["Options.TensorLocations.setWeightLocation"] == "ignored"
