@@ -2,6 +2,7 @@
 
     python scripts/run_notebooks.py                             # all of notebooks/
     python scripts/run_notebooks.py notebooks/02_packing.ipynb  # these
+    python scripts/run_notebooks.py --stored                    # runs nothing; makes stored text fit the page
 
 Needs `pip install popgeo[notebooks]`.
 """
@@ -142,9 +143,18 @@ def without_clock(text: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("notebooks", nargs="*", type=Path, help="all of notebooks/ and its folders when left out")
-    for path in parser.parse_args().notebooks or sorted((REPOSITORY / "notebooks").rglob("[!.]*.ipynb")):
+    parser.add_argument("--stored", action="store_true", help="run nothing; only fold what is stored")
+    given = parser.parse_args()
+    for path in given.notebooks or sorted((REPOSITORY / "notebooks").rglob("[!.]*.ipynb")):
         start = time.monotonic()
-        nbformat.write(clean(execute(path.resolve(), path.resolve().parent)), path)
+        if given.stored:
+            notebook = nbformat.read(path, as_version=4)
+            for cell in notebook.cells:
+                if cell.cell_type == "code":
+                    cell.outputs = readable(cell.outputs)
+        else:
+            notebook = clean(execute(path.resolve(), path.resolve().parent))
+        nbformat.write(notebook, path)
         print(f"{path.name}: {time.monotonic() - start:.0f} s, {path.stat().st_size / 1e3:.0f} kB", flush=True)
 
 

@@ -2,6 +2,7 @@
 
 import pickle
 
+import torch
 from torch_geometric.data import Batch, Data
 
 from popgeo.data import FixedSizeCollater, FixedSizeOptions
@@ -44,3 +45,11 @@ def test_padding_graphs_have_the_first_graphs_objects_where_no_other_is_given():
     assert FixedSizeCollater(FixedSizeOptions(9, 8, 4))(graphs).name == ["graph 0", "graph 1", "graph 0", "graph 0"]
     options = FixedSizeOptions(9, 8, 4, pad_graph_defaults={"name": "none"})
     assert FixedSizeCollater(options)(graphs).name == ["graph 0", "graph 1", "none", "none"]
+
+
+def test_an_attribute_that_is_called_a_batch_counts_on_from_graph_to_graph():
+    groups = [[0, 0, 1], [0, 2]]
+    graphs = [Data(x=torch.ones(len(group), 1), group_batch=torch.tensor(group)) for group in groups]
+    batch = FixedSizeCollater(FixedSizeOptions(7, 0, 3))(graphs)
+    assert batch.group_batch[:5].tolist() == [0, 0, 1, 2, 4]  # after groups 0 and 1 come 2, and 4
+    assert batch.group_batch[:5].tolist() == Batch.from_data_list(graphs).group_batch.tolist()

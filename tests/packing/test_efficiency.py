@@ -41,3 +41,23 @@ def test_skipped_graphs_do_not_count_as_packed():
     found = efficiency(stream([5, 11, 5], budget, skip=True), [5, 11, 5], budget)
     assert found.sizes == (1.0,)
     assert found.lower_bound == found.num_packs == 1
+
+
+def reference_bound(sizes, limit):
+    """L2 as Martello and Toth write it, threshold by threshold."""
+    bounds = []
+    for threshold in {0, *(size for size in sizes if size <= limit // 2)}:
+        alone = [size for size in sizes if size > limit - threshold]
+        over_half = [size for size in sizes if limit // 2 < size <= limit - threshold]
+        others = [size for size in sizes if threshold <= size <= limit // 2]
+        left = len(over_half) * limit - sum(over_half)
+        bounds.append(len(alone) + len(over_half) + max(0, -(-(sum(others) - left) // limit)))
+    return max(bounds)
+
+
+def test_the_bound_is_that_of_the_paper():
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        limit = int(rng.integers(5, 40))
+        sizes = [1, *rng.integers(1, limit + 1, rng.integers(1, 12)).tolist()]  # with a 1 every sum can be reached
+        assert lower_bound(sizes, Budget(sizes=(limit,), num_graphs=99)) == reference_bound(sizes, limit)
