@@ -98,6 +98,7 @@ RULES: dict[str, Rule] = {
             "clone", "copy", "contiguous", "cat", "concat", "stack", "hstack", "vstack", "repeat", "repeat_interleave",
             "tile", "flip", "roll", "rot90", "constant_pad_nd", "index_fill", "tril", "triu", "diag_embed", "view_copy",
             "_reshape_copy", "expand_copy", "slice_copy", "im2col", "_foreach_copy", "pixel_shuffle",
+            "pixel_unshuffle", "channel_shuffle",
         )
     },
     **{

@@ -1,5 +1,6 @@
 """Additions of rows where an index says so: planned over columns x rows x summands, as in `popops::embedding::plan`."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -12,13 +13,21 @@ from popgeo.ipu.cost.gather import INDEX_BYTES, indexed, named_rows, plan_row_ga
 from popgeo.ipu.cost.operands import Rule, made, tensor, width
 from popgeo.ipu.cost.plan import Plan, Superstep, Validity
 from popgeo.ipu.cost.published_sizes import scatter_validity
-from popgeo.ipu.cost.splits import Found, cheapest, column_grains, largest_block, within
-from popgeo.ipu.cost.supersteps import compute_step, exchange_step, in_sequence, overhead_step, transfer_cycles
+from popgeo.ipu.cost.splits import Found, cheapest, column_grains, largest_block, within, work_space
+from popgeo.ipu.cost.supersteps import (
+    compute_step,
+    exchange_step,
+    in_sequence,
+    overhead_step,
+    repeated,
+    transfer_cycles,
+)
 from popgeo.ipu.cost.vertex_cycles import add_partials, add_rows, ceil_div, fill
 from popgeo.ipu.target import IpuTarget
 
 # Cycles of a worker per element for what a summand does to its row.
 _REDUCTIONS = {"sum": "add", "add": "add", "mean": "add", "prod": "multiply", "multiply": "multiply"}
+_COLUMN_TURNS, _TURN_CYCLES = (1, 2, 4, 8, 16, 32, 64), 418  # with the launch, as long as a turn of a product
 OPERATIONS = {"add": 3, "multiply": 3, "extreme": 5, "write": 2}
 
 
@@ -200,9 +209,33 @@ def _index_put(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     return _change_rows(result, rows, summands, machine, "add" if accumulates else "write")
 
 
+def plan_embedding_gradient(rows: int, columns: int, summands: int, width: int, machine: Machine) -> Plan:
+    """A scatter-add into a table of zeros, of some columns at a time where the work space of all is too large.
+
+    Example:
+        >>> from popgeo.ipu.target import IpuTarget
+        >>> gpt = plan_embedding_gradient(50257, 5120, 2048, 2, Machine(target=IpuTarget.bow()))
+        >>> gpt.supersteps[-1].name, gpt.flops == 2048 * 5120
+        ('loop over columns', True)
+    """
+    whole = plan_scatter_add(rows, columns, summands, width, machine, makes_table=True)
+    space = work_space(machine.target, rows * columns * width / machine.num_tiles)
+    for turns in _COLUMN_TURNS:
+        part = plan_scatter_add(rows, ceil_div(columns, turns), summands, width, machine, makes_table=True)
+        if part.temporary_bytes <= space or turns >= columns:
+            break
+    if turns == 1:
+        return whole
+    loop = compute_step("loop over columns", machine.target, vertex=_TURN_CYCLES, tiles=machine.num_tiles)
+    return dataclasses.replace(
+        part, supersteps=tuple(repeated(step, turns) for step in (*part.supersteps, loop)), flops=whole.flops
+    )
+
+
 def _embedding_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    result = made(graph, op)[0]
-    return _change_rows(result, result.shape[0], tensor(graph, op.args[1]).numel, machine, makes_table=True)
+    result, index = made(graph, op)[0], tensor(graph, op.args[1])
+    rows = max(1, result.shape[0])
+    return plan_embedding_gradient(rows, max(1, result.numel // rows), index.numel, width(result), machine)
 
 
 def _popgeo_scatter(graph: OpGraph, op: Op, machine: Machine, operation: str = "add") -> Plan:

@@ -221,3 +221,11 @@ def test_gradients_that_are_joined_in_float16_are_divided_as_they_come(accum_typ
     chosen = poptorch.Options()
     chosen.Training.setMeanAccumulationAndReplicationReductionStrategy(poptorch.MeanReductionStrategy.Post)
     assert getattr(options_in_use(chosen, True, optimizer).Training, name).name == "Post"
+
+
+def test_memory_proportions_reach_the_modelled_machine_by_ipu():
+    options = poptorch.Options().setAvailableMemoryProportion({"IPU0": 0.25, "IPU2": 0.1})
+    chosen = popgeo_options(options_in_use(options, True, None), None)
+    assert [chosen.proportion_of(ipu_id) for ipu_id in range(4)] == [0.25, 0.6, 0.1, 0.6]
+    with pytest.raises(ValueError, match="0 to 1"):
+        poptorch.Options().setAvailableMemoryProportion({"IPU0": 2.5})

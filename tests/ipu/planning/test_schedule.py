@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from popgeo.ipu.planning.schedule import Schedule, most_in_flight, timeline
+from popgeo.ipu.planning.schedule import Schedule, most_in_flight, num_depths, timeline
+from popgeo.ipu.planning.turns import turns_of
 
 every_schedule = pytest.mark.parametrize("schedule", Schedule)
 
@@ -15,12 +16,50 @@ def length(tasks):
     return max(task.end for task in tasks)
 
 
+def test_a_turn_in_lock_step_lasts_as_long_as_its_slowest_ipu():
+    # Stage 0 forward | 0 forward, 1 both | the same | 1 both, 0 backward | 0 backward
+    tasks = timeline([2.0, 1.0], [1.0, 5.0], [0, 1], 3, Schedule.LOCK_STEP)
+    turns = turns_of(tasks, 2, 3)
+    assert [turn.end - turn.start for turn in turns] == [2.0, 6.0, 6.0, 6.0, 1.0]
+    assert [turn.ipu for turn in turns] == [0, 1, 1, 1, 0]
+    assert length(tasks) == 21.0
+    # One by one, stage 1 is never kept waiting by a turn of stage 0.
+    assert length(timeline([2.0, 1.0], [1.0, 5.0], [0, 1], 3, Schedule.ONE_F_ONE_B)) == 21.0
+
+
+def test_an_ipu_with_the_first_and_the_last_stage_takes_both_in_each_turn():
+    tasks = timeline([1.0, 2.0, 2.0], [1.0, 2.0, 3.0], [0, 1, 0], 8, Schedule.LOCK_STEP)
+    turns = turns_of(tasks, 3, 8)
+    assert len(turns) == 8 + 2 * 3 - 2  # popart's notes on pipelining: G + P - 1 cycles of P = 5 pipeline stages
+    assert {turn.end - turn.start for turn in turns[4:8]} == {1.0 + 2.0 + 3.0 + 1.0}
+    assert {turn.ipu for turn in turns[4:8]} == {0}
+    assert num_depths(3, trains=True) == 5
+
+
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_in_lock_step_all_ipus_begin_a_turn_at_once_and_nobody_overtakes(data):
+    stages, count = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 7))
+    times = st.lists(st.integers(1, 5).map(float), min_size=stages, max_size=stages)
+    tasks = timeline(data.draw(times), data.draw(times), range(stages), count, Schedule.LOCK_STEP)
+    turns = turns_of(tasks, stages, count)
+    assert [turn.end for turn in turns[:-1]] == [turn.start for turn in turns[1:]]
+    starts = {turn.start for turn in turns}
+    for task in tasks:
+        if not task.backward:
+            assert task.start in starts
+    # What popart keeps: 2 x (stages to the end) + 1 micro-batches, once there are as many.
+    expected = [min(count, 2 * (stages - 1 - stage) + 1) for stage in range(stages)]
+    assert [most_in_flight(tasks, stage, True) for stage in range(stages)] == expected
+
+
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 5), (2, 2), (4, 4), (4, 16), (8, 64)])
 def test_even_stages_take_as_long_as_papers_say(stages, micro_batches):
     forward, backward, ipus = [1.0] * stages, [2.0] * stages, range(stages)
     filled = (micro_batches + stages - 1) * 3  # GPipe and 1F1B alike: m + s - 1 turns
     assert length(timeline(forward, backward, ipus, micro_batches, Schedule.ONE_F_ONE_B)) == filled
     assert length(timeline(forward, backward, ipus, micro_batches, Schedule.GROUPED)) == filled
+    assert length(timeline(forward, backward, ipus, micro_batches, Schedule.LOCK_STEP)) == filled
     assert length(timeline(forward, backward, ipus, micro_batches, Schedule.SHARDED)) == micro_batches * stages * 3
     assert length(timeline(forward, [], ipus, micro_batches)) == micro_batches + stages - 1
 

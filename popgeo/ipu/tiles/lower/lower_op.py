@@ -39,12 +39,13 @@ _RUN_ON_ONE_TILE = {
     "elementwise": "_foreach_add _foreach_mul _foreach_sub floor_divide _foreach_div _foreach_addcmul "
     "_foreach_addcdiv _foreach_lerp _foreach_sqrt log_sigmoid_forward log_sigmoid_backward bernoulli uniform normal "
     "rand randn rand_like randn_like randint random exponential normal_functional randint_like native_dropout to "
-    "_prelu_kernel_backward",
+    "_prelu_kernel_backward glu glu_backward",
     "reduce": "count_nonzero nansum mode",
     "norms": "_native_batch_norm_legit _native_batch_norm_legit_functional _batch_norm_with_update cudnn_batch_norm "
     "batch_norm_backward native_group_norm native_group_norm_backward",
     "movement": "concat hstack vstack repeat_interleave tile rot90 index_fill diag_embed _reshape_copy im2col "
-    "_foreach_copy pixel_shuffle as_strided_scatter unfold_backward diagonal_scatter masked_scatter linspace eye "
+    "_foreach_copy pixel_shuffle pixel_unshuffle channel_shuffle "
+    "as_strided_scatter unfold_backward diagonal_scatter masked_scatter linspace eye "
     "tril_indices triu_indices popgeo.all_to_all",
     "view": "lift unsafe_split empty_permuted sym_size _local_scalar_dense resize set",
     "sorting": "msort searchsorted bucketize",
