@@ -33,14 +33,17 @@ class TileExact:
 
     Each operation is divided over the tiles. A vertex reads and writes its own tile's memory, and data moves by the
     program's transfers only; so equal results show that mapping, exchange and program leave nothing out. The model
-    itself is not changed.
+    itself is not changed. A step in stages runs on several such machines side by side, one for each IPU, whose tiles
+    hold the weights of their own stages; what stages send each other crosses from one to the other.
 
     Args:
         compiled: What `training_model`, `inference_model` or `compile` made, compiled already.
-        target: A small machine, since every vertex runs as Python; a Bow IPU of 8 tiles by default.
+        target: A small machine, since every vertex runs as Python; a Bow IPU of 8 tiles by default. Each
+            IPU is one, where stages run on several.
 
     Raises:
-        ValueError: nothing is compiled, other processes hold replicas, or the optimizer looks at more than one element.
+        ValueError: nothing is compiled, other processes hold replicas, the optimizer looks at more than one element, or
+            stages that overlap draw random numbers.
 
     Example:
         >>> from popgeo import ipu

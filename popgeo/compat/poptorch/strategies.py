@@ -143,6 +143,10 @@ class PipelinedExecution(_ExecutionStrategy):
 class _PhasedExecution(_ExecutionStrategy):
     schedule = "phased"
 
+    def stages(self) -> str | list[NamedStage] | None:
+        """The same, wherever they are: phases come one after the other, here on one IPU."""
+        return [NamedStage(*stage.blocks) for stage in self._stages] or super().stages()
+
     def __init__(self, *phases: Any) -> None:
         parts = list(phases[0]) if len(phases) == 1 and isinstance(phases[0], list | tuple) else list(phases)
         made = [Phase(*p) if isinstance(p, list | tuple) else p for p in parts]

@@ -1,1 +1,1 @@
-"""Runs a step stage by stage: parts of it by turns, each with buffers of its own, and what they hand on kept."""
+"""Runs a step stage by stage: each pass with buffers of its own, and what passes hand on kept until it is used."""

@@ -81,7 +81,7 @@ class _Cutter:
         self._num_results, self._trained = num_results, trained
         stages = max(staging.stage_of) + 1
         self._passes = [(s, False) for s in range(stages)]
-        if any(turn.backward for turn in staging.order):
+        if any(one.backward for one in staging.order):
             self._passes += [(s, True) for s in reversed(range(stages))]
         self._rank = {one: rank for rank, one in enumerate(self._passes)}
         self._given = {v: given for given, v in graph.inputs.items()}
@@ -145,26 +145,33 @@ class _Cutter:
                 stages[index] = max(made, default=0)
         return [self._rank[s, b and (s, True) in self._rank] for s, b in zip(stages, backward, strict=True)]
 
-    def _add(self, rank: int, index: int, again: set[int]) -> None:
+    def _add(self, rank: int, first: int, again: set[int]) -> None:
         """Adds an operation to a pass, with what it needs there."""
-        if index in self._needs[rank]:
-            return
-        self._needs[rank].add(index)
-        op = self._graph.ops[index]
-        for v in op.reads():
-            self._need(rank, v, again)
-        if index in again:  # what was changed in place then is changed again, in a copy
-            for v in (*op.reads(), *op.makes()):
-                for writer in self._writers.get(self._graph.values[v].storage, ()):
-                    if writer in again:
-                        self._add(rank, writer, again)
+        waiting = [first]
+        while waiting:
+            index = waiting.pop()
+            if index in self._needs[rank]:
+                continue
+            self._needs[rank].add(index)
+            op = self._graph.ops[index]
+            waiting += [producer for v in op.reads() for producer in self._made_here(rank, v, again)]
+            if index in again:  # what was changed in place then is changed again, in a copy
+                storages = {self._graph.values[v].storage for v in (*op.reads(), *op.makes())}
+                waiting += [writer for s in storages for writer in self._writers.get(s, ()) if writer in again]
 
     def _need(self, rank: int, v: int, again: set[int]) -> None:
+        """Adds a value to what a pass needs."""
+        for producer in self._made_here(rank, v, again):
+            self._add(rank, producer, again)
+
+    def _made_here(self, rank: int, v: int, again: set[int]) -> list[int]:
+        """The operation that makes a value anew in a pass; none where the pass makes it anyway, or receives it."""
         producer = self._graph.values[v].producer
         if producer is not None and (self._views[producer] or producer in again):
-            self._add(rank, producer, again)
-        elif producer is None or self._place[producer] != rank:
+            return [producer]
+        if producer is None or self._place[producer] != rank:
             self._outside[rank].add(v)
+        return []
 
     def _taken(self, rank: int) -> list[Kept]:
         """What a pass takes from others, or from the call."""

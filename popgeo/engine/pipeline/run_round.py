@@ -18,7 +18,7 @@ Held = dict[Kept, Tensor]  # what one micro-batch has left so far for later part
 
 
 class RoundRunner:
-    """Runs the parts of a step by turns, as a staging says.
+    """Runs the parts of a step in the order that a staging says.
 
     Args:
         graph: The step of one micro-batch.
@@ -65,7 +65,7 @@ class RoundRunner:
         on_gradients: Callable[[Sequence[str], bool], object] = lambda names, first: None,
         on_results: Callable[[int, int, list[Tensor | None]], object] = lambda micro_batch, replica, made: None,
     ) -> None:
-        """Runs a round on all replicas, each turn on one after the other.
+        """Runs a round on all replicas, each pass on one after the other.
 
         Args:
             inputs: The tensors of each micro-batch of each replica.
@@ -81,30 +81,28 @@ class RoundRunner:
             ahead = [draws_ahead(self.graph, self.parts, generator, count) for generator in random]
         for v, replica in ((v, replica) for v in range(self._staging.micro_batches) for replica in replicas):
             self._live[v, replica] = self._given(inputs[v][replica])
-        last = {turn.micro_batch: number for number, turn in enumerate(self._staging.order)}
-        for number, turn in enumerate(self._staging.order):
-            bound = self._bound[turn.stage, turn.backward]
+        last = {now.micro_batch: number for number, now in enumerate(self._staging.order)}
+        for number, now in enumerate(self._staging.order):
+            bound = self._bound[now.stage, now.backward]
             for replica in replicas:
-                held = self._live[turn.micro_batch, replica]
+                held = self._live[now.micro_batch, replica]
                 with of_replica(replica):
                     if bound.part.draws:
                         if ahead is not None:
-                            random[replica].set_state(
-                                ahead[replica].before[turn.micro_batch, turn.stage, turn.backward]
-                            )
+                            random[replica].set_state(ahead[replica].before[now.micro_batch, now.stage, now.backward])
                         with drawing_from(random[replica]):
                             bound.run(held)
                     else:
                         bound.run(held)
-                    made = self._results(held) if last[turn.micro_batch] == number else None
-                for kept in self._last_use[turn.stage, turn.backward]:
+                    made = self._results(held) if last[now.micro_batch] == number else None
+                for kept in self._last_use[now.stage, now.backward]:
                     held.pop(kept, None)
                 if bound.part.gradients:
-                    on_gradients(bound.part.gradients, turn.micro_batch == 0 and replica == 0)
+                    on_gradients(bound.part.gradients, now.micro_batch == 0 and replica == 0)
                 self._note_memory()
                 if made is not None:
-                    on_results(turn.micro_batch, replica, made)
-                    del self._live[turn.micro_batch, replica]
+                    on_results(now.micro_batch, replica, made)
+                    del self._live[now.micro_batch, replica]
         for generator, one in zip(random, ahead or (), strict=False):
             generator.set_state(one.after)
 

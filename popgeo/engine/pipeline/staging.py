@@ -7,7 +7,7 @@ from typing import NamedTuple
 from popgeo.capture.op_graph import Op
 
 
-class Turn(NamedTuple):
+class Pass(NamedTuple):
     """One pass of one micro-batch through one stage.
 
     Attributes:
@@ -49,25 +49,25 @@ class Staging:
 
     Attributes:
         stage_of: The stage of each operation of the step, once constants are folded.
-        order: Every turn of a round. No turn comes before one that it needs something of.
+        order: Every pass of a round. None comes before one that it needs something of.
         recompute: What is worked out twice; None keeps all that a backward pass reads.
         names: What each stage is, for messages.
     """
 
     stage_of: tuple[int, ...]
-    order: tuple[Turn, ...]
+    order: tuple[Pass, ...]
     recompute: Recompute | None = None
     names: tuple[str, ...] = ()
 
     @property
     def micro_batches(self) -> int:
         """How many take part in a round."""
-        return max(turn.micro_batch for turn in self.order) + 1
+        return max(one.micro_batch for one in self.order) + 1
 
     @property
     def one_at_a_time(self) -> bool:
         """Whether each micro-batch is through before the next one starts."""
-        started = [turn.micro_batch for turn in self.order]
+        started = [one.micro_batch for one in self.order]
         return started == sorted(started)
 
     def name(self, stage: int) -> str:

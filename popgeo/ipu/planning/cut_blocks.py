@@ -50,8 +50,9 @@ class Stage:
 def named_blocks(graph: OpGraph) -> list[tuple[BlockMark, Block]]:
     """The blocks of the forward pass in the order in which they run, each with its mark.
 
-    What runs before the first block makes a block of its own, on IPU 0, as in PopTorch. What runs outside of every
-    block later and reads no weights belongs to the block before.
+    What runs before the first block makes a block of its own, on IPU 0, as PopTorch's guide has it ("by default all
+    layers will be on IPU 0 until the first pipeline annotation is encountered"). What runs outside of every block later
+    and reads no weights belongs to the block before.
 
     Raises:
         ValueError: the model names no block, or something with weights runs outside of every block later.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import OpGraph
 from popgeo.capture.passes import fold_constants
-from popgeo.engine.pipeline.staging import Recompute, Staging, Turn
+from popgeo.engine.pipeline.staging import Pass, Recompute, Staging
 from popgeo.ipu.options import Options
 from popgeo.ipu.planning.cut import blocks_of
 from popgeo.ipu.planning.cut_blocks import BLOCKS, EACH_BLOCK, has_blocks, several_ipus
@@ -64,8 +64,8 @@ def stage_plan(step: CapturedStep, update: Callable[[], OpGraph | None], options
     recompute = None
     if program is not None and options.recompute:
         recompute = Recompute(layers=() if isinstance(options.recompute, bool) else tuple(options.recompute))
-    turns = [Turn(task.stage, task.micro_batch, task.backward) for task in planned.tasks]
-    staging = Staging(stage_of=cut.stage_of, order=tuple(turns), recompute=recompute, names=cut.names)
+    passes = [Pass(task.stage, task.micro_batch, task.backward) for task in planned.tasks]
+    staging = Staging(stage_of=cut.stage_of, order=tuple(passes), recompute=recompute, names=cut.names)
     return StagePlan(pipeline=planned, staging=staging, ipus=cut.ipus)
 
 
@@ -87,13 +87,18 @@ def checked_schedule(options: Options) -> None:
 
 
 def _require_enough(planned: Pipeline) -> None:
-    """Refuses to train with fewer micro-batches than a pipeline needs to fill."""
+    """Refuses to train with fewer micro-batches than a pipeline needs to fill.
+
+    Where a stage's passes share a turn, as in PopTorch, a micro-batch takes twice the stages less one; PopTorch demands
+    as many for each update (its user guide: "the number of pipeline stages (forward and backward)").
+    """
     stages, count = len(planned.stages), planned.micro_batches
-    if planned.trains and planned.schedule in _OVERLAPPING and count < stages:
+    needed = 2 * stages - 1 if planned.schedule.value == "lock_step" else stages
+    if planned.trains and planned.schedule in _OVERLAPPING and count < needed:
         raise ValueError(
-            f"Options.gradient_accumulation is {count}, but a pipeline of {stages} stages needs at least {stages} "
-            "micro-batches for each update, one for each stage. Raise it, take fewer stages, or choose "
-            "schedule='sharded', where one micro-batch at a time goes through all stages."
+            f"Options.gradient_accumulation is {count}, but to train {stages} stages with schedule "
+            f"{planned.schedule.value!r} an update needs at least {needed} micro-batches. Raise it, take fewer "
+            "stages, or choose schedule='sharded', where one micro-batch at a time goes through all stages."
         )
 
 

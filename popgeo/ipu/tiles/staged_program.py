@@ -7,7 +7,7 @@ import numpy as np
 
 from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.engine.pipeline.parts import Kept, Part, owner_of
-from popgeo.engine.pipeline.staging import Turn
+from popgeo.engine.pipeline.staging import Pass
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.call_program import CallProgram, Joiner, Training, join_with
@@ -26,12 +26,12 @@ class StagesOnIpus:
 
     Attributes:
         parts: The passes of each stage.
-        order: Every turn of a round.
+        order: Every pass of a round.
         ipus: The IPU of each stage.
     """
 
     parts: Sequence[Part]
-    order: Sequence[Turn]
+    order: Sequence[Pass]
     ipus: Sequence[int]
 
 
@@ -45,7 +45,7 @@ def join_stages(
     replicas: int = 1,
     training: Training | None = None,
 ) -> CallProgram:
-    """Repeat(rounds) { each turn of a round, with inputs before the first and results after the last of a micro-batch;
+    """Repeat(rounds) { each pass of a round, with inputs before the first and results after the last of a micro-batch;
     all-reduce, update }.
 
     Args:
@@ -62,7 +62,7 @@ def join_stages(
         are named as in `join`; what a part sends for micro-batch `m` is `sent<value>.<part>.<m>`.
     """
     joiner = _StagedJoiner(graph, num_results, target, stages, training)
-    return join_with(joiner, rounds, len({turn.micro_batch for turn in stages.order}), replicas)
+    return join_with(joiner, rounds, len({now.micro_batch for now in stages.order}), replicas)
 
 
 class _StagedJoiner(Joiner):
@@ -90,25 +90,25 @@ class _StagedJoiner(Joiner):
         self._declare_sent()
 
     def iteration_steps(self, accumulates: bool, accumulation: int = 1) -> None:
-        """All turns of a round."""
+        """All passes of a round."""
         for (ipu, storage), name in self._copies.items():
             variable, start = self._places[storage]
             size = self.builder.variables[name].mapping.numel
             source = Region(variable=variable, elements=np.arange(start, start + size))
             copy(self._scope(f"weights for IPU {ipu}"), self._whole(name), source)
         order = self._stages.order
-        first = {turn.micro_batch: number for number, turn in reversed(list(enumerate(order)))}
-        last = {turn.micro_batch: number for number, turn in enumerate(order)}
+        first = {now.micro_batch: number for number, now in reversed(list(enumerate(order)))}
+        last = {now.micro_batch: number for number, now in enumerate(order)}
         rank_of = {(part.stage, part.backward): rank for rank, part in enumerate(self._stages.parts)}
-        for number, turn in enumerate(order):
-            direction = "backward" if turn.backward else "forward"
-            with self.repeat(1, f"stage {turn.stage} {direction} {turn.micro_batch}"):
-                if first[turn.micro_batch] == number:
-                    self._receive(turn.micro_batch)
-                rank = rank_of[turn.stage, turn.backward]
-                self._turn(rank, turn.micro_batch, accumulates)
-                if last[turn.micro_batch] == number:
-                    self._return(turn.micro_batch)
+        for number, now in enumerate(order):
+            direction = "backward" if now.backward else "forward"
+            with self.repeat(1, f"stage {now.stage} {direction} {now.micro_batch}"):
+                if first[now.micro_batch] == number:
+                    self._receive(now.micro_batch)
+                rank = rank_of[now.stage, now.backward]
+                self._pass(rank, now.micro_batch, accumulates)
+                if last[now.micro_batch] == number:
+                    self._return(now.micro_batch)
 
     def _draft(self, part: Part) -> tuple[Builder, Places]:
         """The steps of a part on the tiles of one IPU."""
@@ -144,7 +144,7 @@ class _StagedJoiner(Joiner):
         steps = shifted_steps(draft.steps, renamed, ipu * self._one.num_tiles)
         return steps, {storage: renamed[name] for storage, (name, _) in places.items()}
 
-    def _turn(self, rank: int, micro_batch: int, accumulates: bool) -> None:
+    def _pass(self, rank: int, micro_batch: int, accumulates: bool) -> None:
         part, (steps, places) = self._stages.parts[rank], self._steps[rank]
         graph = self._graph
         for kept in part.receives:
@@ -239,7 +239,7 @@ class _StagedJoiner(Joiner):
             if rank is not None:
                 mapping = self.builder.variables[self._steps[rank][1][value.storage][0]].mapping
             found[v] = f"given:{one.name}"
-            for micro_batch in {turn.micro_batch for turn in self._stages.order}:
+            for micro_batch in {now.micro_batch for now in self._stages.order}:
                 self.builder.declare(f"{found[v]}.{micro_batch}", value.dtype, mapping)
         return found
 
@@ -249,7 +249,7 @@ class _StagedJoiner(Joiner):
                 value = self._graph.values[kept.value]
                 places = self._places if kept.before or value.storage in self._state else self._steps[rank][1]
                 mapping = self.builder.variables[places[value.storage][0]].mapping
-                for micro_batch in {turn.micro_batch for turn in self._stages.order}:
+                for micro_batch in {now.micro_batch for now in self._stages.order}:
                     self.builder.declare(_sent(kept, rank, micro_batch), value.dtype, mapping)
 
     def _on(self, ipu: int, mapping: TileMapping) -> TileMapping:

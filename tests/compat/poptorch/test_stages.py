@@ -1,0 +1,79 @@
+"""PopTorch's blocks and execution strategies: they reach the stages that run, and no result changes."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from popgeo.compat import poptorch
+from popgeo.compat.account import ACCOUNT, Treatment
+
+X = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+
+
+class Model(nn.Module):
+    """Two blocks and a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.dropout = nn.Dropout(0.3)
+
+    def forward(self, x):
+        with poptorch.Block("encoder", ipu_id=0):
+            x = self.dropout(self.encoder(x).relu())
+        poptorch.Block.start("decoder", ipu_id=1)
+        y = self.decoder(x)
+        return y, poptorch.identity_loss(y.square().mean(), reduction="none")
+
+
+MODEL = Model()
+
+
+def trained(strategy=None, accumulation=4):
+    model, options = copy.deepcopy(MODEL), poptorch.Options()
+    options.Training.gradientAccumulation(accumulation)
+    options.randomSeed(1)
+    if strategy is not None:
+        options.setExecutionStrategy(strategy)
+    step = poptorch.trainingModel(model, options, poptorch.optim.SGD(model.parameters(), lr=0.1))
+    return [*step(X), *(p.detach() for p in model.parameters())]
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return trained()
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        lambda: poptorch.PipelinedExecution("encoder", "decoder"),
+        lambda: poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement),
+        lambda: poptorch.ShardedExecution(poptorch.Stage("encoder"), poptorch.Stage("decoder").ipu(1)),
+        lambda: poptorch.SerialPhasedExecution(poptorch.Phase("encoder"), poptorch.Phase("decoder").ipus(2)),
+        lambda: poptorch.PipelinedExecution(poptorch.Stage("encoder", "decoder")),
+    ],
+)
+def test_every_strategy_gives_the_same_results(expected, strategy):
+    for one, other in zip(trained(strategy()), expected, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_pipeline_needs_a_micro_batch_for_each_stage_and_a_sharded_model_does_not():
+    with pytest.raises(poptorch.Error, match=r"to train 2 stages .* an update needs at least [23] micro-batches"):
+        trained(accumulation=1)
+    assert len(trained(poptorch.ShardedExecution(), accumulation=1)) == 6
+
+
+def test_a_block_that_stands_in_no_stage_is_an_error():
+    with pytest.raises(poptorch.Error, match="has no block 'decoder'"):
+        trained(poptorch.PipelinedExecution("encoder"))
+
+
+def test_the_account_says_that_blocks_and_strategies_have_effect():
+    trained(poptorch.ShardedExecution())
+    became = {asked: treatment for asked, treatment, _ in ACCOUNT}
+    assert became["Block('encoder') on IPU 0"] is Treatment.HONOURED
+    assert became["ShardedExecution"] is Treatment.HONOURED
