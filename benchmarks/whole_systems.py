@@ -8,6 +8,7 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
@@ -173,10 +174,16 @@ def gpt2(run: Gpt2) -> Pipeline:
 
     logging.set_verbosity_error()
     AttentionInterface.register("as_published", attend)
-    size = {"n_layer": sum(run.layers_per_ipu), "n_embd": run.width, "n_head": run.heads, "n_positions": 1024}
+    size: dict[str, Any] = {
+        "n_layer": sum(run.layers_per_ipu),
+        "n_embd": run.width,
+        "n_head": run.heads,
+        "n_positions": 1024,
+        "attn_implementation": "as_published",
+    }
     vocabulary = -(-50257 // run.in_parts) * run.in_parts
     with torch.device("meta"):
-        gpt = GPT2LMHeadModel(GPT2Config(**size, vocab_size=vocabulary, attn_implementation="as_published"))
+        gpt = GPT2LMHeadModel(GPT2Config(**size, vocab_size=vocabulary))
     model = LanguageModel(gpt).to(torch.float16)
     options = ipu.Options(
         target=ipu.IpuTarget.gc200(),

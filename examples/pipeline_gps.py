@@ -104,7 +104,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--channels", type=int, default=32, help="of the model that is trained here")
     parser.add_argument("--layers", type=int, default=4, help="of the model that is trained here")
-    parser.add_argument("--accumulate", type=int, default=4, help="packs of a pipeline between two updates here")
+    parser.add_argument("--accumulate", type=int, default=8, help="packs of a pipeline between two updates here")
     parser.add_argument("--steps", type=int, default=4, help="steps of training here")
     parser.add_argument("--plan-channels", type=int, default=256)
     parser.add_argument("--plan-layers", type=int, default=16)

@@ -180,7 +180,7 @@ def test_gps_plus_plus_in_stages_is_what_it_is_on_one_ipu_and_its_plan_has_a_pag
     run: Run, shared_data: Path, tmp_path: Path
 ):
     pytest.importorskip("rdkit", reason="rdkit is not installed: pip install popgeo[molecules]")
-    small = ("--molecules", "30", "--channels", "8", "--layers", "2", "--accumulate", "2", "--replicas", "2")
+    small = ("--molecules", "30", "--channels", "8", "--layers", "2", "--accumulate", "3", "--replicas", "2")
     small += ("--steps", "2", "--stages", "2", "--plan-channels", "8", "--plan-layers", "2", "--plan-accumulate", "2")
     where = ("--data", str(shared_data / "pcqm" / "pcqm4mv2_2k.csv.gz"), "--page", str(tmp_path / "new" / "plan.html"))
     printed = run("pipeline_gps.py", *small, *where)

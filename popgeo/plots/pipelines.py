@@ -53,7 +53,7 @@ def pipeline_timeline(
     parts = list(between or [(0.0, float(spans["end"].max()))])
     whole = sum(end - start for start, end in parts)
     scale, unit = (1e3 / clock, "time (ms)") if clock else (1.0, "cycles")
-    with drawing(ax, size=(10.0, 0.9 + 0.32 * num_ipus)) as ax:
+    with drawing(ax, size=(10.0, max(2.2, 0.7 + 0.32 * num_ipus))) as ax:
         left, ticks = 0.0, dict[float, str]()
         for start, end in parts:
             inside = spans[(spans["end"] > start) & (spans["start"] < end)]
@@ -72,7 +72,7 @@ def pipeline_timeline(
         ax.grid(False)
         shown = [kind for kind in KINDS if kind == "wait" or kind in set(spans["kind"])]
         patches = [ax.barh(0, 0, color=KINDS[kind], label=kind) for kind in shown]
-        ax.legend(patches, shown, ncols=len(shown), loc="upper center", bbox_to_anchor=(0.5, -0.75 / num_ipus - 0.12))
+        ax.legend(patches, shown, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     return ax
 
 
@@ -114,7 +114,7 @@ def cycles_by_ipu(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     require(table, *(kind for kind in KINDS if kind not in RARE))
     kinds = {kind: color for kind, color in KINDS.items() if kind not in RARE or table.get(kind, pd.Series([0])).any()}
     shares = table[[*kinds]].div(table[[*kinds]].sum(axis=1), axis=0)
-    with drawing(ax, size=(7.0, 1.1 + 0.3 * len(table))) as ax:
+    with drawing(ax, size=(7.0, max(2.2, 1.1 + 0.3 * len(table)))) as ax:
         _stacked(ax, shares, kinds)
         ax.set(xlabel="share of a step", title="Cycles by IPU", xlim=(0, 1))
     return ax
@@ -134,7 +134,7 @@ def memory_by_ipu(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """
     require(table, *MEMORY)
     totals = table[[*MEMORY]].sum(axis=1)
-    with drawing(ax, size=(7.0, 1.1 + 0.3 * len(table))) as ax:
+    with drawing(ax, size=(7.0, max(2.2, 1.1 + 0.3 * len(table)))) as ax:
         _stacked(ax, table, MEMORY)
         ax.axvline(1.0, **REFERENCE)
         ax.set(xlabel="share of the fullest tile", xlim=(0, max(1.05, 1.05 * float(totals.max()))))

@@ -52,7 +52,7 @@ class PipelineFigures:
     shared: tuple[str, ...]
     seconds_to_plan: float
     turns: tuple[Turn, ...] = ()
-    update_parts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    update_parts: Mapping[str, tuple[float, ...]]
     host_seconds: float = 0.0
     recompute: bool = False
     layers: tuple[tuple[str, ...], ...] = ()
