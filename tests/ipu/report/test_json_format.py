@@ -46,4 +46,4 @@ def test_an_older_text_is_read_in_the_words_of_today():
         del cost["bytes"]
     back = ipu.Report.from_json(json.dumps(older))
     assert back.to_frame("families").equals(report.to_frame("families"))
-    assert {name: family.flops for name, family in back.families.items()} == {"reduce": 3250, "norms": 8000}
+    assert {name: family.flops for name, family in back.families.items()} == {"reduce": 3250, "norms": 8040}
