@@ -213,6 +213,20 @@ def unknown_operations(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]
         )
 
 
+def one_fabric(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
+    """Several IPUs without shards or stages, whose exchange is counted as that of one large IPU."""
+    count = report.target.num_ipus
+    if count > 1:
+        yield Insight(
+            title="Exchange between IPUs is counted as within one",
+            text=f"The target joins {count} IPUs, over which every operation is spread; what goes over the links "
+            "between them is counted as if their tiles were of one IPU, so cycles are a lower bound.",
+            remedy="Put the model into shards (popgeo.nn.shard_linears) or stages (popgeo.ipu.pipeline), whose "
+            "transfers go over links.",
+            share=0.0,
+        )
+
+
 RULES: tuple[Callable[[Figures, Sequence[Row]], Iterator[Insight]], ...] = (
     memory_is_short,
     few_tiles_work,
@@ -223,6 +237,7 @@ RULES: tuple[Callable[[Figures, Sequence[Row]], Iterator[Insight]], ...] = (
     exchange_bound,
     padding,
     unknown_operations,
+    one_fabric,
 )
 
 

@@ -85,13 +85,14 @@ class ParallelLinear2D(ShardedModule):
         """[..., in_features] -> [..., out_features]"""
         rows, columns = self.grid
         high, wide = self.weight.shape[:2]
+        stride = columns // wide  # IPUs of a row of the grid
         mine = shard(x.reshape(-1, self.in_features), columns, -1, num_local=wide)  # [wide, n, in / columns]
-        each = replicate(mine, rows, num_local=high, stride=columns)  # [high, wide, n, in / columns]
+        each = replicate(mine, rows, num_local=high, stride=stride)  # [high, wide, n, in / columns]
         partial = products(each.flatten(0, 1), self.weight.flatten(0, 1), None).unflatten(0, (high, wide))
         sums = all_reduce(partial.transpose(0, 1), columns)  # [high, n, out / rows]
         if self.bias is not None:
             sums = sums + self.bias.unsqueeze(1)
-        return all_gather(sums, -1, rows, stride=columns).reshape(*x.shape[:-1], self.out_features)
+        return all_gather(sums, -1, rows, stride=stride).reshape(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, grid={self.grid}"

@@ -111,6 +111,14 @@ def test_one_ipu_holds_all_shards_unless_there_are_more():
         estimate(nn.Sequential(Mlp(16, 4), Mlp(16, 2)), torch.empty(8, 16), BOARD)
 
 
+def test_several_ipus_without_shards_are_said_to_be_counted_as_one():
+    def titles(num_shards: int) -> list[str]:
+        return [insight.title for insight in estimate(Mlp(16, num_shards), torch.empty(8, 16), BOARD).insights]
+
+    assert "Exchange between IPUs is counted as within one" in titles(1)
+    assert "Exchange between IPUs is counted as within one" not in titles(4)
+
+
 def test_a_grid_sums_over_neighbours_and_joins_over_its_rows():
     report = estimate(ParallelLinear2D(32, 32, (2, 4)), torch.empty(8, 32), replace(BOW, num_ipus=8))
     over_links = {cost.target: cost.plan.split["IPUs"] for cost in report.costs if "IPUs" in cost.plan.split}
