@@ -28,7 +28,7 @@ class MixedOptimizer(Optimizer):
         precision: The types.
 
     Example:
-        >>> weight = nn.Parameter(torch.ones(1, dtype=torch.float16))
+        >>> weight = torch.nn.Parameter(torch.ones(1, dtype=torch.float16))
         >>> mixed = MixedOptimizer(torch.optim.SGD([weight], lr=1e-4, momentum=0.9), Precision(master_weights=True))
         >>> weight.grad = torch.ones(1, dtype=torch.float16)
         >>> for _ in range(3):
@@ -168,7 +168,7 @@ def restore_types(optimizer: Optimizer, saved: dict[str, Any]) -> None:
         saved: What it has loaded.
 
     Example:
-        >>> weight = nn.Parameter(torch.ones(1, dtype=torch.float16))
+        >>> weight = torch.nn.Parameter(torch.ones(1, dtype=torch.float16))
         >>> sgd = torch.optim.SGD([weight], momentum=0.9)
         >>> saved = sgd.state_dict() | {"state": {0: {"momentum_buffer": torch.tensor([0.1])}}}
         >>> sgd.load_state_dict(saved)
