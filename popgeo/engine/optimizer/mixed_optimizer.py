@@ -119,9 +119,9 @@ class MixedOptimizer(Optimizer):
                         narrow.add(key)
         if narrow:
             warnings.warn(
-                f"The optimizer's {', '.join(sorted(narrow))} came in float16, and is kept in float32 from here on: "
-                "its last digits are lost. torch's load_state_dict rounds state to the type of the weights; load it "
-                "after the model has been compiled, or with CompiledModel.load.",
+                f"The optimizer's {', '.join(sorted(narrow))} came in a narrow type, and is kept in float32 from here "
+                "on: its last digits are lost. torch's load_state_dict rounds state to the type of the weights; load "
+                "it after the model has been compiled, or with CompiledModel.load.",
                 stacklevel=2,
             )
 
@@ -153,6 +153,13 @@ class MixedOptimizer(Optimizer):
             return wide.to(dtype)
         counter = kept[COUNTER] + (stream << 40) if stream else kept[COUNTER]
         return round_stochastic(wide, counter, dtype)
+
+
+def mixed(worker: Optimizer, precision: Precision) -> Optimizer:
+    """An optimizer, inside one that works out its update in float32 where the precision asks for that."""
+    types = {parameter.dtype for group in worker.param_groups for parameter in group["params"]}
+    keeps_others = precision.state is not None and types != {precision.state}
+    return MixedOptimizer(worker, precision) if keeps_others or (precision.is_mixed and types & {*NARROW}) else worker
 
 
 def _is_of(part: Any, parameter: Tensor) -> bool:

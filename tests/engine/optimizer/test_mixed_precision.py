@@ -283,7 +283,7 @@ def test_state_that_torch_has_rounded_before_is_told_of():
     mine, theirs = OPTIMIZERS["adam"](model.parameters()), OPTIMIZERS["adam"](other.parameters())
     training_model(model, Options(**CHOICES["state"]), mine)(*batch(0))
     theirs.load_state_dict(mine.state_dict())
-    with pytest.warns(UserWarning, match="exp_avg, exp_avg_sq came in float16"):
+    with pytest.warns(UserWarning, match="exp_avg, exp_avg_sq came in a narrow type"):
         training_model(other, Options(**CHOICES["state"]), theirs)(*batch(1))
     assert theirs.state[other.first.weight]["exp_avg"].dtype is torch.float32
 
