@@ -73,6 +73,16 @@ def test_compiled_or_not_and_with_any_number_of_threads_the_bits_are_the_same(dt
         torch.set_num_threads(threads)
 
 
+def test_ten_thousand_steps_of_a_ten_thousandth_move_a_half_of_one_by_about_one():
+    random, nearest = torch.ones(16).half(), torch.ones(16).half()
+    for step in range(10_000):
+        random = round_stochastic(random.float() - 1e-4, torch.tensor(step))
+        nearest = (nearest.float() - 1e-4).half()
+    assert (nearest == 1).all()
+    assert abs(float(random.mean())) < 0.02
+    assert float(random.abs().max()) < 0.1
+
+
 def test_another_counter_draws_other_numbers_and_each_element_has_its_own():
     x = torch.full((50_000,), 1 + 2**-11)
     made = torch.stack([round_stochastic(x, torch.tensor(n)) for n in range(4)]) > 1

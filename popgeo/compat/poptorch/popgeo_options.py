@@ -13,7 +13,7 @@ from popgeo.compat.poptorch.option_group import ignored
 from popgeo.compat.poptorch.options import Options
 from popgeo.engine.call_options import OutputMode, Reduction
 from popgeo.engine.loss_scaling import LossScaling
-from popgeo.engine.optimizer.update import is_elementwise
+from popgeo.engine.optimizer.flat_parameters import is_elementwise
 from popgeo.ipu.options import Options as PopgeoOptions
 from popgeo.ipu.target import IpuTarget
 
@@ -136,7 +136,7 @@ def _shards_state(options: Options, optimizer: Optimizer | None) -> bool:
     location = options.TensorLocations.toDict().get("location_optimizer", {})
     if optimizer is None or not location.get("useReplicatedTensorSharding"):
         return False
-    if not is_elementwise(optimizer):
+    if not is_elementwise(type(optimizer)):
         ignored(
             f"Options.TensorLocations.setOptimizerLocation with {type(optimizer).__name__}",
             "it looks at whole tensors, so every replica keeps its whole state",

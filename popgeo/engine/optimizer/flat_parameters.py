@@ -14,6 +14,20 @@ from popgeo.engine.optimizer.gradient_scaling import set_gradient
 from popgeo.engine.optimizer.precision import Precision
 from popgeo.engine.replicas import is_sharded, part_of
 
+# Each element's update depends on that element and on numbers alone, so many parameters may be updated as one.
+ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "ASGD")
+
+
+def is_elementwise(kind: type[Optimizer]) -> bool:
+    """Whether a kind of optimizer treats every element alike; one that torch does not know says so by `elementwise`.
+
+    Example:
+        >>> is_elementwise(torch.optim.Adam), is_elementwise(torch.optim.Adafactor)
+        (True, False)
+    """
+    of_torch = kind.__module__.startswith("torch.optim") and kind.__name__ in ELEMENTWISE
+    return bool(getattr(kind, "elementwise", of_torch))
+
 
 class FlatParameters:
     """Parameters of one group and type, in one tensor. They stay where they are until `take_over`.

@@ -28,7 +28,7 @@ class MixedOptimizer(Optimizer):
         precision: The types.
 
     Example:
-        >>> weight = nn.Parameter(torch.ones(1, dtype=torch.float16))
+        >>> weight = torch.nn.Parameter(torch.ones(1, dtype=torch.float16))
         >>> mixed = MixedOptimizer(torch.optim.SGD([weight], lr=1e-4, momentum=0.9), Precision(master_weights=True))
         >>> weight.grad = torch.ones(1, dtype=torch.float16)
         >>> for _ in range(3):
@@ -119,9 +119,9 @@ class MixedOptimizer(Optimizer):
                         narrow.add(key)
         if narrow:
             warnings.warn(
-                f"The optimizer's {', '.join(sorted(narrow))} came in float16, and is kept in float32 from here on: "
-                "its last digits are lost. torch's load_state_dict rounds state to the type of the weights; load it "
-                "after the model has been compiled, or with CompiledModel.load.",
+                f"The optimizer's {', '.join(sorted(narrow))} came in a narrow type, and is kept in float32 from here "
+                "on: its last digits are lost. torch's load_state_dict rounds state to the type of the weights; load "
+                "it after the model has been compiled, or with CompiledModel.load.",
                 stacklevel=2,
             )
 
@@ -155,6 +155,13 @@ class MixedOptimizer(Optimizer):
         return round_stochastic(wide, counter, dtype)
 
 
+def mixed(worker: Optimizer, precision: Precision) -> Optimizer:
+    """An optimizer, inside one that works out its update in float32 where the precision asks for that."""
+    types = {parameter.dtype for group in worker.param_groups for parameter in group["params"]}
+    keeps_others = precision.state is not None and types != {precision.state}
+    return MixedOptimizer(worker, precision) if keeps_others or (precision.is_mixed and types & {*NARROW}) else worker
+
+
 def _is_of(part: Any, parameter: Tensor) -> bool:
     """Whether a piece of state has one number for each of the parameter's elements."""
     return isinstance(part, Tensor) and part.is_floating_point() and part.dim() > 0 and part.shape == parameter.shape
@@ -168,7 +175,7 @@ def restore_types(optimizer: Optimizer, saved: dict[str, Any]) -> None:
         saved: What it has loaded.
 
     Example:
-        >>> weight = nn.Parameter(torch.ones(1, dtype=torch.float16))
+        >>> weight = torch.nn.Parameter(torch.ones(1, dtype=torch.float16))
         >>> sgd = torch.optim.SGD([weight], momentum=0.9)
         >>> saved = sgd.state_dict() | {"state": {0: {"momentum_buffer": torch.tensor([0.1])}}}
         >>> sgd.load_state_dict(saved)

@@ -11,35 +11,13 @@ from torch.optim import Optimizer
 from popgeo.capture.op_graph import OpGraph
 from popgeo.engine.call_options import CallOptions, gradient_divisor
 from popgeo.engine.loss_scaling import LossScale, LossScaling
-from popgeo.engine.optimizer.capture_update import (
-    capture_later_update,
-    capture_scaling,
-    parameters_of,
-    with_parameters,
-)
-from popgeo.engine.optimizer.flat_parameters import flatten_groups, optimizer_of
+from popgeo.engine.optimizer.capture_update import capture_later_update, capture_scaling, with_parameters
+from popgeo.engine.optimizer.flat_parameters import ELEMENTWISE, flatten_groups, is_elementwise, optimizer_of
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling, overflow_of, set_gradient
-from popgeo.engine.optimizer.mixed_optimizer import COUNTER, MixedOptimizer, keep_types_when_loading
-from popgeo.engine.optimizer.precision import NARROW, Precision
+from popgeo.engine.optimizer.mixed_optimizer import COUNTER, MixedOptimizer, keep_types_when_loading, mixed
+from popgeo.engine.optimizer.precision import Precision
 from popgeo.engine.optimizer.run_update import UpdateRunner
 from popgeo.engine.replicas import Replicas
-
-# Each element's update depends on that element and on numbers alone, so many parameters may be updated as one. An
-# optimizer that torch does not know says so by a class attribute `elementwise`.
-_ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "ASGD")
-
-
-def is_elementwise(optimizer: Optimizer) -> bool:
-    """Whether an optimizer treats every element alike, so that it may update parameters in any parts.
-
-    Example:
-        >>> weight = nn.Parameter(torch.zeros(1))
-        >>> is_elementwise(torch.optim.Adam([weight])), is_elementwise(torch.optim.Adafactor([weight]))
-        (True, False)
-    """
-    kind = type(optimizer)
-    known = kind.__module__.startswith("torch.optim") and kind.__name__ in _ELEMENTWISE
-    return bool(getattr(kind, "elementwise", known))
 
 
 class Update:
@@ -95,7 +73,7 @@ class Update:
         )
         self._names = {id(p): name for name, p in parameters.items()}
         accumulates = options.gradient_accumulation * options.replication_factor > 1
-        self._elementwise = is_elementwise(optimizer)
+        self._elementwise = is_elementwise(type(optimizer))
         if options.shard_optimizer_state and not self._elementwise:
             raise ValueError(
                 f"Options.shard_optimizer_state cuts parameters into parts, but {type(optimizer).__name__} looks at "
@@ -120,7 +98,7 @@ class Update:
             for p, total in zip(part.members, part.total_views, strict=True)
         }
         self._shape = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
-        self._worker = self._mixed(optimizer_of(self._flat, optimizer))
+        self._worker = mixed(optimizer_of(self._flat, optimizer), self.precision)
         self._runner: UpdateRunner | None = None
         self._has_state = False
         self._adopted: object = None
@@ -257,7 +235,7 @@ class Update:
         if not self._elementwise:
             raise ValueError(
                 f"{type(self.optimizer).__name__} looks at whole rows or tensors, so its update cannot be rehearsed on "
-                f"single elements; use one of {', '.join(_ELEMENTWISE)}."
+                f"single elements; use one of {', '.join(ELEMENTWISE)}."
             )
         self._follow_optimizer()
         return self._worker
@@ -313,13 +291,6 @@ class Update:
             part.take_over()
         if isinstance(self._worker, MixedOptimizer):
             keep_types_when_loading(self.optimizer)
-
-    def _mixed(self, worker: Optimizer) -> Optimizer:
-        """The same around which the update is worked out in float32, where the precision asks for that."""
-        precision = self.precision
-        narrow = any(p.dtype in NARROW for p in parameters_of(worker))
-        keeps = precision.state is not None and any(p.dtype is not precision.state for p in parameters_of(worker))
-        return MixedOptimizer(worker, precision) if keeps or (narrow and precision.is_mixed) else worker
 
     def _follow_optimizer(self) -> None:
         groups = self.optimizer.param_groups

@@ -94,10 +94,10 @@ def adam(
         wide = wide * (1 - lr * decay)
     elif decay:
         gradient = gradient + wide * decay
-    first, second, count = _moments(parameter, gradient, state, group["betas"], first_type, second_type)
-    corrections = [1 - beta**count if bias_correction else 1.0 for beta in group["betas"]]
-    denominator = second.sqrt() / math.sqrt(corrections[1]) + group["eps"]
-    parameter.copy_(wide - first / denominator * (lr / corrections[0]))
+    first, correction, denominator = _step_of_adam(
+        parameter, gradient, state, group, bias_correction, first_type, second_type
+    )
+    parameter.copy_(wide - first / denominator * (lr / correction))
 
 
 def lamb(
@@ -130,10 +130,10 @@ def lamb(
         tensor([2.6464, 3.6464])
     """
     wide = parameter.to(gradient.dtype)
-    first, second, count = _moments(parameter, gradient, state, group["betas"], first_type, second_type)
-    corrections = [1 - beta**count if bias_correction else 1.0 for beta in group["betas"]]
-    denominator = second.sqrt() / math.sqrt(corrections[1]) + group["eps"]
-    step = first / corrections[0] / denominator + wide * group["weight_decay"]
+    first, correction, denominator = _step_of_adam(
+        parameter, gradient, state, group, bias_correction, first_type, second_type
+    )
+    step = first / correction / denominator + wide * group["weight_decay"]
     weight_norm, step_norm = wide.norm(), step.norm()
     if group["max_weight_norm"] is not None:
         weight_norm = weight_norm.clamp(max=group["max_weight_norm"])
@@ -189,21 +189,23 @@ def rmsprop(
     parameter.copy_(wide - (step if eps_in_root else step * lr))
 
 
-def _moments(
+def _step_of_adam(
     parameter: Tensor,
     gradient: Tensor,
     state: dict[str, Any],
-    betas: tuple[float, float],
+    group: Mapping[str, Any],
+    bias_correction: bool,
     first_type: torch.dtype,
     second_type: torch.dtype,
-) -> tuple[Tensor, Tensor, float]:
-    """Both moments after this gradient, in float32, and how many there have been."""
+) -> tuple[Tensor, float, Tensor]:
+    """After this gradient: the first moment, what it is to be divided by, and the denominator; all in float32."""
     count = _count(state)
-    first, second = (beta for beta in betas)
+    first, second = (beta for beta in group["betas"])
     mean = _kept(state, "exp_avg", parameter, first_type, lambda old: old * first + gradient * (1 - first))
     square = gradient.square()
     spread = _kept(state, "exp_avg_sq", parameter, second_type, lambda old: old * second + square * (1 - second))
-    return mean, spread, count
+    corrections = [1 - beta**count if bias_correction else 1.0 for beta in (first, second)]
+    return mean, corrections[0], spread.sqrt() / math.sqrt(corrections[1]) + group["eps"]
 
 
 def _count(state: dict[str, Any]) -> float:
