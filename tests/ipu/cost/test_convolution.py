@@ -45,7 +45,8 @@ def test_windows_overlap_so_their_elements_are_brought_once():
 def test_few_channels_are_written_as_windows():
     # 3 channels would be filled up to 16, 49 times: 784 instead of 147 numbers of each position.
     first = replace(RESNET, many=50176, few=12544, window=49, step=4, wide=3, deep=64)
-    filled = plan_matmul(8 * 12544, 49 * 16, 64, 2, BOW)
+    overlap = 50176 / (12544 * 49)
+    filled = plan_matmul(8 * 12544, 49 * 16, 64, 2, BOW, shares=(overlap * 3 / 16, 1.0))
     assert cycles(plan_convolution(first, BOW)) < cycles(filled)
 
 

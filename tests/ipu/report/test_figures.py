@@ -37,7 +37,7 @@ def test_families_are_those_of_the_table_in_every_form(step):
 def test_a_running_sum_and_a_softmax_are_two_families():
     report = STEPS["running sum"]()
     assert set(report.families) == {"reduce", "norms"}
-    assert report.total.flops == 11_250
+    assert report.total.flops == 11_290  # with the inverses of the softmax's 40 sums
 
 
 def test_families_count_what_every_micro_batch_runs_and_the_update_once():
