@@ -7,6 +7,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from popgeo import ops
 from popgeo.ops import EdgePlan, ScatterPlan, cfconv, gather, scatter
+from popgeo.ops.eager import is_direct, is_eager
 
 NUM_NODES, NUM_EDGES, CHANNELS = 5, 12, 4
 
@@ -133,3 +134,15 @@ def test_inference_mode_needs_nothing(native, batch):
     with torch.inference_mode():
         x, w, edge_index = (tensor.clone() for tensor in batch)
         assert torch.equal(message_passing(x, w, edge_index), message_passing(*batch))
+
+
+def test_a_tensor_of_another_class_goes_through_torchs_dispatcher():
+    class Own(torch.Tensor):
+        pass
+
+    tensor = torch.ones(2)
+    assert is_eager((tensor, torch.nn.Parameter(tensor), None, 3))
+    assert not is_eager((tensor, tensor.as_subclass(Own)))
+    with torch.no_grad():
+        assert is_direct(tensor)
+    assert not is_direct(tensor.clone().requires_grad_())
