@@ -189,6 +189,7 @@ def gpt2(run: Gpt2) -> Pipeline:
         target=ipu.IpuTarget.gc200(),
         gradient_accumulation=run.accumulate,
         replication_factor=run.replicas,
+        shard_optimizer_state=True,
         matmul_proportion=0.25,
         strict=False,
     )
@@ -206,7 +207,6 @@ def gpt2(run: Gpt2) -> Pipeline:
         recompute=True,
         serialize={"gpt.lm_head": run.in_parts},
         optimizer_off_chip=True,
-        shard_optimizer=True,
     )
 
 

@@ -132,7 +132,7 @@ class PipelineFigures:
         micro_batches: int | None = None,
         replicas: int | None = None,
         optimizer_off_chip: bool | None = None,
-        shard_optimizer: bool | None = None,
+        shard_optimizer_state: bool | None = None,
         overlap_host: bool | None = None,
         device_iterations: int | None = None,
     ) -> Plan:
@@ -145,7 +145,7 @@ class PipelineFigures:
             micro_batches: How many there are between two updates.
             replicas: How many pipelines run side by side.
             optimizer_off_chip: Whether the optimizer's state lies in streaming memory.
-            shard_optimizer: Whether each replica holds a part of the optimizer's state.
+            shard_optimizer_state: Whether each replica holds a part of the optimizer's state.
             overlap_host: Whether some tiles exchange with the host while the others compute.
             device_iterations: Steps that one call of the host runs, when training; without training it is the number of
                 micro-batches.
@@ -172,7 +172,7 @@ class PipelineFigures:
             "micro_batches": micro_batches or self.micro_batches,
             "replicas": replicas or self.replicas,
             "optimizer_off_chip": optimizer_off_chip,
-            "shard_optimizer": shard_optimizer,
+            "shard_optimizer_state": shard_optimizer_state,
             "overlap_host": overlap_host,
             "device_iterations": device_iterations if self.trains else None,
         }

@@ -98,7 +98,7 @@ def _less_memory(plan: PipelineFigures) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "recompute=True", {"recompute": True}
     if any(plan.extra_bytes):
         if plan.replicas > 1:
-            yield "shard_optimizer=True", {"shard_optimizer": True}
+            yield "Options(shard_optimizer_state=True)", {"shard_optimizer_state": True}
         yield "optimizer_off_chip=True", {"optimizer_off_chip": True}
 
 

@@ -22,11 +22,12 @@ from popgeo.ipu.planning.cut_blocks import (
     cut_at_ipus,
     cut_at_stages,
     named_blocks,
+    several_ipus,
 )
 from popgeo.ipu.planning.cut_blocks import Stage as NamedStage
 from popgeo.ipu.planning.pipeline import Pipeline
 from popgeo.ipu.planning.pipeline_update import update_cycles
-from popgeo.ipu.planning.schedule import Schedule, timeline
+from popgeo.ipu.planning.schedule import USUAL, Schedule, timeline
 from popgeo.ipu.planning.stage import stages_of
 from popgeo.ipu.planning.stage_costs import outputs_of, placed_costs, with_waits
 from popgeo.ipu.planning.turns import turns_of
@@ -40,12 +41,11 @@ def pipeline(
     options: Options | None = None,
     optimizer: Optimizer | None = None,
     *,
-    stages: Stages,
-    schedule: Schedule | str = Schedule.LOCK_STEP,
-    recompute: bool = False,
+    stages: Stages | None = None,
+    schedule: Schedule | str | None = None,
+    recompute: bool | None = None,
     serialize: Mapping[str, int] | None = None,
     optimizer_off_chip: bool = False,
-    shard_optimizer: bool = False,
     overlap_host: bool = False,
 ) -> Pipeline:
     """What a step of a model would cost over several IPUs, from shapes alone; nothing is allocated and nothing runs.
@@ -55,21 +55,21 @@ def pipeline(
         example: The positional arguments of one micro-batch.
         options: `gradient_accumulation` micro-batches go through the pipeline between two updates (in inference,
             `device_iterations`), `replication_factor` pipelines run side by side, each stage on one `target`;
-            `matmul_proportion` limits what dense products may take of a tile.
+            `matmul_proportion` limits what dense products may take of a tile, with `shard_optimizer_state` each replica
+            holds a part of the optimizer's state. `stages`, `schedule`, `recompute` hold where they are left out here.
         optimizer: Over parameters of the model; None for inference.
         stages: How many, cut so that they are even in cycles and memory; or the number of the model's alike layers on
             each IPU, as `[0, 3, 3]`; or which layers begin a stage on which IPU, as `{"layers.3": 1}`; or
             `"blocks"` or a list of `ipu.Stage` for the blocks that the model names with `Block` or `BeginBlock`.
-        schedule: In which order stages take micro-batches; in lock-step as on the machine, if not told otherwise.
+        schedule: In which order stages take micro-batches; in lock-step as on the machine, if nothing says otherwise.
         recompute: Keep of each micro-batch only what a stage receives, and repeat its forward pass later.
         serialize: Linear layers whose outputs are computed in so many parts, by name; PopTorch's `serializedMatMul`.
         optimizer_off_chip: The optimizer's state lies in streaming memory; PopTorch's `useOnChipStorage(False)`.
-        shard_optimizer: Each replica holds a part of the optimizer's state; `useReplicatedTensorSharding`.
         overlap_host: Some tiles exchange with the host while the others compute (I/O tiles).
 
     Raises:
-        ValueError: the stages do not cover the model's layers, a layer of `serialize` does not exist, or there is no
-            loss.
+        ValueError: nothing says how many stages there are, they do not cover the model's layers, a layer of `serialize`
+            does not exist, or there is no loss.
 
     Example:
         >>> import torch
@@ -83,12 +83,11 @@ def pipeline(
     step = CapturedModel.of(model, example, chosen, optimizer)
     choices = _Choices(
         options=chosen,
-        stages=stages,
-        schedule=Schedule(schedule),
-        recompute=recompute,
+        stages=_stages_asked_for(step.graph, chosen) if stages is None else stages,
+        schedule=Schedule(schedule or chosen.schedule or USUAL),
+        recompute=bool(chosen.recompute) if recompute is None else recompute,
         serialize=outputs_of(model, serialize or {}),
         optimizer_off_chip=optimizer_off_chip,
-        shard_optimizer=shard_optimizer,
         overlap_host=overlap_host,
     )
     return _planned(step, choices, start)[0]
@@ -100,7 +99,7 @@ def plan_step(
     chosen: Options,
     *,
     stages: Stages,
-    schedule: Schedule | str = Schedule.LOCK_STEP,
+    schedule: Schedule | str = USUAL,
     recompute: bool = False,
 ) -> tuple[Pipeline, Cut]:
     """What a captured step would cost over several IPUs, and where it is cut: the plan of `pipeline`, and what runs.
@@ -132,7 +131,6 @@ class _Choices:
     recompute: bool
     serialize: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     optimizer_off_chip: bool = False
-    shard_optimizer: bool = False
     overlap_host: bool = False
 
 
@@ -171,7 +169,7 @@ def _planned(step: CapturedModel, choices: _Choices, start: float) -> tuple[Pipe
         chosen,
         off_chip=choices.optimizer_off_chip,
         all_off_chip=order is Schedule.PHASED,
-        sharded=choices.shard_optimizer,
+        sharded=chosen.shard_optimizer_state,
     )
     ends = [*firsts[1:], len(blocks)]
     planned = Pipeline(
@@ -202,17 +200,32 @@ def _again(
     micro_batches: int,
     replicas: int,
     device_iterations: int | None = None,
+    shard_optimizer_state: bool | None = None,
     **others: Any,
 ) -> Pipeline:
     """The same captured model with other choices."""
     start = time.perf_counter()
     options = replace(choices.options, replication_factor=replicas)
+    if shard_optimizer_state is not None:
+        options = replace(options, shard_optimizer_state=shard_optimizer_state)
     if step.trains:
         steps = device_iterations or options.device_iterations
         options = replace(options, gradient_accumulation=micro_batches, device_iterations=steps)
     else:
         options = replace(options, device_iterations=micro_batches)
     return _planned(step, replace(choices, options=options, **others), start)[0]
+
+
+def _stages_asked_for(graph: OpGraph, options: Options) -> Stages:
+    """The stages of the options, or else the blocks that the model names on several IPUs."""
+    if options.stages is not None:
+        return options.stages
+    if not several_ipus(graph):
+        raise ValueError(
+            "Nothing says where to cut the model. Give stages=4, or the layers of each IPU as stages=[0, 3, 3], or let "
+            "the model name its parts with ipu.BeginBlock(layer, ipu_id=1)."
+        )
+    return BLOCKS
 
 
 def _cut_of(

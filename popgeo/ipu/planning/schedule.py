@@ -30,6 +30,10 @@ class Schedule(str, Enum):
     PHASED = "phased"
 
 
+USUAL = Schedule.LOCK_STEP
+"""What the machine does, unless something else is asked for."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """One pass of one micro-batch through one stage.

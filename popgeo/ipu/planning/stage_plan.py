@@ -1,6 +1,5 @@
 """One plan of a step in stages: what it costs on several IPUs, and how it runs here, cut in the same places."""
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -12,13 +11,12 @@ from popgeo.ipu.options import Options
 from popgeo.ipu.planning.cut import blocks_of
 from popgeo.ipu.planning.cut_blocks import BLOCKS, EACH_BLOCK, has_blocks, several_ipus
 from popgeo.ipu.planning.pipeline import Pipeline
-from popgeo.ipu.planning.plan_pipeline import pipeline, plan_step
-from popgeo.ipu.planning.schedule import Schedule
+from popgeo.ipu.planning.plan_pipeline import plan_step
+from popgeo.ipu.planning.schedule import USUAL, Schedule
 from popgeo.ipu.tiles.measure_memory import OutOfTileMemory
 
 _OVERLAPPING = {one for one in Schedule if one not in (Schedule.SHARDED, Schedule.PHASED)}
 MOST_STAGES = 64  # as far as the number of IPUs that a model fits is looked for
-_USUAL = Schedule(inspect.signature(pipeline).parameters["schedule"].default)  # the same as for the account alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +55,7 @@ def stage_plan(step: CapturedStep, update: Callable[[], OpGraph | None], options
         program := update(),
         options,
         stages=stages,
-        schedule=options.schedule or _USUAL,
+        schedule=options.schedule or USUAL,
         recompute=bool(options.recompute),
     )
     _require_enough(planned)

@@ -154,3 +154,17 @@ def test_layers_before_the_first_are_needed_where_the_first_ipu_has_none():
     blocks = [Block(name=f"h.{n}", ops=(), numbered=True) for n in range(2)]
     with pytest.raises(ValueError, match="without operations"):
         cut_by_layers(blocks, [0, 2])
+
+
+def test_options_say_the_stages_where_the_call_does_not():
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    options = ipu.Options(device_iterations=4, stages=[1, 3], schedule="grouped", recompute=True)
+    asked = ipu.pipeline(model, [torch.ones(2, 8)], options)
+    assert asked.layers == (("0",), ("1", "2", "3"))
+    assert (asked.schedule, asked.recompute) == (ipu.Schedule.GROUPED, True)
+    assert len(ipu.pipeline(model, [torch.ones(2, 8)], options, stages=4).stages) == 4
+    with pytest.raises(ValueError, match="Nothing says where to cut the model"):
+        ipu.pipeline(model, [torch.ones(2, 8)])
+    for number, layer in enumerate(model):
+        ipu.BeginBlock(layer, ipu_id=number // 2)
+    assert ipu.pipeline(model, [torch.ones(2, 8)]).num_ipus == 2

@@ -1,5 +1,7 @@
 """What the machine adds to a pipeline: shares of memory, layers in parts, streaming memory, the host and replicas."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -112,12 +114,8 @@ def test_a_head_in_parts_takes_longer_than_as_a_whole(plain):
 def test_state_in_streaming_memory_is_read_and_written_once_an_update(plain):
     options = ipu.Options(gradient_accumulation=8, replication_factor=2)
     here, away, shared = (
-        plan(options=options, **choices)
-        for choices in (
-            {},
-            {"optimizer_off_chip": True},
-            {"optimizer_off_chip": True, "shard_optimizer": True},
-        )
+        plan(options=replace(options, shard_optimizer_state=in_parts), optimizer_off_chip=off_chip)
+        for off_chip, in_parts in ((False, False), (True, False), (True, True))
     )
     assert sum(away.extra_bytes) < sum(here.extra_bytes)
     weights = here.stages[0].weight_bytes
