@@ -292,7 +292,7 @@ def test_gpt2_is_planned_over_stages_without_its_weights(run: Run):
     skip_without("gpt2_on_ipus.py")
     size = ["--layers", "2", "--width", "64", "--heads", "2", "--sequence", "16"]
     printed = run("gpt2_on_ipus.py", *size, "--stages", "2", "--accumulate", "4")
-    assert "4 micro-batches, 1f1b, on 2 x GC200 x 2 replicas" in printed
+    assert "4 micro-batches, lock_step, recomputed, on 2 x GC200 x 2 replicas" in printed
     assert re.search(r"[\d,.]+ samples/s modelled on 4 IPUs", printed)
 
 
