@@ -12,9 +12,8 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 from torch_geometric.data import Data, HeteroData
 
-from popgeo.data.axes import Level, Levels, StoreKey
+from popgeo.data.axes import Axis, Level, Levels, StoreKey
 from popgeo.data.columns import Columns
-from popgeo.data.graph_at import graph_at
 from popgeo.data.read_pyg import read, why_not_collated
 from popgeo.data.store.blocks import BUFFER_BYTES
 from popgeo.data.store.open_folder import open_folder
@@ -116,7 +115,7 @@ class FlatStore(Columns):
         if isinstance(index, (int, np.integer)):
             if not -len(self) <= index < len(self):
                 raise IndexError(f"Graph {index} was asked for; there are {len(self)}.")
-            return graph_at(self, int(self.rows(np.array([index % len(self)]))[0]))
+            return _graph_at(self, int(self.rows(np.array([index % len(self)]))[0]))
         ids = np.arange(len(self))[index.numpy() if isinstance(index, torch.Tensor) else index]
         return self.view(ids)
 
@@ -163,6 +162,26 @@ class FlatStore(Columns):
         sizes = pd.DataFrame(self.sizes, columns=[axis.label for axis in self.size_axes])
         table = sizes.agg(["min", "mean", "max", "sum"]).T.map("{:,.6g}".format)
         return f"{len(self):,} graphs{table.to_html()}"
+
+
+def _graph_at(columns: Columns, graph: int) -> Data | HeteroData:
+    """A stored graph as `Data` or `HeteroData`, with tensors of its own."""
+    data = columns.data_cls()
+    stores: dict[Any, Any] = {key: data[key] for key in (*columns.node_types, *columns.edge_types) if key is not None}
+    for attribute in columns.attributes:
+        store = stores.get(attribute.store, data)
+        if attribute.is_tensor:
+            start, stop = columns.row_pointers[attribute.axis][graph : graph + 2].tolist()
+            value = attribute.tensor.narrow(attribute.dim, start, stop - start).clone()
+            if data.__cat_dim__(attribute.name, value, store) is None:  # graphs are stacked, not joined
+                value = value.squeeze(0)
+        else:
+            value = attribute.values[graph]
+        store[attribute.name] = value
+    for key in columns.states_num_nodes:
+        start, stop = columns.row_pointers[Axis(Level.NODE, key)][graph : graph + 2].tolist()
+        stores.get(key, data).num_nodes = stop - start
+    return data
 
 
 def _holds_store(dataset: Any) -> bool:

@@ -3,9 +3,8 @@
 from enum import Enum
 from typing import Protocol
 
-import torch
-
 from popgeo.engine.loss_scaling import LossScaling
+from popgeo.engine.optimizer.precision import PrecisionOptions
 
 
 class OutputMode(Enum):
@@ -24,7 +23,7 @@ class Reduction(Enum):
     SUM = "sum"
 
 
-class CallOptions(Protocol):
+class CallOptions(PrecisionOptions, Protocol):
     """Choices that decide what one call runs and returns; `popgeo.ipu.Options` explains each of them."""
 
     @property
@@ -56,32 +55,12 @@ class CallOptions(Protocol):
         """With `every_n`, the last of each so many steps is returned."""
 
     @property
-    def random_seed(self) -> int | None:
-        """Where random numbers start; None takes torch's own seed."""
-
-    @property
     def num_threads(self) -> int | None:
         """Threads of a call; None lets each step find out by measuring its first calls."""
 
     @property
     def loss_scaling(self) -> float | LossScaling | str:
         """What the loss is multiplied by, and gradients are divided by; or the rule by which that changes."""
-
-    @property
-    def accumulation_dtype(self) -> torch.dtype | None:
-        """The type in which the gradients of float16 weights are joined."""
-
-    @property
-    def optimizer_state_dtype(self) -> torch.dtype | None:
-        """The type of the optimizer's state; the update is then worked out in float32."""
-
-    @property
-    def master_weights(self) -> bool:
-        """Whether the optimizer keeps float16 weights in float32 too."""
-
-    @property
-    def stochastic_rounding(self) -> bool:
-        """Whether updated float16 weights are rounded at random."""
 
     @property
     def max_grad_norm(self) -> float | None:

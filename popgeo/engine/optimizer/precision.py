@@ -33,7 +33,7 @@ class PrecisionOptions(Protocol):
 
     @property
     def random_seed(self) -> int | None:
-        """Where random numbers start."""
+        """Where random numbers start; None takes torch's own seed."""
 
 
 def check_precision(options: PrecisionOptions) -> None:
