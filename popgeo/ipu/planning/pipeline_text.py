@@ -1,14 +1,14 @@
 """A pipeline on one screen: its figures, a line for each stage, and what stands out."""
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from popgeo.ipu.planning.pipeline_figures import PipelineFigures
 from popgeo.ipu.planning.pipeline_tables import stages_of
 from popgeo.ipu.report.insights import Insight
 from popgeo.ipu.report.text import quantity
 
-WIDTH = 100
+WIDTH = 88  # as wide as a page of the site shows without a fold
 
 
 def text(plan: PipelineFigures, insights: Sequence[Insight]) -> str:
@@ -47,16 +47,18 @@ def pace(plan: PipelineFigures) -> str:
 
 
 def _stages(plan: PipelineFigures) -> Iterable[str]:
-    yield (
-        f"{'stage':>5} {'IPU':>3} {'layers':<27}{'forward':>13}{'backward':>13}{'receive':>11}{'other':>10}{'busy':>6}"
-        f"{'memory':>8}"
-    )
-    for row in stages_of(plan):
-        name = row["layers"] if len(row["layers"]) <= 26 else "…" + row["layers"][-25:]
-        yield (
-            f"{row['stage']:>5} {row['ipu']:>3} {name:<27}{row['forward']:>13,.0f}{row['backward']:>13,.0f}"
-            f"{row['receive']:>11,.0f}{row['other']:>10,.0f}{row['busy']:>6.0%}{row['memory']:>8.0%}"
-        )
+    rows = stages_of(plan)
+    least = {"forward": 12, "backward": 12, "receive": 10, "other": 9}
+    wide = {key: max([width, *(len(f"{row[key]:,.0f}") + 1 for row in rows)]) for key, width in least.items()}
+    yield f"{'stage':>5} {'IPU':>3} {'layers':<21}{_cells(wide, {key: key for key in wide})}{'busy':>6}{'memory':>8}"
+    for row in rows:
+        name = row["layers"] if len(row["layers"]) <= 20 else "…" + row["layers"][-19:]
+        cycles = _cells(wide, {key: f"{row[key]:,.0f}" for key in wide})
+        yield f"{row['stage']:>5} {row['ipu']:>3} {name:<21}{cycles}{row['busy']:>6.0%}{row['memory']:>8.0%}"
+
+
+def _cells(wide: Mapping[str, int], words: Mapping[str, str]) -> str:
+    return "".join(f"{words[key]:>{width}}" for key, width in wide.items())
 
 
 def _foot(plan: PipelineFigures) -> Iterable[str]:
