@@ -119,9 +119,7 @@ class StepRunner:
                 if update is not None:
                     update.accumulate(first=replica == 0 and step % options.gradient_accumulation == 0)
             if update is not None and (step + 1) % options.gradient_accumulation == 0:
-                self.replicas.add_up(update.shared_totals())
-                update.apply(self.replicas)
-                self.replicas.hand_on(update.divided())
+                self._apply(update)
         self._show_first_replica()
         return results.join()
 
@@ -151,9 +149,14 @@ class StepRunner:
 
             runner.run(inputs, self.generators, of_replica=self._buffers_of, on_gradients=accumulate, on_results=finish)
             if update is not None:
-                self.replicas.add_up(update.shared_totals())
-                update.apply()
+                self._apply(update)
         self._show_first_replica()
+
+    def _apply(self, update: Update) -> None:
+        """One update with the gradients of all processes, each of which hands on what it alone has updated."""
+        self.replicas.add_up(update.shared_totals())
+        update.apply(self.replicas)
+        self.replicas.hand_on(update.divided())
 
     def reset_buffers(self) -> None:
         """Gives every replica the module's buffers."""

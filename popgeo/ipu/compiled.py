@@ -141,6 +141,8 @@ class Compiled:
             try:
                 self.assessment.require_fit()
             except OutOfTileMemory as error:
+                if self.options.target.num_ipus > 1:  # stages and operations over several IPUs exclude each other
+                    raise
                 advice = what_would_fit(self.step, self._captured_update, self.options)
                 raise OutOfTileMemory(f"{error} {advice}") from None
 

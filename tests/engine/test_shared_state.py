@@ -117,12 +117,13 @@ def test_two_processes_with_half_of_the_shards_train_as_one_with_all(trained):
 
 def test_two_processes_with_half_of_the_state_train_as_with_all_of_it(trained):
     alone = two_processes.train_in_parts(divided=False)
-    for whole, divided, resumed in (results[1:] for results in trained):
+    for whole, divided, resumed, in_stages in (results[1:] for results in trained):
         for name, weight in alone.items():
             if name != "kept":
                 assert torch.equal(divided[name], whole[name])  # bit for bit
                 assert torch.equal(resumed[name], whole[name])  # also after it was saved and loaded
+                assert torch.equal(in_stages[name], whole[name])
                 assert_close(whole[name], weight)
     kept = [[int(result["kept"]) for result in results[1:]] for results in trained]
     numel = sum(p.numel() for p in two_processes.Tokens().parameters())
-    assert kept == [[numel, numel // 2, numel // 2], [numel, numel - numel // 2, numel - numel // 2]]
+    assert kept == [[numel, *3 * [numel // 2]], [numel, *3 * [numel - numel // 2]]]

@@ -6,6 +6,7 @@ python -m tests.support.two_processes FOLDER RANK
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -43,15 +44,14 @@ def train_in_shards(rank: int = 0, world_size: int = 1) -> dict[str, Tensor]:
 
 
 def train_in_parts(
-    rank: int = 0, world_size: int = 1, divided: bool = True, file: Path | None = None
+    rank: int = 0, world_size: int = 1, divided: bool = True, file: Path | None = None, **others: Any
 ) -> dict[str, Tensor]:
     """Weights and the size of the state after steps of two replicas, interrupted where there is a file."""
     torch.manual_seed(0)
     model = Tokens()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    step = training_model(
-        model, Options(replication_factor=2, shard_optimizer_state=divided, max_grad_norm=0.1), optimizer
-    )
+    options = Options(replication_factor=2, shard_optimizer_state=divided, max_grad_norm=0.1, **others)
+    step = training_model(model, options, optimizer)
     batches = torch.randint(8, (4, 2, 3, 2), generator=torch.Generator().manual_seed(1))
     for number, batch in enumerate(batches):
         step(batch[rank::world_size].flatten(0, 1))
@@ -80,6 +80,7 @@ def train(folder: Path, rank: int) -> list[dict[str, Tensor]]:
         train_in_parts(rank, 2, divided=False),
         train_in_parts(rank, 2),
         train_in_parts(rank, 2, file=folder / f"checkpoint {rank}.pt"),
+        train_in_parts(rank, 2, stages=2, schedule="sharded"),
     ]
 
 

@@ -48,11 +48,24 @@ def capture_update(optimizer: Optimizer, scaling: GradientScaling | None = None)
 
 
 def capture_later_update(worker: Optimizer, scaling: GradientScaling) -> OpGraph:
-    """The operations of an update after the first, which makes the optimizer's state; the worker does not change."""
+    """The operations of an update after the first, which makes the optimizer's state; the worker does not change.
+
+    Raises:
+        ValueError: the parameters have shapes only, and the optimizer reads numbers.
+    """
     copies = _copied(worker)
-    if not has_state(worker):
-        copies.step()
-    return replace(capture_update(copies, scaling).graph, outputs=())
+    try:
+        if not has_state(worker):
+            copies.step()
+        return replace(capture_update(copies, scaling).graph, outputs=())
+    except RuntimeError as error:
+        if not any(p.is_meta for p in parameters_of(worker)):
+            raise
+        kind = type(getattr(worker, "optimizer", worker)).__name__
+        raise ValueError(
+            f"{kind}'s update cannot be planned from shapes alone: {error}. Ask the compiled model for its report or "
+            "pipeline, or take an optimizer that reads no numbers, such as AdamW."
+        ) from None
 
 
 def capture_scaling(worker: Optimizer, scaling: GradientScaling) -> OpGraph:

@@ -42,8 +42,9 @@ class Update:
         precision: The types of the update.
 
     Raises:
-        ValueError: there are no parameters to update; the optimizer needs to run the model itself, as L-BFGS does; or
-            it looks at whole tensors, of which each replica is to update a part.
+        ValueError: there are no parameters to update; the optimizer needs to run the model itself, as L-BFGS does; it
+            looks at whole tensors, of which each replica is to update a part; or it takes no gradients of the type in
+            which they are joined.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Update:
         }
         self._shape = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
         self._worker = mixed(optimizer_of(self._flat, optimizer), self.precision)
+        self._require_wide_gradients()
         self._runner: UpdateRunner | None = None
         self._has_state = False
         self._adopted: object = None
@@ -182,6 +184,23 @@ class Update:
             self._runner = UpdateRunner(self._worker)
         if not self._runner.run():
             self._worker.step()
+
+    def _require_wide_gradients(self) -> None:
+        """Refuses a type of accumulation that the optimizer's own code does not take, found out on a single element."""
+        wide = [part for part in self._flat if part.total.dtype != part.flat.dtype]
+        if not wide or isinstance(self._worker, MixedOptimizer):
+            return
+        ones = [nn.Parameter(torch.ones(1, dtype=part.flat.dtype, device="cpu")) for part in self._flat]
+        for one, part in zip(ones, self._flat, strict=True):
+            set_gradient(one, torch.ones_like(one.detach(), dtype=part.total.dtype))
+        try:
+            with_parameters(self._worker, ones).step()
+        except RuntimeError:
+            raise ValueError(
+                f"Options.accumulation_dtype joins gradients in {wide[0].total.dtype}, but "
+                f"{type(self.optimizer).__name__} takes none but {wide[0].flat.dtype} for such weights. Set "
+                "optimizer_state_dtype as well, to either type: updates are then worked out in float32."
+            ) from None
 
     @property
     def is_captured(self) -> bool | None:

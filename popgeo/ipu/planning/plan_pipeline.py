@@ -69,7 +69,7 @@ def pipeline(
 
     Raises:
         ValueError: nothing says how many stages there are, they do not cover the model's layers, a layer of `serialize`
-            does not exist, or there is no loss.
+            does not exist, there is no loss, or the target has several IPUs, over which it spreads each operation.
 
     Example:
         >>> import torch
@@ -137,6 +137,12 @@ class _Choices:
 def _planned(step: CapturedModel, choices: _Choices, start: float) -> tuple[Pipeline, Cut]:
     """The plan of a captured model, and where it is cut."""
     chosen, order, graph = choices.options, choices.schedule, step.graph
+    if chosen.target.num_ipus > 1:
+        raise ValueError(
+            f"IpuTarget.num_ipus is {chosen.target.num_ipus}, over which a layer's operations or shards are spread, "
+            "but each stage is on one IPU, with all shards of its layers. Leave num_ipus at 1 for stages, which say "
+            "how many IPUs there are, or leave the stages out."
+        )
     costs = step.costs(chosen.proportion_of(0))
     blocks, firsts, ipus = _cut_of(step, costs, choices.stages)
     if order is Schedule.PHASED and not isinstance(choices.stages, Mapping):

@@ -43,11 +43,13 @@ def stage_plan(step: CapturedStep, update: Callable[[], OpGraph | None], options
         options: Stages, their order, and how many micro-batches there are.
 
     Raises:
-        ValueError: the stages do not cover the model, or the micro-batches of an update are too few for them.
+        ValueError: the stages do not cover the model, the micro-batches of an update are too few for them, or results
+            are to be recomputed without stages.
     """
     stages = options.stages
     if stages is None or stages == EACH_BLOCK:
         if not (several_ipus(step.graph) if stages is None else has_blocks(step.graph)):
+            _refuse_recompute(step, options)
             return None
         stages = stages or BLOCKS
     planned, cut = plan_step(
@@ -65,6 +67,15 @@ def stage_plan(step: CapturedStep, update: Callable[[], OpGraph | None], options
     passes = [Pass(task.stage, task.micro_batch, task.backward) for task in planned.tasks]
     staging = Staging(stage_of=cut.stage_of, order=tuple(passes), recompute=recompute, names=cut.names)
     return StagePlan(pipeline=planned, staging=staging, ipus=cut.ipus)
+
+
+def _refuse_recompute(step: CapturedStep, options: Options) -> None:
+    """Refuses to keep less between passes where a step has none."""
+    if options.recompute and step.trained:
+        raise ValueError(
+            f"Options.recompute is {options.recompute!r}, but the step runs as a whole, which repeats nothing. Set "
+            "Options.stages too, 1 for one IPU, or leave recompute out."
+        )
 
 
 def checked_schedule(options: Options) -> None:

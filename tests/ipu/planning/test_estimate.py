@@ -84,3 +84,5 @@ def test_what_cannot_be_trained_is_refused():
         ipu.estimate(torch.relu, [torch.ones(2)], optimizer=torch.optim.SGD(Trained(2).parameters()))
     with pytest.raises(ValueError, match="no parameter of the model"):
         ipu.estimate(Trained(2), [torch.ones(2, 2)], optimizer=torch.optim.SGD(Trained(2).parameters()))
+    with pytest.raises(ValueError, match="Adafactor's update cannot be planned from shapes alone"):
+        ipu.estimate(model := Trained(2), [torch.ones(2, 2)], optimizer=torch.optim.Adafactor(model.parameters()))

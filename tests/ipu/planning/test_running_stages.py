@@ -77,6 +77,9 @@ MODELS = {
 }
 
 
+TWO = dataclasses.replace(ipu.IpuTarget.bow(), num_ipus=2)
+
+
 def trained(name, calls=2, optimizer=torch.optim.Adam, **options):
     """A compiled model after some calls, and all that can be seen: results, weights, buffers and optimizer state."""
     model, micro_batch = copy.deepcopy(MODELS[name][0]), MODELS[name][1]
@@ -268,6 +271,8 @@ def test_stages_that_mean_nothing_are_refused_at_once(options, words):
         ({"stages": {"layers.7": 1}}, "No layer is called 'layers.7'"),
         ({"schedule": "round"}, "must be one of '"),
         ({"stages": "blocks"}, "it names none"),
+        ({"recompute": True}, "runs as a whole, which repeats nothing"),
+        ({"stages": 3, "target": TWO}, r"num_ipus is 2, .* each stage is on one IPU"),
     ],
 )
 def test_stages_that_cannot_be_are_refused_before_anything_runs(options, words):
@@ -287,6 +292,9 @@ def test_what_fits_no_ipu_names_the_layer_or_how_many_would_do():
         with pytest.raises(ipu.OutOfTileMemory, match=place) as refused:
             step(x)
         assert re.search(r"Options\(stages=[34]\) would do, on [34] IPUs", str(refused.value))
+    two = dataclasses.replace(small, memory_per_tile=50_000, num_ipus=2)
+    with pytest.raises(ipu.OutOfTileMemory, match="Tile 0 needs"):
+        ipu.inference_model(model, ipu.Options(target=two))(x)
     tiny = dataclasses.replace(small, memory_per_tile=20_000)
     with pytest.raises(ipu.OutOfTileMemory, match=r"[0-3] alone needs .* so no number of IPUs up to 4"):
         ipu.inference_model(model, ipu.Options(target=tiny, stages=2))(x)
