@@ -27,6 +27,7 @@ from popgeo.ipu.planning.cut_blocks import (
 from popgeo.ipu.planning.cut_blocks import Stage as NamedStage
 from popgeo.ipu.planning.pipeline import Pipeline
 from popgeo.ipu.planning.pipeline_update import update_cycles
+from popgeo.ipu.planning.repeated import recompute_of
 from popgeo.ipu.planning.schedule import USUAL, Schedule, timeline
 from popgeo.ipu.planning.stage import stages_of
 from popgeo.ipu.planning.stage_costs import outputs_of, placed_costs, with_waits
@@ -43,7 +44,7 @@ def pipeline(
     *,
     stages: Stages | None = None,
     schedule: Schedule | str | None = None,
-    recompute: bool | None = None,
+    recompute: bool | Sequence[str] | None = None,
     serialize: Mapping[str, int] | None = None,
     optimizer_off_chip: bool = False,
     overlap_host: bool = False,
@@ -62,7 +63,9 @@ def pipeline(
             each IPU, as `[0, 3, 3]`; or which layers begin a stage on which IPU, as `{"layers.3": 1}`; or
             `"blocks"` or a list of `ipu.Stage` for the blocks that the model names with `Block` or `BeginBlock`.
         schedule: In which order stages take micro-batches; in lock-step as on the machine, if nothing says otherwise.
-        recompute: Keep of each micro-batch only what a stage receives, and repeat its forward pass later.
+        recompute: Keep of each micro-batch only what a stage receives, and repeat its forward pass later. Names of
+            layers keep the results of these too (PopTorch's `recomputationCheckpoint`), so that one layer at a time is
+            repeated and there.
         serialize: Linear layers whose outputs are computed in so many parts, by name; PopTorch's `serializedMatMul`.
         optimizer_off_chip: The optimizer's state lies in streaming memory; PopTorch's `useOnChipStorage(False)`.
         overlap_host: Some tiles exchange with the host while the others compute (I/O tiles).
@@ -85,7 +88,7 @@ def pipeline(
         options=chosen,
         stages=_stages_asked_for(step.graph, chosen) if stages is None else stages,
         schedule=Schedule(schedule or chosen.schedule or USUAL),
-        recompute=bool(chosen.recompute) if recompute is None else recompute,
+        recompute=chosen.recompute if recompute is None else recompute,
         serialize=outputs_of(model, serialize or {}),
         optimizer_off_chip=optimizer_off_chip,
         overlap_host=overlap_host,
@@ -100,7 +103,7 @@ def plan_step(
     *,
     stages: Stages,
     schedule: Schedule | str = USUAL,
-    recompute: bool = False,
+    recompute: bool | Sequence[str] = False,
 ) -> tuple[Pipeline, Cut]:
     """What a captured step would cost over several IPUs, and where it is cut: the plan of `pipeline`, and what runs.
 
@@ -110,7 +113,7 @@ def plan_step(
         chosen: As for `pipeline`, and so are the others.
         stages: How many, or layers of each IPU, or what begins a stage.
         schedule: In which order stages take micro-batches.
-        recompute: Whether forward passes are repeated.
+        recompute: Whether forward passes are repeated, or from which layers' results.
 
     Raises:
         ValueError: the stages do not cover the model's layers.
@@ -128,7 +131,7 @@ class _Choices:
     options: Options
     stages: Stages
     schedule: Schedule
-    recompute: bool
+    recompute: bool | Sequence[str]
     serialize: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     optimizer_off_chip: bool = False
     overlap_host: bool = False
@@ -148,7 +151,7 @@ def _planned(step: CapturedModel, choices: _Choices, start: float) -> tuple[Pipe
         placed,
         chosen.target,
         num_results=step.num_results,
-        recompute=choices.recompute,
+        recompute=recompute_of(graph, choices.recompute),
         memories=step.memories,
     )
     count = chosen.gradient_accumulation if step.trains else chosen.device_iterations
@@ -185,7 +188,7 @@ def _planned(step: CapturedModel, choices: _Choices, start: float) -> tuple[Pipe
         host_seconds=chosen.target.host_call_seconds / (chosen.device_iterations if step.trains else 1),
         extra_bytes=extra,
         shared=_shared(graph, placed.stage_of, ipus),
-        recompute=choices.recompute,
+        recompute=choices.recompute if isinstance(choices.recompute, bool) else tuple(choices.recompute),
         layers=tuple(tuple(block.name for block in blocks[i:j]) for i, j in zip(firsts, ends, strict=True)),
         again=partial(_again, step, choices),
         seconds_to_plan=time.perf_counter() - start,
