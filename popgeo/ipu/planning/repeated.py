@@ -7,6 +7,8 @@ from popgeo.capture.op_graph import Op, OpGraph, Ref, Value, substitute
 from popgeo.engine.pipeline.replay import leaving
 from popgeo.engine.pipeline.staging import Recompute
 
+_SHAPES_ALONE = ("full_like", "zeros_like", "ones_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Passes:
@@ -42,6 +44,11 @@ def recompute_of(graph: OpGraph, recompute: bool | Sequence[str]) -> Recompute |
                 f"{', '.join(list(modules)[:8])}{', …' if len(modules) > 8 else ''}."
             )
     return again
+
+
+def contents(op: Op) -> tuple[int, ...]:
+    """The values that an operation reads; not those of which it takes the shape alone."""
+    return () if op.target.split(".")[1] in _SHAPES_ALONE else op.reads()
 
 
 def repeated(stage: OpGraph, recompute: Recompute) -> Passes:
@@ -98,7 +105,7 @@ class _Repeater:
     def _needed(self, op: Op) -> list[int]:
         """What has to run again before an operation, in the order of the forward pass."""
         values, found = self._stage.values, set[int]()
-        waiting = [values[v].storage for v in op.reads()]
+        waiting = [values[v].storage for v in contents(op)]
         while waiting:
             storage = waiting.pop()
             if storage in self._copies or storage not in self._makers:

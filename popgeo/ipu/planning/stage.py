@@ -8,7 +8,7 @@ from popgeo.engine.pipeline.staging import Recompute
 from popgeo.ipu.cost.links import message_seconds
 from popgeo.ipu.cost.plan import OpCost, Profile
 from popgeo.ipu.planning.cut import Cut
-from popgeo.ipu.planning.repeated import repeated
+from popgeo.ipu.planning.repeated import contents, repeated
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.measure_memory import memory
 from popgeo.ipu.tiles.memory_use import MemoryUse
@@ -175,7 +175,7 @@ def _stage(
     if (key := (cut.ipus[stage], recompute, *own)) not in memories:
         memories[key] = memory(part, [costs[index] for index in order], target, num_results=None)
     before = sum(nbytes for storage, nbytes in held.items() if storage in on_ipu)
-    on_ipu |= held.keys()
+    on_ipu.update(held)
     return Stage(
         layers=cut.names[stage],
         ipu=cut.ipus[stage],
@@ -298,7 +298,7 @@ def _stash(part: OpGraph, held: Set[int]) -> int:
             before |= {part.values[v].storage for v in (*op.reads(), *op.makes())}
     for op in part.ops:
         if op.phase == "backward":
-            for v in op.reads():
+            for v in contents(op):
                 value = part.values[v]
                 if value.storage in before and value.storage not in there:
                     kept[value.storage] = max(kept.get(value.storage, 0), min(value.nbytes, value.end))
