@@ -183,10 +183,10 @@ class PipelineFigures:
             )
         changes = {
             "stages": stages,
-            "schedule": None if schedule is None else Schedule(schedule),
+            "schedule": schedule,
             "recompute": recompute,
-            "micro_batches": micro_batches or self.micro_batches,
-            "replicas": replicas or self.replicas,
+            "micro_batches": self.micro_batches if micro_batches is None else micro_batches,
+            "replicas": self.replicas if replicas is None else replicas,
             "optimizer_off_chip": optimizer_off_chip,
             "shard_optimizer_state": shard_optimizer_state,
             "overlap_host": overlap_host,

@@ -13,6 +13,7 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import OpGraph, Role
 from popgeo.ipu.cost.plan import OpCost, Profile
 from popgeo.ipu.options import Options
+from popgeo.ipu.planning.arguments import require_arguments, require_stages, schedule_of
 from popgeo.ipu.planning.captured_model import CapturedModel
 from popgeo.ipu.planning.cut import Block, Cut, cut, cut_at, cut_by_layers, cut_evenly
 from popgeo.ipu.planning.cut_blocks import (
@@ -82,12 +83,13 @@ def pipeline(
         (4, ['0', '1', '2', '3'], True)
     """
     start = time.perf_counter()
+    require_arguments(model, example, options, serialize)
     chosen = options or Options()
     step = CapturedModel.of(model, example, chosen, optimizer)
     choices = _Choices(
         options=chosen,
         stages=_stages_asked_for(step.graph, chosen) if stages is None else stages,
-        schedule=Schedule(schedule or chosen.schedule or USUAL),
+        schedule=schedule_of(schedule or chosen.schedule or USUAL),
         recompute=chosen.recompute if recompute is None else recompute,
         serialize=outputs_of(model, serialize or {}),
         optimizer_off_chip=optimizer_off_chip,
@@ -140,6 +142,7 @@ class _Choices:
 def _planned(step: CapturedModel, choices: _Choices, start: float) -> tuple[Pipeline, Cut]:
     """The plan of a captured model, and where it is cut."""
     chosen, order, graph = choices.options, choices.schedule, step.graph
+    require_stages(choices.stages)
     costs = step.costs(chosen.proportion_of(0))
     blocks, firsts, ipus = _cut_of(step, costs, choices.stages)
     if order is Schedule.PHASED and not isinstance(choices.stages, Mapping):
@@ -208,6 +211,8 @@ def _again(
 ) -> Pipeline:
     """The same captured model with other choices."""
     start = time.perf_counter()
+    if "schedule" in others:
+        others["schedule"] = schedule_of(others["schedule"])
     options = replace(choices.options, replication_factor=replicas)
     if shard_optimizer_state is not None:
         options = replace(options, shard_optimizer_state=shard_optimizer_state)
