@@ -114,8 +114,9 @@ class LanguageModel(nn.Module):
         self.gpt = gpt
 
     def forward(self, tokens: Tensor) -> Tensor:
-        loss: Tensor = self.gpt(tokens, labels=tokens, use_cache=False).loss
-        return loss
+        logits = self.gpt(tokens, use_cache=False).logits  # float16, as transformers 4.18 left them
+        following = nn.functional.pad(tokens[:, 1:], (0, 1), value=-100)
+        return nn.functional.cross_entropy(logits.flatten(0, 1), following.flatten())
 
 
 def attend(
@@ -167,6 +168,9 @@ GPT2_RUNS = (
 def gpt2(run: Gpt2) -> Pipeline:
     """The plan of a run: sequence 1,024, float16, dropout 0.1, one sample a micro-batch, recomputation, state off chip.
 
+    Results of all layers but the last are kept (`recompute_checkpoint_every_layer` of optimum-graphcore's GPT-2, and
+    `--recompute-checkpoint-every-layer True` of nlp/gpt2/pytorch/run/pretraining_medium.sh in graphcore/examples).
+
     The head stands on the first IPU with the embedding that it shares its weights with, as in optimum-graphcore's
     `PipelinedGPT2LMHeadModel`.
     """
@@ -204,7 +208,7 @@ def gpt2(run: Gpt2) -> Pipeline:
         options,
         torch.optim.AdamW(model.parameters(), lr=1e-5),
         stages={**begins, "gpt.lm_head": 0},
-        recompute=True,
+        recompute=[f"gpt.transformer.h.{layer}" for layer in range(sum(run.layers_per_ipu) - 1)],
         serialize={"gpt.lm_head": run.in_parts},
         optimizer_off_chip=True,
     )

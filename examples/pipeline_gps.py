@@ -83,11 +83,13 @@ def plan(molecules: list[Data], given: argparse.Namespace) -> tuple[ipu.Pipeline
     sizes = FixedSizeOptions(num_nodes=PACKS * 60 + 1, num_edges=PACKS * 120, num_graphs=PACKS * 8 + 1)
     loader = FixedSizeDataLoader(molecules, fixed_size_options=sizes, fixed_size_strategy="Window")
     batch = next(iter(loader))
-    model = Positional(Gap(given.plan_channels, given.plan_layers, 0.0, 1.0)).train()
+    dtype = torch.float32 if given.float32 else torch.float16
+    model = Positional(Gap(given.plan_channels, given.plan_layers, 0.0, 1.0)).train().to(dtype)
+    inputs = [batch[name] for name in (*GIVEN, *MASKS)]
     options = ipu.Options(replication_factor=given.replicas, gradient_accumulation=given.plan_accumulate)
     made = ipu.pipeline(
         model,
-        [batch[name] for name in (*GIVEN, *MASKS)],
+        [tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in inputs],
         options,
         torch.optim.Adam(model.parameters()),
         stages=given.stages,
@@ -110,6 +112,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--plan-layers", type=int, default=16)
     parser.add_argument("--plan-accumulate", type=int, default=8, help="micro-batches of eight packs between updates")
     parser.add_argument("--recompute", action="store_true", help="plan with forward passes repeated")
+    parser.add_argument("--float32", action="store_true", help="plan in float32, instead of float16 as published")
     parser.add_argument("--page", type=Path, help="file for the page of the plan")
     return parser.parse_args()
 
@@ -128,7 +131,7 @@ def main() -> None:
     print(made)
     print(
         f"{graphs * made.micro_batches_per_second:,.0f} graphs/s modelled on {made.num_ipus * made.replicas} IPUs in "
-        f"float32; published for a Bow Pod16 in float16: {PUBLISHED:,}"
+        f"{'float32' if given.float32 else 'float16'}; published for a Bow Pod16 in float16: {PUBLISHED:,}"
     )
     if given.page is not None:
         made.to_html(given.page, title=f"GPS++ on {made.num_ipus * made.replicas} Bow IPUs")

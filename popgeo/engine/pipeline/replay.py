@@ -20,7 +20,7 @@ def replayable(graph: OpGraph, own: Sequence[int], recompute: Recompute) -> set[
         own: The operations of the pass.
         recompute: Layers whose results are kept.
     """
-    kept = _kept(graph, recompute)
+    kept = leaving(graph, recompute)
     found = {i for i in own if i not in kept and not draws(graph.ops[i]) and not _is_seen(graph, i)}
     writers: dict[int, set[int]] = {}
     makers: dict[int, set[int]] = {}
@@ -51,7 +51,7 @@ def _is_seen(graph: OpGraph, index: int) -> bool:
     return any(target in _SEEN_OUTSIDE for target in (op.target, *inner))
 
 
-def _kept(graph: OpGraph, recompute: Recompute) -> set[int]:
+def leaving(graph: OpGraph, recompute: Recompute) -> set[int]:
     """The operations whose results leave one of the layers that are kept."""
     if not recompute.layers:
         return set()

@@ -34,7 +34,7 @@ class CapturedModel:
         num_results: How many of the graph's outputs are results; the others are gradients.
         capture_update: Captures the update under options; None where nothing is trained.
         plans: Costs of all operations by the share of memory that products may take.
-        memories: Of stages, by IPU and operations.
+        memories: Of stages, by IPU, what is repeated, and operations.
         updates: Programs of the update by whether gradients are accumulated.
     """
 
@@ -44,7 +44,7 @@ class CapturedModel:
     num_results: int
     capture_update: Callable[[Options], OpGraph] | None
     plans: dict[float, Sequence[OpCost]] = field(default_factory=dict)
-    memories: dict[tuple[int, ...], MemoryUse] = field(default_factory=dict)
+    memories: dict[tuple[object, ...], MemoryUse] = field(default_factory=dict)
     updates: dict[bool, OpGraph] = field(default_factory=dict)
 
     @classmethod

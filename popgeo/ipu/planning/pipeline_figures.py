@@ -35,7 +35,8 @@ class PipelineFigures:
         turns: In lock-step, when each turn starts and ends, and which IPU it waits for; empty otherwise.
         update_parts: What the update consists of, as cycles of each IPU by name.
         host_seconds: Of a step, in which all IPUs wait for the host: its share of the call that runs several steps.
-        recompute: Whether each stage keeps only what it receives and repeats its forward pass.
+        recompute: Whether each stage keeps only what it receives and repeats its forward pass, or the layers whose
+            results it keeps as well.
         layers: The layers of each stage, in the order in which they run.
         again: Plans the same captured step with other choices; None where the plan is a copy or was read from a file.
         told: What stands out, where the plan was read from a file; None where it is worked out when asked for.
@@ -54,7 +55,7 @@ class PipelineFigures:
     turns: tuple[Turn, ...] = ()
     update_parts: Mapping[str, tuple[float, ...]]
     host_seconds: float = 0.0
-    recompute: bool = False
+    recompute: bool | tuple[str, ...] = False
     layers: tuple[tuple[str, ...], ...] = ()
     again: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
     told: tuple[Insight, ...] | None = field(default=None, repr=False, compare=False)
@@ -108,15 +109,29 @@ class PipelineFigures:
     @cached_property
     def memory(self) -> tuple[float, ...]:
         """Bytes of the fullest tile of each IPU, as a share of what a tile has."""
-        need = [np.zeros(self.target.num_tiles) for _ in range(self.num_ipus)]
-        for number, stage in enumerate(self.stages):
-            waiting = most_in_flight(self.tasks, number, self.trains) - 1
-            own = stage.memory.peak + waiting * stage.stash_bytes / self.target.num_tiles
-            in_turns = self.schedule is Schedule.PHASED  # one phase at a time is in the memory
-            need[stage.ipu] = np.maximum(need[stage.ipu], own) if in_turns else need[stage.ipu] + own
-        extra = [bytes_ / self.target.num_tiles for bytes_ in self.extra_bytes]
-        limit = self.target.memory_per_tile
-        return tuple(float((tiles + more).max() / limit) for tiles, more in zip(need, extra, strict=True))
+        tiles, limit = self.target.num_tiles, self.target.memory_per_tile
+        return tuple(
+            float((self._need(ipu) + extra / tiles).max() / limit) for ipu, extra in enumerate(self.extra_bytes)
+        )
+
+    def _need(self, ipu: int) -> np.ndarray:
+        """Bytes of each tile of an IPU, but for gradients and the optimizer's state. [num_tiles]
+
+        Its stages run one after the other, so that one at a time works, while all that they keep is there.
+        """
+        tiles = self.target.num_tiles
+        own = [(number, stage) for number, stage in enumerate(self.stages) if stage.ipu == ipu]
+        if self.schedule is Schedule.PHASED:  # and what others keep is in streaming memory
+            waits = [(most_in_flight(self.tasks, number, self.trains) - 1) * s.stash_bytes / tiles for number, s in own]
+            return np.max([s.memory.peak + waiting for (_, s), waiting in zip(own, waits, strict=True)], axis=0)
+        always, works = np.zeros(tiles), [np.zeros(tiles)]
+        kept = sum(stage.stash_bytes for _, stage in own)
+        for number, stage in own:
+            flying, stack = most_in_flight(self.tasks, number, self.trains), stage.memory.categories["stack"]
+            always += stage.memory.always_live - stack + ((flying - 1) * stage.stash_bytes - stage.held_before) / tiles
+            works.append(stage.memory.peak - stage.memory.always_live + stack + (kept - stage.stash_bytes) / tiles)
+        most: np.ndarray = always + np.max(works, axis=0)
+        return most
 
     @property
     def fits(self) -> bool:
@@ -128,7 +143,7 @@ class PipelineFigures:
         *,
         stages: int | str | Sequence[Any] | Mapping[str, int] | None = None,
         schedule: Schedule | str | None = None,
-        recompute: bool | None = None,
+        recompute: bool | Sequence[str] | None = None,
         micro_batches: int | None = None,
         replicas: int | None = None,
         optimizer_off_chip: bool | None = None,
@@ -141,7 +156,8 @@ class PipelineFigures:
         Args:
             stages: Where to cut it, as `ipu.pipeline` takes it.
             schedule: In which order stages take micro-batches.
-            recompute: Whether stages repeat their forward pass instead of keeping what it makes.
+            recompute: Whether stages repeat their forward pass instead of keeping what it makes, as `ipu.pipeline`
+                takes it.
             micro_batches: How many there are between two updates.
             replicas: How many pipelines run side by side.
             optimizer_off_chip: Whether the optimizer's state lies in streaming memory.
@@ -167,10 +183,10 @@ class PipelineFigures:
             )
         changes = {
             "stages": stages,
-            "schedule": None if schedule is None else Schedule(schedule),
+            "schedule": schedule,
             "recompute": recompute,
-            "micro_batches": micro_batches or self.micro_batches,
-            "replicas": replicas or self.replicas,
+            "micro_batches": self.micro_batches if micro_batches is None else micro_batches,
+            "replicas": self.replicas if replicas is None else replicas,
             "optimizer_off_chip": optimizer_off_chip,
             "shard_optimizer_state": shard_optimizer_state,
             "overlap_host": overlap_host,

@@ -1,7 +1,7 @@
 """What stands out in a pipeline, each with a remedy that was planned before it is named."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,18 +75,38 @@ def _with_room(plan: PipelineFigures) -> tuple[str, dict[str, Any], PipelineFigu
         return None
     fitting = []
     for words, change in _less_memory(plan):
-        other = plan.replan(**change)
-        if other.fits:
+        if (other := _fitting(plan, change)) is not None:
             fitting.append((words, change, other))
     if fitting:
         return min(fitting, key=lambda one: one[2].cycles)
     layers, least = sum(map(len, plan.layers)), max(len(plan.stages) + 1, math.ceil(sum(plan.memory)))
     for number in dict.fromkeys(min(layers, math.ceil(least * times)) for times in MORE_STAGES):
-        for recompute in dict.fromkeys((plan.recompute, plan.trains)):
+        for recompute in dict.fromkeys((plan.recompute, plan.trains, _each_layer(plan))):
             change = {"stages": number, "recompute": recompute}
-            if number > len(plan.stages) and (other := plan.replan(**change)).fits:
-                return f"stages={number}{', recompute=True' if recompute else ''}", change, other
+            if number > len(plan.stages) and (other := _fitting(plan, change)) is not None:
+                return ", ".join([f"stages={number}", *_recomputes(recompute)]), change, other
     return None
+
+
+def _fitting(plan: PipelineFigures, change: Mapping[str, Any]) -> PipelineFigures | None:
+    """The plan with other choices; None where it fits no better or there is none."""
+    try:
+        other = plan.replan(**change)
+    except ValueError:  # blocks that a model names itself may have names that are no layer's
+        return None
+    return other if other.fits else None
+
+
+def _each_layer(plan: PipelineFigures) -> tuple[str, ...]:
+    """The layers whose results recomputation may keep, which leaves one of them at a time to repeat."""
+    return tuple(dict.fromkeys(name for names in plan.layers for name in names if name)) if plan.trains else ()
+
+
+def _recomputes(recompute: bool | Sequence[str]) -> list[str]:
+    """Recomputation in words."""
+    if not recompute:
+        return []
+    return ["recompute=True" if recompute is True else f"recompute=[the names of {len(recompute)} layers]"]
 
 
 def _less_memory(plan: PipelineFigures) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -94,8 +114,10 @@ def _less_memory(plan: PipelineFigures) -> Iterator[tuple[str, dict[str, Any]]]:
     if plan.schedule is Schedule.GROUPED:
         yield "schedule='lock_step' keeps fewer micro-batches", {"schedule": "lock_step"}
     frees = any(stage.stash_bytes > stage.received_bytes for stage in plan.stages)
-    if plan.trains and not plan.recompute and frees:
-        yield "recompute=True", {"recompute": True}
+    if plan.trains:
+        for recompute in (frees, _each_layer(plan)):
+            if recompute and plan.recompute != recompute:
+                yield _recomputes(recompute)[0], {"recompute": recompute}
     if any(plan.extra_bytes):
         if plan.replicas > 1:
             yield "Options(shard_optimizer_state=True)", {"shard_optimizer_state": True}

@@ -49,6 +49,7 @@ def loads(text: str) -> dict[str, Any]:
         "update_parts": {name: tuple(cycles) for name, cycles in given["update_parts"].items()},
         "tasks": tuple(Task(**task) for task in given["tasks"]),
         "layers": tuple(map(tuple, given["layers"])),
+        "recompute": recompute if isinstance(recompute := given["recompute"], bool) else tuple(recompute),
         "told": tuple(Remedy(**{**item, "ops": tuple(item["ops"])}) for item in content["insights"]),
         **{name: tuple(given[name]) for name in ("update", "extra_bytes", "shared")},
     }

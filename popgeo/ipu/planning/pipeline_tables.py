@@ -125,7 +125,7 @@ def ipus_of(plan: PipelineFigures) -> list[dict[str, Any]]:
         own = [number for number, stage in enumerate(plan.stages) if stage.ipu == ipu]
         waiting = [most_in_flight(plan.tasks, number, plan.trains) - 1 for number in own]
         parts = {
-            "weights": sum(plan.stages[number].weight_bytes for number in own) / has,
+            "weights": sum(plan.stages[n].weight_bytes - plan.stages[n].held_before for n in own) / has,
             "optimizer": plan.extra_bytes[ipu] / has,
             "stashes": sum(n * plan.stages[number].stash_bytes for n, number in zip(waiting, own, strict=True)) / has,
         }

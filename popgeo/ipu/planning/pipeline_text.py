@@ -21,6 +21,8 @@ def headline(plan: PipelineFigures) -> str:
     several = "es" if plan.micro_batches > 1 else ""
     beside = f" x {plan.replicas} replicas" if plan.replicas > 1 else ""
     again = ", recomputed" if plan.recompute else ""
+    if isinstance(plan.recompute, tuple) and plan.recompute:
+        again += f" from the results of {len(plan.recompute)} layer{'s' if len(plan.recompute) > 1 else ''}"
     return (
         f"One step of {plan.micro_batches} micro-batch{several}, {plan.schedule.value}{again}, on {plan.num_ipus} x "
         f"{plan.target.name}{beside}"

@@ -42,7 +42,7 @@ def update_cycles(
     if update is None:
         return {"optimizer": (0.0,) * num_ipus}, (0,) * num_ipus
     replicas, target = options.replication_factor, options.target
-    held = [sum(stage.weight_bytes for stage in stages if stage.ipu == ipu) for ipu in range(num_ipus)]
+    held = [sum(s.weight_bytes - s.held_before for s in stages if s.ipu == ipu) for ipu in range(num_ipus)]
     weights, gradients, state = (
         sum(update.values[v].nbytes for v in update.inputs_of(role).values())
         for role in (Role.PARAMETER, Role.GRADIENT, Role.STATE)

@@ -13,6 +13,7 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import OpGraph, Role
 from popgeo.ipu.cost.plan import OpCost, Profile
 from popgeo.ipu.options import Options
+from popgeo.ipu.planning.arguments import require_arguments, require_stages, schedule_of
 from popgeo.ipu.planning.captured_model import CapturedModel
 from popgeo.ipu.planning.cut import Block, Cut, cut, cut_at, cut_by_layers, cut_evenly
 from popgeo.ipu.planning.cut_blocks import (
@@ -27,6 +28,7 @@ from popgeo.ipu.planning.cut_blocks import (
 from popgeo.ipu.planning.cut_blocks import Stage as NamedStage
 from popgeo.ipu.planning.pipeline import Pipeline
 from popgeo.ipu.planning.pipeline_update import update_cycles
+from popgeo.ipu.planning.repeated import recompute_of
 from popgeo.ipu.planning.schedule import USUAL, Schedule, timeline
 from popgeo.ipu.planning.stage import stages_of
 from popgeo.ipu.planning.stage_costs import outputs_of, placed_costs, with_waits
@@ -43,7 +45,7 @@ def pipeline(
     *,
     stages: Stages | None = None,
     schedule: Schedule | str | None = None,
-    recompute: bool | None = None,
+    recompute: bool | Sequence[str] | None = None,
     serialize: Mapping[str, int] | None = None,
     optimizer_off_chip: bool = False,
     overlap_host: bool = False,
@@ -62,7 +64,9 @@ def pipeline(
             each IPU, as `[0, 3, 3]`; or which layers begin a stage on which IPU, as `{"layers.3": 1}`; or
             `"blocks"` or a list of `ipu.Stage` for the blocks that the model names with `Block` or `BeginBlock`.
         schedule: In which order stages take micro-batches; in lock-step as on the machine, if nothing says otherwise.
-        recompute: Keep of each micro-batch only what a stage receives, and repeat its forward pass later.
+        recompute: Keep of each micro-batch only what a stage receives, and repeat its forward pass later. Names of
+            layers keep the results of these too (PopTorch's `recomputationCheckpoint`), so that one layer at a time is
+            repeated and there.
         serialize: Linear layers whose outputs are computed in so many parts, by name; PopTorch's `serializedMatMul`.
         optimizer_off_chip: The optimizer's state lies in streaming memory; PopTorch's `useOnChipStorage(False)`.
         overlap_host: Some tiles exchange with the host while the others compute (I/O tiles).
@@ -79,13 +83,14 @@ def pipeline(
         (4, ['0', '1', '2', '3'], True)
     """
     start = time.perf_counter()
+    require_arguments(model, example, options, serialize)
     chosen = options or Options()
     step = CapturedModel.of(model, example, chosen, optimizer)
     choices = _Choices(
         options=chosen,
         stages=_stages_asked_for(step.graph, chosen) if stages is None else stages,
-        schedule=Schedule(schedule or chosen.schedule or USUAL),
-        recompute=bool(chosen.recompute) if recompute is None else recompute,
+        schedule=schedule_of(schedule or chosen.schedule or USUAL),
+        recompute=chosen.recompute if recompute is None else recompute,
         serialize=outputs_of(model, serialize or {}),
         optimizer_off_chip=optimizer_off_chip,
         overlap_host=overlap_host,
@@ -100,7 +105,7 @@ def plan_step(
     *,
     stages: Stages,
     schedule: Schedule | str = USUAL,
-    recompute: bool = False,
+    recompute: bool | Sequence[str] = False,
 ) -> tuple[Pipeline, Cut]:
     """What a captured step would cost over several IPUs, and where it is cut: the plan of `pipeline`, and what runs.
 
@@ -110,7 +115,7 @@ def plan_step(
         chosen: As for `pipeline`, and so are the others.
         stages: How many, or layers of each IPU, or what begins a stage.
         schedule: In which order stages take micro-batches.
-        recompute: Whether forward passes are repeated.
+        recompute: Whether forward passes are repeated, or from which layers' results.
 
     Raises:
         ValueError: the stages do not cover the model's layers.
@@ -128,7 +133,7 @@ class _Choices:
     options: Options
     stages: Stages
     schedule: Schedule
-    recompute: bool
+    recompute: bool | Sequence[str]
     serialize: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     optimizer_off_chip: bool = False
     overlap_host: bool = False
@@ -137,6 +142,7 @@ class _Choices:
 def _planned(step: CapturedModel, choices: _Choices, start: float) -> tuple[Pipeline, Cut]:
     """The plan of a captured model, and where it is cut."""
     chosen, order, graph = choices.options, choices.schedule, step.graph
+    require_stages(choices.stages)
     if chosen.target.num_ipus > 1:
         raise ValueError(
             f"IpuTarget.num_ipus is {chosen.target.num_ipus}, over which a layer's operations or shards are spread, "
@@ -154,7 +160,7 @@ def _planned(step: CapturedModel, choices: _Choices, start: float) -> tuple[Pipe
         placed,
         chosen.target,
         num_results=step.num_results,
-        recompute=choices.recompute,
+        recompute=recompute_of(graph, choices.recompute),
         memories=step.memories,
     )
     count = chosen.gradient_accumulation if step.trains else chosen.device_iterations
@@ -191,7 +197,7 @@ def _planned(step: CapturedModel, choices: _Choices, start: float) -> tuple[Pipe
         host_seconds=chosen.target.host_call_seconds / (chosen.device_iterations if step.trains else 1),
         extra_bytes=extra,
         shared=_shared(graph, placed.stage_of, ipus),
-        recompute=choices.recompute,
+        recompute=choices.recompute if isinstance(choices.recompute, bool) else tuple(choices.recompute),
         layers=tuple(tuple(block.name for block in blocks[i:j]) for i, j in zip(firsts, ends, strict=True)),
         again=partial(_again, step, choices),
         seconds_to_plan=time.perf_counter() - start,
@@ -211,6 +217,8 @@ def _again(
 ) -> Pipeline:
     """The same captured model with other choices."""
     start = time.perf_counter()
+    if "schedule" in others:
+        others["schedule"] = schedule_of(others["schedule"])
     options = replace(choices.options, replication_factor=replicas)
     if shard_optimizer_state is not None:
         options = replace(options, shard_optimizer_state=shard_optimizer_state)

@@ -4,9 +4,11 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from popgeo.capture.op_graph import Input, OpGraph, Role
+from popgeo.engine.pipeline.staging import Recompute
 from popgeo.ipu.cost.links import message_seconds
 from popgeo.ipu.cost.plan import OpCost, Profile
 from popgeo.ipu.planning.cut import Cut
+from popgeo.ipu.planning.repeated import contents, repeated
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.measure_memory import memory
 from popgeo.ipu.tiles.memory_use import MemoryUse
@@ -49,7 +51,9 @@ class Stage:
             embeddings; added up where they are made and received once an update.
         weight_bytes: Of its parameters and buffers.
         stash_bytes: That it keeps of each micro-batch from its forward to its backward pass.
-        memory: Bytes of each tile for one micro-batch in flight, without gradients and optimizer state.
+        memory: Bytes of each tile for one micro-batch in flight, without gradients and optimizer state. A stage that
+            repeats its forward pass has dropped before what no layer keeps.
+        held_before: Bytes of its weights that an earlier stage on the same IPU holds already, such as tied embeddings.
         stash_copy: Cycles in which what it keeps is copied to where it waits, and as many in which it comes back.
         accumulate: Cycles in which a backward pass adds its gradients to those of the micro-batches before.
         host_overlaps: Whether the host's transfers take place while it computes.
@@ -70,6 +74,7 @@ class Stage:
     weight_bytes: int
     stash_bytes: int
     memory: MemoryUse
+    held_before: int = 0
     stash_copy: float = 0.0
     accumulate: float = 0.0
     host_overlaps: bool = False
@@ -105,8 +110,8 @@ def stages_of(
     target: IpuTarget,
     *,
     num_results: int,
-    recompute: bool,
-    memories: dict[tuple[int, ...], MemoryUse] | None = None,
+    recompute: Recompute | None,
+    memories: dict[tuple[object, ...], MemoryUse] | None = None,
 ) -> list[Stage]:
     """Every stage of a cut step.
 
@@ -116,13 +121,18 @@ def stages_of(
         cut: Which stage each operation belongs to.
         target: One IPU.
         num_results: How many of the graph's outputs are results; the others are gradients.
-        recompute: Keep only what a stage receives, and repeat its forward pass before its backward pass.
-        memories: Of stages of the same graph that were worked out before, by IPU and operations; new ones are added.
+        recompute: Which layers' results a stage keeps, besides what it receives, and repeats its forward pass from;
+            None where it keeps all that its backward pass reads.
+        memories: Of stages of the same graph that were worked out before, by what tells them apart; new ones are added.
     """
     known = {} if memories is None else memories
     made_in = {v: cut.stage_of[index] for index, op in enumerate(graph.ops) for v in op.makes() if v not in op.reads()}
-    number = range(len(cut.ipus))
-    return [_stage(graph, costs, cut, target, s, made_in, num_results, recompute, known) for s in number]
+    stages: list[Stage] = []
+    on_ipu: dict[int, set[int]] = {}  # storages of weights
+    for stage, ipu in enumerate(cut.ipus):
+        here = on_ipu.setdefault(ipu, set())
+        stages.append(_stage(graph, costs, cut, target, stage, made_in, num_results, recompute, known, here))
+    return stages
 
 
 def _stage(
@@ -133,36 +143,44 @@ def _stage(
     stage: int,
     made_in: dict[int, int],
     num_results: int,
-    recompute: bool,
-    memories: dict[tuple[int, ...], MemoryUse],
+    recompute: Recompute | None,
+    memories: dict[tuple[object, ...], MemoryUse],
+    on_ipu: set[int],
 ) -> Stage:
     own = [index for index, of in enumerate(cut.stage_of) if of == stage]
-    forward = sum(costs[i].plan.cycles(Profile.CALIBRATED) for i in own if costs[i].phase == "forward")
-    backward = sum(costs[i].plan.cycles(Profile.CALIBRATED) for i in own if costs[i].phase == "backward")
+    cycles = {i: costs[i].plan.cycles(Profile.CALIBRATED) for i in own}
+    forward = sum(cycles[i] for i in own if costs[i].phase == "forward")
+    backward = sum(cycles[i] for i in own if costs[i].phase == "backward")
     arrives: dict[bool, dict[int, int]] = {True: {}, False: {}}  # storages received by phase, and their bytes
     shared: dict[int, int] = {}
-    gradients = set(graph.outputs[num_results:])
+    sums = _sums(graph, made_in, cut, num_results)
     for index in own:
         op = graph.ops[index]
-        once = op.target == "aten.add.Tensor" and gradients.issuperset(op.makes())
         for v in op.reads():
             value = graph.values[v]
             if made_in.get(v, stage) != stage and value.storage not in arrives[False]:
-                into = shared if once else arrives[op.phase == "backward"]
+                into = shared if index in sums else arrives[op.phase == "backward"]
                 into[value.storage] = value.nbytes
     transfers = [
         t for phase in (False, True) for t in _transfers(arrives[phase], graph, made_in, cut, stage, target, phase)
     ]
-    part = subgraph(graph, own, made_in, stage, num_results)
-    held = {graph.values[v].storage: graph.values[v].nbytes for v in _state(part)}
-    if (key := (cut.ipus[stage], *own)) not in memories:
-        memories[key] = memory(part, [costs[index] for index in own], target, num_results=None)
-    kept = arrives[False] if recompute else _stash(graph, own, held.keys())
+    computed = [index for index in own if index not in sums]
+    part = subgraph(graph, computed, made_in, stage, num_results, sums)
+    held = {part.values[v].storage: part.values[v].nbytes for v in _state(part)}
+    order = computed
+    if recompute is not None and backward:
+        passes = repeated(part, recompute)
+        part, order = passes.graph, [computed[number] for number in passes.ops]
+        backward += sum(cycles[computed[number]] for number in passes.repeated)
+    if (key := (cut.ipus[stage], recompute, *own)) not in memories:
+        memories[key] = memory(part, [costs[index] for index in order], target, num_results=None)
+    before = sum(nbytes for storage, nbytes in held.items() if storage in on_ipu)
+    on_ipu.update(held)
     return Stage(
         layers=cut.names[stage],
         ipu=cut.ipus[stage],
         forward=forward,
-        backward=backward + (forward if recompute and backward else 0.0),
+        backward=backward,
         receive_forward=sum(t.cycles for t in transfers if not t.backward),
         receive_backward=sum(t.cycles for t in transfers if t.backward),
         transfers=tuple(transfers),
@@ -170,15 +188,35 @@ def _stage(
         received_bytes=sum(sum(nbytes.values()) for nbytes in arrives.values()),
         shared_bytes=sum(shared.values()),
         weight_bytes=sum(held.values()),
-        stash_bytes=sum(kept.values()),
+        stash_bytes=_stash(part, held.keys()),
         memory=memories[key],
+        held_before=before,
     )
 
 
-def subgraph(graph: OpGraph, own: Sequence[int], made_in: dict[int, int], stage: int, num_results: int) -> OpGraph:
+def _sums(graph: OpGraph, made_in: dict[int, int], cut: Cut, num_results: int) -> set[int]:
+    """The operations that add parts of a gradient from several stages; each part is accumulated where it is made."""
+    gradients = set(graph.outputs[num_results:])
+    return {
+        index
+        for index, op in enumerate(graph.ops)
+        if op.target == "aten.add.Tensor"
+        and gradients.issuperset(op.makes())
+        and any(made_in.get(v, cut.stage_of[index]) != cut.stage_of[index] for v in op.reads())
+    }
+
+
+def subgraph(
+    graph: OpGraph,
+    own: Sequence[int],
+    made_in: dict[int, int],
+    stage: int,
+    num_results: int,
+    sums: Set[int] = frozenset(),
+) -> OpGraph:
     """The operations of one stage as a graph that receives what other stages make and returns what they need.
 
-    Gradients of its parameters stay in it.
+    Gradients of its parameters stay in it, and so do their parts that the operations `sums` add elsewhere.
     """
     place = {index: number for number, index in enumerate(own)}
     ops = tuple(graph.ops[index] for index in own)
@@ -192,7 +230,11 @@ def subgraph(graph: OpGraph, own: Sequence[int], made_in: dict[int, int], stage:
         if made_in.get(v, stage) != stage:
             inputs[Input(Role.ARGUMENT, f"from stage {made_in[v]}: {v}")] = v
     read_elsewhere = {
-        v for index, op in enumerate(graph.ops) if index not in place for v in op.reads() if made_in.get(v) == stage
+        v
+        for index, op in enumerate(graph.ops)
+        if index not in place and index not in sums
+        for v in op.reads()
+        if made_in.get(v) == stage
     }
     results = {v for v in graph.outputs[:num_results] if v is not None and made_in.get(v) == stage}
     constants = {v: tensor for v, tensor in graph.constants.items() if v in inside}
@@ -246,19 +288,18 @@ def _state(part: OpGraph) -> list[int]:
     return [v for given, v in part.inputs.items() if given.role in (Role.PARAMETER, Role.BUFFER)]
 
 
-def _stash(graph: OpGraph, own: Sequence[int], held: Set[int]) -> dict[int, int]:
-    """What the backward pass of a stage reads of its forward pass, in bytes; weights stay where they are anyway."""
+def _stash(part: OpGraph, held: Set[int]) -> int:
+    """Bytes that the backward pass of a stage reads of its forward pass; weights and constants are there anyway."""
+    there = held | {part.values[v].storage for v in part.constants}
     before: set[int] = set()
-    for index in own:
-        op = graph.ops[index]
-        if op.phase == "forward":
-            before |= {graph.values[v].storage for v in (*op.reads(), *op.makes())}
     kept: dict[int, int] = {}
-    for index in own:
-        op = graph.ops[index]
+    for op in part.ops:
+        if op.phase == "forward":
+            before |= {part.values[v].storage for v in (*op.reads(), *op.makes())}
+    for op in part.ops:
         if op.phase == "backward":
-            for v in op.reads():
-                value = graph.values[v]
-                if value.storage in before and value.storage not in held:
-                    kept[value.storage] = max(kept.get(value.storage, 0), value.nbytes)
-    return kept
+            for v in contents(op):
+                value = part.values[v]
+                if value.storage in before and value.storage not in there:
+                    kept[value.storage] = max(kept.get(value.storage, 0), min(value.nbytes, value.end))
+    return sum(kept.values())

@@ -58,7 +58,7 @@ def stage_plan(step: CapturedStep, update: Callable[[], OpGraph | None], options
         options,
         stages=stages,
         schedule=options.schedule or USUAL,
-        recompute=bool(options.recompute),
+        recompute=options.recompute,
     )
     _require_enough(planned)
     recompute = None
@@ -132,10 +132,13 @@ def require_stages_fit(planned: Pipeline, step: CapturedStep, update: OpGraph | 
 def what_would_fit(step: CapturedStep, update: OpGraph | None, options: Options) -> str:
     """The smallest number of IPUs that a step fits, cut automatically, as a sentence; or the layer that fits none."""
     layers = len(blocks_of(fold_constants(step.graph)))
+    phased = options.schedule == Schedule.PHASED.value  # which takes one IPU, whatever it needs
+    order = USUAL if phased or options.schedule is None else options.schedule
 
     def plan(stages: int) -> Pipeline:
         enough = replace(options, gradient_accumulation=max(stages, options.gradient_accumulation))
-        return plan_step(step, update, enough if update is not None else options, stages=stages)[0]
+        given = enough if update is not None else options
+        return plan_step(step, update, given, stages=stages, schedule=order, recompute=options.recompute)[0]
 
     most = min(layers, MOST_STAGES)
     finest = plan(most)

@@ -139,6 +139,10 @@ def test_even_cuts_are_the_best_there_are():
     [
         (0, "at least one"),
         (9, "cut into 9 stages"),
+        (2.5, "give a number of stages"),
+        ({}, "give a number of stages"),
+        ({"layers.2": "1"}, "give a number of stages"),
+        ("layers", "give a number of stages"),
         ([2, 1], "add up to 3, but the model runs 4"),
         ([4, 0], "without operations"),
         ({"layers.9": 1}, "No layer is called 'layers.9'"),
@@ -148,6 +152,33 @@ def test_even_cuts_are_the_best_there_are():
 def test_stages_that_do_not_cover_the_model_are_refused(stages, message):
     with pytest.raises(ValueError, match=message):
         plan(stages=stages)
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"schedule": "gpipe"}, "one of 'lock_step'"),
+        ({"micro_batches": 0}, "at least 1"),
+        ({"replicas": 0}, "at least 1"),
+    ],
+)
+def test_choices_that_there_are_not_are_refused_by_another_plan(choice, message):
+    with pytest.raises(ValueError, match=message):
+        plan(stages=2).replan(**choice)
+
+
+@pytest.mark.parametrize(
+    ("model", "example", "choices", "message"),
+    [
+        (torch.relu, [TOKENS], {}, "torch.nn.Module"),
+        (Chain(1), TOKENS, {}, "in a list"),
+        (Chain(1), [TOKENS], {"options": {}}, "ipu.Options"),
+        (Chain(1), [TOKENS], {"serialize": ["head"]}, "parts by name"),
+    ],
+)
+def test_what_is_no_model_or_no_call_of_it_is_refused(model, example, choices, message):
+    with pytest.raises(ValueError, match=message):
+        ipu.pipeline(model, example, stages=1, **choices)
 
 
 def test_layers_before_the_first_are_needed_where_the_first_ipu_has_none():

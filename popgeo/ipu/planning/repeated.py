@@ -1,0 +1,144 @@
+"""The passes of a stage that repeats its forward pass: what runs again, when, and what waits until then."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from popgeo.capture.op_graph import Op, OpGraph, Ref, Value, substitute
+from popgeo.engine.pipeline.replay import leaving
+from popgeo.engine.pipeline.staging import Recompute
+
+_SHAPES_ALONE = ("full_like", "zeros_like", "ones_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """The operations of a stage as one micro-batch runs them: the forward pass, then the backward pass.
+
+    Attributes:
+        graph: The program; what is repeated makes values of its own.
+        ops: Which operation of the stage each one is.
+        repeated: The operations that run a second time.
+    """
+
+    graph: OpGraph
+    ops: tuple[int, ...]
+    repeated: tuple[int, ...]
+
+
+def recompute_of(graph: OpGraph, recompute: bool | Sequence[str]) -> Recompute | None:
+    """What is repeated, as `Options.recompute` says it; None where nothing is.
+
+    Raises:
+        ValueError: it is a text, or a name is no layer of the forward pass.
+    """
+    if isinstance(recompute, str) or not isinstance(recompute, bool | Sequence):
+        raise ValueError(f"recompute is {recompute!r}; give True, False or a list of layers whose results are kept.")
+    if not recompute:
+        return None
+    again = Recompute(layers=() if isinstance(recompute, bool) else tuple(recompute))
+    modules = dict.fromkeys(op.module for op in graph.ops if op.phase == "forward" and op.module)
+    for name in again.layers:
+        if not any(f"{module}.".startswith(f"{name}.") for module in modules):
+            raise ValueError(
+                f"recompute keeps the results of {name!r}, but no layer is called that; the forward pass runs "
+                f"{', '.join(list(modules)[:8])}{', …' if len(modules) > 8 else ''}."
+            )
+    return again
+
+
+def contents(op: Op) -> tuple[int, ...]:
+    """The values that an operation reads; not those of which it takes the shape alone."""
+    return () if op.target.split(".")[1] in _SHAPES_ALONE else op.reads()
+
+
+def repeated(stage: OpGraph, recompute: Recompute) -> Passes:
+    """The passes of a stage where results are dropped that no layer named keeps, and worked out again later.
+
+    An operation runs again right before the first operation of the backward pass that needs its result, as PopART
+    lowers recomputation (docs/notes in github.com/graphcore/popart). What layers named keep cuts the forward pass into
+    pieces of which only one is there at a time.
+
+    Args:
+        stage: Its operations, forward and backward.
+        recompute: Layers whose results are kept.
+    """
+    return _Repeater(stage, recompute).passes()
+
+
+class _Repeater:
+    def __init__(self, stage: OpGraph, recompute: Recompute) -> None:
+        self._stage = stage
+        values = stage.values
+        there = {values[v].storage for v in (*stage.inputs.values(), *stage.constants)}
+        there |= {values[v].storage for index in leaving(stage, recompute) for v in stage.ops[index].makes()}
+        self._makers: dict[int, list[int]] = {}  # of what is dropped, by storage: who makes and who changes it
+        for index, op in enumerate(stage.ops):
+            if op.phase == "forward":
+                for storage in {values[v].storage for v in (*op.makes(), *op.writes)} - there:
+                    self._makers.setdefault(storage, []).append(index)
+        self._values = list(values)
+        self._storages = max((value.storage for value in values), default=0) + 1
+        self._copies: dict[int, int] = {}  # of storages
+        self._renamed: dict[int, int] = {}  # values
+        self._again: set[int] = set()
+
+    def passes(self) -> Passes:
+        order = [index for index, op in enumerate(self._stage.ops) if op.phase == "forward"]
+        ops = [self._stage.ops[index] for index in order]
+        for index, op in enumerate(self._stage.ops):
+            if op.phase == "forward":
+                continue
+            for before in (*self._needed(op), index):
+                ops.append(self._copied(self._stage.ops[before]))
+                order.append(before)
+        producers = {v: place for place, op in reversed(list(enumerate(ops))) for v in op.makes()}
+        graph = replace(
+            self._stage,
+            ops=tuple(ops),
+            values=tuple(
+                value if value.producer is None else value.made_by(producers.get(v, value.producer))
+                for v, value in enumerate(self._values)
+            ),
+        )
+        return Passes(graph=graph, ops=tuple(order), repeated=tuple(sorted(self._again)))
+
+    def _needed(self, op: Op) -> list[int]:
+        """What has to run again before an operation, in the order of the forward pass."""
+        values, found = self._stage.values, set[int]()
+        waiting = [values[v].storage for v in contents(op)]
+        while waiting:
+            storage = waiting.pop()
+            if storage in self._copies or storage not in self._makers:
+                continue
+            self._copies[storage] = self._storages
+            self._storages += 1
+            for index in self._makers[storage]:
+                if index not in self._again:
+                    self._again.add(index)
+                    found.add(index)
+                    maker = self._stage.ops[index]
+                    waiting += [values[v].storage for v in (*maker.reads(), *maker.makes())]
+        return sorted(found)
+
+    def _copied(self, op: Op) -> Op:
+        """The operation on what was worked out again."""
+        return replace(
+            op,
+            phase="backward",
+            args=substitute(op.args, self._ref),
+            kwargs={key: substitute(argument, self._ref) for key, argument in op.kwargs.items()},
+            outputs=tuple(None if v is None else self._value(v) for v in op.outputs),
+            writes=tuple(map(self._value, op.writes)),
+        )
+
+    def _ref(self, v: int) -> Ref:
+        return Ref(self._value(v))
+
+    def _value(self, v: int) -> int:
+        value: Value = self._stage.values[v]
+        if value.storage not in self._copies:
+            return v
+        if v not in self._renamed:
+            self._renamed[v] = len(self._values)
+            self._values.append(replace(value, storage=self._copies[value.storage]))
+        return self._renamed[v]

@@ -1,0 +1,134 @@
+"""Memory of stages that repeat their forward pass, or share an IPU: by hand."""
+
+import pytest
+import torch
+from torch import nn
+
+from popgeo import ipu
+from popgeo.capture.capture import bind
+from popgeo.capture.capture_step import capture_step
+from popgeo.engine.pipeline.staging import Recompute
+from popgeo.ipu.planning.repeated import repeated
+
+ROWS, WIDTH, LAYERS, SINES = 4096, 256, 8, 4
+VALUE = 4 * ROWS * WIDTH  # bytes
+
+
+class Waves(nn.Module):
+    def forward(self, x):
+        for _ in range(SINES):
+            x = x.sin()  # whose gradient takes its input
+        return x
+
+
+class Sea(nn.Module):
+    """Layers of sines on what has a parameter added, and a loss."""
+
+    def __init__(self, layers=LAYERS):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(WIDTH))
+        self.layers = nn.ModuleList(Waves() for _ in range(layers))
+
+    def forward(self, x):
+        x = x + self.bias
+        for layer in self.layers:
+            x = layer(x)
+        return x.sum()
+
+
+EACH = [f"layers.{number}" for number in range(LAYERS - 1)]
+
+
+@pytest.fixture(scope="module")
+def sea():
+    model = Sea()
+    options, optimizer = ipu.Options(gradient_accumulation=4), torch.optim.SGD(model.parameters(), lr=0.1)
+    return ipu.pipeline(model, [torch.zeros(ROWS, WIDTH)], options, optimizer, stages=1)
+
+
+def working(plan):
+    """Most memory of what lives between two operations, in activations."""
+    return plan.stages[0].memory.categories["values"].sum() / VALUE
+
+
+def test_a_piece_runs_again_right_before_the_backward_pass_needs_it():
+    model = Sea(layers=2)
+    step = capture_step(model, bind(model.forward, torch.zeros(ROWS, WIDTH)), trained=["bias"])
+    passes = repeated(step.graph, Recompute(layers=("layers.0",)))
+    names = [op.target.split(".")[1] for op in passes.graph.ops if op.target.split(".")[1] in ("add", "sin", "cos")]
+    forward = ["add", *["sin"] * 8]
+    # The last sine of a layer is kept, or read by nobody who needs its gradient.
+    assert names == [*forward, *["sin"] * 3, *["cos"] * 4, "add", *["sin"] * 3, *["cos"] * 4]
+    assert len(passes.repeated) == 1 + 2 * (SINES - 1)
+
+
+def test_layers_named_wait_and_one_layer_at_a_time_is_there(sea):
+    everything, nothing, layers = sea, sea.replan(recompute=True), sea.replan(recompute=EACH)
+    assert everything.stages[0].stash_bytes == LAYERS * SINES * VALUE
+    assert nothing.stages[0].stash_bytes == VALUE  # what the host gave
+    assert layers.stages[0].stash_bytes == LAYERS * VALUE  # that, and seven results
+    # Dropping it all and working it all out again holds as much at once; pieces hold seven results, three of a piece,
+    # and a gradient.
+    assert working(everything) >= LAYERS * SINES
+    assert working(nothing) == pytest.approx(working(everything), rel=0.1)
+    assert LAYERS - 1 + SINES - 1 + 1 <= working(layers) <= LAYERS - 1 + SINES - 1 + 3
+
+
+def test_only_what_gradients_need_is_repeated(sea):
+    stage, again = sea.stages[0], sea.replan(recompute=EACH).stages[0]
+    sines = LAYERS * (SINES - 1) / (LAYERS * SINES)
+    assert again.backward - stage.backward == pytest.approx(sines * stage.forward, rel=0.02)
+    assert again.forward == stage.forward
+
+
+def test_a_plan_that_is_read_from_a_file_knows_the_layers(sea):
+    plan = sea.replan(recompute=EACH)
+    assert ipu.Pipeline.from_json(plan.to_json()).recompute == plan.recompute == tuple(EACH)
+    assert "recomputed from the results of 7 layers" in str(plan)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "message"),
+    [(["layers.0", "layer.1"], "'layer.1', but no layer is called that"), ("layers.0", "a list of layers")],
+)
+def test_what_is_no_layer_is_refused(sea, recompute, message):
+    with pytest.raises(ValueError, match=message):
+        sea.replan(recompute=recompute)
+
+
+def test_too_little_memory_is_told_of_pieces():
+    model = Sea().to("meta")
+    options, optimizer = ipu.Options(gradient_accumulation=4), torch.optim.SGD(model.parameters(), lr=0.1)
+    rows = 11 * ROWS  # 46 MB an activation: 32 of them are more than 900 MB, 11 are not
+    plan = ipu.pipeline(model, [torch.empty(rows, WIDTH, device="meta")], options, optimizer, stages=1)
+    assert not plan.fits
+    assert not plan.replan(recompute=True).fits
+    (memory,) = (one for one in plan.insights if one.fatal)
+    assert memory.remedy.startswith("recompute=[the names of")
+    assert plan.replan(**memory.change).fits
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.middle = nn.Embedding(512, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, 512, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        return nn.functional.cross_entropy(self.head(self.middle(self.embed(tokens))), tokens)
+
+
+def test_stages_of_one_ipu_share_weights_and_work_one_after_the_other():
+    model = Tied()
+    options, optimizer = ipu.Options(gradient_accumulation=8), torch.optim.Adam(model.parameters())
+    plan = ipu.pipeline(model, [torch.zeros(16, dtype=torch.long)], options, optimizer, stages={"middle": 1, "head": 0})
+    tied, middle = 4 * 512 * WIDTH, 4 * (WIDTH * WIDTH + WIDTH)
+    assert [stage.weight_bytes for stage in plan.stages] == [tied, middle, tied]
+    assert [stage.held_before for stage in plan.stages] == [0, 0, tied]
+    steps = 2 * 4  # Adam counts them for each of middle's parameters, too
+    assert plan.extra_bytes[0] == pytest.approx(3 * tied, abs=3 * steps)  # a gradient and two moments, once
+    first, last = (plan.stages[number].memory.peak for number in (0, 2))
+    extra = plan.extra_bytes[0] / plan.target.num_tiles
+    apart = float((first + last).max() + extra)
+    assert plan.memory[0] * plan.target.memory_per_tile < apart - tied / plan.target.num_tiles
