@@ -1,7 +1,9 @@
 """A chain written by hand, as instructions on any memory, gives what its steps give one by one."""
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from popgeo.capture.op_graph import Input, Number, Op, OpGraph, Ref, Role, Value
 from popgeo.engine.fuse.bind_chain import prepare_chain
-from popgeo.engine.fuse.block_program import BLOCK, MAX_REGISTERS, BlockProgram, fits_registers
+from popgeo.engine.fuse.block_program import BLOCK, MAX_REGISTERS, BlockProgram, _extent, fits_registers
 from popgeo.engine.fuse.chain import CHAIN, CODES, Chain, Kind, Place, Source, Step
 from popgeo.native import library
 
@@ -41,7 +43,8 @@ class Program:
         self.operands: list[Place] = []
         self.steps: list[Step] = []
         self.results: list[tuple[int, Place]] = []
-        self.numbers: list[float | Number] = [draw.randint(-3, 3) for _ in range(2)]
+        self.given_numbers = [draw.randint(-3, 3) for _ in range(2)]  # some only when the chain runs
+        self.numbers = [Number(i, 99.0) if draw.random() < 0.3 else float(n) for i, n in enumerate(self.given_numbers)]
         self.storages = count()
 
     def new(self, dtype: torch.dtype, dims: Sequence[int], low: int = -3) -> Place:
@@ -117,7 +120,7 @@ class Program:
 
         def of(source: Source) -> Tensor:
             if source.kind is Kind.NUMBER:
-                return torch.full(self.shape, float(self.numbers[source.index]))
+                return torch.full(self.shape, float(self.given_numbers[source.index]))
             return (before if source.kind is Kind.VALUE else done)[source.index]
 
         for step in self.steps:
@@ -134,22 +137,23 @@ class Program:
 
 
 def run(program: Program, draw: random.Random) -> None:
-    """Runs the chain on its memory; operands that nothing writes may come late, and in another order than expected."""
+    """Runs the chain on its memory; operands with one name may come late, and in another layout than expected."""
     chain, tensors = program.chain(), dict(enumerate(program.tensors))
-    written = {tensors[place.value].data_ptr() for _, place in program.results}
-    free = [p.value for p in program.operands if tensors[p.value].data_ptr() not in written]
-    late = [v for v in free if draw.random() < 0.3]
-    fixed = {v: tensor for v, tensor in tensors.items() if v not in late}
-    values = tuple(program.values)
+    names = Counter(tensor.data_ptr() for tensor in program.tensors)
+    late = [p.value for p in chain.operands if names[tensors[p.value].data_ptr()] == 1 and draw.random() < 0.3]
+    results = tuple(place.value for _, place in chain.results)
     numbers = [number for number in chain.numbers if isinstance(number, Number)]
     op = Op(
-        target=CHAIN, args=(chain, [Ref(place.value) for place in chain.operands], numbers),
-        outputs=tuple(place.value for _, place in chain.results),
+        target=CHAIN, args=(chain, [Ref(place.value) for place in chain.operands], numbers), outputs=results,
+        writes=tuple(v for v in results if v in late),
     )  # fmt: skip
-    inputs = {Input(Role.ARGUMENT, str(v)): v for v in range(len(values))}
-    call = prepare_chain(OpGraph(ops=(), values=values, inputs=inputs, outputs=()), op, fixed)
-    given = [x.contiguous() if all(x.stride()) else x for x in (tensors[v] for v in op.reads() if v in late)]
-    call(*given, *(number.value for number in numbers))
+    inputs = {Input(Role.ARGUMENT, str(v)): v for v in tensors}
+    graph = OpGraph(ops=(), values=tuple(program.values), inputs=inputs, outputs=())
+    call = prepare_chain(graph, op, {v: tensor for v, tensor in tensors.items() if v not in late})
+    for v in late:
+        if all(tensors[v].stride()):
+            program.tensors[v] = tensors[v].contiguous()
+    call(*(program.tensors[v] for v in late), *(program.given_numbers[number.slot] for number in numbers))
 
 
 @native
@@ -221,8 +225,7 @@ def test_instructions_written_out_by_hand():
     ]  # fmt: skip
     program = BlockProgram(*written_out((2, 3), operands, steps, results), {})
     register, direct, scalar, strided = range(4)
-    names = {code: name for name, code in CODES.items()}
-    assert [[names[code], *rest] for code, *rest in program.instructions] == [
+    assert named(program) == [
         ["load_float", 0, 8, 9, 0, 0],  # the same row for all: once
         ["add", 1, 0, 1, 2, 1],
         ["load_bool", 0, 4, 5, 0, 0],
@@ -251,6 +254,51 @@ def test_instructions_written_out_by_hand():
     assert program.value_slots == [
         (1, 0), (2, 2), (5, 1), (9, 3), (10, 5), (11, 6), (12, 7), (13, 8), (16, 4), (17, 9), (19, 10)
     ]  # fmt: skip
+
+
+def named(program: BlockProgram) -> list[list[str | int]]:
+    names = {code: name for name, code in CODES.items()}
+    return [[names[code], *rest] for code, *rest in program.instructions]
+
+
+def test_what_is_the_same_for_all_elements_is_loaded_once():
+    steps = [Step("where", (Source(Kind.NUMBER, 0), value(0), value(0))), Step("neg", (value(1),))]
+    program = BlockProgram(*written_out((2, 3), [(FLOAT, (3, 1)), (FLOAT, (0, 0))], steps), {})
+    assert named(program) == [
+        ["fill", 0, 1, 2, 0, 0],
+        ["load_float", 0, 5, 6, 0, 0],
+        ["where", 0, 0, 1, 3, 3],
+        ["neg", 0, 4, 5, 5, 5],  # with one operand there is no form that takes one number for all
+    ]
+
+
+def test_a_single_element_is_read_where_it_lies():
+    program = BlockProgram(*written_out((), [(FLOAT, ())] * 2, [Step("add", (value(0), value(1)))]), {})
+    assert named(program) == [["add", 0, 0, 1, 2, 1]]
+
+
+def test_what_is_read_later_is_overwritten_last():
+    steps = [Step("sum", (value(0),)), Step("neg", (value(1),))]
+    chain, values = written_out((2, 3), [(FLOAT, (3, 1)), (FLOAT, (1, 0))], steps, [(0, FLOAT, (1, 0))])
+    sums_at_once, sums_at_last = (
+        [i[0] for i in named(BlockProgram(chain, v, {}))] for v in (values, shared(values, 1, 2))
+    )
+    assert sums_at_once == ["sum_columns", "load_float", "neg"]
+    assert sums_at_last == ["load_float", "neg", "sum_columns"]
+
+
+def test_a_result_in_the_memory_of_an_operand_of_another_layout_is_written_last():
+    chain, values = written_out((2, 3), [(FLOAT, (0, 1))], [Step("neg", (value(0),))], [(0, FLOAT, (3, 1))])
+    assert [i[0] for i in named(BlockProgram(chain, values, {}))] == ["load_float", "neg"]
+    assert [i[0] for i in named(BlockProgram(chain, shared(values, 0, 1), {}))] == ["load_float", "neg", "store_float"]
+
+
+def shared(values: list[Value], one: int, other: int) -> list[Value]:
+    return [replace(v, storage=values[one].storage) if i == other else v for i, v in enumerate(values)]
+
+
+def test_the_extent_of_a_value_starts_at_its_first_element():
+    assert _extent(Value(shape=(2, 3), stride=(4, 1), offset=5, dtype=FLOAT, storage=0, producer=None)) == 7 * 4
 
 
 @pytest.mark.parametrize(
