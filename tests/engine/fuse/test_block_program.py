@@ -270,6 +270,7 @@ def test_what_is_the_same_for_all_elements_is_loaded_once():
         ["where", 0, 0, 1, 3, 3],
         ["neg", 0, 4, 5, 5, 5],  # with one operand there is no form that takes one number for all
     ]
+    assert program.slots[3][2:] == (0, 1)  # the two rows lie as one
 
 
 def test_a_single_element_is_read_where_it_lies():
@@ -291,6 +292,18 @@ def test_a_result_in_the_memory_of_an_operand_of_another_layout_is_written_last(
     chain, values = written_out((2, 3), [(FLOAT, (0, 1))], [Step("neg", (value(0),))], [(0, FLOAT, (3, 1))])
     assert [i[0] for i in named(BlockProgram(chain, values, {}))] == ["load_float", "neg"]
     assert [i[0] for i in named(BlockProgram(chain, shared(values, 0, 1), {}))] == ["load_float", "neg", "store_float"]
+
+
+@pytest.mark.parametrize(
+    ("operand", "result", "meet"), [(0, 3, False), (0, 2, True), (6, 0, False), (5, 0, True), (2, 0, True)]
+)
+def test_memory_that_the_graph_does_not_know_to_be_one_counts_from_the_first_shared_element(operand, result, meet):
+    memory = torch.zeros(12)
+    chain, values = written_out((2, 3), [(FLOAT, (0, 1))], [Step("neg", (value(0),))], [(0, FLOAT, (3, 1))])
+    tensors = {0: memory[operand:].as_strided((2, 3), (0, 1)), 1: memory[result:].as_strided((2, 3), (3, 1))}
+    found = [i[0] for i in named(BlockProgram(chain, values, tensors))]
+    assert found == (["load_float", "neg", "store_float"] if meet else ["load_float", "neg"])
+    assert [i[0] for i in named(BlockProgram(chain, values, {0: tensors[0]}))] == ["load_float", "neg"]
 
 
 def shared(values: list[Value], one: int, other: int) -> list[Value]:
