@@ -34,10 +34,10 @@ def test_sizes_above_a_million_are_counted_too():
     assert (found.sizes, found.counts, found.bound) == ((7, 2_000_000), (1, 2), 3)
 
 
-@pytest.mark.parametrize(("limit", "unit"), [(632, 1), (633, 2), (2000, 4), (20_000, 33)])
+@pytest.mark.parametrize(("limit", "unit"), [(632, 1), (633, 2), (1264, 3), (2000, 4), (20_000, 33)])
 def test_many_sizes_are_rounded_up_to_units_of_which_a_pack_holds_some_hundreds(limit, unit):
-    # 632 sizes and as many units of a pack are 399,424 states, 633 are above 400,000. Units grow by 1, from 16 by 2,
-    # from 24 by 3: with 30, a pack would have 666 units and 667 sizes; with 33, 606 and 607.
+    # 632 sizes and as many units of a pack are 399,424 states, 633 times 632 are above 400,000. Units grow by 1, from
+    # 16 by 2, from 24 by 3: with 30, a pack would have 666 units and 667 sizes; with 33, 606 and 607.
     sizes = np.arange(1, limit + 1)
     found = histogram(sizes, Budget(sizes=(limit,), num_graphs=limit))
     capacity = limit // unit
