@@ -133,3 +133,10 @@ def test_sizes_are_raised_to_multiples_for_each_type_and_never_lowered():
 def test_sizes_are_rounded_to_whole_numbers_only(multiple: object):
     with pytest.raises(ValueError, match="an integer of at least 1"):
         FixedSizeOptions(8, 8, 2).round_to(multiple)
+
+
+def test_a_loader_of_single_graphs_counts_one_graph_a_batch_and_the_largest_of_each_size():
+    graphs = [Data(x=torch.ones(n, 1), edge_index=torch.zeros(2, e).long()) for n, e in ((5, 1), (3, 4), (9, 9))]
+    assert FixedSizeOptions.from_loader(graphs, 2) == FixedSizeOptions(6, 5, 2)
+    assert FixedSizeOptions.from_loader([Data(num_nodes=0)]) == FixedSizeOptions(1, 1, 2)
+    assert FixedSizeOptions.from_loader(graphs) == FixedSizeOptions(10, 10, 2)

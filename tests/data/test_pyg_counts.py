@@ -3,8 +3,10 @@
 import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.utils import cumsum
 
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, Level, unpad
+from popgeo.data.pyg_counts import Column, _count_edges, _count_nodes, _per_outer_row, infer_level
 from tests.support.graphs import graph, hetero_graph, same
 
 OPTIONS = FixedSizeOptions(12, 12, 4)
@@ -84,3 +86,97 @@ def test_a_type_without_features_states_its_size(native):
 
 def test_an_attribute_that_has_node_in_its_name_counts_the_nodes():
     assert FlatStore.from_dataset([Data(node_weight=torch.ones(4, 2))]).sizes.tolist() == [[4, 0]]
+
+
+TWO, FOUR, ONES = torch.tensor([2, 3]), torch.tensor([4, 5]), torch.tensor([1, 1])
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "nodes", "edges", "level"),
+    [
+        ("x", TWO, TWO, FOUR, Level.NODE),
+        ("foo", TWO, TWO, FOUR, Level.NODE),
+        ("foo", FOUR, TWO, FOUR, Level.EDGE),
+        ("edge_attr", TWO, TWO, TWO, Level.EDGE),
+        ("e_id", TWO, TWO, TWO, Level.EDGE),
+        ("x", TWO, TWO, TWO, Level.NODE),
+        ("foo", TWO, TWO, TWO, Level.NODE),
+        ("edge_foo", TWO, TWO, FOUR, Level.NODE),
+        ("x", FOUR, TWO, FOUR, Level.EDGE),
+        ("y", ONES, ONES, ONES, Level.GRAPH),
+        ("x", ONES, ONES, TWO, Level.NODE),
+        ("n_nodes", ONES, ONES, TWO, Level.NODE),
+        ("edge_foo", ONES, TWO, ONES, Level.EDGE),
+        ("e_id", ONES, TWO, ONES, Level.EDGE),
+        ("x", ONES, TWO, FOUR, Level.GRAPH),
+        ("foo", torch.tensor([7, 2]), TWO, FOUR, Level.GRAPH),
+        ("foo", TWO, None, None, Level.GRAPH),
+        ("edge_attr", TWO, None, None, Level.GRAPH),
+        ("x", TWO, None, TWO, Level.EDGE),
+    ],
+)
+def test_a_level_follows_from_the_name_where_the_counts_agree_and_else_from_the_counts(name, rows, nodes, edges, level):
+    assert infer_level(name, rows, nodes, edges) is level
+
+
+def column(name, counts, values=None):
+    counts = torch.tensor(counts)
+    return Column(name=name, values=torch.zeros(int(counts.sum())) if values is None else values, slices=cumsum(counts))
+
+
+LINKS = column("edge_index", [1, 0, 1], torch.tensor([[0, 2], [1, 3]]))  # of node 0 with 1, no edge, and 2 with 3
+FACE = column("face", [1, 0, 1], torch.tensor([[0, 2], [1, 3], [4, 0]]))
+NAMED = [column("other", [9, 9, 9])]
+
+
+@pytest.mark.parametrize(
+    ("columns", "levels", "counts"),
+    [
+        *(([LINKS, *NAMED, column(n, [1, 2, 3])], {}, [1, 2, 3]) for n in ("x", "feat", "pos", "node_type", "n_id")),
+        ([LINKS, column("of_nodes", [1, 2, 3])], {}, [1, 2, 3]),
+        ([column("x", [1, 2, 3]), *NAMED], {"other": Level.NODE}, [9, 9, 9]),
+        ([column("x", [1, 2, 3]), column("pos", [4, 4, 4])], {(None, "x"): Level.GRAPH}, [4, 4, 4]),
+        ([column("node_y", [1, 2, 3]), column("z", [4, 4, 4])], {"node_y": Level.GRAPH}, [4, 4, 4]),
+        ([Column(name="x", values=["a", "b", "c"]), column("pos", [4, 4, 4])], {}, [4, 4, 4]),
+        ([LINKS, *NAMED], {}, [2, 0, 4]),
+        ([FACE, *NAMED], {}, [5, 0, 4]),
+        ([FACE, LINKS, column("z", [7, 7, 7])], {}, [2, 0, 4]),
+        ([column("z", [7, 7, 7])], {}, [7, 7, 7]),
+    ],
+)
+def test_nodes_are_counted_by_the_first_attribute_that_knows(columns, levels, counts):
+    assert _count_nodes(None, columns, levels).tolist() == counts
+
+
+def test_links_do_not_count_the_nodes_of_a_type():
+    with pytest.raises(ValueError, match="each graph's 'a' has the attributes"):
+        _count_nodes("a", [LINKS], {})
+
+
+@pytest.mark.parametrize(
+    ("names", "counts"),
+    [
+        (("edge_weight", "edge_index"), [2, 2]), (("edge_foo", "edge_attr"), [2, 2]), (("e_id", "edge_type"), [2, 2]),
+        (("y", "edge_foo"), [2, 2]), (("edge_foo", "e_id"), [2, 2]), (("y", "x"), [0, 0]),
+    ],
+)  # fmt: skip
+def test_edges_are_counted_by_the_attribute_that_knows_best(names, counts):
+    assert _count_edges([column(names[0], [1, 1]), column(names[1], [2, 2])], 2).tolist() == counts
+
+
+@pytest.mark.parametrize(
+    ("increments", "shape", "dim", "expected"),
+    [
+        (torch.tensor([3, 4]), (2, 5), 1, [[3], [4]]),
+        (torch.tensor([[[3]], [[4]]]), (2, 5), 1, [[3], [4]]),
+        (torch.tensor([[[3], [5]], [[4], [6]]]), (2, 5), 1, [[3, 5], [4, 6]]),
+        (torch.tensor([[[1], [2]], [[3], [4]]]), (3, 2, 5), 2, [[1, 2] * 3, [3, 4] * 3]),  # the same for the outermost
+    ],
+)
+def test_increments_are_one_number_for_each_row_before_the_joined_dimension(increments, shape, dim, expected):
+    assert _per_outer_row("index", increments, torch.zeros(shape), dim).tolist() == expected
+
+
+def test_increments_along_the_joined_dimension_are_refused():
+    with pytest.raises(ValueError, match="varies along or behind"):
+        _per_outer_row("index", torch.tensor([[1, 2]]), torch.zeros(3, 2), 1)

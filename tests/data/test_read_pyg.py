@@ -5,6 +5,7 @@ import torch
 from torch_geometric.data import Batch, Data, Dataset, HeteroData
 
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, Level, unpad
+from popgeo.data.read_pyg import _concatenate, _refuse_containers
 from tests.support.graphs import assert_same_graphs, graph, hetero_graph, same
 from tests.support.loaders import InMemory
 
@@ -149,3 +150,43 @@ def test_a_dataset_of_any_other_class_is_read_graph_by_graph():
             return graph(idx + 1, idx)
 
     assert_same_graphs(list(FlatStore.from_dataset(Some())), [graph(n + 1, n) for n in range(3)])
+
+
+def joined(*values):
+    return _concatenate(Data(), Data()._store, "y", list(values))
+
+
+def test_values_are_joined_as_their_kind_asks():
+    rows, starts = joined(1, 2.5, True)
+    assert (rows.tolist(), starts.tolist()) == ([1.0, 2.5, 1.0], [0, 1, 2, 3])
+    assert joined(1, "two") == ([1, "two"], None)
+    assert joined("one", 2) == (["one", 2], None)
+    rows, starts = joined(torch.tensor(4), torch.tensor(5))
+    assert (rows.tolist(), starts.tolist()) == ([4, 5], [0, 1, 2])
+    rows, starts = joined(torch.zeros(2, 3), torch.ones(4, 3))
+    assert (list(rows.shape), starts.tolist()) == ([6, 3], [0, 2, 6])
+
+
+def test_one_graph_alone_is_used_where_it_lies():
+    x = torch.zeros(3, 2)
+    rows, starts = joined(x)
+    assert rows is x
+    assert starts.tolist() == [0, 3]
+
+
+def test_the_first_graph_of_another_width_is_named():
+    with pytest.raises(ValueError, match=r"\[2, 3\] in graph 0 and \[5, 4\] in graph 2"):
+        joined(torch.zeros(2, 3), torch.zeros(9, 3), torch.zeros(5, 4), torch.zeros(1, 7))
+
+
+@pytest.mark.parametrize(
+    "value", [{"a": 1}, [torch.zeros(1)], [[torch.zeros(1)]], ({"a": 1},), torch.eye(2).to_sparse()]
+)
+def test_what_holds_tensors_or_names_has_no_flat_layout(value):
+    with pytest.raises(ValueError, match="no flat layout"):
+        _refuse_containers("y", value)
+
+
+@pytest.mark.parametrize("value", ["text", None, [], ["text", None], [[]], [[1, 2], [3]], 4])
+def test_plain_objects_are_carried_along(value):
+    _refuse_containers("y", value)

@@ -22,7 +22,7 @@ from popgeo.ipu.cost.movement import plan_copy
 from popgeo.ipu.cost.plan import Profile
 from popgeo.ipu.cost.reduce import _stages, plan_reduce
 from popgeo.ipu.cost.scatter import _terms as scatter_terms
-from popgeo.ipu.cost.scatter import fill_step, plan_scatter_add
+from popgeo.ipu.cost.scatter import fill_step, plan_embedding_gradient, plan_scatter_add
 from popgeo.ipu.cost.sorting import plan_sort
 from popgeo.ipu.cost.vertex_cycles import amp_vertex
 
@@ -187,3 +187,72 @@ def test_what_is_made_of_passes_is_made_of_these():
     assert picked[1:] == (by_element("multiply", 128, 4, ONE, in_place=True), rows, plan_reduce(1, 8, 4, ONE, True))
     total = plan_reduce(8, 16, 4, ONE, is_inner=True)
     assert parts(lambda x: x.mean(1), x) == (total, by_element("scalar", 8, 4, ONE))
+
+
+def plan_of(function, *inputs):
+    """The plan of the last operation that gathers or scatters."""
+    graph = capture(function, bind(function, *inputs)).graph
+    return [op.plan for op in cost(graph, ONE.target) if op.plan.family in ("gather", "scatter")][-1]
+
+
+TABLE, FIVE = torch.zeros(8, 16), torch.zeros(5, dtype=torch.long)  # rows and columns; what is looked up
+ROW_EACH = FIVE[:, None].expand(5, 16)
+DENSE = torch.zeros(5, 16, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("function", "others", "sizes"),
+    [
+        (lambda x, i: x.index_select(0, i), (FIVE,), (8, 16, 5)),
+        (lambda x, i: x.index_select(-1, i), (FIVE,), (16, 8, 5)),
+        (lambda x, i: torch.nn.functional.embedding(i, x), (FIVE.view(1, 5),), (8, 16, 5)),
+        (lambda x, i: x[i], (FIVE,), (8, 16, 5)),
+        (lambda x, i: x[:, i], (FIVE,), (16, 8, 5)),
+        (lambda x, i: x[i, i], (FIVE,), (128, 1, 5)),
+        (lambda x, i: x.gather(0, i.expand(5, 16)), (FIVE[:, None],), (8, 16, 5)),
+        (lambda x, i: x.gather(-2, i), (DENSE,), (128, 1, 80)),  # another row for each column: single elements
+        (lambda x, i: x.gather(0, i), (FIVE[:, None],), (8, 1, 5)),  # only the first column
+    ],
+)
+def test_what_gathers_is_planned_as_rows_that_are_looked_up(function, others, sizes):
+    assert plan_of(function, TABLE, *others) == plan_gather(*sizes, 4, ONE)
+
+
+@pytest.mark.parametrize(
+    ("function", "others", "sizes", "operation"),
+    [
+        (lambda x, i, y: x.index_add(0, i, y), (FIVE, torch.zeros(5, 16)), (8, 16, 5), "add"),
+        (lambda x, i, y: x.index_add(1, i, y), (FIVE, torch.zeros(8, 5)), (16, 8, 5), "add"),
+        (lambda x, i, y: x.index_copy(0, i, y), (FIVE, torch.zeros(5, 16)), (8, 16, 5), "write"),
+        (lambda x, i, y: x.scatter_add(0, i.expand(5, 16), y), (FIVE[:, None], torch.zeros(5, 16)), (8, 16, 5), "add"),
+        (lambda x, i, y: x.scatter_add(0, i, y), (DENSE, torch.zeros(5, 16)), (128, 1, 80), "add"),
+        (lambda x, i, y: x.scatter(0, i, y), (DENSE, torch.zeros(5, 16)), (128, 1, 80), "write"),
+        (lambda x, i, y: x.scatter_reduce(0, i, y, "sum"), (DENSE, torch.zeros(5, 16)), (128, 1, 80), "add"),
+        (lambda x, i, y: x.scatter_reduce(0, i, y, "prod"), (DENSE, torch.zeros(5, 16)), (128, 1, 80), "multiply"),
+        (lambda x, i, y: x.scatter_reduce(0, i, y, "amax"), (DENSE, torch.zeros(5, 16)), (128, 1, 80), "extreme"),
+        (lambda x, i, y: x.index_put((i,), y), (FIVE, torch.zeros(5, 16)), (8, 16, 5), "write"),
+        (lambda x, i, y: x.index_put((i,), y, False), (FIVE, torch.zeros(5, 16)), (8, 16, 5), "write"),
+        (lambda x, i, y: x.index_put((i, i), y, True), (FIVE, torch.zeros(5)), (128, 1, 5), "add"),
+    ],
+)
+def test_what_scatters_is_planned_as_rows_that_are_changed(function, others, sizes, operation):
+    assert plan_of(function, TABLE, *others) == plan_scatter_add(*sizes, 4, ONE, operation=operation)
+
+
+def test_a_mean_is_a_sum_a_sum_of_ones_and_a_quotient():
+    def mean(x, i, y):
+        return x.scatter_reduce(0, i.expand(5, 16), y, "mean")
+
+    assert plan_of(mean, TABLE, FIVE[:, None], torch.zeros(5, 16)).parts == (
+        plan_scatter_add(8, 16, 5, 4, ONE),
+        plan_scatter_add(8, 1, 5, 4, ONE, makes_table=True),
+        plan_elementwise("divide", 128, 4, ONE, operand=8),
+    )
+
+
+def test_the_gradient_of_an_embedding_adds_as_many_columns_at_a_time_as_the_work_space_holds():
+    def gradient(y, i):
+        return torch.ops.aten.embedding_dense_backward(y, i, 8, -1, False)
+
+    assert plan_of(gradient, torch.zeros(5, 16), FIVE) == plan_embedding_gradient(8, 16, 5, 4, ONE)
+    assert plan_embedding_gradient(8, 16, 5, 4, ONE) == plan_scatter_add(8, 16, 5, 4, ONE, makes_table=True)
