@@ -58,12 +58,12 @@ class Options:
             computer has the memory, and leaves it to the report to tell.
         stages: Run each micro-batch stage by stage, over several IPUs like the target: so many stages, cut where they
             are even in cycles and memory, as `4`; or the number of the model's alike layers on each IPU, as
-            `[0, 3, 3]`; or which layers begin a stage on which IPU, as `{"layers.3": 1}`; or `"blocks"` for those that the
-            model names with `Block` or `BeginBlock`, a stage wherever the IPU changes, `"each block"` for a stage for
-            every one of them, or a list of `Stage`. None takes the blocks of a model that names several IPUs, and runs
-            any other as a whole on one. Each stage is on one IPU, so `target.num_ipus` stays 1. Results are those of
-            the step as a whole, bit by bit; only a sum that the whole step takes in one pass with operations before it,
-            of which some are in another stage, may differ in the last bit of float32.
+            `[0, 3, 3]`; or which layers begin a stage on which IPU, as `{"layers.3": 1}`; or `"blocks"` for those that
+            the model names with `Block` or `BeginBlock`, a stage wherever the IPU changes, `"each block"` for a stage
+            for every one of them, or a list of `Stage`. None takes the blocks of a model that names several IPUs, and
+            runs any other as a whole on one. Each stage is on one IPU, so `target.num_ipus` stays 1. Results are those
+            of the step as a whole, bit by bit; only a sum that the whole step takes in one pass with operations before
+            it, of which some are in another stage, may differ in the last bit of float32.
         schedule: In which order stages take micro-batches, as `popgeo.ipu.Schedule` names them; None leaves it to
             `popgeo.ipu.pipeline`.
         recompute: Keep of each micro-batch only what a stage receives, and repeat its forward pass before its backward
