@@ -45,7 +45,8 @@ class Options:
         max_grad_norm: Gradients of one update are scaled down to this 2-norm over all parameters; None leaves them.
         shard_optimizer_state: Each replica keeps a part of the optimizer's state: it gets its part of the summed
             gradients, updates that part of the weights and hands it on. Replicas of one process share the whole state,
-            which it holds once anyway; of several processes each holds its part. Results are the same.
+            which it holds once anyway; of several processes each holds its part. Results are the same, but for the
+            random numbers of stochastic_rounding, of which each process then draws its own.
         floating_point_exceptions: Stop at the first operation whose result holds NaN or infinity, and name it. Slower.
         cache_dir: Folder in which compiled steps are kept, so that a second start skips the capture; None keeps none.
         show_progress: Show a progress bar while compiling takes longer than a second.
@@ -55,17 +56,18 @@ class Options:
             the other. It changes the account and no result.
         strict: Refuse to compile what needs more memory than a tile of the target has. False lets it run, since this
             computer has the memory, and leaves it to the report to tell.
-        stages: Run each micro-batch stage by stage, over several IPUs of the target: so many stages, cut where they are
-            even in cycles and memory, as `4`; or the number of the model's alike layers on each IPU, as `[0, 3, 3]`; or
-            which layers begin a stage on which IPU, as `{"layers.3": 1}`; or `"blocks"` for those that the model names
-            with `Block` or `BeginBlock`, a stage wherever the IPU changes, `"each block"` for a stage for every one of
-            them, or a list of `Stage`. None takes the blocks of
-            a model that names several IPUs, and runs any other as a whole on one. Results are those of the step as a
-            whole.
+        stages: Run each micro-batch stage by stage, over several IPUs like the target: so many stages, cut where they
+            are even in cycles and memory, as `4`; or the number of the model's alike layers on each IPU, as
+            `[0, 3, 3]`; or which layers begin a stage on which IPU, as `{"layers.3": 1}`; or `"blocks"` for those that
+            the model names with `Block` or `BeginBlock`, a stage wherever the IPU changes, `"each block"` for a stage
+            for every one of them, or a list of `Stage`. None takes the blocks of a model that names several IPUs, and
+            runs any other as a whole on one. Each stage is on one IPU, so `target.num_ipus` stays 1. Results are those
+            of the step as a whole, bit by bit; only a sum that the whole step takes in one pass with operations before
+            it, of which some are in another stage, may differ in the last bit of float32.
         schedule: In which order stages take micro-batches, as `popgeo.ipu.Schedule` names them; None leaves it to
             `popgeo.ipu.pipeline`.
         recompute: Keep of each micro-batch only what a stage receives, and repeat its forward pass before its backward
-            pass. Names of layers keep the results of these too.
+            pass. Names of layers keep the results of these too. It needs stages, if only one.
 
     Raises:
         ValueError: a count is not a positive integer, or the period does not divide the steps of a call.

@@ -66,7 +66,8 @@ class MixedOptimizer(Optimizer):
         for number, group in enumerate(self.param_groups):
             (parameter,) = group["params"]
             if self.precision.stochastic_rounding:
-                start = self.precision.counter(number, num_updates)
+                # What has no dimensions is never divided: all processes round it alike.
+                start = self.precision.counter(number, num_updates, is_divided=parameter.dim() > 0)
                 self.state[parameter][COUNTER] = torch.tensor(start, device=parameter.device)
             if self.precision.master_weights and parameter.dtype in NARROW and MASTER not in self.state[parameter]:
                 self.state[parameter][MASTER] = parameter.float()

@@ -68,6 +68,7 @@ class Precision:
         master_weights: Whether the state holds the weights in float32.
         stochastic_rounding: Whether float32 is rounded at random to weights and to narrower state.
         seed: Where the random numbers of the rounding start.
+        part: Which part of the weights this process updates, where each updates a part of its own.
     """
 
     accumulation: torch.dtype | None = None
@@ -75,6 +76,7 @@ class Precision:
     master_weights: bool = False
     stochastic_rounding: bool = False
     seed: int = 0
+    part: int = 0
 
     @classmethod
     def of(cls, options: PrecisionOptions) -> "Precision":
@@ -122,7 +124,14 @@ class Precision:
             )
         return chosen
 
-    def counter(self, number: int, num_updates: int) -> int:
-        """Where the rounding of the weights of this number starts after so many updates."""
-        words = np.random.SeedSequence(self.seed % 2**64, spawn_key=(0, number)).generate_state(1, np.uint64)
+    def counter(self, number: int, num_updates: int, *, is_divided: bool = False) -> int:
+        """Where the rounding of the weights of this number starts after so many updates; each part of them has its own.
+
+        Example:
+            >>> starts = [Precision(part=part).counter(0, 5, is_divided=True) for part in (0, 1)]
+            >>> starts[0] == Precision().counter(0, 5), starts[0] == starts[1]
+            (True, False)
+        """
+        key = (self.part if is_divided else 0, number)
+        words = np.random.SeedSequence(self.seed % 2**64, spawn_key=key).generate_state(1, np.uint64)
         return int(words[0] >> np.uint64(2)) + num_updates

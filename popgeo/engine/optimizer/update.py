@@ -66,7 +66,7 @@ class Update:
         self._options, self._learning_rate = options, learning_rate
         rule = options.loss_scaling
         self.scale = LossScale(rule) if isinstance(rule, LossScaling) else None
-        self.precision = Precision.of(options)
+        self.precision = replace(Precision.of(options), part=part[0])
         self._scaling = GradientScaling(
             divisor=gradient_divisor(options),
             max_grad_norm=options.max_grad_norm,

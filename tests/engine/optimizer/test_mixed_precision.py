@@ -10,6 +10,7 @@ from torch import Tensor, nn, optim
 
 import popgeo
 from popgeo.engine.optimizer.precision import Precision
+from popgeo.engine.optimizer.update import Update
 from popgeo.ipu import Options, TileExact, estimate, training_model
 from popgeo.ops import round_stochastic
 
@@ -374,3 +375,22 @@ def test_gradients_that_an_optimizer_cannot_take_are_refused_with_what_helps():
         training(*twice)
     both = Options(**choices, optimizer_state_dtype=torch.float16)
     assert torch.isfinite(training_model(model, both, torch.optim.Adam(model.parameters()))(*twice))
+
+
+def test_parts_of_the_weights_round_by_random_numbers_of_their_own():
+    rounded = []
+    for number in (0, 1):
+        weights = {"many": nn.Parameter(torch.ones(400).half()), "one": nn.Parameter(torch.ones(()).half())}
+        options = Options(stochastic_rounding=True, shard_optimizer_state=True, random_seed=3)
+        update = Update(optim.SGD(weights.values(), lr=1e-4), weights, options, part=(number, 2))
+        update.take_over()
+        for _ in range(8):
+            for gradient in update.gradients.values():
+                gradient.fill_(1.0)
+            update.accumulate(first=True)
+            update.apply()
+        part = weights["many"].detach().view(2, 200)[number]
+        assert 0 < (part < 1).sum() < 200  # about 8 x 1e-4 / 2^-11 of them
+        rounded.append((part, weights["one"].detach()))
+    assert not torch.equal(rounded[0][0], rounded[1][0])
+    assert torch.equal(rounded[0][1], rounded[1][1])  # which both processes hold
