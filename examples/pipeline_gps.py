@@ -6,8 +6,9 @@ Reads the molecules of `gps_plus_plus_pcqm.py`, packs them as GPS++'s report doe
 GPS++ twice for a few steps: as a whole, and with `Options(stages=4)`, micro-batch by micro-batch through four stages.
 Prints the largest difference between their losses and between their weights, which is 0. Then it plans the model of the
 report, 16 layers of 256 channels in micro-batches of eight packs, on 16 Bow IPUs: which layers on which IPU, who waits
-for whom, and what would be faster; `--page` writes it with its timeline. Expect 33,000 graphs/s and memory three times
-over in float32; published are 17,800 in float16, and nothing here is fitted to that. Needs rdkit: pip install
+for whom, and what would be faster; `--page` writes it with its timeline. In float16, as published, expect 36,000
+graphs/s and an IPU with too little memory, or with `--recompute` 27,000 and 62 % of the fullest tile; published are
+17,800, and nothing here is fitted to that. Needs rdkit: pip install
 'popgeo[molecules]'.
 """
 

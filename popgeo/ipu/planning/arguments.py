@@ -54,8 +54,8 @@ a stage and their IPU as {'layers.3': 1}, or 'blocks', 'each block' or ipu.Stage
         known = isinstance(stages, int)
     if not known:
         raise ValueError(
-            f"stages is {stages!r}; give a number of stages, the layers of each IPU as [0, 3, 3], the layers that begin "
-            f"a stage and their IPU as {{'layers.3': 1}}, or {BLOCKS!r}, {EACH_BLOCK!r} or ipu.Stages of a model "
+            f"stages is {stages!r}; give a number of stages, the layers of each IPU as [0, 3, 3], the layers that "
+            f"begin a stage and their IPU as {{'layers.3': 1}}, or {BLOCKS!r}, {EACH_BLOCK!r} or ipu.Stages of a model "
             "that names its blocks."
         )
 
