@@ -121,7 +121,7 @@ def _choices(
         choices += [options.accumulation_dtype, options.optimizer_state_dtype]
         choices += [options.master_weights, options.stochastic_rounding]
         choices += _what_needs_state(optimizer)
-        choices += [options.stages, options.schedule, options.recompute]
+        choices += [options.stages, options.schedule, options.recompute, options.matmul_proportion]
     return choices
 
 
