@@ -127,9 +127,20 @@ class _Repeater:
             phase="backward",
             args=substitute(op.args, self._ref),
             kwargs={key: substitute(argument, self._ref) for key, argument in op.kwargs.items()},
-            outputs=tuple(None if v is None else self._value(v) for v in op.outputs),
+            outputs=tuple(None if v is None else self._made_again(v, op) for v in op.outputs),
             writes=tuple(map(self._value, op.writes)),
         )
+
+    def _made_again(self, v: int, op: Op) -> int:
+        """A result; one that was kept, beside another that was not, is made once more for nobody."""
+        value = self._stage.values[v]
+        if op.phase != "forward" or value.storage in self._copies or v in op.reads():
+            return self._value(v)
+        if value.storage not in {self._stage.values[read].storage for read in op.reads()}:
+            value = replace(value, storage=self._storages)
+            self._storages += 1
+        self._values.append(value)
+        return len(self._values) - 1
 
     def _ref(self, v: int) -> Ref:
         return Ref(self._value(v))
