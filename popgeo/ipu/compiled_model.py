@@ -124,6 +124,8 @@ class CompiledModel:
     def report(self) -> Report:
         """The account of a step: cycles, memory and plans on the target, and what this computer did for it.
 
+        It is that of one IPU, or of one IPU's share of shards; where a step runs in stages, `pipeline` is theirs.
+
         Costs are worked out when it is first asked for; nothing runs.
 
         Raises:

@@ -40,7 +40,8 @@ def estimate(
 
     Raises:
         DynamicShapeError: a shape depends on data.
-        ValueError: with an optimizer, there is no loss or several, or none of its parameters is one of the loss's.
+        ValueError: with an optimizer, there is no loss or several, or none of its parameters is one of the loss's; or
+            the options ask for stages, whose account is `pipeline`.
 
     Example:
         >>> import torch
@@ -51,6 +52,11 @@ def estimate(
         '1,073,872,896 FLOP, 67,125,248 bytes of weights'
     """
     chosen = options or Options()
+    if chosen.stages is not None:
+        raise ValueError(
+            f"Options.stages is {chosen.stages!r}, but ipu.estimate is the report of a step on one IPU. Ask "
+            "ipu.pipeline with the same arguments, or leave the stages out."
+        )
     start = time.perf_counter()
     arguments = bind(model.forward if isinstance(model, nn.Module) else model, *example)
     share = share_of(model, arguments, chosen, optimizer)

@@ -86,3 +86,13 @@ def test_what_cannot_be_trained_is_refused():
         ipu.estimate(Trained(2), [torch.ones(2, 2)], optimizer=torch.optim.SGD(Trained(2).parameters()))
     with pytest.raises(ValueError, match="Adafactor's update cannot be planned from shapes alone"):
         ipu.estimate(model := Trained(2), [torch.ones(2, 2)], optimizer=torch.optim.Adafactor(model.parameters()))
+
+
+def test_the_report_of_one_ipu_does_not_pass_for_that_of_stages():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    options = ipu.Options(stages=2, device_iterations=2)
+    with pytest.raises(ValueError, match=r"Options.stages is 2, but .* Ask ipu.pipeline"):
+        ipu.estimate(model, [torch.ones(2, 4)], options)
+    running = ipu.inference_model(model, options)
+    running(torch.ones(4, 4))
+    assert "ms each; 2 stages" in str(running.report)
