@@ -96,7 +96,7 @@ class _Repeater:
             self._stage,
             ops=tuple(ops),
             values=tuple(
-                value if value.producer is None else value.made_by(producers.get(v, value.producer))
+                value if value.producer is None else value.made_by(producers.get(v))  # None where nobody needs it
                 for v, value in enumerate(self._values)
             ),
         )
