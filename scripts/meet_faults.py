@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ import torch
 from faults import Fault, code_with
 
 TEMPORARY = Path(tempfile.gettempdir()) / "popgeo-faults"
-PATIENCE = (20.0, 10.0)  # seconds of processor time of a test, and how many times its own
+PATIENCE = (8.0, 10.0)  # seconds of processor time of a test, and how many times its own
 PYTEST = ("-q", "-s", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist")
 
 
@@ -139,7 +140,7 @@ class FaultyModule(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def put_into_functions(fault: Fault, functions: Iterable[FunctionType]) -> bool:
-    """Gives those of the functions that the fault changes their changed code, and says whether there was any."""
+    """Gives those of its file's functions that the fault changes their changed code; says whether there was any."""
     path = str(fault.path)
     before = _codes(compile(fault.path.read_text(), path, "exec", dont_inherit=True))
     after = _codes(compile(code_with(fault), path, "exec", dont_inherit=True))
@@ -147,7 +148,7 @@ def put_into_functions(fault: Fault, functions: Iterable[FunctionType]) -> bool:
     for function in functions:
         code = function.__code__
         key = (code.co_qualname, code.co_firstlineno)  # type: ignore[attr-defined]  # of Python 3.11
-        if code.co_filename != path or before.get(key) == after.get(key) or None in (before.get(key), after.get(key)):
+        if before.get(key) == after.get(key) or None in (before.get(key), after.get(key)):
             continue
         try:
             function.__code__ = after[key]  # type: ignore[assignment]
@@ -225,6 +226,7 @@ class Meetings:
         """Lets `act` say in a copy of its own what became of each trial; the folders of the logs bear the name."""
         running: dict[int, tuple[Trial, Path, float]] = {}
         results: list[Result] = []
+        gc.freeze()  # what is there already is the same in every copy, and need not be looked through again
         for number, trial in enumerate(trials):
             while len(running) >= self.jobs:
                 results.append(self._next(running))
@@ -312,12 +314,15 @@ class _RunTrials:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        functions = [one for one in gc.get_objects() if type(one) is FunctionType]  # no proxies
+        functions: dict[str, list[FunctionType]] = defaultdict(list)
+        for one in gc.get_objects():
+            if type(one) is FunctionType:  # no proxies
+                functions[one.__code__.co_filename].append(one)
 
         def test(trial: Trial) -> Told:
             if trial.fault is not None:
                 name = self.meetings.module_of(trial.fault)
-                if name in sys.modules and not put_into_functions(trial.fault, functions):
+                if name in sys.modules and not put_into_functions(trial.fault, functions[str(trial.fault.path)]):
                     return Outcome.NEEDS_IMPORT, None
                 sys.meta_path.insert(0, FaultyModule(trial.fault, name))
             watch = WatchTests(trial)

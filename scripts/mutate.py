@@ -3,6 +3,7 @@
     python scripts/mutate.py --faults 300                      # over data, packing, ops, engine and ipu/cost
     python scripts/mutate.py --faults 50 --folders popgeo/packing --seed 1
     python scripts/mutate.py --faults 9999 --folders popgeo/data/cut.py    # every fault of a file
+    python scripts/mutate.py --faults 9999 --folders popgeo/data/cut.py --tests tests/data/test_cut.py    # by its tests
     python scripts/mutate.py --learn tests/data/test_cut.py    # tests that are new since the map was made
 
 A fault is one change of one line: another comparison, a number one larger, a condition turned round, a statement left
@@ -27,7 +28,12 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+import hypothesis.internal.constants_ast
 import pytest
+import scipy.optimize
+import scipy.sparse.csgraph
+import scipy.spatial
+import scipy.stats
 import torch_geometric.loader
 from entered_functions import Entered, NoteEntered
 from faults import Fault, faults_of
@@ -42,7 +48,7 @@ TESTED = ("data", "packing", "ops", "engine", "ipu", "loader", "capture", "contr
 NEEDS_A_GPU = REPOSITORY / "popgeo" / "ops" / "triton_kernels.py"  # its tests skip without one, and so it is left out
 TESTS = (*FOLDERS[:4], "popgeo/ipu", *(f"tests/{folder}" for folder in TESTED))
 EQUIVALENT = REPOSITORY / "scripts" / "equivalent_faults.txt"
-IMPORTED_BEFORE = (torch_geometric.loader, pyplot)  # so that no copy of this process has to
+IMPORTED_BEFORE = (torch_geometric.loader, pyplot, scipy, hypothesis)  # so that no copy of this process has to
 CAUGHT = (Outcome.CAUGHT, Outcome.NO_IMPORT)
 
 
@@ -67,10 +73,11 @@ def learn(paths: Sequence[str], output: Path) -> Entered:
     return Entered.read(output / "learned.json")
 
 
-def trial_of(fault: Fault, entered: Entered, limit: float) -> Trial:
+def trial_of(fault: Fault, entered: Entered, limit: float, only: Sequence[str] = ("",)) -> Trial:
     """The fault with the tests that enter its function, the quickest first, as many as fit into the limit.
 
     What takes effect while modules are imported meets all tests of its file, and those of the files that import it.
+    Only tests whose names start with one of `only` count.
     """
     file = str(fault.path.relative_to(REPOSITORY))
     if not fault.function or (file, fault.function) in entered.imported:
@@ -79,6 +86,7 @@ def trial_of(fault: Fault, entered: Entered, limit: float) -> Trial:
         found |= {test for test in entered.seconds if test.partition("::")[0] in files}
     else:
         found = entered.tests.get((file, fault.function), set())
+    found = {test for test in found if test.startswith(tuple(only))}
     chosen: list[str] = []
     total = 0.0
     for test in sorted(found, key=lambda test: entered.seconds[test]):
@@ -197,6 +205,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=60.0, help="seconds of tests that one fault meets at most")
     parser.add_argument("--map", type=Path, default=REPOSITORY / "build" / "entered.json", help="kept between runs")
     parser.add_argument("--learn", nargs="+", default=(), help="tests to run for the map before, which it keeps")
+    parser.add_argument("--tests", nargs="+", default=("",), help="folders or files of tests to meet, and no others")
     parser.add_argument("--output", type=Path, default=REPOSITORY / "build" / "faults", help="folder for the logs")
     given = parser.parse_args()
     if sys.version_info < (3, 11):
@@ -214,7 +223,8 @@ def main() -> int:
         learned = learn(names, given.output)
         (Entered.read(given.map).joined(learned) if given.map.exists() else learned).write(given.map)
     entered = Entered.read(given.map)
-    trials = [trial_of(fault, entered, given.limit) for fault in drawn]
+    hypothesis.internal.constants_ast.is_local_module_file = lambda path: False  # it reads every file in every copy
+    trials = [trial_of(fault, entered, given.limit, given.tests) for fault in drawn]
     with tqdm(total=len(trials), desc="faults", disable=not sys.stderr.isatty()) as bar:
         meetings = Meetings(REPOSITORY, given.output, given.jobs, lambda result: bar.update())
         results = meet(trials, entered.imported, meetings)
