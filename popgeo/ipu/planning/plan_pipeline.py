@@ -26,11 +26,11 @@ from popgeo.ipu.planning.cut_blocks import (
     several_ipus,
 )
 from popgeo.ipu.planning.cut_blocks import Stage as NamedStage
+from popgeo.ipu.planning.cut_stages import stages_of
 from popgeo.ipu.planning.pipeline import Pipeline
 from popgeo.ipu.planning.pipeline_update import update_cycles
 from popgeo.ipu.planning.repeated import recompute_of
 from popgeo.ipu.planning.schedule import USUAL, Schedule, timeline
-from popgeo.ipu.planning.stage import stages_of
 from popgeo.ipu.planning.stage_costs import outputs_of, placed_costs, with_waits
 from popgeo.ipu.planning.turns import turns_of
 
@@ -156,7 +156,7 @@ def _planned(step: CapturedModel, choices: _Choices, start: float) -> tuple[Pipe
     placed = cut(graph, blocks, firsts, ipus)
     parts = stages_of(
         graph,
-        placed_costs(graph, costs, placed, chosen, choices.serialize),
+        placed_costs(step, placed, chosen, choices.serialize),
         placed,
         chosen.target,
         num_results=step.num_results,

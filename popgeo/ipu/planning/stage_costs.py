@@ -7,11 +7,11 @@ from torch import nn
 
 from popgeo.capture.op_graph import OpGraph
 from popgeo.ipu.cost.calibration import Machine
-from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.links import streaming_rate
 from popgeo.ipu.cost.plan import OpCost
 from popgeo.ipu.cost.serialized import serialized
 from popgeo.ipu.options import Options
+from popgeo.ipu.planning.captured_model import CapturedModel
 from popgeo.ipu.planning.cut import Cut
 from popgeo.ipu.planning.pipeline_update import accumulation_cycles
 from popgeo.ipu.planning.schedule import Schedule
@@ -19,15 +19,13 @@ from popgeo.ipu.planning.stage import Stage
 
 
 def placed_costs(
-    graph: OpGraph, costs: Sequence[OpCost], placed: Cut, options: Options, serialize: Mapping[str, tuple[int, int]]
+    step: CapturedModel, placed: Cut, options: Options, serialize: Mapping[str, tuple[int, int]]
 ) -> list[OpCost]:
     """Costs where each operation has found its IPU: its share of memory for products, and layers in parts."""
+    graph = step.graph
     ipu_of = [placed.ipus[stage] for stage in placed.stage_of]
     shares = {ipu: options.proportion_of(ipu) for ipu in set(ipu_of)}
-    plans = {options.proportion_of(0): costs}
-    for share in set(shares.values()) - plans.keys():
-        plans[share] = cost(graph, options.target, matmul_proportion=share)
-    chosen = [plans[shares[ipu]][index] for index, ipu in enumerate(ipu_of)]
+    chosen = [step.costs(shares[ipu])[index] for index, ipu in enumerate(ipu_of)]
     for index, op in enumerate(graph.ops):
         if op.module in serialize:
             machine = Machine(target=options.target, matmul_proportion=shares[ipu_of[index]])

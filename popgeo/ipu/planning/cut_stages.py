@@ -1,0 +1,235 @@
+"""Works out what each stage of a cut step computes, receives and keeps."""
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from popgeo.capture.op_graph import Input, OpGraph, Role
+from popgeo.engine.pipeline.staging import Recompute
+from popgeo.ipu.cost.links import message_seconds
+from popgeo.ipu.cost.plan import OpCost, Profile
+from popgeo.ipu.planning.cut import Cut
+from popgeo.ipu.planning.repeated import contents, repeated
+from popgeo.ipu.planning.stage import Stage, Transfer
+from popgeo.ipu.target import IpuTarget
+from popgeo.ipu.tiles.measure_memory import memory
+from popgeo.ipu.tiles.memory_use import MemoryUse
+
+Memories = dict[tuple[object, ...], MemoryUse]
+
+
+def stages_of(
+    graph: OpGraph,
+    costs: Sequence[OpCost],
+    cut: Cut,
+    target: IpuTarget,
+    *,
+    num_results: int,
+    recompute: Recompute | None,
+    memories: Memories | None = None,
+) -> list[Stage]:
+    """Every stage of a cut step.
+
+    Args:
+        graph: The step of one micro-batch.
+        costs: Plans of its operations, in order, on one IPU.
+        cut: Which stage each operation belongs to.
+        target: One IPU.
+        num_results: How many of the graph's outputs are results; the others are gradients.
+        recompute: Which layers' results a stage keeps, besides what it receives, and repeats its forward pass from;
+            None where it keeps all that its backward pass reads.
+        memories: Of stages of the same graph that were worked out before, by what tells them apart; new ones are added.
+    """
+    step = _CutStep(graph=graph, costs=costs, cut=cut, target=target, num_results=num_results, recompute=recompute)
+    known = {} if memories is None else memories
+    on_ipu: dict[int, set[int]] = {}  # storages of weights
+    return [step.stage(number, known, on_ipu.setdefault(ipu, set())) for number, ipu in enumerate(cut.ipus)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _CutStep:
+    """What all stages of a step are worked out from, as `stages_of` takes it."""
+
+    graph: OpGraph
+    costs: Sequence[OpCost]
+    cut: Cut
+    target: IpuTarget
+    num_results: int
+    recompute: Recompute | None
+
+    @cached_property
+    def made_in(self) -> dict[int, int]:
+        """The stage that makes each value."""
+        of = self.cut.stage_of
+        return {v: of[i] for i, op in enumerate(self.graph.ops) for v in op.makes() if v not in op.reads()}
+
+    @cached_property
+    def maker(self) -> dict[int, int]:
+        """The stage that made each storage first; values that are made later are views of it."""
+        found: dict[int, int] = {}
+        for v, stage in self.made_in.items():
+            if self.graph.values[v].producer is not None:
+                found.setdefault(self.graph.values[v].storage, stage)
+        return found
+
+    @cached_property
+    def sums(self) -> set[int]:
+        """The operations that add parts of a gradient from several stages; each part accumulates where it is made."""
+        gradients = set(self.graph.outputs[self.num_results :])
+        of = self.cut.stage_of
+        return {
+            index
+            for index, op in enumerate(self.graph.ops)
+            if op.target == "aten.add.Tensor"
+            and gradients.issuperset(op.makes())
+            and any(self.made_in.get(v, of[index]) != of[index] for v in op.reads())
+        }
+
+    @cached_property
+    def own(self) -> list[list[int]]:
+        """The operations of each stage."""
+        found: list[list[int]] = [[] for _ in self.cut.ipus]
+        for index, stage in enumerate(self.cut.stage_of):
+            found[stage].append(index)
+        return found
+
+    @cached_property
+    def needed_elsewhere(self) -> set[int]:
+        """Values that an operation of another stage reads, unless it only adds up parts of a gradient."""
+        return {
+            v
+            for index, op in enumerate(self.graph.ops)
+            if index not in self.sums
+            for v in op.reads()
+            if self.made_in.get(v, self.cut.stage_of[index]) != self.cut.stage_of[index]
+        }
+
+    def stage(self, number: int, memories: Memories, on_ipu: set[int]) -> Stage:
+        """One stage.
+
+        Args:
+            number: Which.
+            memories: As for `stages_of`.
+            on_ipu: Storages of weights that stages before it on the same IPU hold; its own are added.
+        """
+        own = self.own[number]
+        cycles = {i: self.costs[i].plan.cycles(Profile.CALIBRATED) for i in own}
+        forward = sum(cycles[i] for i in own if self.costs[i].phase == "forward")
+        backward = sum(cycles[i] for i in own if self.costs[i].phase == "backward")
+        into_forward, into_backward, shared = self._received(number)
+        transfers = [*self._transfers(into_forward, number, False), *self._transfers(into_backward, number, True)]
+        computed = [index for index in own if index not in self.sums]
+        part = self._subgraph(computed, number)
+        held = {part.values[v].storage: part.values[v].nbytes for v in _state(part)}
+        order = computed
+        if self.recompute is not None and backward:
+            passes = repeated(part, self.recompute)
+            part, order = passes.graph, [computed[place] for place in passes.ops]
+            backward += sum(cycles[computed[place]] for place in passes.repeated)
+        if (key := (self.cut.ipus[number], self.recompute, *own)) not in memories:
+            memories[key] = memory(part, [self.costs[index] for index in order], self.target, num_results=None)
+        before = sum(nbytes for storage, nbytes in held.items() if storage in on_ipu)
+        on_ipu.update(held)
+        return Stage(
+            layers=self.cut.names[number],
+            ipu=self.cut.ipus[number],
+            forward=forward,
+            backward=backward,
+            receive_forward=sum(t.cycles for t in transfers if not t.backward),
+            receive_backward=sum(t.cycles for t in transfers if t.backward),
+            transfers=tuple(transfers),
+            host=self._host_cycles(part),
+            received_bytes=sum(into_forward.values()) + sum(into_backward.values()),
+            shared_bytes=sum(shared.values()),
+            weight_bytes=sum(held.values()),
+            stash_bytes=_stash(part, held.keys()),
+            memory=memories[key],
+            held_before=before,
+        )
+
+    def _received(self, stage: int) -> tuple[dict[int, int], dict[int, int], dict[int, int]]:
+        """Storages from other stages and their bytes: for forward, for backward, and parts of gradients to add."""
+        forward: dict[int, int] = {}
+        backward: dict[int, int] = {}
+        shared: dict[int, int] = {}
+        for index in self.own[stage]:
+            op = self.graph.ops[index]
+            into = shared if index in self.sums else backward if op.phase == "backward" else forward
+            for v in op.reads():
+                value = self.graph.values[v]
+                if self.made_in.get(v, stage) != stage and value.storage not in forward:
+                    into[value.storage] = value.nbytes
+        return forward, backward, shared
+
+    def _subgraph(self, own: Sequence[int], stage: int) -> OpGraph:
+        """Operations of one stage as a graph that receives what other stages make and returns what they need.
+
+        Gradients of its parameters stay in it, and so do their parts that are added elsewhere.
+        """
+        graph, made_in = self.graph, self.made_in
+        place = {index: number for number, index in enumerate(own)}
+        ops = tuple(graph.ops[index] for index in own)
+        inside = {v for op in ops for v in (*op.reads(), *op.makes())}
+        values = tuple(
+            replace(value, producer=place.get(value.producer) if value.producer is not None else None)
+            for value in graph.values
+        )
+        inputs = {given: v for given, v in graph.inputs.items() if v in inside}
+        for v in sorted(v for op in ops for v in op.reads()):
+            if made_in.get(v, stage) != stage:
+                inputs[Input(Role.ARGUMENT, f"from stage {made_in[v]}: {v}")] = v
+        sent = {v for v in self.needed_elsewhere if made_in[v] == stage}
+        results = {v for v in graph.outputs[: self.num_results] if v is not None and made_in.get(v) == stage}
+        constants = {v: tensor for v, tensor in graph.constants.items() if v in inside}
+        return OpGraph(
+            ops=ops, values=values, inputs=inputs, outputs=tuple(sorted(sent | results)), constants=constants
+        )
+
+    def _transfers(self, nbytes: dict[int, int], stage: int, backward: bool) -> list[Transfer]:
+        """One message from each IPU that sends something, one after the other."""
+        receiver = self.cut.ipus[stage]
+        by_sender: dict[int, int] = {}
+        for storage, size in nbytes.items():
+            sender = self.cut.ipus[self.maker[storage]]
+            by_sender[sender] = by_sender.get(sender, 0) + size
+        by_sender.pop(receiver, None)  # what comes from another stage of the same IPU is there already
+        return [
+            Transfer(
+                sender=sender,
+                receiver=receiver,
+                backward=backward,
+                nbytes=size,
+                cycles=message_seconds(size, sender, receiver, self.target) * self.target.clock,
+            )
+            for sender, size in by_sender.items()
+        ]
+
+    def _host_cycles(self, part: OpGraph) -> float:
+        """What a stage takes from the host and gives to it, for one micro-batch."""
+        given = {v for name, v in self.graph.inputs.items() if name.role is Role.ARGUMENT}
+        results = {v for v in self.graph.outputs[: self.num_results] if v is not None}
+        into = sum(self.graph.values[v].nbytes for v in part.inputs.values() if v in given)
+        out = sum(self.graph.values[v].nbytes for v in part.outputs if v in results)
+        rate = self.target.host_bytes_per_second
+        return sum(self.target.host_seconds + nbytes / rate for nbytes in (into, out) if nbytes) * self.target.clock
+
+
+def _state(part: OpGraph) -> list[int]:
+    return [v for given, v in part.inputs.items() if given.role in (Role.PARAMETER, Role.BUFFER)]
+
+
+def _stash(part: OpGraph, held: Set[int]) -> int:
+    """Bytes that the backward pass of a stage reads of its forward pass; weights and constants are there anyway."""
+    there = held | {part.values[v].storage for v in part.constants}
+    before: set[int] = set()
+    kept: dict[int, int] = {}
+    for op in part.ops:
+        if op.phase == "forward":
+            before |= {part.values[v].storage for v in (*op.reads(), *op.makes())}
+    for op in part.ops:
+        if op.phase == "backward":
+            for v in contents(op):
+                value = part.values[v]
+                if value.storage in before and value.storage not in there:
+                    kept[value.storage] = max(kept.get(value.storage, 0), min(value.nbytes, value.end))
+    return sum(kept.values())
