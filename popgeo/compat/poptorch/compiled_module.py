@@ -1,0 +1,240 @@
+"""A wrapped module and its compiled step: compiling it, letting it go, and the machine that it is said to be on."""
+
+import inspect
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.optim import Optimizer
+
+from popgeo import ipu
+from popgeo.capture.mark_losses import losses_marked
+from popgeo.compat.poptorch import enums
+from popgeo.compat.poptorch.call_arguments import CallArguments, CallForm, for_each_replica
+from popgeo.compat.poptorch.compile_hooks import between_hooks
+from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check
+from popgeo.compat.poptorch.hardware import compiling
+from popgeo.compat.poptorch.log_options import log_options
+from popgeo.compat.poptorch.options import Options
+from popgeo.compat.poptorch.popgeo_options import options_in_use, popgeo_options
+from popgeo.compat.poptorch.wrapped_module import unwrap, unwrapped
+from popgeo.ipu.compiled_model import CompiledModel
+from popgeo.ipu.report.report import Report
+
+NO_EXECUTABLE = "Model has not been compiled or has been destroyed."
+_LOG = logging.getLogger("poptorch")
+
+
+class CompiledModule:
+    """A module with its compiled step, once there is one.
+
+    Args:
+        model: What is called.
+        options: PopTorch's; frozen from here on.
+        training: Whether a call also runs backward and the optimizer.
+        optimizer: For training; SGD with a rate of 0.01 by default.
+        user_model: The module whose weights these are, where `model` only holds it.
+
+    Raises:
+        Error: the options are no `poptorch.Options`, or ask for something that inference does not have.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        options: Options | None,
+        training: bool,
+        optimizer: Optimizer | None = None,
+        user_model: nn.Module | None = None,
+    ) -> None:
+        self._model, self._user_model, self._training = model, user_model or model, training
+        self._options = options_in_use(options, training, optimizer)
+        self._mode = model.training  # the module's own; those inside it count when the model is compiled
+        self._signature = inspect.signature(model.forward)
+        self._optimizer = optimizer
+        if training and optimizer is None:
+            self._optimizer = torch.optim.SGD(self._user_model.parameters(), lr=0.01)
+        self._compiled: CompiledModel | None = None
+        self._form: CallForm | None = None
+        self._is_attached = self._has_run = False
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compiles the model for these arguments without running it; a second time nothing happens.
+
+        Raises:
+            Error: the model cannot be compiled.
+        """
+        if self._compiled is not None:
+            _LOG.warning("Call to compile() ignored: the executable is already compiled")
+            return
+        self._compile(self._given(args, kwargs))
+
+    def destroy(self) -> None:
+        """Forgets the compiled step and lets the module go; weights and the optimizer's state stay."""
+        if self._compiled is not None:
+            self._compiled.destroy()
+        self._compiled = self._form = None
+        self._is_attached = self._has_run = False
+        unwrap(self._user_model)
+
+    def isCompiled(self) -> bool:
+        """Whether the model is compiled."""
+        return self._compiled is not None
+
+    def isAttachedToDevice(self) -> bool:
+        """Whether the model is compiled and has not been detached since."""
+        return self._compiled is not None and self._is_attached
+
+    def attachToDevice(self) -> None:
+        """Takes hold of the machine again, which means nothing here but is checked.
+
+        Raises:
+            Error: the model is not compiled, or attached already.
+        """
+        _ = self.compiled
+        check(
+            self._options.connection_type != enums.ConnectionType.Never,
+            "Trying to attach to an offline device (ConnectionType.Never)",
+        )
+        if self._is_attached:
+            raise Error("Device is already attached")
+        self._is_attached = True
+
+    def detachFromDevice(self) -> None:
+        """Lets the machine go, so that another model can have it; the next call takes it back.
+
+        Raises:
+            Error: the model is not compiled, or not attached.
+        """
+        _ = self.compiled
+        if not self._is_attached:
+            raise Error("Device is not attached")
+        self._is_attached = False
+
+    @property
+    def compiled(self) -> CompiledModel:
+        """popgeo's compiled model, which has the graph and the report.
+
+        Raises:
+            Error: the model is not compiled.
+        """
+        if self._compiled is None:
+            raise Error(NO_EXECUTABLE)
+        return self._compiled
+
+    @property
+    def report(self) -> Report:
+        """What a step costs on the modelled machine.
+
+        Raises:
+            Error: the model is not compiled.
+        """
+        return self.compiled.report
+
+    @property
+    def model(self) -> nn.Module:
+        """The module."""
+        return self._user_model
+
+    @property
+    def options(self) -> Options:
+        """The options, which do not change any more."""
+        return self._options
+
+    def compilationTime(self) -> timedelta:
+        """How long compiling took on this computer.
+
+        Raises:
+            Error: the model is not compiled.
+        """
+        return timedelta(seconds=self.compiled.compiled.usage.compile_seconds)
+
+    @property
+    def rng_state(self) -> list[int]:
+        """The states of the replicas' random numbers, one after the other.
+
+        Raises:
+            Error: the model is not compiled.
+        """
+        generators = self.compiled.compiled.runner.generators
+        return [number for generator in generators for number in generator.get_state().tolist()]
+
+    @rng_state.setter
+    def rng_state(self, state: Sequence[int]) -> None:
+        generators = self.compiled.compiled.runner.generators
+        parts = torch.tensor(list(state), dtype=torch.uint8).chunk(len(generators))
+        for generator, part in zip(generators, parts, strict=True):
+            generator.set_state(part.clone())  # torch reads memory of its own size only
+
+    def _given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallArguments:
+        return CallArguments.of(self._signature, args, kwargs).map_tensors(_detached)
+
+    def _for_replicas(self, given: CallArguments) -> CallArguments:
+        if self._options.input_group_size == 1:
+            return given
+        return given.map_tensors(lambda tensor: for_each_replica(tensor, self._options))
+
+    def _compile(self, given: CallArguments) -> CompiledModel:
+        """Compiles the model for such arguments; where anything is refused, nothing has changed."""
+        given.check_batch(self._options)
+        log_options(self._options.toDict())
+        options = popgeo_options(self._options, self._optimizer)
+        before, self._model.training = self._model.training, self._mode
+        try:
+            with unwrapped(self._user_model), between_hooks(), as_poptorch_errors():
+                model = (
+                    ipu.training_model(self._model, options, self._optimizer)
+                    if self._training
+                    else ipu.inference_model(self._model, options)
+                )
+                each = self._for_replicas(given)
+                with compiling(), losses_marked() if self._training else nullcontext():
+                    try:
+                        model.compile(*each.args, **each.named)
+                    except (TypeError, RuntimeError) as error:
+                        given.refuse_empty(error)
+                        raise
+                self._require_own_buffers(model)
+        finally:
+            self._model.training = before
+        self._compiled, self._form = model, given.form()
+        self._is_attached = self._options.connection_type != enums.ConnectionType.Never
+        self._has_run = False
+        return model
+
+    def _compile_anew(self) -> None:
+        """Forgets the step but not what it was compiled for, and compiles it with the optimizer as it is now."""
+        assert self._compiled is not None
+        assert self._form is not None
+        attached, rng_state = self._is_attached, self.rng_state
+        self._compiled.destroy()
+        self._compile(self._form.example())
+        self._is_attached, self.rng_state = attached, rng_state
+
+    def _require_own_buffers(self, model: CompiledModel) -> None:
+        """Refuses replicas that change buffers which they are to share."""
+        if not self._options.broadcast_buffers or self._options.replication_factor == 1:
+            return
+        norms = {name for name, part in self._model.named_modules() if isinstance(part, _NormBase)}
+        if any(name.rpartition(".")[0] not in norms for own in model.compiled.runner.buffers for name in own):
+            model.destroy()
+            raise Error(
+                "PopTorch does not support broadcasting buffers. If your model is able to tolerate buffers becoming "
+                "out of sync between replicas, you can disable buffer broadcasting using "
+                "poptorch.Options.broadcastBuffers(False)."
+            )
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    if not tensor.requires_grad:
+        return tensor
+    _LOG.warning(
+        "Input tensor has requires_grad=True set. This tensor will be detached because backward pass via inputs is not "
+        "supported."
+    )
+    return tensor.detach()
