@@ -81,12 +81,12 @@ def capture(
         inputs = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in arguments.tensors]
         scale = torch.empty(()) if loss_scaling is None and trained else None
     for one, tensor in fakes.items():
-        recorder.add_input(one, tensor)
+        recorder.page.add_input(one, tensor)
     if scale is not None:
-        recorder.add_input(LOSS_SCALE, scale)
+        recorder.page.add_input(LOSS_SCALE, scale)
     given = [Input(Role.ARGUMENT, name) for name, _ in leaves(arguments.structure)]
     for one, tensor in zip(given, inputs, strict=True):
-        recorder.add_input(one, tensor)
+        recorder.page.add_input(one, tensor)
     by_id = {id(tensor): fakes[one] for one, tensor in state.items()}
     random_numbers = torch.get_rng_state()
     with fake_mode, swapped(module, by_id) as held, torch.enable_grad():
@@ -113,10 +113,10 @@ def capture(
             "The model seeds torch's random numbers while it runs, which a compiled step would do only once. "
             "Seed them before the call, or pass Options(random_seed=...)."
         )
-    changed = recorder.changed({**fakes, **dict(zip(given, inputs, strict=True))})
+    changed = recorder.page.changed({**fakes, **dict(zip(given, inputs, strict=True))})
     written = tuple(one for one in given if one in changed)
     kept = [tensor for one, tensor in zip(given, inputs, strict=True) if one in changed]
-    graph = recorder.graph([*made[: len(results)], *kept, *made[len(results) :]])
+    graph = recorder.page.graph([*made[: len(results)], *kept, *made[len(results) :]])
     return Capture(
         graph=graph, result=result, written=written, trained=used, files=frozenset(recorder.files), loss=position
     )
@@ -154,7 +154,8 @@ def _find_loss(results: Sequence[Tensor], recorder: Recorder) -> Tensor:
     """
     marked = [tensor for tensor in recorder.marked if tensor.requires_grad]
     if marked:
-        final = [tensor for tensor in marked if {recorder.number(t) for t in marked} <= recorder.depends_on(tensor)]
+        numbers = set(map(recorder.page.number, marked))
+        final = [tensor for tensor in marked if numbers <= recorder.page.depends_on(tensor)]
         if len(final) == 1:
             return final[0]
         raise ValueError(
@@ -178,7 +179,7 @@ def _keep_buffers(held: HeldState, made: Sequence[Tensor], recorder: Recorder) -
     Returns:
         The step's results; copies of those that are the old value of such a buffer.
     """
-    replaced = held.replaced_buffers(recorder.is_constant)
+    replaced = held.replaced_buffers(recorder.page.is_constant)
     old = {buffer.untyped_storage()._cdata for buffer, _ in replaced}
     with recorder, torch.no_grad():
         results, new = (

@@ -60,7 +60,7 @@ def check_static(model: Callable[..., Any], *inputs: Any, **named_inputs: Any) -
             static_forms(), recorder.follow_modules(module), recorder,
         ):  # fmt: skip
             model(*args, **kwargs)
-            held.replaced_buffers(recorder.is_constant)
+            held.replaced_buffers(recorder.page.is_constant)
     except Exception:
         # What follows from a value made up may fail; what was found until then stays true.
         if not found:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role
+from popgeo.capture.page import Page
 from popgeo.capture.passes import drop_unused, merge_equal_values
 from popgeo.capture.recorder import Recorder, active_recorder
 
@@ -101,29 +102,29 @@ def _body(
         own = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in inputs]
     with recorder.apart():
         for position, tensor in enumerate(own):
-            recorder.add_input(Input(Role.ARGUMENT, f"given.{position}"), tensor)
+            recorder.page.add_input(Input(Role.ARGUMENT, f"given.{position}"), tensor)
         made = _tensors(who, body(*own))
         if any(tensor.requires_grad for tensor in (*inputs, *made)) and torch.is_grad_enabled():
             raise ValueError(
                 f"poptorch.{who}() is only supported in inference models, because no gradient passes it. Write a "
                 "Python loop, or torch.where, in a model that is trained, or call it under torch.no_grad()."
             )
-        made = [tensor if recorder.is_fresh(tensor) else tensor.clone() for tensor in made]
-        graph, seen = _graph_of_body(recorder, made)
+        made = [tensor if recorder.page.is_fresh(tensor) else tensor.clone() for tensor in made]
+        graph, seen = _graph_of_body(recorder.page, made)
     wholes = [tensor.as_strided((numel,), (1,), 0) if numel else tensor for tensor, numel in seen]
     with recorder.paused():
         results = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in made]
     return drop_unused(merge_equal_values(graph)), wholes, results
 
 
-def _graph_of_body(recorder: Recorder, made: Sequence[Tensor]) -> tuple[OpGraph, list[tuple[Tensor, int]]]:
+def _graph_of_body(page: Page, made: Sequence[Tensor]) -> tuple[OpGraph, list[tuple[Tensor, int]]]:
     """What was written down, with an input for each memory that it uses from outside, and those tensors.
 
     Memory that it looks at in several ways, or not from its start on, is given as a whole, and then looked at: such
     tensors stand with the elements of the whole.
     """
-    outputs, outside = tuple(map(recorder.number, made)), recorder.outside()
-    ops, values, inputs = recorder.written()
+    outputs, outside = tuple(map(page.number, made)), dict(page.constants)
+    ops, values, inputs = page.ops, list(page.values), dict(page.inputs)
     looks, tensors = list[Op](), list[tuple[Tensor, int]]()
     by_memory: dict[int, list[int]] = {}
     for v in outside:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._pytree import tree_flatten, tree_map
 
-from popgeo.capture.recorder import makes_tensors
+from popgeo.capture.schemas import makes_tensors
 
 
 class StandIn:

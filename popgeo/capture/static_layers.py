@@ -45,14 +45,16 @@ def cluster_gcn_conv(original: Original, layer: Any, x: Tensor, edge_index: Any)
     if not isinstance(edge_index, Tensor) or layer.aggr not in ("add", "sum"):
         return original(layer, x, edge_index)
     num_nodes = x.size(layer.node_dim)
-    counts = x.new_ones(edge_index.size(1))  # [num_edges]
+    counts = torch.ones(edge_index.size(1))  # [num_edges], of torch's default type, as PyG's degrees are
     if layer.add_self_loops:
         counts = torch.where(edge_index[0] == edge_index[1], 0.0, counts)
-        counts = torch.cat([counts, x.new_ones(num_nodes)])  # [num_edges + num_nodes]
+        counts = torch.cat([counts, torch.ones(num_nodes)])  # [num_edges + num_nodes]
         edge_index = torch.cat([edge_index, torch.arange(num_nodes).expand(2, -1)], dim=1)
     row, col = edge_index[0], edge_index[1]
-    inverse = 1 / x.new_zeros(num_nodes).index_add(0, col, counts).clamp(min=1)
-    weight = inverse[col] * torch.where(row == col, 1 + layer.diag_lambda, 1.0) * counts
+    inverse = 1 / torch.zeros(num_nodes).index_add(0, col, counts).clamp(min=1)
+    weight = inverse[col]
+    weight = torch.where(row == col, weight + layer.diag_lambda * weight, weight) * counts
+    weight = weight.to(x.dtype)
     return layer.lin_out(layer.propagate(edge_index, x=x, edge_weight=weight)) + layer.lin_root(x)
 
 

@@ -14,10 +14,10 @@ def record(function, *inputs: Tensor, **options) -> OpGraph:
     """What a function does to real tensors."""
     recorder = Recorder(record.__code__, lambda problem: None, **options)
     for number, tensor in enumerate(inputs):
-        recorder.add_input(Input(Role.ARGUMENT, f"{number}"), tensor)
+        recorder.page.add_input(Input(Role.ARGUMENT, f"{number}"), tensor)
     with recorder:
         results = function(*inputs)
-    return recorder.graph(results)
+    return recorder.page.graph(results)
 
 
 def reads(op: Op) -> tuple[int, ...]:

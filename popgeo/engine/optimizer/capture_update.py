@@ -44,7 +44,7 @@ def capture_update(optimizer: Optimizer, scaling: GradientScaling | None = None)
         for given, part in _state_of(optimizer, number, parameter).items():
             state[given] = number
             made.append(part)
-    return UpdateGraph(graph=recorder.graph(made), state=state)
+    return UpdateGraph(graph=recorder.page.graph(made), state=state)
 
 
 def capture_later_update(worker: Optimizer, scaling: GradientScaling) -> OpGraph:
@@ -72,14 +72,14 @@ def capture_scaling(worker: Optimizer, scaling: GradientScaling) -> OpGraph:
     """The operations before each update, on the gradients alone; the worker does not change."""
     copies = _copied(worker)
     gradients = {given: tensor for given, tensor in tensors_of(copies).items() if given.role is Role.GRADIENT}
-    return _record(lambda: scaling.apply(parameters_of(copies)), gradients).graph([])
+    return _record(lambda: scaling.apply(parameters_of(copies)), gradients).page.graph([])
 
 
 def _record(act: Callable[[], None], inputs: Mapping[Input, Tensor]) -> Recorder:
     """Writes down what is done to tensors."""
     recorder = Recorder(_record.__code__, lambda problem: None, phase="update", keeps_state=False)
     for given, tensor in inputs.items():
-        recorder.add_input(given, tensor)
+        recorder.page.add_input(given, tensor)
     with recorder:
         act()
     return recorder

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from popgeo.capture.op_graph import Number, OpGraph
-from popgeo.capture.recorder import makes_tensors, target
+from popgeo.capture.schemas import makes_tensors, target
 from popgeo.engine.optimizer.capture_update import UpdateGraph, capture_update, parameters_of, with_parameters
 from popgeo.engine.optimizer.gradient_scaling import set_gradient
 

@@ -1,0 +1,149 @@
+"""A graph that is being written: operations and values so far, and which tensor stands for which value."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Value
+
+
+class Page:
+    """Operations, values, inputs and constants as they come.
+
+    Attributes:
+        ops: The operations, in order.
+        values: What they read and make.
+        inputs: The value of each input.
+        constants: What operations have read that nothing made, by value.
+    """
+
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+        self.values: list[Value] = []
+        self.inputs: dict[Input, int] = {}
+        self.constants: dict[int, Tensor] = {}
+        self._numbers: dict[int, int] = {}
+        # A number is found by the tensor's id, so none may be freed and its id used again.
+        self._kept: list[Tensor] = []
+        self._storages: dict[int, int] = {}
+
+    def add_input(self, given: Input, tensor: Tensor) -> None:
+        """Says what a tensor is that each run is given."""
+        self.inputs[given] = self.new_value(tensor, producer=None)
+
+    def number(self, tensor: Tensor) -> int:
+        """The number of a tensor's value; a tensor that nothing made is a constant."""
+        known = self._numbers.get(id(tensor))
+        if known is None:
+            known = self.new_value(tensor, producer=None)
+            self.constants[known] = tensor
+        return known
+
+    def output(self, tensor: Tensor) -> int:
+        """The number of what the next operation returns, which may be a tensor that it was given."""
+        known = self._numbers.get(id(tensor))
+        return self.new_value(tensor, producer=len(self.ops)) if known is None else known
+
+    def new_value(self, tensor: Tensor, producer: int | None) -> int:
+        """The number of a new value, which the tensor stands for from now on.
+
+        Raises:
+            ValueError: the tensor is a sparse one.
+        """
+        if tensor.layout is not torch.strided:
+            raise ValueError(
+                f"A {tensor.layout} tensor has no fixed layout; convert it to a dense one or to an edge_index."
+            )
+        storage = self._storages.setdefault(tensor.untyped_storage()._cdata, len(self._storages))
+        value = Value(
+            shape=tuple(tensor.shape),
+            stride=tuple(tensor.stride()),
+            offset=int(tensor.storage_offset()),
+            dtype=tensor.dtype,
+            storage=storage,
+            producer=producer,
+        )
+        self._numbers[id(tensor)] = len(self.values)
+        self.values.append(value)
+        self._kept.append(tensor)
+        return len(self.values) - 1
+
+    def forget(self, tensor: Tensor) -> None:
+        """Lets a tensor stand for something else from now on."""
+        del self._numbers[id(tensor)]
+
+    def with_refs(self, argument: Any) -> Any:
+        """An argument with the numbers of its tensors instead of them."""
+        if isinstance(argument, Tensor):
+            return Ref(self.number(argument))
+        if isinstance(argument, list | tuple):
+            return type(argument)(self.with_refs(item) for item in argument)
+        return argument
+
+    def is_constant(self, tensor: Tensor) -> bool:
+        """Whether an operation has read this tensor, which nothing made."""
+        return self._numbers.get(id(tensor)) in self.constants
+
+    def is_fresh(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies in memory that an operation made."""
+        known = self._numbers.get(id(tensor))
+        given = self.storages((*self.inputs.values(), *self.constants))
+        return known is not None and self.values[known].storage not in given
+
+    def has_other_shape(self, tensor: Tensor) -> bool:
+        """Whether a tensor has got another shape since it was written down."""
+        known = self._numbers.get(id(tensor))
+        return known is not None and tensor.shape != self.values[known].shape
+
+    def depends_on(self, tensor: Tensor) -> set[int]:
+        """The numbers of the values that a tensor was worked out from, its own included."""
+        needed = {self.number(tensor)}
+        memory = self.storages(needed)
+        for op in reversed(self.ops):
+            if {*op.makes()} & needed or memory & self.storages(op.writes):
+                needed.update(op.reads())
+                memory |= self.storages(op.reads())
+        return needed
+
+    def changed(self, given: Mapping[Input, Tensor]) -> set[Input]:
+        """The inputs whose elements some operation changes in place.
+
+        Raises:
+            ValueError: an input is given another shape in place, or other memory, as the caller's tensor would not be.
+        """
+        for one, tensor in given.items():
+            value = self.values[self.inputs[one]]
+            memory = self._storages.get(tensor.untyped_storage()._cdata)
+            if self._numbers[id(tensor)] != self.inputs[one] or memory != value.storage:
+                raise ValueError(
+                    f"The model gives {one.name} another shape or other memory, as t_() and an assignment to .data do; "
+                    "a compiled step keeps what it is given where it is. Change it with copy_(), or make a new tensor."
+                )
+        written = self.storages(v for op in self.ops for v in op.writes)
+        return {one for one in given if self.values[self.inputs[one]].storage in written}
+
+    def storages(self, numbers: Iterable[int]) -> set[int]:
+        """The storages of values."""
+        return {self.values[v].storage for v in numbers}
+
+    def graph(self, outputs: Sequence[Tensor | None]) -> OpGraph:
+        """What was written down, returning these tensors."""
+        numbers = tuple(None if tensor is None else self.number(tensor) for tensor in outputs)
+        return OpGraph(
+            ops=tuple(self.ops),
+            values=tuple(self.values),
+            inputs=dict(self.inputs),
+            outputs=numbers,
+            constants={v: _real(tensor) for v, tensor in self.constants.items()},
+        )
+
+
+def _real(tensor: Tensor) -> Tensor:
+    if isinstance(tensor, FakeTensor):
+        raise ValueError(
+            "A tensor of another capture is used; pass it as an argument or make it a buffer of the model."
+        )
+    return tensor.detach()

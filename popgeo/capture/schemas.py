@@ -1,0 +1,50 @@
+"""What torch's schema of an operation tells: its name, whether it makes tensors, and which arguments it changes."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+# These change no element, but what the tensor looks at, as the operation on the right does.
+VIEWS_IN_PLACE = {
+    "aten.squeeze_.default": "aten.squeeze.default",
+    "aten.squeeze_.dim": "aten.squeeze.dim",
+    "aten.squeeze_.dims": "aten.squeeze.dims",
+    "aten.unsqueeze_.default": "aten.unsqueeze.default",
+    "aten.t_.default": "aten.t.default",
+    "aten.transpose_.default": "aten.transpose.int",
+    "aten.as_strided_.default": "aten.as_strided.default",
+    "aten.detach_.default": "aten.detach.default",
+}
+
+# These change running statistics without saying so in their schema: positions of the arguments, and of the flag.
+_HIDDEN_WRITES = {"aten.native_batch_norm.default": ((3, 4), 5), "aten.cudnn_batch_norm.default": ((3, 4), 5)}
+
+
+@functools.cache
+def target(func: Any) -> str:
+    """The name of an operation in an `OpGraph`."""
+    namespace, name = func._schema.name.split("::")
+    return f"{namespace}.{name}.{func._overloadname}"
+
+
+@functools.cache
+def makes_tensors(func: Any) -> bool:
+    """Whether an operation returns or changes tensors, as opposed to reading a number."""
+    return any("Tensor" in str(item.type) for item in func._schema.returns) or any(
+        arg.alias_info is not None and arg.alias_info.is_write for arg in func._schema.arguments
+    )
+
+
+def written_by(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors that a call of an operation changes in place."""
+    written: list[Tensor] = []
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[position] if position < len(args) else kwargs.get(argument.name)
+            written += [t for t in (given if isinstance(given, list | tuple) else [given]) if isinstance(t, Tensor)]
+    positions, flag = _HIDDEN_WRITES.get(target(func), ((), 0))
+    if positions and args[flag]:
+        written += [args[p] for p in positions if isinstance(args[p], Tensor)]
+    return written
