@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from popgeo.capture.pytree import SCALARS, Structure, flatten, reordered, templates, unflatten
+from popgeo.capture.pytree import SCALARS, Structure, flatten, templates, unflatten
+from popgeo.capture.structures import reordered
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

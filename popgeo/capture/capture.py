@@ -14,9 +14,10 @@ from popgeo.capture.arguments import Arguments
 from popgeo.capture.dynamic_shapes import DynamicShapeError, Problem
 from popgeo.capture.held_state import HeldState, module_state, swapped
 from popgeo.capture.op_graph import LOSS_SCALE, Input, OpGraph, Role
-from popgeo.capture.pytree import Structure, flatten, leaves
+from popgeo.capture.pytree import Structure, flatten
 from popgeo.capture.recorder import Recorder
 from popgeo.capture.static_forms import static_forms
+from popgeo.capture.structures import leaves
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from popgeo.capture.arguments import Arguments
-from popgeo.capture.pytree import Structure, first_difference, same, unflatten
+from popgeo.capture.pytree import Structure, unflatten
+from popgeo.capture.structures import first_difference, same
 
 
 @dataclass(frozen=True, kw_only=True)

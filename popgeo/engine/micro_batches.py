@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from popgeo.capture.pytree import Structure, leaves
+from popgeo.capture.pytree import Structure
+from popgeo.capture.structures import leaves
 from popgeo.engine.call_options import OutputMode
 
 

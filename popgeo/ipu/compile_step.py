@@ -10,7 +10,7 @@ from popgeo.capture import step_cache
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.capture_step import capture_step
 from popgeo.capture.fingerprint import hash_sources
-from popgeo.capture.pytree import describe
+from popgeo.capture.structures import describe
 from popgeo.engine import micro_batches
 from popgeo.engine.bound_call import BoundCall
 from popgeo.engine.call_options import constant_loss_scaling, gradient_divisor

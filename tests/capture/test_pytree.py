@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_geometric.data import Data, HeteroData
 
-from popgeo.capture.pytree import describe, first_difference, flatten, leaves, liken, same, templates, unflatten
+from popgeo.capture.pytree import flatten, liken, templates, unflatten
+from popgeo.capture.structures import describe, first_difference, leaves, same
 
 
 class Pair(NamedTuple):

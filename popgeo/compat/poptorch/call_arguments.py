@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from popgeo.capture.pytree import Container, Fixed, Leaf, Structure, flatten, leaves, same, unflatten
+from popgeo.capture.pytree import Container, Fixed, Leaf, Structure, flatten, unflatten
+from popgeo.capture.structures import leaves, same
 from popgeo.compat.poptorch import enums
 from popgeo.compat.poptorch.errors import CheckFailed, Error, check
 from popgeo.compat.poptorch.options import Options

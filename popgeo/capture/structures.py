@@ -1,0 +1,107 @@
+"""Looks at the structure of a nest, and compares two: paths and descriptions of their parts, and what differs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from popgeo.capture.pytree import SCALARS, Container, Fixed, Leaf, Structure
+
+
+def leaves(structure: Structure, path: str = "") -> Iterator[tuple[str, Leaf]]:
+    """The path of each tensor, and its shape and type, in the order of `flatten`.
+
+    Example:
+        >>> import torch
+        >>> from popgeo.capture.pytree import flatten
+        >>> [(path, leaf.shape) for path, leaf in leaves(flatten({"x": [torch.ones(2), 3]})[1])]
+        [('x[0]', (2,))]
+    """
+    if isinstance(structure, Leaf):
+        yield path, structure
+    elif isinstance(structure, Container):
+        for key, part in zip(structure.keys, structure.parts, strict=True):
+            yield from leaves(part, _join(path, key, structure))
+
+
+def describe(structure: Structure, path: str = "") -> Iterator[tuple[str, str]]:
+    """The path and a description of each part, as error messages name them.
+
+    Example:
+        >>> from popgeo.capture.pytree import flatten
+        >>> dict(describe(flatten({"x": [1, 2]})[1]))
+        {'x': 'list of 2', 'x[0]': '1', 'x[1]': '2'}
+    """
+    if isinstance(structure, Leaf):
+        yield path, f"{str(structure.dtype).removeprefix('torch.')}{list(structure.shape)}"
+    elif isinstance(structure, Fixed):
+        yield path, repr(structure.value)
+    else:
+        if path:
+            yield path, f"{structure.kind.__name__} of {len(structure.parts)}"
+        for key, part in zip(structure.keys, structure.parts, strict=True):
+            yield from describe(part, _join(path, key, structure))
+
+
+def _join(path: str, key: Any, container: Container) -> str:
+    if container.template is not None:
+        place, name = key
+        return f"{path}.{name}" if place is None else f"{path}[{place!r}].{name}"
+    if not path:
+        return str(key)
+    return f"{path}.{key}" if hasattr(container.kind, "_fields") else f"{path}[{key!r}]"
+
+
+def same(compiled: Structure, given: Structure) -> bool:
+    """Whether two nests have the same containers, shapes, types and fixed values.
+
+    Example:
+        >>> from popgeo.capture.pytree import flatten
+        >>> same(flatten([1, 2.0])[1], flatten([1, 3.0])[1])
+        False
+    """
+    if isinstance(compiled, Container):
+        return (
+            isinstance(given, Container)
+            and compiled.kind is given.kind
+            and compiled.keys == given.keys
+            and all(map(same, compiled.parts, given.parts))
+        )
+    if isinstance(compiled, Fixed) and isinstance(given, Fixed):
+        equal_scalars = isinstance(compiled.value, SCALARS) and type(compiled.value) is type(given.value)
+        return compiled.value is given.value or (equal_scalars and compiled.value == given.value)
+    return compiled == given
+
+
+def reordered(structure: Structure, tensors: Sequence[Any], like: Structure) -> tuple[list[Any], Structure]:
+    """A nest with the parts of its dictionaries and graph data in the order of another, where they have the same names.
+
+    Example:
+        >>> from popgeo.capture.pytree import flatten
+        >>> compiled, given = flatten({"a": 1, "b": 2})[1], flatten({"b": 2, "a": 1})[1]
+        >>> reordered(given, [], like=compiled)[1] == compiled
+        True
+    """
+    return _reordered(structure, iter(tensors), like)
+
+
+def _reordered(structure: Structure, tensors: Iterator[Any], like: Structure | None) -> tuple[list[Any], Structure]:
+    if not isinstance(structure, Container):
+        return ([next(tensors)] if isinstance(structure, Leaf) else []), structure
+    model = dict(zip(like.keys, like.parts, strict=True)) if isinstance(like, Container) else {}
+    parts = {
+        key: _reordered(part, tensors, model.get(key))
+        for key, part in zip(structure.keys, structure.parts, strict=True)
+    }
+    named = structure.template is not None or issubclass(structure.kind, Mapping)
+    keys = tuple(model) if named and model.keys() == parts.keys() else structure.keys
+    own = replace(structure, keys=keys, parts=tuple(parts[key][1] for key in keys))
+    return [tensor for key in keys for tensor in parts[key][0]], own
+
+
+def first_difference(compiled: Structure, given: Structure) -> str:
+    """A sentence on the first part that differs, by its path."""
+    before, after = dict(describe(compiled)), dict(describe(given))
+    for path in [*before, *(path for path in after if path not in before)]:
+        if before.get(path) != after.get(path):
+            return f"`{path}` is {after.get(path, 'absent')}, but the model was compiled for {before.get(path, 'none')}"
+    return "an argument that is neither a tensor nor a number is another object than the one compiled with"
