@@ -20,7 +20,8 @@ from popgeo.engine.write_back import write_back
 from popgeo.ipu.compiled_function import Executable
 from popgeo.ipu.compiled_model import CompiledModel
 from popgeo.ipu.target import IpuTarget
-from popgeo.ipu.tiles.call_program import CallProgram, Training, join
+from popgeo.ipu.tiles.call_program import CallProgram, Training
+from popgeo.ipu.tiles.join_program import join
 from popgeo.ipu.tiles.program import Program
 from popgeo.ipu.tiles.run_program import run_program
 from popgeo.ipu.tiles.staged_program import StagesOnIpus, join_stages

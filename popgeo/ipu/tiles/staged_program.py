@@ -10,8 +10,9 @@ from popgeo.engine.pipeline.parts import Kept, Part, owner_of
 from popgeo.engine.pipeline.staging import Pass
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.target import IpuTarget
-from popgeo.ipu.tiles.call_program import CallProgram, Joiner, Training, join_with
+from popgeo.ipu.tiles.call_program import CallProgram, Training
 from popgeo.ipu.tiles.graph_program import Places, add_operations, declare
+from popgeo.ipu.tiles.join_program import Joiner, join_with
 from popgeo.ipu.tiles.lower.builder import Builder, elements_of
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.map_tensors import GRAIN_BYTES, map_storages, storage_sizes

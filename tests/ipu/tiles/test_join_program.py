@@ -8,7 +8,7 @@ from torch import Tensor, nn, optim
 
 from popgeo.capture.capture import bind, capture
 from popgeo.ipu import IpuTarget, Options, TileExact, training_model
-from popgeo.ipu.tiles.call_program import join
+from popgeo.ipu.tiles.join_program import join
 from popgeo.ipu.tiles.program import Program
 from popgeo.ipu.tiles.steps import AllReduce, ComputeSet, HostCopy, Repeat, Step
 

@@ -1,0 +1,283 @@
+"""Joins forward, backward and update into the program of one call of a compiled model."""
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from popgeo.capture.op_graph import Input, OpGraph, Role
+from popgeo.engine.optimizer.capture_update import UpdateGraph
+from popgeo.ipu.cost.graph_cost import cost
+from popgeo.ipu.cost.plan import Plan
+from popgeo.ipu.target import IpuTarget
+from popgeo.ipu.tiles.call_program import CallProgram, Training
+from popgeo.ipu.tiles.graph_program import Places, add_operations, declare, finish
+from popgeo.ipu.tiles.lower.builder import Builder, Scope, elements_of
+from popgeo.ipu.tiles.lower.elementwise import NUMBERS, add
+from popgeo.ipu.tiles.lower.movement import copy, fill
+from popgeo.ipu.tiles.map_tensors import map_storages
+from popgeo.ipu.tiles.steps import AllReduce, HostCopy, Region, Repeat
+from popgeo.ipu.tiles.tile_mapping import TileMapping, concatenated
+
+
+def join(
+    graph: OpGraph,
+    num_results: int,
+    target: IpuTarget,
+    *,
+    device_iterations: int = 1,
+    gradient_accumulation: int = 1,
+    replicas: int = 1,
+    training: Training | None = None,
+) -> CallProgram:
+    """Repeat(device iterations) { Repeat(accumulation) { host in, step, host out }, all-reduce, update }.
+
+    Args:
+        graph: The captured step.
+        num_results: How many of its outputs the host receives; the others are gradients.
+        target: The machine; a small one, since the steps list every vertex and transfer.
+        device_iterations: Runs of a call, each with an update when training.
+        gradient_accumulation: Micro-batches of an update.
+        replicas: Copies of the model that add up their gradients.
+        training: What happens to gradients; None for inference.
+
+    Returns:
+        A program with the variables `weights.<i>`, `gradients.<i>` and `state:<i>.<key>` for the i-th joined weight
+        tensor, and `s<number>` for each other storage of the step. Iterations that update alike share a `Repeat`.
+    """
+    joiner = Joiner(graph, num_results, target, training)
+    return join_with(joiner, device_iterations, gradient_accumulation, replicas)
+
+
+def join_with(joiner: "Joiner", device_iterations: int, gradient_accumulation: int, replicas: int) -> CallProgram:
+    """The iterations of a call; those that update alike share a `Repeat`."""
+    if joiner.training is None:
+        with joiner.repeat(device_iterations, "device iterations"):
+            joiner.iteration_steps(accumulates=False)
+        return joiner.finish()
+    for _, alike in itertools.groupby(joiner.training.updates, key=id):
+        updates = list(alike)
+        with joiner.repeat(len(updates), "device iterations"):
+            joiner.iteration(updates[0], gradient_accumulation, replicas)
+    return joiner.finish()
+
+
+class Joiner:
+    """A joined program in the making.
+
+    Args:
+        graph: The captured step.
+        num_results: How many of its outputs the host receives.
+        target: The machine.
+        training: What happens to gradients; None for inference.
+        homes: Where parameters and buffers lie, by storage, in a program whose other variables are declared later.
+
+    Attributes:
+        builder: Takes the steps.
+        training: As given.
+    """
+
+    def __init__(
+        self,
+        graph: OpGraph,
+        num_results: int,
+        target: IpuTarget,
+        training: Training | None,
+        homes: Mapping[int, TileMapping] | None = None,
+    ) -> None:
+        self.builder = Builder(target.num_tiles * target.num_ipus)
+        self._graph, self._num_results, self._target, self.training = graph, num_results, target, training
+        self._costs = cost(graph, target) if homes is None else ()
+        self._updates = 0
+        self._optimizer_state: dict[Input, None] = {}  # of the optimizer, in order
+        mappings = dict(map_storages(graph, self._costs, target) if homes is None else homes)
+        self._sums: dict[str, Region] = {}
+        weights: Places = {}
+        for number, names in enumerate(training.members if training is not None else ()):
+            members = [graph.values[graph.inputs[Input(Role.PARAMETER, name)]] for name in names]
+            storages = [member.storage for member in members]
+            whole = concatenated([mappings[storage] for storage in storages])
+            dtype = members[0].dtype
+            self.builder.declare(f"weights.{number}", dtype, whole, lasting=True)
+            gradient = self.builder.declare(
+                f"gradients.{number}", self._gradient_type(number, dtype), whole, lasting=True
+            )
+            start = 0
+            for name, storage in zip(names, storages, strict=True):
+                size = mappings[storage].numel
+                weights[storage] = f"weights.{number}", start
+                elements = gradient.elements[start : start + size]
+                self._sums[name] = Region(variable=gradient.variable, elements=elements)
+                start += size
+        own = {storage: mapping for storage, mapping in mappings.items() if storage not in weights}
+        self._places = declare(self.builder, graph, own, "s") | weights
+
+    def _gradient_type(self, number: int, weights: torch.dtype) -> torch.dtype:
+        """The type in which an update takes the joined gradient of a weight tensor."""
+        assert self.training is not None
+        graph = self.training.updates[0].graph
+        v = graph.inputs.get(Input(Role.GRADIENT, f"{number}"))
+        return weights if v is None else graph.values[v].dtype
+
+    def finish(self) -> CallProgram:
+        """The program, and where what the host knows is in it."""
+        state = {given: self._whole(str(given)) for given in self._optimizer_state}
+        return CallProgram(
+            program=finish(self.builder), places=self.input_places() | state, results=self.result_places()
+        )
+
+    def input_places(self) -> dict[Input, Region]:
+        """Where the host finds each input of the step."""
+        return {given: self._region(v) for given, v in self._graph.inputs.items()}
+
+    def result_places(self) -> tuple[tuple[str, np.ndarray], ...]:
+        """The stream of each result, and which of its elements it is."""
+        return tuple((_result_stream(region.variable), region.elements) for region in self._results())
+
+    @contextlib.contextmanager
+    def repeat(self, count: int, name: str) -> Iterator[None]:
+        """What is added meanwhile becomes the body of a repeat."""
+        outside, self.builder.steps = self.builder.steps, []
+        yield
+        outside.append(Repeat(count=count, name=name, body=tuple(self.builder.steps)))
+        self.builder.steps = outside
+
+    def micro_batch(self) -> None:
+        """Inputs, forward and backward, results."""
+        graph = self._graph
+        streams = {self._region(v).variable: str(given) for given, v in graph.inputs_of(Role.ARGUMENT).items()}
+        self.builder.steps.append(HostCopy(to_host=False, streams=streams))
+        add_operations(self.builder, graph, self._costs, self._places)
+        streams = {region.variable: _result_stream(region.variable) for region in self._results()}
+        self.builder.steps.append(HostCopy(to_host=True, streams=streams))
+
+    def iteration_steps(self, accumulates: bool, accumulation: int = 1) -> None:
+        """The micro-batches of an update, with the sums of their gradients when training."""
+        if accumulates:
+            with self.repeat(accumulation, "gradient accumulation"):
+                self.micro_batch()
+                self._collect(accumulates=True)
+            return
+        self.micro_batch()
+        if self.training is not None:
+            self._collect(accumulates=False)
+
+    def iteration(self, update: UpdateGraph, accumulation: int, replicas: int) -> None:
+        """Micro-batches, sums of gradients, and the update."""
+        assert self.training is not None
+        totals = [name for name in self.builder.variables if name.startswith("gradients.")]
+        if accumulation > 1:
+            for name in totals:
+                fill(self._scope("clear gradients"), self._whole(name), 0)
+        self.iteration_steps(accumulation > 1, accumulation)
+        if replicas > 1:
+            self.builder.steps.append(AllReduce(variables=tuple(totals), replicas=replicas))
+        places = {Input(Role.GRADIENT, f"{number}"): name for number, name in enumerate(totals)}
+        if self.training.scaling is not None:
+            self._add(self.training.scaling, places)
+        self._update(update, places)
+
+    def _collect(self, accumulates: bool) -> None:
+        for name, v in zip(self._trained(), self._graph.outputs[self._num_results :], strict=True):
+            if v is not None:
+                self._collect_one(name, self._region(v), accumulates)
+
+    def _trained(self) -> Sequence[str]:
+        return () if self.training is None else self.training.trained
+
+    def _collect_one(self, name: str, found: Region, accumulates: bool) -> None:
+        """Gives the gradient of a parameter to its sum."""
+        stride = self._graph.values[self._graph.inputs[Input(Role.PARAMETER, name)]].stride
+        gradient = Region(variable=found.variable, elements=_in_storage_order(found.elements, stride))
+        scope, total = self._scope("collect gradients"), self._sums[name]
+        widens = self.builder.dtype(total) is not self.builder.dtype(gradient)
+        if widens and not accumulates:
+            fill(scope, total, 0)
+        if widens or accumulates:
+            add(scope, total, total, gradient)
+        else:
+            copy(scope, total, gradient)
+
+    def _update(self, update: UpdateGraph, places: Mapping[Input, str]) -> None:
+        graph = update.graph
+        known = dict(places)
+        mappings = self.builder.variables
+        for number in range(len(places)):
+            known[Input(Role.PARAMETER, f"{number}")] = f"weights.{number}"
+        for (state, number), v in zip(update.state.items(), graph.outputs, strict=True):
+            assert v is not None
+            known[state] = str(state)
+            self._optimizer_state[state] = None
+            if known[state] not in self.builder.variables:
+                value = graph.values[v]
+                weights = mappings[f"weights.{number}"].mapping
+                alike = weights if value.numel == weights.numel else _on_first_tile(value.numel)
+                self.builder.declare(known[state], value.dtype, alike, lasting=True)
+        if update.num_numbers:
+            self._numbers(update.num_numbers)
+        made = self._add(graph, known)
+        for name, v in zip(map(str, update.state), graph.outputs, strict=True):
+            assert v is not None
+            if made[graph.values[v].storage][0] != name:
+                scope = Scope(self.builder, graph, made, "keep state", Plan(family="movement"))
+                found = scope.region(v)
+                in_memory_order = Region(variable=found.variable, elements=np.sort(found.elements.ravel()))
+                copy(scope, self._whole(name), in_memory_order)
+
+    def _numbers(self, count: int) -> None:
+        """Every tile gets a copy of the numbers that the host works out for this update."""
+        name = f"{NUMBERS}.{count}"
+        if name not in self.builder.variables:
+            mapping = TileMapping(starts=np.array([0]), tiles=np.array([0], np.int32), numel=count, replicated=True)
+            self.builder.declare(name, torch.float64, mapping)
+        self.builder.numbers = name
+        self.builder.steps.append(HostCopy(to_host=False, streams={name: NUMBERS}))
+
+    def _add(self, graph: OpGraph, given: Mapping[Input, str]) -> Places:
+        """The steps of a graph whose inputs are variables that there are already."""
+        places: Places = {graph.values[v].storage: (given[one], 0) for one, v in graph.inputs.items()}
+        costs = cost(graph, self._target)
+        mappings = {
+            storage: mapping
+            for storage, mapping in map_storages(
+                graph, costs, self._target,
+                {storage: self.builder.variables[name].mapping for storage, (name, _) in places.items()},
+            ).items()
+            if storage not in places
+        }  # fmt: skip
+        self._updates += 1
+        places |= declare(self.builder, graph, mappings, f"u{self._updates}.")
+        add_operations(self.builder, graph, costs, places)
+        return places
+
+    def _results(self) -> list[Region]:
+        """What the host receives of a micro-batch."""
+        return [self._region(v) for v in self._graph.outputs[: self._num_results] if v is not None]
+
+    def _region(self, v: int) -> Region:
+        """Where a value of the step is."""
+        value = self._graph.values[v]
+        variable, start = self._places[value.storage]
+        return Region(variable=variable, elements=np.asarray(start + elements_of(value)))
+
+    def _scope(self, label: str) -> Scope:
+        return Scope(self.builder, self._graph, self._places, label, Plan(family="movement"))
+
+    def _whole(self, name: str) -> Region:
+        return Region(variable=name, elements=np.arange(self.builder.variables[name].mapping.numel))
+
+
+def _result_stream(variable: str) -> str:
+    return f"result:{variable}"
+
+
+def _in_storage_order(elements: np.ndarray, stride: Sequence[int]) -> np.ndarray:
+    """The elements of a gradient in the order in which its parameter's lie in memory."""
+    order = sorted(range(elements.ndim), key=lambda d: -stride[d])
+    return elements.transpose(order).ravel()
+
+
+def _on_first_tile(numel: int) -> TileMapping:
+    return TileMapping(starts=np.array([0], np.int64), tiles=np.array([0], np.int32), numel=numel)
