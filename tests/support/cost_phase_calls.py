@@ -57,6 +57,7 @@ SPLITS = [
     *grid(within, [6], [0, 1, 2], [1, 3], [0, 6]),
     *grid(work_space, [BOW, TIGHT], [0, 300, 1_000_000], [0.1, 0.6, 1.0]),
     *(call(work_space, target) for target in (BOW, TIGHT)),
+    named("work_space, nothing held", work_space, TIGHT, share=1.0),
     *(named("cheapest of many", cheapest, FEW, CYCLES, {"nbytes": np.array(nbytes), "other": 5}, TIGHT)
       for nbytes in ([10, 10, 1200, 1201], [10, 1200, 1201, 1300], [1201, 1300, 1400, 1500])),
     *(named("cheapest in its share", cheapest, FEW, CYCLES, {"nbytes": np.array([1, 500, 1000, 1700])}, TIGHT, share)
@@ -154,7 +155,7 @@ MATMUL = [
 ]  # fmt: skip
 # One tile, where nothing but the columns can be cut: of which each share of memory takes another number of turns.
 TURNS = [
-    call(matmul.plan_matmul, 8, 8, 16 * 1024, 4, machine(ONE, matmul_proportion=(256 + 64 * part) / ONE.memory_per_tile))
+    call(matmul.plan_matmul, 8, 8, 16384, 4, machine(ONE, matmul_proportion=(256 + 64 * part) / ONE.memory_per_tile))
     for part in sorted({-(-16 * 1024 // turns) for turns in (
         1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96, 128, 192, 256, 384, 512, 1024, 2000
     )})

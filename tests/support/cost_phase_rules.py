@@ -171,8 +171,8 @@ REDUCE = [
     *(rule(name, array(40, 30, dtype=kind), [1], made=[array(*left, dtype=kind)])
       for name in ("sum", "mean", "norm", "linalg_vector_norm", "logsumexp", "var", "std", "var_mean", "std_mean")
       for kind in (torch.float32, HALF) for left in ((40,), (30,), (40, 1), (1, 30), ())),
-    *(rule(name, array(40, 30), made=[array(40)]) for name in ("prod", "amax", "amin", "max", "min", "aminmax", "argmax",
-      "argmin", "any", "all", "count_nonzero", "nansum", "median", "mode")),
+    *(rule(name, array(40, 30), made=[array(40)]) for name in ("prod", "amax", "amin", "max", "min", "aminmax",
+      "argmax", "argmin", "any", "all", "count_nonzero", "nansum", "median", "mode")),
     *(rule(name, NUMBER, made=[NUMBER]) for name in ("sum", "logsumexp", "var")),
     *(rule(name, array(0, 5), made=[array(5)]) for name in ("sum", "logsumexp", "norm", "var")),
     *(rule(name, array(5, 0), made=[array(0)]) for name in ("sum", "logsumexp")),
@@ -236,7 +236,8 @@ ELEMENTWISE = [
     rule("logical_and", array(500, dtype=BOOL), array(500, dtype=BOOL), made=[array(500, dtype=BOOL)]),
     rule("add", array(500, dtype=BOOL), array(500, dtype=BOOL), made=[array(500, dtype=BOOL)]),
     rule("add", array(500, dtype=BYTE), array(500, dtype=BYTE), made=[array(500, dtype=BYTE)]),
-    rule("relu", array(0), made=[array(0)]), rule("relu", array(1), made=[array(1)]), rule("rand", [90], made=[array(90)]),
+    rule("relu", array(0), made=[array(0)]), rule("relu", array(1), made=[array(1)]),
+    rule("rand", [90], made=[array(90)]),
     rule("native_dropout", X, 0.5, True, made=[X, array(20, 30, dtype=BOOL)]),
     rule("native_dropout", array(3, 30), 0.5, True, made=[array(3, 30), X]),
     rule("softplus", array(30), made=[X]), rule("native_dropout_backward", X, array(20, 30, dtype=BOOL), 2.0, made=[X]),
