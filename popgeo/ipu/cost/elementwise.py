@@ -173,7 +173,7 @@ def _passes(
     if not source.dtype.is_floating_point:
         kinds = tuple("integer" if LOOP_OF[kind] in ARITHMETIC else kind for kind in kinds)
         nbytes = 4 if source.dtype is not torch.bool else 1
-    elif kinds == ("add",) and any(map(_is_number, op.args[:2])):
+    elif kinds == ("add",) and any(map(_is_number, op.args)):
         kinds = ("scalar",)
     elements = max(1, result.numel)
     if len(kinds) == 1:

@@ -42,13 +42,13 @@ def plan_gather(table_rows: int, columns: int, lookups: int, width: int, machine
     found = _search(table_rows, columns, lookups, width, target)
     n_columns, n_rows, n_lookups = found.cuts
     t, tiles = found.terms, found.tiles
-    per_tile = min(lookups, ceil_div(lookups, n_lookups))
+    per_tile = ceil_div(lookups, n_lookups)
     steps: list[Superstep] = [
         overhead_step("start and finish", calibrated=constants.gather_fixed, tiles=tiles),
         exchange_step(
             "spread table and index", target, transfer=t["spread"],
             calibrated=constants.gather_exchange * t["spread"], bytes_in=t["spread_bytes"],
-            bytes_out=t["spread_bytes"] / max(1, n_lookups), fragments=2, tiles=tiles,
+            bytes_out=t["spread_bytes"] / n_lookups, fragments=2, tiles=tiles,
         ),
         compute_step(
             "slice rows", target, vertex=t["slice"], calibrated=constants.gather_vertex * t["slice"], tiles=tiles,

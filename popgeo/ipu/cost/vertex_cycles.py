@@ -92,7 +92,7 @@ def in_block(width: int) -> int:
         >>> in_block(2), in_block(4)
         (16, 8)
     """
-    return 32 // width
+    return 16 if width == 2 else 8
 
 
 def amp_vertex(rows: Any, contraction: Any, columns: Any, width: int, target: IpuTarget) -> Any:
@@ -130,4 +130,4 @@ def amp_vertex(rows: Any, contraction: Any, columns: Any, width: int, target: Ip
 def _stream(rows: Any, row_cycles: int, width: int) -> Any:
     """Cycles of a worker for its rows: short lists do not fill the unit's pipeline."""
     few = {2: (14, 25, 34, 31), 4: (24, 47, 46, 46)}[width]
-    return np.where(rows < 3, np.choose(np.clip(rows, 0, 3), few), few[3] + row_cycles * (rows - 3.0))
+    return np.take(few, np.minimum(rows, 3)) + row_cycles * np.maximum(rows - 3.0, 0)
