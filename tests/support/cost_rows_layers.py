@@ -144,12 +144,12 @@ def _layer_norms(name: str, x: Given) -> Iterator[Case]:
         made = [x, mean, mean]
         found = cost_of(FEW, "aten.native_layer_norm.default", x, sizes, *weights, 1e-5, makes=made)
         yield f"layer norm {name}, {sum(w is not None for w in weights)} weights", FEW, found
-    for weight in (None, row):
+    for weights in ((None, None), (row, None), (row, row)):
         for made in ([x], [x, None, None], [x, row, None], [x, None, row], [x, row, row]):
-            args = (x, x, sizes, mean, mean, weight, weight, [one is not None for one in made])
+            args = (x, x, sizes, mean, mean, *weights, [one is not None for one in made])
             found = cost_of(FEW, "aten.native_layer_norm_backward.default", *args, makes=made)
             asked = " ".join("01"[one is not None] for one in made)
-            yield f"layer norm backward {name}, {'a' if weight else 'no'} weight, {asked}", FEW, found
+            yield f"layer norm backward {name}, {sum(w is not None for w in weights)} weights, {asked}", FEW, found
 
 
 def _batch_norms(name: str, x: Given) -> Iterator[Case]:
@@ -202,6 +202,14 @@ def _attention() -> Iterator[Case]:
             for is_backward in (False, True):
                 plan = plan_attention(replace(plain, **change), Machine(target=machine), is_backward)
                 yield f"{name}{', backward' * is_backward}", machine, plan
+    for name, memory, change in (
+        ("all just fits", 24_640, {"heads": 2, "queries": 80, "keys": 80}),
+        ("a head just fits", 8_640, {"heads": 2, "queries": 64, "keys": 68}),
+        ("scores of half the heads just fit", 25_000, {"queries": 100, "keys": 100}),
+    ):
+        sizes = replace(plain, width=2, value_width=2, **change)
+        machine = replace(FEW, name=f"8 tiles of {memory:,} bytes", memory_per_tile=memory)
+        yield name, machine, plan_attention(sizes, Machine(target=machine))
     yield from _attention_operations()
 
 
@@ -218,6 +226,7 @@ def _attention_operations() -> Iterator[Case]:
         ("masked", (x, keys, narrow), 0.0, False, given(2, 1, 10, 14)),
         ("masked alike", (x, keys, narrow), 0.0, False, Given((2, 3, 10, 14), stride=(0, 0, 14, 1))),
         ("masked and causal", (x, keys, narrow), 0.0, True, given(1, 14)),
+        ("three dimensions", (given(6, 10, 8), given(6, 14, 8), given(6, 14, 4)), 0.0, True, None),
         ("one", (given(1, 1, 1, 1),) * 3, 0.0, False, None),
         ("none", (given(0, 0, 0, 0),) * 3, 0.0, False, None),
     ):
@@ -295,8 +304,10 @@ def _pooling() -> Iterator[Case]:
         ("square", given(2, 3, 17, 18), given(2, 3, 8, 9), [2]),
         ("oblong", given(2, 3, 17, 18), given(2, 3, 15, 17), [3, 2]),
         ("half", given(4, 3, 20, 20, dtype=HALF), given(4, 3, 10, 10, dtype=HALF), [2, 2]),
+        ("three dimensions", given(3, 17, 18), given(3, 8, 6), [2, 3]),
         ("one", given(1, 1, 1, 1), given(1, 1, 1, 1), [1, 1]),
         ("none", given(0, 3, 4, 4), given(0, 3, 2, 2), [2, 2]),
+        ("tall", given(8, 3, 60, 9), given(8, 3, 30, 3), [2, 3]),
         ("coarse", given(1, 2, 7, 5), given(1, 2, 1, 1), [7, 5]),
         ("empty", given(1, 2, 7, 5), given(1, 2, 0, 0), [7, 5]),
     ):
@@ -327,16 +338,16 @@ def _pooling() -> Iterator[Case]:
 def _losses() -> Iterator[Case]:
     tensors = {"matrix": given(37, 13), "half": given(37, 14, dtype=HALF), "one": given(1), "none": given(0)}
     for name, x in tensors.items():
-        number = Given((), x.dtype)
+        number, target = Given((), x.dtype), replace(x, dtype=torch.float32)
         for kind in (
             "binary_cross_entropy", "binary_cross_entropy_with_logits", "l1_loss", "mse_loss", "smooth_l1_loss",
             "huber_loss", "kl_div",
         ):  # fmt: skip
             for made in (x, number):
-                found = cost_of(FEW, f"aten.{kind}.default", x, x, 1, makes=[made])
+                found = cost_of(FEW, f"aten.{kind}.default", x, target, 1, makes=[made])
                 yield f"{kind} {name} to {len(made.shape)} dimensions", FEW, found
         for kind in ("binary_cross_entropy", "mse_loss", "smooth_l1_loss", "huber_loss"):
-            found = cost_of(FEW, f"aten.{kind}_backward.default", number, x, x, 1, makes=[x])
+            found = cost_of(FEW, f"aten.{kind}_backward.default", number, x, target, 1, makes=[x])
             yield f"{kind} backward {name}", FEW, found
     for name, x, target in (
         ("rows", given(37, 13), places(37)),
@@ -398,6 +409,8 @@ def _fused() -> Iterator[Case]:
         ("plain", 30, 100, 30, 8, torch.float32),
         ("half, to others", 40, 70, 20, 6, HALF),
         ("one", 1, 1, 1, 1, torch.float32),
+        ("large", 400, 3000, 100, 64, torch.float32),
+        ("few edges", 50, 20, 30, 8, torch.float32),
     ):
         x, filters = given(nodes, channels, dtype=dtype), given(edges, channels, dtype=dtype)
         made, index = given(others, channels, dtype=dtype), places(edges)
@@ -405,7 +418,7 @@ def _fused() -> Iterator[Case]:
         yield f"cfconv {name}", FEW, cost_of(FEW, "popgeo.cfconv.default", *args, others, makes=[made])
         found = cost_of(FEW, "popgeo.cfconv_backward.default", made, *args, 0, makes=[x, filters])
         yield f"cfconv backward {name}", FEW, found
-    for name, sizes in {"some": (300, 17, 1000), "one": (1,), "none": (0,)}.items():
+    for name, sizes in {"some": (300, 17, 1000), "few": (60, 40), "one": (1,), "none": (0,)}.items():
         tensors = [given(size) for size in sizes]
         steps = [given() for _ in sizes]
         writes = tuple(range(len(sizes)))
