@@ -76,10 +76,10 @@ def _softmax(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 def _softmax_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """With y the output and g its gradient, y * g - y * sum(y * g), and for logarithms g - exp(y) * sum(g)."""
-    value = tensor(graph, op.args[0])
+    grad = tensor(graph, op.args[0])
     first = "exp" if op.target.startswith("aten._log_softmax") else "multiply"
     steps = (first, REDUCE, "multiply by group", "subtract")
-    return _over_last(value, steps, _rows_along(value, op.args[2]), machine)
+    return _over_last(grad, steps, _rows_along(grad, op.args[2]), machine)
 
 
 def _layer_norm(graph: OpGraph, op: Op, machine: Machine) -> Plan:
@@ -96,10 +96,10 @@ def _layer_norm(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def _layer_norm_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    value = tensor(graph, op.args[0])
+    grad = tensor(graph, op.args[0])
     features = max(1, math.prod(op.args[2]))
-    groups = max(1, value.numel // features)
-    return _norm_backward(value, groups, features, op, isinstance(op.args[5], Ref), machine)
+    groups = max(1, grad.numel // features)
+    return _norm_backward(grad, groups, features, op, isinstance(op.args[5], Ref), machine)
 
 
 def _norm_backward(value: Value, groups: int, features: int, op: Op, has_weight: bool, machine: Machine) -> Plan:
@@ -131,8 +131,8 @@ def _group_norm(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 def _group_norm_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """aten.native_group_norm_backward(grad, input, mean, rstd, weight, N, C, HxW, group, mask)."""
-    value, (samples, channels, _, groups) = tensor(graph, op.args[0]), op.args[5:9]
-    return _norm_backward(value, max(1, samples * groups), max(1, channels), op, isinstance(op.args[4], Ref), machine)
+    grad, (samples, channels, _, groups) = tensor(graph, op.args[0]), op.args[5:9]
+    return _norm_backward(grad, max(1, samples * groups), max(1, channels), op, isinstance(op.args[4], Ref), machine)
 
 
 def _by_feature(kind: str, value: Value, features: int, machine: Machine) -> Plan:
@@ -149,9 +149,9 @@ def _batch_norm(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 def _batch_norm_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """The sums for the input's gradient are, but for a factor, those for weight and bias."""
-    value = tensor(graph, op.args[0])
+    grad = tensor(graph, op.args[0])
     steps = (*_WHITEN, "multiply by group", "multiply", *_SUMS_AND_GRADIENT)
-    return _over_last(value, steps, max(1, value.shape[1]), machine, is_inner=False)
+    return _over_last(grad, steps, max(1, grad.shape[1]), machine, is_inner=False)
 
 
 RULES: dict[str, Rule] = {
