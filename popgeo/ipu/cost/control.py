@@ -73,5 +73,5 @@ def _work_space(body: OpGraph, plans: Sequence[Plan], machine: Machine) -> int:
             if body.values[v].storage not in given:
                 held.setdefault(body.values[v].storage, body.values[v].nbytes)
         most = max(most, sum(held.values()) / machine.num_tiles + plan.temporary_bytes)
-        held = {storage: nbytes for storage, nbytes in held.items() if last.get(storage, -1) > index}
+        held = {storage: nbytes for storage, nbytes in held.items() if last.get(storage, 0) > index}
     return round(most)

@@ -35,7 +35,7 @@ def _by_element(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     elements = max(1, value.numel)
     plans = [plan_elementwise(kind, elements, width(value), machine) for kind in _BY_ELEMENT[op.target.split(".")[1]]]
     if result.numel < value.numel:
-        plans.append(plan_reduce(max(1, result.numel), elements, width(value), machine, is_inner=True))
+        plans.append(plan_reduce(1, elements, width(value), machine))
     return in_sequence("losses", plans)
 
 
@@ -58,9 +58,9 @@ def _nll_loss(graph: OpGraph, op: Op, machine: Machine) -> Plan:
         _marks(rows, elements, nbytes, machine),
         plan_elementwise("multiply", elements, nbytes, machine, in_place=True),
         plan_reduce(rows, max(1, elements // rows), nbytes, machine, is_inner=True),
-        plan_reduce(1, rows, nbytes, machine, is_inner=True),
+        plan_reduce(1, rows, nbytes, machine),
     ]
-    return in_sequence("losses", plans, main=1)
+    return in_sequence("losses", plans)
 
 
 def _nll_loss_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
@@ -72,7 +72,7 @@ def _nll_loss_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
         plan_elementwise("negate", elements, nbytes, machine, in_place=True),
         plan_elementwise("multiply", elements, nbytes, machine, in_place=True),
     ]
-    return in_sequence("losses", plans, main=1)
+    return in_sequence("losses", plans)
 
 
 def _marks(rows: int, elements: int, width: int, machine: Machine) -> Plan:

@@ -12,23 +12,28 @@ from popgeo.ipu.cost.reduce import plan_reduce
 from popgeo.ipu.cost.supersteps import in_sequence
 
 REDUCE = "reduce"
+_BY_GROUP = " by group"  # of a pass with one number for each group, such as its mean, which is brought to the tiles
 # Passes over the results of a reduction, of which there are few.
 _OF_SUMS = {"inverse of sums": "inverse", "log of sums": "log", "inverse deviations": "rsqrt"}
 # `popnn::nonLinearity` and `popnn::logSoftmax`: the sums are inverted rather than all elements divided.
-SOFTMAX = (REDUCE, "subtract", "exp", REDUCE, "inverse of sums", "multiply")
-_LOG_SOFTMAX = (REDUCE, "subtract", "exp", REDUCE, "log of sums", "subtract")
-_WHITEN = ("subtract", "multiply")
+SOFTMAX = (REDUCE, "subtract by group", "exp", REDUCE, "inverse of sums", "multiply by group")
+_LOG_SOFTMAX = (REDUCE, "subtract by group", "exp", REDUCE, "log of sums", "subtract by group")
+_WHITEN = ("subtract by group", "multiply by group")  # mean and inverse deviation: `poplin::normWhiten`
+# Two sums of each group; what is whitened times one, plus its gradient, plus the other, times the inverse deviation.
+_SUMS_AND_GRADIENT = (REDUCE, REDUCE, "multiply by group", "add", "add by group", "multiply by group")
+_NORM = (REDUCE, REDUCE, "inverse deviations", *_WHITEN)
 
 
 def plan_groups(
     steps: Sequence[str], groups: int, elements: int, width: int, machine: Machine, is_inner: bool = True
 ) -> Plan:
-    """Passes over all elements and reductions of each group, in order; a pass after a reduction reads its result.
+    """Passes over all elements and reductions of each group, in order.
 
     The first pass makes a tensor, and the others work on it in place.
 
     Args:
-        steps: What to do: `REDUCE`, or a pass of `popgeo.ipu.cost.loops.LOOP_OF`.
+        steps: What to do: `REDUCE`, or a pass of `popgeo.ipu.cost.loops.LOOP_OF`; `multiply by group` multiplies by
+            one number for each group.
         groups: Sets of elements that are reduced by themselves.
         elements: Elements of all groups.
         width: Bytes of each.
@@ -41,16 +46,16 @@ def plan_groups(
         'norms'
     """
     plans: list[Plan] = []
-    operand, in_place = 0, False
+    in_place = False
     for step in steps:
         if step == REDUCE:
-            plans.append(plan_reduce(groups, max(1, elements // groups), width, machine, is_inner))
-            operand = groups
+            plans.append(plan_reduce(groups, elements // groups, width, machine, is_inner))
         elif step in _OF_SUMS:
             plans.append(plan_elementwise(_OF_SUMS[step], groups, width, machine, name=step))
         else:
-            plans.append(plan_elementwise(step, elements, width, machine, operand, in_place=in_place))
-            operand, in_place = 0, True
+            kind, operand = step.removesuffix(_BY_GROUP), groups if step.endswith(_BY_GROUP) else 0
+            plans.append(plan_elementwise(kind, elements, width, machine, operand, in_place=in_place))
+            in_place = True
     return in_sequence("norms", plans)
 
 
@@ -58,30 +63,30 @@ def _over_last(value: Value, steps: Sequence[str], groups: int, machine: Machine
     return plan_groups(steps, groups, max(1, value.numel), width(value), machine, is_inner)
 
 
+def _rows_along(value: Value, dim: int) -> int:
+    size = value.shape[dim] if value.shape else value.numel
+    return max(1, value.numel // max(1, size))
+
+
 def _softmax(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    value, dim = tensor(graph, op.args[0]), op.args[1]
-    size = value.shape[dim] if value.shape else 1
+    value = tensor(graph, op.args[0])
     steps = _LOG_SOFTMAX if op.target.startswith("aten._log_softmax") else SOFTMAX
-    return _over_last(value, steps, max(1, value.numel // max(1, size)), machine)
+    return _over_last(value, steps, _rows_along(value, op.args[1]), machine)
 
 
 def _softmax_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """With y the output and g its gradient, y * g - y * sum(y * g), and for logarithms g - exp(y) * sum(g)."""
-    value, dim = tensor(graph, op.args[0]), op.args[2]
-    size = value.shape[dim] if value.shape else 1
-    steps = {
-        "_softmax_backward_data": ("multiply", REDUCE, "multiply", "subtract"),
-        "_log_softmax_backward_data": ("exp", REDUCE, "multiply", "subtract"),
-    }[op.target.split(".")[1]]
-    return _over_last(value, steps, max(1, value.numel // max(1, size)), machine)
+    grad = tensor(graph, op.args[0])
+    first = "exp" if op.target.startswith("aten._log_softmax") else "multiply"
+    steps = (first, REDUCE, "multiply by group", "subtract")
+    return _over_last(grad, steps, _rows_along(grad, op.args[2]), machine)
 
 
 def _layer_norm(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """`popnn::gn`: sums and sums of squares, whitening, then weight and bias, where there are any."""
     value = tensor(graph, op.args[0])
     features = max(1, math.prod(op.args[1]))
-    steps = (REDUCE, REDUCE, "inverse deviations", *_WHITEN)
-    plans = [_over_last(value, steps, max(1, value.numel // features), machine)]
+    plans = [_over_last(value, _NORM, max(1, value.numel // features), machine)]
     plans += [
         _by_feature(kind, value, features, machine)
         for kind, given in zip(("multiply", "add"), op.args[2:4], strict=True)
@@ -91,20 +96,23 @@ def _layer_norm(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def _layer_norm_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    value = tensor(graph, op.args[0])
+    grad = tensor(graph, op.args[0])
     features = max(1, math.prod(op.args[2]))
-    groups = max(1, value.numel // features)
-    return _norm_backward(value, groups, features, op, isinstance(op.args[5], Ref), machine)
+    groups = max(1, grad.numel // features)
+    return _norm_backward(grad, groups, features, op, isinstance(op.args[5], Ref), machine)
 
 
 def _norm_backward(value: Value, groups: int, features: int, op: Op, has_weight: bool, machine: Machine) -> Plan:
-    """Whitens anew; two sums per group for the input's gradient, and one per feature for each of weight and bias."""
+    """Whitens anew; two sums per group for the input's gradient, and one per feature for each of weight and bias.
+
+    With x the whitened input, g its gradient, n the elements of a group and d its inverse deviation, the input's
+    gradient is (g - x * sum(x * g) / n - sum(g) / n) * d.
+    """
     plans = [_over_last(value, _WHITEN, groups, machine)]
     if has_weight:
         plans.append(_by_feature("multiply", value, features, machine))
-    steps = ("multiply", REDUCE, REDUCE, "multiply", "add", "add", "multiply")
-    plans.append(_over_last(value, steps, groups, machine))
-    if len(op.outputs) > 1 and any(v is not None for v in op.outputs[1:]):
+    plans.append(_over_last(value, ("multiply", *_SUMS_AND_GRADIENT), groups, machine))
+    if any(v is not None for v in op.outputs[1:]):
         plans.append(_over_last(value, ("multiply", REDUCE, REDUCE), features, machine, is_inner=False))
     return in_sequence("norms", plans)
 
@@ -112,8 +120,7 @@ def _norm_backward(value: Value, groups: int, features: int, op: Op, has_weight:
 def _group_norm(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """aten.native_group_norm(input, weight, bias, N, C, HxW, group, eps), the same with groups of channels."""
     value, (samples, channels, _, groups) = tensor(graph, op.args[0]), op.args[3:7]
-    steps = (REDUCE, REDUCE, "inverse deviations", *_WHITEN)
-    plans = [_over_last(value, steps, max(1, samples * groups), machine)]
+    plans = [_over_last(value, _NORM, max(1, samples * groups), machine)]
     plans += [
         _by_feature(kind, value, max(1, channels), machine)
         for kind, given in zip(("multiply", "add"), op.args[1:3], strict=True)
@@ -124,8 +131,8 @@ def _group_norm(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 def _group_norm_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """aten.native_group_norm_backward(grad, input, mean, rstd, weight, N, C, HxW, group, mask)."""
-    value, (samples, channels, _, groups) = tensor(graph, op.args[0]), op.args[5:9]
-    return _norm_backward(value, max(1, samples * groups), max(1, channels), op, isinstance(op.args[4], Ref), machine)
+    grad, (samples, channels, _, groups) = tensor(graph, op.args[0]), op.args[5:9]
+    return _norm_backward(grad, max(1, samples * groups), max(1, channels), op, isinstance(op.args[4], Ref), machine)
 
 
 def _by_feature(kind: str, value: Value, features: int, machine: Machine) -> Plan:
@@ -136,17 +143,15 @@ def _by_feature(kind: str, value: Value, features: int, machine: Machine) -> Pla
 def _batch_norm(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """`popnn::bn`, which does for each channel what a layer norm does for each row."""
     value = tensor(graph, op.args[0])
-    channels = value.shape[1] if len(value.shape) > 1 else 1
-    steps = (REDUCE, REDUCE, "inverse deviations", *_WHITEN, "multiply", "add")
-    return _over_last(value, steps, max(1, channels), machine, is_inner=False)
+    steps = (*_NORM, "multiply by group", "add by group")
+    return _over_last(value, steps, max(1, value.shape[1]), machine, is_inner=False)
 
 
 def _batch_norm_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """The sums for the input's gradient are, but for a factor, those for weight and bias."""
-    value = tensor(graph, op.args[0])
-    channels = value.shape[1] if len(value.shape) > 1 else 1
-    steps = (*_WHITEN, "multiply", "multiply", REDUCE, REDUCE, "multiply", "add", "add", "multiply")
-    return _over_last(value, steps, max(1, channels), machine, is_inner=False)
+    grad = tensor(graph, op.args[0])
+    steps = (*_WHITEN, "multiply by group", "multiply", *_SUMS_AND_GRADIENT)
+    return _over_last(grad, steps, max(1, grad.shape[1]), machine, is_inner=False)
 
 
 RULES: dict[str, Rule] = {

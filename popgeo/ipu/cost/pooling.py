@@ -83,8 +83,7 @@ def _window(op: Op, large: tuple[int, ...], small: tuple[int, ...], kernel: int 
     """Positions of a window: as the operation says, else so that windows cover all."""
     if kernel is not None:
         return math.prod(op.args[kernel]) * (op.args[kernel][0] if len(op.args[kernel]) == 1 else 1)
-    rank = 2 if "2d" in op.target else 1
-    return math.prod(ceil_div(a, max(1, b)) for a, b in zip(large[-rank:], small[-rank:], strict=True))
+    return math.prod(ceil_div(a, max(1, b)) for a, b in zip(large[-2:], small[-2:], strict=True))
 
 
 def _pool(graph: OpGraph, op: Op, machine: Machine) -> Plan:
@@ -98,14 +97,16 @@ def _pool(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 def _pool_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """The gradient of the largest looks at the pictures and at what was largest besides."""
     grad, out = tensor(graph, op.args[0]), made(graph, op)[0]
-    kernel = None if "adaptive" in op.target or "upsample" in op.target else 2
-    window = _window(op, out.shape, grad.shape, kernel)
+    window = (
+        1 if "upsample" in op.target else _window(op, out.shape, grad.shape, None if "adaptive" in op.target else 2)
+    )
     if "max_pool" in op.target:
         given, per_vector = 2 * grad.numel + out.numel, _VECTOR_OF_MAX_GRADIENT
     else:
         given, per_vector = grad.numel, _VECTOR
-    taken = max(1, grad.numel * (1 if "upsample" in op.target else window))
-    return plan_pooling(max(1, out.numel), taken, max(1, given), grad.shape[-1], width(grad), machine, per_vector)
+    return plan_pooling(
+        max(1, out.numel), max(1, grad.numel * window), max(1, given), grad.shape[-1], width(grad), machine, per_vector
+    )
 
 
 def _nearest(graph: OpGraph, op: Op, machine: Machine) -> Plan:

@@ -34,6 +34,11 @@ def test_a_convolution_of_single_positions_is_a_product():
     assert plan.validity == Validity.ESTIMATE
 
 
+def test_channels_in_groups_are_said_to_have_other_vertices():
+    assert "groups" not in plan_convolution(RESNET, BOW).why
+    assert "channels in 2 groups" in plan_convolution(replace(RESNET, groups=2), BOW).why
+
+
 def test_windows_overlap_so_their_elements_are_brought_once():
     plan, product = plan_convolution(RESNET, BOW), plan_matmul(8 * 784, 9 * 128, 128, 2, BOW)
     assert plan.flops == product.flops

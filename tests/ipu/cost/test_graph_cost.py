@@ -1,6 +1,7 @@
 """Which operations have a cost, and that it does not depend on how a program puts them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,10 +9,13 @@ from torch import Tensor, nn
 from torch_geometric.utils import scatter
 
 from popgeo import ipu, ops
+from popgeo.capture.control_flow import cond, for_loop
 from popgeo.ipu import IpuTarget
-from popgeo.ipu.cost.graph_cost import cost
+from popgeo.ipu.cost.calibration import BOW_SDK3
+from popgeo.ipu.cost.graph_cost import cost, plan_unknown
 from popgeo.ipu.cost.plan import Profile
 from tests.support import training_steps
+from tests.support.cost_rows_layers import graph_of
 
 BOW = IpuTarget.bow()
 NUM_NODES, CHANNELS, NUM_EDGES = 1024, 128, 8192
@@ -125,3 +129,48 @@ def test_no_elements_at_all_can_be_costed():
         lambda x, i: torch.cat([x, x]).sum(0),
     ]
     assert all(cycles_of(function, none, index) > 0 for function in functions)
+
+
+def test_what_no_rule_knows_is_brought_once_and_worked_on_by_one_worker_at_a_time():
+    # 40 x 40 floats in and out are 12,800 bytes, 9 of each of 1,472 tiles, at 4 a cycle; two elements, 42 cycles each.
+    (op,) = cost(ipu.compile(torch.special.bessel_j0, [SQUARE], target=BOW).step.graph, BOW)
+    bring, compute = op.plan.supersteps
+    assert (bring.ideal, bring.calibrated, bring.mean) == (240 + 9 / 4,) * 3
+    assert (bring.bytes_in, bring.bytes_out, bring.bytes_total, bring.fragments) == (9, 9, 9 * 1472, 2)
+    assert (compute.ideal, compute.calibrated, compute.mean) == (82 + 2 * 42,) * 3
+    assert (bring.tiles, compute.tiles, compute.workers) == (1472, 1472, 6)
+    assert (op.plan.family, op.plan.split, op.plan.temporary_bytes) == ("unknown", {"tiles": 1472}, 9)
+    assert op.bytes == 12_800
+
+
+def test_what_no_rule_knows_and_touches_nothing_only_starts():
+    graph = graph_of("any.nothing.default", makes=[None])
+    assert [step.ideal for step in plan_unknown(graph, graph.ops[0], BOW).supersteps] == [240, 82]
+
+
+def test_a_share_of_memory_and_constants_of_ones_own_reach_products_also_within_loops():
+    x = torch.zeros(2000, 2000)
+    for function in (lambda x: x @ x, lambda x: for_loop(2, lambda y: [y @ y], [x])):
+        graph = ipu.compile(function, [x], target=BOW).step.graph
+        plain, tight = (cost(graph, BOW, matmul_proportion=share)[-1].plan for share in (0.6, 0.05))
+        assert tight.temporary_bytes < plain.temporary_bytes
+        quick = cost(graph, BOW, replace(BOW_SDK3, matmul_fixed=0.0))[-1].plan
+        assert quick.cycles(Profile.CALIBRATED) < plain.cycles(Profile.CALIBRATED)
+        assert quick.cycles(Profile.IDEAL) == plain.cycles(Profile.IDEAL)
+
+
+def test_bytes_are_those_read_and_written_and_of_a_broadcast_dimension_once():
+    def bytes_of(function: Callable[..., Tensor], *inputs: Tensor) -> list[int]:
+        return [op.bytes for op in cost(ipu.compile(function, inputs, target=BOW).step.graph, BOW)]
+
+    x = torch.zeros(6, 5)
+    assert bytes_of(lambda x: x.exp(), x) == [2 * 120]
+    assert bytes_of(lambda x: x.T.exp(), x) == [0, 2 * 120]
+    assert bytes_of(lambda x, y: x + y.expand(6, 5), x, torch.zeros(5)) == [0, 120 + 20 + 120]
+    assert bytes_of(lambda x: x.clone().add_(x), x) == [2 * 120, 3 * 120]
+    # Three turns of 240 bytes; of two branches the one that touches more, after a sum and a comparison.
+    assert bytes_of(lambda x: for_loop(3, lambda y: [y.exp()], [x]), x) == [3 * 240]
+    branches = (lambda y: [y.exp()], [x]), (lambda y: [y.exp().exp()], [x])
+    for first, second in (branches, branches[::-1]):
+        touched = bytes_of(lambda x, a=first, b=second: cond(x.sum() > 0, a[0], [x], b[0], [x]), x)
+        assert touched[-1] == 2 * 240

@@ -21,6 +21,19 @@ def test_a_link_is_as_fast_as_what_it_joins(other, rate):
     assert link_rate(0, other, BOW) == link_rate(other, 0, BOW) == rate
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "rate"),
+    [(4, 7, 55e9), (3, 4, 28e9), (7, 8, 28e9), (60, 63, 55e9), (63, 64, 6.25e9), (64, 127, 28e9), (127, 128, 6.25e9)],
+)
+def test_a_machine_holds_four_ipus_and_a_pod_64_wherever_they_begin(one, other, rate):
+    assert link_rate(one, other, BOW) == rate
+
+
+def test_a_message_has_no_hops_on_its_way_within_a_machine_or_to_the_next():
+    assert message_seconds(0, 0, 3, BOW) == message_seconds(0, 4, 0, BOW) == 0.55e-6
+    assert message_seconds(0, 9, 1, BOW) == pytest.approx(0.55e-6 + 0.16e-6)
+
+
 def test_a_message_further_away_has_more_hops_on_its_way():
     assert message_seconds(28e3, 0, 4, BOW) == pytest.approx(0.55e-6 + 1e-6)
     assert message_seconds(28e3, 0, 12, BOW) == pytest.approx(0.55e-6 + 2 * 0.16e-6 + 1e-6)

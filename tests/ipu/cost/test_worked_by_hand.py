@@ -177,7 +177,7 @@ def test_what_is_made_of_passes_is_made_of_these():
     (whitened,) = parts(lambda x: torch.nn.functional.layer_norm(x, [16]), x)
     assert whitened.parts == (
         rows, rows, by_element("rsqrt", 8, 4, ONE, name="inverse deviations"), by_element("subtract", **one_per_row),
-        by_element("multiply", 128, 4, ONE, in_place=True),
+        by_element("multiply", **one_per_row, in_place=True),
     )  # fmt: skip
     assert parts(torch.nn.functional.mse_loss, x, x) == (
         by_element("subtract", 128, 4, ONE), by_element("square", 128, 4, ONE), plan_reduce(1, 128, 4, ONE, True),

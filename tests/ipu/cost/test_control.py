@@ -1,0 +1,145 @@
+"""What loops and branches cost, worked out by hand from given plans of the operations in their bodies."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value
+from popgeo.ipu import IpuTarget
+from popgeo.ipu.cost.calibration import Machine
+from popgeo.ipu.cost.control import _work_space, rules
+from popgeo.ipu.cost.plan import Activity, Plan, Superstep
+
+FOUR = Machine(target=replace(IpuTarget.bow(), num_tiles=4))
+
+
+def value(elements: int, storage: int, producer: int | None = None) -> Value:
+    return Value(
+        shape=(elements,), stride=(1,), offset=0, dtype=torch.float32, storage=storage, producer=producer,
+    )  # fmt: skip
+
+
+def op(*reads: int, makes: int | None) -> Op:
+    return Op(target="any.op.default", args=tuple(map(Ref, reads)), outputs=(makes,))
+
+
+def step(ideal: float, calibrated: float) -> Superstep:
+    return Superstep(
+        name="work", activity=Activity.COMPUTE, ideal=ideal, calibrated=calibrated, mean=ideal / 2, tiles=3,
+        bytes_in=7, bytes_out=5, bytes_total=11,
+    )  # fmt: skip
+
+
+def given(number: int) -> Input:
+    return Input(Role.ARGUMENT, f"given.{number}")
+
+
+def outside(number: int) -> Input:
+    return Input(Role.ARGUMENT, f"outside.{number}")
+
+
+def taking(*temporary: int) -> list[Plan]:
+    return [Plan(family="any", temporary_bytes=nbytes) for nbytes in temporary]
+
+
+# Of 20 and 400 floats, one given and one from outside, it makes 10; of these 6, which it returns.
+BODY = OpGraph(
+    ops=(op(0, 1, makes=2), op(2, makes=3)),
+    values=(value(20, 0), value(400, 1), value(10, 2, 0), value(6, 3, 1)),
+    inputs={given(0): 0, outside(0): 1},
+    outputs=(3,),
+)
+
+
+@pytest.mark.parametrize(
+    ("temporary", "most"),
+    [
+        # While the first runs there are 30 floats on four tiles, 30 bytes each; while the second does, 16.
+        ((0, 0), 30),
+        ((5, 0), 35),
+        ((0, 14), 30),
+        ((0, 15), 31),
+        ((5, 100), 116),
+    ],
+)
+def test_the_values_of_a_body_take_room_from_their_making_to_their_last_use(temporary, most):
+    assert _work_space(BODY, taking(*temporary), FOUR) == most
+
+
+def test_what_a_body_is_given_takes_room_before_anything_runs():
+    values = (value(20, 0), value(400, 1))
+    body = OpGraph(ops=(), values=values, inputs={given(0): 0, outside(0): 1}, outputs=(0,))
+    assert _work_space(body, [], FOUR) == 20
+    assert _work_space(replace(body, inputs={outside(0): 1}, outputs=(1,)), [], FOUR) == 0
+
+
+def test_what_a_body_is_given_and_never_reads_makes_room_after_the_first_operation():
+    unread = replace(BODY, ops=(op(1, makes=2), op(2, makes=3)))
+    assert _work_space(unread, taking(0, 100), FOUR) == 100 + 16
+    assert _work_space(unread, taking(1, 0), FOUR) == 1 + 30
+
+
+def test_what_a_body_returns_takes_room_to_its_end():
+    both = replace(BODY, outputs=(3, None, 0))
+    assert _work_space(both, taking(0, 100), FOUR) == 100 + 36
+    early = replace(BODY, ops=(op(0, makes=2), op(1, makes=3)), outputs=(2,))
+    assert _work_space(early, taking(0, 100), FOUR) == 100 + 16
+
+
+def test_views_of_what_lies_outside_take_no_room_and_views_of_what_is_held_no_more():
+    # The second looks at what comes from outside, the third at what the first made.
+    body = OpGraph(
+        ops=(op(0, makes=2), op(1, makes=3), op(2, 3, makes=4)),
+        values=(value(20, 0), value(400, 1), value(10, 2, 0), value(400, 1, 1), value(10, 2, 2)),
+        inputs={given(0): 0, outside(0): 1},
+        outputs=(4,),
+    )
+    assert _work_space(body, taking(0, 0, 0), FOUR) == 30
+    assert _work_space(body, taking(0, 100, 0), FOUR) == 100 + 10
+    assert _work_space(body, taking(0, 0, 100), FOUR) == 100 + 10
+
+
+def plan_of(target: str, operation: Op, graph: OpGraph, plans: dict[int, list[Plan]]) -> Plan:
+    """The plan of a loop or a branch whose bodies have these plans, by the address of the body."""
+    return rules(lambda body, machine: plans[id(body)])[target](graph, operation, FOUR)
+
+
+def test_a_loop_takes_its_body_and_a_copy_of_what_it_carries_as_often_as_it_turns():
+    # It carries 40 and 2 floats: 32 or 2 on the fullest tile, 136 bytes at 8 a cycle after 288; 82 to launch.
+    values = (value(40, 0), value(2, 1), value(40, 2, 0), value(2, 3, 0))
+    loop = Op(target="popgeo.for_loop.default", args=(3, [Ref(0), Ref(1)]), outputs=(2, 3), bodies=(BODY,))
+    graph = OpGraph(ops=(loop,), values=values, inputs={given(0): 0, given(1): 1}, outputs=(2, 3))
+    plans = [Plan(family="any", supersteps=(step(10, 20),), flops=9, temporary_bytes=5, why="so"), *taking(15)]
+    plan = plan_of("popgeo.for_loop", loop, graph, {id(BODY): plans})
+    body, carry = plan.supersteps
+    assert (body.ideal, body.calibrated, body.mean) == (30, 60, 15)
+    assert (body.bytes_in, body.bytes_out, body.bytes_total) == (21, 15, 33)
+    assert carry.ideal == carry.calibrated == 3 * (82 + 288 + 136 / 8)
+    assert (carry.tiles, carry.name) == (2, "carry over")
+    assert plan.split == {"serial": 3}
+    assert (plan.family, plan.flops, plan.temporary_bytes) == ("control", 27, 35)
+    assert plan.why == "3 turns of the body; any: so; movement: no published measurement of a copy"
+
+
+def test_a_loop_that_carries_nothing_copies_nothing():
+    loop = Op(target="popgeo.for_loop.default", args=(2, []), outputs=(), bodies=(BODY,))
+    plan = plan_of("popgeo.for_loop", loop, BODY, {id(BODY): taking(0, 0)})
+    assert [(one.ideal, one.tiles) for one in plan.supersteps] == [(2 * (82 + 288), 1)]
+
+
+@pytest.mark.parametrize("is_second", [False, True])
+def test_the_dearer_branch_counts_and_room_is_kept_for_either(is_second):
+    other = replace(BODY, ops=BODY.ops[:1], values=BODY.values[:3], outputs=(2,))
+    # The dearer one by measurement is the cheaper one by formula, and needs less room.
+    plans = {
+        id(BODY): [Plan(family="dear", supersteps=(step(10, 900),), flops=5), *taking(0)],
+        id(other): [Plan(family="cheap", supersteps=(step(800, 20),), flops=4, temporary_bytes=50)],
+    }
+    bodies = (other, BODY) if is_second else (BODY, other)
+    branch = Op(target="popgeo.cond.default", args=(Ref(0), [], []), outputs=(1,), bodies=bodies)
+    graph = OpGraph(ops=(branch,), values=(value(1, 0), value(6, 1, 0)), inputs={given(0): 0}, outputs=(1,))
+    plan = plan_of("popgeo.cond", branch, graph, plans)
+    assert [one.calibrated for one in plan.supersteps] == [900, 82 + 288 + 24 / 8]
+    assert (plan.flops, plan.temporary_bytes, plan.split) == (5, 50 + 30, {})
+    assert plan.parts == tuple(one for body in bodies for one in plans[id(body)])
