@@ -62,7 +62,7 @@ class Window:
         done: list[int] = []
         ptr = [0]
         # Each round takes a graph or closes a pack that holds some, so there cannot be more rounds than these.
-        for _ in range(2 * (len(self.ids) + len(self.pack) + len(ids)) + 1):
+        for _ in range(2 * (len(self.ids) + len(self.pack) + len(ids))):
             if not self._refill(source, last):
                 break
             fits = self._draw_freely(source)

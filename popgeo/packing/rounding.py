@@ -25,8 +25,10 @@ def fill_exactly(
     order = sorted((s for s in zip(sizes, counts, strict=True) if s[1]), reverse=True)
     values, left = [s for s, _ in order], [c for _, c in order]
     packs: Counter[tuple[int, ...]] = Counter()
-    while any(left):
+    for _ in range(sum(left)):  # no more packs than graphs
         contents = _fullest(values, left, capacity, num_graphs)
+        if not contents:
+            break
         packs[contents] += 1
         for size in contents:
             left[values.index(size)] -= 1
@@ -45,9 +47,9 @@ def round_to_packs(solution: Fractional, sizes: Histogram) -> SizePlan:
     for k in np.flatnonzero(amounts):
         # Columns cover each size at least as often as there are graphs, so the last packs may be asked for too many.
         count = int(amounts[k])
-        while count > 0:
+        for _ in range(len(left) + 1):  # each round meets the count or uses up a size
             kind = np.minimum(solution.kinds[:, k], left)
-            if not kind.any():
+            if not count or not kind.any():
                 break
             held = kind > 0
             whole = min(count, int((left[held] // kind[held]).min()))
@@ -77,11 +79,9 @@ def _fullest(values: list[int], left: list[int], capacity: int, num_graphs: int)
     mask = (1 << (capacity + 1)) - 1
     reach = [1] * (len(values) + 1)
     for i in range(len(values) - 1, -1, -1):
-        bits, copies, step = reach[i + 1], min(left[i], capacity // values[i] if values[i] else 0), 1
-        while copies:
-            take = min(step, copies)
-            bits |= bits << (take * values[i])
-            copies, step = copies - take, step * 2
+        bits, copies = reach[i + 1], min(left[i], capacity // values[i] if values[i] else 0)
+        for step in (1 << doublings for doublings in range(copies.bit_length())):
+            bits |= bits << min(step, copies - step + 1) * values[i]  # 1, 2, 4 ... and the rest make any number
         reach[i] = bits & mask
     room = reach[0].bit_length() - 1
     contents: list[int] = []
