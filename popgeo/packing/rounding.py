@@ -77,12 +77,12 @@ def _contents(sizes: Sequence[int], kind: np.ndarray) -> tuple[int, ...]:
 def _fullest(values: list[int], left: list[int], capacity: int, num_graphs: int) -> tuple[int, ...]:
     # reach[i] has bit r set where graphs of sizes i, i+1, ... can use exactly r.
     mask = (1 << (capacity + 1)) - 1
-    reach = [1] * (len(values) + 1)
-    for i in range(len(values) - 1, -1, -1):
-        bits, copies = reach[i + 1], min(left[i], capacity // values[i] if values[i] else 0)
-        for step in (1 << doublings for doublings in range(copies.bit_length())):
-            bits |= bits << min(step, copies - step + 1) * values[i]  # 1, 2, 4 ... and the rest make any number
-        reach[i] = bits & mask
+    reach = [1]
+    for value, count in zip(reversed(values), reversed(left), strict=True):
+        bits = reach[0]
+        for step in (1 << doublings for doublings in range(count.bit_length())):
+            bits = (bits | bits << min(step, count - step + 1) * value) & mask  # 1, 2, 4 ... and the rest: any number
+        reach.insert(0, bits)
     room = reach[0].bit_length() - 1
     contents: list[int] = []
     for i, size in enumerate(values):

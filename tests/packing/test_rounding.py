@@ -44,6 +44,8 @@ def test_each_pack_is_as_full_as_can_be_with_the_largest_graphs():
         ([4, 3], [2, 4], 12, 4, {(3, 3, 3, 3): 1, (4, 4): 1}),
         ([5, 0], [1, 4], 5, 3, {(5, 0, 0): 1, (0, 0): 1}),
         ([7], [3], 7, 1, {(7,): 3}),
+        ([7, 5, 3], [1, 2, 5], 17, 2, {(7, 5): 1, (5, 3): 1, (3, 3): 2}),  # 7 + 5 + 5 would fill it
+        ([6, 4, 3], [2, 2, 1], 18, 9, {(6, 4, 4, 3): 1, (6,): 1}),  # three sixes would fill it, but there are two
         ([], [], 5, 3, {}),
     ],
 )
@@ -79,6 +81,14 @@ def test_packs_that_are_asked_for_too_many_graphs_take_what_is_left():
     plan = round_to_packs(solution, histogram((1, 3, 5), (8, 1, 2), 6))
     # 3 + 1 + 1 + 1, then 1 + 1 + 1 and what is left of them; the fives are alone.
     assert dict(zip(plan.composition, plan.counts, strict=True)) == {(3, 1, 1, 1): 1, (1, 1, 1): 1, (1, 1): 1, (5,): 2}
+
+
+def test_what_is_less_than_a_pack_is_packed_again_and_no_more_packs_are_made_than_asked_for():
+    solution = Fractional(kinds=np.array([[2]]), amounts=np.array([0.5]), bound=1)
+    assert round_to_packs(solution, histogram((2,), (3,), 6)).composition == ((2, 2, 2),)
+    solution = Fractional(kinds=np.array([[1]]), amounts=np.array([1.0]), bound=1)
+    plan = round_to_packs(solution, histogram((2,), (6,), 6))
+    assert dict(zip(plan.composition, plan.counts, strict=True)) == {(2,): 1, (2, 2, 2): 1, (2, 2): 1}
 
 
 def test_any_fractions_become_a_plan_of_every_graph():
