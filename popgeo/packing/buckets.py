@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,12 +98,12 @@ def tune_buckets(
     one = tuned(table, cost=cost)
     weights = slot_costs(table, cost)
     best = Buckets(largest=(int(table[:, 0].max()),), shapes=(one,), cost=1.0)
-    reference = _cost(best, table, weights)
+    reference = _cost((one,), [table], weights)
     for count in range(2, max_buckets + 1):
         largest = _equal_shares(table[:, 0], count)
         parts = [table[ids] for ids in _split(table[:, 0], largest)]
-        found = Buckets(largest=largest, shapes=tuple(tuned(part, cost=weights) for part in parts), cost=1.0)
-        found = Buckets(largest=largest, shapes=found.shapes, cost=_cost(found, table, weights) / reference)
+        shapes = tuple(tuned(part, cost=weights) for part in parts)
+        found = Buckets(largest=largest, shapes=shapes, cost=_cost(shapes, parts, weights) / reference)
         if found.cost < best.cost * (1 - worth) ** (len(found) - len(best)):
             best = found
     return best
@@ -126,10 +127,9 @@ def _split(first: NDArray[np.int64], largest: tuple[int, ...]) -> list[Ids]:
     return [np.flatnonzero(bucket == i) for i in range(len(largest))]
 
 
-def _cost(buckets: Buckets, table: NDArray[np.int64], weights: tuple[float, ...]) -> float:
-    """What all graphs cost together."""
-    counts = [len(ids) for ids in buckets.ids(table)]
+def _cost(shapes: Sequence[Shape], parts: Sequence[NDArray[np.int64]], weights: tuple[float, ...]) -> float:
+    """What all graphs cost together, each part in its shape."""
     return sum(
-        count / shape.graphs_per_batch * float(np.dot(weights, shape.slots))
-        for count, shape in zip(counts, buckets.shapes, strict=True)
+        len(part) / shape.graphs_per_batch * float(np.dot(weights, shape.slots))
+        for part, shape in zip(parts, shapes, strict=True)
     )

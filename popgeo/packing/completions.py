@@ -42,21 +42,18 @@ def completions(room: int, present: Sequence[int], counts: Mapping[int, int], *,
 
 
 def _closest(room: int, present: Sequence[int], counts: Mapping[int, int], alone: _Options) -> _Options:
-    """The same where nothing fills the room to the last; two fingers walk the sizes towards each other."""
+    """The same where nothing fills the room to the last: for each size the largest that still fits beside it."""
     options, weights = alone
     best = options[0][0]
-    low, high = 0, bisect_right(present, room) - 1
-    while low <= high:
-        small, large = present[low], present[high]
-        if small + large > room:
-            high -= 1
-            continue
+    for small in present:
+        if 2 * small > room:
+            break
+        large = present[bisect_right(present, room - small) - 1]
         num_small, num_large = counts[small], counts[large]
-        weight = 2 * num_small * num_large if low < high else num_small * (num_small - 1)
+        weight = 2 * num_small * num_large if small < large else num_small * (num_small - 1)
         if weight and small + large > best:
             best, options, weights = small + large, [], []
         if weight and small + large == best:
             options.append((small, large))
             weights.append(weight)
-        low += 1
     return options, weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -107,15 +108,13 @@ def largest_sum(sizes: Sequence[int], limit: int) -> int:
         (153, 12, 0)
     """
     if limit > 1 << 20:  # the bits below would no longer be quick to shift; the common divisor still counts
-        divisor = int(np.gcd.reduce(list(sizes))) if len(sizes) else 0
+        divisor = math.gcd(*sizes)
         return limit // divisor * divisor if divisor else 0
     reached = 1  # bit n: some sizes add up to n
     everything = (1 << (limit + 1)) - 1
-    for size in sizes:
-        step = size
-        while 0 < step <= limit:  # one more, two more, four more ... of this size
-            reached |= reached << step & everything
-            step *= 2
+    for size in filter(None, sizes):
+        for doublings in range((limit // size).bit_length()):  # one more, two more, four more ... of this size
+            reached = (reached | reached << (size << doublings)) & everything
     return reached.bit_length() - 1
 
 

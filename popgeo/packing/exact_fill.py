@@ -8,6 +8,7 @@ candidates. All decisions are made on whole numbers, so they do not depend on wh
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
@@ -37,7 +38,7 @@ class Window:
         self.draw = uniform_stream(key).__next__
         # All sizes of a graph sit in one int, a field each. Fields are wide enough for the sum of a window and have a
         # guard bit on top, so that one subtraction compares all of them: a field that borrows clears its guard bit.
-        widths = [(limit * window).bit_length() + 2 for limit in budget.sizes]
+        widths = [(limit * window).bit_length() + 1 for limit in budget.sizes]
         self.shifts = [sum(widths[:i]) for i in range(len(widths))]
         self.masks = [(1 << (width - 1)) - 1 for width in widths]
         self.guard = sum(1 << (shift + width - 1) for shift, width in zip(self.shifts, widths, strict=True))
@@ -60,7 +61,10 @@ class Window:
         source = zip(ids.tolist(), sizes, table[:, 0].tolist(), strict=True)
         done: list[int] = []
         ptr = [0]
-        while self._refill(source, last):
+        # Each round takes a graph or closes a pack that holds some, so there cannot be more rounds than these.
+        for _ in range(2 * (len(self.ids) + len(self.pack) + len(ids))):
+            if not self._refill(source, last):
+                break
             fits = self._draw_freely(source)
             if self.holes:
                 continue
@@ -81,14 +85,14 @@ class Window:
         """Fill the window; False when that takes graphs of a later push, or when no graph is left at all."""
         while self.holes or len(self.ids) < self.window:
             graph = next(source, None)
-            if graph is not None:
-                self._add(self.holes.pop() if self.holes else len(self.ids), *graph)
-            elif not last:
-                return False
-            elif self.holes:
-                self._close_up(self.holes.pop())
-            else:
+            if graph is None:
+                if not last:
+                    return False
+                for hole in reversed(self.holes):
+                    self._close_up(hole)
+                self.holes = []
                 break
+            self._add(self.holes.pop() if self.holes else len(self.ids), *graph)
         return bool(self.ids)
 
     def _add(self, position: int, graph: int, size: int, first: int) -> None:
@@ -185,8 +189,9 @@ class Window:
         if self.pack and room <= 5 * mean:
             return ()
         steer = len(self.masks) > 1 and bool(self.pack) and room <= 9 * mean
-        drift = self._drift(self.full - self.left) if steer else 0
-        best, best_score, found = -1, 0, 0
+        used = self.full - self.left
+        best = found = 0
+        best_score = math.inf
         for _ in range(DRAWS):
             position = self.draw() * count >> 32
             size = self.sizes[position]
@@ -194,8 +199,8 @@ class Window:
                 continue
             if not steer:
                 return (position,)
-            score = abs(drift + self._drift(size))
-            if not found or score < best_score:
+            score = abs(self._drift(used + size))
+            if score < best_score:
                 best, best_score = position, score
             found += 1
             if found == CANDIDATES:
@@ -241,16 +246,15 @@ class Window:
             others = self._some(large, candidates)
             members = self._some(small, candidates)
         left, sizes, guard = self.left, self.sizes, self.guard
-        drift = self._drift(self.full - left) if steer else 0
-        partners = [(q, sizes[q], self._drift(sizes[q]) if steer else 0) for q in others] or [(-1, 0, 0)]
+        pairs = [(p, q) for p in members for q in others] if large >= 0 else [(p,) for p in members]
         best: tuple[int, ...] = ()
-        best_score = 0
-        for p in members:
-            left_p = left - sizes[p]
-            drift_p = drift + self._drift(sizes[p]) if steer else 0
-            for q, size_q, drift_q in partners:
-                if (left_p - size_q) & guard == guard and (not best or abs(drift_p + drift_q) < best_score):
-                    best, best_score = (p,) if q < 0 else (p, q), abs(drift_p + drift_q)
+        best_score = math.inf
+        for pair in pairs:
+            rest = left - sum([sizes[position] for position in pair])
+            if rest & guard == guard:
+                score = abs(self._drift(self.full - rest)) if steer else 0
+                if score < best_score:
+                    best, best_score = pair, score
         return best
 
     def _some(self, first: int, count: int) -> list[int]:

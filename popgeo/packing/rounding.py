@@ -25,8 +25,10 @@ def fill_exactly(
     order = sorted((s for s in zip(sizes, counts, strict=True) if s[1]), reverse=True)
     values, left = [s for s, _ in order], [c for _, c in order]
     packs: Counter[tuple[int, ...]] = Counter()
-    while any(left):
+    for _ in range(sum(left)):  # no more packs than graphs
         contents = _fullest(values, left, capacity, num_graphs)
+        if not contents:
+            break
         packs[contents] += 1
         for size in contents:
             left[values.index(size)] -= 1
@@ -45,9 +47,9 @@ def round_to_packs(solution: Fractional, sizes: Histogram) -> SizePlan:
     for k in np.flatnonzero(amounts):
         # Columns cover each size at least as often as there are graphs, so the last packs may be asked for too many.
         count = int(amounts[k])
-        while count > 0:
+        for _ in range(len(left) + 1):  # each round meets the count or uses up a size
             kind = np.minimum(solution.kinds[:, k], left)
-            if not kind.any():
+            if not count or not kind.any():
                 break
             held = kind > 0
             whole = min(count, int((left[held] // kind[held]).min()))
@@ -75,14 +77,12 @@ def _contents(sizes: Sequence[int], kind: np.ndarray) -> tuple[int, ...]:
 def _fullest(values: list[int], left: list[int], capacity: int, num_graphs: int) -> tuple[int, ...]:
     # reach[i] has bit r set where graphs of sizes i, i+1, ... can use exactly r.
     mask = (1 << (capacity + 1)) - 1
-    reach = [1] * (len(values) + 1)
-    for i in range(len(values) - 1, -1, -1):
-        bits, copies, step = reach[i + 1], min(left[i], capacity // values[i] if values[i] else 0), 1
-        while copies:
-            take = min(step, copies)
-            bits |= bits << (take * values[i])
-            copies, step = copies - take, step * 2
-        reach[i] = bits & mask
+    reach = [1]
+    for value, count in zip(reversed(values), reversed(left), strict=True):
+        bits = reach[0]
+        for step in (1 << doublings for doublings in range(count.bit_length())):
+            bits = (bits | bits << min(step, count - step + 1) * value) & mask  # 1, 2, 4 ... and the rest: any number
+        reach.insert(0, bits)
     room = reach[0].bit_length() - 1
     contents: list[int] = []
     for i, size in enumerate(values):

@@ -17,7 +17,7 @@ from popgeo.progress import progress
 _SAMPLE = 12288  # graphs packed for trial
 _WINDOW = 512
 _SETTLED = 4096  # graphs packed before packs count
-_NEAREST = 24  # candidates for num_nodes
+_NEAREST = 12  # candidates for num_nodes on either side of what is wanted
 _FINALISTS = 5  # of these, how many are tried with several amounts of slack
 _SLACKS = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
 _AS_GOOD = 0.002  # a shape this much dearer, but closer to the target, is preferred
@@ -118,7 +118,7 @@ def tune(
     shapes = {
         tuple(_slots(n, slack, mean * scale[n], largest, padding, align).tolist())
         for n in finalists
-        for slack in (_SLACKS if num_dims > 1 else (0.0,))
+        for slack in _SLACKS
     }
     candidates = progress(sorted(shapes), "trying shapes", "shape", progress_bar)
     trials = [_try(sample, np.array(slots), padding) for slots in candidates]
@@ -170,7 +170,7 @@ def _sample(table: NDArray[np.int64], target_graphs: int) -> NDArray[np.int64]:
 def _lengths(wanted: float, smallest: int, align: int) -> list[int]:
     """Multiples of `align` within a quarter of what is wanted, the closest first."""
     middle = round(wanted / align)
-    near = [align * n for n in range(middle - _NEAREST // 2, middle + _NEAREST // 2 + 1)]
+    near = [align * n for n in range(middle - _NEAREST, middle + _NEAREST + 1)]
     near = [n for n in near if n >= smallest and abs(n - wanted) <= max(wanted / 4, align)]
     return sorted(near, key=lambda n: abs(n - wanted)) or [-(-smallest // align) * align]
 

@@ -1,6 +1,8 @@
 """Which sizes complete a pack, by hand and against trying all."""
 
-from itertools import combinations
+import random
+from collections import Counter
+from itertools import combinations, permutations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,3 +37,19 @@ def test_weights_count_the_ordered_draws_that_leave_the_least_room(sizes, room, 
     assert sum(weights) == singles + pairs
     assert {small + max(large, 0) for small, large in options} == {max(totals)}
     assert len(set(options)) == len(options)
+
+
+def test_options_and_weights_are_those_of_all_draws_of_two():
+    draw = random.Random(0)
+    for _ in range(300):
+        sizes = [draw.randint(0, draw.choice((4, 12))) for _ in range(draw.randint(1, 8))]
+        room, pair = max(min(sizes), draw.randint(0, 20)), draw.random() < 0.8
+        drawn = Counter({(size, -1): len(sizes) * sizes.count(size) for size in sizes if size <= room})
+        if pair:
+            drawn.update((min(two), max(two)) for two in permutations(sizes, 2) if sum(two) <= room)
+        used = {(small, large): small + max(large, 0) for small, large in drawn}
+        expected = {option: weight for option, weight in drawn.items() if used[option] == max(used.values())}
+        counts = Counter(sizes)
+        options, weights = completions(room, sorted(counts), counts, pair=pair)
+        assert dict(zip(options, weights, strict=True)) == expected
+        assert options == sorted(set(options), key=lambda option: (option[1] >= 0, option))  # one alone, then pairs

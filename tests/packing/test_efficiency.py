@@ -1,9 +1,12 @@
 """Lower bounds and efficiency, by hand."""
 
+import random
+
 import numpy as np
 import pytest
 
 from popgeo.packing import Budget, Packs, efficiency, lower_bound, stream
+from popgeo.packing.efficiency import largest_sum
 
 
 @pytest.mark.parametrize(
@@ -61,3 +64,47 @@ def test_the_bound_is_that_of_the_paper():
         limit = int(rng.integers(5, 40))
         sizes = [1, *rng.integers(1, limit + 1, rng.integers(1, 12)).tolist()]  # with a 1 every sum can be reached
         assert lower_bound(sizes, Budget(sizes=(limit,), num_graphs=99)) == reference_bound(sizes, limit)
+
+
+def sums(sizes, limit):
+    """Everything that sizes, each used any number of times, add up to, no larger than the limit."""
+    found = [True] + [False] * limit
+    for total in range(1, limit + 1):
+        found[total] = any(0 < size <= total and found[total - size] for size in sizes)
+    return [total for total, reached in enumerate(found) if reached]
+
+
+def test_the_largest_sum_is_that_of_trying_all():
+    draw = random.Random(0)
+    for _ in range(200):
+        sizes, limit = [draw.randint(0, 15) for _ in range(draw.randint(0, 4))], draw.randint(0, 40)
+        assert largest_sum(sizes, limit) == sums(sizes, limit)[-1]
+
+
+def test_above_a_million_only_the_common_divisor_counts():
+    million = 1 << 20
+    assert largest_sum([300_000, 300_001], million) == 900_003
+    assert largest_sum([300_000, 300_001], million + 1) == million + 1
+    assert largest_sum([6, 0, 9], million + 3) == (million + 3) // 3 * 3
+    assert largest_sum([0], million + 1) == largest_sum([], million + 1) == 0
+
+
+def test_the_bound_of_each_dimension_is_that_of_the_paper_up_to_what_can_be_reached():
+    draw = random.Random(0)
+    for _ in range(150):
+        limits = [draw.randint(1, 25) for _ in range(draw.randint(1, 3))]
+        rows = [[draw.randint(draw.choice((0, limit // 2)), limit) for limit in limits] for _ in range(draw.randint(1, 9))]
+        num_graphs = draw.randint(1, 9)
+        bounds = [-(-len(rows) // num_graphs)]
+        for column, limit in zip(zip(*rows, strict=True), limits, strict=True):
+            if any(column):
+                bounds.append(reference_bound(column, sums(column, limit)[-1]))
+        assert lower_bound(rows, Budget(sizes=tuple(limits), num_graphs=num_graphs)) == max(bounds)
+
+
+def test_every_part_of_an_efficiency_by_hand():
+    found = efficiency(Packs.from_lists([[0]]), [[1, 0], [1, 0]], Budget(sizes=(1, 0), num_graphs=4))
+    assert (found.sizes, found.graphs, found.binds) == ((1.0, 0.0), 0.25, "nodes")
+    assert (found.num_packs, found.lower_bound) == (1, 2)
+    nothing = efficiency(Packs.from_lists([]), np.empty((0, 2), int), Budget(sizes=(1, 2), num_graphs=4))
+    assert (nothing.sizes, nothing.graphs, nothing.num_packs, nothing.lower_bound) == ((1.0, 1.0), 1.0, 0, 0)
