@@ -128,7 +128,9 @@ def test_batches_of_types_are_those_of_pyg_with_padding_behind(native, spread, i
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32])
 def test_edges_counted_in_few_bits_are_shifted_in_those(native, dtype):
     graphs = [rich_graph(nodes, 4, nodes, dtype) for nodes in (3, 2, 4)]
-    options = FixedSizeOptions(12, 15, 5, num_rows=dict.fromkeys(("face", "pair_index", "edge_label_index", "rings"), 12))
+    options = FixedSizeOptions(
+        12, 15, 5, num_rows=dict.fromkeys(("face", "pair_index", "edge_label_index", "rings"), 12)
+    )
     store = FlatStore.from_dataset(graphs, levels=STATED)
     assert Filler(store, lay_out(store, options)).can_be_compiled is (dtype is torch.int32)
     for spread in (False, True):
