@@ -193,6 +193,16 @@ def test_values_are_joined_as_their_kind_asks():
     assert (list(rows.shape), starts.tolist()) == ([6, 3], [0, 2, 6])
 
 
+@pytest.mark.parametrize(
+    "values", [(1, torch.tensor([1])), (torch.tensor(1), torch.tensor(2), 3.0), ("a", torch.ones(1))]
+)
+def test_what_is_a_tensor_in_some_graphs_only_is_refused(values):
+    kinds = type(values[0]).__name__, type(values[-1]).__name__
+    message = f"'y' is a {kinds[0]} in graph 0 and a {kinds[1]} in graph {len(values) - 1}; it must be a tensor in all"
+    with pytest.raises(ValueError, match=message):
+        joined(*values)
+
+
 def test_one_graph_alone_is_used_where_it_lies():
     x = torch.zeros(3, 2)
     rows, starts = joined(x)
