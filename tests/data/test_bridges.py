@@ -134,12 +134,12 @@ def test_arrays_of_no_known_length_are_refused(value, what):
 
 
 def test_several_batches_in_one_item_are_refused():
-    with pytest.raises(ValueError, match="The item holds several batches; split it with"):
+    with pytest.raises(ValueError, match="The item holds several batches; split it"):
         to_graphs_tuple(join([COLLATE([PAIR]), COLLATE([PATH])]))
 
 
 def test_arrays_of_another_device_are_refused():
-    with pytest.raises(ValueError, match="x lies on meta; NumPy reads memory of the processor. Use device='cpu'"):
+    with pytest.raises(ValueError, match=r"x lies on meta; NumPy reads memory of the processor\. Use device='cpu'"):
         as_arrays(Batch(x=torch.ones(2, device="meta")))
     assert list(as_arrays(Batch(x=torch.ones(2, requires_grad=True), name=["a"]))) == ["x"]
 
