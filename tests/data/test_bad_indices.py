@@ -11,6 +11,7 @@ from torch_geometric.data import Data
 
 from popgeo.data import FlatStore
 from popgeo.data import validate as validation
+from popgeo.data.axes import Attribute, Axis, Level
 from popgeo.data.validate import check_indices, check_positions
 from tests.support.graphs import WRITES, hetero_graph
 from tests.support.loaders import InMemory
@@ -80,6 +81,30 @@ def test_arrays_that_do_not_lie_in_one_piece_are_looked_at_too(native):
     edges = torch.tensor([[0, 1], [1, 0], [0, 2]]).t()
     with pytest.raises(ValueError, match=r"Graph 0 has 2 in edge_index\[1\], but 2 nodes"):
         FlatStore.from_dataset([Data(x=torch.ones(2, 1), edge_index=edges)])
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8])
+@pytest.mark.parametrize("shape", [(2, -1), (-1, 2), (3, -1, 2), (-1,)])
+def test_the_first_stored_graph_with_a_wrong_number_is_found_in_every_layout(native, dtype, shape):
+    random = np.random.default_rng(3)
+    dim = shape.index(-1)
+    for trial in range(12):
+        counts = random.integers(0, 4, 5)
+        whole = [int(counts.sum()) if size < 0 else size for size in shape]
+        # What lies before and behind the numbers would be wrong ones.
+        memory = torch.full((3, *whole), 99).to(dtype)
+        values = memory[1].fill_(1)
+        pointer = torch.tensor([0, *counts.cumsum()])
+        limits = torch.tensor(random.integers(2, 9, (5, 1)))
+        if trial and counts.sum():
+            place = tuple(int(random.integers(size)) for size in whole)
+            values[place] = int(random.integers(2, 9))
+        owner = np.repeat(np.arange(5), counts)
+        rows = values.movedim(dim, 0).reshape(len(owner), -1).tolist()
+        first = next((int(g) for g, row in zip(owner, rows, strict=True) if max(row) >= limits[g]), -1)
+        axis = Axis(Level.GRAPH, None, "index")
+        attribute = Attribute(store=None, name="index", axis=axis, values=values, dim=dim, increments=limits)
+        assert validation._first_outside(attribute, pointer, limits) == first
 
 
 @pytest.mark.parametrize(

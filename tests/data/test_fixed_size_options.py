@@ -7,6 +7,8 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.transforms.pad import AttrNamePadding
 
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, Level
+from popgeo.data import fixed_size_options as sizes_module
+from popgeo.data.graph_sizes import GraphSizes
 from popgeo.loader import FixedSizeDataLoader
 from tests.support.graphs import CITES, WRITES, graph, hetero_graph
 from tests.support.loaders import OnDisk
@@ -231,3 +233,17 @@ def test_the_smallest_rounding_is_none():
     sizes = FixedSizeOptions(9, 0, 3, node_pad_value=2)
     assert sizes.round_to(1) == sizes
     assert sizes.round_to(2) == FixedSizeOptions(10, 0, 3, node_pad_value=2)
+
+
+def test_a_measured_dataset_that_makes_its_graphs_is_read_once_for_all():
+    dataset = OnDisk()
+    FixedSizeOptions.from_dataset(dataset, 3)
+    assert GraphSizes(dataset).are_known
+
+
+@pytest.mark.parametrize(("verbose", "bar"), [(True, None), (False, False)])
+def test_a_bar_is_shown_only_where_words_are(monkeypatch, verbose, bar):
+    asked, measured = [], sizes_module._measured
+    monkeypatch.setattr(sizes_module, "_measured", lambda *given: asked.append(given[1]) or measured(*given))
+    FixedSizeOptions.tune(GRAPHS * 9, target_graphs=3, verbose=verbose)
+    assert asked == [bar]

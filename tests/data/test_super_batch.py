@@ -78,6 +78,8 @@ def test_batches_of_graphs_that_state_their_nodes_state_theirs(native):
     assert {key: item[key].num_nodes for key in ("a", "b")} == {"a": 7, "b": 9}
     assert {key: item[key].num_edges for key in (WRITES, CITES)} == {WRITES: 6, CITES: 12}
     assert "_num_nodes" not in item["b"].__dict__
+    assert not {"_slice_dict", "_inc_dict"} & item.stores[0].__dict__.keys()
+    assert {"_slice_dict", "_inc_dict"} < batch.stores[0].__dict__.keys()
     for part in split(item):
         assert (part["b"].num_nodes, part["b"]._num_nodes) == (9, batch["b"]._num_nodes)
         assert "num_nodes" not in part["a"]._mapping

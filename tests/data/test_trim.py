@@ -161,6 +161,23 @@ def test_nodes_that_fit_stay_also_where_edges_do_not():
         assert (trimmed.num_nodes.tolist(), trimmed.num_edges.tolist()) == ([0], [8])
 
 
+def test_edges_of_what_is_left_are_shifted_by_the_nodes_that_are_left():
+    trimmed = trim(
+        FlatStore.from_dataset([undirected(5, 6), undirected(4, 3)]), np.array([6, 99]), nodes=True, edges=False,
+        generator=seeded(),
+    ).store  # fmt: skip
+    assert trimmed.attributes[1].increments.tolist() == [[n] for n in trimmed.sizes[:, 0].tolist()]
+    hetero = [hetero_graph(4, 3, 5, 4, seed) for seed in range(2)]
+    trimmed = trim(
+        FlatStore.from_dataset(hetero), np.array([5, 6, 99, 99]), nodes=True, edges=False, generator=seeded()
+    ).store
+    increments = [a.increments.tolist() for a in trimmed.attributes if a.name == "edge_index"]
+    assert increments == [
+        [[a, b] for a, b, *_ in trimmed.sizes.tolist()],
+        [[b, b] for _, b, *_ in trimmed.sizes.tolist()],
+    ]
+
+
 def test_what_counts_nodes_is_no_hindrance_where_no_node_has_to_go():
     store = FlatStore.from_dataset([graph(5, 3)])
     assert trim(store, np.array([5, 3]), nodes=True, edges=False, generator=seeded()).store.sizes.tolist() == [[5, 3]]
