@@ -51,37 +51,46 @@ class Filler:
         self.store, self.layout = store, layout
         self.axes = list(store.row_pointers)
         self.kept: list[Tensor] = []  # tensors whose addresses the table holds
-        self.row_pointers = np.array(
-            [0 if axis == GRAPHS else self._address(rows.contiguous()) for axis, rows in store.row_pointers.items()],
-            dtype=np.int64,
-        )
+        self.row_pointers = np.zeros(len(self.axes), dtype=np.int64)  # zero stands for one row a graph
+        for i, axis in enumerate(self.axes):
+            if axis != GRAPHS:
+                self.row_pointers[i] = self._address(store.row_pointers[axis].contiguous())
         self.table = np.array([self._describe(slot) for slot in layout.slots], dtype=np.int64)
+        sources = [(slot.kind, slot.attribute.tensor) for slot in layout.slots if slot.attribute is not None]
         self.can_be_compiled = all(
-            slot.kind is not Kind.SHIFT or slot.attribute is None or slot.attribute.tensor.dtype in _INTEGERS
-            for slot in layout.slots
-        ) and all(slot.attribute is None or slot.attribute.tensor.device.type == "cpu" for slot in layout.slots)
+            values.device.type == "cpu" and (kind is not Kind.SHIFT or values.dtype in _INTEGERS)
+            for kind, values in sources
+        )
 
     def __call__(self, rows: np.ndarray, ptr: np.ndarray, out: Sequence[Tensor]) -> None:
-        """Writes batches into tensors, as `popgeo.data.fill.fill` does; the tensors may have room for more."""
-        entry = self._entry()
+        """Writes batches into tensors, as `popgeo.data.fill.fill` does; the tensors may have room for more.
+
+        Raises:
+            MemoryError: there is none for the row numbers of a batch.
+            ValueError: the graphs of a batch do not fit, which callers look at before.
+        """
+        entry, num_batches = self._entry(), len(ptr) - 1
         if entry is None:
-            fill(self.store, self.layout, rows, ptr, [tensor[: len(ptr) - 1] for tensor in out])
+            fill(self.store, self.layout, rows, ptr, [tensor[:num_batches] for tensor in out])
             return
+        assert all(len(tensor) >= num_batches for tensor in out)  # callers allocated them
         rows, ptr = np.ascontiguousarray(rows, dtype=np.int64), np.ascontiguousarray(ptr, dtype=np.int64)
         table = self.table.copy()  # several threads may fill at once
         table[:, _OUT] = [tensor.data_ptr() for tensor in out]
         failed = entry(
             rows.ctypes.data,
             ptr.ctypes.data,
-            len(ptr) - 1,
+            num_batches,
             self.row_pointers.ctypes.data,
             len(self.row_pointers),
             table.ctypes.data,
             len(table),
             self.layout.options.num_graphs,
         )
-        if failed:
+        if failed == 1:
             raise MemoryError(f"No memory for the row numbers of a batch of {len(rows)} graphs.")
+        if failed:
+            raise ValueError(f"The {len(rows)} graphs do not fit their {num_batches} batches. Give them larger ones.")
 
     def __reduce__(self) -> Any:
         return Filler, (self.store, self.layout)  # addresses mean nothing in another process
@@ -99,9 +108,8 @@ class Filler:
     def _describe(self, slot: Slot) -> list[int]:
         attribute = slot.attribute
         source = attribute.tensor if attribute is not None else torch.empty(0, dtype=slot.dtype)
-        increments = attribute.increments if attribute is not None else None
-        ends = self.store.row_ends[slot.store] if slot.kind is Kind.ROW_POINTER and self.store.row_ends else None
-        empty = torch.empty((1, *slot.shape), dtype=slot.dtype)
+        empty = torch.empty(slot.shape, dtype=slot.dtype)
+        assert empty.numel() == _num_written(slot, self.layout.options.num_graphs)  # or it would write behind the batch
         values = {
             "kind": int(slot.kind),
             "axis": self.axes.index(slot.axis),
@@ -112,15 +120,27 @@ class Filler:
             "element_bytes": source.element_size(),
             "out_bytes": empty.element_size(),
             "source": self._address(source),
-            "source_rows": source.shape[attribute.dim] if attribute is not None else 0,
-            "out": 0,
             "batch_bytes": empty.numel() * empty.element_size(),
             "pad": self._address(torch.zeros(1, dtype=source.dtype).fill_(slot.pad_value)),
-            "increments": 0 if increments is None else self._address(increments.contiguous()),
-            "increment_width": 0 if increments is None else increments.shape[1],
             "spread": int(slot.spread),
-            "row_ends": 0 if ends is None else self._address(ends),
         }
+        if attribute is not None:
+            values["source_rows"] = source.shape[attribute.dim]
+            if attribute.increments is not None:
+                values["increments"] = self._address(attribute.increments.contiguous())
+                values["increment_width"] = attribute.increments.shape[1]
+        if slot.kind is Kind.ROW_POINTER:
+            assert self.store.row_ends is not None  # lay_out adds the slot only then
+            values["row_ends"] = self._address(self.store.row_ends[slot.store])
         for i, (axis, number) in enumerate(slot.ends):
             values[f"end_axis_{i}"], values[f"end_slots_{i}"] = self.axes.index(axis), number
         return [values.get(name, 0) for name in _FIELDS]
+
+
+def _num_written(slot: Slot, num_graphs: int) -> int:
+    """How many elements the compiled library writes for one batch."""
+    if slot.kind is Kind.POINTER:
+        return num_graphs + 1
+    if slot.kind is Kind.ROW_POINTER:
+        return slot.ends[1][1] + 1
+    return slot.outer * slot.num_slots * slot.inner

@@ -1,7 +1,7 @@
 """A dataset as flat arrays and row pointers: what every batch is cut from."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -118,6 +118,10 @@ class FlatStore(Columns):
             return _graph_at(self, int(self.rows(np.array([index % len(self)]))[0]))
         ids = np.arange(len(self))[index.numpy() if isinstance(index, torch.Tensor) else index]
         return self.view(ids)
+
+    def __iter__(self) -> Iterator[Data | HeteroData]:
+        """The graphs of this view, one after the other, each a copy."""
+        return (self[i] for i in range(len(self)))
 
     @classmethod
     def _flattened(

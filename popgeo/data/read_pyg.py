@@ -150,6 +150,13 @@ def _concatenate(
     first = values[0]
     if isinstance(first, (int, float)) and all(isinstance(value, (int, float)) for value in values):
         return torch.tensor(values), torch.arange(len(values) + 1)
+    are_tensors = [isinstance(value, Tensor) for value in values]
+    if any(are_tensors) and not all(are_tensors):
+        odd = are_tensors.index(not are_tensors[0])
+        raise ValueError(
+            f"Attribute {name!r} is a {type(first).__name__} in graph 0 and a {type(values[odd]).__name__} in graph "
+            f"{odd}; it must be a tensor in all graphs or in none. Convert it or pass exclude_keys=[{name!r}]."
+        )
     if not isinstance(first, Tensor) or is_sparse(first) or first.is_nested:
         return values, None
     dim = data.__cat_dim__(name, first, store)

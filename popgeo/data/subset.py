@@ -68,7 +68,7 @@ def _kept(
         new_number = _renumbered(store.row_pointers[axis], keep.get(axis))
         ends.append(new_number[row.to(torch.int64) + store.row_pointers[axis][:-1][graph]].to(values.dtype))
         steps.append(pointers[axis].diff())
-    increments = torch.stack(steps[: 1 if attribute.store is None else 2], dim=1)
+    increments = torch.stack(steps if isinstance(attribute.store, tuple) else steps[:1], dim=1)
     return dataclasses.replace(attribute, values=torch.stack(ends), increments=increments)
 
 

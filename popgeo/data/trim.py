@@ -125,7 +125,7 @@ def _nodes_to_keep(
     stays[_first_of_each(graph[order], order)] = True
     for attribute in store.attributes:
         if attribute.axis == axis and attribute.name == protect:
-            has_seed = torch.zeros(len(pointer) - 1, dtype=torch.bool)
+            has_seed = torch.zeros(len(store), dtype=torch.bool)
             has_seed[graph[attribute.tensor]] = True
             stays = (stays & ~has_seed[graph]) | attribute.tensor
     may_go = order[~stays[order]]
@@ -185,7 +185,7 @@ def _edges_to_keep(store: FlatStore, axis: Axis, excess: int, generator: torch.G
         ends = torch.stack([source, destination])
         ends = ends.sort(dim=0).values if one_type else ends
         _, pair = np.unique(ends.numpy(), axis=1, return_inverse=True)
-        pair = pair.reshape(-1)
+        pair = pair.ravel()
     counts = torch.from_numpy(np.bincount(pair))
     order = torch.randperm(len(counts), generator=generator)
     goes = torch.zeros(len(counts), dtype=torch.bool)

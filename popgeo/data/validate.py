@@ -92,12 +92,11 @@ def _first_outside(attribute: Attribute, pointer: Tensor, limits: Tensor) -> int
     values = attribute.tensor
     name, arguments = _ENTRY
     entry = library.function(name, (*arguments, *(ctypes.c_int64,) * 2), ctypes.c_int64)
-    if entry is None or values.dtype not in (torch.int32, torch.int64) or not values.is_contiguous():
+    if entry is None or values.dtype not in (torch.int32, torch.int64):
         outside = _outside(attribute, pointer, limits).any(dim=0)
         return int(_graph_of(pointer, outside)) if bool(outside.any()) else -1
     rows = values.shape[attribute.dim]
-    outer = int(np.prod(values.shape[: attribute.dim]))
-    inner = values.numel() // max(1, outer * rows)
+    outer, inner = values.shape[: attribute.dim].numel(), values.shape[attribute.dim + 1 :].numel()
     pointer, limits = pointer.contiguous(), limits.contiguous()
     return int(
         entry(
@@ -119,8 +118,7 @@ def _outside(attribute: Attribute, pointer: Tensor, limits: Tensor) -> Tensor:
     values = attribute.tensor
     rows = values.shape[attribute.dim]
     values = values.reshape(int(np.prod(values.shape[: attribute.dim])), rows, -1)
-    of_row = torch.repeat_interleave(limits, pointer.diff(), dim=0).T[:, :, None]  # [width, rows, 1]
-    of_row = of_row.expand(values.shape[0], -1, -1) if of_row.shape[0] == 1 else of_row
+    of_row = torch.repeat_interleave(limits, pointer.diff(), dim=0).T[:, :, None]  # [outer or 1, rows, 1]
     return ((values < 0) | (values >= of_row)).any(dim=2)
 
 

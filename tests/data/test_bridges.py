@@ -10,6 +10,7 @@ from torch_geometric.loader import DataLoader
 
 import popgeo
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, as_arrays, to_graphs_tuple
+from popgeo.data.super_batch import join
 
 PAIR = Data(z=torch.tensor([8, 1]), edge_index=torch.tensor([[1, 0], [0, 1]]), y=torch.tensor([0.5]))
 PATH = Data(z=torch.tensor([6, 7, 6]), edge_index=torch.tensor([[0, 2, 1], [1, 1, 2]]), y=torch.tensor([0.25]))
@@ -74,6 +75,73 @@ def test_what_an_attribute_belongs_to_is_asked_where_it_cannot_be_told(sizes, le
     with pytest.raises(ValueError, match=message):
         to_graphs_tuple(batch, levels)
     assert "value" in to_graphs_tuple(batch, {"value": "node"}).nodes
+
+
+def arrays(**others: np.ndarray) -> dict[str, np.ndarray]:
+    """Three nodes, four edges and two graphs; edge 3 is a loop on the padding node."""
+    found = {
+        "edge_index": np.array([[0, 1, 2, 2], [1, 0, 2, 2]]),
+        "batch": np.array([0, 0, 1]),
+        "ptr": np.array([0, 2, 3]),
+    }
+    return {**found, **others}
+
+
+def test_counts_of_plain_arrays_by_hand():
+    graphs = to_graphs_tuple(arrays())
+    assert (graphs.n_node.tolist(), graphs.n_edge.tolist()) == ([2, 1], [2, 2])
+    assert (graphs.n_node.dtype, graphs.n_edge.dtype) == (np.int32, np.int32)
+    assert graphs.senders.tolist() == [0, 1, 2, 2]
+    assert graphs.receivers.tolist() == [1, 0, 2, 2]
+    assert (list(graphs.nodes), graphs.edges, graphs.globals) == (["batch"], {}, {})
+    empty = to_graphs_tuple({**arrays(), "edge_index": np.zeros((2, 0), dtype=np.int64), "ptr": np.array([0, 2, 3, 3])})
+    assert (empty.n_node.tolist(), empty.n_edge.tolist()) == ([2, 1, 0], [0, 0, 0])
+
+
+def test_each_array_goes_where_its_name_or_its_length_says():
+    names = {
+        "node": ("x", "pos", "z", "n_id", "train_mask", "three"),
+        "edge": ("edge_attr", "edge_weight", "e_id", "edge_shift", "four"),
+        "globals": ("graphs_mask", "num_trimmed_nodes", "two"),
+    }
+    rows = {"three": 3, "four": 4, "two": 2}
+    given = {name: np.zeros((rows.get(name, 9), 5)) for of in names.values() for name in of}
+    given |= {name: np.zeros(4) for name in ("rowptr", "x_ptr", "x_batch", "y_ptr")}
+    graphs = to_graphs_tuple(arrays(**given))
+    assert tuple(graphs.nodes)[1:] == names["node"]
+    assert (tuple(graphs.edges), tuple(graphs.globals)) == (names["edge"], names["globals"])
+    moved = to_graphs_tuple(arrays(**given), {"x": "graph", "two": "node", "four": "edge"})
+    assert {"x"} <= moved.globals.keys()
+    assert {"two"} <= moved.nodes.keys()
+
+
+@pytest.mark.parametrize("missing", ["edge_index", "batch", "ptr"])
+def test_arrays_that_make_no_tuple_are_refused(missing):
+    given = arrays()
+    del given[missing]
+    with pytest.raises(
+        ValueError, match=r"The batch has \[.*\]; a tuple is made of one with edge_index, batch and ptr"
+    ):
+        to_graphs_tuple(given)
+
+
+@pytest.mark.parametrize(
+    ("value", "what"), [(np.zeros(9), "as many as none of {'node': 3"), (np.zeros(()), "as many as none of {'node': 3")]
+)
+def test_arrays_of_no_known_length_are_refused(value, what):
+    with pytest.raises(ValueError, match=rf"value has shape .*: its rows are {what}"):
+        to_graphs_tuple(arrays(value=value))
+
+
+def test_several_batches_in_one_item_are_refused():
+    with pytest.raises(ValueError, match="The item holds several batches; split it"):
+        to_graphs_tuple(join([COLLATE([PAIR]), COLLATE([PATH])]))
+
+
+def test_arrays_of_another_device_are_refused():
+    with pytest.raises(ValueError, match=r"x lies on meta; NumPy reads memory of the processor\. Use device='cpu'"):
+        as_arrays(Batch(x=torch.ones(2, device="meta")))
+    assert list(as_arrays(Batch(x=torch.ones(2, requires_grad=True), name=["a"]))) == ["x"]
 
 
 def test_what_numpy_cannot_hold_is_named():

@@ -6,9 +6,12 @@ from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.transforms.pad import AttrNamePadding
 
-from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore
+from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, Level
+from popgeo.data import fixed_size_options as sizes_module
+from popgeo.data.graph_sizes import GraphSizes
 from popgeo.loader import FixedSizeDataLoader
 from tests.support.graphs import CITES, WRITES, graph, hetero_graph
+from tests.support.loaders import OnDisk
 
 GRAPHS = [graph(3, 4), graph(5, 2, 1), graph(2, 0, 2)]
 
@@ -140,3 +143,107 @@ def test_a_loader_of_single_graphs_counts_one_graph_a_batch_and_the_largest_of_e
     assert FixedSizeOptions.from_loader(graphs, 2) == FixedSizeOptions(6, 5, 2)
     assert FixedSizeOptions.from_loader([Data(num_nodes=0)]) == FixedSizeOptions(1, 1, 2)
     assert FixedSizeOptions.from_loader(graphs) == FixedSizeOptions(10, 10, 2)
+
+
+def test_sizes_for_less_than_a_graph_and_its_padding_are_refused():
+    with pytest.raises(ValueError, match="batch_size is 1; it counts the padding graph, so it must be 2 or more"):
+        FixedSizeOptions.from_dataset(GRAPHS, batch_size=1)
+    assert FixedSizeOptions.from_dataset(GRAPHS, batch_size=2) == FixedSizeOptions(6, 5, 2)
+
+
+def test_a_sample_may_be_larger_than_the_dataset():
+    assert FixedSizeOptions.from_dataset(GRAPHS, 2, sample_limit=9) == FixedSizeOptions(6, 5, 2)
+    assert FixedSizeOptions.from_dataset(GRAPHS[::-1], 2, sample_limit=2) == FixedSizeOptions(6, 3, 2)
+    assert FixedSizeOptions.from_dataset(FlatStore.from_dataset(GRAPHS[::-1]), 2, sample_limit=2).num_edges == 3
+
+
+def test_a_dataset_that_makes_its_graphs_is_measured_whole():
+    assert FixedSizeOptions.from_dataset(OnDisk(), 3, node_pad_value=2.0) == FixedSizeOptions(
+        13, 19, 3, node_pad_value=2.0
+    )
+
+
+def test_sizes_of_nothing_keep_a_node_for_padding():
+    assert FixedSizeOptions.from_dataset([Data(num_nodes=0)], 3) == FixedSizeOptions(1, 0, 3)
+    assert FixedSizeOptions.from_dataset([Data(num_nodes=1)], 3) == FixedSizeOptions(3, 0, 3)
+
+
+def test_a_loader_is_measured_for_a_thousand_batches():
+    batches = [Data(num_nodes=1)] * 999 + [Data(num_nodes=5), Data(num_nodes=9)]
+    assert FixedSizeOptions.from_loader(batches).num_nodes == 6
+
+
+def test_sizes_are_given_per_type_only_where_both_are():
+    assert not FixedSizeOptions({"a": 3}, 4).is_hetero()
+    assert not FixedSizeOptions(3, {CITES: 4}).is_hetero()
+    hetero = FixedSizeOptions({"a": 3, "b": 2}, 4).to_hetero(["b"], [CITES, WRITES])
+    assert (hetero.num_nodes, hetero.num_edges) == ({"b": 2}, {CITES: 4, WRITES: 4})
+    with pytest.raises(ValueError, match=r"num_edges has no entry for \('b', 'cites', 'b'\).*writes.*Add one"):
+        FixedSizeOptions(3, {WRITES: 4}).to_hetero(["a"], [CITES])
+
+
+def test_what_graphs_may_use_is_all_but_a_node_of_each_type():
+    store = FlatStore.from_dataset([hetero_graph(2, 3, 4, 1)])
+    assert FixedSizeOptions({"a": 3, "b": 7}, {WRITES: 4, CITES: 1}).limits(store.size_axes).tolist() == [2, 6, 4, 1]
+
+
+def test_rows_of_a_graphs_attributes_are_told_or_found():
+    graphs = [Data(x=torch.ones(9, 1), rings=torch.ones(n), tasks=torch.ones(3)) for n in (2, 4)]
+    store = FlatStore.from_dataset(graphs)
+    axes = {axis.name: axis for axis in store.row_pointers}
+    options = FixedSizeOptions(20, 0, 5)
+    assert options.rows(axes["tasks"], store) == 15
+    with pytest.raises(ValueError, match=r"'rings' has 2 to 4 rows a graph.*num_rows=\{'rings': 17\}"):
+        options.rows(axes["rings"], store)
+    room = options.with_rows_for(store)
+    assert room.num_rows == {"rings": 17}
+    assert room.rows(axes["rings"], store) == 17
+    given = FixedSizeOptions(20, 0, 5, num_rows={"rings": 9, "tasks": 20})
+    assert given.with_rows_for(store).num_rows == {"rings": 9, "tasks": 20}
+    assert (given.rows(axes["rings"], store), given.rows(axes["tasks"], store)) == (9, 20)
+    even = FlatStore.from_dataset(graphs[:1])
+    assert options.with_rows_for(even) is options
+
+
+def test_defaults_of_padding_graphs_fill_no_nodes():
+    options = FixedSizeOptions(6, 6, 3, node_pad_value=4, pad_graph_defaults={"x": 9, "y": 8})
+    assert options.pad_value(Level.NODE, None, "x") == 4
+    assert [options.pad_value(Level.GRAPH, None, name) for name in ("x", "y", "charge")] == [9, 8, 0]
+    assert options.pad_value(Level.EDGE, None, "edge_attr") == 0
+    assert [options.pad_value(Level.NODE, None, name) for name in ("train_mask", "n_id")] == [0, 0]
+
+
+def test_tuned_sizes_are_silent_when_told_to_be_and_named_by_their_types_otherwise(capsys):
+    graphs = [hetero_graph(2 + i % 3, 3 + i % 2, 4 + i % 5, 1 + i % 2, i) for i in range(60)]
+    quiet = FixedSizeOptions.tune(graphs, target_graphs=8, verbose=False, edge_pad_value=7)
+    assert capsys.readouterr().out == ""
+    loud = FixedSizeOptions.tune(graphs, target_graphs=8, edge_pad_value=7)
+    assert loud == quiet
+    assert loud.edge_pad_value == 7
+    text = capsys.readouterr().out
+    assert "size_" not in text
+    for (source, kind, end), count in loud.num_edges.items():
+        assert f"{count} {source}-{kind}-{end} edges" in text
+    assert all(f"{count} {kind} nodes" in text for kind, count in loud.num_nodes.items())
+    assert {count % 8 for count in (*loud.num_nodes.values(), *loud.num_edges.values())} == {0}
+    assert FixedSizeOptions.tune(graphs, target_graphs=8, align=1, verbose=False).num_nodes != loud.num_nodes
+
+
+def test_the_smallest_rounding_is_none():
+    sizes = FixedSizeOptions(9, 0, 3, node_pad_value=2)
+    assert sizes.round_to(1) == sizes
+    assert sizes.round_to(2) == FixedSizeOptions(10, 0, 3, node_pad_value=2)
+
+
+def test_a_measured_dataset_that_makes_its_graphs_is_read_once_for_all():
+    dataset = OnDisk()
+    FixedSizeOptions.from_dataset(dataset, 3)
+    assert GraphSizes(dataset).are_known
+
+
+@pytest.mark.parametrize(("verbose", "bar"), [(True, None), (False, False)])
+def test_a_bar_is_shown_only_where_words_are(monkeypatch, verbose, bar):
+    asked, measured = [], sizes_module._measured
+    monkeypatch.setattr(sizes_module, "_measured", lambda *given: asked.append(given[1]) or measured(*given))
+    FixedSizeOptions.tune(GRAPHS * 9, target_graphs=3, verbose=verbose)
+    assert asked == [bar]

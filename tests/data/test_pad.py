@@ -11,7 +11,8 @@ from torch_geometric.datasets import FakeDataset
 from torch_geometric.transforms import Compose, ToUndirected
 from torch_geometric.transforms.pad import AttrNamePadding, EdgeTypePadding, NodeTypePadding
 
-from popgeo.data import Pad, unpad
+from popgeo.data import FixedSizeCollater, FixedSizeOptions, Pad, unpad
+from popgeo.data.super_batch import join
 from tests.support.graphs import CITES, WRITES, assert_same_graphs, graph, hetero_graph, same
 
 
@@ -92,3 +93,96 @@ def test_pad_composes_with_transforms_of_pyg_and_serves_as_one():
 def test_what_carries_no_mask_is_not_unpadded():
     with pytest.raises(ValueError, match="carries no nodes_mask"):
         unpad(graph(3, 2))
+
+
+def test_a_graph_without_features_states_how_many_nodes_it_has_now(native):
+    data = Data(num_nodes=3, edge_index=torch.tensor([[0, 1], [2, 1]]), y=torch.tensor([7.0]))
+    padded = Pad(5, 4, add_pad_mask=True)(data)
+    assert (padded.num_nodes, data.num_nodes) == (5, 3)
+    assert padded.edge_index.tolist() == [[0, 1, 3, 3], [2, 1, 3, 3]]
+    assert_same_graphs(unpad(padded), [data])
+    assert unpad(padded)[0].num_nodes == 3
+    by_edges = Pad(5, 4)(Data(edge_index=torch.tensor([[0, 1], [2, 1]])))
+    assert (by_edges.num_nodes, "num_nodes" in by_edges) == (5, True)
+    assert "num_nodes" not in Pad(5, 4)(Data(x=torch.ones(3, 1)))
+
+
+def test_attributes_are_left_out_when_told_to(native):
+    padded = Pad(6, 6, exclude_keys=["pos", "edge_attr", "y", "nothing"])(graph(3, 2))
+    assert set(graph(3, 2).keys()) - set(padded.keys()) == {"pos", "edge_attr", "y"}
+    assert padded.x.shape == (6, 3)
+    hetero = Pad(6, 6, exclude_keys=["edge_attr"])(hetero_graph(2, 3, 4, 1))
+    assert set(hetero[WRITES].keys()) == {"edge_index"}
+
+
+def test_attributes_of_a_graph_stay_as_they_are(native):
+    data = graph(3, 2)
+    padded = Pad(6, 6, node_pad_value=2, edge_pad_value=3, add_pad_mask=True)(data)
+    assert set(padded.keys()) == {*data.keys(), "nodes_mask", "edges_mask"}
+    for name in ("y", "root_index", "weight"):
+        assert same(padded[name], data[name])
+    assert (padded.charge, padded.name) == (data.charge, data.name)
+    assert (padded.pos[3:] == 2).all()
+    assert (padded.edge_attr[2:] == 3).all()
+    assert set(Pad(6, 6)(data).keys()) == set(data.keys())
+
+
+def test_as_many_edges_as_pairs_of_nodes_are_kept_where_none_are_given():
+    assert Pad(4)(graph(3, 2)).edge_index.shape == (2, 16)
+    assert (Pad(6, 6).mask_pad_value, Pad(6, 6).add_pad_mask) == (False, False)
+    with pytest.raises(ValueError, match="max_num_edges is needed where max_num_nodes is given per type"):
+        Pad({"a": 3, "b": 4})
+
+
+def test_masks_of_nodes_are_filled_behind_the_real_ones_only(native):
+    data = graph(3, 2)
+    for value in (False, True):
+        mask = Pad(6, 6, mask_pad_value=value)(data).train_mask
+        assert mask.tolist() == data.train_mask.tolist() + [value] * 3
+    assert Pad(6, 6, mask_pad_value=True)(data).x[3:].any().item() is False
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (({"a": 1, "b": 9}, 9), r"has 2 nodes of type 'a', Pad.max_num_nodes is 1. Raise it to 2 or more"),
+        (
+            ({"a": 9, "b": 9}, {WRITES: 3, CITES: 9}),
+            r"has 4 edges of type \('a', 'writes', 'b'\), Pad.max_num_edges is 3. Raise it to 4 or more",
+        ),
+        (
+            ({"a": 3, "b": 3}, {WRITES: 6, CITES: 1}),
+            r"needs 2 padding edges, which join padding nodes, but all 3 nodes of type 'b' are real. "
+            "Raise max_num_nodes to 4",
+        ),
+    ],
+)
+def test_a_graph_of_types_that_is_too_large_is_refused_by_the_type(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        Pad(*sizes)(hetero_graph(2, 3, 4, 1))
+    full = Pad({"a": 2, "b": 3}, {WRITES: 4, CITES: 1}, add_pad_mask=True)(hetero_graph(2, 3, 4, 1))
+    assert_same_graphs(unpad(full), [hetero_graph(2, 3, 4, 1)])
+    assert full["a"].nodes_mask.all()
+
+
+def test_a_batch_without_masks_cannot_be_unpadded():
+    with pytest.raises(ValueError, match="The batch has no graphs_mask, so its padding cannot be told from its graphs"):
+        unpad(FixedSizeCollater(FixedSizeOptions(6, 6, 3))([graph(3, 2)]))
+
+
+def test_a_joined_batch_is_unpadded_batch_after_batch():
+    collate = FixedSizeCollater(FixedSizeOptions(6, 6, 3), add_masks_to_batch=True)
+    graphs = [graph(3, 2), graph(2, 1, 1), graph(4, 3, 2)]
+    assert_same_graphs(unpad(join([collate(graphs[:2]), collate(graphs[2:])])), graphs)
+
+
+def test_masks_of_one_level_are_enough_to_unpad_it():
+    padded = Pad(6, 6, add_pad_mask=True)(graph(3, 2))
+    del padded.edges_mask
+    (left,) = unpad(padded)
+    assert (left.x.shape[0], left.edge_index.shape[1], "nodes_mask" in left) == (3, 6, False)
+    assert "nodes_mask" in padded
+    padded = Pad(6, 6, add_pad_mask=True)(graph(3, 2))
+    del padded.nodes_mask
+    (left,) = unpad(padded)
+    assert (left.x.shape[0], left.edge_index.shape[1]) == (6, 2)

@@ -5,7 +5,7 @@ import torch
 from torch_geometric.data import Batch, Data, Dataset, HeteroData
 
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, Level, unpad
-from popgeo.data.read_pyg import _concatenate, _refuse_containers
+from popgeo.data.read_pyg import _concatenate, _refuse_containers, why_not_collated
 from tests.support.graphs import assert_same_graphs, graph, hetero_graph, same
 from tests.support.loaders import InMemory
 
@@ -152,6 +152,32 @@ def test_a_dataset_of_any_other_class_is_read_graph_by_graph():
     assert_same_graphs(list(FlatStore.from_dataset(Some())), [graph(n + 1, n) for n in range(3)])
 
 
+@pytest.mark.parametrize("method", ["get", "__getitem__"])
+def test_a_dataset_in_memory_that_makes_its_graphs_in_a_method_of_its_own_is_asked_for_them(method):
+    def made(self, index):
+        return graph(4, 2, index)
+
+    dataset = type("Made", (InMemory,), {method: made})([graph(3, 1), graph(2, 1)])
+    assert why_not_collated(dataset) == "Made makes its graphs in a method of its own"
+    assert_same_graphs(FlatStore.from_dataset(dataset)[:], [graph(4, 2, 0), graph(4, 2, 1)])
+
+
+@pytest.mark.parametrize(
+    ("graphs", "names"),
+    [
+        ([graph(3, 4), graph(2, 1, 1)], ["pos", "name", "edge_attr"]),
+        ([Data(num_nodes=n, edge_index=torch.zeros(2, 1).long(), y=torch.ones(1)) for n in (2, 3)], ["y"]),
+        ([hetero_graph(2, 3, 4, 1, seed) for seed in range(3)], ["edge_attr", "y"]),
+    ],
+    ids=["one", "stated", "hetero"],
+)
+def test_attributes_of_a_dataset_in_memory_are_left_out_as_those_of_a_list(graphs, names):
+    stores = [FlatStore.from_dataset(dataset, exclude_keys=names) for dataset in (InMemory(graphs), graphs)]
+    assert not {attribute.name for attribute in stores[0].attributes} & set(names)
+    assert_same_graphs(stores[0][:], stores[1][:])
+    assert stores[0].sizes.tolist() == stores[1].sizes.tolist()
+
+
 def joined(*values):
     return _concatenate(Data(), Data()._store, "y", list(values))
 
@@ -165,6 +191,16 @@ def test_values_are_joined_as_their_kind_asks():
     assert (rows.tolist(), starts.tolist()) == ([4, 5], [0, 1, 2])
     rows, starts = joined(torch.zeros(2, 3), torch.ones(4, 3))
     assert (list(rows.shape), starts.tolist()) == ([6, 3], [0, 2, 6])
+
+
+@pytest.mark.parametrize(
+    "values", [(1, torch.tensor([1])), (torch.tensor(1), torch.tensor(2), 3.0), ("a", torch.ones(1))]
+)
+def test_what_is_a_tensor_in_some_graphs_only_is_refused(values):
+    kinds = type(values[0]).__name__, type(values[-1]).__name__
+    message = f"'y' is a {kinds[0]} in graph 0 and a {kinds[1]} in graph {len(values) - 1}; it must be a tensor in all"
+    with pytest.raises(ValueError, match=message):
+        joined(*values)
 
 
 def test_one_graph_alone_is_used_where_it_lies():

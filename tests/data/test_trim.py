@@ -10,7 +10,7 @@ from torch_geometric.utils import is_undirected
 
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, unpad
 from popgeo.data.trim import trim
-from tests.support.graphs import assert_same_graphs, graph, hetero_graph, same
+from tests.support.graphs import CITES, WRITES, assert_same_graphs, graph, hetero_graph, same
 
 
 def undirected(num_nodes: int, num_pairs: int, seed: int = 0) -> Data:
@@ -115,6 +115,72 @@ def test_heterogeneous_graphs_are_trimmed_per_type(native):
     assert int(batch["a"].nodes_mask.sum()) == 4
     assert int(batch["b"].nodes_mask.sum()) == 8
     assert all((g["a"].num_nodes, g["b"].num_nodes) >= (1, 4) for g in unpad(batch))
+
+
+def test_edges_without_ends_are_removed_one_by_one():
+    graphs = [Data(x=torch.ones(2, 1), edge_attr=torch.arange(3 * i, 3 * i + n)) for i, n in enumerate((3, 2))]
+    store = FlatStore.from_dataset(graphs)
+    trimmed = trim(store, np.array([9, 2]), nodes=False, edges=True, generator=seeded())
+    assert trimmed.store.sizes[:, 1].sum() == 2
+    assert set(trimmed.store.attributes[1].values.tolist()) <= {0, 1, 2, 3, 4}
+    assert trimmed.num_edges.tolist() == [3 - trimmed.store.sizes[0, 1], 2 - trimmed.store.sizes[1, 1]]
+
+
+def test_both_directions_go_together_wherever_the_ends_stand_among_the_attributes():
+    whole = undirected(6, 7)
+    data = Data()
+    data.edge_weight, data.edge_index, data.x = whole.edge_weight, whole.edge_index, whole.x
+    trimmed = trim(FlatStore.from_dataset([data]), np.array([9, 8]), nodes=False, edges=True, generator=seeded())
+    weight, index = (attribute.values for attribute in trimmed.store.attributes[:2])
+    assert index.shape == (2, 8)
+    assert is_undirected(index, weight, num_nodes=6)
+    hetero = hetero_graph(3, 6, 5, 1)
+    hetero[CITES].edge_index = whole.edge_index
+    trimmed = trim(
+        FlatStore.from_dataset([hetero]), np.array([9, 9, 9, 8]), nodes=False, edges=True, generator=seeded()
+    )
+    assert trimmed.store.sizes.tolist() == [[3, 6, 5, 8]]
+    assert is_undirected(trimmed.store.attributes[-1].values, num_nodes=6)
+
+
+def test_edges_of_two_types_that_join_the_same_numbers_are_no_pair():
+    data = hetero_graph(3, 3, 4, 0)
+    data[WRITES].edge_index = torch.tensor([[0, 1, 0, 2], [1, 0, 2, 0]])
+    for seed in range(5):
+        trimmed = trim(
+            FlatStore.from_dataset([data]), np.array([9, 9, 3, 9]), nodes=False, edges=True, generator=seeded(seed)
+        )
+        assert trimmed.store.sizes.tolist() == [[3, 3, 3, 0]]
+
+
+def test_nodes_that_fit_stay_also_where_edges_do_not():
+    store = FlatStore.from_dataset([undirected(5, 6)])
+    for limit in (5, 6, 9):
+        trimmed = trim(store, np.array([limit, 4]), nodes=True, edges=True, generator=seeded())
+        assert trimmed.store.sizes.tolist() == [[5, 4]]
+        assert (trimmed.num_nodes.tolist(), trimmed.num_edges.tolist()) == ([0], [8])
+
+
+def test_edges_of_what_is_left_are_shifted_by_the_nodes_that_are_left():
+    trimmed = trim(
+        FlatStore.from_dataset([undirected(5, 6), undirected(4, 3)]), np.array([6, 99]), nodes=True, edges=False,
+        generator=seeded(),
+    ).store  # fmt: skip
+    assert trimmed.attributes[1].increments.tolist() == [[n] for n in trimmed.sizes[:, 0].tolist()]
+    hetero = [hetero_graph(4, 3, 5, 4, seed) for seed in range(2)]
+    trimmed = trim(
+        FlatStore.from_dataset(hetero), np.array([5, 6, 99, 99]), nodes=True, edges=False, generator=seeded()
+    ).store
+    increments = [a.increments.tolist() for a in trimmed.attributes if a.name == "edge_index"]
+    assert increments == [
+        [[a, b] for a, b, *_ in trimmed.sizes.tolist()],
+        [[b, b] for _, b, *_ in trimmed.sizes.tolist()],
+    ]
+
+
+def test_what_counts_nodes_is_no_hindrance_where_no_node_has_to_go():
+    store = FlatStore.from_dataset([graph(5, 3)])
+    assert trim(store, np.array([5, 3]), nodes=True, edges=False, generator=seeded()).store.sizes.tolist() == [[5, 3]]
 
 
 def test_trimming_that_is_not_enough_says_so():

@@ -68,7 +68,7 @@ class AppendFile:
         self.flush()
         with self.paths[0].open("rb") as file:
             file.seek(-8, os.SEEK_END)
-            return int.from_bytes(file.read(8), "little")
+            return int.from_bytes(file.read(), "little")
 
     def flush(self) -> None:
         """Hands to the system what was appended."""
@@ -76,7 +76,7 @@ class AppendFile:
             file.flush()
 
     def finish(self) -> None:
-        """Puts the parts together, on disk for good; those that went in are left for `remove_parts`."""
+        """Puts the parts together, on disk for good; those that went in are left where they are."""
         self.flush()
         whole = self._files[0]
         for path in self.paths[1:]:
@@ -85,11 +85,6 @@ class AppendFile:
         whole.flush()
         os.fsync(whole.fileno())
         self.close()
-
-    def remove_parts(self) -> None:
-        """Removes the parts that `finish` has put together."""
-        for path in self.paths[1:]:
-            path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Closes the files."""

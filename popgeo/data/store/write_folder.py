@@ -49,19 +49,17 @@ class FolderWriter:
             if self.is_complete or (self.part / _JOURNAL).exists():
                 self._go_on()
         except OSError as error:
-            self._lock.close()
+            self._close()
             raise ValueError(f"Another process is writing {self.part}. Wait for it, or name another folder.") from error
         except ValueError:
-            self._lock.close()
+            self._close()
             raise
 
     def __enter__(self) -> "FolderWriter":
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for file in self.files.values():
-            file.close()
-        self._lock.close()
+        self._close()
 
     @property
     def num_graphs(self) -> int:
@@ -142,6 +140,11 @@ class FolderWriter:
         for name in (_JOURNAL, _LOCK):
             (self.part / name).unlink(missing_ok=True)
         os.replace(self.part, self.folder)
+
+    def _close(self) -> None:
+        for file in self.files.values():
+            file.close()
+        self._lock.close()
 
     def _note(self, num_graphs: int, last_graph: int) -> None:
         for file in self.files.values():
