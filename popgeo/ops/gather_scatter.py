@@ -142,7 +142,8 @@ def sum_compiled(
     out = src.new_empty(num_rows, channels)
     if rowptr is not None and index is not None:
         rowptr, perm = check_plan_tensors("index", index, num_rows, rowptr, perm)
-    index = None if index is None else as_int64(index)
+    if index is not None:
+        index = as_int64(index)
     pointers = src.data_ptr(), pointer(index), pointer(rowptr), pointer(perm), out.data_ptr()
     sizes = num_edges, num_rows, channels, num_tiles, torch.get_num_threads()
     if native(_pack_sum(NATIVE_DTYPES[src.dtype], *pointers, *sizes)):
