@@ -92,6 +92,28 @@ def test_in_forward_mode_tensors_without_a_tangent_are_computed_with(arguments: 
         assert scatter(ONES, torch.tensor([1, 1]), dim_size=2).tolist() == [0, 2]
 
 
+def test_only_in_forward_mode_are_tangents_looked_for(monkeypatch: pytest.MonkeyPatch):
+    asked = []
+    monkeypatch.setattr(eager, "_refuse_forward_mode", asked.append)
+    with Watch():
+        assert not is_eager((ONES,))
+    assert not asked
+    with forward_ad.dual_level():
+        assert not is_eager((ONES,))
+        assert asked == [(ONES,)]
+        monkeypatch.setattr(eager, "is_compiling", lambda: True)
+        assert not is_eager((ONES,))
+    assert len(asked) == 1
+
+
+def test_a_tensor_of_another_class_is_not_plain():
+    class Own(torch.Tensor):
+        pass
+
+    assert not is_eager((ONES, ONES.as_subclass(Own)))
+    assert not is_direct(ONES.as_subclass(Own))
+
+
 def test_a_tangent_is_refused_but_not_looked_for_while_torch_compiles(monkeypatch: pytest.MonkeyPatch):
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(ONES, ONES)

@@ -152,6 +152,17 @@ def test_out_takes_what_is_reduced_along_any_dimension(native):
     assert squares.tolist() == [[4, 2, 2], [10, 2, 2]]  # of the deviations, and what was there
 
 
+def test_an_index_that_is_the_same_in_every_channel_may_have_a_plan(native):
+    index = torch.tensor([1, 0, 1, 3])
+    plan, src = ScatterPlan.from_index(index, 4), torch.arange(12.0).reshape(4, 3)
+    for wide, values in ((index[:, None].expand(4, 3), src), (index[:, None].clone(), src[:, :1])):
+        for dim in (0, -2):
+            result = scatter(values, wide, dim, dim_size=4, plan=plan)
+            assert torch.equal(result, scatter(values, index, 0, dim_size=4))
+    result = scatter(src.t(), index[None].expand(3, 4), -1, dim_size=4, plan=plan)
+    assert torch.equal(result, scatter(src, index, 0, dim_size=4).t())
+
+
 def test_an_index_that_differs_between_channels_is_checked_and_has_no_plan(native):
     src, index = torch.ones(2, 3), torch.tensor([[0, 1, 0], [1, 3, 0]])
     with pytest.raises(ValueError, match=r"index\[4\] is 3; allowed are 0 to 2"):

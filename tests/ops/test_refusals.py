@@ -86,6 +86,7 @@ def test_a_convolution_on_two_devices_is_refused():
 
 
 def test_segments_need_one_dimension_of_pointers(native, tensors):
+    assert OPS.segment_sum(tensors(ROWS), tensors(torch.tensor([3]))).shape == (0, 2)
     pointers = (torch.zeros(2, 2).long(), torch.zeros(0).long(), torch.tensor([0, 3]).short(), torch.tensor([0.0, 3]))
     for wrong in map(tensors, pointers):
         with pytest.raises(ValueError, match=r"indptr has shape .* it is an int64 or int32 of \(num_rows \+ 1,\)"):

@@ -84,6 +84,7 @@ def test_rows_are_repeated_between_their_pointers_and_zero_before_them(native, r
     assert ops.gather_csr(rows, indptr, out) is out
     assert out.tolist() == [*expected, *[0] * (5 - len(expected))]
     table = torch.stack([rows, 2 * rows])
+    assert ops.gather_csr(torch.ones(0, 2), torch.zeros(0, 3).long()).shape == (0, 0)
     assert ops.gather_csr(table, indptr[None]).tolist() == [expected, [2 * one for one in expected]]
 
 
@@ -195,12 +196,17 @@ def test_under_capture_shapes_follow_from_the_arguments(native):
         assert ops.gather_csr(rows[:2], indptr, rows.new_empty(7, 2)).shape == (7, 2)
 
 
-def test_pointers_are_read_by_the_compiled_kernel():
+def test_pointers_are_read_by_the_compiled_kernel(monkeypatch):
     if not library.is_available():
         pytest.skip(library.reason())
-    made = segment_sum._rowptr(torch.tensor([0, 9, 1, 9, 4, 9])[::2], 4)
-    assert made.dtype is torch.int32
-    assert made.tolist() == [0, 1, 4]
-    assert segment_sum._rowptr(torch.tensor([0, 1], device="meta"), 4) is None
     with library.without_native():
         assert segment_sum._rowptr(torch.tensor([0, 1]), 4) is None
+    told, find = [], library.function
+    monkeypatch.setattr(
+        library, "function", lambda *named: lambda *given: (told.append(given[1:3]), find(*named)(*given))[1]
+    )
+    made = segment_sum._rowptr(torch.tensor([0, 9, 1, 9, 5, 9])[::2], 5)
+    assert made.dtype is torch.int32
+    assert made.tolist() == [0, 1, 5]
+    assert told == [(5, 2)]  # entries and rows
+    assert segment_sum._rowptr(torch.tensor([0, 1], device="meta"), 4) is None
