@@ -198,6 +198,8 @@ def test_a_dimension_that_is_not_there_is_refused(native):
     for dim in (2, -3):
         with pytest.raises(ValueError, match=rf"dim is {dim}; src has shape \(2, 3\), so it is -2 to 1"):
             scatter(src, torch.tensor([0, 1]), dim)
+        with pytest.raises(ValueError, match=rf"dim is {dim}"):
+            scatter(src, torch.tensor([0, 1]), dim, dim_size=2)
 
 
 def test_a_tensor_of_another_class_is_summed_by_torch_s_dispatcher(native):

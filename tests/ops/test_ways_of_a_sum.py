@@ -7,7 +7,16 @@ import torch
 from torch import Tensor
 
 from popgeo.native import library
-from popgeo.ops import ScatterPlan, cfconv, gather_scatter, scatter, segment_csr, sum_on_device
+from popgeo.ops import (
+    ScatterPlan,
+    cfconv,
+    gather_scatter,
+    round_stochastic,
+    scatter,
+    segment_csr,
+    shifted_softplus,
+    sum_on_device,
+)  # fmt: skip
 from popgeo.ops.gather_scatter import sum_to_torch
 
 INDEX = torch.tensor([1, 0, 1, 1])
@@ -91,10 +100,11 @@ def test_the_shortest_way_needs_no_dispatcher_and_tells_the_kernel_all(monkeypat
     monkeypatch.setattr(gather_scatter, "_SCATTER_SUM", None)
     plan = ScatterPlan.from_index(INDEX, 2).set_tiles(3)
     for given, pointers in ((None, [0, 0, 0]), (plan, [plan.rowptr.data_ptr(), plan.perm.data_ptr(), 3])):
-        out = scatter(SRC, INDEX, 0, dim_size=2, plan=given)
-        rowptr, perm, num_tiles = pointers
-        data = 0, SRC.data_ptr(), INDEX.data_ptr(), rowptr, perm, out.data_ptr()
-        assert told.pop() == (*data, 4, 2, 2, num_tiles, torch.get_num_threads())
+        for dim in (0, -2):
+            out = scatter(SRC, INDEX, dim, dim_size=2, plan=given)
+            rowptr, perm, num_tiles = pointers
+            data = 0, SRC.data_ptr(), INDEX.data_ptr(), rowptr, perm, out.data_ptr()
+            assert told.pop() == (*data, 4, 2, 2, num_tiles, torch.get_num_threads())
     leaf = SRC.clone().requires_grad_()
     with torch.no_grad():
         assert not scatter(leaf, INDEX, 0, dim_size=2).requires_grad
@@ -122,6 +132,13 @@ def test_the_other_ops_run_compiled_too(calls):
         "popgeo_plan", "popgeo_scatter_extremum", "popgeo_rowptr", "popgeo_scatter_sum",
         *["popgeo_cfconv"] * 3, "popgeo_cfconv_backward",
     ]  # fmt: skip
+    calls.clear()
+    round_stochastic(SRC, torch.tensor(3))
+    shifted_softplus(SRC.clone().requires_grad_()).sum().backward()
+    assert calls == ["popgeo_round_stochastic", "popgeo_shifted_softplus", "popgeo_shifted_softplus_backward"]
+    calls.clear()
+    shifted_softplus(SRC.double().requires_grad_()).sum().backward()
+    assert not calls
 
 
 def test_floating_point_rows_on_a_gpu_are_summed_by_row_pointers():
