@@ -101,7 +101,7 @@ def _check_data(x: Tensor, w: Tensor, num_edges: int) -> None:
 
 
 def _check(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int) -> None:
-    num_edges = src.shape[0] if src.dim() == 1 else src.numel()
+    num_edges = src.numel()
     _check_data(x, w, num_edges)
     check_index("src", src, num_edges, x)
     check_index("dst", dst, num_edges, x)

@@ -52,14 +52,14 @@ def sum_at_once(src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | N
             return None
         if index.dtype is not torch.int64 or not index.is_contiguous():
             return None
-        rowptr = perm = num_tiles = 0
+        rowptr, perm, num_tiles = None, None, 0
         if plan is None:
-            if num_rows < 0 or index.shape != (num_edges,):
+            if index.shape != (num_edges,):
                 return None
         elif num_edges != plan.num_edges or not plan.is_of(index, num_rows):
             return None
         else:
-            rowptr, perm, num_tiles = plan.rowptr.data_ptr(), pointer(plan.perm), plan.num_tiles
+            rowptr, perm, num_tiles = plan.rowptr, plan.perm, plan.num_tiles
         num_threads = torch.get_num_threads()
         if (num_threads > 1 or number in _HALVES) and sum_to_torch(
             num_edges, num_rows, channels, num_threads=num_threads, by_edge=number not in _HALVES
@@ -67,7 +67,7 @@ def sum_at_once(src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | N
             return None
         out = src.new_empty(num_rows, channels)
         call = _pack_sum(
-            number, src.data_ptr(), index.data_ptr(), rowptr, perm, out.data_ptr(),
+            number, src.data_ptr(), index.data_ptr(), pointer(rowptr), pointer(perm), out.data_ptr(),
             num_edges, num_rows, channels, num_tiles, num_threads,
         )  # fmt: skip
         return None if native(call) else out
@@ -142,7 +142,8 @@ def sum_compiled(
     out = src.new_empty(num_rows, channels)
     if rowptr is not None and index is not None:
         rowptr, perm = check_plan_tensors("index", index, num_rows, rowptr, perm)
-    index = None if index is None else as_int64(index)
+    if index is not None:
+        index = as_int64(index)
     pointers = src.data_ptr(), pointer(index), pointer(rowptr), pointer(perm), out.data_ptr()
     sizes = num_edges, num_rows, channels, num_tiles, torch.get_num_threads()
     if native(_pack_sum(NATIVE_DTYPES[src.dtype], *pointers, *sizes)):

@@ -95,7 +95,7 @@ class Rows:
 
     def restore_position(self, arg: Tensor) -> Tensor:
         """The winning rows of `src`, as positions along the caller's dimension."""
-        return self.restore(torch.div(arg, max(self.channels, 1), rounding_mode="floor") if self.is_per_entry else arg)
+        return self.restore(torch.div(arg, self.channels, rounding_mode="floor") if self.is_per_entry else arg)
 
 
 def plan_arguments(plan: ScatterPlan | None, index: Tensor, num_rows: int) -> tuple[Tensor | None, Tensor | None, int]:

@@ -195,6 +195,7 @@ def test_what_does_not_fit_is_refused(native):
         scatter(SRC, INDEX.reshape(2, 2), 0, dim_size=4)
     with pytest.raises(ValueError, match=r"dtype torch\.int16"):
         scatter(SRC, INDEX.short(), 0, dim_size=4)
+    assert scatter(SRC.t().contiguous().t(), INDEX, 0, dim_size=4).tolist() == BY_HAND["sum"]
     with pytest.raises(ValueError, match="on meta"):
         scatter(SRC, INDEX.to("meta"), 0, dim_size=4)
     full, plan = torch.stack([INDEX, INDEX.flip(0)], 1), ScatterPlan.from_index(INDEX, 4)
@@ -243,6 +244,7 @@ def test_a_mode_that_watches_operations_sees_the_sum():
 
 
 def test_data_without_memory_have_shapes():
+    assert scatter(SRC.t().contiguous().t(), INDEX, 0, dim_size=4).tolist() == BY_HAND["sum"]  # steps in memory
     src, index = SRC.to("meta"), INDEX.to("meta")
     assert scatter(src, index, 0, dim_size=4).shape == (4, 2)
     with pytest.raises(ValueError, match="move both to one device"):

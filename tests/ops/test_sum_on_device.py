@@ -1,5 +1,6 @@
 """Sums by row pointers, as a GPU runs them: the bits of the reference, on the processor and in Triton's interpreter."""
 
+import itertools
 import os
 from types import ModuleType
 
@@ -101,3 +102,81 @@ def test_triton_convolves_forward_and_backward(kernels: ModuleType):
     rowptr, perm = sum_on_device.plan(src, 7)
     torch.testing.assert_close(kernels.cfconv(grad, w, dst, rowptr, perm), to_x)
     assert torch.equal(kernels.products(x, grad, src, dst), to_w)
+
+
+class OnDevice(torch.Tensor):
+    """A tensor that says it lies on a GPU."""
+
+    is_cuda = True
+
+
+def test_on_a_gpu_triton_sums_where_it_is_there(monkeypatch: pytest.MonkeyPatch):
+    x, w, src, dst = edges()
+    asked: list[tuple[str, tuple[Tensor, ...]]] = []
+
+    class Kernels:
+        def __getattr__(self, name: str):
+            return lambda *given: asked.append((name, given)) or torch.full((1,), float(len(asked)))
+
+    monkeypatch.setattr(sum_on_device, "triton_kernels", Kernels)
+    there = [t.as_subclass(OnDevice) for t in (w, x)]
+    rowptr, perm = sum_on_device.plan(dst, 7)
+    for given in ((None, None), (rowptr, perm)):
+        asked.clear()
+        assert sum_on_device.scatter_sum(there[0], dst, 7, *given) == 1
+        assert sum_on_device.cfconv(there[1], w, src, dst, 7, *given) == 2
+        assert sum_on_device.cfconv_backward(there[1], there[1], w, dst, src, *given) == (3, 4)
+        assert [name for name, _ in asked] == ["sum_rows", "cfconv", "cfconv", "products"]
+        assert torch.equal(asked[0][1][1], rowptr)
+        assert torch.equal(asked[0][1][2], perm)
+        assert torch.equal(asked[1][1][2], src)
+    sum_on_device.scatter_sum(w, dst, 7, None, None)
+    sum_on_device.cfconv_backward(x, x, w, src, dst, None, None)
+    assert len(asked) == 4  # on a processor there is no Triton
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("with_plan", [False, True])
+def test_without_triton_torch_sums_and_differentiates_in_order(dtype: torch.dtype, with_plan: bool):
+    x, w, src, dst = edges(dtype=dtype)
+    forward = sum_on_device.plan(dst, 7) if with_plan else (None, None)
+    assert torch.equal(sum_on_device.cfconv(x, w, src, dst, 7, *forward), reference.cfconv(x, w, src, dst, 7))
+    backward = sum_on_device.plan(src, 7) if with_plan else (None, None)
+    made = sum_on_device.cfconv_backward(x, x, w, src, dst, *backward)
+    assert all(map(torch.equal, made, reference.cfconv_backward(x, x, w, src, dst)))
+
+
+def test_one_row_none_and_rows_without_edges():
+    rows = torch.tensor([[1.0, 2.0], [4.0, 8.0]])
+    for rowptr, expected in (([0], []), ([0, 2], [[5, 10]]), ([0, 0, 2, 2], [[0, 0], [5, 10], [0, 0]])):
+        made = sum_on_device.sum_in_torch(rows, torch.tensor(rowptr, dtype=torch.int32), None)
+        assert made.tolist() == expected
+        assert made.shape[1] == 2
+    assert sum_on_device.sum_in_torch(rows[:0], torch.tensor([0, 0]), None).tolist() == [[0, 0]]
+    assert sum_on_device.sum_in_torch(rows, torch.tensor([0, 1, 2]), torch.tensor([1, 0])).tolist() == [[4, 8], [1, 2]]
+
+
+@pytest.mark.parametrize("index", [[0, 3], [-1, 1]])
+def test_on_a_gpu_every_end_is_checked(monkeypatch: pytest.MonkeyPatch, index: list[int]):
+    monkeypatch.setattr(sum_on_device, "serves", lambda src: True)
+    x, w, wrong, right = torch.ones(3, 2), torch.ones(2, 2), torch.tensor(index), torch.tensor([0, 1])
+    popgeo = torch.ops.popgeo
+    rowptr, perm = sum_on_device.plan(right, 3)
+    for name, call in (
+        ("src", lambda: popgeo.cfconv(x, w, wrong, right, 3)),
+        ("src", lambda: popgeo.cfconv(x, w, wrong, right, 3, rowptr, perm)),
+        ("index", lambda: popgeo.cfconv(x, w, right, wrong, 3)),
+        ("dst", lambda: popgeo.cfconv_backward(x, x, w, right, wrong)),
+        ("dst", lambda: popgeo.cfconv_backward(x, x, w, right, wrong, None, None, rowptr, perm)),
+        ("index", lambda: popgeo.scatter_sum(w, wrong, 3)),
+    ):
+        with pytest.raises(RuntimeError, match=f"{name} has entries outside of 0 to 2"):
+            call()
+    calls = (
+        lambda bad: popgeo.cfconv(x, w, right, right, 3, bad, perm),
+        lambda bad: popgeo.cfconv_backward(x, x, w, right, right, None, None, bad, perm),
+        lambda bad: popgeo.scatter_sum(w, right, 3, bad, perm),
+    )
+    for call, bad in itertools.product(calls, (rowptr.long(), rowptr[:3])):
+        with pytest.raises(ValueError, match="A tensor of the plan"):
+            call(bad)
