@@ -130,6 +130,17 @@ def test_the_steps_of_each_operation_give_what_torch_gives():
             )  # fmt: skip
 
 
+def test_a_factor_of_one_takes_no_step():
+    for target, args, code in (
+        ("add.Tensor", (X, Y, 1), "add"),
+        ("sub.Tensor", (X, Y, 1.0), "sub"),
+        ("pow.Tensor_Scalar", (X, 1), "copy"),
+    ):
+        codes = []
+        writer_of(Op(target=f"aten.{target}", args=(), outputs=()))(lambda code, *_, to=codes: to.append(code), *args)
+        assert codes == [code]
+
+
 def test_bounds_may_be_named():
     for named in ({"min": -0.5}, {"max": 0.4}, {"min": -0.4, "max": 0.3}):
         assert_close(by_steps("aten.clamp.default", X, **named), X.clamp(**named), rtol=0, atol=0)

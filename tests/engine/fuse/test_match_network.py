@@ -51,7 +51,10 @@ def test_a_network_of_two_layers_with_all_its_parts():
         filters=filters,
         envelope=v["env"],
         layers=(
-            Layer(weight=v["w1"], bias=v["b1"], rows=v["rows"], result=first, slope=("aten.tanh_backward.default", activated)),
+            Layer(
+                weight=v["w1"], bias=v["b1"], rows=v["rows"], result=first,
+                slope=("aten.tanh_backward.default", activated),
+            ),
             Layer(weight=v["w2"], bias=None, rows=activated, result=second),
         ),
         activation=Activation.TANH,
@@ -131,7 +134,9 @@ def test_so_many_layers_are_served(num_layers):
 
 
 def test_an_envelope_may_come_first():
-    graph, v = graph_of(lambda rows, w2, env: env * F.linear(rows, w2), rows=torch.ones(5, 6), w2=GIVEN["w2"], env=GIVEN["env"])  # fmt: skip
+    given = GIVEN | {"rows": torch.ones(NUM_EDGES, 6)}
+    names = ("rows", "w2", "env")
+    graph, v = graph_of(lambda rows, w2, env: env * F.linear(rows, w2), **{name: given[name] for name in names})
     found = match_network(DefUse(graph), graph.outputs[0])
     assert found is not None
     assert (found.envelope, found.layers[0].weight, found.ops) == (v["env"], v["w2"], {1, 2})
