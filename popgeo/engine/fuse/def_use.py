@@ -35,12 +35,12 @@ class DefUse:
         return op if op is not None and op.target in targets and self.is_stable(v) else None
 
     def index_of_maker(self, v: int | None) -> int | None:
-        """Where the operation stands that makes a value."""
-        return None if v is None else self.graph.values[v].producer
+        """Where the operation stands that makes a value; None where it is given, or -1 for none."""
+        return None if v is None or v < 0 else self.graph.values[v].producer
 
     def is_stable(self, v: int | None) -> bool:
         """Whether nothing changes the value in place."""
-        return v is not None and self.graph.values[v].storage not in self._mutated
+        return v is not None and v >= 0 and self.graph.values[v].storage not in self._mutated
 
     def users_of(self, v: int, *targets: str) -> list[int]:
         """The operations of these names that read a value."""

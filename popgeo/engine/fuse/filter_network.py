@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from popgeo.engine.fuse.def_use import DefUse, ref
 from popgeo.ops.interaction_call import LEAST_EXPONENT, MAX_LAYERS, Activation
@@ -118,7 +119,7 @@ def match_gradients(uses: DefUse, network: Network, gradient: int) -> Gradients 
             (made,) = op.makes()
             if op.target == "aten.mm.default" and tuple(map(ref, op.args)) == (gradient, layer.weight) and position:
                 back = made
-            elif op.target == "aten.sum.dim_IntList" and list(op.args[1]) == [0] and bias is None:
+            elif op.target == "aten.sum.dim_IntList" and op.args[1] == [0] and not op.kwargs and bias is None:
                 bias = made
             elif uses.untransposed(made) == gradient and weight is None:
                 product = _only_user(uses, made, "aten.mm.default")
@@ -150,26 +151,28 @@ def match_gaussians(uses: DefUse, expansion: int) -> GaussiansOf | None:
             return None
         v = ref(cut.args[0])
     exponential = uses.maker(v, "aten.exp.default")
-    v = -1 if exponential is None else ref(exponential.args[0])
-    clamped = uses.maker(v, "aten.clamp.default") if v >= 0 else None
+    if exponential is None:
+        return None
+    v = ref(exponential.args[0])
+    clamped = uses.maker(v, "aten.clamp.default")
     if clamped is not None:
         if len(clamped.args) != 2 or clamped.kwargs or clamped.args[1] > LEAST_EXPONENT:
             return None
         v = ref(clamped.args[0])
-    scaled = uses.maker(v, "aten.mul.Tensor", "aten.mul.Scalar") if v >= 0 else None
+    scaled = uses.maker(v, "aten.mul.Tensor", "aten.mul.Scalar")
     if scaled is None or not isinstance(scaled.args[1], float) or not scaled.args[1] < 0:
         return None
     squared = uses.maker(ref(scaled.args[0]), "aten.pow.Tensor_Scalar", "aten.square.default")
-    if squared is None or (len(squared.args) > 1 and squared.args[1] != 2):
+    if squared is None or squared.args[1:] not in ((), (2,)):
         return None
     difference = uses.maker(ref(squared.args[0]), "aten.sub.Tensor")
     if difference is None or difference.kwargs:
         return None
     num_edges, num_gaussians = uses.graph.values[expansion].shape
     distances, centres = map(ref, difference.args)
-    if min(distances, centres) < 0 or uses.graph.values[distances].shape != (num_edges, 1):
+    if not uses.is_plain(distances, (num_edges, 1)) or not uses.is_plain(centres):
         return None
-    if not uses.is_plain(distances) or not uses.is_plain(centres) or uses.graph.values[centres].numel != num_gaussians:
+    if uses.graph.values[centres].numel != num_gaussians:
         return None
     return GaussiansOf(distances=distances, centres=centres, width=scaled.args[1])
 
@@ -191,7 +194,7 @@ def _match_layer(uses: DefUse, result: int, slope: tuple[str, int]) -> Layer | N
 def _match_activation(uses: DefUse, value: int) -> tuple[Activation, int, tuple[str, int], list[int]] | None:
     """What an activated value is made from: the kind, what it was, how that is differentiated, and by which ops."""
     shift = uses.maker(value, "aten.sub.Tensor")  # softplus minus its value at 0
-    is_shifted = shift is not None and isinstance(shift.args[1], float) and abs(shift.args[1] - math.log(2)) < 1e-6
+    is_shifted = shift is not None and _is_log_2(shift.args[1]) and not shift.kwargs
     made = ref(shift.args[0]) if shift is not None and is_shifted else value
     op = uses.maker(made, *_ACTIVATIONS)
     if op is None or not (len(op.args) == 1 or op.args[1:] == (1, 20)) or op.kwargs:
@@ -205,6 +208,10 @@ def _match_activation(uses: DefUse, value: int) -> tuple[Activation, int, tuple[
         indices.append(_index(uses, value))
     given = ref(op.args[0])
     return kind, given, (slope, made if takes_result else given), indices
+
+
+def _is_log_2(argument: Any) -> bool:
+    return isinstance(argument, float) and abs(argument - math.log(2)) < 1e-6
 
 
 def _match_slope(uses: DefUse, layer: Layer, gradient: int | None) -> int | None:

@@ -1,6 +1,7 @@
 """Joins each interaction of a graph, forward and backward, into one pass over the edges."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,6 +99,8 @@ def _match(uses: DefUse, filters: int) -> Match | None:
     if sums is None or network is None:
         return None
     back = _match_back(uses, sums, network)
+    if back is not None and min(back.ops) < max(sums.ops):
+        return None
     replaced = sums.ops | network.ops | (back.ops if back is not None else frozenset())
     kept = {sums.result}
     if back is not None:
@@ -116,12 +119,12 @@ def _is_closed(uses: DefUse, replaced: frozenset[int], kept: set[int]) -> bool:
 def _match_sums(uses: DefUse, filters: int) -> Sums | None:
     indices = uses.users_of(filters, CFCONV)
     ops = [uses.graph.ops[index] for index in indices]
-    if any(len(op.args) != 5 or op.kwargs for op in ops):  # with plans of the user's own
+    if any(len(op.args) != 5 for op in ops):  # with plans of the user's own
         return None
     x, w, src, dst = map(ref, ops[0].args[:4])
     num_rows, values = ops[0].args[4], uses.graph.values
     num_edges, channels = values[w].shape
-    plain = uses.is_plain(x, (values[x].shape[0], channels)) and num_edges < 2**28 and channels
+    plain = uses.is_plain(x, (values[x].shape[0], channels)) and num_edges < 2**28
     if not plain or not all(uses.is_plain(index, (num_edges,), torch.int64) for index in (src, dst)):
         return None
     (result,) = ops[0].makes()
@@ -147,21 +150,23 @@ def _match_back(uses: DefUse, sums: Sums, network: Network) -> Back | None:
     wanted = ends if sums.half_list else ends[:1]
     if not ops or len(ops) != len(wanted) or any(end not in found for end in wanted):
         return None
-    if any(len(op.args) != 5 or op.kwargs or None in op.outputs or op.args[0] != ops[0].args[0] for op in ops):
+    if any(len(op.args) != 5 or op.args[0] != ops[0].args[0] for op in ops):
         return None
     replaced = set(indices)
+    to_x: int | None
     (to_x, to_w), *others = [op.makes() for op in ops]
     if others:
-        joined = [_sum_of(uses, one, other) for one, other in zip((to_x, to_w), others[0], strict=True)]
-        if joined[1] is None or (joined[0] is None and uses.users.get(to_x)):
+        of_x, of_w = (_sum_of(uses, one, other) for one, other in zip((to_x, to_w), others[0], strict=True))
+        if of_w is None:
             return None
-        replaced.update(index for index in joined if index is not None)
-        to_x, to_w = (-1 if index is None else uses.graph.ops[index].makes()[0] for index in joined)
+        replaced.update(index for index in (of_x, of_w) if index is not None)
+        to_x = None if of_x is None else uses.graph.ops[of_x].makes()[0]
+        (to_w,) = uses.graph.ops[of_w].makes()
     grad = ref(ops[0].args[0])
     gradients = match_gradients(uses, network, to_w)
     if gradients is None or not uses.is_plain(grad, (sums.num_rows, uses.graph.values[sums.x].shape[1])):
         return None
-    needed = to_x >= 0 and (bool(uses.users.get(to_x)) or to_x in uses.returned)
+    needed = to_x in uses.users or to_x in uses.returned
     return Back(grad=grad, to_x=to_x if needed else None, gradients=gradients, ops=frozenset(replaced) | gradients.ops)
 
 
@@ -179,7 +184,7 @@ class _Rewriter:
 
     def __init__(self, graph: OpGraph, matches: Sequence[Match]) -> None:
         self._graph, self._values = graph, list(graph.values)
-        self._new_storage = 1 + max((value.storage for value in graph.values), default=-1)
+        self._storages = itertools.count(max(value.storage for value in graph.values) + 1)
         self._plans: dict[tuple[int | None, ...], int] = {}
         self._placed: dict[int, list[Op]] = {}
         self._dropped = set[int]()
@@ -262,8 +267,8 @@ class _Rewriter:
 
     def _new(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> int:
         stride = tuple(torch.empty(shape, device="meta").stride())
-        storage, self._new_storage = self._new_storage, self._new_storage + 1
-        self._values.append(Value(shape=shape, stride=stride, offset=0, dtype=dtype, storage=storage, producer=None))
+        value = Value(shape=shape, stride=stride, offset=0, dtype=dtype, storage=next(self._storages), producer=None)
+        self._values.append(value)
         return len(self._values) - 1
 
     def _stand_in(self, v: int) -> Tensor:

@@ -10,7 +10,7 @@ from popgeo.capture.passes import with_ops
 from popgeo.engine.fuse.block_program import fits_registers
 from popgeo.engine.fuse.chain import CHAIN
 from popgeo.engine.fuse.elementwise import fits, writer_of
-from popgeo.engine.fuse.open_chain import SUMS, OpenChain, shape_of, summed_dimensions
+from popgeo.engine.fuse.open_chain import OpenChain, shape_of, summed_dimensions
 from popgeo.native import library
 
 # A chain waits for operations that continue it, and keeps its operands alive meanwhile.
@@ -71,7 +71,7 @@ class _Search:
             return
         self._last_writer.update(dict.fromkeys(changed, chain))
         self._maker.update(dict.fromkeys(chain.made, chain))
-        while len(self._open) > _MOST_OPEN:
+        if len(self._open) > _MOST_OPEN:
             self._emit(self._open[0])
 
     def result(self) -> OpGraph:
@@ -126,7 +126,7 @@ class _Search:
 
     def _summed_late(self, op: Op) -> bool:
         """Lets a chain that already has its place sum what it makes."""
-        if op.target not in SUMS or summed_dimensions(op, self._graph.values) is None or op.writes:
+        if summed_dimensions(op, self._graph.values) is None:
             return False
         (storage,) = {self._storage[v] for v in op.reads()}
         chain = self._maker.get(storage)

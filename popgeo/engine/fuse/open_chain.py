@@ -23,7 +23,7 @@ def shape_of(op: Op, values: Sequence[Value]) -> tuple[int, ...]:
 
 def summed_dimensions(op: Op, values: Sequence[Value]) -> list[int] | None:
     """Which dimensions an operation sums away; None where it is no sum that a chain can end in."""
-    if op.target not in SUMS or any(key != "dtype" or kind is not None for key, kind in op.kwargs.items()):
+    if op.target not in SUMS or op.kwargs:
         return None
     operand, result = values[op.reads()[0]], values[op.makes()[0]]
     if operand.dtype != torch.float32 or result.dtype != torch.float32 or not math.prod(operand.shape):
@@ -82,7 +82,7 @@ class OpenChain:
 
     def absorb_view(self, op: Op, graph: OpGraph) -> bool:
         """Takes in a view that shows what the chain makes element by element, so that the chain may go on with it."""
-        if not graph.is_view(op) or len(op.makes()) != 1:
+        if not graph.is_view(op):
             return False
         value = graph.values[op.makes()[0]]
         shape = tuple(size for size in value.shape if size != 1)
@@ -165,8 +165,6 @@ class OpenChain:
         if any(size > 1 and step == 0 for size, step in zip(value.shape, value.stride, strict=True)):
             return False
         if is_new:
-            if value.offset or value.storage in self._read or value.storage in self._changed:
-                return False
             self.made[value.storage] = v
         elif value.storage in self.made:
             if key not in self._held:
@@ -185,7 +183,7 @@ class OpenChain:
         operand, result = graph.values[taken], graph.values[made]
         summed = summed_dimensions(op, graph.values)
         source = self._held.get(self._key(operand, operand.shape))
-        if summed is None or source is None or result.offset:
+        if summed is None or source is None:
             return False
         keeps = len(result.shape) == len(operand.shape)
         left = iter(result.stride)

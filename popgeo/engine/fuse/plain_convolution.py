@@ -1,6 +1,7 @@
 """Finds continuous-filter convolutions written as gather, product and sum at the receivers, and makes each one call."""
 
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
@@ -111,20 +112,18 @@ def _out_of_place(graph: OpGraph, where: Container[int]) -> OpGraph:
     if not any(op.target in _IN_PLACE for op in graph.ops):
         return graph
     uses, values, ops = DefUse(graph), list(graph.values), list(graph.ops)
-    new_storage = 1 + max(value.storage for value in values)
+    new_storages = itertools.count(max(value.storage for value in values) + 1)
     writers = Counter(values[v].storage for op in graph.ops for v in op.writes)
     for index, op in enumerate(graph.ops):
         if op.target not in _IN_PLACE or index not in where:
             continue
         (v,) = op.makes()
         zeros, storage = uses.index_of_maker(v), values[v].storage
-        is_new = zeros is not None and ops[zeros].target in _ZEROS
-        if zeros is None or not is_new or writers[storage] != 1 or op.writes != (v,) or ref(op.args[0]) != v:
+        if zeros is None or ops[zeros].target not in _ZEROS or writers[storage] != 1:
             continue
         if min(uses.users[v]) < index:
             continue
-        values.append(dataclasses.replace(values[v], storage=new_storage))
-        new_storage += 1
+        values.append(dataclasses.replace(values[v], storage=next(new_storages)))
         base = len(values) - 1
         ops[zeros] = dataclasses.replace(ops[zeros], outputs=(base,))
         args = Ref(base), *op.args[1:]
@@ -141,7 +140,7 @@ def _match(uses: DefUse, index: int) -> Convolution | None:
     product = uses.maker(messages, _PRODUCT)
     if product is None or messages in uses.returned or not _only_summed(uses, messages, index):
         return None
-    if not uses.is_plain(messages) or len(values[messages].shape) != 2:
+    if len(values[messages].shape) != 2:
         return None
     shape = values[messages].shape
     channels = shape[1]
@@ -208,7 +207,7 @@ def _pairs(uses: DefUse, found: Sequence[Convolution]) -> Iterator[Back]:
         for one in found:
             ends = one.w, one.src, one.dst, one.num_rows, values[one.x].shape[0]
             turned = to_x.w, to_x.dst, to_x.src, values[to_x.x].shape[0], to_x.num_rows
-            if ends != turned or one.scatter >= to_x.scatter:
+            if ends != turned:
                 continue
             to_w = _product_of(uses, one.gathered, to_x.gathered)
             if to_w is None or to_w in taken:

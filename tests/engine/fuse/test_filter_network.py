@@ -29,19 +29,41 @@ def gaussians(distances, centres):
         lambda d, c: torch.exp(-1.5 * (d[:, None] - c).square()),
         lambda d, c: torch.exp((-1.5 * (d[:, None] - c).pow(2)).clamp(-60.0)),
         lambda d, c: torch.threshold(gaussians(d, c), math.exp(-60), 0.0),
+        lambda d, c: torch.threshold(gaussians(d, c), math.exp(-59), 0.0),
+        lambda d, c: torch.exp((d[:, None] - c.view(1, 4)).pow(2.0) * -1.5),
     ],
 )
 def test_gaussians_are_known_however_they_are_written(function):
     match, graph = found(function)
     assert match is not None
     assert match.width == -1.5
-    assert [graph.values[v].shape for v in (match.distances, match.centres)] == [(5, 1), (4,)]
+    assert graph.values[match.distances].shape == (5, 1)
+    assert graph.values[match.centres].shape in ((4,), (1, 4))
+
+
+def test_squares_have_a_name_of_their_own_in_inference_mode():
+    with torch.inference_mode():
+        match, graph = found(lambda d, c: torch.exp(-1.5 * (d[:, None] - c).square()), DISTANCES, CENTRES)
+    assert "aten.square.default" in [op.target for op in graph.ops]
+    assert match is not None
+
+
+def test_distances_and_centres_are_the_values_that_are_subtracted():
+    match, graph = found(lambda d, c: torch.exp(-1.5 * (d - c).pow(2)), DISTANCES.view(5, 1), CENTRES)
+    assert match is not None
+    assert (match.distances, match.centres) == tuple(graph.inputs.values()) == (0, 1)
 
 
 @pytest.mark.parametrize(
     "function",
     [
         lambda d, c: torch.exp(1.5 * (d[:, None] - c).pow(2)),  # they grow
+        lambda d, c: torch.exp(0.0 * (d[:, None] - c).pow(2)),
+        lambda d, c: torch.exp(-2 * (d[:, None] - c).pow(2)),  # as a whole number, which no model has
+        lambda d, c: torch.exp(-1.5 * (d[:, None] - 0.5).pow(2)),
+        lambda d, c: torch.exp(-1.5 * (d[:, None] - c)),
+        lambda d, c: torch.exp((d[:, None] - c).pow(2)),
+        lambda d, c: torch.exp(-1.5 * (d[:, None].expand(5, 4).contiguous() - c).pow(2)),
         lambda d, c: torch.exp(-1.5 * (d[:, None] - c).pow(3)),
         lambda d, c: torch.exp(-1.5 * torch.sub(d[:, None], c, alpha=2).pow(2)),
         lambda d, c: torch.exp(-1.5 * (d[:, None] + c).pow(2)),
