@@ -37,7 +37,8 @@ class FlatParameters:
         members: The parameters.
         accumulates: Whether an update joins several gradients, so that their sum needs memory of its own.
         total_type: Type of that sum; the parameters' own when left out.
-        part: Which of how many parts of them this process updates, where each process keeps a part of the state.
+        part: Which of how many parts of them this process updates, where each process keeps a part of the state; of
+            what is not divisible it updates all.
 
     Attributes:
         is_sharded: Whether they are this process's own, so that no other process has gradients for them.
@@ -68,7 +69,7 @@ class FlatParameters:
         self.total_views = self._split(self.total)
         self._views = self._split(self.flat.detach())
         self.own, self._range = self.flat, slice(0, self.flat.numel())
-        if part[1] > 1:
+        if part[1] > 1 and self.is_divisible:
             self._range = part_of(self.flat.numel(), *part)
             self.own = nn.Parameter(self.flat.detach().view(-1)[self._range])
             set_gradient(self.own, self.total.view(-1)[self._range])
@@ -114,6 +115,11 @@ class FlatParameters:
             return [flat]
         sizes = [p.numel() for p in self.members]
         return [part.view(p.shape) for part, p in zip(flat.view(-1).split(sizes), self.members, strict=True)]
+
+    @property
+    def is_divisible(self) -> bool:
+        """Whether each process may update a part: all have them alike, and one element lies beside the other."""
+        return not self.is_sharded and self.flat.dim() > 0 and self.flat.is_contiguous()
 
     @property
     def is_divided(self) -> bool:
@@ -171,8 +177,7 @@ def flatten_groups(
                 by_kind[(p.dtype, is_sharded(p)) if alike else id(p)].append(p)
         for members in by_kind.values():
             total_type = precision.gradient_type(optimizer, members[0].dtype)
-            own = (0, 1) if is_sharded(members[0]) or not members[0].dim() else part
-            flat.append(FlatParameters(number, members, accumulates, total_type, own))
+            flat.append(FlatParameters(number, members, accumulates, total_type, part))
     return flat
 
 

@@ -66,8 +66,9 @@ class MixedOptimizer(Optimizer):
         for number, group in enumerate(self.param_groups):
             (parameter,) = group["params"]
             if self.precision.stochastic_rounding:
-                # What has no dimensions is never divided: all processes round it alike.
-                start = self.precision.counter(number, num_updates, is_divided=parameter.dim() > 0)
+                # What is never divided all processes round alike.
+                is_divided = parameter.dim() > 0 and parameter.is_contiguous()
+                start = self.precision.counter(number, num_updates, is_divided=is_divided)
                 self.state[parameter][COUNTER] = torch.tensor(start, device=parameter.device)
             if self.precision.master_weights and parameter.dtype in NARROW and MASTER not in self.state[parameter]:
                 self.state[parameter][MASTER] = parameter.float()
