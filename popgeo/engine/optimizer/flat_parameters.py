@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from popgeo.engine.optimizer.copy_optimizer import without_parameters
 from popgeo.engine.optimizer.gradient_scaling import set_gradient
 from popgeo.engine.optimizer.precision import Precision
 from popgeo.engine.replicas import is_sharded, part_of
@@ -187,8 +188,8 @@ def optimizer_of(flat: Sequence[FlatParameters], optimizer: Optimizer) -> Optimi
         {**{k: v for k, v in optimizer.param_groups[part.group].items() if k != "params"}, "params": [part.own]}
         for part in flat
     ]
-    worker = copy.copy(optimizer)
-    worker.param_groups, worker.state = groups, defaultdict(dict)
+    worker = without_parameters(optimizer)
+    worker.param_groups = groups
     return worker
 
 
