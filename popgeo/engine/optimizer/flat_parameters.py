@@ -37,7 +37,7 @@ class FlatParameters:
         group: Number of their group in the optimizer.
         members: The parameters.
         accumulates: Whether an update joins several gradients, so that their sum needs memory of its own.
-        total_type: Type of that sum; the parameters' own when left out.
+        total_type: Type of that sum; None for the parameters' own.
         part: Which of how many parts of them this process updates, where each process keeps a part of the state; of
             what is not divisible it updates all.
 
@@ -54,8 +54,8 @@ class FlatParameters:
         group: int,
         members: Sequence[nn.Parameter],
         accumulates: bool,
-        total_type: torch.dtype | None = None,
-        part: tuple[int, int] = (0, 1),
+        total_type: torch.dtype | None,
+        part: tuple[int, int],
     ) -> None:
         self.group, self.members, self.is_sharded = group, list(members), is_sharded(members[0])
         # A single parameter keeps its shape: optimizers such as Adafactor look at rows and columns.
@@ -69,7 +69,7 @@ class FlatParameters:
         self.gradient_views = self._split(self.gradient)
         self.total_views = self._split(self.total)
         self._views = self._split(self.flat.detach())
-        self.own, self._range = self.flat, slice(0, self.flat.numel())
+        self.own = self.flat
         if part[1] > 1 and self.is_divisible:
             self._range = part_of(self.flat.numel(), *part)
             self.own = nn.Parameter(self.flat.detach().view(-1)[self._range])
@@ -162,7 +162,7 @@ def flatten_groups(
     *,
     accumulates: bool,
     elementwise: bool,
-    part: tuple[int, int] = (0, 1),
+    part: tuple[int, int],
 ) -> list[FlatParameters]:
     """The trained parameters of an optimizer, those that it treats alike as one; all alone unless it is elementwise.
 
@@ -194,4 +194,4 @@ def optimizer_of(flat: Sequence[FlatParameters], optimizer: Optimizer) -> Optimi
 
 
 def _is_elementwise(part: Any, parameter: Tensor) -> bool:
-    return isinstance(part, Tensor) and part.shape == parameter.shape and part.dim() > 0
+    return isinstance(part, Tensor) and part.shape == parameter.shape

@@ -102,7 +102,7 @@ class Update:
         self._worker = mixed(optimizer_of(self._flat, optimizer), self.precision)
         self._require_wide_gradients()
         self._runner: UpdateRunner | None = None
-        self._has_state = False
+        self._has_state: bool
         self._adopted: object = None
 
     def accumulate(self, *, first: bool, names: Sequence[str] | None = None) -> None:

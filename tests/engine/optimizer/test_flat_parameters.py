@@ -7,6 +7,7 @@ from torch import nn
 from popgeo.engine.optimizer.flat_parameters import FlatParameters, flatten_groups, is_elementwise, optimizer_of
 from popgeo.engine.optimizer.precision import Precision
 
+WHOLE = (0, 1)
 SHAPES = ((3, 2), (5,), (1,), (2, 1, 2))  # 6, 5, 1 and 4 elements
 
 
@@ -22,7 +23,7 @@ def joined(tensors: list[torch.Tensor]) -> torch.Tensor:
 def test_members_lie_one_after_the_other_and_become_views_when_taken_over():
     members = parameters()
     values, before = joined(members), [p.data_ptr() for p in members]
-    flat = FlatParameters(7, members, accumulates=False)
+    flat = FlatParameters(7, members, False, None, WHOLE)
     assert (flat.group, flat.members, flat.is_sharded, flat.is_divided) == (7, members, False, False)
     assert torch.equal(flat.flat.detach(), values)
     assert [p.data_ptr() for p in members] == before
@@ -39,25 +40,27 @@ def test_members_lie_one_after_the_other_and_become_views_when_taken_over():
 
 def test_memory_that_is_exchanged_or_widened_is_taken_over_again():
     members = parameters()
-    flat = FlatParameters(0, members, accumulates=False)
+    flat = FlatParameters(0, members, False, None, WHOLE)
     flat.take_over()
     members[2].data = torch.full((1,), 9.0)
     flat.take_over()
     assert flat.flat[11] == 9
     flat.flat.detach()[11] = 8.0
     assert members[2].item() == 8
-    bits = members[2].data.view(torch.int32)  # the same place in memory, another type
-    members[2].data = bits.view(torch.float32).to(torch.float64)
+    # The same place in memory may be looked at as another type.
+    halves = parameters(torch.bfloat16)
+    flat = FlatParameters(0, halves, False, None, WHOLE)
     flat.take_over()
-    assert members[2].dtype is torch.float32
-    assert members[2].item() == 8
+    halves[2].data = halves[2].data.view(torch.float16)
+    flat.take_over()
+    assert halves[2].dtype is torch.bfloat16
 
 
 @pytest.mark.parametrize("accumulates", [False, True])
 @pytest.mark.parametrize("total_type", [None, torch.float16, torch.float32])
 def test_gradients_have_a_sum_of_their_own_where_there_are_several_or_another_type(accumulates, total_type):
     members = parameters(torch.float16)
-    flat = FlatParameters(0, members, accumulates, total_type)
+    flat = FlatParameters(0, members, accumulates, total_type, WHOLE)
     assert flat.gradient.dtype is torch.float16
     assert flat.total.dtype is (total_type or torch.float16)
     assert (flat.total is flat.gradient) is (not accumulates and total_type is not torch.float32)
@@ -72,7 +75,7 @@ def test_gradients_have_a_sum_of_their_own_where_there_are_several_or_another_ty
 
 def test_one_alone_keeps_its_shape():
     (only,) = [nn.Parameter(torch.randn(3, 2))]
-    flat = FlatParameters(0, [only], accumulates=True)
+    flat = FlatParameters(0, [only], True, None, WHOLE)
     assert flat.flat.shape == flat.gradient.shape == flat.total.shape == (3, 2)
     assert flat.gradient_views[0] is flat.gradient
     assert flat.own is flat.flat
@@ -89,7 +92,7 @@ def test_parts_share_the_elements_and_what_each_has_of_a_state_joins_to_the_whol
     pieces: dict[int, list[torch.Tensor]] = {number: [] for number in range(len(SHAPES))}
     covered = []
     for number in range(parts):
-        flat = FlatParameters(0, members, accumulates=False, part=(number, parts))
+        flat = FlatParameters(0, members, False, None, part=(number, parts))
         assert flat.is_divided
         first, end = 16 * number // parts, 16 * (number + 1) // parts
         assert torch.equal(flat.own.detach(), flat.flat.detach()[first:end])
@@ -125,7 +128,7 @@ def test_parts_share_the_elements_and_what_each_has_of_a_state_joins_to_the_whol
 
 def test_the_state_of_a_part_is_a_copy_of_that_of_whole_parameters():
     (only,) = members = [nn.Parameter(torch.arange(4.0))]
-    flat = FlatParameters(0, members, accumulates=False, part=(1, 2))
+    flat = FlatParameters(0, members, False, None, part=(1, 2))
     optimizer, state = torch.optim.SGD(members, momentum=0.5), {}
     given = optimizer.state[only]["momentum_buffer"] = torch.arange(4.0)
     flat.adopt(optimizer, state)
@@ -135,7 +138,7 @@ def test_the_state_of_a_part_is_a_copy_of_that_of_whole_parameters():
 
 def test_state_is_shown_as_views_and_what_counts_steps_as_a_row_of_copies():
     members = parameters()
-    flat, optimizer = FlatParameters(0, members, accumulates=False), torch.optim.Adam(members)
+    flat, optimizer = FlatParameters(0, members, False, None, WHOLE), torch.optim.Adam(members)
     state = {"step": torch.tensor(3.0), "exp_avg": torch.arange(16.0), "note": "kept"}
     flat.publish(optimizer, state)
     for p in members:
@@ -166,7 +169,7 @@ def test_state_is_shown_as_views_and_what_counts_steps_as_a_row_of_copies():
 
 def test_a_count_of_one_element_parameters_is_no_state_of_elements():
     members = [nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))]
-    flat, optimizer = FlatParameters(0, members, accumulates=False), torch.optim.Adam(members)
+    flat, optimizer = FlatParameters(0, members, False, None, WHOLE), torch.optim.Adam(members)
     for p in members:
         optimizer.state[p].update(step=torch.tensor(2.0), exp_avg=torch.tensor([p.numel() * 1.5]), rows=[1, 2])
     state = {}
@@ -175,6 +178,15 @@ def test_a_count_of_one_element_parameters_is_no_state_of_elements():
     assert state[flat.flat]["exp_avg"].tolist() == [1.5, 1.5]
     assert state[flat.flat]["rows"] == [1, 2]
     assert state[flat.flat]["rows"] is not optimizer.state[members[0]]["rows"]
+
+
+def test_the_state_of_a_parameter_without_dimensions_can_be_written_to_as_well():
+    (only,) = members = [nn.Parameter(torch.tensor(2.0))]
+    flat, optimizer = FlatParameters(0, members, False, None, WHOLE), torch.optim.SGD(members)
+    state = {"momentum_buffer": torch.tensor(5.0)}
+    flat.publish(optimizer, state)
+    optimizer.state[only]["momentum_buffer"].zero_()
+    assert state["momentum_buffer"] == 0
 
 
 def test_what_is_alike_is_joined_and_what_is_not_stays_alone():
@@ -189,7 +201,7 @@ def test_what_is_alike_is_joined_and_what_is_not_stays_alone():
     optimizer = torch.optim.SGD(groups, momentum=0.5)
     trained = {*first, turned, half, own, second}
 
-    def flatten(elementwise: bool, part: tuple[int, int] = (0, 1)) -> list[FlatParameters]:
+    def flatten(elementwise: bool, part: tuple[int, int] = WHOLE) -> list[FlatParameters]:
         return flatten_groups(
             optimizer, trained, Precision(state=torch.float32), accumulates=True, elementwise=elementwise, part=part
         )

@@ -120,6 +120,13 @@ def test_gradients_of_micro_batches_are_added_up_all_at_once_or_by_name():
         torch.testing.assert_close(update.totals()[1], total["scalar"])
 
 
+def test_gradients_of_replicas_are_added_up():
+    update, _ = make("sgd", replication_factor=2)
+    for replica in range(2):
+        feed(update, gradients(replica), first=replica == 0)
+    torch.testing.assert_close(update.totals()[1], gradients(0)["scalar"] + gradients(1)["scalar"])
+
+
 def test_without_several_micro_batches_the_gradient_is_the_sum():
     update, _ = make("sgd")
     for name, place in update.gradients.items():
@@ -242,13 +249,41 @@ def test_gradients_wider_than_weights_are_refused_where_the_optimizer_takes_none
     wide = {"accumulation_dtype": torch.float32}
     with pytest.raises(ValueError, match=r"in torch\.float32, but Adam takes none but torch\.float16"):
         make("adam", torch.float16, **wide)
-    for kind, dtype, choices in (("sgd", torch.float16, {}), ("adam", torch.float32, {}), ("adam", torch.float16, {"master_weights": True})):  # fmt: skip
+    master = {"master_weights": True}
+    for kind, dtype, choices in (
+        ("sgd", torch.float16, {}),
+        ("adam", torch.float32, {}),
+        ("adam", torch.float16, master),
+    ):
         update, held = make(kind, dtype, **wide, **choices)
         assert [total.dtype for total in update.totals()] == [torch.float32] * 2
         before = held["line"].detach().clone()
         feed(update, gradients(0, dtype))
         update.apply()
         assert not torch.equal(held["line"], before)
+
+
+class NeedsTwo(optim.SGD):
+    """Refuses parameters of one element."""
+
+    def step(self) -> None:
+        if any(p.numel() < 2 for group in self.param_groups for p in group["params"]):
+            raise RuntimeError("too small")
+
+
+def test_nothing_is_tried_out_where_gradients_have_the_type_of_the_weights():
+    held = {"rows": nn.Parameter(torch.ones(3))}
+    assert Update(NeedsTwo(held.values()), held, Options()).members() == [["rows"]]
+
+
+def test_weights_changed_from_outside_win_over_master_weights():
+    update, held = make("sgd", torch.float16, master_weights=True)
+    for number in range(2):
+        if number:
+            held["line"].data.fill_(9.0)
+        feed(update, {name: torch.zeros(shape).half() for name, shape in SHAPES.items()})
+        update.apply()
+    assert held["line"].tolist() == [9.0] * 5
 
 
 def test_another_optimizer_must_be_of_the_same_kind_over_the_same_groups():
@@ -262,7 +297,13 @@ def test_another_optimizer_must_be_of_the_same_kind_over_the_same_groups():
             update.set_optimizer(optim.Adam(groups))
 
 
-@pytest.mark.parametrize("change", [lambda o, p: o.add_param_group({"params": [p]}), lambda o, p: o.param_groups[0]["params"].append(p)])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda optimizer, new: optimizer.add_param_group({"params": [new]}),
+        lambda optimizer, new: optimizer.param_groups[0]["params"].append(new),
+    ],
+)
 def test_groups_that_change_afterwards_are_refused(change):
     update, _ = make("sgd")
     feed(update, gradients(0))
@@ -273,7 +314,9 @@ def test_groups_that_change_afterwards_are_refused(change):
 
 
 def test_all_tensors_that_it_holds_are_told():
-    update, held = make("momentum")
+    held = weights()
+    update = Update(KINDS["momentum"](held.values()), held, Options())
+    update.take_over()
     own = held["last"]
     assert [one.numel() for one in update.totals()] == [16, 1]
     assert [one.numel() for one in update.tensors()] == [16, 1]
@@ -281,10 +324,11 @@ def test_all_tensors_that_it_holds_are_told():
     update.apply()
     assert [one.numel() for one in update.tensors()] == [16, 1, 16, 1]
     assert update.members() == [["rows", "line", "one", "last"], ["scalar"]]
-    assert (update.sharded(), update.divided()) == (frozenset(), [])
+    assert (update.sharded(), update.divided(), update.precision.part) == (frozenset(), [], 0)
     own.is_sharded = True
     sharded = Update(KINDS["adam"](held.values()), held, Options(), part=(1, 2))
     assert sharded.members() == [["rows", "line", "one"], ["scalar"], ["last"]]
+    assert sharded.precision.part == 1
     assert sharded.sharded() == frozenset({"2"})
     assert [one.numel() for one in sharded.shared_totals()] == [12, 1]
     assert [one.numel() for one in sharded.totals()] == [12, 1, 4]
@@ -331,6 +375,7 @@ def test_a_captured_update_is_that_of_the_largest_part():
 
     assert sizes(update.capture()) == [16, 1]
     assert sizes(update.capture_part(1)) == [16, 1]
+    assert sizes(update.capture_part(2)) == [8, 1]
     assert sizes(update.capture_part(3)) == [6, 1]
     assert sizes(update.capture_part(16)) == [1, 1]
     assert sizes(mixed.capture_part(4)) == [4, 1, 6]
