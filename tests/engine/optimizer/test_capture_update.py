@@ -36,6 +36,9 @@ def grouped(kind: type[optim.Optimizer], parameters: list[nn.Parameter], **setti
     return kind([{"params": [p]} for p in parameters], **settings)
 
 
+LOOKS = GradientScaling(looks_for_overflow=True)
+
+
 def names(graph) -> list[str]:
     return [str(given) for given in graph.inputs]
 
@@ -71,6 +74,9 @@ def test_what_is_done_to_gradients_before_is_part_of_it():
     assert names(only) == ["gradient:0"]
     assert [op.target for op in only.ops] == ["aten.div_.Tensor"]
     assert only.outputs == ()
+    looks = [op.target for op in capture_scaling(optimizer, LOOKS).ops]
+    assert looks[0] == "aten.linalg_vector_norm.default"
+    assert "aten.div_.Tensor" not in looks
     assert torch.equal(parameters_of(optimizer)[0].grad, before)
 
 

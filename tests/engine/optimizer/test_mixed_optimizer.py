@@ -274,6 +274,16 @@ def test_only_floating_point_of_the_parameter_s_shape_is_kept_in_another_type():
     assert torch.equal(state["grown"].float(), total)
 
 
+def test_what_may_be_a_count_of_steps_keeps_its_type():
+    """The moments of a parameter without dimensions look like one."""
+    scalar = nn.Parameter(torch.ones(()).half())
+    optimizer = wrapped(KINDS["adam"], [scalar], Precision(state=torch.float16))
+    for _ in range(2):
+        scalar.grad = torch.ones(()).half()
+        optimizer.step()
+    assert {part.dtype for part in optimizer.state[scalar].values()} == {torch.float32}
+
+
 @pytest.mark.parametrize(
     ("types", "precision", "wraps"),
     [
