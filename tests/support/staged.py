@@ -1,8 +1,8 @@
-"""Steps of small models cut into stages by hand, in any order of passes, beside eager torch one micro-batch at a time."""
+"""Steps of small models cut into stages, in any order of passes, beside eager torch one micro-batch at a time."""
 
 import copy
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -151,6 +151,3 @@ def shuffled(stages: int, micro_batches: int, seed: int) -> list[Pass]:
         done.add(chosen)
         order.append(chosen)
     return order
-
-
-Function = Callable[..., object]

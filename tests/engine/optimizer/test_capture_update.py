@@ -122,7 +122,7 @@ def test_shapes_alone_are_enough_unless_numbers_are_read():
         capture_later_update(grouped(Reading, on_meta), NONE)
     with pytest.raises(ValueError, match=r"Reading's update cannot be planned"):
         capture_later_update(MixedOptimizer(grouped(Reading, on_meta), Precision()), NONE)
-    with pytest.raises(RuntimeError, match="^broken$"):
+    with pytest.raises(RuntimeError, match=r"^broken$"):
         capture_later_update(grouped(Reading, weights((3, 2)), fails=True), NONE)
 
 

@@ -53,11 +53,10 @@ def plain_loop(make: Make, dtype: torch.dtype, precision: Precision) -> tuple[li
     """By hand: one optimizer of float32 for each parameter, whose weights and state are rounded after each step."""
     weights, states = [], []
     for number, first in enumerate(start(dtype)):
-        weight, counter = first.detach().clone(), 0
+        weight = first.detach().clone()
         wide = nn.Parameter(weight.to(torch.float64 if dtype is torch.float64 else torch.float32))
         optimizer = make([wide])
-        for given in gradients(dtype):
-            counter += 1
+        for counter, given in enumerate(gradients(dtype), start=1):
             wide.grad = given[number].to(wide.dtype)
             optimizer.step()
 

@@ -1,4 +1,4 @@
-"""The update by itself, without a model: joined gradients, scales, overflows, refusals, and parts of it in processes."""
+"""The update by itself, without a model: joined gradients, scales, overflows, refusals, and parts in processes."""
 
 import copy
 import functools
