@@ -40,12 +40,17 @@ def test_a_model_has_its_first_shards_meanwhile_and_all_of_them_afterwards_and_a
     model = nn.Sequential(Cut(4, 4), Cut(4, 4))
     before = {name: p.data_ptr() for name, p in model.named_parameters()}
     shapes = {name: p.shape for name, p in model.named_parameters()}
-    with pytest.raises(RuntimeError, match="broken"), only_first(model, 2):
-        for layer in model:
-            assert [p.shape for p in layer.parameters()] == [(2, 2, 3), (2, 2, 2), (5,)]
-            assert torch.equal(layer.rows.detach(), torch.arange(12.0).view(2, 2, 3))
-        assert {name: p.data_ptr() for name, p in model.named_parameters()} == before
-        raise RuntimeError("broken")
+
+    def look_and_fail() -> None:
+        with only_first(model, 2):
+            for layer in model:
+                assert [p.shape for p in layer.parameters()] == [(2, 2, 3), (2, 2, 2), (5,)]
+                assert torch.equal(layer.rows.detach(), torch.arange(12.0).view(2, 2, 3))
+            assert {name: p.data_ptr() for name, p in model.named_parameters()} == before
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        look_and_fail()
     assert {name: p.data_ptr() for name, p in model.named_parameters()} == before
     assert {name: p.shape for name, p in model.named_parameters()} == shapes
     with only_first(lambda x: x, 1):

@@ -196,10 +196,16 @@ def test_a_loop_draws_as_its_body_does_and_nobody_counts_it():
 def test_a_generator_takes_the_place_of_torch_s_own_even_when_something_fails():
     source, twin = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
     before = torch.get_rng_state()
-    with pytest.raises(RuntimeError, match="broken"), drawing_from(source):
-        drawn = torch.rand(2)
-        raise RuntimeError("broken")
-    assert torch.equal(drawn, torch.rand(2, generator=twin))
+    drawn = []
+
+    def draw_and_fail() -> None:
+        with drawing_from(source):
+            drawn.append(torch.rand(2))
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        draw_and_fail()
+    assert torch.equal(drawn[0], torch.rand(2, generator=twin))
     assert torch.equal(source.get_state(), twin.get_state())
     assert torch.equal(torch.get_rng_state(), before)
 
