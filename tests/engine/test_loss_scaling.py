@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import popgeo
 from popgeo import LossScaling, Options, StepOptions, training_model
+from popgeo.engine.loss_scaling import LossScale, loss_scaling_of
 from popgeo.ipu import TileExact
 
 
@@ -226,3 +227,73 @@ def test_an_infinity_cannot_be_met_and_be_an_error():
 def test_rules_that_make_no_sense_are_refused(numbers: dict[str, float]):
     with pytest.raises(ValueError, match=next(iter(numbers))):
         LossScaling(**numbers)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ({"initial": float("inf")}, "initial is inf; it must be positive"),
+        ({"initial": float("nan")}, "initial is nan; it must be positive"),
+        ({"growth_factor": float("inf")}, "growth_factor is inf; it must be above 1"),
+        ({"backoff_factor": 0.0}, "backoff_factor is 0.0; it must be between 0 and 1"),
+        ({"growth_interval": 2.0}, "growth_interval is 2.0; it must be an integer of at least 1"),
+        ({"growth_interval": True}, "growth_interval is True"),
+        ({"initial": 1.0, "smallest": 1.5}, "smallest is 1.5; it must be between 0 and the first scale"),
+    ],
+)
+def test_numbers_just_outside_their_range_are_refused_in_words(numbers: dict[str, float], message: str):
+    with pytest.raises(ValueError, match=f"LossScaling.{message}"):
+        LossScaling(**numbers)
+
+
+def test_numbers_at_the_ends_of_their_range_are_taken():
+    rule = LossScaling(initial=1e-30, growth_factor=1.001, backoff_factor=0.999, growth_interval=1, smallest=1e-30)
+    assert LossScaling(initial=1.0, smallest=0.0).smallest == 0
+    assert rule.growth_interval == 1
+    usual, scaler = LossScaling(), torch.amp.GradScaler("cpu")
+    assert usual.initial == scaler.get_scale() == 65536
+    assert usual.growth_factor == scaler.get_growth_factor()
+    assert usual.backoff_factor == scaler.get_backoff_factor()
+    assert usual.growth_interval == scaler.get_growth_interval()
+    assert usual.smallest == 1 / 1024**2
+
+
+def test_a_choice_is_a_positive_number_or_a_rule():
+    rule = LossScaling(initial=4.0)
+    assert loss_scaling_of(rule, "Options") is rule
+    assert loss_scaling_of(0.5, "Options") == 0.5
+    for choice, words in ((0, "it must be positive"), (-1.0, "it must be positive"), (True, "pass a positive number")):
+        with pytest.raises(ValueError, match=f"^Mine.loss_scaling is {choice!r}; {words}"):
+            loss_scaling_of(choice, "Mine")
+
+
+def test_a_scale_stays_finite_and_counts_what_happened():
+    scale = LossScale(LossScaling(initial=2.0**126, growth_interval=1, smallest=2.0**125))
+    assert scale.state() == {"scale": 2.0**126, "good_updates": 0, "skipped": 0, "updates": 0}
+    assert [scale.follow(overflowed=False) for _ in range(3)] == [True] * 3
+    assert scale.value == 2.0**127  # twice that is infinite
+    assert not scale.follow(overflowed=True)
+    assert not scale.follow(overflowed=True)
+    assert scale.state() == {"scale": 2.0**125, "good_updates": 0, "skipped": 2, "updates": 5}
+    with pytest.raises(FloatingPointError, match=r"even with a loss scale of .*; 3 of 6 updates were skipped"):
+        scale.follow(overflowed=True)
+    slow = LossScale(LossScaling(initial=8.0, growth_interval=3))
+    assert [slow.follow(overflowed=one) for one in (False, False, True, False, False)] == [
+        True,
+        True,
+        False,
+        True,
+        True,
+    ]
+    assert slow.state() == {"scale": 4.0, "good_updates": 2, "skipped": 1, "updates": 5}
+    other = LossScale(slow.rule)
+    place = other.tensor
+    other.restore(slow.state())
+    assert other.state() == slow.state()
+    assert other.tensor is place
+    assert place == 4  # where the captured step reads it
+    assert place.dtype is torch.float32
+    assert place.shape == ()
+    other.follow(overflowed=False)
+    assert other.value == 8
+    assert str(other) == "loss scale 8, 1 of 6 updates skipped"

@@ -1,7 +1,6 @@
 """An optimizer's update as a graph of operations."""
 
 import copy
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,6 +9,7 @@ from torch.optim import Optimizer
 
 from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.recorder import Recorder
+from popgeo.engine.optimizer.copy_optimizer import without_parameters
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling, set_gradient
 from popgeo.engine.optimizer.mixed_optimizer import MixedOptimizer
 
@@ -61,7 +61,7 @@ def capture_later_update(worker: Optimizer, scaling: GradientScaling) -> OpGraph
     except RuntimeError as error:
         if not any(p.is_meta for p in parameters_of(worker)):
             raise
-        kind = type(getattr(worker, "optimizer", worker)).__name__
+        kind = type(getattr(worker, "inner", worker)).__name__
         raise ValueError(
             f"{kind}'s update cannot be planned from shapes alone: {error}. Ask the compiled model for its report or "
             "pipeline, or take an optimizer that reads no numbers, such as AdamW."
@@ -97,8 +97,7 @@ def _copied(worker: Optimizer) -> Optimizer:
 
 def with_parameters(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> Optimizer:
     """The same optimizer, without state, over other parameters: one a group."""
-    other = copy.copy(optimizer)
-    other.state = defaultdict(dict)
+    other = without_parameters(optimizer)
     groups = zip(optimizer.param_groups, parameters, strict=True)
     other.param_groups = [{**group, "params": [parameter]} for group, parameter in groups]
     return other

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from popgeo.engine.optimizer.copy_optimizer import without_parameters
 from popgeo.engine.optimizer.gradient_scaling import set_gradient
 from popgeo.engine.optimizer.precision import Precision
 from popgeo.engine.replicas import is_sharded, part_of
@@ -36,8 +37,9 @@ class FlatParameters:
         group: Number of their group in the optimizer.
         members: The parameters.
         accumulates: Whether an update joins several gradients, so that their sum needs memory of its own.
-        total_type: Type of that sum; the parameters' own when left out.
-        part: Which of how many parts of them this process updates, where each process keeps a part of the state.
+        total_type: Type of that sum; None for the parameters' own.
+        part: Which of how many parts of them this process updates, where each process keeps a part of the state; of
+            what is not divisible it updates all.
 
     Attributes:
         is_sharded: Whether they are this process's own, so that no other process has gradients for them.
@@ -52,8 +54,8 @@ class FlatParameters:
         group: int,
         members: Sequence[nn.Parameter],
         accumulates: bool,
-        total_type: torch.dtype | None = None,
-        part: tuple[int, int] = (0, 1),
+        total_type: torch.dtype | None,
+        part: tuple[int, int],
     ) -> None:
         self.group, self.members, self.is_sharded = group, list(members), is_sharded(members[0])
         # A single parameter keeps its shape: optimizers such as Adafactor look at rows and columns.
@@ -67,8 +69,8 @@ class FlatParameters:
         self.gradient_views = self._split(self.gradient)
         self.total_views = self._split(self.total)
         self._views = self._split(self.flat.detach())
-        self.own, self._range = self.flat, slice(0, self.flat.numel())
-        if part[1] > 1:
+        self.own = self.flat
+        if part[1] > 1 and self.is_divisible:
             self._range = part_of(self.flat.numel(), *part)
             self.own = nn.Parameter(self.flat.detach().view(-1)[self._range])
             set_gradient(self.own, self.total.view(-1)[self._range])
@@ -116,6 +118,11 @@ class FlatParameters:
         return [part.view(p.shape) for part, p in zip(flat.view(-1).split(sizes), self.members, strict=True)]
 
     @property
+    def is_divisible(self) -> bool:
+        """Whether each process may update a part: all have them alike, and one element lies beside the other."""
+        return not self.is_sharded and self.flat.dim() > 0 and self.flat.is_contiguous()
+
+    @property
     def is_divided(self) -> bool:
         """Whether this process updates a part of them, and gets the rest from others."""
         return self.own is not self.flat
@@ -155,7 +162,7 @@ def flatten_groups(
     *,
     accumulates: bool,
     elementwise: bool,
-    part: tuple[int, int] = (0, 1),
+    part: tuple[int, int],
 ) -> list[FlatParameters]:
     """The trained parameters of an optimizer, those that it treats alike as one; all alone unless it is elementwise.
 
@@ -171,8 +178,7 @@ def flatten_groups(
                 by_kind[(p.dtype, is_sharded(p)) if alike else id(p)].append(p)
         for members in by_kind.values():
             total_type = precision.gradient_type(optimizer, members[0].dtype)
-            own = (0, 1) if is_sharded(members[0]) or not members[0].dim() else part
-            flat.append(FlatParameters(number, members, accumulates, total_type, own))
+            flat.append(FlatParameters(number, members, accumulates, total_type, part))
     return flat
 
 
@@ -182,10 +188,10 @@ def optimizer_of(flat: Sequence[FlatParameters], optimizer: Optimizer) -> Optimi
         {**{k: v for k, v in optimizer.param_groups[part.group].items() if k != "params"}, "params": [part.own]}
         for part in flat
     ]
-    worker = copy.copy(optimizer)
-    worker.param_groups, worker.state = groups, defaultdict(dict)
+    worker = without_parameters(optimizer)
+    worker.param_groups = groups
     return worker
 
 
 def _is_elementwise(part: Any, parameter: Tensor) -> bool:
-    return isinstance(part, Tensor) and part.shape == parameter.shape and part.dim() > 0
+    return isinstance(part, Tensor) and part.shape == parameter.shape

@@ -1,8 +1,6 @@
 """An optimizer of float16 weights whose update is worked out in float32, around any optimizer of torch."""
 
-import copy
 import warnings
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from popgeo.engine.optimizer.copy_optimizer import without_parameters
 from popgeo.engine.optimizer.precision import NARROW, Precision
 from popgeo.ops import round_stochastic
 
@@ -38,8 +37,7 @@ class MixedOptimizer(Optimizer):
     """
 
     def __init__(self, inner: Optimizer, precision: Precision) -> None:
-        self.inner, self.precision = copy.copy(inner), precision
-        self.inner.state, self.inner.param_groups = defaultdict(dict), []  # some look through both when copied
+        self.inner, self.precision = without_parameters(inner), precision
         self.__setstate__({"defaults": inner.defaults, "state": inner.state, "param_groups": inner.param_groups})
 
     def __getstate__(self) -> dict[str, Any]:
@@ -49,9 +47,8 @@ class MixedOptimizer(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Updates every parameter that has a gradient."""
         wide = [self._widened(group["params"][0]) for group in self.param_groups]
-        inner = copy.copy(self.inner)
+        inner = without_parameters(self.inner)
         inner.param_groups = [{**group, "params": [one]} for group, one in zip(self.param_groups, wide, strict=True)]
-        inner.state = defaultdict(dict)
         for group, one in zip(self.param_groups, wide, strict=True):
             inner.state[one] = self._wide_state(group["params"][0])
         inner.step()
@@ -66,8 +63,9 @@ class MixedOptimizer(Optimizer):
         for number, group in enumerate(self.param_groups):
             (parameter,) = group["params"]
             if self.precision.stochastic_rounding:
-                # What has no dimensions is never divided: all processes round it alike.
-                start = self.precision.counter(number, num_updates, is_divided=parameter.dim() > 0)
+                # What is never divided all processes round alike.
+                is_divided = parameter.dim() > 0 and parameter.is_contiguous()
+                start = self.precision.counter(number, num_updates, is_divided=is_divided)
                 self.state[parameter][COUNTER] = torch.tensor(start, device=parameter.device)
             if self.precision.master_weights and parameter.dtype in NARROW and MASTER not in self.state[parameter]:
                 self.state[parameter][MASTER] = parameter.float()

@@ -102,7 +102,7 @@ class Update:
         self._worker = mixed(optimizer_of(self._flat, optimizer), self.precision)
         self._require_wide_gradients()
         self._runner: UpdateRunner | None = None
-        self._has_state = False
+        self._has_state: bool
         self._adopted: object = None
 
     def accumulate(self, *, first: bool, names: Sequence[str] | None = None) -> None:
@@ -229,7 +229,7 @@ class Update:
             return capture_later_update(self._worker, self._scaling)
         cut = []
         for part in self._flat:
-            size = -(-part.flat.numel() // (parts if part.flat.dim() and not part.is_sharded else 1))
+            size = -(-part.flat.numel() // (parts if part.is_divisible else 1))
             own = nn.Parameter(part.flat.detach().reshape(-1)[:size] if part.flat.dim() else part.flat.detach())
             set_gradient(
                 own, part.total.reshape(own.shape) if size == part.total.numel() else part.total.view(-1)[:size]

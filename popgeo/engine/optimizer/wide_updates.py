@@ -51,7 +51,7 @@ def sgd(
             scaled = state["momentum_buffer"].to(gradient.dtype) * momentum + scaled * (1 - group["dampening"])
             state["momentum_buffer"].copy_(scaled)
         else:
-            state["momentum_buffer"] = scaled.to(velocity_type, copy=True)
+            state["momentum_buffer"] = scaled.to(velocity_type)
         velocity = scaled / velocity_scaling
         step = step + velocity * momentum if group["nesterov"] else velocity
     parameter.copy_(parameter.to(gradient.dtype) - step * lr)

@@ -7,6 +7,7 @@ import torch
 from torch import nn, optim
 
 from popgeo.capture.op_graph import Role
+from popgeo.engine.optimizer.gradient_scaling import set_gradient
 from popgeo.engine.optimizer.rehearse import Rehearsal
 
 
@@ -103,3 +104,33 @@ def test_a_state_may_hold_what_is_no_tensor():
     optimizer = CountsInWholeNumbers(weights((3, 2)), lr=0.5)
     rehearsal = Rehearsal(optimizer)
     assert [rehearsal.next(settings(optimizer))[1] for _ in range(2)] == [[-0.5], [-0.25]]
+
+
+def test_gradients_are_of_the_type_that_they_are_joined_in_or_the_parameter_s():
+    for joined in (None, torch.float16, torch.float32):
+        (half,) = [nn.Parameter(torch.ones(2).half())]
+        if joined is not None:
+            set_gradient(half, torch.ones(2, dtype=joined))
+        optimizer = optim.SGD([half], lr=0.5)
+        graph = Rehearsal(optimizer).next(settings(optimizer))[0].graph
+        (gradient,) = graph.inputs_of(Role.GRADIENT).values()
+        assert graph.values[gradient].dtype is (joined or torch.float16)
+
+
+def test_what_counts_and_a_rate_that_is_a_tensor_may_change_the_numbers_of_the_next_update():
+    def counts(optimizer: optim.Optimizer, **state: object) -> bool:
+        (parameter,) = optimizer.param_groups[0]["params"]
+        if state:
+            optimizer.state[parameter].update(state)
+        return Rehearsal(optimizer).counts_steps
+
+    def sgd(lr: float | torch.Tensor = 0.5) -> optim.Optimizer:
+        return optim.SGD(weights((3, 2)), lr=lr)
+
+    assert not counts(sgd())
+    assert not counts(sgd(), momentum_buffer=torch.ones(3, 2))
+    assert not counts(sgd(), momentum_buffer=None)
+    assert not counts(sgd(), rounding=torch.tensor(3))  # no operation is told this number
+    assert counts(sgd(), step=torch.tensor(3.0))
+    assert counts(sgd(), count=3)
+    assert counts(sgd(torch.tensor(0.5)))

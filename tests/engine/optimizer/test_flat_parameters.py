@@ -1,0 +1,246 @@
+"""Parameters side by side in one tensor, whole and in parts: where each lies, and what becomes of its state."""
+
+import pytest
+import torch
+from torch import nn
+
+from popgeo.engine.optimizer.flat_parameters import FlatParameters, flatten_groups, is_elementwise, optimizer_of
+from popgeo.engine.optimizer.precision import Precision
+
+WHOLE = (0, 1)
+SHAPES = ((3, 2), (5,), (1,), (2, 1, 2))  # 6, 5, 1 and 4 elements
+
+
+def parameters(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    torch.manual_seed(0)
+    return [nn.Parameter(torch.randn(shape, dtype=dtype)) for shape in SHAPES]
+
+
+def joined(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+
+def test_members_lie_one_after_the_other_and_become_views_when_taken_over():
+    members = parameters()
+    values, before = joined(members), [p.data_ptr() for p in members]
+    flat = FlatParameters(7, members, False, None, WHOLE)
+    assert (flat.group, flat.members, flat.is_sharded, flat.is_divided) == (7, members, False, False)
+    assert torch.equal(flat.flat.detach(), values)
+    assert [p.data_ptr() for p in members] == before
+    members[1].data.fill_(3.0)  # changed since: what counts is the value when they are taken over
+    flat.take_over()
+    assert torch.equal(flat.flat.detach(), joined(members))
+    assert [p.shape for p in members] == [torch.Size(shape) for shape in SHAPES]
+    flat.flat.detach().fill_(2.0)
+    assert all((p == 2).all() for p in members)
+    kept = members[0].data
+    flat.take_over()
+    assert members[0].data is kept or members[0].data.data_ptr() == kept.data_ptr()
+
+
+def test_memory_that_is_exchanged_or_widened_is_taken_over_again():
+    members = parameters()
+    flat = FlatParameters(0, members, False, None, WHOLE)
+    flat.take_over()
+    members[2].data = torch.full((1,), 9.0)
+    flat.take_over()
+    assert flat.flat[11] == 9
+    flat.flat.detach()[11] = 8.0
+    assert members[2].item() == 8
+    # The same place in memory may be looked at as another type.
+    halves = parameters(torch.bfloat16)
+    flat = FlatParameters(0, halves, False, None, WHOLE)
+    flat.take_over()
+    halves[2].data = halves[2].data.view(torch.float16)
+    flat.take_over()
+    assert halves[2].dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("accumulates", [False, True])
+@pytest.mark.parametrize("total_type", [None, torch.float16, torch.float32])
+def test_gradients_have_a_sum_of_their_own_where_there_are_several_or_another_type(accumulates, total_type):
+    members = parameters(torch.float16)
+    flat = FlatParameters(0, members, accumulates, total_type, WHOLE)
+    assert flat.gradient.dtype is torch.float16
+    assert flat.total.dtype is (total_type or torch.float16)
+    assert (flat.total is flat.gradient) is (not accumulates and total_type is not torch.float32)
+    assert flat.flat.grad is flat.total
+    assert flat.gradient.count_nonzero() == flat.total.count_nonzero() == 0
+    for whole, views in ((flat.gradient, flat.gradient_views), (flat.total, flat.total_views)):
+        whole.copy_(torch.arange(16))
+        assert [view.shape for view in views] == [torch.Size(shape) for shape in SHAPES]
+        assert joined(views).tolist() == list(range(16))
+        assert all(view.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr() for view in views)
+
+
+def test_one_alone_keeps_its_shape():
+    (only,) = [nn.Parameter(torch.randn(3, 2))]
+    flat = FlatParameters(0, [only], True, None, WHOLE)
+    assert flat.flat.shape == flat.gradient.shape == flat.total.shape == (3, 2)
+    assert flat.gradient_views[0] is flat.gradient
+    assert flat.own is flat.flat
+    assert flat.flat.data_ptr() != only.data_ptr()
+
+
+@pytest.mark.parametrize("parts", [2, 3, 5])
+def test_parts_share_the_elements_and_what_each_has_of_a_state_joins_to_the_whole(parts: int):
+    kinds = torch.optim.Adam
+    whole, members = kinds(parameters()), parameters()
+    for p in whole.param_groups[0]["params"]:
+        p.grad = torch.randn_like(p)
+    whole.step()
+    pieces: dict[int, list[torch.Tensor]] = {number: [] for number in range(len(SHAPES))}
+    covered = []
+    for number in range(parts):
+        flat = FlatParameters(0, members, False, None, part=(number, parts))
+        assert flat.is_divided
+        first, end = 16 * number // parts, 16 * (number + 1) // parts
+        assert torch.equal(flat.own.detach(), flat.flat.detach()[first:end])
+        assert flat.own.data_ptr() == flat.flat[first:].data_ptr()
+        assert flat.own.grad.data_ptr() == flat.total[first:].data_ptr()
+        assert flat.own.grad.shape == (end - first,)
+        covered += range(first, end)
+        # From the state of whole parameters each takes its own part,
+        theirs = dict(zip(members, (whole.state[p] for p in whole.param_groups[0]["params"]), strict=True))
+        optimizer, state = kinds(members), {}
+        optimizer.state.update(theirs)
+        flat.adopt(optimizer, state)
+        expected = joined([theirs[p]["exp_avg"] for p in members])[first:end]
+        assert torch.equal(state[flat.own]["exp_avg"], expected)
+        assert state[flat.own]["step"] == 1
+        # shows what it has of each,
+        shown = kinds(members)
+        flat.publish(shown, state[flat.own])
+        for place, p in enumerate(members):
+            pieces[place].append(shown.state[p]["exp_avg"])
+            assert shown.state[p]["step"] == 1
+        # and takes it again from there, as long as all of it is there.
+        again = {}
+        flat.adopt(shown, again)
+        assert torch.equal(again[flat.own]["exp_avg"], expected)
+        del shown.state[members[0]]
+        flat.adopt(shown, again)
+        assert again == {}
+    assert covered == list(range(16))
+    for place, p in enumerate(whole.param_groups[0]["params"]):
+        assert torch.equal(torch.cat(pieces[place]), whole.state[p]["exp_avg"].flatten())
+
+
+def test_the_state_of_a_part_is_a_copy_of_that_of_whole_parameters():
+    (only,) = members = [nn.Parameter(torch.arange(4.0))]
+    flat = FlatParameters(0, members, False, None, part=(1, 2))
+    optimizer, state = torch.optim.SGD(members, momentum=0.5), {}
+    given = optimizer.state[only]["momentum_buffer"] = torch.arange(4.0)
+    flat.adopt(optimizer, state)
+    state[flat.own]["momentum_buffer"].zero_()
+    assert given.tolist() == [0, 1, 2, 3]
+
+
+def test_state_is_shown_as_views_and_what_counts_steps_as_a_row_of_copies():
+    members = parameters()
+    flat, optimizer = FlatParameters(0, members, False, None, WHOLE), torch.optim.Adam(members)
+    state = {"step": torch.tensor(3.0), "exp_avg": torch.arange(16.0), "note": "kept"}
+    flat.publish(optimizer, state)
+    for p in members:
+        assert optimizer.state[p]["step"] == 3
+        assert optimizer.state[p]["note"] == "kept"
+        assert optimizer.state[p]["exp_avg"].shape == p.shape
+    assert joined([optimizer.state[p]["exp_avg"] for p in members]).tolist() == list(range(16))
+    # What is changed in place shows without being told of; counts are told again.
+    counts = [optimizer.state[p]["step"] for p in members]
+    assert len({count.data_ptr() for count in counts}) == len(members)
+    state["exp_avg"].add_(1)
+    state["step"] += 1
+    assert counts == [3, 3, 3, 3]
+    flat.publish(optimizer, state)
+    assert counts == [4, 4, 4, 4]
+    assert optimizer.state[members[0]]["exp_avg"].flatten().tolist() == [1, 2, 3, 4, 5, 6]
+    # What is made anew is shown anew.
+    state["exp_avg"] = torch.zeros(16)
+    flat.publish(optimizer, state)
+    assert optimizer.state[members[0]]["exp_avg"].count_nonzero() == 0
+    # After another state has been taken, all of it is shown there.
+    other = torch.optim.Adam(members)
+    flat.adopt(other, {})
+    flat.publish(other, state)
+    assert other.state[members[3]]["step"] == 4
+    assert counts[3] is not other.state[members[3]]["step"]
+
+
+def test_a_count_of_one_element_parameters_is_no_state_of_elements():
+    members = [nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))]
+    flat, optimizer = FlatParameters(0, members, False, None, WHOLE), torch.optim.Adam(members)
+    for p in members:
+        optimizer.state[p].update(step=torch.tensor(2.0), exp_avg=torch.tensor([p.numel() * 1.5]), rows=[1, 2])
+    state = {}
+    flat.adopt(optimizer, state)
+    assert state[flat.flat]["step"].shape == ()
+    assert state[flat.flat]["exp_avg"].tolist() == [1.5, 1.5]
+    assert state[flat.flat]["rows"] == [1, 2]
+    assert state[flat.flat]["rows"] is not optimizer.state[members[0]]["rows"]
+
+
+def test_the_state_of_a_parameter_without_dimensions_can_be_written_to_as_well():
+    (only,) = members = [nn.Parameter(torch.tensor(2.0))]
+    flat, optimizer = FlatParameters(0, members, False, None, WHOLE), torch.optim.SGD(members)
+    state = {"momentum_buffer": torch.tensor(5.0)}
+    flat.publish(optimizer, state)
+    optimizer.state[only]["momentum_buffer"].zero_()
+    assert state["momentum_buffer"] == 0
+
+
+def test_what_is_alike_is_joined_and_what_is_not_stays_alone():
+    torch.manual_seed(0)
+    first = [nn.Parameter(torch.randn(2, 3)), nn.Parameter(torch.randn(4)), nn.Parameter(torch.tensor(1.0))]
+    turned = nn.Parameter(torch.randn(2, 3).t())
+    half = nn.Parameter(torch.randn(2).half())
+    own = nn.Parameter(torch.randn(6))
+    own.is_sharded = True
+    left_out, second = nn.Parameter(torch.randn(2)), nn.Parameter(torch.randn(3))
+    groups = [{"params": [*first, turned, half, own, left_out], "lr": 0.5}, {"params": [second], "lr": 0.25}]
+    optimizer = torch.optim.SGD(groups, momentum=0.5)
+    trained = {*first, turned, half, own, second}
+
+    def flatten(elementwise: bool, part: tuple[int, int] = WHOLE) -> list[FlatParameters]:
+        return flatten_groups(
+            optimizer, trained, Precision(state=torch.float32), accumulates=True, elementwise=elementwise, part=part
+        )
+
+    flat = flatten(True)
+    assert [[id(p) for p in part.members] for part in flat] == [
+        [id(p) for p in members] for members in ([first[0], first[1]], [first[2]], [turned], [half], [own], [second])
+    ]
+    assert [part.group for part in flat] == [0, 0, 0, 0, 0, 1]
+    assert [part.is_sharded for part in flat] == [False, False, False, False, True, False]
+    assert [part.total.dtype for part in flat] == [torch.float32] * 6
+    assert [len(part.members) for part in flatten(False)] == [1] * 7
+    assert flat[2].flat.shape == (3, 2)
+    assert flat[2].flat.stride() == turned.stride()
+    # What is a process's own, has no dimensions, or is not side by side is never divided.
+    assert [part.own.numel() for part in flatten(True, (1, 2))] == [5, 1, 6, 1, 6, 2]
+    assert [part.is_divided for part in flatten(True, (1, 2))] == [True, False, False, True, False, True]
+    worker = optimizer_of(flat, optimizer)
+    assert type(worker) is torch.optim.SGD
+    assert [group["lr"] for group in worker.param_groups] == [0.5] * 5 + [0.25]
+    assert [group["params"] for group in worker.param_groups] == [[part.own] for part in flat]
+    assert worker.state == {}
+    assert [len(group["params"]) for group in optimizer.param_groups] == [7, 1]
+
+
+def test_optimizers_of_others_say_themselves_whether_elements_are_alike():
+    class Own(torch.optim.Optimizer):
+        pass
+
+    class Adam(torch.optim.Optimizer):  # not torch's, whatever its name
+        pass
+
+    class Alike(torch.optim.Adafactor):
+        elementwise = True
+
+    class Whole(torch.optim.SGD):
+        elementwise = False
+
+    assert [is_elementwise(kind) for kind in (Own, Adam, Alike, Whole)] == [False, False, True, False]
+    for name in ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "ASGD"):
+        assert is_elementwise(getattr(torch.optim, name))
+    assert not is_elementwise(torch.optim.Adafactor)

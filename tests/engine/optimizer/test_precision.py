@@ -1,0 +1,147 @@
+"""Which types gradients, updates and state have, how gradients are scaled, and where random numbers start."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from popgeo.engine.optimizer import precision
+from popgeo.engine.optimizer.gradient_scaling import GradientScaling, overflow_of, set_gradient
+from popgeo.engine.optimizer.precision import Precision, check_precision
+
+HALF, SINGLE, BRAIN = torch.float16, torch.float32, torch.bfloat16
+SGD = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+
+
+def choices(**chosen):
+    plain = {
+        "accumulation_dtype": None, "optimizer_state_dtype": None, "master_weights": False,
+        "stochastic_rounding": False, "random_seed": None,
+    }  # fmt: skip
+    return SimpleNamespace(**{**plain, **chosen})
+
+
+def test_all_choices_that_there_are_pass():
+    for dtype in (None, HALF, SINGLE, BRAIN):
+        check_precision(choices(accumulation_dtype=dtype, optimizer_state_dtype=dtype, master_weights=True))
+        check_precision(choices(accumulation_dtype=dtype, stochastic_rounding=True))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"accumulation_dtype": torch.float64}, r"Namespace\.accumulation_dtype is torch\.float64; it must be"),
+        ({"optimizer_state_dtype": torch.int32}, r"must be torch\.float32, torch\.float16, torch\.bfloat16 or None"),
+        ({"master_weights": None}, "master_weights is None; it must be True or False"),
+        ({"stochastic_rounding": 0}, "stochastic_rounding is 0; it must be True or False"),
+        ({"master_weights": True, "stochastic_rounding": True}, "choose one"),
+    ],
+)
+def test_others_are_refused(chosen: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        check_precision(choices(**chosen))
+
+
+def test_options_say_each_part():
+    chosen = choices(
+        accumulation_dtype=SINGLE, optimizer_state_dtype=BRAIN, master_weights=True, stochastic_rounding=True,
+        random_seed=0,
+    )  # fmt: skip
+    assert Precision.of(chosen) == Precision(
+        accumulation=SINGLE, state=BRAIN, master_weights=True, stochastic_rounding=True, seed=0, part=0
+    )
+    torch.manual_seed(41)
+    assert Precision.of(choices()) == Precision(
+        accumulation=None, state=None, master_weights=False, stochastic_rounding=False, seed=41, part=0
+    )
+    assert Precision().seed == Precision().part == 0
+
+
+def test_updates_of_narrow_weights_are_wide_where_something_asks_for_it():
+    assert not Precision(accumulation=SINGLE).is_mixed
+    for one in (Precision(state=HALF), Precision(master_weights=True), Precision(stochastic_rounding=True)):
+        assert one.is_mixed
+        assert one.gradient_type(SGD, HALF) is SINGLE
+        assert one.gradient_type(SGD, SINGLE) is SINGLE
+        assert one.gradient_type(SGD, torch.float64) is torch.float64
+
+
+def test_gradients_are_joined_in_the_type_asked_for_or_the_optimizer_s():
+    wide = SimpleNamespace(accum_type=SINGLE)
+    assert Precision().gradient_type(SGD, BRAIN) is BRAIN
+    assert Precision().gradient_type(wide, BRAIN) is SINGLE
+    assert Precision().gradient_type(SimpleNamespace(accum_type=HALF), BRAIN) is BRAIN
+    assert Precision(accumulation=BRAIN).gradient_type(wide, BRAIN) is BRAIN
+    assert Precision(accumulation=HALF, state=SINGLE).gradient_type(SGD, HALF) is HALF
+    assert Precision(accumulation=SINGLE).gradient_type(SGD, HALF) is SINGLE
+    assert Precision(accumulation=HALF).gradient_type(SGD, SINGLE) is SINGLE
+    with pytest.raises(ValueError, match=r"accumulation_dtype is torch\.float16, and some weights are torch\.bfloat16"):
+        Precision(accumulation=HALF).gradient_type(SGD, BRAIN)
+
+
+def test_a_torch_without_wide_gradients_joins_none_and_says_so(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(precision, "Tensor", object)
+    assert Precision().gradient_type(SimpleNamespace(accum_type=SINGLE), HALF) is HALF
+    assert Precision(accumulation=HALF).gradient_type(SGD, HALF) is HALF
+    for one in (Precision(accumulation=SINGLE), Precision(state=SINGLE)):
+        with pytest.raises(
+            ValueError, match=r"Gradients of torch\.float16 weights in float32 need torch 2\.9 or later"
+        ):
+            one.gradient_type(SGD, HALF)
+
+
+def test_each_weight_and_part_has_random_numbers_of_its_own():
+    starts = {
+        Precision(seed=seed, part=part).counter(number, 0, is_divided=True)
+        for seed in (0, 1, 2**63) for part in range(3) for number in range(3)
+    }  # fmt: skip
+    assert len(starts) == 27
+    assert all(0 <= start < 2**62 for start in starts)  # updates and streams are added to them
+    one = Precision(seed=5, part=2)
+    assert one.counter(1, 9) == one.counter(1, 0) + 9 == Precision(seed=5).counter(1, 0) + 9
+    assert one.counter(1, 9, is_divided=True) != one.counter(1, 9, is_divided=False)
+    assert Precision(seed=2**64 + 5).counter(1, 9) == Precision(seed=5).counter(1, 9)
+    assert Precision(seed=-1).counter(1, 9) == Precision(seed=2**64 - 1).counter(1, 9)
+    # A seeded run is to give tomorrow what it gives today.
+    assert Precision(seed=5).counter(0, 1) == 1_816_913_306_085_111_997
+
+
+def test_scaling_changes_nothing_only_where_nothing_is_asked_for():
+    assert GradientScaling().changes_nothing
+    assert not GradientScaling(divisor=2.0).changes_nothing
+    assert not GradientScaling(max_grad_norm=0.0).changes_nothing
+    assert not GradientScaling(looks_for_overflow=True).changes_nothing
+
+
+@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize("limit", [None, 1.0, 100.0])
+@pytest.mark.parametrize("divisor", [1.0, 4.0])
+def test_gradients_that_are_there_are_divided_and_then_clipped_together(looks, limit, divisor):
+    mine = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(1))]
+    set_gradient(mine[0], torch.tensor([6.0, 8.0]))
+    set_gradient(mine[2], torch.tensor([24.0]))
+    GradientScaling(divisor=divisor, max_grad_norm=limit, looks_for_overflow=looks).apply(mine)
+    norm = 26 / divisor
+    factor = 1 / divisor * (1 if limit is None else min(1.0, limit / (norm + 1e-6)))
+    torch.testing.assert_close(mine[0].grad, factor * torch.tensor([6.0, 8.0]))
+    torch.testing.assert_close(mine[2].grad, factor * torch.tensor([24.0]))
+    assert mine[1].grad is None
+
+
+def test_a_gradient_may_be_wider_than_its_parameter():
+    for dtype in (HALF, SINGLE):
+        weight = nn.Parameter(torch.zeros(2, dtype=dtype))
+        set_gradient(weight, torch.ones(2))
+        assert weight.grad.dtype is SINGLE
+
+
+def test_an_overflow_anywhere_is_one():
+    fine, huge = torch.tensor([3e38]), torch.full((2,), 6e4, dtype=HALF)
+    assert overflow_of([fine, huge]).item() == 0
+    for value in (torch.inf, -torch.inf, torch.nan):
+        for dtype in (HALF, SINGLE):
+            assert overflow_of([fine, torch.tensor([0.0, value], dtype=dtype)]).item() == 1
+            assert overflow_of([torch.tensor(value, dtype=dtype), huge]).item() == 1
+    assert overflow_of([fine]).shape == ()
+    assert overflow_of([fine.double()]).dtype is SINGLE

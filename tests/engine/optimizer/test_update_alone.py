@@ -1,0 +1,481 @@
+"""The update by itself, without a model: joined gradients, scales, overflows, refusals, and parts in processes."""
+
+import copy
+import functools
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+from popgeo import LossScaling, Options
+from popgeo.capture.op_graph import Role
+from popgeo.engine.optimizer.update import Update
+from popgeo.engine.replicas import Replicas
+
+SHAPES = {"rows": (3, 2), "line": (5,), "one": (1,), "scalar": (), "last": (2, 1, 2)}
+KINDS = {
+    "sgd": functools.partial(optim.SGD, lr=0.1),
+    "momentum": functools.partial(optim.SGD, lr=0.1, momentum=0.9, dampening=0.1, weight_decay=0.1),
+    "nesterov": functools.partial(optim.SGD, lr=0.1, momentum=0.9, nesterov=True, maximize=True),
+    "adam": functools.partial(optim.Adam, lr=0.01, weight_decay=0.1),
+    "amsgrad": functools.partial(optim.AdamW, lr=0.01, amsgrad=True, maximize=True),
+    "foreach": functools.partial(optim.Adam, lr=0.01, foreach=True),
+    "rmsprop": functools.partial(optim.RMSprop, lr=0.01, centered=True, momentum=0.5),
+    "radam": functools.partial(optim.RAdam, lr=0.01),
+    "adagrad": functools.partial(optim.Adagrad, lr=0.1, lr_decay=0.1),
+    "adafactor": functools.partial(optim.Adafactor, lr=0.1),
+}
+
+
+def weights(dtype: torch.dtype = torch.float64) -> dict[str, nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for name, shape in SHAPES.items()
+    }  # fmt: skip
+
+
+def gradients(step: int, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(100 + step)
+    return {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in SHAPES.items()}
+
+
+def feed(update: Update, given: dict[str, Tensor], *, first: bool = True) -> None:
+    for name, place in update.gradients.items():
+        place.copy_(given[name])
+    update.accumulate(first=first)
+
+
+def step(optimizer: optim.Optimizer, held: dict[str, nn.Parameter], given: dict[str, Tensor]) -> None:
+    for name, parameter in held.items():
+        parameter.grad = given[name].clone()
+    optimizer.step()
+
+
+def make(kind: str = "adam", dtype: torch.dtype = torch.float64, part: tuple[int, int] = (0, 1), rate=None, **choices):
+    held = weights(dtype)
+    optimizer = KINDS[kind](held.values())
+    update = Update(optimizer, held, Options(**choices), rate, part)
+    update.take_over()
+    return update, held
+
+
+def assert_same(mine: dict[str, nn.Parameter], theirs: dict[str, nn.Parameter]) -> None:
+    for name, parameter in mine.items():
+        torch.testing.assert_close(parameter, theirs[name], rtol=1e-12, atol=1e-12)
+
+
+def assert_same_state(mine: optim.Optimizer, theirs: optim.Optimizer) -> None:
+    found, expected = mine.state_dict()["state"], theirs.state_dict()["state"]
+    assert found.keys() == expected.keys()
+    for number, state in expected.items():
+        assert found[number].keys() == state.keys()
+        for key, part in state.items():
+            torch.testing.assert_close(found[number][key], part, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_does_what_the_optimizer_does_with_a_rate_that_changes_and_goes_on_from_its_state(kind: str):
+    update, mine = make(kind)
+    theirs = weights()
+    optimizer = KINDS[kind](theirs.values())
+    assert update.num_updates == 0
+    for number in range(6):
+        for one in (update.optimizer, optimizer):
+            one.param_groups[0]["lr"] = 0.1 / (1 + number // 2)
+        feed(update, gradients(number))
+        update.apply()
+        step(optimizer, theirs, gradients(number))
+    assert update.num_updates == 6
+    assert update.is_captured is (kind not in ("adafactor", "foreach"))
+    assert_same(mine, theirs)
+    assert_same_state(update.optimizer, optimizer)
+    # Another optimizer with that state, over the same parameters, takes its place.
+    following = KINDS[kind](mine.values())
+    following.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    update.set_optimizer(following)
+    feed(update, gradients(7))
+    update.apply()
+    step(optimizer, theirs, gradients(7))
+    assert_same(mine, theirs)
+    assert_same_state(following, optimizer)
+
+
+def test_gradients_of_micro_batches_are_added_up_all_at_once_or_by_name():
+    for names in (None, list(SHAPES), ["line", "scalar"]):
+        update, _ = make("sgd", gradient_accumulation=3)
+        total = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
+        feed(update, gradients(9))  # of the update before
+        for part in range(3):
+            for name, place in update.gradients.items():
+                place.copy_(gradients(part)[name])
+                total[name] += gradients(part)[name]
+            update.accumulate(first=part == 0, names=names)
+        flat = torch.cat([total[name].flatten() for name in SHAPES if name != "scalar"])
+        if names != ["line", "scalar"]:
+            torch.testing.assert_close(torch.cat([one.flatten() for one in update.totals()[:1]]), flat)
+        else:
+            torch.testing.assert_close(update.totals()[0][6:11], total["line"])
+            torch.testing.assert_close(update.totals()[0][:6], gradients(9)["rows"].flatten())
+        torch.testing.assert_close(update.totals()[1], total["scalar"])
+
+
+def test_gradients_of_replicas_are_added_up():
+    update, _ = make("sgd", replication_factor=2)
+    for replica in range(2):
+        feed(update, gradients(replica), first=replica == 0)
+    torch.testing.assert_close(update.totals()[1], gradients(0)["scalar"] + gradients(1)["scalar"])
+
+
+def test_without_several_micro_batches_the_gradient_is_the_sum():
+    update, _ = make("sgd")
+    for name, place in update.gradients.items():
+        place.copy_(gradients(0)[name])
+    update.accumulate(first=False, names=list(SHAPES))
+    update.accumulate(first=False)
+    flat = torch.cat([one.flatten() for name, one in gradients(0).items() if name != "scalar"])
+    torch.testing.assert_close(update.totals()[0], flat)
+    assert update.totals()[0].untyped_storage().data_ptr() == update.gradients["line"].untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize(("reduction", "joined"), [("mean", 2), ("sum", 1)])
+def test_gradients_are_divided_then_clipped_over_all_parameters(reduction: str, joined: int):
+    choices = {"gradient_accumulation": 2, "loss_scaling": 8.0, "max_grad_norm": 0.5, "reduction": reduction}
+    update, mine = make("momentum", **choices)
+    theirs = weights()
+    optimizer = KINDS["momentum"](theirs.values())
+    for number in range(3):
+        for part in range(2):
+            feed(update, gradients(2 * number + part), first=part == 0)
+        update.apply()
+        both = [gradients(2 * number), gradients(2 * number + 1)]
+        for name, parameter in theirs.items():
+            parameter.grad = (both[0][name] + both[1][name]) / 8 / joined
+        nn.utils.clip_grad_norm_(theirs.values(), 0.5)
+        optimizer.step()
+    assert_same(mine, theirs)
+
+
+def test_a_rate_may_follow_the_number_of_updates():
+    update, mine = make("sgd", rate=lambda number: 2.0**-number)
+    theirs = weights()
+    optimizer = KINDS["sgd"](theirs.values())
+    for number in range(3):
+        feed(update, gradients(number))
+        update.apply()
+        assert update.optimizer.param_groups[0]["lr"] == optimizer.param_groups[0].update(lr=2.0**-number) or 1
+        assert update.optimizer.param_groups[0]["lr"] == 2.0**-number
+        step(optimizer, theirs, gradients(number))
+    assert_same(mine, theirs)
+    for number in (0, 5):
+        settings = update.settings(number)
+        assert [one["lr"] for one in settings] == [2.0**-number] * 2
+        assert "params" not in settings[0]
+        assert settings[0]["momentum"] == 0
+    assert make("sgd")[0].settings(5)[1]["lr"] == 0.1
+
+
+def test_an_overflow_anywhere_leaves_the_update_out():
+    rule = LossScaling(initial=4.0, growth_interval=2)
+    update, mine = make("adam", loss_scaling=rule)
+    theirs = weights()
+    optimizer = KINDS["adam"](theirs.values())
+    told = []
+    replicas = SimpleNamespace(add_up=lambda gradients: told.append(gradients[0].clone()) or elsewhere(gradients))
+    fates = {1: "inf", 2: "nan", 4: "elsewhere"}
+
+    def elsewhere(gradients: list[Tensor]) -> None:
+        """What another process adds to the sum of overflows."""
+        if fates.get(number) == "elsewhere":
+            gradients[0].add_(1)
+
+    applied, scales = 0, []
+    for number in range(8):
+        given = {name: one * update.scale.value for name, one in gradients(number).items()}
+        if fates.get(number) in ("inf", "nan"):
+            given["scalar"] = torch.tensor(float(fates[number]))
+        feed(update, given)
+        update.optimizer._opt_called = False
+        update.apply(replicas)
+        assert update.optimizer._opt_called
+        if number not in fates:
+            step(optimizer, theirs, gradients(number))
+            applied += 1
+        assert update.num_updates == applied
+        assert_same(mine, theirs)
+        scales.append(update.scale.value)
+    assert [float(one) for one in told] == [0, 1, 1, 0, 0, 0, 0, 0]
+    assert scales == [4, 2, 1, 1, 0.5, 0.5, 1, 1]
+    assert (update.scale.skipped, update.scale.updates) == (3, 8)
+    assert make("sgd")[0].scale is None
+
+
+def test_weights_that_finite_gradients_break_are_named():
+    update, held = make("sgd", torch.float32, floating_point_exceptions=True)
+    given = gradients(0, torch.float32)
+    feed(update, given)
+    update.apply()
+    given["one"], given["line"] = torch.full((1,), 3e38), torch.full((5,), 3e38)
+    update.optimizer.param_groups[0]["lr"] = 10.0
+    feed(update, given)
+    with pytest.raises(FloatingPointError, match=r"^SGD's update of step 1 gave NaN .* finite gradients: line, one$"):
+        update.apply()
+    # Where gradients are broken already, it is not the update that breaks the weights; and nobody asked here.
+    broken, _ = make("sgd", torch.float32, floating_point_exceptions=True)
+    feed(broken, given | {"rows": torch.full((3, 2), torch.inf), "scalar": torch.zeros(())})
+    broken.apply()
+    unasked, held = make("sgd", torch.float32)
+    unasked.optimizer.param_groups[0]["lr"] = 10.0
+    feed(unasked, given)
+    unasked.apply()
+    assert held["one"].isinf()
+
+
+def test_what_cannot_be_updated_is_refused():
+    held = weights()
+    with pytest.raises(ValueError, match="holds no parameter that the loss depends on"):
+        Update(optim.SGD(held.values()), {}, Options())
+    with pytest.raises(ValueError, match="LBFGS evaluates the model several times"):
+        Update(optim.LBFGS(held.values()), held, Options())
+    with pytest.raises(ValueError, match=r"shard_optimizer_state cuts .* Adafactor looks at whole rows"):
+        make("adafactor", shard_optimizer_state=True)
+    assert make("adafactor")[0].is_captured is False
+    with pytest.raises(ValueError, match=r"Adafactor looks at whole rows .* use one of SGD, Adam"):
+        make("adafactor")[0].worker()
+    assert make("adam", shard_optimizer_state=True)[0].is_captured is None
+
+
+def test_gradients_wider_than_weights_are_refused_where_the_optimizer_takes_none():
+    wide = {"accumulation_dtype": torch.float32}
+    with pytest.raises(ValueError, match=r"in torch\.float32, but Adam takes none but torch\.float16"):
+        make("adam", torch.float16, **wide)
+    master = {"master_weights": True}
+    for kind, dtype, choices in (
+        ("sgd", torch.float16, {}),
+        ("adam", torch.float32, {}),
+        ("adam", torch.float16, master),
+    ):
+        update, held = make(kind, dtype, **wide, **choices)
+        assert [total.dtype for total in update.totals()] == [torch.float32] * 2
+        before = held["line"].detach().clone()
+        feed(update, gradients(0, dtype))
+        update.apply()
+        assert not torch.equal(held["line"], before)
+
+
+class NeedsTwo(optim.SGD):
+    """Refuses parameters of one element."""
+
+    def step(self) -> None:
+        if any(p.numel() < 2 for group in self.param_groups for p in group["params"]):
+            raise RuntimeError("too small")
+
+
+def test_nothing_is_tried_out_where_gradients_have_the_type_of_the_weights():
+    held = {"rows": nn.Parameter(torch.ones(3))}
+    assert Update(NeedsTwo(held.values()), held, Options()).members() == [["rows"]]
+
+
+def test_weights_changed_from_outside_win_over_master_weights():
+    update, held = make("sgd", torch.float16, master_weights=True)
+    for number in range(2):
+        if number:
+            held["line"].data.fill_(9.0)
+        feed(update, {name: torch.zeros(shape).half() for name, shape in SHAPES.items()})
+        update.apply()
+    assert held["line"].tolist() == [9.0] * 5
+
+
+def test_another_optimizer_must_be_of_the_same_kind_over_the_same_groups():
+    update, held = make("adam")
+    with pytest.raises(ValueError, match=r"compiled with Adam, not SGD; wrap it anew"):
+        update.set_optimizer(KINDS["sgd"](held.values()))
+    with pytest.raises(ValueError, match=r"compiled with Adam, not AdamW"):
+        update.set_optimizer(optim.AdamW(held.values()))
+    for groups in ([{"params": [p]} for p in held.values()], list(held.values())[1:]):
+        with pytest.raises(ValueError, match="other parameters or groups than the one compiled with"):
+            update.set_optimizer(optim.Adam(groups))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda optimizer, new: optimizer.add_param_group({"params": [new]}),
+        lambda optimizer, new: optimizer.param_groups[0]["params"].append(new),
+    ],
+)
+def test_groups_that_change_afterwards_are_refused(change):
+    update, _ = make("sgd")
+    feed(update, gradients(0))
+    update.apply()
+    change(update.optimizer, nn.Parameter(torch.ones(2)))
+    with pytest.raises(ValueError, match=r"parameter groups changed .* call destroy\(\) first"):
+        update.apply()
+
+
+def test_all_tensors_that_it_holds_are_told():
+    held = weights()
+    update = Update(KINDS["momentum"](held.values()), held, Options())
+    update.take_over()
+    own = held["last"]
+    assert [one.numel() for one in update.totals()] == [16, 1]
+    assert [one.numel() for one in update.tensors()] == [16, 1]
+    feed(update, gradients(0))
+    update.apply()
+    assert [one.numel() for one in update.tensors()] == [16, 1, 16, 1]
+    assert update.members() == [["rows", "line", "one", "last"], ["scalar"]]
+    assert (update.sharded(), update.divided(), update.precision.part) == (frozenset(), [], 0)
+    own.is_sharded = True
+    sharded = Update(KINDS["adam"](held.values()), held, Options(), part=(1, 2))
+    assert sharded.members() == [["rows", "line", "one"], ["scalar"], ["last"]]
+    assert sharded.precision.part == 1
+    assert sharded.sharded() == frozenset({"2"})
+    assert [one.numel() for one in sharded.shared_totals()] == [12, 1]
+    assert [one.numel() for one in sharded.totals()] == [12, 1, 4]
+    assert [one.shape for one in sharded.divided()] == [(12,)]
+    sharded.take_over()
+    assert sharded.divided()[0].data_ptr() == held["rows"].data_ptr()
+
+
+@pytest.mark.parametrize("kind", ["momentum", "adam"])
+@pytest.mark.parametrize("parts", [2, 3])
+def test_processes_that_update_a_part_each_do_together_what_one_does(kind: str, parts: int):
+    theirs = weights()
+    optimizer = KINDS[kind](theirs.values())
+    made = [make(kind, part=(number, parts), shard_optimizer_state=True) for number in range(parts)]
+    for number in range(4):
+        step(optimizer, theirs, gradients(number))
+        for update, _ in made:
+            feed(update, gradients(number))
+            update.apply()
+        for place, one in enumerate(made[0][0].divided()):
+            for rank, (update, _) in enumerate(made):
+                here = slice(one.numel() * rank // parts, one.numel() * (rank + 1) // parts)
+                for other, _ in made:
+                    other.divided()[place][here] = update.divided()[place][here]
+        for _, mine in made:
+            assert_same(mine, theirs)
+        if number == 1:  # each goes on from the whole state of another optimizer
+            for update, mine in made:
+                following = KINDS[kind](mine.values())
+                following.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+                update.set_optimizer(following)
+    assert all(update.is_captured for update, _ in made)
+
+
+def test_a_captured_update_is_that_of_the_largest_part():
+    update, held = make("momentum", gradient_accumulation=2, max_grad_norm=1.0)
+    own = nn.Parameter(torch.ones(6, dtype=torch.float64))
+    own.is_sharded = True
+    held["own"] = own
+    mixed = Update(KINDS["momentum"](held.values()), held, Options())
+
+    def sizes(graph) -> list[int]:
+        return [graph.values[v].numel for v in graph.inputs_of(Role.PARAMETER).values()]
+
+    assert sizes(update.capture()) == [16, 1]
+    assert sizes(update.capture_part(1)) == [16, 1]
+    assert sizes(update.capture_part(2)) == [8, 1]
+    assert sizes(update.capture_part(3)) == [6, 1]
+    assert sizes(update.capture_part(16)) == [1, 1]
+    assert sizes(mixed.capture_part(4)) == [4, 1, 6]
+    graph = mixed.capture_part(4)
+    assert [graph.values[v].shape for v in graph.inputs_of(Role.GRADIENT).values()] == [(4,), (), (6,)]
+    assert [graph.values[v].shape for v in graph.inputs_of(Role.STATE).values()] == [(4,), (), (6,)]
+    assert graph.outputs == ()
+    divided, _ = make("momentum", part=(0, 2))
+    assert sizes(divided.capture()) == [16, 1]
+    assert update.capture_scaling() is not None
+    assert make("momentum")[0].capture_scaling() is None
+    targets = {op.target for op in update.capture_scaling().ops}
+    assert "aten.linalg_vector_norm.default" in targets
+    assert not any("_foreach" in target for target in targets)
+    assert all(op.phase == "update" for op in update.capture_scaling().ops)
+    # Neither changes anything.
+    assert_same(held | weights(), weights() | {"own": own})
+    assert not update.optimizer.state
+
+
+def test_the_worker_has_the_settings_of_the_next_update_and_the_state_so_far():
+    update, held = make("momentum", rate=lambda number: 0.5 + number)
+    feed(update, gradients(0))
+    update.apply()
+    update.optimizer.param_groups[0]["momentum"] = 0.25
+    worker = update.worker()
+    assert [group["lr"] for group in worker.param_groups] == [1.5, 1.5]
+    assert [group["momentum"] for group in worker.param_groups] == [0.25, 0.25]
+    velocity = worker.state[worker.param_groups[1]["params"][0]]["momentum_buffer"]
+    torch.testing.assert_close(velocity, update.optimizer.state[held["scalar"]]["momentum_buffer"])
+
+
+def rounding(**choices):
+    return make("momentum", torch.float16, stochastic_rounding=True, random_seed=3, **choices)
+
+
+def test_counting_on_from_an_update_draws_its_random_numbers():
+    first, expected = rounding()
+    second, mine = rounding()
+    for number in range(6):
+        feed(first, gradients(number, torch.float16))
+        first.apply()
+        if number == 2:
+            for name, parameter in mine.items():
+                parameter.data.copy_(expected[name].detach())
+            kept = KINDS["momentum"](mine.values())
+            for name, parameter in expected.items():
+                kept.state[mine[name]].update(copy.deepcopy(dict(first.optimizer.state[parameter])))
+            second.set_optimizer(kept)
+            second.continue_from(3, seed=3)
+            assert second.num_updates == 3
+        if number > 2:
+            feed(second, gradients(number, torch.float16))
+            second.apply()
+    assert second.num_updates == 6
+    assert all(torch.equal(mine[name], parameter) for name, parameter in expected.items())
+    assert first.precision.seed == second.precision.seed == 3
+
+
+def test_a_seed_is_shared_where_processes_round():
+    told = []
+
+    def share(tensors: list[Tensor]) -> None:
+        told.extend(tensors)
+        tensors[0].fill_(11)
+
+    replicas = SimpleNamespace(world_size=2, share_weights=share)
+    update, mine = rounding()
+    update.share_seed(SimpleNamespace(world_size=1, share_weights=None))
+    assert update.precision.seed == 3
+    update.share_seed(replicas)
+    assert update.precision.seed == 11
+    other, theirs = make("momentum", torch.float16, stochastic_rounding=True, random_seed=11)
+    for one in (update, other):
+        feed(one, gradients(0, torch.float16))
+        one.apply()
+    assert all(torch.equal(mine[name], parameter) for name, parameter in theirs.items())
+    plain, _ = make("momentum")
+    plain.share_seed(replicas)
+    assert len(told) == 1
+    huge, _ = make("momentum", torch.float16, stochastic_rounding=True, random_seed=2**63 + 5)
+    seen = []
+    huge.share_seed(SimpleNamespace(world_size=2, share_weights=lambda tensors: seen.append(int(tensors[0]))))
+    assert seen == [5]
+    assert huge.precision.seed == 5
+
+
+def test_state_keeps_its_types_when_it_is_loaded_after_the_parameters_are_taken_over():
+    update, held = make("momentum", torch.float16, optimizer_state_dtype=torch.float32)
+    feed(update, gradients(0, torch.float16))
+    update.apply()
+    saved = copy.deepcopy(update.optimizer.state_dict())
+    assert saved["state"][0]["momentum_buffer"].dtype is torch.float32
+    another = KINDS["momentum"](held.values())
+    for one in (update.optimizer, another):
+        if one is another:
+            update.set_optimizer(another)
+        one.load_state_dict(saved)
+        assert torch.equal(one.state[held["rows"]]["momentum_buffer"], saved["state"][0]["momentum_buffer"])
+
+
+def test_processes_that_keep_nothing_of_one_another_share_nothing():
+    assert Replicas((0,), 1).hand_on([torch.ones(2)]) is None

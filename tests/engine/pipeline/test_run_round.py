@@ -1,0 +1,139 @@
+"""Rounds of micro-batches in any order of passes, beside eager torch that takes one after the other."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from popgeo.engine.pipeline.staging import Recompute
+from tests.support.staged import Staged, all_of_one, assert_same, eager, shuffled
+
+
+class Mixed(nn.Module):
+    """Dropout, batch norms, operations in place, tied and frozen weights, replaced buffers, and views as results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            [
+                nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(inplace=True), nn.Dropout(0.3)),
+                nn.Sequential(nn.Linear(4, 4), nn.Tanh()),
+                nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)),
+            ]
+        )
+        self.layers[2][0].weight = self.layers[0][0].weight
+        self.layers[1][0].bias.requires_grad_(False)
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("fixed", torch.arange(4.0))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        h = x
+        for layer in self.layers:
+            h = layer(h)
+        self.count.add_(h.detach().sum())
+        self.mean = 0.9 * self.mean + 0.1 * h.mean(0).detach()
+        loss = ((h - self.mean) * self.fixed).square().mean() + x.mean()
+        return loss, h.t(), h[1:], x, self.layers[0][0].weight, self.fixed[1:], torch.arange(3)
+
+
+torch.manual_seed(0)
+MODEL = Mixed().double()
+MICRO_BATCHES = 3
+
+
+def inputs(replicas: int = 1) -> list[list[list[Tensor]]]:
+    generator = torch.Generator().manual_seed(3)
+    return [
+        [[torch.randn(4, 3, generator=generator, dtype=torch.float64).t().repeat(1, 2)[:, :4]] for _ in range(replicas)]
+        for _ in range(MICRO_BATCHES)
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[int, object]:
+    return {replicas: eager(MODEL, inputs(replicas)) for replicas in (1, 2)}
+
+
+def staged(layers, order, recompute=None) -> Staged:
+    return Staged(MODEL, inputs()[0][0], layers, order, recompute)
+
+
+@pytest.mark.parametrize("recompute", [None, Recompute(), Recompute(layers=("layers.1",))])
+@pytest.mark.parametrize(("layers", "seed"), [([1, 1, 1], 1), ([1, 1, 1], 2), ([2, 1], 3), ([1, 2], 4)])
+def test_any_order_gives_what_eager_torch_gives(expected, layers, seed, recompute):
+    found = staged(layers, shuffled(len(layers), MICRO_BATCHES, seed), recompute)
+    for _ in range(2):
+        found.model.load_state_dict(MODEL.state_dict())
+        assert_same(found.run(inputs()), expected[1])
+    assert len(found.runner.parts) == 2 * len(layers)
+    assert found.runner.joined()[1] == f"{len(layers)} stages"
+
+
+def test_replicas_take_turns_within_each_pass(expected):
+    order = shuffled(3, MICRO_BATCHES, 5)
+    found = staged([1, 1, 1], order)
+    seen = found.run(inputs(2))
+    assert found.entered == [0, 1] * len(order)
+    # What they have in common here, the buffers, they change in another order than one after the other.
+    assert seen.results.keys() == expected[2].results.keys()
+    assert all(map(torch.equal, seen.random, expected[2].random))
+    one = staged([1, 1, 1], all_of_one(3, MICRO_BATCHES))
+    one.run(inputs(2))
+    assert one.finished == [(micro, replica) for micro in range(MICRO_BATCHES) for replica in range(2)]
+
+
+def test_one_micro_batch_at_a_time_draws_as_it_goes(expected):
+    for layers in ([3], [1, 2]):
+        found = staged(layers, all_of_one(len(layers), MICRO_BATCHES))
+        assert_same(found.run(inputs()), expected[1])
+
+
+class Plain(nn.Module):
+    """Two layers whose sizes can be counted by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(5, 3), nn.Linear(3, 2)])
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.layers[0](x).exp()
+        y = self.layers[1](h)
+        return y.square().sum(), y
+
+
+def test_what_waits_is_counted_while_it_waits():
+    """Of a batch of 7: the exponentials (21), the result (14), twice it (14), the loss (1), and slopes (21)."""
+    x = [[[torch.ones(7, 5)]] for _ in range(3)]
+    eight = {}
+    for name, order in (("one", all_of_one(2, 3)), ("all", sorted(all_of_one(2, 3), key=lambda one: one.backward))):
+        found = Staged(Plain(), x[0][0], [1, 1], order)
+        assert found.runner.most_held == 0
+        found.run(x)
+        eight[name] = found.runner.most_held / 4
+        graph = found.runner.graph
+        sent = {v: graph.values[v].numel for part in found.runner.parts for v in part.sends}
+        assert found.runner.buffer_bytes > found.runner.most_held
+    # One at a time: the exponentials and results stand until the end, the slopes of one when they are handed on.
+    exponentials, result, loss, slope = 21, 14, 1, 21
+    assert sorted(sent.values())[-2:] == [21, 21]
+    assert eight["one"] >= exponentials + result + loss
+    assert eight["all"] >= 3 * (exponentials + result + loss)
+    assert eight["all"] <= 3 * (exponentials + 2 * result + loss) + slope
+
+
+def test_results_alone_run_forward_only():
+    model = Mixed().double().eval()
+    for p in model.parameters():
+        p.requires_grad_(False)
+    found = Staged(model, inputs()[0][0], [1, 1, 1], sorted(all_of_one(3, 3, trains=False)))
+    assert [part.backward for part in found.runner.parts] == [False] * 3
+    assert_same(found.run(inputs()), eager(model, inputs()))
+
+
+def test_infinities_are_found_in_a_stage_where_that_is_asked_for():
+    x = [torch.full((7, 5), 1e30)]
+    careless = Staged(Plain(), x, [1, 1], all_of_one(2, 1))
+    careless.run([[x]])
+    careful = Staged(Plain(), x, [1, 1], all_of_one(2, 1), checks=True)
+    with pytest.raises(FloatingPointError, match=r"exp.* gave infinity"):
+        careful.run([[x]])

@@ -1,0 +1,102 @@
+"""Loops and branches whose bodies read, change and return what lies in memory or comes at the call."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from popgeo.capture.capture import bind
+from popgeo.capture.capture_step import capture_step
+from popgeo.capture.control_flow import COND, FOR_LOOP, cond, for_loop
+from popgeo.capture.held_state import module_state
+from popgeo.capture.op_graph import OpGraph, Role
+from popgeo.engine.control_flow import prepare_cond, prepare_for_loop
+from popgeo.engine.graph_runner import GraphRunner
+
+X, Y = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def looped(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    first, second = x.exp(), y * 2
+    a, b = for_loop(4, lambda a, b: (b * second, a + first[0]), [first, second])
+    return a, b, first, *for_loop(1, lambda a: a * y, [x])
+
+
+def branched(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    first = x.exp()
+    left = cond(x.sum() > 0, lambda a, b: (a * y + b, b * 2), [first, x], lambda a: (a - y, a + first), [y])
+    right = cond(y.sum() > x.sum(), lambda a: a.add_(1), [first], lambda: first * 3, [])
+    return *left, *right, first
+
+
+@pytest.mark.parametrize("function", [looped, branched])
+def test_a_graph_with_bodies_gives_what_eager_torch_gives_at_each_run(function):
+    step = capture_step(function, bind(function, X, Y))
+    runner = GraphRunner(step.graph, {})
+    for x, y in ((X, Y), (-X, Y), (X, -Y), (-X, -Y), (Y, Y)):
+        expected = function(x.clone(), y.clone())
+        torch.testing.assert_close(runner.run([x, y]), list(expected), rtol=1e-12, atol=1e-12)
+
+
+class Summed(nn.Module):
+    """A loop that reads a buffer where it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("add", torch.ones(3, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return for_loop(3, lambda a: a + self.add, [x])[0]
+
+
+def test_state_that_a_body_reads_is_read_where_it_lies():
+    model = Summed()
+    runner = GraphRunner(capture_step(model, bind(model, X)).graph, module_state(model))
+    for value in (1.0, 5.0):
+        model.add.fill_(value)
+        torch.testing.assert_close(runner.run([X]), [X + 3 * value])
+
+
+def only_op(function, target: str) -> tuple[OpGraph, object]:
+    graph = capture_step(function, bind(function, X, Y)).graph
+    (op,) = (op for op in graph.ops if op.target == target)
+    return graph, op
+
+
+@pytest.mark.parametrize("late", [(), ("x",), ("y",), ("x", "y")])
+def test_operands_may_come_at_the_call_in_the_order_in_which_they_are_read(late: tuple[str, ...]):
+    made = []
+
+    def make(graph: OpGraph, state) -> GraphRunner:
+        made.append(sorted(state, key=str))
+        return GraphRunner(graph, state)
+
+    graph, op = only_op(lambda x, y: for_loop(3, lambda a: a * y + a[0] @ y, [x])[0], FOR_LOOP)
+    x, y = graph.inputs_of(Role.ARGUMENT).values()
+    named = {"x": (x, X), "y": (y, Y)}
+    place = torch.empty_like(X)
+    tensors = {v: tensor.clone() for name, (v, tensor) in named.items() if name not in late}
+    call = prepare_for_loop(make, graph, op, {**tensors, op.makes()[0]: place})
+    coming = [named["x" if v == x else "y"][1] for v in dict.fromkeys(op.reads()) if v not in tensors]
+    for _ in range(2):
+        call(*coming)
+        expected = X
+        for _ in range(3):
+            expected = expected * Y + expected[0] @ Y
+        torch.testing.assert_close(place, expected)
+        place.zero_()
+    assert all(torch.equal(tensors[v], tensor) for v, tensor in named.values() if v in tensors)
+    assert len(made[0]) == (0 if "y" in late else 1)  # what the body only reads stays where it is
+
+
+@pytest.mark.parametrize("holds", [True, False])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_condition_may_come_at_the_call(holds: bool, late: bool):
+    function = lambda x, y: cond(x.sum() > 0, lambda a: a * y, [x], lambda a, b: a - b, [y, x])[0]  # noqa: E731
+    graph, op = only_op(function, COND)
+    x, y = graph.inputs_of(Role.ARGUMENT).values()
+    condition = op.args[0].value
+    place, flag = torch.empty_like(X), torch.tensor(holds)
+    known = {x: X, y: Y} | ({} if late else {condition: flag})
+    call = prepare_cond(GraphRunner, graph, op, {**known, op.makes()[0]: place})
+    call(*([flag] if late else []))
+    assert torch.equal(place, X * Y if holds else Y - X)
