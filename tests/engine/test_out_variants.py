@@ -82,7 +82,12 @@ def test_only_what_works_by_element_may_overwrite_an_operand():
     ("target", "what"),
     [
         ("aten.clone.default", ("copy_", None)),
+        ("aten._to_copy.default", ("copy_", None)),
+        ("aten.zeros.default", ("fill_", 0)),
         ("aten.zeros_like.default", ("fill_", 0)),
+        ("aten.new_zeros.default", ("fill_", 0)),
+        ("aten.ones.default", ("fill_", 1)),
+        ("aten.ones_like.default", ("fill_", 1)),
         ("aten.new_ones.default", ("fill_", 1)),
         ("aten.empty.memory_format", ("nothing", None)),
         ("aten.full.default", None),
@@ -103,3 +108,26 @@ def test_a_loss_is_that_of_torch_and_nothing_is_printed(name, reduction, capfd):
     for _ in range(2):
         torch.testing.assert_close(runner.run([X, Y])[0], function(X, Y))
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("target", "function", "names"),
+    [
+        ("aten.mm.default", torch.mm, ("out",)),
+        ("aten.mul.Scalar", torch.mul, ("out",)),
+        ("aten.cat.default", torch.cat, ("out",)),
+        ("aten.topk.default", torch.ops.aten.topk.values._op, ("values", "indices")),
+        ("aten.relu.default", None, None),
+        ("aten.mse_loss.default", None, None),
+        ("aten.repeat.default", None, None),  # torch's function with a place computes as usual, and copies
+        ("aten.split.Tensor", None, None),
+        ("popgeo.identity_loss.default", None, None),
+    ],
+)
+def test_torchs_own_bindings_are_called_where_there_is_one_place(target, function, names):
+    assert out_variants.into(target) == (None if function is None else (function, names))
+
+
+def test_one_tensor_is_told_from_a_list_and_from_several():
+    targets = "aten.unbind.int", "aten.split.Tensor", "aten.topk.default", "aten.cos.default"
+    assert [out_variants.returns_list(target) for target in targets] == [True, True, False, False]
