@@ -201,7 +201,9 @@ def test_what_the_optimizer_cannot_do_in_a_capture_is_told_with_its_first_cause(
     for _ in range(3):
         step(torch.ones(2))
     monkeypatch.setattr(step._runner._optimizer, "step", names["fail"])
-    message = r"^in the backward pass or in the optimizer: cannot be part of a captured step \(KeyError: 'cause'\)\. A cap"
+    message = (
+        r"^in the backward pass or in the optimizer: cannot be part of a captured step \(KeyError: 'cause'\)\. A cap"
+    )
     with pytest.raises(ValueError, match=message):
         step(torch.ones(2))
     assert model.weight.grad is None

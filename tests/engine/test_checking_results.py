@@ -10,7 +10,9 @@ FINE, NAN, INFINITE = torch.ones(2), torch.tensor([1.0, torch.nan]), torch.tenso
 
 
 def op(*args: object, target: str = "aten.log.default", module: str = "", **kwargs: object) -> Op:
-    return Op(target=target, args=args, kwargs=kwargs, outputs=(0,), source="model.py:3 in forward: x.log()", module=module)
+    return Op(
+        target=target, args=args, kwargs=kwargs, outputs=(0,), source="model.py:3 in forward: x.log()", module=module
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from popgeo.engine.checkpoint import load_checkpoint, save_checkpoint
+from popgeo.engine.loss_scaling import LossScaling
 from popgeo.ipu import Options, inference_model, training_model
 
 
@@ -97,6 +98,24 @@ def test_a_checkpoint_without_a_scale_leaves_that_of_the_step(tmp_path):
     dynamic.save(path)
     constant.load(path)
     assert constant.loss_scale is None
+
+
+def test_the_count_of_updates_and_the_scale_of_the_loss_go_on(tmp_path):
+    path, x = tmp_path / "step.pt", torch.ones(2)
+    steps = []
+    for _ in range(2):
+        model = Weighted()
+        options = Options(loss_scaling=LossScaling(initial=8.0, growth_interval=2))
+        steps.append(training_model(model, options, torch.optim.SGD(model.parameters(), lr=0.5)))
+        steps[-1](x)
+    first, second = steps
+    for _ in range(2):
+        first(x)
+    first.save(path)
+    second.load(path)
+    assert second.loss_scale.value == first.loss_scale.value == 16.0
+    second.save(path)
+    assert load_checkpoint(path)["num_updates"] == 3
 
 
 def test_other_weights_are_refused(tmp_path):

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 import popgeo
 from popgeo.engine.compile_step import Backend, CompiledStep, _device, compile_forward, compile_step
+from popgeo.engine.graph_runner import GraphRunner
+from popgeo.engine.inductor import InductorRunner
 from popgeo.engine.step_options import StepOptions
 
 
@@ -37,6 +39,7 @@ def test_a_step_is_called_trains_what_the_optimizer_holds_and_says_so():
     assert (step.calls, step.compile_seconds, step.loss_scale) == (0, 0.0, None)
     assert step.compile({"y": y, "x": x}) is step
     assert 0 < step.compile_seconds < 600
+    assert step._runner._kind is GraphRunner
     compiled_in = step.compile_seconds
     assert step.compile((x, y)) is step
     assert step.compile_seconds == compiled_in  # it was compiled already
@@ -79,6 +82,19 @@ def test_a_single_argument_and_a_mapping_of_any_kind_are_examples_too():
     x = torch.randn(2, 3)
     torch.testing.assert_close(step(x), linear(x).detach())
     assert compile_forward(linear).compile_seconds == 0.0  # compiled when it is first called
+    assert compile_forward(linear, x, "inductor")._runner._kind is InductorRunner
+
+
+def test_the_order_of_a_dictionarys_parts_does_not_matter():
+    class Difference(nn.Module):
+        def forward(self, parts: dict[str, Tensor]) -> Tensor:
+            return parts["a"] - parts["b"]
+
+    a, b = torch.full((2,), 5.0), torch.full((2,), 3.0)
+    step = compile_forward(Difference(), ({"a": a, "b": b},))
+    assert step({"b": b, "a": a}).tolist() == step({"a": a, "b": b}).tolist() == [2, 2]
+    with pytest.raises(ValueError, match=r"call reset\(\) and compile anew"):
+        step({"a": a})
 
 
 def test_replicas_share_a_call_and_a_scale_that_follows_the_gradients_is_shown():
@@ -133,7 +149,9 @@ def test_a_captured_step_lies_on_one_gpu(monkeypatch: pytest.MonkeyPatch):
         _device(on("cuda:0", "cuda:1"), Backend.CUDA)
 
 
-@pytest.mark.parametrize(("version", "reason"), [(None, "this build .* without CUDA"), ("12.0", "the driver shows none")])
+@pytest.mark.parametrize(
+    ("version", "reason"), [(None, "this build .* without CUDA"), ("12.0", "the driver shows none")]
+)
 def test_why_there_is_no_gpu_is_said(monkeypatch: pytest.MonkeyPatch, version: str | None, reason: str):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", version)

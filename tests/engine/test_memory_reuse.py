@@ -29,19 +29,19 @@ def test_of_equal_buffers_the_one_freed_last_is_taken():
     assert memory.tensors[power].data_ptr() == memory.tensors[sine].data_ptr()
 
 
-def test_the_smallest_buffer_that_is_large_enough_is_taken_whenever_it_was_freed():
-    def function(x, y):
-        small, large = x.cos(), y.sin()
-        total = small.sum() + large.sum()
-        return total, x.exp()
+@pytest.mark.parametrize("place", range(3))
+def test_the_smallest_buffer_that_is_large_enough_is_taken_whenever_it_was_freed(place: int):
+    numbers = [3072, 3072, 3072]
+    numbers[place] = 2048
 
-    for first in (function, lambda x, y: function(y, x)):
-        graph = graph_of(first, torch.zeros(2048), torch.zeros(3072))
-        memory = plan(graph, overwrites_operands=False)
-        kept = {v: memory.tensors[v] for name in ("cos", "sin") for v in made_by(graph, name)}
-        (power,) = made_by(graph, "exp")
-        fitting = [t for v, t in kept.items() if graph.values[v].shape == graph.values[power].shape]
-        assert memory.tensors[power].data_ptr() == fitting[0].data_ptr()
+    def function(x, y, z):
+        cosines = x.cos(), y.cos(), z.cos()
+        return sum(one.sum() for one in cosines), (x, y, z)[place].exp()
+
+    graph = graph_of(function, *(torch.zeros(n) for n in numbers))
+    memory = plan(graph, overwrites_operands=False)
+    (power,) = made_by(graph, "exp")
+    assert memory.tensors[power].data_ptr() == memory.tensors[made_by(graph, "cos")[place]].data_ptr()
 
 
 @pytest.mark.parametrize(("numbers", "is_taken"), [(1056, True), (1072, False)])
@@ -49,6 +49,14 @@ def test_a_buffer_is_taken_up_to_twice_the_size_and_four_kib(numbers: int, is_ta
     graph = graph_of(lambda x, y: (x.cos().sum(), y.sin()), torch.zeros(numbers), torch.zeros(16))
     # 16 numbers are 64 bytes, and 1,056 numbers 2 x 64 + 4,096.
     assert sizes(plan(graph, overwrites_operands=False)) == [4 * numbers, *([] if is_taken else [64])]
+
+
+def test_of_two_operands_that_end_the_first_is_overwritten():
+    graph = graph_of(lambda x: x.cos() + x.sin(), X)
+    memory = plan(graph)
+    (result,), (cosine,) = made_by(graph, "add"), made_by(graph, "cos")
+    assert sizes(memory) == [4 * KIB, 4 * KIB]
+    assert memory.tensors[result].data_ptr() == memory.tensors[cosine].data_ptr()
 
 
 def test_results_take_no_buffer_that_another_needs_at_the_same_time():
@@ -112,3 +120,8 @@ def test_results_that_torch_allocates_stay_to_the_end():
     given = {v: torch.empty(0) for v in graph.inputs.values()}
     assert unplaced_bytes(graph, given) == 40 + 40 + 4
     assert unplaced_bytes(graph_of(lambda x: x, torch.ones(10)), {0: torch.empty(0)}) == 0
+
+
+def test_what_is_changed_in_place_is_allocated_once():
+    graph = graph_of(lambda x: x.cumsum(0).mul_(2).sum(), torch.ones(10))
+    assert unplaced_bytes(graph, {v: torch.empty(0) for v in graph.inputs.values()}) == 40 + 4

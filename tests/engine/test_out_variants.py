@@ -131,3 +131,9 @@ def test_torchs_own_bindings_are_called_where_there_is_one_place(target, functio
 def test_one_tensor_is_told_from_a_list_and_from_several():
     targets = "aten.unbind.int", "aten.split.Tensor", "aten.topk.default", "aten.cos.default"
     assert [out_variants.returns_list(target) for target in targets] == [True, True, False, False]
+
+
+def test_what_torch_cannot_write_into_given_memory_overwrites_nothing():
+    targets = "aten.roll.default", "aten.relu_.default", "aten.mul.Scalar", "aten.add.Tensor", "aten.mm.default"
+    found = [out_variants.is_elementwise(Op(target=target, args=(), outputs=(0,))) for target in targets]
+    assert found == [False, False, True, True, False]

@@ -1,9 +1,13 @@
 """The steps of a call, worked by hand: results, updates, replicas, stages, random numbers and memory that moves."""
 
+import gc
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_runner import _generator
 from popgeo.ipu import CompiledModel, Options, inference_model, training_model
 
@@ -68,6 +72,7 @@ def test_each_step_of_each_replica_returns_its_results_and_each_update_joins_all
         assert model.scale.item() == pytest.approx(scale)
         torch.testing.assert_close(model.seen, seen[0])
     runner = step.compiled.runner
+    assert bool(runner.parts_for(rows(0))) == bool(stages)
     assert [set(buffers) for buffers in runner.buffers] == [{"seen"}, {"seen"}]  # not what no replica changes
     # Two weights, both buffers, the joined gradients, and the buffer of the second replica.
     assert runner.state_bytes == 2 * 8 + (2 * 8 + 3 * 4) + 2 * 8 + 2 * 8
@@ -140,3 +145,45 @@ def test_weights_and_buffers_that_move_are_found_again():
     runner = step.compiled.runner.graph_runner
     step(x)
     assert step.compiled.runner.graph_runner is runner  # nothing has moved
+
+
+class Weighted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.weight * x).sum()
+
+
+def test_processes_add_up_gradients_and_hand_on_what_each_has_updated(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Replicas, "of_this_process", lambda factor: Replicas((0,), 2))
+    monkeypatch.setattr(dist, "all_reduce", lambda gradient: gradient.mul_(3))  # those of the other are twice as large
+    monkeypatch.setattr(dist, "broadcast", lambda tensor, src: tensor.fill_(5) if src == 1 else None)
+    model = Weighted()
+    options = Options(replication_factor=2, shard_optimizer_state=True)
+    training_model(model, options, torch.optim.SGD(model.parameters(), lr=1.0))(torch.ones(4))
+    assert model.weight.tolist() == [-1.5, -1.5, 5, 5]  # the mean of 1 and 2, and what the other process says
+
+
+def test_processes_round_at_random_alike(monkeypatch: pytest.MonkeyPatch):
+    def broadcast(tensor: Tensor, src: int) -> None:
+        if tensor.dtype == torch.int64:
+            tensor.fill_(11)
+
+    monkeypatch.setattr(Replicas, "of_this_process", lambda factor: Replicas((1,), 2))
+    monkeypatch.setattr(dist, "broadcast", broadcast)
+    model = Weighted()
+    options = Options(replication_factor=2, stochastic_rounding=True, optimizer_state_dtype=torch.bfloat16)
+    step = training_model(model, options, torch.optim.Adam(model.parameters()))
+    assert step.compile(torch.ones(4)).compiled.update.precision.seed == 11
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_the_collection_of_garbage_is_left_as_it_was(collects: bool):
+    (gc.enable if collects else gc.disable)()
+    try:
+        inference_model(Draws())(torch.zeros(2))
+        assert gc.isenabled() == collects
+    finally:
+        gc.enable()
