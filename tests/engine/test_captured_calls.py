@@ -1,4 +1,4 @@
-"""Calls of a step that is captured as a CUDA graph, worked by hand: results, updates, captures, streams and refusals."""
+"""Calls of a step that is captured as a CUDA graph, worked by hand: results, updates, captures, streams, refusals."""
 
 import pytest
 import torch

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from popgeo.engine.checkpoint import load_checkpoint, save_checkpoint
+from popgeo.engine.checkpoint import load_checkpoint, restore_weights, save_checkpoint
 from popgeo.engine.loss_scaling import LossScaling
 from popgeo.ipu import Options, inference_model, training_model
 
@@ -69,7 +69,8 @@ def test_a_checkpoint_holds_what_its_step_has(tmp_path):
     assert content["model"]["weight"].tolist() == [-0.5, -0.5]
     assert (content["replicas"], content["num_updates"], content["buffers"]) == ([0], 3, [])
     assert set(content) == {
-        "format", "model", "buffers", "generators", "replicas", "optimizer", "num_updates", "rounding_seed", "loss_scale",
+        "format", "model", "buffers", "generators", "replicas",
+        "optimizer", "num_updates", "rounding_seed", "loss_scale",
     }  # fmt: skip
     inference = inference_model(Weighted())
     inference(x)
@@ -125,3 +126,13 @@ def test_other_weights_are_refused(tmp_path):
     step.save(path)
     with pytest.raises(ValueError, match=r"(?s)step\.pt does not fit the model: .*size mismatch"):
         inference_model(Weighted(3)).load(path)
+
+
+def test_state_that_is_wider_than_its_weights_stays_so():
+    model = nn.Linear(1, 1, bias=False).half()
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    momentum = torch.tensor([[0.1]])
+    saved = optimizer.state_dict() | {"state": {0: {"momentum_buffer": momentum}}}
+    restore_weights({"model": {"weight": torch.full((1, 1), 3.0)}, "optimizer": saved}, model, optimizer, "step.pt")
+    assert model.weight.item() == 3.0
+    assert torch.equal(optimizer.state[model.weight]["momentum_buffer"], momentum)

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from popgeo.capture.capture import bind, capture
-from popgeo.capture.op_graph import Op
+from popgeo.capture.control_flow import COND, FOR_LOOP
+from popgeo.capture.op_graph import Op, Ref
 from popgeo.engine import out_variants
 from popgeo.engine.graph_runner import GraphRunner
 
@@ -28,6 +29,13 @@ INTO = {
     "aten.gt.Scalar": (X, 0),
     "aten.topk.default": (X, 1),
 }
+
+
+@pytest.fixture(autouse=True)
+def _each_test_asks_anew() -> None:
+    """What one test has found out would otherwise answer the next."""
+    for function in (out_variants.into, out_variants.plain, out_variants.returns_list, out_variants._is_pointwise):
+        function.cache_clear()
 
 
 @pytest.mark.parametrize("target", INTO)
@@ -131,6 +139,14 @@ def test_torchs_own_bindings_are_called_where_there_is_one_place(target, functio
 def test_one_tensor_is_told_from_a_list_and_from_several():
     targets = "aten.unbind.int", "aten.split.Tensor", "aten.topk.default", "aten.cos.default"
     assert [out_variants.returns_list(target) for target in targets] == [True, True, False, False]
+
+
+def test_loops_have_a_fixed_place_and_what_torch_alone_can_run_has_none():
+    x = torch.zeros(2, 2)
+    graph = capture(torch.cos, bind(torch.cos, x)).graph
+    for target, has in (FOR_LOOP, True), (COND, True), ("aten.cos.default", True), ("aten.roll.default", False):
+        op = Op(target=target, args=(Ref(0),), outputs=(1,))
+        assert out_variants.has_fixed_place(graph, op) is has
 
 
 def test_what_torch_cannot_write_into_given_memory_overwrites_nothing():

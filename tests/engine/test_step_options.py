@@ -1,6 +1,7 @@
 """The choices of a compiled step: what they are when nothing is said, what is refused, what follows from them."""
 
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -66,9 +67,8 @@ def test_modes_are_given_as_members_or_by_their_values(name: str, kind: type, al
     for member in kind:
         assert getattr(StepOptions(**{name: member}), name) is member
         assert getattr(StepOptions(**{name: member.value}), name) == member.value
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=re.escape(f"StepOptions.{name} is 'other'; it must be one of {allowed}")):
         StepOptions(**{name: "other"})
-    assert f"StepOptions.{name} is 'other'; it must be one of {allowed}" in str(error.value)
 
 
 def test_a_reduction_there_must_be():
@@ -92,7 +92,7 @@ def test_a_scale_of_the_loss_is_a_number_or_a_rule():
     assert StepOptions(loss_scaling=LossScaling(initial=8.0)).loss_scaling == LossScaling(initial=8.0)
     with pytest.raises(ValueError, match="StepOptions"):
         StepOptions(loss_scaling="static")
-    with pytest.raises(ValueError, match="master_weights|float32|float16"):
+    with pytest.raises(ValueError, match="optimizer_state_dtype"):
         StepOptions(optimizer_state_dtype=torch.int32)
 
 

@@ -196,9 +196,9 @@ def test_more_threads_must_win_by_a_tenth(one: float, two: float, picked: int):
     assert machine.choice.picked == picked
 
 
-@pytest.mark.parametrize(("one", "used"), [(2e-3, [1, 1, 1, 2]), (1.9e-3, [1, 1, 1, 1])])
-def test_what_takes_two_milliseconds_is_worth_more_threads(one: float, used: list[int]):
-    assert ExactMachine(lambda n: one / n).call(4) == used
+def test_what_takes_two_milliseconds_is_worth_more_threads_and_what_takes_less_never_is():
+    assert ExactMachine(lambda n: 2e-3 / n).call(4) == [1, 1, 1, 2]
+    assert ExactMachine(lambda n: 1.9e-3 / n).runs(100) == [(1, 100)]
 
 
 def test_the_faster_of_two_calls_counts():
