@@ -54,7 +54,8 @@ def state_of(
         "generators": [generator.get_state() for generator in runner.generators],
         "replicas": list(runner.replicas.local),
     }
-    if optimizer is not None and update is not None:
+    if update is not None:
+        assert optimizer is not None  # whose update it is
         content |= {"optimizer": optimizer.state_dict(), "num_updates": update.num_updates}
         content["rounding_seed"] = update.precision.seed
         if update.scale is not None:

@@ -74,7 +74,7 @@ class CudaGraphRunner:
         self._graph: Any = None
         self._made: list[list[Tensor]] = []
         self._addresses: list[int] = []
-        self.eager_runs, self.captures = 0, 0
+        self._captures = 0
         self._left_to_warm_up = WARM_UP
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -100,7 +100,7 @@ class CudaGraphRunner:
     def reset(self) -> None:
         """Forgets the captured graph; the next call runs eagerly, and the one after is captured."""
         self._graph, self._made = None, []
-        if self.captures:
+        if self._captures:
             self._left_to_warm_up = 1  # libraries have settled; the optimizer's state may have to be made
         if self._optimizer is not None:
             self._optimizer.prepare()
@@ -111,7 +111,7 @@ class CudaGraphRunner:
         kilobytes = f"{self.inputs.nbytes / 1024:,.0f} KiB of inputs in one copy"
         if self._graph is None:
             return f"eager so far, {self._left_to_warm_up} more to go, {kilobytes}"
-        return f"one CUDA graph, captured {'once' if self.captures == 1 else f'{self.captures} times'}, {kilobytes}"
+        return f"one CUDA graph, captured {'once' if self._captures == 1 else f'{self._captures} times'}, {kilobytes}"
 
     def _run_once(self) -> list[list[Tensor]]:
         """One update, or one forward pass; what each of its micro-batches returns."""
@@ -139,7 +139,6 @@ class CudaGraphRunner:
             made = self._update()
         current.wait_stream(self._side_stream)
         self._left_to_warm_up -= 1
-        self.eager_runs += 1
         return made
 
     def _capture(self) -> None:
@@ -159,11 +158,13 @@ class CudaGraphRunner:
                 parameter.grad = None
             raise ValueError(_explain(error)) from error
         self._graph = graph
-        self.captures += 1
+        self._captures += 1
 
     def _update(self) -> list[list[Tensor]]:
         """Forward and, when training, backward of each micro-batch, then the optimizer's update."""
         count, options = self._options.gradient_accumulation, self._options
+        scale = constant_loss_scaling(options)
+        assert scale is not None  # CompiledStep refuses one that follows the gradients
         made = []
         if self._optimizer is not None:  # gradients of the first micro-batch on lie in memory of the graph
             self._optimizer.optimizer.zero_grad(set_to_none=True)
@@ -176,7 +177,7 @@ class CudaGraphRunner:
             with torch.enable_grad():
                 results = self._forward(tensors)
                 loss = results[self.step.loss]  # type: ignore[index]  # __init__ made sure of it
-                loss.backward(torch.full_like(loss, constant_loss_scaling(options) or 1.0), inputs=self._trained)
+                loss.backward(torch.full_like(loss, scale), inputs=self._trained)
             made.append([tensor.detach() for tensor in results])
         if self._optimizer is not None:
             divisor = gradient_divisor(options)

@@ -107,7 +107,7 @@ register_prepared(COND, PreparedOp(prepare=functools.partial(prepare_cond, Graph
 
 def _check(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor | None]) -> None:
     """Raises where finite operands gave NaN or infinity."""
-    if op.target.startswith("aten.empty"):
+    if op.target.startswith(("aten.empty", "aten.new_empty")):
         return
     made = [tensor for tensor in results if tensor is not None]  # a gradient that nobody asked for is none
     broken = [tensor for tensor in made if tensor.is_floating_point() and not tensor.isfinite().all()]

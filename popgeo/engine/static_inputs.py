@@ -1,5 +1,6 @@
 """Tensors that a captured step reads at the same place for ever, and how those of a call get there."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,8 +31,7 @@ class StaticInputs:
         self._block = ByteBlock(kinds, device=device)
         self.tensors = self._block.tensors
         self._stream = cuda.Stream(device)
-        self._stages = [_Stage(kinds, device, cuda) for _ in range(2)]
-        self._turn = 0
+        self._stages = itertools.cycle([_Stage(kinds, device, cuda) for _ in range(2)])
 
     @property
     def nbytes(self) -> int:
@@ -44,7 +44,7 @@ class StaticInputs:
             for place, tensor in zip(self.tensors, tensors, strict=True):
                 place.copy_(tensor.detach(), non_blocking=True)
             return
-        stage, self._turn = self._stages[self._turn], (self._turn + 1) % len(self._stages)
+        stage = next(self._stages)
         stage.has_arrived.synchronize()  # its memory may still be read by the copy before the last
         for place, tensor in zip(stage.host.tensors, tensors, strict=True):
             place.copy_(tensor.detach())

@@ -61,7 +61,7 @@ class StepOptions:
         for kind, name in ((Reduction, "reduction"), (OutputMode, "output_mode")):
             choice = getattr(self, name)
             allowed = [member.value for member in kind]
-            if choice is not None and choice not in (*kind, *allowed):
+            if (choice is not None or kind is Reduction) and choice not in (*kind, *allowed):
                 raise ValueError(f"StepOptions.{name} is {choice!r}; it must be one of {allowed}.")
         if self.output_mode in (OutputMode.EVERY_N, "every_n") and self.steps_per_call % self.output_period:
             raise ValueError(

@@ -66,7 +66,7 @@ class ThreadChoice:
         start = self._clock()
         try:
             yield
-            if self._told is None and self._most > 1:
+            if self._told is None:
                 self._learn(number, self._clock() - start)
         finally:
             if number != before:
@@ -76,9 +76,7 @@ class ThreadChoice:
         """The number for the coming call, where the caller has allowed `most`."""
         if most != self._most:
             self._most, self._seconds = most, {}
-            self._trials = [1] * _TRIALS if most > 1 else []
-        if not self._warm or most == 1:
-            return 1
+            self._trials = [1] * _TRIALS
         return self._trials[0] if self._trials else self._best()
 
     def _learn(self, number: int, seconds: float) -> None:

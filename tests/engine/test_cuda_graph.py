@@ -1,14 +1,11 @@
 """Steps captured as CUDA graphs, on a fake of the CUDA calls: what is replayed, copied, refused, captured anew."""
 
 import copy
-import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from popgeo.engine import compile_step as door
 from popgeo.engine.compile_step import CompiledStep, compile_forward, compile_step
 from popgeo.engine.step_options import StepOptions
 from tests.support.fake_cuda import FakeCuda
@@ -21,18 +18,6 @@ OPTIMIZERS = {
     "AdamW": lambda p: torch.optim.AdamW(p, lr=2**-7),
     "RMSprop": lambda p: torch.optim.RMSprop(p, lr=2**-7, momentum=0.5),
 }
-
-
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    """A fake of torch.cuda behind the door, over models and tensors of the processor."""
-    fake = FakeCuda()
-    monkeypatch.setattr(door, "_device", lambda model, backend: torch.device("cpu"))
-    monkeypatch.setattr(door, "torch", SimpleNamespace(cuda=fake))
-    for name in ("adam", "rmsprop"):  # torch knows no processor that captures
-        served = lambda *given, **named: ["cpu"]  # noqa: E731
-        monkeypatch.setattr(sys.modules[f"torch.optim.{name}"], "_get_capturable_supported_devices", served)
-    return fake
 
 
 def eager_copy(model: nn.Module, make) -> tuple[nn.Module, torch.optim.Optimizer]:

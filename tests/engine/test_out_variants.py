@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from popgeo.capture.capture import bind, capture
-from popgeo.capture.op_graph import Op
+from popgeo.capture.control_flow import COND, FOR_LOOP
+from popgeo.capture.op_graph import Op, Ref
 from popgeo.engine import out_variants
 from popgeo.engine.graph_runner import GraphRunner
 
@@ -28,6 +29,13 @@ INTO = {
     "aten.gt.Scalar": (X, 0),
     "aten.topk.default": (X, 1),
 }
+
+
+@pytest.fixture(autouse=True)
+def _each_test_asks_anew() -> None:
+    """What one test has found out would otherwise answer the next."""
+    for function in (out_variants.into, out_variants.plain, out_variants.returns_list, out_variants._is_pointwise):
+        function.cache_clear()
 
 
 @pytest.mark.parametrize("target", INTO)
@@ -82,7 +90,12 @@ def test_only_what_works_by_element_may_overwrite_an_operand():
     ("target", "what"),
     [
         ("aten.clone.default", ("copy_", None)),
+        ("aten._to_copy.default", ("copy_", None)),
+        ("aten.zeros.default", ("fill_", 0)),
         ("aten.zeros_like.default", ("fill_", 0)),
+        ("aten.new_zeros.default", ("fill_", 0)),
+        ("aten.ones.default", ("fill_", 1)),
+        ("aten.ones_like.default", ("fill_", 1)),
         ("aten.new_ones.default", ("fill_", 1)),
         ("aten.empty.memory_format", ("nothing", None)),
         ("aten.full.default", None),
@@ -103,3 +116,40 @@ def test_a_loss_is_that_of_torch_and_nothing_is_printed(name, reduction, capfd):
     for _ in range(2):
         torch.testing.assert_close(runner.run([X, Y])[0], function(X, Y))
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("target", "function", "names"),
+    [
+        ("aten.mm.default", torch.mm, ("out",)),
+        ("aten.mul.Scalar", torch.mul, ("out",)),
+        ("aten.cat.default", torch.cat, ("out",)),
+        ("aten.topk.default", torch.ops.aten.topk.values._op, ("values", "indices")),
+        ("aten.relu.default", None, None),
+        ("aten.mse_loss.default", None, None),
+        ("aten.repeat.default", None, None),  # torch's function with a place computes as usual, and copies
+        ("aten.split.Tensor", None, None),
+        ("popgeo.identity_loss.default", None, None),
+    ],
+)
+def test_torchs_own_bindings_are_called_where_there_is_one_place(target, function, names):
+    assert out_variants.into(target) == (None if function is None else (function, names))
+
+
+def test_one_tensor_is_told_from_a_list_and_from_several():
+    targets = "aten.unbind.int", "aten.split.Tensor", "aten.topk.default", "aten.cos.default"
+    assert [out_variants.returns_list(target) for target in targets] == [True, True, False, False]
+
+
+def test_loops_have_a_fixed_place_and_what_torch_alone_can_run_has_none():
+    x = torch.zeros(2, 2)
+    graph = capture(torch.cos, bind(torch.cos, x)).graph
+    for target, has in (FOR_LOOP, True), (COND, True), ("aten.cos.default", True), ("aten.roll.default", False):
+        op = Op(target=target, args=(Ref(0),), outputs=(1,))
+        assert out_variants.has_fixed_place(graph, op) is has
+
+
+def test_what_torch_cannot_write_into_given_memory_overwrites_nothing():
+    targets = "aten.roll.default", "aten.relu_.default", "aten.mul.Scalar", "aten.add.Tensor", "aten.mm.default"
+    found = [out_variants.is_elementwise(Op(target=target, args=(), outputs=(0,))) for target in targets]
+    assert found == [False, False, True, True, False]

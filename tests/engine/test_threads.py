@@ -1,5 +1,6 @@
 """A step finds the number of threads that serves it, leaves one that has become slow, and gives the caller's back."""
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -106,3 +107,133 @@ def test_of_two_threads_both_are_tried_and_the_better_is_kept():
             now += 0.1 / used[-1]
     assert used == [1, 1, 1, 2, 2, 2]
     assert choice.picked == 2
+
+
+class ExactMachine(Machine):
+    """The same with a clock that starts anew at each call, so that what a call is seen to cost is exact."""
+
+    def __init__(self, cost: Callable[[int], float], most: int = 2) -> None:
+        super().__init__(cost)
+        self.choice = ThreadChoice(clock=self.clock)
+        self.starts = False
+        torch.set_num_threads(most)
+
+    def clock(self) -> float:
+        self.starts = not self.starts
+        return 0.0 if self.starts else self.cost(torch.get_num_threads())
+
+    def call(self, times: int) -> list[int]:
+        for _ in range(times):
+            self.starts = False
+            with self.choice.of_a_call():
+                self.used.append(torch.get_num_threads())
+        return self.used[-times:]
+
+    def runs(self, times: int) -> list[tuple[int, int]]:
+        """The numbers of the next calls, each with how often it came in a row."""
+        return [(number, len(list(alike))) for number, alike in itertools.groupby(self.call(times))]
+
+
+def test_one_thread_is_tried_again_when_it_costs_no_more_than_a_fiftieth_of_the_time():
+    machine = ExactMachine({1: 2.0, 2: 0.5}.get)
+    # Two trials of each; then as many calls as make a fiftieth of their time more than one of them, 0.5, or than what
+    # the last trial has cost more than the best, 1.5: more than 25 and 75 seconds.
+    assert machine.runs(3 + 2 + 51 + 1 + 151 + 1 + 1) == [(1, 3), (2, 2 + 51), (1, 1), (2, 151), (1, 1), (2, 1)]
+    assert machine.choice.picked == 2
+
+
+def test_two_threads_are_tried_again_as_rarely_as_their_cost_allows():
+    machine = ExactMachine({1: 1.0, 2: 3.0}.get)
+    assert machine.runs(3 + 1 + 101 + 1 + 101 + 1) == [(1, 3), (2, 1), (1, 101), (2, 1), (1, 101), (2, 1)]
+    machine.cost = {1: 1.0, 2: 0.5}.get
+    assert machine.runs(101 + 1 + 3) == [(1, 101), (2, 4)]  # one call that is much faster is enough
+
+
+def test_what_is_tried_costs_what_it_costs_more_than_the_best():
+    machine = ExactMachine({1: 1.0, 2: 1.125}.get)  # within what is tolerated, and so tried twice
+    # 0.125 more than one thread; a call costs 1.0, and more than 50 seconds pass.
+    assert machine.runs(3 + 2 + 51 + 1 + 51 + 1) == [(1, 3), (2, 2), (1, 51), (2, 1), (1, 51), (2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("two", "used"),
+    [(1.15, [1, 1, 1, 2, 2, 1]), (1.16, [1, 1, 1, 2, 1, 1])],
+    ids=["tolerated", "too much"],
+)
+def test_a_second_trial_follows_unless_the_first_costs_more_than_is_tolerated(two: float, used: list[int]):
+    assert ExactMachine({1: 1.0, 2: two}.get).call(6) == used
+
+
+@pytest.mark.parametrize(("later", "then"), [(1.15, 2), (1.16, 1)], ids=["tolerated", "too much"])
+def test_two_threads_are_left_at_once_where_one_call_costs_more_than_with_one(later: float, then: int):
+    machine = ExactMachine({1: 1.0, 2: 0.5}.get)
+    assert machine.call(10)[-1] == 2
+    machine.cost = {1: 1.0, 2: later}.get
+    assert machine.call(2) == [2, then]
+
+
+def test_after_a_slow_call_all_larger_numbers_count_as_slow_until_they_are_tried_again():
+    machine = ExactMachine({1: 1.0, 2: 0.6, 4: 0.3}.get, most=4)
+    assert machine.call(8) == [1, 1, 1, 2, 2, 4, 4, 4]
+    machine.cost = {1: 1.0, 2: 0.6, 4: 1.2}.get
+    assert machine.call(4) == [4, 1, 1, 1]
+    # 1.0 is what a trial of two threads would cost at least, and so more than 50 seconds pass.
+    assert machine.runs(47 + 3) == [(1, 47), (2, 1), (4, 1), (2, 1)]
+
+
+def test_what_a_number_costs_follows_its_calls_by_a_quarter_each():
+    machine = ExactMachine({1: 1.0, 2: 0.5}.get)
+    machine.call(5)
+    machine.cost = {1: 1.0, 2: 1.1}.get
+    # 0.5, 0.65, 0.7625, 0.847 and then 0.910, of which 1.1 times is more than one thread costs.
+    assert machine.call(6) == [2, 2, 2, 2, 1, 1]
+
+
+@pytest.mark.parametrize(("one", "two", "picked"), [(1.1, 1.0, 1), (1.11, 1.0, 2), (1.0, 0.95, 1)])
+def test_more_threads_must_win_by_a_tenth(one: float, two: float, picked: int):
+    machine = ExactMachine({1: one, 2: two}.get)
+    assert machine.call(6)[-1] == picked
+    assert machine.choice.picked == picked
+
+
+def test_what_takes_two_milliseconds_is_worth_more_threads_and_what_takes_less_never_is():
+    assert ExactMachine(lambda n: 2e-3 / n).call(4) == [1, 1, 1, 2]
+    assert ExactMachine(lambda n: 1.9e-3 / n).runs(100) == [(1, 100)]
+
+
+def test_the_faster_of_two_calls_counts():
+    machine = ExactMachine({1: 1.0, 2: 0.5}.get)
+    machine.call(2)
+    machine.cost = {1: 0.4, 2: 0.5}.get
+    machine.call(1)  # the second trial of one thread
+    machine.cost = {1: 1.0, 2: 0.5}.get
+    assert machine.call(3)[-1] == 1
+
+
+def test_nothing_is_known_before_the_first_call_and_while_numbers_are_tried():
+    machine = ExactMachine({1: 1.0, 2: 0.5}.get)
+    known = [machine.choice.picked]
+    for _ in range(6):
+        machine.call(1)
+        known.append(machine.choice.picked)
+    assert known == [None, None, None, None, None, 2, 2]
+
+
+def test_a_caller_who_allows_another_number_has_all_tried_anew():
+    machine = ExactMachine({1: 1.0, 2: 0.5, 4: 0.25}.get)
+    machine.call(6)
+    torch.set_num_threads(4)
+    assert machine.call(7) == [1, 1, 2, 2, 4, 4, 4]
+    torch.set_num_threads(1)
+    assert machine.call(3) == [1, 1, 1]
+    assert machine.choice.picked == 1
+    torch.set_num_threads(2)
+    assert machine.call(5) == [1, 1, 2, 2, 2]
+
+
+def test_a_call_that_fails_is_not_measured():
+    machine = ExactMachine({1: 1.0, 2: 0.5}.get)
+    machine.call(1)
+    with pytest.raises(KeyError), machine.choice.of_a_call():
+        raise KeyError
+    assert machine.call(3) == [1, 1, 2]

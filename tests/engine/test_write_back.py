@@ -117,3 +117,42 @@ def test_neighbours_in_one_storage_are_apart_and_empty_tensors_share_nothing():
     check_apart([x.view(2, 3)[:, 0], x.view(2, 3)[:, 1:]], written=[0])
     with pytest.raises(ValueError, match="argument 1"):
         check_apart([x.view(3, 2)[:, 0], x[2:3]], written=[1])
+
+
+def elements(tensor: Tensor) -> set[int]:
+    """The bytes of each element."""
+    places = torch.arange(tensor.untyped_storage().nbytes() // tensor.itemsize).as_strided(
+        tensor.shape, tensor.stride(), tensor.storage_offset()
+    )
+    return {int(place) * tensor.itemsize + byte for place in places.flatten() for byte in range(tensor.itemsize)}
+
+
+def test_views_of_any_layout_share_what_they_have_in_common():
+    generator, both = torch.Generator().manual_seed(0), [0, 0]
+    storage = torch.zeros(64, dtype=torch.float32)
+    kinds = [storage, storage.view(torch.float64), storage.view(torch.int16), storage.view(torch.uint8)]
+    for _ in range(300):
+        views = []
+        for _ in range(2):
+            one = kinds[int(torch.randint(4, (), generator=generator))]
+            rows, columns, offset = (int(n) for n in torch.randint(0, 4, (3,), generator=generator))
+            step, stride = (int(n) for n in torch.randint(1, 5, (2,), generator=generator))
+            views.append(one.as_strided((rows, columns), (step, stride), offset))
+        shares = bool(elements(views[0]) & elements(views[1]))
+        both[shares] += 1
+        if shares:
+            with pytest.raises(ValueError, match="The model changes argument 1 in place"):
+                check_apart([torch.zeros(3), *views], written=[1])
+        else:
+            check_apart([torch.zeros(3), *views], written=[1])
+            check_apart([*views, views[0]], written=[1])
+    assert min(both) > 30
+
+
+def test_what_is_given_twice_is_refused_and_one_alone_is_not_compared_with_itself():
+    x, y = torch.zeros(3), torch.zeros(3)
+    check_apart([x, y], written=[0, 1])
+    for written in ([0], [2], [0, 2]):
+        with pytest.raises(ValueError, match=f"argument {written[0]} "):
+            check_apart([x, y, x], written=written)
+    check_apart([x, y, x], written=[1])

@@ -1,0 +1,138 @@
+"""What a checkpoint holds, what is taken from it, and which files are refused."""
+
+import pytest
+import torch
+from torch import nn
+
+from popgeo.engine.checkpoint import load_checkpoint, restore_weights, save_checkpoint
+from popgeo.engine.loss_scaling import LossScaling
+from popgeo.ipu import Options, inference_model, training_model
+
+
+class Harmful:
+    """Runs code where it is unpickled."""
+
+    def __reduce__(self):
+        return (setattr, (Harmful, "has_run", True))
+
+    has_run = False
+
+
+def test_nothing_in_a_file_is_run(tmp_path):
+    path = tmp_path / "harmful.pt"
+    save_checkpoint(path, {"model": Harmful()})
+    with pytest.raises(ValueError, match="no checkpoint of popgeo: "):
+        load_checkpoint(path)
+    assert not Harmful.has_run
+
+
+def test_of_what_breaks_the_reader_200_characters_of_the_first_line_are_told(tmp_path, monkeypatch):
+    def fail(path, **settings):
+        raise RuntimeError("x" * 201 + "\nsecond line")
+
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises(ValueError, match=r"no checkpoint of popgeo: x{200}$"):
+        load_checkpoint(tmp_path / "step.pt")
+
+
+def test_a_checkpoint_is_a_dictionary_that_names_its_format(tmp_path):
+    path = tmp_path / "step.pt"
+    save_checkpoint(path, {"a": 1})
+    assert load_checkpoint(path) == {"format": "popgeo checkpoint 2", "a": 1}
+    for content in (torch.ones(2), {"format": "popgeo checkpoint 1", "a": 1}, ["popgeo checkpoint 2"]):
+        torch.save(content, path)
+        with pytest.raises(ValueError, match=r"is no checkpoint of popgeo; it was written by something else\.$"):
+            load_checkpoint(path)
+    with pytest.raises(FileNotFoundError):
+        load_checkpoint(tmp_path / "nothing.pt")
+
+
+class Weighted(nn.Module):
+    def __init__(self, size: int = 2) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return (self.weight * x).sum() + torch.rand(()) * 0
+
+
+def test_a_checkpoint_holds_what_its_step_has(tmp_path):
+    path, x = tmp_path / "step.pt", torch.ones(2)
+    model = Weighted()
+    training = training_model(model, Options(loss_scaling="dynamic"), torch.optim.SGD(model.parameters(), lr=0.5))
+    for _ in range(3):
+        training(x)
+    training.save(path)
+    content = load_checkpoint(path)
+    assert content["model"]["weight"].tolist() == [-0.5, -0.5]
+    assert (content["replicas"], content["num_updates"], content["buffers"]) == ([0], 3, [])
+    assert set(content) == {
+        "format", "model", "buffers", "generators", "replicas",
+        "optimizer", "num_updates", "rounding_seed", "loss_scale",
+    }  # fmt: skip
+    inference = inference_model(Weighted())
+    inference(x)
+    inference.load(path)  # of which it takes the weights, and leaves what belongs to an optimizer
+    assert inference(x).item() == -1.0
+    inference.save(path)
+    assert set(load_checkpoint(path)) == {"format", "model", "buffers", "generators", "replicas"}
+    training.load(path)  # has nothing for the optimizer, which stays as it is
+    assert model.weight.tolist() == [-0.5, -0.5]
+    training.save(path)
+    assert load_checkpoint(path)["num_updates"] == 3
+
+
+def test_a_checkpoint_without_a_scale_leaves_that_of_the_step(tmp_path):
+    path, x = tmp_path / "step.pt", torch.ones(2)
+    steps = []
+    for scaling in (1.0, "dynamic"):
+        model = Weighted()
+        steps.append(training_model(model, Options(loss_scaling=scaling), torch.optim.SGD(model.parameters(), lr=0.5)))
+        steps[-1](x)
+    constant, dynamic = steps
+    constant.save(path)
+    scale = dynamic.loss_scale.value
+    dynamic.load(path)
+    assert dynamic.loss_scale.value == scale
+    dynamic.save(path)
+    constant.load(path)
+    assert constant.loss_scale is None
+
+
+def test_the_count_of_updates_and_the_scale_of_the_loss_go_on(tmp_path):
+    path, x = tmp_path / "step.pt", torch.ones(2)
+    steps = []
+    for _ in range(2):
+        model = Weighted()
+        options = Options(loss_scaling=LossScaling(initial=8.0, growth_interval=2))
+        steps.append(training_model(model, options, torch.optim.SGD(model.parameters(), lr=0.5)))
+        steps[-1](x)
+    first, second = steps
+    for _ in range(2):
+        first(x)
+    first.save(path)
+    second.load(path)
+    assert second.loss_scale.value == first.loss_scale.value == 16.0
+    second.save(path)
+    assert load_checkpoint(path)["num_updates"] == 3
+
+
+def test_other_weights_are_refused(tmp_path):
+    path = tmp_path / "step.pt"
+    step = inference_model(Weighted(2))
+    step(torch.ones(2))
+    step.save(path)
+    with pytest.raises(ValueError, match=r"(?s)step\.pt does not fit the model: .*size mismatch"):
+        inference_model(Weighted(3)).load(path)
+
+
+def test_state_that_is_wider_than_its_weights_stays_so():
+    model = nn.Linear(1, 1, bias=False).half()
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    momentum = torch.tensor([[0.1]])
+    saved = optimizer.state_dict() | {"state": {0: {"momentum_buffer": momentum}}}
+    restore_weights({"model": {"weight": torch.full((1, 1), 3.0)}, "optimizer": saved}, model, optimizer, "step.pt")
+    assert model.weight.item() == 3.0
+    assert torch.equal(optimizer.state[model.weight]["momentum_buffer"], momentum)

@@ -1,0 +1,176 @@
+"""A compiled step of the processor's: how it is called, what it says of itself, what it holds, what it refuses."""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import popgeo
+from popgeo.engine.compile_step import Backend, CompiledStep, _device, compile_forward, compile_step
+from popgeo.engine.graph_runner import GraphRunner
+from popgeo.engine.inductor import InductorRunner
+from popgeo.engine.step_options import StepOptions
+
+
+class Line(nn.Module):
+    """A slope that is trained, one that is frozen, and one that the optimizer does not hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained, self.frozen, self.other = (nn.Parameter(torch.ones(())) for _ in range(3))
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return ((self.trained + self.frozen + self.other) * x - y).mean()
+
+
+def line_step(**given: object) -> tuple[Line, CompiledStep]:
+    model = Line()
+    optimizer = torch.optim.SGD([model.trained, model.frozen], lr=0.25)
+    return model, compile_step(model, optimizer, **given)
+
+
+def test_a_step_is_called_trains_what_the_optimizer_holds_and_says_so():
+    x, y = torch.full((4,), 2.0), torch.zeros(4)
+    model, step = line_step()
+    assert repr(step) == "CompiledStep(Line: training, backend cpu, not compiled yet)"
+    assert (step.calls, step.compile_seconds, step.loss_scale) == (0, 0.0, None)
+    assert step.compile({"y": y, "x": x}) is step
+    assert 0 < step.compile_seconds < 600
+    assert step._runner._kind is GraphRunner
+    compiled_in = step.compile_seconds
+    assert step.compile((x, y)) is step
+    assert step.compile_seconds == compiled_in  # it was compiled already
+    assert repr(step).startswith("CompiledStep(Line: training, backend cpu, 0 calls")
+    assert step(x, y).item() == 6.0
+    assert repr(step).startswith("CompiledStep(Line: training, backend cpu, 1 call, ")
+    assert step(y=y, x=x).item() == 5.0  # the slope has gone down by 0.25 x 2
+    assert repr(step).startswith("CompiledStep(Line: training, backend cpu, 2 calls, ")
+    assert ", ," not in repr(step)
+    assert [p.item() for p in (model.trained, model.frozen, model.other)] == [0.0, 1.0, 1.0]
+    assert step.loss_scale is None
+    with pytest.raises(ValueError, match=r"`x` is float32\[5\], but the model was compiled for float32\[4\]\. .*reset"):
+        step.compile((torch.zeros(5), torch.zeros(5)))
+    with pytest.raises(ValueError, match=r"call reset\(\) and compile anew"):
+        step(torch.zeros(5), torch.zeros(5))
+    assert step.calls == 2
+    held = model.trained.data_ptr()
+    step.reset()
+    assert model.trained.data_ptr() != held
+    assert repr(step) == "CompiledStep(Line: training, backend cpu, not compiled yet)"
+    step(torch.full((5,), 2.0), torch.zeros(5))
+    assert model.trained.item() == -0.5
+
+
+def test_a_single_argument_and_a_mapping_of_any_kind_are_examples_too():
+    class Named(Mapping):
+        def __getitem__(self, name: str) -> Tensor:
+            return {"input": torch.zeros(2, 3)}[name]
+
+        def __iter__(self):
+            return iter(["input"])
+
+        def __len__(self) -> int:
+            return 1
+
+    linear = nn.Linear(3, 2)
+    for example in (torch.zeros(2, 3), (torch.zeros(2, 3),), Named()):
+        step = compile_forward(linear, example)
+        assert repr(step).startswith("CompiledStep(Linear: forward, backend cpu, 0 calls")
+    x = torch.randn(2, 3)
+    torch.testing.assert_close(step(x), linear(x).detach())
+    assert compile_forward(linear).compile_seconds == 0.0  # compiled when it is first called
+    assert compile_forward(linear, x, "inductor")._runner._kind is InductorRunner
+
+
+def test_the_order_of_a_dictionarys_parts_does_not_matter():
+    class Difference(nn.Module):
+        def forward(self, parts: dict[str, Tensor]) -> Tensor:
+            return parts["a"] - parts["b"]
+
+    a, b = torch.full((2,), 5.0), torch.full((2,), 3.0)
+    step = compile_forward(Difference(), ({"a": a, "b": b},))
+    assert step({"b": b, "a": a}).tolist() == step({"a": a, "b": b}).tolist() == [2, 2]
+    with pytest.raises(ValueError, match=r"call reset\(\) and compile anew"):
+        step({"a": a})
+
+
+def test_replicas_share_a_call_and_a_scale_that_follows_the_gradients_is_shown():
+    options = popgeo.Options(replication_factor=2, loss_scaling="dynamic", output_mode="all")
+    x, y = torch.tensor([1.0, 1.0, 3.0, 3.0]), torch.zeros(4)
+    model, step = line_step(example_batch=(x, y), options=options)
+    assert str(step.loss_scale) in repr(step)
+    assert step(x, y).tolist() == [3.0, 9.0]
+    assert model.trained.item() == 1.0 - 0.25 * 2.0
+
+
+def test_the_mode_of_a_step_is_that_in_which_the_model_was_given():
+    class Dropped(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + 1 if self.training else x
+
+    model = Dropped()
+    training, evaluating = compile_forward(model.train()), compile_forward(model.eval())
+    assert [training(torch.zeros(1)).item(), evaluating(torch.zeros(1)).item()] == [1, 0]
+    assert not model.training
+
+
+@pytest.mark.parametrize("backend", ["cpu", "inductor", Backend.CPU])
+def test_all_tensors_lie_on_the_processor(backend):
+    assert _device(nn.Identity(), Backend(backend)) == torch.device("cpu")
+    assert _device(nn.BatchNorm1d(2), Backend(backend)) == torch.device("cpu")
+    name = Backend(backend).value
+    message = (
+        rf"^The model lies on meta, and backend='{name}' runs on cpu\. Call model\.to\('cpu'\) before the optimizer is "
+        r"made, or pass backend='cuda'\.$"
+    )
+    with pytest.raises(ValueError, match=message):
+        compile_forward(nn.Linear(1, 1, device="meta"), backend=backend)
+    with pytest.raises(ValueError, match=r"^The model lies on cpu, meta, and"):
+        _device(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, device="meta")), Backend(backend))
+
+
+def on(*devices: str) -> SimpleNamespace:
+    """What a model shows of where its tensors lie, for devices that this machine may not have."""
+    tensors = [SimpleNamespace(device=torch.device(device)) for device in devices]
+    return SimpleNamespace(parameters=lambda: tensors[:1], buffers=lambda: tensors[1:])
+
+
+def test_a_captured_step_lies_on_one_gpu(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert _device(on("cuda:1", "cuda:1"), Backend.CUDA) == torch.device("cuda:1")
+    assert _device(on(), Backend.CUDA) == torch.device("cuda")
+    message = r"^The model lies on cpu, and backend='cuda' runs on cuda\. Call model\.to\('cuda'\) before .* is made\.$"
+    with pytest.raises(ValueError, match=message):
+        _device(on("cpu"), Backend.CUDA)
+    with pytest.raises(ValueError, match=r"^The model lies on cuda:0, cuda:1, and"):
+        _device(on("cuda:0", "cuda:1"), Backend.CUDA)
+
+
+@pytest.mark.parametrize(
+    ("version", "reason"), [(None, "this build .* without CUDA"), ("12.0", "the driver shows none")]
+)
+def test_why_there_is_no_gpu_is_said(monkeypatch: pytest.MonkeyPatch, version: str | None, reason: str):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", version)
+    with pytest.raises(ValueError, match=rf"^torch finds no CUDA device: {reason}\. Use backend='cpu'"):
+        _device(on("cpu"), Backend.CUDA)
+
+
+def test_what_only_this_executor_serves_is_refused_together():
+    options = popgeo.Options(replication_factor=2, floating_point_exceptions=True)
+    message = (
+        r"^backend='inductor' does not serve replication_factor, floating_point_exceptions\. Use backend='cpu', or "
+        r"leave it out\.$"
+    )
+    with pytest.raises(ValueError, match=message):
+        compile_forward(nn.Linear(1, 1), backend="inductor", options=options)
+    assert compile_forward(nn.Linear(1, 1), backend="cpu", options=options).backend is Backend.CPU
+    assert compile_forward(nn.Linear(1, 1), backend="inductor", options=StepOptions(random_seed=3)).calls == 0
+
+
+def test_a_forward_pass_takes_one_step_at_least():
+    with pytest.raises(ValueError, match=r"^A forward pass accumulates no gradients; gradient_accumulation is 2\.$"):
+        compile_forward(nn.Linear(1, 1), options=popgeo.Options(gradient_accumulation=2))

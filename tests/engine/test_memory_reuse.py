@@ -1,0 +1,127 @@
+"""Which memory a value takes, worked by hand: the one that fits best, the operand's where it may, a view's place."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value
+from popgeo.engine.graph_runner import GraphRunner
+from popgeo.engine.memory_plan import place_values, unplaced_bytes
+from tests.engine.test_memory_plan import X, graph_of, plan, sizes
+
+KIB = 1024
+
+
+def made_by(graph: OpGraph, name: str) -> list[int]:
+    """What operations of a name make, in order."""
+    return [op.outputs[0] for op in graph.ops if op.target.split(".")[1] == name]
+
+
+def test_of_equal_buffers_the_one_freed_last_is_taken():
+    def function(x):
+        both = x.cos() + x.sin()
+        return both.exp()
+
+    graph = graph_of(function, X)
+    memory = plan(graph, overwrites_operands=False)
+    (sine,), (power,) = made_by(graph, "sin"), made_by(graph, "exp")
+    assert sizes(memory) == [4 * KIB] * 3
+    assert memory.tensors[power].data_ptr() == memory.tensors[sine].data_ptr()
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_the_smallest_buffer_that_is_large_enough_is_taken_whenever_it_was_freed(place: int):
+    numbers = [3072, 3072, 3072]
+    numbers[place] = 2048
+
+    def function(x, y, z):
+        cosines = x.cos(), y.cos(), z.cos()
+        return sum(one.sum() for one in cosines), (x, y, z)[place].exp()
+
+    graph = graph_of(function, *(torch.zeros(n) for n in numbers))
+    memory = plan(graph, overwrites_operands=False)
+    (power,) = made_by(graph, "exp")
+    assert memory.tensors[power].data_ptr() == memory.tensors[made_by(graph, "cos")[place]].data_ptr()
+
+
+@pytest.mark.parametrize(("numbers", "is_taken"), [(1056, True), (1072, False)])
+def test_a_buffer_is_taken_up_to_twice_the_size_and_four_kib(numbers: int, is_taken: bool):
+    graph = graph_of(lambda x, y: (x.cos().sum(), y.sin()), torch.zeros(numbers), torch.zeros(16))
+    # 16 numbers are 64 bytes, and 1,056 numbers 2 x 64 + 4,096.
+    assert sizes(plan(graph, overwrites_operands=False)) == [4 * numbers, *([] if is_taken else [64])]
+
+
+def test_of_two_operands_that_end_the_first_is_overwritten():
+    graph = graph_of(lambda x: x.cos() + x.sin(), X)
+    memory = plan(graph)
+    (result,), (cosine,) = made_by(graph, "add"), made_by(graph, "cos")
+    assert sizes(memory) == [4 * KIB, 4 * KIB]
+    assert memory.tensors[result].data_ptr() == memory.tensors[cosine].data_ptr()
+
+
+def test_results_take_no_buffer_that_another_needs_at_the_same_time():
+    graph = graph_of(lambda x: (x.roll(1, 0).cos(), x.cos()[:512].sin()), X)
+    # What is rolled has no place; the sine of a half needs 2 KiB beside the 4 KiB of the whole that it reads.
+    assert sorted(sizes(plan(graph))) == [2 * KIB, 4 * KIB, 4 * KIB]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (lambda y: y + y.t())(x.cos()),
+        lambda x: (lambda y: y.t() * y)(x.cos()),
+        lambda x: x.roll(1, 0).cos().exp(),
+        lambda x: x.cos()[:2].sin() + x.sin()[2:],
+        lambda x: (lambda y: y.t().sin() + y)(x.cos()),
+        lambda x: (lambda y: (y.exp(), y.view(-1)[3:]))(x.cos()),
+        lambda x: (lambda y: y.expand(2, 4, 4) + y)(x.cos()),
+        lambda x: (lambda y: torch.where(y > 0, y, y.t()))(x.sin()),
+    ],
+)
+def test_an_operand_is_not_overwritten_while_it_is_read_in_another_order(function):
+    x = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(
+        GraphRunner(graph_of(function, x), {}).run([x]), list(y) if isinstance(y := function(x), tuple) else [y]
+    )
+
+
+def value(storage: int, size: int, offset: int, dtype: torch.dtype, producer: int | None = None) -> Value:
+    return Value(shape=(size,), stride=(1,), offset=offset, dtype=dtype, storage=storage, producer=producer)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int16])
+def test_a_view_of_what_is_given_lies_where_the_given_tensor_lies(dtype: torch.dtype):
+    graph = OpGraph(
+        ops=(Op(target="aten.slice.Tensor", args=(Ref(0), 0, 1, 3), outputs=(1,)),),
+        values=(value(0, 4, 2, dtype), value(0, 2, 3, dtype, producer=0)),
+        inputs={Input(Role.ARGUMENT, "x"): 0},
+        outputs=(1,),
+    )
+    whole = torch.arange(12).to(dtype)
+    memory = place_values(graph, {0: whole[5:9]})
+    assert memory.tensors[1].tolist() == [6, 7]
+    assert memory.tensors[1].data_ptr() == whole[6:].data_ptr()
+    assert memory.tensors[1].dtype == dtype
+    assert memory.nbytes == 0
+
+
+def test_what_torch_allocates_is_freed_when_its_last_reader_has_run():
+    def function(x: Tensor) -> Tensor:
+        c = x * 2 + x * 3  # 40 bytes each, and the sum beside them: 120
+        return torch.cat([c, c, c]).sum()  # 40 and 120; then 120 and 4
+
+    graph = graph_of(function, torch.ones(10))
+    given = {v: torch.empty(0) for v in graph.inputs.values()}
+    assert unplaced_bytes(graph, given) == 160
+
+
+def test_results_that_torch_allocates_stay_to_the_end():
+    graph = graph_of(lambda x: (x * 2, (x * 3).sum(), x[2:]), torch.ones(10))
+    given = {v: torch.empty(0) for v in graph.inputs.values()}
+    assert unplaced_bytes(graph, given) == 40 + 40 + 4
+    assert unplaced_bytes(graph_of(lambda x: x, torch.ones(10)), {0: torch.empty(0)}) == 0
+
+
+def test_what_is_changed_in_place_is_allocated_once():
+    graph = graph_of(lambda x: x.cumsum(0).mul_(2).sum(), torch.ones(10))
+    assert unplaced_bytes(graph, {v: torch.empty(0) for v in graph.inputs.values()}) == 40 + 4
