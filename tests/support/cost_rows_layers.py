@@ -40,6 +40,7 @@ SMALL = replace(BOW, name="8 tiles of 20 kB", num_tiles=8, memory_per_tile=20_00
 PAIR = replace(BOW, name="2 of 8 tiles", num_tiles=8, num_ipus=2)
 BOARD = replace(BOW, name="4 of 8 tiles", num_tiles=8, num_ipus=4)
 HALF = torch.float16
+ATTENTION = Attention(heads=6, queries=40, keys=24, width=8, value_width=12, nbytes=4)
 
 Case = tuple[str, IpuTarget, "Plan | OpCost"]
 
@@ -175,8 +176,7 @@ def _group_norms(name: str, samples: int, channels: int, positions: int, groups:
         yield f"group norm backward {name}, {'a' if weight else 'no'} weight", FEW, found
 
 
-def _attention() -> Iterator[Case]:
-    plain = Attention(heads=6, queries=40, keys=24, width=8, value_width=12, nbytes=4)
+def _attention(machine: IpuTarget) -> Iterator[Case]:
     changes: dict[str, dict[str, Any]] = {
         "plain": {},
         "half": {"nbytes": 2},
@@ -198,19 +198,20 @@ def _attention() -> Iterator[Case]:
         "far too long": {"heads": 2, "queries": 3, "keys": 30_000},
     }
     for name, change in changes.items():
-        for machine in (FEW, SMALL):
-            for is_backward in (False, True):
-                plan = plan_attention(replace(plain, **change), Machine(target=machine), is_backward)
-                yield f"{name}{', backward' * is_backward}", machine, plan
+        for is_backward in (False, True):
+            plan = plan_attention(replace(ATTENTION, **change), Machine(target=machine), is_backward)
+            yield f"{name}{', backward' * is_backward}", machine, plan
+
+
+def _attention_at_its_limits() -> Iterator[Case]:
     for name, memory, change in (
         ("all just fits", 24_640, {"heads": 2, "queries": 80, "keys": 80}),
         ("a head just fits", 8_640, {"heads": 2, "queries": 64, "keys": 68}),
         ("scores of half the heads just fit", 25_000, {"queries": 100, "keys": 100}),
     ):
-        sizes = replace(plain, width=2, value_width=2, **change)
+        sizes = replace(ATTENTION, width=2, value_width=2, **change)
         machine = replace(FEW, name=f"8 tiles of {memory:,} bytes", memory_per_tile=memory)
         yield name, machine, plan_attention(sizes, Machine(target=machine))
-    yield from _attention_operations()
 
 
 def _attention_operations() -> Iterator[Case]:
@@ -435,7 +436,10 @@ def _fused() -> Iterator[Case]:
 FILES: dict[str, Callable[[], Iterator[Case]]] = {
     "loops": _loops,
     "norms": _norms,
-    "attention": _attention,
+    "attention": lambda: _attention(FEW),
+    "attention in turns": lambda: _attention(SMALL),
+    "attention at its limits": _attention_at_its_limits,
+    "attention's operations": _attention_operations,
     "convolution": _convolution,
     "pooling": _pooling,
     "losses": _losses,
@@ -445,7 +449,7 @@ FILES: dict[str, Callable[[], Iterator[Case]]] = {
 
 
 def rows(file: str) -> Iterator[dict[str, str | float]]:
-    """What the model says of each case of a file of `popgeo/ipu/cost`."""
+    """What the model says of each case of a file of `popgeo/ipu/cost`, or of a part of one."""
     for case, machine, found in FILES[file]():
         plan = found.plan if isinstance(found, OpCost) else found
         split = " ".join(f"{name}={parts}" for name, parts in plan.split.items())

@@ -9,6 +9,7 @@ from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value
 from popgeo.ipu import IpuTarget
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.control import _work_space, rules
+from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.plan import Activity, Plan, Superstep
 
 FOUR = Machine(target=replace(IpuTarget.bow(), num_tiles=4))
@@ -120,6 +121,13 @@ def test_a_loop_takes_its_body_and_a_copy_of_what_it_carries_as_often_as_it_turn
     assert plan.split == {"serial": 3}
     assert (plan.family, plan.flops, plan.temporary_bytes) == ("control", 27, 35)
     assert plan.why == "3 turns of the body; any: so; movement: no published measurement of a copy"
+
+
+def test_a_captured_loop_has_a_rule():
+    loop = Op(target="popgeo.for_loop.default", args=(3, [Ref(0)]), outputs=(1,), bodies=(BODY,))
+    graph = OpGraph(ops=(loop,), values=(value(6, 0), value(6, 1, 0)), inputs={given(0): 0}, outputs=(1,))
+    (found,) = cost(graph, FOUR.target)
+    assert (found.known, found.family, found.plan.split) == (True, "control", {"serial": 3})
 
 
 def test_a_loop_that_carries_nothing_copies_nothing():
