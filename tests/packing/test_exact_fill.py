@@ -34,7 +34,11 @@ def cases(seed: int) -> tuple[Budget, int, list[list[int]]]:
         max(max(column), round(most * draw.uniform(0.8, 1.6) * sum(column) / len(rows)))
         for column in zip(*rows, strict=True)
     )
-    return Budget(sizes=limits, num_graphs=draw.choice((1, 2, 3, 7, 40, 40, 40))), draw.choice((1, 3, 20, 70, 400)), rows
+    return (
+        Budget(sizes=limits, num_graphs=draw.choice((1, 2, 3, 7, 40, 40, 40))),
+        draw.choice((1, 3, 20, 70, 400)),
+        rows,
+    )
 
 
 @pytest.mark.parametrize("part", range(4))
