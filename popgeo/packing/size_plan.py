@@ -115,7 +115,9 @@ def histogram(sizes: ArrayLike, budget: Budget, *, skip: bool = False, exact: bo
     limit = budget.sizes[dim]
     values, counts = _count(table[:, dim])
     unit = 1
-    while not exact and min(len(values), limit // unit + 1) * (limit // unit) > _MOST_STATES:
+    for _ in range(limit):  # a pack of one unit has few states
+        if exact or min(len(values), limit // unit + 1) * (limit // unit) <= _MOST_STATES:
+            break
         unit += max(1, unit // 8)
     if unit > 1:
         values, counts = _count(to_units(table[:, dim], unit, limit))

@@ -1,5 +1,7 @@
 """Swaps keep the plan's sizes in place, never put a pack over its budget, and repair what can be repaired."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -16,7 +18,7 @@ def by_size(sizes_in_place: np.ndarray) -> PlacesBySize:
 
 
 def totals(table: np.ndarray, indices: np.ndarray, ptr: np.ndarray) -> np.ndarray:
-    return np.array([table[indices[a:b]].sum(axis=0) for a, b in zip(ptr, ptr[1:], strict=False)])
+    return np.array([table[indices[a:b]].sum(axis=0) for a, b in pairwise(ptr)])
 
 
 def drawn(seed: int) -> tuple[Packs, np.ndarray, np.ndarray]:

@@ -87,7 +87,7 @@ def test_what_an_iterator_holds_too_large_comes_with_the_packs_and_no_chunk_is_e
 def test_the_default_window_is_2048_graphs_and_packs_come_as_soon_as_it_is_full(native):
     sizes = np.full(9000, 3)
     chunks = list(iter_window(sizes, Budget(sizes=(9,), num_graphs=3), generator=seeded()))
-    # 4096 graphs beyond the window come first: 1366 packs, the last of them closed by a pair; then 2856 more, and the rest.
+    # 4096 graphs beyond the window come first: 1366 packs, the last closed by a pair; then 2856, and the rest.
     assert [chunk.num_graphs for chunk in chunks] == [4098, 2856, 2046]
     same = window(sizes, Budget(sizes=(9,), num_graphs=3), generator=seeded())
     assert same.indices.tolist() == [i for chunk in chunks for i in chunk.indices.tolist()]
