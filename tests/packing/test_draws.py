@@ -43,7 +43,7 @@ def test_a_key_is_any_number_of_63_bits():
 
 @pytest.mark.parametrize(
     ("num_graphs", "first", "then", "lengths"),
-    [(10, 3, 4, [3, 4, 3]), (10, 20, 4, [10]), (8, 4, 2, [4, 2, 2]), (1, 1, 1, [1]), (0, 3, 4, []), (40, 40, 1, [40])],
+    [(10, 3, 4, [3, 4, 3]), (10, 20, 4, [10]), (8, 4, 2, [4, 2, 2]), (1, 1, 1, [1]), (0, 3, 4, [0]), (40, 40, 1, [40])],
 )
 def test_an_order_is_that_of_fisher_and_yates_in_pieces(num_graphs, first, then, lengths, native):
     for key in range(12):

@@ -50,7 +50,10 @@ def test_sizes_that_make_no_sense_are_refused(sizes, reason):
 def test_packs_are_those_of_next_fit_graph_by_graph(native):
     draw = random.Random(0)
     for _ in range(60):
-        limits, num_graphs = [draw.randint(0, 12) for _ in range(draw.randint(1, 3))], draw.choice((1, 2, 5, 99, 2**62))
+        limits, num_graphs = (
+            [draw.randint(0, 12) for _ in range(draw.randint(1, 3))],
+            draw.choice((1, 2, 5, 99, 2**62, 2**70)),
+        )
         rows = [[draw.randint(0, limit) for limit in limits] for _ in range(draw.randint(1, 25))]
         expected: list[list[int]] = [[]]
         for graph, row in enumerate(rows):

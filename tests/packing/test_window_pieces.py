@@ -57,6 +57,18 @@ def test_graphs_of_a_list_come_in_random_order_those_left_out_first_and_4096_mor
     }
 
 
+def test_the_first_piece_of_a_random_order_is_short_and_the_others_are_long(monkeypatch):
+    asked = []
+
+    def shuffled(num_graphs, key, *, first, then):
+        asked.append((num_graphs, first, then))
+        return iter([])
+
+    monkeypatch.setitem(window.__globals__, "shuffled", shuffled)
+    list(_shuffle(np.zeros((3, 1), int), None, np.empty(0, int), 100, 5))
+    assert asked == [(3, 4196, 131_072)]
+
+
 def test_graphs_can_come_in_their_own_order():
     table = np.array([[3], [4]])
     assert [lists(chunk) for chunk in _as_given(table, None, np.array([9]), 1, 0)] == [([0, 1], [[3], [4]], [9])]
@@ -140,7 +152,7 @@ def test_a_compiled_window_is_freed_and_says_when_memory_runs_out(monkeypatch):
     monkeypatch.setitem(window.__globals__, "_bound", spy)
     opened = _open(BUDGET, 4, 0)
     handle = opened._handle
-    opened._push = lambda *arguments: -1
+    opened._push, opened._read = lambda *arguments: -1, lambda *arguments: None
     with pytest.raises(MemoryError, match="Memory ran out while packing"):
         opened.push(np.array([5]), np.array([[1, 2]]), last=False)
     del opened
