@@ -111,7 +111,7 @@ def histogram(sizes: ArrayLike, budget: Budget, *, skip: bool = False, exact: bo
         -(-int(column.sum()) // limit) if limit else 0 for column, limit in zip(table.T, budget.sizes, strict=True)
     ]
     dim = int(np.argmax(bounds))
-    bound = max(bounds[dim], -(-len(table) // budget.num_graphs), int(len(table) > 0))
+    bound = max(bounds[dim], -(-len(table) // budget.num_graphs))
     limit = budget.sizes[dim]
     values, counts = _count(table[:, dim])
     unit = 1

@@ -70,3 +70,8 @@ def test_a_plan_counts_its_packs_and_graphs():
     assert (plan.num_packs, plan.num_graphs, plan.gap, plan.dim, plan.unit) == (7, 15, 2, 0, 1)
     counted = Histogram(sizes=(3,), counts=(1,), capacity=4, num_graphs=2)
     assert (counted.dim, counted.unit, counted.bound) == (0, 1, 0)
+
+
+def test_no_graphs_need_no_pack():
+    assert histogram([], Budget(sizes=(0,), num_graphs=2)).bound == 0
+    assert histogram([0], Budget(sizes=(0,), num_graphs=2)).bound == 1

@@ -99,3 +99,10 @@ def test_a_sweep_by_hand():
     assert (bound["num_nodes"].tolist(), bound["efficiency"].tolist()) == ([4, 6], pytest.approx([10 / 12, 10 / 12]))
     _, nothing = sweep([], [5], {}, num_graphs=2)
     assert nothing["efficiency"].tolist() == [0.0]
+
+
+def test_one_pack_by_hand():
+    table = summary({"one": Packs.from_lists([[0, 1, 2]])}, [1, 3, 4], Budget(sizes=(8,), num_graphs=3))
+    assert table.loc[0, "graphs_per_pack"] == 3
+    _, bound = sweep([1, 3], [5], {}, num_graphs=2)
+    assert bound["efficiency"].tolist() == [0.8]
