@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from itertools import chain, count
+from itertools import chain, count, pairwise
 
 import numpy as np
 import torch
@@ -60,15 +60,12 @@ def shuffled(num_graphs: int, key: int, first: int, then: int) -> Iterator[Ids]:
     )
     ids = np.zeros(num_graphs if shuffle else 0, np.int64)  # memory that costs nothing until it is used
     moved: dict[int, int] = {}  # without the library: the places that no longer hold their own number
-    start = 0
-    while start < num_graphs:
-        end = min(start + (then if start else first), num_graphs)
+    for start, end in pairwise([0, *range(first, num_graphs, then), num_graphs]):
         if shuffle:
             shuffle(ids.ctypes.data, start, end, num_graphs, key)
             yield ids[start:end]
         else:
             yield _shuffle(moved, start, end, num_graphs, key)
-        start = end
 
 
 def _shuffle(moved: dict[int, int], start: int, end: int, num_graphs: int, key: int) -> Ids:

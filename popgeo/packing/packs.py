@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import overload
 
 import numpy as np
@@ -59,6 +60,9 @@ class Packs(Sequence[Ids]):
 
     def __len__(self) -> int:
         return len(self.ptr) - 1
+
+    def __iter__(self) -> Iterator[Ids]:
+        return (self.indices[start:stop] for start, stop in pairwise(self.ptr.tolist()))
 
     @overload
     def __getitem__(self, index: int) -> Ids: ...

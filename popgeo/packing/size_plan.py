@@ -111,11 +111,13 @@ def histogram(sizes: ArrayLike, budget: Budget, *, skip: bool = False, exact: bo
         -(-int(column.sum()) // limit) if limit else 0 for column, limit in zip(table.T, budget.sizes, strict=True)
     ]
     dim = int(np.argmax(bounds))
-    bound = max(bounds[dim], -(-len(table) // budget.num_graphs), int(len(table) > 0))
+    bound = max(bounds[dim], -(-len(table) // budget.num_graphs))
     limit = budget.sizes[dim]
     values, counts = _count(table[:, dim])
     unit = 1
-    while not exact and min(len(values), limit // unit + 1) * (limit // unit) > _MOST_STATES:
+    for _ in range(limit):  # a pack of one unit has few states
+        if exact or min(len(values), limit // unit + 1) * (limit // unit) <= _MOST_STATES:
+            break
         unit += max(1, unit // 8)
     if unit > 1:
         values, counts = _count(to_units(table[:, dim], unit, limit))

@@ -69,8 +69,8 @@ def _swap(
 ) -> None:
     """Swaps in place (both `indices` and `used` are the caller's own) while swaps lessen what is over budget."""
     pack_of = np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))
-    claim = np.full(len(ptr) - 1, -1)
-    over = np.flatnonzero((used > limits).any(axis=1))
+    claim = np.empty_like(ptr)
+    over = np.arange(len(ptr) - 1)
     idle = 0
     for _ in range(_ROUNDS):
         over = over[(used[over] > limits).any(axis=1)]  # a swap never puts another pack over budget

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import islice
@@ -115,10 +115,11 @@ def _shuffle(table: NDArray[np.int64], ids: Ids | None, skipped: Ids, window: in
         yield order if ids is None else ids[order], table.take(order, axis=0), skipped[:0]
 
 
-def _read(sizes: Iterator[Sequence[int]], budget: Budget, window: int, skip: bool) -> Iterator[_Chunk]:
+def _read(sizes: Iterable[Sequence[int]], budget: Budget, window: int, skip: bool) -> Iterator[_Chunk]:
     """The graphs of an iterator in its own order, read a little ahead."""
+    left = iter(sizes)
     start, ahead = 0, window + _STREAM_CHUNK
-    while rows := list(islice(sizes, ahead)):
+    while rows := list(islice(left, ahead)):
         try:
             table, ids, skipped = fitting(np.array(rows), budget, skip=skip)
         except ValueError as error:

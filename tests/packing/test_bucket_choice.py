@@ -68,6 +68,12 @@ def test_every_further_shape_must_save_its_part(tuned, smallest, expected, cost)
         }
 
 
+def test_shapes_are_tuned_as_one_would_be_unless_told_otherwise(tuned):
+    calls = tuned(COSTS)
+    tune_buckets(SIZES, 5, max_buckets=1)
+    assert calls == [(22, {"target_graphs": 5, "align": 8, "num_node_dims": 1, "progress_bar": None, "cost": None})]
+
+
 def test_a_third_shape_is_held_against_two(tuned):
     tuned({**COSTS, (1, 2): 0.5, (1, 1): 0.42, (2, 2): 0.42})  # 0.591, then 0.525, which is 11 % less
     assert tune_buckets(SIZES, 5, worth=0.1).largest == (1, 2, 3)

@@ -134,3 +134,9 @@ def test_evening_out_needs_no_more_packs():
     found = _evened_out(sizes, kinds, np.array([1.0, 1.0, 0.0]))
     assert 2 <= found.sum() + 1e-9 <= 2.0002
     assert (kinds @ found >= np.array([8, 4]) - 1e-6).all()
+
+
+def test_a_rare_size_is_in_a_mixed_kind_even_of_few_graphs():
+    # Nothing of 24 is filled better by a graph of 3, so it is in a kind with others only where it is the first.
+    sizes = Histogram(sizes=(3, 4, 8), counts=(10, 6000, 5000), capacity=24, num_graphs=4)
+    assert _first_kinds(sizes, Knapsack(sizes)) >= {(1, 1, 2), (0, 2, 2), (4, 0, 0)}

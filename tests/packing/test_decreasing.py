@@ -1,6 +1,8 @@
 """Best-fit decreasing reproduces what was published, and its packs obey every budget."""
 
 import csv
+import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -71,3 +73,71 @@ def test_many_large_sizes_are_packed_exactly_as_the_textbook_does():
     packs = decreasing(sizes, budget, generator=torch.Generator().manual_seed(0))
     assert len(packs) == item_by_item(sizes.tolist(), 2_500_000, 50)
     assert max(int(sizes[pack].sum()) for pack in packs) <= 2_500_000
+
+
+def textbook_packs(sizes: list[int], capacity: int, num_graphs: int) -> Counter[tuple[int, ...]]:
+    """Best-fit decreasing item by item: the contents of the packs."""
+    packs: list[list[int]] = []
+    for size in sorted(sizes, reverse=True):
+        open_packs = [pack for pack in packs if sum(pack) + size <= capacity and len(pack) < num_graphs]
+        if open_packs:
+            max(open_packs, key=sum).append(size)
+        else:
+            packs.append([size])
+    return Counter(tuple(pack) for pack in packs)
+
+
+def counted(sizes: list[int], capacity: int, num_graphs: int) -> Histogram:
+    values = sorted(Counter(sizes).items())
+    return Histogram(
+        sizes=tuple(size for size, _ in values),
+        counts=tuple(count for _, count in values),
+        capacity=capacity,
+        num_graphs=num_graphs,
+        dim=2,
+        unit=3,
+        bound=1,
+    )
+
+
+def test_packs_hold_what_those_of_the_textbook_hold_however_few_graphs_they_may_hold():
+    draw = random.Random(0)
+    for _ in range(80):
+        # Sizes so large that packs of equal room hold the same, or the textbook would leave the choice open.
+        sizes = [size for size in draw.sample(range(10_000, 99_999), 6) for _ in range(draw.randint(1, 7))]
+        capacity, num_graphs = draw.randint(max(sizes), 400_000), draw.choice((1, 2, 3, 5, 50))
+        plan = best_fit_decreasing(counted(sizes, capacity, num_graphs))
+        assert dict(zip(plan.composition, plan.counts, strict=True)) == textbook_packs(sizes, capacity, num_graphs)
+        assert (plan.bound, plan.dim, plan.unit) == (1, 2, 3)
+        assert plan.composition == tuple(sorted(plan.composition))
+
+
+def test_small_sizes_fill_packs_as_far_as_the_textbook_does():
+    draw = random.Random(0)
+    for _ in range(80):
+        sizes = [draw.randint(0, 9) for _ in range(draw.randint(1, 40))]
+        capacity = draw.randint(max(*sizes, 1), 25)
+        plan = best_fit_decreasing(counted(sizes, capacity, 1000))
+        filled, expected = Counter[int](), Counter[int]()
+        for contents, count in zip(plan.composition, plan.counts, strict=True):
+            filled[sum(contents)] += count
+        for contents, count in textbook_packs(sizes, capacity, 1000).items():
+            expected[sum(contents)] += count
+        assert filled == expected
+        assert plan.num_graphs == len(sizes)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "capacity", "num_graphs", "packs"),
+    [
+        ([0] * 7, 5, 3, {(0, 0, 0): 2, (0,): 1}),
+        ([5, 0, 0, 0], 5, 3, {(5, 0, 0): 1, (0,): 1}),
+        ([3] * 7, 6, 9, {(3, 3): 3, (3,): 1}),
+        ([4, 4, 1, 1, 1], 6, 9, {(4, 1, 1): 1, (4, 1): 1}),
+        ([4, 4, 4, 1], 5, 9, {(4, 1): 1, (4,): 2}),
+        ([], 5, 2, {}),
+    ],
+)
+def test_packs_by_hand(sizes, capacity, num_graphs, packs):
+    plan = best_fit_decreasing(counted(sizes, capacity, num_graphs))
+    assert dict(zip(plan.composition, plan.counts, strict=True)) == packs

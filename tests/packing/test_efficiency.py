@@ -93,7 +93,9 @@ def test_the_bound_of_each_dimension_is_that_of_the_paper_up_to_what_can_be_reac
     draw = random.Random(0)
     for _ in range(150):
         limits = [draw.randint(1, 25) for _ in range(draw.randint(1, 3))]
-        rows = [[draw.randint(draw.choice((0, limit // 2)), limit) for limit in limits] for _ in range(draw.randint(1, 9))]
+        rows = [
+            [draw.randint(draw.choice((0, limit // 2)), limit) for limit in limits] for _ in range(draw.randint(1, 9))
+        ]
         num_graphs = draw.randint(1, 9)
         bounds = [-(-len(rows) // num_graphs)]
         for column, limit in zip(zip(*rows, strict=True), limits, strict=True):

@@ -1,6 +1,7 @@
 """The interpreted window takes every decision as the compiled one does, whatever pieces the graphs come in."""
 
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ def pieces(draw: random.Random, rows: list[list[int]]) -> list[tuple[np.ndarray,
     ids = np.array(draw.sample(range(1000), len(rows)), np.int64)
     table = np.array(rows, np.int64)
     cuts = [0, *sorted(draw.randint(0, len(rows)) for _ in range(draw.randint(0, 3))), len(rows)]
-    return [(ids[start:stop], table[start:stop]) for start, stop in zip(cuts, cuts[1:], strict=False)]
+    return [(ids[start:stop], table[start:stop]) for start, stop in pairwise(cuts)]
 
 
 def cases(seed: int) -> tuple[Budget, int, list[list[int]]]:
@@ -34,7 +35,11 @@ def cases(seed: int) -> tuple[Budget, int, list[list[int]]]:
         max(max(column), round(most * draw.uniform(0.8, 1.6) * sum(column) / len(rows)))
         for column in zip(*rows, strict=True)
     )
-    return Budget(sizes=limits, num_graphs=draw.choice((1, 2, 3, 7, 40, 40, 40))), draw.choice((1, 3, 20, 70, 400)), rows
+    return (
+        Budget(sizes=limits, num_graphs=draw.choice((1, 2, 3, 7, 40, 40, 40))),
+        draw.choice((1, 3, 20, 70, 400)),
+        rows,
+    )
 
 
 @pytest.mark.parametrize("part", range(4))

@@ -45,7 +45,7 @@ def test_each_pack_is_as_full_as_can_be_with_the_largest_graphs():
         ([5, 0], [1, 4], 5, 3, {(5, 0, 0): 1, (0, 0): 1}),
         ([7], [3], 7, 1, {(7,): 3}),
         ([7, 5, 3], [1, 2, 5], 17, 2, {(7, 5): 1, (5, 3): 1, (3, 3): 2}),  # 7 + 5 + 5 would fill it
-        ([6, 4, 3], [2, 2, 1], 18, 9, {(6, 4, 4, 3): 1, (6,): 1}),  # three sixes would fill it, but there are two
+        ([10, 7, 6, 5], [2, 1, 1, 1], 30, 9, {(10, 7, 6, 5): 1, (10,): 1}),  # three tens would fill it; there are two
         ([], [], 5, 3, {}),
     ],
 )

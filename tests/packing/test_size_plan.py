@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from popgeo.packing.packs import Budget
-from popgeo.packing.size_plan import histogram, to_units
+from popgeo.packing.size_plan import Histogram, SizePlan, histogram, to_units
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -50,3 +50,28 @@ def test_many_sizes_are_rounded_up_to_units_of_which_a_pack_holds_some_hundreds(
 def test_sizes_in_units_are_rounded_up_but_to_no_more_than_a_pack_holds():
     assert to_units(np.array([0, 1, 3, 4, 10, 11]), 3, 11).tolist() == [0, 1, 1, 2, 3, 3]
     assert to_units(np.array([5]), 1, 4).tolist() == [5]
+
+
+@pytest.mark.parametrize(("num_sizes", "unit"), [(400, 1), (401, 2)])
+def test_sizes_are_rounded_above_400_000_states(num_sizes, unit):
+    sizes = np.arange(601, 601 + num_sizes)[::-1] - (num_sizes - 400)  # of a pack of 1000 units
+    assert histogram(sizes, Budget(sizes=(1000,), num_graphs=9)).unit == unit
+
+
+def test_a_dimension_without_room_needs_no_packs():
+    found = histogram([[0, 3], [0, 4]], Budget(sizes=(0, 5), num_graphs=9))
+    assert (found.dim, found.bound, found.sizes, found.counts) == (1, 2, (3, 4), (1, 1))
+    found = histogram([[0], [0], [0]], Budget(sizes=(0,), num_graphs=2))
+    assert (found.dim, found.bound, found.capacity, found.sizes, found.counts) == (0, 2, 0, (0,), (3,))
+
+
+def test_a_plan_counts_its_packs_and_graphs():
+    plan = SizePlan(composition=((3, 1), (2,), (1, 1, 1)), counts=(4, 1, 2), bound=5)
+    assert (plan.num_packs, plan.num_graphs, plan.gap, plan.dim, plan.unit) == (7, 15, 2, 0, 1)
+    counted = Histogram(sizes=(3,), counts=(1,), capacity=4, num_graphs=2)
+    assert (counted.dim, counted.unit, counted.bound) == (0, 1, 0)
+
+
+def test_no_graphs_need_no_pack():
+    assert histogram([], Budget(sizes=(0,), num_graphs=2)).bound == 0
+    assert histogram([0], Budget(sizes=(0,), num_graphs=2)).bound == 1

@@ -1,5 +1,7 @@
 """Next fit keeps the order and never rejects what fits."""
 
+import random
+
 import numpy as np
 import pytest
 
@@ -43,3 +45,20 @@ def test_no_graphs_make_no_packs(native):
 def test_sizes_that_make_no_sense_are_refused(sizes, reason):
     with pytest.raises(ValueError, match=reason):
         stream(sizes, Budget(sizes=(7,), num_graphs=2))
+
+
+def test_packs_are_those_of_next_fit_graph_by_graph(native):
+    draw = random.Random(0)
+    for _ in range(60):
+        limits, num_graphs = (
+            [draw.randint(0, 12) for _ in range(draw.randint(1, 3))],
+            draw.choice((1, 2, 5, 99, 2**62, 2**70)),
+        )
+        rows = [[draw.randint(0, limit) for limit in limits] for _ in range(draw.randint(1, 25))]
+        expected: list[list[int]] = [[]]
+        for graph, row in enumerate(rows):
+            used = [sum(rows[i][d] for i in expected[-1]) + row[d] for d in range(len(limits))]
+            if len(expected[-1]) == num_graphs or any(u > limit for u, limit in zip(used, limits, strict=True)):
+                expected.append([])
+            expected[-1].append(graph)
+        assert lists(stream(rows, Budget(sizes=tuple(limits), num_graphs=num_graphs))) == expected

@@ -1,5 +1,7 @@
 """Swaps keep the plan's sizes in place, never put a pack over its budget, and repair what can be repaired."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -16,7 +18,7 @@ def by_size(sizes_in_place: np.ndarray) -> PlacesBySize:
 
 
 def totals(table: np.ndarray, indices: np.ndarray, ptr: np.ndarray) -> np.ndarray:
-    return np.array([table[indices[a:b]].sum(axis=0) for a, b in zip(ptr, ptr[1:], strict=False)])
+    return np.array([table[indices[a:b]].sum(axis=0) for a, b in pairwise(ptr)])
 
 
 def drawn(seed: int) -> tuple[Packs, np.ndarray, np.ndarray]:
@@ -58,6 +60,48 @@ def test_of_several_swaps_the_one_that_helps_most_is_made_until_none_is_needed()
     _swap(indices, ptr, by_size(table[:, 0]), table[:, 1:], used, limits, np.random.default_rng(0))
     assert sorted(used[:, 0].tolist()) == [3, 10, 10, 10]
     assert used[0] == 10
+
+
+def test_a_swap_may_fill_the_other_pack_to_the_last():
+    table = np.array([[1, 8], [2, 4], [1, 6], [2, 2]])
+    indices, used, limits = np.arange(4), np.array([[12], [8]]), np.array([10])
+    _swap(indices, np.array([0, 2, 4]), by_size(table[:, 0]), table[:, 1:], used, limits, np.random.default_rng(0))
+    assert used.tolist() == [[10], [10]]
+    assert indices.tolist() in ([2, 1, 0, 3], [0, 3, 2, 1])
+
+
+def test_in_one_round_most_packs_find_one_of_eight_proposals_that_helps(monkeypatch):
+    monkeypatch.setitem(_swap.__globals__, "_ROUNDS", 1)
+    # Thirty packs of 5 + 1 + ... of which only the 5 helps, and only against the one graph of 1 of other packs.
+    table = np.array(([[1, 5]] + [[1, 1]] * 3) * 30 + ([[1, 0]] + [[1, 1]] * 3) * 300)
+    indices = np.arange(len(table))
+    ptr = np.arange(0, len(table) + 1, 4)
+    used, limits = totals(table[:, 1:], indices, ptr), np.array([7])
+    _swap(indices, ptr, by_size(table[:, 0]), table[:, 1:], used, limits, np.random.default_rng(0))
+    assert (used[:30] > 7).sum() <= 10
+    assert np.array_equal(used, totals(table[:, 1:], indices, ptr))
+
+
+def test_a_pack_over_its_budget_by_one_is_noticed_wherever_it_is():
+    table = np.array([[1, 6], [1, 5], [1, 5], [1, 4], [1, 5], [1, 4]])
+    for order in ([0, 1, 2, 3, 4, 5], [2, 3, 0, 1, 4, 5], [2, 3, 4, 5, 0, 1]):
+        packs = Packs(np.array(order), np.array([0, 2, 4, 6]))
+        found = within_budget(packs, by_size(table[order, 0]), table, Budget(sizes=(2, 10), num_graphs=2), [1], None)
+        assert len(found) == 3
+        assert totals(table[:, 1:], found.indices, found.ptr).max() == 10
+
+
+def test_swaps_are_drawn_from_a_seed_of_62_bits_or_from_0(monkeypatch):
+    seeds = []
+    monkeypatch.setitem(within_budget.__globals__, "_swap", lambda *given: seeds.append(given[-1].bit_generator))
+    packs, table, limits = drawn(0)
+    for generator in (None, *(torch.Generator().manual_seed(seed) for seed in range(8))):
+        budget = Budget(sizes=(18, *limits.tolist()), num_graphs=6)
+        within_budget(packs, by_size(table[packs.indices, 0]), table, budget, [1, 2], generator)
+    drawn_seeds = [seed.seed_seq.entropy for seed in seeds]
+    assert drawn_seeds[0] == 0
+    assert max(drawn_seeds) > 2**60
+    assert max(drawn_seeds) < 2**62
 
 
 def test_excess_is_a_share_of_the_limit():
@@ -122,3 +166,11 @@ def test_as_many_graphs_move_out_as_are_too_many():
     packs = Packs(np.arange(6), np.array([0, 6]))
     found = _move_out(packs, table, np.array([True]), Budget(sizes=(11,), num_graphs=6))
     assert [pack.tolist() for pack in found] == [[4, 5], [0], [1], [3, 2]]
+
+
+def test_a_pack_that_is_exactly_full_gives_nothing_more_away():
+    table = np.array([[5], [7], [3], [10]])
+    found = _move_out(
+        Packs(np.arange(4), np.array([0, 3, 4])), table, np.ones(2, bool), Budget(sizes=(10,), num_graphs=3)
+    )
+    assert [pack.tolist() for pack in found] == [[1, 2], [3], [0]]
