@@ -64,6 +64,12 @@ def test_an_item_is_taken_apart_into_its_batches(native, whole, is_quick, monkey
     assert not {"_mini_batches"} & set(single[0].stores[0].__dict__)
 
 
+def test_an_item_of_one_batch_is_that_batch():
+    batch = FixedSizeCollater(ONE[1])(ONE[0][:1])
+    (part,) = split(join([batch]))
+    assert_same_batches(part, batch)
+
+
 def test_one_batch_is_not_to_be_split():
     with pytest.raises(ValueError, match="The batch is one batch, not several joined; there is nothing to split"):
         split(FixedSizeCollater(ONE[1])(ONE[0][:1]))
