@@ -102,3 +102,10 @@ def test_a_dataset_that_makes_its_graphs_is_measured_piece_by_piece(monkeypatch)
     whole = InMemory(GRAPHS)
     assert len(GraphSizes(whole).values) == 4
     assert taken == [16, 16, 8, 16, 1, whole]
+
+
+def test_levels_that_are_stated_hold_for_a_stream_too(tmp_path):
+    graphs = [Data(x=torch.ones(n, 1), rings=torch.ones(n)) for n in (2, 3)]
+    assert write(iter(graphs), tmp_path / "stated", levels={"rings": "graph"}).level("rings").value == "graph"
+    assert write(iter(graphs), tmp_path / "inferred").level("rings").value == "node"
+    assert FlatStore.open(tmp_path / "inferred").row_ends is None
