@@ -63,6 +63,9 @@ def test_checksums_are_the_same_however_much_is_read_at_once(folder, monkeypatch
     path = folder / "01-edge_index.bin"
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     assert damaged_files(folder, read_manifest(folder)) == ["01-edge_index.bin"]
+    FlatStore.open(folder)
+    with pytest.raises(ValueError, match=r"the checksums of .'01-edge_index.bin'. differ"):
+        FlatStore.open(folder, verify=True)
 
 
 def test_a_number_of_graphs_that_is_not_that_of_the_row_pointers_is_refused(folder):
