@@ -73,6 +73,7 @@ class Filler:
         if entry is None:
             fill(self.store, self.layout, rows, ptr, [tensor[:num_batches] for tensor in out])
             return
+        assert ptr[-1] <= len(rows)
         assert all(len(tensor) >= num_batches for tensor in out)  # callers allocated them
         rows, ptr = np.ascontiguousarray(rows, dtype=np.int64), np.ascontiguousarray(ptr, dtype=np.int64)
         table = self.table.copy()  # several threads may fill at once

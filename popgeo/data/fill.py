@@ -147,9 +147,9 @@ def _row_pointer(chunk: _Chunk, slot: Slot, out: Tensor) -> None:
     edges, (axis, num_nodes) = chunk.rows(slot.axis), slot.ends[1]
     nodes = chunk.rows(axis)
     node = torch.arange(1, num_nodes + 1) - nodes.used[:, None]  # 1 is the first padding node
-    free_nodes = (num_nodes - nodes.used)[:, None] if slot.spread else torch.ones(1, 1, dtype=torch.int64)
+    free_nodes = (num_nodes - nodes.used)[:, None].clamp(min=1) if slot.spread else 1  # none where graphs fill a batch
     free_edges = (slot.num_slots - edges.used)[:, None]
-    dealt = -(-node.clamp(min=0) * free_edges // free_nodes)
+    dealt = -(-node * free_edges // free_nodes)
     out[:, 0] = 0
     out[:, 1:] = edges.used[:, None] + dealt.minimum(free_edges)
     before = edges.ends[:-1] - edges.batch_starts[:-1][chunk.batch_of_graph]

@@ -43,6 +43,14 @@ def test_graphs_that_fill_every_slot_make_a_batch_without_padding_when_asked_for
         assert (int(lost.num_trimmed_nodes.sum()), int(lost.nodes_mask.sum())) == (2, 4)
 
 
+@pytest.mark.parametrize("spread", [False, True])
+def test_graphs_that_fill_every_slot_have_row_pointers_too(native, spread):
+    collate = FixedSizeCollater(FixedSizeOptions(5, 5, 3), sort_edges=True, spread_padding_edges=spread, exact_fit=True)
+    batch = collate(GRAPHS)
+    counts = torch.bincount(batch.edge_index[1], minlength=5)
+    assert batch.rowptr.tolist() == [0, *counts.cumsum(0).tolist()]
+
+
 def test_an_exact_fit_that_was_not_asked_for_is_refused_or_trimmed():
     with pytest.raises(ValueError, match=r"5 nodes, FixedSizeOptions[.]num_nodes is 5 with one kept"):
         FixedSizeCollater(FixedSizeOptions(5, 5, 3))(GRAPHS)

@@ -82,7 +82,6 @@ def test_memory_that_is_not_to_be_had_is_an_error_of_its_own(monkeypatch):
             filler(np.zeros(1, dtype=np.int64), np.array([0, 1]), tensors)
 
 
-@pytest.mark.skip
 @pytest.mark.parametrize("sizes", [(3, 8, 4), (8, 2, 4), (8, 8, 2)], ids=["nodes", "edges", "graphs"])
 def test_graphs_that_do_not_fit_are_not_written_behind_a_batch(native, sizes):
     store = sort_edges(FlatStore.from_dataset([graph(2, 1), graph(2, 2), graph(1, 0)]))

@@ -247,3 +247,11 @@ def test_a_bar_is_shown_only_where_words_are(monkeypatch, verbose, bar):
     monkeypatch.setattr(sizes_module, "_measured", lambda *given: asked.append(given[1]) or measured(*given))
     FixedSizeOptions.tune(GRAPHS * 9, target_graphs=3, verbose=verbose)
     assert asked == [bar]
+
+
+def test_of_a_sample_no_other_graph_is_read():
+    dataset, asked = OnDisk(), set()
+    get = dataset.get
+    dataset.get = lambda i: asked.add(i) or get(i)
+    FixedSizeOptions.from_dataset(dataset, 3, sample_limit=2)
+    assert asked == {0, 1}

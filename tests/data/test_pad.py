@@ -186,3 +186,9 @@ def test_masks_of_one_level_are_enough_to_unpad_it():
     del padded.nodes_mask
     (left,) = unpad(padded)
     assert (left.x.shape[0], left.edge_index.shape[1]) == (6, 2)
+
+
+def test_only_edges_whose_ends_are_known_need_a_node_of_padding():
+    assert Pad(3, 6)(Data(x=torch.ones(3, 1), edge_attr=torch.ones(2))).edge_attr.tolist() == [1, 1, 0, 0, 0, 0]
+    with pytest.raises(ValueError, match="needs 4 padding edges, which join padding nodes, but all 3 nodes are real"):
+        Pad(3, 6)(Data(x=torch.ones(3, 1), edge_index=torch.zeros(2, 2).long()))

@@ -56,6 +56,12 @@ def test_sorted_edges_are_not_copied():
     assert sort_edges(store).attributes[1].values is store.attributes[1].values
 
 
+def test_sorted_edges_that_share_an_end_are_not_copied():
+    data = Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0, 1, 1], [0, 0, 1]]))
+    store = FlatStore.from_dataset([data])
+    assert sort_edges(store).attributes[1].values is store.attributes[1].values
+
+
 def test_an_edge_to_a_missing_node_is_refused():
     data = [graph(2, 1), Data(x=torch.ones(2, 3), edge_index=torch.tensor([[0], [2]]))]
     data = [Data(x=g.x, edge_index=g.edge_index) for g in data]

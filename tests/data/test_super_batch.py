@@ -64,6 +64,19 @@ def test_an_item_is_taken_apart_into_its_batches(native, whole, is_quick, monkey
     assert not {"_mini_batches"} & set(single[0].stores[0].__dict__)
 
 
+def test_an_item_of_one_batch_is_that_batch():
+    batch = FixedSizeCollater(ONE[1])(ONE[0][:1])
+    (part,) = split(join([batch]))
+    assert_same_batches(part, batch)
+
+
+def test_a_batch_of_no_graphs_has_the_first_names_of_the_dataset(native):
+    store = FlatStore.from_dataset(ONE[0])
+    (batch,) = BatchCutter(store, lay_out(store, ONE[1])).cut(Packs.from_lists([[]]))
+    assert batch.name == ["graph 3"] * 4
+    assert not batch.nodes_mask.any()
+
+
 def test_one_batch_is_not_to_be_split():
     with pytest.raises(ValueError, match="The batch is one batch, not several joined; there is nothing to split"):
         split(FixedSizeCollater(ONE[1])(ONE[0][:1]))

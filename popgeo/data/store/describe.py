@@ -130,7 +130,8 @@ def digest(block: Columns, graph: int) -> int:
 def files_of(attribute: Attribute, entry: AttributeEntry) -> list[tuple[ArrayFile, Tensor]]:
     """What a block adds to the files of one attribute."""
     rows = [(entry.values, attribute.tensor)]
-    if entry.increments is not None and attribute.increments is not None:
+    if entry.increments is not None:
+        assert attribute.increments is not None  # `check_alike` has seen to it
         rows.append((entry.increments, attribute.increments))
     return rows
 

@@ -1,7 +1,7 @@
 """Values that are no tensors, one a graph, kept on disk as JSON and read when asked for."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
 import torch
@@ -37,6 +37,9 @@ class StoredList(Sequence[Any]):
             raise IndexError(f"Value {index} was asked for; there are {len(self)}.")
         start, stop = self.ends[index % len(self)], self.ends[index % len(self) + 1]
         return json.loads(self.text[int(start) : int(stop)].numpy().tobytes())
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
 
     def __getstate__(self) -> dict[str, Any]:
         return packed(self.__dict__)

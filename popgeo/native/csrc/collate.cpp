@@ -181,9 +181,16 @@ void find_rows(const int64_t* row_pointer, const int64_t* graphs, int64_t num_re
   rows.used = rows.end[num_real];
 }
 
+// Whether the graphs of a batch fit the slot, so that nothing is written behind it.
+bool fits(const Slot& slot, const std::vector<Rows>& rows, int64_t num_graphs) {
+  const Rows& own = rows[slot.axis];
+  if (own.used > slot.num_slots || own.num_real > num_graphs) return false;
+  return slot.kind != ROW_POINTER || rows[slot.end_axis[1]].used <= slot.end_slots[1];
+}
+
 }  // namespace
 
-// Returns 0, or 1 where memory for a few row numbers was not to be had.
+// Returns 0, or 1 where memory for a few row numbers was not to be had, or 2 at a batch whose graphs do not fit.
 extern "C" __attribute__((visibility("default"))) int popgeo_collate(
     const int64_t* graphs, const int64_t* batch_ptr, int64_t num_batches, const int64_t* const* row_pointers,
     int64_t num_axes, const Slot* slots, int64_t num_slots, int64_t num_graphs) {
@@ -203,6 +210,7 @@ extern "C" __attribute__((visibility("default"))) int popgeo_collate(
       }
       for (int64_t s = 0; s < num_slots; ++s) {
         const Slot& slot = slots[s];
+        if (!fits(slot, rows, num_graphs)) return 2;
         char* out = slot.out + b * slot.batch_bytes;
         if (slot.kind == COPY) copy(slot, rows[slot.axis], out);
         else if (slot.kind == MASK) {

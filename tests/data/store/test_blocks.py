@@ -21,7 +21,7 @@ def test_blocks_take_as_many_graphs_as_fit_twice_or_one():
     (nodes,) = [axis for axis in store.row_pointers if axis.level is Level.NODE]
     size = bytes_of_graphs(store)
     for start in (0, 1, 5, 11):
-        for most in (1, 24, 48, 96, 100, 200, 10_000):
+        for most in (1, 24, 48, 96, 100, 200, 10_000, 2 * int(size[start : start + 3].sum()) - 2):
             expected, at = [], start
             while at < len(counts):
                 stop = at + 1

@@ -1,5 +1,6 @@
 """What is found out when a folder is opened: its manifest, its row pointers, its values that are no tensors."""
 
+import gc
 import json
 import pickle
 import sys
@@ -15,6 +16,7 @@ from torch_geometric.data import Data
 
 from popgeo.data import FlatStore, write
 from popgeo.data.store import manifest as notes
+from popgeo.data.store import mapped
 from popgeo.data.store.byte_ranges import ByteRanges, is_on_disk, mean_bytes
 from popgeo.data.store.manifest import checksums, damaged_files, from_json, read_manifest, to_json
 from popgeo.data.store.mapped import file_of, map_file, packed, unpacked
@@ -61,6 +63,9 @@ def test_checksums_are_the_same_however_much_is_read_at_once(folder, monkeypatch
     path = folder / "01-edge_index.bin"
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     assert damaged_files(folder, read_manifest(folder)) == ["01-edge_index.bin"]
+    FlatStore.open(folder)
+    with pytest.raises(ValueError, match=r"the checksums of .'01-edge_index.bin'. differ"):
+        FlatStore.open(folder, verify=True)
 
 
 def test_a_number_of_graphs_that_is_not_that_of_the_row_pointers_is_refused(folder):
@@ -145,6 +150,21 @@ def test_only_a_whole_mapped_file_is_taken_for_one(tmp_path):
     assert travelling == {"a": reference, "b": {"c": value["b"]["c"], "d": "text"}}
     found = unpacked(travelling)
     assert (file_of(found["a"]), found["b"]["d"]) == (reference, "text")
+
+
+def test_memory_that_is_used_anew_is_not_taken_for_a_file_that_was_there(tmp_path):
+    (tmp_path / "numbers").write_bytes(bytes(48))
+    tensor = map_file(tmp_path / "numbers", torch.int32, (3, 4))
+    address = tensor.data_ptr()
+    assert address in mapped._MAPPED
+    del tensor
+    gc.collect()
+    assert address not in mapped._MAPPED
+
+
+def test_classes_of_pyg_are_found_wherever_it_keeps_them(folder):
+    change_manifest(folder, data_class="torch_geometric.data.some_other_module.Data")
+    assert type(FlatStore.open(folder)[0]) is Data
 
 
 def test_an_empty_file_is_an_empty_tensor_that_is_no_file(tmp_path):

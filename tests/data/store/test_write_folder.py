@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 from popgeo.atomic_write import write_atomically
 from popgeo.data import FlatStore, Level, write
 from popgeo.data.store import write_folder
-from popgeo.data.store.describe import check_alike, describe, digest, plain
+from popgeo.data.store.describe import check_alike, describe, digest, files_of, plain
 from popgeo.data.store.manifest import from_json, read_manifest
 from popgeo.data.store.save_columns import cut, extend
 from popgeo.data.store.write_folder import FolderWriter
@@ -198,6 +198,17 @@ def test_types_of_the_other_graphs_are_compared():
     graphs[1]["a", "likes", "c"].edge_index = torch.zeros(2, 1).long()
     with pytest.raises(ValueError, match=r"Their node_types is \('a', 'b', 'c'\), in graphs before it is \('a', 'b'\)"):
         check_alike(manifest_of(graphs[:1]), manifest_of(graphs[1:]))
+
+
+def test_what_an_attribute_adds_to_its_files_is_its_rows_and_what_shifts_them():
+    block = plain(STORE)[0]
+    entries = describe(block, frozenset(), None, True).attributes
+    added = {entry.name: files_of(a, entry) for a, entry in zip(block.attributes, entries, strict=True)}
+    assert [(file.file, values.shape) for file, values in added["edge_index"]] == [
+        ("01-edge_index.bin", (2, 20)),
+        ("01-edge_index.increments.bin", (4, 1)),
+    ]
+    assert [file.file for file, _ in added["x"]] == ["00-x.bin"]
 
 
 def test_files_are_named_for_their_attributes_as_far_as_names_go():
