@@ -133,6 +133,20 @@ def test_any_width_and_number_of_edges_has_the_bits_of_index_add(native, way, ge
             assert torch.equal(scatter(src, index, -2, dim_size=num_rows, plan=plan), expected)
 
 
+def test_logarithms_of_sums_by_hand(native):
+    index, e = torch.tensor([0, 0]), math.e
+    large = torch.full((2,), 1000.0)
+    assert ops.scatter_softmax(large, index).tolist() == [0.5, 0.5]
+    assert ops.scatter_log_softmax(large, index).tolist() == pytest.approx([-math.log(2)] * 2)
+    assert ops.scatter_log_softmax(torch.zeros(2), index, eps=2.0).tolist() == pytest.approx([-math.log(4)] * 2)
+    assert ops.scatter_logsumexp(torch.zeros(2), index, eps=2.0).tolist() == pytest.approx([math.log(4)])
+    assert ops.scatter_logsumexp(large, index, dim_size=2).tolist() == pytest.approx([1000 + math.log(2), 0])
+    score = torch.tensor([4.0, 0.0])
+    result = ops.scatter_logsumexp(torch.tensor([3.0, 3.0]), index, out=score)
+    assert result.tolist() == pytest.approx([3 + math.log(2 + e), 0])
+    assert score.tolist() == [4, 0]
+
+
 def test_out_takes_what_is_reduced_along_any_dimension(native):
     src, index = torch.tensor([[1.0, 5.0, 3.0], [4.0, 2.0, 8.0]]), torch.tensor([0, 2, 0])
     begin = torch.tensor([[1.0, 1, 1], [9, 9, 9]])
