@@ -192,6 +192,7 @@ def test_rows_are_exchanged_as_a_view_where_all_are_here():
     x = torch.arange(12).reshape(2, 2, 3)
     assert torch.equal(exchange_shards(x), ops.all_to_all(x))
     assert exchange_shards(x).data_ptr() == x.data_ptr()
+    assert exchange_shards(x[..., 0]).data_ptr() == x.data_ptr()
     with pytest.raises(ValueError, match="lie in 3 processes"):
         exchange_shards(torch.zeros(1, 3))
     with pytest.raises(ValueError, match="its first two dimensions are"):
