@@ -100,13 +100,26 @@ def _check_data(x: Tensor, w: Tensor, num_edges: int) -> None:
         raise ValueError(f"x is {x.dtype} on {x.device} and w {w.dtype} on {w.device}; convert one to the other.")
 
 
-def _check(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int) -> None:
+def _check(x: Tensor, w: Tensor, src: Tensor, dst: Tensor) -> None:
     num_edges = src.numel()
     _check_data(x, w, num_edges)
     check_index("src", src, num_edges, x)
     check_index("dst", dst, num_edges, x)
+
+
+def _check_forward(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int) -> None:
+    _check(x, w, src, dst)
     if num_nodes < 0:
         raise ValueError(f"num_nodes is {num_nodes}; it cannot be negative.")
+
+
+def _check_backward(grad: Tensor, x: Tensor, w: Tensor, src: Tensor, dst: Tensor) -> None:
+    _check(x, w, src, dst)
+    if grad.shape[1:] != x.shape[1:] or grad.dtype != x.dtype:
+        raise ValueError(
+            f"grad has shape {tuple(grad.shape)} and dtype {grad.dtype}; it is the gradient of the sums: "
+            f"(num_nodes, {x.shape[1]}) and {x.dtype}."
+        )
 
 
 def _cfconv(
@@ -121,7 +134,7 @@ def _cfconv(
     src_perm: Tensor | None = None,
     num_tiles: int = 0,
 ) -> Tensor:
-    _check(x, w, src, dst, num_nodes)
+    _check_forward(x, w, src, dst, num_nodes)
     if dst_rowptr is not None:
         dst_rowptr, dst_perm = check_plan_tensors("dst", dst, num_nodes, dst_rowptr, dst_perm)
     return _launch(x, w, src, dst, num_nodes, dst_rowptr, dst_perm, num_tiles)
@@ -168,7 +181,7 @@ def _cfconv_backward(
     src_perm: Tensor | None = None,
     num_tiles: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    _check(x, w, src, dst, grad.shape[0])
+    _check_backward(grad, x, w, src, dst)
     if sum_on_device.serves(x):
         require_range("dst", dst, grad.shape[0])
         if src_rowptr is not None:
@@ -196,12 +209,12 @@ def _cfconv_backward(
 
 
 def _fake(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, *plans: Any) -> Tensor:
-    _check(x, w, src, dst, num_nodes)
+    _check_forward(x, w, src, dst, num_nodes)
     return x.new_empty(num_nodes, x.shape[1])
 
 
 def _fake_backward(grad: Tensor, x: Tensor, w: Tensor, src: Tensor, dst: Tensor, *plans: Any) -> tuple[Tensor, Tensor]:
-    _check(x, w, src, dst, grad.shape[0])
+    _check_backward(grad, x, w, src, dst)
     return x.new_empty(x.shape), w.new_empty(w.shape)
 
 

@@ -246,7 +246,7 @@ def _plain_gradients(
     assert expansion is not None
     out = _plain(x, expansion, envelope, network, gaussians, edges)
     wanted = [t for t, is_needed in zip(tensors, needed, strict=True) if t is not None and is_needed]
-    grads = iter(torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True))
+    grads = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
     return [next(grads) if t is not None and is_needed else None for t, is_needed in zip(tensors, needed, strict=True)]
 
 

@@ -89,7 +89,7 @@ def _round_with_torch(x: Tensor, first: int, second: int, dtype: torch.dtype) ->
     bits = x.contiguous().view(torch.int32).long() & _LOW
     magnitude, sign = bits & 0x7FFFFFFF, bits >> 31
     rounded = (_to_half if dtype is torch.float16 else _to_bfloat)(magnitude, random)
-    return (rounded + (sign << 15) - (sign << 16)).to(torch.int16).view(dtype)
+    return (rounded | (sign << 15)).to(torch.int16).view(dtype)
 
 
 def _to_half(magnitude: Tensor, random: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ def _to_half(magnitude: Tensor, random: Tensor) -> Tensor:
     base = (exponent - 113).clamp(min=0) << 10
     # The neighbours are 2^shift units of the mantissa apart, and never so far that 32-bit words do not hold it.
     shift = (126 - exponent).clamp(min=13)
-    mantissa = ((magnitude & 0x7FFFFF) | ((exponent > 0).long() << 23)) >> (shift - 31).clamp(0, 31)
+    mantissa = ((magnitude & 0x7FFFFF) | 0x800000) >> (shift - 31).clamp(0, 31)
     kept = shift.clamp(max=31)
     below = (1 << kept) - 1
     rounded = base + (mantissa >> kept) + ((random & below) < (mantissa & below))

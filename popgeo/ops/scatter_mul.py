@@ -55,17 +55,16 @@ def _product_of_others(src: Tensor, index: Tensor) -> Tensor:
 
 def _running_product(src: Tensor, index: Tensor, shift: int) -> Tensor:
     product = _shifted(src, index, shift)
-    reach = 1
-    while reach < src.shape[0]:
+    for power in range(32):
+        reach = 1 << power
+        if reach >= src.shape[0]:
+            break
         product = product * _shifted(product, index, reach)
-        reach *= 2
     return product
 
 
 def _shifted(src: Tensor, index: Tensor, shift: int) -> Tensor:
     """Each row's entry `shift` positions earlier, or 1 where that belongs to another row."""
-    if src.shape[0] == 0:
-        return src
     same = (index[shift:] == index[:-shift]).unsqueeze(1)
     ones = torch.ones_like(src[:shift])
     return torch.cat([ones, torch.where(same, src[:-shift], torch.ones_like(src[:-shift]))])

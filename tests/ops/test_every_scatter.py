@@ -133,6 +133,37 @@ def test_any_width_and_number_of_edges_has_the_bits_of_index_add(native, way, ge
             assert torch.equal(scatter(src, index, -2, dim_size=num_rows, plan=plan), expected)
 
 
+def test_logarithms_of_sums_by_hand(native):
+    index, e = torch.tensor([0, 0]), math.e
+    large = torch.full((2,), 1000.0)
+    assert ops.scatter_softmax(large, index).tolist() == [0.5, 0.5]
+    assert ops.scatter_log_softmax(large, index).tolist() == pytest.approx([-math.log(2)] * 2)
+    assert ops.scatter_log_softmax(torch.zeros(2), index, eps=2.0).tolist() == pytest.approx([-math.log(4)] * 2)
+    assert ops.scatter_logsumexp(torch.zeros(2), index, eps=2.0).tolist() == pytest.approx([math.log(4)])
+    assert ops.scatter_logsumexp(large, index, dim_size=2).tolist() == pytest.approx([1000 + math.log(2), 0])
+    score = torch.tensor([4.0, 0.0])
+    result = ops.scatter_logsumexp(torch.tensor([3.0, 3.0]), index, out=score)
+    assert result.tolist() == pytest.approx([3 + math.log(2 + e), 0])
+    assert score.tolist() == [4, 0]
+
+
+def test_whole_numbers_have_no_weights_nor_spread(native):
+    whole, index = torch.tensor([1, 2]), torch.tensor([0, 0])
+    for name in ("scatter_softmax", "scatter_log_softmax", "scatter_logsumexp", "scatter_std"):
+        with pytest.raises(ValueError, match=r"src has dtype torch\.int64"):
+            getattr(ops, name)(whole, index)
+
+
+@pytest.mark.parametrize("num_edges", [0, 1, 2, 3, 4, 5, 7, 8, 9, 17])
+def test_the_gradient_of_a_product_of_any_length_is_that_of_all_others(native, num_edges):
+    src = torch.arange(1.0, num_edges + 1, dtype=torch.float64).reciprocal().add(0.5).requires_grad_()
+    for index in (torch.zeros(num_edges).long(), torch.arange(num_edges) % 2):
+        (grad,) = torch.autograd.grad(ops.scatter_mul(src, index, dim_size=2).sum(), src)
+        for e in range(num_edges):
+            others = [src[j].item() for j in range(num_edges) if j != e and index[j] == index[e]]
+            assert float(grad[e]) == pytest.approx(math.prod(others))
+
+
 def test_out_takes_what_is_reduced_along_any_dimension(native):
     src, index = torch.tensor([[1.0, 5.0, 3.0], [4.0, 2.0, 8.0]]), torch.tensor([0, 2, 0])
     begin = torch.tensor([[1.0, 1, 1], [9, 9, 9]])
@@ -176,7 +207,7 @@ def test_an_index_that_differs_between_channels_is_checked_and_has_no_plan(nativ
 
 
 @pytest.mark.parametrize(
-    ("shape", "dim"), [((5,), 0), ((5, 3), 0), ((5, 3), -2), ((3, 5), 1), ((2, 5, 3), 1), ((2, 5), -1)]
+    ("shape", "dim"), [((5,), 0), ((5, 3), 0), ((5, 3), -2), ((3, 5), 1), ((2, 5, 3), 1), ((5, 2, 3), 0), ((2, 5), -1)]
 )
 def test_gathers_read_along_any_dimension(native, generator, shape, dim):
     x = torch.randn(shape, generator=generator)

@@ -86,6 +86,16 @@ def test_every_field_is_as_the_definition_has_it(sizes: list[int], window: str |
         assert int(num_missing) == len(all_edges) - len(kept)
 
 
+def test_of_many_at_the_same_distance_the_lowest_go_first():
+    pos = torch.zeros(150, 3)
+    pos[:, 0] = torch.arange(150) % 10
+    edge_index, _, _ = knn(pos, torch.zeros(150).long(), 20, 20.0, num_graphs=1)
+    for i in (0, 77, 149):
+        others = [j for j in range(150) if j != i]
+        expected = sorted(others, key=lambda j: (abs(j % 10 - i % 10), j))[:20]
+        assert edge_index[0, 20 * i : 20 * i + 20].tolist() == expected
+
+
 def test_a_periodic_image_lies_where_its_shift_puts_it():
     pos = torch.tensor([[0.0, 0, 0], [9, 0, 0], [0, 0, 0]], requires_grad=True)
     edges = torch.tensor([[1, 1, 2, 1], [0, 0, 0, 0]])
@@ -154,5 +164,7 @@ def test_under_capture_the_sizes_of_graphs_are_not_looked_at():
         2,
         0,
     )
+    with pytest.raises(ValueError, match="A graph has 1 nodes, max_num_nodes is 0"):
+        pairs(torch.zeros(1, 3), torch.zeros(1).long(), 1.0, num_graphs=1, max_num_nodes=0)
     with pytest.raises(ValueError, match="k is -1; a node needs at least one edge slot"):
         knn(torch.zeros(2, 3), torch.zeros(2).long(), -1, 1.0, num_graphs=1)

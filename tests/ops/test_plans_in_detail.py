@@ -48,7 +48,11 @@ def test_a_plan_knows_the_tensor_that_it_was_made_from_and_one_found_equal():
     plan.check("index", equal, 3)
     assert plan.is_of(equal, 3)
     assert not plan.is_of(INDEX, 3)  # one is remembered
-    plan.check("index", INDEX, 3)
+    plan.check("index", equal, 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ScatterPlan, "_is_same", None)
+        plan.check("index", equal, 3)  # nor is it compared again
+        plan.check("index", INDEX, 3)
     equal.zero_()
     assert not plan.is_of(equal, 3)
     for wrong, num_rows in ((equal, 3), (INDEX, 4), (INDEX[:3], 3), (INDEX.flip(0), 3)):
@@ -147,6 +151,13 @@ def test_an_index_of_equals_or_in_steps_is_read_as_it_is(native):
         assert ScatterPlan.from_index(index, 3).perm is None
     plan = ScatterPlan.from_index(torch.tensor([2, 9, 0, 9, 2, 9])[::2], 3)
     assert (plan.rowptr.tolist(), plan.perm.tolist()) == ([0, 1, 1, 3], [1, 0, 2])
+
+
+def test_edges_of_a_row_keep_their_order_in_long_lists_too(native, generator):
+    index = torch.randint(3, (3000,), generator=generator)
+    expected = sorted(range(3000), key=index.tolist().__getitem__)
+    assert ScatterPlan.from_index(index, 3).perm.tolist() == expected
+    assert ScatterPlan.from_index(index.int(), 3).perm.tolist() == expected
 
 
 def test_a_plan_that_leaves_the_tiles_to_the_kernel_is_one_tile():

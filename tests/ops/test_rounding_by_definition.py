@@ -63,6 +63,24 @@ def test_each_number_goes_to_the_neighbour_that_its_word_says(native, dtype: tor
     assert words(made) == words(torch.tensor(expected).to(dtype))
 
 
+@pytest.mark.parametrize("counter", [0, 7])
+def test_a_number_rises_from_the_first_share_on_that_its_word_allows(native, counter: int):
+    halves = [random_word(n, counter) % 2**13 for n in range(200)]
+    for more in (0, 1):
+        x = torch.tensor([1 + (word + more) * 2.0**-23 for word in halves])
+        rises = round_stochastic(x, torch.tensor(counter)) > 1
+        assert rises.tolist() == [more == 1] * 200
+    brains = [2**16 - random_word(n, counter) % 2**16 for n in range(200)]
+    for more in (0, 1):
+        x = torch.tensor([1 + (share - 1 + more) * 2.0**-23 for share in brains])
+        assert (round_stochastic(x, torch.tensor(counter), torch.bfloat16) > 1).tolist() == [more == 1] * 200
+
+
+def test_far_below_the_smallest_number_a_rise_is_as_rare_as_it_should_be(native):
+    rises = int((round_stochastic(torch.full((60_000,), 1.5 * 2.0**-33), torch.tensor(5)) > 0).sum())
+    assert abs(rises - 60_000 * 1.5 * 2.0**-9) < 50  # 4 standard deviations
+
+
 def test_the_keys_are_splitmix64_s_published_numbers():
     first, gamma = 1234567, 0x9E3779B97F4A7C15
     for step, published in enumerate((6457827717110365317, 3203168211198807973, 9817491932198370423)):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from popgeo.native import library
 from popgeo.ops import EdgePlan, ScatterPlan, cfconv, sum_on_device
@@ -134,6 +135,20 @@ def test_in_mixed_precision_both_take_the_wider_type(native, with_plan: bool):
         cfconv(X, W.bfloat16(), SRC, DST, NUM_NODES, plan)
 
 
+def test_a_mode_that_watches_operations_sees_a_planned_convolution(native):
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    plan = plan_of()
+    with Watch():
+        cfconv(X, W, SRC, DST, NUM_NODES, plan)
+    assert any("popgeo.cfconv" in name for name in seen)
+
+
 def test_a_tensor_of_another_class_is_convolved_by_torch_s_dispatcher(native):
     class Own(torch.Tensor):
         pass
@@ -157,6 +172,8 @@ def test_gradients_of_an_index_out_of_range_are_refused(native, name: str, limit
 
 
 def test_shapes_are_known_without_data():
+    x, w, src, dst = (t.to("meta") for t in (X, W, SRC, DST))
+    assert torch.ops.popgeo.cfconv(x, w, src, dst, 9).shape == (9, 2)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         x, w, src, dst = map(mode.from_tensor, (X, W, SRC, DST))
         assert cfconv(x, w, src, dst, 9).shape == (9, 2)

@@ -167,7 +167,7 @@ def test_a_plan_leaves_out_edges_without_a_factor_unless_their_gradient_is_wante
     assert told[1] is None  # rows of inputs are no distances
 
 
-def test_sizes_by_hand():
+def test_the_size_of_a_plan_by_hand():
     """A header of 4; of each edge a number, two ends and two pairs; of each row and source a pointer, and one more."""
     assert [plan_size(*sizes) for sizes in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (10, 3, 2))] == [
         6,
@@ -176,17 +176,16 @@ def test_sizes_by_hand():
         7,
         81,
     ]
-    shapes = {
-        (0, 1): (0, 16),
-        (1, 16): (8, 16),
-        (8, 17): (8, 48),
-        (9, 48): (16, 48),
-        (17, 49): (24, 80),
-        (1, 33): (8, 48),
-    }
-    for (num_edges, channels), shape in shapes.items():
-        assert filters_shape(num_edges, channels) == shape
-        assert interaction_call.empty_filters(num_edges, channels).shape == shape
+
+
+def test_the_shape_of_filters_by_hand():
+    """Groups of eight edges; of lines of 16 channels an odd number."""
+    assert [filters_shape(n, 1) for n in (0, 1, 8, 9, 17)] == [(0, 16), (8, 16), (8, 16), (16, 16), (24, 16)]
+    assert [filters_shape(1, n)[1] for n in (1, 16, 17, 33, 48, 49)] == [16, 16, 48, 48, 48, 80]
+
+
+def test_numbers_that_the_kernels_have_too():
+    assert interaction_call.empty_filters(9, 17).shape == (16, 48)
     assert least_exponent(torch.float32) == interaction_call.LEAST_EXPONENT
     assert [int(one) for one in Activation] == [0, 1, 2, 3, 4, 5]
 
@@ -259,6 +258,43 @@ def test_gradients_are_made_for_whom_they_are_wanted(wanted: tuple[bool, ...]):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("wanted", list(itertools.product([False, True], repeat=3)))
+def test_second_gradients_are_made_for_whom_they_are_wanted(wanted: tuple[bool, ...]):
+    names = [name for name, is_wanted in zip(("x", "expansion", "envelope"), wanted, strict=True) if is_wanted]
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        arguments = given(dtype)
+        weights = [weight.clone().requires_grad_() for weight in arguments["network"].weights]
+        arguments["network"] = FilterNetwork(weights=weights, biases=arguments["network"].biases)
+        leaves = {name: arguments[name].clone().requires_grad_() for name in names}
+        wanted_of = [*leaves.values(), weights[1]]
+        out = interaction(**arguments | leaves).square().sum()
+        first = torch.autograd.grad(out, wanted_of, create_graph=True)
+        found.append(torch.autograd.grad(sum(one.square().sum() for one in first), [*leaves.values(), *weights]))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-4)
+
+
+@served
+def test_an_operation_for_graphs_runs_with_its_number_of_threads(monkeypatch):
+    told: list[tuple[float, ...]] = []
+    run = interaction_call.run
+    monkeypatch.setattr(
+        interaction_call, "run", lambda way, packed: (told.append(struct.unpack("18qd24q", packed)), run(way, packed))
+    )
+    arguments = given()
+    network, envelope, x = arguments["network"], arguments["envelope"], arguments["x"]
+    plan = torch.ops.popgeo.interaction_plan(SRC, DST, envelope, None, *SIZES)
+    call = (
+        4, 3, plan, x, arguments["expansion"], arguments["gaussians"].centres, -0.5, envelope, network.weights,
+        network.biases, int(Activation.TANH), False, 3,
+    )  # fmt: skip
+    out, filters, _ = torch.ops.popgeo.interaction(*call)
+    torch.testing.assert_close(out, by_hand(**arguments))
+    torch.ops.popgeo.interaction_backward(*call, filters, torch.ones(3, 3), [True] * 4 + [False])
+    assert [one[17] for one in told] == [3, 3]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -294,6 +330,8 @@ def test_networks_of_one_to_four_layers_that_follow_each_other():
     for wrong, other in ((torch.ones(2), None), (torch.ones(2, 3), None), (weight, torch.ones(3)), (weight, weight)):
         with pytest.raises(ValueError, match=r"Layer 1 has a weight of shape .*; they are \[out, 2\] and \[out\]"):
             FilterNetwork(weights=[weight, wrong], biases=[None, other])
+    with pytest.raises(ValueError, match=r"Layer 0 has a weight of shape \(2,\)"):
+        FilterNetwork(weights=[torch.ones(2)], biases=[None])
     for width in (0.0, 1.0, float("nan")):
         with pytest.raises(ValueError, match="it must be negative: they fall"):
             Gaussians(centres=bias, width=width)
