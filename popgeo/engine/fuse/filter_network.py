@@ -194,7 +194,7 @@ def _match_activation(uses: DefUse, value: int) -> tuple[Activation, int, tuple[
     is_shifted = shift is not None and _is_log_2(shift.args[1]) and not shift.kwargs
     made = ref(shift.args[0]) if shift is not None and is_shifted else value
     op = uses.maker(made, *_ACTIVATIONS)
-    if op is None or len(op.args) != 1:  # softplus of another steepness or threshold
+    if op is None or op.args[1:] not in ((), (1, 20)):  # softplus of another steepness or threshold
         return None
     kind, slope, takes_result = _ACTIVATIONS[op.target]
     indices = [_index(uses, made)]
