@@ -212,9 +212,8 @@ def _pairs(uses: DefUse, found: Sequence[Convolution]) -> Iterator[Back]:
             if to_w is None or to_w in taken:
                 continue
             back = Back(forward=one, to_x=to_x, to_w=to_w)
-            if (
-                one.scatter < back.place
-            ):  # the filters' gradient is made from what the sum was made from, and may be earlier
+            # The product may stand earlier, since it is made from what the sum was made from.
+            if one.scatter < back.place:
                 taken.add(to_w)
                 yield back
                 break
