@@ -109,8 +109,8 @@ def match_gradients(uses: DefUse, network: Network, gradient: int) -> Gradients 
             return None
         ops.add(scaled)
         (gradient,) = uses.graph.ops[scaled].makes()
-    weights: list[int | None] = []
-    biases: list[int | None] = []
+    weights: list[int | None] = [None for _ in network.layers]
+    biases = list(weights)
     for position in reversed(range(len(network.layers))):
         layer, back, weight, bias = network.layers[position], None, None, None
         for index in uses.users.get(gradient, ()):
@@ -129,17 +129,14 @@ def match_gradients(uses: DefUse, network: Network, gradient: int) -> Gradients 
                 (weight,) = uses.graph.ops[product].makes()
             else:
                 return None
-        weights.insert(0, weight)
-        biases.insert(0, bias)
+        weights[position], biases[position] = weight, bias
         if position:
             stepped = _match_slope(uses, network.layers[position - 1], back)
             if stepped is None:
                 break
             ops.add(stepped)
             (gradient,) = uses.graph.ops[stepped].makes()
-    missing = len(network.layers) - len(weights)
-    nothing = [None] * missing
-    return Gradients(weights=(*nothing, *weights), biases=(*nothing, *biases), ops=frozenset(ops))
+    return Gradients(weights=tuple(weights), biases=tuple(biases), ops=frozenset(ops))
 
 
 def match_gaussians(uses: DefUse, expansion: int) -> GaussiansOf | None:
@@ -197,7 +194,7 @@ def _match_activation(uses: DefUse, value: int) -> tuple[Activation, int, tuple[
     is_shifted = shift is not None and _is_log_2(shift.args[1]) and not shift.kwargs
     made = ref(shift.args[0]) if shift is not None and is_shifted else value
     op = uses.maker(made, *_ACTIVATIONS)
-    if op is None or not (len(op.args) == 1 or op.args[1:] == (1, 20)) or op.kwargs:
+    if op is None or op.args[1:] not in ((), (1, 20)):  # softplus of another steepness or threshold
         return None
     kind, slope, takes_result = _ACTIVATIONS[op.target]
     indices = [_index(uses, made)]
@@ -211,7 +208,7 @@ def _match_activation(uses: DefUse, value: int) -> tuple[Activation, int, tuple[
 
 
 def _is_log_2(argument: Any) -> bool:
-    return isinstance(argument, float) and abs(argument - math.log(2)) < 1e-6
+    return isinstance(argument, float) and math.isclose(argument, math.log(2), abs_tol=1e-6)
 
 
 def _match_slope(uses: DefUse, layer: Layer, gradient: int | None) -> int | None:

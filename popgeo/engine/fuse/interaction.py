@@ -131,7 +131,7 @@ def _match_sums(uses: DefUse, filters: int) -> Sums | None:
     if len(ops) == 1:
         return Sums(x=x, src=src, dst=dst, num_rows=num_rows, half_list=False, result=result, ops=frozenset(indices))
     reverse = tuple(map(ref, ops[1].args[:4])) == (x, w, dst, src)
-    if len(ops) > 2 or not reverse or num_rows != ops[1].args[4] or num_rows != values[x].shape[0]:
+    if not reverse or num_rows != ops[1].args[4] or num_rows != values[x].shape[0]:
         return None
     total = _sum_of(uses, result, *ops[1].makes())
     if total is None:
@@ -146,11 +146,11 @@ def _match_back(uses: DefUse, sums: Sums, network: Network) -> Back | None:
     indices = uses.users_of(network.filters, CFCONV_BACKWARD)
     ops = [uses.graph.ops[index] for index in indices]
     ends = [(sums.x, network.filters, sums.src, sums.dst), (sums.x, network.filters, sums.dst, sums.src)]
-    found = {tuple(map(ref, op.args[1:5])): op for op in ops}
+    found = {tuple(map(ref, op.args[1:])) for op in ops}  # with plans of the user's own there are more
     wanted = ends if sums.half_list else ends[:1]
     if not ops or len(ops) != len(wanted) or any(end not in found for end in wanted):
         return None
-    if any(len(op.args) != 5 or op.args[0] != ops[0].args[0] for op in ops):
+    if any(op.args[0] != ops[0].args[0] for op in ops):
         return None
     replaced = set(indices)
     to_x: int | None
@@ -268,7 +268,7 @@ class _Rewriter:
     def _new(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> int:
         stride = tuple(torch.empty(shape, device="meta").stride())
         value = Value(shape=shape, stride=stride, offset=0, dtype=dtype, storage=next(self._storages), producer=None)
-        self._values.append(value)
+        self._values = [*self._values, value]
         return len(self._values) - 1
 
     def _stand_in(self, v: int) -> Tensor:

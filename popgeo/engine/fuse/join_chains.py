@@ -96,18 +96,15 @@ class _Search:
         for other in near:
             if other not in alike:
                 self._emit(other)
-        if len(alike) > 1:
-            first, *others = alike
-            for other in others:
-                if first.take_over(other):
-                    self._open.remove(other)
-                    self._maker.update(dict.fromkeys(first.made, first))
-                    self._last_writer = {
-                        s: first if writer is other else writer for s, writer in self._last_writer.items()
-                    }
-                else:
-                    self._emit(other)
-            alike = [first]
+        for other in alike[1:]:
+            first = alike[0]
+            if first.take_over(other):
+                self._open.remove(other)
+                self._maker.update(dict.fromkeys(first.made, first))
+                self._last_writer = {s: first if writer is other else writer for s, writer in self._last_writer.items()}
+            else:
+                self._emit(other)
+        alike = alike[:1]
         if not alike:
             read = {self._storage[v] for v in op.reads()}
             alike = [chain for chain in self._open if chain.sizes == shape and chain.reads_any(read)][:1]

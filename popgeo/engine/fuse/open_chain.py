@@ -217,8 +217,8 @@ class OpenChain:
     def _key(self, value: Value, shape: tuple[int, ...]) -> _Key:
         """Which memory an operation with a result of this shape sees in a value, in the order of the chain."""
         missing = len(shape) - len(value.shape)
-        own = [(1, 0)] * missing + list(zip(value.shape, value.stride, strict=True))
-        strides = [step if size != 1 else 0 for (size, step), whole in zip(own, shape, strict=True) if whole != 1]
+        own = [0] * missing + [step if size != 1 else 0 for size, step in zip(value.shape, value.stride, strict=True)]
+        strides = [step for step, whole in zip(own, shape, strict=True) if whole != 1]
         return value.storage, value.offset, tuple(strides[d] for d in self._order)
 
     def _is_plain(self) -> bool:

@@ -109,8 +109,6 @@ def _with(like: Op, target: str, args: tuple[Any, ...], outputs: tuple[int | Non
 
 def _out_of_place(graph: OpGraph, where: Container[int]) -> OpGraph:
     """The graph with those of these operations that sum into new zeros making a value instead of changing the zeros."""
-    if not any(op.target in _IN_PLACE for op in graph.ops):
-        return graph
     uses, values, ops = DefUse(graph), list(graph.values), list(graph.ops)
     new_storages = itertools.count(max(value.storage for value in values) + 1)
     writers = Counter(values[v].storage for op in graph.ops for v in op.writes)
@@ -179,13 +177,14 @@ def _rows_of(uses: DefUse, op: Op, shape: Sequence[int]) -> int | None:
     """The row of each edge, for a gather or a sum of rows of this shape."""
     v = ref(op.args[2])
     if op.target in ("aten.gather.default", "aten.scatter_add.default"):  # given for each element
-        if uses.graph.values[v].shape != tuple(shape):
+        values = uses.graph.values
+        if values[v].shape != tuple(shape):
             return None
         widened = uses.maker(v, "aten.expand.default")
         column = v if widened is None else ref(widened.args[0])
-        flat = uses.flat(column) if uses.graph.values[column].shape == (shape[0], 1) else None
+        flat = uses.flat(column) if values[column].shape == (shape[0], 1) else None
         v = -1 if flat is None else flat
-    return v if v >= 0 and uses.is_plain(v, shape[:1], torch.int64) else None
+    return v if uses.is_plain(v, shape[:1], torch.int64) else None
 
 
 def _is_zero(uses: DefUse, v: int) -> bool:
@@ -213,8 +212,8 @@ def _pairs(uses: DefUse, found: Sequence[Convolution]) -> Iterator[Back]:
             if to_w is None or to_w in taken:
                 continue
             back = Back(forward=one, to_x=to_x, to_w=to_w)
-            operands = (to_x.x, one.x, one.w, one.src, one.dst)
-            if all((values[v].producer or 0) < back.place for v in operands) and one.scatter < back.place:
+            # The product may stand earlier, since it is made from what the sum was made from.
+            if one.scatter < back.place:
                 taken.add(to_w)
                 yield back
                 break

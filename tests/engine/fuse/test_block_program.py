@@ -294,6 +294,15 @@ def test_a_result_in_the_memory_of_an_operand_of_another_layout_is_written_last(
     assert [i[0] for i in named(BlockProgram(chain, shared(values, 0, 1), {}))] == ["load_float", "neg", "store_float"]
 
 
+def test_a_result_in_the_place_of_its_operand_is_written_at_once():
+    steps = [Step("neg", (value(0),)), Step("abs", (step(0),))]
+    chain, values = written_out((2, 3), [(FLOAT, (3, 1))], steps, [(0, FLOAT, (3, 1))])
+    assert [i[0] for i in named(BlockProgram(chain, shared(values, 0, 1), {}))] == ["neg", "abs"]
+    steps.append(Step("exp", (value(0),)))  # which reads it once more
+    chain, values = written_out((2, 3), [(FLOAT, (3, 1))], steps, [(0, FLOAT, (3, 1))])
+    assert [i[0] for i in named(BlockProgram(chain, shared(values, 0, 1), {}))] == ["neg", "abs", "exp", "store_float"]
+
+
 @pytest.mark.parametrize(
     ("operand", "result", "meet"), [(0, 3, False), (0, 2, True), (6, 0, False), (5, 0, True), (2, 0, True)]
 )

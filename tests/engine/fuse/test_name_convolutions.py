@@ -158,7 +158,8 @@ def test_zeros_in_the_type_of_the_messages_go_with_them():
         lambda src, dst, x, w, g: torch.zeros(N, C).scatter_add(0, dst[:2, None].expand(-1, C), messages(x, src, w)),
         lambda src, dst, x, w, g: torch.zeros(N, C).scatter_add(0, dst.view(2, 2), messages(x, src, w)),
         lambda src, dst, x, w, g: torch.zeros(4, C).index_add(1, dst[2:], messages(x, src, w)),
-        lambda src, dst, x, w, g: torch.zeros(N, C).index_add(0, dst[:N], x.index_select(1, dst[2:]) * w[:N]),
+        lambda src, dst, x, w, g: torch.zeros(N, C).index_add(0, dst[:C], x[:C].index_select(1, src[:C] % 2) * w[:C]),
+        lambda src, dst, x, w, g: torch.zeros(C, C).index_add(1, src[:C] % 2, messages(x, src[:C], w[:C])),
         lambda src, dst, x, w, g: torch.zeros(N, C).index_add(
             0, dst[:N], x.gather(1, (src[:N] % 2)[:, None].expand(-1, C)) * w[:N]
         ),
@@ -212,6 +213,26 @@ def test_several_sums_in_place_get_memory_of_their_own():
     assert_named(function, 2)
 
 
+def test_single_channels_have_one_row_number_each():
+    def function(src, dst, x, w, g):
+        return torch.zeros(N, 1).scatter_add(0, dst.view(-1, 1), x.gather(0, src.view(-1, 1)) * w)
+
+    assert_named(function, 1, x=draw(N, 1), w=draw(4, 1))
+
+
+def test_filters_may_be_the_first_value():
+    graph = graph_of(
+        lambda w, src, dst, x: torch.zeros(N, C).index_add(0, dst, messages(x, src, w)),
+        **{name: GIVEN[name] for name in ("w", "src", "dst", "x")},
+    )
+    assert [op.target for op in name_convolutions(graph).ops] == [CFCONV]
+    graph = graph_of(
+        lambda src, w, dst, x: torch.zeros(N, C).index_add(0, dst, w * x.index_select(0, src)),
+        **{name: GIVEN[name] for name in ("src", "w", "dst", "x")},
+    )
+    assert [op.target for op in name_convolutions(graph).ops] == [CFCONV]
+
+
 def test_sums_may_be_left_out():
     graph = graph_of(lambda src, dst, x, w, g: torch.zeros(N, C).index_add(0, dst, messages(x, src, w)), **GIVEN)
     assert name_convolutions(graph, {graph.outputs[0]}) is graph
@@ -235,6 +256,11 @@ def backward(form: str) -> Callable[..., list[Tensor]]:
 
     def function(src, dst, x, w, g):
         zeros = torch.zeros(N, C)
+        if form == "gradient of filters before all":
+            g = g * 2
+            gathered, back = x.index_select(0, src), g.index_select(0, dst)
+            to_w = gathered * back
+            return [zeros.index_add(0, dst, gathered * w), zeros.index_add(0, src, back * w), to_w]
         if form == "gradient first":
             y, z = g * 2, x * 1
             to_x = zeros.index_add(0, src, messages(y, dst, w))
@@ -276,6 +302,7 @@ def backward(form: str) -> Callable[..., list[Tensor]]:
         ("gradient of filters first", 1, 1), ("no gradient of filters", 2, 0), ("filters of another", 2, 0),
         ("ends alike", 2, 0), ("gradient of filters of another", 2, 0), ("more rows", 2, 0),
         ("gradient has more rows", 2, 0), ("gradient of more rows", 2, 0), ("gradient first", 1, 1),
+        ("gradient of filters before all", 2, 0),
     ],
 )  # fmt: skip
 def test_gradients_are_paired_with_their_convolution(form, forward, both):

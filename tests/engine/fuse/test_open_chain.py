@@ -102,6 +102,43 @@ def test_two_chains_that_would_be_too_long_together_stay_two():
 
 
 @native
+def test_a_full_chain_ends_and_one_that_has_ended_takes_no_more():
+    def long(x):
+        for _ in range(24):
+            x = x * 0.9 + 1
+        return x
+
+    def short_first(x, y):
+        y = y * 0.8 - 1
+        return long(x) + y, y.exp()
+
+    def long_first(x, y):
+        x, y = long(x), y * 0.8 - 1
+        return x + y, y.exp()
+
+    assert_runs(short_first, X, Y, joined=[48, 4])
+    assert_runs(long_first, X, Y, joined=[2, 48, 2])
+
+
+@native
+def test_one_number_for_several_elements_is_not_changed_by_a_chain():
+    def function(x):
+        x.as_strided(sizes, (0, 1)).mul_(2).add_(1)
+        return x.exp()
+
+    sizes = (2, 4)
+    with pytest.raises(RuntimeError, match="single memory location"):
+        GraphRunner(graph_of(function, draw(4)), {}).run([draw(4)])
+    sizes = (1, 4)
+    assert_runs(function, draw(4), joined=[3])
+
+
+@native
+def test_an_operation_without_steps_ends_a_chain():
+    assert_runs(lambda x: (x * 2 + 1) ** 4 * 3 + 1, X, joined=[2, 2])
+
+
+@native
 def test_two_chains_in_different_orders_stay_two():
     assert_runs(lambda x, y: (x * 2 + 1) + (y.t() * 3 - 1), X, Y.t().contiguous(), joined=[2, 3])
 
