@@ -31,7 +31,7 @@ def replayable(graph: OpGraph, own: Sequence[int], recompute: Recompute) -> set[
             if v not in op.reads() and not graph.is_view(op):
                 makers.setdefault(graph.values[v].storage, set()).add(index)
     arguments = {graph.values[v].storage for v in graph.inputs_of(Role.ARGUMENT).values()}
-    while True:
+    for _ in own:  # each round takes some away, and those that need them follow
         broken = set()
         for index in found:
             op = graph.ops[index]
@@ -41,8 +41,9 @@ def replayable(graph: OpGraph, own: Sequence[int], recompute: Recompute) -> set[
                 if storage in arguments or not (writers[storage] | makers.get(storage, set())) <= found:
                     broken.add(index)
         if not broken:
-            return found
+            break
         found -= broken
+    return found
 
 
 def _is_seen(graph: OpGraph, index: int) -> bool:

@@ -53,6 +53,17 @@ def test_what_is_changed_in_place_is_repeated_only_together():
     assert again(changes, X, own=lambda index: index != 2) == ["sin", "add"]
     assert again(changes, X, own=lambda index: index != 0) == ["sin", "add"]
 
+    assert again(lambda x: x.exp().add_(1), X) == ["exp", "add_"]
+
+    def changes_a_row(x: Tensor) -> Tensor:
+        y = x.exp()
+        y[0].add_(1)
+        return y.cos()
+
+    graph = graph_of(changes_a_row, X)
+    own = [index for index, one in enumerate(graph.ops) if not graph.is_view(one)]
+    assert names(graph, replayable(graph, own, Recompute())) == ["exp", "add_", "cos"]
+
     def changes_with_chance(x: Tensor) -> Tensor:
         y = x.exp()
         z = y.sin()
