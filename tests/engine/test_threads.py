@@ -237,3 +237,12 @@ def test_a_call_that_fails_is_not_measured():
     with pytest.raises(KeyError), machine.choice.of_a_call():
         raise KeyError
     assert machine.call(3) == [1, 1, 2]
+
+
+def test_what_one_thread_costs_is_what_its_last_trial_has_cost():
+    machine = ExactMachine({1: 1.0, 2: 0.5}.get)
+    machine.call(5)
+    machine.cost = {1: 3.0, 2: 0.5}.get
+    assert machine.runs(51 + 1) == [(2, 51), (1, 1)]
+    machine.cost = {1: 3.0, 2: 2.0}.get
+    assert machine.call(3) == [2, 2, 2]  # twice what one thread cost at first, and less than it costs now
