@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from popgeo.engine.checkpoint import load_checkpoint, restore_weights, save_checkpoint
+from popgeo.engine.checkpoint import load_checkpoint, require_replicas, restore_weights, save_checkpoint
 from popgeo.engine.loss_scaling import LossScaling
+from popgeo.engine.replicas import Replicas
 from popgeo.ipu import Options, inference_model, training_model
 
 
@@ -136,3 +137,10 @@ def test_state_that_is_wider_than_its_weights_stays_so():
     restore_weights({"model": {"weight": torch.full((1, 1), 3.0)}, "optimizer": saved}, model, optimizer, "step.pt")
     assert model.weight.item() == 3.0
     assert torch.equal(optimizer.state[model.weight]["momentum_buffer"], momentum)
+
+
+def test_replicas_of_another_process_are_refused():
+    require_replicas({"replicas": [1, 3]}, Replicas((1, 3), 2))
+    for others in ((0, 2), (1,), (3, 1)):
+        with pytest.raises(ValueError, match=r"holds replicas \[1, 3\], this process runs"):
+            require_replicas({"replicas": [1, 3]}, Replicas(others, 2))
