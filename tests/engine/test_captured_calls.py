@@ -250,8 +250,9 @@ def test_choices_that_only_the_processor_serves_are_refused(cuda: FakeCuda, aske
         assert compile_step(model, optimizer, backend=backend, options=StepOptions(**asked)).backend is Backend(backend)
 
 
-def test_the_scale_of_the_loss_does_not_follow_the_gradients(cuda: FakeCuda):
-    _, step = slopes(loss_scaling=4.0)
+def test_a_scale_of_two_changes_no_gradient_and_does_not_follow_them(cuda: FakeCuda):
+    model, step = slopes(loss_scaling=2.0)
     assert step.loss_scale is None
     step(torch.ones(2, 2, dtype=torch.float64))
     assert step.loss_scale is None
+    assert model.weight.item() == -1.0

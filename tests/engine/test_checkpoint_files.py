@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from popgeo.engine.checkpoint import load_checkpoint, restore_weights, save_checkpoint
+from popgeo.engine.checkpoint import load_checkpoint, require_replicas, restore_weights, save_checkpoint
 from popgeo.engine.loss_scaling import LossScaling
+from popgeo.engine.replicas import Replicas
 from popgeo.ipu import Options, inference_model, training_model
 
 
@@ -136,3 +137,32 @@ def test_state_that_is_wider_than_its_weights_stays_so():
     restore_weights({"model": {"weight": torch.full((1, 1), 3.0)}, "optimizer": saved}, model, optimizer, "step.pt")
     assert model.weight.item() == 3.0
     assert torch.equal(optimizer.state[model.weight]["momentum_buffer"], momentum)
+
+
+def test_replicas_of_another_process_are_refused():
+    require_replicas({"replicas": [1, 3]}, Replicas((1, 3), 2))
+    for others in ((0, 2), (1,), (3, 1)):
+        with pytest.raises(ValueError, match=r"holds replicas \[1, 3\], this process runs"):
+            require_replicas({"replicas": [1, 3]}, Replicas(others, 2))
+
+
+class Totals(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total += x
+        return self.total + torch.rand(1)
+
+
+def test_each_replica_goes_on_with_its_own_buffers_and_random_numbers(tmp_path):
+    path, x = tmp_path / "step.pt", torch.tensor([1.0, 20.0])
+    first, second = (inference_model(Totals(), Options(replication_factor=2, random_seed=seed)) for seed in (1, 2))
+    first(x)
+    first.save(path)
+    second(torch.tensor([500.0, 600.0]))
+    second.load(path)
+    made = second(x)
+    assert torch.equal(made, first(x))
+    assert made.floor().tolist() == [2, 40]

@@ -174,3 +174,8 @@ def test_what_only_this_executor_serves_is_refused_together():
 def test_a_forward_pass_takes_one_step_at_least():
     with pytest.raises(ValueError, match=r"^A forward pass accumulates no gradients; gradient_accumulation is 2\.$"):
         compile_forward(nn.Linear(1, 1), options=popgeo.Options(gradient_accumulation=2))
+
+
+@pytest.mark.parametrize(("backend", "kind"), [("cpu", GraphRunner), ("inductor", InductorRunner)])
+def test_each_backend_of_the_processor_has_its_runner(backend: str, kind: type):
+    assert compile_forward(nn.Identity(), torch.zeros(1), backend)._runner._kind is kind

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from popgeo.capture.capture import bind, capture
 from popgeo.capture.held_state import module_state
-from popgeo.capture.op_graph import OpGraph
+from popgeo.capture.op_graph import Input, Number, Op, OpGraph, Ref, Role, Value
 from popgeo.engine.graph_runner import GraphRunner
 
 
@@ -74,6 +74,7 @@ def test_results_come_where_they_are_wanted_whatever_they_are():
 
     assert results_in_place(changed_later) == [[12, 14], [3, 5]]
     assert results_in_place(lambda x: (torch.stack([x, x], 1)[:, 0], x + 1)) == [[1, 2], [2, 3]]  # with gaps
+    assert results_in_place(lambda x: (torch.cat([x, x * 2]).mul(3)[2:], x + 1)) == [[6, 12], [2, 3]]  # a part
 
 
 def test_memory_is_counted_with_that_of_inputs():
@@ -139,3 +140,19 @@ def test_an_operation_may_return_a_list_of_one_tensor():
 
     x = torch.tensor([[1.0, 2.0]])
     assert GraphRunner(graph_of(function, x), {}).run([x])[0].tolist() == [4, 2]
+
+
+def test_numbers_that_are_given_anew_count_from_the_next_run_on():
+    values = [
+        Value(shape=(2,), stride=(1,), offset=0, dtype=torch.float32, storage=v, producer=None if v == 0 else v - 1)
+        for v in range(3)
+    ]
+    ops = [
+        Op(target="aten.mul.Scalar", args=(Ref(0), Number(slot=1, value=2.0)), outputs=(1,)),
+        Op(target="aten.add.Scalar", args=(Ref(1), Number(slot=0, value=1.0)), outputs=(2,)),
+    ]
+    graph = OpGraph(ops=tuple(ops), values=tuple(values), inputs={Input(Role.ARGUMENT, "x"): 0}, outputs=(2,))
+    runner, x = GraphRunner(graph, {}), torch.tensor([1.0, 3.0])
+    assert runner.run([x])[0].tolist() == [3, 7]
+    runner.set_numbers([10.0, 5.0])
+    assert runner.run([x])[0].tolist() == [15, 25]

@@ -125,3 +125,15 @@ def test_results_that_torch_allocates_stay_to_the_end():
 def test_what_is_changed_in_place_is_allocated_once():
     graph = graph_of(lambda x: x.cumsum(0).mul_(2).sum(), torch.ones(10))
     assert unplaced_bytes(graph, {v: torch.empty(0) for v in graph.inputs.values()}) == 40 + 4
+
+
+def test_what_an_operation_does_not_return_has_no_place():
+    graph = OpGraph(
+        ops=(Op(target="aten.topk.default", args=(Ref(0), 2), outputs=(1, None)),),
+        values=(value(0, 4, 0, torch.float32), value(1, 2, 0, torch.float32, producer=0)),
+        inputs={Input(Role.ARGUMENT, "x"): 0},
+        outputs=(1,),
+    )
+    memory = place_values(graph, {0: torch.zeros(4)})
+    assert set(memory.tensors) == {0, 1}
+    assert sizes(memory) == [64]

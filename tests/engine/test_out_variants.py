@@ -5,7 +5,7 @@ import torch
 
 from popgeo.capture.capture import bind, capture
 from popgeo.capture.control_flow import COND, FOR_LOOP
-from popgeo.capture.op_graph import Op, Ref
+from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value
 from popgeo.engine import out_variants
 from popgeo.engine.graph_runner import GraphRunner
 
@@ -142,10 +142,13 @@ def test_one_tensor_is_told_from_a_list_and_from_several():
 
 
 def test_loops_have_a_fixed_place_and_what_torch_alone_can_run_has_none():
-    x = torch.zeros(2, 2)
-    graph = capture(torch.cos, bind(torch.cos, x)).graph
+    values = [
+        Value(shape=(2,), stride=(1,), offset=0, dtype=torch.float32, storage=v, producer=v - 1 if v else None)
+        for v in range(2)
+    ]
     for target, has in (FOR_LOOP, True), (COND, True), ("aten.cos.default", True), ("aten.roll.default", False):
-        op = Op(target=target, args=(Ref(0),), outputs=(1,))
+        op = Op(target=target, args=(Ref(0), 1) if "roll" in target else (Ref(0),), outputs=(1,))
+        graph = OpGraph(ops=(op,), values=tuple(values), inputs={Input(Role.ARGUMENT, "x"): 0}, outputs=(1,))
         assert out_variants.has_fixed_place(graph, op) is has
 
 

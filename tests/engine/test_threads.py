@@ -237,3 +237,28 @@ def test_a_call_that_fails_is_not_measured():
     with pytest.raises(KeyError), machine.choice.of_a_call():
         raise KeyError
     assert machine.call(3) == [1, 1, 2]
+
+
+def test_what_one_thread_costs_is_what_its_last_trial_has_cost():
+    machine = ExactMachine({1: 1.0, 2: 0.5}.get)
+    machine.call(5)
+    machine.cost = {1: 3.0, 2: 0.5}.get
+    assert machine.runs(51 + 1) == [(2, 51), (1, 1)]
+    machine.cost = {1: 3.0, 2: 2.0}.get
+    assert machine.call(3) == [2, 2, 2]  # twice what one thread cost at first, and less than it costs now
+
+
+def test_a_slow_call_of_one_thread_is_no_reason_to_try_anything():
+    machine = ExactMachine({1: 1.0, 2: 3.0}.get)
+    machine.call(4)
+    machine.cost = {1: 1.5, 2: 3.0}.get
+    machine.call(1)
+    machine.cost = {1: 1.0, 2: 3.0}.get
+    assert machine.runs(99 + 1) == [(1, 99), (2, 1)]  # after more than 100 seconds, of which the slow call is 1.5
+
+
+def test_where_all_numbers_become_slow_the_better_one_stays():
+    machine = ExactMachine({1: 1.0, 2: 0.5}.get)
+    machine.call(10)
+    machine.cost = {1: 5.0, 2: 2.0}.get
+    assert machine.call(4) == [2, 1, 2, 2]
