@@ -164,9 +164,9 @@ MATMUL = [
       for size in SIZES[2:4] for shares in ((0.1, 1.0), (1.0, 0.1))),
 ]  # fmt: skip
 # One tile, where nothing but the columns can be cut: each share of memory is just enough for another number of turns.
-OF_A_MEGABYTE = replace(ONE, memory_per_tile=2**20)
+LARGE = replace(ONE, memory_per_tile=2**24)
 TURNS = [
-    call(matmul.plan_matmul, 8, 8, 16384, 4, machine(OF_A_MEGABYTE, matmul_proportion=(256 + 64 * part) / 2**20))
+    call(matmul.plan_matmul, 8, 8, 16384, 4, machine(LARGE, matmul_proportion=(256 + 64 * part) / 2**24))
     for part in sorted({-(-16384 // turns) for turns in (*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64,
                         96, 128, 192, 256, 384, 512, 1024, 2000)})
 ]  # fmt: skip
