@@ -170,6 +170,10 @@ TURNS = [
     for part in sorted({-(-16384 // turns) for turns in (*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64,
                         96, 128, 192, 256, 384, 512, 1024, 2000)})
 ]  # fmt: skip
+TURNS += [
+    call(matmul.plan_matmul, 8, 8, 21504, 4, machine(LARGE, matmul_proportion=(256 + 64 * 21504 // turns) / 2**24))
+    for turns in (3, 14, 28, 192)
+]
 
 REDUCE = [
     *grid(reduce.reduce_vertex, [1, 2, 12, 25], [1, 10], [2, 4], [BOW, ODD]),
