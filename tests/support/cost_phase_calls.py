@@ -1,6 +1,7 @@
 """Calls of vertices, transfers, searches and plans, in sizes for which each branch and each constant matters."""
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,7 @@ GATHER = [
     *grid(gather._terms, [50], [30], [40], [4], [within(7, 7, 7, 7)[:, ::3]], [ODD]),
     *grid(gather._search, [1, 3, 40], [5, 16], [1, 100], [4], [EIGHT, ODD]),
     *grid(gather.plan_gather, [0, 1, 2, 3, 17, 640], [0, 1, 12], [0, 1, 50], [4], [ON_EIGHT]),
+    *grid(gather.plan_gather, [400, 401], [2], [1, 7], [4], [ON_TWO]),
     *grid(gather.plan_gather, [300, 301], [4, 64], [1, 7, 2000], [2, 4], [ON_ONE, ON_PAIR, ON_ODD, ON_TIGHT]),
 ]
 SCATTER = [
@@ -131,11 +133,18 @@ SCATTER = [
     *grid(scatter.plan_scatter_add, [7, 301], [4, 64], [1, 7, 2000], [2, 4], [ON_ONE, ON_PAIR, ON_ODD, ON_TIGHT]),
     *grid(scatter.plan_scatter_add, [20], [8], [60], [2, 4], [ON_EIGHT], [True, False],
           ["add", "multiply", "extreme", "write"]),
-    *grid(scatter.fill_step, [0, 1, 31, 33, 64, 65, 5000], [1, 2, 4], [EIGHT, ODD]),
+    # Whether the summands are split hangs on what starting their sum takes.
+    *(call(scatter.plan_scatter_add, *sizes, 4, ON_EIGHT) for sizes in ((5, 6, 21), (20, 13, 44), (27, 7, 34))),
+    *grid(scatter.fill_step, [0, 1, 31, 129, 33, 64, 65, 5000], [1, 2, 4], [EIGHT, ODD]),
 ]  # fmt: skip
-EMBEDDINGS = grid(
-    scatter.plan_embedding_gradient, [5, 60], [1, 2, 3, 40, 200, 1000], [1, 9, 100], [2, 4], [ON_EIGHT, ON_TIGHT]
-)
+EMBEDDINGS = [
+    *grid(scatter.plan_embedding_gradient, [5, 60], [1, 2, 3, 40, 200, 1000], [1, 9, 100], [2, 4],
+          [ON_EIGHT, ON_TIGHT]),
+    *grid(scatter.plan_embedding_gradient, [5000], [1, 2, 3, 4, 8, 16, 32, 33, 64], [9], [4], [ON_TIGHT]),  # never fit
+    # Just as much as the work space holds.
+    *(call(scatter.plan_embedding_gradient, *sizes, 4, machine(replace(EIGHT, memory_per_tile=memory)))
+      for sizes, memory in (((24, 16, 33), 820), ((4, 40, 33), 740), ((3, 100, 8), 1080))),
+]  # fmt: skip
 
 SIZES = [(1, 1, 1), (0, 0, 0), (7, 5, 3), (100, 33, 17), (4, 900, 30), (64, 16, 300), (129, 8, 16)]
 MATMUL = [
@@ -146,6 +155,7 @@ MATMUL = [
       for size, turns, swapped in itertools.product(SIZES[2:5], (1, 3), (False, True))),
     *(call(matmul._search, *size, 4, ODD, 5, (0.5, 0.75), share)
       for size, share in itertools.product(SIZES[2:], (0.01, 0.03, 0.6))),
+    call(matmul._search, 30, 64, 1, 4, EIGHT, 3, (1.0, 1.0), 0.0045),  # in two turns it would be cheaper than in one
     *(call(matmul.plan_matmul, *size, width, machine)
       for size, width, machine in itertools.product(SIZES, (2, 4), MACHINES)),
     *(call(matmul.plan_matmul, *size, 4, machine, batch)
@@ -153,13 +163,17 @@ MATMUL = [
     *(call(matmul.plan_matmul, *size, 4, ON_EIGHT, 1, shares)
       for size in SIZES[2:4] for shares in ((0.1, 1.0), (1.0, 0.1))),
 ]  # fmt: skip
-# One tile, where nothing but the columns can be cut: of which each share of memory takes another number of turns.
+# One tile, where nothing but the columns can be cut: each share of memory is just enough for another number of turns.
+LARGE = replace(ONE, memory_per_tile=2**24)
 TURNS = [
-    call(matmul.plan_matmul, 8, 8, 16384, 4, machine(ONE, matmul_proportion=(256 + 64 * part) / ONE.memory_per_tile))
-    for part in sorted({-(-16 * 1024 // turns) for turns in (
-        1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96, 128, 192, 256, 384, 512, 1024, 2000
-    )})
+    call(matmul.plan_matmul, 8, 8, 16384, 4, machine(LARGE, matmul_proportion=(256 + 64 * part) / 2**24))
+    for part in sorted({-(-16384 // turns) for turns in (*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64,
+                        96, 128, 192, 256, 384, 512, 1024, 2000)})
 ]  # fmt: skip
+TURNS += [
+    call(matmul.plan_matmul, 8, 8, 21504, 4, machine(LARGE, matmul_proportion=(256 + 64 * 21504 // turns) / 2**24))
+    for turns in (3, 14, 28, 192)
+]
 
 REDUCE = [
     *grid(reduce.reduce_vertex, [1, 2, 12, 25], [1, 10], [2, 4], [BOW, ODD]),

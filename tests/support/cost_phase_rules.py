@@ -139,8 +139,9 @@ SCATTER = [
     rule("embedding_dense_backward", array(5, 0), index(5), 8, -1, False, made=[array(8, 0)]),
     rule("embedding_dense_backward", array(5, 1), index(5), 8, -1, False, made=[array(8, 1)]),
     *(rule(f"popgeo.{name}", source, index(source.shape[0]), made=[array(rows, 16)])
-      for name in ("scatter_sum", "scatter_mul", "scatter_max", "scatter_min", "segment_sum")
+      for name in ("scatter_sum", "scatter_mul", "scatter_max", "scatter_min")
       for source in (SMALL, array(0, 16), array(1, 16, dtype=HALF)) for rows in (0, 1, 8)),
+    *(rule("popgeo.segment_sum", SMALL, index(rows + 1), made=[array(rows, 16)]) for rows in (0, 1, 8)),
     rule("popgeo.scatter_max", array(1, 1), index(1), made=[array(9, 1)]),
 ]  # fmt: skip
 
@@ -174,6 +175,9 @@ REDUCE = [
     *(rule(name, array(40, 30), made=[array(40)]) for name in ("prod", "amax", "amin", "max", "min", "aminmax",
       "argmax", "argmin", "any", "all", "count_nonzero", "nansum", "median", "mode")),
     *(rule(name, NUMBER, made=[NUMBER]) for name in ("sum", "logsumexp", "var")),
+    *(rule("sum", array(500, last), [0], made=[array(1, last)]) for last in (1, 2)),
+    *(rule("sum", array(9, 30, 16), [0], made=[array(*left)])
+      for left in ((9, 16), (30, 16), (9, 30), (16,), (9,), (1, 30, 16), (9, 1, 16), (9, 30, 1))),
     *(rule(name, array(0, 5), made=[array(5)]) for name in ("sum", "logsumexp", "norm", "var")),
     *(rule(name, array(5, 0), made=[array(0)]) for name in ("sum", "logsumexp")),
     *(rule(name, array(*shape, dtype=kind), 0) for name in ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
@@ -188,6 +192,7 @@ SORTING = [
     *(rule(name, LONG_ROWS, *rest) for name in ("sort", "argsort", "msort", "searchsorted", "bucketize")
       for rest in ((), (0,), (True, 0), (0, True), (False, -2, True))),
     *(rule(name, value) for name in ("sort", "kthvalue") for value in (NUMBER, array(0, 5), array(5, 0), array(5, 1))),
+    *(rule(name, array(5, 6, 90), *(3,) * (name != "sort")) for name in ("topk", "sort", "kthvalue")),
     rule("sort", LONG_ROWS, dim=0), rule("sort", array(40, 90, dtype=HALF), dim=0),
     *(rule("kthvalue", LONG_ROWS, *rest) for rest in ((3,), (3, 0), (3, 1), (3, 0, True), (3, -2))),
 ]  # fmt: skip
@@ -197,6 +202,8 @@ DISTANCES = [
         (array(30, 3), array(20, 3)), (array(2, 30, 3), array(2, 20, 3)), (array(30, 0), array(20, 0)),
         (array(0, 3), array(0, 3)), (array(1, 1), array(1, 1)), (array(30, 3, dtype=HALF), array(20, 3, dtype=HALF)),
     )),
+    rule("cdist", array(30, 1), array(20, 1)),
+    rule("_cdist_backward", array(2, 30, 20), array(2, 30, 3), array(2, 20, 3), 2.0, array(1)),
     *(rule("_cdist_backward", array(*x.shape[:-1], y.shape[-2]), x, y, 2.0, array(1)) for x, y in (
         (array(30, 3), array(20, 3)), (array(30, 0), array(20, 0)), (array(0, 3), array(0, 3)),
         (array(1, 1), array(1, 1)), (array(90, 3, dtype=HALF), array(200, 3, dtype=HALF)),
@@ -272,6 +279,8 @@ def in_parts(target: str, *args: Any, outputs: int, parts: int) -> Call:
 
 SERIALIZED = [
     *(in_parts("mm", LEFT, RIGHT, outputs=outputs, parts=parts) for outputs in (40, 37, 20, 21) for parts in (1, 3, 6)),
+    in_parts("linear", LEFT, array(20, 37), outputs=20, parts=3),
+    in_parts("matmul", LEFT, array(37), outputs=40, parts=3),
     *(in_parts(name, *args, outputs=outputs, parts=3) for outputs in (20, 37, 40, 120) for name, args in (
         ("matmul", (array(3, 40, 37), RIGHT)), ("addmm", (array(20), LEFT, RIGHT)),
         ("linear", (LEFT, array(20, 37), array(20))), ("mm", (array(40, 37, dtype=HALF), array(37, 20, dtype=HALF))),

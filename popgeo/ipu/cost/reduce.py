@@ -124,7 +124,7 @@ def _reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     name = op.target.split(".")[1]
     if name in ("var", "std", "var_mean", "std_mean"):
         square = plan_elementwise("add product", source.numel, width(source), machine, operand=outputs)
-        return in_sequence("reduce", [plan, square, plan], main=0)
+        return in_sequence("reduce", [plan, square, plan])
     plans = [plan_elementwise(kind, max(1, source.numel), width(source), machine) for kind in before.get(name, ())]
     plans.append(plan)
     plans += [plan_elementwise(kind, outputs, width(source), machine) for kind in after.get(name, ())]

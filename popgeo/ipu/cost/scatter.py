@@ -122,9 +122,8 @@ def _search(table_rows: int, columns: int, summands: int, width: int, target: Ip
     tiles = target.all_tiles
     splits = within(tiles, column_grains(columns, width), max(1, table_rows // 2), summands)
     terms = _terms(table_rows, columns, summands, width, splits, target, operation)
-    step = target.sync_cycles + target.launch_cycles
-    parts = ("spread", "zero", "add", "reduce", "merge", "store")
-    cycles = sum(terms[name] for name in parts) + step * (splits[2] > 1)
+    cycles = sum(terms[name] for name in ("spread", "zero", "add", "reduce", "merge", "store"))
+    cycles[splits[2] > 1] += target.sync_cycles + target.launch_cycles
     return cheapest(splits, cycles, terms, target)
 
 

@@ -12,7 +12,9 @@ import torch
 
 from popgeo.capture.op_graph import OpGraph, Value
 from popgeo.ipu import IpuTarget
+from popgeo.ipu.cost import elementwise
 from popgeo.ipu.cost.calibration import Machine
+from popgeo.ipu.cost.elementwise import plan_elementwise
 from popgeo.ipu.cost.matmul import _terms as matmul_terms
 from popgeo.ipu.cost.matmul import plan_matmul
 from popgeo.ipu.cost.operands import distinct, tensor
@@ -23,6 +25,7 @@ from popgeo.ipu.cost.scatter import plan_embedding_gradient, plan_scatter_add
 from popgeo.ipu.cost.splits import cheapest, triples, work_space
 from popgeo.ipu.cost.supersteps import in_sequence, transfer_cycles
 from popgeo.ipu.cost.vertex_cycles import amp_vertex
+from tests.support.cost_phase_rules import array, operation
 
 BOW = IpuTarget.bow()
 ON_BOW, ONE = Machine(target=BOW), Machine(target=replace(BOW, num_tiles=1))
@@ -130,6 +133,20 @@ def test_what_was_measured_is_meant_with_its_ends(size, is_inside):
     assert scatter_validity(size, 100, 32768, 4, ON_BOW)[0] is expected
     assert scatter_validity(20_000, 100, size, 4, ON_BOW)[0] is expected
     assert matmul_validity(2000, 2000, size, 2, 1, ON_BOW)[0] is Validity.VALIDATED  # from 4 to 32,768
+
+
+def test_the_first_of_several_passes_brings_the_smaller_operand():
+    graph, op = operation("aten.remainder.Tensor", [array(20, 30), array(30)], [array(20, 30)], [])
+    by_element = {"elements": 600, "width": 4, "machine": ONE}
+    assert elementwise.RULES["aten.remainder"](graph, op, ONE).parts == (
+        plan_elementwise("divide", **by_element, operand=30),
+        plan_elementwise("add product", **by_element),
+    )
+
+
+def test_an_estimate_of_an_operation_by_element_names_it():
+    assert plan_elementwise("sqrt", 600, 4, ONE).why.startswith("cycles of sqrt by poplibs")
+    assert plan_elementwise("sqrt", 600, 4, ONE, name="deviations").why.startswith("cycles of deviations by poplibs")
 
 
 def test_what_is_not_said_of_a_cost_is_nothing_once():
