@@ -81,14 +81,14 @@ class Call:
             workspace: At least `workspace_size` numbers.
             num_threads: How many threads may work on it; the bits are the same for any number.
         """
-        assert self.expansion.dim() == (1 if self.centres is not None else 2)
         missing: list[Tensor | None] = [None] * (2 + 2 * len(self.weights) - len(grads))
         to_expansion, to_envelope, *to_layers = [*grads, *missing]
         data = self.plan, self.x, grad, out, filters, self.expansion, self.centres, self.envelope
         layers: list[int] = []
-        made = iter(to_layers)
-        for weight, bias in zip(self.weights, self.biases, strict=True):
-            layers += map(pointer, (weight, bias, next(made), next(made)))
+        for weight, bias, to_weight, to_bias in zip(
+            self.weights, self.biases, to_layers[::2], to_layers[1::2], strict=True
+        ):
+            layers += map(pointer, (weight, bias, to_weight, to_bias))
             layers += [weight.shape[1], weight.shape[0]]
         layers += [0] * (6 * MAX_LAYERS - len(layers))
         pointers = map(pointer, (*data, to_expansion, to_envelope, workspace))
