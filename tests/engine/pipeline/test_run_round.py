@@ -148,10 +148,12 @@ def test_results_alone_run_forward_only():
 
 
 def test_infinities_are_found_in_a_stage_where_that_is_asked_for():
-    x = [torch.full((7, 5), 1e30)]
-    careless = Staged(Plain(), x, [1, 1], all_of_one(2, 1))
+    x, model = [torch.full((7, 5), 1e30)], Plain()
+    for p in model.parameters():
+        p.data.abs_()
+    careless = Staged(model, x, [1, 1], all_of_one(2, 1))
     careless.run([[x]])
-    careful = Staged(Plain(), x, [1, 1], all_of_one(2, 1), checks=True)
+    careful = Staged(model, x, [1, 1], all_of_one(2, 1), checks=True)
     with pytest.raises(FloatingPointError, match=r"exp.* gave infinity"):
         careful.run([[x]])
 
