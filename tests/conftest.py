@@ -54,6 +54,12 @@ def _every_program_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _the_same_random_numbers() -> None:
+    """Weights and data that a test does not seed itself are those of its last run."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     """On a busy machine two threads wait for each other for longer than a small step takes; a test may ask for more."""
     before = torch.get_num_threads()
