@@ -16,13 +16,14 @@ from popgeo import ipu
 from popgeo.capture.mark_losses import losses_marked
 from popgeo.compat.poptorch import enums
 from popgeo.compat.poptorch.call_arguments import CallArguments, CallForm, for_each_replica
+from popgeo.compat.poptorch.call_times import CallTimes, HasCallTimes
 from popgeo.compat.poptorch.compile_hooks import between_hooks
 from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check
 from popgeo.compat.poptorch.hardware import compiling
 from popgeo.compat.poptorch.log_options import log_options
 from popgeo.compat.poptorch.options import Options
 from popgeo.compat.poptorch.popgeo_options import options_in_use, popgeo_options
-from popgeo.compat.poptorch.wrapped_module import unwrap, unwrapped
+from popgeo.compat.poptorch.wrapped_module import unwrap, unwrapped, wrap
 from popgeo.ipu.compiled_model import CompiledModel
 from popgeo.ipu.report.report import Report
 
@@ -30,15 +31,8 @@ NO_EXECUTABLE = "Model has not been compiled or has been destroyed."
 _LOG = logging.getLogger("poptorch")
 
 
-class CompiledModule:
-    """A module with its compiled step, once there is one.
-
-    Args:
-        model: What is called.
-        options: PopTorch's; frozen from here on.
-        training: Whether a call also runs backward and the optimizer.
-        optimizer: For training; SGD with a rate of 0.01 by default.
-        user_model: The module whose weights these are, where `model` only holds it.
+class CompiledModule(HasCallTimes):
+    """A module with its compiled step, once there is one; it takes what `PoplarExecutor` takes.
 
     Raises:
         Error: the options are no `poptorch.Options`, or ask for something that inference does not have.
@@ -49,6 +43,7 @@ class CompiledModule:
         model: nn.Module,
         options: Options | None,
         training: bool,
+        poptorch_version: str | None = None,
         optimizer: Optimizer | None = None,
         user_model: nn.Module | None = None,
     ) -> None:
@@ -62,6 +57,9 @@ class CompiledModule:
         self._compiled: CompiledModel | None = None
         self._form: CallForm | None = None
         self._is_attached = self._has_run = False
+        self._times = CallTimes()
+        if training:
+            wrap(self._user_model, self)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compiles the model for these arguments without running it; a second time nothing happens.
@@ -115,6 +113,10 @@ class CompiledModule:
         if not self._is_attached:
             raise Error("Device is not attached")
         self._is_attached = False
+
+    def copyWeightsToHostIfNeeded(self) -> bool:
+        """Whether the module's weights had to be brought up to date: never."""
+        return False
 
     @property
     def compiled(self) -> CompiledModel:

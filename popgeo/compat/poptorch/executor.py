@@ -9,16 +9,13 @@ from torch.optim import Optimizer
 
 from popgeo import ipu
 from popgeo.compat.poptorch import enums, executable_file
-from popgeo.compat.poptorch.call_times import CallTimes, HasCallTimes
 from popgeo.compat.poptorch.compiled_module import CompiledModule
 from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check
-from popgeo.compat.poptorch.options import Options
 from popgeo.compat.poptorch.popgeo_options import popgeo_options
 from popgeo.compat.poptorch.results import as_results
-from popgeo.compat.poptorch.wrapped_module import wrap
 
 
-class PoplarExecutor(CompiledModule, HasCallTimes):
+class PoplarExecutor(CompiledModule):
     """A model to call like the module, compiled at the first call; what it does not have itself, the module may have.
 
     Args:
@@ -32,20 +29,6 @@ class PoplarExecutor(CompiledModule, HasCallTimes):
     Raises:
         Error: the options are no `poptorch.Options`, or ask for something that inference does not have.
     """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        options: Options | None,
-        training: bool,
-        poptorch_version: str | None = None,
-        optimizer: Optimizer | None = None,
-        user_model: nn.Module | None = None,
-    ) -> None:
-        super().__init__(model, options, training, optimizer, user_model)
-        self._times = CallTimes()
-        if training:
-            wrap(self._user_model, self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs a call of as many micro-batches as the options ask for; the first one compiles the model.
@@ -81,10 +64,6 @@ class PoplarExecutor(CompiledModule, HasCallTimes):
             Error: the model is not compiled.
         """
         self.compiled.copy_weights_to_host()
-
-    def copyWeightsToHostIfNeeded(self) -> bool:
-        """Whether the module's weights had to be brought up to date: never."""
-        return False
 
     def copyWeightsToDevice(self) -> None:
         """Brings the compiled step up to date with the module's weights.
