@@ -265,6 +265,7 @@ class Meetings:
             return process
         os.setsid()
         work = self.work_of(os.getpid())
+        shutil.rmtree(work, ignore_errors=True)  # of a run that was killed
         work.mkdir(parents=True)
         with (folder / "log").open("w") as file, suppress(BaseException):
             os.dup2(file.fileno(), 1)

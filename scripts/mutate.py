@@ -228,7 +228,8 @@ def main() -> int:
     with tqdm(total=len(trials), desc="faults", disable=not sys.stderr.isatty()) as bar:
         meetings = Meetings(REPOSITORY, given.output, given.jobs, lambda result: bar.update())
         results = meet(trials, entered.imported, meetings)
-    doubtful = without_a_fault(results, entered, Meetings(REPOSITORY, given.output, given.jobs, lambda result: None))
+    control = Meetings(REPOSITORY, given.output / "control", given.jobs, lambda result: None)
+    doubtful = without_a_fault(results, entered, control)
     for test in sorted(doubtful):
         print(f"fails without a fault too: {test}")
     print(report(results, doubtful, given.seed))
