@@ -1,0 +1,53 @@
+"""What tests of joined operations share: graphs of functions, their chains, and a comparison with plain torch."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import popgeo.ops.shifted_softplus  # noqa: F401  makes its operations known to torch
+from popgeo.capture.capture import bind, capture
+from popgeo.capture.op_graph import OpGraph
+from popgeo.engine.fuse.chain import CHAIN
+from popgeo.engine.fuse.join_chains import join_chains
+from popgeo.engine.graph_runner import GraphRunner
+from popgeo.native import library
+
+native = pytest.mark.skipif(not library.is_available(), reason="joined operations need the compiled library")
+SEED = torch.Generator().manual_seed(0)
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=SEED)
+
+
+def graph_of(function: Callable[..., Any], *inputs: Tensor) -> OpGraph:
+    return capture(function, bind(function, *inputs)).graph
+
+
+def chains(graph: OpGraph) -> list[int]:
+    """How many operations each chain stands for, in order."""
+    return [op.args[0].num_ops for op in join_chains(graph).ops if op.target == CHAIN]
+
+
+def assert_runs(function: Callable[..., Any], *inputs: Tensor, joined: Sequence[int]) -> None:
+    """The function has these chains, and gives and changes what it gives and changes in plain torch."""
+    graph = graph_of(function, *(x.clone() for x in inputs))
+    assert chains(graph) == list(joined)
+    expected = function(*(own := [x.clone() for x in inputs]))
+    expected = list(expected) if isinstance(expected, tuple) else [expected]
+    given = [x.clone() for x in inputs]
+    results = GraphRunner(graph, {}).run(given)
+    for result, want in zip(results[: len(expected)], expected, strict=True):
+        assert_close(result, want, rtol=1e-5, atol=1e-5)
+    for result, want in zip(
+        results[len(expected) :], [y for y, x in zip(own, inputs, strict=True) if not torch.equal(y, x)], strict=True
+    ):
+        assert_close(result, want, rtol=1e-5, atol=1e-5)
+
+
+X, Y, Z, SQUARE, OTHER = draw(4, 6), draw(4, 6), draw(4, 6), draw(5, 5), draw(5, 5)
+DEEP, DEEPER = draw(3, 4, 5), draw(3, 4, 5)
