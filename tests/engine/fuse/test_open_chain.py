@@ -208,6 +208,9 @@ def test_an_operation_of_torch_alone_stays_but_one_of_ours_does_not():
     assert_runs(lambda x: (x * 2).view(-1).cumsum(0), X, joined=[])
 
 
+F32, F64, I64 = torch.float32, torch.float64, torch.int64
+
+
 @pytest.mark.parametrize(
     ("target", "args", "kwargs", "operand", "types", "expected"),
     [

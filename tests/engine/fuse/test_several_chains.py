@@ -3,7 +3,6 @@
 import operator
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 
 import popgeo.ops.shifted_softplus  # noqa: F401  makes its operations known to torch
@@ -170,9 +169,6 @@ def test_nothing_is_joined_on_processors_without_multiply_and_add(monkeypatch):
     graph = graph_of(lambda x: x * 2 + 1, X)
     monkeypatch.setattr(joining, "_is_fast", lambda: False)
     assert join_chains(graph) is graph
-
-
-F32, F64, I64 = torch.float32, torch.float64, torch.int64
 
 
 def test_without_the_library_nothing_is_joined():
