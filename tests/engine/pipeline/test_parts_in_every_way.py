@@ -92,7 +92,7 @@ def test_what_is_in_order_runs_and_what_is_not_is_refused(function: Callable):
         order = tuple(one for one in PIPELINED if one.stage <= max(stage_of))
         staging = Staging(stage_of=stage_of, order=order)
         if not fits:
-            place = rf"test_parts\.py:\d+ in {function.__name__}: .* in stage [01]"
+            place = rf"\w+\.py:\d+ in {function.__name__}: .* in stage [01]"
             with pytest.raises(ValueError, match=rf"Stages feed back: .*{place} .*{place}"):
                 parts_of(graph, staging, num_results=step.num_results)
         elif counts[True] % 2 or max(stage_of) == 0:
