@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import popgeo
-from popgeo.engine.compile_step import CompiledStep, compile_forward, compile_step
+from popgeo.engine.compile_step import compile_forward, compile_step
+from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.step_options import StepOptions
 from tests.support.small_models import ContinuousFilters, make_batch
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import popgeo
-from popgeo.engine.compile_step import Backend, CompiledStep, _device, compile_forward, compile_step
+from popgeo.engine.compile_step import compile_forward, compile_step
+from popgeo.engine.compiled_step import Backend, CompiledStep, _device
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.inductor import InductorRunner
 from popgeo.engine.step_options import StepOptions

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from popgeo.engine.compile_step import CompiledStep, compile_forward, compile_step
+from popgeo.engine.compile_step import compile_forward, compile_step
+from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.step_options import StepOptions
 from tests.support.fake_cuda import FakeCuda
 from tests.support.small_models import ContinuousFilters, GraphConvolutions, make_batch
