@@ -53,3 +53,17 @@ def test_an_attribute_that_is_called_a_batch_counts_on_from_graph_to_graph():
     batch = FixedSizeCollater(FixedSizeOptions(7, 0, 3))(graphs)
     assert batch.group_batch[:5].tolist() == [0, 0, 1, 2, 4]  # after groups 0 and 1 come 2, and 4
     assert batch.group_batch[:5].tolist() == Batch.from_data_list(graphs).group_batch.tolist()
+
+
+class InElectronvolts(Data):
+    """Graph data of a user that keeps something beside the attributes of graphs."""
+
+    def __init__(self, **attributes):
+        super().__init__(**attributes)
+        self.__dict__["unit"] = "eV"
+
+
+def test_what_a_class_of_graph_data_keeps_for_itself_is_in_each_batch():
+    graphs = [InElectronvolts(x=torch.ones(2, 1), edge_index=torch.zeros(2, 0, dtype=torch.long)) for _ in range(3)]
+    batch = FixedSizeCollater(FixedSizeOptions(num_nodes=8, num_edges=4, num_graphs=4))(graphs)
+    assert batch.__dict__["unit"] == "eV"

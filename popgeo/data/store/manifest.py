@@ -46,7 +46,7 @@ class AttributeEntry:
     dim: int
     values: ArrayFile
     increments: ArrayFile | None = None
-    is_json: bool = False
+    is_json: bool
     """Whether it is no tensor: its rows are then the bytes of one value a graph as JSON."""
 
 
