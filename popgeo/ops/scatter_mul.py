@@ -55,11 +55,10 @@ def _product_of_others(src: Tensor, index: Tensor) -> Tensor:
 
 def _running_product(src: Tensor, index: Tensor, shift: int) -> Tensor:
     product = _shifted(src, index, shift)
-    for power in range(32):
-        reach = 1 << power
-        if reach >= src.shape[0]:
-            break
+    reach = 1
+    while reach < src.shape[0]:
         product = product * _shifted(product, index, reach)
+        reach *= 2
     return product
 
 

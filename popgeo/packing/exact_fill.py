@@ -61,10 +61,7 @@ class Window:
         source = zip(ids.tolist(), sizes, table[:, 0].tolist(), strict=True)
         done: list[int] = []
         ptr = [0]
-        # Each round takes a graph or closes a pack that holds some, so there cannot be more rounds than these.
-        for _ in range(2 * (len(self.ids) + len(self.pack) + len(ids))):
-            if not self._refill(source, last):
-                break
+        while self._refill(source, last):
             fits = self._draw_freely(source)
             if self.holes:
                 continue

@@ -68,10 +68,8 @@ def _interpreted(table: NDArray[np.int64], budget: Budget) -> Ids:
     # used[d][i] is what the first i graphs use together, so a pack that starts at graph i ends where a bisection says.
     used = [np.concatenate([[0], np.cumsum(column)]).tolist() for column in table.T]
     ptr = [0]
-    for _ in range(num_graphs):  # no more packs than graphs
+    while ptr[-1] < num_graphs:
         start = ptr[-1]
-        if start == num_graphs:
-            break
         end = min(start + budget.num_graphs, num_graphs)
         for total, limit in zip(used, budget.sizes, strict=True):
             end = bisect_right(total, total[start] + limit, start, end + 1) - 1

@@ -35,7 +35,7 @@ def fits(op: Op, values: tuple[Value, ...]) -> bool:
     result = values[op.makes()[0]].dtype
     kinds = {values[v].dtype for v in op.reads()}
     if op.target in ("aten._to_copy.default", "aten.copy_.default"):
-        return result == F32 and kinds.issubset((F32, BOOL, torch.int64, torch.int32))
+        return result == F32 and kinds <= {F32, BOOL, torch.int64, torch.int32}
     if op.target in _MASKS:  # of floats, or of masks
         return result == BOOL and (kinds == {F32} or (kinds == {BOOL} and op.target in _LOGIC))
     return result == F32 and kinds <= {F32, BOOL}

@@ -109,8 +109,8 @@ def match_gradients(uses: DefUse, network: Network, gradient: int) -> Gradients 
             return None
         ops.add(scaled)
         (gradient,) = uses.graph.ops[scaled].makes()
-    weights: list[int | None] = [None for _ in network.layers]
-    biases = list(weights)
+    weights: list[int | None] = [None] * len(network.layers)
+    biases: list[int | None] = [None] * len(network.layers)
     for position in reversed(range(len(network.layers))):
         layer, back, weight, bias = network.layers[position], None, None, None
         for index in uses.users.get(gradient, ()):

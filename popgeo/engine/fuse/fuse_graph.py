@@ -30,7 +30,7 @@ def _join_all_interactions(graph: OpGraph) -> OpGraph:
     themselves they are faster on some sizes and slower on others.
     """
     left = set[int]()
-    for _ in graph.ops:  # each round leaves at least one more
+    while True:
         named = name_convolutions(graph, left)
         joined = join_interactions(named)
         if joined is named:
@@ -40,7 +40,6 @@ def _join_all_interactions(graph: OpGraph) -> OpGraph:
         if not alone:
             return joined
         left |= alone
-    return graph
 
 
 # From the largest pattern to the smallest: what one has joined the next leaves alone.

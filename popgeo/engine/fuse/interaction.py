@@ -268,7 +268,7 @@ class _Rewriter:
     def _new(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> int:
         stride = tuple(torch.empty(shape, device="meta").stride())
         value = Value(shape=shape, stride=stride, offset=0, dtype=dtype, storage=next(self._storages), producer=None)
-        self._values = [*self._values, value]
+        self._values.append(value)
         return len(self._values) - 1
 
     def _stand_in(self, v: int) -> Tensor:

@@ -92,7 +92,7 @@ def in_block(width: int) -> int:
         >>> in_block(2), in_block(4)
         (16, 8)
     """
-    return 16 if width == 2 else 8
+    return 32 // width
 
 
 def amp_vertex(rows: Any, contraction: Any, columns: Any, width: int, target: IpuTarget) -> Any:
