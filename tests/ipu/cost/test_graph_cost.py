@@ -15,7 +15,7 @@ from popgeo.ipu.cost.calibration import BOW_SDK3
 from popgeo.ipu.cost.graph_cost import cost, plan_unknown
 from popgeo.ipu.cost.plan import Profile
 from tests.support import training_steps
-from tests.support.cost_rows_layers import graph_of
+from tests.support.cost_graphs import graph_of
 
 BOW = IpuTarget.bow()
 NUM_NODES, CHANNELS, NUM_EDGES = 1024, 128, 8192
