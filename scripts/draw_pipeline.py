@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from popgeo import ipu
-from popgeo.ipu.planning.pipeline_picture import timeline
 from popgeo.ipu.report.html import PARTS
+from popgeo.ipu.systems.pipeline_picture import timeline
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "pictures" / "pipeline.svg"
 

@@ -19,11 +19,11 @@ from popgeo.engine.replicas import Replicas, is_sharded
 from popgeo.engine.shards import require_all
 from popgeo.ipu.compiled import Compiled
 from popgeo.ipu.options import Options
-from popgeo.ipu.planning.share import is_shared, share_of
+from popgeo.ipu.systems.share import is_shared, share_of
 
 # What a kept step depends on besides its capture: whether it fits the tiles.
 DECIDES = (
-    "engine/optimizer/**/*.py", "ipu/cost/**/*.py", "ipu/planning/**/*.py", "ipu/tiles/**/*.py", "ipu/step_cost.py",
+    "engine/optimizer/**/*.py", "ipu/cost/**/*.py", "ipu/systems/**/*.py", "ipu/tiles/**/*.py", "ipu/step_cost.py",
     "ipu/target.py",
 )  # fmt: skip
 _REMEDY = "A compiled step has fixed shapes: give it what it was compiled for, or call destroy() and compile anew."

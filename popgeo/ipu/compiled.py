@@ -16,10 +16,10 @@ from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_runner import StepRunner
 from popgeo.ipu.options import Options
-from popgeo.ipu.planning.share import Share
-from popgeo.ipu.planning.stage_plan import StagePlan, require_stages_fit, stage_plan, what_would_fit
 from popgeo.ipu.report.report import Report
 from popgeo.ipu.step_cost import Assessment, assess
+from popgeo.ipu.systems.share import Share
+from popgeo.ipu.systems.stage_plan import StagePlan, require_stages_fit, stage_plan, what_would_fit
 from popgeo.ipu.tiles.measure_memory import OutOfTileMemory
 
 

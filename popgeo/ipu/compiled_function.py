@@ -13,9 +13,9 @@ from popgeo.engine.bound_call import BoundCall
 from popgeo.engine.replicas import Replicas
 from popgeo.ipu.compiled import Compiled
 from popgeo.ipu.options import Options
-from popgeo.ipu.planning.share import is_shared, share_of
 from popgeo.ipu.report.report import Report
 from popgeo.ipu.step_cost import Assessment
+from popgeo.ipu.systems.share import is_shared, share_of
 from popgeo.ipu.target import IpuTarget
 
 

@@ -26,8 +26,8 @@ from popgeo.engine.replicas import Replicas, is_sharded
 from popgeo.ipu.compile_step import compile_step
 from popgeo.ipu.compiled import Compiled
 from popgeo.ipu.options import Options
-from popgeo.ipu.planning.pipeline import Pipeline
 from popgeo.ipu.report.report import Report
+from popgeo.ipu.systems.pipeline import Pipeline
 
 
 class CompiledModel:

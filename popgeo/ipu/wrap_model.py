@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from popgeo.ipu.compiled_model import CompiledModel
 from popgeo.ipu.options import Options
-from popgeo.ipu.planning.stage_plan import checked_schedule
+from popgeo.ipu.systems.stage_plan import checked_schedule
 
 
 def training_model(

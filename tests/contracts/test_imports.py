@@ -27,7 +27,7 @@ MAY_IMPORT = {
 }
 MAY_IMPORT_EVERYTHING = {"__init__", "__main__", "testing", "compat"}
 # Inside `ipu` a room imports from rooms of lower rank only; all doors have one rank, and no circle among them.
-RANK = {"target": 0, "options": 1, "cost": 2, "tiles": 3, "step_cost": 4, "report": 5, "planning": 6}
+RANK = {"target": 0, "options": 1, "cost": 2, "tiles": 3, "step_cost": 4, "report": 5, "systems": 6}
 DOORS = 7
 LARGEST_SHARE, MOST_ROOMS_OF_THE_MACHINE = 0.35, 13
 

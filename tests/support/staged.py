@@ -16,7 +16,7 @@ from popgeo.capture.held_state import module_state
 from popgeo.capture.passes import fold_constants
 from popgeo.engine.pipeline.run_round import RoundRunner
 from popgeo.engine.pipeline.staging import Pass, Recompute, Staging
-from popgeo.ipu.planning.cut import blocks_of, cut, cut_by_layers
+from popgeo.ipu.systems.cut import blocks_of, cut, cut_by_layers
 
 
 @dataclass(kw_only=True)

@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from popgeo.ipu.planning.pipeline_figures import PipelineFigures
-from popgeo.ipu.planning.pipeline_spans import spans
+from popgeo.ipu.systems.pipeline_figures import PipelineFigures
+from popgeo.ipu.systems.pipeline_spans import spans
 
 
 def chrome_trace(plan: PipelineFigures) -> str:

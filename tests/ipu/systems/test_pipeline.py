@@ -6,7 +6,7 @@ from torch import nn
 
 from popgeo import ipu
 from popgeo.ipu.cost.plan import Profile
-from popgeo.ipu.planning.cut import Block, cut_by_layers, cut_evenly
+from popgeo.ipu.systems.cut import Block, cut_by_layers, cut_evenly
 
 WIDTH, ROWS = 64, 16
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from popgeo.ipu.planning.pipeline_figures import PipelineFigures
+from popgeo.ipu.systems.pipeline_figures import PipelineFigures
 
 
 @dataclass(frozen=True, kw_only=True)

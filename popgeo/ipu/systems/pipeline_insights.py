@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from popgeo.ipu.planning.pipeline_figures import PipelineFigures
-from popgeo.ipu.planning.pipeline_moves import best_move
-from popgeo.ipu.planning.pipeline_room import with_room
-from popgeo.ipu.planning.pipeline_spans import cycles_by_kind
-from popgeo.ipu.planning.schedule import Schedule
 from popgeo.ipu.report.insights import Insight
+from popgeo.ipu.systems.pipeline_figures import PipelineFigures
+from popgeo.ipu.systems.pipeline_moves import best_move
+from popgeo.ipu.systems.pipeline_room import with_room
+from popgeo.ipu.systems.pipeline_spans import cycles_by_kind
+from popgeo.ipu.systems.schedule import Schedule
 
 GOOD_BUBBLE = 0.05  # share of the time that IPUs may wait before a remedy is named
 UNEVEN = 1.1  # how much longer than the mean the slowest stage may take before it is named

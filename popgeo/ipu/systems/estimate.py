@@ -11,9 +11,9 @@ from popgeo.capture.capture import bind
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import OpGraph, Role
 from popgeo.ipu.options import Options
-from popgeo.ipu.planning.share import share_of
 from popgeo.ipu.report.report import Report
 from popgeo.ipu.step_cost import assess
+from popgeo.ipu.systems.share import share_of
 
 
 def estimate(

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from popgeo.ipu.planning.pipeline_figures import PipelineFigures
-from popgeo.ipu.planning.pipeline_picture import bars, left_out, timeline
-from popgeo.ipu.planning.pipeline_spans import KINDS
-from popgeo.ipu.planning.pipeline_tables import COLUMNS, ipus_of, stages_of
-from popgeo.ipu.planning.pipeline_text import headline, pace
 from popgeo.ipu.report.html import insights_section, shell
 from popgeo.ipu.report.insights import Insight
 from popgeo.ipu.report.text import quantity
+from popgeo.ipu.systems.pipeline_figures import PipelineFigures
+from popgeo.ipu.systems.pipeline_picture import bars, left_out, timeline
+from popgeo.ipu.systems.pipeline_spans import KINDS
+from popgeo.ipu.systems.pipeline_tables import COLUMNS, ipus_of, stages_of
+from popgeo.ipu.systems.pipeline_text import headline, pace
 
 HEADINGS = {
     "ipu": "IPU",

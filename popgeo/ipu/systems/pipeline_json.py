@@ -4,13 +4,13 @@ import json
 from dataclasses import fields
 from typing import Any
 
-from popgeo.ipu.planning.pipeline_figures import PipelineFigures
-from popgeo.ipu.planning.pipeline_insights import Remedy, insights
-from popgeo.ipu.planning.pipeline_tables import ipus_of, stages_of
-from popgeo.ipu.planning.schedule import Schedule, Task
-from popgeo.ipu.planning.stage import Stage, Transfer
-from popgeo.ipu.planning.turns import Turn
 from popgeo.ipu.report.json_format import memory_use, plain
+from popgeo.ipu.systems.pipeline_figures import PipelineFigures
+from popgeo.ipu.systems.pipeline_insights import Remedy, insights
+from popgeo.ipu.systems.pipeline_tables import ipus_of, stages_of
+from popgeo.ipu.systems.schedule import Schedule, Task
+from popgeo.ipu.systems.stage import Stage, Transfer
+from popgeo.ipu.systems.turns import Turn
 from popgeo.ipu.target import IpuTarget
 
 SCHEMA, VERSION = "popgeo.ipu.pipeline", 1

@@ -6,11 +6,11 @@ from typing import Any
 
 import pandas as pd
 
-from popgeo.ipu.planning.pipeline_figures import PipelineFigures
-from popgeo.ipu.planning.pipeline_spans import cycles_by_kind, spans
-from popgeo.ipu.planning.schedule import most_in_flight
-from popgeo.ipu.planning.stage import Stage
 from popgeo.ipu.report.insights import Insight
+from popgeo.ipu.systems.pipeline_figures import PipelineFigures
+from popgeo.ipu.systems.pipeline_spans import cycles_by_kind, spans
+from popgeo.ipu.systems.schedule import most_in_flight
+from popgeo.ipu.systems.stage import Stage
 
 COLUMNS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "stages": {

@@ -13,10 +13,10 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import OpGraph, Role
 from popgeo.ipu.cost.plan import OpCost, Profile
 from popgeo.ipu.options import Options
-from popgeo.ipu.planning.arguments import require_arguments, require_stages, schedule_of
-from popgeo.ipu.planning.captured_model import CapturedModel
-from popgeo.ipu.planning.cut import Block, Cut, cut, cut_at, cut_by_layers, cut_evenly
-from popgeo.ipu.planning.cut_blocks import (
+from popgeo.ipu.systems.arguments import require_arguments, require_stages, schedule_of
+from popgeo.ipu.systems.captured_model import CapturedModel
+from popgeo.ipu.systems.cut import Block, Cut, cut, cut_at, cut_by_layers, cut_evenly
+from popgeo.ipu.systems.cut_blocks import (
     BLOCKS,
     EACH_BLOCK,
     cut_at_each,
@@ -25,14 +25,14 @@ from popgeo.ipu.planning.cut_blocks import (
     named_blocks,
     several_ipus,
 )
-from popgeo.ipu.planning.cut_blocks import Stage as NamedStage
-from popgeo.ipu.planning.cut_stages import stages_of
-from popgeo.ipu.planning.pipeline import Pipeline
-from popgeo.ipu.planning.pipeline_update import update_cycles
-from popgeo.ipu.planning.repeated import recompute_of
-from popgeo.ipu.planning.schedule import USUAL, Schedule, timeline
-from popgeo.ipu.planning.stage_costs import outputs_of, placed_costs, with_waits
-from popgeo.ipu.planning.turns import turns_of
+from popgeo.ipu.systems.cut_blocks import Stage as NamedStage
+from popgeo.ipu.systems.cut_stages import stages_of
+from popgeo.ipu.systems.pipeline import Pipeline
+from popgeo.ipu.systems.pipeline_update import update_cycles
+from popgeo.ipu.systems.repeated import recompute_of
+from popgeo.ipu.systems.schedule import USUAL, Schedule, timeline
+from popgeo.ipu.systems.stage_costs import outputs_of, placed_costs, with_waits
+from popgeo.ipu.systems.turns import turns_of
 
 Stages = int | str | Sequence[int] | Sequence[NamedStage] | Mapping[str, int]
 

@@ -11,8 +11,8 @@ import pytest
 from torch import empty, nn
 
 from popgeo import ipu
-from popgeo.ipu.planning.pipeline_spans import cycles_by_kind, spans, windows
-from tests.ipu.planning.conftest import plan_of
+from popgeo.ipu.systems.pipeline_spans import cycles_by_kind, spans, windows
+from tests.ipu.systems.conftest import plan_of
 
 
 class Outline(HTMLParser):

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from popgeo.ipu.planning.pipeline_figures import PipelineFigures
-from popgeo.ipu.planning.pipeline_insights import insights
-from popgeo.ipu.planning.pipeline_json import dumps, loads
-from popgeo.ipu.planning.pipeline_page import page, summary
-from popgeo.ipu.planning.pipeline_spans import windows
-from popgeo.ipu.planning.pipeline_tables import frame
-from popgeo.ipu.planning.pipeline_text import text
-from popgeo.ipu.planning.pipeline_trace import chrome_trace
 from popgeo.ipu.report.insights import Insight
 from popgeo.ipu.report.report import written
+from popgeo.ipu.systems.pipeline_figures import PipelineFigures
+from popgeo.ipu.systems.pipeline_insights import insights
+from popgeo.ipu.systems.pipeline_json import dumps, loads
+from popgeo.ipu.systems.pipeline_page import page, summary
+from popgeo.ipu.systems.pipeline_spans import windows
+from popgeo.ipu.systems.pipeline_tables import frame
+from popgeo.ipu.systems.pipeline_text import text
+from popgeo.ipu.systems.pipeline_trace import chrome_trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,8 +7,8 @@ from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.links import message_seconds, replica_ring, ring_seconds, streaming_rate
 from popgeo.ipu.cost.plan import Profile
 from popgeo.ipu.options import Options
-from popgeo.ipu.planning.stage import Stage
 from popgeo.ipu.step_cost import accumulation
+from popgeo.ipu.systems.stage import Stage
 
 
 def accumulation_cycles(update: OpGraph, stages: Sequence[Stage], options: Options) -> list[float]:

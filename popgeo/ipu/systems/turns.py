@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from popgeo.ipu.planning.schedule import Task, depth_of, num_depths
+from popgeo.ipu.systems.schedule import Task, depth_of, num_depths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ def turns_of(tasks: Sequence[Task], stages: int, micro_batches: int) -> list[Tur
     """The turns of a timeline in lock-step: one for each micro-batch, and those that fill and drain the pipeline.
 
     Example:
-        >>> from popgeo.ipu.planning.schedule import timeline
+        >>> from popgeo.ipu.systems.schedule import timeline
         >>> tasks = timeline([1.0, 5.0], [2.0, 2.0], ipus=[0, 1], micro_batches=3)
         >>> turns = turns_of(tasks, stages=2, micro_batches=3)
         >>> [(turn.end - turn.start, turn.ipu) for turn in turns]

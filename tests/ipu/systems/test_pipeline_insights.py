@@ -5,8 +5,8 @@ import re
 import pytest
 
 from popgeo import ipu
-from popgeo.ipu.planning.pipeline_insights import GOOD_BUBBLE
-from tests.ipu.planning.conftest import plan_of
+from popgeo.ipu.systems.pipeline_insights import GOOD_BUBBLE
+from tests.ipu.systems.conftest import plan_of
 
 
 def remedy(plan, title):

@@ -8,7 +8,7 @@ from popgeo import ipu
 from popgeo.capture.capture import bind
 from popgeo.capture.capture_step import capture_step
 from popgeo.engine.pipeline.staging import Recompute
-from popgeo.ipu.planning.repeated import repeated
+from popgeo.ipu.systems.repeated import repeated
 
 ROWS, WIDTH, LAYERS, SINES = 4096, 256, 8, 4
 VALUE = 4 * ROWS * WIDTH  # bytes

@@ -6,9 +6,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from popgeo.ipu.options import Options
-from popgeo.ipu.planning.cut_blocks import BLOCKS, EACH_BLOCK
-from popgeo.ipu.planning.cut_blocks import Stage as NamedStage
-from popgeo.ipu.planning.schedule import Schedule
+from popgeo.ipu.systems.cut_blocks import BLOCKS, EACH_BLOCK
+from popgeo.ipu.systems.cut_blocks import Stage as NamedStage
+from popgeo.ipu.systems.schedule import Schedule
 
 
 def require_arguments(model: Any, example: Any, options: Any, serialize: Any) -> None:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from popgeo.ipu.planning.pipeline_figures import PipelineFigures
-from popgeo.ipu.planning.schedule import Schedule, Task
+from popgeo.ipu.systems.pipeline_figures import PipelineFigures
+from popgeo.ipu.systems.schedule import Schedule, Task
 
 KINDS = ("forward", "backward", "receive", "host", "streaming", "update", "wait")
 SHOWN = 3  # micro-batches at each end of a timeline that is too long to be read whole

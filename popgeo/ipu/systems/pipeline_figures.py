@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from popgeo.ipu.planning.schedule import Schedule, Task, most_in_flight
-from popgeo.ipu.planning.stage import Stage
-from popgeo.ipu.planning.turns import Turn
 from popgeo.ipu.report.insights import Insight
+from popgeo.ipu.systems.schedule import Schedule, Task, most_in_flight
+from popgeo.ipu.systems.stage import Stage
+from popgeo.ipu.systems.turns import Turn
 from popgeo.ipu.target import IpuTarget
 
 Plan = TypeVar("Plan", bound="PipelineFigures")

@@ -11,11 +11,11 @@ from popgeo.ipu.cost.links import streaming_rate
 from popgeo.ipu.cost.plan import OpCost
 from popgeo.ipu.cost.serialized import serialized
 from popgeo.ipu.options import Options
-from popgeo.ipu.planning.captured_model import CapturedModel
-from popgeo.ipu.planning.cut import Cut
-from popgeo.ipu.planning.pipeline_update import accumulation_cycles
-from popgeo.ipu.planning.schedule import Schedule
-from popgeo.ipu.planning.stage import Stage
+from popgeo.ipu.systems.captured_model import CapturedModel
+from popgeo.ipu.systems.cut import Cut
+from popgeo.ipu.systems.pipeline_update import accumulation_cycles
+from popgeo.ipu.systems.schedule import Schedule
+from popgeo.ipu.systems.stage import Stage
 
 
 def placed_costs(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from popgeo.capture.blocks import checked_ipu
 from popgeo.capture.op_graph import BlockMark, OpGraph, Role
-from popgeo.ipu.planning.cut import Block
+from popgeo.ipu.systems.cut import Block
 
 BLOCKS = "blocks"  # the value of `Options.stages` that asks for a new stage wherever the IPU changes
 EACH_BLOCK = "each block"  # the value that asks for a stage for every block, each on an IPU of its own unless it says

@@ -17,8 +17,8 @@ from popgeo.engine.call_options import constant_loss_scaling
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.plan import OpCost
 from popgeo.ipu.options import Options
-from popgeo.ipu.planning.cut import Block, blocks_of
-from popgeo.ipu.planning.share import trained_names, update_of
+from popgeo.ipu.systems.cut import Block, blocks_of
+from popgeo.ipu.systems.share import trained_names, update_of
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.memory_use import MemoryUse
 

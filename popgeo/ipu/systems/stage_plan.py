@@ -8,11 +8,11 @@ from popgeo.capture.op_graph import OpGraph
 from popgeo.capture.passes import fold_constants
 from popgeo.engine.pipeline.staging import Pass, Recompute, Staging
 from popgeo.ipu.options import Options
-from popgeo.ipu.planning.cut import blocks_of
-from popgeo.ipu.planning.cut_blocks import BLOCKS, EACH_BLOCK, has_blocks, several_ipus
-from popgeo.ipu.planning.pipeline import Pipeline
-from popgeo.ipu.planning.plan_pipeline import plan_step
-from popgeo.ipu.planning.schedule import USUAL, Schedule
+from popgeo.ipu.systems.cut import blocks_of
+from popgeo.ipu.systems.cut_blocks import BLOCKS, EACH_BLOCK, has_blocks, several_ipus
+from popgeo.ipu.systems.pipeline import Pipeline
+from popgeo.ipu.systems.plan_pipeline import plan_step
+from popgeo.ipu.systems.schedule import USUAL, Schedule
 from popgeo.ipu.tiles.measure_memory import OutOfTileMemory
 
 _OVERLAPPING = {one for one in Schedule if one not in (Schedule.SHARDED, Schedule.PHASED)}

@@ -3,10 +3,10 @@
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
-from popgeo.ipu.planning.pipeline_figures import PipelineFigures
-from popgeo.ipu.planning.pipeline_tables import stages_of
 from popgeo.ipu.report.insights import Insight
 from popgeo.ipu.report.text import quantity
+from popgeo.ipu.systems.pipeline_figures import PipelineFigures
+from popgeo.ipu.systems.pipeline_tables import stages_of
 
 WIDTH = 88  # as wide as a page of the site shows without a fold
 
