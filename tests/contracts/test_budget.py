@@ -1,0 +1,187 @@
+"""The size of the house: each part within its budget of code lines, no name given twice, no file too long or too short.
+
+A code line is a line of Python with something on it that is neither comment nor docstring. Growth is a decision: who
+needs more lines names the mechanism that goes for them, or changes a number here and says why.
+"""
+
+import ast
+import io
+import tokenize
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.contracts.test_imports import FILES, PACKAGE, SOURCES, arrows, name_of
+
+# What stands on the core is counted apart; the core is all the rest.
+PLACES = {
+    "compat": ("compat/",),
+    "systems": ("ipu/systems/", "engine/pipeline/", "nn/parallel/"),
+    "models": ("nn/models/",),
+    "reach": ("potentials/", "deploy/"),
+}
+BUDGETS = {"core": 27_000, "compat": 3_400, "systems": 3_300, "models": 1_500, "reach": 1_800, "all": 34_500}
+REMEDY = "A new mechanism names the one it replaces: take that out, or raise the budget here and say why."
+LONGEST_FILE, SHORTEST_FILE_OF_ONE_USER = 300, 40
+# An operation's cost and its lowering are found by one name.
+MIRRORED = {"ipu/cost", "ipu/tiles/lower"}
+SILENT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+    tokenize.ENCODING,
+}
+
+
+def code_lines(source: str) -> int:
+    """The lines of a source text that hold code: no blank line, no comment, no docstring."""
+    documents: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if documented and ast.get_docstring(node, clean=False) is not None:
+            documents |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in SILENT:
+            lines |= set(range(token.start[0], token.end[0] + 1))
+    return len(lines - documents)
+
+
+def budget_of(path: str) -> str:
+    """The part of the house that a file's lines count for."""
+    return next((part for part, places in PLACES.items() if path.startswith(places)), "core")
+
+
+def over_budget(sources: Mapping[str, str]) -> list[str]:
+    """A sentence for each part that holds more code lines than its budget, and one for the whole."""
+    counted: Counter[str] = Counter()
+    for path, source in sources.items():
+        counted[budget_of(path)] += code_lines(source)
+    counted["all"] = sum(counted.values())
+    return [
+        f"{part} has {counted[part]:,} code lines, {counted[part] - budget:,} over its budget of {budget:,}. {REMEDY}"
+        for part, budget in BUDGETS.items()
+        if counted[part] > budget
+    ]
+
+
+def classes_given_twice(sources: Mapping[str, str]) -> dict[str, list[str]]:
+    """Public class names that stand in several files, and the files; those of compat belong to others."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path, source in sources.items():
+        if budget_of(path) != "compat":
+            for node in ast.parse(source).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found[node.name].append(path)
+    return {name: paths for name, paths in found.items() if len(paths) > 1}
+
+
+def files_named_twice(paths: list[str]) -> dict[str, list[str]]:
+    """File names that stand in several folders; faces, `__main__.py` and compat, whose names are others', aside."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        if name not in {"__init__.py", "__main__.py"} and budget_of(path) != "compat":
+            found[name].append(folder)
+    return {name: folders for name, folders in found.items() if len(folders) > 1 and {*folders} != MIRRORED}
+
+
+def too_long(sources: Mapping[str, str]) -> dict[str, int]:
+    """Files that nobody reads in one go, and their lines."""
+    lengths = {path: len(source.splitlines()) for path, source in sources.items()}
+    return {path: length for path, length in lengths.items() if length > LONGEST_FILE}
+
+
+def too_short(sources: Mapping[str, str]) -> list[str]:
+    """Files that are a few lines for one other file, in which they could stand.
+
+    Those of compat have other people's names, and each family of operations has its files, however short.
+    """
+    modules = {name_of(PACKAGE / path): (PACKAGE / path, source) for path, source in sources.items()}
+    targets = arrows(modules)
+    users = Counter(target for found in targets.values() for target in found)
+    return [
+        name
+        for name, (path, source) in modules.items()
+        if len(source.splitlines()) < SHORTEST_FILE_OF_ONE_USER and users[name] == 1 and not _has_its_name(path)
+    ]
+
+
+def _has_its_name(path: Path) -> bool:
+    """Whether a file could not stand in another because it is looked for by its name."""
+    place = path.relative_to(PACKAGE).as_posix()
+    return budget_of(place) == "compat" or place.rpartition("/")[0] in MIRRORED
+
+
+def texts(paths: list[Path]) -> dict[str, str]:
+    """The sources of files, by their path inside the package."""
+    return {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in paths}
+
+
+def test_no_part_of_the_house_is_over_its_budget():
+    over = over_budget(texts(SOURCES))
+    assert not over, "\n".join(over)
+
+
+def test_no_two_classes_have_one_name():
+    assert classes_given_twice(texts(SOURCES)) == {}
+
+
+def test_no_two_rooms_have_a_file_of_one_name():
+    assert files_named_twice([*texts(FILES)]) == {}
+
+
+def test_no_file_is_longer_than_one_reads_in_one_go():
+    assert too_long(texts(FILES)) == {}
+
+
+def test_no_file_is_a_few_lines_for_one_other_file():
+    assert too_short(texts(FILES)) == []
+
+
+def test_only_code_is_counted():
+    source = '"""A page."""\n\nimport math\n\n\n# A reason.\ndef area(r):\n    """Of a circle.\n\n    Two lines."""\n'
+    assert code_lines(source + "    return (\n        math.pi\n        * r**2\n    )\n") == 6
+    assert code_lines('text = """two\n\nlines"""\n') == 3
+
+
+def test_the_check_says_which_part_is_over_and_by_how_much():
+    line = "x = 1\n"
+    within = {"nn/models/schnet.py": line * 1_500, "data/batch.py": line * 27_000}
+    assert over_budget(within) == []
+    (over,) = over_budget(within | {"nn/models/gcn.py": line * 12})
+    assert over.startswith("models has 1,512 code lines, 12 over its budget of 1,500. A new mechanism names")
+    (over,) = over_budget({"engine/pipeline/parts.py": line * 2_000, "nn/parallel/linear.py": line * 1_301})
+    assert over.startswith("systems has 3,301 code lines, 1 over")
+    nearly = {"data/a.py": line * 27_000, "compat/b.py": line * 3_400, "ipu/systems/c.py": line * 3_300}
+    (over,) = over_budget(nearly | {"deploy/d.py": line * 801})
+    assert over.startswith("all has 34,501 code lines, 1 over")
+
+
+def test_the_check_sees_a_class_of_the_same_name():
+    cut, other = {"data/cut.py": "class Cut: ..."}, {"nn/parallel/shard_model.py": "class Cut: ...\nclass _Cut: ..."}
+    assert classes_given_twice(cut | other) == {"Cut": ["data/cut.py", "nn/parallel/shard_model.py"]}
+    others_name = {"compat/poptorch/blocks.py": "class Cut: ...", "ops/rows.py": "class _Cut: ..."}
+    assert classes_given_twice(cut | others_name) == {}
+
+
+def test_the_check_sees_a_file_of_the_same_name():
+    assert files_named_twice(["ipu/cost/gather.py", "ipu/tiles/lower/gather.py", "data/cut.py"]) == {}
+    assert files_named_twice(["ipu/cost/rows.py", "ipu/tiles/lower/rows.py", "ops/rows.py"]) == {
+        "rows.py": ["ipu/cost", "ipu/tiles/lower", "ops"]
+    }
+    assert files_named_twice(["data/cut.py", "compat/poptorch/cut.py", "__main__.py", "compat/__main__.py"]) == {}
+
+
+def test_the_check_sees_a_file_that_is_too_long_or_too_short():
+    line = "x = 1\n"
+    assert too_long({"ops/rows.py": line * 300, "ops/pool.py": line * 301}) == {"ops/pool.py": 301}
+    user = "from popgeo.ops.rows import x\n"
+    short = {"ops/rows.py": line * 39, "ops/pool.py": user}
+    assert too_short(short) == ["popgeo.ops.rows"]
+    assert too_short(short | {"ops/cfconv.py": user}) == []
+    assert too_short(short | {"ops/rows.py": line * 40}) == []
+    assert too_short({"ipu/cost/sorting.py": line, "ops/pool.py": "from popgeo.ipu.cost.sorting import x\n"}) == []
