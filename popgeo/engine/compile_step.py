@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from popgeo.engine.call_options import CallOptions
 from popgeo.engine.compiled_step import Backend, CompiledStep
 from popgeo.engine.step_options import StepOptions
 
@@ -18,7 +17,7 @@ def compile_step(
     example_batch: Any = None,
     backend: Backend | str = Backend.CPU,
     *,
-    options: CallOptions | None = None,
+    options: StepOptions | None = None,
     learning_rate: Callable[[int], float] | None = None,
     autocast: torch.dtype | None = None,
 ) -> CompiledStep:
@@ -77,7 +76,7 @@ def compile_forward(
     example_batch: Any = None,
     backend: Backend | str = Backend.CPU,
     *,
-    options: CallOptions | None = None,
+    options: StepOptions | None = None,
     autocast: torch.dtype | None = None,
 ) -> CompiledStep:
     """Wraps a model so that a call runs its forward pass, compiled; see `compile_step` for the arguments.

@@ -16,7 +16,6 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.held_state import in_modes
 from popgeo.engine import micro_batches
 from popgeo.engine.bound_call import BoundCall
-from popgeo.engine.call_options import CallOptions, constant_loss_scaling
 from popgeo.engine.cuda_graph import CudaGraphRunner
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.inductor import InductorRunner
@@ -24,6 +23,7 @@ from popgeo.engine.loss_scaling import LossScale
 from popgeo.engine.optimizer.capturable import check_capturable
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
+from popgeo.engine.step_options import StepOptions
 from popgeo.engine.step_runner import StepRunner
 from popgeo.ops import sum_on_device
 
@@ -50,7 +50,7 @@ class CompiledStep:
         model: nn.Module,
         optimizer: Optimizer | None,
         backend: Backend,
-        options: CallOptions,
+        options: StepOptions,
         learning_rate: Callable[[int], float] | None,
         autocast: torch.dtype | None,
     ) -> None:
@@ -144,7 +144,7 @@ class CompiledStep:
             "replication_factor": options.replication_factor != 1,
             "floating_point_exceptions": options.floating_point_exceptions,
             "random_seed": on_gpu and options.random_seed is not None,
-            "a loss_scaling that is not constant": on_gpu and constant_loss_scaling(options) is None,
+            "a loss_scaling that is not constant": on_gpu and options.constant_loss_scaling is None,
             "accumulation_dtype": on_gpu and options.accumulation_dtype is not None,
             "optimizer_state_dtype": on_gpu and options.optimizer_state_dtype is not None,
             "master_weights": on_gpu and options.master_weights,
@@ -170,7 +170,7 @@ class CompiledStep:
                 self.model,
                 one,
                 trained=self._trained(),
-                loss_scaling=constant_loss_scaling(options),
+                loss_scaling=options.constant_loss_scaling,
                 autocast=self._autocast,
                 show_progress=True,
             )

@@ -14,9 +14,9 @@ from popgeo.capture.model_lines import line_of_error
 from popgeo.capture.op_graph import Role
 from popgeo.capture.pytree import flatten
 from popgeo.engine import micro_batches
-from popgeo.engine.call_options import CallOptions, chosen_output_mode, constant_loss_scaling, gradient_divisor
 from popgeo.engine.optimizer.capturable import CapturableOptimizer
 from popgeo.engine.static_inputs import StaticInputs
+from popgeo.engine.step_options import StepOptions
 from popgeo.engine.write_back import write_back
 
 # Libraries choose their kernels and take their memory in the first runs, which no capture may hold.
@@ -52,7 +52,7 @@ class CudaGraphRunner:
         model: nn.Module,
         modes: Mapping[nn.Module, bool],
         arguments: Arguments,
-        options: CallOptions,
+        options: StepOptions,
         optimizer: Optimizer | None,
         *,
         learning_rate: Callable[[int], float] | None,
@@ -64,7 +64,7 @@ class CudaGraphRunner:
             raise ValueError("The model does not return its loss. Return it, alone or among the results.")
         self.step, self._model, self._modes, self._arguments = step, model, modes, arguments
         self._options, self._autocast, self._device, self._cuda = options, autocast, device, cuda
-        self._mode = chosen_output_mode(options, trains=optimizer is not None)
+        self._mode = options.chosen_output_mode(trains=optimizer is not None)
         self._optimizer = None if optimizer is None else CapturableOptimizer(optimizer, device, learning_rate)
         self._trained = [p for name, p in model.named_parameters() if name in step.trained]
         given = step.graph.inputs_of(Role.ARGUMENT)
@@ -163,7 +163,7 @@ class CudaGraphRunner:
     def _update(self) -> list[list[Tensor]]:
         """Forward and, when training, backward of each micro-batch, then the optimizer's update."""
         count, options = self._options.gradient_accumulation, self._options
-        scale = constant_loss_scaling(options)
+        scale = options.constant_loss_scaling
         assert scale is not None  # CompiledStep refuses one that follows the gradients
         made = []
         if self._optimizer is not None:  # gradients of the first micro-batch on lie in memory of the graph
@@ -180,7 +180,7 @@ class CudaGraphRunner:
                 loss.backward(torch.full_like(loss, scale), inputs=self._trained)
             made.append([tensor.detach() for tensor in results])
         if self._optimizer is not None:
-            divisor = gradient_divisor(options)
+            divisor = options.gradient_divisor
             gradients = [p.grad for p in self._trained if p.grad is not None]
             if divisor != 1:
                 torch._foreach_mul_(gradients, 1 / divisor)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from popgeo.capture.pytree import Structure
 from popgeo.capture.structures import leaves
-from popgeo.engine.call_options import OutputMode
+from popgeo.engine.step_options import OutputMode
 
 
 def check_batch_dimension(structure: Structure, factor: int) -> None:

@@ -14,7 +14,6 @@ from popgeo.capture.held_state import module_state
 from popgeo.capture.op_graph import LOSS_SCALE, Input, OpGraph, Role
 from popgeo.capture.row_indexing import without_row_indexing
 from popgeo.engine import micro_batches
-from popgeo.engine.call_options import CallOptions, chosen_output_mode
 from popgeo.engine.denormals import DenormalsFlushed
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.inductor import InductorRunner
@@ -24,6 +23,7 @@ from popgeo.engine.pipeline.parts import Part
 from popgeo.engine.pipeline.run_round import RoundRunner
 from popgeo.engine.pipeline.staging import Staging
 from popgeo.engine.replicas import Replicas
+from popgeo.engine.step_options import StepOptions
 from popgeo.engine.threads import ThreadChoice
 from popgeo.engine.write_back import check_apart, write_back
 
@@ -50,7 +50,7 @@ class StepRunner:
         self,
         step: CapturedStep,
         model: nn.Module,
-        options: CallOptions,
+        options: StepOptions,
         update: Update | None,
         replicas: Replicas,
         kind: type[GraphRunner] | type[InductorRunner] = GraphRunner,
@@ -60,7 +60,7 @@ class StepRunner:
         self.step, self._model, self._options = step, model, options
         self._update, self.replicas = update, replicas
         self.threads = ThreadChoice(options.num_threads)
-        self._mode = chosen_output_mode(options, trains=update is not None)
+        self._mode = options.chosen_output_mode(trains=update is not None)
         arguments = step.graph.inputs_of(Role.ARGUMENT)
         self._row_indices = [position for position, given in enumerate(arguments) if given in step.row_indices]
         self._written = [position for position, given in enumerate(arguments) if given in step.written]

@@ -10,9 +10,9 @@ from popgeo.capture.dynamic_shapes import Problem as Problem
 from popgeo.capture.identity_loss import identity_loss as identity_loss
 from popgeo.capture.mark_losses import losses_marked as losses_marked
 from popgeo.capture.print_tensor import print_tensor as print_tensor
-from popgeo.engine.call_options import OutputMode as OutputMode
-from popgeo.engine.call_options import Reduction as Reduction
 from popgeo.engine.loss_scaling import LossScaling as LossScaling
+from popgeo.engine.step_options import OutputMode as OutputMode
+from popgeo.engine.step_options import Reduction as Reduction
 from popgeo.ipu.compiled_function import Executable as Executable
 from popgeo.ipu.compiled_function import compile as compile
 from popgeo.ipu.compiled_model import CompiledModel as CompiledModel

@@ -13,7 +13,6 @@ from popgeo.capture.fingerprint import hash_sources
 from popgeo.capture.structures import describe
 from popgeo.engine import micro_batches
 from popgeo.engine.bound_call import BoundCall
-from popgeo.engine.call_options import constant_loss_scaling, gradient_divisor
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas, is_sharded
 from popgeo.engine.shards import require_all
@@ -77,7 +76,7 @@ def compile_step(
         model,
         micro_batch,
         trained=trained,
-        loss_scaling=constant_loss_scaling(options),
+        loss_scaling=options.constant_loss_scaling,
         show_progress=options.show_progress,
     )
     update = None
@@ -107,14 +106,14 @@ def _choices(
     choices: list[object] = [
         *describe(arguments.structure),
         *trained,
-        constant_loss_scaling(options),
+        options.constant_loss_scaling,
         hash_sources(*DECIDES),
     ]
     if options.strict:
         choices += [astuple(options.target), options.gradient_accumulation, options.replication_factor]
         choices += [
             options.shard_optimizer_state,
-            gradient_divisor(options),
+            options.gradient_divisor,
             options.max_grad_norm,
             getattr(optimizer, "accum_type", None),
         ]

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.engine import micro_batches
-from popgeo.engine.call_options import chosen_output_mode
 from popgeo.engine.denormals import DenormalsFlushed
 from popgeo.engine.optimizer.capture_update import UpdateGraph, tensors_of
 from popgeo.engine.optimizer.rehearse import Rehearsal
@@ -193,7 +192,7 @@ class TileExact:
     def _run(self, joined: CallProgram, tensors: Sequence[Tensor], numbers: list[list[float]]) -> list[Tensor]:
         """Runs the program of one call on the machine, with the host's side of its streams."""
         options, replicas, step = self._options, len(self._replicas), self._compiled.step
-        mode = chosen_output_mode(options, trains=self._update is not None)
+        mode = options.chosen_output_mode(trains=self._update is not None)
         results = micro_batches.Results(mode, options.output_period, options.steps_per_call)
         arguments = joined.arguments()
         names = list(arguments)

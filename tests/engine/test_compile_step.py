@@ -167,7 +167,7 @@ def test_what_is_wrong_is_said_at_the_door(asked: dict, message: str):
         ({"device_iterations": 0}, r"device_iterations is 0"),
         ({"gradient_accumulation": True}, r"gradient_accumulation is True"),
         ({"loss_scaling": 0.0}, r"loss_scaling is 0\.0; it must be positive"),
-        ({"reduction": "median"}, r"reduction is 'median'; it must be one of \['mean', 'sum'\]"),
+        ({"reduction": "median"}, r"reduction is 'median'; it must be one of 'mean', 'sum'"),
         ({"output_mode": "every_n", "output_period": 2}, r"a call runs 1 steps"),
     ],
     ids=str,

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from popgeo.capture.pytree import flatten
-from popgeo.engine.call_options import OutputMode
 from popgeo.engine.micro_batches import Results, check_batch_dimension, micro_batch
+from popgeo.engine.step_options import OutputMode
 
 
 def test_micro_batches_are_parts_of_the_first_dimension_in_order():

@@ -11,9 +11,9 @@ from popgeo.compat.poptorch import enums
 from popgeo.compat.poptorch.errors import CheckFailed, Error
 from popgeo.compat.poptorch.option_group import ignored
 from popgeo.compat.poptorch.options import Options
-from popgeo.engine.call_options import OutputMode, Reduction
 from popgeo.engine.loss_scaling import LossScaling
 from popgeo.engine.optimizer.flat_parameters import is_elementwise
+from popgeo.engine.step_options import OutputMode, Reduction
 from popgeo.ipu.options import Options as PopgeoOptions
 from popgeo.ipu.target import IpuTarget
 

@@ -1,61 +1,15 @@
 """In which types an optimizer joins gradients, works out its update, and keeps its state."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from popgeo.engine.step_options import StepOptions
+
 NARROW = (torch.float16, torch.bfloat16)
-_TYPES = (torch.float32, *NARROW)
-
-
-class PrecisionOptions(Protocol):
-    """The choices of a compiled model that this depends on; `popgeo.ipu.Options` explains each of them."""
-
-    @property
-    def accumulation_dtype(self) -> torch.dtype | None:
-        """The type in which the gradients of float16 weights are joined."""
-
-    @property
-    def optimizer_state_dtype(self) -> torch.dtype | None:
-        """The type of the optimizer's state; the update is then worked out in float32."""
-
-    @property
-    def master_weights(self) -> bool:
-        """Whether the optimizer keeps the weights in float32 too."""
-
-    @property
-    def stochastic_rounding(self) -> bool:
-        """Whether weights are rounded at random."""
-
-    @property
-    def random_seed(self) -> int | None:
-        """Where random numbers start; None takes torch's own seed."""
-
-
-def check_precision(options: PrecisionOptions) -> None:
-    """Refuses types that there are not, and choices that exclude each other.
-
-    Raises:
-        ValueError: there is one.
-    """
-    owner = type(options).__name__
-    for name in ("accumulation_dtype", "optimizer_state_dtype"):
-        dtype = getattr(options, name)
-        if dtype is not None and dtype not in _TYPES:
-            allowed = ", ".join(map(str, _TYPES))
-            raise ValueError(f"{owner}.{name} is {dtype!r}; it must be {allowed} or None.")
-    for name in ("master_weights", "stochastic_rounding"):
-        if not isinstance(getattr(options, name), bool):
-            raise ValueError(f"{owner}.{name} is {getattr(options, name)!r}; it must be True or False.")
-    if options.master_weights and options.stochastic_rounding:
-        raise ValueError(
-            f"{owner} asks for master_weights and for stochastic_rounding. Master weights lose nothing that rounding "
-            "at random could keep; choose one."
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +33,7 @@ class Precision:
     part: int = 0
 
     @classmethod
-    def of(cls, options: PrecisionOptions) -> "Precision":
+    def of(cls, options: StepOptions) -> "Precision":
         """What the options of a compiled model say."""
         return cls(
             accumulation=options.accumulation_dtype,

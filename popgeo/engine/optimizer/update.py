@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from popgeo.capture.op_graph import OpGraph
-from popgeo.engine.call_options import CallOptions, gradient_divisor
 from popgeo.engine.loss_scaling import LossScale, LossScaling
 from popgeo.engine.optimizer.capture_update import capture_later_update, capture_scaling, with_parameters
 from popgeo.engine.optimizer.flat_parameters import ELEMENTWISE, flatten_groups, is_elementwise, optimizer_of
@@ -18,6 +17,7 @@ from popgeo.engine.optimizer.mixed_optimizer import COUNTER, MixedOptimizer, kee
 from popgeo.engine.optimizer.precision import Precision
 from popgeo.engine.optimizer.run_update import UpdateRunner
 from popgeo.engine.replicas import Replicas
+from popgeo.engine.step_options import StepOptions
 
 
 class Update:
@@ -51,7 +51,7 @@ class Update:
         self,
         optimizer: Optimizer,
         parameters: dict[str, nn.Parameter],
-        options: CallOptions,
+        options: StepOptions,
         learning_rate: Callable[[int], float] | None = None,
         part: tuple[int, int] = (0, 1),
     ) -> None:
@@ -68,7 +68,7 @@ class Update:
         self.scale = LossScale(rule) if isinstance(rule, LossScaling) else None
         self.precision = replace(Precision.of(options), part=part[0])
         self._scaling = GradientScaling(
-            divisor=gradient_divisor(options),
+            divisor=options.gradient_divisor,
             max_grad_norm=options.max_grad_norm,
             looks_for_overflow=self.scale is not None,
         )

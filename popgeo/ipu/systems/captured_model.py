@@ -13,7 +13,6 @@ from popgeo.capture.capture_step import capture_step
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import OpGraph
 from popgeo.capture.passes import fold_constants
-from popgeo.engine.call_options import constant_loss_scaling
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.plan import OpCost
 from popgeo.ipu.options import Options
@@ -60,7 +59,7 @@ class CapturedModel:
             optimizer: Over parameters of the model; None for inference.
         """
         trained = trained_names(model, optimizer)
-        arguments, scaling = bind(model.forward, *example), constant_loss_scaling(options)
+        arguments, scaling = bind(model.forward, *example), options.constant_loss_scaling
         step = capture_step(model, arguments, trained=trained, loss_scaling=scaling)
         update = None if optimizer is None else partial(_capture_update, model, step, optimizer)
         return cls.of_step(step, options.target, update)

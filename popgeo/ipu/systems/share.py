@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.capture_step import capture_step
 from popgeo.capture.captured_step import CapturedStep
-from popgeo.engine.call_options import constant_loss_scaling
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.shards import num_shards, only_first
 from popgeo.ipu.options import Options
@@ -63,7 +62,7 @@ def share_of(
             model,
             arguments,
             trained=trained,
-            loss_scaling=constant_loss_scaling(options),
+            loss_scaling=options.constant_loss_scaling,
             show_progress=options.show_progress,
         )
         update = update_of(model, step, optimizer, options) if optimizer and isinstance(model, nn.Module) else None

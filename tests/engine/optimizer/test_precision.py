@@ -8,51 +8,23 @@ from torch import nn
 
 from popgeo.engine.optimizer import precision
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling, overflow_of, set_gradient
-from popgeo.engine.optimizer.precision import Precision, check_precision
+from popgeo.engine.optimizer.precision import Precision
+from popgeo.engine.step_options import StepOptions
 
 HALF, SINGLE, BRAIN = torch.float16, torch.float32, torch.bfloat16
 SGD = torch.optim.SGD([nn.Parameter(torch.ones(1))])
 
 
-def choices(**chosen):
-    plain = {
-        "accumulation_dtype": None, "optimizer_state_dtype": None, "master_weights": False,
-        "stochastic_rounding": False, "random_seed": None,
-    }  # fmt: skip
-    return SimpleNamespace(**{**plain, **chosen})
-
-
-def test_all_choices_that_there_are_pass():
-    for dtype in (None, HALF, SINGLE, BRAIN):
-        check_precision(choices(accumulation_dtype=dtype, optimizer_state_dtype=dtype, master_weights=True))
-        check_precision(choices(accumulation_dtype=dtype, stochastic_rounding=True))
-
-
-@pytest.mark.parametrize(
-    ("chosen", "message"),
-    [
-        ({"accumulation_dtype": torch.float64}, r"Namespace\.accumulation_dtype is torch\.float64; it must be"),
-        ({"optimizer_state_dtype": torch.int32}, r"must be torch\.float32, torch\.float16, torch\.bfloat16 or None"),
-        ({"master_weights": None}, "master_weights is None; it must be True or False"),
-        ({"stochastic_rounding": 0}, "stochastic_rounding is 0; it must be True or False"),
-        ({"master_weights": True, "stochastic_rounding": True}, "choose one"),
-    ],
-)
-def test_others_are_refused(chosen: dict, message: str):
-    with pytest.raises(ValueError, match=message):
-        check_precision(choices(**chosen))
-
-
 def test_options_say_each_part():
-    chosen = choices(
-        accumulation_dtype=SINGLE, optimizer_state_dtype=BRAIN, master_weights=True, stochastic_rounding=True,
+    chosen = StepOptions(
+        accumulation_dtype=SINGLE, optimizer_state_dtype=BRAIN, stochastic_rounding=True,
         random_seed=0,
     )  # fmt: skip
     assert Precision.of(chosen) == Precision(
-        accumulation=SINGLE, state=BRAIN, master_weights=True, stochastic_rounding=True, seed=0, part=0
+        accumulation=SINGLE, state=BRAIN, master_weights=False, stochastic_rounding=True, seed=0, part=0
     )
     torch.manual_seed(41)
-    assert Precision.of(choices()) == Precision(
+    assert Precision.of(StepOptions()) == Precision(
         accumulation=None, state=None, master_weights=False, stochastic_rounding=False, seed=41, part=0
     )
     assert Precision().seed == Precision().part == 0
