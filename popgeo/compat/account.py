@@ -47,6 +47,21 @@ class Account:
 ACCOUNT = Account()  # of this process: old programs know only module-level functions
 
 
+def honoured(asked: str, because: str = "") -> None:
+    """Enters something that works here as it did there into the account."""
+    ACCOUNT.add(asked, Treatment.HONOURED, because)
+
+
+def recorded(asked: str, because: str) -> None:
+    """Enters something that changes the modelled machine alone into the account."""
+    ACCOUNT.add(asked, Treatment.RECORDED, because)
+
+
+def ignored(asked: str, because: str) -> None:
+    """Enters something that can mean nothing here into the account."""
+    ACCOUNT.add(asked, Treatment.IGNORED, because)
+
+
 def compat_report() -> pd.DataFrame:
     """Each thing that the program has asked of PopTorch so far: honoured, recorded for the model, or ignored, and why.
 

@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from popgeo.compat.poptorch import Options
 from tests.conftest import REPOSITORY
 
 COMPAT = REPOSITORY / "popgeo" / "compat"
@@ -22,10 +23,20 @@ def entries() -> Iterator[tuple[str, str]]:
                 yield call.args[0].value, ast.unparse(call.args[1]).rpartition(".")[2].lower()
 
 
+def setters() -> Iterator[tuple[str, str]]:
+    """The same of the setters of options, as their table has it."""
+    options = Options()
+    for group in (options, options.Training, options.Precision, options.Jit, options.TensorLocations):
+        for kind in type(group).__mro__:
+            for method in vars(kind).values():
+                if getattr(method, "becomes", None) is not None:
+                    yield f"{group._asked}.{method.__name__}", method.becomes.value
+
+
 def rows() -> str:
     """The table's rows as they should be."""
     became: dict[str, list[str]] = {"honoured": [], "recorded": [], "ignored": []}
-    for asked, treatment in sorted(set(entries())):
+    for asked, treatment in sorted({*entries(), *setters()}):
         became[treatment].append(f"`{asked}`")
     return "\n".join(f"| {treatment} | {', '.join(asked)} |" for treatment, asked in became.items())
 

@@ -1,6 +1,6 @@
 """Where programs set the level of PopART's own log, which there is not."""
 
-from popgeo.compat.account import ACCOUNT, Treatment
+from popgeo.compat.account import ignored
 
 _LEVELS = ("TRACE", "DEBUG", "INFO", "WARN", "ERR", "OFF")
 
@@ -16,4 +16,4 @@ def setPopartLogLevel(level: str) -> None:
     """
     if level not in _LEVELS:
         raise ValueError(f"Level must be one of {', '.join(_LEVELS)}; it is {level!r}.")
-    ACCOUNT.add("_logging.setPopartLogLevel", Treatment.IGNORED, "there is no PopART that would print anything")
+    ignored("_logging.setPopartLogLevel", "there is no PopART that would print anything")

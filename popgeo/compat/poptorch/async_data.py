@@ -5,10 +5,11 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from popgeo.compat.account import honoured, ignored
 from popgeo.compat.poptorch.data_parts import rebatched
 from popgeo.compat.poptorch.enums import SharingStrategy
 from popgeo.compat.poptorch.errors import Error, check
-from popgeo.compat.poptorch.option_group import at_least_one, honoured, ignored
+from popgeo.compat.poptorch.option_group import at_least_one
 from popgeo.loader.prefetch import in_background
 
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from popgeo.capture import blocks
 from popgeo.capture.op_graph import BlockMark
-from popgeo.compat.account import ACCOUNT, Treatment
+from popgeo.compat.account import honoured
 
 __all__ = ["BeginBlock", "Block", "BlockFunction", "removeBlocks"]
 
@@ -15,7 +15,7 @@ __all__ = ["BeginBlock", "Block", "BlockFunction", "removeBlocks"]
 def _remember(user_id: str | None, ipu_id: int | None) -> None:
     where = "" if ipu_id is None else f" on IPU {ipu_id}"
     why = "what follows runs as a stage of its own where the model names several IPUs; results stay as they are"
-    ACCOUNT.add(f"Block({user_id!r}){where}", Treatment.HONOURED, why)
+    honoured(f"Block({user_id!r}){where}", why)
 
 
 class Block(nn.Module):

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from popgeo.capture.recorder import active_recorder
-from popgeo.compat.account import ACCOUNT, Treatment
+from popgeo.compat.account import honoured, ignored, recorded
 
 __all__ = ["Attribute", "MultiConv", "NameScope", "autocast"]
 
@@ -23,7 +23,7 @@ class Attribute:
 
     def __enter__(self) -> None:
         names = ", ".join(sorted(self.attributes))
-        ACCOUNT.add(f"Attribute({names})", Treatment.IGNORED, "it speaks to Graphcore's own compiler")
+        ignored(f"Attribute({names})", "it speaks to Graphcore's own compiler")
 
     def __exit__(self, *error: object) -> None:
         return None
@@ -95,7 +95,7 @@ class MultiConv:
         return self._each("cycle back off", value, float)
 
     def __enter__(self) -> None:
-        ACCOUNT.add("MultiConv", Treatment.RECORDED, "convolutions are planned one after the other")
+        recorded("MultiConv", "convolutions are planned one after the other")
 
     def __exit__(self, *error: object) -> None:
         return None
@@ -125,4 +125,4 @@ class autocast(torch.autocast):
 
     def __init__(self, enabled: bool = True, *args: Any) -> None:
         super().__init__("cpu", dtype=torch.float16, enabled=enabled)
-        ACCOUNT.add("autocast", Treatment.HONOURED, "torch's rules say which operations run in float16")
+        honoured("autocast", "torch's rules say which operations run in float16")

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, Sampler
 
+from popgeo.compat.account import honoured
 from popgeo.compat.poptorch.async_data import AsynchronousDataAccessor
 from popgeo.compat.poptorch.data_parts import PartOfDataset, rebatched
 from popgeo.compat.poptorch.enums import DataLoaderMode
 from popgeo.compat.poptorch.errors import check
-from popgeo.compat.poptorch.option_group import at_least_one, honoured
+from popgeo.compat.poptorch.option_group import at_least_one
 from popgeo.compat.poptorch.options import Options
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from popgeo.capture import control_flow
-from popgeo.compat.account import ACCOUNT, Treatment
+from popgeo.compat.account import honoured
 
 __all__ = ["cond", "for_loop"]
 
@@ -37,7 +37,7 @@ def for_loop(count: int, body: Callable[..., Any], inputs: list[Tensor]) -> list
                 "poptorch.for_loop expects input tensors (inputs) to be a list of tensors. "
                 f"(Object contained in list at index {position} is not torch.tensor)"
             )
-    ACCOUNT.add("for_loop", Treatment.HONOURED, "the body is written down once and counted as often as it runs")
+    honoured("for_loop", "the body is written down once and counted as often as it runs")
     return control_flow.for_loop(count, body, inputs)
 
 
@@ -63,5 +63,5 @@ def cond(
     for given in (then_inputs, else_inputs):
         if not isinstance(given, list | tuple) or not all(isinstance(tensor, Tensor) for tensor in given):
             raise ValueError("poptorch.cond expects then_inputs and else_inputs to be lists of tensors.")
-    ACCOUNT.add("cond", Treatment.HONOURED, "one branch runs; the dearer one is counted")
+    honoured("cond", "one branch runs; the dearer one is counted")
     return control_flow.cond(condition, then_body, then_inputs, else_body, else_inputs)

@@ -1,10 +1,23 @@
-"""A group of named options, whose values keep their types and which is frozen once it is in use."""
+"""A group of named options, frozen once it is in use, and the setters by which programs choose them.
+
+A setter is a row of a table: the name that programs call, the name that the choice is kept under, whether it is
+honoured, recorded or ignored, and why. `setter` makes a method of the row; what all choices are in popgeo's terms is
+said in one place, `popgeo_options`.
+"""
 
 import copy
-from typing import Any
+import difflib
+import functools
+import inspect
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, TypeVar
 
 from popgeo.compat.account import ACCOUNT, Treatment
 from popgeo.compat.poptorch.errors import Frozen, check
+
+HONOURED, RECORDED, IGNORED = Treatment.HONOURED, Treatment.RECORDED, Treatment.IGNORED
+Group = TypeVar("Group", bound="OptionGroup")
 
 
 class OptionGroup:
@@ -22,6 +35,9 @@ class OptionGroup:
             ...
         popgeo.compat.poptorch.errors.CheckFailed: Unexpected type <class 'str'> for option device_iterations...
     """
+
+    _asked = ""  # by which name the account lists the group
+    _popart: Any = None  # PopART's own settings, in groups that choose some of them
 
     def __init__(self, **defaults: Any) -> None:
         self._is_frozen = False
@@ -74,6 +90,15 @@ class OptionGroup:
         """All options and their values."""
         return dict(self._values)
 
+    def _keep(self, option: str, value: Any) -> None:
+        """Keeps a choice: `popart:name` with PopART's own settings, `_name` beside the options that `toDict` lists."""
+        if option.startswith("popart:"):
+            self._popart.keep(option.removeprefix("popart:"), value)
+        elif option.startswith("_"):
+            setattr(self, option, value)
+        else:
+            self.createOrSet(**{option: value})
+
     def _freeze(self) -> None:
         self._set_frozen(True)
 
@@ -96,7 +121,8 @@ class OptionGroup:
 
     def __getattr__(self, option: str) -> Any:
         if option.startswith("_") or option not in self._values:
-            raise AttributeError(f"Invalid attribute {option}.")
+            near = difflib.get_close_matches(option, [name for name in dir(self) if not name.startswith("_")], 1)
+            raise AttributeError(f"Invalid attribute {option}.{f' Did you mean {near[0]}?' if near else ''}")
         return self._values[option]
 
     def __setattr__(self, option: str, value: Any) -> None:
@@ -115,7 +141,50 @@ class OptionGroup:
         return f"{type(self).__name__.lstrip('_')}({', '.join(parts)})"
 
 
-def at_least_one(option: str, count: object) -> int:
+def setter(
+    keeps: str, becomes: Treatment | None, because: str = "", accepts: Callable[[str, Any], Any] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes a setter of a method that has a name, an argument and a docstring, and mostly no body.
+
+    Args:
+        keeps: The option that the choice is kept under: `popart:name` is one of PopART's own settings, `_name` stands
+            beside the options that `toDict` lists.
+        becomes: What the account says of it; None leaves that to the method.
+        because: Why, or how.
+        accepts: Turns the name of the setter and its argument into what is kept, or refuses it. A method with a body
+            does so itself: what it returns is kept, unless it is None.
+
+    Example:
+        >>> class Names(OptionGroup):
+        ...     @setter("model_name", IGNORED, "nothing is written under that name")
+        ...     def modelName(self, name): ...
+        >>> Names().modelName("resnet").model_name
+        'resnet'
+    """
+
+    def make(method: Callable[..., Any]) -> Callable[..., Any]:
+        signature, name = inspect.signature(method), method.__name__
+
+        @functools.wraps(method)
+        def choose(self: Group, *args: Any, **kwargs: Any) -> Group:
+            bound = signature.bind(self, *args, **kwargs)
+            bound.apply_defaults()
+            *_, choice = bound.arguments.values()
+            if accepts is not None:
+                choice = accepts(name, choice)
+            made = method(self, *args, **kwargs)
+            self._keep(keeps, choice if made is None else made)
+            if becomes is not None:
+                ACCOUNT.add(f"{self._asked}.{name}", becomes, because)
+            return self
+
+        choose.becomes = becomes  # type: ignore[attr-defined]
+        return choose
+
+    return make
+
+
+def at_least_one(name: str, count: Any) -> int:
     """A count, as it is given.
 
     Raises:
@@ -125,24 +194,33 @@ def at_least_one(option: str, count: object) -> int:
         >>> at_least_one("deviceIterations", 4)
         4
     """
-    check(
-        isinstance(count, int) and not isinstance(count, bool) and count > 0,
-        f"{option} is {count!r}; it must be an integer of at least 1.",
-    )
-    assert isinstance(count, int)
-    return count
+    is_count = isinstance(count, int) and not isinstance(count, bool) and count > 0
+    check(is_count, f"{name} is {count!r}; it must be an integer of at least 1.")
+    return int(count)
 
 
-def recorded(asked: str, because: str) -> None:
-    """Enters something that changes the modelled machine alone into the account."""
-    ACCOUNT.add(asked, Treatment.RECORDED, because)
+def whole_number(name: str, number: Any) -> Any:
+    """A whole number, as it is given; anything else is refused as by `at_least_one`."""
+    check(isinstance(number, int), f"{name} is {number!r}; it must be an integer.")
+    return number
 
 
-def ignored(asked: str, because: str) -> None:
-    """Enters something that can mean nothing here into the account."""
-    ACCOUNT.add(asked, Treatment.IGNORED, because)
+def true_or_false(name: str, choice: Any) -> Any:
+    """A bool, as it is given; anything else is refused as by `at_least_one`."""
+    check(isinstance(choice, bool), f"{name} is {choice!r}; it must be a bool.")
+    return choice
 
 
-def honoured(asked: str, because: str = "") -> None:
-    """Enters something that works here as it did there into the account."""
-    ACCOUNT.add(asked, Treatment.HONOURED, because)
+def member_of(kind: type[Enum]) -> Callable[[str, Any], Any]:
+    """Takes the members of an enum of PopTorch, and refuses anything else as `at_least_one` does."""
+
+    def accept(name: str, choice: Any) -> Any:
+        check(isinstance(choice, kind), f"{name} is {choice!r}; it must be a member of poptorch.{kind.__name__}.")
+        return choice
+
+    return accept
+
+
+def number_of(kind: type[Enum]) -> Callable[[str, Any], Any]:
+    """Takes the members of an enum likewise, and keeps their numbers."""
+    return lambda name, choice: member_of(kind)(name, choice).value

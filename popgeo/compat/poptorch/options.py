@@ -2,13 +2,15 @@
 
 import copy
 import os
+from operator import attrgetter
 from typing import Any
 
 import torch
 
-from popgeo.compat.poptorch import enums
+from popgeo.compat.account import honoured
+from popgeo.compat.poptorch.enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
 from popgeo.compat.poptorch.errors import check
-from popgeo.compat.poptorch.option_group import at_least_one, honoured, recorded
+from popgeo.compat.poptorch.option_group import HONOURED, RECORDED, at_least_one, number_of, setter
 from popgeo.compat.poptorch.option_groups import (
     _DistributedOptions,
     _JitOptions,
@@ -34,60 +36,43 @@ class Options(OptionsWithoutMeaning):
         (4, 2)
     """
 
+    Training = property(attrgetter("_training"), doc="How gradients become an update.")
+    Precision = property(attrgetter("_precision"), doc="Types, and what becomes of NaN.")
+    GraphProcessing = Precision  # its name before PopTorch 2.0
+    Distributed = property(attrgetter("_distributed"), doc="Which of several processes this one is.")
+    Jit = property(attrgetter("_jit"), doc="How the model is traced.")
+    TensorLocations = property(attrgetter("_tensor_locations"), doc="Where tensors lie on the machine.")
+    _Popart = property(attrgetter("_popart"), doc="Settings of PopART by their own names.")
+    Popart = _Popart  # its name before PopTorch 2.0
+
     def __init__(self) -> None:
         super().__init__(
             replication_factor=1,
             input_group_size=1,
-            input_group_type=enums.CommGroupType.Consecutive,
+            input_group_type=CommGroupType.Consecutive,
             broadcast_buffers=True,
             device_iterations=1,
-            output_mode=enums.OutputMode.Default.value,
+            output_mode=OutputMode.Default.value,
             output_return_period=1,
-            connection_type=enums.ConnectionType.Always.value,
+            connection_type=ConnectionType.Always.value,
             updatable_named_buffers=[],
+            log_dir=".",
+            auto_round_num_ipus=False,
+            anchored_tensors={},
+            sync_pattern=SyncPattern.Full.value,
+            available_memory_proportion={},
         )
-        self._jit, self._distributed = _JitOptions(), _DistributedOptions()
+        self._popart, self._jit, self._distributed = _PopartOptions(), _JitOptions(), _DistributedOptions()
         self._precision, self._training = _PrecisionOptions(self._popart), _TrainingOptions(self._popart)
         self._tensor_locations = _TensorLocationOptions()
-        self._show_compilation_progress_bar = True
+        self._execution_strategy: Any = None
+        self._source_location_excludes: list[str] = []
+        self._show_compilation_progress_bar = self._module_namescope_enabled = True
+        self._relax_optimizer_checks = False
         if folder := os.environ.get("POPTORCH_CACHE_DIR"):
             self.enableExecutableCaching(folder)
         if text := os.environ.get("POPTORCH_DEFAULT_OPTIONS"):
             self.from_json(text)
-
-    @property
-    def Training(self) -> _TrainingOptions:
-        """How gradients become an update."""
-        return self._training
-
-    @property
-    def Precision(self) -> _PrecisionOptions:
-        """Types, and what becomes of NaN."""
-        return self._precision
-
-    GraphProcessing = Precision  # its name before PopTorch 2.0
-
-    @property
-    def Distributed(self) -> _DistributedOptions:
-        """Which of several processes this one is."""
-        return self._distributed
-
-    @property
-    def Jit(self) -> _JitOptions:
-        """How the model is traced."""
-        return self._jit
-
-    @property
-    def TensorLocations(self) -> _TensorLocationOptions:
-        """Where tensors lie on the machine."""
-        return self._tensor_locations
-
-    @property
-    def _Popart(self) -> _PopartOptions:
-        """Settings of PopART by their own names."""
-        return self._popart
-
-    Popart = _Popart  # its name before PopTorch 2.0
 
     def loadFromFile(self, filepath: str) -> "Options":
         """Sets what a file asks for, one call a line without `options.` in front; nothing else in it is run.
@@ -117,26 +102,22 @@ class Options(OptionsWithoutMeaning):
         groups = (self._popart, self._training, self._precision, self._distributed, self._tensor_locations)
         return {**self._values, **{name: value for group in groups for name, value in group.toDict().items()}}
 
-    def deviceIterations(self, device_iterations: int) -> "Options":
+    @setter("device_iterations", HONOURED, accepts=at_least_one)
+    def deviceIterations(self, device_iterations: int) -> Any:
         """The steps that one call runs."""
-        self.set(device_iterations=at_least_one("deviceIterations", device_iterations))
-        honoured("Options.deviceIterations")
-        return self
 
-    def replicationFactor(self, replication_factor: int) -> "Options":
+    @setter("replication_factor", HONOURED, "one process runs the replicas one after the other", at_least_one)
+    def replicationFactor(self, replication_factor: int) -> Any:
         """Data-parallel copies of the model."""
-        self.set(replication_factor=at_least_one("replicationFactor", replication_factor))
-        honoured("Options.replicationFactor", "one process runs the replicas one after the other")
-        return self
 
-    def inputReplicaGrouping(self, input_group_size: int, input_group_type: enums.CommGroupType) -> "Options":
+    def inputReplicaGrouping(self, input_group_size: int, input_group_type: CommGroupType) -> "Options":
         """Lets groups of replicas share their inputs.
 
         Raises:
             AssertionError: a group of all replicas, or of no size; it is a ValueError too.
         """
         check(
-            input_group_type in (enums.CommGroupType.Consecutive, enums.CommGroupType.Orthogonal),
+            input_group_type in (CommGroupType.Consecutive, CommGroupType.Orthogonal),
             f"The input group type is {input_group_type!r}; it must be Consecutive or Orthogonal.",
         )
         size = at_least_one("inputReplicaGrouping", input_group_size)
@@ -144,86 +125,96 @@ class Options(OptionsWithoutMeaning):
         honoured("Options.inputReplicaGrouping")
         return self
 
-    def broadcastBuffers(self, broadcast_buffers: bool = True) -> "Options":
+    @setter("broadcast_buffers", HONOURED)
+    def broadcastBuffers(self, broadcast_buffers: bool = True) -> Any:
         """False lets every replica keep buffers of its own, which is needed where the model changes them."""
-        self.set(broadcast_buffers=broadcast_buffers)
-        honoured("Options.broadcastBuffers")
-        return self
 
-    def updatableNamedBuffers(self, buffers: list[str]) -> "Options":
+    @setter("updatable_named_buffers", HONOURED)
+    def updatableNamedBuffers(self, buffers: list[str]) -> Any:
         """The buffers that `copyNamedBuffersToDevice` brings up to date."""
-        self.set(updatable_named_buffers=list(buffers))
-        honoured("Options.updatableNamedBuffers")
-        return self
+        return list(buffers)
 
-    def outputMode(self, output_mode: enums.OutputMode, output_return_period: int | None = None) -> "Options":
+    def outputMode(self, output_mode: OutputMode, output_return_period: int | None = None) -> "Options":
         """Which of the steps of a call return their results.
 
         Raises:
             AssertionError: `EveryN` without a positive period, or no member of `poptorch.OutputMode`; a ValueError too.
         """
-        check(isinstance(output_mode, enums.OutputMode), f"The output mode is {output_mode!r}, no poptorch.OutputMode.")
-        every_n = output_mode is enums.OutputMode.EveryN
+        mode, every_n = number_of(OutputMode)("outputMode", output_mode), output_mode is OutputMode.EveryN
         check(
             not every_n or (output_return_period or 0) > 0,
             "EveryN output mode must have output_return_period set to valid positive integer",
         )
         period = output_return_period if every_n else None
-        self.set(output_mode=output_mode.value, output_return_period=period or 1)
+        self.set(output_mode=mode, output_return_period=period or 1)
         honoured("Options.outputMode")
         return self
 
-    def anchorMode(self, anchor_mode: enums.OutputMode, anchor_return_period: int | None = None) -> "Options":
+    def anchorMode(self, anchor_mode: OutputMode, anchor_return_period: int | None = None) -> "Options":
         """`outputMode` by its name before PopTorch 2.4."""
         return self.outputMode(anchor_mode, anchor_return_period)
 
     def defaultOutputMode(self) -> bool:
         """Whether no output mode has been chosen."""
-        return self.output_mode == enums.OutputMode.Default
+        return self.output_mode == OutputMode.Default
 
     defaultAnchorMode = defaultOutputMode
 
-    def randomSeed(self, random_seed: int) -> "Options":
+    @setter("random_seed", HONOURED, "the numbers drawn are PyTorch's, not the machine's")
+    def randomSeed(self, random_seed: int) -> Any:
         """Where random numbers start, also torch's own."""
         check(isinstance(random_seed, int), f"The random seed is {random_seed!r}; it must be an integer.")
-        self.createOrSet(random_seed=random_seed)
+        self.checkIsFrozen()
         torch.manual_seed(random_seed)
-        honoured("Options.randomSeed", "the numbers drawn are PyTorch's, not the machine's")
-        return self
 
-    def enableExecutableCaching(self, path: str | None) -> "Options":
+    @setter("popart:enableEngineCaching", HONOURED, "captured steps are kept there")
+    def enableExecutableCaching(self, path: str | None) -> Any:
         """Keeps compiled steps in a folder; None keeps none."""
         if path is not None:
             self._popart.keep("cachePath", path)
-        self._popart.keep("enableEngineCaching", path is not None)
-        honoured("Options.enableExecutableCaching", "captured steps are kept there")
-        return self
+        return path is not None
 
-    def showCompilationProgressBar(self, show: bool = True) -> "Options":
+    @setter("_show_compilation_progress_bar", HONOURED)
+    def showCompilationProgressBar(self, show: bool = True) -> Any:
         """A progress bar while a model is compiled."""
-        self._show_compilation_progress_bar = show
-        honoured("Options.showCompilationProgressBar")
-        return self
 
-    def logCycleCount(self, log_cycle_count: bool) -> "Options":
+    @setter("popart:instrumentWithHardwareCycleCounter", RECORDED, "cycles are those of the modelled machine")
+    def logCycleCount(self, log_cycle_count: bool) -> Any:
         """Lets `cycleCount()` tell what a call costs."""
-        self._popart.keep("instrumentWithHardwareCycleCounter", log_cycle_count)
-        recorded("Options.logCycleCount", "cycles are those of the modelled machine")
-        return self
 
-    def connectionType(self, connection_type: enums.ConnectionType) -> "Options":
+    @setter("connection_type", HONOURED, "with Never a model is compiled and not called", number_of(ConnectionType))
+    def connectionType(self, connection_type: ConnectionType) -> Any:
         """When a machine is taken hold of; with `Never` a model can be compiled but not called."""
-        check(
-            isinstance(connection_type, enums.ConnectionType),
-            f"The connection type is {connection_type!r}, no poptorch.ConnectionType.",
-        )
-        self.set(connection_type=connection_type.value)
-        honoured("Options.connectionType", "with Never a model is compiled and not called")
-        return self
 
-    def useOfflineIpuTarget(self, ipu_version: int = 2) -> "Options":
+    @setter("ipu_version", RECORDED, "the modelled machine is of that generation")
+    def useOfflineIpuTarget(self, ipu_version: int = 2) -> Any:
         """Compiles for a machine that is not there: 1 is the first generation, 2 the second."""
-        self.connectionType(enums.ConnectionType.Never)
-        self.createOrSet(ipu_version=ipu_version)
-        recorded("Options.useOfflineIpuTarget", "the modelled machine is of that generation")
-        return self
+        self.connectionType(ConnectionType.Never)
+
+    @setter("_execution_strategy", None)  # which enters itself into the account
+    def setExecutionStrategy(self, strategy: Any) -> Any:
+        """How the model's blocks are divided over IPUs."""
+        check(
+            any(kind.__name__.endswith("Execution") for kind in type(strategy).__mro__),
+            f"The execution strategy is {strategy!r}; pass one of PopTorch's, such as poptorch.PipelinedExecution().",
+        )
+
+    @setter(
+        "available_memory_proportion",
+        RECORDED,
+        "the modelled machine computes products in as many parts as fit in that share of a tile; no result changes",
+    )
+    def setAvailableMemoryProportion(self, available_memory_proportion: dict[str, float]) -> Any:
+        """The part of an IPU's memory that its products may take for themselves, by IPU: for the account alone."""
+        for key in available_memory_proportion:
+            check(
+                key.startswith("IPU") and key[3:].isdigit(),
+                'Available memory proportions are expected to be in a dictionary of {"IPU0": 0.5} where the 0 in IPU '
+                f"is the index of the IPU. Invalid key: {key}",
+            )
+        proportions = {int(key[3:]): part for key, part in available_memory_proportion.items()}
+        check(
+            all(0 <= part <= 1 for part in proportions.values()),
+            f"Available memory proportions are parts of a memory, 0 to 1; found {available_memory_proportion}",
+        )
+        return proportions

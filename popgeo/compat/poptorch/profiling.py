@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from popgeo.compat.poptorch.option_group import ignored
+from popgeo.compat.account import ignored
 
 T = TypeVar("T")
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from popgeo.compat.account import ACCOUNT, Treatment
+from popgeo.compat.account import honoured, ignored
 from popgeo.compat.poptorch.enums import AutoStage
 from popgeo.ipu.systems.cut_blocks import EACH_BLOCK
 from popgeo.ipu.systems.cut_blocks import Stage as NamedStage
@@ -107,7 +107,7 @@ class _ExecutionStrategy:
                 self._by_block[block] = stage
         what = f"{type(self).__name__} of {len(self._stages)} stages" if self._stages else type(self).__name__
         why = "stages run here one by one, in its order, where the model names blocks; results stay as they are"
-        ACCOUNT.add(what, Treatment.HONOURED, why)
+        honoured(what, why)
 
     def stage(self, block_id: str) -> Stage:
         """The stage of a block.
@@ -162,7 +162,7 @@ class _PhasedExecution(_ExecutionStrategy):
 
     def setTensorsLiveness(self, liveness: Any) -> Any:
         """Where tensors stay between phases."""
-        ACCOUNT.add(f"setTensorsLiveness({liveness})", Treatment.IGNORED, "memory outside of the tiles is not modelled")
+        ignored(f"setTensorsLiveness({liveness})", "memory outside of the tiles is not modelled")
         return self
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.capture.print_tensor import print_tensor
-from popgeo.compat.account import ACCOUNT, Treatment
+from popgeo.compat.account import honoured, recorded
 
 __all__ = [
     "CPU",
@@ -61,7 +61,7 @@ def ipu_print_tensor(
         summation: tensor([1.])
     """
     _require_tensor(tensor, "ipu print tensor must take a torch.tensor argument")
-    ACCOUNT.add("ipu_print_tensor", Treatment.HONOURED, "the step prints as torch does")
+    honoured("ipu_print_tensor", "the step prints as torch does")
     return print_tensor(
         tensor, title, print_gradient=print_gradient, threshold=summarize_threshold, edge_items=edge_items,
         width=max_line_width, digits=digits,
@@ -71,7 +71,7 @@ def ipu_print_tensor(
 def set_available_memory(tensor: Tensor, available_memory_proportion: float) -> Tensor:
     """The same tensor; how much memory its operation may use is remembered."""
     _require_tensor(tensor, "You may only set available memory for torch.tensor values")
-    ACCOUNT.add("set_available_memory", Treatment.RECORDED, "plans take the memory that is cheapest in cycles")
+    recorded("set_available_memory", "plans take the memory that is cheapest in cycles")
     return tensor
 
 
@@ -88,21 +88,21 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
         return type(tensors[0])(recomputationCheckpoint(*tensors[0]))
     if not all(isinstance(tensor, Tensor) for tensor in tensors):
         raise ValueError("All inputs must be tensors")
-    ACCOUNT.add("recomputationCheckpoint", Treatment.RECORDED, "nothing is computed anew in the backward pass")
+    recorded("recomputationCheckpoint", "nothing is computed anew in the backward pass")
     return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
 
 def set_overlap_for_input(input_tensors: Any, mode: Any) -> Any:
     """The same tensors, however they nest."""
     _require_tensors(input_tensors, "You may only set overlap for torch.tensor inputs")
-    ACCOUNT.add("set_overlap_for_input", Treatment.RECORDED, "the report shows transfers beside the step")
+    recorded("set_overlap_for_input", "the report shows transfers beside the step")
     return input_tensors
 
 
 def set_overlap_for_output(output_tensors: Any, mode: Any) -> Any:
     """The same tensors, however they nest."""
     _require_tensors(output_tensors, "You may only set overlap for torch.tensor outputs")
-    ACCOUNT.add("set_overlap_for_output", Treatment.RECORDED, "the report shows transfers beside the step")
+    recorded("set_overlap_for_output", "the report shows transfers beside the step")
     return output_tensors
 
 
@@ -136,7 +136,7 @@ def serializedMatMul(lhs: Tensor, rhs: Tensor, mode: Any, factor: int = 0, keep_
     size = next(iter(sizes.get(name, ())), 0)
     if name != "Disabled" and (factor < 1 or size % factor):
         raise ValueError(f"serializedMatMul is to cut a dimension of {size} into {factor} parts, which does not go.")
-    ACCOUNT.add("serializedMatMul", Treatment.RECORDED, "the product is planned as a whole")
+    recorded("serializedMatMul", "the product is planned as a whole")
     return torch.matmul(lhs, rhs)
 
 
@@ -215,7 +215,7 @@ class CPU:
         if isinstance(layer_to_call, nn.Module):
             layer_to_call.requires_grad_(False)
         self._layer_to_call, self._ID = layer_to_call, ID
-        ACCOUNT.add(f"CPU({ID!r})", Treatment.HONOURED, "its operations are part of the step")
+        honoured(f"CPU({ID!r})", "its operations are part of the step")
 
     def __call__(self, *input: Any, **kwargs: Any) -> Any:
         made = self._layer_to_call(*input, **kwargs)

@@ -16,7 +16,7 @@ from torch_geometric.nn import MessagePassing, pool
 from torch_geometric.sampler import HeteroSamplerOutput, NeighborSampler, SamplerOutput
 
 from popgeo.capture import static_neighbors
-from popgeo.compat.account import ACCOUNT, Treatment
+from popgeo.compat.account import honoured, ignored
 from popgeo.sampling import CompressedGraph, partition, sample_neighbors
 
 _FLAGS = {"knn": "WITH_KNN", "knn_graph": "WITH_KNN", "radius": "WITH_RADIUS", "radius_graph": "WITH_RADIUS"}
@@ -84,7 +84,7 @@ def _take_what_pyg_took() -> None:
         if "add_self_loops" in kwargs:
             del kwargs["add_self_loops"]
             because = "the layer adds none; PyG 2.4 ignored it too"
-            ACCOUNT.add(f"{type(layer).__name__}(add_self_loops=)", Treatment.IGNORED, because)
+            ignored(f"{type(layer).__name__}(add_self_loops=)", because)
         make(layer, *args, **kwargs)
 
     _put(MessagePassing, "__init__", take)
@@ -129,7 +129,7 @@ def _replace(module: Any, name: str, function: Callable[..., Any]) -> None:
 
 def _partitioned(clusters: Any, edge_index: Tensor, num_nodes: int) -> Tensor:
     """The part of each node, for `ClusterData`. [num_nodes]"""
-    ACCOUNT.add("torch_geometric.loader.ClusterData", Treatment.HONOURED, "popgeo's partition stands in for METIS")
+    honoured("torch_geometric.loader.ClusterData", "popgeo's partition stands in for METIS")
     return partition(edge_index, clusters.num_parts, num_nodes=num_nodes)
 
 
@@ -138,7 +138,7 @@ def _sampled(original: Callable[..., Any]) -> Callable[..., Any]:
     def sample(sampler: Any, seed: Any, seed_time: Any = None, **kwargs: Any) -> Any:
         if sampler.sample_direction != "forward":
             return original(sampler, seed, seed_time, **kwargs)
-        ACCOUNT.add("torch_geometric.loader.NeighborLoader", Treatment.HONOURED, "popgeo samples, for want of pyg-lib")
+        honoured("torch_geometric.loader.NeighborLoader", "popgeo samples, for want of pyg-lib")
         how = {
             "replace": sampler.replace,
             "subgraph_type": "induced" if sampler.subgraph_type.value == "induced" else "directional",

@@ -67,6 +67,25 @@ def test_a_reduction_is_a_mean_or_a_sum():
         poptorch.Options().Precision.setPartialsType(torch.int32)
 
 
+def test_setters_are_listed_and_explained_and_take_their_arguments_by_name():
+    options = poptorch.Options()
+    for group in (options, options.Training, options.Precision, options.TensorLocations, options.Jit):
+        setters = [getattr(group, name) for name in dir(type(group)) if hasattr(getattr(type(group), name), "becomes")]
+        assert setters
+        assert all(setter.__doc__ for setter in setters)
+    assert options.useIpuModel(use_model=True).autoRoundNumIPUs().disableModuleNamescope() is options
+    assert options.auto_round_num_ipus
+    assert options.use_model
+    for group, typo, right in (
+        (options, "deviceIteration", "deviceIterations"),
+        (options.Jit, "traceModl", "traceModel"),
+    ):
+        with pytest.raises(AttributeError, match=f"Invalid attribute {typo}. Did you mean {right}"):
+            getattr(group, typo)
+    with pytest.raises(TypeError, match="argument"):
+        options.deviceIterations()
+
+
 def test_options_in_use_do_not_change_and_copies_of_them_do():
     options = poptorch.Options().deviceIterations(2)
     executor = poptorch.inferenceModel(nn.ReLU(), options)
