@@ -16,7 +16,7 @@ import torch_geometric
 from torch import Tensor, nn
 
 # The parts of popgeo that decide what a capture holds; who keeps it names the others that it depends on.
-DECIDES = ("capture/**/*.py", "ops/**/*.py")
+DECIDES = ("capture/**/*.py", "capture/*.csv", "ops/**/*.py")
 _HOOKS_AND_TABLES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
 

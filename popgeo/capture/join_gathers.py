@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
+from popgeo.capture.operations import Out, operation_of
 from popgeo.capture.passes import with_ops
 from popgeo.capture.row_indexing import GATHER, SCATTER
 
@@ -68,9 +69,7 @@ def _is_zero(graph: OpGraph, ref: Ref) -> bool:
     if ref.value in graph.constants:
         return not graph.constants[ref.value].any()
     maker = graph.values[ref.value].producer
-    return maker is not None and graph.ops[maker].target in (
-        "aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default"
-    )  # fmt: skip
+    return maker is not None and operation_of(graph.ops[maker].target).out is Out.ZEROS
 
 
 def _moved_bytes(graph: OpGraph, op: Op) -> int:

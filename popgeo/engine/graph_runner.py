@@ -9,6 +9,7 @@ from torch import Tensor
 
 from popgeo.capture.control_flow import COND, FOR_LOOP
 from popgeo.capture.op_graph import Input, Op, OpGraph
+from popgeo.capture.operations import Out, operation_of
 from popgeo.capture.passes import fold_constants, is_random
 from popgeo.engine.codegen import emit
 from popgeo.engine.control_flow import prepare_cond, prepare_for_loop
@@ -107,7 +108,7 @@ register_prepared(COND, PreparedOp(prepare=functools.partial(prepare_cond, Graph
 
 def _check(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor | None]) -> None:
     """Raises where finite operands gave NaN or infinity."""
-    if op.target.startswith(("aten.empty", "aten.new_empty")):
+    if operation_of(op.target).out is Out.NOTHING:
         return
     made = [tensor for tensor in results if tensor is not None]  # a gradient that nobody asked for is none
     broken = [tensor for tensor in made if tensor.is_floating_point() and not tensor.isfinite().all()]

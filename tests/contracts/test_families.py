@@ -1,4 +1,4 @@
-"""One vocabulary: every operation with a cost has one family, a lowering or a place in the list of fallbacks."""
+"""One table: each operation has a family with its cost, a lowering or a stated fallback, and what torch has for it."""
 
 import inspect
 from collections.abc import Callable
@@ -10,15 +10,26 @@ from torch import Tensor, nn
 
 from popgeo import ipu, ops
 from popgeo.capture.control_flow import cond, for_loop
+from popgeo.capture.op_graph import Op, overload
+from popgeo.capture.operations import OPERATIONS, UNKNOWN, Chain, Division, Draws, Out, name_of, operation_of
+from popgeo.engine.fuse import elementwise
+from popgeo.engine.out_variants import copy_or_fill, into
 from popgeo.ipu import IpuTarget, TileExact
 from popgeo.ipu.cost.graph_cost import RULES, cost
-from popgeo.ipu.cost.plan import FAMILY_OF, family_of, name_of
-from popgeo.ipu.tiles.lower import elementwise, lower_op, movement
+from popgeo.ipu.tiles.lower import lower_op
 from popgeo.ipu.tiles.lower.lower_op import FALLBACKS
 from popgeo.ipu.tiles.steps import ComputeSet
 from tests.support.schedule import schedule
 
 BOW = IpuTarget.bow()
+PLANNED = {name: row for name, row in OPERATIONS.items() if row.family != UNKNOWN}
+# By element, although torch does not tag them so: they are written with an `if`, or copy into what is there.
+ELEMENTWISE_UNTAGGED = {
+    "_to_copy", "clone", "copy", "identity_loss", "masked_fill", "abs", "fill", "shifted_softplus",
+    "shifted_softplus_backward", "_prelu_kernel", "leaky_relu_backward", "elu_backward", "softplus_backward",
+    "hardtanh_backward", "hardswish", "hardswish_backward", "hardsigmoid", "hardsigmoid_backward", "mish_backward",
+    "softshrink_backward", "hardshrink_backward", "convert_element_type",
+}  # fmt: skip
 
 
 def forms_of(name: str) -> list[str]:
@@ -28,31 +39,55 @@ def forms_of(name: str) -> list[str]:
     return [f"{p._qualified_op_name.replace('::', '.')}.{kind}" for p in packets if p for kind in p.overloads()]
 
 
-def has_lowering(name: str) -> bool:
-    """Whether the file of its family lowers some form of an operation."""
-    file = lower_op._OF_FAMILY[family_of(f"{name}.default")]
-    if file is elementwise:
-        return any(map(elementwise.works_by_element, forms_of(name)))
-    if file is movement:
-        names = {f"aten.{short}" for short in (*movement.FILLS, *movement.VALUE_AT, *movement.MOVES, "arange")}
-        return name in names or any(movement.looks_only(t) or elementwise.works_by_element(t) for t in forms_of(name))
-    return name in file.OPERATIONS
+@pytest.mark.parametrize("name", sorted(OPERATIONS))
+def test_each_row_is_divided_somehow_or_whole(name: str):
+    """`whole` is the stated fallback; it stands alone."""
+    row = OPERATIONS[name]
+    assert row.divisions
+    assert Division.WHOLE not in row.divisions[:-1]
+    if Division.OWN in row.divisions:
+        file = inspect.getmodule(lower_op.OWN[row.family])
+        assert name in getattr(file, "LOWERINGS", {name})
+        assert file.__name__.endswith(f".{'movement' if row.family == 'view' else row.family}")
 
 
-@pytest.mark.parametrize("name", sorted(RULES))
-def test_what_has_a_rule_has_a_lowering_or_is_a_fallback(name: str):
-    assert has_lowering(name) != (name in FALLBACKS)
+@pytest.mark.parametrize("name", [name for name, row in OPERATIONS.items() if Division.ELEMENT in row.divisions])
+def test_what_is_divided_by_element_is_tagged_so_by_torch_or_known_to_be(name: str):
+    tags = [overload(target).tags for target in forms_of(name)]
+    assert any(torch.Tag.pointwise in of for of in tags) or OPERATIONS[name].short_name in ELEMENTWISE_UNTAGGED
+    assert not any(torch.Tag.nondeterministic_seeded in of for of in tags)
 
 
-def test_rules_and_table_hold_the_same_operations():
-    assert set(RULES) == set(FAMILY_OF)
-    assert set(FALLBACKS) <= set(FAMILY_OF)
-
-
-def test_a_family_is_named_as_the_file_that_costs_it():
+def test_each_row_of_a_family_has_a_cost_in_the_file_of_that_name():
+    assert set(RULES) == set(PLANNED)
     for name, rule in RULES.items():
         file = inspect.getmodule(rule).__name__.rpartition(".")[2]
-        assert FAMILY_OF[name] == file or (FAMILY_OF[name], file) == ("view", "movement"), name
+        assert PLANNED[name].family == file or (PLANNED[name].family, file) == ("view", "movement"), name
+
+
+@pytest.mark.parametrize("name", [name for name, row in OPERATIONS.items() if row.out is Out.BINDING])
+def test_a_named_out_variant_exists_in_torch_and_is_found(name: str):
+    short = OPERATIONS[name].short_name
+    found = {target: into(target) for target in forms_of(name)}
+    assert (getattr(torch, short), ("out",)) in found.values()
+
+
+def test_what_is_named_as_made_in_place_exists_in_torch():
+    for name, row in OPERATIONS.items():
+        assert forms_of(name) or row.family == "control", f"torch has no {name}"
+        if row.out in (Out.COPY, Out.ZEROS, Out.ONES, Out.NOTHING):
+            assert copy_or_fill(Op(target=f"{name}.default", args=(), outputs=(0,))) is not None
+
+
+def test_what_joins_chains_has_a_writer_and_what_has_one_joins():
+    assert {name_of(target) for target in elementwise._WRITERS} == {
+        name for name, row in OPERATIONS.items() if row.chain is not Chain.NO
+    }
+
+
+def test_what_draws_by_its_shape_is_marked_as_random_by_torch():
+    for name in (name for name, row in OPERATIONS.items() if row.draws is not Draws.DATA):
+        assert any(torch.Tag.nondeterministic_seeded in overload(target).tags for target in forms_of(name)), name
 
 
 X = torch.randn(8, 6)
@@ -83,7 +118,7 @@ EXAMPLES: dict[str, Callable[[Tensor], Tensor]] = {
 def test_a_plan_and_its_operation_have_one_family(family: str):
     graph = ipu.compile(EXAMPLES[family], [X]).step.graph
     costs = cost(graph, BOW)
-    assert [c.family for c in costs] == [family_of(op.target) for op in graph.ops]
+    assert [c.family for c in costs] == [operation_of(op.target).family for op in graph.ops]
     assert family in {c.family for c in costs}
 
 

@@ -1,36 +1,27 @@
 """The cost of every operation of a captured program on a machine: which rule knows it, and its plan."""
 
+import importlib
+
 from popgeo.capture.control_flow import FOR_LOOP
 from popgeo.capture.op_graph import Op, OpGraph
-from popgeo.ipu.cost import (
-    attention,
-    collectives,
-    control,
-    convolution,
-    distances,
-    elementwise,
-    fused,
-    gather,
-    losses,
-    matmul,
-    movement,
-    norms,
-    pooling,
-    reduce,
-    scatter,
-    sorting,
-)
+from popgeo.capture.operations import OPERATIONS, UNKNOWN, name_of
+from popgeo.ipu.cost import control
 from popgeo.ipu.cost.calibration import BOW_SDK3, Calibration, Machine
 from popgeo.ipu.cost.operands import Rule, distinct
-from popgeo.ipu.cost.plan import Activity, OpCost, Plan, Superstep, Validity, name_of
+from popgeo.ipu.cost.plan import Activity, OpCost, Plan, Superstep, Validity
 from popgeo.ipu.cost.splits import MEMORY_SHARE
 from popgeo.ipu.target import IpuTarget
 
-_FAMILIES = (
-    movement, elementwise, reduce, norms, losses, sorting, distances, gather, scatter, matmul, fused, attention,
-    convolution, pooling, collectives,
-)  # fmt: skip
-RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
+
+def _rules() -> dict[str, Rule]:
+    """What the file of each family plans its operations by; views are planned where what moves elements is."""
+    found: dict[str, Rule] = {}
+    for family in {row.family for row in OPERATIONS.values()} - {UNKNOWN, "view", "control"}:
+        found |= importlib.import_module(f"popgeo.ipu.cost.{family}").RULES
+    return found
+
+
+RULES = _rules()
 
 
 def plan(
@@ -86,7 +77,7 @@ def plan_unknown(graph: OpGraph, op: Op, target: IpuTarget) -> Plan:
         ),
     )  # fmt: skip
     return Plan(
-        family="unknown",
+        family=UNKNOWN,
         split={"tiles": tiles},
         supersteps=supersteps,
         temporary_bytes=nbytes,

@@ -3,6 +3,7 @@
 import functools
 
 from popgeo.capture.op_graph import Op, OpGraph
+from popgeo.capture.operations import OPERATIONS, Operation, Out
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import spread
 from popgeo.ipu.cost.operands import Rule, made, read, tensor, width
@@ -71,41 +72,21 @@ def _free(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     return Plan(family="view", validity=Validity.ESTIMATE, why="taken to cost nothing")
 
 
-RULES: dict[str, Rule] = {
-    "popgeo.identity_loss": _copy,
-    "popgeo.print_tensor": _copy,
-    **{
-        f"aten.{name}": _copy
-        for name in (
-            "clone", "copy", "contiguous", "cat", "concat", "stack", "hstack", "vstack", "repeat", "repeat_interleave",
-            "tile", "flip", "roll", "rot90", "constant_pad_nd", "index_fill", "tril", "triu", "diag_embed", "view_copy",
-            "_reshape_copy", "expand_copy", "slice_copy", "im2col", "_foreach_copy", "pixel_shuffle",
-            "pixel_unshuffle", "channel_shuffle",
-        )
-    },
-    **{
-        f"aten.{name}": _copy_part
-        for name in (
-            "slice_backward", "select_backward", "slice_scatter", "select_scatter", "diagonal_backward",
-            "as_strided_scatter", "unfold_backward", "diagonal_scatter", "masked_scatter",
-        )
-    },
-    **{
-        f"aten.{name}": _fill
-        for name in (
-            "zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like",
-            "fill", "zero", "arange", "scalar_tensor", "linspace", "eye", "tril_indices", "triu_indices",
-        )
-    },
-    **{
-        f"aten.{name}": _free
-        for name in (
-            "view", "_unsafe_view", "reshape", "_reshape_alias", "view_as", "expand", "expand_as", "t", "transpose",
-            "permute", "numpy_T", "mT", "movedim", "select", "slice", "narrow", "unsqueeze", "squeeze", "flatten",
-            "unflatten", "split", "split_with_sizes", "unsafe_split", "chunk", "unbind", "diagonal", "as_strided",
-            "alias", "detach", "lift", "lift_fresh", "view_as_real", "view_as_complex", "unfold", "empty", "empty_like",
-            "new_empty", "empty_strided", "new_empty_strided", "empty_permuted", "sym_size", "_local_scalar_dense",
-            "resize", "set",
-        )
-    },
-}  # fmt: skip
+def _rule_of(row: Operation) -> Rule:
+    """A view costs nothing; else a tensor is filled, or its elements are copied, perhaps into a part of another."""
+    if row.family == "view":
+        return _free
+    if row.name in _OF_NOTHING or row.out in (Out.ZEROS, Out.ONES):
+        return _fill
+    return _copy_part if row.name in _INTO_A_PART else _copy
+
+
+_OF_NOTHING = {f"aten.{name}" for name in (
+    "full", "new_full", "full_like", "fill", "arange", "scalar_tensor", "linspace", "eye", "tril_indices",
+    "triu_indices",
+)}  # fmt: skip
+_INTO_A_PART = {f"aten.{name}" for name in (
+    "slice_backward", "select_backward", "slice_scatter", "select_scatter", "diagonal_backward", "as_strided_scatter",
+    "unfold_backward", "diagonal_scatter", "masked_scatter",
+)}  # fmt: skip
+RULES: dict[str, Rule] = {row.name: _rule_of(row) for row in OPERATIONS.values() if row.family in ("movement", "view")}

@@ -4,6 +4,7 @@ import functools
 import math
 
 from popgeo.capture.op_graph import Op, OpGraph
+from popgeo.capture.operations import OPERATIONS
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise, spread
 from popgeo.ipu.cost.operands import Rule, made, tensor, width
@@ -142,14 +143,7 @@ def _cumsum(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     return in_sequence("reduce", [running, plan_reduce(1, tiles, nbytes, machine), add])
 
 
+_RUNNING = {f"aten.{name}" for name in ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")}
 RULES: dict[str, Rule] = {
-    **{
-        f"aten.{name}": _reduce
-        for name in (
-            "sum", "mean", "prod", "amax", "amin", "max", "min", "aminmax", "argmax", "argmin", "any", "all", "norm",
-            "linalg_vector_norm", "var", "std", "var_mean", "std_mean", "logsumexp", "count_nonzero", "nansum",
-            "median", "mode",
-        )
-    },
-    **{f"aten.{name}": _cumsum for name in ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")},
-}  # fmt: skip
+    row.name: _cumsum if row.name in _RUNNING else _reduce for row in OPERATIONS.values() if row.family == "reduce"
+}

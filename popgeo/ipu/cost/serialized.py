@@ -4,11 +4,12 @@ import math
 from dataclasses import replace
 
 from popgeo.capture.op_graph import Op, OpGraph
+from popgeo.capture.operations import name_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise
 from popgeo.ipu.cost.matmul import plan_matmul
 from popgeo.ipu.cost.operands import tensor, width
-from popgeo.ipu.cost.plan import Plan, Superstep, name_of
+from popgeo.ipu.cost.plan import Plan, Superstep
 
 _LEFT_AND_RIGHT = {"aten.mm": (0, 1), "aten.matmul": (0, 1), "aten.addmm": (1, 2), "aten.linear": (0, 1)}
 

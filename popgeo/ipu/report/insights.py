@@ -3,14 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from popgeo.capture.operations import operation_of
 from popgeo.ipu.report.figures import Figures
 from popgeo.ipu.report.rows import Row
 
 NOTABLE = 0.03  # of the cycles of a step; what is below is not worth a line
 SEARCHES = {"topk", "sort", "argsort", "cdist", "_cdist_forward", "_euclidean_dist"}
 SOFTWARE_FUNCTIONS = {"cos", "sin", "tan", "acos", "asin", "atan", "atan2", "sinh", "cosh", "sinc", "pow"}
-MESSAGES = {"gather", "scatter"}  # families that move rows along edges
-FUSED_MESSAGES = {"cfconv", "cfconv_backward"}  # operations that do both
 INSTEAD = {
     "cos": "Use a polynomial, such as popgeo.nn.PolynomialEnvelope in place of CosineEnvelope.",
     "pow": "Use products and square() in place of pow.",
@@ -131,7 +130,7 @@ def repeated_search(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
 
 def unbalanced(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
     """Gathers and scatters of which some tiles have far more than the mean to do."""
-    uneven = [op for op in ops if (op["family"] in MESSAGES or op["op"] in FUSED_MESSAGES) and op["balance"] < 0.5]
+    uneven = [op for op in ops if _moves_rows(report, op) and op["balance"] < 0.5]
     share = sum(op["compute"] * (1 - op["balance"]) for op in uneven) / _total(ops)
     if share >= NOTABLE:
         worst = max(uneven, key=lambda op: op["compute"] * (1 - op["balance"]))
@@ -145,6 +144,10 @@ def unbalanced(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
             share=share,
             ops=_indices(uneven),
         )
+
+
+def _moves_rows(report: Figures, op: Row) -> bool:
+    return operation_of(report.costs[op["index"]].target).moves_rows
 
 
 def fixed_costs(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:

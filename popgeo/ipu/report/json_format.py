@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from popgeo.ipu.cost.plan import FAMILY_OF, Activity, OpCost, Plan, Profile, Superstep, Validity, name_of
+from popgeo.capture.operations import OPERATIONS, name_of
+from popgeo.ipu.cost.plan import Activity, OpCost, Plan, Profile, Superstep, Validity
 from popgeo.ipu.report.figures import Figures
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.memory_use import MemoryUse, Resident
@@ -67,7 +68,8 @@ def plain(part: Any) -> Any:
 
 def _op_cost(content: dict[str, Any]) -> OpCost:
     plan = _plan(content["plan"])
-    family = FAMILY_OF.get(name_of(content["target"]), plan.family)  # older texts have other words
+    row = OPERATIONS.get(name_of(content["target"]))
+    family = plan.family if row is None else row.family  # older texts have other words
     return OpCost(**{**content, "plan": replace(plan, family=family)})
 
 

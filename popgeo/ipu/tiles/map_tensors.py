@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
+from popgeo.capture.operations import operation_of
 from popgeo.capture.passes import is_random
-from popgeo.ipu.cost.plan import OpCost, Plan, family_of
+from popgeo.ipu.cost.plan import OpCost, Plan
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.tile_mapping import TileMapping, blocked, linear
 
@@ -129,7 +130,7 @@ def _grid(value: Value, row_parts: int, column_parts: int, tiles: int, of_produc
 
 def _followed(graph: OpGraph, op: Op, v: int, mappings: dict[int, TileMapping]) -> TileMapping | None:
     """The mapping of the most spread operand of the same layout."""
-    if family_of(op.target) not in ("elementwise", "movement", "losses") or is_random(op):
+    if operation_of(op.target).family not in ("elementwise", "movement", "losses") or is_random(op):
         return None
     value = graph.values[v]
     alike = [

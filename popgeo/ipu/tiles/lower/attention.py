@@ -5,17 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from popgeo.capture.op_graph import Op, substitute
-from popgeo.ipu.cost.plan import name_of
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope, cuts, part
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
-
-OPERATIONS = frozenset(
-    {
-        "aten._scaled_dot_product_flash_attention_for_cpu",
-        "aten._scaled_dot_product_flash_attention_for_cpu_backward",
-    }
-)
 
 
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:
@@ -25,7 +17,7 @@ def lowering_of(scope: Scope, op: Op) -> Lowering | None:
     first = 0 if position == 3 else 1
     query, key = (scope.value(op.args[k].value).shape for k in (first, first + 1))
     alike = len(query) == 4 and query[:2] == key[:2]
-    return _lower if name_of(op.target) in OPERATIONS and alike and not is_dropped else None
+    return _lower if alike and not is_dropped else None
 
 
 def _lower(scope: Scope, op: Op) -> None:

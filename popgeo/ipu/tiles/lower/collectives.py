@@ -7,14 +7,12 @@ import numpy as np
 import torch
 
 from popgeo.capture.op_graph import Op, overload
-from popgeo.ipu.cost.plan import name_of
+from popgeo.capture.operations import name_of
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope
 from popgeo.ipu.tiles.lower.movement import assemble
 from popgeo.ipu.tiles.lower.reduce import combine_partials
 
 SUMS = frozenset({"popgeo.all_reduce", "popgeo.reduce_scatter"})
-MOVES = frozenset({"popgeo.replicate", "popgeo.all_gather", "popgeo.shard", "popgeo.all_to_all"})
-OPERATIONS = SUMS | MOVES
 
 
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:

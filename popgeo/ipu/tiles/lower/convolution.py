@@ -3,19 +3,14 @@
 import numpy as np
 
 from popgeo.capture.op_graph import Op, Ref, substitute
-from popgeo.ipu.cost.plan import name_of
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope, cuts, part
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.lower.reduce import combine_partials
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
-OPERATIONS = frozenset({"aten.convolution", "aten.convolution_backward"})
 
-
-def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """How a convolution is lowered; None for what is none."""
-    if name_of(op.target) not in OPERATIONS:
-        return None
+def lowering_of(scope: Scope, op: Op) -> Lowering:
+    """How a convolution is lowered, forward or backward."""
     return _backward if op.target.startswith("aten.convolution_backward") else _forward
 
 

@@ -3,20 +3,15 @@
 import numpy as np
 
 from popgeo.capture.op_graph import Op, Ref
-from popgeo.ipu.cost.plan import name_of
+from popgeo.capture.operations import name_of
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope, cuts, part
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.steps import Operand, Vertex
 
-FORWARD = ("aten._cdist_forward", "aten._euclidean_dist")  # (x1, x2, ...): rows of x1
-BACKWARD = "aten._cdist_backward"  # (grad, x1, x2, p, distances): rows of all but x2
-OPERATIONS = frozenset({*FORWARD, BACKWARD})
-
 
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:
     """How two plain matrices are measured against each other; None for batches of them."""
-    plain = all(len(scope.value(v).shape) == 2 for v in op.reads())
-    return _lower if plain and name_of(op.target) in OPERATIONS else None
+    return _lower if all(len(scope.value(v).shape) == 2 for v in op.reads()) else None
 
 
 def _lower(scope: Scope, op: Op) -> None:
@@ -25,7 +20,8 @@ def _lower(scope: Scope, op: Op) -> None:
     assert made is not None
     builder, out = scope.builder, scope.region(made)
     regions = [scope.region(v) for v in op.reads()]
-    divided = (0, 1, 3) if name_of(op.target) == BACKWARD else (0,)
+    # Of (x1, x2, ...) rows of x1, of (grad, x1, x2, p, distances) rows of all but x2.
+    divided = (0, 1, 3) if name_of(op.target) == "aten._cdist_backward" else (0,)
     order = iter(range(len(regions)))
     arguments = tuple(Operand(next(order)) if isinstance(arg, Ref) else arg for arg in op.args)
     row_cuts = cuts(out.elements.shape[0], builder.num_tiles)

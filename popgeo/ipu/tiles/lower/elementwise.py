@@ -3,47 +3,25 @@
 from typing import Any
 
 import numpy as np
-import torch
 
-from popgeo.capture.op_graph import Number, Op, overload, substitute
-from popgeo.ipu.cost.plan import name_of
+from popgeo.capture.op_graph import Number, Op, substitute
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope, flat
 from popgeo.ipu.tiles.steps import Operand, Region, Scalar, Vertex
 
-# What works element by element although torch does not tag it so.
-_ALSO_POINTWISE = {
-    "_to_copy", "clone", "copy", "lift_fresh", "identity_loss", "print_tensor", "masked_fill", "abs", "fill",
-    "shifted_softplus", "shifted_softplus_backward", "_prelu_kernel", "leaky_relu_backward", "elu_backward",
-    "softplus_backward", "hardtanh_backward", "hardswish", "hardswish_backward", "hardsigmoid", "hardsigmoid_backward",
-    "mish_backward", "softshrink_backward", "hardshrink_backward",
-}  # fmt: skip
 _LAYOUT_ONLY = ("memory_format", "layout", "device", "pin_memory", "non_blocking")
 NUMBERS = "numbers"
 
 
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """How a result is made of which each element depends on the same element of the operands, and on no chance."""
+    """How each element of a result is made of the same element of the operands; None where the shapes do not fit."""
     if len(op.outputs) != 1 or op.outputs[0] is None or not op.reads():
         return None
     shape = scope.value(op.outputs[0]).shape
     fits = all(_broadcasts(scope.value(v).shape, shape) for v in op.reads())
-    return lower_elementwise if fits and works_by_element(op.target) else None
+    return _lower if fits else None
 
 
-def works_by_element(target: str) -> bool:
-    """Whether torch says so of an operation, or it is known besides.
-
-    Example:
-        >>> works_by_element("aten.exp.default"), works_by_element("aten.bernoulli.default")
-        (True, False)
-    """
-    tags = overload(target).tags  # type: ignore[attr-defined]
-    if torch.Tag.nondeterministic_seeded in tags:
-        return False
-    return torch.Tag.pointwise in tags or name_of(target).partition(".")[2] in _ALSO_POINTWISE
-
-
-def lower_elementwise(scope: Scope, op: Op) -> None:
+def _lower(scope: Scope, op: Op) -> None:
     """One compute set on the tiles of the result."""
     (made,) = op.outputs
     assert made is not None

@@ -1,7 +1,7 @@
 """Operations that are one here and several to the machine: SchNet's convolution, forward and backward."""
 
 from popgeo.capture.op_graph import Op
-from popgeo.ipu.cost.plan import name_of
+from popgeo.capture.operations import name_of
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope
 from popgeo.ipu.tiles.lower.elementwise import multiply
 from popgeo.ipu.tiles.lower.gather import gather_rows
@@ -34,4 +34,3 @@ LOWERINGS: dict[str, Lowering] = {
     "popgeo.cfconv": _cfconv,
     "popgeo.cfconv_backward": _cfconv_backward,
 }
-OPERATIONS = frozenset(LOWERINGS)

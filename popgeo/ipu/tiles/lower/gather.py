@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from popgeo.capture.op_graph import Op
-from popgeo.ipu.cost.plan import name_of
+from popgeo.capture.operations import name_of
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope, cuts, flat, part, reshaped
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.lower.rows import (
@@ -23,7 +23,6 @@ from popgeo.ipu.tiles.lower.rows import (
     rows_of_edges,
     tile_of_block,
 )
-from popgeo.ipu.tiles.lower.sorting import by_slices
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 
@@ -33,7 +32,7 @@ def lowering_of(scope: Scope, op: Op) -> Lowering | None:
     if name == "aten.index" and not one_index(scope, op):
         return None
     if name == "aten.gather" and not names_rows(scope, op):
-        return by_slices(scope, op, OPERATIONS)
+        return None
     return LOWERINGS.get(name)
 
 
@@ -153,4 +152,3 @@ LOWERINGS: dict[str, Lowering] = {
     "aten.index": _index,
     "popgeo.gather_csr": _gather_csr,
 }
-OPERATIONS = frozenset(LOWERINGS)

@@ -1,67 +1,44 @@
-"""Which lowering an operation takes: that of its family, else one tile does it all."""
+"""Which lowering an operation takes: one that the table of operations says divides it, else one tile does it all."""
+
+import importlib
+from collections.abc import Callable, Mapping
 
 import numpy as np
+import torch
 
-from popgeo.capture.op_graph import Op
-from popgeo.ipu.cost.plan import family_of
-from popgeo.ipu.tiles.lower import (
-    attention,
-    collectives,
-    control,
-    convolution,
-    distances,
-    elementwise,
-    fused,
-    gather,
-    matmul,
-    movement,
-    norms,
-    pooling,
-    reduce,
-    scatter,
-    sorting,
-)
+from popgeo.capture.op_graph import Op, overload
+from popgeo.capture.operations import OPERATIONS, UNKNOWN, Division, operation_of
+from popgeo.ipu.tiles.lower import elementwise, movement, sorting
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope
 from popgeo.ipu.tiles.lower.elementwise import operands
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.steps import Operand, Vertex
 
-_OF_FAMILY = {
-    "gather": gather, "scatter": scatter, "matmul": matmul, "elementwise": elementwise, "reduce": reduce,
-    "norms": norms, "movement": movement, "view": movement, "sorting": sorting, "distances": distances,
-    "losses": elementwise, "fused": fused, "control": control, "attention": attention,
-    "convolution": convolution, "pooling": pooling, "collectives": collectives,
-    "unknown": movement,
-}  # fmt: skip
-_RUN_ON_ONE_TILE = {
-    "gather": "_unsafe_index",
-    "scatter": "index_copy index_reduce _index_put_impl _unsafe_index_put",
-    "matmul": "vdot matmul addmv linear",
-    "elementwise": "_foreach_add _foreach_mul _foreach_sub floor_divide _foreach_div _foreach_addcmul "
-    "_foreach_addcdiv _foreach_lerp _foreach_sqrt log_sigmoid_forward log_sigmoid_backward bernoulli uniform normal "
-    "rand randn rand_like randn_like randint random exponential normal_functional randint_like native_dropout to "
-    "_prelu_kernel_backward glu glu_backward popgeo.round_stochastic",
-    "reduce": "count_nonzero nansum mode",
-    "norms": "_native_batch_norm_legit _native_batch_norm_legit_functional _batch_norm_with_update cudnn_batch_norm "
-    "batch_norm_backward native_group_norm native_group_norm_backward",
-    "movement": "concat hstack vstack repeat_interleave tile rot90 index_fill diag_embed _reshape_copy im2col "
-    "_foreach_copy pixel_shuffle pixel_unshuffle channel_shuffle "
-    "as_strided_scatter unfold_backward diagonal_scatter masked_scatter linspace eye "
-    "tril_indices triu_indices",
-    "view": "lift unsafe_split empty_permuted sym_size _local_scalar_dense resize set",
-    "sorting": "msort searchsorted bucketize",
-    "distances": "cdist",
-    "losses": "binary_cross_entropy binary_cross_entropy_with_logits l1_loss mse_loss smooth_l1_loss huber_loss "
-    "kl_div binary_cross_entropy_backward mse_loss_backward smooth_l1_loss_backward huber_loss_backward "
-    "nll_loss_forward nll_loss2d_forward nll_loss_backward nll_loss2d_backward",
-    "fused": "_fused_adam _fused_adamw _fused_adagrad _fused_sgd",
-}
-FALLBACKS = frozenset(
-    name if "." in name else f"aten.{name}" for names in _RUN_ON_ONE_TILE.values() for name in names.split()
-)
-"""Operations that have a cost and no lowering: `TileExact` runs them on one tile."""
+Choice = Callable[[Scope, Op], Lowering | None]
+"""Tells how an operation is divided; None where it cannot be in this way."""
 
 TILE = 0
+
+
+def _own_lowerings() -> Mapping[str, Choice]:
+    """For each family the choice that the file of its name makes; views are lowered as what moves elements."""
+    families = {row.family for row in OPERATIONS.values() if Division.OWN in row.divisions}
+    files = {family: "movement" if family == "view" else family for family in families}
+    return {
+        family: importlib.import_module(f"popgeo.ipu.tiles.lower.{file}").lowering_of for family, file in files.items()
+    }
+
+
+OWN = _own_lowerings()
+_DIVISIONS: Mapping[Division, Choice] = {
+    Division.ELEMENT: elementwise.lowering_of,
+    Division.PATTERN: movement.by_pattern,
+    Division.SLICES: sorting.lowering_of,
+    Division.OWN: lambda scope, op: OWN[operation_of(op.target).family](scope, op),
+    Division.WHOLE: lambda scope, op: None,
+}
+FALLBACKS = frozenset(row.name for row in OPERATIONS.values() if row.divisions == (Division.WHOLE,))
+"""Operations that nothing divides: `TileExact` runs them on one tile."""
 
 
 def lower(scope: Scope, op: Op) -> bool:
@@ -72,8 +49,23 @@ def lower(scope: Scope, op: Op) -> bool:
 
 
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """How an operation is divided over the tiles; None where its family cannot do it."""
-    return _OF_FAMILY[family_of(op.target)].lowering_of(scope, op)
+    """How an operation is divided over the tiles; None where it cannot be."""
+    operation = operation_of(op.target)
+    if operation.family == UNKNOWN and not operation.divisions:
+        return _as_torch_describes(scope, op)
+    found = (_DIVISIONS[division](scope, op) for division in operation.divisions)
+    return next((lowering for lowering in found if lowering is not None), None)
+
+
+def _as_torch_describes(scope: Scope, op: Op) -> Lowering | None:
+    """How an operation is divided that the table does not have: as a view's copy, or element by element."""
+    described = overload(op.target)
+    returns = described._schema.returns  # type: ignore[attr-defined]
+    if [item.alias_info is not None and not item.alias_info.is_write for item in returns] == [True]:
+        return movement.by_pattern(scope, op)
+    tags = described.tags  # type: ignore[attr-defined]
+    by_element = torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+    return elementwise.lowering_of(scope, op) if by_element else None
 
 
 def _on_one_tile(scope: Scope, op: Op) -> None:

@@ -6,19 +6,16 @@ from collections.abc import Iterator
 import numpy as np
 
 from popgeo.capture.op_graph import Op
-from popgeo.ipu.cost.plan import name_of
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope, cuts, part, reshaped
 from popgeo.ipu.tiles.lower.elementwise import add
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.lower.reduce import combine_partials
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
-OPERATIONS = frozenset({"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.mv", "aten.dot"})
 
-
-def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """How a product of matrices is lowered; None for what is none."""
-    return _lower if name_of(op.target) in OPERATIONS else None
+def lowering_of(scope: Scope, op: Op) -> Lowering:
+    """How a product of matrices is lowered."""
+    return _lower
 
 
 def _lower(scope: Scope, op: Op) -> None:

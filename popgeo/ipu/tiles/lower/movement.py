@@ -6,57 +6,34 @@ import numpy as np
 import torch
 
 from popgeo.capture.op_graph import Number, Op, overload, substitute
-from popgeo.ipu.cost.plan import name_of
-from popgeo.ipu.tiles.lower import elementwise
+from popgeo.capture.operations import Out, operation_of
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope, flat
 from popgeo.ipu.tiles.steps import Operand, Region, Scalar, Vertex
 
-MOVES = {
-    "cat", "stack", "repeat", "flip", "roll", "tril", "triu", "constant_pad_nd", "contiguous", "reshape",
-    "slice_backward", "select_backward", "diagonal_backward", "slice_scatter", "select_scatter", "_unsafe_view",
-    "_reshape_alias", "view_copy", "t_copy", "permute_copy", "transpose_copy", "expand_copy", "squeeze_copy",
-    "unsqueeze_copy", "slice_copy", "select_copy", "diagonal_copy",
-}  # fmt: skip
-FILLS = {
-    "zeros": 0, "zeros_like": 0, "new_zeros": 0, "zero": 0, "ones": 1, "ones_like": 1, "new_ones": 1, "empty": 0,
-    "empty_like": 0, "new_empty": 0, "empty_strided": 0, "new_empty_strided": 0,
-}  # fmt: skip
-VALUE_AT = {"full": 1, "full_like": 1, "new_full": 2, "fill": 1, "scalar_tensor": 0}
+# Which argument says what a tensor is filled with; where none does, it is a constant.
+_VALUE_AT = {"full": 1, "full_like": 1, "new_full": 2, "fill": 1, "scalar_tensor": 0}
 
 
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """How elements are copied in a pattern known beforehand, or made of a number; None for what depends on data."""
-    name = _short(op)
-    if (name in FILLS or name in VALUE_AT) and (name != "fill" or len(op.reads()) == 1):
-        return _fill
-    if name == "arange":
-        return _arange
+    """How a tensor is made out of a number; None where the number is another tensor's."""
+    name = operation_of(op.target).short_name
     if name == "print_tensor":  # nothing is printed, since no tile has the tensor
         return _copy_whole
-    if name in MOVES or looks_only(op.target):
-        return _move
-    return elementwise.lowering_of(scope, op)
+    if name == "arange":
+        return _arange
+    return _fill if name != "fill" or len(op.reads()) == 1 else None
 
 
-def looks_only(target: str) -> bool:
-    """Whether an operation returns a view; in memory of its own it copies in the view's pattern.
-
-    Example:
-        >>> looks_only("aten.t.default"), looks_only("aten.clone.default")
-        (True, False)
-    """
-    returns = overload(target)._schema.returns  # type: ignore[attr-defined]
-    return [item.alias_info is not None and not item.alias_info.is_write for item in returns] == [True]
-
-
-def _short(op: Op) -> str:
-    return name_of(op.target).partition(".")[2]
+def by_pattern(scope: Scope, op: Op) -> Lowering:
+    """How elements are copied in a pattern known beforehand."""
+    return _move
 
 
 def _fill(scope: Scope, op: Op) -> None:
     """Each tile fills its elements."""
-    name = _short(op)
-    number = FILLS[name] if name in FILLS else op.args[VALUE_AT[name]]
+    operation = operation_of(op.target)
+    constant = 1 if operation.out is Out.ONES else 0
+    number = op.args[_VALUE_AT[operation.short_name]] if operation.short_name in _VALUE_AT else constant
     (made,) = op.outputs
     assert made is not None
     fill(scope, scope.region(made), number)
@@ -106,7 +83,7 @@ def _move(scope: Scope, op: Op) -> None:
 
     arguments = substitute(op.args, numbered)
     value: Any = 0
-    if _short(op) == "constant_pad_nd" and len(arguments) > 2:
+    if op.target.startswith("aten.constant_pad_nd.") and len(arguments) > 2:
         *arguments, value = arguments
     pattern = overload(op.target)(*arguments).numpy().ravel()
     assemble(scope, scope.region(made), sources, pattern, value)

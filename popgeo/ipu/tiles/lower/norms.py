@@ -1,21 +1,20 @@
-"""Layer norm and softmax, whose rows are independent, and batch norm, whose channels are."""
+"""Layer norm, whose rows are independent, and batch norm, whose channels are."""
 
 import math
 
 import numpy as np
 
 from popgeo.capture.op_graph import Op, Ref
-from popgeo.ipu.cost.plan import name_of
+from popgeo.capture.operations import name_of
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope, cuts, part, reshaped
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.lower.reduce import combine_partials
-from popgeo.ipu.tiles.lower.sorting import by_slices
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 
-def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """How a norm or a softmax is lowered; None where it is not one of these."""
-    return LOWERINGS.get(name_of(op.target)) or by_slices(scope, op, SOFTMAX)
+def lowering_of(scope: Scope, op: Op) -> Lowering:
+    """How a norm is lowered."""
+    return LOWERINGS[name_of(op.target)]
 
 
 def _layer_norm(scope: Scope, op: Op) -> None:
@@ -161,8 +160,3 @@ LOWERINGS: dict[str, Lowering] = {
     "aten.native_batch_norm": _batch_norm,
     "aten.native_batch_norm_backward": _batch_norm_backward,
 }
-SOFTMAX = frozenset(
-    f"aten.{name}"
-    for name in ("_softmax", "_safe_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data")
-)
-OPERATIONS = SOFTMAX.union(LOWERINGS)

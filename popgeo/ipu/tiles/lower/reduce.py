@@ -7,34 +7,24 @@ import numpy as np
 import torch
 
 from popgeo.capture.op_graph import Op
-from popgeo.ipu.cost.plan import name_of
+from popgeo.capture.operations import name_of
 from popgeo.ipu.tiles.lower.builder import Builder, Lowering, Scope, flat, grouped
-from popgeo.ipu.tiles.lower.sorting import by_slices
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 MANY_PARTIALS = 16  # for one element of a result, from which on a stage of groups pays
 PARTIALS_SPREAD_OVER = 32  # elements of a result on each tile, from which on all tiles are at work without groups
-HOW = {
+_HOW = {
     "aten.sum": "sum", "aten.mean": "sum", "aten.prod": "prod", "aten.amax": "amax", "aten.amin": "amin",
     "aten.any": "amax", "aten.all": "amin", "aten.max": "amax", "aten.min": "amin",
 }  # fmt: skip
-
-
-# Where a result tells a place, depends on the order, or takes several passes.
-SLICED = frozenset(f"aten.{name}" for name in (
-    "median", "max", "min", "argmax", "argmin", "aminmax", "norm", "linalg_vector_norm", "logsumexp",
-    "var", "std", "var_mean", "std_mean", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp",
-))  # fmt: skip
-OPERATIONS = SLICED.union(HOW)
+_KINDS = ("dim_IntList", "dim", "dim_int", "dims")
 
 
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """How elements are combined over dimensions: in any order, or slice by slice where order or place counts."""
+    """How elements are combined over dimensions in any order; None where a largest or smallest has a place besides."""
     name, kind = name_of(op.target), op.target.rpartition(".")[2]
-    whole = len(op.outputs) == 1 and kind in ("default", "dim_IntList", "dim", "dim_int", "dims")
-    if name in HOW and whole and (kind == "default" or name not in SLICED):
-        return _lower
-    return by_slices(scope, op, SLICED)
+    combines = kind == "default" or (kind in _KINDS and name not in ("aten.max", "aten.min"))
+    return _lower if len(op.outputs) == 1 and combines else None
 
 
 def _lower(scope: Scope, op: Op) -> None:
@@ -47,7 +37,7 @@ def _lower(scope: Scope, op: Op) -> None:
     kept = [1 if d in dims else size for d, size in enumerate(source.elements.shape)]
     places = np.broadcast_to(np.arange(math.prod(kept)).reshape(kept), source.elements.shape)
     scale = 1 / max(math.prod(source.elements.shape[d] for d in dims), 1) if name == "aten.mean" else None
-    combine(scope, out, source, places, HOW[name], scale)
+    combine(scope, out, source, places, _HOW[name], scale)
 
 
 def combine(

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from popgeo.capture.op_graph import Op
-from popgeo.ipu.cost.plan import name_of
+from popgeo.capture.operations import name_of
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope, cuts, part, reshaped
 from popgeo.ipu.tiles.lower.elementwise import add
 from popgeo.ipu.tiles.lower.movement import copy
@@ -22,7 +22,6 @@ from popgeo.ipu.tiles.lower.rows import (
     rows_of_edges,
     tile_of_block,
 )
-from popgeo.ipu.tiles.lower.sorting import by_slices
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 
@@ -31,8 +30,8 @@ def lowering_of(scope: Scope, op: Op) -> Lowering | None:
     name = name_of(op.target)
     if name == "aten.index_put" and not (one_index(scope, op) and (*op.args, False)[3] is True):
         return None
-    if name in SLICED and not (name == "aten.scatter_add" and names_rows(scope, op)):
-        return by_slices(scope, op, SLICED)
+    if name == "aten.scatter_add" and not names_rows(scope, op):
+        return None
     if name == "aten.embedding_dense_backward" and op.args[4]:
         return None
     return LOWERINGS.get(name)
@@ -203,5 +202,3 @@ LOWERINGS: dict[str, Lowering] = {
     "popgeo.scatter_min": _extremum,
     "popgeo.segment_sum": _segment_sum,
 }
-SLICED = frozenset({"aten.scatter", "aten.scatter_add", "aten.scatter_reduce"})
-OPERATIONS = SLICED.union(LOWERINGS)

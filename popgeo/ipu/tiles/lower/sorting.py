@@ -1,28 +1,19 @@
-"""Sorts, each row by itself; and for other families what else works along dimensions, each slice by itself."""
+"""Sorts, and what else works along dimensions: each slice by itself."""
 
 import math
-from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
 from popgeo.capture.op_graph import Op, overload, substitute
-from popgeo.ipu.cost.plan import name_of
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
-OPERATIONS = frozenset({"aten.sort", "aten.argsort", "aten.topk", "aten.kthvalue"})
-
 
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """How rows are sorted; None where a row is searched for what another tensor holds."""
-    return by_slices(scope, op, OPERATIONS)
-
-
-def by_slices(scope: Scope, op: Op, names: Collection[str]) -> Lowering | None:
-    """How slices along the dimensions of one of these operations are computed; None where they depend on each other."""
-    if name_of(op.target) not in names or not op.reads() or (op.writes and op.outputs != op.writes):
+    """How slices along an operation's dimensions are computed; None where they depend on each other."""
+    if not op.reads() or (op.writes and op.outputs != op.writes):
         return None
     dims = _dims(scope, op)
     operands = [scope.value(v).shape for v in op.reads()]

@@ -1,0 +1,152 @@
+"""The one table of operations, `operations.csv`: what each is, how its work divides, and how the engine runs it.
+
+A row is all that the rest of the library needs to be told of an operation. Its family names the file of `ipu/cost` that
+plans it and the file of `ipu/tiles/lower` that divides it over tiles; views cost nothing and are found where movement
+is. An operation that has no row is planned as slow software, and divided as far as torch's own description goes.
+"""
+
+import csv
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+UNKNOWN = "unknown"
+"""The family of operations for which nobody has written down what they cost."""
+
+
+class Division(str, Enum):
+    """How the work of an operation can be divided.
+
+    Attributes:
+        ELEMENT: Each element of the result needs the same element of the operands only.
+        PATTERN: Elements are moved in a pattern that no data decides.
+        SLICES: Slices along a dimension are independent of each other.
+        OWN: In a way of its family's own.
+        WHOLE: Not at all: no way to divide it is written, so it runs in one place.
+    """
+
+    ELEMENT = "element"
+    PATTERN = "pattern"
+    SLICES = "slices"
+    OWN = "own"
+    WHOLE = "whole"
+
+
+class Out(str, Enum):
+    """How a result is made in memory that is there already.
+
+    Attributes:
+        SCHEMA: By the form of the operation that takes `out`, where torch has a kernel for one.
+        BINDING: Likewise, through the function of that name in `torch`, which takes its arguments faster.
+        COPY: By a copy of the operand.
+        ZEROS: By filling it with zeros.
+        ONES: By filling it with ones.
+        NOTHING: By leaving it as it is.
+        RESIZES: Never: torch's form with `out` resizes the memory while it works.
+    """
+
+    SCHEMA = ""
+    BINDING = "binding"
+    COPY = "copy"
+    ZEROS = "zeros"
+    ONES = "ones"
+    NOTHING = "nothing"
+    RESIZES = "resizes"
+
+
+class Chain(str, Enum):
+    """As what an operation joins a chain of element-wise steps.
+
+    Attributes:
+        NO: It does not.
+        UNARY: The step of the same name, on one operand.
+        COMPARISON: The step of the same name, on two operands; its result is a mask.
+        OWN: As the steps that `engine/fuse/elementwise.py` writes for it.
+    """
+
+    NO = ""
+    UNARY = "unary"
+    COMPARISON = "comparison"
+    OWN = "own"
+
+
+class Draws(str, Enum):
+    """What decides how many random numbers an operation draws, if torch marks it as random.
+
+    Attributes:
+        DATA: The data, as far as is known.
+        SHAPE: The shapes alone.
+        NEVER: It draws none on a processor, although it is marked.
+    """
+
+    DATA = ""
+    SHAPE = "by shape"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One row of the table.
+
+    Attributes:
+        name: As `name_of` gives it.
+        family: What kind of work it is.
+        divisions: Ways to divide it, the first that fits counts.
+        out: How its result is made in memory that is there already.
+        chain: As what it joins element-wise chains.
+        moves_rows: Whether it moves rows that an index names, as messages along edges.
+        draws: What decides how many random numbers it draws.
+    """
+
+    name: str
+    family: str
+    divisions: tuple[Division, ...] = ()
+    out: Out = Out.SCHEMA
+    chain: Chain = Chain.NO
+    moves_rows: bool = False
+    draws: Draws = Draws.DATA
+
+    @property
+    def short_name(self) -> str:
+        """Its name without the library that it is of."""
+        return self.name.partition(".")[2]
+
+
+def _rows() -> Iterator[Operation]:
+    with Path(__file__).with_name("operations.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            yield Operation(
+                name=row["name"] if "." in row["name"] else f"aten.{row['name']}",
+                family=row["family"],
+                divisions=tuple(map(Division, row["division"].split())),
+                out=Out(row["out"]),
+                chain=Chain(row["chain"]),
+                moves_rows=row["moves_rows"] == "yes",
+                draws=Draws(row["draws"]),
+            )
+
+
+OPERATIONS: Mapping[str, Operation] = {row.name: row for row in _rows()}
+"""Every row by its name; a row without a library's name in the file is one of `aten`."""
+
+
+def name_of(target: str) -> str:
+    """A target without its overload and without the underscore that says it works in place.
+
+    Example:
+        >>> name_of("aten.index_add_.default")
+        'aten.index_add'
+    """
+    return target.rpartition(".")[0].rstrip("_")
+
+
+def operation_of(target: str) -> Operation:
+    """The row of an operation, whatever its overload; one of an unknown family where the table has none.
+
+    Example:
+        >>> operation_of("aten.addmm.default").family, operation_of("aten.linalg_inv.default").family
+        ('matmul', 'unknown')
+    """
+    name = name_of(target)
+    return OPERATIONS.get(name) or Operation(name=name, family=UNKNOWN)
