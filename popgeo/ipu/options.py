@@ -1,16 +1,14 @@
 """The options of a compiled model: those of a run, and the simulated machine that it is compiled for."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
-from typing import Any
 
 import pandas as pd
 
 from popgeo.engine.step_options import StepOptions
+from popgeo.ipu.stage_choices import Stages, checked_recompute, checked_schedule, checked_stages
 from popgeo.ipu.target import IpuTarget
-
-_STAGES_BY_NAME = ("blocks", "each block")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +51,7 @@ class Options(StepOptions):
     target: IpuTarget = field(default_factory=IpuTarget.bow)
     matmul_proportion: float | tuple[float, ...] = 0.6
     strict: bool = True
-    stages: int | str | Sequence[Any] | Mapping[str, int] | None = field(default=None, hash=False)
+    stages: Stages | None = field(default=None, hash=False)
     schedule: str | None = None
     recompute: bool | Sequence[str] = False
 
@@ -65,32 +63,9 @@ class Options(StepOptions):
         self._settle("matmul_proportion", parts if isinstance(parts, int | float) else tuple(parts))
         if not all(0 <= part <= 1 for part in ((parts,) if isinstance(parts, int | float) else parts)):
             self._refuse("matmul_proportion", "it is a share of a tile's memory, 0 to 1, or one for each IPU")
-        self._settle_stages()
-        if isinstance(self.recompute, str) or not isinstance(self.recompute, bool | Sequence):
-            self._refuse("recompute", "give True, False or a list of layers to keep")
-        if not isinstance(self.recompute, bool):
-            self._settle("recompute", tuple(self.recompute))
-        self._settle("schedule", getattr(self.schedule, "value", self.schedule))
-
-    def _settle_stages(self) -> None:
-        """Refuses what says nothing about stages, and turns the rest into what cannot change."""
-        stages = self.stages
-        if isinstance(stages, str):
-            is_known = stages in _STAGES_BY_NAME
-        else:
-            is_known = isinstance(stages, int | Sequence | Mapping | None)
-        if not is_known:
-            self._refuse(
-                "stages",
-                "give how many, layers of each IPU as [0, 3, 3], or the layers that begin a stage and their IPUs as "
-                '{"layers.3": 1}, or "blocks" for those that the model names',
-            )
-        if isinstance(stages, int) and (isinstance(stages, bool) or stages < 1):
-            self._refuse("stages", "ask for at least one")
-        if isinstance(stages, Mapping):
-            self._settle("stages", dict(stages))
-        elif isinstance(stages, Sequence) and not isinstance(stages, str):
-            self._settle("stages", tuple(stages))
+        self._settle("stages", checked_stages(self.stages))
+        self._settle("recompute", checked_recompute(self.recompute))
+        self._settle("schedule", checked_schedule(self.schedule))
 
     def proportion_of(self, ipu: int) -> float:
         """Share of a tile's memory that a dense product may take on an IPU of a replica.

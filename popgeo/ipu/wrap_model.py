@@ -8,7 +8,6 @@ from torch.optim import Optimizer
 
 from popgeo.ipu.compiled_model import CompiledModel
 from popgeo.ipu.options import Options
-from popgeo.ipu.systems.stage_plan import checked_schedule
 
 
 def training_model(
@@ -51,7 +50,6 @@ def training_model(
         (22.5, 0.0, 3.0)
     """
     _refuse_wrapped(model)
-    checked_schedule(options or Options())
     chosen = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
     return CompiledModel(model, options or Options(), chosen, learning_rate)
 
@@ -77,7 +75,6 @@ def inference_model(model: nn.Module, options: Options | None = None) -> Compile
     """
     _refuse_wrapped(model)
     chosen = options or Options()
-    checked_schedule(chosen)
     if chosen.gradient_accumulation != 1:
         raise ValueError(
             "Inference has no gradients to accumulate; set Options.gradient_accumulation to 1, not "

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from popgeo.capture.op_graph import Number, Op, OpGraph, Ref, Value
+from popgeo.capture.operations import name_of
 from popgeo.ipu.cost import distances, elementwise, gather, matmul, movement, operands, reduce, scatter, sorting
 from popgeo.ipu.cost.operands import Rule
-from popgeo.capture.operations import name_of
 from popgeo.ipu.cost.serialized import serialized
 from tests.support.cost_calls import EIGHT, TIGHT, Call, machine
 

@@ -16,7 +16,7 @@ from popgeo.capture.held_state import module_state
 from popgeo.capture.passes import fold_constants
 from popgeo.engine.pipeline.run_round import RoundRunner
 from popgeo.engine.pipeline.staging import Pass, Recompute, Staging
-from popgeo.ipu.systems.cut import blocks_of, cut, cut_by_layers
+from popgeo.ipu.systems.stage_cut import cut, cut_by_layers, layers_of
 
 
 @dataclass(kw_only=True)
@@ -72,7 +72,7 @@ class Staged:
         arguments: Arguments = bind(self.model, *given)
         self.step = capture_step(self.model, arguments, trained=trained)
         graph = fold_constants(self.step.graph)
-        blocks = blocks_of(graph)
+        blocks = layers_of(graph)
         firsts = cut_by_layers(blocks, layers)
         made = cut(graph, blocks, firsts, range(len(firsts)))
         staging = Staging(stage_of=made.stage_of, order=tuple(order), recompute=recompute, names=made.names)

@@ -4,8 +4,8 @@ from typing import Any
 
 from popgeo.compat.account import honoured, ignored
 from popgeo.compat.poptorch.enums import AutoStage
-from popgeo.ipu.systems.cut_blocks import EACH_BLOCK
-from popgeo.ipu.systems.cut_blocks import Stage as NamedStage
+from popgeo.ipu.stage_choices import EACH_BLOCK
+from popgeo.ipu.stage_choices import Stage as NamedStage
 
 __all__ = [
     "ParallelPhasedExecution",

@@ -1,53 +1,15 @@
 """Stages from the blocks that a model names itself."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from popgeo.capture.blocks import checked_ipu
 from popgeo.capture.op_graph import BlockMark, OpGraph, Role
-from popgeo.ipu.systems.cut import Block
+from popgeo.ipu.stage_choices import Stage
+from popgeo.ipu.systems.stage_cut import LayerOps, numbered_from_0
 
-BLOCKS = "blocks"  # the value of `Options.stages` that asks for a new stage wherever the IPU changes
-EACH_BLOCK = "each block"  # the value that asks for a stage for every block, each on an IPU of its own unless it says
 FIRST = BlockMark("what comes first", 0)
 
 
-@dataclass(frozen=True, init=False)
-class Stage:
-    """Blocks of a model that run together on one IPU, for `Options.stages`.
-
-    Args:
-        names: Of its blocks.
-
-    Raises:
-        ValueError: there are none, or one is no name.
-
-    Example:
-        >>> Stage("encoder", "pooling").ipu(1)
-        Stage('encoder', 'pooling').ipu(1)
-    """
-
-    names: tuple[str, ...]
-    on_ipu: int | None = None
-
-    def __init__(self, *names: str) -> None:
-        if not names or not all(isinstance(name, str) and name for name in names):
-            raise ValueError(f"A Stage is made of names of blocks, found {names!r}.")
-        object.__setattr__(self, "names", names)
-        object.__setattr__(self, "on_ipu", None)
-
-    def ipu(self, ipu_id: int) -> "Stage":
-        """The same blocks on a certain IPU; otherwise each stage has an IPU of its own."""
-        placed = Stage(*self.names)
-        object.__setattr__(placed, "on_ipu", checked_ipu(ipu_id))
-        return placed
-
-    def __repr__(self) -> str:
-        where = "" if self.on_ipu is None else f".ipu({self.on_ipu})"
-        return f"{type(self).__name__}({', '.join(map(repr, self.names))}){where}"
-
-
-def named_blocks(graph: OpGraph) -> list[tuple[BlockMark, Block]]:
+def named_blocks(graph: OpGraph) -> list[tuple[BlockMark, LayerOps]]:
     """The blocks of the forward pass in the order in which they run, each with its mark.
 
     What runs before the first block makes a block of its own, on IPU 0, as PopTorch's guide has it ("by default all
@@ -77,7 +39,7 @@ def named_blocks(graph: OpGraph) -> list[tuple[BlockMark, Block]]:
             found[-1][1].append(index)
         else:
             found.append((mark, [index]))
-    return [(mark, Block(name=mark.name, ops=tuple(ops), numbered=False)) for mark, ops in found]
+    return [(mark, LayerOps(name=mark.name, ops=tuple(ops), numbered=False)) for mark, ops in found]
 
 
 def has_blocks(graph: OpGraph) -> bool:
@@ -106,7 +68,7 @@ def cut_at_ipus(marks: Sequence[BlockMark]) -> tuple[list[int], list[int]]:
         if mark.ipu is not None and mark.ipu != ipus[-1]:
             firsts.append(number)
             ipus.append(mark.ipu)
-    return firsts, _numbered(ipus)
+    return firsts, numbered_from_0(ipus)
 
 
 def cut_at_each(marks: Sequence[BlockMark]) -> tuple[list[int], list[int]]:
@@ -119,7 +81,9 @@ def cut_at_each(marks: Sequence[BlockMark]) -> tuple[list[int], list[int]]:
         >>> cut_at_each([BlockMark("a", None), BlockMark("b", None), BlockMark("c", 0)])
         ([0, 1, 2], [0, 1, 0])
     """
-    return list(range(len(marks))), _numbered([n if mark.ipu is None else mark.ipu for n, mark in enumerate(marks)])
+    return list(range(len(marks))), numbered_from_0(
+        [n if mark.ipu is None else mark.ipu for n, mark in enumerate(marks)]
+    )
 
 
 def cut_at_stages(marks: Sequence[BlockMark], stages: Sequence[Stage]) -> tuple[list[int], list[int]]:
@@ -159,10 +123,4 @@ def cut_at_stages(marks: Sequence[BlockMark], stages: Sequence[Stage]) -> tuple[
                 )
             firsts.append(number)
             order.append(of[name])
-    return firsts, _numbered([n if stages[n].on_ipu is None else stages[n].on_ipu or 0 for n in order])
-
-
-def _numbered(ipus: list[int]) -> list[int]:
-    if sorted(set(ipus)) != list(range(len(set(ipus)))):
-        raise ValueError(f"The stages are on IPUs {ipus}; number them from 0 without gaps.")
-    return ipus
+    return firsts, numbered_from_0([n if stages[n].on_ipu is None else stages[n].on_ipu or 0 for n in order])

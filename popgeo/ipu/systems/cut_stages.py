@@ -8,9 +8,9 @@ from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.engine.pipeline.staging import Recompute
 from popgeo.ipu.cost.links import message_seconds
 from popgeo.ipu.cost.plan import OpCost, Profile
-from popgeo.ipu.systems.cut import Cut
 from popgeo.ipu.systems.repeated import contents, repeated
 from popgeo.ipu.systems.stage import Stage, Transfer
+from popgeo.ipu.systems.stage_cut import StageCut
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.measure_memory import memory
 from popgeo.ipu.tiles.memory_use import MemoryUse
@@ -21,7 +21,7 @@ Memories = dict[tuple[object, ...], MemoryUse]
 def stages_of(
     graph: OpGraph,
     costs: Sequence[OpCost],
-    cut: Cut,
+    cut: StageCut,
     target: IpuTarget,
     *,
     num_results: int,
@@ -52,7 +52,7 @@ class _CutStep:
 
     graph: OpGraph
     costs: Sequence[OpCost]
-    cut: Cut
+    cut: StageCut
     target: IpuTarget
     num_results: int
     recompute: Recompute | None

@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 
 from popgeo.ipu.report.insights import Insight
-from popgeo.ipu.systems.schedule import Schedule, Task, most_in_flight
+from popgeo.ipu.stage_choices import Schedule
+from popgeo.ipu.systems.schedule import Task, most_in_flight
 from popgeo.ipu.systems.stage import Stage
 from popgeo.ipu.systems.turns import Turn
 from popgeo.ipu.target import IpuTarget
@@ -185,12 +186,12 @@ class PipelineFigures:
             "stages": stages,
             "schedule": schedule,
             "recompute": recompute,
-            "micro_batches": self.micro_batches if micro_batches is None else micro_batches,
-            "replicas": self.replicas if replicas is None else replicas,
-            "optimizer_off_chip": optimizer_off_chip,
+            "replication_factor": replicas,
             "shard_optimizer_state": shard_optimizer_state,
+            "optimizer_off_chip": optimizer_off_chip,
             "overlap_host": overlap_host,
-            "device_iterations": device_iterations if self.trains else None,
+            "device_iterations": device_iterations if self.trains else micro_batches,
+            "gradient_accumulation": micro_batches if self.trains else None,
         }
         plan: Plan = self.again(**{name: value for name, value in changes.items() if value is not None})
         return plan

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from popgeo.ipu.report.insights import Insight
+from popgeo.ipu.stage_choices import Schedule
 from popgeo.ipu.systems.pipeline_figures import PipelineFigures
 from popgeo.ipu.systems.pipeline_moves import best_move
 from popgeo.ipu.systems.pipeline_room import with_room
 from popgeo.ipu.systems.pipeline_spans import cycles_by_kind
-from popgeo.ipu.systems.schedule import Schedule
 
 GOOD_BUBBLE = 0.05  # share of the time that IPUs may wait before a remedy is named
 UNEVEN = 1.1  # how much longer than the mean the slowest stage may take before it is named

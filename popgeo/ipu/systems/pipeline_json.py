@@ -5,10 +5,11 @@ from dataclasses import fields
 from typing import Any
 
 from popgeo.ipu.report.json_format import memory_use, plain
+from popgeo.ipu.stage_choices import Schedule
 from popgeo.ipu.systems.pipeline_figures import PipelineFigures
 from popgeo.ipu.systems.pipeline_insights import Remedy, insights
 from popgeo.ipu.systems.pipeline_tables import ipus_of, stages_of
-from popgeo.ipu.systems.schedule import Schedule, Task
+from popgeo.ipu.systems.schedule import Task
 from popgeo.ipu.systems.stage import Stage, Transfer
 from popgeo.ipu.systems.turns import Turn
 from popgeo.ipu.target import IpuTarget

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from popgeo.ipu.stage_choices import Schedule
 from popgeo.ipu.systems.pipeline_figures import PipelineFigures
-from popgeo.ipu.systems.schedule import Schedule
 
 MORE_STAGES = (1.0, 1.25, 1.5, 2.0)  # times the stages that memory asks for, tried in turn
 

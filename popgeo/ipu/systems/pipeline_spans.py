@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from popgeo.ipu.stage_choices import Schedule
 from popgeo.ipu.systems.pipeline_figures import PipelineFigures
-from popgeo.ipu.systems.schedule import Schedule, Task
+from popgeo.ipu.systems.schedule import Task
 
 KINDS = ("forward", "backward", "receive", "host", "streaming", "update", "wait")
 SHOWN = 3  # micro-batches at each end of a timeline that is too long to be read whole

@@ -29,10 +29,8 @@ def recompute_of(graph: OpGraph, recompute: bool | Sequence[str]) -> Recompute |
     """What is repeated, as `Options.recompute` says it; None where nothing is.
 
     Raises:
-        ValueError: it is a text, or a name is no layer of the forward pass.
+        ValueError: a name is no layer of the forward pass.
     """
-    if isinstance(recompute, str) or not isinstance(recompute, bool | Sequence):
-        raise ValueError(f"recompute is {recompute!r}; give True, False or a list of layers whose results are kept.")
     if not recompute:
         return None
     again = Recompute(layers=() if isinstance(recompute, bool) else tuple(recompute))

@@ -3,35 +3,8 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
-
-class Schedule(str, Enum):
-    """In which order the stages of a pipeline take micro-batches.
-
-    Attributes:
-        LOCK_STEP: As PopTorch's pipelined execution runs on an IPU: in each turn every stage takes its next forward
-            and its next backward pass, and the next turn begins for all IPUs at once, when the slowest is done and
-            what they made has been copied. Copies between IPUs are collective in Poplar, so nobody runs ahead
-            (docs/notes/transforms/pipelining.md of github.com/graphcore/popart). The default, since it is what the
-            machine does.
-        ONE_F_ONE_B: Each stage alternates between a forward and a backward pass as soon as it can (1F1B), waits for
-            nobody else, and keeps few activations: what a machine with independent links could reach.
-        GROUPED: All forward passes of an update come first, then all backward passes (GPipe, arXiv:1811.06965).
-        SHARDED: One micro-batch at a time goes through all stages; only one IPU works at a time.
-        PHASED: All stages follow each other on one IPU, whose weights, gradients and kept activations lie in streaming
-            memory and come in for each pass (PopTorch's `SerialPhasedExecution`).
-    """
-
-    LOCK_STEP = "lock_step"
-    ONE_F_ONE_B = "1f1b"
-    GROUPED = "grouped"
-    SHARDED = "sharded"
-    PHASED = "phased"
-
-
-USUAL = Schedule.LOCK_STEP
-"""What the machine does, unless something else is asked for."""
+from popgeo.ipu.stage_choices import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)

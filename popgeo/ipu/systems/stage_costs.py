@@ -1,6 +1,6 @@
 """What stages cost once they have their IPU: its share of memory, layers in parts, and all that a pass waits for."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from torch import nn
@@ -11,24 +11,34 @@ from popgeo.ipu.cost.links import streaming_rate
 from popgeo.ipu.cost.plan import OpCost
 from popgeo.ipu.cost.serialized import serialized
 from popgeo.ipu.options import Options
-from popgeo.ipu.systems.captured_model import CapturedModel
-from popgeo.ipu.systems.cut import Cut
-from popgeo.ipu.systems.pipeline_update import accumulation_cycles
-from popgeo.ipu.systems.schedule import Schedule
+from popgeo.ipu.stage_choices import Schedule
 from popgeo.ipu.systems.stage import Stage
+from popgeo.ipu.systems.stage_cut import StageCut
+from popgeo.ipu.systems.stage_update import accumulation_cycles
 
 
 def placed_costs(
-    step: CapturedModel, placed: Cut, options: Options, serialize: Mapping[str, tuple[int, int]]
+    graph: OpGraph,
+    costs_of: Callable[[int], Sequence[OpCost]],
+    cut: StageCut,
+    options: Options,
+    serialize: Mapping[str, tuple[int, int]],
 ) -> list[OpCost]:
-    """Costs where each operation has found its IPU: its share of memory for products, and layers in parts."""
-    graph = step.graph
-    ipu_of = [placed.ipus[stage] for stage in placed.stage_of]
-    shares = {ipu: options.proportion_of(ipu) for ipu in set(ipu_of)}
-    chosen = [step.costs(shares[ipu])[index] for index, ipu in enumerate(ipu_of)]
+    """Costs where each operation has found its IPU: its share of memory for products, and layers in parts.
+
+    Args:
+        graph: The step of one micro-batch.
+        costs_of: The costs of all operations on an IPU.
+        cut: The stage of each operation.
+        options: The machine.
+        serialize: Outputs and parts of each layer that is computed in parts.
+    """
+    ipu_of = [cut.ipus[stage] for stage in cut.stage_of]
+    costs = {ipu: costs_of(ipu) for ipu in set(ipu_of)}
+    chosen = [costs[ipu][index] for index, ipu in enumerate(ipu_of)]
     for index, op in enumerate(graph.ops):
         if op.module in serialize:
-            machine = Machine(target=options.target, matmul_proportion=shares[ipu_of[index]])
+            machine = Machine(target=options.target, matmul_proportion=options.proportion_of(ipu_of[index]))
             plan = serialized(graph, op, machine, *serialize[op.module])
             if plan is not None:
                 chosen[index] = replace(chosen[index], plan=plan)

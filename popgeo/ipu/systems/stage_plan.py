@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import OpGraph
-from popgeo.capture.passes import fold_constants
-from popgeo.engine.pipeline.staging import Pass, Recompute, Staging
+from popgeo.engine.pipeline.staging import Pass, Staging
 from popgeo.ipu.options import Options
-from popgeo.ipu.systems.cut import blocks_of
-from popgeo.ipu.systems.cut_blocks import BLOCKS, EACH_BLOCK, has_blocks, several_ipus
+from popgeo.ipu.stage_choices import USUAL, Schedule
+from popgeo.ipu.systems.cut_model import stages_asked_for
 from popgeo.ipu.systems.pipeline import Pipeline
-from popgeo.ipu.systems.plan_pipeline import plan_step
-from popgeo.ipu.systems.schedule import USUAL, Schedule
+from popgeo.ipu.systems.repeated import recompute_of
+from popgeo.ipu.systems.schedule import num_depths
+from popgeo.ipu.systems.stage_planner import StagePlanner
 from popgeo.ipu.tiles.measure_memory import OutOfTileMemory
 
 _OVERLAPPING = {one for one in Schedule if one not in (Schedule.SHARDED, Schedule.PHASED)}
@@ -46,27 +46,22 @@ def stage_plan(step: CapturedStep, update: Callable[[], OpGraph | None], options
         ValueError: the stages do not cover the model, the micro-batches of an update are too few for them, or results
             are to be recomputed without stages.
     """
-    stages = options.stages
-    if stages is None or stages == EACH_BLOCK:
-        if not (several_ipus(step.graph) if stages is None else has_blocks(step.graph)):
-            _refuse_recompute(step, options)
-            return None
-        stages = stages or BLOCKS
-    planned, cut = plan_step(
-        step,
-        program := update(),
-        options,
-        stages=stages,
-        schedule=options.schedule or USUAL,
-        recompute=options.recompute,
-    )
+    planner = StagePlanner(step, None)
+    asked = stages_asked_for(planner.graph, options)
+    if asked is None:
+        _refuse_recompute(step, options)
+        return None
+    program = update()
+    planned, cut = _planner(step, program).plan(replace(options, stages=asked))
     _require_enough(planned)
-    recompute = None
-    if program is not None and options.recompute:
-        recompute = Recompute(layers=() if isinstance(options.recompute, bool) else tuple(options.recompute))
+    recompute = None if program is None else recompute_of(planner.graph, options.recompute)
     passes = [Pass(task.stage, task.micro_batch, task.backward) for task in planned.tasks]
     staging = Staging(stage_of=cut.stage_of, order=tuple(passes), recompute=recompute, names=cut.names)
     return StagePlan(pipeline=planned, staging=staging, ipus=cut.ipus)
+
+
+def _planner(step: CapturedStep, update: OpGraph | None) -> StagePlanner:
+    return StagePlanner(step, None if update is None else lambda options: update)
 
 
 def _refuse_recompute(step: CapturedStep, options: Options) -> None:
@@ -78,23 +73,6 @@ def _refuse_recompute(step: CapturedStep, options: Options) -> None:
         )
 
 
-def checked_schedule(options: Options) -> None:
-    """Makes sure that there is the schedule that options name.
-
-    Raises:
-        ValueError: there is none of that name.
-
-    Example:
-        >>> checked_schedule(Options(schedule="round"))
-        Traceback (most recent call last):
-            ...
-        ValueError: Options.schedule is 'round'; it must be one of 'lock_step', '1f1b', 'grouped', 'sharded', 'phased'.
-    """
-    names = [one.value for one in Schedule]
-    if options.schedule is not None and options.schedule not in names:
-        raise ValueError(f"Options.schedule is {options.schedule!r}; it must be one of {', '.join(map(repr, names))}.")
-
-
 def _require_enough(planned: Pipeline) -> None:
     """Refuses to train with fewer micro-batches than a pipeline needs to fill.
 
@@ -102,7 +80,7 @@ def _require_enough(planned: Pipeline) -> None:
     as many for each update (its user guide: "the number of pipeline stages (forward and backward)").
     """
     stages, count = len(planned.stages), planned.micro_batches
-    needed = 2 * stages - 1 if planned.schedule.value == "lock_step" else stages
+    needed = num_depths(stages, trains=True) if planned.schedule is Schedule.LOCK_STEP else stages
     if planned.trains and planned.schedule in _OVERLAPPING and count < needed:
         raise ValueError(
             f"Options.gradient_accumulation is {count}, but to train {stages} stages with schedule "
@@ -131,16 +109,15 @@ def require_stages_fit(planned: Pipeline, step: CapturedStep, update: OpGraph | 
 
 def what_would_fit(step: CapturedStep, update: OpGraph | None, options: Options) -> str:
     """The smallest number of IPUs that a step fits, cut automatically, as a sentence; or the layer that fits none."""
-    layers = len(blocks_of(fold_constants(step.graph)))
+    planner = _planner(step, update)
     phased = options.schedule == Schedule.PHASED.value  # which takes one IPU, whatever it needs
-    order = USUAL if phased or options.schedule is None else options.schedule
+    order = USUAL.value if phased else options.schedule
 
     def plan(stages: int) -> Pipeline:
-        enough = replace(options, gradient_accumulation=max(stages, options.gradient_accumulation))
-        given = enough if update is not None else options
-        return plan_step(step, update, given, stages=stages, schedule=order, recompute=options.recompute)[0]
+        enough = max(stages, options.gradient_accumulation) if update is not None else options.gradient_accumulation
+        return planner.plan(replace(options, stages=stages, schedule=order, gradient_accumulation=enough))[0]
 
-    most = min(layers, MOST_STAGES)
+    most = min(len(planner.layers), MOST_STAGES)
     finest = plan(most)
     if not finest.fits:
         largest = max(range(most), key=finest.memory.__getitem__)

@@ -6,7 +6,7 @@ from torch import nn
 
 from popgeo import ipu
 from popgeo.ipu.cost.plan import Profile
-from popgeo.ipu.systems.cut import Block, cut_by_layers, cut_evenly
+from popgeo.ipu.systems.stage_cut import LayerOps, cut_by_layers, cut_evenly
 
 WIDTH, ROWS = 64, 16
 
@@ -128,7 +128,7 @@ def test_what_does_not_fit_says_how_many_ipus_would_do():
 
 
 def test_even_cuts_are_the_best_there_are():
-    blocks = [Block(name=f"{n}", ops=(n,), numbered=True) for n in range(6)]
+    blocks = [LayerOps(name=f"{n}", ops=(n,), numbered=True) for n in range(6)]
     assert cut_evenly(blocks, [5, 1, 1, 1, 1, 5], [0] * 6, 3) == [0, 1, 5]
     assert cut_evenly(blocks, [1] * 6, [0] * 6, 2) == [0, 3]
     assert cut_evenly(blocks, [1] * 6, [0, 0, 0, 0, 9, 9], 2) == [0, 4]  # memory counts as well
@@ -182,7 +182,7 @@ def test_what_is_no_model_or_no_call_of_it_is_refused(model, example, choices, m
 
 
 def test_layers_before_the_first_are_needed_where_the_first_ipu_has_none():
-    blocks = [Block(name=f"h.{n}", ops=(), numbered=True) for n in range(2)]
+    blocks = [LayerOps(name=f"h.{n}", ops=(), numbered=True) for n in range(2)]
     with pytest.raises(ValueError, match="without operations"):
         cut_by_layers(blocks, [0, 2])
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from popgeo.ipu.systems.schedule import Schedule, most_in_flight, num_depths, timeline
+from popgeo.ipu.stage_choices import Schedule
+from popgeo.ipu.systems.schedule import most_in_flight, num_depths, timeline
 from popgeo.ipu.systems.turns import turns_of
 
 every_schedule = pytest.mark.parametrize("schedule", Schedule)

@@ -10,7 +10,7 @@ _NUMBERED = re.compile(r"^(.*?\.)?\d+(?=\.|$)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class LayerOps:
     """Consecutive operations of the forward pass that are not cut apart: those of one layer.
 
     Attributes:
@@ -25,86 +25,92 @@ class Block:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut:
+class StageCut:
     """A model cut into stages.
 
     Attributes:
         stage_of: The stage of each operation, in the order of the graph.
         ipus: The IPU of each stage; a later stage may come back to an earlier IPU.
-        names: First and last layer of each stage, in words.
+        layers: The names of each stage's layers, in the order in which they run.
     """
 
     stage_of: tuple[int, ...]
     ipus: tuple[int, ...]
-    names: tuple[str, ...]
+    layers: tuple[tuple[str, ...], ...]
 
     @property
     def num_ipus(self) -> int:
         return max(self.ipus) + 1
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """First and last layer of each stage, in words."""
+        ends = [(layers[0] or "(model)", layers[-1] or "(model)") for layers in self.layers]
+        return tuple(" to ".join(dict.fromkeys(of)) for of in ends)
 
-def blocks_of(graph: OpGraph) -> list[Block]:
+
+def layers_of(graph: OpGraph) -> list[LayerOps]:
     """The layers of the forward pass, in the order in which they run; what runs between two belongs to the former."""
-    blocks: list[tuple[str, bool, list[int]]] = []
+    layers: list[tuple[str, bool, list[int]]] = []
     for index, op in enumerate(graph.ops):
         if op.phase != "forward":
             continue
         match = _NUMBERED.match(op.module)
         name = match.group(0) if match else op.module
-        if blocks and (name == blocks[-1][0] or not op.module):
-            blocks[-1][2].append(index)
+        if layers and (name == layers[-1][0] or not op.module):
+            layers[-1][2].append(index)
         else:
-            blocks.append((name, match is not None, [index]))
-    return [Block(name=name, ops=tuple(ops), numbered=numbered) for name, numbered, ops in blocks]
+            layers.append((name, match is not None, [index]))
+    return [LayerOps(name=name, ops=tuple(ops), numbered=numbered) for name, numbered, ops in layers]
 
 
-def cut_evenly(blocks: Sequence[Block], cycles: Sequence[float], nbytes: Sequence[int], stages: int) -> list[int]:
-    """The first block of each stage, so that the slowest stage is as fast as it can be and memory lies evenly.
+def cut_evenly(layers: Sequence[LayerOps], cycles: Sequence[float], nbytes: Sequence[int], stages: int) -> list[int]:
+    """The first layer of each stage, so that the slowest stage is as fast as it can be and memory lies evenly.
 
-    Dynamic programming over all cuts into consecutive blocks, as for the chains-on-chains problem (Pinar and Aykanat,
+    Dynamic programming over all cuts into consecutive layers, as for the chains-on-chains problem (Pinar and Aykanat,
     2004). A stage counts as its share of all cycles or as its share of all bytes, whichever is larger.
 
     Args:
-        blocks: In order.
-        cycles: Of each block, forward and backward.
-        nbytes: That each block keeps between steps.
+        layers: In order.
+        cycles: Of each layer, forward and backward.
+        nbytes: That each layer keeps between steps.
         stages: How many there shall be.
 
     Raises:
-        ValueError: there are fewer blocks than stages.
+        ValueError: there are fewer layers than stages.
 
     Example:
-        >>> blocks = [Block(name=str(n), ops=(n,), numbered=True) for n in range(4)]
-        >>> cut_evenly(blocks, cycles=[1, 1, 1, 3], nbytes=[0, 0, 0, 0], stages=2)
+        >>> layers = [LayerOps(name=str(n), ops=(n,), numbered=True) for n in range(4)]
+        >>> cut_evenly(layers, cycles=[1, 1, 1, 3], nbytes=[0, 0, 0, 0], stages=2)
         [0, 3]
     """
-    if stages > len(blocks):
+    if stages > len(layers):
         raise ValueError(
-            f"The forward pass has {len(blocks)} layers ({', '.join(block.name or '(model)' for block in blocks[:5])}, "
-            f"…), which cannot be cut into {stages} stages. Ask for at most {len(blocks)}."
+            f"The forward pass has {len(layers)} layers ({', '.join(layer.name or '(model)' for layer in layers[:5])}, "
+            f"…), which cannot be cut into {stages} stages. Ask for at most {len(layers)}."
         )
     weights = [max(c / max(sum(cycles), 1), b / max(sum(nbytes), 1)) for c, b in zip(cycles, nbytes, strict=True)]
     total = [0.0]
     for weight in weights:
         total.append(total[-1] + weight)
-    best = [[float("inf")] * (len(blocks) + 1) for _ in range(stages + 1)]
-    start = [[0] * (len(blocks) + 1) for _ in range(stages + 1)]
+    best = [[float("inf")] * (len(layers) + 1) for _ in range(stages + 1)]
+    start = [[0] * (len(layers) + 1) for _ in range(stages + 1)]
     best[0][0] = 0.0
     for stage in range(1, stages + 1):
-        for end in range(stage, len(blocks) + 1):
+        for end in range(stage, len(layers) + 1):
             for begin in range(stage - 1, end):
                 slowest = max(best[stage - 1][begin], total[end] - total[begin])
                 if slowest < best[stage][end]:
                     best[stage][end], start[stage][end] = slowest, begin
-    firsts, end = [], len(blocks)
+    firsts, end = [], len(layers)
     for stage in range(stages, 0, -1):
         end = start[stage][end]
         firsts.append(end)
     return firsts[::-1]
 
 
-def cut_by_layers(blocks: Sequence[Block], layers_per_ipu: Sequence[int]) -> list[int]:
-    """The first block of each stage where each IPU is to hold so many of the model's alike layers.
+def cut_by_layers(layers: Sequence[LayerOps], layers_per_ipu: Sequence[int]) -> list[int]:
+    """The first layer of each stage where each IPU is to hold so many of the model's alike layers.
 
     What comes before the first of these layers is the first stage's; what comes after the last is the last stage's.
 
@@ -112,11 +118,12 @@ def cut_by_layers(blocks: Sequence[Block], layers_per_ipu: Sequence[int]) -> lis
         ValueError: the counts do not add up to the model's layers, or an IPU in the middle is left without any.
 
     Example:
-        >>> blocks = [Block(name=name, ops=(), numbered=name[-1].isdigit()) for name in ("embed", "h.0", "h.1", "head")]
-        >>> cut_by_layers(blocks, [0, 1, 1])
+        >>> names = ("embed", "h.0", "h.1", "head")
+        >>> layers = [LayerOps(name=name, ops=(), numbered=name[-1].isdigit()) for name in names]
+        >>> cut_by_layers(layers, [0, 1, 1])
         [0, 1, 2]
     """
-    numbered = [number for number, block in enumerate(blocks) if block.numbered]
+    numbered = [number for number, layer in enumerate(layers) if layer.numbered]
     if sum(layers_per_ipu) != len(numbered) or min(layers_per_ipu, default=-1) < 0:
         raise ValueError(
             f"The layers per IPU {list(layers_per_ipu)} add up to {sum(layers_per_ipu)}, but the model runs "
@@ -134,13 +141,13 @@ def cut_by_layers(blocks: Sequence[Block], layers_per_ipu: Sequence[int]) -> lis
     return firsts
 
 
-def cut_at(blocks: Sequence[Block], begins: Mapping[str, int]) -> tuple[list[int], list[int]]:
-    """The first block and the IPU of each stage, where named layers begin a stage on an IPU, as PopTorch's BeginBlock.
+def cut_at(layers: Sequence[LayerOps], begins: Mapping[str, int]) -> tuple[list[int], list[int]]:
+    """The first layer and the IPU of each stage, where named layers begin a stage on an IPU, as PopTorch's BeginBlock.
 
     Raises:
         ValueError: a name is no layer of the forward pass, or it is inside of one.
     """
-    names = [block.name for block in blocks]
+    names = [layer.name for layer in layers]
     unknown = sorted(begins.keys() - set(names))
     if unknown:
         raise ValueError(f"No layer is called {unknown[0]!r}; the forward pass runs {', '.join(dict.fromkeys(names))}.")
@@ -149,25 +156,33 @@ def cut_at(blocks: Sequence[Block], begins: Mapping[str, int]) -> tuple[list[int
         if name in begins and name != names[number - 1]:
             firsts.append(number)
             ipus.append(begins[name])
-    if sorted(set(ipus)) != list(range(len(set(ipus)))):
+    return firsts, numbered_from_0(ipus)
+
+
+def numbered_from_0(ipus: list[int]) -> list[int]:
+    """The IPUs of stages.
+
+    Raises:
+        ValueError: they are not numbered from 0 without gaps.
+    """
+    if set(ipus) != {*range(len(set(ipus)))}:
         raise ValueError(f"The stages are on IPUs {ipus}; number them from 0 without gaps.")
-    return firsts, ipus
+    return ipus
 
 
-def cut(graph: OpGraph, blocks: Sequence[Block], firsts: Sequence[int], ipus: Sequence[int]) -> Cut:
+def cut(graph: OpGraph, layers: Sequence[LayerOps], firsts: Sequence[int], ipus: Sequence[int]) -> StageCut:
     """The stage of every operation: of the forward pass by its layer, of the backward pass by the layer it belongs to.
 
-    A gradient is worked out where the layer is; where that cannot be told, where the gradient comes from. It never
-    goes up to a later stage again.
+    A gradient is worked out where the layer is, or, where that is unclear, where the gradient comes from. It never goes
+    up to a later stage again.
     """
+    groups = [layers[first:end] for first, end in zip(firsts, [*firsts[1:], len(layers)], strict=True)]
     stage_of = [len(firsts) - 1] * len(graph.ops)
     of_module: dict[tuple[str, BlockMark | None], set[int]] = {}
-    for stage, first in enumerate(firsts):
-        end = firsts[stage + 1] if stage + 1 < len(firsts) else len(blocks)
-        for block in blocks[first:end]:
-            for index in block.ops:
-                stage_of[index] = stage
-                of_module.setdefault((graph.ops[index].module, graph.ops[index].block), set()).add(stage)
+    for stage, group in enumerate(groups):
+        for index in (index for layer in group for index in layer.ops):
+            stage_of[index] = stage
+            of_module.setdefault((graph.ops[index].module, graph.ops[index].block), set()).add(stage)
     made_in: dict[int, int] = {}  # of what the backward pass makes
     for index, op in enumerate(graph.ops):
         if op.phase == "forward":
@@ -177,9 +192,5 @@ def cut(graph: OpGraph, blocks: Sequence[Block], firsts: Sequence[int], ipus: Se
         own = next(iter(its)) if len(its) == 1 else arrives
         stage_of[index] = min(own, arrives)
         made_in |= dict.fromkeys(op.makes(), stage_of[index])
-    names = []
-    for stage, first in enumerate(firsts):
-        last = (firsts[stage + 1] if stage + 1 < len(firsts) else len(blocks)) - 1
-        ends = [blocks[first].name or "(model)", blocks[last].name or "(model)"]
-        names.append(" to ".join(dict.fromkeys(ends)))
-    return Cut(stage_of=tuple(stage_of), ipus=tuple(ipus), names=tuple(names))
+    names = tuple(tuple(layer.name for layer in group) for group in groups)
+    return StageCut(stage_of=tuple(stage_of), ipus=tuple(ipus), layers=names)

@@ -1,0 +1,156 @@
+"""Where a model is cut into stages, in which order these take micro-batches and what they keep: the forms one types."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from popgeo.capture.blocks import checked_ipu
+
+BLOCKS = "blocks"  # asks for a new stage wherever the IPU of the model's own blocks changes
+EACH_BLOCK = "each block"  # asks for a stage for every block, each on an IPU of its own unless it says
+
+
+class Schedule(str, Enum):
+    """In which order the stages of a pipeline take micro-batches.
+
+    Attributes:
+        LOCK_STEP: As PopTorch's pipelined execution runs on an IPU: in each turn every stage takes its next forward
+            and its next backward pass, and the next turn begins for all IPUs at once, when the slowest is done and
+            what they made has been copied. Copies between IPUs are collective in Poplar, so nobody runs ahead
+            (docs/notes/transforms/pipelining.md of github.com/graphcore/popart). The default, since it is what the
+            machine does.
+        ONE_F_ONE_B: Each stage alternates between a forward and a backward pass as soon as it can (1F1B), waits for
+            nobody else, and keeps few activations: what a machine with independent links could reach.
+        GROUPED: All forward passes of an update come first, then all backward passes (GPipe, arXiv:1811.06965).
+        SHARDED: One micro-batch at a time goes through all stages; only one IPU works at a time.
+        PHASED: All stages follow each other on one IPU, whose weights, gradients and kept activations lie in streaming
+            memory and come in for each pass (PopTorch's `SerialPhasedExecution`).
+    """
+
+    LOCK_STEP = "lock_step"
+    ONE_F_ONE_B = "1f1b"
+    GROUPED = "grouped"
+    SHARDED = "sharded"
+    PHASED = "phased"
+
+
+USUAL = Schedule.LOCK_STEP
+"""What the machine does, unless something else is asked for."""
+
+
+@dataclass(frozen=True, init=False)
+class Stage:
+    """Blocks of a model that run together on one IPU, for `Options.stages`.
+
+    Args:
+        names: Of its blocks.
+
+    Raises:
+        ValueError: there are none, or one is no name.
+
+    Example:
+        >>> Stage("encoder", "pooling").ipu(1)
+        Stage('encoder', 'pooling').ipu(1)
+    """
+
+    names: tuple[str, ...]
+    on_ipu: int | None = None
+
+    def __init__(self, *names: str) -> None:
+        if not names or not all(isinstance(name, str) and name for name in names):
+            raise ValueError(f"A Stage is made of names of blocks, found {names!r}.")
+        object.__setattr__(self, "names", names)
+        object.__setattr__(self, "on_ipu", None)
+
+    def ipu(self, ipu_id: int) -> "Stage":
+        """The same blocks on a certain IPU; otherwise each stage has an IPU of its own."""
+        placed = Stage(*self.names)
+        object.__setattr__(placed, "on_ipu", checked_ipu(ipu_id))
+        return placed
+
+    def __repr__(self) -> str:
+        where = "" if self.on_ipu is None else f".ipu({self.on_ipu})"
+        return f"{type(self).__name__}({', '.join(map(repr, self.names))}){where}"
+
+
+Stages = int | str | Sequence[int] | Sequence[Stage] | Mapping[str, int]
+"""The forms in which stages can be asked for, as `Options.stages` explains them."""
+
+
+def checked_stages(stages: Any) -> Any:
+    """Stages in one of their forms, as what cannot change; whether a model has such is seen when it is cut.
+
+    Raises:
+        ValueError: they have none of the forms.
+
+    Example:
+        >>> checked_stages([0, 3, 3]), checked_stages("each block")
+        ((0, 3, 3), 'each block')
+        >>> checked_stages(2.5)
+        Traceback (most recent call last):
+            ...
+        ValueError: Options.stages is 2.5; give a number of stages, the layers of each IPU as [0, 3, 3], the layers \
+that begin a stage and their IPU as {'layers.3': 1}, or 'blocks', 'each block' or a list of ipu.Stage for the blocks \
+that the model names.
+    """
+    match stages:
+        case None:
+            return None
+        case int():  # True is none, although it is an int
+            if _is_count(stages) and stages >= 1:
+                return stages
+            raise ValueError(f"Options.stages is {stages!r}; ask for at least one.")
+        case str():
+            if stages in (BLOCKS, EACH_BLOCK):
+                return stages
+        case Mapping():
+            if stages and all(isinstance(name, str) and _is_count(ipu) for name, ipu in stages.items()):
+                return dict(stages)
+        case Sequence():
+            if stages and (all(map(_is_count, stages)) or all(isinstance(one, Stage) for one in stages)):
+                return tuple(stages)
+    raise ValueError(
+        f"Options.stages is {stages!r}; give a number of stages, the layers of each IPU as [0, 3, 3], the layers that "
+        f"begin a stage and their IPU as {{'layers.3': 1}}, or {BLOCKS!r}, {EACH_BLOCK!r} or a list of ipu.Stage for "
+        "the blocks that the model names."
+    )
+
+
+def checked_schedule(schedule: Schedule | str | None) -> str | None:
+    """The name of a schedule.
+
+    Raises:
+        ValueError: there is none of that name.
+
+    Example:
+        >>> checked_schedule(Schedule.ONE_F_ONE_B)
+        '1f1b'
+        >>> checked_schedule("round")
+        Traceback (most recent call last):
+            ...
+        ValueError: Options.schedule is 'round'; it must be one of 'lock_step', '1f1b', 'grouped', 'sharded', 'phased'.
+    """
+    names = [one.value for one in Schedule]
+    if schedule is not None and schedule not in names:
+        raise ValueError(f"Options.schedule is {schedule!r}; it must be one of {', '.join(map(repr, names))}.")
+    return None if schedule is None else Schedule(schedule).value
+
+
+def checked_recompute(recompute: Any) -> bool | tuple[str, ...]:
+    """Whether forward passes are repeated, or the layers whose results are kept.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(recompute, bool):
+        return recompute
+    if isinstance(recompute, str) or not isinstance(recompute, Sequence):
+        raise ValueError(
+            f"Options.recompute is {recompute!r}; give True, False or a list of layers whose results are kept."
+        )
+    return tuple(recompute)
+
+
+def _is_count(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool)

@@ -1,0 +1,175 @@
+"""Plans a captured step in stages, as often as choices change, without capturing it again."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+from popgeo.capture.captured_step import CapturedStep
+from popgeo.capture.op_graph import OpGraph, Role
+from popgeo.capture.passes import fold_constants
+from popgeo.ipu.cost.graph_cost import cost
+from popgeo.ipu.cost.plan import OpCost
+from popgeo.ipu.options import Options
+from popgeo.ipu.stage_choices import USUAL, Schedule, checked_recompute
+from popgeo.ipu.systems.cut_model import cut_model
+from popgeo.ipu.systems.cut_stages import Memories, stages_of
+from popgeo.ipu.systems.pipeline import Pipeline
+from popgeo.ipu.systems.repeated import recompute_of
+from popgeo.ipu.systems.schedule import timeline
+from popgeo.ipu.systems.stage_costs import placed_costs, with_waits
+from popgeo.ipu.systems.stage_cut import LayerOps, StageCut, layers_of
+from popgeo.ipu.systems.stage_update import update_cycles
+from popgeo.ipu.systems.turns import turns_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """What a plan of stages depends on besides options.
+
+    Attributes:
+        serialize: Outputs and parts of the linear layers that are computed in parts, by name.
+        optimizer_off_chip: Whether the optimizer's state lies in streaming memory.
+        overlap_host: Whether some tiles exchange with the host while the others compute.
+    """
+
+    serialize: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    optimizer_off_chip: bool = False
+    overlap_host: bool = False
+
+
+class StagePlanner:
+    """A captured step, with what one plan of it has worked out and the next one needs again.
+
+    Args:
+        step: The step of one micro-batch.
+        update: Gives the program of one update under options; None where nothing is trained.
+    """
+
+    def __init__(self, step: CapturedStep, update: Callable[[Options], OpGraph] | None) -> None:
+        self.graph, self._num_results, self._capture_update = fold_constants(step.graph), step.num_results, update
+        self._costs: dict[float, Sequence[OpCost]] = {}  # by the share of memory that products may take
+        self._updates: dict[bool, OpGraph] = {}  # by whether gradients are accumulated
+        self._memories: Memories = {}
+
+    @cached_property
+    def layers(self) -> list[LayerOps]:
+        """Those of the forward pass."""
+        return layers_of(self.graph)
+
+    def plan(
+        self, options: Options, placement: Placement | None = None, start: float | None = None
+    ) -> tuple[Pipeline, StageCut]:
+        """What the step costs over several IPUs, and where it is cut.
+
+        Args:
+            options: The machine, where to cut, the order of stages, what they repeat, and how many micro-batches and
+                replicas there are.
+            placement: What lies where; the usual when left out.
+            start: When planning began; now when left out.
+
+        Raises:
+            ValueError: the stages do not cover the model, or the target has several IPUs, over which it spreads each
+                operation.
+        """
+        start, placement = time.perf_counter() if start is None else start, placement or Placement()
+        _refuse_several_ipus(options)
+        graph, target, trains = self.graph, options.target, self._capture_update is not None
+        order = Schedule(options.schedule or USUAL)
+        count = options.gradient_accumulation if trains else options.device_iterations
+        costs = partial(self._costs_of, options)
+        assert options.stages is not None
+        cut = cut_model(graph, self.layers, costs(0), options.stages, on_one_ipu=order is Schedule.PHASED)
+        placed = placed_costs(graph, costs, cut, options, placement.serialize)
+        recompute = recompute_of(graph, options.recompute)
+        parts = stages_of(
+            graph, placed, cut, target, num_results=self._num_results, recompute=recompute, memories=self._memories
+        )
+        update = self._update(options)
+        parts = with_waits(parts, update, options, order, count, overlap_host=placement.overlap_host)
+        tasks = timeline(
+            [part.forward_pass for part in parts],
+            [part.backward_pass for part in parts] if trains else [],
+            cut.ipus,
+            count,
+            order,
+            receive=([part.waits_forward for part in parts], [part.waits_backward for part in parts]),
+        )
+        updating, extra = update_cycles(
+            update,
+            parts,
+            cut.num_ipus,
+            options,
+            off_chip=placement.optimizer_off_chip,
+            all_off_chip=order is Schedule.PHASED,
+            sharded=options.shard_optimizer_state,
+        )
+        planned = Pipeline(
+            target=target,
+            schedule=order,
+            stages=tuple(parts),
+            tasks=tuple(tasks),
+            micro_batches=count,
+            replicas=options.replication_factor,
+            turns=tuple(turns_of(tasks, len(parts), count)) if order is Schedule.LOCK_STEP else (),
+            update=tuple(map(sum, zip(*updating.values(), strict=True))),
+            update_parts=updating,
+            host_seconds=target.host_call_seconds / (options.device_iterations if trains else 1),
+            extra_bytes=extra,
+            shared=_shared(graph, cut),
+            recompute=checked_recompute(options.recompute),
+            layers=cut.layers,
+            again=partial(self._again, options, placement),
+            seconds_to_plan=time.perf_counter() - start,
+        )
+        return planned, cut
+
+    def _again(
+        self,
+        options: Options,
+        placement: Placement,
+        *,
+        optimizer_off_chip: bool | None = None,
+        overlap_host: bool | None = None,
+        **changes: Any,
+    ) -> Pipeline:
+        """The plan with other options and placement."""
+        if optimizer_off_chip is not None:
+            placement = replace(placement, optimizer_off_chip=optimizer_off_chip)
+        if overlap_host is not None:
+            placement = replace(placement, overlap_host=overlap_host)
+        return self.plan(replace(options, **changes), placement)[0]
+
+    def _costs_of(self, options: Options, ipu: int) -> Sequence[OpCost]:
+        """What each operation costs on an IPU of a replica."""
+        share = options.proportion_of(ipu)
+        if share not in self._costs:
+            self._costs[share] = cost(self.graph, options.target, matmul_proportion=share)
+        return self._costs[share]
+
+    def _update(self, options: Options) -> OpGraph | None:
+        accumulates = options.gradient_accumulation * options.replication_factor > 1
+        if self._capture_update is not None and accumulates not in self._updates:
+            self._updates[accumulates] = self._capture_update(options)
+        return self._updates.get(accumulates)
+
+
+def _refuse_several_ipus(options: Options) -> None:
+    if options.target.num_ipus > 1:
+        raise ValueError(
+            f"IpuTarget.num_ipus is {options.target.num_ipus}, over which a layer's operations or shards are spread, "
+            "but each stage is on one IPU, with all shards of its layers. Leave num_ipus at 1 for stages, which say "
+            "how many IPUs there are, or leave the stages out."
+        )
+
+
+def _shared(graph: OpGraph, cut: StageCut) -> tuple[str, ...]:
+    """Parameters that operations on several IPUs read."""
+    names = {v: given.name for given, v in graph.inputs_of(Role.PARAMETER).items()}
+    used: dict[int, set[int]] = {}
+    for op, stage in zip(graph.ops, cut.stage_of, strict=True):
+        for v in op.reads() if op.phase == "forward" else ():
+            if v in names:
+                used.setdefault(v, set()).add(cut.ipus[stage])
+    return tuple(names[v] for v, where in used.items() if len(where) > 1)
