@@ -1,4 +1,4 @@
-"""What README's comparison says of PyTorch Geometric, shown with the package that is installed.
+"""What the comparison of docs/compared.md says of PyTorch Geometric, shown with the package that is installed.
 
     python benchmarks/compared.py
 
@@ -118,7 +118,7 @@ def framework() -> tuple[bool, str]:
     return issubclass(pyg.GCNConv, torch.nn.Module), "its layers are torch.nn.Module"
 
 
-# README's rows, word for word.
+# The page's rows, word for word.
 ROWS: dict[str, Callable[[], tuple[bool, str]]] = {
     "batches of one shape": one_shape,
     "packing": packing,
@@ -144,7 +144,7 @@ def main() -> int:
     for row, ask in ROWS.items():
         holds, evidence = ask()
         wrong += not holds
-        print(f"{'as README says' if holds else 'NOT AS README SAYS':18} {row}: {evidence}")
+        print(f"{'as the page says' if holds else 'NOT AS THE PAGE SAYS':20} {row}: {evidence}")
     for package, page in PAGES.items():
         print(f"not installed here; from its documentation: {package}, {page}")
     return wrong

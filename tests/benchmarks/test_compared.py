@@ -1,4 +1,4 @@
-"""README's comparison rests on what the packages say when asked, not on memory."""
+"""The comparison of docs/compared.md rests on what the packages say when asked, not on memory."""
 
 import importlib.util
 import re
@@ -16,14 +16,14 @@ def compared():
     return script
 
 
-def test_the_installed_pyg_is_as_every_row_of_readme_says(compared, capsys, monkeypatch):
+def test_the_installed_pyg_is_as_every_row_of_the_page_says(compared, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["compared.py"])
     assert compared.main() == 0
-    assert capsys.readouterr().out.count("as README says  ") == len(compared.ROWS)
+    assert capsys.readouterr().out.count("as the page says  ") == len(compared.ROWS)
 
 
-def test_the_rows_are_those_of_readme(compared):
-    table = (REPOSITORY / "README.md").read_text().split("## Compared")[1].split("## ")[0]
+def test_the_rows_are_those_of_the_page(compared):
+    table = (REPOSITORY / "docs" / "compared.md").read_text()
     rows = re.findall(r"^\| ([^|]+?) \|", table, re.MULTILINE)
     assert rows == list(compared.ROWS)
 
@@ -32,4 +32,4 @@ def test_a_row_that_does_not_hold_ends_the_run_with_a_status(compared, capsys, m
     monkeypatch.setattr("sys.argv", ["compared.py"])
     monkeypatch.setattr(compared, "ROWS", {"framework": lambda: (False, "JAX")})
     assert compared.main() == 1
-    assert "NOT AS README SAYS framework: JAX" in capsys.readouterr().out
+    assert "NOT AS THE PAGE SAYS framework: JAX" in capsys.readouterr().out

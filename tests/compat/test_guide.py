@@ -8,7 +8,7 @@ from popgeo.compat.poptorch import Options
 from tests.conftest import REPOSITORY
 
 COMPAT = REPOSITORY / "popgeo" / "compat"
-GUIDE = REPOSITORY / "docs" / "guides" / "bring_an_old_notebook_back.md"
+GUIDE = REPOSITORY / "docs" / "guides" / "coming_from_poptorch.md"
 
 
 def entries() -> Iterator[tuple[str, str]]:
