@@ -3,14 +3,13 @@
 import copy
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from popgeo.engine.optimizer.copy_optimizer import without_parameters
 from popgeo.engine.optimizer.gradient_scaling import set_gradient
 from popgeo.engine.optimizer.precision import Precision
 from popgeo.engine.replicas import is_sharded, part_of
@@ -28,6 +27,19 @@ def is_elementwise(kind: type[Optimizer]) -> bool:
     """
     of_torch = kind.__module__.startswith("torch.optim") and kind.__name__ in ELEMENTWISE
     return bool(getattr(kind, "elementwise", of_torch))
+
+
+def refuse_whole_tensors(optimizer: Optimizer, why: str) -> None:
+    """Refuses an optimizer that does more than treat every element alike.
+
+    Raises:
+        ValueError: it does.
+    """
+    if not is_elementwise(type(optimizer)):
+        raise ValueError(
+            f"{why}, but {type(optimizer).__name__} looks at whole rows or tensors. Take an optimizer that treats "
+            f"every element alike: one of {', '.join(ELEMENTWISE)}."
+        )
 
 
 class FlatParameters:
@@ -92,7 +104,7 @@ class FlatParameters:
         else:
             state.pop(self.own, None)
 
-    def publish(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+    def publish(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """Shows the state to the user's optimizer: one number per element as views, everything else copied."""
         for key, part in state.items():
             if not isinstance(part, Tensor):
@@ -110,6 +122,15 @@ class FlatParameters:
                 self._published[key] = part.expand(len(self.members), *part.shape).clone()
                 for p, own in zip(self.members, self._published[key].unbind(), strict=True):
                     optimizer.state[p][key] = own
+
+    def cut(self, parts: int) -> nn.Parameter:
+        """The largest of so many parts of them, with its joined gradient."""
+        size = -(-self.flat.numel() // (parts if self.is_divisible else 1))
+        data = self.flat.detach()
+        cut = nn.Parameter(data.reshape(-1)[:size] if data.dim() else data)
+        whole = size == self.total.numel()
+        set_gradient(cut, self.total.reshape(cut.shape) if whole else self.total.view(-1)[:size])
+        return cut
 
     def _split(self, flat: Tensor) -> list[Tensor]:
         if len(self.members) == 1:
@@ -161,14 +182,13 @@ def flatten_groups(
     precision: Precision,
     *,
     accumulates: bool,
-    elementwise: bool,
     part: tuple[int, int],
 ) -> list[FlatParameters]:
-    """The trained parameters of an optimizer, those that it treats alike as one; all alone unless it is elementwise.
+    """The trained parameters of an optimizer, those that it treats alike as one; all alone where it looks at whole tensors.
 
     Of what all processes have alike, this one updates a part: number and count.
     """
-    flat = []
+    flat, elementwise = [], is_elementwise(type(optimizer))
     for number, group in enumerate(optimizer.param_groups):
         by_kind: dict[Any, list[nn.Parameter]] = defaultdict(list)
         for p in group["params"]:
@@ -180,17 +200,6 @@ def flatten_groups(
             total_type = precision.gradient_type(optimizer, members[0].dtype)
             flat.append(FlatParameters(number, members, accumulates, total_type, part))
     return flat
-
-
-def optimizer_of(flat: Sequence[FlatParameters], optimizer: Optimizer) -> Optimizer:
-    """The same kind of optimizer, without state, over flat tensors: one a group."""
-    groups = [
-        {**{k: v for k, v in optimizer.param_groups[part.group].items() if k != "params"}, "params": [part.own]}
-        for part in flat
-    ]
-    worker = without_parameters(optimizer)
-    worker.param_groups = groups
-    return worker
 
 
 def _is_elementwise(part: Any, parameter: Tensor) -> bool:

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from popgeo.capture.op_graph import Number, OpGraph
 from popgeo.capture.schemas import makes_tensors, target
-from popgeo.engine.optimizer.capture_update import UpdateGraph, capture_update, parameters_of, with_parameters
+from popgeo.engine.optimizer.capture_update import UpdateGraph, capture_update
 from popgeo.engine.optimizer.gradient_scaling import set_gradient
+from popgeo.engine.optimizer.worker import Worker
 
 Path = tuple[Any, ...]
 _DETACH = "aten.detach.default"  # a view that torch makes in some cases only
@@ -31,14 +31,15 @@ class Rehearsal:
         worker: Owns the parameters, and their state where there is any.
     """
 
-    def __init__(self, worker: Optimizer) -> None:
-        self._whole = parameters_of(worker)
+    def __init__(self, worker: Worker) -> None:
+        self._whole = worker.parameters
         small = [nn.Parameter(p.detach().new_ones((1,) * min(p.dim(), 1))) for p in self._whole]
-        self._small = with_parameters(worker, small)
+        self._small = worker.over(small)
         for one, whole in zip(small, self._whole, strict=True):
             set_gradient(one, torch.ones_like(one.detach(), dtype=_gradient_type(whole)))
-            if worker.state.get(whole):
-                self._small.state[one] = {key: _resized(part, whole, one) for key, part in worker.state[whole].items()}
+            held = worker.optimizer.state.get(whole)
+            if held:
+                self._state[one] = {key: _resized(part, whole, one) for key, part in held.items()}
         self._graphs: dict[Path, UpdateGraph | None] = {}
 
     def next(self, settings: Sequence[Mapping[str, Any]]) -> tuple[UpdateGraph | None, list[float]]:
@@ -46,9 +47,8 @@ class Rehearsal:
 
         The graph is None where the optimizer does other things to a whole parameter than to one element of it.
         """
-        for group, chosen in zip(self._small.param_groups, settings, strict=True):
-            group.update(chosen)
-        before = [_noted(self._small.state.get(p, {})) for p in parameters_of(self._small)]
+        self._small.follow(settings)
+        before = [_noted(self._state.get(p, {})) for p in self._small.parameters]
         numbers = _Numbers()
         with numbers:
             self._small.step()
@@ -60,17 +60,21 @@ class Rehearsal:
     @property
     def counts_steps(self) -> bool:
         """Whether numbers may change from one update to the next although no setting does."""
-        parts = [part for state in self._small.state.values() for part in state.values()]
-        settings = [choice for group in self._small.param_groups for choice in group.values()]
+        parts = [part for state in self._state.values() for part in state.values()]
+        settings = [choice for group in self._small.optimizer.param_groups for choice in group.values()]
         # A rate that is a tensor may change without any sign.
         return any(map(_is_number, parts)) or any(isinstance(choice, Tensor) for choice in settings)
 
+    @property
+    def _state(self) -> dict[Any, Any]:
+        return self._small.optimizer.state
+
     def _capture(self, states: Sequence[Mapping[str, Any]], numbers: "_Numbers") -> UpdateGraph | None:
-        copies = with_parameters(self._small, [nn.Parameter(torch.zeros_like(p.detach())) for p in self._whole])
-        for whole, one, state in zip(parameters_of(copies), parameters_of(self._small), states, strict=True):
+        copies = self._small.over([nn.Parameter(torch.zeros_like(p.detach())) for p in self._whole])
+        for whole, one, state in zip(copies.parameters, self._small.parameters, states, strict=True):
             assert one.grad is not None
             set_gradient(whole, torch.zeros_like(whole.detach(), dtype=one.grad.dtype))
-            copies.state[whole] = {key: _resized(part, one, whole) for key, part in state.items()}
+            copies.optimizer.state[whole] = {key: _resized(part, one, whole) for key, part in state.items()}
         update = capture_update(copies)
         graph, found = replace_numbers(update.graph)
         done, expected = [op.target for op in graph.ops], list(map(target, numbers.operations))

@@ -1,6 +1,6 @@
 """The optimizer's update, on parameters that lie side by side: a dozen operations for a group, not for each of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +10,13 @@ from torch.optim import Optimizer
 
 from popgeo.capture.op_graph import OpGraph
 from popgeo.engine.loss_scaling import LossScale, LossScaling
-from popgeo.engine.optimizer.capture_update import capture_later_update, capture_scaling, with_parameters
-from popgeo.engine.optimizer.flat_parameters import ELEMENTWISE, flatten_groups, is_elementwise, optimizer_of
-from popgeo.engine.optimizer.gradient_scaling import GradientScaling, overflow_of, set_gradient
-from popgeo.engine.optimizer.mixed_optimizer import COUNTER, MixedOptimizer, keep_types_when_loading, mixed
+from popgeo.engine.optimizer.capture_update import capture_later_update, capture_scaling
+from popgeo.engine.optimizer.choose_worker import choose_worker
+from popgeo.engine.optimizer.flat_parameters import flatten_groups, refuse_whole_tensors
+from popgeo.engine.optimizer.gradient_scaling import GradientScaling, overflow_of
+from popgeo.engine.optimizer.keep_types import keep_types_when_loading
 from popgeo.engine.optimizer.precision import Precision
-from popgeo.engine.optimizer.run_update import UpdateRunner
+from popgeo.engine.optimizer.worker import Worker
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_options import StepOptions
 
@@ -39,7 +40,7 @@ class Update:
         gradients: Where the step writes the gradient of each parameter, by name.
         num_updates: How many there have been; those left out because gradients overflowed do not count.
         scale: The scale of the loss, where it follows the gradients.
-        precision: The types of the update.
+        seed: Where the random numbers start by which weights are rounded.
 
     Raises:
         ValueError: there are no parameters to update; the optimizer needs to run the model itself, as L-BFGS does; it
@@ -61,48 +62,33 @@ class Update:
             )
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ValueError("LBFGS evaluates the model several times per step; use an optimizer without a closure.")
+        if options.shard_optimizer_state:
+            refuse_whole_tensors(optimizer, "Options.shard_optimizer_state cuts parameters into parts")
+        precision = Precision.of(options)
+        rule = options.loss_scaling
         self.optimizer = optimizer
         self.num_updates = 0
-        self._options, self._learning_rate = options, learning_rate
-        rule = options.loss_scaling
         self.scale = LossScale(rule) if isinstance(rule, LossScaling) else None
-        self.precision = replace(Precision.of(options), part=part[0])
+        self.seed = precision.seed
+        self._learning_rate = learning_rate
+        self._checks, self._rounds = options.floating_point_exceptions, options.stochastic_rounding
         self._scaling = GradientScaling(
             divisor=options.gradient_divisor,
             max_grad_norm=options.max_grad_norm,
             looks_for_overflow=self.scale is not None,
         )
         self._names = {id(p): name for name, p in parameters.items()}
-        accumulates = options.gradient_accumulation * options.replication_factor > 1
-        self._elementwise = is_elementwise(type(optimizer))
-        if options.shard_optimizer_state and not self._elementwise:
-            raise ValueError(
-                f"Options.shard_optimizer_state cuts parameters into parts, but {type(optimizer).__name__} looks at "
-                "whole rows or tensors. Leave it out, or take an optimizer that treats every element alike: AdamW."
-            )
+        self._shape = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
         self._flat = flatten_groups(
             optimizer,
             set(parameters.values()),
-            self.precision,
-            accumulates=accumulates,
-            elementwise=self._elementwise,
+            precision,
+            accumulates=options.gradient_accumulation * options.replication_factor > 1,
             part=part,
         )
-        self.gradients = {
-            self._names[id(p)]: gradient
-            for part in self._flat
-            for p, gradient in zip(part.members, part.gradient_views, strict=True)
-        }
-        self._totals = {
-            self._names[id(p)]: total
-            for part in self._flat
-            for p, total in zip(part.members, part.total_views, strict=True)
-        }
-        self._shape = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
-        self._worker = mixed(optimizer_of(self._flat, optimizer), self.precision)
-        self._require_wide_gradients()
-        self._runner: UpdateRunner | None = None
-        self._has_state: bool
+        self.gradients = self._named([part.gradient_views for part in self._flat])
+        self._totals = self._named([part.total_views for part in self._flat])
+        self._worker = choose_worker(optimizer, self._flat, replace(precision, part=part[0]))
         self._adopted: object = None
 
     def accumulate(self, *, first: bool, names: Sequence[str] | None = None) -> None:
@@ -112,24 +98,18 @@ class Update:
             first: Whether it is the first micro-batch of the update.
             names: The parameters whose gradients are there; all of them when left out.
         """
-        if names is not None:
-            for name in names:
-                total, gradient = self._totals[name], self.gradients[name]
-                if total.data_ptr() != gradient.data_ptr():
-                    total.copy_(gradient) if first else total.add_(gradient)
-            return
-        for part in self._flat:
-            if part.total is part.gradient:
-                continue
-            if first:
-                part.total.copy_(part.gradient)
-            else:
-                part.total.add_(part.gradient)
+        if names is None:
+            pairs = [(part.total, part.gradient) for part in self._flat]
+        else:
+            pairs = [(self._totals[name], self.gradients[name]) for name in names]
+        for total, gradient in pairs:
+            if total.data_ptr() != gradient.data_ptr():
+                total.copy_(gradient) if first else total.add_(gradient)
 
     def tensors(self) -> list[Tensor]:
         """Gradients and optimizer state."""
-        state = [t for part in self._flat for t in self._worker.state[part.own].values() if isinstance(t, Tensor)]
-        return [*self.totals(), *state]
+        states = self._worker.optimizer.state.values()
+        return [*self.totals(), *(part for state in states for part in state.values() if isinstance(part, Tensor))]
 
     def totals(self) -> list[Tensor]:
         """The joined gradients, one tensor for each group and type."""
@@ -144,7 +124,7 @@ class Update:
         return [part.flat.detach().view(-1) for part in self._flat if part.is_divided]
 
     def sharded(self) -> frozenset[str]:
-        """The others, by the names that their gradients have in a captured update."""
+        """Those that are this process's own, by the names that their gradients have in a captured update."""
         return frozenset(f"{number}" for number, part in enumerate(self._flat) if part.is_sharded)
 
     def apply(self, replicas: Replicas | None = None) -> None:
@@ -154,6 +134,7 @@ class Update:
             replicas: Those of this and of other processes, which leave a step out together.
         """
         self._follow_optimizer()
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers warn about one that never stepped
         scaling = self._scaling
         if self.scale is not None:
             overflow = overflow_of(self.totals())
@@ -161,81 +142,30 @@ class Update:
                 replicas.add_up([overflow])
             scaling = replace(scaling, divisor=scaling.divisor * self.scale.value, looks_for_overflow=False)
             if not self.scale.follow(overflowed=bool(overflow)):
-                self.optimizer._opt_called = True  # type: ignore[attr-defined]  # as below
                 return
         scaling.apply([part.flat for part in self._flat])
-        self._step()
-        if self._options.floating_point_exceptions:
+        self._worker.step()
+        if self._checks:
             self._check()
         self.num_updates += 1
         for part in self._flat:
-            state = self._worker.state[part.own]
-            part.publish(self.optimizer, {key: piece for key, piece in state.items() if key != COUNTER})
+            part.publish(self.optimizer, self._worker.state(part.own))
         self._adopted = self.optimizer.state
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers warn about an optimizer that never stepped
-
-    def _step(self) -> None:
-        """Runs the captured update; torch's own code makes the state at first, and does what cannot be captured."""
-        if not (self._elementwise and self._has_state):
-            self._worker.step()
-            self._has_state = True
-            return
-        if self._runner is None:
-            self._runner = UpdateRunner(self._worker)
-        if not self._runner.run():
-            self._worker.step()
-
-    def _require_wide_gradients(self) -> None:
-        """Refuses a type of accumulation that the optimizer's own code does not take, found out on a single element."""
-        wide = [part for part in self._flat if part.total.dtype != part.flat.dtype]
-        if not wide or isinstance(self._worker, MixedOptimizer):
-            return
-        ones = [nn.Parameter(torch.ones(1, dtype=part.flat.dtype, device="cpu")) for part in self._flat]
-        for one, part in zip(ones, self._flat, strict=True):
-            set_gradient(one, torch.ones_like(one.detach(), dtype=part.total.dtype))
-        try:
-            with_parameters(self._worker, ones).step()
-        except RuntimeError:
-            raise ValueError(
-                f"Options.accumulation_dtype joins gradients in {wide[0].total.dtype}, but "
-                f"{type(self.optimizer).__name__} takes none but {wide[0].flat.dtype} for such weights. Set "
-                "optimizer_state_dtype as well, to either type: updates are then worked out in float32."
-            ) from None
 
     @property
     def is_captured(self) -> bool | None:
         """Whether updates run as captured graphs rather than as torch's own code; None before that is known."""
-        if not self._elementwise:
-            return False
-        return None if self._runner is None else self._runner.is_captured
+        return self._worker.is_captured
 
-    def _check(self) -> None:
-        """Raises where finite gradients gave weights of NaN or infinity."""
-        broken = [part for part in self._flat if part.total.isfinite().all() and not part.flat.isfinite().all()]
-        names = [self._names[id(p)] for part in broken for p in part.members if not p.isfinite().all()]
-        if names:
-            raise FloatingPointError(
-                f"{type(self.optimizer).__name__}'s update of step {self.num_updates} gave NaN or infinity "
-                f"from finite gradients: {', '.join(sorted(names))}"
-            )
+    def capture(self, parts: int = 1) -> OpGraph:
+        """The operations on joined gradients and of an update after the first, which makes the optimizer's state.
 
-    def capture(self) -> OpGraph:
-        """The operations on joined gradients and of an update after the first, which makes the optimizer's state."""
-        return self.capture_part(1)
-
-    def capture_part(self, parts: int) -> OpGraph:
-        """The same of one of so many parts of the parameters: the largest, as one replica of so many updates it."""
-        if parts == 1 and not any(part.is_divided for part in self._flat):
-            return capture_later_update(self._worker, self._scaling)
-        cut = []
-        for part in self._flat:
-            size = -(-part.flat.numel() // (parts if part.is_divisible else 1))
-            own = nn.Parameter(part.flat.detach().reshape(-1)[:size] if part.flat.dim() else part.flat.detach())
-            set_gradient(
-                own, part.total.reshape(own.shape) if size == part.total.numel() else part.total.view(-1)[:size]
-            )
-            cut.append(own)
-        return capture_later_update(with_parameters(self._worker, cut), self._scaling)
+        Args:
+            parts: Of one of so many parts of the parameters: the largest, as one replica of so many updates it.
+        """
+        is_whole = parts == 1 and not any(part.is_divided for part in self._flat)
+        worker = self._worker if is_whole else self._worker.over([part.cut(parts) for part in self._flat])
+        return capture_later_update(worker, self._scaling)
 
     def capture_scaling(self) -> OpGraph | None:
         """The operations on joined gradients alone, before each update; None where they stay as they are."""
@@ -245,17 +175,13 @@ class Update:
         """The names of the parameters that each of the joined tensors holds, in order."""
         return [[self._names[id(p)] for p in part.members] for part in self._flat]
 
-    def worker(self) -> Optimizer:
-        """The optimizer of the joined tensors, with the settings of the next update and the state so far.
+    def worker(self) -> Worker:
+        """What steps the joined tensors, with the settings of the next update and the state so far.
 
         Raises:
             ValueError: it does more than treat each element alike.
         """
-        if not self._elementwise:
-            raise ValueError(
-                f"{type(self.optimizer).__name__} looks at whole rows or tensors, so its update cannot be rehearsed on "
-                f"single elements; use one of {', '.join(ELEMENTWISE)}."
-            )
+        refuse_whole_tensors(self.optimizer, "An update is rehearsed on single elements")
         self._follow_optimizer()
         return self._worker
 
@@ -278,28 +204,26 @@ class Update:
             )
         if optimizer is not self.optimizer:
             self.optimizer, self._adopted = optimizer, None
-            if isinstance(self._worker, MixedOptimizer):
-                keep_types_when_loading(optimizer)
+            self._keep_types()
 
-    def continue_from(self, num_updates: int, seed: int | None = None) -> None:
-        """Counts updates, and draws the random numbers of their rounding, as after so many.
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside the optimizer's own state."""
+        kept: dict[str, Any] = {"num_updates": self.num_updates, "rounding_seed": self.seed}
+        return kept if self.scale is None else {**kept, "loss_scale": self.scale.state()}
 
-        Args:
-            num_updates: How many there have been.
-            seed: Where the random numbers started; None leaves that as it is.
-        """
-        self.num_updates, self._adopted = num_updates, None
-        if seed is not None:
-            self.precision = replace(self.precision, seed=seed)
-            if isinstance(self._worker, MixedOptimizer):
-                self._worker.precision = self.precision
+    def restore(self, content: Mapping[str, Any]) -> None:
+        """Counts updates, draws the random numbers of their rounding and scales the loss as when `state` was kept."""
+        self.num_updates, self._adopted = content["num_updates"], None
+        self.seed = content.get("rounding_seed", self.seed)
+        if self.scale is not None and "loss_scale" in content:
+            self.scale.restore(content["loss_scale"])
 
     def share_seed(self, replicas: Replicas) -> None:
         """Gives every process the random numbers of the first, so that all round alike."""
-        if self.precision.stochastic_rounding and replicas.world_size > 1:
-            seed = torch.tensor(self.precision.seed % 2**63)
+        if self._rounds and replicas.world_size > 1:
+            seed = torch.tensor(self.seed % 2**63)
             replicas.share_weights([seed])
-            self.continue_from(self.num_updates, int(seed))
+            self.seed, self._adopted = int(seed), None
 
     def take_over(self) -> None:
         """Makes the parameters views of the joined ones, at first and where their memory has been exchanged since.
@@ -308,28 +232,40 @@ class Update:
         """
         for part in self._flat:
             part.take_over()
-        if isinstance(self._worker, MixedOptimizer):
+        self._keep_types()
+
+    def _keep_types(self) -> None:
+        if self._worker.keeps_types:
             keep_types_when_loading(self.optimizer)
 
+    def _named(self, views: Sequence[Sequence[Tensor]]) -> dict[str, Tensor]:
+        names = [name for part in self.members() for name in part]
+        return dict(zip(names, (view for part in views for view in part), strict=True))
+
     def _follow_optimizer(self) -> None:
+        """Takes settings from the user's optimizer, and its state where that is another than it was."""
         groups = self.optimizer.param_groups
-        if len(groups) != len(self._shape) or any(
-            len(g["params"]) != len(s) for g, s in zip(groups, self._shape, strict=True)
-        ):
+        if [len(group["params"]) for group in groups] != list(map(len, self._shape)):
             raise ValueError(
                 "The optimizer's parameter groups changed after the model was compiled; call destroy() first."
             )
         if self.optimizer.state is not self._adopted:
             for part in self._flat:
-                part.adopt(self.optimizer, self._worker.state)
-            self._runner = None
+                part.adopt(self.optimizer, self._worker.optimizer.state)
             self._adopted = self.optimizer.state
-            self._has_state = all(self._worker.state.get(part.own) for part in self._flat)
-            if isinstance(self._worker, MixedOptimizer):
-                self._worker.begin(self.num_updates)
-        if isinstance(self._worker, MixedOptimizer):
-            self._worker.follow_weights()
-        for part, group in zip(self._flat, self._worker.param_groups, strict=True):
-            group.update({key: choice for key, choice in groups[part.group].items() if key != "params"})
-            if self._learning_rate is not None:
-                group["lr"] = groups[part.group]["lr"] = self._learning_rate(self.num_updates)
+            self._worker.begin(self.num_updates, self.seed)
+        settings = self.settings(self.num_updates)
+        self._worker.follow(settings)
+        if self._learning_rate is not None:
+            for part, chosen in zip(self._flat, settings, strict=True):
+                groups[part.group]["lr"] = chosen["lr"]
+
+    def _check(self) -> None:
+        """Raises where finite gradients gave weights of NaN or infinity."""
+        broken = [part for part in self._flat if part.total.isfinite().all() and not part.flat.isfinite().all()]
+        names = [self._names[id(p)] for part in broken for p in part.members if not p.isfinite().all()]
+        if names:
+            raise FloatingPointError(
+                f"{type(self.optimizer).__name__}'s update of step {self.num_updates} gave NaN or infinity "
+                f"from finite gradients: {', '.join(sorted(names))}"
+            )

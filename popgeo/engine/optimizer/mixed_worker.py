@@ -1,0 +1,188 @@
+"""Steps an optimizer of float16 weights in float32."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from popgeo.engine.optimizer.precision import NARROW, Precision
+from popgeo.engine.optimizer.worker import Worker
+from popgeo.ops import round_stochastic
+
+MASTER, COUNTER = "master_weights", "rounding"
+
+
+class MixedWorker(Worker):
+    """Widens weights and state, lets the optimizer step over them, and rounds what is kept in a narrower type.
+
+    Weights of float32 and float64 are stepped as they are; only their state may be kept in another type. Beside the
+    optimizer's own state there is `master_weights`, the weights in float32, and `rounding`, a counter from which
+    random numbers start; both only where they are asked for. An optimizer may have an attribute `state_types`: the
+    types in which it wants its state kept, by name; the precision's own type comes before them.
+
+    Args:
+        optimizer: Its state is kept as the precision says.
+        precision: The types.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(1, dtype=torch.float16))
+        >>> sgd = torch.optim.SGD([weight], lr=1e-4, momentum=0.9)
+        >>> worker = MixedWorker(sgd, Precision(master_weights=True))
+        >>> weight.grad = torch.ones(1, dtype=torch.float16)
+        >>> for _ in range(3):
+        ...     worker.step()
+        >>> weight.item(), sgd.state[weight]["master_weights"], sgd.state[weight]["momentum_buffer"]
+        (0.99951171875, tensor([0.9994]), tensor([2.7100]))
+    """
+
+    keeps_types = True
+
+    def __init__(self, optimizer: Optimizer, precision: Precision) -> None:
+        super().__init__(optimizer)
+        self._precision = precision
+        self._types: Mapping[str, torch.dtype] | None = getattr(optimizer, "state_types", None)
+
+    @torch.no_grad()
+    def begin(self, num_updates: int, seed: int) -> None:
+        """Makes what there is beside the optimizer's own state."""
+        self._precision = replace(self._precision, seed=seed)
+        self._widen_state()
+        for number, parameter in enumerate(self.parameters):
+            if self._precision.stochastic_rounding:
+                # What is never divided all processes round alike.
+                is_divided = parameter.dim() > 0 and parameter.is_contiguous()
+                start = self._precision.counter(number, num_updates, is_divided=is_divided)
+                self.optimizer.state[parameter][COUNTER] = torch.tensor(start, device=parameter.device)
+            if self._precision.master_weights and parameter.dtype in NARROW:
+                self.optimizer.state[parameter].setdefault(MASTER, parameter.float())
+
+    @torch.no_grad()
+    def follow(self, settings: Sequence[Mapping[str, Any]]) -> None:
+        """Takes settings, and brings master weights up to date where the weights have been changed from outside."""
+        super().follow(settings)
+        for parameter in self.parameters:
+            master = self.optimizer.state.get(parameter, {}).get(MASTER)
+            if master is not None and not torch.equal(master.to(parameter.dtype), parameter):
+                same = master.to(parameter.dtype) == parameter
+                master.copy_(torch.where(same, master, parameter.to(master.dtype)))
+
+    @torch.no_grad()
+    def step(self) -> None:
+        parameters = self.parameters
+        wide = [self._widened(parameter) for parameter in parameters]
+        inner = Worker(self.optimizer).over(wide).optimizer
+        if self._types is not None:
+            inner.state_types = {}  # type: ignore[attr-defined]  # they are kept here
+        for parameter, one in zip(parameters, wide, strict=True):
+            inner.state[one] = self._wide_state(parameter)
+        inner.step()
+        for parameter, one in zip(parameters, wide, strict=True):
+            if one.grad is not None:
+                self._keep(parameter, one, inner.state[one])
+
+    def state(self, parameter: Tensor) -> dict[str, Any]:
+        """All but the counter, which follows from the number of updates."""
+        return {key: part for key, part in self.optimizer.state.get(parameter, {}).items() if key != COUNTER}
+
+    @property
+    def has_stepped(self) -> bool:
+        return any(map(self._own_state, self.parameters))
+
+    def _own_state(self, parameter: Tensor) -> dict[str, Any]:
+        """What the optimizer itself has made."""
+        return {key: part for key, part in self.state(parameter).items() if key != MASTER}
+
+    def _widened(self, parameter: Any) -> Any:
+        """A parameter in the type in which the update is worked out, with its gradient."""
+        if parameter.dtype not in NARROW:
+            return parameter
+        master = self.optimizer.state.get(parameter, {}).get(MASTER)
+        wide = parameter.detach().float() if master is None else master
+        if parameter.grad is not None:
+            wide.grad = parameter.grad.to(wide.dtype)
+        return wide
+
+    def _wide_state(self, parameter: Tensor) -> dict[str, Any]:
+        own = self._own_state(parameter)
+        if self._precision.state is None and self._types is None:
+            return own
+        dtype = torch.float64 if parameter.dtype is torch.float64 else torch.float32
+        return {key: part.to(dtype) if _is_of(part, parameter) else part for key, part in own.items()}
+
+    def _kept_type(self, key: str) -> torch.dtype | None:
+        return self._precision.state or (self._types or {}).get(key)
+
+    def _widen_state(self) -> None:
+        """Gives state that came in a narrower type than it is kept in that type, with a warning: digits were lost."""
+        own = type(self.optimizer).__module__.startswith("torch.optim")
+        kept = self._precision.state or (torch.float32 if own else None)
+        if kept is not torch.float32:
+            return
+        narrow = set()
+        for parameter in self.parameters:
+            state = self.optimizer.state.get(parameter, {})
+            is_new = isinstance(state.get("step"), Tensor) and not state["step"].is_meta and not state["step"].any()
+            for key, part in state.items():
+                if isinstance(part, Tensor) and part.dtype in NARROW:
+                    state[key] = part.float()
+                    if not is_new:  # Adagrad makes its state before any step
+                        narrow.add(key)
+        if narrow:
+            warnings.warn(
+                f"The optimizer's {', '.join(sorted(narrow))} came in a narrow type, and is kept in float32 from here "
+                "on: its last digits are lost. torch's load_state_dict rounds state to the type of the weights; load "
+                "it after the model has been compiled, or with CompiledModel.load.",
+                stacklevel=2,
+            )
+
+    def _keep(self, parameter: Tensor, wide: Tensor, state: dict[str, Any]) -> None:
+        """Writes the weights and the state after a step."""
+        kept, precision = self.optimizer.state[parameter], self._precision
+        if precision.stochastic_rounding:
+            if COUNTER not in kept:
+                kept[COUNTER] = torch.zeros((), dtype=torch.int64, device=parameter.device)
+            kept[COUNTER].add_(1)
+        if parameter.dtype in NARROW:
+            if precision.master_weights and MASTER not in kept:
+                kept[MASTER] = wide
+            wide.grad = None  # master weights stay, and are to hold no gradient
+            parameter.copy_(self._narrowed(wide, parameter.dtype, kept, 0))
+        for number, (key, part) in enumerate(state.items(), start=1):
+            held, dtype = kept.get(key), self._kept_type(key)
+            if held is part:
+                continue
+            if dtype is not None and _is_of(part, parameter) and part.dtype is not dtype:
+                part = self._narrowed(part, dtype, kept, number)
+                if isinstance(held, Tensor) and held.dtype is part.dtype:
+                    held.copy_(part)
+                    continue
+            kept[key] = part
+
+    def _narrowed(self, wide: Tensor, dtype: torch.dtype, kept: dict[str, Any], stream: int) -> Tensor:
+        if not self._precision.stochastic_rounding or wide.dtype is not torch.float32 or dtype not in NARROW:
+            return wide.to(dtype)
+        counter = kept[COUNTER] + (stream << 40) if stream else kept[COUNTER]
+        return round_stochastic(wide, counter, dtype)
+
+
+def needs_mixed(optimizer: Optimizer, precision: Precision) -> bool:
+    """Whether an optimizer's update is not what torch's own code makes of the types that its weights have.
+
+    Example:
+        >>> sgd = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+        >>> needs_mixed(sgd, Precision()), needs_mixed(sgd, Precision(state=torch.float16))
+        (False, True)
+    """
+    own = getattr(optimizer, "state_types", None)
+    types = {parameter.dtype for group in optimizer.param_groups for parameter in group["params"]}
+    kept = {precision.state} if precision.state is not None else set((own or {}).values())
+    return bool(kept and kept != types) or ((precision.is_mixed or own is not None) and bool(types & {*NARROW}))
+
+
+def _is_of(part: Any, parameter: Tensor) -> bool:
+    """Whether a piece of state has one number for each of the parameter's elements."""
+    return isinstance(part, Tensor) and part.is_floating_point() and part.dim() > 0 and part.shape == parameter.shape

@@ -1,0 +1,116 @@
+"""Who steps an optimizer over joined parameters: torch's own code, or what stands around it."""
+
+import copy
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from popgeo.capture.op_graph import Input, Role
+
+
+class Worker:
+    """Steps an optimizer as torch itself does.
+
+    `MixedWorker` does so with weights and state of narrow types, `CapturedWorker` by captured graphs. An optimizer that
+    needs to be treated in yet another way gets a worker of its own: what it is told of the user's optimizer before an
+    update is up to `begin` and `follow`, and what the user is shown afterwards is up to `state`.
+
+    Args:
+        optimizer: Steps over joined parameters and owns their state, in which a worker may keep numbers of its own.
+
+    Attributes:
+        is_captured: Whether updates run as captured graphs; None before that is known.
+        keeps_types: Whether state may have other types than the weights, which torch's `load_state_dict` does not know.
+
+    Example:
+        >>> import torch
+        >>> weight = nn.Parameter(torch.ones(2))
+        >>> worker = Worker(torch.optim.SGD([weight], lr=1.0))
+        >>> weight.grad = torch.ones(2)
+        >>> worker.follow([{"lr": 0.25}])
+        >>> worker.step()
+        >>> weight.tolist()
+        [0.75, 0.75]
+    """
+
+    is_captured: bool | None = False
+    keeps_types = False
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def begin(self, num_updates: int, seed: int) -> None:
+        """Goes on from another state, which the optimizer has been given.
+
+        Args:
+            num_updates: How many updates there have been.
+            seed: Where the random numbers of the first update started.
+        """
+
+    def follow(self, settings: Sequence[Mapping[str, Any]]) -> None:
+        """Takes the settings of each parameter group for the next update."""
+        for group, chosen in zip(self.optimizer.param_groups, settings, strict=True):
+            group.update(chosen)
+
+    def step(self) -> None:
+        """One update with the gradients that the parameters have."""
+        self.optimizer.step()
+
+    def state(self, parameter: Tensor) -> Mapping[str, Any]:
+        """The state of a parameter as the user's optimizer is to show it."""
+        return self.optimizer.state.get(parameter, {})
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether the state holds what a step makes."""
+        return any(self.optimizer.state.values())
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Those of all groups, in order."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def over(self, parameters: Sequence[nn.Parameter]) -> "Worker":
+        """One of the same kind and settings, without state, over other parameters."""
+        other, given = copy.copy(self), iter(parameters)
+        other.optimizer = without_parameters(self.optimizer)
+        other.optimizer.param_groups = [
+            {**group, "params": [next(given) for _ in group["params"]]} for group in self.optimizer.param_groups
+        ]
+        return other
+
+    def tensors(self) -> dict[Input, Tensor]:
+        """Everything that an update reads or writes: each parameter, its gradient and its state."""
+        tensors: dict[Input, Tensor] = {}
+        for number, parameter in enumerate(self.parameters):
+            tensors[Input(Role.PARAMETER, f"{number}")] = parameter
+            if parameter.grad is not None:
+                tensors[Input(Role.GRADIENT, f"{number}")] = parameter.grad
+            tensors |= self.state_tensors(number)
+        return tensors
+
+    def state_tensors(self, number: int) -> dict[Input, Tensor]:
+        """The tensors that there are for the parameter of this number."""
+        state = self.optimizer.state.get(self.parameters[number], {})
+        return {Input(Role.STATE, f"{number}.{key}"): part for key, part in state.items() if isinstance(part, Tensor)}
+
+
+def without_parameters(optimizer: Optimizer) -> Optimizer:
+    """The same optimizer with no groups and no state; hooks and schedulers stay with the one given.
+
+    Example:
+        >>> import torch
+        >>> sgd = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.5)
+        >>> other = without_parameters(sgd)
+        >>> other.defaults["lr"], other.param_groups, len(sgd.param_groups)
+        (0.5, [], 1)
+    """
+    other = copy.copy(optimizer)
+    # torch's copies leave out what others keep in attributes; `step` there is a scheduler's, for the one given.
+    missing = vars(optimizer).keys() - vars(other).keys() - {"step"}
+    vars(other).update({name: vars(optimizer)[name] for name in missing})
+    other.state, other.param_groups = defaultdict(dict), []
+    return other
