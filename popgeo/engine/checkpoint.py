@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from popgeo.atomic_write import write_atomically
-from popgeo.engine.optimizer.mixed_optimizer import restore_types
+from popgeo.engine.optimizer.keep_types import restore_types
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_runner import StepRunner
@@ -56,10 +56,7 @@ def state_of(
     }
     if update is not None:
         assert optimizer is not None  # whose update it is
-        content |= {"optimizer": optimizer.state_dict(), "num_updates": update.num_updates}
-        content["rounding_seed"] = update.precision.seed
-        if update.scale is not None:
-            content["loss_scale"] = update.scale.state()
+        content |= {"optimizer": optimizer.state_dict(), **update.state()}
     return content
 
 
@@ -100,6 +97,4 @@ def restore_run(content: Mapping[str, Any], runner: StepRunner, update: Update |
     """Goes on with the random numbers, the buffers and the count of updates that a checkpoint of its replicas holds."""
     runner.restore(content["generators"], content["buffers"])
     if update is not None and "num_updates" in content:
-        update.continue_from(content["num_updates"], content.get("rounding_seed"))
-        if update.scale is not None and "loss_scale" in content:
-            update.scale.restore(content["loss_scale"])
+        update.restore(content)

@@ -119,7 +119,7 @@ class Compiled:
             step,
             target,
             None if update is None else update.capture(),
-            part_of_update=update.capture_part(self.options.replication_factor) if update and divides else None,
+            part_of_update=update.capture(self.options.replication_factor) if update and divides else None,
             micro_batches=self.options.gradient_accumulation,
             replicas=self.options.replication_factor,
             sharded=frozenset() if self.update is None else self.update.sharded(),

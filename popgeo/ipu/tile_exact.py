@@ -11,7 +11,7 @@ from torch import Tensor
 from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.engine import micro_batches
 from popgeo.engine.denormals import DenormalsFlushed
-from popgeo.engine.optimizer.capture_update import UpdateGraph, tensors_of
+from popgeo.engine.optimizer.capture_update import UpdateGraph
 from popgeo.engine.optimizer.rehearse import Rehearsal
 from popgeo.engine.pipeline.draws import draws
 from popgeo.engine.pipeline.parts import Part
@@ -232,7 +232,7 @@ class TileExact:
         runner = self._compiled.runner
         own = runner.buffers[replica] if runner.buffers else {}
         tensors = runner.state() | {Input(Role.BUFFER, name): tensor for name, tensor in own.items()}
-        updated = {} if self._update is None else tensors_of(self._update.worker())
+        updated = {} if self._update is None else self._update.worker().tensors()
         tensors |= {given: _in_memory_order(part) for given, part in updated.items() if given.role is Role.STATE}
         return {given: tensor.detach().clone() for given, tensor in tensors.items()}
 

@@ -36,12 +36,12 @@ class GradientScaling:
 
     def apply(self, parameters: Sequence[Tensor]) -> None:
         """Scales the gradients of these parameters in place, one after the other, so that a capture sees each."""
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if self.looks_for_overflow:
-            overflow_of([parameter.grad for parameter in parameters if parameter.grad is not None])
+            overflow_of(gradients)
         if self.divisor != 1:
-            for parameter in parameters:
-                if parameter.grad is not None:
-                    parameter.grad.div_(self.divisor)
+            for gradient in gradients:
+                gradient.div_(self.divisor)
         if self.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(parameters, self.max_grad_norm, foreach=False)
 

@@ -108,9 +108,9 @@ def without_parameters(optimizer: Optimizer) -> Optimizer:
         >>> other.defaults["lr"], other.param_groups, len(sgd.param_groups)
         (0.5, [], 1)
     """
-    other = copy.copy(optimizer)
+    other: Optimizer = object.__new__(type(optimizer))
+    other.__setstate__({**optimizer.__getstate__(), "state": defaultdict(dict), "param_groups": []})
     # torch's copies leave out what others keep in attributes; `step` there is a scheduler's, for the one given.
     missing = vars(optimizer).keys() - vars(other).keys() - {"step"}
     vars(other).update({name: vars(optimizer)[name] for name in missing})
-    other.state, other.param_groups = defaultdict(dict), []
     return other

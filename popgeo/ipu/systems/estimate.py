@@ -64,7 +64,7 @@ def estimate(
     made = None if update is None else update.capture()
     part = None
     if update is not None and chosen.shard_optimizer_state and chosen.replication_factor > 1:
-        part = update.capture_part(chosen.replication_factor)
+        part = update.capture(chosen.replication_factor)
     assessment = assess(
         step,
         share.target,

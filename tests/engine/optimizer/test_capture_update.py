@@ -7,19 +7,13 @@ import torch
 from torch import nn, optim
 
 from popgeo.capture.op_graph import Input, Role
-from popgeo.engine.optimizer.capture_update import (
-    capture_later_update,
-    capture_scaling,
-    capture_update,
-    has_state,
-    parameters_of,
-    tensors_of,
-    with_parameters,
-)
+from popgeo.engine.optimizer.capture_update import capture_later_update, capture_scaling, capture_update
+from popgeo.engine.optimizer.captured_worker import CapturedWorker
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling
-from popgeo.engine.optimizer.mixed_optimizer import MixedOptimizer
+from popgeo.engine.optimizer.mixed_worker import MixedWorker
 from popgeo.engine.optimizer.precision import Precision
-from popgeo.engine.optimizer.run_update import UpdateRunner
+from popgeo.engine.optimizer.rehearse import Rehearsal
+from popgeo.engine.optimizer.worker import Worker
 
 NONE, TWICE = GradientScaling(), GradientScaling(divisor=2.0)
 
@@ -48,7 +42,7 @@ def test_inputs_are_what_an_update_reads_and_outputs_its_state():
     parameters[1].grad = None
     optimizer = grouped(optim.Adam, parameters, lr=0.5)
     optimizer.step()
-    update = capture_update(optimizer)
+    update = capture_update(Worker(optimizer))
     state = ["step", "exp_avg", "exp_avg_sq"]
     of = {number: [f"state:{number}.{key}" for key in state] for number in (0, 2)}
     assert names(update.graph) == [
@@ -65,19 +59,20 @@ def test_inputs_are_what_an_update_reads_and_outputs_its_state():
 
 def test_what_is_done_to_gradients_before_is_part_of_it():
     optimizer = grouped(optim.SGD, weights((3,)), lr=0.5)
-    assert [op.target for op in capture_update(optimizer, TWICE).graph.ops if "div" in op.target] == [
+    assert [op.target for op in capture_update(Worker(optimizer), TWICE).graph.ops if "div" in op.target] == [
         "aten.div_.Tensor"
     ]  # fmt: skip
-    assert not any("div" in op.target for op in capture_update(optimizer).graph.ops)
-    before = parameters_of(optimizer)[0].grad.clone()
-    only = capture_scaling(optimizer, TWICE)
+    assert not any("div" in op.target for op in capture_update(Worker(optimizer)).graph.ops)
+    (parameter,) = optimizer.param_groups[0]["params"]
+    before = parameter.grad.clone()
+    only = capture_scaling(Worker(optimizer), TWICE)
     assert names(only) == ["gradient:0"]
     assert [op.target for op in only.ops] == ["aten.div_.Tensor"]
     assert only.outputs == ()
-    looks = [op.target for op in capture_scaling(optimizer, LOOKS).ops]
+    looks = [op.target for op in capture_scaling(Worker(optimizer), LOOKS).ops]
     assert looks[0] == "aten.linalg_vector_norm.default"
     assert "aten.div_.Tensor" not in looks
-    assert torch.equal(parameters_of(optimizer)[0].grad, before)
+    assert torch.equal(parameter.grad, before)
 
 
 @pytest.mark.parametrize("began", [False, True])
@@ -88,7 +83,7 @@ def test_a_later_update_has_its_state_and_changes_nothing(began: bool):
     if began:
         optimizer.step()
     before = copy.deepcopy([parameters, [p.grad for p in parameters], dict(optimizer.state)])
-    graph = capture_later_update(optimizer, TWICE)
+    graph = capture_later_update(Worker(optimizer), TWICE)
     assert names(graph) == ["parameter:0", "gradient:0", "state:0.momentum_buffer", "parameter:1"]
     assert graph.outputs == ()
     targets = [op.target for op in graph.ops if not op.target.startswith("aten.detach")]
@@ -117,74 +112,71 @@ class Reading(optim.Optimizer):
 
 def test_shapes_alone_are_enough_unless_numbers_are_read():
     on_meta = weights((3, 2), device="meta")
-    assert names(capture_later_update(grouped(optim.AdamW, on_meta), NONE))[:2] == ["parameter:0", "gradient:0"]
+    assert names(capture_later_update(Worker(grouped(optim.AdamW, on_meta)), NONE))[:2] == ["parameter:0", "gradient:0"]
     with pytest.raises(ValueError, match=r"Reading's update cannot be planned from shapes alone: .*such as AdamW"):
-        capture_later_update(grouped(Reading, on_meta), NONE)
+        capture_later_update(Worker(grouped(Reading, on_meta)), NONE)
     with pytest.raises(ValueError, match=r"Reading's update cannot be planned"):
-        capture_later_update(MixedOptimizer(grouped(Reading, on_meta), Precision()), NONE)
+        capture_later_update(MixedWorker(grouped(Reading, on_meta), Precision()), NONE)
     with pytest.raises(RuntimeError, match=r"^broken$"):
-        capture_later_update(grouped(Reading, weights((3, 2)), fails=True), NONE)
+        capture_later_update(Worker(grouped(Reading, weights((3, 2)), fails=True)), NONE)
 
 
 def test_state_is_there_once_a_step_has_made_it():
     parameters = [nn.Parameter(torch.ones(2).half()), nn.Parameter(torch.ones(2).half())]
-    plain = grouped(optim.Adam, parameters)
-    assert not has_state(plain)
-    around = MixedOptimizer(plain, Precision(master_weights=True))
-    around.begin(0)
-    assert not has_state(around)  # master weights are no state of a step
+    plain = Worker(grouped(optim.Adam, parameters))
+    assert not plain.has_stepped
+    mixed = MixedWorker(plain.optimizer, Precision(master_weights=True))
+    mixed.begin(0, seed=0)
+    assert not mixed.has_stepped  # master weights are no state of a step
     parameters[1].grad = torch.ones(2).half()
-    around.step()
-    assert has_state(around)
-    assert has_state(plain)
+    mixed.step()
+    assert mixed.has_stepped
+    assert plain.has_stepped
 
 
-def test_the_same_optimizer_over_others_has_its_settings_and_no_state():
+def test_the_same_worker_over_others_has_its_settings_and_no_state():
     mine, theirs = weights((3, 2), (4,)), weights((1,), (1,))
-    optimizer = grouped(optim.Adam, mine, lr=0.25)
-    optimizer.step()
-    other = with_parameters(optimizer, theirs)
-    assert type(other) is optim.Adam
-    assert parameters_of(other) == theirs
-    assert [group["lr"] for group in other.param_groups] == [0.25, 0.25]
-    assert other.state == {}
-    assert len(optimizer.state) == 2
-    assert all(p is q for p, q in zip(parameters_of(optimizer), mine, strict=True))
+    worker = Worker(grouped(optim.Adam, mine, lr=0.25))
+    worker.step()
+    other = CapturedWorker(worker).over(theirs)
+    assert (type(other), type(other.optimizer)) == (Worker, optim.Adam)
+    assert other.parameters == theirs
+    assert [group["lr"] for group in other.optimizer.param_groups] == [0.25, 0.25]
+    assert other.optimizer.state == {}
+    assert len(worker.optimizer.state) == 2
+    assert all(p is q for p, q in zip(worker.parameters, mine, strict=True))
     other.step()
-    assert len(optimizer.state) == 2
+    assert len(worker.optimizer.state) == 2
 
 
 def test_state_that_is_no_tensor_is_no_input():
     (parameter,) = weights((2,))
     optimizer = grouped(optim.SGD, [parameter], lr=0.1)
     optimizer.state[parameter].update(count=3, mean=torch.ones(2))
-    assert [str(given) for given in tensors_of(optimizer)] == ["parameter:0", "gradient:0", "state:0.mean"]
+    assert [str(given) for given in Worker(optimizer).tensors()] == ["parameter:0", "gradient:0", "state:0.mean"]
 
 
-def stepped(kind: type[optim.Optimizer], **settings) -> optim.Optimizer:
-    optimizer = grouped(kind, weights((3, 2), (4,)), **settings)
-    optimizer.step()
-    return optimizer
-
-
-@pytest.mark.parametrize(("kind", "settings", "rehearsed"), [
-    (optim.SGD, {"momentum": 0.9}, 2), (optim.SGD, {}, 2), (optim.Rprop, {}, 5), (optim.Adam, {}, 5),
-    (optim.SGD, {"lr": torch.tensor(0.5)}, 5),
+@pytest.mark.parametrize(("kind", "settings", "rehearsed", "captured"), [
+    (optim.SGD, {"momentum": 0.9}, 2, True), (optim.SGD, {}, 2, True), (optim.Rprop, {}, 5, False),
+    (optim.Adam, {}, 5, True), (optim.SGD, {"lr": torch.tensor(0.5)}, 5, False),
 ])  # fmt: skip
-def test_updates_that_count_nothing_are_rehearsed_when_a_setting_changes(monkeypatch, kind, settings, rehearsed):
-    mine, theirs = (stepped(kind, **{"lr": 0.5, **settings}) for _ in range(2))
-    runner = UpdateRunner(mine)
+def test_updates_that_count_nothing_are_rehearsed_when_a_setting_changes(
+    monkeypatch, kind, settings, rehearsed, captured
+):
+    mine, theirs = (grouped(kind, weights((3, 2), (4,)), **{"lr": 0.5, **settings}) for _ in range(2))
+    worker = CapturedWorker(Worker(mine))
+    worker.begin(0, seed=0)
     rehearsals = []
-    following = runner._rehearsal.next
-    monkeypatch.setattr(runner._rehearsal, "next", lambda given: rehearsals.append(given) or following(given))
-    assert runner.is_captured is None
-    for number in range(5):
+    following = Rehearsal.next
+    monkeypatch.setattr(Rehearsal, "next", lambda self, given: rehearsals.append(given) or following(self, given))
+    for number in range(6):
+        assert (worker.is_captured is None) is (number < 2)
         for optimizer in (mine, theirs):
-            optimizer.param_groups[1]["lr"] = optimizer.param_groups[1]["lr"] * (0.5 if number == 3 else 1)
-        if not runner.run():
-            mine.step()
+            optimizer.param_groups[1]["lr"] = optimizer.param_groups[1]["lr"] * (0.5 if number == 4 else 1)
+        worker.step()
         theirs.step()
-    for p, q in zip(parameters_of(mine), parameters_of(theirs), strict=True):
+    assert worker.is_captured is captured
+    for p, q in zip(worker.parameters, Worker(theirs).parameters, strict=True):
         torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-7)
     assert len(rehearsals) == rehearsed
 
@@ -211,24 +203,25 @@ class MakesATensorOfANumber(optim.SGD):
 
 
 @pytest.mark.parametrize("kind", [MakesAnew, MakesATensorOfANumber])
-def test_what_a_graph_would_lose_is_not_captured_and_nothing_is_done(kind):
-    optimizer = stepped(kind, lr=0.5)
-    before = copy.deepcopy(parameters_of(optimizer))
-    runner = UpdateRunner(optimizer)
-    assert [runner.run(), runner.run()] == [False, False]
-    assert runner.is_captured is False
-    assert all(map(torch.equal, parameters_of(optimizer), before))
-    fine = UpdateRunner(stepped(optim.Adam))
-    assert fine.run()
-    assert fine.is_captured is True
+def test_what_a_graph_would_lose_is_done_by_the_optimizer_itself(kind):
+    mine, theirs = (grouped(kind, weights((3, 2), (4,)), lr=0.5) for _ in range(2))
+    worker = CapturedWorker(Worker(mine))
+    worker.begin(0, seed=0)
+    for number in range(4):
+        for optimizer in (mine, theirs):
+            optimizer.param_groups[0]["lr"] = 0.5 / (1 + number)
+        worker.step()
+        theirs.step()
+    assert worker.is_captured is False
+    assert all(map(torch.equal, worker.parameters, Worker(theirs).parameters))
 
 
 def test_a_copy_keeps_the_attributes_of_another_s_optimizer_but_no_scheduler_and_no_hook():
     optimizer = grouped(Reading, weights((2,)), fails=False)
     optim.lr_scheduler.StepLR(optimizer, step_size=1)  # which puts a step of its own into the optimizer
     optimizer.register_step_pre_hook(lambda *given: pytest.fail("the hook of the one that was copied"))
-    other = with_parameters(optimizer, weights((3,)))
-    (before,) = copy.deepcopy(parameters_of(other))
+    other = Worker(optimizer).over(weights((3,)))
+    (before,) = copy.deepcopy(other.parameters)
     other.step()
-    assert not other.fails
-    assert not torch.equal(parameters_of(other)[0], before)
+    assert not other.optimizer.fails
+    assert not torch.equal(other.parameters[0], before)

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from popgeo.engine.optimizer.flat_parameters import FlatParameters, flatten_groups, is_elementwise, optimizer_of
+from popgeo.engine.optimizer.choose_worker import choose_worker
+from popgeo.engine.optimizer.flat_parameters import FlatParameters, flatten_groups, is_elementwise
 from popgeo.engine.optimizer.precision import Precision
 
 WHOLE = (0, 1)
@@ -201,25 +202,23 @@ def test_what_is_alike_is_joined_and_what_is_not_stays_alone():
     optimizer = torch.optim.SGD(groups, momentum=0.5)
     trained = {*first, turned, half, own, second}
 
-    def flatten(elementwise: bool, part: tuple[int, int] = WHOLE) -> list[FlatParameters]:
-        return flatten_groups(
-            optimizer, trained, Precision(state=torch.float32), accumulates=True, elementwise=elementwise, part=part
-        )
+    def flatten(optimizer: torch.optim.Optimizer, part: tuple[int, int] = WHOLE) -> list[FlatParameters]:
+        return flatten_groups(optimizer, trained, Precision(state=torch.float32), accumulates=True, part=part)
 
-    flat = flatten(True)
+    flat = flatten(optimizer)
     assert [[id(p) for p in part.members] for part in flat] == [
         [id(p) for p in members] for members in ([first[0], first[1]], [first[2]], [turned], [half], [own], [second])
     ]
     assert [part.group for part in flat] == [0, 0, 0, 0, 0, 1]
     assert [part.is_sharded for part in flat] == [False, False, False, False, True, False]
     assert [part.total.dtype for part in flat] == [torch.float32] * 6
-    assert [len(part.members) for part in flatten(False)] == [1] * 7
+    assert [len(part.members) for part in flatten(torch.optim.Adafactor(groups))] == [1] * 7
     assert flat[2].flat.shape == (3, 2)
     assert flat[2].flat.stride() == turned.stride()
     # What is a process's own, has no dimensions, or is not side by side is never divided.
-    assert [part.own.numel() for part in flatten(True, (1, 2))] == [5, 1, 6, 1, 6, 2]
-    assert [part.is_divided for part in flatten(True, (1, 2))] == [True, False, False, True, False, True]
-    worker = optimizer_of(flat, optimizer)
+    assert [part.own.numel() for part in flatten(optimizer, (1, 2))] == [5, 1, 6, 1, 6, 2]
+    assert [part.is_divided for part in flatten(optimizer, (1, 2))] == [True, False, False, True, False, True]
+    worker = choose_worker(optimizer, flat, Precision()).optimizer
     assert type(worker) is torch.optim.SGD
     assert [group["lr"] for group in worker.param_groups] == [0.5] * 5 + [0.25]
     assert [group["params"] for group in worker.param_groups] == [[part.own] for part in flat]

@@ -9,6 +9,7 @@ from torch import nn, optim
 from popgeo.capture.op_graph import Role
 from popgeo.engine.optimizer.gradient_scaling import set_gradient
 from popgeo.engine.optimizer.rehearse import Rehearsal
+from popgeo.engine.optimizer.worker import Worker
 
 
 def weights(*shapes: tuple[int, ...]) -> list[nn.Parameter]:
@@ -29,7 +30,7 @@ def settings(optimizer: optim.Optimizer) -> list[dict]:
 def test_each_way_of_updating_has_one_graph(kind, options, num_graphs):
     """The first update makes the state, if there is any; RAdam goes over to adapted rates after a few."""
     optimizer = kind(weights((3, 2)), lr=0.1, **options)
-    rehearsal = Rehearsal(optimizer)
+    rehearsal = Rehearsal(Worker(optimizer))
     updates = [rehearsal.next(settings(optimizer))[0] for _ in range(9)]
     assert None not in updates
     assert len(set(map(id, updates))) == num_graphs
@@ -37,13 +38,13 @@ def test_each_way_of_updating_has_one_graph(kind, options, num_graphs):
 
 def test_numbers_are_those_of_each_update():
     optimizer = optim.SGD(weights((2,)), lr=0.5)
-    rehearsal = Rehearsal(optimizer)
+    rehearsal = Rehearsal(Worker(optimizer))
     for rate in (0.5, 0.25):
         _, numbers = rehearsal.next([{"lr": rate}])
         assert numbers == [-rate]
     # By hand: after one update Adam's momentum stands for 1 - 0.9 of the gradient, which its step size makes up for.
     adam = optim.Adam(weights((2,)), lr=0.5, betas=(0.9, 0.99))
-    _, numbers = Rehearsal(adam).next(settings(adam))
+    _, numbers = Rehearsal(Worker(adam)).next(settings(adam))
     assert numbers[-1] == pytest.approx(-0.5 / (1 - 0.9))
 
 
@@ -51,7 +52,7 @@ def test_the_optimizer_and_its_parameters_stay_as_they_are():
     parameters = weights((3, 2), ())
     before = copy.deepcopy(parameters)
     optimizer = optim.Adam([{"params": [p]} for p in parameters], lr=0.1)
-    rehearsal = Rehearsal(optimizer)
+    rehearsal = Rehearsal(Worker(optimizer))
     for _ in range(3):
         rehearsal.next(settings(optimizer))
     assert not optimizer.state
@@ -60,11 +61,11 @@ def test_the_optimizer_and_its_parameters_stay_as_they_are():
 
 def test_it_goes_on_from_the_state_that_there_is():
     optimizer = optim.Adam(weights((3, 2)), lr=0.1)
-    from_start = Rehearsal(optimizer)
+    from_start = Rehearsal(Worker(optimizer))
     foretold = [from_start.next(settings(optimizer))[1] for _ in range(4)]
     for _ in range(3):
         optimizer.step()
-    update, numbers = Rehearsal(optimizer).next(settings(optimizer))
+    update, numbers = Rehearsal(Worker(optimizer)).next(settings(optimizer))
     assert numbers == foretold[3]
     assert [str(given) for given in update.graph.inputs_of(Role.STATE)] == [
         "state:0.step", "state:0.exp_avg", "state:0.exp_avg_sq"
@@ -83,7 +84,7 @@ class Whole(optim.SGD):
 
 def test_what_differs_for_a_whole_parameter_is_not_foretold():
     optimizer = Whole(weights((3, 2)), lr=0.1)
-    assert Rehearsal(optimizer).next(settings(optimizer))[0] is None
+    assert Rehearsal(Worker(optimizer)).next(settings(optimizer))[0] is None
 
 
 class CountsInWholeNumbers(optim.Optimizer):
@@ -102,7 +103,7 @@ class CountsInWholeNumbers(optim.Optimizer):
 
 def test_a_state_may_hold_what_is_no_tensor():
     optimizer = CountsInWholeNumbers(weights((3, 2)), lr=0.5)
-    rehearsal = Rehearsal(optimizer)
+    rehearsal = Rehearsal(Worker(optimizer))
     assert [rehearsal.next(settings(optimizer))[1] for _ in range(2)] == [[-0.5], [-0.25]]
 
 
@@ -112,7 +113,7 @@ def test_gradients_are_of_the_type_that_they_are_joined_in_or_the_parameter_s():
         if joined is not None:
             set_gradient(half, torch.ones(2, dtype=joined))
         optimizer = optim.SGD([half], lr=0.5)
-        graph = Rehearsal(optimizer).next(settings(optimizer))[0].graph
+        graph = Rehearsal(Worker(optimizer)).next(settings(optimizer))[0].graph
         (gradient,) = graph.inputs_of(Role.GRADIENT).values()
         assert graph.values[gradient].dtype is (joined or torch.float16)
 
@@ -122,7 +123,7 @@ def test_what_counts_and_a_rate_that_is_a_tensor_may_change_the_numbers_of_the_n
         (parameter,) = optimizer.param_groups[0]["params"]
         if state:
             optimizer.state[parameter].update(state)
-        return Rehearsal(optimizer).counts_steps
+        return Rehearsal(Worker(optimizer)).counts_steps
 
     def sgd(lr: float | torch.Tensor = 0.5) -> optim.Optimizer:
         return optim.SGD(weights((3, 2)), lr=lr)

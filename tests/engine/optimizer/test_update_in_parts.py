@@ -25,11 +25,10 @@ def test_all_tensors_that_it_holds_are_told():
     update.apply()
     assert [one.numel() for one in update.tensors()] == [16, 1, 16, 1]
     assert update.members() == [["rows", "line", "one", "last"], ["scalar"]]
-    assert (update.sharded(), update.divided(), update.precision.part) == (frozenset(), [], 0)
+    assert (update.sharded(), update.divided()) == (frozenset(), [])
     own.is_sharded = True
     sharded = Update(KINDS["adam"](held.values()), held, Options(), part=(1, 2))
     assert sharded.members() == [["rows", "line", "one"], ["scalar"], ["last"]]
-    assert sharded.precision.part == 1
     assert sharded.sharded() == frozenset({"2"})
     assert [one.numel() for one in sharded.shared_totals()] == [12, 1]
     assert [one.numel() for one in sharded.totals()] == [12, 1, 4]
@@ -75,12 +74,12 @@ def test_a_captured_update_is_that_of_the_largest_part():
         return [graph.values[v].numel for v in graph.inputs_of(Role.PARAMETER).values()]
 
     assert sizes(update.capture()) == [16, 1]
-    assert sizes(update.capture_part(1)) == [16, 1]
-    assert sizes(update.capture_part(2)) == [8, 1]
-    assert sizes(update.capture_part(3)) == [6, 1]
-    assert sizes(update.capture_part(16)) == [1, 1]
-    assert sizes(mixed.capture_part(4)) == [4, 1, 6]
-    graph = mixed.capture_part(4)
+    assert sizes(update.capture(1)) == [16, 1]
+    assert sizes(update.capture(2)) == [8, 1]
+    assert sizes(update.capture(3)) == [6, 1]
+    assert sizes(update.capture(16)) == [1, 1]
+    assert sizes(mixed.capture(4)) == [4, 1, 6]
+    graph = mixed.capture(4)
     assert [graph.values[v].shape for v in graph.inputs_of(Role.GRADIENT).values()] == [(4,), (), (6,)]
     assert [graph.values[v].shape for v in graph.inputs_of(Role.STATE).values()] == [(4,), (), (6,)]
     assert graph.outputs == ()
@@ -102,10 +101,10 @@ def test_the_worker_has_the_settings_of_the_next_update_and_the_state_so_far():
     feed(update, gradients(0))
     update.apply()
     update.optimizer.param_groups[0]["momentum"] = 0.25
-    worker = update.worker()
-    assert [group["lr"] for group in worker.param_groups] == [1.5, 1.5]
-    assert [group["momentum"] for group in worker.param_groups] == [0.25, 0.25]
-    velocity = worker.state[worker.param_groups[1]["params"][0]]["momentum_buffer"]
+    optimizer = update.worker().optimizer
+    assert [group["lr"] for group in optimizer.param_groups] == [1.5, 1.5]
+    assert [group["momentum"] for group in optimizer.param_groups] == [0.25, 0.25]
+    velocity = optimizer.state[optimizer.param_groups[1]["params"][0]]["momentum_buffer"]
     torch.testing.assert_close(velocity, update.optimizer.state[held["scalar"]]["momentum_buffer"])
 
 
@@ -126,14 +125,15 @@ def test_counting_on_from_an_update_draws_its_random_numbers():
             for name, parameter in expected.items():
                 kept.state[mine[name]].update(copy.deepcopy(dict(first.optimizer.state[parameter])))
             second.set_optimizer(kept)
-            second.continue_from(3, seed=3)
+            assert first.state() == {"num_updates": 3, "rounding_seed": 3}
+            second.restore(first.state())
             assert second.num_updates == 3
         if number > 2:
             feed(second, gradients(number, torch.float16))
             second.apply()
     assert second.num_updates == 6
     assert all(torch.equal(mine[name], parameter) for name, parameter in expected.items())
-    assert first.precision.seed == second.precision.seed == 3
+    assert first.seed == second.seed == 3
 
 
 def test_a_seed_is_shared_where_processes_round():
@@ -146,9 +146,9 @@ def test_a_seed_is_shared_where_processes_round():
     replicas = SimpleNamespace(world_size=2, share_weights=share)
     update, mine = rounding()
     update.share_seed(SimpleNamespace(world_size=1, share_weights=None))
-    assert update.precision.seed == 3
+    assert update.seed == 3
     update.share_seed(replicas)
-    assert update.precision.seed == 11
+    assert update.seed == 11
     other, theirs = make("momentum", torch.float16, stochastic_rounding=True, random_seed=11)
     for one in (update, other):
         feed(one, gradients(0, torch.float16))
@@ -161,7 +161,7 @@ def test_a_seed_is_shared_where_processes_round():
     seen = []
     huge.share_seed(SimpleNamespace(world_size=2, share_weights=lambda tensors: seen.append(int(tensors[0]))))
     assert seen == [5]
-    assert huge.precision.seed == 5
+    assert huge.seed == 5
 
 
 def test_state_keeps_its_types_when_it_is_loaded_after_the_parameters_are_taken_over():

@@ -1,8 +1,6 @@
 """Another optimizer stepped in float32 beside a plain loop: every type, rounding, what it keeps and what it loads."""
 
-import copy
 import functools
-import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,14 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from popgeo.engine.optimizer.mixed_optimizer import (
-    COUNTER,
-    MASTER,
-    MixedOptimizer,
-    keep_types_when_loading,
-    mixed,
-    restore_types,
-)
+from popgeo.engine.optimizer.keep_types import keep_types_when_loading, restore_types
+from popgeo.engine.optimizer.mixed_worker import COUNTER, MASTER, MixedWorker, needs_mixed
 from popgeo.engine.optimizer.precision import Precision
 from popgeo.ops import round_stochastic
 
@@ -42,11 +34,8 @@ def gradients(dtype: torch.dtype) -> list[list[Tensor]]:
     return [[torch.randn(shape, generator=generator).to(dtype) for shape in SHAPES] for _ in range(STEPS)]
 
 
-def wrapped(make: Make, parameters: list[nn.Parameter], precision: Precision) -> MixedOptimizer:
-    inner = make(parameters)
-    (group,) = inner.param_groups
-    inner.param_groups = [{**group, "params": [p]} for p in parameters]
-    return MixedOptimizer(inner, precision)
+def wrapped(make: Make, parameters: list[nn.Parameter], precision: Precision) -> MixedWorker:
+    return MixedWorker(make(parameters), precision)
 
 
 def plain_loop(make: Make, dtype: torch.dtype, precision: Precision) -> tuple[list[Tensor], list[dict[str, Any]]]:
@@ -93,21 +82,21 @@ PRECISIONS = [
 @pytest.mark.parametrize(("dtype", "precision"), PRECISIONS)
 def test_it_is_a_plain_loop_whatever_the_types(kind: str, dtype: torch.dtype, precision: Precision):
     parameters = start(dtype)
-    optimizer = wrapped(KINDS[kind], parameters, precision)
+    worker = wrapped(KINDS[kind], parameters, precision)
     places: set[tuple[int, ...]] = set()
     for given in gradients(dtype):
         for parameter, gradient in zip(parameters, given, strict=True):
             parameter.grad = gradient.clone()
-        optimizer.step()
+        worker.step()
         # Captured updates need the state to stay where it is.
-        states = [optimizer.state[p] for p in parameters]
+        states = [worker.optimizer.state[p] for p in parameters]
         places.add(tuple(part.data_ptr() for state in states for key, part in state.items() if key != "step"))
         assert all(torch.equal(p.grad, gradient) for p, gradient in zip(parameters, given, strict=True))
     weights, states = plain_loop(KINDS[kind], dtype, precision)
     assert len(places) == 1
     for parameter, weight, expected in zip(parameters, weights, states, strict=True):
         assert torch.equal(parameter.detach(), weight)
-        state = optimizer.state[parameter]
+        state = worker.optimizer.state[parameter]
         narrow = dtype in (torch.float16, torch.bfloat16)
         assert (MASTER in state) is (precision.master_weights and narrow)
         if MASTER in state:
@@ -124,45 +113,12 @@ def test_it_is_a_plain_loop_whatever_the_types(kind: str, dtype: torch.dtype, pr
 def test_a_parameter_without_a_gradient_stays_and_gets_no_state():
     for dtype in (torch.float16, torch.float32):
         parameters = start(dtype)
-        optimizer = wrapped(KINDS["adam"], parameters, Precision(state=torch.float16, stochastic_rounding=True))
+        worker = wrapped(KINDS["adam"], parameters, Precision(state=torch.float16, stochastic_rounding=True))
         before = parameters[1].detach().clone()
         parameters[0].grad = gradients(dtype)[0][0]
-        optimizer.step()
+        worker.step()
         assert torch.equal(parameters[1].detach(), before)
-        assert [optimizer.has_state(p) for p in parameters] == [True, False]
-        assert not optimizer.state.get(parameters[1])
-
-
-def test_the_optimizer_inside_stays_as_it_was_given():
-    parameters = start(torch.float16)
-    inner = KINDS["adam"](parameters[:1])
-    groups, state = inner.param_groups, inner.state
-    optimizer = MixedOptimizer(inner, Precision(master_weights=True))
-    parameters[0].grad = gradients(torch.float16)[0][0]
-    optimizer.step()
-    assert inner.param_groups is groups
-    assert inner.state is state
-    assert optimizer.state is state  # which is where its state goes
-    assert optimizer.inner.param_groups == []
-    assert not optimizer.inner.state
-    assert optimizer.param_groups is groups
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
-def test_a_copy_goes_on_by_itself(copied):
-    parameters = start(torch.float16)
-    optimizer = wrapped(KINDS["momentum"], parameters, Precision(state=torch.float32, master_weights=True))
-    for p, gradient in zip(parameters, gradients(torch.float16)[0], strict=True):
-        p.grad = gradient
-    optimizer.step()
-    other = copied(optimizer)
-    assert other.precision == optimizer.precision
-    theirs = [group["params"][0] for group in other.param_groups]
-    for p, one in zip(parameters, theirs, strict=True):
-        one.grad = p.grad.clone()
-    optimizer.step()
-    other.step()
-    assert all(map(torch.equal, parameters, theirs))
+        assert not worker.optimizer.state.get(parameters[1])
 
 
 def test_what_is_there_before_the_first_step_is_made_for_what_needs_it():
@@ -170,46 +126,47 @@ def test_what_is_there_before_the_first_step_is_made_for_what_needs_it():
     turned = nn.Parameter(torch.randn(2, 3).half().t())
     for choices in ({"master_weights": True}, {"stochastic_rounding": True}, {"state": torch.float32}):
         precision = Precision(seed=4, part=2, **choices)
-        optimizer = wrapped(KINDS["momentum"], [half, single, scalar, turned], precision)
-        optimizer.begin(7)
-        assert not any(map(optimizer.has_state, (half, single, scalar, turned)))
+        worker = wrapped(KINDS["momentum"], [half, single, scalar, turned], precision)
+        worker.begin(7, seed=4)
+        assert not worker.has_stepped
         if "master_weights" in choices:
-            assert torch.equal(optimizer.state[half][MASTER], half.float())
-            assert [MASTER in optimizer.state[p] for p in (half, single, scalar)] == [True, False, True]
-            kept = optimizer.state[half][MASTER]
-            optimizer.begin(8)
-            assert optimizer.state[half][MASTER] is kept
+            assert torch.equal(worker.optimizer.state[half][MASTER], half.float())
+            assert [MASTER in worker.optimizer.state[p] for p in (half, single, scalar)] == [True, False, True]
+            kept = worker.optimizer.state[half][MASTER]
+            worker.begin(8, seed=4)
+            assert worker.optimizer.state[half][MASTER] is kept
         elif "stochastic_rounding" in choices:
             # What is divided among processes has numbers of this process; what all have is rounded alike.
             own = [precision.counter(number, 7, is_divided=number < 2) for number in range(4)]
-            assert [int(optimizer.state[p][COUNTER]) for p in (half, single, scalar, turned)] == own
+            assert [int(worker.optimizer.state[p][COUNTER]) for p in (half, single, scalar, turned)] == own
             assert own[0] != precision.counter(0, 7)
         else:
-            assert not any(optimizer.state.values())
+            assert not any(worker.optimizer.state.values())
 
 
 def test_weights_changed_from_outside_are_followed_element_by_element():
     half, single = start(torch.float16)[0], start(torch.float32)[1]
-    optimizer = wrapped(KINDS["momentum"], [half, single], Precision(master_weights=True))
-    optimizer.begin(0)
-    master = optimizer.state[half][MASTER]
+    worker = wrapped(KINDS["momentum"], [half, single], Precision(master_weights=True))
+    worker.begin(0, seed=0)
+    master = worker.optimizer.state[half][MASTER]
     master.add_(2.0**-30)  # less than half of a spacing
     expected, before = master.clone(), single.detach().clone()
     half.data[2, 3] = expected[2, 3] = 9.0
-    optimizer.follow_weights()
+    worker.follow([{"lr": 0.5}])
+    assert worker.optimizer.param_groups[0]["lr"] == 0.5
     assert torch.equal(master, expected)
-    assert optimizer.state[half][MASTER] is master
+    assert worker.optimizer.state[half][MASTER] is master
     assert torch.equal(single.detach(), before)
 
 
 def narrow_state(precision: Precision, kind: str = "adam", step: float = 3.0, **more: Any) -> dict[str, Any]:
     (parameter, _) = parameters = start(torch.float16)
-    optimizer = wrapped(KINDS[kind], parameters, precision)
-    optimizer.state[parameter].update(
+    worker = wrapped(KINDS[kind], parameters, precision)
+    worker.optimizer.state[parameter].update(
         step=torch.tensor(step), square=torch.ones(6, 5).half(), mean=torch.ones(6, 5).half(), note="kept", **more
     )
-    optimizer.begin(3)
-    return optimizer.state[parameter]
+    worker.begin(3, seed=0)
+    return worker.optimizer.state[parameter]
 
 
 @pytest.mark.parametrize("precision", [Precision(state=torch.float32), Precision(master_weights=True)])
@@ -226,10 +183,10 @@ def test_narrow_state_is_widened_with_a_warning_once_steps_were_counted(precisio
 
 def wide_only(precision: Precision) -> set[torch.dtype]:
     (parameter, _) = parameters = start(torch.float16)
-    optimizer = wrapped(KINDS["momentum"], parameters, precision)
-    optimizer.state[parameter]["momentum_buffer"] = torch.ones(6, 5)
-    optimizer.begin(1)
-    return {part.dtype for part in optimizer.state[parameter].values()}
+    worker = wrapped(KINDS["momentum"], parameters, precision)
+    worker.optimizer.state[parameter]["momentum_buffer"] = torch.ones(6, 5)
+    worker.begin(1, seed=0)
+    return {part.dtype for part in worker.optimizer.state[parameter].values()}
 
 
 class Counting(optim.Optimizer):
@@ -250,22 +207,22 @@ class Counting(optim.Optimizer):
 
 def test_state_of_another_s_optimizer_is_its_own_affair_without_a_type_for_it():
     (parameter, _) = start(torch.float16)
-    optimizer = wrapped(Counting, [parameter], Precision(master_weights=True))
-    optimizer.state[parameter]["grown"] = torch.ones(6, 5).half()
-    optimizer.begin(1)
-    assert optimizer.state[parameter]["grown"].dtype is torch.float16
+    worker = wrapped(Counting, [parameter], Precision(master_weights=True))
+    worker.optimizer.state[parameter]["grown"] = torch.ones(6, 5).half()
+    worker.begin(1, seed=0)
+    assert worker.optimizer.state[parameter]["grown"].dtype is torch.float16
 
 
 def test_only_floating_point_of_the_parameter_s_shape_is_kept_in_another_type():
     (parameter, _) = start(torch.float16)
-    optimizer = wrapped(Counting, [parameter], Precision(state=torch.bfloat16))
+    worker = wrapped(Counting, [parameter], Precision(state=torch.bfloat16))
     total, signs = torch.zeros(6, 5), torch.zeros(6, 5, dtype=torch.int32)
     for given, _ in gradients(torch.float16):
         parameter.grad = given
-        optimizer.step()
+        worker.step()
         total = (total + given.float()).bfloat16().float()
         signs += given.sign().int()
-    state = optimizer.state[parameter]
+    state = worker.optimizer.state[parameter]
     assert {key: part.dtype for key, part in state.items()} == {
         "signs": torch.int32, "grown": torch.bfloat16, "row": torch.float32
     }  # fmt: skip
@@ -276,11 +233,11 @@ def test_only_floating_point_of_the_parameter_s_shape_is_kept_in_another_type():
 def test_what_may_be_a_count_of_steps_keeps_its_type():
     """The moments of a parameter without dimensions look like one."""
     scalar = nn.Parameter(torch.ones(()).half())
-    optimizer = wrapped(KINDS["adam"], [scalar], Precision(state=torch.float16))
+    worker = wrapped(KINDS["adam"], [scalar], Precision(state=torch.float16))
     for _ in range(2):
         scalar.grad = torch.ones(()).half()
-        optimizer.step()
-    assert {part.dtype for part in optimizer.state[scalar].values()} == {torch.float32}
+        worker.step()
+    assert {part.dtype for part in worker.optimizer.state[scalar].values()} == {torch.float32}
 
 
 @pytest.mark.parametrize(
@@ -301,11 +258,9 @@ def test_what_may_be_a_count_of_steps_keeps_its_type():
         ((torch.float32, torch.bfloat16), Precision(state=torch.float32), True),
     ],
 )
-def test_it_is_put_round_an_optimizer_where_types_differ(types, precision: Precision, wraps: bool):
+def test_it_is_needed_where_types_differ(types, precision: Precision, wraps: bool):
     inner = optim.SGD([{"params": [nn.Parameter(torch.ones(2, dtype=dtype))]} for dtype in types])
-    made = mixed(inner, precision)
-    assert isinstance(made, MixedOptimizer) is wraps
-    assert wraps or made is inner
+    assert needs_mixed(inner, precision) is wraps
 
 
 def test_state_is_loaded_in_the_types_that_it_was_saved_in():

@@ -1,0 +1,235 @@
+"""PopTorch's optimizers: the names of their arguments, and what torch's own do not do."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from popgeo.compat.account import ACCOUNT, Treatment
+from popgeo.compat.poptorch.optim.poptorch_optimizer import PoptorchOptimizer
+
+_MOMENTS = ("first_order_momentum_accum_type", "second_order_momentum_accum_type")
+_OF_ADAM = dict(zip(_MOMENTS, (("exp_avg",), ("exp_avg_sq",)), strict=True))
+
+
+class SGD(PoptorchOptimizer, torch.optim.SGD):
+    """Stochastic gradient descent with PopTorch's arguments.
+
+    Args:
+        params, lr, momentum, dampening, weight_decay, nesterov, maximize: As in `torch.optim.SGD`.
+        loss_scaling: What the loss is multiplied by, and gradients divided by.
+        velocity_scaling: What the velocity is kept multiplied by.
+        use_combined_accum: Recorded: joined gradient and velocity would share memory.
+        accum_type: Type of joined gradients: `torch.float32` (by default) or `torch.float16`.
+        velocity_accum_type: Type of the velocity, likewise.
+        max_grad_norm: 2-norm that all gradients together are limited to.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> SGD([weight], lr=0.1, loss_scaling=8.0).loss_scaling
+        8.0
+    """
+
+    arguments = (
+        "lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "foreach", "differentiable",
+        "loss_scaling", "velocity_scaling", "use_combined_accum", "accum_type", "velocity_accum_type", "max_grad_norm",
+    )  # fmt: skip
+    choices = ("velocity_scaling", "use_combined_accum")
+    types = {"velocity_accum_type": ("momentum_buffer",)}
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        if self.variable_attrs.isConstant("lr"):
+            raise ValueError("SGD needs a learning rate: pass lr.")
+        for group in (*self.param_groups, self.defaults):
+            group.setdefault("velocity_scaling", 1.0 if self.velocity_scaling is None else self.velocity_scaling)
+        if self.use_combined_accum is not None:
+            ACCOUNT.add("optim.SGD(use_combined_accum)", Treatment.RECORDED, "it saves memory and changes no result")
+
+    def _update(self) -> None:
+        for velocity, scaling in self._velocities():
+            velocity.div_(scaling)
+        super()._update()
+        for velocity, scaling in self._velocities():
+            velocity.mul_(scaling)
+
+    def _velocities(self) -> Iterator[tuple[Tensor, float]]:
+        """Those that are kept scaled."""
+        for parameter, _, state, group in self._each():
+            if group["velocity_scaling"] != 1 and state.get("momentum_buffer") is not None:
+                yield state["momentum_buffer"], group["velocity_scaling"]
+
+
+class Adam(PoptorchOptimizer, torch.optim.Adam):
+    """Adam with PopTorch's arguments.
+
+    Args:
+        params, lr, betas, eps, weight_decay, maximize: As in `torch.optim.Adam`.
+        amsgrad: Must not be set.
+        loss_scaling: What the loss is multiplied by, and gradients divided by.
+        accum_type: Type of joined gradients: `torch.float32` (by default) or `torch.float16`.
+        first_order_momentum_accum_type: Type of the first moment, likewise.
+        second_order_momentum_accum_type: Type of the second moment, likewise.
+        max_grad_norm: 2-norm that all gradients together are limited to.
+
+    Raises:
+        ValueError: amsgrad is asked for, or another type.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> Adam([weight], lr=0.1).variable_attrs.isConstant("eps")
+        True
+    """
+
+    arguments = (
+        "lr", "betas", "eps", "weight_decay", "amsgrad", "foreach", "maximize", "capturable", "differentiable", "fused",
+        "loss_scaling", "accum_type", *_MOMENTS, "max_grad_norm",
+    )  # fmt: skip
+    types = _OF_ADAM
+
+
+class AdamW(PoptorchOptimizer, torch.optim.AdamW):
+    """AdamW with PopTorch's arguments: those of `Adam`, and `bias_correction`.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(1))
+        >>> optimizer = AdamW([weight], lr=0.1, betas=(0.5, 0.75), weight_decay=0.0, bias_correction=False)
+        >>> weight.grad = torch.ones(1)
+        >>> optimizer.step()
+        >>> round(weight.item(), 3)
+        0.9
+    """
+
+    arguments = (
+        "lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused",
+        "loss_scaling", "bias_correction", "accum_type", *_MOMENTS, "max_grad_norm",
+    )  # fmt: skip
+    choices = ("bias_correction",)
+    types = _OF_ADAM
+
+    def _update(self) -> None:
+        if self.bias_correction is not False:
+            return super()._update()
+        for parameter, gradient, state, group in self._each():
+            step = _step_of_adam(gradient, state, group, corrects=False)
+            parameter.copy_(parameter * (1 - group["lr"] * group["weight_decay"]) - step * group["lr"])
+
+
+class RMSprop(PoptorchOptimizer, torch.optim.RMSprop):
+    """RMSprop with PopTorch's arguments.
+
+    Args:
+        params, lr, alpha, eps, weight_decay, momentum, centered, maximize: As in `torch.optim.RMSprop`.
+        loss_scaling, accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type: As in `Adam`.
+        use_tf_variant: TensorFlow's variant: eps is added before the root, and the rate counts before the momentum.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(1))
+        >>> optimizer = RMSprop([weight], lr=0.1, alpha=0.75, eps=0.75, use_tf_variant=True)
+        >>> weight.grad = torch.ones(1)
+        >>> optimizer.step()
+        >>> round(weight.item(), 3)
+        0.9
+    """
+
+    arguments = (
+        "lr", "alpha", "eps", "weight_decay", "momentum", "centered", "maximize", "foreach", "differentiable",
+        "loss_scaling", "accum_type", *_MOMENTS, "use_tf_variant",
+    )  # fmt: skip
+    choices = ("use_tf_variant",)
+    types = dict(zip(_MOMENTS, (("grad_avg", "momentum_buffer"), ("square_avg",)), strict=True))
+
+    def _update(self) -> None:
+        if not self.use_tf_variant:
+            return super()._update()
+        for parameter, gradient, state, group in self._each():
+            alpha = group["alpha"]
+            if group["weight_decay"]:
+                gradient = gradient + parameter * group["weight_decay"]
+            _count(state)
+            spread = _mean(state, "square_avg", gradient.square(), alpha)
+            if group["centered"]:
+                spread = spread - _mean(state, "grad_avg", gradient, alpha).square()
+            step = gradient / (spread + group["eps"]).sqrt() * group["lr"]
+            if group["momentum"]:
+                velocity = state.setdefault("momentum_buffer", torch.zeros_like(step))
+                step = velocity.copy_(velocity * group["momentum"] + step)
+            parameter.copy_(parameter - step)
+
+
+class _Lamb(torch.optim.Optimizer):
+    """LAMB's arguments with their defaults, as torch's optimizers have theirs."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        max_weight_norm: float | None = None,
+    ) -> None:
+        settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, {**settings, "max_weight_norm": max_weight_norm})
+
+
+class LAMB(PoptorchOptimizer, _Lamb):
+    """LAMB (arXiv:1904.00962) with PopTorch's arguments: Adam's step, scaled by the norms of weights and step.
+
+    Args:
+        params: Parameters or groups of them.
+        lr, betas, eps, weight_decay: As in `torch.optim.AdamW`.
+        bias_correction: Whether the moments are divided by what they lack at first; they are by default.
+        max_weight_norm: The most that the norm of the weights counts; None leaves it.
+        loss_scaling, accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type, max_grad_norm: As
+            in `Adam`.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+        >>> optimizer = LAMB([weight], lr=0.1, weight_decay=0.0)
+        >>> weight.grad = torch.tensor([1.0, 1.0])
+        >>> optimizer.step()
+        >>> weight.data
+        tensor([2.6464, 3.6464])
+    """
+
+    elementwise = False  # it looks at the norm of each tensor
+    arguments = (
+        "lr", "betas", "eps", "weight_decay", "bias_correction", "loss_scaling", "max_weight_norm", "accum_type",
+        *_MOMENTS, "max_grad_norm",
+    )  # fmt: skip
+    choices = ("bias_correction",)
+    types = _OF_ADAM
+
+    def _update(self) -> None:
+        for parameter, gradient, state, group in self._each():
+            step = _step_of_adam(gradient, state, group, corrects=self.bias_correction is not False)
+            step = step + parameter * group["weight_decay"]
+            weight_norm, step_norm = parameter.norm(), step.norm()
+            if group["max_weight_norm"] is not None:
+                weight_norm = weight_norm.clamp(max=group["max_weight_norm"])
+            trust = torch.where((weight_norm > 0) & (step_norm > 0), weight_norm / step_norm, 1.0)
+            parameter.copy_(parameter - step * trust * group["lr"])
+
+
+def _step_of_adam(gradient: Tensor, state: dict[str, Any], group: dict[str, Any], *, corrects: bool) -> Tensor:
+    """Adam's step before the rate (arXiv:1412.6980), after its moments have met this gradient."""
+    count, betas = _count(state), group["betas"]
+    mean = _mean(state, "exp_avg", gradient, betas[0])
+    spread = _mean(state, "exp_avg_sq", gradient.square(), betas[1])
+    corrections = [1 - beta**count if corrects else 1.0 for beta in betas]
+    return mean / corrections[0] / (spread.sqrt() / math.sqrt(corrections[1]) + group["eps"])
+
+
+def _count(state: dict[str, Any]) -> float:
+    """Of how many updates this is the last."""
+    state["step"] = state.get("step", torch.tensor(0.0)).add_(1)
+    return float(state["step"].item())
+
+
+def _mean(state: dict[str, Any], key: str, new: Tensor, weight: float) -> Tensor:
+    """A running mean after it has met another number, where the mean before has this weight."""
+    mean = state.setdefault(key, torch.zeros_like(new))
+    return mean.copy_(mean * weight + new * (1 - weight))
