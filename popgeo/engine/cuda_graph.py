@@ -15,6 +15,7 @@ from popgeo.capture.op_graph import Role
 from popgeo.capture.pytree import flatten
 from popgeo.engine import micro_batches
 from popgeo.engine.optimizer.capturable import CapturableOptimizer
+from popgeo.engine.optimizer.gradient_scaling import GradientScaling
 from popgeo.engine.static_inputs import StaticInputs
 from popgeo.engine.step_options import StepOptions
 from popgeo.engine.write_back import write_back
@@ -180,12 +181,8 @@ class CudaGraphRunner:
                 loss.backward(torch.full_like(loss, scale), inputs=self._trained)
             made.append([tensor.detach() for tensor in results])
         if self._optimizer is not None:
-            divisor = options.gradient_divisor
-            gradients = [p.grad for p in self._trained if p.grad is not None]
-            if divisor != 1:
-                torch._foreach_mul_(gradients, 1 / divisor)
-            if options.max_grad_norm is not None:
-                nn.utils.clip_grad_norm_(self._trained, options.max_grad_norm)
+            scaling = GradientScaling(divisor=options.gradient_divisor, max_grad_norm=options.max_grad_norm)
+            scaling.apply(self._trained, at_once=True)
             self._optimizer.step()
         return made
 

@@ -184,7 +184,9 @@ def flatten_groups(
     accumulates: bool,
     part: tuple[int, int],
 ) -> list[FlatParameters]:
-    """The trained parameters of an optimizer, those that it treats alike as one; all alone where it looks at whole tensors.
+    """The trained parameters of an optimizer, those that it treats alike as one.
+
+    Where it looks at whole tensors, each is alone.
 
     Of what all processes have alike, this one updates a part: number and count.
     """

@@ -34,16 +34,24 @@ class GradientScaling:
         """Whether gradients stay as they are."""
         return self.divisor == 1 and self.max_grad_norm is None and not self.looks_for_overflow
 
-    def apply(self, parameters: Sequence[Tensor]) -> None:
-        """Scales the gradients of these parameters in place, one after the other, so that a capture sees each."""
+    def apply(self, parameters: Sequence[Tensor], *, at_once: bool = False) -> None:
+        """Scales the gradients of these parameters in place.
+
+        Args:
+            parameters: Those without a gradient are left out.
+            at_once: Whether by a few operations for all, which suits a GPU; else one after the other, so that a capture
+                sees each.
+        """
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if self.looks_for_overflow:
             overflow_of(gradients)
-        if self.divisor != 1:
+        if self.divisor != 1 and at_once:
+            torch._foreach_div_(gradients, self.divisor)
+        elif self.divisor != 1:
             for gradient in gradients:
                 gradient.div_(self.divisor)
         if self.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(parameters, self.max_grad_norm, foreach=False)
+            nn.utils.clip_grad_norm_(parameters, self.max_grad_norm, foreach=None if at_once else False)
 
 
 def set_gradient(parameter: Tensor, gradient: Tensor) -> None:

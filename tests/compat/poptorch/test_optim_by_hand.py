@@ -1,4 +1,4 @@
-"""PopTorch's optimizers by themselves: torch's own over float64, plain loops of numbers, and moments of narrower types."""
+"""PopTorch's optimizers by themselves: torch's own over float64, plain loops of numbers, moments of narrow types."""
 
 import inspect
 import itertools

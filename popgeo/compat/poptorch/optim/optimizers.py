@@ -11,7 +11,9 @@ from popgeo.compat.account import ACCOUNT, Treatment
 from popgeo.compat.poptorch.optim.poptorch_optimizer import PoptorchOptimizer
 
 _MOMENTS = ("first_order_momentum_accum_type", "second_order_momentum_accum_type")
-_OF_ADAM = dict(zip(_MOMENTS, (("exp_avg",), ("exp_avg_sq",)), strict=True))
+_KEPT_BY_ADAM = dict(zip(_MOMENTS, (("exp_avg",), ("exp_avg_sq",)), strict=True))
+_KEPT_BY_RMSPROP = dict(zip(_MOMENTS, (("grad_avg", "momentum_buffer"), ("square_avg",)), strict=True))
+_KEPT_BY_SGD = {"velocity_accum_type": ("momentum_buffer",)}
 
 
 class SGD(PoptorchOptimizer, torch.optim.SGD):
@@ -37,7 +39,7 @@ class SGD(PoptorchOptimizer, torch.optim.SGD):
         "loss_scaling", "velocity_scaling", "use_combined_accum", "accum_type", "velocity_accum_type", "max_grad_norm",
     )  # fmt: skip
     choices = ("velocity_scaling", "use_combined_accum")
-    types = {"velocity_accum_type": ("momentum_buffer",)}
+    types = _KEPT_BY_SGD
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -57,7 +59,7 @@ class SGD(PoptorchOptimizer, torch.optim.SGD):
 
     def _velocities(self) -> Iterator[tuple[Tensor, float]]:
         """Those that are kept scaled."""
-        for parameter, _, state, group in self._each():
+        for _, _, state, group in self._each():
             if group["velocity_scaling"] != 1 and state.get("momentum_buffer") is not None:
                 yield state["momentum_buffer"], group["velocity_scaling"]
 
@@ -87,7 +89,7 @@ class Adam(PoptorchOptimizer, torch.optim.Adam):
         "lr", "betas", "eps", "weight_decay", "amsgrad", "foreach", "maximize", "capturable", "differentiable", "fused",
         "loss_scaling", "accum_type", *_MOMENTS, "max_grad_norm",
     )  # fmt: skip
-    types = _OF_ADAM
+    types = _KEPT_BY_ADAM
 
 
 class AdamW(PoptorchOptimizer, torch.optim.AdamW):
@@ -107,7 +109,7 @@ class AdamW(PoptorchOptimizer, torch.optim.AdamW):
         "loss_scaling", "bias_correction", "accum_type", *_MOMENTS, "max_grad_norm",
     )  # fmt: skip
     choices = ("bias_correction",)
-    types = _OF_ADAM
+    types = _KEPT_BY_ADAM
 
     def _update(self) -> None:
         if self.bias_correction is not False:
@@ -139,7 +141,7 @@ class RMSprop(PoptorchOptimizer, torch.optim.RMSprop):
         "loss_scaling", "accum_type", *_MOMENTS, "use_tf_variant",
     )  # fmt: skip
     choices = ("use_tf_variant",)
-    types = dict(zip(_MOMENTS, (("grad_avg", "momentum_buffer"), ("square_avg",)), strict=True))
+    types = _KEPT_BY_RMSPROP
 
     def _update(self) -> None:
         if not self.use_tf_variant:
@@ -201,7 +203,7 @@ class LAMB(PoptorchOptimizer, _Lamb):
         *_MOMENTS, "max_grad_norm",
     )  # fmt: skip
     choices = ("bias_correction",)
-    types = _OF_ADAM
+    types = _KEPT_BY_ADAM
 
     def _update(self) -> None:
         for parameter, gradient, state, group in self._each():
