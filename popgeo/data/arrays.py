@@ -12,7 +12,7 @@ def as_arrays(batch: Any) -> dict[str, np.ndarray]:
     What is no tensor, such as a list of names, is left out.
 
     Args:
-        batch: A `Batch` on the processor.
+        batch: A `Batch` on the processor, or a named tuple of tensors.
 
     Returns:
         Arrays by name; those of a node or edge type of a heterogeneous batch as `paper.x` and
@@ -28,7 +28,7 @@ def as_arrays(batch: Any) -> dict[str, np.ndarray]:
         (2, 1)
     """
     arrays = {}
-    for store in batch.stores:
+    for store in [batch._asdict()] if isinstance(batch, tuple) else batch.stores:
         key = getattr(store, "_key", None)
         prefix = "" if key is None else f"{key if isinstance(key, str) else '__'.join(key)}."
         for name, value in store.items():

@@ -1,70 +1,92 @@
-"""Lays a batch out: one slot for each tensor, with its shape and its rule for padding."""
+"""Lays a batch out: what may be chosen of it, and one slot for each tensor, with its shape and its rule for padding."""
 
-from collections.abc import Collection
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
 import torch
 from torch import Tensor
 
-from popgeo.data.axes import GRAPHS, Attribute, Axis, Level, ends_of
+from popgeo.data.axes import GRAPHS, Attribute, Axis, Level, Levels, ends_of
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.masks import mask_slot
 from popgeo.data.slots import Kind, Layout, Slot
 
 
-def lay_out(
-    store: FlatStore,
-    options: FixedSizeOptions,
-    *,
-    add_pad_masks: bool = True,
-    follow_batch: Collection[str] = (),
-    index_dtype: torch.dtype = torch.int64,
-    spread_padding_edges: bool = False,
-) -> Layout:
+@dataclass(frozen=True, kw_only=True)
+class LayoutChoices:
+    """How a batch is laid out, whoever makes it: a collater, a loader of many graphs, or one of a large graph.
+
+    Each of these takes the choices by their names, as keyword arguments; the noun is how they hand them on.
+
+    Args:
+        add_pad_masks: Whether batches carry masks, True for what is real.
+        follow_batch: Attributes to add an assignment vector for, as `Batch.from_data_list` does.
+        exclude_keys: Attributes to leave out.
+        levels: What an attribute's rows belong to, as `{"y": "graph"}`, where names and sizes do not tell.
+        index_dtype: `torch.int64`, or `torch.int32` for machines that count in 32 bits; for `edge_index`, `batch`,
+            `ptr` and every other attribute that PyG increments.
+        sort_edges: Sorts the edges of each graph by destination and adds `rowptr`: the edges that end at node `i` are
+            `rowptr[i]` to `rowptr[i + 1]`.
+        spread_padding_edges: Deals padding edges out to all padding nodes, so that no row of a scatter is hot;
+            otherwise all are loops on the first padding node.
+
+    Example:
+        >>> LayoutChoices(follow_batch=["x"], sort_edges=True).follow_batch
+        ('x',)
+    """
+
+    add_pad_masks: bool = True
+    follow_batch: Sequence[str] | None = ()
+    exclude_keys: Sequence[str] | None = ()
+    levels: Levels | None = None
+    index_dtype: torch.dtype = torch.int64
+    sort_edges: bool = False
+    spread_padding_edges: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("follow_batch", "exclude_keys"):
+            object.__setattr__(self, name, tuple(getattr(self, name) or ()))
+
+
+def lay_out(store: FlatStore, options: FixedSizeOptions, choices: LayoutChoices | None = None) -> Layout:
     """Decides the slots of a batch.
 
     Args:
-        store: The dataset that batches are cut from.
+        store: The dataset that batches are cut from, with its edges sorted where batches are to have `rowptr`.
         options: How many slots there are, and what padding is filled with.
-        add_pad_masks: Whether batches carry masks.
-        follow_batch: Attributes to add an assignment vector for.
-        index_dtype: For `edge_index`, `batch`, `ptr` and every other attribute that PyG increments.
-        spread_padding_edges: Deals padding edges out to all padding nodes, instead of looping on the first one.
+        choices: What else there is to choose; None means masks, and the defaults.
 
     Raises:
         ValueError: the options lack a node or edge type, or the rows of a graph attribute of varying length.
     """
+    choices = choices or LayoutChoices()
     slots: list[Slot] = []
     lists: list[Attribute] = []
     for attribute in store.attributes:
         if not isinstance(attribute.values, Tensor):
             lists.append(attribute)
             continue
-        slot = _attribute_slot(store, options, attribute, attribute.values, index_dtype, spread_padding_edges)
+        slot = _attribute_slot(store, options, attribute, attribute.values, choices)
         slots.append(slot)
-        if attribute.name in follow_batch:
-            slots += _owner_slots(f"{attribute.name}_", slot, options.num_graphs, index_dtype)
+        if attribute.name in (choices.follow_batch or ()):
+            slots += _owner_slots(f"{attribute.name}_", slot, options.num_graphs, choices.index_dtype)
     for axis in store.size_axes:
         mask = mask_slot(axis, options.slots(axis))
         if axis.level is Level.NODE:
-            slots += _owner_slots("", mask, options.num_graphs, index_dtype)
-        if add_pad_masks:
+            slots += _owner_slots("", mask, options.num_graphs, choices.index_dtype)
+        if choices.add_pad_masks:
             slots.append(mask)
         if axis.level is Level.EDGE and store.row_ends is not None:
-            slots.append(_row_pointer_slot(options, axis, index_dtype, spread_padding_edges))
-    if add_pad_masks:
+            slots.append(_row_pointer_slot(options, axis, choices))
+    if choices.add_pad_masks:
         slots.append(mask_slot(GRAPHS, options.num_graphs))
     return Layout(slots=tuple(slots), lists=tuple(lists), options=options)
 
 
 def _attribute_slot(
-    store: FlatStore,
-    options: FixedSizeOptions,
-    attribute: Attribute,
-    values: Tensor,
-    index_dtype: torch.dtype,
-    spread: bool,
+    store: FlatStore, options: FixedSizeOptions, attribute: Attribute, values: Tensor, choices: LayoutChoices
 ) -> Slot:
     axis = attribute.axis
     number = options.rows(axis, store)
@@ -76,7 +98,7 @@ def _attribute_slot(
         kind=Kind.SHIFT if shifted else Kind.COPY,
         axis=axis,
         shape=(*outer, number, *inner),
-        dtype=index_dtype if shifted and values.dtype == torch.int64 else values.dtype,
+        dtype=choices.index_dtype if shifted and values.dtype == torch.int64 else values.dtype,
         num_slots=number,
         fixed_rows=axis.level is Level.GRAPH and attribute.name not in (options.num_rows or {}),
         attribute=attribute,
@@ -84,7 +106,7 @@ def _attribute_slot(
         inner=prod(inner),
         pad_value=options.pad_value(axis.level, attribute.store, attribute.name),
         ends=tuple((end, options.slots(end)) for end in ends_of(axis)) if joins else (),
-        spread=spread and joins,
+        spread=choices.spread_padding_edges and joins,
     )
 
 
@@ -106,7 +128,7 @@ def _owner_slots(prefix: str, of: Slot, num_graphs: int, dtype: torch.dtype) -> 
     ]
 
 
-def _row_pointer_slot(options: FixedSizeOptions, axis: Axis, index_dtype: torch.dtype, spread: bool) -> Slot:
+def _row_pointer_slot(options: FixedSizeOptions, axis: Axis, choices: LayoutChoices) -> Slot:
     ends = tuple((end, options.slots(end)) for end in ends_of(axis))
     return Slot(
         store=axis.store,
@@ -114,8 +136,8 @@ def _row_pointer_slot(options: FixedSizeOptions, axis: Axis, index_dtype: torch.
         kind=Kind.ROW_POINTER,
         axis=axis,
         shape=(ends[1][1] + 1,),
-        dtype=index_dtype,
+        dtype=choices.index_dtype,
         num_slots=options.slots(axis),
         ends=ends,
-        spread=spread,
+        spread=choices.spread_padding_edges,
     )

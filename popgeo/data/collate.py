@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch_geometric.data import Batch, Data, HeteroData
 
-from popgeo.data.axes import Levels
-from popgeo.data.batch_layout import lay_out
+from popgeo.data.batch_layout import LayoutChoices, lay_out
 from popgeo.data.cut import BatchCutter, check_fits, fills_exactly
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
@@ -31,17 +30,13 @@ class FixedSizeCollater:
         trim_edges: Removes random edges where there are too many; both directions of an undirected edge together.
         follow_batch: Attributes to add an assignment vector for, as `Batch.from_data_list` does.
         exclude_keys: Attributes to leave out.
-        levels: What an attribute's rows belong to, as `{"y": "graph"}`, where names and sizes do not tell.
-        index_dtype: `torch.int64`, or `torch.int32` for machines that count in 32 bits; for `edge_index`, `batch`,
-            `ptr` and every other attribute that PyG increments.
-        spread_padding_edges: Deals padding edges out to all padding nodes, so that no row of a scatter is hot;
-            otherwise all are loops on the first padding node.
-        sort_edges: Sorts the edges of each graph by destination and adds `rowptr`: the edges that end at node `i` are
-            `rowptr[i]` to `rowptr[i + 1]`.
         protect: A boolean node attribute, True for nodes that trimming must keep.
         exact_fit: Lets graphs that fill all nodes and edges to the last one make a batch without padding, of up to
             `num_graphs` real graphs; otherwise one node and one graph are always kept for padding.
         generator: Source of randomness of trimming; None means torch's default one.
+        layout: What `LayoutChoices` has, as one, instead of masks, `follow_batch`, `exclude_keys` and `choices`.
+        choices: The other choices of `LayoutChoices` by their names: `levels`, `index_dtype`, `sort_edges`,
+            `spread_padding_edges`.
 
     Example:
         >>> graphs = [Data(x=torch.ones(n, 1), edge_index=torch.tensor([[0], [1]])) for n in (2, 3)]
@@ -62,31 +57,25 @@ class FixedSizeCollater:
         follow_batch: Sequence[str] | None = None,
         exclude_keys: Sequence[str] | None = None,
         *,
-        levels: Levels | None = None,
-        index_dtype: torch.dtype = torch.int64,
-        spread_padding_edges: bool = False,
-        sort_edges: bool = False,
         protect: str | None = None,
         exact_fit: bool = False,
         generator: torch.Generator | None = None,
+        layout: LayoutChoices | None = None,
+        **choices: Any,
     ) -> None:
         self.options = fixed_size_options
         self.trim_nodes, self.trim_edges = trim_nodes, trim_edges
-        self.exclude_keys, self.levels, self.sort_edges = exclude_keys, levels, sort_edges
         self.protect, self.generator, self.exact_fit = protect, generator, exact_fit
-        self.choices: dict[str, Any] = {
-            "add_pad_masks": add_masks_to_batch,
-            "follow_batch": tuple(follow_batch or ()),
-            "index_dtype": index_dtype,
-            "spread_padding_edges": spread_padding_edges,
-        }
+        self.layout = layout or LayoutChoices(
+            add_pad_masks=add_masks_to_batch, follow_batch=follow_batch, exclude_keys=exclude_keys, **choices
+        )
 
     def __repr__(self) -> str:
         options = self.options
         trims = [name for name, does in (("nodes", self.trim_nodes), ("edges", self.trim_edges)) if does]
         return (
             f"{type(self).__name__}({options.total_num_nodes:,} nodes, {options.total_num_edges:,} edges, "
-            f"{options.num_graphs:,} graphs; {'masks' if self.choices['add_pad_masks'] else 'no masks'}"
+            f"{options.num_graphs:,} graphs; {'masks' if self.layout.add_pad_masks else 'no masks'}"
             f"{'; trims ' + ' and '.join(trims) if trims else ''})"
         )
 
@@ -103,8 +92,11 @@ class FixedSizeCollater:
             graphs = graphs.to_data_list()
         if not isinstance(graphs, (list, tuple)):
             raise ValueError(f"Expected a list of graphs or a Batch, got {type(graphs).__name__}. Wrap it in a list.")
-        store = FlatStore.from_dataset(list(graphs), exclude_keys=self.exclude_keys, levels=self.levels)
-        return self.collate(store, self.generator or torch.default_generator)
+        return self.collate(self.flat(list(graphs)), self.generator or torch.default_generator)
+
+    def flat(self, graphs: Sequence[Data | HeteroData]) -> FlatStore:
+        """The graphs as a flat dataset, with what batches hold of them."""
+        return FlatStore.from_dataset(graphs, exclude_keys=self.layout.exclude_keys, levels=self.layout.levels)
 
     def collate(self, store: FlatStore, generator: torch.Generator) -> Batch:
         """One batch of all graphs of a flat dataset that is no view."""
@@ -120,8 +112,8 @@ class FixedSizeCollater:
         everything = Packs.single(len(store))
         if not (self.exact_fit and fills_exactly(store, self.options)):
             check_fits(store, self.options, everything)
-        store = sort_edges(store) if self.sort_edges else store
-        layout = lay_out(store, self.options, **self.choices)
+        store = sort_edges(store) if self.layout.sort_edges else store
+        layout = lay_out(store, self.options, self.layout)
         batch = BatchCutter(store, layout).cut(everything)[0]
         if self.trim_nodes or self.trim_edges:
             batch.num_trimmed_nodes, batch.num_trimmed_edges = lost

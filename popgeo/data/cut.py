@@ -24,14 +24,14 @@ class BatchCutter:
         self.fill = Filler(store, layout)
         self.builder = BatchBuilder(store, layout)
 
-    def allocate(self, num_batches: int, pin_memory: bool = False, group: int = 1) -> "Memory":
-        """Memory for so many batches, `group` of them in one item."""
+    def allocate(self, num_batches: int, pin_memory: bool = False, group: int = 1) -> "BatchMemory":
+        """BatchMemory for so many batches, `group` of them in one item."""
         slots = self.layout.slots
-        return Memory(
+        return BatchMemory(
             [torch.empty((num_batches, *slot.shape), dtype=slot.dtype, pin_memory=pin_memory) for slot in slots], group
         )
 
-    def cut(self, packs: Packs, memory: "Memory | None" = None, group: int = 1) -> list[Batch]:
+    def cut(self, packs: Packs, memory: "BatchMemory | None" = None, group: int = 1) -> list[Batch]:
         """One `Batch` for each pack of graphs, or for each `group` packs, joined as `super_batch.join` does.
 
         The batches share their memory in chunks: `torch.save` of one saves its chunk, unless it is cloned first.
@@ -51,7 +51,7 @@ class BatchCutter:
         return [build(items[i], stored[i * group : (i + 1) * group]) for i in range(len(stored) // group)]
 
 
-class Memory:
+class BatchMemory:
     """The tensors of several batches, and views of each item's part of them.
 
     Args:

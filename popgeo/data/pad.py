@@ -10,7 +10,7 @@ from torch_geometric.transforms import BaseTransform
 from torch_geometric.transforms.pad import Padding
 
 from popgeo.data.axes import Axis, Level, ends_of
-from popgeo.data.batch_layout import lay_out
+from popgeo.data.batch_layout import LayoutChoices, lay_out
 from popgeo.data.compiled_fill import Filler
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
@@ -74,7 +74,7 @@ class Pad(BaseTransform):
         """The padded graph; `data` is PyG's shallow copy of the caller's graph."""
         store = FlatStore.from_dataset([data], exclude_keys=self.exclude_keys)
         self._check(store)
-        layout = lay_out(store, self.options, add_pad_masks=self.add_pad_mask)
+        layout = lay_out(store, self.options, LayoutChoices(add_pad_masks=self.add_pad_mask))
         tensors = [torch.empty((1, *slot.shape), dtype=slot.dtype) for slot in layout.slots]
         Filler(store, layout)(np.zeros(1, dtype=np.int64), np.array([0, 1]), tensors)
         stores = {part._key: part for part in data.stores}

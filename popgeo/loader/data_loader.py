@@ -1,24 +1,23 @@
 """The loader: an iterable of PyG batches that all have the same shapes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 import pandas as pd
-import torch
 
-from popgeo.data.axes import Levels
+from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.collate import FixedSizeCollater
 from popgeo.data.fixed_size_options import FixedSizeOptions
+from popgeo.data.flat_store import FlatStore
 from popgeo.data.trim import OverSizeStrategy
-from popgeo.loader.arguments import check_arguments, check_shard, member, sizes_of, strategy_of
 from popgeo.loader.chunk_order import SHUFFLE_BYTES, ChunkOrder
-from popgeo.loader.epoch import EpochPacker
+from popgeo.loader.epoch_choices import EpochChoices, chosen
 from popgeo.loader.epoch_loader import EpochLoader
 from popgeo.loader.fill_table import as_html, filling, in_one_line
-from popgeo.loader.source import FetchingSource, FlatSource, open_dataset
-from popgeo.loader.strategy import FixedSizeStrategy, Packing
-from popgeo.loader.trainers import original_of
+from popgeo.loader.pack_graphs import GraphPacker
+from popgeo.loader.source import OpenedDataset
+from popgeo.loader.strategy import FixedSizeStrategy, Packing, member, strategy_of
 
 
 class FixedSizeDataLoader(EpochLoader):
@@ -46,30 +45,16 @@ class FixedSizeDataLoader(EpochLoader):
             whose replicas are shared by the ranks.
         num_nodes: Short for `fixed_size_options`, with `num_edges` and `batch_size`.
         num_edges: See `num_nodes`.
-        levels: What an attribute's rows belong to, as `{"y": "graph"}`, where names and sizes do not tell.
-        index_dtype: `torch.int64` or `torch.int32`, for `edge_index`, `batch`, `ptr` and other indices.
-        sort_edges: Sorts edges by destination, once, and adds `rowptr`: the edges that end at node `i` are `rowptr[i]`
-            to `rowptr[i + 1]`.
-        spread_padding_edges: Deals padding edges out to all padding nodes.
-        protect: A boolean node attribute, True for nodes that trimming must keep.
-        num_buffers: Reuses the memory of so many items, which saves time; an item is then overwritten once
-            `num_buffers // 2` more are drawn. 0 gives each item memory of its own.
-        background: Makes the coming batches on a thread while one is in use.
         seed: With the number of the epoch it decides every order.
-        rank: Which shard of the batches to load; by default that of this process in `torch.distributed`, looked up when
-            an epoch begins. `rank=0` and `world_size=1` load all graphs in each process.
-        world_size: Number of shards; they are disjoint, complete, and of equal length.
-        drop_last: Drops an incomplete last batch (`PadToMax`) and an incomplete last item of several batches; otherwise
-            batches are split until there are enough, so that every graph is used.
-        sampler: The graphs of an epoch, in order, instead of all of them; beside several processes it needs `rank` and
-            `world_size`.
-        batch_sampler: The graphs of each batch, instead of a strategy; like `sampler`.
+        protect: A boolean node attribute, True for nodes that trimming must keep.
         shuffle_bytes: Bytes of graphs among which a store on disk is shuffled, so that it is read in stretches; a store
             that is no larger is shuffled as a whole. See `popgeo.loader.chunk_order`.
         progress_bar: Whether to show a bar where a first pass over the dataset lasts longer than a second; None means
             at a terminal and in notebooks.
-        kwargs: `num_workers`, `pin_memory` and others, as torch's `DataLoader` takes them; and for a GPU or for JAX
-            `device`, `batches_ahead`, `feature_dtype`, `output`, which `EpochLoader` explains.
+        kwargs: By their names, what `LayoutChoices` has: `levels`, `index_dtype`, `sort_edges`, `spread_padding_edges`;
+            what `EpochChoices` has: `rank`, `world_size`, `drop_last`, `sampler`, `batch_sampler`, `num_buffers`,
+            `background`, `device`, `batches_ahead`, `feature_dtype`, `output`; and what torch's `DataLoader` takes:
+            `num_workers`, `pin_memory` and others.
 
     Raises:
         ValueError: a graph does not fit (unless `over_size_strategy` says what to do), or arguments contradict.
@@ -99,78 +84,49 @@ class FixedSizeDataLoader(EpochLoader):
         *,
         num_nodes: int | dict[str, int] | None = None,
         num_edges: int | dict[tuple[str, str, str], int] | None = None,
-        levels: Levels | None = None,
-        index_dtype: torch.dtype = torch.int64,
-        sort_edges: bool = False,
-        spread_padding_edges: bool = False,
-        protect: str | None = None,
-        num_buffers: int = 0,
-        background: bool = False,
         seed: int = 0,
-        rank: int | None = None,
-        world_size: int | None = None,
-        drop_last: bool = False,
-        sampler: Iterable[int] | None = None,
-        batch_sampler: Iterable[Sequence[int]] | None = None,
+        protect: str | None = None,
         shuffle_bytes: int = SHUFFLE_BYTES,
         progress_bar: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        if (original := original_of(batch_sampler)) is not None:
-            vars(self).update(vars(original))
-            return
         self.strategy = strategy_of(fixed_size_strategy)
-        self.over_size_strategy = member(OverSizeStrategy, over_size_strategy)
-        check_arguments(dataset, self.strategy, shuffle, sampler, batch_sampler, kwargs)
-        check_shard(rank, world_size)
-        self.shuffle = shuffle
-        like, sizes, levels, is_flat = open_dataset(dataset, exclude_keys, levels, sort_edges, progress_bar)
-        chosen = sizes_of(like, sizes, batch_size, fixed_size_options, num_nodes, num_edges)
-        self.fixed_size_options = chosen.with_rows_for(like)
+        self.over_size_strategy = strategy = member(OverSizeStrategy, over_size_strategy)
+        epoch = chosen(EpochChoices, kwargs, shuffle=shuffle, seed=seed, options=options)
+        layout = chosen(
+            LayoutChoices, kwargs, add_pad_masks=add_pad_masks, follow_batch=follow_batch, exclude_keys=exclude_keys
+        )
+        self._check(dataset, epoch)
+        self._opened = opened = OpenedDataset.open(dataset, layout, progress_bar)
+        sizes = _sizes(opened, batch_size, fixed_size_options, num_nodes, num_edges)
+        self.fixed_size_options = sizes.with_rows_for(opened.store)
         self.collater = FixedSizeCollater(
             self.fixed_size_options,
-            add_pad_masks,
-            self.over_size_strategy.trims_nodes,
-            self.over_size_strategy.trims_edges,
-            follow_batch,
-            exclude_keys,
-            levels=levels,
-            index_dtype=index_dtype,
-            spread_padding_edges=spread_padding_edges,
-            sort_edges=sort_edges or like.row_ends is not None,
+            trim_nodes=strategy.trims_nodes,
+            trim_edges=strategy.trims_edges,
             protect=protect,
+            layout=opened.layout,
         )
-        self._like, self._sizes = like, sizes
-        chunk_order = ChunkOrder.of(like, shuffle_bytes) if is_flat else None
-        self.source: FlatSource | FetchingSource = (
-            FlatSource(like, self.collater, chunk_order) if is_flat else FetchingSource(dataset, self.collater, like)
-        )
-        packer = EpochPacker(
-            sizes=sizes,
-            store=like,
-            holds_all=is_flat,
+        chunk_order = ChunkOrder.of(opened.store, shuffle_bytes) if opened.holds_all else None
+        packer = GraphPacker(
+            opened=opened,
             options=self.fixed_size_options,
             strategy=self.strategy,
-            over_size_strategy=self.over_size_strategy,
-            shuffle=shuffle,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-            drop_last=drop_last,
-            chunk_order=chunk_order,
+            over_size_strategy=strategy,
+            drop_last=epoch.drop_last,
+            chunk_order=None if epoch.has_own_order else chunk_order,
         )
-        super().__init__(
-            dataset,
-            self.collater,
-            packer,
-            batch_size=self.fixed_size_options.num_graphs,
-            options=options,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-            num_buffers=num_buffers,
-            background=background,
-            **kwargs,
-        )
+        source = opened.source(self.collater, chunk_order)
+        super().__init__(dataset, source, packer, epoch, batch_size=self.fixed_size_options.num_graphs, **kwargs)
+
+    def _check(self, dataset: Any, epoch: EpochChoices) -> None:
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) and not isinstance(dataset, FlatStore):
+            raise ValueError(
+                f"The dataset is a {type(dataset).__name__}, which cannot be indexed. Pass its graphs to "
+                f"popgeo.loader.stream_batches, or put them into a list."
+            )
+        if epoch.batch_sampler is not None and self.strategy is not FixedSizeStrategy.PadToMax:
+            raise ValueError("A batch_sampler decides the batches, so it excludes shuffle and any strategy but PadToMax.")
 
     @property
     def num_skipped(self) -> int:
@@ -182,21 +138,52 @@ class FixedSizeDataLoader(EpochLoader):
 
         A dataset that is not in memory, and has not been measured yet, is read for it.
         """
-        return filling(self._sizes.values, self.plan(), self.fixed_size_options, self._like.size_axes)
+        opened = self._opened
+        return filling(opened.sizes.values, self.plan(), self.fixed_size_options, opened.store.size_axes)
 
     def __repr__(self) -> str:
         try:
-            if not self._sizes.are_known:  # a line is not worth a pass over the dataset
-                known = in_one_line(None, self.plan(), self.fixed_size_options, len(self._like.node_types))
-                return f"{type(self).__name__}({known})"
-            table = self.filling()
+            # A line is not worth a pass over a dataset that has not been measured.
+            table = self.filling() if self._opened.sizes.are_known else None
+            line = in_one_line(table, self.plan(), self.fixed_size_options, len(self._opened.store.node_types))
         except ValueError as error:
-            return f"{type(self).__name__}({self.source.num_items:,} graphs; no batches: {error})"
-        line = in_one_line(table, self.plan(), self.fixed_size_options, len(self._like.node_types))
+            line = f"{len(self._opened.sizes):,} graphs; no batches: {error}"
         return f"{type(self).__name__}({line})"
 
     def _repr_html_(self) -> str:
         try:
-            return f"{escape(repr(self))}{as_html(self.filling()) if self._sizes.are_known else ''}"
+            return f"{escape(repr(self))}{as_html(self.filling()) if self._opened.sizes.are_known else ''}"
         except ValueError:
             return escape(repr(self))
+
+
+def _sizes(
+    opened: OpenedDataset,
+    batch_size: int | None,
+    options: FixedSizeOptions | None,
+    num_nodes: int | dict[str, int] | None,
+    num_edges: int | dict[tuple[str, str, str], int] | None,
+) -> FixedSizeOptions:
+    """The sizes of a batch, however they were given.
+
+    Raises:
+        ValueError: they were given twice, or `batch_size` says something else.
+    """
+    if options is not None and (num_nodes is not None or num_edges is not None):
+        raise ValueError("Both fixed_size_options and num_nodes or num_edges are given; pass one or the other.")
+    if options is None and num_nodes is None:
+        if num_edges is not None:
+            raise ValueError("num_edges is given without num_nodes; pass both, or neither to have them measured.")
+        options = FixedSizeOptions.worst_case(
+            opened.store, opened.sizes.values, 2 if batch_size is None else batch_size
+        )
+    elif options is None:
+        assert num_nodes is not None  # the branch above
+        options = FixedSizeOptions(num_nodes, num_edges, 2 if batch_size is None else batch_size)
+    if batch_size is not None and batch_size != options.num_graphs:
+        raise ValueError(
+            f"batch_size is {batch_size} and fixed_size_options.num_graphs is {options.num_graphs}; both count the "
+            f"graphs of a batch, padding included. Leave batch_size out or make them equal."
+        )
+    store = opened.store
+    return options.to_hetero(store.node_types, store.edge_types) if store.is_hetero else options

@@ -72,8 +72,9 @@ class DeviceFeed:
             yield copied
 
     def _copy(self, batch: Any) -> tuple[Batch, ByteBlock, Any]:
-        names = [(i, name) for i, store in enumerate(batch.stores) for name in store if _is_tensor(store[name])]
-        tensors = [batch.stores[i][name] for i, name in names]
+        stores = [batch._asdict()] if isinstance(batch, tuple) else batch.stores
+        names = [(i, name) for i, store in enumerate(stores) for name in store.keys() if _is_tensor(store[name])]  # noqa: SIM118
+        tensors = [stores[i][name] for i, name in names]
         kinds = [
             (tuple(tensor.shape), self._dtype(name, tensor)) for (_, name), tensor in zip(names, tensors, strict=True)
         ]
@@ -90,6 +91,8 @@ class DeviceFeed:
             is_free.record(self._stream)
             has_arrived = self._cuda.Event()
             has_arrived.record(self._stream)
+        if isinstance(batch, tuple):
+            return type(batch)(*there.tensors), there, has_arrived
         result = copy.copy(batch)
         stores = result.stores
         for (i, name), tensor in zip(names, there.tensors, strict=True):

@@ -1,49 +1,41 @@
-"""What every loader of batches does: epochs one after the other, each planned, counted, resumed, made ahead of time."""
+"""A DataLoader of torch over epochs: what every loader of the library has in common."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader
-from torch_geometric.data import Batch
 
 from popgeo.data.arrays import as_arrays
-from popgeo.loader.arguments import check_output
 from popgeo.loader.device_feed import DeviceFeed
-from popgeo.loader.epoch import EpochPlan
-from popgeo.loader.epochs import Epochs, Packer, Run
+from popgeo.loader.epoch_choices import EpochChoices
 from popgeo.loader.make_batches import OF_WORKERS, BatchMaker
-from popgeo.loader.source import Source
-from popgeo.loader.trainers import BatchIds, GraphIds, under_accelerate
+from popgeo.loader.sampler import EpochPlan, EpochSampler, Packer, Run
+from popgeo.loader.source import BatchSource
+from popgeo.loader.trainers import AskedForAgain, BatchIds, GraphIds, under_accelerate
 from popgeo.loader.waiting import Waiting
 from popgeo.packing import Packs
 
+_DECIDED = {
+    "collate_fn": "The loader collates by itself, so it takes no collate_fn. Use a transform of the dataset.",
+    "generator": "The order comes from seed and epoch, so the loader takes no generator. Pass seed=.",
+}
 
-class EpochLoader(DataLoader):
-    """Iterates over the batches of one epoch after another, as a shard of several processes where there are some.
 
-    A subclass sets `source` before it calls this constructor.
+class EpochLoader(DataLoader, metaclass=AskedForAgain):
+    """Iterates over the batches of one epoch after another: ordered, sharded, resumed, made ahead of time.
 
     Args:
         dataset: What torch's `DataLoader` shows as its dataset.
-        collate_fn: What torch's `DataLoader` shows as that.
+        source: Makes the batches.
         packer: Says what each batch of an epoch holds.
+        choices: What an epoch is.
         batch_size: What torch's `DataLoader` shows as that; scripts print and log it.
-        options: How many batches one item holds.
-        seed: With the number of the epoch it decides every order.
-        rank: Which shard; None takes that of this process.
-        world_size: Of how many; None like `rank`.
-        num_buffers: Items that share reused memory; 0 gives each item memory of its own.
-        background: Makes the coming batches on a thread.
-        device: Where batches are wanted, `"cpu"` or `"cuda"`; they are copied there ahead of time. See `DeviceFeed`.
-        batches_ahead: With `device`, how many.
-        feature_dtype: With `device`, a smaller floating-point type for `x` and `edge_attr`, or for those it names.
-        output: `"pyg"` for batches of PyG, `"numpy"` for plain dictionaries of NumPy arrays; see `as_arrays`.
         kwargs: `num_workers`, `pin_memory` and others, as torch's `DataLoader` takes them.
+
+    Raises:
+        ValueError: an argument that the loader decides by itself.
     """
 
-    source: Source
-    """Makes the batches."""
     waiting: Waiting
     """How long the epoch that is running, or ran last, waited for its batches."""
     _unit = "graphs"  # what packs hold
@@ -51,38 +43,32 @@ class EpochLoader(DataLoader):
     def __init__(
         self,
         dataset: Any,
-        collate_fn: Callable[..., Any],
+        source: BatchSource,
         packer: Packer,
+        choices: EpochChoices,
         *,
         batch_size: int,
-        options: Any,
-        seed: int,
-        rank: int | None,
-        world_size: int | None,
-        num_buffers: int,
-        background: bool,
-        device: torch.device | str | int | None = None,
-        batches_ahead: int = 2,
-        feature_dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
-        output: str = "pyg",
         **kwargs: Any,
     ) -> None:
-        check_output(output, device, feature_dtype)
+        for name, why in _DECIDED.items():
+            if name in kwargs:
+                raise ValueError(why)
+        self.source, self.shuffle, self.waiting = source, choices.shuffle, Waiting()
         self._feed = None
-        if device is not None:
-            self._feed = DeviceFeed(device, batches_ahead=batches_ahead, feature_dtype=feature_dtype)
-        self._as_arrays = output == "numpy"
-        self.waiting = Waiting()
-        self._epochs = Epochs(packer, seed, rank, world_size, options, self._unit)
+        if choices.device is not None:
+            ahead, dtype = choices.batches_ahead, choices.feature_dtype
+            self._feed = DeviceFeed(choices.device, batches_ahead=ahead, feature_dtype=dtype)
+        self._as_arrays = choices.output == "numpy"
+        self._epochs = EpochSampler(packer, choices, self._unit)
         ids = BatchIds(GraphIds(self._epochs), self)
-        super().__init__(dataset, batch_sampler=ids, collate_fn=collate_fn, **kwargs)
+        super().__init__(dataset, batch_sampler=ids, collate_fn=source.collater, **kwargs)
         # What torch sets beside a batch sampler says little: scripts print the size, and trainers look at the sampler.
         object.__setattr__(self, "batch_size", batch_size)
         object.__setattr__(self, "sampler", ids.sampler)
         self._maker = BatchMaker(
-            self.source,
-            num_buffers=num_buffers,
-            background=background,
+            source,
+            num_buffers=choices.num_buffers,
+            background=choices.background,
             pin_memory=self.pin_memory,
             workers={name: getattr(self, name) for name in OF_WORKERS} if self.num_workers > 0 else None,
         )
@@ -136,12 +122,12 @@ class EpochLoader(DataLoader):
         """
         self._epochs.load_state_dict(state)
 
-    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # torch names its own iterator class
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator class
         run, plan = self._epochs.begin()
         batches = self._batches(run, plan)
         yield from under_accelerate(self, batches, run, plan) if self._is_prepared else batches
 
-    def _batches(self, run: Run, plan: EpochPlan) -> Iterator[Batch]:
+    def _batches(self, run: Run, plan: EpochPlan) -> Iterator[Any]:
         made = self._maker.make(plan.packs, plan.shard.group, run.position, plan.key)
         items = (batch for batches in made for batch in batches)
         if self._feed is not None:

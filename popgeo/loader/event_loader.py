@@ -1,21 +1,70 @@
 """Batches of one shape from a stream of events, in the order of time, with negatives."""
 
-from __future__ import annotations
-
-import math
-from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import TemporalData
 
-from popgeo.sampling.random_numbers import below, keys_of, new_key
+from popgeo.data.cut import BatchMemory
+from popgeo.loader.epoch_choices import EpochChoices, chosen
+from popgeo.loader.epoch_loader import EpochLoader
+from popgeo.loader.sampler import OrderPacker
+from popgeo.loader.source import BatchSource
+from popgeo.loader.strategy import in_equal_numbers
+from popgeo.packing import Packs
+from popgeo.random_numbers import below, new_key, seed_of
 
 _MADE = ("neg_dst", "events_mask")
 
 
-class FixedSizeEventLoader:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EventSource(BatchSource):
+    """Makes batches from packs of events, and draws their negatives.
+
+    Args:
+        columns: What the events have, one row an event.
+        batch_size: Events of a batch.
+        negatives: The nodes that negatives are drawn from: the first, and the one after the last; None for none.
+        same_negatives: Draws the same in every epoch.
+    """
+
+    columns: Mapping[str, Tensor]
+    batch_size: int
+    negatives: tuple[int, int] | None
+    same_negatives: bool
+
+    def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> list[Any]:
+        """One item for each `group` packs, one batch after the other."""
+        ids = np.full((len(packs), self.batch_size), -1)
+        for row, events in zip(ids, packs, strict=True):
+            row[: len(events)] = events
+        return [self._item(ids[i : i + group].ravel(), key) for i in range(0, len(ids), group)]
+
+    def _item(self, ids: np.ndarray, key: tuple[int, int]) -> TemporalData:
+        rows, mask = torch.from_numpy(ids.clip(min=0)), torch.from_numpy(ids >= 0)
+        columns = {name: values[rows] for name, values in self.columns.items()}
+        if self.negatives is not None:
+            columns["neg_dst"] = self._drawn(ids, key).to(columns["dst"].dtype)
+        for values in columns.values():
+            values[~mask] = 0
+        return TemporalData(**columns, events_mask=mask)
+
+    def _drawn(self, ids: np.ndarray, key: tuple[int, int]) -> Tensor:
+        """A negative destination for each slot. int64 [num_slots]"""
+        assert self.negatives is not None  # the caller asked
+        first, end = self.negatives
+        seed, epoch = key
+        of_epoch = np.full(len(ids), seed_of(seed, 0 if self.same_negatives else epoch), np.uint64)
+        drawn = below(of_epoch, ids.astype(np.uint64), np.full(len(ids), end - first, np.uint64))
+        return torch.from_numpy(drawn.astype(np.int64)) + first
+
+
+class FixedSizeEventLoader(EpochLoader):
     """Loads successive events of PyG's `TemporalData`, as many in each batch, the last one filled up with zeros.
 
     A batch is a `TemporalData` with all that the events have and, for each of its slots, `events_mask`, True where
@@ -29,6 +78,8 @@ class FixedSizeEventLoader:
             smallest to the largest destination of these events; a part of a stream needs the range of the whole.
         same_negatives: Draws the same in every epoch, as an evaluation should.
         seed: Of the negatives; drawn from torch's random numbers when left out.
+        kwargs: By their names, what else `EpochChoices` has, but for an order, such as `rank` and `device`; and what
+            torch's `DataLoader` takes, such as `num_workers`.
 
     Raises:
         ValueError: the events are not in the order of time, there are none, or a number is out of range.
@@ -40,6 +91,8 @@ class FixedSizeEventLoader:
         [([0, 1], [True, True]), ([0, 0], [True, False])]
     """
 
+    _unit = "events"
+
     def __init__(
         self,
         data: TemporalData,
@@ -48,32 +101,24 @@ class FixedSizeEventLoader:
         negatives: tuple[int, int] | str | None = "destinations",
         same_negatives: bool = False,
         seed: int | None = None,
+        **kwargs: Any,
     ) -> None:
-        num_events = len(data.src)
         self._check(data, batch_size)
-        self.num_events, self.batch_size, self.same_negatives, self.epoch = num_events, batch_size, same_negatives, 0
         if isinstance(negatives, str):
             if negatives != "destinations":
                 raise ValueError(f"negatives is {negatives!r}; it must be a pair of nodes, 'destinations' or None.")
             negatives = int(data.dst.min()), int(data.dst.max()) + 1
         if negatives is not None and not 0 <= negatives[0] < negatives[1] < 2**32:
             raise ValueError(f"negatives is {negatives}; it must be the first node and the one after the last.")
-        self.negatives, self._key = negatives, new_key(seed)
-        free = len(self) * batch_size - num_events
+        choices = chosen(EpochChoices, kwargs, seed=new_key(seed))
+        if choices.shuffle or choices.has_own_order:
+            raise ValueError("Events come in the order of time; leave shuffle, sampler and batch_sampler out.")
+        self.num_events, self.negatives, self.same_negatives = len(data.src), negatives, same_negatives
         columns = {name: values for name, values in data.to_dict().items() if name not in _MADE}
-        self._columns = {name: torch.cat([v, v.new_zeros(free, *v.shape[1:])]) for name, v in columns.items()}
-        self._columns["events_mask"] = torch.arange(num_events + free) < num_events
-
-    def __len__(self) -> int:
-        return math.ceil(self.num_events / self.batch_size)
-
-    def __iter__(self) -> Iterator[TemporalData]:
-        columns = dict(self._columns)
-        if self.negatives is not None:
-            columns["neg_dst"] = self._draw(0 if self.same_negatives else self.epoch)
-        self.epoch += 1
-        for start in range(0, len(self) * self.batch_size, self.batch_size):
-            yield TemporalData(**{name: v[start : start + self.batch_size].clone() for name, v in columns.items()})
+        source = EventSource(columns=columns, batch_size=batch_size, negatives=negatives, same_negatives=same_negatives)
+        together = partial(in_equal_numbers, number=batch_size, drop_last=choices.drop_last)
+        packer = OrderPacker(num_items=self.num_events, together=together)
+        super().__init__(data, source, packer, choices, batch_size=batch_size, **kwargs)
 
     def __repr__(self) -> str:
         drawn = "none" if self.negatives is None else f"of nodes {self.negatives[0]} to {self.negatives[1] - 1}"
@@ -81,17 +126,6 @@ class FixedSizeEventLoader:
             f"{type(self).__name__}({self.num_events:,} events in {len(self):,} batches of {self.batch_size}, "
             f"negatives: {drawn})"
         )
-
-    def _draw(self, epoch: int) -> Tensor:
-        """A negative destination for each slot of an epoch. [num_slots]"""
-        assert self.negatives is not None
-        first, end = self.negatives
-        numbers = np.arange(self.num_events, dtype=np.uint64)
-        keys = np.repeat(keys_of(self._key, np.array([epoch])), self.num_events)
-        drawn = below(keys, numbers, np.full(self.num_events, end - first, np.uint64)).astype(np.int64) + first
-        slots = self._columns["dst"].new_zeros(len(self) * self.batch_size)
-        slots[: self.num_events] = torch.from_numpy(drawn)
-        return slots
 
     @staticmethod
     def _check(data: TemporalData, batch_size: int) -> None:

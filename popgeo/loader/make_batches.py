@@ -8,9 +8,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torch_geometric.data import Batch
 
-from popgeo.data.cut import Memory
+from popgeo.data.cut import BatchMemory
 from popgeo.loader.prefetch import in_background
-from popgeo.loader.source import Source
+from popgeo.loader.source import BatchSource
 from popgeo.packing import Packs
 
 OF_WORKERS = (
@@ -38,7 +38,7 @@ class BatchMaker:
 
     def __init__(
         self,
-        source: Source,
+        source: BatchSource,
         *,
         num_buffers: int,
         background: bool,
@@ -49,7 +49,7 @@ class BatchMaker:
         self.num_buffers, self.background = num_buffers, background
         self.pin_memory = pin_memory and torch.cuda.is_available()
         self._pool: WorkerPool | None = None
-        self._ring: list[Memory | None] = []
+        self._ring: list[BatchMemory | None] = []
         self._made_for = 1
 
     def make(self, packs: Packs, group: int, start: int, key: tuple[int, int]) -> Iterator[list[Batch]]:
@@ -81,7 +81,7 @@ class BatchMaker:
 
     def _chunks(self, packs: Packs, group: int, key: tuple[int, int]) -> Iterator[list[Batch]]:
         at_once = math.ceil(self.source.items_at_once * len(packs) / max(1, packs.num_graphs) / group) * group
-        ring: list[Memory | None] = [None]
+        ring: list[BatchMemory | None] = [None]
         if self.num_buffers:
             at_once = max(1, self.num_buffers // 2) * group
             ring = self._ring = self._ring or self._make_ring(at_once, group)
@@ -96,7 +96,7 @@ class BatchMaker:
             yield self.source.cut(packs[start:stop], key, group, memory)
             start, stop, turn = stop, stop + at_once, turn + 1
 
-    def _make_ring(self, at_once: int, group: int) -> list[Memory | None]:
+    def _make_ring(self, at_once: int, group: int) -> list[BatchMemory | None]:
         # One part is in use while one is filled; with a thread more wait between them.
         parts = 4 if self.background else 2
         return [self.source.allocate(at_once, self.pin_memory, group) for _ in range(parts)]
@@ -111,7 +111,7 @@ class WorkerPool:
         settings: `num_workers`, `persistent_workers`, `prefetch_factor` and others, as torch's `DataLoader` takes them.
     """
 
-    def __init__(self, source: Source, group: int, settings: dict[str, Any]) -> None:
+    def __init__(self, source: BatchSource, group: int, settings: dict[str, Any]) -> None:
         self._packs_with_keys: list[tuple[Packs, tuple[int, int]]] = []
         self.loader: DataLoader[Any] = DataLoader(
             _Cuts(source, group), batch_size=None, sampler=self._packs_with_keys, collate_fn=_as_it_is, **settings
@@ -124,7 +124,7 @@ class WorkerPool:
 
 
 class _Cuts(Dataset[Batch]):
-    def __init__(self, source: Source, group: int) -> None:
+    def __init__(self, source: BatchSource, group: int) -> None:
         self.source, self.group = source, group
 
     def __getitem__(self, packs_with_key: tuple[Packs, tuple[int, int]]) -> Batch:

@@ -1,9 +1,11 @@
 """Which batches belong to which rank: disjoint, complete, and equally many for all."""
 
 import heapq
+import math
 import os
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch.distributed as dist
@@ -88,3 +90,35 @@ def _cuts(ptr: np.ndarray, wanted: int) -> list[int]:
         heapq.heappush(heap, (start - middle, -start, middle))
         heapq.heappush(heap, (middle - stop, -middle, stop))
     return cuts
+
+
+def num_mini_batches(options: Any, world_size: int = 1) -> int:
+    """How many batches one item of one rank holds; replicas are shared by the ranks.
+
+    Raises:
+        ValueError: `options` is neither a number nor has the counts, or its replicas cannot be shared evenly.
+
+    Example:
+        >>> num_mini_batches(None), num_mini_batches(6)
+        (1, 6)
+    """
+    if options is None or isinstance(options, int):
+        count = 1 if options is None else options
+    else:
+        missing = [name for name in _COUNTS if not hasattr(options, name)]
+        if missing:
+            raise ValueError(
+                f"options is a {type(options).__name__} without {missing}. Pass a number or such an object."
+            )
+        if options.replication_factor % world_size:
+            raise ValueError(
+                f"options.replication_factor is {options.replication_factor}, which {world_size} ranks cannot share "
+                f"evenly. Choose a multiple of {world_size}, or pass rank=0 and world_size=1 for a loader of its own."
+            )
+        count = math.prod(getattr(options, name) for name in _COUNTS) // world_size
+    if count < 1:
+        raise ValueError(f"options asks for {count} batches in one item; it must be 1 or more.")
+    return count
+
+
+_COUNTS = ("device_iterations", "gradient_accumulation", "replication_factor")

@@ -2,17 +2,18 @@
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch_geometric.data import Batch
 
-from popgeo.data.axes import Level, Levels
-from popgeo.data.batch_layout import lay_out
+from popgeo.data.axes import Level
+from popgeo.data.batch_layout import LayoutChoices, lay_out
 from popgeo.data.collate import FixedSizeCollater
-from popgeo.data.cut import BatchCutter, Memory
+from popgeo.data.cut import BatchCutter, BatchMemory
 from popgeo.data.flat_store import FlatStore, why_not_flat
 from popgeo.data.graph_sizes import GraphSizes, first_graphs
 from popgeo.data.sort_edges import sort_edges as sorted_by_destination
@@ -21,26 +22,21 @@ from popgeo.data.super_batch import join
 from popgeo.loader.chunk_order import ChunkOrder
 from popgeo.loader.read_ahead import ReadAhead
 from popgeo.packing import Packs, totals_of_packs
+from popgeo.random_numbers import generator_of
 
 _LOOKED_AT = 16  # graphs that tell what the attributes of a dataset belong to
 
 
-class Source(ABC):
+class BatchSource(ABC):
     """Makes batches from packs of graphs, or of what else a batch is made from."""
 
     # Making so many graphs at once spreads the cost of a call over several batches, while they still fit the cache.
     items_at_once = 512
-
-    def __init__(self, collater: FixedSizeCollater) -> None:
-        self.collater = collater
-
-    @property
-    @abstractmethod
-    def num_items(self) -> int:
-        """How many graphs, or what else packs hold, there are."""
+    collater: FixedSizeCollater | None = None
+    """What makes a batch of a list of graphs, where batches are made of such."""
 
     @abstractmethod
-    def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: Memory | None = None) -> list[Batch]:
+    def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> list[Batch]:
         """One item for each `group` packs.
 
         Args:
@@ -54,27 +50,21 @@ class Source(ABC):
         """Says that the batches from number `start` on come next, to a source that can prepare for it."""
         return
 
-    @abstractmethod
-    def allocate(self, num_batches: int, pin_memory: bool, group: int) -> Memory | None:
-        """Memory to hand to `cut`, or None where it is not used."""
+    def allocate(self, num_batches: int, pin_memory: bool, group: int) -> BatchMemory | None:
+        """Memory to hand to `cut`, or None where each batch has memory of its own."""
+        return None
 
 
-class FlatSource(Source):
+class FlatSource(BatchSource):
     """Cuts batches out of a flat dataset, read ahead where it lies on disk; those to be trimmed are made one by one."""
 
     def __init__(self, store: FlatStore, collater: FixedSizeCollater, chunk_order: ChunkOrder | None = None) -> None:
-        super().__init__(collater)
-        self.store = store
+        self.store, self.collater = store, collater
         self._ahead = None if chunk_order is None else ReadAhead(store, chunk_order)
-        self.cutter = BatchCutter(store, lay_out(store, collater.options, **collater.choices))
+        self.cutter = BatchCutter(store, lay_out(store, collater.options, collater.layout))
         self.limits = collater.options.limits(store.size_axes)
 
-    @property
-    def num_items(self) -> int:
-        """How many graphs there are."""
-        return len(self.store)
-
-    def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: Memory | None = None) -> list[Batch]:
+    def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> list[Batch]:
         """One item for each `group` packs."""
         if not (self.collater.trim_nodes or self.collater.trim_edges):
             return self.cutter.cut(packs, memory, group)
@@ -82,7 +72,7 @@ class FlatSource(Source):
         batches = []
         for i, ids in enumerate(packs):
             if over[i]:
-                batches.append(self.collater.collate(take(self.store, ids), _generator(key, ids)))
+                batches.append(self.collater.collate(take(self.store, ids), generator_of(*key, ids)))
             else:
                 batch = self.cutter.cut(packs[i : i + 1])[0]
                 zeros = torch.zeros(2, self.collater.options.num_graphs, dtype=torch.int64)
@@ -90,7 +80,7 @@ class FlatSource(Source):
                 batches.append(batch)
         return grouped(batches, group)
 
-    def allocate(self, num_batches: int, pin_memory: bool, group: int) -> Memory | None:
+    def allocate(self, num_batches: int, pin_memory: bool, group: int) -> BatchMemory | None:
         """Memory to hand to `cut`."""
         return self.cutter.allocate(num_batches, pin_memory, group)
 
@@ -103,7 +93,7 @@ class FlatSource(Source):
         return {**self.__dict__, "_ahead": None}  # one process reads ahead for all
 
 
-class FetchingSource(Source):
+class FetchingSource(BatchSource):
     """Fetches each graph from a dataset that is not flat, such as one with a random transform, or one on disk.
 
     A batch that turns out too large, since its graphs were not measured or a transform changed them, is treated as any
@@ -111,52 +101,67 @@ class FetchingSource(Source):
     """
 
     def __init__(self, dataset: Any, collater: FixedSizeCollater, like: FlatStore) -> None:
-        super().__init__(collater)
-        self.dataset, self.like = dataset, like
+        self.dataset, self.collater, self.like = dataset, collater, like
 
-    @property
-    def num_items(self) -> int:
-        """How many graphs there are."""
-        return len(self.dataset)
-
-    def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: Memory | None = None) -> list[Batch]:
+    def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> list[Batch]:
         """One item for each `group` packs, each graph fetched anew."""
         batches = []
         for ids in packs:
             graphs = [self.dataset[i] for i in ids.tolist()]
-            store = self.like.view([])  # a batch of padding alone
-            if graphs:
-                keys, levels = self.collater.exclude_keys, self.collater.levels
-                store = FlatStore.from_dataset(graphs, exclude_keys=keys, levels=levels)
-            batches.append(self.collater.collate(store, _generator(key, ids)))
+            store = self.collater.flat(graphs) if graphs else self.like.view([])  # a batch of padding alone
+            batches.append(self.collater.collate(store, generator_of(*key, ids)))
         return grouped(batches, group)
 
-    def allocate(self, num_batches: int, pin_memory: bool, group: int) -> Memory | None:
-        """None: each batch has memory of its own."""
-        return None
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OpenedDataset:
+    """What a loader knows of a dataset before it makes a batch.
 
-def open_dataset(
-    dataset: Any, exclude_keys: Sequence[str] | None, levels: Levels | None, sort_edges: bool, progress_bar: bool | None
-) -> tuple[FlatStore, GraphSizes, Levels | None, bool]:
-    """The graphs of a dataset, flat; their sizes; what attributes belong to; and whether these are all graphs.
-
-    They are only the first ones, enough to know how a batch is laid out, where graphs must be fetched anew in each
-    epoch, which a warning then says. Their sizes are then not read before they are asked for.
+    Args:
+        dataset: The dataset.
+        store: Its graphs, flat; only the first ones, enough to know how a batch is laid out, where graphs must be
+            fetched anew in each epoch.
+        sizes: Nodes and edges of every graph, read when first asked for.
+        layout: The choices, completed by what the attributes' rows belong to.
+        holds_all: Whether `store` has all graphs.
     """
-    why = why_not_flat(dataset)
-    if why is None:
-        store = FlatStore.from_dataset(dataset, exclude_keys=exclude_keys, levels=levels, progress_bar=progress_bar)
-        store = sorted_by_destination(store) if sort_edges else store
-        return store, GraphSizes(dataset, known=store.sizes), levels, True
-    warnings.warn(
-        f"{why}, so each graph is fetched anew in every epoch, which is slow. If that is not wanted, pass "
-        f"list(dataset) or FlatStore.from_dataset(dataset): transforms then run once.",
-        stacklevel=3,
-    )
-    store = first_graphs(dataset, _LOOKED_AT, exclude_keys)
-    sizes = GraphSizes(dataset, exclude_keys, progress_bar=progress_bar)
-    return store, sizes, {**levels_of(store), **(levels or {})}, False
+
+    dataset: Any
+    store: FlatStore
+    sizes: GraphSizes
+    layout: LayoutChoices
+    holds_all: bool
+
+    @classmethod
+    def open(cls, dataset: Any, layout: LayoutChoices, progress_bar: bool | None) -> "OpenedDataset":
+        """Reads a dataset that lies in memory or flat on disk; of any other, some graphs, with a warning."""
+        why, excluded, levels = why_not_flat(dataset), layout.exclude_keys, layout.levels
+        if why is None:
+            store = FlatStore.from_dataset(dataset, exclude_keys=excluded, levels=levels, progress_bar=progress_bar)
+            store = sorted_by_destination(store) if layout.sort_edges else store
+            layout = replace(layout, sort_edges=store.row_ends is not None)
+            sizes = GraphSizes(dataset, known=store.sizes)
+            return cls(dataset=dataset, store=store, sizes=sizes, layout=layout, holds_all=True)
+        warnings.warn(
+            f"{why}, so each graph is fetched anew in every epoch, which is slow. If that is not wanted, pass "
+            f"list(dataset) or FlatStore.from_dataset(dataset): transforms then run once.",
+            stacklevel=4,
+        )
+        store = first_graphs(dataset, _LOOKED_AT, excluded)
+        sizes = GraphSizes(dataset, excluded, progress_bar=progress_bar)
+        layout = replace(layout, levels={**levels_of(store), **(levels or {})})
+        return cls(dataset=dataset, store=store, sizes=sizes, layout=layout, holds_all=False)
+
+    def source(self, collater: FixedSizeCollater, chunk_order: ChunkOrder | None) -> FlatSource | FetchingSource:
+        """What makes batches of the graphs.
+
+        Args:
+            collater: Says how batches are laid out.
+            chunk_order: How a store on disk is shuffled, and so read.
+        """
+        if self.holds_all:
+            return FlatSource(self.store, collater, chunk_order)
+        return FetchingSource(self.dataset, collater, self.store)
 
 
 def levels_of(store: FlatStore) -> Mapping[Any, Level]:
@@ -164,12 +169,6 @@ def levels_of(store: FlatStore) -> Mapping[Any, Level]:
     return {
         (attribute.store, attribute.name): attribute.axis.level for attribute in store.attributes if attribute.is_tensor
     }
-
-
-def _generator(key: tuple[int, int], ids: np.ndarray) -> torch.Generator:
-    """Source of randomness of one batch: the same in whatever process it is made."""
-    seed = np.random.SeedSequence((*key, *ids.tolist())).generate_state(1, np.uint64)[0]
-    return torch.Generator().manual_seed(int(seed >> np.uint64(1)))
 
 
 def grouped(batches: list[Batch], group: int) -> list[Batch]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from enum import Enum
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +31,28 @@ class FixedSizeStrategy(Enum):
     def draws(self) -> bool:
         """Whether the strategy puts the graphs in a random order of its own."""
         return self in (FixedSizeStrategy.Window, FixedSizeStrategy.Optimal)
+
+
+E = TypeVar("E", bound=Enum)
+
+
+def member(enum: type[E], value: E | str) -> E:
+    """A member of an enum, also by its name.
+
+    Example:
+        >>> member(FixedSizeStrategy, "Window")
+        <FixedSizeStrategy.Window: 2>
+    """
+    if isinstance(value, enum):
+        return value
+    if isinstance(value, str) and value in enum.__members__:
+        return enum[value]
+    raise ValueError(f"{value!r} is no {enum.__name__}; pass one of {list(enum.__members__)}.")
+
+
+def strategy_of(strategy: "FixedSizeStrategy | Packing | str") -> "FixedSizeStrategy | Packing":
+    """A strategy, also by its name; functions pass as they are."""
+    return strategy if callable(strategy) and not isinstance(strategy, Enum) else member(FixedSizeStrategy, strategy)
 
 
 Packing: TypeAlias = Callable[..., Packs]
@@ -74,7 +96,7 @@ def put_together(
     if strategy is FixedSizeStrategy.PadToMax:
         if skip:
             return _equal_numbers_that_fit(sizes, budget)
-        return in_equal_numbers(len(sizes), budget, drop_last)
+        return in_equal_numbers(np.arange(len(sizes)), budget.num_graphs, drop_last)
     if isinstance(strategy, FixedSizeStrategy):
         return _PACKINGS[strategy](sizes, budget, generator=generator)
     packs = strategy(sizes, budget, generator=generator)
@@ -83,15 +105,15 @@ def put_together(
     return packs
 
 
-def in_equal_numbers(num_graphs: int, budget: Budget, drop_last: bool) -> Packs:
-    """As many graphs in each batch as its budget allows, whatever their sizes.
+def in_equal_numbers(order: np.ndarray, number: int, drop_last: bool) -> Packs:
+    """Equally many in every batch but the last, which `drop_last` drops where it has fewer.
 
     Example:
-        >>> in_equal_numbers(5, Budget(sizes=(9, 9), num_graphs=2), drop_last=True)
-        Packs(4 graphs in 2 packs, 2.0 a pack)
+        >>> [pack.tolist() for pack in in_equal_numbers(np.array([4, 2, 0]), 2, drop_last=False)]
+        [[4, 2], [0]]
     """
-    stop = num_graphs // budget.num_graphs * budget.num_graphs if drop_last else num_graphs
-    return Packs(np.arange(stop), np.append(np.arange(0, stop, budget.num_graphs), stop))
+    stop = len(order) // number * number if drop_last else len(order)
+    return Packs(order[:stop], np.append(np.arange(0, stop, number), stop) if stop else np.zeros(1, np.int64))
 
 
 def _equal_numbers_that_fit(sizes: np.ndarray, budget: Budget) -> Packs:

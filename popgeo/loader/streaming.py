@@ -6,7 +6,6 @@ import torch
 from torch_geometric.data import Batch, Data, HeteroData
 
 from popgeo.data.collate import FixedSizeCollater
-from popgeo.data.flat_store import FlatStore
 from popgeo.packing import Budget, iter_window
 
 
@@ -41,7 +40,7 @@ def stream_batches(
     first = next(source, None)
     if first is None:
         return
-    store = FlatStore.from_dataset([first], exclude_keys=collater.exclude_keys, levels=collater.levels)
+    store = collater.flat([first])
     budget = Budget(sizes=tuple(options.limits(store.size_axes).tolist()), num_graphs=options.num_graphs - 1)
 
     def sizes() -> Iterator[Sequence[int]]:
@@ -49,8 +48,7 @@ def stream_batches(
         yield store.sizes[0].tolist()
         for number, graph in enumerate(source, start=1):
             pending[number] = graph
-            one = FlatStore.from_dataset([graph], exclude_keys=collater.exclude_keys, levels=collater.levels)
-            yield one.sizes[0].tolist()
+            yield collater.flat([graph]).sizes[0].tolist()
 
     for packs in iter_window(sizes(), budget, window=window, generator=generator):
         for ids in packs:

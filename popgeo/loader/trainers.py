@@ -7,8 +7,7 @@ from typing import Any, NoReturn
 from torch.utils.data.distributed import DistributedSampler
 from torch_geometric.data import Batch
 
-from popgeo.loader.epoch import EpochPlan
-from popgeo.loader.epochs import Epochs, Run
+from popgeo.loader.sampler import EpochPlan, EpochSampler, Run
 
 
 class GraphIds(DistributedSampler[int]):
@@ -18,7 +17,7 @@ class GraphIds(DistributedSampler[int]):
     and they tell it the number of each epoch.
     """
 
-    def __init__(self, epochs: Epochs) -> None:
+    def __init__(self, epochs: EpochSampler) -> None:
         self.epochs = epochs  # torch's own would ask for the group of processes, which may not exist yet
 
     @property
@@ -97,10 +96,17 @@ class BatchIds:
         self.state_dict()
 
 
-def original_of(batch_sampler: Any) -> object | None:
-    """The loader that Lightning re-creates in order to predict, where it wants the very same batches."""
-    inner = getattr(batch_sampler, "_batch_sampler", None)
-    return inner.loader if isinstance(inner, BatchIds) else None
+class AskedForAgain(type):
+    """The type of loaders: one that is asked for with its own batches as `batch_sampler` is given back as it is.
+
+    Lightning re-creates a loader in order to predict, from what it finds of its arguments, around the batch sampler of
+    the old one; it wants the very same batches.
+    """
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """A new loader, or the one whose batches these are."""
+        inner = getattr(kwargs.get("batch_sampler"), "_batch_sampler", None)
+        return inner.loader if isinstance(inner, BatchIds) else super().__call__(*args, **kwargs)
 
 
 def under_accelerate(loader: Any, batches: Iterator[Batch], run: Run, plan: EpochPlan) -> Iterator[Batch]:

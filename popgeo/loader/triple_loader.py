@@ -1,15 +1,22 @@
 """Batches of a knowledge graph's triples, with equally many slots for each pair of shards, and their negatives."""
 
-from __future__ import annotations
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-from collections.abc import Iterator
-from typing import NamedTuple
-
+import numpy as np
 import torch
 from torch import Tensor
 
+from popgeo.data.cut import BatchMemory
+from popgeo.loader.epoch_choices import EpochChoices, chosen
+from popgeo.loader.epoch_loader import EpochLoader
+from popgeo.loader.sampler import OrderPacker
+from popgeo.loader.shard import shard_of_this_process
+from popgeo.loader.source import BatchSource
+from popgeo.packing import Packs
+from popgeo.random_numbers import generator_of
 from popgeo.sampling import EntityShards
-from popgeo.sampling.shard_pairs import deal_triples, num_batches, pair_of
+from popgeo.sampling.shard_pairs import deal_triples, pair_of
 
 
 class TripleBatch(NamedTuple):
@@ -41,77 +48,48 @@ class TripleBatch(NamedTuple):
     negative_entity: Tensor
     weight: Tensor
 
+    def to(self, device: torch.device | str) -> "TripleBatch":
+        """The same batch on a device."""
+        return TripleBatch(*(tensor.to(device) for tensor in self))
 
-class TripleLoader:
-    """Epochs of triples in batches of one shape: equally many slots for each pair of shards (arXiv:2211.12281).
 
-    So every shard looks up, sends and receives equally much in each step. An epoch has each triple once; the slots that
-    a pair cannot fill are masked. Each shard contributes as many negatives as the next. The batches of an epoch follow
-    from the seed and its number alone, also where several processes each take their part of them.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TripleSource(BatchSource):
+    """Makes batches from packs of triples, and draws their negatives.
 
     Args:
         triples: Head, relation and tail of each. int64 [num_triples, 3]
+        pair: The pair of shards of each triple. [num_triples]
         shards: Where each entity lies.
-        slots: Triples of a batch for each pair of shards; a batch holds `num_shards ** 2` times as many.
-        num_negatives: Entities that each shard draws for each shard, with replacement; None takes all that it has.
-        shuffle: Whether each epoch has an order of its own.
-        seed: Decides orders and negatives.
-        rank: Which process this is.
-        world_size: Of how many, which share the shards evenly: process 0 has the first ones.
-
-    Raises:
-        ValueError: a number is not positive, the triples do not fit, or the processes cannot share the shards.
-
-    Example:
-        >>> triples = torch.tensor([[0, 0, 1], [1, 0, 2], [2, 1, 3]])
-        >>> loader = TripleLoader(triples, EntityShards.deal(4, num_shards=2), slots=2, num_negatives=3)
-        >>> batch = next(iter(loader))
-        >>> batch.head.shape, batch.negative.shape, int(batch.triples_mask.sum())
-        (torch.Size([2, 2, 2]), torch.Size([2, 2, 3]), 3)
+        slots: Triples of a batch for each pair of shards.
+        num_negatives: Entities that each shard draws for each shard; None takes all that it has.
+        local: The shards of this process.
     """
 
-    def __init__(
-        self,
-        triples: Tensor,
-        shards: EntityShards,
-        slots: int,
-        num_negatives: int | None = None,
-        *,
-        shuffle: bool = True,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        for name, number in (("slots", slots), ("num_negatives", num_negatives), ("world_size", world_size)):
-            if number is not None and number < 1:
-                raise ValueError(f"{name} is {number}; it must be at least 1.")
-        if shards.num_shards % world_size or not 0 <= rank < world_size:
-            raise ValueError(
-                f"Process {rank} of {world_size} cannot take an even part of {shards.num_shards} shards. Choose a "
-                "multiple of the number of processes, and a rank below it."
-            )
-        self.triples, self.shards, self.slots, self.num_negatives = triples, shards, slots, num_negatives
-        self.shuffle, self.seed, self.epoch = shuffle, seed, 0
-        self._pair = pair_of(triples, shards)
-        if not len(triples):
-            raise ValueError("There are no triples; pass at least one.")
-        num_local = shards.num_shards // world_size
-        self.local = slice(rank * num_local, (rank + 1) * num_local)
+    triples: Tensor
+    pair: Tensor
+    shards: EntityShards
+    slots: int
+    num_negatives: int | None
+    local: slice
 
-    def __len__(self) -> int:
-        """Batches of an epoch."""
-        return num_batches(self._pair, self.shards.num_shards**2, self.slots)
+    def together(self, order: np.ndarray) -> Packs:
+        """The triples of each batch of an epoch, by pair of shards."""
+        table = deal_triples(self.pair, self.shards.num_shards**2, self.slots, torch.from_numpy(order)).flatten(1)
+        ends = (table >= 0).sum(1).cumsum(0).numpy()
+        return Packs(table[table >= 0].numpy(), np.concatenate([[0], ends]))
 
-    def __iter__(self) -> Iterator[TripleBatch]:
-        epoch, self.epoch = self.epoch, self.epoch + 1
-        generator = torch.Generator().manual_seed(hash((self.seed, epoch)) % 2**63)
-        table = deal_triples(self._pair, self.shards.num_shards**2, self.slots, generator if self.shuffle else None)
-        for chosen in table.view(len(table), self.shards.num_shards, self.shards.num_shards, self.slots):
-            yield self._batch(chosen, generator)
+    def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> list[Any]:
+        """One item for each `group` packs, each tensor concatenated on dimension 0."""
+        batches = [self._batch(ids, generator_of(*key, ids)) for ids in packs]
+        starts = range(0, len(batches), group)
+        return [TripleBatch(*map(torch.cat, zip(*batches[i : i + group], strict=True))) for i in starts]
 
-    def _batch(self, chosen: Tensor, generator: torch.Generator) -> TripleBatch:
-        """The local part of a batch of these triples. [num_shards, num_shards, slots]"""
-        local, mask = self.local, chosen >= 0
+    def _batch(self, ids: np.ndarray, generator: torch.Generator) -> TripleBatch:
+        local, num_shards = self.local, self.shards.num_shards
+        chosen = deal_triples(self.pair, num_shards**2, self.slots, torch.from_numpy(ids))[0]
+        chosen = chosen.view(num_shards, num_shards, self.slots)
+        mask = chosen >= 0
         triples = self.triples[chosen.clamp(min=0)]
         head, relation, tail = torch.where(mask.unsqueeze(-1), triples, 0).unbind(-1)
         # Entity 0 may lie elsewhere, but its row is one that every shard has.
@@ -126,7 +104,7 @@ class TripleLoader:
             tail_entity=tail[local],
             negative=negative[local],
             negative_entity=entity.transpose(0, 1)[local].contiguous(),
-            weight=torch.full((local.stop - local.start,), float(mask.sum()) / self.shards.num_shards),
+            weight=torch.full((local.stop - local.start,), float(mask.sum()) / num_shards),
         )
 
     def _negatives(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -138,6 +116,90 @@ class TripleLoader:
             draws = torch.rand(num_shards, num_shards, self.num_negatives, generator=generator, dtype=torch.float64)
             rows = (draws * self.shards.sizes.view(-1, 1, 1)).long()
         return rows, self.shards.entity.gather(1, rows.flatten(1)).view_as(rows)
+
+
+class TripleLoader(EpochLoader):
+    """Epochs of triples in batches of one shape: equally many slots for each pair of shards (arXiv:2211.12281).
+
+    So every shard looks up, sends and receives equally much in each step. An epoch has each triple once; the slots that
+    a pair cannot fill are masked. Each shard contributes as many negatives as the next. The batches of an epoch follow
+    from the seed and its number alone, also where several processes each take their part of every batch.
+
+    Args:
+        triples: Head, relation and tail of each. int64 [num_triples, 3]
+        shards: Where each entity lies.
+        slots: Triples of a batch for each pair of shards; a batch holds `num_shards ** 2` times as many.
+        num_negatives: Entities that each shard draws for each shard, with replacement; None takes all that it has.
+        shuffle: Whether each epoch has an order of its own.
+        seed: Decides orders and negatives.
+        rank: Which process this is; by default that of this process in `torch.distributed`.
+        world_size: Of how many, which share the shards evenly: process 0 has the first ones.
+        kwargs: By their names, what else `EpochChoices` has, such as `background` and `device`; and what torch's
+            `DataLoader` takes, such as `num_workers`.
+
+    Raises:
+        ValueError: a number is not positive, the triples do not fit, or the processes cannot share the shards.
+
+    Example:
+        >>> triples = torch.tensor([[0, 0, 1], [1, 0, 2], [2, 1, 3]])
+        >>> loader = TripleLoader(triples, EntityShards.deal(4, num_shards=2), slots=2, num_negatives=3)
+        >>> batch = next(iter(loader))
+        >>> batch.head.shape, batch.negative.shape, int(batch.triples_mask.sum())
+        (torch.Size([2, 2, 2]), torch.Size([2, 2, 3]), 3)
+    """
+
+    _unit = "triples"
+
+    def __init__(
+        self,
+        triples: Tensor,
+        shards: EntityShards,
+        slots: int,
+        num_negatives: int | None = None,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        for name, number in (("slots", slots), ("num_negatives", num_negatives)):
+            if number is not None and number < 1:
+                raise ValueError(f"{name} is {number}; it must be at least 1.")
+        choices = chosen(EpochChoices, kwargs, shuffle=shuffle, seed=seed, rank=rank, world_size=world_size)
+        if choices.batch_sampler is not None:
+            raise ValueError("Slots decide which triples share a batch; leave batch_sampler out.")
+        self._rank, self._world_size = (
+            shard_of_this_process() if rank is None or world_size is None else (rank, world_size)
+        )
+        num_local, left_over = divmod(shards.num_shards, self._world_size)
+        if left_over:
+            raise ValueError(
+                f"Process {self._rank} of {self._world_size} cannot take an even part of {shards.num_shards} shards. "
+                f"Choose a multiple of the number of processes."
+            )
+        pair = pair_of(triples, shards)
+        if not len(triples):
+            raise ValueError("There are no triples; pass at least one.")
+        self.triples, self.shards, self.slots, self.num_negatives = triples, shards, slots, num_negatives
+        self.local = slice(self._rank * num_local, (self._rank + 1) * num_local)
+        source = TripleSource(
+            triples=triples, pair=pair, shards=shards, slots=slots, num_negatives=num_negatives, local=self.local
+        )
+        packer = OrderPacker(num_items=len(triples), together=source.together)
+        # Processes share each batch, so all of them go through the batches of one shard.
+        choices, batch_size = replace(choices, rank=0, world_size=1), shards.num_shards**2 * slots
+        super().__init__(triples, source, packer, choices, batch_size=batch_size, **kwargs)
+
+    @property
+    def rank(self) -> int:
+        """Which part of every batch this process loads."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """Processes that share each batch."""
+        return self._world_size
 
     def __repr__(self) -> str:
         negatives = "all" if self.num_negatives is None else f"{self.num_negatives:,}"

@@ -1,44 +1,20 @@
-"""Random numbers that compiled and interpreted code draw alike, bit for bit."""
-
-from __future__ import annotations
+"""Random orders that compiled and interpreted code draw alike, bit for bit."""
 
 import ctypes
 from collections.abc import Iterator
 from itertools import chain, count, pairwise
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from popgeo.native import library
 from popgeo.packing.packs import Ids
+from popgeo.random_numbers import uniform
 
 _BLOCK = 8192
 
 
-def new_key(generator: torch.Generator | None) -> int:
-    """One 63-bit number from a torch generator (torch's own where None); all else follows from it."""
-    return int(torch.randint(2**63 - 1, (1,), generator=generator))
-
-
-def uniform(key: int, start: int, number: int) -> NDArray[np.uint64]:
-    """The 32-bit numbers `start` to `start + number` of the stream that `key` names.
-
-    Counter-based: number i is the SplitMix64 hash (Steele, Lea, Flood 2014, doi 10.1145/2660193.2660195) of
-    key + (i + 1) * golden ratio, upper half. `hash32` in native/csrc/packing.cpp is the same function.
-
-    Example:
-        >>> bool((uniform(7, 0, 5)[2:] == uniform(7, 2, 3)).all())
-        True
-    """
-    z = np.uint64(key) + np.arange(start + 1, start + number + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (z ^ (z >> np.uint64(31))) >> np.uint64(32)
-
-
 def uniform_stream(key: int) -> Iterator[int]:
-    """The same numbers one by one, without an end."""
+    """The 32-bit numbers of the stream that `key` names, one by one, without an end; see `uniform`."""
     return chain.from_iterable(uniform(key, start, _BLOCK).tolist() for start in count(0, _BLOCK))
 
 

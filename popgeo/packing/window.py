@@ -15,9 +15,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from popgeo.native import library
 from popgeo.packing import exact_fill
-from popgeo.packing.draws import new_key, shuffled
+from popgeo.packing.draws import shuffled
 from popgeo.packing.packs import Budget, Ids, Packs
 from popgeo.packing.sizes import fitting
+from popgeo.random_numbers import new_key
 
 _Chunk = tuple[Ids, NDArray[np.int64], Ids]  # ids, their sizes, and ids that can never fit
 _FIRST_CHUNK = 4096  # graphs beyond the window before the first packs come out

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from popgeo.native import library
+from popgeo.random_numbers import Words, below, keys_of, log, unit
 from popgeo.sampling.compressed_graph import CompressedGraph
-from popgeo.sampling.random_numbers import Words, below, keys_of, log, unit
 
 Places = NDArray[np.int64]
 

@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from popgeo.random_numbers import Words, hash64, keys_of, new_key
 from popgeo.sampling.compressed_graph import CompressedGraph
-from popgeo.sampling.random_numbers import Words, hash64, keys_of, new_key
 
 _Places = NDArray[np.int64]
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler.base import SubgraphType
 
+from popgeo.random_numbers import keys_of, new_key
 from popgeo.sampling.arguments import (
     Choices,
     NumNeighbors,
@@ -39,7 +40,6 @@ from popgeo.sampling.arguments import (
 from popgeo.sampling.compressed_graph import CompressedGraph, Direction
 from popgeo.sampling.draw import Draw, draw_edges
 from popgeo.sampling.node_table import NodeTable
-from popgeo.sampling.random_numbers import keys_of, new_key
 from popgeo.sampling.subgraph import EdgeType, HeteroSampledSubgraph, SampledSubgraph, add_reversed
 
 _ONLY: EdgeType = ("", "", "")  # the edge type of a homogeneous graph

@@ -1,7 +1,5 @@
 """Triples in batches with equally many slots for each pair of shards, the head's and the tail's (arXiv:2211.12281)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -33,20 +31,16 @@ def pair_of(triples: Tensor, shards: EntityShards) -> Tensor:
     return shards.shard[ends[:, 0]] * shards.num_shards + shards.shard[ends[:, 1]]
 
 
-def num_batches(pair: Tensor, num_pairs: int, slots: int) -> int:
-    """The fewest batches that hold every triple once with so many slots for each pair. [num_triples] -> int"""
-    most = int(torch.bincount(pair, minlength=num_pairs).max()) if len(pair) else 0
-    return max(1, -(-most // slots))
-
-
-def deal_triples(pair: Tensor, num_pairs: int, slots: int, generator: torch.Generator | None = None) -> Tensor:
+def deal_triples(pair: Tensor, num_pairs: int, slots: int, order: Tensor | None = None) -> Tensor:
     """Which triple stands in each slot of each batch of an epoch: each once, those of a pair spread evenly.
+
+    There are as few batches as hold every triple once with so many slots for each pair.
 
     Args:
         pair: The pair of shards of each triple. [num_triples]
         num_pairs: How many pairs there are.
         slots: Slots of a pair in a batch.
-        generator: Shuffles; None keeps the order.
+        order: The triples of the epoch, in order; None takes all as they are. [number of triples]
 
     Returns:
         Triples by number; -1 where a slot stays empty. [num_batches, num_pairs, slots]
@@ -55,11 +49,11 @@ def deal_triples(pair: Tensor, num_pairs: int, slots: int, generator: torch.Gene
         >>> deal_triples(torch.tensor([0, 1, 0, 0]), num_pairs=2, slots=2).tolist()
         [[[0, 3], [1, -1]], [[2, -1], [-1, -1]]]
     """
-    batches = num_batches(pair, num_pairs, slots)
-    order = torch.arange(len(pair)) if generator is None else torch.randperm(len(pair), generator=generator)
-    order = order[pair[order].argsort(stable=True)]  # by pair, within it as shuffled
-    counts = torch.bincount(pair, minlength=num_pairs)
-    rank = torch.arange(len(pair)) - (counts.cumsum(0) - counts)[pair[order]]  # which of its pair
+    order = torch.arange(len(pair)) if order is None else order
+    order = order[pair[order].argsort(stable=True)]  # by pair, within it as they come
+    counts = torch.bincount(pair[order], minlength=num_pairs)
+    batches = max(1, -(-int(counts.max()) // slots))
+    rank = torch.arange(len(order)) - (counts.cumsum(0) - counts)[pair[order]]  # which of its pair
     table = torch.full((batches, num_pairs, slots), -1)
     table[rank % batches, pair[order], rank // batches] = order
     return table

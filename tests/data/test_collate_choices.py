@@ -38,8 +38,8 @@ def test_graphs_that_fill_every_slot_make_a_batch_without_padding_when_asked_for
     if trims:
         assert not batch.num_trimmed_nodes.any()
     if trims and num_graphs == 3:
-        collate.exclude_keys = ["root_index"]  # it counts nodes
-        lost = collate([graph(4, 4), graph(2, 1)])
+        without = {"exclude_keys": ["root_index"], "exact_fit": True}  # it counts nodes
+        lost = FixedSizeCollater(options, True, True, True, **without)([graph(4, 4), graph(2, 1)])
         assert (int(lost.num_trimmed_nodes.sum()), int(lost.nodes_mask.sum())) == (2, 4)
 
 

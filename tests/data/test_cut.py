@@ -71,7 +71,7 @@ def test_rows_of_graphs_may_fill_their_slots_to_the_last_one():
 
 def test_batches_cut_in_groups_are_those_joined_one_by_one(native):
     store = FlatStore.from_dataset([graph(2, 1), graph(3, 4), graph(1, 0), graph(2, 2)])
-    layout = lay_out(store, FixedSizeOptions(6, 6, 4), add_pad_masks=True)
+    layout = lay_out(store, FixedSizeOptions(6, 6, 4))
     packs = Packs.from_lists([[0, 1], [2], [3, 2], [1]])
     ones, pairs = BatchCutter(store, layout).cut(packs), BatchCutter(store, layout).cut(packs, group=2)
     assert [batch.num_graphs for batch in ones] == [4] * 4

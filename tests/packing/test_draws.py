@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from popgeo.packing.draws import new_key, shuffled, uniform, uniform_stream
+from popgeo.packing.draws import shuffled, uniform_stream
+from popgeo.random_numbers import new_key, uniform
 
 WORD = (1 << 64) - 1
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from popgeo.native import library
+from popgeo.random_numbers import below, hash64, log, unit
 from popgeo.sampling import CompressedGraph, sample_neighbors
-from popgeo.sampling.random_numbers import below, hash64, log, unit
 
 DRAWS = 100_000
 LEAST_LIKELY = 1e-3  # a fair draw is called unfair once in a thousand seeds, and the seed is fixed

@@ -3,6 +3,5 @@
 from popgeo.loader.large.cluster_loader import FixedSizeClusterLoader
 from popgeo.loader.large.link_loader import FixedSizeLinkLoader
 from popgeo.loader.large.neighbor_loader import FixedSizeNeighborLoader
-from popgeo.loader.large.subgraph_loader import LoaderChoices
 
-__all__ = ["FixedSizeClusterLoader", "FixedSizeLinkLoader", "FixedSizeNeighborLoader", "LoaderChoices"]
+__all__ = ["FixedSizeClusterLoader", "FixedSizeLinkLoader", "FixedSizeNeighborLoader"]

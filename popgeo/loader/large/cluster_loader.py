@@ -9,12 +9,14 @@ from torch_geometric.data import Data
 from torch_geometric.loader import ClusterData
 
 from popgeo.data.axes import Axis, Level
+from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.trim import OverSizeStrategy
+from popgeo.loader.epoch_choices import chosen
 from popgeo.loader.large.pack_clusters import ClusterSizes, pack_clusters
 from popgeo.loader.large.subgraph import Subgraph
-from popgeo.loader.large.subgraph_loader import LoaderChoices, SubgraphLoader
+from popgeo.loader.large.subgraph_loader import SubgraphLoader
 from popgeo.loader.large.subgraph_source import PartSampler
 from popgeo.loader.large.whole_graph import edge_indices, num_rows, open_graph
 from popgeo.packing import Packs
@@ -67,7 +69,7 @@ class FixedSizeClusterLoader(SubgraphLoader):
         num_parts: How many clusters to make of a graph; see `popgeo.sampling.partition`.
         parts: The cluster of each node, instead. [num_nodes]
         shuffle: Whether each epoch has an order of its own.
-        kwargs: See `LoaderChoices`; and what torch's `DataLoader` takes, such as `num_workers`.
+        kwargs: By their names what `EpochChoices` and `LayoutChoices` have; and what torch's `DataLoader` takes.
 
     Raises:
         ValueError: arguments contradict each other or the graph, or a cluster does not fit.
@@ -98,31 +100,34 @@ class FixedSizeClusterLoader(SubgraphLoader):
         shuffle: bool = True,
         **kwargs: Any,
     ) -> None:
-        known = {name: kwargs.pop(name) for name in LoaderChoices.__dataclass_fields__ if name in kwargs}
-        choices = LoaderChoices(
-            fixed_size_options=fixed_size_options,
-            over_size_strategy=over_size_strategy,
-            add_pad_masks=add_pad_masks,
-            options=options,
-            shuffle=shuffle and "sampler" not in known,
-            **known,
-        )
-        data, parts = _graph_and_parts(cluster_data, num_parts, parts, choices.seed)
-        store = open_graph(data, choices.exclude_keys, choices.levels)
+        layout = chosen(LayoutChoices, kwargs, add_pad_masks=add_pad_masks)
+        data, parts = _graph_and_parts(cluster_data, num_parts, parts, kwargs.get("seed", 0))
+        store = open_graph(data, layout.exclude_keys, layout.levels)
         parts, num_parts = _checked(store, parts)
         edge_index = edge_indices(store)[None]
         self.cluster_sizes = ClusterSizes.count(edge_index, parts, num_parts)
         graph = CompressedGraph.from_edge_index(edge_index, num_rows(store, _NODES))
-        super().__init__(data, store, ClusterSampler(graph, parts, num_parts), choices, batch_size, **kwargs)
+        super().__init__(
+            data,
+            store,
+            ClusterSampler(graph, parts, num_parts),
+            layout,
+            batch_size,
+            fixed_size_options=fixed_size_options,
+            over_size_strategy=over_size_strategy,
+            options=options,
+            shuffle=shuffle and "sampler" not in kwargs,
+            **kwargs,
+        )
 
     def _together(self, order: np.ndarray) -> Packs:
         limits = self.fixed_size_options.limits((_NODES, _EDGES)).tolist()
         return pack_clusters(order, self.cluster_sizes, (limits[0], limits[1]), self.over_size_strategy)
 
-    def _measured(self, store: FlatStore, batch_size: int, seed: int, most: Any) -> FixedSizeOptions:
+    def _measured(self, store: FlatStore, seed: int, most: Any) -> FixedSizeOptions:
         """Sizes that hold `batch_size` clusters mostly, and the largest cluster always; packing does the rest."""
         sizes, rng = self.cluster_sizes, np.random.default_rng(seed)
-        count = min(batch_size, self.part_sampler.num_items)
+        count = min(self._batch_size, self.part_sampler.num_items)
         draws = [sizes.of(rng.choice(self.part_sampler.num_items, count, replace=False)) for _ in range(_DRAWS)]
         nodes, edges = (_ROOM * np.quantile(draws, 0.9, axis=0)).astype(int).tolist()
         nodes, edges = max(nodes, int(sizes.num_nodes.max())), max(edges, int(sizes.num_edges.max()))

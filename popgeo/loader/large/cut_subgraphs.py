@@ -13,7 +13,7 @@ from popgeo.data.batch import BatchBuilder
 from popgeo.data.batch_layout import lay_out
 from popgeo.data.collate import FixedSizeCollater
 from popgeo.data.compiled_fill import Filler
-from popgeo.data.cut import Memory
+from popgeo.data.cut import BatchMemory
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.separate import Slicer
 from popgeo.data.slots import Kind, Slot
@@ -43,7 +43,7 @@ class SubgraphCutter:
         label_store: Axis | None,
         has_trees: bool,
     ) -> None:
-        self.sorts, self.has_trees, self.label_store = collater.sort_edges, has_trees, label_store
+        self.sorts, self.has_trees, self.label_store = collater.layout.sort_edges, has_trees, label_store
         self.names = {(attribute.store, attribute.name) for attribute in store.attributes}
         self.axes = store.size_axes
         none = torch.empty(0, dtype=torch.int64)
@@ -59,7 +59,7 @@ class SubgraphCutter:
         # Batches say what they lost only where anything may be lost.
         self.counts_lost = collater.trim_nodes or collater.trim_edges
         template = self._store_of(Trimmed(subgraph=like))
-        self.layout = lay_out(template, collater.options, **collater.choices)
+        self.layout = lay_out(template, collater.options, collater.layout)
         is_gathered = [slot.kind is Kind.COPY and slot.attribute in self.gathered for slot in self.layout.slots]
         self.from_graph = [i for i, gathered in enumerate(is_gathered) if gathered]
         self.from_sample = [i for i, gathered in enumerate(is_gathered) if not gathered]
@@ -67,13 +67,13 @@ class SubgraphCutter:
         self.rest = dataclasses.replace(self.layout, slots=slots)
         self.builder = BatchBuilder(template, self.layout)
 
-    def allocate(self, num_batches: int, pin_memory: bool = False, group: int = 1) -> Memory:
-        """Memory for so many batches, `group` of them in one item."""
+    def allocate(self, num_batches: int, pin_memory: bool = False, group: int = 1) -> BatchMemory:
+        """BatchMemory for so many batches, `group` of them in one item."""
         slots = self.layout.slots
         tensors = [torch.empty((num_batches, *s.shape), dtype=s.dtype, pin_memory=pin_memory) for s in slots]
-        return Memory(tensors, group)
+        return BatchMemory(tensors, group)
 
-    def cut(self, parts: Sequence[Trimmed], memory: Memory | None = None, group: int = 1) -> list[Batch]:
+    def cut(self, parts: Sequence[Trimmed], memory: BatchMemory | None = None, group: int = 1) -> list[Batch]:
         """One `Batch` for each subgraph, or for each `group` of them, joined as `super_batch.join` does.
 
         Args:

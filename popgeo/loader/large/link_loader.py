@@ -10,13 +10,11 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NegativeSampling
 
 from popgeo.data.axes import Axis, Level, StoreKey
-from popgeo.loader.large.neighbor_loader import Neighborhood, most_of, split_choices
-from popgeo.loader.large.pack_order import in_equal_numbers
+from popgeo.loader.large.neighbor_loader import Neighborhood, layout_of, most_of
 from popgeo.loader.large.subgraph import Subgraph
 from popgeo.loader.large.subgraph_loader import SubgraphLoader
 from popgeo.loader.large.subgraph_source import PartSampler
 from popgeo.loader.large.whole_graph import edge_indices, links_of, num_rows, open_graph
-from popgeo.packing import Packs
 from popgeo.sampling import NonEdges, sample_negatives
 
 _MADE = ("edge_label_index", "edge_label", "edge_label_mask")
@@ -130,7 +128,7 @@ class FixedSizeLinkLoader(SubgraphLoader):
         directed: False means `subgraph_type="induced"`.
         is_sorted: Taken for the sake of PyG's signature; it changes nothing.
         filter_per_worker: Taken likewise.
-        kwargs: See `LoaderChoices`; and what torch's `DataLoader` takes.
+        kwargs: As `FixedSizeNeighborLoader` takes them.
 
     Raises:
         ValueError: arguments contradict each other or the graph, or the sizes cannot hold the ends.
@@ -170,8 +168,8 @@ class FixedSizeLinkLoader(SubgraphLoader):
     ) -> None:
         # A split such as PyG's RandomLinkSplit leaves the links on the graph; batches carry their own.
         kwargs["exclude_keys"] = [*(kwargs.get("exclude_keys") or ()), *_MADE]
-        choices, rest = split_choices(kwargs)
-        store = open_graph(data, choices.exclude_keys, choices.levels)
+        layout = layout_of(kwargs)
+        store = open_graph(data, layout.exclude_keys, layout.levels)
         disjoint = disjoint or edge_label_time is not None
         neighborhood = Neighborhood.open(
             store,
@@ -194,15 +192,11 @@ class FixedSizeLinkLoader(SubgraphLoader):
         sampler = LinkSampler(
             neighborhood, edge_type, links, edge_label, edge_label_time, negatives, non_edges, batch_size
         )
-        self._drop_last, self._batch_size = choices.drop_last, batch_size
         self._most_ends = dict.fromkeys(ends, 0)
         for end, size in zip(ends, sizes, strict=True):
             rows = len(sampler.labels["edge_label"])
             self._most_ends[end] = self._most_ends[end] + rows if disjoint else min(size, self._most_ends[end] + rows)
-        super().__init__(data, store, sampler, choices, batch_size, most_of(store, neighborhood), **rest)
-
-    def _together(self, order: np.ndarray) -> Packs:
-        return in_equal_numbers(order, self._batch_size, self._drop_last)
+        super().__init__(data, store, sampler, layout, batch_size, most_of(store, neighborhood), **kwargs)
 
     def _seeds_of_a_batch(self) -> dict[Any, int]:
         # Sizes that were measured may rely on ends that coincide; sizes that were given must hold all ends.

@@ -8,7 +8,8 @@ import numpy as np
 from scipy import stats
 
 from popgeo.data.axes import Axis
-from popgeo.loader.large.subgraph_source import PartSampler, seed_of
+from popgeo.loader.large.subgraph_source import PartSampler
+from popgeo.random_numbers import seed_of
 
 SHARE, CONFIDENCE = 0.001, 0.99
 # So many batches are sampled, but where that takes more than so many nodes and edges, only as many as that allows.
@@ -56,7 +57,7 @@ def measure_sizes(
     share = SHARE / len(axes)
     enough, wanted, work, limit = math.ceil(math.log(1 - CONFIDENCE) / math.log(1 - share)), _SOME, 0, _WORK
     for ids in packs:
-        found.append(sampler.sample(ids, seed_of(key, ids + len(found))).sizes(axes))
+        found.append(sampler.sample(ids, seed_of(*key, ids + len(found))).sizes(axes))
         work += sum(found[-1])
         if len(found) == _SOME and _excess_kurtosis(np.array(found, dtype=np.float64)) > _HEAVY_TAIL:
             wanted, limit = enough, _MORE_WORK

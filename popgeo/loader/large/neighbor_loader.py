@@ -10,14 +10,14 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from popgeo.data.axes import Axis, Level, StoreKey
+from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.trim import OverSizeStrategy
-from popgeo.loader.large.pack_order import in_equal_numbers
+from popgeo.loader.epoch_choices import chosen
 from popgeo.loader.large.subgraph import Subgraph
-from popgeo.loader.large.subgraph_loader import LoaderChoices, SubgraphLoader
+from popgeo.loader.large.subgraph_loader import SubgraphLoader
 from popgeo.loader.large.subgraph_source import PartSampler
 from popgeo.loader.large.whole_graph import edge_indices, num_rows, open_graph, seeds_of
-from popgeo.packing import Packs
 from popgeo.sampling import CompressedGraph, EdgeType, sample_neighbors
 
 _NOT_TAKEN = {
@@ -140,8 +140,8 @@ class FixedSizeNeighborLoader(SubgraphLoader):
         directed: False means `subgraph_type="induced"`, as in older versions of PyG.
         is_sorted: Taken for the sake of PyG's signature; it changes nothing.
         filter_per_worker: Taken likewise.
-        kwargs: See `LoaderChoices`: `fixed_size_options`, `over_size_strategy`, `shuffle`, `seed` and others; and what
-            torch's `DataLoader` takes, such as `num_workers`.
+        kwargs: `fixed_size_options`, `over_size_strategy`; by their names what `EpochChoices` has, such as `shuffle`
+            and `seed`, and `LayoutChoices`; and what torch's `DataLoader` takes, such as `num_workers`.
 
     Raises:
         ValueError: arguments contradict each other or the graph, or the sizes cannot hold the seeds.
@@ -178,8 +178,8 @@ class FixedSizeNeighborLoader(SubgraphLoader):
         filter_per_worker: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        choices, rest = split_choices(kwargs)
-        store = open_graph(data, choices.exclude_keys, choices.levels)
+        layout = layout_of(kwargs)
+        store = open_graph(data, layout.exclude_keys, layout.levels)
         disjoint = disjoint or input_time is not None
         neighborhood = Neighborhood.open(
             store,
@@ -197,18 +197,14 @@ class FixedSizeNeighborLoader(SubgraphLoader):
                 f"input_time has shape {tuple(input_time.shape)} for {len(seeds)} seeds; give one time for each."
             )
         sampler = NeighborSampler(neighborhood, self.node_type, seeds, input_time)
-        self._drop_last, self._batch_size = choices.drop_last, batch_size
-        super().__init__(data, store, sampler, choices, batch_size, most_of(store, neighborhood), **rest)
-
-    def _together(self, order: np.ndarray) -> Packs:
-        return in_equal_numbers(order, self._batch_size, self._drop_last)
+        super().__init__(data, store, sampler, layout, batch_size, most_of(store, neighborhood), **kwargs)
 
     def _seeds_of_a_batch(self) -> dict[Any, int]:
         return {self.node_type: min(self._batch_size, self.part_sampler.num_items)}
 
 
-def split_choices(kwargs: dict[str, Any]) -> tuple[LoaderChoices, dict[str, Any]]:
-    """What is for every loader of a large graph, and what is for torch's `DataLoader`.
+def layout_of(kwargs: dict[str, Any]) -> LayoutChoices:
+    """How batches are laid out, taken out of the arguments of a loader of seeds.
 
     Raises:
         ValueError: something that such a loader does not take.
@@ -216,14 +212,12 @@ def split_choices(kwargs: dict[str, Any]) -> tuple[LoaderChoices, dict[str, Any]
     for name, why in _NOT_TAKEN.items():
         if kwargs.pop(name, None) is not None:
             raise ValueError(f"{name} is not taken: {why}.")
-    known = {name: kwargs[name] for name in LoaderChoices.__dataclass_fields__ if name in kwargs}
-    choices = LoaderChoices(**known)
-    if choices.over_size_strategy is OverSizeStrategy.Skip:
+    if kwargs.get("over_size_strategy") in (OverSizeStrategy.Skip, OverSizeStrategy.Skip.name):
         raise ValueError(
             "OverSizeStrategy.Skip cannot leave a batch of seeds out, since its size is known only once it is sampled. "
             "Pass OverSizeStrategy.TrimNodesAndEdges, which keeps all seeds, or Error."
         )
-    return choices, {name: value for name, value in kwargs.items() if name not in known}
+    return chosen(LayoutChoices, kwargs)
 
 
 def most_of(store: FlatStore, neighborhood: Neighborhood) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from zlib import crc32
 
 import numpy as np
 import torch
@@ -11,13 +10,14 @@ from torch_geometric.data import Batch
 
 from popgeo.data.axes import Axis
 from popgeo.data.collate import FixedSizeCollater
-from popgeo.data.cut import Memory
+from popgeo.data.cut import BatchMemory
 from popgeo.data.flat_store import FlatStore
 from popgeo.loader.large.cut_subgraphs import SubgraphCutter
 from popgeo.loader.large.subgraph import Subgraph
 from popgeo.loader.large.trim_subgraph import Trimmed, trim_subgraph
-from popgeo.loader.source import Source
+from popgeo.loader.source import BatchSource
 from popgeo.packing import Packs
+from popgeo.random_numbers import seed_of
 
 
 class PartSampler(ABC):
@@ -37,25 +37,19 @@ class PartSampler(ABC):
         """The part that some seeds stand for; the same for the same `seed`, in whatever process."""
 
 
-class SubgraphSource(Source):
+class SubgraphSource(BatchSource):
     """Makes batches from packs of seeds or of clusters."""
 
     items_at_once = 1  # one batch at a time: its nodes fill the cache alone
 
     def __init__(self, sampler: PartSampler, store: FlatStore, collater: FixedSizeCollater) -> None:
-        super().__init__(collater)
-        self.sampler, self.axes = sampler, store.size_axes
+        self.sampler, self.collater, self.axes = sampler, collater, store.size_axes
         self.limits = dict(zip(self.axes, collater.options.limits(self.axes).tolist(), strict=True))
         self.cutter = SubgraphCutter(
             store, collater, labels=sampler.labels, label_store=sampler.label_store, has_trees=sampler.has_trees
         )
 
-    @property
-    def num_items(self) -> int:
-        """How many seeds, or clusters, there are."""
-        return self.sampler.num_items
-
-    def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: Memory | None = None) -> list[Batch]:
+    def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> list[Batch]:
         """One item for each `group` packs.
 
         Raises:
@@ -65,24 +59,13 @@ class SubgraphSource(Source):
 
     def part(self, ids: np.ndarray, key: tuple[int, int]) -> Trimmed:
         """The part of the graph that some seeds stand for, cut down to what a batch holds."""
-        seed = seed_of(key, ids)
+        seed = seed_of(*key, ids)
         subgraph = self.sampler.sample(ids, seed)
         if all(len(rows) <= self.limits[axis] for axis, rows in subgraph.rows.items()):
             return Trimmed(subgraph=subgraph)
         flags = {"nodes": self.collater.trim_nodes, "edges": self.collater.trim_edges}
         return trim_subgraph(subgraph, self.limits, **flags, generator=torch.Generator().manual_seed(seed))
 
-    def allocate(self, num_batches: int, pin_memory: bool, group: int) -> Memory:
-        """Memory to hand to `cut`."""
+    def allocate(self, num_batches: int, pin_memory: bool, group: int) -> BatchMemory:
+        """BatchMemory to hand to `cut`."""
         return self.cutter.allocate(num_batches, pin_memory, group)
-
-
-def seed_of(key: tuple[int, int], ids: np.ndarray) -> int:
-    """What names the random numbers of one batch: the same in whatever process it is made.
-
-    Example:
-        >>> seed_of((0, 1), np.array([3, 4])) == seed_of((0, 2), np.array([3, 4]))
-        False
-    """
-    words = (*key, crc32(np.ascontiguousarray(ids).tobytes()))
-    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -16,7 +16,7 @@ from popgeo.data.flat_store import FlatStore
 _MADE_BY_THE_LOADER = ("seeds_mask", "tree", "num_trimmed_nodes", "num_trimmed_edges")
 
 
-def open_graph(data: Data | HeteroData, exclude_keys: Sequence[str] | None, levels: Levels | None) -> FlatStore:
+def open_graph(data: Data | HeteroData, exclude_keys: Sequence[str] | None, levels: Levels | None = None) -> FlatStore:
     """A large graph as a flat dataset of one; nothing is copied, and numpy arrays (memory maps) are taken as they are.
 
     Args:

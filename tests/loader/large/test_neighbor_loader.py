@@ -317,7 +317,7 @@ def test_a_graph_without_edges():
         ({"transform": len}, "transform is not taken"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"num_neighbors": "10"}, "each is 0 or more"),
-        ({"collate_fn": len}, "decides .*collate_fn"),
+        ({"collate_fn": len}, "takes no collate_fn"),
         ({"sampler": [1], "shuffle": True}, "excludes shuffle"),
         ({"time_attr": "when"}, "No attribute 'when'"),
         ({"input_time": torch.ones(2), "time_attr": "y"}, "for 60 seeds"),

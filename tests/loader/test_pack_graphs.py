@@ -5,8 +5,9 @@ import pytest
 
 from popgeo.data import OverSizeStrategy
 from popgeo.loader import FixedSizeStrategy
-from popgeo.loader.epoch import epoch_generator, pack_epoch
+from popgeo.loader.pack_graphs import pack_epoch
 from popgeo.packing import Budget, Packs
+from popgeo.random_numbers import generator_of
 
 SIZES = np.array([[2, 1], [3, 0], [9, 9], [1, 1]])
 BUDGET = Budget(sizes=(5, 5), num_graphs=3)
@@ -14,13 +15,13 @@ BUDGET = Budget(sizes=(5, 5), num_graphs=3)
 
 def plan_of(strategy=FixedSizeStrategy.StreamPack, **settings) -> Packs:
     order = np.arange(len(SIZES))
-    return pack_epoch(SIZES, BUDGET, strategy, order, generator=epoch_generator(0, 0), **settings)
+    return pack_epoch(SIZES, BUDGET, strategy, order, generator=generator_of(0, 0), **settings)
 
 
 def test_every_epoch_and_seed_has_a_generator_of_its_own():
-    states = {epoch_generator(seed, epoch).initial_seed() for seed in range(3) for epoch in range(3)}
+    states = {generator_of(seed, epoch).initial_seed() for seed in range(3) for epoch in range(3)}
     assert len(states) == 9
-    assert epoch_generator(1, 2).initial_seed() == epoch_generator(1, 2).initial_seed()
+    assert generator_of(1, 2).initial_seed() == generator_of(1, 2).initial_seed()
 
 
 def test_what_cannot_fit_is_refused_skipped_or_planned_for_trimming():
@@ -39,7 +40,7 @@ def test_what_was_skipped_is_told_by_its_number_in_the_dataset():
         Budget(sizes=(3, 5), num_graphs=3),
         FixedSizeStrategy.PadToMax,
         order,
-        generator=epoch_generator(0, 0),
+        generator=generator_of(0, 0),
         over_size_strategy=OverSizeStrategy.Skip,
     )
     assert [pack.tolist() for pack in plan] == [[3, 0]]  # 1 and 2 nodes fill a batch
@@ -48,5 +49,5 @@ def test_what_was_skipped_is_told_by_its_number_in_the_dataset():
 
 def test_an_empty_epoch_has_no_batches():
     for strategy in (FixedSizeStrategy.PadToMax, FixedSizeStrategy.StreamPack):
-        plan = pack_epoch(SIZES, BUDGET, strategy, np.arange(0), generator=epoch_generator(0, 0))
+        plan = pack_epoch(SIZES, BUDGET, strategy, np.arange(0), generator=generator_of(0, 0))
         assert len(plan) == 0

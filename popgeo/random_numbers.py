@@ -1,8 +1,15 @@
-"""Random numbers by counter: number i of a stream depends on the stream's key and i alone, not on who asks when.
+"""Random numbers by counter, and the one law by which a seed, an epoch and a batch name theirs.
 
-So the same draws come out for any number of threads, and compiled and interpreted code draw alike, bit for bit:
-`csrc/draw.cpp` has the same functions. Everything here works on whole arrays of unsigned 64-bit numbers.
+Number i of a stream depends on the stream's key and i alone, not on who asks when. So the same draws come out for any
+number of threads, and compiled and interpreted code draw alike, bit for bit: `native/csrc/random_numbers.h` has the
+same functions. Those here work on whole arrays of unsigned 64-bit numbers.
+
+The law: what a seed decides is named by whole numbers, `(seed, epoch)` for the order of an epoch, `(seed, epoch, ids)`
+for what is drawn for one batch of it, and `seed_of` makes one seed of them. It is the same in whatever process, and
+whatever was drawn before, so that a run goes on where it stopped.
 """
+
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -15,9 +22,27 @@ _SHIFT_32 = np.uint64(32)
 _LOG_TERMS = 11
 
 
-def new_key(seed: int | None) -> int:
-    """The 64 bits that a seed names; a new key from torch's own generator where there is no seed."""
-    return int(torch.randint(2**63 - 1, ())) if seed is None else seed & (2**64 - 1)
+def seed_of(*names: "int | NDArray[np.int64]") -> int:
+    """A seed of 63 bits for what some numbers, 0 or more, name; an array counts as one number, its checksum.
+
+    Example:
+        >>> seed_of(0, 1) == seed_of(0, 2), seed_of(0, 1, np.array([3, 4])) == seed_of(0, 1, np.array([4, 3]))
+        (False, False)
+    """
+    words = [crc32(np.ascontiguousarray(n).tobytes()) if isinstance(n, np.ndarray) else n for n in names]
+    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def generator_of(*names: "int | NDArray[np.int64]") -> torch.Generator:
+    """A source of randomness of its own for what some numbers name; see `seed_of`."""
+    return torch.Generator().manual_seed(seed_of(*names))
+
+
+def new_key(source: int | torch.Generator | None) -> int:
+    """The 64 bits that a seed names; without a seed a new key, drawn from a generator (torch's own where None)."""
+    if isinstance(source, int):
+        return source & (2**64 - 1)
+    return int(torch.randint(2**63 - 1, (), generator=source))
 
 
 def hash64(keys: Words, numbers: Words) -> Words:
@@ -36,6 +61,16 @@ def hash64(keys: Words, numbers: Words) -> Words:
 def keys_of(key: int, numbers: NDArray[np.int64]) -> Words:
     """A stream of its own for each number."""
     return hash64(np.array([key], np.uint64), numbers.astype(np.uint64))
+
+
+def uniform(key: int, start: int, number: int) -> Words:
+    """The 32-bit numbers `start` to `start + number` of the stream that `key` names.
+
+    Example:
+        >>> bool((uniform(7, 0, 5)[2:] == uniform(7, 2, 3)).all())
+        True
+    """
+    return hash64(np.array([key], np.uint64), np.arange(start, start + number, dtype=np.uint64)) >> _SHIFT_32
 
 
 def below(keys: Words, numbers: Words, limits: Words) -> Words:

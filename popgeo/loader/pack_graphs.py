@@ -1,0 +1,126 @@
+"""Which graphs share a batch: the graphs of an epoch, put together by a strategy."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from popgeo.data.cut import check_fits
+from popgeo.data.fixed_size_options import FixedSizeOptions
+from popgeo.data.trim import OverSizeStrategy
+from popgeo.loader.chunk_order import ChunkOrder
+from popgeo.loader.sampler import Packer
+from popgeo.loader.source import OpenedDataset
+from popgeo.loader.strategy import FixedSizeStrategy, Packing, in_equal_numbers, put_together
+from popgeo.packing import Budget, Packs, window
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GraphPacker(Packer):
+    """Puts graphs together into batches.
+
+    Args:
+        opened: The dataset; its sizes are asked for only where batches depend on them.
+        options: Sizes of a batch.
+        strategy: How graphs are put together into batches.
+        over_size_strategy: What happens to graphs that do not fit.
+        drop_last: Whether an incomplete last batch of `PadToMax` is dropped.
+        chunk_order: How a store on disk is shuffled; None where any order is as good, or a sampler has its own.
+    """
+
+    opened: OpenedDataset
+    options: FixedSizeOptions
+    strategy: FixedSizeStrategy | Packing
+    over_size_strategy: OverSizeStrategy
+    drop_last: bool
+    chunk_order: ChunkOrder | None = None
+
+    @property
+    def num_items(self) -> int:  # type: ignore[override]  # a number that is asked for when needed
+        """How many graphs there are."""
+        return len(self.opened.sizes)
+
+    def order(self, shuffle: bool, generator: torch.Generator) -> np.ndarray:
+        """Every graph once; in the order of the dataset where the strategy draws one of its own."""
+        if self.chunk_order is not None and (shuffle or self.strategy is FixedSizeStrategy.Window):
+            return self.chunk_order.draw(self.opened.store.rows(np.arange(self.num_items)), generator)
+        draws = isinstance(self.strategy, FixedSizeStrategy) and self.strategy.draws
+        return super().order(shuffle and not draws, generator)
+
+    def pack(self, order: np.ndarray, generator: torch.Generator) -> Packs:
+        """Batches of some graphs, in the order given unless the strategy draws one of its own."""
+        limits = tuple(self.options.limits(self.opened.store.size_axes).tolist())
+        budget = Budget(sizes=limits, num_graphs=self.options.num_graphs - 1)
+        skips = self.over_size_strategy is OverSizeStrategy.Skip
+        needs_sizes = self.strategy is not FixedSizeStrategy.PadToMax or skips
+        if not (self.opened.sizes.are_known or needs_sizes):
+            return in_equal_numbers(order, budget.num_graphs, self.drop_last)
+        in_order = self.chunk_order is not None and self.strategy is FixedSizeStrategy.Window
+        return pack_epoch(
+            self.opened.sizes.values,
+            budget,
+            partial(window, shuffle=False) if in_order else self.strategy,
+            order,
+            generator=generator,
+            over_size_strategy=self.over_size_strategy,
+            drop_last=self.drop_last,
+        )
+
+    def check(self, packs: Packs) -> None:
+        """Refuses a batch, perhaps a sampler's, that is too large and may not be trimmed."""
+        if self.opened.holds_all and not (self.over_size_strategy.trims_nodes or self.over_size_strategy.trims_edges):
+            check_fits(self.opened.store, self.options, packs)
+
+
+def pack_epoch(
+    sizes: np.ndarray,
+    budget: Budget,
+    strategy: FixedSizeStrategy | Packing,
+    order: np.ndarray,
+    *,
+    generator: torch.Generator,
+    over_size_strategy: OverSizeStrategy = OverSizeStrategy.Error,
+    drop_last: bool = False,
+) -> Packs:
+    """Puts the graphs of one epoch together into batches.
+
+    Args:
+        sizes: Nodes and edges of each graph. int64 [num_graphs, num_dimensions]
+        budget: What the real graphs of one batch may use.
+        strategy: How to put them together.
+        order: The graphs of this epoch, in order. int64 [number of graphs]
+        generator: Source of randomness of the strategy.
+        over_size_strategy: What happens to graphs that do not fit; those to be trimmed count as trimmed.
+        drop_last: Drops an incomplete last batch of `PadToMax`.
+
+    Raises:
+        ValueError: a graph fits no batch.
+    """
+    sizes, limits = sizes.take(order, axis=0), np.array(budget.sizes)
+    too_large = order[:0]
+    # Dimension by dimension: numpy is many times slower at rows of two numbers, and there may be millions of graphs.
+    fit = [dimension <= limit for dimension, limit in zip(sizes.T, budget.sizes, strict=True)]
+    if not all(dimension.all() for dimension in fit):
+        fits = np.asarray(np.logical_and.reduce(fit))
+        if over_size_strategy.trims_nodes or over_size_strategy.trims_edges:
+            sizes = np.minimum(sizes, limits)
+        elif over_size_strategy is OverSizeStrategy.Skip:
+            too_large = order[~fits]
+            order, sizes = order[fits], sizes[fits]
+        else:
+            _refuse(sizes, limits, order, fits)
+    skip = over_size_strategy is OverSizeStrategy.Skip
+    packs = put_together(sizes, budget, strategy, generator=generator, skip=skip, drop_last=drop_last)
+    return Packs(order[packs.indices], packs.ptr, np.concatenate([too_large, order[packs.skipped]]))
+
+
+def _refuse(sizes: np.ndarray, limits: np.ndarray, order: np.ndarray, fits: np.ndarray) -> None:
+    worst = int(np.argmin(fits))
+    dimension = int(np.argmax(sizes[worst] > limits))
+    what = "nodes" if dimension == 0 else "edges" if len(limits) == 2 else f"units of size {dimension}"
+    raise ValueError(
+        f"Graph {order[worst]} has {sizes[worst, dimension]} {what}, a batch holds {limits[dimension]} real ones: "
+        f"{sizes[worst, dimension] - limits[dimension]} too many. {int((~fits).sum())} graphs do not fit. Raise "
+        f"FixedSizeOptions, or pass OverSizeStrategy.Skip or one that trims."
+    )
