@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -18,8 +17,6 @@ from popgeo.ipu import IpuTarget, TileExact
 from popgeo.ipu.cost.graph_cost import RULES, cost
 from popgeo.ipu.tiles.lower import lower_op
 from popgeo.ipu.tiles.lower.lower_op import FALLBACKS
-from popgeo.ipu.tiles.steps import ComputeSet
-from tests.support.schedule import schedule
 
 BOW = IpuTarget.bow()
 PLANNED = {name: row for name, row in OPERATIONS.items() if row.family != UNKNOWN}
@@ -151,25 +148,3 @@ def test_bytes_and_flops_are_those_that_an_operation_touches_and_does():
     assert broadcast.bytes == 2 * X.nbytes + row.nbytes
     (view,) = cost(ipu.compile(lambda x: x.t(), [X]).step.graph, BOW)
     assert view.bytes == 0
-
-
-LARGE = torch.randn(512, 96)
-STAGES: dict[str, Callable[[Tensor], Tensor]] = {
-    "gather": lambda x: x.index_select(0, torch.arange(512)),
-    "scatter": lambda x: ops.scatter(x, torch.arange(512) % 40, dim=0, dim_size=40),
-    "matmul": lambda x: x @ x.t(),
-    "reduce": lambda x: x.sum(),
-}
-
-
-@pytest.mark.parametrize("family", STAGES)
-def test_plan_and_program_name_their_stages_alike(family: str):
-    target = replace(BOW, num_tiles=64)
-    graph = ipu.compile(STAGES[family], [LARGE], target=target).step.graph
-    costs = cost(graph, target)
-    (planned,) = (c for c in costs if c.family == family)
-    program = schedule(graph, costs, target)
-    done = [step.name.partition(": ")[2] for step in program.steps if isinstance(step, ComputeSet)]
-    stages = [step.name for step in planned.plan.supersteps if step.activity == "compute"]
-    assert [name.partition(",")[0] for name in done if name]
-    assert {name.partition(",")[0] for name in done if name} <= set(stages)

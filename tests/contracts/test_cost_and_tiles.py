@@ -1,0 +1,254 @@
+"""What a plan says an operation costs is what its program on tiles does: supersteps, bytes exchanged, vertex cycles."""
+
+import importlib
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from popgeo import ipu, ops
+from popgeo.capture.control_flow import for_loop
+from popgeo.capture.operations import OPERATIONS, UNKNOWN
+from popgeo.ipu import IpuTarget
+from popgeo.ipu.cost.graph_cost import cost
+from popgeo.ipu.cost.plan import Activity, OpCost, Plan
+from popgeo.ipu.tiles.program import Program
+from popgeo.ipu.tiles.steps import Repeat
+from tests.support.program_figures import Done, figures
+from tests.support.schedule import schedule
+
+TARGET = replace(IpuTarget.bow(), num_tiles=64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """Where the program of a family may differ from its plan, and why.
+
+    Attributes:
+        planned_only: Steps of a plan that no compute set stands for.
+        run_only: Compute sets that no step of a plan stands for.
+        bytes: Least and most bytes that the fullest tile may receive, as a share of the planned ones.
+        cycles: Least and most cycles of the busiest tile, likewise; equal where nothing is said.
+        why: The reasons.
+    """
+
+    planned_only: frozenset[str] = frozenset()
+    run_only: frozenset[str] = frozenset()
+    bytes: tuple[float, float] = (0.95, 1.0)
+    cycles: tuple[float, float] = (1.0, 1.0)
+    why: str = ""
+
+
+FOLLOWED = {
+    "gather": Agreement(
+        bytes=(0.95, 7.0),
+        why="A table that no two tiles share is planned to lie as popops lays it out; as an input it lies linearly, "
+        "so that each tile receives all of its block.",
+    ),
+    "scatter": Agreement(
+        planned_only=frozenset({"fill"}),
+        run_only=frozenset({"add"}),
+        bytes=(0.95, 19.0),
+        cycles=(0.5, 1.0),
+        why="Summands are planned to lie as popops lays them out, and lie linearly. A vertex starts from zeros of its "
+        "own, so nothing is filled before; sums of parts are added to the table by a compute set of their own, "
+        "which the plan counts with those of the parts.",
+    ),
+    "matmul": Agreement(
+        planned_only=frozenset({"lay out both matrices"}),
+        bytes=(0.95, 2.0),
+        why="A vertex takes its operands as they come, not in blocks. A sum may lie where none of its parts was made, "
+        "and then all of them come from elsewhere: both instead of one, 8 instead of 7. Sizes are multiples of the "
+        "matrix unit's blocks: others are planned to be cut between blocks and are cut evenly.",
+    ),
+    "elementwise": Agreement(),
+    "movement": Agreement(),
+    "reduce": Agreement(
+        run_only=frozenset({"combine partial results, groups", "combine partial results"}),
+        bytes=(0.0, 2.0),
+        cycles=(0.1, 1.0),
+        why="Results lie linearly, 128 bytes a tile at least, so they are combined on few tiles, after groups of "
+        "them on many; the plan combines them at once where that is quicker.",
+    ),
+    "fused": Agreement(
+        planned_only=frozenset({"fill", "multiply"}),
+        bytes=(0.95, 12.0),
+        cycles=(0.5, 1.0),
+        why="As of gather and scatter; filters are multiplied with where rows are added, and brought there.",
+    ),
+    "collectives": Agreement(
+        bytes=(0.0, math.inf), why="Shards are planned to lie alike; here they are parts of one tensor."
+    ),
+}  # fmt: skip
+WHOLE = {
+    "norms": "a tile takes whole rows, or channels, and torch's operation does all passes over them at once",
+    "attention": "a tile takes whole heads, whose products and softmax are one operation of torch",
+    "convolution": "a tile takes whole samples instead of positions and channels",
+    "pooling": "a tile takes whole samples, of which there may be fewer than tiles",
+    "distances": "a tile takes rows of the first set and all of the second, without the product of matrices",
+    "sorting": "a tile sorts whole rows, which are not compared and swapped between tiles",
+}
+APART = {
+    "losses": "they run on one tile",
+    "control": "its bodies' operations are of other families",
+    "view": "no step is run for a view",
+}
+
+ROWS, COLUMNS = torch.randn(512, 96), torch.randn(96, 512)
+MANY, FEW = torch.randint(0, 512, (2000,)), torch.arange(512) % 40
+CASES: dict[str, list[tuple[Callable[..., Tensor], Sequence[Tensor]]]] = {
+    "gather": [
+        (lambda x, index: x.index_select(0, index), (ROWS, MANY)),
+        (lambda x, index: x.index_select(0, index), (torch.randn(4096, 8), torch.randint(0, 4096, (64,)))),
+    ],
+    "scatter": [
+        (lambda x, index: ops.scatter(x, index, dim=0, dim_size=40), (ROWS, FEW)),
+        (lambda x, index: torch.zeros(40, 96).index_add(0, index, x), (ROWS, FEW)),
+    ],
+    "matmul": [
+        (torch.mm, (ROWS, COLUMNS)),
+        (torch.mm, (torch.randn(64, 256), torch.randn(256, 64))),
+        (torch.mm, (torch.randn(128, 48), torch.randn(48, 80))),
+    ],
+    "elementwise": [
+        (torch.add, (ROWS, torch.randn(512, 96))),
+        (torch.add, (ROWS, torch.randn(96))),
+        (torch.exp, (ROWS[0],)),
+    ],
+    "movement": [(lambda x: x.flip(0), (ROWS,)), (torch.zeros_like, (ROWS,)), (torch.zeros_like, (ROWS[:1],))],
+    "reduce": [(torch.sum, (ROWS,)), (lambda x: x.sum(0), (ROWS,)), (lambda x: x.sum(1), (ROWS,))],
+    "fused": [
+        (lambda x, w, src, dst: ops.cfconv(x, w, src, dst, 512), (ROWS, torch.randn(2000, 96), MANY, MANY.flip(0)))
+    ],
+    "collectives": [(lambda x: ops.all_reduce(x, 2), (torch.randn(2, 256, 96),))],
+}
+DIVIDED: dict[str, tuple[Callable[..., Tensor], Sequence[Tensor]]] = {
+    "norms": (lambda x: x.softmax(1), (ROWS,)),
+    "attention": (nn.functional.scaled_dot_product_attention, [torch.randn(8, 8, 16, 4)] * 3),
+    "convolution": (nn.functional.conv2d, (torch.randn(64, 2, 8, 8), torch.randn(3, 2, 3, 3))),
+    "pooling": (lambda x: nn.functional.avg_pool2d(x, 2), (torch.randn(64, 4, 8, 8),)),
+    "distances": (torch.cdist, (ROWS, ROWS)),
+    "sorting": (lambda x: x.sort(1).values, (ROWS,)),
+}
+
+
+def planned_and_run(
+    function: Callable[..., Any], inputs: Sequence[Tensor], family: str
+) -> tuple[OpCost, list[Done], Program]:
+    """The cost of the one operation of a family, and the compute sets that its program has for it."""
+    graph = ipu.compile(function, list(inputs), target=TARGET).step.graph
+    costs = cost(graph, TARGET)
+    (planned,) = (one for one in costs if one.family == family)
+    program = schedule(graph, costs, TARGET)
+    own = f"forward {planned.target.partition('.')[2]}"
+    kept = [step for step in program.steps if own in getattr(step, "name", own)]
+    return planned, figures(replace(program, steps=tuple(kept)), TARGET), program
+
+
+@dataclass(kw_only=True)
+class Stage:
+    """A compute set as it is planned, with the exchanges before it."""
+
+    name: str
+    cycles: float
+    bytes_in: int = field(default=0)
+
+
+def stages_of(plan: Plan, without: Collection[str] = ()) -> list[Stage]:
+    """The compute steps of a plan but for some; each without what starting it costs, with the exchanges before it."""
+    found, nbytes = [], 0
+    for step in plan.supersteps:
+        if step.activity is Activity.EXCHANGE:
+            nbytes += step.bytes_in
+        elif step.activity is Activity.COMPUTE and step.name not in without:
+            found.append(Stage(name=step.name, cycles=step.ideal - TARGET.launch_cycles, bytes_in=nbytes))
+            nbytes = 0
+    return found
+
+
+def differences(planned: OpCost, done: Sequence[Done], agreement: Agreement) -> list[str]:
+    """In words, where a program differs from its plan beyond what was agreed."""
+    stages = stages_of(planned.plan, agreement.planned_only)
+    # An operation of one compute set has its name; those of several are called what they do.
+    names = [one.name or stages[0].name for one in done]
+    names = ["add" if name == "add shards" else name for name in names]
+    found = []
+    for one, name in zip(done, names, strict=True):
+        if stages and name == stages[0].name:
+            stage = stages.pop(0)
+            found += _beyond(f"{name}: cycles", one.cycles, stage.cycles, agreement.cycles)
+            found += _beyond(f"{name}: bytes", one.bytes_in, stage.bytes_in, agreement.bytes)
+        elif name not in agreement.run_only:
+            found.append(f"{name} is run and not planned")
+    return found + [f"{stage.name} is planned and not run" for stage in stages]
+
+
+def _beyond(what: str, run: float | None, planned: float, limits: tuple[float, float]) -> list[str]:
+    low, high = limits
+    fits = run is not None and low * planned <= run and (high == math.inf or run <= high * planned)
+    return [] if fits else [f"{what} {run}, planned {planned}"]
+
+
+@pytest.mark.parametrize(("family", "number"), [(family, n) for family in CASES for n in range(len(CASES[family]))])
+def test_a_program_does_what_the_plan_says(family: str, number: int):
+    function, inputs = CASES[family][number]
+    planned, done, _ = planned_and_run(function, inputs, family)
+    assert differences(planned, done, FOLLOWED[family]) == []
+
+
+@pytest.mark.parametrize("family", DIVIDED)
+def test_what_torch_computes_whole_is_at_work_on_all_planned_tiles_in_no_more_steps(family: str):
+    function, inputs = DIVIDED[family]
+    planned, done, program = planned_and_run(function, inputs, family)
+    assert len(done) <= max(2, len(stages_of(planned.plan))), WHOLE[family]
+    assert done[0].tiles == TARGET.num_tiles == max(step.tiles for step in planned.plan.supersteps)
+    assert program.fallbacks == ()
+
+
+def test_every_family_is_compared_or_stands_apart_for_a_reason():
+    assert {row.family for row in OPERATIONS.values()} - {UNKNOWN} == {*FOLLOWED, *WHOLE, *APART}
+    assert (CASES.keys(), DIVIDED.keys()) == (FOLLOWED.keys(), WHOLE.keys())
+
+
+def test_a_fallback_is_one_vertex_on_one_tile():
+    _, done, program = planned_and_run(nn.functional.mse_loss, (ROWS, ROWS.flip(0)), "losses")
+    assert program.fallbacks == ("aten.mse_loss.default",)
+    assert done[0].tiles == 1
+
+
+def test_a_loop_is_planned_and_run_as_often_as_it_turns():
+    planned, _, program = planned_and_run(lambda x: for_loop(3, lambda y: y + x, [x])[0], (ROWS,), "control")
+    (once,) = cost(ipu.compile(lambda x: x + x, [ROWS], target=TARGET).step.graph, TARGET)
+    by_name = {step.name: step.ideal for step in planned.plan.supersteps}
+    assert by_name["add"] == 3 * once.plan.supersteps[-1].ideal
+    (loop,) = (step for step in program.steps if isinstance(step, Repeat))
+    assert (loop.count, [step.name for step in loop.body].count("forward add.Tensor")) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("family", "module", "name", "broken", "told"),
+    [
+        ("gather", "popgeo.ipu.tiles.lower.gather", "row_cuts_of", "coarser", "slice rows: cycles"),
+        ("scatter", "popgeo.ipu.tiles.lower.scatter", "row_cuts_of", "coarser", "update rows: cycles"),
+        ("matmul", "popgeo.ipu.tiles.lower.matmul", "cuts", "uneven", "multiply: cycles"),
+    ],
+)
+def test_the_comparison_sees_a_lowering_that_divides_otherwise(family, module, name, broken, told, monkeypatch):
+    file = importlib.import_module(module)
+    right = getattr(file, name)
+
+    def coarser(*sizes):
+        rows, columns, lookups = right(*sizes)
+        return rows, columns, [slice(0, lookups[-1].stop)]
+
+    def uneven(size, parts):
+        return right(size, max(1, parts // 2))
+
+    monkeypatch.setattr(file, name, {"coarser": coarser, "uneven": uneven}[broken])
+    function, inputs = CASES[family][0]
+    planned, done, _ = planned_and_run(function, inputs, family)
+    assert any(difference.startswith(told) for difference in differences(planned, done, FOLLOWED[family]))
