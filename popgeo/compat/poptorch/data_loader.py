@@ -90,9 +90,8 @@ class DataLoader(torch.utils.data.DataLoader):
                 loaded <= self._rebatched_to,
                 f"The rebatched_worker_size ({loaded}) must be <= to the combined batch size ({self._rebatched_to})",
             )
-        if mode != DataLoaderMode.Sync and shuffle and kwargs.get("generator") is None:
-            # A thread draws the order, so it must not draw from the numbers that the program uses meanwhile.
-            kwargs["generator"] = torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
+        if mode != DataLoaderMode.Sync and shuffle:
+            kwargs["generator"] = kwargs.get("generator") or generator_for_a_thread()
         if batch_sampler is not None:
             check(not shuffle, "batch_sampler option is mutually exclusive with shuffle")
             self._combined = _size_of(batch_sampler, factor)
@@ -148,6 +147,11 @@ class DataLoader(torch.utils.data.DataLoader):
 
     def __del__(self) -> None:
         self.terminate()
+
+
+def generator_for_a_thread() -> torch.Generator:
+    """Draws the orders of epochs on a thread, which must not draw from the numbers that the program uses meanwhile."""
+    return torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
 
 
 class _Epochs:

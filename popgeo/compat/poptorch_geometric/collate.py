@@ -1,24 +1,22 @@
 """Lists of graphs in, batches of fixed size out, with PopTorch Geometric's words for what does not fit."""
 
+import copy
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.data.data import BaseData
 
 from popgeo import data
-from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
-from popgeo.compat.poptorch_geometric.pyg_collate import Collater
-from popgeo.data.axes import Axis, Level
-from popgeo.data.cut import fills_exactly
+from popgeo.capture.pytree import flatten, unflatten
+from popgeo.data.axes import Level
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.subset import take
 from popgeo.data.super_batch import join
-from popgeo.data.trim import trim
 
 __all__ = ["CombinedBatchingCollater", "FixedSizeCollater", "FixedSizeError", "make_exclude_keys"]
 
@@ -38,22 +36,19 @@ def make_exclude_keys(include_keys: Sequence[str], data: BaseData) -> tuple[str,
     return tuple(key for key in keys if key not in include_keys)
 
 
-class FixedSizeCollater(Collater):
+class FixedSizeCollater(data.FixedSizeCollater):
     """Makes batches of fixed size of lists of graphs; see `popgeo.data.FixedSizeCollater` for what they hold.
 
     Graphs that fill nodes and edges to the last one make a batch without padding, of up to `num_graphs` graphs.
 
     Args:
-        fixed_size_options: Sizes of a batch; a heterogeneous graph makes them sizes per type, in place.
-        add_masks_to_batch: Adds `nodes_mask`, `edges_mask`, `graphs_mask` (True = real).
-        trim_nodes: Removes random nodes where there are too many.
-        trim_edges: Removes random edges where there are too many.
-        follow_batch: Attributes to add an assignment vector for.
-        exclude_keys: Attributes to leave out.
+        args: `fixed_size_options`, which a heterogeneous graph makes sizes per type, in place; `add_masks_to_batch`,
+            `trim_nodes`, `trim_edges`, `follow_batch`, `exclude_keys`.
         skip: Leaves out the graphs that do not fit beside those before them.
-        protect: A boolean node attribute, True for nodes that trimming must keep.
+        kwargs: The same by name.
 
     Example:
+        >>> from popgeo.compat.poptorch_geometric import FixedSizeOptions
         >>> graphs = [Data(x=torch.ones(n, 1), edge_index=torch.tensor([[0], [1]])) for n in (2, 3)]
         >>> collate = FixedSizeCollater(FixedSizeOptions(num_nodes=8, num_edges=4, num_graphs=3))
         >>> collate(graphs)
@@ -61,27 +56,14 @@ class FixedSizeCollater(Collater):
         >>> collate(graphs * 2)
         Traceback (most recent call last):
             ...
-        popgeo.compat.poptorch_geometric.collate.FixedSizeError: The maximum number of graphs ... 4 graphs...
+        popgeo.compat.poptorch_geometric.collate.FixedSizeError: The maximum number of graphs ... Batch has 4 graphs...
     """
 
-    def __init__(
-        self,
-        fixed_size_options: FixedSizeOptions,
-        add_masks_to_batch: bool | None = False,
-        trim_nodes: bool | None = False,
-        trim_edges: bool | None = False,
-        follow_batch: Sequence[str] | None = None,
-        exclude_keys: Sequence[str] | None = None,
-        *,
-        skip: bool = False,
-        protect: str | None = None,
-    ) -> None:
-        super().__init__(follow_batch, exclude_keys)
-        self.fixed_size_options, self.add_masks_to_batch = fixed_size_options, bool(add_masks_to_batch)
-        self.trim_nodes, self.trim_edges, self.skip = bool(trim_nodes), bool(trim_edges), skip
-        self.protect = protect
+    def __init__(self, *args: Any, skip: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, exact_fit=True, **kwargs)
+        self.skip = skip
 
-    def __call__(self, data_list: list[Any]) -> Batch:
+    def __call__(self, data_list: list[Any]) -> Batch:  # type: ignore[override]  # a list alone, as PopTorch has it
         """One batch of the graphs, which stay as they are.
 
         Raises:
@@ -90,87 +72,20 @@ class FixedSizeCollater(Collater):
         """
         if not isinstance(data_list, list):
             raise TypeError(f"Expected list, got {type(data_list).__name__}.")
-        options = self._options_for(data_list)
-        store = self._opened(data_list)
+        own = copy.copy(self)
+        own.options = _options_for(data_list, self.options)
+        own.layout = dataclasses.replace(self.layout, levels=_level_of_labels(data_list))
+        store = own.flat(data_list)
         if self.skip:
-            store = _without_what_overflows(store, options)
-        exact = fills_exactly(store, options)
-        self._check(store, options, exact)
-        collate = data.FixedSizeCollater(
-            options,
-            self.add_masks_to_batch,
-            self.trim_nodes,
-            self.trim_edges,
-            self.follow_batch,
-            self.exclude_keys,
-            protect=self.protect,
-            exact_fit=True,
-        )
+            store = _without_what_overflows(store, own.options)
         try:
-            batch = collate.collate(store, torch.default_generator)
+            batch = own.collate(store, torch.default_generator)
         except ValueError as error:
-            raise FixedSizeError(str(error)) from error
+            raise FixedSizeError(f"{_what_is_short(len(data_list), own.options)}: {error}") from error
         for name in ("num_trimmed_nodes", "num_trimmed_edges"):  # PopTorch Geometric's batches do not say
             if name in batch and not any(name in graph for graph in data_list):
                 del batch[name]
         return batch
-
-    def _opened(self, data_list: list[Any]) -> FlatStore:
-        return FlatStore.from_dataset(data_list, exclude_keys=self.exclude_keys, levels=_level_of_labels(data_list))
-
-    def _options_for(self, data_list: list[Any]) -> data.FixedSizeOptions:
-        """The sizes, per type for graphs of several; and padding graphs that repeat plain numbers of the first one."""
-        first = data_list[0]
-        if isinstance(first, HeteroData) and not self.fixed_size_options.is_hetero():
-            self.fixed_size_options.to_hetero(first.node_types, first.edge_types)
-        plain = {
-            name: value
-            for store in first.stores
-            for name, value in store.items()
-            if isinstance(value, bool | int | float) and name != "num_nodes"
-        }
-        return self.fixed_size_options.as_popgeo(
-            pad_graph_defaults={**plain, **self.fixed_size_options.pad_graph_defaults}
-        )
-
-    def _check(self, store: FlatStore, options: data.FixedSizeOptions, exact: bool) -> None:
-        count, limit = len(store), options.num_graphs
-        if count > limit:
-            raise FixedSizeError(
-                f"The maximum number of graphs requested doesn't allocate enough room for {count} graphs: num_graphs "
-                f"is {limit}. Increase num_graphs to {count + 1}, with one of padding, or pass fewer graphs."
-            )
-        for axis, total in zip(store.size_axes, store.sizes.sum(axis=0).tolist(), strict=True):
-            is_node = axis.level is Level.NODE
-            trims = self.trim_nodes if is_node else self.trim_edges or (self.trim_nodes and not is_node)
-            room = options.slots(axis) - (is_node and not exact)
-            if total > room and not trims:
-                raise FixedSizeError(_does_not_fit(axis, count, total, options.slots(axis), is_node))
-        if count == limit and not exact:
-            raise FixedSizeError(
-                f"Requested to pad a batch to {limit} graphs but collater got a list of {count} graphs and cannot "
-                f"create additional graphs to pad nodes and edges. Increase num_graphs to {count + 1} or pass one less."
-            )
-
-    def _prune_nodes(self, data_list: list[Any]) -> list[Any]:
-        """The same graphs with as many nodes as a batch has."""
-        return self._pruned(data_list, nodes=True, edges=False)
-
-    def _prune_edges(self, data_list: list[Any]) -> list[Any]:
-        """The same graphs with as many edges as a batch has."""
-        return self._pruned(data_list, nodes=False, edges=True)
-
-    def _pruned(self, data_list: list[Any], *, nodes: bool, edges: bool) -> list[Any]:
-        options, store = self._options_for(data_list), self._opened(data_list)
-        limits = store.sizes.sum(axis=0)
-        for i, axis in enumerate(store.size_axes):
-            if nodes if axis.level is Level.NODE else edges:
-                limits[i] = min(limits[i], options.slots(axis))
-        try:
-            left = trim(store, limits, nodes=nodes, edges=edges, generator=torch.default_generator).store
-        except ValueError as error:
-            raise FixedSizeError(str(error)) from error
-        return [left[i] for i in range(len(left))]
 
 
 class CombinedBatchingCollater:
@@ -182,7 +97,7 @@ class CombinedBatchingCollater:
 
     Example:
         >>> graphs = [Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]))] * 4
-        >>> collate = CombinedBatchingCollater(Collater(), mini_batch_size=2)
+        >>> collate = CombinedBatchingCollater(Batch.from_data_list, mini_batch_size=2)
         >>> collate(graphs).edge_index.shape  # two batches of two graphs
         torch.Size([4, 2])
     """
@@ -191,28 +106,56 @@ class CombinedBatchingCollater:
         self.collater, self.mini_batch_size = collater, mini_batch_size
 
     def __call__(self, batch: list[Any]) -> Any:
-        """The batches, joined.
+        """The batches, joined; where the list holds lists, each of them makes one.
 
         Raises:
             AssertionError: the list cannot be shared out evenly.
         """
-        size = self.mini_batch_size or len(batch)
-        if len(batch) % size:
-            raise AssertionError(f"Invalid batch size. Got {len(batch)} graphs and `mini_batch_size={size}`.")
-        parts = [self.collater(batch[start : start + size]) for start in range(0, len(batch), size)]
+        lists = batch
+        if not isinstance(batch[0], list):
+            size = self.mini_batch_size or len(batch)
+            if len(batch) % size:
+                raise AssertionError(f"Invalid batch size. Got {len(batch)} graphs and `mini_batch_size={size}`.")
+            lists = [batch[start : start + size] for start in range(0, len(batch), size)]
+        parts = [self.collater(graphs) for graphs in lists]
         return parts[0] if len(parts) == 1 else _joined(parts)
 
 
 def _joined(parts: list[Any]) -> Any:
     if isinstance(parts[0], Batch):
         return join(parts)
-    if isinstance(parts[0], Tensor):
-        return torch.cat(parts)
-    if isinstance(parts[0], tuple | list):
-        return type(parts[0])(_joined(list(entries)) for entries in zip(*parts, strict=True))
-    if isinstance(parts[0], dict):
-        return {key: _joined([part[key] for part in parts]) for key in parts[0]}
-    return default_collate(parts)
+    nests = [flatten(part) for part in parts]
+    return unflatten(nests[0][1], [torch.cat(tensors) for tensors in zip(*(nest[0] for nest in nests), strict=True)])
+
+
+def make_per_type(options: data.FixedSizeOptions, graph: Any) -> None:
+    """Makes the sizes those of each type, in place, for graphs of several types."""
+    if isinstance(graph, HeteroData) and not options.is_hetero():
+        options.to_hetero(graph.node_types, graph.edge_types)
+
+
+def _options_for(data_list: list[Any], options: data.FixedSizeOptions) -> data.FixedSizeOptions:
+    """The sizes, per type for graphs of several; and padding graphs that repeat plain numbers of the first one."""
+    make_per_type(options, data_list[0])
+    plain = {
+        name: value
+        for store in data_list[0].stores
+        for name, value in store.items()
+        if isinstance(value, bool | int | float) and name != "num_nodes"
+    }
+    return dataclasses.replace(options, pad_graph_defaults={**plain, **(options.pad_graph_defaults or {})})
+
+
+def _what_is_short(count: int, options: data.FixedSizeOptions) -> str:
+    """PopTorch Geometric's words for graphs that do not fit, before popgeo's own."""
+    if count > options.num_graphs:
+        return f"The maximum number of graphs requested doesn't allocate enough room for {count} graphs"
+    if count == options.num_graphs:
+        return (
+            f"Requested to pad a batch to {count} graphs but collater got a list of {count} graphs and cannot create "
+            "additional graphs to pad nodes and edges"
+        )
+    return f"The fixed sizes given don't allocate enough space for the nodes or edges required to fit {count} sample(s)"
 
 
 def _level_of_labels(data_list: list[Any]) -> dict[str, Level] | None:
@@ -234,15 +177,3 @@ def _without_what_overflows(store: FlatStore, options: data.FixedSizeOptions) ->
             kept.append(i)
             left -= sizes
     return take(store, np.array(kept, dtype=np.int64)) if len(kept) < len(store) else store
-
-
-def _does_not_fit(axis: Axis, count: int, total: int, slots: int, is_node: bool) -> str:
-    what = ("nodes" if is_node else "edges") if axis.store is None else axis.label
-    kind = "nodes" if is_node else "edges"
-    kept = " and one for padding" if is_node else ""
-    where = f"num_{kind}" if axis.store is None else f"num_{kind}[{axis.store!r}]"
-    return (
-        f"The fixed sizes given don't allocate enough space for the number of {what} required to fit {count} "
-        f"sample(s): they have {total} {kind}{kept}, a batch has {slots}. Increase {where} to {total + is_node} or set "
-        f"`trim_{kind}`."
-    )

@@ -1,115 +1,57 @@
 """The loaders over PopTorch's `DataLoader`: as many batches in one item as a call of the executor takes."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import Sampler
 
 from popgeo.compat import poptorch
+from popgeo.compat.poptorch.data_loader import generator_for_a_thread
 from popgeo.compat.poptorch_geometric import pyg_dataloader
 from popgeo.compat.poptorch_geometric.collate import CombinedBatchingCollater
-from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
-from popgeo.compat.poptorch_geometric.older_releases import in_todays_words
-from popgeo.data.trim import OverSizeStrategy
-from popgeo.loader.strategy import FixedSizeStrategy
 
 __all__ = ["CustomFixedSizeDataLoader", "DataLoader", "FixedSizeDataLoader"]
 
 
-class DataLoader(pyg_dataloader.DataLoader, poptorch.DataLoader):
-    """Loads graphs in batches as PyG makes them; see `pyg_dataloader.DataLoader`.
+class OfWholeCalls:
+    """What turns a loader of single batches into one whose items hold those of a whole call, as the options ask for.
 
     Args:
-        dataset: The graphs.
-        batch_size: Graphs of one batch.
-        shuffle: Whether each epoch has an order of its own.
-        follow_batch: Attributes to add an assignment vector for.
-        exclude_keys: Attributes to leave out.
-        options: `poptorch.Options`, which say how many batches one item holds.
-        kwargs: What `poptorch.DataLoader` takes, such as `mode` and `async_options`.
+        args: What the loader takes, in its order.
+        options: `poptorch.Options`.
+        kwargs: What the loader and `poptorch.DataLoader` take, such as `mode` and `async_options`.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        batch_size: int = 1,
-        shuffle: bool = False,
-        follow_batch: Sequence[str] | None = None,
-        exclude_keys: Sequence[str] | None = None,
-        options: Any = None,
-        **kwargs: Any,
-    ) -> None:
-        self._mini_batch_size = batch_size
-        options = poptorch.Options() if options is None else options
-        super().__init__(dataset, batch_size, shuffle, follow_batch, exclude_keys, options=options, **kwargs)
+    _mini_batch_size: int | None
+
+    def __init__(self, *args: Any, options: poptorch.Options | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, options=poptorch.Options() if options is None else options, **kwargs)
 
     def _create_collater(self, **arguments: Any) -> Callable[[list[Any]], Any]:
-        return CombinedBatchingCollater(super()._create_collater(**arguments), self._mini_batch_size)
+        collate = super()._create_collater(**arguments)  # type: ignore[misc]  # of the loader of single batches
+        return CombinedBatchingCollater(collate, self._mini_batch_size)
 
 
-class FixedSizeDataLoader(pyg_dataloader.FixedSizeDataLoader, poptorch.DataLoader):
-    """Loads graphs in batches whose shapes never change; see `pyg_dataloader.FixedSizeDataLoader`.
+class DataLoader(OfWholeCalls, pyg_dataloader.DataLoader, poptorch.DataLoader):
+    """Loads graphs in batches as PyG makes them; see `pyg_dataloader.DataLoader` and `OfWholeCalls`."""
 
-    Args:
-        dataset: The graphs.
-        batch_size: Graphs of one batch, one of padding included.
-        shuffle: Whether each epoch has an order of its own.
-        fixed_size_options: Sizes of one batch.
-        fixed_size_strategy: How graphs are put together into batches.
-        over_size_strategy: What happens to graphs that do not fit.
-        add_pad_masks: Whether batches carry masks.
-        follow_batch: Attributes to add an assignment vector for.
-        exclude_keys: Attributes to leave out.
-        options: `poptorch.Options`, which say how many batches one item holds.
-        kwargs: What `poptorch.DataLoader` takes, such as `mode` and `async_options`.
-    """
 
-    def __init__(
-        self,
-        dataset: Any,
-        batch_size: int = 2,
-        shuffle: bool = False,
-        fixed_size_options: FixedSizeOptions | None = None,
-        fixed_size_strategy: FixedSizeStrategy = FixedSizeStrategy.PadToMax,
-        over_size_strategy: OverSizeStrategy = OverSizeStrategy.Error,
-        add_pad_masks: bool | None = True,
-        follow_batch: Sequence[str] | None = None,
-        exclude_keys: Sequence[str] | None = None,
-        options: Any = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            dataset,
-            batch_size,
-            shuffle,
-            fixed_size_options,
-            fixed_size_strategy,
-            over_size_strategy,
-            add_pad_masks,
-            follow_batch,
-            exclude_keys,
-            options=poptorch.Options() if options is None else options,
-            **kwargs,
-        )
+class FixedSizeDataLoader(OfWholeCalls, pyg_dataloader.FixedSizeDataLoader, poptorch.DataLoader):
+    """Loads graphs in batches of one shape; see `pyg_dataloader.FixedSizeDataLoader` and `OfWholeCalls`."""
 
-    def _create_collater(self, **arguments: Any) -> Callable[[list[Any]], Any]:
-        size = None if self.batch_sampler is not None else self.padded_batch_size - 1
-        return CombinedBatchingCollater(super()._create_collater(**arguments), size)
-
-    def _of_sampler(self, dataset: Any, sampler: Any, collate: Callable[..., Any], options: Any) -> dict[str, Any]:
-        if _num_mini_batches(options) == 1:
-            return super()._of_sampler(dataset, sampler, collate, options)
+    def _of_sampler(self, dataset: Any, sampler: Any) -> dict[str, Any]:
         # Batches of different numbers of graphs, several of them in one item: each travels as one element.
-        together = CombinedBatchingCollater(_OfOneBatch(collate), 1)
-        return {"dataset": BatchesOf(dataset), "batch_sampler": _AsElements(sampler), "collate_fn": together}
+        return {"dataset": BatchesOf(dataset), "batch_sampler": _AsElements(sampler)}
 
-    def _order(self, dataset: Any, shuffle: bool, kwargs: dict[str, Any]) -> Any:
-        mode = kwargs.get("mode", poptorch.DataLoaderMode.Sync)
-        if shuffle and mode != poptorch.DataLoaderMode.Sync and kwargs.get("generator") is None:
-            # A thread draws the order, so it must not draw from the numbers that the program uses meanwhile.
-            kwargs["generator"] = torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
-        return super()._order(dataset, shuffle, kwargs)
+    def _packing(self, dataset: Any, shuffle: bool, skips: bool, kwargs: dict[str, Any]) -> Any:
+        if shuffle and kwargs.get("mode", poptorch.DataLoaderMode.Sync) != poptorch.DataLoaderMode.Sync:
+            kwargs["generator"] = kwargs.get("generator") or generator_for_a_thread()
+        return super()._packing(dataset, shuffle, skips, kwargs)
+
+
+class CustomFixedSizeDataLoader(pyg_dataloader.ByOlderArguments, FixedSizeDataLoader):
+    """The loader of older releases, by its arguments; see `older_releases.in_todays_words`."""
 
 
 class BatchesOf(torch.utils.data.Dataset[Any]):
@@ -149,27 +91,3 @@ class _AsElements(Sampler[Any]):
 
     def __len__(self) -> int:
         return len(self._sampler)
-
-
-class _OfOneBatch:
-    """Collates the one element of a list."""
-
-    def __init__(self, collate: Callable[..., Any]) -> None:
-        self._collate = collate
-
-    def __call__(self, batches: list[list[Any]]) -> Any:
-        return self._collate(batches[0])
-
-
-def _num_mini_batches(options: poptorch.Options) -> int:
-    replicas = options.replication_factor // options.input_group_size
-    return options.device_iterations * options.Training.gradient_accumulation * replicas
-
-
-class CustomFixedSizeDataLoader(FixedSizeDataLoader):
-    """The loader of older releases, by its arguments; see `older_releases.in_todays_words`."""
-
-    def __init__(
-        self, dataset: Any, num_nodes: int | None = None, batch_size: int | None = None, **kwargs: Any
-    ) -> None:
-        super().__init__(dataset, **in_todays_words(dataset, num_nodes, batch_size, kwargs))

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data, HeteroData
 
 from popgeo.compat import poptorch
-from popgeo.compat.poptorch_geometric.collate import CombinedBatchingCollater, FixedSizeCollater
+from popgeo.compat.poptorch_geometric.collate import FixedSizeCollater
 from popgeo.compat.poptorch_geometric.common import DataBatch
+from popgeo.compat.poptorch_geometric.dataloader import OfWholeCalls
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
 from popgeo.data.axes import Axis, Level
 from popgeo.data.flat_store import FlatStore
@@ -19,6 +20,8 @@ from popgeo.loader.large.neighbor_loader import Neighborhood, NeighborSampler
 from popgeo.loader.large.subgraph import Subgraph
 from popgeo.loader.large.whole_graph import open_graph, seeds_of
 
+_NOT_TAKEN = ("transform_sampler_output", "neighbor_sampler")
+_WITHOUT_MEANING = ("is_sorted", "filter_per_worker")  # taken for the sake of PyG's signature; they change nothing
 _SEEDS = "seeds_to_keep"  # an attribute of nodes while a batch is padded; PyG would count up one named "batch"
 
 
@@ -38,8 +41,6 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
         temporal_strategy: `"uniform"` or `"last"`.
         time_attr: The attribute that has the time of nodes or edges.
         transform: Changes each sample before it is padded.
-        is_sorted: Taken for the sake of the signature; it changes nothing.
-        filter_per_worker: Taken likewise.
         subgraph_type: `"directional"`, `"bidirectional"` or `"induced"`.
         batch_size: Seeds of a batch.
         over_size_strategy: What happens to a sample that does not fit.
@@ -74,34 +75,30 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
         temporal_strategy: str = "uniform",
         time_attr: str | None = None,
         transform: Callable[[Any], Any] | None = None,
-        transform_sampler_output: Any = None,
-        is_sorted: bool = False,
-        filter_per_worker: bool | None = True,
+        *,
         subgraph_type: Any = "directional",
         batch_size: int = 1,
-        neighbor_sampler: Any = None,
-        over_size_strategy: OverSizeStrategy = OverSizeStrategy.TrimNodesAndEdges,
         fixed_size_options: FixedSizeOptions | None = None,
+        over_size_strategy: OverSizeStrategy = OverSizeStrategy.TrimNodesAndEdges,
         add_pad_masks: bool | None = False,
         follow_batch: Sequence[str] | None = None,
         exclude_keys: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        for name, given in (
-            ("transform_sampler_output", transform_sampler_output),
-            ("neighbor_sampler", neighbor_sampler),
-        ):
-            if given is not None:
+        for name in _NOT_TAKEN:
+            if kwargs.pop(name, None) is not None:
                 raise ValueError(f"{name} is not taken, as popgeo samples by itself. Leave it out.")
+        kwargs = {name: given for name, given in kwargs.items() if name not in _WITHOUT_MEANING}
         self._whole = open_graph(data, exclude_keys, None)
-        how = {
-            "replace": replace,
-            "disjoint": disjoint or input_time is not None,
-            "temporal_strategy": temporal_strategy,
-        }
-        kind = str(getattr(subgraph_type, "value", subgraph_type)) if directed else "induced"
         neighborhood = Neighborhood.open(
-            self._whole, num_neighbors, time_attr=time_attr, weight_attr=None, subgraph_type=kind, **how
+            self._whole,
+            num_neighbors,
+            time_attr=time_attr,
+            weight_attr=None,
+            replace=replace,
+            subgraph_type=str(getattr(subgraph_type, "value", subgraph_type)) if directed else "induced",
+            disjoint=disjoint or input_time is not None,
+            temporal_strategy=temporal_strategy,
         )
         self.input_type, seeds = seeds_of(self._whole, input_nodes)
         self._neighbors = NeighborSampler(neighborhood, self.input_type, seeds, input_time)
@@ -116,8 +113,7 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
             exclude_keys=exclude_keys,
             protect=_SEEDS,
         )
-        numbers: Any = range(len(seeds))
-        super().__init__(dataset=numbers, batch_size=batch_size, collate_fn=collate, **kwargs)
+        super().__init__(dataset=range(len(seeds)), batch_size=batch_size, collate_fn=collate, **kwargs)  # type: ignore[arg-type]
 
     def nativeCollate(self, index: Any) -> Any:
         """The sample of some seeds, of the size that it has.
@@ -156,7 +152,7 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
         place = batch if self.input_type is None else batch[self.input_type]
         for name, value in kept.items():
             place[name] = value
-        return _with_number_of_seeds(batch) if self.input_type is None else batch
+        return BatchOfSeeds.of(batch) if self.input_type is None else batch
 
     def _collate(self, index: Any) -> Batch:
         return self.fixedSizeCollate(self.nativeCollate(index))
@@ -171,19 +167,8 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
         return FixedSizeOptions.from_loader(self.nativeCollate(list(part)) for part in ids)
 
 
-class FixedSizeNeighborLoader(PyGFixedSizeNeighborLoader, poptorch.DataLoader):
-    """Loads seeds with sampled neighbours in batches whose shapes never change; see `PyGFixedSizeNeighborLoader`.
-
-    Args:
-        data: The graph.
-        num_neighbors: How many neighbours of each node each hop takes.
-        input_nodes: The seeds.
-        input_time: The time of each seed.
-        subgraph_type: `"directional"`, `"bidirectional"` or `"induced"`.
-        add_pad_masks: Whether batches carry masks.
-        options: `poptorch.Options`, which say how many batches one item holds.
-        kwargs: The other arguments of `PyGFixedSizeNeighborLoader`, and what `poptorch.DataLoader` takes.
-    """
+class FixedSizeNeighborLoader(OfWholeCalls, PyGFixedSizeNeighborLoader, poptorch.DataLoader):
+    """Loads seeds with sampled neighbours; see `PyGFixedSizeNeighborLoader` and `OfWholeCalls`. Batches carry masks."""
 
     def __init__(
         self,
@@ -194,21 +179,22 @@ class FixedSizeNeighborLoader(PyGFixedSizeNeighborLoader, poptorch.DataLoader):
         subgraph_type: Any = "directional",
         *args: Any,
         add_pad_masks: bool | None = True,
-        options: Any = None,
         **kwargs: Any,
     ) -> None:
-        names = ("replace", "directed", "disjoint", "temporal_strategy", "time_attr")
-        kwargs |= dict(zip(names, args, strict=False))
         kwargs |= {"subgraph_type": subgraph_type, "add_pad_masks": add_pad_masks}
-        kwargs["options"] = poptorch.Options() if options is None else options
-        super().__init__(data, num_neighbors, input_nodes, input_time, **kwargs)
-
-    def _create_collater(self, **arguments: Any) -> Callable[[Any], Any]:
-        return CombinedBatchingCollater(super()._create_collater(**arguments), self._mini_batch_size)
+        super().__init__(data, num_neighbors, input_nodes, input_time, *args, **kwargs)
 
 
-class _BatchOfSeeds(DataBatch):
+class BatchOfSeeds(DataBatch):
     """A batch whose `batch_size` is the number of its seeds, as of PyG's samples, and not that of its graphs."""
+
+    @classmethod
+    def of(cls, batch: Batch) -> "BatchOfSeeds":
+        """The same batch, of this class."""
+        made: BatchOfSeeds = object.__new__(cls)
+        vars(made).update(vars(copy.copy(batch)))
+        made._store._parent = made
+        return made
 
     @property
     def batch_size(self) -> int:
@@ -216,14 +202,7 @@ class _BatchOfSeeds(DataBatch):
         return int(self._store["batch_size"])
 
     def __reduce__(self) -> Any:
-        plain = copy.copy(self)
-        object.__setattr__(plain, "__class__", DataBatch)
-        return _with_number_of_seeds, (plain,)
-
-
-def _with_number_of_seeds(batch: Any) -> Any:
-    object.__setattr__(batch, "__class__", _BatchOfSeeds)  # PyG takes any other assignment for an attribute
-    return batch
+        return object.__new__, (BatchOfSeeds,), vars(self)  # PyG's own goes by the classes that it is made of
 
 
 def _as_graph(whole: FlatStore, part: Subgraph) -> Any:

@@ -1,13 +1,16 @@
 """What loaders were called with before there was `FixedSizeOptions`, in today's words."""
 
-from collections.abc import Mapping
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.strategy import FixedSizeStrategy
 
-OLDER_WORDS = frozenset({"num_nodes", "num_edges", "collater_args"})  # what a loader was told its sizes by
+Init = Callable[..., None]
+_OLDER_WORDS = frozenset({"num_nodes", "num_edges", "collater_args"})  # what a loader was told its sizes by
 _OF_OPTIONS = ("num_edges", "num_graphs", "node_pad_value", "edge_pad_value", "graph_pad_value", "pad_graph_defaults")
 _STRATEGIES = {
     (False, False): OverSizeStrategy.Error,
@@ -63,28 +66,25 @@ def in_todays_words(
     }
 
 
-def packed_in_todays_words(dataset: Any, batch_size: int, given: Mapping[str, Any]) -> dict[str, Any]:
+def packed_in_todays_words(dataset: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `FixedSizeDataLoader` that mean what its own of release 3.2 did: it packed by nodes and edges.
 
     Args:
         dataset: The graphs.
-        batch_size: The most graphs of a batch, one of padding included.
-        given: `num_nodes`, `num_edges`, `collater_args`, and what torch's `DataLoader` takes.
-
-    Raises:
-        ValueError: `fixed_size_options` are given too.
+        given: `batch_size` (the most graphs of a batch, one of padding included), `num_nodes`, `num_edges`,
+            `collater_args`, and what torch's `DataLoader` takes.
 
     Example:
-        >>> packed_in_todays_words([], 10, {"num_nodes": 300, "num_edges": 600})["fixed_size_strategy"].name
+        >>> told = packed_in_todays_words([], {"batch_size": 10, "num_nodes": 300, "num_edges": 600})
+        >>> told["fixed_size_strategy"].name
         'StreamPack'
     """
     rest = dict(given)
-    _refuse_both(rest)
-    of_collater = dict(rest.pop("collater_args", None) or {})
+    rest["collater_args"] = of_collater = dict(rest.pop("collater_args", None) or {})
     if (num_edges := rest.pop("num_edges", None)) is not None:
         of_collater["num_edges"] = num_edges
-    told = in_todays_words(dataset, rest.pop("num_nodes", None), batch_size, {**rest, "collater_args": of_collater})
     pads = rest.get("batch_sampler") is not None
+    told = in_todays_words(dataset, rest.pop("num_nodes", None), rest.pop("batch_size", 2), rest)
     return {"fixed_size_strategy": FixedSizeStrategy.PadToMax if pads else FixedSizeStrategy.StreamPack, **told}
 
 
@@ -96,7 +96,7 @@ def clusters_in_todays_words(cluster_data: Any, given: Mapping[str, Any]) -> dic
         given: `num_nodes`, `collater_args`, and what torch's `DataLoader` takes.
 
     Raises:
-        ValueError: `fixed_size_options` are given too, or `num_nodes` is missing.
+        ValueError: `num_nodes` is missing.
 
     Example:
         >>> given = {"num_nodes": 90, "collater_args": {"num_edges": 300, "trim_edges": True}}
@@ -104,19 +104,39 @@ def clusters_in_todays_words(cluster_data: Any, given: Mapping[str, Any]) -> dic
         300
     """
     rest = dict(given)
-    _refuse_both(rest)
-    num_nodes = rest.pop("num_nodes", None)
+    num_nodes, batch_size = rest.pop("num_nodes", None), rest.pop("batch_size", 1)
     if num_nodes is None:
         raise ValueError("FixedSizeClusterLoader is given collater_args without num_nodes; pass fixed_size_options.")
-    told = in_todays_words(cluster_data, num_nodes, 2, rest)
-    del told["batch_size"]
-    return told
+    return {**in_todays_words(cluster_data, num_nodes, 2, rest), "batch_size": batch_size}
 
 
-def _refuse_both(given: Mapping[str, Any]) -> None:
-    if given.get("fixed_size_options") is not None:
-        older = sorted(OLDER_WORDS & {*given})
-        raise ValueError(f"Sizes are given twice: by fixed_size_options, and by {', '.join(older)}. Leave one out.")
+def with_older_words(translate: Callable[[Any, Mapping[str, Any]], dict[str, Any]]) -> Callable[[Init], Init]:
+    """Lets the constructor of a loader be called with the words of release 3.2 too.
+
+    Args:
+        translate: Makes today's arguments of the graphs and of what was given.
+
+    Raises:
+        ValueError: by the constructor, where sizes are given in both languages.
+    """
+
+    def make(init: Init) -> Init:
+        names = list(inspect.signature(init).parameters)[2:]  # after `self` and the graphs
+
+        @functools.wraps(init)
+        def begin(self: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
+            if older := sorted(_OLDER_WORDS & {*kwargs}):
+                given = {**dict(zip(names, args, strict=False)), **kwargs}
+                if given.get("fixed_size_options") is not None:
+                    raise ValueError(
+                        f"Sizes are given twice: by fixed_size_options, and by {', '.join(older)}. Leave one out."
+                    )
+                args, kwargs = (), translate(dataset, given)
+            init(self, dataset, *args, **kwargs)
+
+        return begin
+
+    return make
 
 
 def _with_room_for_padding(num_nodes: int | None, used: int) -> int:

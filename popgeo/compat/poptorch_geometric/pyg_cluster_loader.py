@@ -8,7 +8,7 @@ from torch_geometric.loader import ClusterLoader
 
 from popgeo.compat.poptorch_geometric.collate import FixedSizeCollater
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
-from popgeo.compat.poptorch_geometric.older_releases import OLDER_WORDS, clusters_in_todays_words
+from popgeo.compat.poptorch_geometric.older_releases import clusters_in_todays_words, with_older_words
 from popgeo.data.trim import OverSizeStrategy
 
 _NOT_TAKEN = {"collate_fn", "batch_sampler", "exclude_keys"}
@@ -33,6 +33,7 @@ class FixedSizeClusterLoader(torch.utils.data.DataLoader[Any]):
         AssertionError: `num_graphs` is not 2, or an argument is not taken.
     """
 
+    @with_older_words(clusters_in_todays_words)
     def __init__(
         self,
         cluster_data: Any,
@@ -42,10 +43,6 @@ class FixedSizeClusterLoader(torch.utils.data.DataLoader[Any]):
         add_pad_masks: bool | None = True,
         **kwargs: Any,
     ) -> None:
-        if OLDER_WORDS & {*kwargs}:
-            kwargs = clusters_in_todays_words(cluster_data, kwargs | {"fixed_size_options": fixed_size_options})
-            fixed_size_options, add_pad_masks = kwargs.pop("fixed_size_options"), kwargs.pop("add_pad_masks")
-            over_size_strategy = kwargs.pop("over_size_strategy")
         if fixed_size_options is None:
             raise ValueError(f"{type(self).__name__} needs the sizes of a batch; pass fixed_size_options.")
         if fixed_size_options.num_graphs != 2:
@@ -63,8 +60,7 @@ class FixedSizeClusterLoader(torch.utils.data.DataLoader[Any]):
             trim_nodes=over_size_strategy.trims_nodes,
             trim_edges=over_size_strategy.trims_edges,
         )
-        numbers: Any = range(len(cluster_data))
-        super().__init__(dataset=numbers, batch_size=batch_size, collate_fn=collate, **kwargs)
+        super().__init__(dataset=range(len(cluster_data)), batch_size=batch_size, collate_fn=collate, **kwargs)  # type: ignore[arg-type]
 
     def _create_collater(self, **arguments: Any) -> Callable[[list[int]], Any]:
         return _ClustersTogether(self.cluster_data, FixedSizeCollater(**arguments))

@@ -4,12 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import RandomSampler, SequentialSampler
-from torch_geometric.data import HeteroData
+from torch.utils.data import RandomSampler
 
-from popgeo.compat.poptorch_geometric.collate import FixedSizeCollater
+from popgeo.compat.poptorch_geometric.collate import FixedSizeCollater, make_per_type
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
-from popgeo.compat.poptorch_geometric.older_releases import OLDER_WORDS, in_todays_words, packed_in_todays_words
+from popgeo.compat.poptorch_geometric.older_releases import in_todays_words, packed_in_todays_words, with_older_words
 from popgeo.compat.poptorch_geometric.pyg_collate import Collater
 from popgeo.compat.poptorch_geometric.stream_packing_sampler import StreamPackingSampler
 from popgeo.data.trim import OverSizeStrategy
@@ -46,6 +45,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         **kwargs: Any,
     ) -> None:
         kwargs.pop("collate_fn", None)
+        self._mini_batch_size = batch_size
         self.follow_batch, self.exclude_keys = follow_batch, exclude_keys
         collate = self._create_collater(follow_batch=follow_batch, exclude_keys=exclude_keys)
         super().__init__(dataset=dataset, batch_size=batch_size, shuffle=shuffle, collate_fn=collate, **kwargs)
@@ -85,6 +85,7 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
         [torch.Size([8, 1]), torch.Size([8, 1])]
     """
 
+    @with_older_words(packed_in_todays_words)
     def __init__(
         self,
         dataset: Any,
@@ -98,90 +99,78 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
         exclude_keys: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        if OLDER_WORDS & {*kwargs}:
-            kwargs = packed_in_todays_words(dataset, batch_size, kwargs | {"fixed_size_options": fixed_size_options})
-            fixed_size_options, fixed_size_strategy = (
-                kwargs.pop("fixed_size_options"),
-                kwargs.pop("fixed_size_strategy"),
-            )
-            over_size_strategy, add_pad_masks = kwargs.pop("over_size_strategy"), kwargs.pop("add_pad_masks")
-            batch_size = kwargs.pop("batch_size")
         if "collate_fn" in kwargs:
             raise AssertionError(
                 f"Cannot set `collate_fn` with `{type(self).__name__}`. Use torch's DataLoader with it, and "
                 "torch_geometric.transforms.Pad for batches of one size."
             )
-        if fixed_size_options is None:
-            fixed_size_options = FixedSizeOptions.from_dataset(dataset, batch_size)
-        self.fixed_size_options = fixed_size_options
-        first = dataset[0]
-        if isinstance(first, HeteroData) and not fixed_size_options.is_hetero():
-            fixed_size_options.to_hetero(first.node_types, first.edge_types)
-        if batch_size != fixed_size_options.num_graphs:
+        self.fixed_size_options = fixed_size_options or FixedSizeOptions.from_dataset(dataset, batch_size)
+        make_per_type(self.fixed_size_options, dataset[0])
+        if batch_size != self.fixed_size_options.num_graphs:
             raise AssertionError(
                 "`num_graphs` in fixed size options must match provided batch size in dataloader. `num_graphs` is "
-                f"{fixed_size_options.num_graphs} but batch size is {batch_size}."
+                f"{self.fixed_size_options.num_graphs} but batch size is {batch_size}."
             )
-        self.padded_batch_size = batch_size
-        sampler = kwargs.pop("batch_sampler", None)
-        if fixed_size_strategy is FixedSizeStrategy.StreamPack:
-            sampler = self._packing(dataset, self._order(dataset, shuffle, kwargs), sampler, over_size_strategy)
-        elif fixed_size_strategy is not FixedSizeStrategy.PadToMax:
+        if fixed_size_strategy not in (FixedSizeStrategy.PadToMax, FixedSizeStrategy.StreamPack):
             raise ValueError(
                 f"{fixed_size_strategy} is not one of PadToMax and StreamPack; pass it to "
                 "popgeo.loader.FixedSizeDataLoader, which has all of them."
             )
-        self.batch_sampler = sampler
+        sampler, skips = kwargs.pop("batch_sampler", None), over_size_strategy is OverSizeStrategy.Skip
+        if fixed_size_strategy is FixedSizeStrategy.StreamPack:
+            if sampler is not None:
+                raise ValueError(
+                    f"Fixed size strategy StreamPack is incompatible with the provided batch_sampler {sampler}. "
+                    "Either use a different strategy or set `batch_sampler` to `None`."
+                )
+            sampler = self._packing(dataset, shuffle, skips, kwargs)
+        self.batch_sampler, self.padded_batch_size = sampler, batch_size
+        self._mini_batch_size = None if sampler is not None else batch_size - 1
         collate = self._create_collater(
-            fixed_size_options=fixed_size_options,
+            fixed_size_options=self.fixed_size_options,
             add_masks_to_batch=add_pad_masks,
             trim_nodes=over_size_strategy.trims_nodes,
             trim_edges=over_size_strategy.trims_edges,
             follow_batch=follow_batch,
             exclude_keys=exclude_keys,
-            skip=over_size_strategy is OverSizeStrategy.Skip,
+            skip=skips,
         )
         if sampler is None:
-            kwargs |= {"dataset": dataset, "batch_size": batch_size - 1, "shuffle": shuffle, "collate_fn": collate}
+            chosen = {"dataset": dataset, "batch_size": batch_size - 1, "shuffle": shuffle}
         else:
-            kwargs |= self._of_sampler(dataset, sampler, collate, kwargs.get("options"))
-        super().__init__(**kwargs)
+            chosen = self._of_sampler(dataset, sampler)
+        super().__init__(collate_fn=collate, **chosen, **kwargs)
 
-    def _of_sampler(self, dataset: Any, sampler: Any, collate: Callable[..., Any], options: Any) -> dict[str, Any]:
+    def _of_sampler(self, dataset: Any, sampler: Any) -> dict[str, Any]:
         """What torch's loader takes where a sampler chooses the graphs of each batch."""
-        return {"dataset": dataset, "batch_sampler": sampler, "collate_fn": collate}
+        return {"dataset": dataset, "batch_sampler": sampler}
 
-    def _order(self, dataset: Any, shuffle: bool, kwargs: dict[str, Any]) -> Any:
-        """The order of the graphs that are packed."""
-        chosen, generator = kwargs.pop("sampler", None), kwargs.get("generator")
-        if chosen is not None:
-            return chosen
-        return RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
-
-    def _packing(
-        self, dataset: Any, order: Any, batch_sampler: Any, over_size_strategy: OverSizeStrategy
-    ) -> StreamPackingSampler:
-        if batch_sampler is not None:
-            raise ValueError(
-                f"Fixed size strategy StreamPack is incompatible with the provided batch_sampler {batch_sampler}. "
-                "Either use a different strategy or set `batch_sampler` to `None`."
-            )
+    def _packing(self, dataset: Any, shuffle: bool, skips: bool, kwargs: dict[str, Any]) -> StreamPackingSampler:
+        """Packs graphs in the loader's order, with one graph, node and edge left for padding."""
+        order = kwargs.pop("sampler", None)
+        if order is None and shuffle:
+            order = RandomSampler(dataset, generator=kwargs.get("generator"))
         options = self.fixed_size_options
-        nodes, edges = options.num_nodes, options.num_edges
-        return StreamPackingSampler(
-            dataset,
-            options.num_graphs - 1,
-            {key: count - 1 for key, count in nodes.items()} if isinstance(nodes, dict) else nodes - 1,
-            {key: count - 1 for key, count in edges.items()} if isinstance(edges, dict) else edges - 1,
-            order,
-            over_size_strategy is OverSizeStrategy.Skip,
+        nodes, edges = (
+            {key: count - 1 for key, count in sizes.items()} if isinstance(sizes, dict) else sizes - 1
+            for sizes in (options.num_nodes, options.num_edges)
         )
+        return StreamPackingSampler(dataset, options.num_graphs - 1, nodes, edges, order, skips)
 
     def _create_collater(self, **arguments: Any) -> Callable[[list[Any]], Any]:
         return FixedSizeCollater(**arguments)
 
 
-class CustomFixedSizeDataLoader(FixedSizeDataLoader):
+class ByOlderArguments:
+    """What turns a loader into that of older releases, `CustomFixedSizeDataLoader`; see `older_releases`."""
+
+    def __init__(
+        self, dataset: Any, num_nodes: int | None = None, batch_size: int | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(dataset, **in_todays_words(dataset, num_nodes, batch_size, kwargs))  # type: ignore[call-arg]
+
+
+class CustomFixedSizeDataLoader(ByOlderArguments, FixedSizeDataLoader):
     """The loader of older releases, by its arguments; see `older_releases.in_todays_words`.
 
     Example:
@@ -191,8 +180,3 @@ class CustomFixedSizeDataLoader(FixedSizeDataLoader):
         >>> next(iter(loader))
         DataBatch(x=[5, 1], edge_index=[2, 4], batch=[5], ptr=[3])
     """
-
-    def __init__(
-        self, dataset: Any, num_nodes: int | None = None, batch_size: int | None = None, **kwargs: Any
-    ) -> None:
-        super().__init__(dataset, **in_todays_words(dataset, num_nodes, batch_size, kwargs))

@@ -1,28 +1,23 @@
 """Searches and layers whose shapes never depend on data: -1 stands for a neighbour that there is not."""
 
-from popgeo.compat.poptorch_geometric.ops.aggregation_base import assert_sorted_index
-from popgeo.compat.poptorch_geometric.ops.cluster_gcn_conv import ClusterGCNConv
-from popgeo.compat.poptorch_geometric.ops.hetero_linear import HeteroLinear
-from popgeo.compat.poptorch_geometric.ops.instance_norm import InstanceNorm
-from popgeo.compat.poptorch_geometric.ops.knn import knn
-from popgeo.compat.poptorch_geometric.ops.knn_graph import knn_graph
-from popgeo.compat.poptorch_geometric.ops.knn_interpolate import knn_interpolate
-from popgeo.compat.poptorch_geometric.ops.mf_conv import MFConv
-from popgeo.compat.poptorch_geometric.ops.nearest import nearest
-from popgeo.compat.poptorch_geometric.ops.radius import radius, radius_graph
-from popgeo.compat.poptorch_geometric.ops.to_dense_batch import to_dense_batch
+import sys
 
-__all__ = [
-    "ClusterGCNConv",
-    "HeteroLinear",
-    "InstanceNorm",
-    "MFConv",
-    "assert_sorted_index",
-    "knn",
-    "knn_graph",
-    "knn_interpolate",
-    "nearest",
-    "radius",
-    "radius_graph",
-    "to_dense_batch",
-]
+from popgeo.compat.poptorch_geometric.ops import layers, searches
+from popgeo.compat.poptorch_geometric.ops.layers import ClusterGCNConv as ClusterGCNConv
+from popgeo.compat.poptorch_geometric.ops.layers import HeteroLinear as HeteroLinear
+from popgeo.compat.poptorch_geometric.ops.layers import InstanceNorm as InstanceNorm
+from popgeo.compat.poptorch_geometric.ops.layers import MFConv as MFConv
+from popgeo.compat.poptorch_geometric.ops.layers import assert_sorted_index as assert_sorted_index
+from popgeo.compat.poptorch_geometric.ops.layers import to_dense_batch as to_dense_batch
+from popgeo.compat.poptorch_geometric.ops.searches import knn as knn
+from popgeo.compat.poptorch_geometric.ops.searches import knn_graph as knn_graph
+from popgeo.compat.poptorch_geometric.ops.searches import knn_interpolate as knn_interpolate
+from popgeo.compat.poptorch_geometric.ops.searches import nearest as nearest
+from popgeo.compat.poptorch_geometric.ops.searches import radius as radius
+from popgeo.compat.poptorch_geometric.ops.searches import radius_graph as radius_graph
+
+# PopTorch Geometric has a module for each, from which programs import it.
+for _name in ("knn", "knn_graph", "knn_interpolate", "nearest", "radius"):
+    sys.modules[f"{__name__}.{_name}"] = searches
+for _name in ("aggregation_base", "cluster_gcn_conv", "hetero_linear", "instance_norm", "mf_conv", "to_dense_batch"):
+    sys.modules[f"{__name__}.{_name}"] = layers
