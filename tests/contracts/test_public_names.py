@@ -1,0 +1,85 @@
+"""A name is public where a guide, the README, an example, a notebook or a benchmark uses it; the reference does not count."""
+
+import ast
+import importlib
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.contracts.test_imports import imports
+
+FACES = ("data", "loader", "nn", "ops", "ipu", "packing", "plots", "sampling", "testing", "datasets", "convert")
+MODULES = ["popgeo", *(f"popgeo.{face}" for face in FACES)]
+FOLDERS = ("docs", "examples", "notebooks", "benchmarks")
+
+
+def code_in_page(text: str) -> str:
+    """The fenced blocks of a page in Markdown, its indented lines, and what stands in backticks."""
+    fenced = re.findall(r"^```\w+\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    rest = re.sub(r"^```\w*\n.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return "\n".join([*fenced, *re.findall(r"`([^`]+)`", rest), *re.findall(r"^    .*$", rest, flags=re.MULTILINE)])
+
+
+def code_in_script(text: str) -> str:
+    """The names that a script uses, without its words."""
+    named = (getattr(node, "id", None) or getattr(node, "attr", None) for node in ast.walk(ast.parse(text)))
+    imported = (alias.name for node in imports(text) for alias in node.names)
+    return " ".join([*(name for name in named if isinstance(name, str)), *imported])
+
+
+def code_in_notebook(text: str) -> str:
+    """The code cells of a notebook, and the code in its pages."""
+    cells = ((cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"])
+    return "\n".join(source if kind == "code" else code_in_page(source) for kind, source in cells)
+
+
+KINDS = {".md": code_in_page, ".py": code_in_script, ".ipynb": code_in_notebook}
+
+
+def used_in(paths: Iterable[Path]) -> set[str]:
+    """Every word of code in these files."""
+    return {word for path in paths for word in re.findall(r"\w+", KINDS[path.suffix](path.read_text()))}
+
+
+def public_names(source: str) -> list[str]:
+    """The names that the source of a face hands on from popgeo's files."""
+    handed = (node for node in imports(source) if isinstance(node, ast.ImportFrom))
+    names = {alias.asname or alias.name for node in handed if "popgeo" in node.module for alias in node.names}
+    return sorted(name for name in names if not name.startswith("_"))
+
+
+@pytest.fixture(scope="module")
+def used() -> set[str]:
+    """What readers of the documents meet."""
+    made = (REPOSITORY / "docs" / "api", REPOSITORY / "docs" / "notebooks", REPOSITORY / "docs" / "conf.py")
+    files = (path for folder in FOLDERS for path in (REPOSITORY / folder).rglob("*") if path.suffix in KINDS)
+    pages = [path for path in files if not any(path.is_relative_to(other) for other in made)]
+    return used_in([REPOSITORY / "README.md", *pages])
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_public_name_is_used_where_a_reader_meets_it(module: str, used: set[str]):
+    names = public_names(Path(importlib.import_module(module).__file__).read_text())
+    assert [name for name in names if name not in used] == [], "show a use of it in a guide, or take it off the face"
+
+
+def test_the_check_sees_code_and_no_words_beside_it(tmp_path: Path):
+    page = tmp_path / "page.md"
+    page.write_text("A Cut, a `Stage`.\n\n    python -m popgeo\n\n```python\nfill(1)  # shard\n```\n")
+    assert used_in([page]) == {"Stage", "python", "m", "popgeo", "fill", "1", "shard"}
+    script = tmp_path / "script.py"
+    script.write_text('"""A Cut."""\nfrom popgeo import ops\nops.fill(window)  # Stage\n')
+    assert used_in([script]) == {"ops", "fill", "window"}
+    notebook = tmp_path / "notebook.ipynb"
+    cells = [{"cell_type": "markdown", "source": ["A Cut, ", "`Stage`"]}, {"cell_type": "code", "source": ["fill()"]}]
+    notebook.write_text(json.dumps({"cells": cells}))
+    assert used_in([notebook]) == {"Stage", "fill"}
+
+
+def test_the_check_knows_what_a_face_hands_on():
+    face = "from typing import Any\nfrom popgeo.data.pad import Pad as Pad\nfrom popgeo.data import trim as _trim\n"
+    assert public_names(face) == ["Pad"]
