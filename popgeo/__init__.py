@@ -5,61 +5,42 @@ executor compiles its training step once and runs it for ever. Models are in `po
 `torch_geometric.nn`; the three of the first pages are here as well.
 """
 
-from popgeo import ipu, nn, ops, packing, sampling
-from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, OverSizeStrategy, Pad, bridges, unpad
-from popgeo.datasets import Molecules
-from popgeo.engine.compile_step import compile_forward, compile_step
-from popgeo.engine.loss_scaling import LossScaling
-from popgeo.engine.step_options import StepOptions
-from popgeo.ipu import IpuTarget, Options, identity_loss, inference_model, training_model
-from popgeo.loader import (
-    FixedSizeClusterLoader,
-    FixedSizeDataLoader,
-    FixedSizeEventLoader,
-    FixedSizeLinkLoader,
-    FixedSizeNeighborLoader,
-    FixedSizeStrategy,
-)
-from popgeo.nn import GCN, GIN, KNNInteractionGraph, RadiusInteractionGraph, SchNet
-from popgeo.ops import ScatterPlan, cfconv, gather, scatter
+from popgeo import ipu as ipu
+from popgeo import nn as nn
+from popgeo import ops as ops
+from popgeo import packing as packing
+from popgeo import sampling as sampling
+from popgeo.data import FixedSizeCollater as FixedSizeCollater
+from popgeo.data import FixedSizeOptions as FixedSizeOptions
+from popgeo.data import FlatStore as FlatStore
+from popgeo.data import OverSizeStrategy as OverSizeStrategy
+from popgeo.data import Pad as Pad
+from popgeo.data import bridges as bridges
+from popgeo.data import unpad as unpad
+from popgeo.datasets import Molecules as Molecules
+from popgeo.engine.compile_step import compile_forward as compile_forward
+from popgeo.engine.compile_step import compile_step as compile_step
+from popgeo.engine.loss_scaling import LossScaling as LossScaling
+from popgeo.engine.step_options import StepOptions as StepOptions
+from popgeo.ipu import IpuTarget as IpuTarget
+from popgeo.ipu import Options as Options
+from popgeo.ipu import identity_loss as identity_loss
+from popgeo.ipu import inference_model as inference_model
+from popgeo.ipu import training_model as training_model
+from popgeo.loader import FixedSizeClusterLoader as FixedSizeClusterLoader
+from popgeo.loader import FixedSizeDataLoader as FixedSizeDataLoader
+from popgeo.loader import FixedSizeEventLoader as FixedSizeEventLoader
+from popgeo.loader import FixedSizeLinkLoader as FixedSizeLinkLoader
+from popgeo.loader import FixedSizeNeighborLoader as FixedSizeNeighborLoader
+from popgeo.loader import FixedSizeStrategy as FixedSizeStrategy
+from popgeo.nn import GCN as GCN
+from popgeo.nn import GIN as GIN
+from popgeo.nn import KNNInteractionGraph as KNNInteractionGraph
+from popgeo.nn import RadiusInteractionGraph as RadiusInteractionGraph
+from popgeo.nn import SchNet as SchNet
+from popgeo.ops import ScatterPlan as ScatterPlan
+from popgeo.ops import cfconv as cfconv
+from popgeo.ops import gather as gather
+from popgeo.ops import scatter as scatter
 
-__all__ = [
-    "GCN",
-    "GIN",
-    "FixedSizeClusterLoader",
-    "FixedSizeCollater",
-    "FixedSizeDataLoader",
-    "FixedSizeEventLoader",
-    "FixedSizeLinkLoader",
-    "FixedSizeNeighborLoader",
-    "FixedSizeOptions",
-    "FixedSizeStrategy",
-    "FlatStore",
-    "IpuTarget",
-    "KNNInteractionGraph",
-    "LossScaling",
-    "Molecules",
-    "Options",
-    "OverSizeStrategy",
-    "Pad",
-    "RadiusInteractionGraph",
-    "ScatterPlan",
-    "SchNet",
-    "StepOptions",
-    "bridges",
-    "cfconv",
-    "compile_forward",
-    "compile_step",
-    "gather",
-    "identity_loss",
-    "inference_model",
-    "ipu",
-    "nn",
-    "ops",
-    "packing",
-    "sampling",
-    "scatter",
-    "training_model",
-    "unpad",
-]
 __version__ = "0.1.0"

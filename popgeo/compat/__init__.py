@@ -1,5 +1,4 @@
 """Programs written for PopTorch and PopTorch Geometric run unchanged: their modules, as thin doors over popgeo."""
 
-from popgeo.compat.import_names import disable, enable
-
-__all__ = ["disable", "enable"]
+from popgeo.compat.import_names import disable as disable
+from popgeo.compat.import_names import enable as enable

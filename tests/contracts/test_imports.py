@@ -9,7 +9,17 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "popgeo"
 
-GROUND = {"native", "plots", "datasets", "settings", "command_line", "progress", "atomic_write", "byte_block", "random_numbers"}
+GROUND = {
+    "native",
+    "plots",
+    "datasets",
+    "settings",
+    "command_line",
+    "progress",
+    "atomic_write",
+    "byte_block",
+    "random_numbers",
+}
 MAY_IMPORT = {
     **{name: set() for name in GROUND},
     "settings": {"command_line"},

@@ -1,4 +1,4 @@
-"""A name is public where a guide, the README, an example, a notebook or a benchmark uses it; the reference does not count."""
+"""A name is public where a guide, README, an example, a notebook or a benchmark uses it; the reference does not count."""
 
 import ast
 import importlib
@@ -64,7 +64,8 @@ def used() -> set[str]:
 @pytest.mark.parametrize("module", MODULES)
 def test_every_public_name_is_used_where_a_reader_meets_it(module: str, used: set[str]):
     names = public_names(Path(importlib.import_module(module).__file__).read_text())
-    assert [name for name in names if name not in used] == [], "show a use of it in a guide, or take it off the face"
+    unused = [name for name in names if name not in used]
+    assert not unused, f"show a use in a guide, or take off the face: {', '.join(unused)}"
 
 
 def test_the_check_sees_code_and_no_words_beside_it(tmp_path: Path):

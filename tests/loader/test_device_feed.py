@@ -9,7 +9,8 @@ from torch_geometric.data import Data, HeteroData
 
 from popgeo import FixedSizeDataLoader, FixedSizeOptions
 from popgeo.data import unpad
-from popgeo.loader import DeviceFeed, Waiting
+from popgeo.loader import DeviceFeed
+from popgeo.loader.waiting import Waiting
 from tests.support.fake_cuda import FakeCuda
 
 GRAPHS = [

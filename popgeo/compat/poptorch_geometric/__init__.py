@@ -11,16 +11,5 @@ from popgeo.compat.poptorch_geometric.utils import TrainingStepper as TrainingSt
 from popgeo.compat.poptorch_geometric.utils import set_aggregation_dim_size as set_aggregation_dim_size
 
 __version__ = "3.3.0"  # the PopTorch Geometric whose names these are
-__all__ = [
-    "FixedSizeDataLoader",
-    "FixedSizeOptions",
-    "FixedSizeStrategy",
-    "OverSizeStrategy",
-    "PyGArgsParser",
-    "TrainingStepper",
-    "__version__",
-    "make_exclude_keys",
-    "set_aggregation_dim_size",
-]
 
 _register()
