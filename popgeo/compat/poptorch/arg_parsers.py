@@ -7,8 +7,6 @@ from torch import Tensor
 
 from popgeo.capture.pytree import register_kind
 
-__all__ = ["ICustomArgParser", "registerCustomArgParser"]
-
 
 class ICustomArgParser:
     """Says which tensors an object holds, and how one like it is made of others; a program fills in both."""

@@ -9,8 +9,6 @@ from popgeo.capture import blocks
 from popgeo.capture.op_graph import BlockMark
 from popgeo.compat.account import honoured
 
-__all__ = ["BeginBlock", "Block", "BlockFunction", "removeBlocks"]
-
 
 def _remember(user_id: str | None, ipu_id: int | None) -> None:
     where = "" if ipu_id is None else f" on IPU {ipu_id}"

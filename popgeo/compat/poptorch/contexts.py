@@ -1,13 +1,13 @@
 """Contexts around some of a model's operations: names, convolutions side by side, products in float16."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from popgeo.capture.recorder import active_recorder
 from popgeo.compat.account import honoured, ignored, recorded
-
-__all__ = ["Attribute", "MultiConv", "NameScope", "autocast"]
+from popgeo.compat.poptorch.enums import MultiConvPlanType
 
 
 class Attribute:
@@ -65,34 +65,29 @@ class MultiConv:
 
     def availableMemoryProportions(self, value: Any) -> "MultiConv":
         """A share of memory for all convolutions, or one for each."""
-        return self._each("available memory proportion", value, float)
+        return self._each(value, lambda share: isinstance(share, float), "Invalid available memory proportion!")
 
     def partialsTypes(self, value: Any) -> "MultiConv":
         """float32 or float16 for all convolutions, or one for each."""
-        types = value if isinstance(value, list | tuple) else [value]
-        if not types or any(dtype not in (torch.float32, torch.float16) for dtype in types):
-            raise ValueError("Invalid partials types. Expecting torch.float or torch.half")
-        return self
+        types = (torch.float32, torch.float16)
+        refusal = "Invalid partials types. Expecting torch.float or torch.half"
+        return self._each([None] if value is None else value, types.__contains__, refusal)
 
     def enableConvDithering(self, value: Any) -> "MultiConv":
         """Whether convolutions begin on different tiles: for all, or for each."""
-        if value is not None and not all(isinstance(on, bool) for on in self._listed(value)):
-            raise ValueError("value must be bool or list of bools")
-        return self
+        return self._each(value, lambda on: isinstance(on, bool), "value must be bool or list of bools")
 
     def planType(self, value: Any) -> "MultiConv":
         """A member of `MultiConvPlanType`."""
-        if value is not None and getattr(value, "name", None) not in ("Parallel", "Serial"):
-            raise ValueError("Invalid plan type!")
-        return self
+        return self._each(value, lambda kind: isinstance(kind, MultiConvPlanType), "Invalid plan type!")
 
     def perConvReservedTiles(self, value: int) -> "MultiConv":
         """Tiles for each convolution."""
-        return self._each("number of reserved tiles", value, int)
+        return self._each(value, lambda tiles: isinstance(tiles, int), "Invalid number of reserved tiles!")
 
     def cycleBackOff(self, value: float) -> "MultiConv":
         """A share of cycles, between 0 and 1."""
-        return self._each("cycle back off", value, float)
+        return self._each(value, lambda share: isinstance(share, float), "Invalid cycle back off!")
 
     def __enter__(self) -> None:
         recorded("MultiConv", "convolutions are planned one after the other")
@@ -100,15 +95,11 @@ class MultiConv:
     def __exit__(self, *error: object) -> None:
         return None
 
-    def _each(self, name: str, value: Any, kind: type) -> "MultiConv":
-        listed = self._listed(value)
-        if value is not None and (not listed or not all(isinstance(one, kind) for one in listed)):
-            raise ValueError(f"Invalid {name}!")
+    def _each(self, value: Any, accepts: Callable[[Any], bool], refusal: str) -> "MultiConv":
+        listed = list(value) if isinstance(value, list | tuple) else [value]
+        if value is not None and not (listed and all(map(accepts, listed))):
+            raise ValueError(refusal)
         return self
-
-    @staticmethod
-    def _listed(value: Any) -> list[Any]:
-        return list(value) if isinstance(value, list | tuple) else [value]
 
 
 class autocast(torch.autocast):

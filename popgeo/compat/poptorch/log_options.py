@@ -46,10 +46,7 @@ def option_lines(options: Mapping[str, Any]) -> list[str]:
 
 
 def _text(name: str, value: Any) -> str:
-    if isinstance(value, Enum):
-        value = value.value
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float | str | tuple | list | dict):
-        return str(value)
-    raise Error(f"Unknown value type {type(value)} for option {name}.")
+    value = value.value if isinstance(value, Enum) else value
+    if not isinstance(value, int | float | str | tuple | list | dict):
+        raise Error(f"Unknown value type {type(value)} for option {name}.")
+    return str(value).lower() if isinstance(value, bool) else str(value)

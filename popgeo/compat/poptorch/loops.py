@@ -8,8 +8,6 @@ from torch import Tensor
 from popgeo.capture import control_flow
 from popgeo.compat.account import honoured
 
-__all__ = ["cond", "for_loop"]
-
 
 def for_loop(count: int, body: Callable[..., Any], inputs: list[Tensor]) -> list[Tensor]:
     """Calls a body over and over, each time with what it returned before; one operation of the compiled program.

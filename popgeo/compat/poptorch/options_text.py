@@ -86,8 +86,6 @@ class _Names:
 def _value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
     """The value of a literal, a name among `names`, an attribute of such a name, or a call of one."""
     match node:
-        case ast.Constant():
-            return node.value
         case ast.Name() if node.id in names:
             return names[node.id]
         case ast.Attribute() if not node.attr.startswith("__"):
@@ -96,15 +94,9 @@ def _value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
             arguments = [_value_of(part, names) for part in node.args]
             named = {part.arg: _value_of(part.value, names) for part in node.keywords if part.arg is not None}
             return _value_of(node.func, names)(*arguments, **named)
-        case ast.List():
+        case ast.List() | ast.Tuple():
             return [_value_of(part, names) for part in node.elts]
-        case ast.Tuple():
-            return tuple(_value_of(part, names) for part in node.elts)
-        case ast.Set():
-            return {_value_of(part, names) for part in node.elts}
-        case ast.Dict() if None not in node.keys:
-            keys = [_value_of(key, names) for key in node.keys if key is not None]
-            return dict(zip(keys, (_value_of(part, names) for part in node.values), strict=True))
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
-            return -number
-    raise _NoCall(f"`{ast.unparse(node)}` is neither a setter of poptorch.Options nor an argument")
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        raise _NoCall(f"`{ast.unparse(node)}` is neither a setter of poptorch.Options nor an argument") from None

@@ -10,8 +10,6 @@ from torch import Tensor
 from popgeo.capture import static_neighbors
 from popgeo.capture.control_flow import for_loop
 
-__all__ = ["fps", "nearest"]
-
 
 def fps(src: Tensor, ptr: Sequence[int], ratio: float = 0.5, random_start: bool = False) -> Tensor:
     """In each cloud, points each of which is the farthest from those picked before it.

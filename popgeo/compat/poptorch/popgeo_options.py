@@ -13,16 +13,10 @@ from popgeo.compat.poptorch.errors import CheckFailed, Error
 from popgeo.compat.poptorch.options import Options
 from popgeo.engine.loss_scaling import LossScaling
 from popgeo.engine.optimizer.flat_parameters import is_elementwise
-from popgeo.engine.step_options import OutputMode, Reduction
 from popgeo.ipu.options import Options as PopgeoOptions
 from popgeo.ipu.target import IpuTarget
 
-_MODES = {
-    enums.OutputMode.Final: OutputMode.FINAL,
-    enums.OutputMode.EveryN: OutputMode.EVERY_N,
-    enums.OutputMode.All: OutputMode.ALL,
-    enums.OutputMode.Sum: OutputMode.SUM,
-}
+_MODES = {"Final": "final", "EveryN": "every_n", "All": "all", "Sum": "sum"}  # PopTorch's names and popgeo's
 _MOST_IPUS = 64  # of one replica: those of a pod
 
 
@@ -42,13 +36,13 @@ def popgeo_options(options: Options, optimizer: Optimizer | None) -> PopgeoOptio
         Options(device_iterations=4, output_mode='all', strict=False)
     """
     popart = options._Popart.options
-    reduction = options.Training.accumulation_and_replication_reduction_type
+    strategy = options._execution_strategy
     return PopgeoOptions(
         device_iterations=options.device_iterations,
         replication_factor=options.replication_factor,
         gradient_accumulation=options.Training.gradient_accumulation,
-        reduction=Reduction.MEAN if reduction == enums.ReductionType.Mean else Reduction.SUM,
-        output_mode=_MODES[enums.OutputMode(options.output_mode)],
+        reduction=options.Training.accumulation_and_replication_reduction_type.name.lower(),
+        output_mode=_MODES[enums.OutputMode(options.output_mode).name],
         output_period=options.output_return_period,
         shard_optimizer_state=_shards_state(options, optimizer),
         random_seed=options.random_seed if options.exists("random_seed") else None,
@@ -59,8 +53,9 @@ def popgeo_options(options: Options, optimizer: Optimizer | None) -> PopgeoOptio
         matmul_proportion=_matmul_proportion(options.available_memory_proportion),
         strict=False,  # such programs ran on several IPUs, or fitted by means that the model knows nothing of
         stochastic_rounding=bool(popart.get("enableStochasticRounding", False)),
+        stages=None if strategy is None else strategy.stages(),
+        schedule=None if strategy is None else strategy.schedule,
         **_of_optimizer(optimizer, follows_gradients=bool(popart.get("automaticLossScalingSettings.enabled", False))),
-        **_of_strategy(options),
     )
 
 
@@ -104,9 +99,8 @@ def options_in_use(options: Options | None, training: bool, optimizer: Optimizer
 
 def _joins_in_half(optimizer: Optimizer | None) -> bool:
     """Whether gradients are joined in float16, which PopTorch then divides as they come."""
-    return getattr(optimizer, "accum_type", None) == torch.float16 and not getattr(
-        optimizer, "use_combined_accum", False
-    )
+    in_half = getattr(optimizer, "accum_type", None) == torch.float16
+    return in_half and not getattr(optimizer, "use_combined_accum", False)
 
 
 def _of_optimizer(optimizer: Optimizer | None, *, follows_gradients: bool) -> dict[str, Any]:
@@ -123,12 +117,6 @@ def _matmul_proportion(by_ipu: dict[int, float]) -> float | tuple[float, ...]:
     """The share of a tile's memory that products take on each IPU; where none is told, as on the machine."""
     default = PopgeoOptions().proportion_of(0)
     return tuple(by_ipu.get(ipu, default) for ipu in range(_MOST_IPUS)) if by_ipu else default
-
-
-def _of_strategy(options: Options) -> dict[str, Any]:
-    """Stages and their order, where the program chooses a strategy; its blocks say the rest."""
-    strategy = options._execution_strategy
-    return {} if strategy is None else {"stages": strategy.stages(), "schedule": strategy.schedule}
 
 
 def _shards_state(options: Options, optimizer: Optimizer | None) -> bool:

@@ -1,48 +1,31 @@
 """How blocks become stages and phases on several IPUs; they run here one by one, in that order."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from popgeo.capture.blocks import checked_ipu
 from popgeo.compat.account import honoured, ignored
 from popgeo.compat.poptorch.enums import AutoStage
-from popgeo.ipu.stage_choices import EACH_BLOCK
-from popgeo.ipu.stage_choices import Stage as NamedStage
-
-__all__ = [
-    "ParallelPhasedExecution",
-    "Phase",
-    "PipelinedExecution",
-    "SerialPhasedExecution",
-    "ShardedExecution",
-    "Stage",
-]
+from popgeo.ipu import stage_choices
 
 
-class Stage:
-    """Blocks that run together on one IPU.
+class Stage(stage_choices.Stage):
+    """Blocks that run together on one IPU: popgeo's own, whose IPU is set in place.
 
     Example:
         >>> Stage("encoder", "pooling").ipu(1).blocks
         ['encoder', 'pooling']
     """
 
-    def __init__(self, *block_ids: str) -> None:
-        for block in block_ids:
-            if not isinstance(block, str) or not block:
-                raise ValueError(f"A Stage is made of names of blocks, found {block!r}.")
-        self._block_ids = list(block_ids)
-        self._ipu_id: int | None = None
-
     def ipu(self, ipu_id: int) -> "Stage":
         """Sets the IPU that the stage runs on."""
-        if isinstance(ipu_id, bool) or not isinstance(ipu_id, int) or ipu_id < 0:
-            raise ValueError(f"The number of an IPU must be an integer of at least 0, found {ipu_id!r}.")
-        self._ipu_id = ipu_id
+        object.__setattr__(self, "on_ipu", checked_ipu(ipu_id))
         return self
 
     @property
     def blocks(self) -> list[str]:
         """Names of its blocks."""
-        return self._block_ids
+        return list(self.names)
 
 
 class Phase:
@@ -57,7 +40,7 @@ class Phase:
     """
 
     def __init__(self, *arg: Any) -> None:
-        parts = list(arg[0]) if len(arg) == 1 and isinstance(arg[0], list | tuple) else list(arg)
+        parts = _parts(arg)
         self.stages = [Stage(*parts)] if parts and isinstance(parts[0], str) else parts
         if not self.stages or not all(isinstance(stage, Stage) for stage in self.stages):
             raise ValueError("A Phase is made of Stages, or of the names of blocks.")
@@ -75,30 +58,30 @@ class Phase:
         return self
 
 
+def _parts(args: Sequence[Any]) -> list[Any]:
+    """What is given one by one, or as one list."""
+    return list(args[0]) if len(args) == 1 and isinstance(args[0], list | tuple) else list(args)
+
+
 class _ExecutionStrategy:
     """What strategies have in common: stages by the names of their blocks."""
 
     schedule: str | None = None  # popgeo's name of the order; None for its usual one
 
-    def stages(self) -> str | list[NamedStage] | None:
-        """The stages in popgeo's terms; None for those of the IPUs that blocks name."""
-        if self._stages:
-            named = [NamedStage(*stage.blocks) for stage in self._stages]
-            ipus = [stage._ipu_id for stage in self._stages]
-            return [one if ipu is None else one.ipu(ipu) for one, ipu in zip(named, ipus, strict=True)]
-        return EACH_BLOCK if self.auto_stage == AutoStage.AutoIncrement else None
-
     def __init__(self, *args: Any) -> None:
-        parts = list(args[0]) if len(args) == 1 and isinstance(args[0], list | tuple) else list(args)
-        automatic = [part for part in parts if not isinstance(part, str | Stage | Phase)]
-        if len(automatic) > 1 or any(not hasattr(part, "name") for part in automatic):
-            raise ValueError(f"{type(self).__name__} takes Stages, names of blocks or an AutoStage, found {automatic}.")
-        self.auto_stage = automatic[0] if automatic else None
-        self._stages = [
-            part if isinstance(part, Stage) else Stage(part) for part in parts if isinstance(part, str | Stage)
-        ]
-        self._phases = [part for part in parts if isinstance(part, Phase)]
-        self._stages += [stage for phase in self._phases for stage in phase.stages]
+        self.auto_stage: Any = None
+        self._stages: list[Stage] = []
+        self._phases: list[Phase] = []
+        for part in _parts(args):
+            if isinstance(part, Phase):
+                self._phases.append(part)
+                self._stages += part.stages
+            elif isinstance(part, str | Stage):
+                self._stages.append(part if isinstance(part, Stage) else Stage(part))
+            elif self.auto_stage is None and hasattr(part, "name"):
+                self.auto_stage = part
+            else:
+                raise ValueError(f"{type(self).__name__} takes Stages, names of blocks or an AutoStage, found {part}.")
         self._by_block: dict[str, Stage] = {}
         for stage in self._stages:
             for block in stage.blocks:
@@ -108,6 +91,11 @@ class _ExecutionStrategy:
         what = f"{type(self).__name__} of {len(self._stages)} stages" if self._stages else type(self).__name__
         why = "stages run here one by one, in its order, where the model names blocks; results stay as they are"
         honoured(what, why)
+
+    def stages(self) -> str | list[Any] | None:
+        """The stages in popgeo's terms; None for those of the IPUs that blocks name."""
+        automatic = stage_choices.EACH_BLOCK if self.auto_stage == AutoStage.AutoIncrement else None
+        return list(self._stages) or automatic
 
     def stage(self, block_id: str) -> Stage:
         """The stage of a block.
@@ -143,13 +131,12 @@ class PipelinedExecution(_ExecutionStrategy):
 class _PhasedExecution(_ExecutionStrategy):
     schedule = "phased"
 
-    def stages(self) -> str | list[NamedStage] | None:
+    def stages(self) -> str | list[Any] | None:
         """The same, wherever they are: phases come one after the other, here on one IPU."""
-        return [NamedStage(*stage.blocks) for stage in self._stages] or super().stages()
+        return [stage_choices.Stage(*stage.names) for stage in self._stages] or super().stages()
 
     def __init__(self, *phases: Any) -> None:
-        parts = list(phases[0]) if len(phases) == 1 and isinstance(phases[0], list | tuple) else list(phases)
-        made = [Phase(*p) if isinstance(p, list | tuple) else p for p in parts]
+        made = [Phase(*p) if isinstance(p, list | tuple) else p for p in _parts(phases)]
         super().__init__(*(p if isinstance(p, Phase) or hasattr(p, "name") else Phase(p) for p in made))
 
     def phase(self, phase: int) -> Phase:

@@ -9,19 +9,6 @@ from torch import Tensor, nn
 from popgeo.capture.print_tensor import print_tensor
 from popgeo.compat.account import honoured, recorded
 
-__all__ = [
-    "CPU",
-    "dynamic_slice",
-    "dynamic_update",
-    "ipu_print_tensor",
-    "nop",
-    "recomputationCheckpoint",
-    "serializedMatMul",
-    "set_available_memory",
-    "set_overlap_for_input",
-    "set_overlap_for_output",
-]
-
 
 def _require_tensor(tensor: Any, says: str) -> None:
     if not isinstance(tensor, Tensor):
@@ -93,14 +80,14 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
 
 
 def set_overlap_for_input(input_tensors: Any, mode: Any) -> Any:
-    """The same tensors, however they nest."""
+    """The same tensors, in any nest of lists, tuples and dictionaries."""
     _require_tensors(input_tensors, "You may only set overlap for torch.tensor inputs")
     recorded("set_overlap_for_input", "the report shows transfers beside the step")
     return input_tensors
 
 
 def set_overlap_for_output(output_tensors: Any, mode: Any) -> Any:
-    """The same tensors, however they nest."""
+    """The same tensors, likewise."""
     _require_tensors(output_tensors, "You may only set overlap for torch.tensor outputs")
     recorded("set_overlap_for_output", "the report shows transfers beside the step")
     return output_tensors
@@ -158,9 +145,7 @@ def dynamic_slice(tensor: Tensor, dim: int, start: Tensor, size: int, step: int)
         tensor([1, 3])
     """
     _require_tensor(tensor, "dynamic_slice must take a torch.tensor input")
-    _require_place("dynamic_slice", dim, start, size)
-    if isinstance(step, bool) or not isinstance(step, int) or step < 1:
-        raise ValueError("Step must be an integer.")
+    _require_place("dynamic_slice", dim, start, size, step)
     return tensor.index_select(dim, start.reshape(1) + torch.arange(0, size, step))
 
 
@@ -189,13 +174,12 @@ def dynamic_update(input: Tensor, src: Tensor, dim: int, start: Tensor, size: in
     return input.index_copy(dim, start.reshape(1) + torch.arange(size), src)
 
 
-def _require_place(who: str, dim: Any, start: Any, size: Any) -> None:
-    if isinstance(dim, bool) or not isinstance(dim, int):
-        raise ValueError("Dimension must be an integer.")
+def _require_place(who: str, dim: Any, start: Any, size: Any, step: Any = 1) -> None:
     if not isinstance(start, Tensor) or start.numel() != 1 or start.is_floating_point():
         raise ValueError(f"Slice start argument to {who} must be a torch.tensor of one whole number, not {start!r}.")
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ValueError("Size must be an integer.")
+    for what, number in (("Dimension", dim), ("Size", size), ("Step", step)):
+        if isinstance(number, bool) or not isinstance(number, int) or (what != "Dimension" and number < 1):
+            raise ValueError(f"{what} must be an integer.")
 
 
 class CPU:

@@ -18,8 +18,6 @@ from popgeo.data.flat_store import FlatStore
 from popgeo.data.subset import take
 from popgeo.data.super_batch import join
 
-__all__ = ["CombinedBatchingCollater", "FixedSizeCollater", "FixedSizeError", "make_exclude_keys"]
-
 
 class FixedSizeError(RuntimeError, ValueError):
     """Graphs that do not fit the sizes of a batch: PopTorch Geometric's RuntimeError, popgeo's ValueError."""

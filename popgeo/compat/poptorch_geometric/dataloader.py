@@ -11,8 +11,6 @@ from popgeo.compat.poptorch.data_loader import generator_for_a_thread
 from popgeo.compat.poptorch_geometric import pyg_dataloader
 from popgeo.compat.poptorch_geometric.collate import CombinedBatchingCollater
 
-__all__ = ["CustomFixedSizeDataLoader", "DataLoader", "FixedSizeDataLoader"]
-
 
 class OfWholeCalls:
     """What turns a loader of single batches into one whose items hold those of a whole call, as the options ask for.

@@ -61,17 +61,14 @@ class LayerMasker(ABC):
     @abstractmethod
     def node_masker(self, layer: Layer) -> Layer:
         """The layer, its arguments masked as nodes; it takes `mask=`."""
-        return _masked_first(layer, self.masker.node_masker)
 
     @abstractmethod
     def edge_masker(self, layer: Layer) -> Layer:
         """The layer, its arguments masked as edges; it takes `mask=`."""
-        return _masked_first(layer, self.masker.edge_masker)
 
     @abstractmethod
     def graph_masker(self, layer: Layer) -> Layer:
         """The layer, its arguments masked as graphs; it takes `mask=`."""
-        return _masked_first(layer, self.masker.graph_masker)
 
 
 class PreLayerMasker(LayerMasker):
@@ -84,15 +81,15 @@ class PreLayerMasker(LayerMasker):
 
     def node_masker(self, layer: Layer) -> Layer:
         """The layer, its arguments masked as nodes; it takes `mask=`."""
-        return super().node_masker(layer)
+        return _masked_first(layer, self.masker.node_masker)
 
     def edge_masker(self, layer: Layer) -> Layer:
         """The layer, its arguments masked as edges; it takes `mask=`."""
-        return super().edge_masker(layer)
+        return _masked_first(layer, self.masker.edge_masker)
 
     def graph_masker(self, layer: Layer) -> Layer:
         """The layer, its arguments masked as graphs; it takes `mask=`."""
-        return super().graph_masker(layer)
+        return _masked_first(layer, self.masker.graph_masker)
 
 
 def _masked_first(layer: Layer, mask_entries: Callable[..., Any]) -> Layer:

@@ -11,10 +11,8 @@ from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
 from popgeo.compat.poptorch_geometric.older_releases import in_todays_words, packed_in_todays_words, with_older_words
 from popgeo.compat.poptorch_geometric.pyg_collate import Collater
 from popgeo.compat.poptorch_geometric.stream_packing_sampler import StreamPackingSampler
-from popgeo.data.trim import OverSizeStrategy
-from popgeo.loader.strategy import FixedSizeStrategy
-
-__all__ = ["CustomFixedSizeDataLoader", "DataLoader", "FixedSizeDataLoader", "FixedSizeStrategy", "OverSizeStrategy"]
+from popgeo.data.trim import OverSizeStrategy as OverSizeStrategy
+from popgeo.loader.strategy import FixedSizeStrategy as FixedSizeStrategy
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):

@@ -4,7 +4,7 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from popgeo.sampling import CompressedGraph, partition, sample_neighbors
 _FLAGS = {"knn": "WITH_KNN", "knn_graph": "WITH_KNN", "radius": "WITH_RADIUS", "radius_graph": "WITH_RADIUS"}
 _FLAGS |= {"nearest": "WITH_NEAREST"}
 _LAYERS = ("edge_conv", "gravnet_conv", "x_conv")
-
+_SAMPLED = ("node", "row", "col", "edge", "batch", "num_sampled_nodes", "num_sampled_edges")
 
 _BEFORE: list[tuple[Any, str, Any]] = []  # what stood where something of ours stands, in the order of the changes
 _NOTHING = object()
@@ -146,42 +146,29 @@ def _sampled(original: Callable[..., Any]) -> Callable[..., Any]:
             "temporal_strategy": sampler.temporal_strategy,
             "seed_time": seed_time,
         }
+        numbers = sampler.num_neighbors
         if not isinstance(seed, dict):
             graph = _compressed(sampler.colptr, sampler.row, sampler.num_nodes, *_of_edges(sampler, sampler.row, None))
-            out: Any = sample_neighbors(graph, seed.long(), sampler.num_neighbors.get_mapped_values(), **how)
-            return SamplerOutput(
-                node=out.node,
-                row=out.row,
-                col=out.col,
-                edge=out.edge,
-                batch=out.batch,
-                num_sampled_nodes=list(out.num_sampled_nodes),
-                num_sampled_edges=_listed(out.num_sampled_edges),
-            )
-        graphs = {}
+            out: Any = sample_neighbors(graph, seed.long(), numbers.get_mapped_values(), **how)
+            return SamplerOutput(**{name: _plain(getattr(out, name)) for name in _SAMPLED})
+        graphs, by_type = {}, numbers._get_values(sampler.edge_types)
         for edge_type in sampler.edge_types:
             key = sampler.to_rel_type[edge_type]
-            row = sampler.row_dict[key]
-            weight, time = _of_edges(sampler, row, edge_type)
-            graphs[edge_type] = _compressed(
-                sampler.colptr_dict[key], row, sampler.num_nodes[edge_type[0]], weight, time
-            )
-        numbers = {
-            edge_type: sampler.num_neighbors._get_values(sampler.edge_types)[edge_type]
-            for edge_type in sampler.edge_types
-        }
-        out = sample_neighbors(graphs, {key: ids.long() for key, ids in seed.items()}, numbers, **how)
-        return HeteroSamplerOutput(
-            node=dict(out.node),
-            row=dict(out.row),
-            col=dict(out.col),
-            edge=dict(out.edge),
-            batch=None if out.batch is None else dict(out.batch),
-            num_sampled_nodes={key: list(counts) for key, counts in out.num_sampled_nodes.items()},
-            num_sampled_edges=_listed(out.num_sampled_edges),
-        )
+            row, num_sources = sampler.row_dict[key], sampler.num_nodes[edge_type[0]]
+            of_edges = _of_edges(sampler, row, edge_type)
+            graphs[edge_type] = _compressed(sampler.colptr_dict[key], row, num_sources, *of_edges)
+        seeds = {key: ids.long() for key, ids in seed.items()}
+        out = sample_neighbors(graphs, seeds, {edge_type: by_type[edge_type] for edge_type in graphs}, **how)
+        return HeteroSamplerOutput(**{name: _plain(getattr(out, name)) for name in _SAMPLED})
 
     return sample
+
+
+def _plain(part: Any) -> Any:
+    """Part of a sample with dictionaries and lists, as PyG has them."""
+    if isinstance(part, Mapping):
+        return {key: _plain(of) for key, of in part.items()}
+    return list(part) if isinstance(part, tuple) else part
 
 
 def _compressed(
@@ -200,9 +187,3 @@ def _of_edges(sampler: Any, row: Tensor, edge_type: Any) -> tuple[Tensor | None,
         of_nodes = (sampler.node_time or {}).get(edge_type[0])
     time = of_edges if of_edges is not None else None if of_nodes is None else of_nodes[row]
     return weight, time
-
-
-def _listed(counts: Any) -> Any:
-    if counts is None:
-        return None
-    return {key: list(of) for key, of in counts.items()} if hasattr(counts, "items") else list(counts)

@@ -10,8 +10,6 @@ from popgeo.data.axes import Level
 from popgeo.data.graph_sizes import GraphSizes, axes_of
 from popgeo.packing import Budget, stream
 
-__all__ = ["StreamPackingSampler"]
-
 
 class UnknownLength(TypeError, NotImplementedError):
     """How many batches there will be depends on an order that is drawn only when they are."""

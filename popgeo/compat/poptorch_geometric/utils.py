@@ -11,9 +11,6 @@ from torch_geometric.nn import MessagePassing
 
 from popgeo.compat import poptorch
 from popgeo.compat.poptorch import optim
-from popgeo.compat.poptorch_geometric.common import DataBatch, HeteroDataBatch, call_once
-
-__all__ = ["DataBatch", "HeteroDataBatch", "TrainingStepper", "call_once", "set_aggregation_dim_size"]
 
 
 def set_aggregation_dim_size(model: nn.Module, dim_size: int) -> None:

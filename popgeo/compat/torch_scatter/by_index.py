@@ -4,8 +4,6 @@ from torch import Tensor
 
 from popgeo.ops import scatter_max, scatter_min, segment_coo
 
-__all__ = ["segment_add_coo", "segment_max_coo", "segment_mean_coo", "segment_min_coo", "segment_sum_coo"]
-
 
 def segment_sum_coo(src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None) -> Tensor:
     """Sums of the entries that share a sorted index, which lies along dimension `index.dim() - 1`.
