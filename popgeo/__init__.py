@@ -43,4 +43,4 @@ from popgeo.ops import cfconv as cfconv
 from popgeo.ops import gather as gather
 from popgeo.ops import scatter as scatter
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

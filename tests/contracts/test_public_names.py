@@ -1,4 +1,4 @@
-"""A name is public where a guide, README, an example, a notebook or a benchmark uses it; the reference does not count."""
+"""A name is public where a guide, an example, a notebook or a benchmark uses it; the reference does not count."""
 
 import ast
 import importlib
