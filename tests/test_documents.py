@@ -12,12 +12,13 @@ from types import FunctionType
 import pytest
 
 from popgeo import data, datasets, ipu, loader, nn, ops, packing, testing
+from tests.contracts.test_imports import GROUND, MAY_IMPORT
 from tests.support import quick_python
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-README = REPOSITORY / "README.md"
+README, CONTRIBUTING = REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md"
 GUIDES = sorted(page for page in (REPOSITORY / "docs").rglob("*.md") if "notebooks" not in page.parts)
-PAGES = [README, REPOSITORY / "CONTRIBUTING.md", *GUIDES]
+PAGES = [README, CONTRIBUTING, *GUIDES]
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 
@@ -104,6 +105,19 @@ def test_the_links_of_a_page_lead_somewhere(page: Path):
 def test_every_page_of_the_site_is_reached_from_its_index():
     listed = " ".join(page.read_text() for page in GUIDES if page.name == "index.md")
     assert [name(page) for page in GUIDES if page.name != "index.md" and page.stem not in listed] == []
+
+
+def test_contributing_names_the_files_and_the_floors_that_there_are():
+    text = CONTRIBUTING.read_text()
+    named = re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.(?:py|csv))`", text)
+    files = [file for file in named if "/" in file]
+    assert [f for f in files if not (REPOSITORY / f).exists() and not (REPOSITORY / "popgeo" / f).exists()] == []
+    floors = {}
+    for folders, allowed in re.findall(r"^\| [234] \| ([^|]+) \|[^|]+\| ([^|]+) \|$", text, flags=re.MULTILINE):
+        floors |= {folder: set(re.findall(r"\w+", allowed)) for folder in re.findall(r"\w+", folders)}
+    assert floors == {folder: allowed for folder, allowed in MAY_IMPORT.items() if folder not in GROUND}
+    ground = re.search(r"^\| 1 \| ([^|]+) \|", text, flags=re.MULTILINE)
+    assert set(re.findall(r"\w+", ground[1])) == GROUND
 
 
 def test_the_picture_is_what_its_script_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
