@@ -1,9 +1,5 @@
 """Models, their parts and their losses: results never depend on padding."""
 
-from popgeo.nn.attention import AttentionForm as AttentionForm
-from popgeo.nn.attention import GraphAttention as GraphAttention
-from popgeo.nn.attention import SameGraph as SameGraph
-from popgeo.nn.attention import cheaper_form as cheaper_form
 from popgeo.nn.calculator import Calculator as Calculator
 from popgeo.nn.encodings import LaplacianEncoding as LaplacianEncoding
 from popgeo.nn.encodings import PairDistances as PairDistances
@@ -13,6 +9,10 @@ from popgeo.nn.encodings import draw_signs as draw_signs
 from popgeo.nn.fixed_size import to_fixed_size as to_fixed_size
 from popgeo.nn.forces import energy_and_forces as energy_and_forces
 from popgeo.nn.forces import energy_forces_and_stress as energy_forces_and_stress
+from popgeo.nn.graph_attention import AttentionForm as AttentionForm
+from popgeo.nn.graph_attention import GraphAttention as GraphAttention
+from popgeo.nn.graph_attention import SameGraph as SameGraph
+from popgeo.nn.graph_attention import cheaper_form as cheaper_form
 from popgeo.nn.interaction_graph import InteractionGraph as InteractionGraph
 from popgeo.nn.interaction_graph import KNNInteractionGraph as KNNInteractionGraph
 from popgeo.nn.interaction_graph import PairInteractionGraph as PairInteractionGraph
@@ -61,16 +61,15 @@ from popgeo.nn.norm import GraphNorm as GraphNorm
 from popgeo.nn.norm import InstanceNorm as InstanceNorm
 from popgeo.nn.norm import LayerNorm as LayerNorm
 from popgeo.nn.pair_bias import PairBias as PairBias
-from popgeo.nn.parallel.attention import ParallelAttention as ParallelAttention
-from popgeo.nn.parallel.embedding import EmbeddingCut as EmbeddingCut
 from popgeo.nn.parallel.embedding import ParallelEmbedding as ParallelEmbedding
 from popgeo.nn.parallel.grid_linear import ParallelLinear2D as ParallelLinear2D
 from popgeo.nn.parallel.linear import ColumnParallelLinear as ColumnParallelLinear
 from popgeo.nn.parallel.linear import RowParallelLinear as RowParallelLinear
-from popgeo.nn.parallel.shard_model import Cut as Cut
+from popgeo.nn.parallel.parallel_attention import ParallelAttention as ParallelAttention
 from popgeo.nn.parallel.shard_model import join_shards as join_shards
 from popgeo.nn.parallel.shard_model import keep_shards as keep_shards
 from popgeo.nn.parallel.shard_model import shard_linears as shard_linears
+from popgeo.nn.parallel.sharded_module import Cut as Cut
 from popgeo.nn.radial import BesselBasis as BesselBasis
 from popgeo.nn.radial import CosineEnvelope as CosineEnvelope
 from popgeo.nn.radial import GaussianSmearing as GaussianSmearing

@@ -10,6 +10,8 @@ from popgeo.nn.interaction_graph import InteractionGraph
 from popgeo.ops import EdgePlan, cfconv, distance
 from popgeo.ops.eager import is_direct
 
+MAX_Z = 100  # atomic numbers that a model of atoms embeds, 0 for padding included
+
 
 @dataclass(frozen=True, kw_only=True)
 class Edges:

@@ -9,7 +9,7 @@ from popgeo.nn.event_ends import EventEnds
 
 
 @dataclass(frozen=True, kw_only=True)
-class Neighbors:
+class LastMet:
     """The last neighbours of some nodes, in no particular order.
 
     Attributes:
@@ -60,10 +60,10 @@ class LastNeighbors(nn.Module):
         self.register_buffer("msg", torch.zeros(num_nodes, size, msg_channels))
         self.register_buffer("num_events", torch.zeros(num_nodes, dtype=torch.int64))
 
-    def forward(self, node: Tensor) -> Neighbors:
+    def forward(self, node: Tensor) -> LastMet:
         """The last neighbours of each of the nodes [num_rows]."""
         filled = torch.arange(self.size, device=node.device) < self.num_events[node].unsqueeze(1)
-        return Neighbors(node=self.neighbor[node], t=self.time[node], msg=self.msg[node], mask=filled)
+        return LastMet(node=self.neighbor[node], t=self.time[node], msg=self.msg[node], mask=filled)
 
     @torch.no_grad()
     def insert(self, ends: EventEnds) -> None:

@@ -4,12 +4,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from popgeo.ops import gather, global_add_pool, global_max_pool, global_mean_pool
 
 
-class LayerNorm(nn.Module):
+class LayerNorm(nn.LayerNorm):
     """Normalises each node over its own channels (arXiv:1607.06450), so no other row can matter.
 
     PyG's `LayerNorm` takes one mean over all nodes of the batch unless told `mode="node"`: then padding leaks in.
@@ -26,24 +25,15 @@ class LayerNorm(nn.Module):
     """
 
     def __init__(self, in_channels: int, eps: float = 1e-5, affine: bool = True) -> None:
-        super().__init__()
+        super().__init__(in_channels, eps, affine)
         self.in_channels = in_channels
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(in_channels)) if affine else None
-        self.bias = nn.Parameter(torch.zeros(in_channels)) if affine else None
 
-    def forward(
-        self,
-        x: Tensor,
-        batch: Tensor | None = None,
-        num_graphs: int | None = None,
-        nodes_mask: Tensor | None = None,
-    ) -> Tensor:
-        """[num_nodes, in_channels] -> the same; the other arguments are there for the other norms' sake."""
-        return F.layer_norm(x, (self.in_channels,), self.weight, self.bias, self.eps)
+    def forward(self, x: Tensor, *of_graphs: Tensor | int | None, **by_name: Tensor | int | None) -> Tensor:
+        """[num_nodes, in_channels] -> the same; what the other norms are told of graphs and masks changes nothing."""
+        return super().forward(x)
 
     def extra_repr(self) -> str:
-        return f"{self.in_channels}, eps={self.eps}, affine={self.weight is not None}"
+        return f"{self.in_channels}, eps={self.eps}, affine={self.elementwise_affine}"
 
 
 class BatchNorm(nn.Module):
@@ -104,9 +94,8 @@ class BatchNorm(nn.Module):
             with torch.no_grad():
                 module.num_batches_tracked.add_(1)
                 share = 1 / module.num_batches_tracked.to(x.dtype) if module.momentum is None else module.momentum
-                unbiased = var * (num_nodes / (num_nodes - 1).clamp(min=1))
                 module.running_mean.add_(share * (mean - module.running_mean))
-                module.running_var.add_(share * (unbiased - module.running_var))
+                module.running_var.add_(share * (_unbiased(var, num_nodes) - module.running_var))
         return mean, var
 
 
@@ -148,7 +137,7 @@ class GraphNorm(nn.Module):
         return f"{len(self.weight)}, eps={self.eps}"
 
 
-class InstanceNorm(nn.Module):
+class InstanceNorm(nn.InstanceNorm1d):
     """Normalises each channel over the nodes of one graph (arXiv:1607.08022).
 
     Args:
@@ -164,9 +153,6 @@ class InstanceNorm(nn.Module):
         tensor([-1.0000,  1.0000,  0.0000])
     """
 
-    running_mean: Tensor | None
-    running_var: Tensor | None
-
     def __init__(
         self,
         in_channels: int,
@@ -175,15 +161,8 @@ class InstanceNorm(nn.Module):
         affine: bool = False,
         track_running_stats: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(in_channels, eps, momentum, affine, track_running_stats)
         self.in_channels = in_channels
-        self.eps = eps
-        self.momentum = momentum
-        self.weight = nn.Parameter(torch.ones(in_channels)) if affine else None
-        self.bias = nn.Parameter(torch.zeros(in_channels)) if affine else None
-        self.register_buffer("running_mean", torch.zeros(in_channels) if track_running_stats else None)
-        self.register_buffer("running_var", torch.ones(in_channels) if track_running_stats else None)
-        self.register_buffer("num_batches_tracked", torch.tensor(0) if track_running_stats else None)
 
     def forward(
         self,
@@ -194,35 +173,26 @@ class InstanceNorm(nn.Module):
     ) -> Tensor:
         """[num_nodes, in_channels] -> the same; all four arguments as in the other norms."""
         batch, num_graphs = _graphs(x, batch, num_graphs)
-        if self.running_mean is not None and self.running_var is not None and not self.training:
+        if self.track_running_stats and not self.training:
             out = (x - self.running_mean) * (self.running_var + self.eps).rsqrt()
         else:
             mean = global_mean_pool(x, batch, num_graphs)
             out = x - gather(mean, batch)
             var = global_mean_pool(out.square(), batch, num_graphs)
-            self._track(mean, var, batch, nodes_mask)
+            if self.track_running_stats:
+                self._track(mean, var, batch, nodes_mask)
             out = out * gather((var + self.eps).rsqrt(), batch)
-        return out if self.weight is None or self.bias is None else out * self.weight + self.bias
-
-    def extra_repr(self) -> str:
-        return (
-            f"{self.in_channels}, eps={self.eps}, momentum={self.momentum}, affine={self.weight is not None}, "
-            f"track_running_stats={self.running_mean is not None}"
-        )
+        return out * self.weight + self.bias if self.affine else out
 
     @torch.no_grad()
     def _track(self, mean: Tensor, var: Tensor, batch: Tensor, nodes_mask: Tensor | None) -> None:
-        if self.running_mean is None or self.running_var is None:
-            return
-        num_graphs = mean.size(0)
         real = torch.ones_like(batch) if nodes_mask is None else nodes_mask
         real = real.to(mean.dtype).unsqueeze(1)
-        num_nodes = global_add_pool(real, batch, num_graphs)  # [num_graphs, 1]
-        graphs_mask = global_max_pool(real, batch, num_graphs) > 0
+        num_nodes = global_add_pool(real, batch, mean.size(0))  # [num_graphs, 1]
+        graphs_mask = global_max_pool(real, batch, mean.size(0)) > 0
         if nodes_mask is None:
             graphs_mask = torch.ones_like(graphs_mask)
-        unbiased = var * (num_nodes / (num_nodes - 1).clamp(min=1))
-        for running, values in ((self.running_mean, mean), (self.running_var, unbiased)):
+        for running, values in ((self.running_mean, mean), (self.running_var, _unbiased(var, num_nodes))):
             new = torch.where(graphs_mask, values, 0.0).sum(0) / graphs_mask.sum().clamp(min=1)
             running.add_(self.momentum * (new - running))
 
@@ -250,6 +220,11 @@ def make_norm(name: str | None, in_channels: int) -> nn.Module | None:
     if name not in NORMS:
         raise ValueError(f"norm is {name!r}; it must be None or one of {sorted(NORMS)}.")
     return NORMS[name](in_channels)
+
+
+def _unbiased(var: Tensor, num_nodes: Tensor) -> Tensor:
+    """The variance as estimated from so many nodes."""
+    return var * (num_nodes / (num_nodes - 1).clamp(min=1))
 
 
 def _graphs(x: Tensor, batch: Tensor | None, num_graphs: int | None) -> tuple[Tensor, int]:

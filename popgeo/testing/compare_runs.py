@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from popgeo.testing.differences import Difference, difference, loss_of
 from popgeo.testing.fixed_batches import FixedBatch
 from popgeo.testing.observe import Observation
-from popgeo.testing.results import Difference, difference, loss_of
 
 _CAUSES = {
     "rows": (

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from popgeo.testing.results import named_tensors
+from popgeo.testing.differences import named_tensors
 
 _DROPOUTS = {
     *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
@@ -20,7 +20,7 @@ _DROPOUTS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class SubmoduleCall:
     """One call of a submodule: what it was given first and what it returned first.
 
     Attributes:
@@ -50,7 +50,7 @@ class Observation:
     tensors: dict[str, Tensor]
     parameters: dict[str, Tensor]
     buffers: dict[str, Tensor]
-    parts: list[Part]
+    parts: list[SubmoduleCall]
 
     def gradients(self, loss: Tensor) -> dict[str, Tensor]:
         """The slope of a loss by each parameter; zero where the loss does not depend on it."""
@@ -102,9 +102,9 @@ class _WithoutDropout(TorchFunctionMode):
 
 
 @contextmanager
-def _record(module: Any) -> Iterator[list[Part]]:
+def _record(module: Any) -> Iterator[list[SubmoduleCall]]:
     """The calls of all submodules while the block runs."""
-    parts: list[Part] = []
+    parts: list[SubmoduleCall] = []
     hooks = []
     for name, part in module.named_modules() if isinstance(module, nn.Module) else ():
         if name:
@@ -112,7 +112,7 @@ def _record(module: Any) -> Iterator[list[Part]]:
             def note(
                 part: nn.Module, args: Any, kwargs: Any, result: Any, name: str = f"{name} ({type(part).__name__})"
             ) -> None:
-                parts.append(Part(name=name, given=_first((args, kwargs)), made=_first(result)))
+                parts.append(SubmoduleCall(name=name, given=_first((args, kwargs)), made=_first(result)))
 
             hooks.append(part.register_forward_hook(note, with_kwargs=True))
     try:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch_geometric.data.data import BaseData
 
 from popgeo import ipu
-from popgeo.testing.results import difference, loss_of, named_tensors
+from popgeo.testing.differences import difference, loss_of, named_tensors
 
 _OPTIONS = ipu.Options(strict=False, show_progress=False, random_seed=0)
 

@@ -50,11 +50,6 @@ class ComplEx(KnowledgeGraphModel):
         self.rel_emb_im = nn.Embedding(num_relations, hidden_channels)
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        """Draws Xavier-uniform weights."""
-        for table in (self.node_emb, self.node_emb_im, self.rel_emb, self.rel_emb_im):
-            nn.init.xavier_uniform_(table.weight)
-
     def relations(self, index: Tensor) -> Tensor:
         """Real parts, then imaginary ones. [...] -> [..., 2 * hidden_channels]"""
         return torch.cat([self.rel_emb(index), self.rel_emb_im(index)], dim=-1)

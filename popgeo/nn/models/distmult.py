@@ -1,6 +1,6 @@
 """DistMult: a relation weighs the product of head and tail."""
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from popgeo.nn.models.knowledge_graph import Dot, KnowledgeGraphModel, Side
 
@@ -29,11 +29,6 @@ class DistMult(KnowledgeGraphModel):
     def __init__(self, num_nodes: int, num_relations: int, hidden_channels: int) -> None:
         super().__init__(num_nodes, num_relations, hidden_channels, Dot())
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draws Xavier-uniform weights."""
-        nn.init.xavier_uniform_(self.node_emb.weight)
-        nn.init.xavier_uniform_(self.rel_emb.weight)
 
     def query(self, known: Tensor, relation: Tensor, side: Side) -> Tensor:
         """[..., hidden_channels]"""

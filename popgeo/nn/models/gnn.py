@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from popgeo.nn.norm import make_norm
-from popgeo.nn.readout import READOUTS
+from popgeo.nn.readout import READOUTS, require_readout
 from popgeo.ops import EdgePlan, gather, scatter
 from popgeo.ops.eager import is_direct
 
@@ -120,8 +120,7 @@ class GNN(nn.Module):
             raise ValueError(f"num_layers is {num_layers}; a model needs at least one convolution.")
         if jk not in JUMPS:
             raise ValueError(f"jk is {jk!r}; it must be one of {JUMPS}.")
-        if readout is not None and readout not in READOUTS:
-            raise ValueError(f"readout is {readout!r}; it must be None or one of {sorted(READOUTS)}.")
+        require_readout(readout, optional=True)
         self.act = make_activation(act)
         self.act_first = act_first
         self.norm = norm

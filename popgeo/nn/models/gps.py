@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from popgeo.nn.attention import AttentionForm, GraphAttention, SameGraph
+from popgeo.nn.graph_attention import AttentionForm, GraphAttention, SameGraph
 from popgeo.nn.mlp import MLP
 from popgeo.nn.models.gcn import GCNConv, normalized
 from popgeo.nn.models.gin import GINConv, GINEConv
 from popgeo.nn.models.gnn import Batched, enter, make_activation
 from popgeo.nn.norm import make_norm
-from popgeo.nn.readout import READOUTS
+from popgeo.nn.readout import READOUTS, require_readout
 
 CONVS = ("gine", "gin", "gcn", None)
 
@@ -130,8 +130,7 @@ class GPS(nn.Module):
             raise ValueError(f"conv is {conv!r}; it must be one of {CONVS}.")
         if conv == "gine" and edge_dim is None:
             raise ValueError("conv is 'gine', which needs features on edges: pass edge_dim, or conv='gin'.")
-        if readout is not None and readout not in READOUTS:
-            raise ValueError(f"readout is {readout!r}; it must be None or one of {sorted(READOUTS)}.")
+        require_readout(readout, optional=True)
         self.conv = conv
         self.readout = readout
         self.max_num_nodes = max_num_nodes
@@ -201,15 +200,9 @@ class GPS(nn.Module):
             batch, num_graphs = torch.zeros(x.size(0), dtype=torch.long, device=x.device), 1
         if num_graphs is None:
             raise ValueError("batch is given without num_graphs, which fixes the shapes. Pass num_graphs.")
-        if pairs and self.pair_bias is None:
-            raise ValueError(
-                f"The model has no pair_bias, but was given {sorted(pairs)}. Pass pair_bias=PairBias(...)."
-            )
         x, batched = enter(x, edge_index, None, edge_attr, batch, num_graphs, nodes_mask, edges_mask)
         same_graph = SameGraph.of(batch, num_graphs, self.max_num_nodes, nodes_mask, self.attention)
-        bias = None
-        if self.pair_bias is not None:
-            bias = same_graph.bias_of(self.pair_bias(**pairs, nodes_mask=nodes_mask))
+        bias = same_graph.pair_bias(self.pair_bias, pairs, nodes_mask)
         if self.conv == "gcn":
             batched = normalized(batched, add_self_loops=True, dtype=x.dtype)
         x = self.lin(x)  # [num_nodes, hidden_channels]

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from popgeo.nn.attention import AttentionForm, GraphAttention, SameGraph
+from popgeo.nn.graph_attention import AttentionForm, GraphAttention, SameGraph
 from popgeo.nn.mlp import MLP
 from popgeo.nn.models.gnn import Batched, enter
 from popgeo.ops import gather, global_add_pool
@@ -123,13 +123,9 @@ class GPSPlusPlus(nn.Module):
         Raises:
             ValueError: pairs without a `pair_bias`, or a graph larger than `max_num_nodes`.
         """
-        if pairs and self.pair_bias is None:
-            raise ValueError(f"The model has no pair_bias, but was given {sorted(pairs)}. Pass pair_bias=PairBias().")
         x, batched = enter(x, edge_index, None, edge_attr, batch, num_graphs, nodes_mask, edges_mask)
         same_graph = SameGraph.of(batch, num_graphs, self.max_num_nodes, nodes_mask, self.attention)
-        bias = None
-        if self.pair_bias is not None:
-            bias = same_graph.bias_of(self.pair_bias(**pairs, nodes_mask=nodes_mask))
+        bias = same_graph.pair_bias(self.pair_bias, pairs, nodes_mask)
         state = self.node_encoder(x), self.edge_encoder(batched.edge_attr), self.graph.expand(num_graphs, -1)
         for layer in self.layers:
             state = layer(state, batched, same_graph, bias)

@@ -110,6 +110,11 @@ class KnowledgeGraphModel(nn.Module):
         if is_complex:
             self.node_emb_im = nn.Embedding(num_nodes, hidden_channels)
 
+    def reset_parameters(self) -> None:
+        """Draws Xavier-uniform weights, those of entities first."""
+        for _, table in sorted(self.named_parameters()):
+            nn.init.xavier_uniform_(table)
+
     @property
     def entity_tables(self) -> dict[str, nn.Parameter]:
         """The parameters with one row for each entity, by name."""

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from popgeo.nn.loss import known_labels, l1_loss
 from popgeo.nn.mlp import MLP
-from popgeo.nn.readout import READOUTS
+from popgeo.nn.readout import READOUTS, require_readout
 
 LEVELS = ("graph", "node")
 
@@ -85,8 +85,7 @@ class Multitask(nn.Module):
         names = [task.name for task in tasks]
         if not names or len({*names}) < len(names):
             raise ValueError(f"The tasks are {names}; there must be at least one, and no two of one name.")
-        if readout not in READOUTS:
-            raise ValueError(f"readout is {readout!r}; it must be one of {sorted(READOUTS)}.")
+        require_readout(readout)
         if getattr(trunk, "readout", None) is not None:
             raise ValueError("The trunk has a readout, so it has no rows for nodes. Make it with readout=None.")
         self.trunk = trunk

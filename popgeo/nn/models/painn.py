@@ -5,13 +5,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from popgeo.nn.atom_edges import Edges, directions, find_edges
+from popgeo.nn.atom_edges import MAX_Z, Edges, directions, find_edges
 from popgeo.nn.interaction_graph import KNNInteractionGraph
 from popgeo.nn.radial import BesselBasis, CosineEnvelope
-from popgeo.ops import global_add_pool, global_mean_pool
+from popgeo.nn.readout import READOUTS, require_readout
 
-READOUTS = {"add": global_add_pool, "sum": global_add_pool, "mean": global_mean_pool}
-MAX_Z = 100
 # Added to the squared length of a vector, whose root has no slope at 0: 0.0001 is the length of no vector at all.
 SQUARED_LENGTH_OF_NOTHING = 1e-8
 
@@ -20,7 +18,7 @@ SQUARED_LENGTH_OF_NOTHING = 1e-8
 GAIN_OF_A_BLOCK = 0.3
 
 
-class Message(nn.Module):
+class VectorMessage(nn.Module):
     """What an atom's neighbours add to its scalars and vectors: eq. 7 and 8."""
 
     def __init__(self, hidden_channels: int, num_radial: int) -> None:
@@ -44,7 +42,7 @@ class Message(nn.Module):
         return ds, dv.view_as(v)
 
 
-class Update(nn.Module):
+class VectorUpdate(nn.Module):
     """What an atom's vectors and scalars tell each other: eq. 9 and 10."""
 
     def __init__(self, hidden_channels: int) -> None:
@@ -77,7 +75,7 @@ class PaiNN(nn.Module):
         cutoff: Longest interaction, in the unit of the positions.
         interaction_graph: From positions to edges; `KNNInteractionGraph(max_num_neighbors, cutoff)` when left out.
         max_num_neighbors: Edges of each atom when `interaction_graph` is left out.
-        readout: Molecules are the `"add"` or the `"mean"` of their atoms.
+        readout: Molecules are the `"add"`, the `"mean"` or the `"max"` of their atoms.
         envelope: What ends the filters at the cutoff; `CosineEnvelope(cutoff)` when left out.
 
     Raises:
@@ -103,16 +101,15 @@ class PaiNN(nn.Module):
         envelope: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        if readout not in READOUTS:
-            raise ValueError(f"readout is {readout!r}; it must be one of {sorted(READOUTS)}.")
+        require_readout(readout)
         self.hidden_channels, self.num_interactions = hidden_channels, num_interactions
         self.num_radial, self.cutoff, self.readout = num_radial, cutoff, readout
         self.embedding = nn.Embedding(MAX_Z, hidden_channels, padding_idx=0)
         self.interaction_graph = interaction_graph or KNNInteractionGraph(max_num_neighbors, cutoff)
         self.distance_expansion = BesselBasis(cutoff, num_radial)
         self.envelope = envelope or CosineEnvelope(cutoff)
-        self.messages = nn.ModuleList(Message(hidden_channels, num_radial) for _ in range(num_interactions))
-        self.updates = nn.ModuleList(Update(hidden_channels) for _ in range(num_interactions))
+        self.messages = nn.ModuleList(VectorMessage(hidden_channels, num_radial) for _ in range(num_interactions))
+        self.updates = nn.ModuleList(VectorUpdate(hidden_channels) for _ in range(num_interactions))
         self.lin1 = nn.Linear(hidden_channels, hidden_channels // 2)
         self.act = nn.SiLU()
         self.lin2 = nn.Linear(hidden_channels // 2, 1)

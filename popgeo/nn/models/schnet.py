@@ -5,17 +5,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from popgeo.nn.atom_edges import Edges, find_edges
+from popgeo.nn.atom_edges import MAX_Z, Edges, find_edges
 from popgeo.nn.dipole import ATOMIC_MASSES, dipole_magnitude
 from popgeo.nn.filter_network import Filters, networks_in_one_pass
 from popgeo.nn.interaction_graph import KNNInteractionGraph
 from popgeo.nn.radial import CosineEnvelope, GaussianSmearing, ShiftedSoftplus
-from popgeo.ops import global_add_pool, global_mean_pool
+from popgeo.nn.readout import READOUTS, require_readout
 from popgeo.ops.filter_network import FilterNetwork
 from popgeo.ops.interaction import interaction
-
-READOUTS = {"add": global_add_pool, "sum": global_add_pool, "mean": global_mean_pool}
-MAX_Z = 100
 
 
 class CFConv(nn.Module):
@@ -82,7 +79,7 @@ class SchNet(nn.Module):
         interaction_graph: From positions to edges; `KNNInteractionGraph(max_num_neighbors, cutoff)` when left out.
             One of PyG's kind, called with `pos` and `batch` only, works too.
         max_num_neighbors: Edges of each atom when `interaction_graph` is left out.
-        readout: Molecules are the `"add"` or the `"mean"` of their atoms.
+        readout: Molecules are the `"add"`, the `"mean"` or the `"max"` of their atoms.
         dipole: Predict the magnitude of the dipole moment: each atom's output is its charge; `readout`, `mean`, `std`
             and `atomref` have no say.
         mean: Added to each atom's output, after `std`; both or none of the two are given.
@@ -123,8 +120,7 @@ class SchNet(nn.Module):
         stable_softplus: bool = True,
     ) -> None:
         super().__init__()
-        if readout not in READOUTS:
-            raise ValueError(f"readout is {readout!r}; it must be one of {sorted(READOUTS)}.")
+        require_readout(readout)
         if (mean is None) != (std is None):
             raise ValueError(f"mean is {mean} and std is {std}; give both or none.")
         self.hidden_channels = hidden_channels

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from popgeo.nn.event_ends import EventEnds
-from popgeo.nn.last_neighbors import LastNeighbors, Neighbors
+from popgeo.nn.last_neighbors import LastMet, LastNeighbors
 from popgeo.nn.node_memory import NodeMemory, TimeEncoder
 from popgeo.ops import gather
 from popgeo.ops.exp_or_zero import exp_or_zero
@@ -50,7 +50,7 @@ class GraphAttentionEmbedding(nn.Module):
             in_channels, out_channels, msg_channels + time_enc.lin.out_features, heads=heads, dropout=dropout
         )
 
-    def forward(self, x: Tensor, since: Tensor, root: Tensor, place: Tensor, neighbors: Neighbors) -> Tensor:
+    def forward(self, x: Tensor, since: Tensor, root: Tensor, place: Tensor, neighbors: LastMet) -> Tensor:
         """The embedding of some of the nodes that `x` holds.
 
         Args:

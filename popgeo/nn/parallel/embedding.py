@@ -1,21 +1,13 @@
 """Embeddings in shards: each has some of the rows, or some of the columns."""
 
 from collections.abc import Mapping
-from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from popgeo.nn.parallel.sharded_module import ShardedModule, as_parameter
+from popgeo.nn.parallel.sharded_module import Cut, ShardedModule, as_parameter
 from popgeo.ops.collectives import all_gather, all_reduce, part_of
-
-
-class EmbeddingCut(Enum):
-    """What each shard of an embedding has."""
-
-    VOCABULARY = "vocabulary"
-    WIDTH = "width"
 
 
 class ParallelEmbedding(ShardedModule):
@@ -45,14 +37,14 @@ class ParallelEmbedding(ShardedModule):
         embedding_dim: int,
         num_shards: int,
         *,
-        cut: EmbeddingCut | str = EmbeddingCut.VOCABULARY,
+        cut: Cut | str = Cut.VOCABULARY,
         **kwargs: Any,
     ) -> None:
         super().__init__(num_shards)
-        if cut not in (*EmbeddingCut, *(member.value for member in EmbeddingCut)):
+        if cut not in (Cut.VOCABULARY, Cut.WIDTH, "vocabulary", "width"):
             raise ValueError(f"cut is {cut!r}; an embedding is cut by 'vocabulary' or by 'width'.")
-        self.cut = EmbeddingCut(cut)
-        by_rows = self.cut is EmbeddingCut.VOCABULARY
+        self.cut = Cut(cut)
+        by_rows = self.cut is Cut.VOCABULARY
         part_of(
             num_embeddings if by_rows else embedding_dim, num_shards, "num_embeddings" if by_rows else "embedding_dim"
         )
@@ -61,7 +53,7 @@ class ParallelEmbedding(ShardedModule):
 
     @classmethod
     def from_embedding(
-        cls, embedding: nn.Embedding, num_shards: int, *, cut: EmbeddingCut | str = EmbeddingCut.VOCABULARY
+        cls, embedding: nn.Embedding, num_shards: int, *, cut: Cut | str = Cut.VOCABULARY
     ) -> "ParallelEmbedding":
         """The same table in shards; the weights are copied.
 
@@ -78,12 +70,12 @@ class ParallelEmbedding(ShardedModule):
         return made
 
     def _take(self, embedding: nn.Embedding) -> None:
-        weight, dim = embedding.weight, 0 if self.cut is EmbeddingCut.VOCABULARY else 1
+        weight, dim = embedding.weight, 0 if self.cut is Cut.VOCABULARY else 1
         self.weight = as_parameter(weight.unflatten(dim, (self.num_shards, -1)).movedim(dim, 0), weight)
 
     def to_plain(self) -> nn.Embedding:
         """The plain embedding with the same weights."""
-        dim = 0 if self.cut is EmbeddingCut.VOCABULARY else 1
+        dim = 0 if self.cut is Cut.VOCABULARY else 1
         weight = self.weight.movedim(0, dim).flatten(dim, dim + 1)
         embedding = nn.Embedding(self.num_embeddings, self.embedding_dim, device="meta")
         embedding.weight = as_parameter(weight, self.weight)
@@ -100,7 +92,7 @@ class ParallelEmbedding(ShardedModule):
         flat = index.reshape(1, -1)
         count, rows, _ = self.weight.shape
         starts = torch.arange(count, device=index.device).unsqueeze(1)
-        if self.cut is EmbeddingCut.VOCABULARY:
+        if self.cut is Cut.VOCABULARY:
             local = flat - (starts + self.first_shard) * rows  # [num_local, n]
             here = (local >= 0) & (local < rows)
             # What no shard has is looked up in none, so that it is refused as a plain embedding refuses it.

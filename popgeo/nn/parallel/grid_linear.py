@@ -1,15 +1,14 @@
 """A linear layer in a grid of shards, cut by outputs and by inputs."""
 
 from collections.abc import Mapping
-from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from popgeo.nn.parallel.sharded_module import ShardedModule, as_parameter, plain_linear, products
-from popgeo.ops.collectives import all_gather, all_reduce, part_of, replicate, shard
+from popgeo.nn.parallel.sharded_module import ShardedLinear, products
+from popgeo.ops.collectives import all_gather, all_reduce, replicate, shard
 
 
-class ParallelLinear2D(ShardedModule):
+class ParallelLinear2D(ShardedLinear):
     """A linear layer of which each shard has a block: outputs are cut over rows of a grid, inputs over its columns.
 
     Each shard sees a part of the input and holds 1 / (rows x columns) of the weights; partial outputs are summed over
@@ -19,8 +18,7 @@ class ParallelLinear2D(ShardedModule):
         in_features: Inputs; a multiple of the columns of the grid.
         out_features: Outputs; a multiple of the rows of the grid.
         grid: Rows and columns.
-        bias: Whether there is one; it is cut like the outputs.
-        **kwargs: `device` and `dtype`.
+        **kwargs: `bias`, cut like the outputs, `device` and `dtype`, as in `nn.Linear`.
 
     Raises:
         ValueError: a side cannot be shared evenly; the message names the nearest numbers that can.
@@ -31,34 +29,8 @@ class ParallelLinear2D(ShardedModule):
         torch.Size([4, 6])
     """
 
-    def __init__(
-        self, in_features: int, out_features: int, grid: tuple[int, int], *, bias: bool = True, **kwargs: Any
-    ) -> None:
-        super().__init__(grid[0] * grid[1])
-        part_of(out_features, grid[0], "out_features")
-        part_of(in_features, grid[1], "in_features")
-        self.in_features, self.out_features, self.grid = in_features, out_features, grid
-        self._take(nn.Linear(in_features, out_features, bias, **kwargs))
-
-    @classmethod
-    def from_linear(cls, linear: nn.Linear, grid: tuple[int, int]) -> "ParallelLinear2D":
-        """The same layer in shards; the weights are copied."""
-        made = cls(linear.in_features, linear.out_features, grid, device="meta")
-        made._take(linear)
-        return made
-
-    def _take(self, linear: nn.Linear) -> None:
-        weight, bias, (rows, columns) = linear.weight, linear.bias, self.grid
-        cut = weight.unflatten(1, (columns, -1)).unflatten(0, (rows, -1)).movedim(2, 1)
-        self.weight = as_parameter(cut, weight)  # [rows, columns, out / rows, in / columns]
-        self.bias = None if bias is None else as_parameter(bias.unflatten(0, (rows, -1)), bias)
-
-    def to_plain(self) -> nn.Linear:
-        """The plain layer with the same weights."""
-        weight = self.weight.movedim(1, 2).flatten(2).flatten(0, 1)
-        return plain_linear(weight, None if self.bias is None else self.bias.flatten(), self.bias)
-
-    to_linear = to_plain
+    def _laid_out(self, weight: Tensor) -> Tensor:
+        return weight
 
     @property
     def num_local(self) -> int:

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from popgeo.nn.parallel.sharded_module import ShardedModule, as_parameter, plain_linear, products
-from popgeo.ops.collectives import all_gather, all_reduce, part_of, replicate, shard
+from popgeo.nn.parallel.sharded_module import ShardedLinear, products
+from popgeo.ops.collectives import all_gather, all_reduce, replicate, shard
 
 
-class ColumnParallelLinear(ShardedModule):
+class ColumnParallelLinear(ShardedLinear):
     """A linear layer of which each shard has some of the outputs: X [A1, A2, ...] of arXiv:1909.08053.
 
     Nothing is exchanged on the way forward, unless the outputs are joined; the gradient of the input is summed over
@@ -19,9 +19,8 @@ class ColumnParallelLinear(ShardedModule):
         in_features: Inputs.
         out_features: Outputs; a multiple of `num_shards`.
         num_shards: Into how many parts the outputs are cut.
-        bias: Whether there is one; it is cut like the outputs.
         gather_output: Whether outputs are joined again. Left out, they stay cut for `RowParallelLinear`.
-        **kwargs: `device` and `dtype`.
+        **kwargs: `bias`, cut like the outputs, `device` and `dtype`, as in `nn.Linear`.
 
     Raises:
         ValueError: the outputs cannot be shared evenly; the message names the nearest numbers that can.
@@ -35,41 +34,10 @@ class ColumnParallelLinear(ShardedModule):
     """
 
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        num_shards: int,
-        *,
-        bias: bool = True,
-        gather_output: bool = False,
-        **kwargs: Any,
+        self, in_features: int, out_features: int, num_shards: int, *, gather_output: bool = False, **kwargs: Any
     ) -> None:
-        super().__init__(num_shards)
-        part_of(out_features, num_shards, "out_features")
-        self.in_features, self.out_features, self.gather_output = in_features, out_features, gather_output
-        self._take(nn.Linear(in_features, out_features, bias, **kwargs))
-
-    @classmethod
-    def from_linear(cls, linear: nn.Linear, num_shards: int, *, gather_output: bool = False) -> "ColumnParallelLinear":
-        """The same layer in shards; the weights are copied."""
-        made = cls(linear.in_features, linear.out_features, num_shards, gather_output=gather_output, device="meta")
-        made._take(linear)
-        return made
-
-    def _take(self, linear: nn.Linear) -> None:
-        weight, bias = linear.weight, linear.bias
-        self.weight = as_parameter(weight.unflatten(0, (self.num_shards, -1)), weight)  # [shards, out / shards, in]
-        self.bias = None if bias is None else as_parameter(bias.unflatten(0, (self.num_shards, -1)), bias)
-
-    def to_plain(self) -> nn.Linear:
-        """The plain layer with the same weights."""
-        return plain_linear(self.weight.flatten(0, 1), None if self.bias is None else self.bias.flatten(), self.bias)
-
-    to_linear = to_plain
-
-    def local_parts(self, num_local: int) -> Mapping[str, tuple[int, ...]]:
-        """How many shards of each cut parameter so many shards of the layer have."""
-        return {"weight": (num_local,)} | ({} if self.bias is None else {"bias": (num_local,)})
+        super().__init__(in_features, out_features, (num_shards, 1), **kwargs)
+        self.gather_output = gather_output
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] -> [num_local, ..., out_features / num_shards], or joined [..., out_features]"""
@@ -79,10 +47,10 @@ class ColumnParallelLinear(ShardedModule):
         return all_gather(out, -1, self.num_shards) if self.gather_output else out
 
     def extra_repr(self) -> str:
-        return f"{_sizes(self)}, gather_output={self.gather_output}"
+        return f"{super().extra_repr()}, gather_output={self.gather_output}"
 
 
-class RowParallelLinear(ShardedModule):
+class RowParallelLinear(ShardedLinear):
     """A linear layer of which each shard has some of the inputs: the other half of arXiv:1909.08053.
 
     Outputs are summed over shards; the way back exchanges nothing.
@@ -91,9 +59,8 @@ class RowParallelLinear(ShardedModule):
         in_features: Inputs; a multiple of `num_shards`.
         out_features: Outputs.
         num_shards: Into how many parts the inputs are cut.
-        bias: Whether there is one; all shards have it, and it is added to the sum.
         input_is_cut: Whether the input comes in shards, as `ColumnParallelLinear` leaves it; else it is cut here.
-        **kwargs: `device` and `dtype`.
+        **kwargs: `bias`, which all shards have, `device` and `dtype`, as in `nn.Linear`.
 
     Raises:
         ValueError: the inputs cannot be shared evenly; the message names the nearest numbers that can.
@@ -105,38 +72,13 @@ class RowParallelLinear(ShardedModule):
     """
 
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        num_shards: int,
-        *,
-        bias: bool = True,
-        input_is_cut: bool = True,
-        **kwargs: Any,
+        self, in_features: int, out_features: int, num_shards: int, *, input_is_cut: bool = True, **kwargs: Any
     ) -> None:
-        super().__init__(num_shards)
-        part_of(in_features, num_shards, "in_features")
-        self.in_features, self.out_features, self.input_is_cut = in_features, out_features, input_is_cut
-        self._take(nn.Linear(in_features, out_features, bias, **kwargs))
+        super().__init__(in_features, out_features, (1, num_shards), **kwargs)
+        self.input_is_cut = input_is_cut
 
-    @classmethod
-    def from_linear(cls, linear: nn.Linear, num_shards: int, *, input_is_cut: bool = True) -> "RowParallelLinear":
-        """The same layer in shards; the weights are copied."""
-        made = cls(linear.in_features, linear.out_features, num_shards, input_is_cut=input_is_cut, device="meta")
-        made._take(linear)
-        return made
-
-    def _take(self, linear: nn.Linear) -> None:
-        weight, bias = linear.weight, linear.bias
-        cut = weight.unflatten(1, (self.num_shards, -1)).movedim(1, 0)
-        self.weight = as_parameter(cut, weight)  # [shards, out, in / shards]
-        self.bias = None if bias is None else as_parameter(bias, bias)
-
-    def to_plain(self) -> nn.Linear:
-        """The plain layer with the same weights."""
-        return plain_linear(self.weight.movedim(0, 1).flatten(1), self.bias, self.bias)
-
-    to_linear = to_plain
+    def _cut_bias(self, bias: Tensor) -> Tensor:
+        return bias  # all shards have it
 
     def local_parts(self, num_local: int) -> Mapping[str, tuple[int, ...]]:
         """How many shards of each cut parameter so many shards of the layer have."""
@@ -153,7 +95,7 @@ class RowParallelLinear(ShardedModule):
         return out if self.bias is None else out + self.bias
 
     def extra_repr(self) -> str:
-        return f"{_sizes(self)}, input_is_cut={self.input_is_cut}"
+        return f"{super().extra_repr()}, input_is_cut={self.input_is_cut}"
 
 
 def _require_cut(x: Tensor, layer: RowParallelLinear) -> None:
@@ -163,7 +105,3 @@ def _require_cut(x: Tensor, layer: RowParallelLinear) -> None:
             f"The input has the shape {tuple(x.shape)}; in {layer.num_shards} shards it would be ({expected[0]}, ..., "
             f"{expected[1]}). Cut the layer before by columns, or this one with input_is_cut=False."
         )
-
-
-def _sizes(layer: ColumnParallelLinear | RowParallelLinear) -> str:
-    return f"in_features={layer.in_features}, out_features={layer.out_features}, num_shards={layer.num_shards}"

@@ -2,35 +2,14 @@
 
 import difflib
 from collections.abc import Mapping
-from enum import Enum
 
 from torch import nn
 
-from popgeo.nn.parallel.attention import ParallelAttention
-from popgeo.nn.parallel.embedding import EmbeddingCut, ParallelEmbedding
+from popgeo.nn.parallel.embedding import ParallelEmbedding
 from popgeo.nn.parallel.grid_linear import ParallelLinear2D
 from popgeo.nn.parallel.linear import ColumnParallelLinear, RowParallelLinear
-from popgeo.nn.parallel.sharded_module import ShardedModule, as_parameter
-
-
-class Cut(Enum):
-    """How a layer is cut.
-
-    Attributes:
-        COLUMN: A linear layer by its outputs, which stay cut for what follows.
-        ROW: A linear layer by its inputs, which come cut from what precedes.
-        GATHERED_COLUMN: A linear layer by its outputs, which are joined again.
-        WHOLE_ROW: A linear layer by its inputs, which come whole.
-        VOCABULARY: An embedding by its rows.
-        WIDTH: An embedding by its columns.
-    """
-
-    COLUMN = "column"
-    ROW = "row"
-    GATHERED_COLUMN = "gathered column"
-    WHOLE_ROW = "whole row"
-    VOCABULARY = "vocabulary"
-    WIDTH = "width"
+from popgeo.nn.parallel.parallel_attention import ParallelAttention
+from popgeo.nn.parallel.sharded_module import Cut, ShardedModule, as_parameter
 
 
 def shard_linears(model: nn.Module, cuts: Mapping[str, Cut | str], num_shards: int) -> nn.Module:
@@ -131,7 +110,7 @@ def _cut(name: str, layer: nn.Module, how: Cut, num_shards: int) -> ShardedModul
         raise ValueError(f"{name} is a {type(layer).__name__}; only an nn.{wanted.__name__} is cut as {how.value!r}.")
     try:
         if isinstance(layer, nn.Embedding):
-            return ParallelEmbedding.from_embedding(layer, num_shards, cut=EmbeddingCut(how.value))
+            return ParallelEmbedding.from_embedding(layer, num_shards, cut=how)
         assert isinstance(layer, nn.Linear)
         if how in (Cut.COLUMN, Cut.GATHERED_COLUMN):
             joins = how is Cut.GATHERED_COLUMN

@@ -155,5 +155,5 @@ def test_atoms_in_one_place_have_finite_forces_and_no_direction():
 
 
 def test_an_unknown_readout_is_refused():
-    with pytest.raises(ValueError, match="readout is 'max'"):
-        PaiNN(readout="max")
+    with pytest.raises(ValueError, match="readout is 'median'"):
+        PaiNN(readout="median")

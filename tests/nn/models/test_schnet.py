@@ -153,7 +153,7 @@ def test_one_atom_alone_has_an_energy_and_no_force():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"), [({"readout": "max"}, "readout is 'max'"), ({"mean": 1.0}, "give both or none")]
+    ("arguments", "words"), [({"readout": "median"}, "readout is 'median'"), ({"mean": 1.0}, "give both or none")]
 )
 def test_a_wrong_head_is_refused(arguments, words):
     with pytest.raises(ValueError, match=words):

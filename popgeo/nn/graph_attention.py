@@ -1,6 +1,7 @@
 """Attention of each node to all nodes of its own graph, in a pack of graphs of fixed size."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -149,6 +150,20 @@ class SameGraph:
             return rows.squeeze(0)
         out = gather(rows.flatten(0, 1), self.slot_of)
         return out if is_direct() else torch.where(self.lost, torch.nan, out)
+
+    def pair_bias(
+        self, bias: nn.Module | None, pairs: Mapping[str, Tensor], nodes_mask: Tensor | None
+    ) -> Tensor | None:
+        """What a module makes of what is known of pairs, as `bias_of` lays it out; None without a module.
+
+        Raises:
+            ValueError: something is known of pairs, and there is no module for it.
+        """
+        if pairs and bias is None:
+            raise ValueError(
+                f"The model has no pair_bias, but was given {sorted(pairs)}. Pass pair_bias=PairBias(...)."
+            )
+        return None if bias is None else self.bias_of(bias(**pairs, nodes_mask=nodes_mask))
 
     def bias_of(self, pairs: Tensor) -> Tensor:
         """What is known of pairs, where attention adds it.
