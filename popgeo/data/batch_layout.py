@@ -11,7 +11,7 @@ from popgeo.data.axes import GRAPHS, Attribute, Axis, Level, Levels, ends_of
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.masks import mask_slot
-from popgeo.data.slots import Kind, Layout, Slot
+from popgeo.data.slots import Layout, Slot, SlotKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ def _attribute_slot(
     return Slot(
         store=attribute.store,
         name=attribute.name,
-        kind=Kind.SHIFT if shifted else Kind.COPY,
+        kind=SlotKind.SHIFT if shifted else SlotKind.COPY,
         axis=axis,
         shape=(*outer, number, *inner),
         dtype=choices.index_dtype if shifted and values.dtype == torch.int64 else values.dtype,
@@ -112,7 +112,7 @@ def _attribute_slot(
 
 def _owner_slots(prefix: str, of: Slot, num_graphs: int, dtype: torch.dtype) -> list[Slot]:
     """`batch` and `ptr` of the rows of a slot."""
-    kinds = (("batch", Kind.SEGMENT, of.num_slots), ("ptr", Kind.POINTER, num_graphs + 1))
+    kinds = (("batch", SlotKind.SEGMENT, of.num_slots), ("ptr", SlotKind.POINTER, num_graphs + 1))
     return [
         Slot(
             store=of.store,
@@ -133,7 +133,7 @@ def _row_pointer_slot(options: FixedSizeOptions, axis: Axis, choices: LayoutChoi
     return Slot(
         store=axis.store,
         name="rowptr",
-        kind=Kind.ROW_POINTER,
+        kind=SlotKind.ROW_POINTER,
         axis=axis,
         shape=(ends[1][1] + 1,),
         dtype=choices.index_dtype,

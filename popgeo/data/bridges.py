@@ -6,11 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from popgeo.data.arrays import as_arrays
-
-_NODES = {"x", "pos", "z", "batch", "nodes_mask", "n_id", "train_mask", "val_mask", "test_mask"}
-_EDGES = {"edge_attr", "edge_weight", "edges_mask", "e_id", "edge_shift"}
-_GRAPHS = {"graphs_mask", "num_trimmed_nodes", "num_trimmed_edges"}
-_LAYOUT = {"edge_index", "ptr", "rowptr"}
+from popgeo.data.attribute_names import JOINS, OF_EDGES, OF_GRAPHS, OF_NODES
 
 
 class GraphsTuple(NamedTuple):
@@ -73,7 +69,7 @@ def to_graphs_tuple(batch: Any, levels: Mapping[str, str] | None = None) -> Grap
     sizes = {"node": len(arrays["batch"]), "edge": len(receivers), "graph": len(ptr) - 1}
     parts: dict[str, dict[str, np.ndarray]] = {level: {} for level in sizes}
     for name, array in arrays.items():
-        if name not in _LAYOUT and not name.endswith(("_ptr", "_batch")):
+        if name not in JOINS and not name.endswith(("_ptr", "_batch")):
             parts[_level(name, array, sizes, levels or {})][name] = array
     return GraphsTuple(
         nodes=parts["node"],
@@ -92,7 +88,7 @@ def _level(name: str, array: np.ndarray, sizes: Mapping[str, int], levels: Mappi
         if level not in sizes:
             raise ValueError(f"levels[{name!r}] is {level!r}; it is one of {list(sizes)}.")
         return level
-    for level, names in (("node", _NODES), ("edge", _EDGES), ("graph", _GRAPHS)):
+    for level, names in (("node", OF_NODES), ("edge", OF_EDGES), ("graph", OF_GRAPHS)):
         if name in names:
             return level
     fits = [level for level, size in sizes.items() if array.ndim and len(array) == size]

@@ -11,7 +11,7 @@ from torch import Tensor
 from popgeo.data.axes import GRAPHS
 from popgeo.data.fill import fill
 from popgeo.data.flat_store import FlatStore
-from popgeo.data.slots import Kind, Layout, Slot
+from popgeo.data.slots import Layout, Slot, SlotKind
 from popgeo.native import library
 
 _ENTRY = ("popgeo_collate", (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64) + (ctypes.c_void_p, ctypes.c_int64) * 2)
@@ -58,7 +58,7 @@ class Filler:
         self.table = np.array([self._describe(slot) for slot in layout.slots], dtype=np.int64)
         sources = [(slot.kind, slot.attribute.tensor) for slot in layout.slots if slot.attribute is not None]
         self.can_be_compiled = all(
-            values.device.type == "cpu" and (kind is not Kind.SHIFT or values.dtype in _INTEGERS)
+            values.device.type == "cpu" and (kind is not SlotKind.SHIFT or values.dtype in _INTEGERS)
             for kind, values in sources
         )
 
@@ -130,7 +130,7 @@ class Filler:
             if attribute.increments is not None:
                 values["increments"] = self._address(attribute.increments.contiguous())
                 values["increment_width"] = attribute.increments.shape[1]
-        if slot.kind is Kind.ROW_POINTER:
+        if slot.kind is SlotKind.ROW_POINTER:
             assert self.store.row_ends is not None  # lay_out adds the slot only then
             values["row_ends"] = self._address(self.store.row_ends[slot.store])
         for i, (axis, number) in enumerate(slot.ends):
@@ -140,8 +140,8 @@ class Filler:
 
 def _num_written(slot: Slot, num_graphs: int) -> int:
     """How many elements the compiled library writes for one batch."""
-    if slot.kind is Kind.POINTER:
+    if slot.kind is SlotKind.POINTER:
         return num_graphs + 1
-    if slot.kind is Kind.ROW_POINTER:
+    if slot.kind is SlotKind.ROW_POINTER:
         return slot.ends[1][1] + 1
     return slot.outer * slot.num_slots * slot.inner

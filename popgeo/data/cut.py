@@ -4,7 +4,6 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch_geometric.data import Batch
 
 from popgeo.data.axes import Level
@@ -24,13 +23,6 @@ class BatchCutter:
         self.fill = Filler(store, layout)
         self.builder = BatchBuilder(store, layout)
 
-    def allocate(self, num_batches: int, pin_memory: bool = False, group: int = 1) -> "BatchMemory":
-        """BatchMemory for so many batches, `group` of them in one item."""
-        slots = self.layout.slots
-        return BatchMemory(
-            [torch.empty((num_batches, *slot.shape), dtype=slot.dtype, pin_memory=pin_memory) for slot in slots], group
-        )
-
     def cut(self, packs: Packs, memory: "BatchMemory | None" = None, group: int = 1) -> list[Batch]:
         """One `Batch` for each pack of graphs, or for each `group` packs, joined as `super_batch.join` does.
 
@@ -41,7 +33,7 @@ class BatchCutter:
             memory: Where to write, with room for as many batches or more; None takes new memory.
             group: Batches in one item; it divides the number of packs.
         """
-        memory = memory or self.allocate(len(packs.ptr) - 1, group=group)
+        memory = memory or BatchMemory(self.layout, len(packs), group=group)
         rows, ptr = self.store.rows(packs.indices), packs.ptr
         self.fill(rows, ptr, memory.tensors)
         stored = [rows[start:stop] for start, stop in pairwise(ptr.tolist())]
@@ -52,15 +44,19 @@ class BatchCutter:
 
 
 class BatchMemory:
-    """The tensors of several batches, and views of each item's part of them.
+    """The tensors of several batches, one for each slot [num_batches, *slot.shape], and views of each item's part.
 
     Args:
-        tensors: One for each slot. [num_batches, *slot.shape]
+        layout: How each batch is laid out.
+        num_batches: How many there are.
+        pin_memory: Whether memory is page-locked.
         group: Batches in one item.
     """
 
-    def __init__(self, tensors: list[Tensor], group: int = 1) -> None:
-        self.tensors = tensors
+    def __init__(self, layout: Layout, num_batches: int, *, pin_memory: bool = False, group: int = 1) -> None:
+        self.tensors = tensors = [
+            torch.empty((num_batches, *slot.shape), dtype=slot.dtype, pin_memory=pin_memory) for slot in layout.slots
+        ]
         if group > 1:
             tensors = [t.view(len(t) // group, group * t.shape[1], *t.shape[2:]) for t in tensors]
         self.items = list(zip(*(tensor.unbind(0) for tensor in tensors), strict=True))

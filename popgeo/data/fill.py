@@ -9,7 +9,7 @@ from torch import Tensor
 from popgeo.data.axes import GRAPHS, Attribute, Axis
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.masks import fill_mask
-from popgeo.data.slots import Kind, Layout, Slot
+from popgeo.data.slots import Layout, Slot, SlotKind
 
 
 def fill(store: FlatStore, layout: Layout, rows: np.ndarray, ptr: np.ndarray, out: Sequence[Tensor]) -> None:
@@ -157,11 +157,11 @@ def _row_pointer(chunk: _Chunk, slot: Slot, out: Tensor) -> None:
     nodes.place(out[:, 1:], ends.to(out.dtype))
 
 
-_FILL: Mapping[Kind, Callable[[_Chunk, Slot, Tensor], None]] = {
-    Kind.COPY: _copy,
-    Kind.SHIFT: _shift,
-    Kind.SEGMENT: _segment,
-    Kind.POINTER: _pointer,
-    Kind.MASK: _mask,
-    Kind.ROW_POINTER: _row_pointer,
+_FILL: Mapping[SlotKind, Callable[[_Chunk, Slot, Tensor], None]] = {
+    SlotKind.COPY: _copy,
+    SlotKind.SHIFT: _shift,
+    SlotKind.SEGMENT: _segment,
+    SlotKind.POINTER: _pointer,
+    SlotKind.MASK: _mask,
+    SlotKind.ROW_POINTER: _row_pointer,
 }

@@ -11,14 +11,11 @@ import numpy as np
 import pandas as pd
 from torch_geometric.transforms.pad import Padding
 
+from popgeo.data.attribute_names import NEVER_PADDED
 from popgeo.data.axes import GRAPHS, Axis, Level, StoreKey
 from popgeo.data.flat_store import FlatStore, why_not_flat
 from popgeo.data.graph_sizes import GraphSizes, first_graphs
 from popgeo.packing import tune
-
-# Padding takes no part in training, is no seed, and has the number of a row that there is, whatever fills its features.
-_NEVER_PADDED = {"train_mask", "val_mask", "test_mask", "seeds_mask", "edge_label_mask"}
-_NEVER_PADDED |= {"n_id", "e_id", "tree", "num_trimmed_nodes", "num_trimmed_edges"}
 
 
 @dataclass(frozen=True)
@@ -150,7 +147,7 @@ class FixedSizeOptions:
         """What fills an attribute of padding."""
         if level is Level.GRAPH and self.pad_graph_defaults and name in self.pad_graph_defaults:
             return self.pad_graph_defaults[name]
-        if name in _NEVER_PADDED:
+        if name in NEVER_PADDED:
             return 0.0
         value = {
             Level.NODE: self.node_pad_value,

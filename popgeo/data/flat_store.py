@@ -15,7 +15,7 @@ from torch_geometric.data import Data, HeteroData
 from popgeo.data.axes import Axis, Level, Levels, StoreKey
 from popgeo.data.columns import Columns
 from popgeo.data.read_pyg import read, why_not_collated
-from popgeo.data.store.blocks import BUFFER_BYTES
+from popgeo.data.store.cut_blocks import BUFFER_BYTES
 from popgeo.data.store.open_folder import open_folder
 from popgeo.data.store.save_columns import save_columns
 from popgeo.data.validate import check_indices, check_positions

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from popgeo.data.axes import Axis, Level
-from popgeo.data.slots import Kind, Slot
+from popgeo.data.slots import Slot, SlotKind
 
 MASKS = {Level.NODE: "nodes_mask", Level.EDGE: "edges_mask", Level.GRAPH: "graphs_mask"}
 """The name of the mask of each level."""
@@ -24,7 +24,7 @@ def mask_slot(axis: Axis, num_slots: int) -> Slot:
     return Slot(
         store=axis.store,
         name=MASKS[axis.level],
-        kind=Kind.MASK,
+        kind=SlotKind.MASK,
         axis=axis,
         shape=(num_slots,),
         dtype=torch.bool,

@@ -9,13 +9,14 @@ from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.transforms import BaseTransform
 from torch_geometric.transforms.pad import Padding
 
+from popgeo.data.attribute_names import SPLIT_MASKS
 from popgeo.data.axes import Axis, Level, ends_of
 from popgeo.data.batch_layout import LayoutChoices, lay_out
 from popgeo.data.compiled_fill import Filler
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.masks import MASKS
-from popgeo.data.slots import Kind
+from popgeo.data.slots import SlotKind
 from popgeo.data.super_batch import split
 
 
@@ -82,9 +83,9 @@ class Pad(BaseTransform):
             for name in set(self.exclude_keys) & set(part.keys()):
                 del part[name]
         for slot, tensor in zip(layout.slots, tensors, strict=True):
-            if slot.axis.level is not Level.GRAPH and (slot.attribute is not None or slot.kind is Kind.MASK):
+            if slot.axis.level is not Level.GRAPH and (slot.attribute is not None or slot.kind is SlotKind.MASK):
                 stores[slot.store][slot.name] = tensor[0]
-            if slot.name in ("train_mask", "val_mask", "test_mask") and self.mask_pad_value:
+            if slot.name in SPLIT_MASKS and self.mask_pad_value:
                 stores[slot.store][slot.name][int(store.counts(slot.axis)[0]) :] = self.mask_pad_value
         counted = {slot.store for slot in layout.slots if slot.axis.level is Level.NODE and slot.attribute is not None}
         for key in store.node_types:

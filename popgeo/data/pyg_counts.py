@@ -8,15 +8,14 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import cumsum
 
+from popgeo.data.attribute_names import COUNT_EDGES, COUNT_NODES, EDGE_FEATURES, NODE_FEATURES, OF_NODES
 from popgeo.data.axes import GRAPHS, Attribute, Axis, Level, StoreKey, ends_of
 
-_NODE_NAMES = {"x", "feat", "pos", "batch", "node_type", "n_id", "z", "train_mask", "val_mask", "test_mask"}
-_NODE_FEATURES, _EDGE_FEATURES = {"x", "pos"}, {"edge_index", "edge_attr", "edge_weight"}
 _RowPointers: TypeAlias = dict[Axis, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Column:
+class JoinedColumn:
     """One attribute of all graphs as PyG joins it, before it is known what its rows belong to."""
 
     name: str
@@ -30,7 +29,7 @@ class Column:
 
 
 def attributes_of(
-    columns: Mapping[StoreKey, Sequence[Column]],
+    columns: Mapping[StoreKey, Sequence[JoinedColumn]],
     *,
     node_types: Iterable[StoreKey],
     edge_types: Iterable[StoreKey],
@@ -65,12 +64,12 @@ def attributes_of(
     return tuple(attributes), row_pointers
 
 
-def _count_nodes(key: StoreKey, columns: Sequence[Column], levels: Mapping[Any, Level]) -> Tensor:
+def _count_nodes(key: StoreKey, columns: Sequence[JoinedColumn], levels: Mapping[Any, Level]) -> Tensor:
     """Nodes of each graph, from the attributes that PyG itself counts by, or those stated to be a node's."""
     column = {column.name: column for column in columns}
     stated = {n: levels.get((key, n)) or levels.get(n) for n in column}
     known = [n for n in column if stated[n] is Level.NODE]
-    known += [n for n in column if n in {"x", "feat", "pos", "node_type", "n_id"} and not stated[n]]
+    known += [n for n in column if n in COUNT_NODES and not stated[n]]
     known += [n for n in column if "node" in n and not stated[n]]
     for name in known:
         if (slices := column[name].slices) is not None:
@@ -88,17 +87,16 @@ def _count_nodes(key: StoreKey, columns: Sequence[Column], levels: Mapping[Any, 
     )
 
 
-def _count_edges(columns: Sequence[Column], num_graphs: int) -> Tensor:
+def _count_edges(columns: Sequence[JoinedColumn], num_graphs: int) -> Tensor:
     """Edges of each graph; none where no attribute says so. [num_graphs]"""
     column = {column.name: column for column in columns}
-    named = ["edge_index", "edge_weight", "edge_attr", "edge_type", "e_id"]
-    for name in [n for n in named if n in column] + [n for n in column if "edge" in n]:
+    for name in [n for n in COUNT_EDGES if n in column] + [n for n in column if "edge" in n]:
         if (slices := column[name].slices) is not None:
             return slices.diff()
     return torch.zeros(num_graphs, dtype=torch.int64)
 
 
-def _attribute(key: StoreKey, column: Column, given: Level | None, row_pointers: _RowPointers) -> Attribute:
+def _attribute(key: StoreKey, column: JoinedColumn, given: Level | None, row_pointers: _RowPointers) -> Attribute:
     values, slices = column.values, column.slices
     if not isinstance(values, Tensor) or slices is None:
         return Attribute(store=key, name=column.name, axis=GRAPHS, values=values)
@@ -153,7 +151,7 @@ def infer_level(name: str, rows: Tensor, num_nodes: Tensor | None, num_edges: Te
     like_edges = num_edges is not None and torch.equal(rows, num_edges)
     if like_edges and ("edge" in name or name == "e_id"):
         return Level.EDGE
-    if like_nodes and ("node" in name or name in _NODE_NAMES):
+    if like_nodes and ("node" in name or name in OF_NODES):
         return Level.NODE
     if bool((rows == 1).all()):
         return Level.GRAPH
@@ -162,10 +160,10 @@ def infer_level(name: str, rows: Tensor, num_nodes: Tensor | None, num_edges: Te
 
 def _check_is_no_feature(name: str, rows: Tensor, num_nodes: Tensor | None, num_edges: Tensor | None) -> None:
     """Positions of fewer atoms than there are would otherwise pass for numbers of the whole graph."""
-    expected = num_nodes if name in _NODE_FEATURES else num_edges if name in _EDGE_FEATURES else None
+    expected = num_nodes if name in NODE_FEATURES else num_edges if name in EDGE_FEATURES else None
     if expected is not None:
         odd = int((rows != expected).to(torch.int8).argmax())
-        what = "nodes" if name in _NODE_FEATURES else "edges"
+        what = "nodes" if name in NODE_FEATURES else "edges"
         raise ValueError(
             f"Graph {odd} has {int(rows[odd])} rows in {name!r} and {int(expected[odd])} {what}. Correct it, or pass "
             f"levels={{{name!r}: 'graph'}} where it belongs to the graph."

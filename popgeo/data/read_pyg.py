@@ -11,13 +11,11 @@ from torch_geometric.data.separate import separate
 from torch_geometric.data.storage import BaseStorage
 from torch_geometric.utils import cumsum, is_sparse
 
+from popgeo.data.attribute_names import MADE_BY_BATCH
 from popgeo.data.axes import Level, Levels, StoreKey
 from popgeo.data.columns import Columns
-from popgeo.data.pyg_counts import Column, attributes_of
+from popgeo.data.pyg_counts import JoinedColumn, attributes_of
 from popgeo.progress import progress
-
-# Attributes that PyG's collate makes anew for a batch, or keeps as plain numbers.
-_MADE_BY_THE_BATCH = {"batch", "ptr", "num_nodes", "num_edges"}
 
 
 def read(dataset: Any, exclude_keys: Sequence[str] | None, levels: Levels | None, progress_bar: bool | None) -> Columns:
@@ -50,13 +48,13 @@ def _read_list(graphs: Sequence[Data | HeteroData], excluded: set[str], levels: 
     """Reads a list of graphs, concatenating each attribute once."""
     _check_kinds(graphs)
     first = graphs[0]
-    columns: dict[StoreKey, list[Column]] = {}
+    columns: dict[StoreKey, list[JoinedColumn]] = {}
     stated: dict[StoreKey, Tensor] = {}
     for position, store in enumerate(first.stores):
         stores = [graph.stores[position] for graph in graphs]
         _check_names(stores, excluded)
         columns[store._key] = []
-        for name in [name for name in store.keys() if name not in excluded | _MADE_BY_THE_BATCH]:  # noqa: SIM118
+        for name in [name for name in store.keys() if name not in excluded | MADE_BY_BATCH]:  # noqa: SIM118
             values, slices = _concatenate(first, store, name, [s[name] for s in stores])
             columns[store._key].append(_column(first, store, name, values, slices, lambda: graphs))
         if "num_nodes" in store:
@@ -72,12 +70,12 @@ def _read_collated(dataset: InMemoryDataset, excluded: set[str], levels: Mapping
     def graphs() -> Iterable[Any]:
         return (separate(type(data), data, i, all_slices, decrement=False) for i in range(num_graphs))
 
-    columns: dict[StoreKey, list[Column]] = {}
+    columns: dict[StoreKey, list[JoinedColumn]] = {}
     stated: dict[StoreKey, Tensor] = {}
     for store in data.stores:
         # Attributes of a whole graph have their slices at the top, beside those of the node and edge types.
         slices = all_slices if store._key is None else all_slices.get(store._key, {})
-        names = [name for name in store.keys() if name in slices and name not in excluded | _MADE_BY_THE_BATCH]  # noqa: SIM118
+        names = [name for name in store.keys() if name in slices and name not in excluded | MADE_BY_BATCH]  # noqa: SIM118
         columns[store._key] = [_column(data, store, name, store[name], slices[name], graphs) for name in names]
         if "_num_nodes" in store.__dict__:
             stated[store._key] = torch.as_tensor(store._num_nodes, dtype=torch.int64)
@@ -87,7 +85,7 @@ def _read_collated(dataset: InMemoryDataset, excluded: set[str], levels: Mapping
 
 def _columns(
     data: Data | HeteroData,
-    columns: Mapping[StoreKey, Sequence[Column]],
+    columns: Mapping[StoreKey, Sequence[JoinedColumn]],
     stated: Mapping[StoreKey, Tensor],
     levels: Mapping[Any, Level],
     num_graphs: int,
@@ -116,12 +114,12 @@ def _column(
     values: Any,
     slices: Tensor | None,
     graphs: Callable[[], Iterable[Any]],
-) -> Column:
+) -> JoinedColumn:
     if slices is None or not isinstance(values, Tensor):
         _refuse_containers(name, values)
-        return Column(name=name, values=list(values))
+        return JoinedColumn(name=name, values=list(values))
     dim = data.__cat_dim__(name, values, store)
-    return Column(
+    return JoinedColumn(
         name=name,
         values=values.contiguous(),
         slices=slices,

@@ -91,7 +91,7 @@ from popgeo.data.axes import Attribute, Axis, StoreKey
 from popgeo.data.fixed_size_options import FixedSizeOptions
 
 
-class Kind(IntEnum):
+class SlotKind(IntEnum):
     """How a slot is filled."""
 
     COPY = 0
@@ -114,7 +114,7 @@ class Slot:
 
     store: StoreKey
     name: str
-    kind: Kind
+    kind: SlotKind
     axis: Axis
     shape: tuple[int, ...]
     dtype: torch.dtype

@@ -1,6 +1,7 @@
 """What an oversize batch loses: random nodes or edges, reproducibly, and never what must stay."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
@@ -40,6 +41,110 @@ class OverSizeStrategy(Enum):
     def trims_edges(self) -> bool:
         """Whether edges may be removed on their own."""
         return self in (OverSizeStrategy.TrimEdges, OverSizeStrategy.TrimNodesAndEdges)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Joined:
+    """What trimming looks at of some nodes and edges, wherever they lie.
+
+    Args:
+        counts: How many nodes and edges of each type there are.
+        ends: The nodes that each edge joins, counted through all nodes of a type. int64 [2, number of edges]
+        stays: True for the nodes that must stay, such as seeds. [number of nodes]
+        owner: The graph of each node; every graph keeps one of each type. [number of nodes]
+        distance: What is farther goes first. [number of nodes]
+    """
+
+    counts: Mapping[Axis, int]
+    ends: Mapping[Axis, Tensor]
+    stays: Mapping[Axis, Tensor] = field(default_factory=dict)
+    owner: Mapping[Axis, Tensor] = field(default_factory=dict)
+    distance: Mapping[Axis, Tensor] = field(default_factory=dict)
+
+    def cut_down(
+        self, limits: Mapping[Axis, int], *, nodes: bool, edges: bool, generator: torch.Generator
+    ) -> dict[Axis, Tensor]:
+        """Which rows are left when random nodes, with their edges, and then random edges go until the rest fits.
+
+        Args:
+            limits: The most nodes and edges of each type.
+            nodes: Whether nodes may be removed.
+            edges: Whether edges may be removed on their own; both directions of an undirected edge go together.
+            generator: Source of randomness.
+
+        Returns:
+            True for what is left, of each type that loses something.
+
+        Raises:
+            ValueError: too much is left although all that may go has gone.
+        """
+        over = {axis: count - limits[axis] for axis, count in self.counts.items()}
+        keep: dict[Axis, Tensor] = {}
+        for axis in [axis for axis in over if axis.level is Level.NODE and over[axis] > 0 and nodes]:
+            keep[axis] = self._nodes_left(axis, over[axis], generator)
+        for axis, ends in self.ends.items() if keep else ():
+            alive = torch.ones(ends.shape[1], dtype=torch.bool)
+            for end, row in zip(ends_of(axis), ends, strict=True):
+                alive &= keep[end][row] if end in keep else alive
+            keep[axis], over[axis] = alive, int(alive.sum()) - limits[axis]
+        for axis in [axis for axis in over if axis.level is Level.EDGE and over[axis] > 0 and edges]:
+            alive = keep.get(axis, torch.ones(self.counts[axis], dtype=torch.bool)).clone()
+            alive[alive.clone()] = self._edges_left(axis, alive, over[axis], generator)
+            keep[axis] = alive
+        for axis, limit in limits.items():
+            left = int(keep[axis].sum()) if axis in keep else self.counts[axis]
+            if left > limit:
+                _refuse(axis, left, limit, nodes, edges)
+        return keep
+
+    def _nodes_left(self, axis: Axis, excess: int, generator: torch.Generator) -> Tensor:
+        order = torch.randperm(self.counts[axis], generator=generator)
+        stays = self.stays.get(axis, torch.zeros(len(order), dtype=torch.bool)).clone()
+        if axis in self.owner:
+            owner = self.owner[axis]
+            has_none = ~torch.isin(owner[order], owner[stays])
+            _, first = np.unique(owner[order][has_none].numpy(), return_index=True)
+            stays[order[has_none][torch.from_numpy(first)]] = True
+        if axis in self.distance:
+            order = order[self.distance[axis][order].argsort(descending=True, stable=True)]
+        may_go = order[~stays[order]]
+        if len(may_go) < excess:
+            where = "" if axis.store is None else f" of type {axis.store!r}"
+            raise ValueError(
+                f"{excess} of {len(order)} nodes{where} are too many for the batch, but only {len(may_go)} may be "
+                f"removed: each graph keeps one, and seeds and protected ones stay. Raise num_nodes or put less into "
+                f"a batch."
+            )
+        keep = torch.ones(len(order), dtype=torch.bool)
+        keep[may_go[:excess]] = False
+        return keep
+
+    def _edges_left(self, axis: Axis, alive: Tensor, excess: int, generator: torch.Generator) -> Tensor:
+        pair = torch.arange(int(alive.sum()))
+        if axis in self.ends:
+            ends = self.ends[axis][:, alive]
+            ends = ends.sort(dim=0).values if len(set(ends_of(axis))) == 1 else ends
+            pair = torch.from_numpy(np.unique(ends.numpy(), axis=1, return_inverse=True)[1].ravel())
+        counts = torch.bincount(pair)
+        order = torch.randperm(len(counts), generator=generator)
+        if self.distance:
+            of_ends = zip(ends_of(axis), self.ends[axis][:, alive], strict=True)
+            distance = torch.stack([self.distance[end][row] for end, row in of_ends]).amax(0)
+            farthest = torch.zeros_like(counts).scatter_reduce(0, pair, distance, "amax")
+            order = order[farthest[order].argsort(descending=True, stable=True)]
+        goes = torch.zeros(len(counts), dtype=torch.bool)
+        goes[order[: int((counts[order].cumsum(0) < excess).sum()) + 1]] = True
+        return ~goes[pair]
+
+
+def _refuse(axis: Axis, left: int, limit: int, nodes: bool, edges: bool) -> None:
+    is_node = axis.level is Level.NODE
+    what = "nodes" if is_node else "edges"
+    remedy = "one that trims nodes" if is_node and not nodes else "OverSizeStrategy.TrimNodesAndEdges"
+    raise ValueError(
+        f"{'After' if nodes or edges else 'Without'} trimming, {left} {axis.label} are left and {limit} fit. Raise "
+        f"FixedSizeOptions.num_{what} to {left + is_node}, put less into a batch, or pass {remedy}."
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -90,54 +195,22 @@ def trim(
         >>> trimmed.store.attributes[0].values, trimmed.num_nodes
         (tensor([0., 1.]), tensor([3]))
     """
-    before = store
-    over = store.sizes.sum(axis=0) - limits
-    if nodes:
-        keep = {
-            axis: _nodes_to_keep(store, axis, int(excess), generator, protect)
-            for axis, excess in zip(store.size_axes, over, strict=True)
-            if axis.level is Level.NODE and excess > 0
-        }
-        if keep:
-            _check_numbering(store)
-            store = keep_rows(store, {**keep, **_edges_between(store, keep)})
-    over = store.sizes.sum(axis=0) - limits
-    if edges:
-        keep = {
-            axis: _edges_to_keep(store, axis, int(excess), generator)
-            for axis, excess in zip(store.size_axes, over, strict=True)
-            if axis.level is Level.EDGE and excess > 0
-        }
-        store = keep_rows(store, keep)
-    _check_is_enough(store, limits, nodes)
-    lost = torch.from_numpy(before.sizes - store.sizes)
-    split = len(store.node_types)
-    return Trimmed(store=store, num_nodes=lost[:, :split].sum(1), num_edges=lost[:, split:].sum(1))
-
-
-def _nodes_to_keep(
-    store: FlatStore, axis: Axis, excess: int, generator: torch.Generator, protect: str | None
-) -> Tensor:
-    pointer = store.row_pointers[axis]
-    order = torch.randperm(int(pointer[-1]), generator=generator)
-    graph = torch.repeat_interleave(pointer.diff())
-    stays = torch.zeros(len(order), dtype=torch.bool)
-    stays[_first_of_each(graph[order], order)] = True
-    for attribute in store.attributes:
-        if attribute.axis == axis and attribute.name == protect:
-            has_seed = torch.zeros(len(store), dtype=torch.bool)
-            has_seed[graph[attribute.tensor]] = True
-            stays = (stays & ~has_seed[graph]) | attribute.tensor
-    may_go = order[~stays[order]]
-    if len(may_go) < excess:
-        where = "" if axis.store is None else f" of type {axis.store!r}"
-        raise ValueError(
-            f"{excess} of {len(order)} nodes{where} are too many for the batch, but only {len(may_go)} may be removed: "
-            f"each graph keeps one, and protected ones stay. Raise num_nodes or lower the number of graphs."
-        )
-    keep = torch.ones(len(order), dtype=torch.bool)
-    keep[may_go[:excess]] = False
-    return keep
+    counts = dict(zip(store.size_axes, store.sizes.sum(axis=0).tolist(), strict=True))
+    types = [axis for axis in counts if axis.level is Level.NODE]
+    protected = {a.axis: a.tensor for a in store.attributes if a.name == protect and a.axis in types}
+    joined = Joined(
+        counts=counts,
+        ends={a.axis: _ends_in_all(store, a) for a in store.attributes if a.name == "edge_index" and a.is_tensor},
+        stays=protected,
+        owner={axis: torch.repeat_interleave(store.row_pointers[axis].diff()) for axis in types},
+    )
+    most = dict(zip(store.size_axes, limits.tolist(), strict=True))
+    keep = joined.cut_down(most, nodes=nodes, edges=edges, generator=generator)
+    if any(axis in keep for axis in types):
+        _check_numbering(store)
+    left = keep_rows(store, keep)
+    lost = torch.from_numpy(store.sizes - left.sizes)
+    return Trimmed(store=left, num_nodes=lost[:, : len(types)].sum(1), num_edges=lost[:, len(types) :].sum(1))
 
 
 def _check_numbering(store: FlatStore) -> None:
@@ -149,58 +222,8 @@ def _check_numbering(store: FlatStore) -> None:
             )
 
 
-def _first_of_each(graphs: Tensor, order: Tensor) -> Tensor:
-    """The first node of each graph in a random order."""
-    _, first = np.unique(graphs.numpy(), return_index=True)
-    return order[torch.from_numpy(first)]
-
-
-def _edges_between(store: FlatStore, keep: dict[Axis, Tensor]) -> dict[Axis, Tensor]:
-    """For each edge type, which edges keep both ends."""
-    stays = {}
-    for attribute in store.attributes:
-        if attribute.name == "edge_index" and attribute.is_tensor:
-            alive = [
-                keep[axis][node] if axis in keep else torch.ones(len(node), dtype=torch.bool)
-                for axis, node in zip(ends_of(attribute.axis), _ends_in_all(store, attribute), strict=True)
-            ]
-            stays[attribute.axis] = alive[0] & alive[1]
-    return stays
-
-
-def _ends_in_all(store: FlatStore, attribute: Attribute) -> list[Tensor]:
-    """Both ends of each edge, counted through all graphs."""
+def _ends_in_all(store: FlatStore, attribute: Attribute) -> Tensor:
+    """Both ends of each edge, counted through all graphs. int64 [2, number of edges]"""
     graph = torch.repeat_interleave(store.row_pointers[attribute.axis].diff())
     starts = [store.row_pointers[axis][:-1][graph] for axis in ends_of(attribute.axis)]
-    return [row.to(torch.int64) + start for row, start in zip(attribute.tensor, starts, strict=True)]
-
-
-def _edges_to_keep(store: FlatStore, axis: Axis, excess: int, generator: torch.Generator) -> Tensor:
-    index = next((a for a in store.attributes if a.axis == axis and a.name == "edge_index"), None)
-    num_edges = int(store.row_pointers[axis][-1])
-    pair = np.arange(num_edges)
-    if index is not None:
-        source, destination = _ends_in_all(store, index)
-        one_type = len(set(ends_of(index.axis))) == 1
-        ends = torch.stack([source, destination])
-        ends = ends.sort(dim=0).values if one_type else ends
-        _, pair = np.unique(ends.numpy(), axis=1, return_inverse=True)
-        pair = pair.ravel()
-    counts = torch.from_numpy(np.bincount(pair))
-    order = torch.randperm(len(counts), generator=generator)
-    goes = torch.zeros(len(counts), dtype=torch.bool)
-    num_going = int((counts[order].cumsum(0) < excess).sum()) + 1
-    goes[order[:num_going]] = True
-    return ~goes[torch.from_numpy(pair)]
-
-
-def _check_is_enough(store: FlatStore, limits: np.ndarray, nodes: bool) -> None:
-    totals = store.sizes.sum(axis=0)
-    for axis, total, limit in zip(store.size_axes, totals, limits, strict=True):
-        if total > limit:
-            what = "nodes" if axis.level is Level.NODE else "edges"
-            remedy = "OverSizeStrategy.TrimNodesAndEdges" if (nodes or what == "edges") else "one that trims nodes"
-            raise ValueError(
-                f"After trimming, {total} {what} are left and {limit} fit. Raise FixedSizeOptions.num_{what} "
-                f"or pass {remedy}."
-            )
+    return attribute.tensor.to(torch.int64) + torch.stack(starts)

@@ -13,7 +13,7 @@ from popgeo.data.axes import Levels
 from popgeo.data.columns import Columns
 from popgeo.data.flat_store import FlatStore, why_not_flat
 from popgeo.data.sort_edges import sort_edges as sorted_by_destination
-from popgeo.data.store.blocks import BUFFER_BYTES
+from popgeo.data.store.cut_blocks import BUFFER_BYTES
 from popgeo.data.store.save_columns import Blocks, cut, extend
 from popgeo.data.store.write_folder import FolderWriter
 

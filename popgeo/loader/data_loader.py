@@ -126,7 +126,9 @@ class FixedSizeDataLoader(EpochLoader):
                 f"popgeo.loader.stream_batches, or put them into a list."
             )
         if epoch.batch_sampler is not None and self.strategy is not FixedSizeStrategy.PadToMax:
-            raise ValueError("A batch_sampler decides the batches, so it excludes shuffle and any strategy but PadToMax.")
+            raise ValueError(
+                "A batch_sampler decides the batches, so it excludes shuffle and any strategy but PadToMax."
+            )
 
     @property
     def num_skipped(self) -> int:

@@ -91,7 +91,7 @@ class BatchMaker:
             stop = min(stop, end)
             memory = ring[turn % len(ring)]
             if memory is None and self.pin_memory:
-                memory = self.source.allocate(stop - start, True, group)
+                memory = self._allocate(stop - start, group)
             self.source.expect(packs, start)
             yield self.source.cut(packs[start:stop], key, group, memory)
             start, stop, turn = stop, stop + at_once, turn + 1
@@ -99,7 +99,11 @@ class BatchMaker:
     def _make_ring(self, at_once: int, group: int) -> list[BatchMemory | None]:
         # One part is in use while one is filled; with a thread more wait between them.
         parts = 4 if self.background else 2
-        return [self.source.allocate(at_once, self.pin_memory, group) for _ in range(parts)]
+        return [self._allocate(at_once, group) for _ in range(parts)]
+
+    def _allocate(self, num_batches: int, group: int) -> BatchMemory | None:
+        layout = self.source.layout
+        return None if layout is None else BatchMemory(layout, num_batches, pin_memory=self.pin_memory, group=group)
 
 
 class WorkerPool:

@@ -16,6 +16,7 @@ from popgeo.data.collate import FixedSizeCollater
 from popgeo.data.cut import BatchCutter, BatchMemory
 from popgeo.data.flat_store import FlatStore, why_not_flat
 from popgeo.data.graph_sizes import GraphSizes, first_graphs
+from popgeo.data.slots import Layout
 from popgeo.data.sort_edges import sort_edges as sorted_by_destination
 from popgeo.data.subset import take
 from popgeo.data.super_batch import join
@@ -34,6 +35,8 @@ class BatchSource(ABC):
     items_at_once = 512
     collater: FixedSizeCollater | None = None
     """What makes a batch of a list of graphs, where batches are made of such."""
+    layout: Layout | None = None
+    """How a batch is laid out, where `cut` writes into memory that it is given."""
 
     @abstractmethod
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> list[Batch]:
@@ -43,16 +46,12 @@ class BatchSource(ABC):
             packs: The graphs of each batch.
             key: Seed and epoch, from which trimming draws.
             group: Batches in one item; it divides the number of packs.
-            memory: Where to write, from `allocate`; None takes new memory.
+            memory: Where to write; None takes new memory.
         """
 
     def expect(self, packs: Packs, start: int) -> None:
         """Says that the batches from number `start` on come next, to a source that can prepare for it."""
         return
-
-    def allocate(self, num_batches: int, pin_memory: bool, group: int) -> BatchMemory | None:
-        """Memory to hand to `cut`, or None where each batch has memory of its own."""
-        return None
 
 
 class FlatSource(BatchSource):
@@ -61,7 +60,8 @@ class FlatSource(BatchSource):
     def __init__(self, store: FlatStore, collater: FixedSizeCollater, chunk_order: ChunkOrder | None = None) -> None:
         self.store, self.collater = store, collater
         self._ahead = None if chunk_order is None else ReadAhead(store, chunk_order)
-        self.cutter = BatchCutter(store, lay_out(store, collater.options, collater.layout))
+        self.layout = lay_out(store, collater.options, collater.layout)
+        self.cutter = BatchCutter(store, self.layout)
         self.limits = collater.options.limits(store.size_axes)
 
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> list[Batch]:
@@ -79,10 +79,6 @@ class FlatSource(BatchSource):
                 batch.num_trimmed_nodes, batch.num_trimmed_edges = zeros
                 batches.append(batch)
         return grouped(batches, group)
-
-    def allocate(self, num_batches: int, pin_memory: bool, group: int) -> BatchMemory | None:
-        """Memory to hand to `cut`."""
-        return self.cutter.allocate(num_batches, pin_memory, group)
 
     def expect(self, packs: Packs, start: int) -> None:
         """Reads the graphs of coming batches from disk."""

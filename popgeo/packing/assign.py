@@ -1,7 +1,5 @@
 """From a plan of sizes to packs of graphs: which graph of a size goes where is drawn anew each epoch."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from numpy.typing import ArrayLike

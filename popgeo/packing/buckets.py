@@ -1,7 +1,5 @@
 """Several fixed shapes, where one wastes too much: each costs a compilation and is filled with graphs of like size."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass

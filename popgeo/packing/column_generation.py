@@ -5,8 +5,6 @@ making: the dual price of each size says what a graph of it is worth, and a knap
 worth most (Gilmore and Gomory 1961, doi 10.1287/opre.9.6.849).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -87,7 +85,7 @@ def _evened_out(sizes: Histogram, kinds: np.ndarray, amounts: np.ndarray) -> np.
     return result.x if result.status == 0 else amounts
 
 
-def _first_kinds(sizes: Histogram, knapsack: Knapsack) -> set[tuple[int, ...]]:
+def _first_kinds(sizes: Histogram, knapsack: "Knapsack") -> set[tuple[int, ...]]:
     """Kinds of pack to begin with: one size alone, and full packs with sizes as mixed as in the data.
 
     Mixed kinds matter twice: fewer rounds are needed, and packs of the final plan are about as random as a batch drawn

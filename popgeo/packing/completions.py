@@ -1,7 +1,5 @@
 """Which sizes complete a pack: one graph or two that leave the least room."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 

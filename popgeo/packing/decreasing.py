@@ -4,8 +4,6 @@ Kept as a reference. It fills small packs well, but makes packs of like sizes: t
 then varies about 30 times more than that of a random batch.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 
 import torch

@@ -1,7 +1,5 @@
 """How few packs could do, and how full the packs of a plan are."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ drawing it would have been. Sizes other than the first are kept in proportion to
 candidates. All decisions are made on whole numbers, so they do not depend on who computes.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator
@@ -16,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from popgeo.packing.completions import completions
-from popgeo.packing.draws import uniform_stream
 from popgeo.packing.packs import Budget, Ids, Packs
+from popgeo.packing.shuffled import uniform_stream
 
 DRAWS = 8  # tries to draw a graph that fits before a pack is closed
 CANDIDATES = 3  # graphs compared per choice, to keep edges in proportion to nodes

@@ -1,7 +1,5 @@
 """As few packs as can be, with a proof: for small batches, where the choice of sizes decides how full they are."""
 
-from __future__ import annotations
-
 import functools
 
 import torch

@@ -1,7 +1,5 @@
 """The nouns of packing: what one batch may hold, and which graphs share one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -67,9 +65,9 @@ class Packs(Sequence[Ids]):
     @overload
     def __getitem__(self, index: int) -> Ids: ...
     @overload
-    def __getitem__(self, index: slice) -> Packs: ...
+    def __getitem__(self, index: slice) -> "Packs": ...
 
-    def __getitem__(self, index: int | slice) -> Ids | Packs:
+    def __getitem__(self, index: int | slice) -> "Ids | Packs":
         """The ids of one pack, as a view; or the packs of a slice, views too where it takes them in a row."""
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self.ptr) - 1)
@@ -93,7 +91,7 @@ class Packs(Sequence[Ids]):
         return f"{type(self).__name__}({self.num_graphs:,} graphs in {len(self):,} packs, {mean:.1f} a pack{skipped})"
 
     @staticmethod
-    def single(num_graphs: int) -> Packs:
+    def single(num_graphs: int) -> "Packs":
         """All of so many graphs in one pack, in order.
 
         Example:
@@ -103,7 +101,7 @@ class Packs(Sequence[Ids]):
         return Packs(np.arange(num_graphs), np.array([0, num_graphs]))
 
     @staticmethod
-    def from_lists(packs: Iterable[ArrayLike], skipped: ArrayLike = ()) -> Packs:
+    def from_lists(packs: Iterable[ArrayLike], skipped: ArrayLike = ()) -> "Packs":
         """Packs from one sequence of ids per pack, as a packing function of one's own may build them.
 
         Example:
@@ -115,7 +113,7 @@ class Packs(Sequence[Ids]):
         return Packs(np.concatenate([np.empty(0, np.int64), *parts]), ptr, np.asarray(skipped, np.int64))
 
     @staticmethod
-    def concatenate(chunks: Iterable[Packs]) -> Packs:
+    def concatenate(chunks: "Iterable[Packs]") -> "Packs":
         """The packs of several plans as one plan.
 
         Example:

@@ -1,7 +1,5 @@
 """From fractions of packs to whole packs: round down, then pack what is left over as tightly as can be."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The histogram view of packing: which sizes share a pack, before any graph is chosen."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The door of every packing function: sizes as an integer table, and the graphs that no pack can hold."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 

@@ -1,7 +1,5 @@
 """Next fit: graphs in the order given, a new pack when the next graph does not fit."""
 
-from __future__ import annotations
-
 import ctypes
 from bisect import bisect_right
 

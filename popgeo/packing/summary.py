@@ -1,7 +1,5 @@
 """Plans as tables, for figures and reports."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np

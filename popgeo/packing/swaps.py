@@ -1,7 +1,5 @@
 """Swaps of graphs of the same size between packs, until every pack is within every budget."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Which fixed shape suits a dataset: the choice of num_nodes matters more than the packing algorithm."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Windowed exact fill: packs as full as the bound allows, and as random as a plain shuffle."""
 
-from __future__ import annotations
-
 import ctypes
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,8 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from popgeo.native import library
 from popgeo.packing import exact_fill
-from popgeo.packing.draws import shuffled
 from popgeo.packing.packs import Budget, Ids, Packs
+from popgeo.packing.shuffled import shuffled
 from popgeo.packing.sizes import fitting
 from popgeo.random_numbers import new_key
 
@@ -155,7 +153,7 @@ def _by_scarcity(totals: Sequence[int], budget: Budget) -> list[int]:
     return order if need[order[0]] * 50 > need[0] * 51 else [0, *(d for d in order if d)]
 
 
-def _open(budget: Budget, window: int, key: int) -> _Compiled | exact_fill.Window:
+def _open(budget: Budget, window: int, key: int) -> "_Compiled | exact_fill.Window":
     """The compiled window; the interpreted one where there is none, or where 64 bits could overflow."""
     largest = max(budget.sizes) * max(budget.sizes[0], 1) * window * 4
     fits = largest < 2**62 and window < 2**30 and budget.sizes[0] < _MAX_BUCKETS

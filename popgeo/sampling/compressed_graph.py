@@ -1,7 +1,5 @@
 """The noun of sampling: a large graph by rows, each row the neighbours of one node."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 
@@ -91,7 +89,7 @@ class CompressedGraph:
         node_time: Tensor | None = None,
         edge_time: Tensor | None = None,
         dtype: torch.dtype | None = None,
-    ) -> CompressedGraph:
+    ) -> "CompressedGraph":
         """Sort the edges by row, in linear time; those of a row stay in order, or are put in that of time.
 
         Args:

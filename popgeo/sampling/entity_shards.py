@@ -1,7 +1,5 @@
 """Entities of a knowledge graph in shards of equal size, one shard a replica (arXiv:2211.12281)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -33,7 +31,7 @@ class EntityShards:
     entity: Tensor
 
     @staticmethod
-    def deal(num_entities: int, num_shards: int = 1, seed: int = 0) -> EntityShards:
+    def deal(num_entities: int, num_shards: int = 1, seed: int = 0) -> "EntityShards":
         """Deals entities out in random order, so that shards have alike many triples; one shard keeps their order.
 
         Raises:

@@ -8,8 +8,6 @@ this number is found by two binary searches. So each is exactly as likely as the
 node without a negative is an error instead of an endless search.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from enum import Enum
@@ -56,7 +54,7 @@ class NonEdges:
     num_destinations: int
 
     @staticmethod
-    def from_edge_index(edge_index: Tensor, num_nodes: int | tuple[int, int]) -> NonEdges:
+    def from_edge_index(edge_index: Tensor, num_nodes: int | tuple[int, int]) -> "NonEdges":
         """All pairs but those of `edge_index`.
 
         Args:
@@ -74,12 +72,12 @@ class NonEdges:
         return NonEdges._without_repeats(graph)
 
     @staticmethod
-    def none(num_nodes: int | tuple[int, int]) -> NonEdges:
+    def none(num_nodes: int | tuple[int, int]) -> "NonEdges":
         """All pairs, edges among them: negatives that are merely random, as PyTorch Geometric's loaders draw them."""
         return NonEdges.from_edge_index(torch.empty(2, 0, dtype=torch.int64), num_nodes)
 
     @staticmethod
-    def _without_repeats(graph: CompressedGraph) -> NonEdges:
+    def _without_repeats(graph: CompressedGraph) -> "NonEdges":
         row = torch.repeat_interleave(torch.arange(graph.num_rows), graph.rowptr.diff())
         first = torch.ones(graph.num_edges, dtype=torch.bool)
         first[1:] = (graph.col[1:] != graph.col[:-1]) | (row[1:] != row[:-1])

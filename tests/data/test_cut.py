@@ -7,7 +7,7 @@ from torch_geometric.data import Data
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore
 from popgeo.data.axes import Level
 from popgeo.data.batch_layout import lay_out
-from popgeo.data.cut import BatchCutter, fills_exactly
+from popgeo.data.cut import BatchCutter, BatchMemory, fills_exactly
 from popgeo.data.super_batch import join
 from popgeo.packing import Packs
 from tests.support.graphs import graph, hetero_graph, same
@@ -85,7 +85,7 @@ def test_batches_cut_in_groups_are_those_joined_one_by_one(native):
 def test_memory_for_more_batches_than_there_are_packs_is_used_from_its_start(native):
     store = FlatStore.from_dataset([graph(2, 1), graph(3, 4)])
     cutter = BatchCutter(store, lay_out(store, FixedSizeOptions(6, 6, 4)))
-    memory = cutter.allocate(3)
+    memory = BatchMemory(cutter.layout, 3)
     batches = cutter.cut(Packs.from_lists([[0], [1]]), memory)
     assert len(batches) == 2
     assert [batch.x.data_ptr() for batch in batches] == [item[0].data_ptr() for item in memory.items[:2]]

@@ -8,7 +8,7 @@ from torch import Tensor
 from popgeo.data import FixedSizeOptions, FlatStore
 from popgeo.data.batch_layout import LayoutChoices, lay_out
 from popgeo.data.compiled_fill import Filler
-from popgeo.data.cut import BatchCutter
+from popgeo.data.cut import BatchCutter, BatchMemory
 from popgeo.data.sort_edges import sort_edges
 from popgeo.packing import Packs
 from tests.support.graphs import CITES, WRITES, assert_same_graphs, hetero_graph, same
@@ -30,7 +30,7 @@ def most(packs: list[list[int]], numbers: list[int]) -> int:
 def cut(store: FlatStore, options: FixedSizeOptions, packs: list[list[int]], **choices: object) -> list:
     """The batches, in memory that holds other numbers before, with room for one more batch."""
     cutter = BatchCutter(store, lay_out(store, options, LayoutChoices(**choices)))
-    memory = cutter.allocate(len(packs) + 1)
+    memory = BatchMemory(cutter.layout, len(packs) + 1)
     for tensor in memory.tensors:
         tensor.view(torch.uint8).fill_(1)
     batches = cutter.cut(Packs.from_lists(packs), memory)

@@ -6,7 +6,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import cumsum
 
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, Level, unpad
-from popgeo.data.pyg_counts import Column, _count_edges, _count_nodes, _per_outer_row, infer_level
+from popgeo.data.pyg_counts import JoinedColumn, _count_edges, _count_nodes, _per_outer_row, infer_level
 from tests.support.graphs import graph, hetero_graph, same
 
 OPTIONS = FixedSizeOptions(12, 12, 4)
@@ -121,7 +121,9 @@ def test_a_level_follows_from_the_name_where_the_counts_agree_and_else_from_the_
 
 def column(name, counts, values=None):
     counts = torch.tensor(counts)
-    return Column(name=name, values=torch.zeros(int(counts.sum())) if values is None else values, slices=cumsum(counts))
+    return JoinedColumn(
+        name=name, values=torch.zeros(int(counts.sum())) if values is None else values, slices=cumsum(counts)
+    )
 
 
 LINKS = column("edge_index", [1, 0, 1], torch.tensor([[0, 2], [1, 3]]))  # of node 0 with 1, no edge, and 2 with 3
@@ -137,7 +139,7 @@ NAMED = [column("other", [9, 9, 9])]
         ([column("x", [1, 2, 3]), *NAMED], {"other": Level.NODE}, [9, 9, 9]),
         ([column("x", [1, 2, 3]), column("pos", [4, 4, 4])], {(None, "x"): Level.GRAPH}, [4, 4, 4]),
         ([column("node_y", [1, 2, 3]), column("z", [4, 4, 4])], {"node_y": Level.GRAPH}, [4, 4, 4]),
-        ([Column(name="x", values=["a", "b", "c"]), column("pos", [4, 4, 4])], {}, [4, 4, 4]),
+        ([JoinedColumn(name="x", values=["a", "b", "c"]), column("pos", [4, 4, 4])], {}, [4, 4, 4]),
         ([LINKS, *NAMED], {}, [2, 0, 4]),
         ([FACE, *NAMED], {}, [5, 0, 4]),
         ([FACE, LINKS, column("z", [7, 7, 7])], {}, [2, 0, 4]),

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from popgeo.data.columns import Columns
-from popgeo.data.store.blocks import bytes_of_graphs
+from popgeo.data.store.cut_blocks import bytes_of_graphs
 from popgeo.data.store.mapped import file_of
 
 

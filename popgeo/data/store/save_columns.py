@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from popgeo.data.columns import Columns
-from popgeo.data.store.blocks import blocks
+from popgeo.data.store.cut_blocks import blocks
 from popgeo.data.store.write_folder import FolderWriter
 from popgeo.data.subset import take
 from popgeo.progress import progress

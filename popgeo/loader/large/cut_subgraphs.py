@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch
 
+from popgeo.data.attribute_names import TRIMMED
 from popgeo.data.axes import GRAPHS, Attribute, Axis, Level, ends_of
 from popgeo.data.batch import BatchBuilder
 from popgeo.data.batch_layout import lay_out
@@ -16,9 +17,8 @@ from popgeo.data.compiled_fill import Filler
 from popgeo.data.cut import BatchMemory
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.separate import Slicer
-from popgeo.data.slots import Kind, Slot
+from popgeo.data.slots import Slot, SlotKind
 from popgeo.loader.large.subgraph import Subgraph
-from popgeo.loader.large.trim_subgraph import Trimmed
 
 _NUMBERS = {Level.NODE: "n_id", Level.EDGE: "e_id"}
 
@@ -58,30 +58,24 @@ class SubgraphCutter:
         self.whole = dataclasses.replace(store, row_ends=None, indices=None)
         # Batches say what they lost only where anything may be lost.
         self.counts_lost = collater.trim_nodes or collater.trim_edges
-        template = self._store_of(Trimmed(subgraph=like))
+        template = self._store_of(like)
         self.layout = lay_out(template, collater.options, collater.layout)
-        is_gathered = [slot.kind is Kind.COPY and slot.attribute in self.gathered for slot in self.layout.slots]
+        is_gathered = [slot.kind is SlotKind.COPY and slot.attribute in self.gathered for slot in self.layout.slots]
         self.from_graph = [i for i, gathered in enumerate(is_gathered) if gathered]
         self.from_sample = [i for i, gathered in enumerate(is_gathered) if not gathered]
         slots = tuple(self.layout.slots[i] for i in self.from_sample)
         self.rest = dataclasses.replace(self.layout, slots=slots)
         self.builder = BatchBuilder(template, self.layout)
 
-    def allocate(self, num_batches: int, pin_memory: bool = False, group: int = 1) -> BatchMemory:
-        """BatchMemory for so many batches, `group` of them in one item."""
-        slots = self.layout.slots
-        tensors = [torch.empty((num_batches, *s.shape), dtype=s.dtype, pin_memory=pin_memory) for s in slots]
-        return BatchMemory(tensors, group)
-
-    def cut(self, parts: Sequence[Trimmed], memory: BatchMemory | None = None, group: int = 1) -> list[Batch]:
+    def cut(self, parts: Sequence[Subgraph], memory: BatchMemory | None = None, group: int = 1) -> list[Batch]:
         """One `Batch` for each subgraph, or for each `group` of them, joined as `super_batch.join` does.
 
         Args:
-            parts: Subgraphs that fit, and what they lost; one without nodes becomes a batch of padding alone.
+            parts: Subgraphs that fit; one without nodes becomes a batch of padding alone.
             memory: Where to write, with room for as many batches or more; None takes new memory.
             group: Batches in one item; it divides the number of subgraphs.
         """
-        memory = memory or self.allocate(len(parts), group=group)
+        memory = memory or BatchMemory(self.layout, len(parts), group=group)
         # A batch holds one graph, or none where it is of padding alone.
         packs = [np.arange(int(_has_rows(part))) for part in parts]
         slicers = [self._fill(i, part, pack, memory.tensors) for i, (part, pack) in enumerate(zip(parts, packs))]  # noqa: B905
@@ -91,31 +85,30 @@ class SubgraphCutter:
             items.append(self.builder.build(memory.items[i], packs[here], slicers[here]))
         return items
 
-    def _fill(self, i: int, part: Trimmed, pack: np.ndarray, tensors: Sequence[Tensor]) -> Slicer:
+    def _fill(self, i: int, part: Subgraph, pack: np.ndarray, tensors: Sequence[Tensor]) -> Slicer:
         """Writes batch `i`; what takes it apart again."""
         if self.sorts:
-            part = dataclasses.replace(part, subgraph=part.subgraph.sorted_by_destination())
+            part = part.sorted_by_destination()
         store = self._store_of(part)
         layout = dataclasses.replace(self.rest, slots=tuple(_with_values_of(store, slot) for slot in self.rest.slots))
         Filler(store, layout)(pack, np.array([0, len(pack)]), [tensors[j][i : i + 1] for j in self.from_sample])
         for j in self.from_graph:
             slot = self.layout.slots[j]
-            _gather(slot, part.subgraph.rows[slot.axis], tensors[j][i])
+            _gather(slot, part.rows[slot.axis], tensors[j][i])
         return Slicer(store, self.layout)
 
     def _is_gathered(self, attribute: Attribute) -> bool:
         return attribute.axis.level is not Level.GRAPH and attribute.name != "edge_index"
 
-    def _store_of(self, part: Trimmed) -> FlatStore:
+    def _store_of(self, subgraph: Subgraph) -> FlatStore:
         """A subgraph as a flat dataset of one graph; what is gathered still has the values of the whole graph."""
-        subgraph = part.subgraph
         pointers = {**self.whole.row_pointers, GRAPHS: torch.arange(2)}
         for axis, rows in subgraph.rows.items():
             pointers[axis] = torch.tensor([0, len(rows)])
         attributes = [self._cut_down(attribute, subgraph) for attribute in self.whole.attributes]
         made = [*self._of_nodes_and_edges(subgraph), *self._of_labels(subgraph, pointers)]
         if self.counts_lost:
-            lost = (("num_trimmed_nodes", part.num_nodes), ("num_trimmed_edges", part.num_edges))
+            lost = zip(TRIMMED, subgraph.num_lost, strict=True)
             made += [Attribute(store=None, name=n, axis=GRAPHS, values=torch.tensor([count])) for n, count in lost]
         row_ends = {axis.store: ends for axis, ends in subgraph.row_ends().items()} if self.sorts else None
         return dataclasses.replace(
@@ -164,8 +157,8 @@ class SubgraphCutter:
         return made
 
 
-def _has_rows(part: Trimmed) -> bool:
-    return any(len(rows) for rows in part.subgraph.rows.values())
+def _has_rows(part: Subgraph) -> bool:
+    return any(len(rows) for rows in part.rows.values())
 
 
 def _with_values_of(store: FlatStore, slot: Slot) -> Slot:

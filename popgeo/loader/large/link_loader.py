@@ -9,6 +9,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NegativeSampling
 
+from popgeo.data.attribute_names import MADE_FOR_LINKS
 from popgeo.data.axes import Axis, Level, StoreKey
 from popgeo.loader.large.neighbor_loader import Neighborhood, layout_of, most_of
 from popgeo.loader.large.subgraph import Subgraph
@@ -16,8 +17,6 @@ from popgeo.loader.large.subgraph_loader import SubgraphLoader
 from popgeo.loader.large.subgraph_source import PartSampler
 from popgeo.loader.large.whole_graph import edge_indices, links_of, num_rows, open_graph
 from popgeo.sampling import NonEdges, sample_negatives
-
-_MADE = ("edge_label_index", "edge_label", "edge_label_mask")
 
 
 class LinkSampler(PartSampler):
@@ -167,7 +166,7 @@ class FixedSizeLinkLoader(SubgraphLoader):
         **kwargs: Any,
     ) -> None:
         # A split such as PyG's RandomLinkSplit leaves the links on the graph; batches carry their own.
-        kwargs["exclude_keys"] = [*(kwargs.get("exclude_keys") or ()), *_MADE]
+        kwargs["exclude_keys"] = [*(kwargs.get("exclude_keys") or ()), *MADE_FOR_LINKS]
         layout = layout_of(kwargs)
         store = open_graph(data, layout.exclude_keys, layout.levels)
         disjoint = disjoint or edge_label_time is not None

@@ -1,13 +1,14 @@
 """The noun between sampling and batching: which rows of a large graph make one batch, and how they are joined."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from popgeo.data.axes import Axis, Level, StoreKey, ends_of
+from popgeo.data.trim import Joined
 from popgeo.sampling import HeteroSampledSubgraph, SampledSubgraph
 
 
@@ -23,6 +24,7 @@ class Subgraph:
         trees: For each node type, the seed that each node was reached from; empty where seeds share their neighbours.
             int64 [number of nodes]
         labels: Attributes of the edges that are seeds, by name.
+        num_lost: How many nodes and edges, over all types, trimming has removed.
     """
 
     rows: Mapping[Axis, Tensor]
@@ -30,6 +32,7 @@ class Subgraph:
     hops: Mapping[Axis, tuple[int, ...]]
     trees: Mapping[Axis, Tensor] = field(default_factory=dict)
     labels: Mapping[str, Tensor] = field(default_factory=dict)
+    num_lost: tuple[int, int] = (0, 0)
 
     @classmethod
     def from_sample(
@@ -67,7 +70,45 @@ class Subgraph:
             if bool((ends[1].diff() < 0).any()):
                 order = ends[1].argsort(stable=True)
                 rows[axis], edge_index[axis] = rows[axis][order], ends[:, order]
-        return Subgraph(rows=rows, edge_index=edge_index, hops=self.hops, trees=self.trees, labels=self.labels)
+        return replace(self, rows=rows, edge_index=edge_index)
+
+    def trimmed(
+        self, limits: Mapping[Axis, int], *, nodes: bool, edges: bool, generator: torch.Generator
+    ) -> "Subgraph":
+        """The part of it that fits a batch: the farthest from the seeds go first, and never a seed.
+
+        Args:
+            limits: The most nodes and edges of each type.
+            nodes: Whether nodes may be removed.
+            edges: Whether edges may be removed on their own.
+            generator: Source of randomness.
+
+        Raises:
+            ValueError: too much is left although all that may go has gone.
+        """
+        distance = {axis: torch.repeat_interleave(torch.tensor(hops)) for axis, hops in self.hops.items()}
+        joined = Joined(
+            counts={axis: len(rows) for axis, rows in self.rows.items()},
+            ends=self.edge_index,
+            stays={axis: far == 0 for axis, far in distance.items()},
+            distance=distance,
+        )
+        keep = joined.cut_down(limits, nodes=nodes, edges=edges, generator=generator)
+        left = {axis: rows[keep[axis]] if axis in keep else rows for axis, rows in self.rows.items()}
+        number = {axis: stays.cumsum(0) - 1 for axis, stays in keep.items()}
+        edge_index, hops, trees = {}, dict(self.hops), dict(self.trees)
+        for axis, ends in self.edge_index.items():
+            ends = ends[:, keep[axis]] if axis in keep else ends
+            of_ends = zip(ends_of(axis), ends, strict=True)
+            edge_index[axis] = torch.stack([number[end][row] if end in number else row for end, row in of_ends])
+        for axis in [axis for axis in self.hops if axis in keep]:
+            hops[axis] = tuple(torch.bincount(distance[axis][keep[axis]], minlength=len(hops[axis])).tolist())
+            trees |= {axis: trees[axis][keep[axis]]} if axis in trees else {}
+        lost = dict.fromkeys(Level, 0)
+        for axis, rows in self.rows.items():
+            lost[axis.level] += len(rows) - len(left[axis])
+        num_lost = lost[Level.NODE], lost[Level.EDGE]
+        return replace(self, rows=left, edge_index=edge_index, hops=hops, trees=trees, num_lost=num_lost)
 
     def row_ends(self) -> dict[Axis, Tensor]:
         """For each edge type with sorted edges, how many end at each node or at one before it. int64 [num_nodes]"""

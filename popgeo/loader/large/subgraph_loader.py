@@ -136,8 +136,8 @@ class SubgraphLoader(EpochLoader):
         chosen = [packs[i] for i in range(0, len(packs), step)][:_PROBED]
         for ids in chosen:
             part = self.source.part(ids, key)
-            real += part.subgraph.sizes(self._axes)
-            lost += [part.num_nodes, part.num_edges]
+            real += part.sizes(self._axes)
+            lost += part.num_lost
         real, lost = real / max(1, len(chosen)), lost / max(1, len(chosen))
         slots = [self.fixed_size_options.slots(axis) for axis in self._axes]
         table = pd.DataFrame({"slots": slots, "real": real}, index=[axis.label for axis in self._axes])

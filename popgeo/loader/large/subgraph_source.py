@@ -14,7 +14,6 @@ from popgeo.data.cut import BatchMemory
 from popgeo.data.flat_store import FlatStore
 from popgeo.loader.large.cut_subgraphs import SubgraphCutter
 from popgeo.loader.large.subgraph import Subgraph
-from popgeo.loader.large.trim_subgraph import Trimmed, trim_subgraph
 from popgeo.loader.source import BatchSource
 from popgeo.packing import Packs
 from popgeo.random_numbers import seed_of
@@ -48,6 +47,7 @@ class SubgraphSource(BatchSource):
         self.cutter = SubgraphCutter(
             store, collater, labels=sampler.labels, label_store=sampler.label_store, has_trees=sampler.has_trees
         )
+        self.layout = self.cutter.layout
 
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> list[Batch]:
         """One item for each `group` packs.
@@ -57,15 +57,11 @@ class SubgraphSource(BatchSource):
         """
         return self.cutter.cut([self.part(ids, key) for ids in packs], memory, group)
 
-    def part(self, ids: np.ndarray, key: tuple[int, int]) -> Trimmed:
+    def part(self, ids: np.ndarray, key: tuple[int, int]) -> Subgraph:
         """The part of the graph that some seeds stand for, cut down to what a batch holds."""
         seed = seed_of(*key, ids)
         subgraph = self.sampler.sample(ids, seed)
         if all(len(rows) <= self.limits[axis] for axis, rows in subgraph.rows.items()):
-            return Trimmed(subgraph=subgraph)
+            return subgraph
         flags = {"nodes": self.collater.trim_nodes, "edges": self.collater.trim_edges}
-        return trim_subgraph(subgraph, self.limits, **flags, generator=torch.Generator().manual_seed(seed))
-
-    def allocate(self, num_batches: int, pin_memory: bool, group: int) -> BatchMemory:
-        """BatchMemory to hand to `cut`."""
-        return self.cutter.allocate(num_batches, pin_memory, group)
+        return subgraph.trimmed(self.limits, **flags, generator=torch.Generator().manual_seed(seed))

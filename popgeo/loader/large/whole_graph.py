@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from popgeo.data.attribute_names import MADE_BY_SAMPLING
 from popgeo.data.axes import Axis, Level, Levels, StoreKey
 from popgeo.data.flat_store import FlatStore
-
-_MADE_BY_THE_LOADER = ("seeds_mask", "tree", "num_trimmed_nodes", "num_trimmed_edges")
 
 
 def open_graph(data: Data | HeteroData, exclude_keys: Sequence[str] | None, levels: Levels | None = None) -> FlatStore:
@@ -39,7 +38,7 @@ def open_graph(data: Data | HeteroData, exclude_keys: Sequence[str] | None, leve
         )
     store = FlatStore.from_dataset([_with_tensors(data)], exclude_keys=exclude_keys, levels=levels)
     names = {(attribute.store, attribute.name) for attribute in store.attributes}
-    taken = [name for _, name in names if name in _MADE_BY_THE_LOADER]
+    taken = [name for _, name in names if name in MADE_BY_SAMPLING]
     if taken:
         raise ValueError(f"The graph has attributes {taken}, which batches carry. Rename them or exclude_keys={taken}.")
     for axis in store.size_axes:

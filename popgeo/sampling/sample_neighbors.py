@@ -14,8 +14,6 @@ A draw depends on `seed`, the edge type and the node's place in the sample alone
 number of threads, with and without the compiled library, of 32- and of 64-bit graphs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import overload
@@ -26,7 +24,7 @@ from torch import Tensor
 from torch_geometric.sampler.base import SubgraphType
 
 from popgeo.random_numbers import keys_of, new_key
-from popgeo.sampling.arguments import (
+from popgeo.sampling.check_choices import (
     Choices,
     NumNeighbors,
     TemporalStrategy,
@@ -40,7 +38,7 @@ from popgeo.sampling.arguments import (
 from popgeo.sampling.compressed_graph import CompressedGraph, Direction
 from popgeo.sampling.draw import Draw, draw_edges
 from popgeo.sampling.node_table import NodeTable
-from popgeo.sampling.subgraph import EdgeType, HeteroSampledSubgraph, SampledSubgraph, add_reversed
+from popgeo.sampling.sampled_subgraph import EdgeType, HeteroSampledSubgraph, SampledSubgraph, add_reversed
 
 _ONLY: EdgeType = ("", "", "")  # the edge type of a homogeneous graph
 

@@ -1,7 +1,5 @@
 """What may be asked of a neighbour sampler: everything is checked here, before anything is drawn."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -11,7 +9,7 @@ from torch import Tensor
 from torch_geometric.sampler.base import SubgraphType
 
 from popgeo.sampling.compressed_graph import CompressedGraph, Direction
-from popgeo.sampling.subgraph import EdgeType
+from popgeo.sampling.sampled_subgraph import EdgeType
 
 NumNeighbors = Sequence[int] | Mapping[EdgeType, Sequence[int]]
 

@@ -1,7 +1,5 @@
 """What a sampler returns: nodes of a large graph, numbered anew with the seeds first, and edges between them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from popgeo.packing.draws import shuffled, uniform_stream
+from popgeo.packing.shuffled import shuffled, uniform_stream
 from popgeo.random_numbers import new_key, uniform
 
 WORD = (1 << 64) - 1

@@ -1,0 +1,31 @@
+"""What attributes are called: whose rows a name says it holds, what batches make themselves, what is never padded."""
+
+SPLIT_MASKS = ("train_mask", "val_mask", "test_mask")
+"""Of nodes that are trained on, and of others."""
+TRIMMED = ("num_trimmed_nodes", "num_trimmed_edges")
+"""What each graph has lost."""
+
+COUNT_NODES = ("x", "feat", "pos", "node_type", "n_id")
+"""PyG counts nodes by their rows."""
+COUNT_EDGES = ("edge_index", "edge_weight", "edge_attr", "edge_type", "e_id")
+"""PyG counts edges by their rows."""
+OF_NODES = {*COUNT_NODES, "z", "batch", "nodes_mask", *SPLIT_MASKS}
+"""One row a node; so has any other name with `node` in it, where the numbers agree."""
+OF_EDGES = {*COUNT_EDGES, "edges_mask", "edge_shift"}
+"""One row an edge; so has any other name with `edge` in it, where the numbers agree."""
+OF_GRAPHS = {"graphs_mask", *TRIMMED}
+"""One row a graph."""
+NODE_FEATURES, EDGE_FEATURES = {"x", "pos"}, {"edge_index", "edge_attr", "edge_weight"}
+"""Never a graph's: a wrong number of rows is an error."""
+
+JOINS = {"edge_index", "ptr", "rowptr"}
+"""How nodes, edges and graphs are joined."""
+MADE_BY_BATCH = {"batch", "ptr", "num_nodes", "num_edges"}
+"""PyG's collate makes them anew for a batch, or keeps them as plain numbers."""
+MADE_BY_SAMPLING = ("seeds_mask", "tree", *TRIMMED)
+"""A batch of a large graph carries them."""
+MADE_FOR_LINKS = ("edge_label_index", "edge_label", "edge_label_mask")
+"""A batch of seeds that are edges carries them."""
+
+NEVER_PADDED = {*SPLIT_MASKS, *MADE_BY_SAMPLING, "edge_label_mask", "n_id", "e_id"}
+"""Padding takes no part in training, is no seed, and has the number of a row that there is, whatever fills features."""
