@@ -14,7 +14,7 @@ from popgeo.plots.machine import bsp_timeline as bsp_timeline
 from popgeo.plots.machine import cycles_by as cycles_by
 from popgeo.plots.machine import liveness as liveness
 from popgeo.plots.machine import memory_by_tile as memory_by_tile
-from popgeo.plots.molecules import molecule as molecule
+from popgeo.plots.molecule import molecule as molecule
 from popgeo.plots.packing import batch_fill as batch_fill
 from popgeo.plots.packing import batch_mean_sizes as batch_mean_sizes
 from popgeo.plots.packing import efficiency_over_budget as efficiency_over_budget
