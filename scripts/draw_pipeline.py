@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo import ipu
-from popgeo.ipu.report.html import PARTS
+from popgeo.ipu.report.html_page import PARTS
 from popgeo.ipu.systems.pipeline_picture import timeline
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "pictures" / "pipeline.svg"

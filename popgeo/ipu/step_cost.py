@@ -1,6 +1,6 @@
 """What a whole step needs: micro-batches, the update that follows them, and the host's transfers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from popgeo.capture.captured_step import CapturedStep
@@ -9,13 +9,48 @@ from popgeo.capture.passes import fold_constants
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.collectives import plan_collective
 from popgeo.ipu.cost.graph_cost import cost
-from popgeo.ipu.cost.plan import Activity, OpCost, Plan, Superstep, Validity
+from popgeo.ipu.cost.plan import Activity, OpCost, Plan, Profile, Superstep, Validity
 from popgeo.ipu.cost.splits import MEMORY_SHARE
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.measure_memory import memory, require_fit
 from popgeo.ipu.tiles.memory_use import MemoryUse
 
 BESIDE = ("host", "accumulate")  # phases that have no place of their own between a micro-batch and the update
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What operations cost together; costs add up with `+`.
+
+    Attributes:
+        ops: How many run.
+        flops: Floating-point operations, a multiply-accumulate counted as two.
+        bytes: Bytes that they read and write, had each tensor its own memory.
+        cycles: Of the slowest tile, one operation after the other.
+
+    Example:
+        >>> Cost(ops=1, cycles=10.0) + Cost(ops=2, cycles=5.0, flops=8)
+        Cost(ops=3, flops=8, bytes=0, cycles=15.0)
+    """
+
+    ops: int = 0
+    flops: int = 0
+    bytes: int = 0
+    cycles: float = 0.0
+
+    @classmethod
+    def of(cls, cost: OpCost, profile: Profile = Profile.CALIBRATED) -> "Cost":
+        """All runs of one operation in a step."""
+        n = cost.count
+        return cls(ops=n, flops=n * cost.flops, bytes=n * cost.bytes, cycles=n * cost.plan.cycles(profile))
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(**{name: value + getattr(other, name) for name, value in vars(self).items()})
+
+
+def total(costs: Iterable[OpCost], profile: Profile = Profile.CALIBRATED) -> Cost:
+    """What operations cost together."""
+    return sum((Cost.of(cost, profile) for cost in costs), Cost())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,14 @@ from dataclasses import replace
 from typing import TypeVar
 
 from popgeo.ipu.report.figures import Figures
-from popgeo.ipu.tiles.memory_use import MemoryUse
 
 F = TypeVar("F", bound=Figures)
+T = TypeVar("T")
+
+_SUMS = (
+    "costs", "micro_batches", "captured_ops", "state_bytes", "buffer_bytes", "compile_seconds", "calls", "steps",
+    "run_seconds",
+)  # fmt: skip
 
 
 def add(first: F, second: Figures) -> F:
@@ -21,32 +26,20 @@ def add(first: F, second: Figures) -> F:
         raise ValueError(
             f"Reports add up on one target and profile, not {named[0]} and {named[1]}; compile both for the same."
         )
+    uses = _known(first.tile_memory, second.tile_memory)
+    captured = _known(first.update_captured, second.update_captured)
     return replace(
         first,
-        costs=first.costs + second.costs,
-        micro_batches=first.micro_batches + second.micro_batches,
-        memory=_fuller(first.memory, second.memory),
-        update_captured=_both(first.update_captured, second.update_captured),
+        **{name: getattr(first, name) + getattr(second, name) for name in _SUMS},
+        memory=max(uses, key=lambda use: int(use.peak.max(initial=0)), default=None),
+        update_captured=all(captured) if captured else None,
         graphs_per_micro_batch=_graphs(first, second),
         real_of_slots={**first.real_of_slots, **second.real_of_slots},
-        captured_ops=first.captured_ops + second.captured_ops,
-        state_bytes=first.state_bytes + second.state_bytes,
-        buffer_bytes=first.buffer_bytes + second.buffer_bytes,
-        compile_seconds=first.compile_seconds + second.compile_seconds,
-        calls=first.calls + second.calls,
-        steps=first.steps + second.steps,
-        run_seconds=first.run_seconds + second.run_seconds,
     )
 
 
-def _fuller(first: MemoryUse | None, second: MemoryUse | None) -> MemoryUse | None:
-    known = [use for use in (first, second) if use is not None]
-    return max(known, key=lambda use: int(use.peak.max(initial=0))) if known else None
-
-
-def _both(first: bool | None, second: bool | None) -> bool | None:
-    known = [captured for captured in (first, second) if captured is not None]
-    return all(known) if known else None
+def _known(*of_both: T | None) -> list[T]:
+    return [one for one in of_both if one is not None]
 
 
 def _graphs(first: Figures, second: Figures) -> float | None:

@@ -1,49 +1,75 @@
-"""A step as a trace that chrome://tracing and ui.perfetto.dev show."""
+"""What happens when, as a trace that chrome://tracing and ui.perfetto.dev show."""
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from popgeo.ipu.cost.plan import Activity
-from popgeo.ipu.report.figures import Figures
-from popgeo.ipu.report.rows import block_names
-
-TRACKS = {activity.value: number for number, activity in enumerate(Activity, start=1)}
+from popgeo.ipu.target import IpuTarget
 
 
-def chrome_trace(report: Figures) -> str:
-    """JSON with one process for each block of the model, and in it a track for each activity.
+@dataclass(frozen=True, kw_only=True)
+class TraceEvent:
+    """Something that takes time; times are cycles from the start of the step.
 
-    Times are those of one micro-batch and its update, in microseconds at the target's clock.
+    Attributes:
+        process: The place of its process in `Trace.processes`.
+        track: The number of its track there.
+        name: What it is.
+        kind: Of what kind it is; kinds have colours.
+        start: When it begins.
+        length: How long it takes.
+        about: What else is shown of it.
     """
-    steps = report.rows.supersteps
-    names = block_names([step["module"] for step in steps])
-    processes = {name: number for number, name in enumerate(dict.fromkeys(names), start=1)}
+
+    process: int
+    track: int
+    name: str
+    kind: str
+    start: float
+    length: float
+    about: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """What happens when in a step.
+
+    Attributes:
+        processes: The name of each process, with its tracks by number.
+        events: What happens.
+        about: What the cycles are those of.
+    """
+
+    processes: Sequence[tuple[str, Mapping[int, str]]]
+    events: Sequence[TraceEvent]
+    about: Mapping[str, str]
+
+
+def trace_json(trace: Trace, target: IpuTarget) -> str:
+    """The trace in Chrome's format; times are in microseconds at the target's clock."""
     events: list[dict[str, Any]] = []
-    for name, process in processes.items():
-        events.append({"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}})
-        events.append(
-            {"ph": "M", "name": "process_sort_index", "pid": process, "tid": 0, "args": {"sort_index": process}}
-        )
-        used = {step["activity"] for step, its in zip(steps, names, strict=True) if its == name}
-        events += [
-            {"ph": "M", "name": "thread_name", "pid": process, "tid": TRACKS[track], "args": {"name": track}}
-            for track in TRACKS
-            if track in used
-        ]
-    to_us = 1e6 / report.target.clock
-    shown = ("op", "module", "phase", "balance", "tiles", "workers", "bytes_in", "bytes_out", "bytes_total")
-    for step, name in zip(steps, names, strict=True):
+    for number, (name, tracks) in enumerate(trace.processes):
+        events.append(_about(number, 0, "process_name", name=name))
+        events.append(_about(number, 0, "process_sort_index", sort_index=number))
+        events += [_about(number, track, "thread_name", name=words) for track, words in tracks.items()]
+    to_us = 1e6 / target.clock
+    for event in trace.events:
         events.append(
             {
                 "ph": "X",
-                "name": f"{step['op']}: {step['step']}",
-                "cat": f"{step['activity']},{step['phase']}",
-                "ts": step["start"] * to_us,
-                "dur": step["length"] * to_us,
-                "pid": processes[name],
-                "tid": TRACKS[step["activity"]],
-                "args": {"cycles": step["length"], **{key: step[key] for key in shown}},
+                "name": event.name,
+                "cat": event.kind,
+                "ts": event.start * to_us,
+                "dur": event.length * to_us,
+                "pid": event.process,
+                "tid": event.track,
+                "args": {"cycles": event.length, **event.about},
             }
         )
-    about = {"target": report.target.name, "clock": report.target.clock, "profile": report.profile.value}
+    about = {"target": target.name, "clock": target.clock, **trace.about}
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ns", "otherData": about})
+
+
+def _about(process: int, track: int, kind: str, **words: object) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": track, "args": words}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
+from popgeo.ipu.report.cost_rows import Row
 from popgeo.ipu.report.figures import Figures
-from popgeo.ipu.report.rows import Row
 
 KEYS = {"families": ("family",), "blocks": ("module",), "ops": ("op", "module", "phase", "shapes", "occurrence")}
 
@@ -73,10 +73,8 @@ class Comparison:
 
 
 def _rows(report: Figures, kind: str) -> list[Row]:
-    if kind == "families":
-        return [*report.rows.families]
-    if kind == "blocks":
-        return [*report.rows.blocks]
+    if kind != "ops":
+        return [*getattr(report.rows, kind)]
     rows, seen = list[Row](), Counter[tuple[str, ...]]()
     for row in report.rows.ops:
         key = (row["op"], row["module"], row["phase"], row["shapes"])

@@ -1,4 +1,4 @@
-"""What a report is about: the fields that a compiled step fills in, and the numbers that follow from them."""
+"""What a report is about: the fields that a step fills in, and the numbers that follow from them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -6,7 +6,8 @@ from functools import cached_property
 from typing import Any
 
 from popgeo.ipu.cost.plan import Activity, OpCost, Profile
-from popgeo.ipu.report.rows import Rows, activity_cycles
+from popgeo.ipu.report.cost_rows import CostRows, activity_cycles
+from popgeo.ipu.step_cost import Cost
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.memory_use import MemoryUse
 
@@ -14,26 +15,8 @@ IDLE = ("view", "host")  # families that are no work of the machine
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
-    """What the operations of one kind do in a step.
-
-    Attributes:
-        ops: How many one step runs.
-        flops: Floating-point operations, a multiply-accumulate counted as two.
-        bytes: Bytes that they read and write, had each tensor its own memory.
-    """
-
-    ops: int = 0
-    flops: int = 0
-    bytes: int = 0
-
-    def __add__(self, other: "Family") -> "Family":
-        return Family(ops=self.ops + other.ops, flops=self.flops + other.flops, bytes=self.bytes + other.bytes)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What a compiled step costs on the machine, and what this computer did for it.
+    """What a step costs on the machine, and what this computer did for it.
 
     A step is what one update needs: `micro_batches` times forward and backward, and the update once. Of a function or
     an inference model it is one run. Cycles are those of one IPU that computes; transfers from and to the host run
@@ -50,8 +33,8 @@ class Figures:
         memory: What lies in the tiles' memory, where it was worked out.
         update_captured: Whether the optimizer's update runs as a captured graph; None where there is no optimizer, or
             no update has run yet.
-        graphs_per_micro_batch: Real graphs of a micro-batch, where `for_batch` told it.
-        real_of_slots: How many of so many slots are real, where `for_batch` told it.
+        graphs_per_micro_batch: Real graphs of a micro-batch, as given to `for_batch`.
+        real_of_slots: How many of so many slots are real, as given to `for_batch`.
         captured_ops: Operations that the model asked for; the passes leave fewer.
         state_bytes: Parameters, gradients, optimizer state and buffers.
         buffer_bytes: Memory of this computer for all values in between, allocated once.
@@ -68,7 +51,7 @@ class Figures:
     micro_batches: int = 1
     replicas: int = 1
     shards: int = 1
-    memory: MemoryUse | None = None
+    memory: MemoryUse | tuple[float, ...] | None = None
     update_captured: bool | None = None
     graphs_per_micro_batch: float | None = None
     real_of_slots: Mapping[int, float] = field(default_factory=dict)
@@ -82,9 +65,9 @@ class Figures:
     how_it_runs: str = ""
 
     @cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> CostRows:
         """The rows behind each table, worked out once and read only; `to_frame` gives tables of one's own."""
-        return Rows(costs=self.costs, target=self.target, profile=self.profile)
+        return CostRows(costs=self.costs, target=self.target, profile=self.profile)
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy, or a file, gets: the fields, without rows that follow from them."""
@@ -107,26 +90,29 @@ class Figures:
 
     @property
     def graphs_per_second(self) -> float | None:
-        """Real graphs that all replicas work through per second; None until `for_batch` tells how many there are."""
+        """Real graphs that all replicas work through per second; None until `for_batch` is given how many there are."""
         if self.graphs_per_micro_batch is None or not self.total_cycles:
             return None
         return self.graphs_per_micro_batch * self.micro_batches * self.replicas * 1e6 / self.microseconds
 
     @property
-    def families(self) -> dict[str, Family]:
-        """What a step does, by kind of work, in the order in which they first occur; without views and the host."""
-        families: dict[str, Family] = {}
+    def families(self) -> dict[str, Cost]:
+        """What a step costs, by kind of work, in the order in which they first occur; without views and the host."""
+        families: dict[str, Cost] = {}
         for cost in self.costs:
             if cost.family not in IDLE:
-                n = cost.count
-                one = Family(ops=n, flops=n * cost.flops, bytes=n * cost.bytes)
-                families[cost.family] = families.get(cost.family, Family()) + one
+                families[cost.family] = families.get(cost.family, Cost()) + Cost.of(cost, self.profile)
         return families
 
     @property
-    def total(self) -> Family:
+    def total(self) -> Cost:
         """All families together."""
-        return sum(self.families.values(), Family())
+        return sum(self.families.values(), Cost())
+
+    @property
+    def tile_memory(self) -> MemoryUse | None:
+        """`memory` where it is told tile by tile."""
+        return self.memory if isinstance(self.memory, MemoryUse) else None
 
     @property
     def seconds_per_call(self) -> float:

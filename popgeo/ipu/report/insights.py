@@ -1,11 +1,12 @@
 """What stands out in a report, in words, each with what to do about it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from popgeo.capture.operations import operation_of
+from popgeo.ipu.report.cost_rows import Row
 from popgeo.ipu.report.figures import Figures
-from popgeo.ipu.report.rows import Row
 
 NOTABLE = 0.03  # of the cycles of a step; what is below is not worth a line
 SEARCHES = {"topk", "sort", "argsort", "cdist", "_cdist_forward", "_euclidean_dist"}
@@ -28,6 +29,7 @@ class Insight:
         share: Part of the step's cycles that it is about, 0 to 1; 0 where it is not about cycles.
         ops: Which operations, by their place in `Report.costs`.
         fatal: The machine could not run the step as it is.
+        change: Arguments of `replan` that do what the remedy says, of a step in stages; empty where no plan does.
     """
 
     title: str
@@ -36,21 +38,31 @@ class Insight:
     share: float
     ops: tuple[int, ...] = field(default=(), repr=False)
     fatal: bool = False
+    change: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.title}: {self.text} {self.remedy}"
 
 
-def insights(report: Figures) -> tuple[Insight, ...]:
-    """Everything that stands out: what keeps the step from running, then what costs most."""
+def insights(report: Figures, more: "Sequence[Rule]" = ()) -> tuple[Insight, ...]:
+    """Everything that stands out among operations: what keeps the step from running, then what costs most.
+
+    Args:
+        report: The figures to look at.
+        more: Rules besides those that hold of any step.
+    """
     ops = report.rows.ops
-    found = [insight for rule in RULES for insight in rule(report, ops)]
+    return sorted_insights(insight for rule in (*RULES, *more) for insight in rule(report, ops))
+
+
+def sorted_insights(found: Iterable[Insight]) -> tuple[Insight, ...]:
+    """What keeps the step from running, then what saves or costs most."""
     return tuple(sorted(found, key=lambda insight: (not insight.fatal, -insight.share)))
 
 
 def memory_is_short(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
     """The fullest tile needs 90 % of its memory, or more than it has."""
-    use = report.memory
+    use = report.tile_memory
     if use is None or not use.peak.size or use.peak.max() < 0.9 * use.limit:
         return
     share = use.peak.max() / use.limit
@@ -184,15 +196,15 @@ def exchange_bound(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
 
 
 def padding(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
-    """Cycles that go into slots which hold nothing real, where the report was told how many do."""
+    """Cycles that go into slots which hold nothing real, where the report knows how many do."""
     padded = [(op, 1 - share) for op in ops if (share := _real_share(op, report)) < 1 and op["phase"] != "host"]
     cycles = sum((op["cycles"] - op["fixed"]) * empty for op, empty in padded)
     share = cycles / _total(ops)
     if share >= NOTABLE:
-        told = ", ".join(f"{real:,.0f} of {slots:,} slots" for slots, real in report.real_of_slots.items())
+        known = ", ".join(f"{real:,.0f} of {slots:,} slots" for slots, real in report.real_of_slots.items())
         yield Insight(
             title="Padding",
-            text=f"About {share:.0%} of the cycles work on padding (real: {told}).",
+            text=f"About {share:.0%} of the cycles work on padding (real: {known}).",
             remedy="Pack graphs with popgeo.packing and let FixedSizeOptions.measure choose the sizes; "
             "popgeo.packing.tune weighs several packs a batch.",
             share=share,
@@ -230,8 +242,8 @@ def one_fabric(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
         )
 
 
-RULES: tuple[Callable[[Figures, Sequence[Row]], Iterator[Insight]], ...] = (
-    memory_is_short,
+Rule = Callable[[Figures, Sequence[Row]], Iterator[Insight]]
+RULES: tuple[Rule, ...] = (
     few_tiles_work,
     slow_functions,
     repeated_search,
@@ -240,8 +252,8 @@ RULES: tuple[Callable[[Figures, Sequence[Row]], Iterator[Insight]], ...] = (
     exchange_bound,
     padding,
     unknown_operations,
-    one_fabric,
 )
+OF_ONE_IPU: tuple[Rule, ...] = (memory_is_short, one_fabric)
 
 
 def _total(ops: Sequence[Row]) -> float:

@@ -1,109 +1,67 @@
-"""The account of a compiled step, with every form that it is shown in."""
+"""The report of a step on one IPU, or on one IPU's share of shards."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from inspect import getdoc
-from os import PathLike
-from pathlib import Path
 
-import pandas as pd
-
+from popgeo.ipu.cost.plan import Activity
+from popgeo.ipu.report.account import Account
 from popgeo.ipu.report.add import add
-from popgeo.ipu.report.chrome_trace import chrome_trace
-from popgeo.ipu.report.compare import Comparison
+from popgeo.ipu.report.chrome_trace import Trace, TraceEvent
+from popgeo.ipu.report.cost_rows import block_names
 from popgeo.ipu.report.figures import Figures
-from popgeo.ipu.report.html import page, summary
-from popgeo.ipu.report.insights import Insight, insights
-from popgeo.ipu.report.json_format import dumps, loads
-from popgeo.ipu.report.tables import frame
+from popgeo.ipu.report.html_page import summary
+from popgeo.ipu.report.insights import OF_ONE_IPU, Insight, insights
+from popgeo.ipu.report.step_page import page
 from popgeo.ipu.report.text import text
+from popgeo.ipu.tiles.memory_use import MemoryUse
+
+_TRACKS = {number: activity.value for number, activity in enumerate(Activity, start=1)}
+_TOLD_IN_A_TRACE = ("op", "module", "phase", "balance", "tiles", "workers", "bytes_in", "bytes_out", "bytes_total")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report(Figures):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Report(Account):
     # What the fields mean is written where they stand, and shown where users look.
     __doc__ = f"""The account of one compiled step; `print` it. Reports of the same target add up with `+`.
 
 {getdoc(Figures)}
 """
+    memory: MemoryUse | None = None
+
+    VERSION = ("popgeo.ipu.report", 1)
+    DERIVED = ("families", "total_cycles", "microseconds")
 
     @property
     def insights(self) -> tuple[Insight, ...]:
-        """What stands out, and what to do about it; what costs most comes first."""
-        return insights(self)
+        return insights(self, OF_ONE_IPU)
 
-    def for_batch(self, *, graphs: float | None = None, real: Mapping[int, float] | None = None) -> "Report":
-        """The same report, told what a micro-batch holds; then it knows graphs per second and the cost of padding.
+    def page(self, title: str) -> str:
+        return page(self, title)
 
-        Args:
-            graphs: Real graphs of a micro-batch, on average.
-            real: For a number of slots, such as the nodes or the edges of a batch, how many are real on average.
-
-        Raises:
-            ValueError: more are real than there are slots.
-        """
-        real = dict(real or {})
-        if bad := {slots: number for slots, number in real.items() if not 0 <= number <= slots}:
-            raise ValueError(
-                f"real is {bad}: of so many slots so many are real; pass {{slots: real}}, real at most slots."
+    def trace(self) -> Trace:
+        """A process for each block of the model, with a track for each activity; of one micro-batch and its update."""
+        steps = self.rows.supersteps
+        names = block_names([step["module"] for step in steps])
+        used = {(name, step["activity"]) for step, name in zip(steps, names, strict=True)}
+        blocks = list(dict.fromkeys(names))
+        number_of = {activity: number for number, activity in _TRACKS.items()}
+        events = [
+            TraceEvent(
+                process=blocks.index(name),
+                track=number_of[step["activity"]],
+                name=f"{step['op']}: {step['step']}",
+                kind=f"{step['activity']},{step['phase']}",
+                start=step["start"],
+                length=step["length"],
+                about={key: step[key] for key in _TOLD_IN_A_TRACE},
             )
-        return replace(self, graphs_per_micro_batch=graphs, real_of_slots=real)
-
-    def to_frame(self, rows: str = "ops") -> pd.DataFrame:
-        """The figures as a table; its `attrs` have the `units` of the columns, and what they are `about`.
-
-        Args:
-            rows: One row for each of `ops`, `supersteps`, `modules`, `blocks`, `families` or `insights`.
-
-        Raises:
-            ValueError: another kind of rows.
-
-        Example:
-            >>> import torch
-            >>> from popgeo import ipu
-            >>> table = ipu.compile(torch.exp, [torch.ones(100)]).report.to_frame("families")
-            >>> table["flops"].sum(), table.attrs["units"]["flops"]
-            (np.int64(100), 'FLOP')
-        """
-        return frame(self, rows)
-
-    def compare(self, other: "Report") -> Comparison:
-        """What changes from this report to another; `print` it, or take its `to_frame`.
-
-        Args:
-            other: The report of the same work after a change, or on another target.
-        """
-        return Comparison(before=self, after=other)
-
-    def to_json(self) -> str:
-        """All of it as JSON, with the version of the format."""
-        return dumps(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> "Report":
-        """The report that `to_json` wrote.
-
-        Raises:
-            ValueError: the text is no such report, or has another version.
-        """
-        return cls(**loads(text))
-
-    def to_html(self, path: str | PathLike[str] | None = None, title: str = "") -> str:
-        """One page to look at, without anything from the network: tables, timeline, memory, flame view, insights.
-
-        Args:
-            path: Where to write it; it is only returned when left out.
-            title: What the page is called.
-        """
-        return written(page(self, title), path)
-
-    def to_chrome_trace(self, path: str | PathLike[str] | None = None) -> str:
-        """JSON for chrome://tracing or ui.perfetto.dev: compute, exchange and sync of each block of the model.
-
-        Args:
-            path: Where to write it; it is only returned when left out.
-        """
-        return written(chrome_trace(self), path)
+            for step, name in zip(steps, names, strict=True)
+        ]
+        return Trace(
+            processes=[(name, {n: a for n, a in _TRACKS.items() if (name, a) in used}) for name in blocks],
+            events=events,
+            about={"profile": self.profile.value},
+        )
 
     def __repr__(self) -> str:
         return (
@@ -112,18 +70,20 @@ class Report(Figures):
         )
 
     def _repr_html_(self) -> str:
-        return summary(self)
+        columns = ["family", "ops", "cycles", "share", "compute", "exchange", "sync", "validated"]
+        rows = [row for row in self.rows.families if row["cycles"] and row["family"] != "host"]
+        speed = f", {self.graphs_per_second:,.0f} graphs/s" if self.graphs_per_second else ""
+        shown = [column for column in self.COLUMNS["families"] if column.name in columns]
+        return summary(
+            f"{self.target.name}: {self.total_cycles:,} cycles, {self.microseconds:,.1f} µs{speed}",
+            f" ({self.profile.value})",
+            shown,
+            rows,
+            self.insights,
+        )
 
     def __add__(self, other: "Report") -> "Report":
         return add(self, other)
 
     def __str__(self) -> str:
         return text(self)
-
-
-def written(content: str, path: str | PathLike[str] | None) -> str:
-    """The content, which is written where a path is given; folders on the way to it are made."""
-    if path is not None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(content, encoding="utf-8")
-    return content

@@ -1,16 +1,15 @@
-"""The tables of a report: what each column means and in which unit, and the rows as frames of pandas."""
+"""The tables of a report: what each column means and in which unit, and rows as frames of pandas."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 
-from popgeo.ipu.report.figures import Figures
-from popgeo.ipu.report.insights import insights
+from popgeo.ipu.report.cost_rows import Row
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class TableColumn:
     """A column of a table.
 
     Attributes:
@@ -100,31 +99,28 @@ _NAMES = {
 }
 
 
-def _column(table: str, name: str) -> Column:
-    unit, about = _MEANINGS.get(f"{table}.{name}") or _MEANINGS[name]
-    return Column(name=name, unit=unit, about=about)
-
-
-COLUMNS: Mapping[str, tuple[Column, ...]] = {
-    table: tuple(_column(table, name) for name in names.split()) for table, names in _NAMES.items()
-}
-"""The columns of each table, in order."""
-
-
-def frame(report: Figures, rows: str) -> pd.DataFrame:
-    """One row for each of a kind; `attrs` has the `units` of the columns, and what they are `about`.
+def columns_of(names: Mapping[str, str], meanings: Mapping[str, tuple[str, str]]) -> dict[str, tuple[TableColumn, ...]]:
+    """The columns of some tables, in order.
 
     Args:
-        report: Whose figures they are.
-        rows: Which of `COLUMNS`.
-
-    Raises:
-        ValueError: no such kind.
+        names: The names of each table's columns, with spaces between them.
+        meanings: Unit and meaning of a name; that of `table.name` where it means something else in a table.
     """
-    if rows not in COLUMNS:
-        raise ValueError(f"No rows of {rows!r}; a report has {', '.join(COLUMNS)}.")
-    found = map(asdict, insights(report)) if rows == "insights" else getattr(report.rows, rows)
-    table = pd.DataFrame(list(found), columns=[column.name for column in COLUMNS[rows]])
-    table.attrs["units"] = {column.name: column.unit for column in COLUMNS[rows]}
-    table.attrs["about"] = {column.name: column.about for column in COLUMNS[rows]}
+
+    def column(table: str, name: str) -> TableColumn:
+        unit, about = meanings.get(f"{table}.{name}") or meanings[name]
+        return TableColumn(name=name, unit=unit, about=about)
+
+    return {table: tuple(column(table, name) for name in its.split()) for table, its in names.items()}
+
+
+COLUMNS = columns_of(_NAMES, _MEANINGS)
+"""The columns of each table of a report, in order."""
+
+
+def frame(columns: Sequence[TableColumn], rows: Iterable[Row]) -> pd.DataFrame:
+    """Rows as a frame; `attrs` has the `units` of the columns, and what they are `about`."""
+    table = pd.DataFrame(list(rows), columns=[column.name for column in columns])
+    table.attrs["units"] = {column.name: column.unit for column in columns}
+    table.attrs["about"] = {column.name: column.about for column in columns}
     return table

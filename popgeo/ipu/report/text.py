@@ -4,25 +4,28 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from popgeo.ipu.cost.plan import Activity, Profile
+from popgeo.ipu.report.account import Account
+from popgeo.ipu.report.cost_rows import Row
 from popgeo.ipu.report.figures import IDLE, Figures
-from popgeo.ipu.report.insights import insights
-from popgeo.ipu.report.rows import Row
+from popgeo.ipu.report.insights import Insight
 from popgeo.ipu.report.trust import footer
 
 WIDTH = 100
 FAMILIES, BLOCKS, OPS, INSIGHTS = 7, 6, 5, 4  # rows that fit
 
 
-def text(report: Figures) -> str:
+def text(report: Account) -> str:
     """The report in words and columns."""
     lines = [*_head(report)]
     if report.total_cycles:
         lines += _groups("by family", "family", report.rows.families, FAMILIES)
         lines += _groups("by block", "module", report.rows.blocks, BLOCKS)
-        lines += _dearest(report)
-        lines += _insights(report)
+        lines += _most_expensive(report)
+        lines += _insights(report.insights)
         lines += footer(report)
-    return "\n".join(_cut_end(line, WIDTH) for line in (*lines, *_this_computer(report)))
+    return "\n".join(
+        line if len(line) <= WIDTH else line[: WIDTH - 1] + "…" for line in (*lines, *this_computer(report))
+    )
 
 
 def _head(report: Figures) -> Iterable[str]:
@@ -65,7 +68,7 @@ def _update(report: Figures) -> str:
 
 
 def _memory(report: Figures) -> str:
-    use = report.memory
+    use = report.tile_memory
     if use is None:
         return ""
     return f", memory {use.peak.max(initial=0) / use.limit:.0%}"
@@ -84,7 +87,7 @@ def _groups(title: str, key: str, rows: Sequence[Row], limit: int) -> Iterable[s
     for row in rows[:limit]:
         cycles = max(row["cycles"], 1e-9)
         yield (
-            f"  {_cut(row[key], 19):<20}{row['ops']:>6}{row['cycles']:>{width},.0f}{row['share']:>8.1%}"
+            f"  {cut_start(row[key], 19):<20}{row['ops']:>6}{row['cycles']:>{width},.0f}{row['share']:>8.1%}"
             f"{row['compute'] / cycles:>9.0%}{row['exchange'] / cycles:>9.0%}{row['balance']:>9.0%}"
             f"{row['validated']:>11.0%}"
         )
@@ -95,12 +98,12 @@ def _groups(title: str, key: str, rows: Sequence[Row], limit: int) -> Iterable[s
         )
 
 
-def _dearest(report: Figures) -> Iterable[str]:
+def _most_expensive(report: Figures) -> Iterable[str]:
     alike: dict[tuple[str, ...], list[Row]] = {}
     for op in report.rows.ops:
         if op["phase"] != "host":
             alike.setdefault((op["op"], op["shapes"], op["phase"], op["split"]), []).append(op)
-    yield "dearest operations (alike ones together)"
+    yield "most expensive operations (alike ones together)"
     for (name, shapes, phase, split), ops in sorted(alike.items(), key=lambda item: -_sum(item[1], "cycles"))[:OPS]:
         times = sum(op["count"] for op in ops)
         what = f"{times} x {name} {shapes.replace(', ', ',')}, {phase}{'; ' + split if split else ''}"
@@ -111,8 +114,7 @@ def _sum(rows: Iterable[Row], key: str) -> float:
     return sum(row[key] for row in rows)
 
 
-def _insights(report: Figures) -> Iterable[str]:
-    found = insights(report)
+def _insights(found: Sequence[Insight]) -> Iterable[str]:
     if not found:
         return
     more = f" ({len(found) - INSIGHTS} more in .insights)" if len(found) > INSIGHTS else ""
@@ -125,7 +127,8 @@ def _insights(report: Figures) -> Iterable[str]:
             yield f"    {lines[1]}{' …' if len(lines) > 2 else ''}"
 
 
-def _this_computer(report: Figures) -> Iterable[str]:
+def this_computer(report: Figures) -> Iterable[str]:
+    """What running the step takes here, which says nothing about an IPU."""
     kept = sum(cost.phase in ("forward", "backward") and cost.family not in IDLE for cost in report.costs)
     ran = f"ran {report.calls} calls, {1e3 * report.seconds_per_call:.2f} ms each" if report.calls else "not run yet"
     yield (
@@ -152,9 +155,6 @@ def quantity(number: float) -> str:
     return f"{number:.1f} T"
 
 
-def _cut(name: str, width: int) -> str:
+def cut_start(name: str, width: int) -> str:
+    """The end of a name that is too long."""
     return name if len(name) <= width else "…" + name[-(width - 1) :]
-
-
-def _cut_end(words: str, width: int) -> str:
-    return words if len(words) <= width else words[: width - 1] + "…"

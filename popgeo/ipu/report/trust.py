@@ -19,7 +19,7 @@ def trust(report: Figures) -> dict[Validity, float]:
 
 
 def footer(report: Figures) -> list[str]:
-    """The same in words, with the errors that were found."""
+    """How far to trust the figures, in words, with the errors that were found on measurements."""
     shares = trust(report)
     ops = report.rows.ops
     unknown = sum(op["share"] for op in ops if not op["known"])

@@ -9,7 +9,7 @@ from popgeo.engine.pipeline.staging import Recompute
 from popgeo.ipu.cost.links import message_seconds
 from popgeo.ipu.cost.plan import OpCost, Profile
 from popgeo.ipu.systems.repeated import contents, repeated
-from popgeo.ipu.systems.stage import Stage, Transfer
+from popgeo.ipu.systems.stage_cost import StageCost, StageMessage
 from popgeo.ipu.systems.stage_cut import StageCut
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.measure_memory import memory
@@ -27,7 +27,7 @@ def stages_of(
     num_results: int,
     recompute: Recompute | None,
     memories: Memories | None = None,
-) -> list[Stage]:
+) -> list[StageCost]:
     """Every stage of a cut step.
 
     Args:
@@ -104,7 +104,7 @@ class _CutStep:
             if self.made_in.get(v, self.cut.stage_of[index]) != self.cut.stage_of[index]
         }
 
-    def stage(self, number: int, memories: Memories, on_ipu: set[int]) -> Stage:
+    def stage(self, number: int, memories: Memories, on_ipu: set[int]) -> StageCost:
         """One stage.
 
         Args:
@@ -130,7 +130,7 @@ class _CutStep:
             memories[key] = memory(part, [self.costs[index] for index in order], self.target, num_results=None)
         before = sum(nbytes for storage, nbytes in held.items() if storage in on_ipu)
         on_ipu.update(held)
-        return Stage(
+        return StageCost(
             layers=self.cut.names[number],
             ipu=self.cut.ipus[number],
             forward=forward,
@@ -185,7 +185,7 @@ class _CutStep:
             ops=ops, values=values, inputs=inputs, outputs=tuple(sorted(sent | results)), constants=constants
         )
 
-    def _transfers(self, nbytes: dict[int, int], stage: int, backward: bool) -> list[Transfer]:
+    def _transfers(self, nbytes: dict[int, int], stage: int, backward: bool) -> list[StageMessage]:
         """One message from each IPU that sends something, one after the other."""
         receiver = self.cut.ipus[stage]
         by_sender: dict[int, int] = {}
@@ -194,7 +194,7 @@ class _CutStep:
             by_sender[sender] = by_sender.get(sender, 0) + size
         by_sender.pop(receiver, None)  # what comes from another stage of the same IPU is there already
         return [
-            Transfer(
+            StageMessage(
                 sender=sender,
                 receiver=receiver,
                 backward=backward,

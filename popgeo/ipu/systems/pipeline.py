@@ -1,23 +1,23 @@
-"""The account of a step over several IPUs, with every form that it is shown in."""
+"""The report of a step over several IPUs."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from inspect import getdoc
 from os import PathLike
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
-from popgeo.ipu.report.insights import Insight
-from popgeo.ipu.report.report import written
+from popgeo.ipu.report.chrome_trace import Trace, TraceEvent
+from popgeo.ipu.report.cost_rows import Row
+from popgeo.ipu.report.figures import Figures
+from popgeo.ipu.report.html_page import summary
+from popgeo.ipu.report.insights import Insight, insights
 from popgeo.ipu.systems.pipeline_figures import PipelineFigures
-from popgeo.ipu.systems.pipeline_insights import insights
-from popgeo.ipu.systems.pipeline_json import dumps, loads
-from popgeo.ipu.systems.pipeline_page import page, summary
-from popgeo.ipu.systems.pipeline_spans import windows
-from popgeo.ipu.systems.pipeline_tables import frame
-from popgeo.ipu.systems.pipeline_text import text
-from popgeo.ipu.systems.pipeline_trace import chrome_trace
+from popgeo.ipu.systems.pipeline_insights import stage_insights
+from popgeo.ipu.systems.pipeline_page import page
+from popgeo.ipu.systems.pipeline_text import headline, text
+from popgeo.ipu.systems.stage_spans import spans, windows
+from popgeo.ipu.systems.stage_tables import COLUMNS, ipus_of, stages_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,70 +26,82 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Pipeline(PipelineFigures):
     # What the fields mean is written where they stand, and shown where users look.
-    __doc__ = f"""The account of a step over several IPUs; `print` it.
+    __doc__ = f"""The account of a step over several IPUs; `print` it. It has what a report of one IPU has, too.
 
 {getdoc(PipelineFigures)}
+
+{getdoc(Figures)}
 """
+
+    COLUMNS = COLUMNS
+    VERSION = ("popgeo.ipu.pipeline", 2)
+    LEFT_OUT = ("again",)
+    DERIVED = (
+        "cycles", "seconds", "micro_batches_per_second", "bubble", "bottleneck", "num_ipus", "fits", "families",
+        "table_of_stages", "table_of_ipus",
+    )  # fmt: skip
 
     @cached_property
     def insights(self) -> tuple[Insight, ...]:
-        """What stands out, each with a remedy that was planned before it is named; see its `change`."""
-        return insights(self)
-
-    def to_frame(self, rows: str = "stages") -> pd.DataFrame:
-        """The figures as a table; its `attrs` have the `units` of the columns, and what they are `about`.
-
-        Args:
-            rows: One row for each of `stages` (cycles of one micro-batch), `ipus` (cycles of a step; memory), `spans`
-                (what an IPU does when), `transfers` (what IPUs send each other) or `insights`.
-
-        Raises:
-            ValueError: another kind of rows.
-
-        Example:
-            >>> import torch
-            >>> from popgeo import ipu
-            >>> layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
-            >>> plan = ipu.pipeline(layers, [torch.ones(16, 64)], ipu.Options(device_iterations=12), stages=2)
-            >>> table = plan.to_frame("ipus")
-            >>> bool(table["wait"].sum() / (2 * plan.cycles) - plan.bubble < 1e-9), table.attrs["units"]["wait"]
-            (True, 'cycles')
-        """
-        return frame(self, rows, self.insights if rows == "insights" else ())
+        """What stands out: of the stages, each with a remedy that was planned before it is named, see its `change`;
+        then of their operations."""
+        if self.insights_found is not None:
+            return self.insights_found
+        return *stage_insights(self), *insights(self)
 
     def to_json(self, path: str | PathLike[str] | None = None) -> str:
-        """All of it as JSON, with the version of the format.
+        """All of it as JSON, with what stands out, since a plan that is read again cannot be planned with changes.
 
         Args:
             path: Where to write it; it is only returned when left out.
         """
-        return written(dumps(self), path)
+        known = replace(self, insights_found=self.insights)
+        return super(Pipeline, known).to_json(path)
 
-    @classmethod
-    def from_json(cls, text: str) -> "Pipeline":
-        """The plan that `to_json` wrote; it keeps what stood out, but cannot `replan`.
+    @property
+    def table_of_stages(self) -> list[dict[str, Any]]:
+        """The rows of `to_frame("stages")`."""
+        return stages_of(self)
 
-        Raises:
-            ValueError: the text is no such plan, or has another version.
-        """
-        return cls(**loads(text))
+    @property
+    def table_of_ipus(self) -> list[dict[str, Any]]:
+        """The rows of `to_frame("ipus")`."""
+        return ipus_of(self)
 
-    def to_html(self, path: str | PathLike[str] | None = None, title: str = "") -> str:
-        """One page to look at, without anything from the network: timeline, cycles and memory by IPU, stages, insights.
+    def table(self, rows: str) -> Iterable[Row]:
+        if rows in ("stages", "ipus"):
+            return self.table_of_stages if rows == "stages" else self.table_of_ipus
+        if rows == "spans":
+            return map(asdict, spans(self))
+        if rows == "transfers":
+            return (asdict(transfer) for stage in self.stages for transfer in stage.transfers)
+        return super().table(rows)
 
-        Args:
-            path: Where to write it; it is only returned when left out.
-            title: What the page is called.
-        """
-        return written(page(self, self.insights, title), path)
+    def page(self, title: str) -> str:
+        return page(self, title)
 
-    def to_chrome_trace(self, path: str | PathLike[str] | None = None) -> str:
-        """The timeline as JSON for chrome://tracing and ui.perfetto.dev: a process for each IPU.
-
-        Args:
-            path: Where to write it; it is only returned when left out.
-        """
-        return written(chrome_trace(self), path)
+    def trace(self) -> Trace:
+        """A process for each IPU, with a track for each of its stages and one for its update."""
+        last = len(self.stages)
+        tracks = [
+            {n: f"stage {n}: {stage.layers}" for n, stage in enumerate(self.stages) if stage.ipu == ipu}
+            | ({last: "update"} if self.update[ipu] else {})
+            for ipu in range(self.num_ipus)
+        ]
+        events = [
+            TraceEvent(
+                process=span.ipu,
+                track=last if span.stage is None else span.stage,
+                name=span.kind if span.micro_batch is None else f"{span.kind} {span.micro_batch}",
+                kind=span.kind,
+                start=span.start,
+                length=span.end - span.start,
+                about={"micro_batch": span.micro_batch},
+            )
+            for span in spans(self)
+        ]
+        processes = [(f"IPU {ipu}", its) for ipu, its in enumerate(tracks)]
+        return Trace(processes=processes, events=events, about={"schedule": self.schedule.value})
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draws the timeline of all IPUs; a long step without its middle.
@@ -111,7 +123,14 @@ class Pipeline(PipelineFigures):
         )
 
     def _repr_html_(self) -> str:
-        return summary(self, self.insights)
+        bold = f"{headline(self)}: {self.cycles:,.0f} cycles, {1e3 * self.seconds:,.3f} ms, "
+        return summary(
+            f"{bold}{self.micro_batches_per_second:,.1f} micro-batches/s",
+            f"; IPUs wait {self.bubble:.1%} of the time",
+            COLUMNS["stages"],
+            self.table_of_stages,
+            self.insights,
+        )
 
     def __str__(self) -> str:
-        return text(self, self.insights)
+        return text(self)

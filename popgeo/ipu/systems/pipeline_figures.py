@@ -1,34 +1,35 @@
 """The figures of a step over several IPUs: how long it takes, who waits for whom, and how full each IPU is."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 
+from popgeo.ipu.report.account import Account
 from popgeo.ipu.report.insights import Insight
-from popgeo.ipu.stage_choices import Schedule
-from popgeo.ipu.systems.schedule import Task, most_in_flight
-from popgeo.ipu.systems.stage import Stage
+from popgeo.ipu.stage_choices import Schedule, Stages
+from popgeo.ipu.systems.schedule import TimedPass, most_in_flight
+from popgeo.ipu.systems.stage_cost import StageCost
 from popgeo.ipu.systems.turns import Turn
-from popgeo.ipu.target import IpuTarget
 
 Plan = TypeVar("Plan", bound="PipelineFigures")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class PipelineFigures:
+class PipelineFigures(Account):
     """A step over several IPUs, as modelled. A step is all micro-batches between two updates, and the update.
 
+    Its costs are those of every operation on the IPU of its stage, a repeated one counted once, and of the whole
+    update; what IPUs send each other is in `stages`.
+
     Attributes:
-        target: One IPU.
+        memory: The fullest tile of each IPU, as a share of what a tile has.
         schedule: In which order stages take micro-batches.
         stages: What each computes, receives and keeps.
         tasks: Every pass of every micro-batch, in the order of the starts.
-        micro_batches: How many there are between two updates.
-        replicas: How many such pipelines run side by side.
         update: Cycles of the update on each IPU, with the sum of gradients over replicas before it.
         extra_bytes: Bytes of gradients and optimizer state on each IPU.
         shared: Parameters that several IPUs need, such as tied embeddings; each holds a copy, and gradients are added.
@@ -40,15 +41,13 @@ class PipelineFigures:
             results it keeps as well.
         layers: The layers of each stage, in the order in which they run.
         again: Plans the same captured step with other choices; None where the plan is a copy or was read from a file.
-        told: What stands out, where the plan was read from a file; None where it is worked out when asked for.
+        insights_found: What stands out, where the plan was read from a file; None where it is worked out anew.
     """
 
-    target: IpuTarget
+    memory: tuple[float, ...]
     schedule: Schedule
-    stages: tuple[Stage, ...]
-    tasks: tuple[Task, ...]
-    micro_batches: int
-    replicas: int
+    stages: tuple[StageCost, ...]
+    tasks: tuple[TimedPass, ...]
     update: tuple[float, ...]
     extra_bytes: tuple[int, ...]
     shared: tuple[str, ...]
@@ -59,11 +58,11 @@ class PipelineFigures:
     recompute: bool | tuple[str, ...] = False
     layers: tuple[tuple[str, ...], ...] = ()
     again: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
-    told: tuple[Insight, ...] | None = field(default=None, repr=False, compare=False)
+    insights_found: tuple[Insight, ...] | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy, or a file, gets: the fields, without the model to plan again and numbers that follow."""
-        return {part.name: getattr(self, part.name) for part in fields(self)} | {"again": None}
+        """What a copy, or a file, gets: the fields, without the model to plan again."""
+        return super().__getstate__() | {"again": None}
 
     @property
     def num_ipus(self) -> int:
@@ -83,6 +82,17 @@ class PipelineFigures:
     def seconds(self) -> float:
         """Of a step on the machine, without what the host takes."""
         return self.cycles / self.target.clock
+
+    @property
+    def total_cycles(self) -> int:
+        """`cycles` as a whole number."""
+        return round(self.cycles)
+
+    @property
+    def graphs_per_second(self) -> float | None:
+        """Real graphs of all replicas, the host included; None until `for_batch` is given how many there are."""
+        graphs = self.graphs_per_micro_batch
+        return None if graphs is None else graphs * self.micro_batches_per_second
 
     @property
     def micro_batches_per_second(self) -> float:
@@ -108,31 +118,9 @@ class PipelineFigures:
         return int(np.argmax(self.busy))
 
     @cached_property
-    def memory(self) -> tuple[float, ...]:
-        """Bytes of the fullest tile of each IPU, as a share of what a tile has."""
-        tiles, limit = self.target.num_tiles, self.target.memory_per_tile
-        return tuple(
-            float((self._need(ipu) + extra / tiles).max() / limit) for ipu, extra in enumerate(self.extra_bytes)
-        )
-
-    def _need(self, ipu: int) -> np.ndarray:
-        """Bytes of each tile of an IPU, but for gradients and the optimizer's state. [num_tiles]
-
-        Its stages run one after the other, so that one at a time works, while all that they keep is there.
-        """
-        tiles = self.target.num_tiles
-        own = [(number, stage) for number, stage in enumerate(self.stages) if stage.ipu == ipu]
-        if self.schedule is Schedule.PHASED:  # and what others keep is in streaming memory
-            waits = [(most_in_flight(self.tasks, number, self.trains) - 1) * s.stash_bytes / tiles for number, s in own]
-            return np.max([s.memory.peak + waiting for (_, s), waiting in zip(own, waits, strict=True)], axis=0)
-        always, works = np.zeros(tiles), [np.zeros(tiles)]
-        kept = sum(stage.stash_bytes for _, stage in own)
-        for number, stage in own:
-            flying, stack = most_in_flight(self.tasks, number, self.trains), stage.memory.categories["stack"]
-            always += stage.memory.always_live - stack + ((flying - 1) * stage.stash_bytes - stage.held_before) / tiles
-            works.append(stage.memory.peak - stage.memory.always_live + stack + (kept - stage.stash_bytes) / tiles)
-        most: np.ndarray = always + np.max(works, axis=0)
-        return most
+    def in_flight(self) -> tuple[int, ...]:
+        """The most micro-batches whose activations each stage keeps at one time."""
+        return tuple(most_in_flight(self.tasks, number, self.trains) for number in range(len(self.stages)))
 
     @property
     def fits(self) -> bool:
@@ -142,7 +130,7 @@ class PipelineFigures:
     def replan(
         self: Plan,
         *,
-        stages: int | str | Sequence[Any] | Mapping[str, int] | None = None,
+        stages: Stages | None = None,
         schedule: Schedule | str | None = None,
         recompute: bool | Sequence[str] | None = None,
         micro_batches: int | None = None,

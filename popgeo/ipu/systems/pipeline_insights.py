@@ -2,15 +2,13 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from popgeo.ipu.report.insights import Insight
+from popgeo.ipu.report.insights import Insight, sorted_insights
 from popgeo.ipu.stage_choices import Schedule
+from popgeo.ipu.systems.better_plans import best_move, with_room
 from popgeo.ipu.systems.pipeline_figures import PipelineFigures
-from popgeo.ipu.systems.pipeline_moves import best_move
-from popgeo.ipu.systems.pipeline_room import with_room
-from popgeo.ipu.systems.pipeline_spans import cycles_by_kind
+from popgeo.ipu.systems.stage_spans import cycles_by_kind
 
 GOOD_BUBBLE = 0.05  # share of the time that IPUs may wait before a remedy is named
 UNEVEN = 1.1  # how much longer than the mean the slowest stage may take before it is named
@@ -19,47 +17,31 @@ WORTH_IT = 0.01  # share of the step that a remedy has to save
 MOST_TASKS = 30_000  # passes of a timeline that is worked out for a remedy's sake
 
 
-@dataclass(frozen=True, kw_only=True)
-class Remedy(Insight):
-    """What stands out in a pipeline.
+def stage_insights(plan: PipelineFigures) -> tuple[Insight, ...]:
+    """Everything that stands out of stages: what keeps the step from running, then what saves most.
 
-    Attributes:
-        change: Arguments of `replan` that do what the remedy says; empty where no plan does.
+    A plan that is a copy holds no model to plan again, so that only what needs no other plan is found.
     """
-
-    change: Mapping[str, Any] = field(default_factory=dict)
-
-
-def insights(plan: PipelineFigures) -> tuple[Insight, ...]:
-    """Everything that stands out: what keeps the step from running, then what saves most.
-
-    A plan that is a copy keeps its figures but holds no model to plan again, so remedies come without theirs.
-    """
-    if plan.told is not None:
-        return plan.told
-    found = [remedy for rule in RULES for remedy in rule(plan)]
-    return tuple(sorted(found, key=lambda remedy: (not remedy.fatal, -remedy.share)))
+    return sorted_insights(insight for rule in RULES for insight in rule(plan))
 
 
-def memory_is_short(plan: PipelineFigures) -> Iterator[Remedy]:
+def memory_exceeds_an_ipu(plan: PipelineFigures) -> Iterator[Insight]:
     """An IPU needs more memory than it has."""
     if plan.fits:
         return
     over = max(range(plan.num_ipus), key=lambda ipu: plan.memory[ipu])
-    needed = math.ceil(sum(plan.memory))
+    needed, change = math.ceil(sum(plan.memory)), dict[str, Any]()
     remedy = f"Use more stages (at least {needed} IPUs for this much) or smaller micro-batches."
-    change: dict[str, Any] = {}
     if (found := with_room(plan)) is not None:
         words, change, other = found
         remedy = f"{words}: {max(other.memory):.0%} of the fullest tile, {_instead(plan, other)}."
-    else:
-        layers = sum(map(len, plan.layers))
-        if plan.again is not None:
-            remedy = (
-                f"More stages are not enough: it needs at least {needed} IPUs, and there are {layers} layers to cut "
-                "between, each of which has to fit. Take smaller micro-batches or split large layers into several."
-            )
-    yield Remedy(
+    elif plan.again is not None:
+        remedy = (
+            f"More stages are not enough: it needs at least {needed} IPUs, and there are {sum(map(len, plan.layers))} "
+            "layers to cut between, each of which has to fit. Take smaller micro-batches or split large layers into "
+            "several."
+        )
+    yield Insight(
         title=f"IPU {over} needs {plan.memory[over]:.1f} times the memory that it has",
         text=f"{sum(share > 1 for share in plan.memory)} of {plan.num_ipus} IPUs have too little.",
         remedy=remedy,
@@ -69,7 +51,7 @@ def memory_is_short(plan: PipelineFigures) -> Iterator[Remedy]:
     )
 
 
-def stages_are_uneven(plan: PipelineFigures) -> Iterator[Remedy]:
+def stages_are_uneven(plan: PipelineFigures) -> Iterator[Insight]:
     """A stage takes longer than the others, which wait for it."""
     work = [stage.forward_pass + stage.backward_pass for stage in plan.stages]
     mean, slowest = sum(work) / len(work), max(range(len(work)), key=work.__getitem__)
@@ -77,20 +59,19 @@ def stages_are_uneven(plan: PipelineFigures) -> Iterator[Remedy]:
         return
     title = f"Stage {slowest} is {work[slowest] / mean:.1f}x the mean"
     text = f"It takes {work[slowest]:,.0f} cycles a micro-batch; all other stages wait for it."
+    found = None if plan.again is None else best_move(plan, slowest)
+    if found is not None and _saved(plan, found.plan) > WORTH_IT:
+        yield _advice(plan, found.plan, title, text, f"Move {found.words}", {"stages": found.stages})
+        return
+    remedy = "No move of one layer to another stage makes the step shorter."
     if plan.again is None:
-        yield Remedy(title=title, text=text, remedy="Move a layer off it.", share=0.0)
-    elif (found := best_move(plan, slowest)) is not None and _saved(plan, found.plan) > WORTH_IT:
-        remedy = f"Move {found.words}: {_instead(plan, found.plan)}."
-        change = {"stages": found.stages}
-        yield Remedy(title=title, text=text, remedy=remedy, share=_saved(plan, found.plan), change=change)
-    else:
-        remedy = "No move of one layer to another stage makes the step shorter."
-        if len(plan.layers[slowest]) == 1:
-            remedy = f"It is one layer, {plan.layers[slowest][0]}: no cut between layers makes the step shorter."
-        yield Remedy(title=title, text=text, remedy=remedy, share=0.0)
+        remedy = "Move a layer off it."
+    elif len(plan.layers[slowest]) == 1:
+        remedy = f"It is one layer, {plan.layers[slowest][0]}: no cut between layers makes the step shorter."
+    yield Insight(title=title, text=text, remedy=remedy, share=0.0)
 
 
-def pipeline_waits(plan: PipelineFigures) -> Iterator[Remedy]:
+def pipeline_waits(plan: PipelineFigures) -> Iterator[Insight]:
     """Filling and draining a pipeline takes more of the time than it has to."""
     in_turn = plan.schedule in (Schedule.SHARDED, Schedule.PHASED) or plan.num_ipus == 1
     if in_turn or plan.bubble <= GOOD_BUBBLE or plan.again is None:
@@ -98,17 +79,19 @@ def pipeline_waits(plan: PipelineFigures) -> Iterator[Remedy]:
     found = _longer(plan)
     if found is None or plan.bubble - found.bubble < 2 * WORTH_IT:
         return
-    how = f"Accumulate {found.micro_batches:,} micro-batches" if plan.trains else ""
-    how = how or f"Set device_iterations={found.micro_batches:,}"
+    count = found.micro_batches
+    how = f"Accumulate {count:,} micro-batches" if plan.trains else f"Set device_iterations={count:,}"
     limit = math.ceil(100 * found.bubble) / 100
-    uneven = "" if found.bubble <= GOOD_BUBBLE else "; the rest is mostly waiting for the slowest stage"
-    yield Remedy(
-        title=f"IPUs wait {plan.bubble:.0%} of the time",
-        text=f"{plan.micro_batches:,} micro-batches pass {len(plan.stages)} stages between two "
+    yield _advice(
+        plan,
+        found,
+        f"IPUs wait {plan.bubble:.0%} of the time",
+        f"{plan.micro_batches:,} micro-batches pass {len(plan.stages)} stages between two "
         f"{'updates' if plan.trains else 'calls'}.",
-        remedy=f"{how} for a bubble below {limit:.0%}: {_faster(plan, found)}{uneven}.",
-        share=1 - plan.micro_batches_per_second / found.micro_batches_per_second,
-        change={"micro_batches": found.micro_batches},
+        f"{how} for a bubble below {limit:.0%}",
+        {"micro_batches": count},
+        by_throughput=True,
+        besides="" if found.bubble <= GOOD_BUBBLE else "; the rest is mostly waiting for the slowest stage",
     )
 
 
@@ -132,62 +115,66 @@ def _longer(plan: PipelineFigures) -> PipelineFigures | None:
     return plan.replan(micro_batches=number)
 
 
-def one_works_at_a_time(plan: PipelineFigures) -> Iterator[Remedy]:
+def one_works_at_a_time(plan: PipelineFigures) -> Iterator[Insight]:
     """A sharded model works on one IPU at a time."""
     if plan.schedule is not Schedule.SHARDED or plan.num_ipus == 1 or plan.micro_batches == 1:
         return
-    remedy, share, change = "Pipeline them: schedule='lock_step'.", 0.0, {"schedule": "lock_step"}
-    if plan.again is not None:
-        other = plan.replan(schedule=Schedule.LOCK_STEP)
-        share = _saved(plan, other)
-        if share < WORTH_IT or (plan.fits and not other.fits):
-            return
-        remedy = f"Pipeline them with schedule='lock_step': {_instead(plan, other)}."
-    text = f"IPUs wait {plan.bubble:.0%} of the time."
-    yield Remedy(title="Only one IPU works at a time", text=text, remedy=remedy, share=share, change=change)
+    title, text = "Only one IPU works at a time", f"IPUs wait {plan.bubble:.0%} of the time."
+    change = {"schedule": Schedule.LOCK_STEP.value}
+    if plan.again is None:
+        remedy = "Pipeline them: schedule='lock_step'."
+        yield Insight(title=title, text=text, remedy=remedy, share=0.0, change=change)
+        return
+    other = plan.replan(schedule=Schedule.LOCK_STEP)
+    if _saved(plan, other) >= WORTH_IT and (other.fits or not plan.fits):
+        yield _advice(plan, other, title, text, "Pipeline them with schedule='lock_step'", change)
 
 
-def host_is_waited_for(plan: PipelineFigures) -> Iterator[Remedy]:
+def host_is_waited_for(plan: PipelineFigures) -> Iterator[Insight]:
     """Inputs, results and calls of the host take a good part of a step."""
+    if plan.again is None:
+        return
     share = sum(of["host"] for of in cycles_by_kind(plan)) / (plan.num_ipus * plan.cycles)
-    if plan.again is not None and share > NOTABLE:
-        other = plan.replan(overlap_host=True)
-        if _saved(plan, other) > WORTH_IT:
-            yield Remedy(
-                title=f"The host's inputs and results take {share:.0%} of the time",
-                text="No tile computes while they are sent.",
-                remedy=f"overlap_host=True sets tiles apart that exchange meanwhile: {_instead(plan, other)}.",
-                share=_saved(plan, other),
-                change={"overlap_host": True},
-            )
+    if share > NOTABLE and _saved(plan, other := plan.replan(overlap_host=True)) > WORTH_IT:
+        yield _advice(
+            plan,
+            other,
+            f"The host's inputs and results take {share:.0%} of the time",
+            "No tile computes while they are sent.",
+            "overlap_host=True sets tiles apart that exchange meanwhile",
+            {"overlap_host": True},
+        )
     calls = plan.host_seconds / (plan.host_seconds + plan.seconds)
-    if plan.again is not None and plan.trains and calls > GOOD_BUBBLE:
-        steps = 2 ** math.ceil(math.log2(calls / (1 - calls) * (1 - GOOD_BUBBLE) / GOOD_BUBBLE))
-        other = plan.replan(device_iterations=max(2, steps))
-        yield Remedy(
-            title=f"Calls of the host take {calls:.0%} of the time",
-            text=f"Each takes {1e3 * plan.target.host_call_seconds:.1f} ms, whatever it runs.",
-            remedy=f"device_iterations={max(2, steps)} steps in a call: {_faster(plan, other)}.",
-            share=1 - plan.micro_batches_per_second / other.micro_batches_per_second,
-            change={"device_iterations": max(2, steps)},
+    if plan.trains and calls > GOOD_BUBBLE:
+        steps = max(2, 2 ** math.ceil(math.log2(calls / (1 - calls) * (1 - GOOD_BUBBLE) / GOOD_BUBBLE)))
+        yield _advice(
+            plan,
+            plan.replan(device_iterations=steps),
+            f"Calls of the host take {calls:.0%} of the time",
+            f"Each takes {1e3 * plan.target.host_call_seconds:.1f} ms, whatever it runs.",
+            f"device_iterations={steps} steps in a call",
+            {"device_iterations": steps},
+            by_throughput=True,
         )
 
 
-def recomputed_for_nothing(plan: PipelineFigures) -> Iterator[Remedy]:
+def recomputed_for_nothing(plan: PipelineFigures) -> Iterator[Insight]:
     """Forward passes are repeated although their activations would have had room."""
     if plan.recompute and plan.trains and plan.fits and plan.again is not None:
         other = plan.replan(recompute=False)
         if other.fits and _saved(plan, other) > WORTH_IT:
-            yield Remedy(
-                title="Recomputation is not needed",
-                text="What forward passes make has room in memory.",
-                remedy=f"recompute=False: {max(other.memory):.0%} of the fullest tile, {_instead(plan, other)}.",
-                share=_saved(plan, other),
-                change={"recompute": False},
+            yield _advice(
+                plan,
+                other,
+                "Recomputation is not needed",
+                "What forward passes make has room in memory.",
+                f"recompute=False: {max(other.memory):.0%} of the fullest tile",
+                {"recompute": False},
+                joined_by=", ",
             )
 
 
-def replicas_do_more(plan: PipelineFigures) -> Iterator[Remedy]:
+def replicas_do_more(plan: PipelineFigures) -> Iterator[Insight]:
     """Fewer stages and more replicas on the same IPUs work through more samples per second, at the same batch."""
     if not plan.fits or plan.again is None or plan.schedule is Schedule.SHARDED or plan.num_ipus != len(plan.stages):
         return
@@ -203,24 +190,24 @@ def replicas_do_more(plan: PipelineFigures) -> Iterator[Remedy]:
             break
         if other.micro_batches_per_second > best.micro_batches_per_second:
             best, change = other, choice
-    share = 1 - plan.micro_batches_per_second / best.micro_batches_per_second
-    if share > WORTH_IT:
-        ipus = plan.num_ipus * plan.replicas
-        yield Remedy(
-            title="Replicas do more than stages",
-            text=f"The model fits fewer IPUs: {max(best.memory):.0%} of the fullest tile.",
-            remedy=f"{change['stages']} stage{'s' * (change['stages'] > 1)} x {change['replicas']} replicas on the "
-            f"same {ipus} IPUs, accumulating {change['micro_batches']}: {_faster(plan, best)}.",
-            share=share,
-            change=change,
+    if _gained(plan, best) > WORTH_IT:
+        yield _advice(
+            plan,
+            best,
+            "Replicas do more than stages",
+            f"The model fits fewer IPUs: {max(best.memory):.0%} of the fullest tile.",
+            f"{change['stages']} stage{'s' * (change['stages'] > 1)} x {change['replicas']} replicas on the "
+            f"same {plan.num_ipus * plan.replicas} IPUs, accumulating {change['micro_batches']}",
+            change,
+            by_throughput=True,
         )
 
 
-def weights_are_shared(plan: PipelineFigures) -> Iterator[Remedy]:
+def weights_are_shared(plan: PipelineFigures) -> Iterator[Insight]:
     """A parameter, such as a tied embedding, stands on several IPUs."""
     if plan.shared:
         nbytes = sum(stage.shared_bytes for stage in plan.stages)
-        yield Remedy(
+        yield Insight(
             title=f"{', '.join(plan.shared[:3])} stands on several IPUs",
             text=f"Each has a copy; {nbytes:,} B of its gradient are sent and added before each update.",
             remedy="Begin a stage on the first layer's IPU where the weights are used again, if that IPU has the time: "
@@ -229,8 +216,32 @@ def weights_are_shared(plan: PipelineFigures) -> Iterator[Remedy]:
         )
 
 
+def _advice(
+    plan: PipelineFigures,
+    other: PipelineFigures,
+    title: str,
+    text: str,
+    how: str,
+    change: Mapping[str, Any],
+    *,
+    by_throughput: bool = False,
+    joined_by: str = ": ",
+    besides: str = "",
+) -> Insight:
+    """Advises another plan, with what it gives: samples per second, or cycles at the same number of samples."""
+    gives, share = _instead(plan, other), _saved(plan, other)
+    if by_throughput:
+        before, after = plan.micro_batches_per_second, other.micro_batches_per_second
+        gives, share = f"{after:,.1f} micro-batches/s instead of {before:,.1f}", _gained(plan, other)
+    return Insight(title=title, text=text, remedy=f"{how}{joined_by}{gives}{besides}.", share=share, change=change)
+
+
 def _saved(plan: PipelineFigures, other: PipelineFigures) -> float:
     return 1 - other.cycles / plan.cycles
+
+
+def _gained(plan: PipelineFigures, other: PipelineFigures) -> float:
+    return 1 - plan.micro_batches_per_second / other.micro_batches_per_second
 
 
 def _instead(plan: PipelineFigures, other: PipelineFigures) -> str:
@@ -239,13 +250,8 @@ def _instead(plan: PipelineFigures, other: PipelineFigures) -> str:
     return f"{other.cycles:,.0f} cycles a step instead of {plan.cycles:,.0f}, {change}"
 
 
-def _faster(plan: PipelineFigures, other: PipelineFigures) -> str:
-    before, after = plan.micro_batches_per_second, other.micro_batches_per_second
-    return f"{after:,.1f} micro-batches/s instead of {before:,.1f}"
-
-
 RULES = (
-    memory_is_short,
+    memory_exceeds_an_ipu,
     stages_are_uneven,
     pipeline_waits,
     one_works_at_a_time,

@@ -6,7 +6,7 @@ from html import escape
 from itertools import pairwise
 
 from popgeo.ipu.systems.pipeline_figures import PipelineFigures
-from popgeo.ipu.systems.pipeline_spans import SHOWN, Span, spans, windows
+from popgeo.ipu.systems.stage_spans import SHOWN, Span, spans, windows
 
 WIDTH, LEFT, TOP, GAP = 1200, 52, 22, 46  # of the picture, of its labels, of its axis, of what is left out
 MOST_TIPS = 4_000  # spans; beyond that they come without words of their own, for the page's size

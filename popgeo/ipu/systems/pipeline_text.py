@@ -1,19 +1,20 @@
 """A pipeline on one screen: its figures, a line for each stage, and what stands out."""
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
-from popgeo.ipu.report.insights import Insight
-from popgeo.ipu.report.text import quantity
+from popgeo.ipu.report.text import cut_start, quantity, this_computer
 from popgeo.ipu.systems.pipeline_figures import PipelineFigures
-from popgeo.ipu.systems.pipeline_tables import stages_of
+from popgeo.ipu.systems.stage_tables import stages_of
 
 WIDTH = 88  # as wide as a page of the site shows without a fold
+OF_OPERATIONS = 3  # insights about operations that fit
 
 
-def text(plan: PipelineFigures, insights: Sequence[Insight]) -> str:
+def text(plan: PipelineFigures) -> str:
     """The plan in words and columns."""
-    return "\n".join([*_head(plan), *_stages(plan), *_foot(plan), *_insights(insights)])
+    here = this_computer(plan) if plan.calls or plan.buffer_bytes else ()
+    return "\n".join([*_head(plan), *_stages(plan), *_foot(plan), *_insights(plan), *here])
 
 
 def headline(plan: PipelineFigures) -> str:
@@ -54,8 +55,8 @@ def _stages(plan: PipelineFigures) -> Iterable[str]:
     wide = {key: max([width, *(len(f"{row[key]:,.0f}") + 1 for row in rows)]) for key, width in least.items()}
     yield f"{'stage':>5} {'IPU':>3} {'layers':<21}{_cells(wide, {key: key for key in wide})}{'busy':>6}{'memory':>8}"
     for row in rows:
-        name = row["layers"] if len(row["layers"]) <= 20 else "…" + row["layers"][-19:]
         cycles = _cells(wide, {key: f"{row[key]:,.0f}" for key in wide})
+        name = cut_start(row["layers"], 20)
         yield f"{row['stage']:>5} {row['ipu']:>3} {name:<21}{cycles}{row['busy']:>6.0%}{row['memory']:>8.0%}"
 
 
@@ -71,8 +72,12 @@ def _foot(plan: PipelineFigures) -> Iterable[str]:
     yield f"  replicas {max(plan.update):,.0f} cycles; planned in {plan.seconds_to_plan:.1f} s"
 
 
-def _insights(insights: Sequence[Insight]) -> Iterable[str]:
-    if insights:
-        yield "what stands out"
-    for insight in insights:
+def _insights(plan: PipelineFigures) -> Iterable[str]:
+    """All that stands out of the stages, and what costs most among their operations."""
+    of_operations = [insight for insight in plan.insights if insight.ops]
+    left_out = of_operations[OF_OPERATIONS:]
+    shown = [insight for insight in plan.insights if insight not in left_out]
+    if shown:
+        yield f"what stands out{f' ({len(left_out)} more in .insights)' if left_out else ''}"
+    for insight in shown:
         yield from textwrap.wrap(str(insight), WIDTH, initial_indent="  - ", subsequent_indent="    ")

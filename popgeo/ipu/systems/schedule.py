@@ -8,7 +8,7 @@ from popgeo.ipu.stage_choices import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class TimedPass:
     """One pass of one micro-batch through one stage.
 
     Attributes:
@@ -38,7 +38,7 @@ def timeline(
     schedule: Schedule = Schedule.LOCK_STEP,
     *,
     receive: tuple[Sequence[float], Sequence[float]] = ((), ()),
-) -> list[Task]:
+) -> list[TimedPass]:
     """When every pass runs, from the first micro-batch to the last, in the order of the starts.
 
     A forward pass waits for the same micro-batch's pass of the stage before; a backward pass for that of the stage
@@ -59,8 +59,8 @@ def timeline(
     """
     lengths, received = (forward, backward), tuple(part or [0.0] * len(forward) for part in receive)
 
-    def task(stage: int, is_backward: bool, micro_batch: int, begins: float) -> Task:
-        return Task(
+    def task(stage: int, is_backward: bool, micro_batch: int, begins: float) -> TimedPass:
+        return TimedPass(
             stage=stage,
             ipu=ipus[stage],
             micro_batch=micro_batch,
@@ -182,7 +182,7 @@ class _State:
         return 0.0
 
 
-def most_in_flight(tasks: Sequence[Task], stage: int, trains: bool) -> int:
+def most_in_flight(tasks: Sequence[TimedPass], stage: int, trains: bool) -> int:
     """The most micro-batches whose activations a stage keeps at one time.
 
     Example:

@@ -12,9 +12,9 @@ from popgeo.ipu.cost.plan import OpCost
 from popgeo.ipu.cost.serialized import serialized
 from popgeo.ipu.options import Options
 from popgeo.ipu.stage_choices import Schedule
-from popgeo.ipu.systems.stage import Stage
+from popgeo.ipu.systems.stage_cost import StageCost
 from popgeo.ipu.systems.stage_cut import StageCut
-from popgeo.ipu.systems.stage_update import accumulation_cycles
+from popgeo.ipu.systems.stage_update import UpdateCost, accumulation_cycles
 
 
 def placed_costs(
@@ -64,26 +64,26 @@ def outputs_of(model: nn.Module, serialize: Mapping[str, int]) -> dict[str, tupl
 
 
 def with_waits(
-    stages: Sequence[Stage],
-    update: OpGraph | None,
+    stages: Sequence[StageCost],
+    update: UpdateCost | None,
     options: Options,
     schedule: Schedule,
     micro_batches: int,
     *,
     overlap_host: bool = False,
-) -> list[Stage]:
+) -> list[StageCost]:
     """Stages with what their passes do besides computing: adding up gradients, putting activations aside, streaming.
 
     Args:
         stages: As cut.
-        update: The program of one update; None where nothing is trained.
+        update: One update; None where nothing is trained.
         options: The machine and the replicas.
         schedule: In sequential phases, weights come from streaming memory.
         micro_batches: Between two updates; of one alone, nothing is added up or put aside.
         overlap_host: Whether the host's transfers take place while stages compute.
     """
     target, several = options.target, micro_batches > 1
-    adding = accumulation_cycles(update, stages, options) if update is not None and several else [0.0] * len(stages)
+    adding = accumulation_cycles(update, stages) if update is not None and several else [0.0] * len(stages)
     copying = 1 / (target.num_tiles * target.copy_bytes) if update is not None and several and len(stages) > 1 else 0.0
     streamed = list(stages)
     if schedule is Schedule.PHASED:
@@ -95,7 +95,7 @@ def with_waits(
     ]
 
 
-def _with_streaming(stage: Stage, rate: float, trains: bool) -> Stage:
+def _with_streaming(stage: StageCost, rate: float, trains: bool) -> StageCost:
     """A phase whose weights come from streaming memory before each pass, and what it keeps goes there and back."""
     into = stage.weight_bytes + (stage.stash_bytes if trains else 0)
     gradients = 2 * stage.weight_bytes if trains else 0  # read, added to, written

@@ -20,7 +20,8 @@ from popgeo.ipu.systems.repeated import recompute_of
 from popgeo.ipu.systems.schedule import timeline
 from popgeo.ipu.systems.stage_costs import placed_costs, with_waits
 from popgeo.ipu.systems.stage_cut import LayerOps, StageCut, layers_of
-from popgeo.ipu.systems.stage_update import update_cycles
+from popgeo.ipu.systems.stage_memory import fullest_tiles
+from popgeo.ipu.systems.stage_update import UpdateCost, update_cycles
 from popgeo.ipu.systems.turns import turns_of
 
 
@@ -48,9 +49,10 @@ class StagePlanner:
     """
 
     def __init__(self, step: CapturedStep, update: Callable[[Options], OpGraph] | None) -> None:
-        self.graph, self._num_results, self._capture_update = fold_constants(step.graph), step.num_results, update
+        self.graph, self._capture_update = fold_constants(step.graph), update
+        self._num_results, self._captured_ops = step.num_results, step.captured_ops
         self._costs: dict[float, Sequence[OpCost]] = {}  # by the share of memory that products may take
-        self._updates: dict[bool, OpGraph] = {}  # by whether gradients are accumulated
+        self._updates: dict[bool, UpdateCost] = {}  # by whether gradients are accumulated
         self._memories: Memories = {}
 
     @cached_property
@@ -105,8 +107,13 @@ class StagePlanner:
             all_off_chip=order is Schedule.PHASED,
             sharded=options.shard_optimizer_state,
         )
+        adding = () if update is None or count == 1 else update.adding
+        updates = () if update is None else update.costs
+        seconds = time.perf_counter() - start
         planned = Pipeline(
             target=target,
+            costs=(*(replace(one, count=count) for one in (*placed, *adding)), *updates),
+            memory=fullest_tiles(parts, tasks, order, extra, target),
             schedule=order,
             stages=tuple(parts),
             tasks=tuple(tasks),
@@ -121,7 +128,11 @@ class StagePlanner:
             recompute=checked_recompute(options.recompute),
             layers=cut.layers,
             again=partial(self._again, options, placement),
-            seconds_to_plan=time.perf_counter() - start,
+            captured_ops=self._captured_ops,
+            state_bytes=sum(part.weight_bytes - part.held_before for part in parts) + sum(extra),
+            buffer_bytes=0,
+            compile_seconds=seconds,
+            seconds_to_plan=seconds,
         )
         return planned, cut
 
@@ -148,10 +159,10 @@ class StagePlanner:
             self._costs[share] = cost(self.graph, options.target, matmul_proportion=share)
         return self._costs[share]
 
-    def _update(self, options: Options) -> OpGraph | None:
+    def _update(self, options: Options) -> UpdateCost | None:
         accumulates = options.gradient_accumulation * options.replication_factor > 1
         if self._capture_update is not None and accumulates not in self._updates:
-            self._updates[accumulates] = self._capture_update(options)
+            self._updates[accumulates] = UpdateCost.of(self._capture_update(options), options.target)
         return self._updates.get(accumulates)
 
 

@@ -1,26 +1,48 @@
 """What follows the last micro-batch of a pipeline: sums over replicas, the optimizer, and its state."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from popgeo.capture.op_graph import OpGraph, Role
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.links import message_seconds, replica_ring, ring_seconds, streaming_rate
-from popgeo.ipu.cost.plan import Profile
+from popgeo.ipu.cost.plan import OpCost
 from popgeo.ipu.options import Options
-from popgeo.ipu.step_cost import accumulation
-from popgeo.ipu.systems.stage import Stage
+from popgeo.ipu.step_cost import accumulation, total
+from popgeo.ipu.systems.stage_cost import StageCost
+from popgeo.ipu.target import IpuTarget
 
 
-def accumulation_cycles(update: OpGraph, stages: Sequence[Stage], options: Options) -> list[float]:
+@dataclass(frozen=True, kw_only=True)
+class UpdateCost:
+    """One update of all weights.
+
+    Attributes:
+        graph: Its program.
+        costs: Of its operations.
+        adding: Of adding the gradients of one micro-batch to those before.
+    """
+
+    graph: OpGraph
+    costs: tuple[OpCost, ...]
+    adding: tuple[OpCost, ...]
+
+    @classmethod
+    def of(cls, graph: OpGraph, target: IpuTarget) -> "UpdateCost":
+        """What an update costs on a machine."""
+        return cls(graph=graph, costs=cost(graph, target), adding=cost(accumulation(graph), target))
+
+
+def accumulation_cycles(update: UpdateCost, stages: Sequence[StageCost]) -> list[float]:
     """Cycles in which each stage adds the gradients of one micro-batch to those before: its share of the weights."""
-    cycles = sum(one.plan.cycles(Profile.CALIBRATED) for one in cost(accumulation(update), options.target))
+    cycles = total(update.adding).cycles
     weights = sum(stage.weight_bytes for stage in stages)
     return [cycles * stage.weight_bytes / weights for stage in stages]
 
 
 def update_cycles(
-    update: OpGraph | None,
-    stages: Sequence[Stage],
+    update: UpdateCost | None,
+    stages: Sequence[StageCost],
     num_ipus: int,
     options: Options,
     *,
@@ -31,7 +53,7 @@ def update_cycles(
     """Cycles of the update by what they are for, and bytes of gradients and optimizer state, on each IPU.
 
     Args:
-        update: The program of one update of all weights; None where nothing is trained.
+        update: One update of all weights; None where nothing is trained.
         stages: Of the pipeline; each IPU takes the share of the update that its weights are of all.
         num_ipus: Of one replica.
         options: The machine and the replicas.
@@ -44,12 +66,12 @@ def update_cycles(
     replicas, target = options.replication_factor, options.target
     held = [sum(s.weight_bytes - s.held_before for s in stages if s.ipu == ipu) for ipu in range(num_ipus)]
     weights, gradients, state = (
-        sum(update.values[v].nbytes for v in update.inputs_of(role).values())
+        sum(update.graph.values[v].nbytes for v in update.graph.inputs_of(role).values())
         for role in (Role.PARAMETER, Role.GRADIENT, Role.STATE)
     )
     owners = replicas if sharded else 1
     shares = [own / weights for own in held]
-    cycles = sum(one.plan.cycles(Profile.CALIBRATED) for one in cost(update, target)) / owners
+    cycles = total(update.costs).cycles / owners
     state_of = [share * state / owners for share in shares]
     exchanged = [0.0] * num_ipus
     for stage in stages:

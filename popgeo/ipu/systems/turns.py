@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from popgeo.ipu.systems.schedule import Task, depth_of, num_depths
+from popgeo.ipu.systems.schedule import TimedPass, depth_of, num_depths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class Turn:
     draining: bool
 
 
-def turns_of(tasks: Sequence[Task], stages: int, micro_batches: int) -> list[Turn]:
+def turns_of(tasks: Sequence[TimedPass], stages: int, micro_batches: int) -> list[Turn]:
     """The turns of a timeline in lock-step: one for each micro-batch, and those that fill and drain the pipeline.
 
     Example:

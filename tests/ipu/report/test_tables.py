@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from popgeo import ipu
-from popgeo.ipu.report.tables import _MEANINGS, COLUMNS, Column
+from popgeo.ipu.report.tables import _MEANINGS, COLUMNS, TableColumn
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "report.md"
 UNITS = {"", "0 to 1", "B", "FLOP", "cycles", "operations", "pieces", "plans", "runs", "tiles", "workers"}
@@ -59,7 +59,7 @@ def test_a_meaning_that_no_table_uses_is_none():
 
 def guide_lines() -> list[str]:
     """The columns as the guide shows them: one line for each meaning, with the tables that have it."""
-    tables: dict[Column, list[str]] = {}
+    tables: dict[TableColumn, list[str]] = {}
     for rows, columns in COLUMNS.items():
         for column in columns:
             tables.setdefault(column, []).append(f"`{rows}`")

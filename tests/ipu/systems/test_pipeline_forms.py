@@ -11,7 +11,7 @@ import pytest
 from torch import empty, nn
 
 from popgeo import ipu
-from popgeo.ipu.systems.pipeline_spans import cycles_by_kind, spans, windows
+from popgeo.ipu.systems.stage_spans import cycles_by_kind, spans, windows
 from tests.ipu.systems.conftest import plan_of
 
 
@@ -54,7 +54,7 @@ def test_text_tables_json_page_and_trace_tell_one_story(long_plan):
     for insight in long_plan.insights:
         assert insight.title in told
         assert insight.title in page
-        assert insight.title in [one["title"] for one in held["insights"]]
+        assert insight.title in [one["title"] for one in held["insights_found"]]
         assert insight.remedy in long_plan._repr_html_()
     events = [e for e in json.loads(long_plan.to_chrome_trace())["traceEvents"] if e["ph"] == "X"]
     table = long_plan.to_frame("spans")
@@ -83,8 +83,26 @@ def test_every_table_says_what_its_columns_are(long_plan):
         table = long_plan.to_frame(rows)
         assert set(table.columns) == table.attrs["about"].keys() == table.attrs["units"].keys()
         assert all(table.attrs["about"].values())
-    with pytest.raises(ValueError, match="a pipeline has stages, ipus, spans, transfers, insights"):
-        long_plan.to_frame("ops")
+    with pytest.raises(ValueError, match=r"a pipeline has stages, ipus, spans, transfers, ops, .*families, insights"):
+        long_plan.to_frame("layers")
+
+
+def test_a_plan_has_the_tables_of_its_operations_too(long_plan):
+    families = long_plan.to_frame("families").set_index("family")
+    assert families.loc["matmul", "ops"] == 64 * (8 + 15)  # of each micro-batch: no gradient of the input is asked for
+    in_passes = sum(stage.forward + stage.backward for stage in long_plan.stages)
+    cycles = long_plan.to_frame("ops").groupby("phase")["cycles"].sum()
+    assert cycles["forward"] + cycles["backward"] == pytest.approx(64 * in_passes)
+    assert cycles["update"] == pytest.approx(sum(long_plan.update_parts["optimizer"]))
+    assert cycles["accumulate"] == pytest.approx(64 * sum(stage.accumulate for stage in long_plan.stages))
+    assert long_plan.total.flops == long_plan.to_frame("ops")["flops"].sum()
+
+
+def test_a_plan_is_compared_with_another_and_told_what_a_micro_batch_holds(long_plan):
+    other = long_plan.replan(stages=2)
+    assert long_plan.compare(other).speedup == pytest.approx(long_plan.cycles / other.cycles, rel=1e-6)
+    assert long_plan.for_batch(graphs=3).graphs_per_second == 3 * long_plan.micro_batches_per_second
+    assert long_plan.graphs_per_second is None
 
 
 @pytest.mark.parametrize("schedule", ipu.Schedule)
@@ -132,8 +150,8 @@ def test_a_plan_is_read_back_with_what_stood_out_but_cannot_be_planned_again(lon
     assert read.to_html() == long_plan.to_html()
     with pytest.raises(ValueError, match="holds no model"):
         read.replan(micro_batches=2)
-    for text in ("{}", "[]", "no JSON", long_plan.to_json().replace('"version": 1', '"version": 0', 1)):
-        with pytest.raises(ValueError, match="No plan"):
+    for text in ("{}", "[]", "no JSON", long_plan.to_json().replace('"version": 2', '"version": 0', 1)):
+        with pytest.raises(ValueError, match="No pipeline"):
             ipu.Pipeline.from_json(text)
 
 

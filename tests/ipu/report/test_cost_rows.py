@@ -5,7 +5,7 @@ import collections
 import pandas as pd
 import pytest
 
-from popgeo.ipu.report import rows
+from popgeo.ipu.report import cost_rows
 
 
 @pytest.mark.parametrize("rows", ["ops", "supersteps", "blocks", "families"])
@@ -49,7 +49,7 @@ def calls(monkeypatch):
         return count
 
     for name in ("op_rows", "superstep_rows", "module_rows", "family_rows", "block_rows"):
-        monkeypatch.setattr(rows, name, counting(name, getattr(rows, name)))
+        monkeypatch.setattr(cost_rows, name, counting(name, getattr(cost_rows, name)))
     return counted
 
 
@@ -79,7 +79,7 @@ class Counted(dict):
 
 def test_families_are_grouped_in_one_pass(report):
     ops = [Counted(row) for row in report.rows.ops]
-    rows.family_rows(ops)
+    cost_rows.family_rows(ops)
     assert Counted.looks == len(ops)
 
 

@@ -6,7 +6,7 @@ from popgeo.ipu.tiles.memory_use import MemoryUse
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transfer:
+class StageMessage:
     """What one IPU sends another for one pass of each micro-batch.
 
     Attributes:
@@ -25,7 +25,7 @@ class Transfer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class StageCost:
     """One stage of a pipeline.
 
     Attributes:
@@ -58,7 +58,7 @@ class Stage:
     backward: float
     receive_forward: float
     receive_backward: float
-    transfers: tuple[Transfer, ...]
+    transfers: tuple[StageMessage, ...]
     host: float
     received_bytes: int
     shared_bytes: int

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from popgeo.ipu.stage_choices import Schedule
 from popgeo.ipu.systems.pipeline_figures import PipelineFigures
-from popgeo.ipu.systems.schedule import Task
+from popgeo.ipu.systems.schedule import TimedPass
 
 KINDS = ("forward", "backward", "receive", "host", "streaming", "update", "wait")
 SHOWN = 3  # micro-batches at each end of a timeline that is too long to be read whole
@@ -42,7 +42,7 @@ def spans(plan: PipelineFigures) -> list[Span]:
     return [span for span in found if span.end - span.start > 1e-6]
 
 
-def _task_spans(plan: PipelineFigures, task: Task) -> Iterator[Span]:
+def _task_spans(plan: PipelineFigures, task: TimedPass) -> Iterator[Span]:
     """First an IPU receives what it needs, then it computes."""
     stage = plan.stages[task.stage]
     arrives = stage.receive_backward if task.backward else stage.receive_forward
@@ -54,7 +54,7 @@ def _task_spans(plan: PipelineFigures, task: Task) -> Iterator[Span]:
     yield _span(task, "backward" if task.backward else "forward", begins, task.end)
 
 
-def _span(task: Task, kind: str, start: float, end: float) -> Span:
+def _span(task: TimedPass, kind: str, start: float, end: float) -> Span:
     return Span(kind=kind, ipu=task.ipu, stage=task.stage, micro_batch=task.micro_batch, start=start, end=end)
 
 
@@ -89,11 +89,11 @@ def _joined(parts: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return joined
 
 
-def _start(tasks: Iterator[Task]) -> float:
+def _start(tasks: Iterator[TimedPass]) -> float:
     return min(task.start for task in tasks)
 
 
-def _end(tasks: Iterator[Task]) -> float:
+def _end(tasks: Iterator[TimedPass]) -> float:
     return max(task.end for task in tasks)
 
 

@@ -15,7 +15,7 @@ _TRUST = list(Validity)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class CostRows:
     """The rows behind each table of a report; `popgeo.ipu.report.tables` says what their columns mean.
 
     Attributes:
@@ -40,17 +40,17 @@ class Rows:
 
     @cached_property
     def modules(self) -> tuple[Row, ...]:
-        """One row for each module, the dearest first."""
+        """One row for each module, the most expensive first."""
         return module_rows(self.ops)
 
     @cached_property
     def blocks(self) -> tuple[Row, ...]:
-        """One row for each block of the model, the dearest first."""
+        """One row for each block of the model, the most expensive first."""
         return block_rows(self.ops)
 
     @cached_property
     def families(self) -> tuple[Row, ...]:
-        """One row for each family of operations, the dearest first."""
+        """One row for each family of operations, the most expensive first."""
         return family_rows(self.ops)
 
 
@@ -160,15 +160,15 @@ def module_rows(ops: Iterable[Row]) -> tuple[Row, ...]:
             row["own"] += op["cycles"] if path == name else 0.0
             row["ops"] += op["count"]
             row["update" if op["phase"] == "accumulate" else op["phase"]] += op["cycles"]
-    return _dearest_first(rows.values())
+    return _most_expensive_first(rows.values())
 
 
 def family_rows(ops: Iterable[Row]) -> tuple[Row, ...]:
-    """One row for each family of operations, the dearest first."""
+    """One row for each family of operations, the most expensive first."""
     families: dict[str, list[Row]] = {}
     for op in ops:
         families.setdefault(op["family"], []).append(op)
-    return _dearest_first({"family": name, **_grouped(its)} for name, its in families.items())
+    return _most_expensive_first({"family": name, **_grouped(its)} for name, its in families.items())
 
 
 def block_rows(ops: Iterable[Row]) -> tuple[Row, ...]:
@@ -177,7 +177,7 @@ def block_rows(ops: Iterable[Row]) -> tuple[Row, ...]:
     blocks: dict[str, list[Row]] = {}
     for op, name in zip(ops, block_names([op["module"] for op in ops]), strict=True):
         blocks.setdefault(name, []).append(op)
-    return _dearest_first({"module": name, **_grouped(its)} for name, its in blocks.items())
+    return _most_expensive_first({"module": name, **_grouped(its)} for name, its in blocks.items())
 
 
 def block_names(modules: Sequence[str]) -> list[str]:
@@ -216,7 +216,7 @@ def _grouped(ops: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _dearest_first(rows: Iterable[dict[str, Any]]) -> tuple[Row, ...]:
+def _most_expensive_first(rows: Iterable[dict[str, Any]]) -> tuple[Row, ...]:
     return _read_only(sorted(rows, key=lambda row: -row["cycles"]))
 
 
