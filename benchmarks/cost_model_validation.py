@@ -71,7 +71,7 @@ def judge(points: Sequence[Point], cycles: np.ndarray) -> tuple[float, float, fl
 
 def _cycles(point: Point, profile: Profile) -> float:
     target = published.TARGET
-    graph = published.compile_point(point, target).step.graph
+    graph = published.compile_point(point, target).graph
     return sum(op.plan.cycles(profile) for op in cost(graph, target))
 
 

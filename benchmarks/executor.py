@@ -107,8 +107,8 @@ def compare_starts(name: str, model: nn.Module, batch: dict[str, Tensor], rounds
             for kept in (None, folder)
         )
 
-        def start(training: ipu.CompiledModel) -> None:
-            training.destroy()
+        def start(training: ipu.CompiledStep) -> None:
+            training.reset()
             training(**batch)  # the first call compiles, joins operations and gives them memory
 
         seconds = measure({"first": lambda: start(first), "second": lambda: start(second)}, rounds)

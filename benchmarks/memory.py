@@ -103,8 +103,8 @@ def main() -> None:
     _, loss = compiled(*arguments)
     expected = mse_loss(peer(batch.z, batch.pos, batch.batch), target).detach()
     torch.testing.assert_close(loss, expected, rtol=1e-3, atol=1e-3)
-    assert compiled._compiled is not None  # it has just run
-    runner = compiled._compiled.runner.graph_runner
+    assert compiled._bound is not None  # it has just run
+    runner = compiled._bound.on_processor.usual.runner
     assert isinstance(runner, GraphRunner)  # no other was asked for
     gradients = sum(p.nbytes for p in model.parameters())
     ours = runner.peak_bytes + gradients

@@ -63,7 +63,7 @@ def split(family: str, every: Sequence[Point], seed: int = SEED) -> tuple[list[P
     return [every[i] for i in order[:cut]], [every[i] for i in order[cut:]]
 
 
-def compile_point(point: Point, target: ipu.IpuTarget = TARGET) -> ipu.Executable:
+def compile_point(point: Point, target: ipu.IpuTarget = TARGET) -> ipu.CompiledStep:
     """The function that was measured, compiled for the point's shapes."""
     function, inputs = _FUNCTIONS[point.family](point)
     return ipu.compile(function, inputs, target=target)

@@ -19,11 +19,11 @@ from torch_geometric.nn.models.schnet import ShiftedSoftplus
 
 from popgeo import ipu
 from popgeo.capture.capture import bind
-from popgeo.capture.capture_step import capture_step
+from popgeo.capture.capture_step import capture_step, trained_names
 from popgeo.ipu.cost.plan import Profile
 from popgeo.ipu.step_cost import assess
 from popgeo.ipu.systems.pipeline import Pipeline
-from popgeo.ipu.systems.share import trained_names, update_of
+from popgeo.ipu.systems.share import update_of
 from popgeo.nn import GPSPlusPlus, PairBias
 
 SCALING_GATE, SYSTEM_GATE = 0.10, 1.5

@@ -82,7 +82,7 @@ def loader_of(
     )
 
 
-def errors(model: ipu.CompiledModel, frames: FixedSizeDataLoader) -> tuple[float, float]:
+def errors(model: ipu.CompiledStep, frames: FixedSizeDataLoader) -> tuple[float, float]:
     """Mean absolute errors of energies (eV) and forces (eV/angstrom) over the real frames and atoms."""
     of_energy, of_forces = [], []
     for batch in frames:

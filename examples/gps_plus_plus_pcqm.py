@@ -90,7 +90,7 @@ class Gap(nn.Module):
         return out, error.detach(), ipu.identity_loss(error / self.std + 0.1 * denoising)
 
 
-def call(model: ipu.CompiledModel, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+def call(model: ipu.CompiledStep, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     return model(**{name: batch[name] for name in (*GIVEN, *MASKS)})
 
 

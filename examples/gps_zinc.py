@@ -100,7 +100,7 @@ class Clock:
         return peak * min(1.0, (step + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * self.done(step)))
 
 
-def call(model: ipu.CompiledModel, batch: Batch) -> tuple[Tensor, Tensor]:
+def call(model: ipu.CompiledStep, batch: Batch) -> tuple[Tensor, Tensor]:
     """Predictions and loss of one batch."""
     return model(
         batch.x,
@@ -116,7 +116,7 @@ def call(model: ipu.CompiledModel, batch: Batch) -> tuple[Tensor, Tensor]:
     )
 
 
-def error(model: ipu.CompiledModel, batches: FixedSizeDataLoader) -> float:
+def error(model: ipu.CompiledStep, batches: FixedSizeDataLoader) -> float:
     """Mean absolute error over a loader."""
     errors = [(call(model, batch)[0] - batch.y).abs()[batch.graphs_mask] for batch in batches]
     return float(torch.cat(errors).mean())

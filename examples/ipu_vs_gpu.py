@@ -25,7 +25,7 @@ POINTS = Path(__file__).resolve().parents[1] / "benchmarks" / "data" / "bow_micr
 FLOOR = 1.2  # a GPU call that takes no longer than this many times the shortest is one that waits for its launch
 
 
-def compiled(op: str, num_inputs: int, num_features: int, num_outputs: int) -> ipu.Executable:
+def compiled(op: str, num_inputs: int, num_features: int, num_outputs: int) -> ipu.CompiledStep:
     """The operation at one size; nothing is computed."""
     table = torch.empty(num_inputs, num_features)
     if op == "gather":

@@ -70,8 +70,8 @@ def test_accuracy(name: str, data: Data, num_classes: int, seed: int, epochs: in
         for batch in loader:
             mask = batch.train_mask & (batch.seeds_mask if name == "GraphSAGE" else batch.nodes_mask)
             step(batch.x, batch.edge_index, batch.y, mask)
-            compiled = compiled or step.compiled
-            assert step.compiled is compiled, "every batch has one shape, so there is one compilation"
+            compiled = compiled or step.graph
+            assert step.graph is compiled, "every batch has one shape, so there is one compilation"
         if epoch % 2:
             model.eval()
             with torch.no_grad():

@@ -166,7 +166,7 @@ def load(root: Path, limit: int | None) -> tuple[list[Data], list[int]]:
     return molecules, parts
 
 
-def call(model: ipu.CompiledModel, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+def call(model: ipu.CompiledStep, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Predictions and losses of one batch."""
     return model(
         batch.x,
@@ -181,7 +181,7 @@ def call(model: ipu.CompiledModel, batch: Batch) -> tuple[Tensor, Tensor, Tensor
     )
 
 
-def predict(model: ipu.CompiledModel, batches: FixedSizeDataLoader) -> list[tuple[Tensor, Tensor]]:
+def predict(model: ipu.CompiledStep, batches: FixedSizeDataLoader) -> list[tuple[Tensor, Tensor]]:
     """Predictions and labels of each task. [graphs, num_labels]"""
     found = [(call(model, batch)[0][batch.graphs_mask], batch.labels[batch.graphs_mask]) for batch in batches]
     out, labels = (torch.cat(rows) for rows in zip(*found, strict=True))

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from popgeo import Options, inference_model, training_model
 from popgeo.command_line import run
-from popgeo.ipu import CompiledModel
+from popgeo.ipu import CompiledStep
 from popgeo.nn import NBFNet, Ranks, filtered_ranks, masked_mean, own_links
 
 
@@ -164,7 +164,7 @@ def batches(triples: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield part[:, torch.where(real, torch.arange(size), 0)], real
 
 
-def rank(answer: CompiledModel, graph: Graph, slots: Slots, triples: Tensor, size: int) -> tuple[float, float]:
+def rank(answer: CompiledStep, graph: Graph, slots: Slots, triples: Tensor, size: int) -> tuple[float, float]:
     """Mean reciprocal rank of queries, and their Hits@10 among 50 negatives."""
     ranks, candidates = [], []
     facts = torch.cat([graph.train, graph.valid, graph.test], dim=1)

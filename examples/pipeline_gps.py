@@ -41,7 +41,7 @@ class Trained:
         weights: All parameters, one after the other.
     """
 
-    step: ipu.CompiledModel
+    step: ipu.CompiledStep
     losses: Tensor
     weights: Tensor
 

@@ -136,7 +136,7 @@ def train(setting: Setting, molecules: list[Data], epochs: int, num_valid: int, 
         )
 
 
-def call(model: ipu.CompiledModel, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+def call(model: ipu.CompiledStep, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Predicted gaps, squared error and loss of one call."""
     return model(batch.z, batch.pos, batch.batch, batch.edge_index, batch.y[:, GAP], batch.graphs_mask)
 
@@ -148,7 +148,7 @@ def rate(progress: float, warmup: float = 0.05) -> float:
     return 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
 
 
-def validation_error(predictor: ipu.CompiledModel, batches: FixedSizeDataLoader) -> float:
+def validation_error(predictor: ipu.CompiledStep, batches: FixedSizeDataLoader) -> float:
     """Mean absolute error in eV over a loader."""
     errors = [(call(predictor, batch)[0] - batch.y[:, GAP]).abs()[batch.graphs_mask] for batch in batches]
     return float(torch.cat(errors).mean())

@@ -33,7 +33,7 @@ from torch_geometric.data import TemporalData
 
 from popgeo import FixedSizeEventLoader, Options, inference_model, training_model
 from popgeo.command_line import run
-from popgeo.ipu import CompiledModel
+from popgeo.ipu import CompiledStep
 from popgeo.nn import TGN, average_precision, binary_cross_entropy, roc_auc
 from popgeo.nn.models.tgn import SINCE
 
@@ -80,7 +80,7 @@ def measure(met: Tensor, not_met: Tensor) -> tuple[float, float]:
     return float(average_precision(score, label)), float(roc_auc(score, label))
 
 
-def evaluate(step: CompiledModel, loader: FixedSizeEventLoader) -> tuple[float, float]:
+def evaluate(step: CompiledStep, loader: FixedSizeEventLoader) -> tuple[float, float]:
     """What a step makes of events, which it learns of on the way."""
     scores = []
     for b in loader:

@@ -161,13 +161,13 @@ def make_schnet(settings: Settings, mean: float, std: float, max_num_nodes: int)
     )
 
 
-def call(model: ipu.CompiledModel, batch: Batch) -> tuple[Tensor, Tensor]:
+def call(model: ipu.CompiledStep, batch: Batch) -> tuple[Tensor, Tensor]:
     """Predictions and losses of the mini-batches of one call; where no pairs are listed the model finds neighbours."""
     pairs = {"pairs": batch.edge_index} if "edge_index" in batch else {}
     return model(batch.z, batch.pos, batch.batch, batch.y, batch.graphs_mask, **pairs)
 
 
-def train_epoch(training: ipu.CompiledModel, batches: FixedSizeDataLoader, title: str, num_graphs: int) -> float:
+def train_epoch(training: ipu.CompiledStep, batches: FixedSizeDataLoader, title: str, num_graphs: int) -> float:
     """One pass over the training molecules: their mean absolute error while training (eV)."""
     error, seen = 0.0, 0
     with bar(title, "graphs", total=num_graphs) as shown:
@@ -181,7 +181,7 @@ def train_epoch(training: ipu.CompiledModel, batches: FixedSizeDataLoader, title
     return error / seen
 
 
-def predict(inference: ipu.CompiledModel, batches: FixedSizeDataLoader) -> pd.DataFrame:
+def predict(inference: ipu.CompiledStep, batches: FixedSizeDataLoader) -> pd.DataFrame:
     """The gap of each real molecule, computed and predicted (eV)."""
     gaps, predictions = [], []
     for batch in batches:

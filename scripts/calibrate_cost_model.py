@@ -90,7 +90,7 @@ def linear_terms(
 
 
 def graphs(chosen: Sequence[published.Point]) -> list[OpGraph]:
-    return [published.compile_point(point).step.graph for point in chosen]
+    return [published.compile_point(point).graph for point in chosen]
 
 
 def cycles(graph: OpGraph, calibration: Calibration) -> float:

@@ -44,7 +44,7 @@ def hetero_loader() -> popgeo.FixedSizeDataLoader:
     return popgeo.FixedSizeDataLoader([graph] * 5, fixed_size_options=sizes)
 
 
-def trained() -> ipu.CompiledModel:
+def trained() -> ipu.CompiledStep:
     training = ipu.training_model(Mean(), ipu.Options(device_iterations=2))
     training(torch.ones(8, 3))
     return training
@@ -97,10 +97,13 @@ SHOWN = [
         lambda: ipu.Options(output_mode="all", device_iterations=4, target=ipu.IpuTarget.gc2()),
         "Options(device_iterations=4, output_mode='all', target=IpuTarget(GC2: 1,216 tiles of 256 KiB at 1.6 GHz))",
     ),
-    (lambda: ipu.compile(double, [torch.ones(3)]), "Executable(double: 1 operations for Bow, 0 calls)"),
+    (
+        lambda: ipu.compile(double, [torch.ones(3)]),
+        "CompiledStep(double: forward, backend cpu, 0 calls, micro-batches a call: 1",
+    ),
     (lambda: trained().graph, "OpGraph("),
     (lambda: trained().report.memory, "MemoryUse("),
-    (trained, "CompiledModel(Mean: training, compiled, 1 call, micro-batches a call: 2"),
+    (trained, "CompiledStep(Mean: training, backend cpu, 1 call, micro-batches a call: 2"),
 ]
 
 

@@ -124,12 +124,16 @@ def capture(
 
 
 def bind(function: Callable[..., Any], *inputs: Any, **named_inputs: Any) -> Arguments:
-    """The arguments of a call of a function, by name; those of torch's own functions are known by position only."""
+    """The arguments of a call of a function, or of a module, by name."""
+    return Arguments.of(signature_of(function), inputs, named_inputs)
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """How a function, or a module's forward pass, is called; torch's own functions know arguments by position only."""
     try:
-        signature = inspect.signature(function)
+        return inspect.signature(function.forward if isinstance(function, nn.Module) else function)
     except ValueError:
-        signature = inspect.Signature([inspect.Parameter("inputs", inspect.Parameter.VAR_POSITIONAL)])
-    return Arguments.of(signature, inputs, named_inputs)
+        return inspect.Signature([inspect.Parameter("inputs", inspect.Parameter.VAR_POSITIONAL)])
 
 
 def fake_of(tensor: Tensor, trained: bool) -> Tensor:

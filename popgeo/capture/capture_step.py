@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 from tqdm import tqdm
 
 from popgeo.capture.arguments import Arguments
@@ -68,3 +70,20 @@ def optimize(graph: OpGraph) -> tuple[OpGraph, frozenset[Input]]:
     graph = drop_unused(merge_equal_values(graph))
     graph, relied_on = use_row_indexing(graph)
     return drop_unused(join_gathers(merge_equal_values(graph))), relied_on
+
+
+def trained_names(model: Callable[..., Any], optimizer: Optimizer | None) -> list[str]:
+    """The parameters of the model that the optimizer holds.
+
+    Raises:
+        ValueError: there is an optimizer and it holds none of them, or the model is a function.
+    """
+    if optimizer is None:
+        return []
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"A function ({model!r}) has no parameters to train; pass the module that holds them.")
+    held = {p for group in optimizer.param_groups for p in group["params"]}
+    trained = [name for name, p in model.named_parameters() if p in held and p.requires_grad]
+    if not trained:
+        raise ValueError("The optimizer holds no parameter of the model; build it from model.parameters().")
+    return trained

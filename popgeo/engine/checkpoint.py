@@ -45,15 +45,10 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def state_of(
-    model: nn.Module, optimizer: Optimizer | None, runner: StepRunner, update: Update | None
+    model: nn.Module, optimizer: Optimizer | None, update: Update | None, replicas: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Weights, optimizer, and the buffers and random numbers of the replicas that run in this process."""
-    content: dict[str, Any] = {
-        "model": model.state_dict(),
-        "buffers": runner.buffers,
-        "generators": [generator.get_state() for generator in runner.generators],
-        "replicas": list(runner.replicas.local),
-    }
+    content: dict[str, Any] = {"model": model.state_dict(), **replicas}
     if update is not None:
         assert optimizer is not None  # whose update it is
         content |= {"optimizer": optimizer.state_dict(), **update.state()}
@@ -93,8 +88,9 @@ def restore_weights(
             raise ValueError(f"{path} does not fit the optimizer: {error}") from error
 
 
-def restore_run(content: Mapping[str, Any], runner: StepRunner, update: Update | None) -> None:
+def restore_run(content: Mapping[str, Any], runner: StepRunner) -> None:
     """Goes on with the random numbers, the buffers and the count of updates that a checkpoint of its replicas holds."""
-    runner.restore(content["generators"], content["buffers"])
+    runner.restore(content)
+    update = runner.update
     if update is not None and "num_updates" in content:
         update.restore(content)

@@ -1,14 +1,16 @@
 """The doors for the hardware that people own: a model's step, or its forward pass alone, compiled."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from popgeo.engine.compiled_step import Backend, CompiledStep
+from popgeo.engine.backend import Backend, backend_of
+from popgeo.engine.compiled_step import CompiledStep, require_module
 from popgeo.engine.step_options import StepOptions
+from popgeo.engine.step_recipe import Recipe
 
 
 def compile_step(
@@ -35,8 +37,8 @@ def compile_step(
         example_batch: What a call will be given: a tuple of positional arguments, a dictionary of named ones, or the
             only one. Nothing is run on it. None leaves compiling to the first call.
         backend: `"cpu"`, `"inductor"` or `"cuda"`.
-        options: Device iterations, accumulation, loss scaling and others: a `StepOptions`, or a `popgeo.Options`, of
-            which the machine is not looked at.
+        options: Device iterations, accumulation, loss scaling and others: a `StepOptions`; of a `popgeo.Options` the
+            machine is not looked at.
         learning_rate: The rate of each update, counted from 0, instead of the optimizer's own.
         autocast: `torch.bfloat16` or `torch.float16`: the type that the forward pass computes in where that is safe.
 
@@ -67,8 +69,15 @@ def compile_step(
             f"optimizer is a {type(optimizer).__name__}; pass one of torch.optim over parameters of the model. For a "
             "forward pass alone there is popgeo.compile_forward."
         )
-    step = CompiledStep(model, optimizer, _backend(backend), options or StepOptions(), learning_rate, autocast)
-    return step if example_batch is None else step.compile(example_batch)
+    recipe = Recipe(
+        function=require_module(model),
+        optimizer=optimizer,
+        options=options or StepOptions(),
+        backend=backend_of(backend),
+        learning_rate=learning_rate,
+        autocast=autocast,
+    )
+    return _compiled_for(CompiledStep(recipe), example_batch)
 
 
 def compile_forward(
@@ -94,13 +103,16 @@ def compile_forward(
         raise ValueError(
             f"A forward pass accumulates no gradients; gradient_accumulation is {chosen.gradient_accumulation}."
         )
-    step = CompiledStep(model, None, _backend(backend), chosen, None, autocast)
-    return step if example_batch is None else step.compile(example_batch)
+    recipe = Recipe(
+        function=require_module(model), options=chosen, backend=backend_of(backend), autocast=autocast
+    )  # fmt: skip
+    return _compiled_for(CompiledStep(recipe), example_batch)
 
 
-def _backend(name: Backend | str) -> Backend:
-    try:
-        return Backend(name)
-    except ValueError:
-        allowed = ", ".join(repr(member.value) for member in Backend)
-        raise ValueError(f"backend is {name!r}; it is one of {allowed}.") from None
+def _compiled_for(step: CompiledStep, example_batch: Any) -> CompiledStep:
+    """The step, compiled for an example where there is one."""
+    if example_batch is None:
+        return step
+    if isinstance(example_batch, Mapping):
+        return step.compile(**example_batch)
+    return step.compile(*(example_batch if isinstance(example_batch, tuple) else (example_batch,)))

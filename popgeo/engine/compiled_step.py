@@ -1,231 +1,313 @@
-"""A model's step, compiled for a processor or captured for a GPU."""
+"""The compiled step: a model, or a function, whose step is captured once for fixed shapes and called like it."""
 
-import inspect
-import time
-from collections.abc import Callable, Mapping
-from enum import Enum
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import nn
+import pandas as pd
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from popgeo.capture.arguments import Arguments
-from popgeo.capture.capture_step import capture_step
 from popgeo.capture.captured_step import CapturedStep
-from popgeo.capture.held_state import in_modes
-from popgeo.engine import micro_batches
-from popgeo.engine.bound_call import BoundCall
-from popgeo.engine.cuda_graph import CudaGraphRunner
-from popgeo.engine.graph_runner import GraphRunner
-from popgeo.engine.inductor import InductorRunner
+from popgeo.capture.op_graph import OpGraph
+from popgeo.engine import checkpoint
+from popgeo.engine.backend import Backend
+from popgeo.engine.bound_step import BoundStep, bind_step
 from popgeo.engine.loss_scaling import LossScale
-from popgeo.engine.optimizer.capturable import check_capturable
 from popgeo.engine.optimizer.update import Update
+from popgeo.engine.pipeline.parts import Part
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_options import StepOptions
-from popgeo.engine.step_runner import StepRunner
-from popgeo.ops import sum_on_device
-
-_REMEDY = "A compiled step has fixed shapes: give it what it was compiled for, or call reset() and compile anew."
-_HALVES = (None, torch.bfloat16, torch.float16)
-
-
-class Backend(Enum):
-    """What runs a compiled step."""
-
-    CPU = "cpu"
-    """This library's executor."""
-    INDUCTOR = "inductor"
-    """torch's compiler, on the processor; it is handed the captured operations."""
-    CUDA = "cuda"
-    """A GPU, which replays the whole step as one CUDA graph."""
+from popgeo.engine.step_recipe import Recipe, StepPlan
+from popgeo.engine.step_runner import ReplicaState
 
 
 class CompiledStep:
-    """A model whose step is compiled for fixed shapes; made by `compile_step` and `compile_forward`."""
+    """A model, or a function, whose step is compiled once for fixed shapes; called like it.
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer | None,
-        backend: Backend,
-        options: StepOptions,
-        learning_rate: Callable[[int], float] | None,
-        autocast: torch.dtype | None,
-    ) -> None:
-        if not isinstance(model, nn.Module):
-            raise ValueError(f"model is a {type(model).__name__}; pass a torch.nn.Module.")
-        if autocast not in _HALVES:
-            raise ValueError(f"autocast is {autocast}; it is torch.bfloat16, torch.float16 or None.")
-        self.model, self.optimizer, self.backend, self.options = model, optimizer, backend, options
-        self._learning_rate, self._autocast = learning_rate, autocast
-        self._modes = {module: module.training for module in model.modules()}
-        self._signature = inspect.signature(model.forward)
-        self._device = _device(model, backend)
-        self._check_options()
-        if backend is Backend.CUDA and optimizer is not None:
-            check_capturable(optimizer)
-        self._call: BoundCall | None = None
-        self._runner: Any = None
-        self.calls, self.compile_seconds = 0, 0.0
+    `popgeo.compile_step` and `popgeo.compile_forward` compile it for this computer; `popgeo.training_model`,
+    `popgeo.inference_model` and `popgeo.ipu.compile` for a simulated machine too, which accounts for it in `report`.
+    The first call compiles the step for the shapes it gets, unless `compile` has done so.
+
+    Args:
+        recipe: What is compiled, and how.
+        replicas: Which replicas run here; those of this process when left out.
+    """
+
+    def __init__(self, recipe: Recipe, replicas: Replicas | None = None) -> None:
+        self._recipe, self._replicas = recipe, replicas
+        self._pending: Mapping[str, Any] | None = None  # a checkpoint that waits for the step to be compiled
+        self._bound: BoundStep | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs one call: `device_iterations` x `gradient_accumulation` micro-batches.
+        """Runs one call: `batch_factor` micro-batches of the options, an update per accumulation when training.
 
         Raises:
             ValueError: an argument differs from what the step was compiled for, named with both shapes or values.
         """
-        if self._call is None:
-            self._compile(args, kwargs)
-        call = self._call
-        assert call is not None  # _compile has made it
-        tensors, graph_data = call.flatten(args, kwargs)
-        results = self._runner.run(tensors)
-        self.calls += 1
-        return call.unflatten(results, graph_data)
+        bound = self._bound or self._compile(args, kwargs)
+        return bound(args, kwargs)
 
-    def compile(self, example_batch: Any) -> "CompiledStep":
-        """Compiles the step for such a batch without running it; see `compile_step`.
+    def compile(self, *args: Any, **kwargs: Any) -> "CompiledStep":
+        """Compiles the step for these arguments of a call without running it.
 
         Raises:
-            ValueError: a shape depends on data, or it is compiled already for another batch.
+            DynamicShapeError: a shape depends on data.
+            OutOfTileMemory: the machine is strict, and a tile of it needs more memory than it has.
+            ValueError: no loss or several, or it is compiled already for other arguments.
         """
-        args: tuple[Any, ...] = ()
-        kwargs: dict[str, Any] = {}
-        if isinstance(example_batch, tuple):
-            args = example_batch
-        elif isinstance(example_batch, Mapping):
-            kwargs = dict(example_batch)
-        else:
-            args = (example_batch,)
-        if self._call is None:
-            self._compile(args, kwargs)
-        assert self._call is not None  # _compile has made it
-        self._call.flatten(args, kwargs)
+        bound = self._bound or self._compile(args, kwargs)
+        bound.flatten(args, kwargs)
         return self
-
-    @property
-    def loss_scale(self) -> LossScale | None:
-        """The scale of the loss and how many updates it left out; None where it is constant, or nothing is compiled."""
-        return None if self._runner is None or self.backend is Backend.CUDA else self._runner.loss_scale
 
     def reset(self) -> None:
         """Forgets what was compiled; weights and optimizer state stay, and the next call may have other shapes."""
         for parameter in self.model.parameters():
             if self.backend is not Backend.CUDA:
                 parameter.data = parameter.data.clone()  # no longer a view of the step's memory
-        self._call = self._runner = None
+        self._bound = None
+
+    @property
+    def model(self) -> nn.Module:
+        """The module whose step this is; an empty one for a function."""
+        return self._recipe.module
+
+    @property
+    def options(self) -> StepOptions:
+        """How often a call repeats the step, what it returns, and what it was compiled for."""
+        return self._recipe.options
+
+    @property
+    def backend(self) -> Backend:
+        """What runs the step."""
+        return self._recipe.backend
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the step is compiled."""
+        return self._bound is not None
+
+    @property
+    def calls(self) -> int:
+        """How many calls there were since the step was compiled."""
+        return 0 if self._bound is None else self._bound.calls
+
+    @property
+    def compile_seconds(self) -> float:
+        """How long compiling took; 0 where nothing is compiled."""
+        return 0.0 if self._bound is None else self._bound.compile_seconds
+
+    @property
+    def captured(self) -> CapturedStep:
+        """What runs: the operations of one micro-batch, and what they return and change.
+
+        Raises:
+            ValueError: nothing is compiled.
+        """
+        return self._compiled.step
+
+    @property
+    def graph(self) -> OpGraph:
+        """The operations of one micro-batch, forward and, when training, backward."""
+        return self.captured.graph
+
+    @property
+    def plan(self) -> StepPlan | None:
+        """How the machine would run the step; None where it was compiled for this computer alone."""
+        return self._compiled.plan
+
+    @property
+    def report(self) -> Any:
+        """The machine's account of a step: cycles, memory and plans there, and what this computer did for it.
+
+        Costs are worked out when it is first asked for; nothing runs.
+
+        Raises:
+            ValueError: nothing is compiled, or there is no machine to account for it.
+        """
+        return self._planned.report(self._compiled.figures())
+
+    @property
+    def pipeline(self) -> Any:
+        """The machine's account of the stages of a step.
+
+        Raises:
+            ValueError: nothing is compiled, there is no machine, or the step runs as a whole.
+        """
+        return self._planned.pipeline
+
+    @property
+    def loss_scale(self) -> LossScale | None:
+        """The scale of the loss and how many updates it left out; None where it is constant, or nothing is compiled."""
+        return None if self._bound is None else self._bound.runner.loss_scale
+
+    @property
+    def update(self) -> Update | None:
+        """The optimizer's update; None for a forward pass."""
+        return self._compiled.on_processor.update
+
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        """Takes the hyperparameters and the state of another optimizer of the same kind over the same parameters.
+
+        Raises:
+            ValueError: the step is a forward pass, or the optimizer does not fit.
+        """
+        if self._recipe.optimizer is None:
+            raise ValueError("A forward pass has no optimizer; wrap the module with training_model to train it.")
+        if self._bound is not None and self.update is not None:
+            self.update.set_optimizer(optimizer)
+        self._recipe = replace(self._recipe, optimizer=optimizer)
+
+    def train(self, mode: bool = True) -> "CompiledStep":
+        """Sets the module's mode, and as long as nothing is compiled that of the step; the step has it from then on."""
+        self.model.train(mode)
+        self._recipe = replace(self._recipe, modes={})  # as they are now
+        return self
+
+    def eval(self) -> "CompiledStep":
+        """`train(False)`."""
+        return self.train(False)
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        """The weights and buffers, in torch's own format."""
+        return self.model.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Replaces weights and buffers, the latter in every replica."""
+        self.model.load_state_dict(state)
+        self.reset_buffers()
+
+    def reset_buffers(self) -> None:
+        """Gives every replica the module's buffers, as they are now."""
+        if self._bound is not None and self.backend is not Backend.CUDA:
+            self._bound.on_processor.reset_buffers()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes weights, optimizer and random numbers to a file that is whole at any moment, also if killed meanwhile.
+
+        Raises:
+            ValueError: nothing is compiled.
+        """
+        runner = self._compiled.on_processor
+        content = checkpoint.state_of(self.model, self._recipe.optimizer, runner.update, runner.run_state())
+        checkpoint.save_checkpoint(path, content)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Goes on from what `save` wrote, before or after compiling.
+
+        Raises:
+            ValueError: the file is no such checkpoint, or of a model that has other weights, or of other replicas.
+        """
+        content = checkpoint.load_checkpoint(path)
+        checkpoint.require_replicas(content, self._replicas_here())
+        checkpoint.restore_weights(content, self.model, self._recipe.optimizer, path)
+        self._pending = content
+        if self._bound is not None:
+            self._go_on(self._bound)
+
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Tensor], list[Any]]:
+        """The tensors of a call, and the graph data among its arguments.
+
+        Raises:
+            ValueError: an argument differs from what the step was compiled for; the message names it.
+        """
+        return self._compiled.flatten(args, kwargs)
+
+    def unflatten(self, results: Sequence[Tensor], graph_data: Sequence[Any]) -> Any:
+        """What the model returns, where results that are graph data are like that of the call."""
+        return self._compiled.unflatten(results, graph_data)
+
+    def program_for(self, tensors: Sequence[Tensor]) -> tuple[OpGraph, Sequence[Part]]:
+        """The operations that run for the tensors of a call, and the parts in which they run; none as a whole."""
+        return self._compiled.on_processor.program_for(tensors)
+
+    def replica_states(self) -> Sequence[ReplicaState]:
+        """Random numbers and buffers of each replica that runs here, as they are; change them in place."""
+        return self._compiled.on_processor.replica_states
 
     def __repr__(self) -> str:
-        kind = "forward" if self.optimizer is None else "training"
-        parts = [f"{type(self.model).__name__}: {kind}", f"backend {self.backend.value}"]
-        if self._call is None:
-            parts.append("not compiled yet")
-        else:
-            parts.append(f"{self.calls:,} {'call' if self.calls == 1 else 'calls'}")
-            parts += self._how_it_runs()
-        if self._autocast is not None:
-            parts.append(f"autocast {str(self._autocast).removeprefix('torch.')}")
+        kind = "forward" if self._recipe.optimizer is None else "training"
+        parts = [f"{self._recipe.name}: {kind}", f"backend {self.backend.value}"]
+        parts.append("not compiled yet" if self._bound is None else f"{self.calls:,} call{'s' * (self.calls != 1)}")
+        parts.append(f"micro-batches a call: {self.options.batch_factor}")
+        if self._bound is not None:
+            parts.append(self._bound.runner.how_it_runs())
+        if self._recipe.autocast is not None:
+            parts.append(f"autocast {str(self._recipe.autocast).removeprefix('torch.')}")
         return f"{type(self).__name__}({', '.join(part for part in parts if part)})"
 
-    def _how_it_runs(self) -> list[str]:
-        if isinstance(self._runner, CudaGraphRunner):
-            return [self._runner.how_it_runs(), sum_on_device.describe()]
-        scale = self._runner.loss_scale
-        return ["" if scale is None else str(scale), *self._runner.joined]
+    def _repr_html_(self) -> str:
+        shown = {"model": self._recipe.name, "weights": sum(p.numel() for p in self.model.parameters())}
+        if self._recipe.optimizer is not None:
+            shown |= {"optimizer": type(self._recipe.optimizer).__name__}
+        shown |= {"micro-batches a call": self.options.batch_factor, "compiled": self.is_compiled}
+        if self._bound is not None:
+            seconds = round(self._bound.run_seconds, 3)
+            shown |= {"operations": len(self.graph.ops), "calls": self.calls, "seconds": seconds}
+        table = {name: f"{value:,}" if isinstance(value, int | float) else value for name, value in shown.items()}
+        return pd.Series(table, name=type(self).__name__).to_frame().to_html()
 
-    def _check_options(self) -> None:
-        """Refuses what a backend does not serve."""
-        if self.backend is Backend.CPU:
-            return
-        options, on_gpu = self.options, self.backend is Backend.CUDA
-        refused = {
-            "replication_factor": options.replication_factor != 1,
-            "floating_point_exceptions": options.floating_point_exceptions,
-            "random_seed": on_gpu and options.random_seed is not None,
-            "a loss_scaling that is not constant": on_gpu and options.constant_loss_scaling is None,
-            "accumulation_dtype": on_gpu and options.accumulation_dtype is not None,
-            "optimizer_state_dtype": on_gpu and options.optimizer_state_dtype is not None,
-            "master_weights": on_gpu and options.master_weights,
-            "stochastic_rounding": on_gpu and options.stochastic_rounding,
-        }
-        names = [name for name, asked in refused.items() if asked]
-        if names:
+    def __getattr__(self, name: str) -> Any:
+        """What the step does not have, the module may have."""
+        if name == "_recipe":  # not set yet, so there is nothing to ask
+            raise AttributeError(name)
+        return getattr(self.model, name)
+
+    @property
+    def _compiled(self) -> BoundStep:
+        if self._bound is None:
             raise ValueError(
-                f"backend={self.backend.value!r} does not serve {', '.join(names)}. Use backend='cpu', or leave it out"
-                f"{'; torch.manual_seed seeds a GPU' if 'random_seed' in names else ''}."
+                "The step has not been compiled, or reset() has forgotten it; call it or .compile(...) first."
             )
+        return self._bound
 
-    def _compile(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        start = time.perf_counter()
-        options, factor = self.options, self.options.steps_per_call
-        arguments = Arguments.of(self._signature, args, kwargs)
-        replicas = Replicas.of_this_process(options.replication_factor)
-        factor *= len(replicas.local)
-        micro_batches.check_batch_dimension(arguments.structure, factor)
-        one = arguments.with_tensors(micro_batches.micro_batch(arguments.tensors, 0, factor))
-        with in_modes(self.model, self._modes):
-            step = capture_step(
-                self.model,
-                one,
-                trained=self._trained(),
-                loss_scaling=options.constant_loss_scaling,
-                autocast=self._autocast,
-                show_progress=True,
+    @property
+    def _planned(self) -> StepPlan:
+        plan = self.plan
+        if plan is None:
+            raise ValueError(
+                "The step was compiled for this computer alone, so no machine accounts for it. Use "
+                "popgeo.training_model, popgeo.inference_model or popgeo.ipu.compile, which compile it for one too."
             )
-        self._runner = self._runner_for(step, arguments, replicas)
-        self._call = BoundCall(
-            signature=self._signature, arguments=arguments.structure, result=step.result, remedy=_REMEDY
-        )  # fmt: skip
-        self.compile_seconds = time.perf_counter() - start
+        return plan
 
-    def _runner_for(self, step: CapturedStep, arguments: Arguments, replicas: Replicas) -> Any:
-        options = self.options
-        if self.backend is Backend.CUDA:
-            part = micro_batches.micro_batch(arguments.tensors, 0, options.device_iterations)
-            return CudaGraphRunner(
-                step,
-                self.model,
-                self._modes,
-                arguments.with_tensors(part),
-                options,
-                self.optimizer,
-                learning_rate=self._learning_rate,
-                autocast=self._autocast,
-                device=self._device,
-                cuda=torch.cuda,
-            )
-        update = None
-        if self.optimizer is not None:
-            parameters = {name: p for name, p in self.model.named_parameters() if name in step.trained}
-            update = Update(self.optimizer, parameters, options, self._learning_rate)
-        kind = InductorRunner if self.backend is Backend.INDUCTOR else GraphRunner
-        return StepRunner(step, self.model, options, update, replicas, kind)
+    def _replicas_here(self) -> Replicas:
+        """Those of this process, as they were dealt out or will be."""
+        if self._bound is not None:
+            return self._bound.on_processor.replicas
+        return self._replicas or Replicas.of_this_process(self.options.replication_factor)
 
-    def _trained(self) -> list[str]:
-        if self.optimizer is None:
-            return []
-        held = {p for group in self.optimizer.param_groups for p in group["params"]}
-        return [name for name, p in self.model.named_parameters() if p in held and p.requires_grad]
+    def _compile(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundStep:
+        """Compiles the step for such arguments; what is refused changes neither the model nor the optimizer."""
+        replicas = self._replicas_here()
+        pending, self._pending = self._pending, None  # a checkpoint that is refused is not asked for again
+        if pending is not None:
+            checkpoint.require_replicas(pending, replicas)
+        self._pending = pending
+        bound = bind_step(self._recipe, Arguments.of(self._recipe.signature, args, kwargs), replicas)
+        self._go_on(bound)
+        self._bound = bound
+        return bound
+
+    def _go_on(self, bound: BoundStep) -> None:
+        """Gives a compiled step the run that a checkpoint holds, if one was loaded."""
+        if self._pending is not None:
+            checkpoint.restore_run(self._pending, bound.on_processor)
+            self._pending = None
 
 
-def _device(model: nn.Module, backend: Backend) -> torch.device:
-    """Where the step runs.
+def require_module(model: nn.Module) -> nn.Module:
+    """A model to compile, as it was given.
 
     Raises:
-        ValueError: there is no such device, or the model does not lie there.
+        ValueError: it is compiled already, or no module.
     """
-    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
-    wanted = "cuda" if backend is Backend.CUDA else "cpu"
-    if backend is Backend.CUDA and not torch.cuda.is_available():
-        reason = "this build of torch is without CUDA" if torch.version.cuda is None else "the driver shows none"
-        raise ValueError(f"torch finds no CUDA device: {reason}. Use backend='cpu' or backend='inductor'.")
-    if len(devices) > 1 or any(device.type != wanted for device in devices):
-        found = ", ".join(sorted(map(str, devices)))
-        other = "" if wanted == "cuda" else ", or pass backend='cuda'"
+    if isinstance(model, CompiledStep):
+        raise ValueError("The model is wrapped already; wrap the module itself, or call reset() on the first wrapper.")
+    if not isinstance(model, nn.Module):
         raise ValueError(
-            f"The model lies on {found}, and backend={backend.value!r} runs on {wanted}. Call "
-            f"model.to({wanted!r}) before the optimizer is made{other}."
+            f"Expected a torch.nn.Module, but model is a {type(model).__name__}; use popgeo.ipu.compile for a function."
         )
-    return next(iter(devices), torch.device(wanted))
+    return model

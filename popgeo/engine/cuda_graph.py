@@ -1,11 +1,10 @@
 """Captures a whole step, forward, backward and update, as one CUDA graph, and replays it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.captured_step import CapturedStep
@@ -17,8 +16,9 @@ from popgeo.engine import micro_batches
 from popgeo.engine.optimizer.capturable import CapturableOptimizer
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling
 from popgeo.engine.static_inputs import StaticInputs
-from popgeo.engine.step_options import StepOptions
+from popgeo.engine.step_recipe import Recipe
 from popgeo.engine.write_back import write_back
+from popgeo.ops import sum_on_device
 
 # Libraries choose their kernels and take their memory in the first runs, which no capture may hold.
 WARM_UP = 3
@@ -32,42 +32,28 @@ class CudaGraphRunner:
     with each replay. Where weights, buffers or the optimizer's state move, the step is captured anew.
 
     Args:
+        recipe: The model, on a device, and what is done with it.
         step: What the model returns and changes, found out without running it.
-        model: Owns parameters and buffers, on the device.
-        modes: Which submodules train.
         arguments: Those of one update: all its micro-batches.
-        options: How often a call repeats the step, and how gradients are joined.
-        optimizer: What is stepped; None runs the forward pass alone.
-        learning_rate: The rate of each update, instead of the optimizer's own.
-        autocast: The type that autocast computes in; None leaves it off.
-        device: Where all of this runs.
         cuda: `torch.cuda`, or what stands for it in a test.
 
     Raises:
         ValueError: the optimizer cannot be captured, or the model does not return its loss.
     """
 
-    def __init__(
-        self,
-        step: CapturedStep,
-        model: nn.Module,
-        modes: Mapping[nn.Module, bool],
-        arguments: Arguments,
-        options: StepOptions,
-        optimizer: Optimizer | None,
-        *,
-        learning_rate: Callable[[int], float] | None,
-        autocast: torch.dtype | None,
-        device: torch.device,
-        cuda: Any = torch.cuda,
-    ) -> None:
+    loss_scale = None
+
+    def __init__(self, recipe: Recipe, step: CapturedStep, arguments: Arguments, cuda: Any = torch.cuda) -> None:
+        optimizer, device = recipe.optimizer, recipe.device
         if optimizer is not None and step.loss is None:
             raise ValueError("The model does not return its loss. Return it, alone or among the results.")
-        self.step, self._model, self._modes, self._arguments = step, model, modes, arguments
-        self._options, self._autocast, self._device, self._cuda = options, autocast, device, cuda
-        self._mode = options.chosen_output_mode(trains=optimizer is not None)
-        self._optimizer = None if optimizer is None else CapturableOptimizer(optimizer, device, learning_rate)
-        self._trained = [p for name, p in model.named_parameters() if name in step.trained]
+        self.step, self._model, self._modes, self._arguments = step, recipe.module, recipe.modes, arguments
+        self._options, self._autocast, self._device, self._cuda = recipe.options, recipe.autocast, device, cuda
+        self._mode = recipe.options.chosen_output_mode(trains=optimizer is not None)
+        self._optimizer = None
+        if optimizer is not None:
+            self._optimizer = CapturableOptimizer(optimizer, device, recipe.learning_rate)
+        self._trained = [p for name, p in recipe.module.named_parameters() if name in step.trained]
         given = step.graph.inputs_of(Role.ARGUMENT)
         self._written = [position for position, one in enumerate(given) if one in step.written]
         self.inputs = StaticInputs(arguments.tensors, device, cuda)
@@ -109,10 +95,10 @@ class CudaGraphRunner:
 
     def how_it_runs(self) -> str:
         """In words."""
-        kilobytes = f"{self.inputs.nbytes / 1024:,.0f} KiB of inputs in one copy"
+        rest = f"{self.inputs.nbytes / 1024:,.0f} KiB of inputs in one copy, {sum_on_device.describe()}"
         if self._graph is None:
-            return f"eager so far, {self._left_to_warm_up} more to go, {kilobytes}"
-        return f"one CUDA graph, captured {'once' if self._captures == 1 else f'{self._captures} times'}, {kilobytes}"
+            return f"eager so far, {self._left_to_warm_up} more to go, {rest}"
+        return f"one CUDA graph, captured {'once' if self._captures == 1 else f'{self._captures} times'}, {rest}"
 
     def _run_once(self) -> list[list[Tensor]]:
         """One update, or one forward pass; what each of its micro-batches returns."""
@@ -165,7 +151,7 @@ class CudaGraphRunner:
         """Forward and, when training, backward of each micro-batch, then the optimizer's update."""
         count, options = self._options.gradient_accumulation, self._options
         scale = options.constant_loss_scaling
-        assert scale is not None  # CompiledStep refuses one that follows the gradients
+        assert scale is not None  # the recipe refuses one that follows the gradients
         made = []
         if self._optimizer is not None:  # gradients of the first micro-batch on lie in memory of the graph
             self._optimizer.optimizer.zero_grad(set_to_none=True)

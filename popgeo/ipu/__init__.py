@@ -9,12 +9,10 @@ from popgeo.capture.dynamic_shapes import DynamicShapeError as DynamicShapeError
 from popgeo.capture.identity_loss import identity_loss as identity_loss
 from popgeo.capture.mark_losses import losses_marked as losses_marked
 from popgeo.capture.print_tensor import print_tensor as print_tensor
+from popgeo.engine.compiled_step import CompiledStep as CompiledStep
 from popgeo.engine.loss_scaling import LossScaling as LossScaling
 from popgeo.engine.step_options import OutputMode as OutputMode
 from popgeo.engine.step_options import Reduction as Reduction
-from popgeo.ipu.compiled_function import Executable as Executable
-from popgeo.ipu.compiled_function import compile as compile
-from popgeo.ipu.compiled_model import CompiledModel as CompiledModel
 from popgeo.ipu.options import Options as Options
 from popgeo.ipu.report.report import Report as Report
 from popgeo.ipu.stage_choices import Schedule as Schedule
@@ -25,5 +23,6 @@ from popgeo.ipu.systems.plan_pipeline import pipeline as pipeline
 from popgeo.ipu.target import IpuTarget as IpuTarget
 from popgeo.ipu.tile_exact import TileExact as TileExact
 from popgeo.ipu.tiles.measure_memory import OutOfTileMemory as OutOfTileMemory
+from popgeo.ipu.wrap_model import compile as compile
 from popgeo.ipu.wrap_model import inference_model as inference_model
 from popgeo.ipu.wrap_model import training_model as training_model

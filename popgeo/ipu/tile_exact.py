@@ -8,16 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from popgeo.capture.held_state import module_state
 from popgeo.capture.op_graph import Input, OpGraph, Role
+from popgeo.capture.passes import fold_constants
 from popgeo.engine import micro_batches
+from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.denormals import DenormalsFlushed
 from popgeo.engine.optimizer.capture_update import UpdateGraph
 from popgeo.engine.optimizer.rehearse import Rehearsal
 from popgeo.engine.pipeline.draws import draws
 from popgeo.engine.pipeline.parts import Part
+from popgeo.engine.step_runner import ReplicaState
 from popgeo.engine.write_back import write_back
-from popgeo.ipu.compiled_function import Executable
-from popgeo.ipu.compiled_model import CompiledModel
+from popgeo.ipu.ipu_machine import IpuPlan
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.call_program import CallProgram, Training
 from popgeo.ipu.tiles.join_program import join
@@ -54,18 +57,15 @@ class TileExact:
         (True, ())
     """
 
-    def __init__(self, compiled: CompiledModel | Executable, target: IpuTarget | None = None) -> None:
-        if isinstance(compiled, CompiledModel) and not compiled.is_compiled:
-            raise ValueError("The model has not been compiled yet; call it or .compile(...) first.")
-        self._compiled = compiled.compiled
-        self._call = dataclasses.replace(self._compiled.call, remedy="Compile anew for other shapes.")
-        self._options, self._update = self._compiled.options, self._compiled.update
-        generators = self._compiled.runner.generators
-        if self._options.replication_factor != len(generators):
+    def __init__(self, compiled: CompiledStep, target: IpuTarget | None = None) -> None:
+        self._compiled, self._step, self._options = compiled, compiled.captured, compiled.options
+        self._update = compiled.update
+        states = compiled.replica_states()
+        if self._options.replication_factor != len(states):
             raise ValueError(
                 f"The {self._options.replication_factor} replicas are spread over processes; run all of them in one."
             )
-        if self._compiled.runner.loss_scale is not None:
+        if compiled.loss_scale is not None:
             raise ValueError(
                 "A dynamic loss_scaling leaves updates out as the gradients are, and a program of tiles is the same "
                 "each time; compile with a constant one."
@@ -75,12 +75,12 @@ class TileExact:
         self._num_updates = 0 if self._update is None else self._update.num_updates
         self._programs: dict[tuple[int, ...], CallProgram] = {}
         self._last: CallProgram | None = None
-        self._plan = self._compiled.stage_plan
+        self._plan = compiled.plan.stages if isinstance(compiled.plan, IpuPlan) else None
         self._refuse_draws()
         ipus = self._target.num_ipus if self._plan is None else self._plan.pipeline.num_ipus
         self._tiles = self._target.num_tiles * ipus
-        self._replicas = [TileMemory(self._tiles, generator.get_state()) for generator in generators]
-        self._start = [self._state_of(replica) for replica in range(len(generators))]
+        self._replicas = [TileMemory(self._tiles, state.generator.get_state()) for state in states]
+        self._start = [self._start_of(state) for state in states]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns for the same arguments.
@@ -88,21 +88,21 @@ class TileExact:
         Raises:
             ValueError: an argument differs from what the model was compiled for, or the program is not complete.
         """
-        tensors, graph_data = self._call.flatten(args, kwargs)
-        graph = self._compiled.runner.graph_for(tensors)
+        tensors, graph_data = self._compiled.flatten(args, kwargs)
+        graph, parts = self._compiled.program_for(tensors)
         updates, numbers = self._rehearse()
         first = self._last is None
-        self._last = joined = self._program_of(graph, updates, self._compiled.runner.parts_for(tensors))
+        self._last = joined = self._program_of(graph, updates, parts)
         if first:
             for memory, state in zip(self._replicas, self._start, strict=True):
                 memory.use(joined.program)
                 for name, values in _flat(state, joined).items():
                     memory.write(name, values)
-        return self._call.unflatten(self._run(joined, tensors, numbers), graph_data)
+        return self._compiled.unflatten(self._run(joined, tensors, numbers), graph_data)
 
     def __repr__(self) -> str:
         replicas = f"{len(self._replicas)} replicas of " if len(self._replicas) > 1 else ""
-        ops = len(self._compiled.runner.graph_runner.graph.ops)
+        ops = len(fold_constants(self._step.graph).ops)
         return f"TileExact({replicas}{self._target.name}: {ops} operations on {self._tiles} tiles)"
 
     @property
@@ -149,7 +149,7 @@ class TileExact:
     def _refuse_draws(self) -> None:
         if self._plan is None or self._plan.staging.one_at_a_time:
             return
-        for op in self._compiled.step.graph.ops:
+        for op in self._step.graph.ops:
             if draws(op):
                 raise ValueError(
                     f"{op.target} draws random numbers ({op.source}). Tiles draw them in the order in which stages "
@@ -163,14 +163,14 @@ class TileExact:
             options = self._options
             training = None if self._update is None else Training(
                 members=self._update.members(),
-                trained=self._compiled.step.trained,
+                trained=self._step.trained,
                 updates=updates,
                 scaling=self._update.capture_scaling(),
             )  # fmt: skip
             if self._plan is not None:
                 self._programs[key] = join_stages(
                     graph,
-                    self._compiled.step.num_results,
+                    self._step.num_results,
                     self._target,
                     StagesOnIpus(parts=parts, order=self._plan.staging.order, ipus=self._plan.ipus),
                     rounds=options.device_iterations if training is not None else 1,
@@ -180,7 +180,7 @@ class TileExact:
                 return self._programs[key]
             self._programs[key] = join(
                 graph,
-                self._compiled.step.num_results,
+                self._step.num_results,
                 self._target,
                 device_iterations=options.device_iterations,
                 gradient_accumulation=options.gradient_accumulation,
@@ -191,7 +191,7 @@ class TileExact:
 
     def _run(self, joined: CallProgram, tensors: Sequence[Tensor], numbers: list[list[float]]) -> list[Tensor]:
         """Runs the program of one call on the machine, with the host's side of its streams."""
-        options, replicas, step = self._options, len(self._replicas), self._compiled.step
+        options, replicas, step = self._options, len(self._replicas), self._step
         mode = options.chosen_output_mode(trains=self._update is not None)
         results = micro_batches.Results(mode, options.output_period, options.steps_per_call)
         arguments = joined.arguments()
@@ -227,11 +227,10 @@ class TileExact:
             run_program(joined.program, self._replicas, host_in, host_out)
         return results.join()
 
-    def _state_of(self, replica: int) -> dict[Input, Tensor]:
+    def _start_of(self, replica: ReplicaState) -> dict[Input, Tensor]:
         """Copies of what a replica starts from: weights, buffers and the optimizer's state."""
-        runner = self._compiled.runner
-        own = runner.buffers[replica] if runner.buffers else {}
-        tensors = runner.state() | {Input(Role.BUFFER, name): tensor for name, tensor in own.items()}
+        own = {Input(Role.BUFFER, name): tensor for name, tensor in replica.buffers.items()}
+        tensors = module_state(self._compiled.model) | own
         updated = {} if self._update is None else self._update.worker().tensors()
         tensors |= {given: _in_memory_order(part) for given, part in updated.items() if given.role is Role.STATE}
         return {given: tensor.detach().clone() for given, tensor in tensors.items()}

@@ -1,13 +1,18 @@
-"""The doors for models: a model and choices in, a model with a compiled step out."""
+"""The doors: a model or a function and options in, its compiled step for the simulated machine out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from popgeo.ipu.compiled_model import CompiledModel
+from popgeo.engine.compiled_step import CompiledStep, require_module
+from popgeo.engine.replicas import Replicas
+from popgeo.engine.step_recipe import Recipe
+from popgeo.ipu.ipu_machine import IpuMachine
 from popgeo.ipu.options import Options
+from popgeo.ipu.target import IpuTarget
 
 
 def training_model(
@@ -16,7 +21,7 @@ def training_model(
     optimizer: Optimizer | None = None,
     *,
     learning_rate: Callable[[int], float] | None = None,
-) -> CompiledModel:
+) -> CompiledStep:
     """Wraps a model so that a call runs forward, backward and the optimizer's update as one compiled step.
 
     The model returns its loss, alone or among other results; the first call compiles the step for the shapes it gets.
@@ -49,12 +54,19 @@ def training_model(
         >>> round(losses[0], 2), round(losses[-1], 2), round(line.slope.item(), 2)
         (22.5, 0.0, 3.0)
     """
-    _refuse_wrapped(model)
-    chosen = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
-    return CompiledModel(model, options or Options(), chosen, learning_rate)
+    require_module(model)
+    chosen = options or Options()
+    recipe = Recipe(
+        function=model,
+        optimizer=optimizer or torch.optim.SGD(model.parameters(), lr=0.01),
+        options=chosen,
+        learning_rate=learning_rate,
+        machine=IpuMachine(chosen),
+    )
+    return CompiledStep(recipe)
 
 
-def inference_model(model: nn.Module, options: Options | None = None) -> CompiledModel:
+def inference_model(model: nn.Module, options: Options | None = None) -> CompiledStep:
     """Wraps a model so that a call runs its compiled forward pass.
 
     Args:
@@ -73,22 +85,43 @@ def inference_model(model: nn.Module, options: Options | None = None) -> Compile
         >>> torch.equal(inference_model(linear)(torch.ones(4, 3)), linear(torch.ones(4, 3)))
         True
     """
-    _refuse_wrapped(model)
+    require_module(model)
     chosen = options or Options()
     if chosen.gradient_accumulation != 1:
         raise ValueError(
             "Inference has no gradients to accumulate; set Options.gradient_accumulation to 1, not "
             f"{chosen.gradient_accumulation}."
         )
-    return CompiledModel(model, chosen, None, None)
+    return CompiledStep(Recipe(function=model, options=chosen, machine=IpuMachine(chosen)))
 
 
-def _refuse_wrapped(model: nn.Module) -> None:
-    if isinstance(model, CompiledModel):
-        raise ValueError(
-            "The model is wrapped already; wrap the module itself, or call destroy() on the first wrapper."
-        )
-    if not isinstance(model, nn.Module):
-        raise ValueError(
-            f"Expected a torch.nn.Module, got {type(model).__name__}; use popgeo.ipu.compile for a function."
-        )
+def compile(
+    function: Callable[..., Any],
+    example_inputs: Sequence[Any],
+    target: IpuTarget | None = None,
+    *,
+    strict: bool = True,
+) -> CompiledStep:
+    """Compiles a function of tensors for the shapes of example inputs.
+
+    Args:
+        function: Any function, or a module, whose parameters are then used where they are.
+        example_inputs: Its positional arguments; tensors, or nests of them.
+        target: The machine to compile for; a Bow IPU by default.
+        strict: Refuse what needs more memory than a tile has; with False only the report tells.
+
+    Returns:
+        What to call like the function; its `report` accounts for a call.
+
+    Raises:
+        DynamicShapeError: a shape depends on data.
+        OutOfTileMemory: a tile needs more memory than it has; `strict=False` compiles it all the same.
+
+    Example:
+        >>> double = compile(lambda x: 2 * x, [torch.ones(3)])
+        >>> double(torch.arange(3.0)), double.report.total.ops
+        (tensor([0., 2., 4.]), 1)
+    """
+    options = Options(target=target or IpuTarget.bow(), strict=strict)
+    recipe = Recipe(function=function, options=options, machine=IpuMachine(options))
+    return CompiledStep(recipe, Replicas((0,), 1)).compile(*example_inputs)

@@ -99,7 +99,7 @@ def _check_capture(
     slopes = _gradients(eager, loss)
     rate = _rate(eager, slopes)
 
-    def compiled(inputs: Sequence[Any], named_inputs: Mapping[str, Any]) -> ipu.CompiledModel:
+    def compiled(inputs: Sequence[Any], named_inputs: Mapping[str, Any]) -> ipu.CompiledStep:
         copied = copy.deepcopy(step)
         if not slopes:
             wrapped = ipu.inference_model(copied, _OPTIONS)
@@ -147,7 +147,7 @@ def _rate(step: nn.Module, slopes: Mapping[str, Tensor]) -> float:
     return 2.0 ** round(math.log2(1e3 * max(largest, 1e-3) / steepest))
 
 
-def _compare_programs(first: ipu.CompiledModel, second: ipu.CompiledModel) -> None:
+def _compare_programs(first: ipu.CompiledStep, second: ipu.CompiledStep) -> None:
     one, other = (str(model.graph).splitlines() for model in (first, second))
     changed = [
         line for line in difflib.unified_diff(one, other, lineterm="", n=0) if line[:2] not in ("--", "++", "@@")

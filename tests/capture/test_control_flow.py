@@ -13,7 +13,7 @@ from popgeo.capture.op_graph import OpGraph
 
 
 def graph_of(function: Callable[..., object], *inputs: Tensor) -> OpGraph:
-    return ipu.compile(function, list(inputs)).step.graph
+    return ipu.compile(function, list(inputs)).graph
 
 
 def same_as_eager(function: Callable[..., list[Tensor]], *inputs: Tensor) -> None:
@@ -79,14 +79,14 @@ def test_one_compiled_branch_follows_the_condition_of_each_run():
     x, y = torch.tensor([2.0]), torch.tensor([3.0])
     assert [t.item() for t in body(torch.tensor(True), x, y)] == [2, 5]
     assert [t.item() for t in body(torch.tensor(False), x, y)] == [9, -1]
-    assert COND in {op.target for op in body.step.graph.ops}
+    assert COND in {op.target for op in body.graph.ops}
 
 
 def test_random_numbers_differ_from_turn_to_turn_and_are_those_of_torch():
     draw = ipu.compile(lambda x: for_loop(3, lambda y: 10 * y + torch.rand(1), [x])[0], [torch.zeros(1)])
     torch.manual_seed(3)
     a, b, c = torch.rand(3).tolist()
-    draw.compiled.runner.generators[0].manual_seed(3)
+    draw.replica_states()[0].generator.manual_seed(3)
     assert draw(torch.zeros(1)).item() == pytest.approx(100 * a + 10 * b + c)
 
 

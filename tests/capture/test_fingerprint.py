@@ -9,7 +9,7 @@ from torch import nn
 
 from popgeo.capture import fingerprint as module
 from popgeo.capture.fingerprint import DECIDES, Unknown, fingerprint, hash_sources
-from popgeo.ipu import Options, compile_step, inference_model
+from popgeo.ipu import Options, inference_model, ipu_machine
 
 PACKAGE = Path(module.__file__).parents[1]
 
@@ -21,13 +21,13 @@ def _hashes_anew() -> Iterator[None]:
     hash_sources.cache_clear()
 
 
-@pytest.mark.parametrize("pattern", [*DECIDES, *compile_step.DECIDES])
+@pytest.mark.parametrize("pattern", [*DECIDES, *ipu_machine.DECIDES])
 def test_every_part_of_the_package_that_is_named_is_there(pattern):
     assert list(PACKAGE.glob(pattern))
 
 
 def name_of_a_step() -> tuple[str, str]:
-    return fingerprint(nn.Linear(2, 2)), hash_sources(*compile_step.DECIDES)
+    return fingerprint(nn.Linear(2, 2)), hash_sources(*ipu_machine.DECIDES)
 
 
 def change(part: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -267,9 +267,9 @@ def test_one_point_has_as_many_slots_as_any():
 def test_distributions_do_not_look_at_their_parameters_while_a_step_is_compiled(monkeypatch):
     monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)  # torch.compile leaves it False
     compiled = compile(lambda mean: torch.distributions.Normal(mean, torch.ones(3)).sample(), [torch.zeros(3)])
-    generator = compiled.compiled.runner.generators[0].manual_seed(5)
+    generator = compiled.replica_states()[0].generator.manual_seed(5)
     expected = torch.normal(torch.zeros(3), torch.ones(3), generator=torch.Generator().manual_seed(5))
     torch.testing.assert_close(compiled(torch.full((3,), 7.0)), 7 + expected)
-    assert generator is compiled.compiled.runner.generators[0]
+    assert generator is compiled.replica_states()[0].generator
     with pytest.raises(ValueError, match="constraint"):
         torch.distributions.Normal(torch.zeros(1), -torch.ones(1))

@@ -34,7 +34,7 @@ def losses(step, count: int = 3) -> list[float]:
 @pytest.mark.parametrize("kind", [ContinuousFilters, GraphConvolutions])
 def test_a_step_is_the_same_after_writing_and_reading(kind):
     model = kind()
-    step = training_model(model).compile(**make_batch(0, torch.float32)).compiled.step
+    step = training_model(model).compile(**make_batch(0, torch.float32)).captured
     again = from_bytes(to_bytes(step))
     assert again.graph.ops == tuple(again.graph.ops)
     assert str(again.graph) == str(step.graph)

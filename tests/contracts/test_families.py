@@ -113,7 +113,7 @@ EXAMPLES: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("family", EXAMPLES)
 def test_a_plan_and_its_operation_have_one_family(family: str):
-    graph = ipu.compile(EXAMPLES[family], [X]).step.graph
+    graph = ipu.compile(EXAMPLES[family], [X]).graph
     costs = cost(graph, BOW)
     assert [c.family for c in costs] == [operation_of(op.target).family for op in graph.ops]
     assert family in {c.family for c in costs}
@@ -129,7 +129,7 @@ def test_what_is_no_fallback_by_name_is_divided_over_tiles(family: str):
 
 def test_a_superstep_is_named_after_its_operation():
     def steps(function: Callable[[Tensor], Tensor]) -> list[str]:
-        costs = cost(ipu.compile(function, [X]).step.graph, BOW)
+        costs = cost(ipu.compile(function, [X]).graph, BOW)
         return [step.name for c in costs for step in c.plan.supersteps if step.activity == "compute"]
 
     assert steps(lambda x: x.square()) == ["square"]
@@ -139,12 +139,12 @@ def test_a_superstep_is_named_after_its_operation():
 
 
 def test_bytes_and_flops_are_those_that_an_operation_touches_and_does():
-    (added,) = cost(ipu.compile(lambda x: x + 1, [X]).step.graph, BOW)
+    (added,) = cost(ipu.compile(lambda x: x + 1, [X]).graph, BOW)
     assert (added.bytes, added.flops) == (2 * X.nbytes, X.numel())
-    in_place = cost(ipu.compile(lambda x: x.clone().add_(1), [X]).step.graph, BOW)[-1]
+    in_place = cost(ipu.compile(lambda x: x.clone().add_(1), [X]).graph, BOW)[-1]
     assert (in_place.target, in_place.bytes) == ("aten.add_.Tensor", 2 * X.nbytes)
     row = torch.ones(6)
-    *_, broadcast = cost(ipu.compile(lambda x, y: x + y.expand(8, 6), [X, row]).step.graph, BOW)
+    *_, broadcast = cost(ipu.compile(lambda x, y: x + y.expand(8, 6), [X, row]).graph, BOW)
     assert broadcast.bytes == 2 * X.nbytes + row.nbytes
-    (view,) = cost(ipu.compile(lambda x: x.t(), [X]).step.graph, BOW)
+    (view,) = cost(ipu.compile(lambda x: x.t(), [X]).graph, BOW)
     assert view.bytes == 0

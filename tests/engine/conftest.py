@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from popgeo.engine import compiled_step
+from popgeo.engine import bound_step, step_recipe
 from tests.support.fake_cuda import FakeCuda
 
 
@@ -14,8 +14,8 @@ from tests.support.fake_cuda import FakeCuda
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """A fake of torch.cuda behind the door, over models and tensors of the processor."""
     fake = FakeCuda()
-    monkeypatch.setattr(compiled_step, "_device", lambda model, backend: torch.device("cpu"))
-    monkeypatch.setattr(compiled_step, "torch", SimpleNamespace(cuda=fake))
+    monkeypatch.setattr(step_recipe, "device_of", lambda model, backend: torch.device("cpu"))
+    monkeypatch.setattr(bound_step, "torch", SimpleNamespace(cuda=fake))
     for name in ("adam", "rmsprop"):  # torch knows no processor that captures
         served = lambda *given, **named: ["cpu"]  # noqa: E731
         monkeypatch.setattr(sys.modules[f"torch.optim.{name}"], "_get_capturable_supported_devices", served)

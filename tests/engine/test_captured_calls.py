@@ -101,10 +101,16 @@ def test_three_runs_are_eager_and_one_after_each_move_of_the_weights(cuda: FakeC
         assert step(x).item() == x.numel()
         return repr(step)
 
-    assert "backend cuda, 0 calls, eager so far, 3 more to go, 2,048 KiB of inputs in one copy, " in repr(step)
-    assert "1 call, eager so far, 2 more to go, 2,048 KiB of inputs in one copy" in told_after_a_call()
+    assert (
+        "backend cuda, 0 calls, micro-batches a call: 1, eager so far, 3 more to go, 2,048 KiB of inputs in one copy, "
+        in repr(step)
+    )
+    assert (
+        "1 call, micro-batches a call: 1, eager so far, 2 more to go, 2,048 KiB of inputs in one copy"
+        in told_after_a_call()
+    )
     model.weight.data = model.weight.data.clone()  # before anything is captured this changes nothing
-    assert "2 calls, eager so far, 1 more to go" in told_after_a_call()
+    assert "2 calls, micro-batches a call: 1, eager so far, 1 more to go" in told_after_a_call()
     assert "eager so far, 0 more to go" in told_after_a_call()
     assert "one CUDA graph, captured once, 2,048 KiB of inputs in one copy" in told_after_a_call()
     assert "one CUDA graph, captured once" in told_after_a_call()
@@ -114,7 +120,7 @@ def test_three_runs_are_eager_and_one_after_each_move_of_the_weights(cuda: FakeC
     assert [graph.replays for graph in cuda.graphs] == [2, 1]
     step.reset()
     assert model.weight.data_ptr() == moved.data_ptr()  # nothing of the captured step holds it
-    assert "backend cuda, not compiled yet)" in repr(step)
+    assert "backend cuda, not compiled yet, micro-batches a call: 1)" in repr(step)
 
 
 def test_eager_runs_and_the_capture_are_in_order_with_what_is_queued(cuda: FakeCuda):
@@ -201,7 +207,7 @@ def test_what_the_optimizer_cannot_do_in_a_capture_is_told_with_its_first_cause(
     step = compile_step(model, torch.optim.SGD(model.parameters(), lr=0.1), backend="cuda")
     for _ in range(3):
         step(torch.ones(2))
-    monkeypatch.setattr(step._runner._optimizer, "step", names["fail"])
+    monkeypatch.setattr(step._bound.runner._optimizer, "step", names["fail"])
     message = (
         r"^in the backward pass or in the optimizer: cannot be part of a captured step \(KeyError: 'cause'\)\. A cap"
     )

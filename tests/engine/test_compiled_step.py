@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import popgeo
+from popgeo.engine.backend import Backend, device_of
 from popgeo.engine.compile_step import compile_forward, compile_step
-from popgeo.engine.compiled_step import Backend, CompiledStep, _device
+from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.inductor import InductorRunner
 from popgeo.engine.step_options import StepOptions
@@ -36,13 +37,13 @@ def line_step(**given: object) -> tuple[Line, CompiledStep]:
 def test_a_step_is_called_trains_what_the_optimizer_holds_and_says_so():
     x, y = torch.full((4,), 2.0), torch.zeros(4)
     model, step = line_step()
-    assert repr(step) == "CompiledStep(Line: training, backend cpu, not compiled yet)"
+    assert repr(step) == "CompiledStep(Line: training, backend cpu, not compiled yet, micro-batches a call: 1)"
     assert (step.calls, step.compile_seconds, step.loss_scale) == (0, 0.0, None)
-    assert step.compile({"y": y, "x": x}) is step
+    assert step.compile(y=y, x=x) is step
     assert 0 < step.compile_seconds < 600
-    assert step._runner._kind is GraphRunner
+    assert step._bound.runner._kind is GraphRunner
     compiled_in = step.compile_seconds
-    assert step.compile((x, y)) is step
+    assert step.compile(x, y) is step
     assert step.compile_seconds == compiled_in  # it was compiled already
     assert repr(step).startswith("CompiledStep(Line: training, backend cpu, 0 calls")
     assert step(x, y).item() == 6.0
@@ -53,14 +54,14 @@ def test_a_step_is_called_trains_what_the_optimizer_holds_and_says_so():
     assert [p.item() for p in (model.trained, model.frozen, model.other)] == [0.0, 1.0, 1.0]
     assert step.loss_scale is None
     with pytest.raises(ValueError, match=r"`x` is float32\[5\], but the model was compiled for float32\[4\]\. .*reset"):
-        step.compile((torch.zeros(5), torch.zeros(5)))
+        step.compile(torch.zeros(5), torch.zeros(5))
     with pytest.raises(ValueError, match=r"call reset\(\) and compile anew"):
         step(torch.zeros(5), torch.zeros(5))
     assert step.calls == 2
     held = model.trained.data_ptr()
     step.reset()
     assert model.trained.data_ptr() != held
-    assert repr(step) == "CompiledStep(Line: training, backend cpu, not compiled yet)"
+    assert repr(step) == "CompiledStep(Line: training, backend cpu, not compiled yet, micro-batches a call: 1)"
     step(torch.full((5,), 2.0), torch.zeros(5))
     assert model.trained.item() == -0.5
 
@@ -83,7 +84,7 @@ def test_a_single_argument_and_a_mapping_of_any_kind_are_examples_too():
     x = torch.randn(2, 3)
     torch.testing.assert_close(step(x), linear(x).detach())
     assert compile_forward(linear).compile_seconds == 0.0  # compiled when it is first called
-    assert compile_forward(linear, x, "inductor")._runner._kind is InductorRunner
+    assert compile_forward(linear, x, "inductor")._bound.runner._kind is InductorRunner
 
 
 def test_the_order_of_a_dictionarys_parts_does_not_matter():
@@ -120,8 +121,8 @@ def test_the_mode_of_a_step_is_that_in_which_the_model_was_given():
 
 @pytest.mark.parametrize("backend", ["cpu", "inductor", Backend.CPU])
 def test_all_tensors_lie_on_the_processor(backend):
-    assert _device(nn.Identity(), Backend(backend)) == torch.device("cpu")
-    assert _device(nn.BatchNorm1d(2), Backend(backend)) == torch.device("cpu")
+    assert device_of(nn.Identity(), Backend(backend)) == torch.device("cpu")
+    assert device_of(nn.BatchNorm1d(2), Backend(backend)) == torch.device("cpu")
     name = Backend(backend).value
     message = (
         rf"^The model lies on meta, and backend='{name}' runs on cpu\. Call model\.to\('cpu'\) before the optimizer is "
@@ -130,7 +131,7 @@ def test_all_tensors_lie_on_the_processor(backend):
     with pytest.raises(ValueError, match=message):
         compile_forward(nn.Linear(1, 1, device="meta"), backend=backend)
     with pytest.raises(ValueError, match=r"^The model lies on cpu, meta, and"):
-        _device(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, device="meta")), Backend(backend))
+        device_of(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, device="meta")), Backend(backend))
 
 
 def on(*devices: str) -> SimpleNamespace:
@@ -141,13 +142,13 @@ def on(*devices: str) -> SimpleNamespace:
 
 def test_a_captured_step_lies_on_one_gpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert _device(on("cuda:1", "cuda:1"), Backend.CUDA) == torch.device("cuda:1")
-    assert _device(on(), Backend.CUDA) == torch.device("cuda")
+    assert device_of(on("cuda:1", "cuda:1"), Backend.CUDA) == torch.device("cuda:1")
+    assert device_of(on(), Backend.CUDA) == torch.device("cuda")
     message = r"^The model lies on cpu, and backend='cuda' runs on cuda\. Call model\.to\('cuda'\) before .* is made\.$"
     with pytest.raises(ValueError, match=message):
-        _device(on("cpu"), Backend.CUDA)
+        device_of(on("cpu"), Backend.CUDA)
     with pytest.raises(ValueError, match=r"^The model lies on cuda:0, cuda:1, and"):
-        _device(on("cuda:0", "cuda:1"), Backend.CUDA)
+        device_of(on("cuda:0", "cuda:1"), Backend.CUDA)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,7 @@ def test_why_there_is_no_gpu_is_said(monkeypatch: pytest.MonkeyPatch, version: s
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", version)
     with pytest.raises(ValueError, match=rf"^torch finds no CUDA device: {reason}\. Use backend='cpu'"):
-        _device(on("cpu"), Backend.CUDA)
+        device_of(on("cpu"), Backend.CUDA)
 
 
 def test_what_only_this_executor_serves_is_refused_together():
@@ -179,4 +180,4 @@ def test_a_forward_pass_takes_one_step_at_least():
 
 @pytest.mark.parametrize(("backend", "kind"), [("cpu", GraphRunner), ("inductor", InductorRunner)])
 def test_each_backend_of_the_processor_has_its_runner(backend: str, kind: type):
-    assert compile_forward(nn.Identity(), torch.zeros(1), backend)._runner._kind is kind
+    assert compile_forward(nn.Identity(), torch.zeros(1), backend)._bound.runner._kind is kind

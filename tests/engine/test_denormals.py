@@ -171,6 +171,6 @@ def test_pygs_schnet_makes_denormal_numbers_and_under_a_compiled_step_its_result
     training = ipu.training_model(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     energy, _ = training(z, pos)
     assert_close(energy, eager(z, pos)[0])
-    gradients = training.compiled.update.gradients.values()
+    gradients = training.update.gradients.values()
     assert sum(gradient.count_nonzero() for gradient in gradients)
     assert sum(map(count_denormals, gradients)) == 0

@@ -89,7 +89,7 @@ def test_scale_and_weights_are_grad_scaler_s_step_by_step(backend: str):
     assert f"loss scale {scales[-1]:,.6g}, {training.loss_scale.skipped} of 14 updates skipped" in repr(training)
     if backend == "ipu":
         assert "updates skipped" in str(training.report)
-        assert training.loss_scale.updates - training.loss_scale.skipped == training.compiled.update.num_updates
+        assert training.loss_scale.updates - training.loss_scale.skipped == training.update.num_updates
 
 
 @pytest.mark.parametrize("choices", [{"gradient_accumulation": 2}, {"replication_factor": 2}])
@@ -140,12 +140,12 @@ def test_nothing_is_compiled_again_when_the_scale_changes():
     model, _ = make_pair()
     training = training_model(model, Options(loss_scaling=RULE), torch.optim.SGD(model.parameters(), lr=0.1))
     training(*batch(0))
-    compiled, runner = training.compiled, training.compiled.runner.graph_runner
+    compiled, runner = training._bound, training._bound.runner.usual
     for step in range(4):
         training(*batch(step, broken=True))
     assert training.loss_scale.skipped >= 4
-    assert training.compiled is compiled
-    assert compiled.runner.graph_runner is runner
+    assert training._bound is compiled
+    assert compiled.runner.usual is runner
 
 
 def test_the_check_is_part_of_the_modelled_update():

@@ -29,7 +29,7 @@ class Loss(nn.Module):
         return (self.layer(x) - 1).square().mean()
 
 
-def compiled(divided: bool, kind: type[torch.optim.Optimizer] = torch.optim.Adam) -> ipu.CompiledModel:
+def compiled(divided: bool, kind: type[torch.optim.Optimizer] = torch.optim.Adam) -> ipu.CompiledStep:
     model = Loss()
     options = Options(replication_factor=4, gradient_accumulation=2, shard_optimizer_state=divided)
     return ipu.training_model(model, options, kind(model.parameters(), lr=0.01)).compile(torch.ones(16, 64))

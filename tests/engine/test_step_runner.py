@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_runner import _generator
-from popgeo.ipu import CompiledModel, Options, inference_model, training_model
+from popgeo.ipu import CompiledStep, Options, inference_model, training_model
 
 
 class Slope(nn.Module):
@@ -71,13 +71,16 @@ def test_each_step_of_each_replica_returns_its_results_and_each_update_joins_all
         assert model.weight.item() == pytest.approx(weight)
         assert model.scale.item() == pytest.approx(scale)
         torch.testing.assert_close(model.seen, seen[0])
-    runner = step.compiled.runner
-    assert bool(runner.parts_for(rows(0))) == bool(stages)
-    assert [set(buffers) for buffers in runner.buffers] == [{"seen"}, {"seen"}]  # not what no replica changes
+    runner = step._bound.runner
+    assert bool(runner.program_for(rows(0))[1]) == bool(stages)
+    assert [set(state.buffers) for state in step.replica_states()] == [
+        {"seen"},
+        {"seen"},
+    ]  # the only one that changes
     # Two weights, both buffers, the joined gradients, and the buffer of the second replica.
     assert runner.state_bytes == 2 * 8 + (2 * 8 + 3 * 4) + 2 * 8 + 2 * 8
     step.load_state_dict({**model.state_dict(), "seen": torch.full((2,), 7.0)})
-    assert [buffers["seen"].tolist() for buffers in runner.buffers] == [[7, 7], [7, 7]]
+    assert [state.buffers["seen"].tolist() for state in step.replica_states()] == [[7, 7], [7, 7]]
 
 
 class Draws(nn.Module):
@@ -85,7 +88,7 @@ class Draws(nn.Module):
         return torch.rand_like(x)
 
 
-def drawn(step: CompiledModel, calls: int = 2) -> list[list[float]]:
+def drawn(step: CompiledStep, calls: int = 2) -> list[list[float]]:
     return [step(torch.zeros(4)).tolist() for _ in range(calls)]
 
 
@@ -129,8 +132,8 @@ def test_indices_that_count_from_the_end_are_taken_as_such_in_any_argument(posit
         given = [torch.tensor([2, 0]), torch.tensor([0, 2])]
         given[position] = torch.tensor(index)
         assert torch.equal(step(*given), model(*given).detach())
-        runner = step.compiled.runner
-        assert (runner.graph_for(given) is runner.graph_runner.graph) == (min(index) >= 0)
+        runner = step._bound.runner
+        assert (runner.program_for(given)[0] is runner.usual.graph) == (min(index) >= 0)
 
 
 def test_indices_there_need_not_be_any():
@@ -145,9 +148,9 @@ def test_weights_and_buffers_that_move_are_found_again():
     torch.testing.assert_close(step(x), model(x).detach())
     model.running_mean = torch.tensor([1.0, -1.0])
     torch.testing.assert_close(step(x), model(x).detach())
-    runner = step.compiled.runner.graph_runner
+    runner = step._bound.runner.usual
     step(x)
-    assert step.compiled.runner.graph_runner is runner  # nothing has moved
+    assert step._bound.runner.usual is runner  # nothing has moved
 
 
 class Weighted(nn.Module):
@@ -179,7 +182,7 @@ def test_processes_round_at_random_alike(monkeypatch: pytest.MonkeyPatch):
     model = Weighted()
     options = Options(replication_factor=2, stochastic_rounding=True, optimizer_state_dtype=torch.bfloat16)
     step = training_model(model, options, torch.optim.Adam(model.parameters()))
-    assert step.compile(torch.ones(4)).compiled.update.precision.seed == 11
+    assert step.compile(torch.ones(4)).update.precision.seed == 11
 
 
 @pytest.mark.parametrize("collects", [True, False])

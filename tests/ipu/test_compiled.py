@@ -45,9 +45,9 @@ def test_what_comes_back_is_like_the_arguments_of_that_call(door):
 @pytest.mark.parametrize(
     ("door", "remedy"),
     [
-        ("model", "give it what it was compiled for, or call destroy"),
-        ("function", "Compile the function anew for other shapes"),
-        ("tiles", "Compile anew for other shapes"),
+        ("model", r"give it what it was compiled for, or call reset\(\)"),
+        ("function", "and compile anew"),
+        ("tiles", "and compile anew"),
     ],
 )
 def test_other_arguments_are_refused_by_name_with_what_to_do(door, remedy):
@@ -68,7 +68,7 @@ def test_calls_are_counted_from_the_compile_on():
     for _ in range(3):
         step(make_data("first"))
     assert "3 calls" in repr(step)
-    step.destroy()
+    step.reset()
     step.compile(make_data("first"))
     assert (step.report.calls, step.report.run_seconds) == (0, 0.0)
     assert "0 calls" in repr(step)
@@ -76,7 +76,7 @@ def test_calls_are_counted_from_the_compile_on():
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_function_knows_whether_it_was_compiled_strictly(strict):
-    assert ipu.compile(torch.relu, [torch.ones(2)], strict=strict).compiled.options.strict is strict
+    assert ipu.compile(torch.relu, [torch.ones(2)], strict=strict).options.strict is strict
 
 
 class Picks(nn.Linear):

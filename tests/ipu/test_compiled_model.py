@@ -139,7 +139,7 @@ def test_a_number_is_part_of_the_program():
     assert torch.equal(model(torch.ones(2), 3), torch.full((2,), 3.0))
     with pytest.raises(ValueError, match="`factor` is 4, but the model was compiled for 3"):
         model(torch.ones(2), 4)
-    model.destroy()
+    model.reset()
     assert torch.equal(model(torch.ones(2), 4), torch.full((2,), 4.0))
 
 
@@ -151,9 +151,7 @@ def test_weights_are_in_step_on_both_sides():
     with torch.no_grad():
         model.slope.fill_(3.0)
         model.bias.fill_(1.0)
-    step.copy_weights_to_device()
     assert step(*make_data(4))[1] < 1e-12
-    step.copy_weights_to_host()
     assert model.slope.item() == pytest.approx(3.0)
 
 

@@ -38,7 +38,7 @@ def molecules() -> Batch:
     return Batch.from_data_list(list(popgeo.Molecules()[:NUM_GRAPHS]))
 
 
-def curve(name: str, molecules: Batch, dtype: torch.dtype, **choices) -> tuple[Tensor, popgeo.ipu.CompiledModel]:
+def curve(name: str, molecules: Batch, dtype: torch.dtype, **choices) -> tuple[Tensor, popgeo.ipu.CompiledStep]:
     torch.manual_seed(0)
     model = Gap(name).to(dtype)
     gap = molecules.y[:, 2].float()

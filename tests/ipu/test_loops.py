@@ -15,7 +15,7 @@ X = torch.rand(1000)
 
 
 def cycles(function: Callable[..., object], *inputs: Tensor) -> float:
-    (cost,) = (c for c in ipu.compile(function, list(inputs)).assessment.costs if c.family == "control")
+    (cost,) = (c for c in ipu.compile(function, list(inputs)).report.costs if c.family == "control")
     return cost.plan.cycles("calibrated")
 
 
@@ -25,7 +25,7 @@ def test_cycles_of_a_loop_grow_as_its_turns():
 
 
 def test_a_turn_costs_its_body_and_what_it_carries_over():
-    body = sum(c.plan.cycles("calibrated") for c in ipu.compile(torch.sin, [X]).assessment.costs if c.phase != "host")
+    body = sum(c.plan.cycles("calibrated") for c in ipu.compile(torch.sin, [X]).report.costs if c.phase != "host")
     assert body < cycles(lambda x: for_loop(1, torch.sin, [x]), X) < 1.5 * body
 
 
@@ -38,7 +38,7 @@ def test_a_branch_costs_as_much_as_the_dearer_one():
 
 
 def test_flops_and_bytes_count_every_turn():
-    costs = [ipu.compile(lambda x, n=n: for_loop(n, lambda y: y + 1, [x]), [X]).assessment.costs[1] for n in (1, 7)]
+    costs = [ipu.compile(lambda x, n=n: for_loop(n, lambda y: y + 1, [x]), [X]).report.costs[1] for n in (1, 7)]
     assert (costs[1].flops, costs[1].bytes) == (7 * costs[0].flops, 7 * costs[0].bytes) == (7000, 7 * 8000)
 
 

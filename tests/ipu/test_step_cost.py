@@ -68,7 +68,7 @@ def test_the_update_costs_the_same_before_and_after_the_first_one():
     step = compile_training()
     before = step.report
     step(**make_batch(0))
-    step.destroy()
+    step.reset()
     step(**make_batch(0))
     step(**make_batch(0))
     assert before.update_captured is None

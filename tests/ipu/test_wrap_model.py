@@ -85,7 +85,9 @@ def test_the_report_accounts_for_a_step():
 
 def test_a_compiled_model_says_what_it_is():
     training = training_model(ContinuousFilters(), Options(device_iterations=2))
-    assert repr(training) == "CompiledModel(ContinuousFilters: training, not compiled yet, micro-batches a call: 2)"
+    assert repr(training) == (
+        "CompiledStep(ContinuousFilters: training, backend cpu, not compiled yet, micro-batches a call: 2)"
+    )
 
 
 def test_a_function_of_torch_that_has_no_signature_is_compiled():

@@ -76,7 +76,7 @@ def test_it_is_one_operation_when_captured_and_its_gradient_the_conjugate(name: 
         return torch.autograd.grad((calls[name](x) ** 2).sum(), x)[0]
 
     compiled = ipu.compile(lambda x: gradient(CALLS, x), [x])
-    found = [op.target.split(".")[1] for op in compiled.step.graph.ops if op.target.startswith("popgeo.")]
+    found = [op.target.split(".")[1] for op in compiled.graph.ops if op.target.startswith("popgeo.")]
     assert found[0] == name
     assert set(found[1:]) == conjugate[name]
     assert torch.equal(compiled(x), gradient(PLAIN, x))

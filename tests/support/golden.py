@@ -26,8 +26,7 @@ from tqdm import tqdm
 
 from popgeo.capture import serialize
 from popgeo.data import FixedSizeOptions
-from popgeo.ipu import TileExact, training_model
-from popgeo.ipu.compiled_model import CompiledModel
+from popgeo.ipu import CompiledStep, TileExact, training_model
 from popgeo.ipu.tiles.program import Program
 from popgeo.ipu.tiles.steps import ComputeSet, Exchange
 from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
@@ -73,11 +72,11 @@ def _of_contract(name: str) -> Iterator[tuple[str, str]]:
     yield f"{name}.trained", f"{_hash([weights])} {weights.abs().sum():.12g}"
 
 
-def _of_step(name: str, step: CompiledModel) -> Iterator[tuple[str, str]]:
-    yield f"{name}.graph", f"{step.graph}\n\n{step.compiled.update.capture()}"
+def _of_step(name: str, step: CompiledStep) -> Iterator[tuple[str, str]]:
+    yield f"{name}.graph", f"{step.graph}\n\n{step.update.capture()}"
     places = "\n".join(f"{op.phase} {op.module} {op.source}" for op in step.graph.ops)
     yield f"{name}.places", places
-    kept = step.compiled.step
+    kept = step.captured
     plain = tuple(replace(op, source=_PLACE.sub("in ", op.source)) for op in kept.graph.ops)
     step_bytes = serialize.to_bytes(replace(kept, graph=replace(kept.graph, ops=plain)))
     yield f"{name}.kept", _zip_contents(step_bytes)

@@ -86,7 +86,7 @@ def eager_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[s
     return prediction.detach(), loss.detach()
 
 
-def compile_training(**options) -> ipu.CompiledModel:
+def compile_training(**options) -> ipu.CompiledStep:
     """A training step of `ContinuousFilters` with Adam, compiled for as many micro-batches as the options ask for."""
     torch.manual_seed(0)
     model = ContinuousFilters().double()

@@ -50,4 +50,4 @@ def captured(
 ) -> list[OpGraph]:
     """Forward and backward, and the update."""
     step = ipu.training_model(model, optimizer=optimizer(model.parameters(), lr=1e-3)).compile(*batch)
-    return [step.graph, step.compiled.update.capture()]
+    return [step.graph, step.update.capture()]

@@ -24,7 +24,7 @@ from popgeo.compat.poptorch.log_options import log_options
 from popgeo.compat.poptorch.options import Options
 from popgeo.compat.poptorch.popgeo_options import options_in_use, popgeo_options
 from popgeo.compat.poptorch.wrapped_module import unwrap, unwrapped, wrap
-from popgeo.ipu.compiled_model import CompiledModel
+from popgeo.engine.compiled_step import CompiledStep
 from popgeo.ipu.report.report import Report
 
 NO_EXECUTABLE = "Model has not been compiled or has been destroyed."
@@ -54,7 +54,7 @@ class CompiledModule(HasCallTimes):
         self._optimizer = optimizer
         if training and optimizer is None:
             self._optimizer = torch.optim.SGD(self._user_model.parameters(), lr=0.01)
-        self._compiled: CompiledModel | None = None
+        self._compiled: CompiledStep | None = None
         self._form: CallForm | None = None
         self._is_attached = self._has_run = False
         self._times = CallTimes()
@@ -75,7 +75,7 @@ class CompiledModule(HasCallTimes):
     def destroy(self) -> None:
         """Forgets the compiled step and lets the module go; weights and the optimizer's state stay."""
         if self._compiled is not None:
-            self._compiled.destroy()
+            self._compiled.reset()
         self._compiled = self._form = None
         self._is_attached = self._has_run = False
         unwrap(self._user_model)
@@ -119,8 +119,8 @@ class CompiledModule(HasCallTimes):
         return False
 
     @property
-    def compiled(self) -> CompiledModel:
-        """popgeo's compiled model, which has the graph and the report.
+    def compiled(self) -> CompiledStep:
+        """popgeo's compiled step, which has the graph and the report.
 
         Raises:
             Error: the model is not compiled.
@@ -154,7 +154,7 @@ class CompiledModule(HasCallTimes):
         Raises:
             Error: the model is not compiled.
         """
-        return timedelta(seconds=self.compiled.compiled.usage.compile_seconds)
+        return timedelta(seconds=self.compiled.compile_seconds)
 
     @property
     def rng_state(self) -> list[int]:
@@ -163,15 +163,14 @@ class CompiledModule(HasCallTimes):
         Raises:
             Error: the model is not compiled.
         """
-        generators = self.compiled.compiled.runner.generators
-        return [number for generator in generators for number in generator.get_state().tolist()]
+        return [number for state in self.compiled.replica_states() for number in state.generator.get_state().tolist()]
 
     @rng_state.setter
     def rng_state(self, state: Sequence[int]) -> None:
-        generators = self.compiled.compiled.runner.generators
-        parts = torch.tensor(list(state), dtype=torch.uint8).chunk(len(generators))
-        for generator, part in zip(generators, parts, strict=True):
-            generator.set_state(part.clone())  # torch reads memory of its own size only
+        replicas = self.compiled.replica_states()
+        parts = torch.tensor(list(state), dtype=torch.uint8).chunk(len(replicas))
+        for replica, part in zip(replicas, parts, strict=True):
+            replica.generator.set_state(part.clone())  # torch reads memory of its own size only
 
     def _given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallArguments:
         return CallArguments.of(self._signature, args, kwargs).map_tensors(_detached)
@@ -181,7 +180,7 @@ class CompiledModule(HasCallTimes):
             return given
         return given.map_tensors(lambda tensor: for_each_replica(tensor, self._options))
 
-    def _compile(self, given: CallArguments) -> CompiledModel:
+    def _compile(self, given: CallArguments) -> CompiledStep:
         """Compiles the model for such arguments; where anything is refused, nothing has changed."""
         given.check_batch(self._options)
         log_options(self._options.toDict())
@@ -214,17 +213,17 @@ class CompiledModule(HasCallTimes):
         assert self._compiled is not None
         assert self._form is not None
         attached, rng_state = self._is_attached, self.rng_state
-        self._compiled.destroy()
+        self._compiled.reset()
         self._compile(self._form.example())
         self._is_attached, self.rng_state = attached, rng_state
 
-    def _require_own_buffers(self, model: CompiledModel) -> None:
+    def _require_own_buffers(self, model: CompiledStep) -> None:
         """Refuses replicas that change buffers which they are to share."""
         if not self._options.broadcast_buffers or self._options.replication_factor == 1:
             return
         norms = {name for name, part in self._model.named_modules() if isinstance(part, _NormBase)}
-        if any(name.rpartition(".")[0] not in norms for own in model.compiled.runner.buffers for name in own):
-            model.destroy()
+        if any(name.rpartition(".")[0] not in norms for own in model.replica_states() for name in own.buffers):
+            model.reset()
             raise Error(
                 "PopTorch does not support broadcasting buffers. If your model is able to tolerate buffers becoming "
                 "out of sync between replicas, you can disable buffer broadcasting using "

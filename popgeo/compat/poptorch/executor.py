@@ -63,15 +63,15 @@ class PoplarExecutor(CompiledModule):
         Raises:
             Error: the model is not compiled.
         """
-        self.compiled.copy_weights_to_host()
+        _ = self.compiled
 
     def copyWeightsToDevice(self) -> None:
-        """Brings the compiled step up to date with the module's weights.
+        """Brings the compiled step up to date with the module's weights, as each call does by itself.
 
         Raises:
             Error: the model is not compiled.
         """
-        self.compiled.copy_weights_to_device()
+        _ = self.compiled
 
     def copyNamedBuffersToDevice(self) -> None:
         """Gives every replica the module's buffers that `Options.updatableNamedBuffers` names.
@@ -80,7 +80,7 @@ class PoplarExecutor(CompiledModule):
             Error: the model is not compiled, or has no such buffer.
         """
         buffers = dict(self._model.named_buffers())
-        replicas = self.compiled.compiled.runner.buffers
+        replicas = [state.buffers for state in self.compiled.replica_states()]
         for name in self._options.updatable_named_buffers:
             if name not in buffers:
                 raise Error(f"The model has no buffer named {name!r}; it has {', '.join(buffers) or 'none'}.")
@@ -96,8 +96,7 @@ class PoplarExecutor(CompiledModule):
         """
         found = self._user_model.load_state_dict(state_dict, strict)
         if self._compiled is not None:
-            self._compiled.copy_weights_to_device()
-            self._compiled.compiled.runner.reset_buffers()
+            self._compiled.reset_buffers()
         return found
 
     def train(self, mode: bool = True) -> nn.Module:

@@ -135,7 +135,7 @@ class MixedWorker(Worker):
             warnings.warn(
                 f"The optimizer's {', '.join(sorted(narrow))} came in a narrow type, and is kept in float32 from here "
                 "on: its last digits are lost. torch's load_state_dict rounds state to the type of the weights; load "
-                "it after the model has been compiled, or with CompiledModel.load.",
+                "it after the model has been compiled, or with CompiledStep.load.",
                 stacklevel=2,
             )
 

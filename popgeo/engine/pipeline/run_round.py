@@ -1,4 +1,7 @@
-"""Runs a round of micro-batches in stages: each part in memory of its own, and what they hand on until it is used."""
+"""Runs a round of micro-batches: each as a whole, or in stages, whose parts have memory of their own.
+
+A round is as many micro-batches as share an update, or those of a call where nothing is trained.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -9,12 +12,64 @@ from torch import Tensor
 from popgeo.capture.op_graph import Input, OpGraph, Role, Value
 from popgeo.capture.passes import fold_constants
 from popgeo.engine.graph_runner import GraphRunner
+from popgeo.engine.inductor import InductorRunner
 from popgeo.engine.pipeline.ahead import drawing_from, draws_ahead
 from popgeo.engine.pipeline.draws import draws, uncounted
 from popgeo.engine.pipeline.parts import Kept, Part, owner_of, parts_of
 from popgeo.engine.pipeline.staging import Staging
 
 Held = dict[Kept, Tensor]  # what one micro-batch has left so far for later parts
+OfReplica = Callable[[int], AbstractContextManager[object]]
+OnGradients = Callable[[Sequence[str] | None, bool], object]
+OnResults = Callable[[int, int, list[Tensor | None]], object]
+
+
+def _ignore(*given: object) -> None:
+    """What is made of gradients or results that nobody asked for."""
+
+
+class WholeRoundRunner:
+    """Runs each micro-batch of a round as a whole, one after the other.
+
+    Args:
+        runner: Runs the graph of a micro-batch.
+
+    Attributes:
+        runner: As given.
+        graph: What it runs.
+        parts: None.
+    """
+
+    def __init__(self, runner: GraphRunner | InductorRunner) -> None:
+        self.runner, self.graph = runner, runner.graph
+        self.parts: list[Part] = []
+
+    def run(
+        self,
+        inputs: Sequence[Sequence[Sequence[Tensor]]],
+        random: Sequence[torch.Generator],
+        *,
+        of_replica: OfReplica = nullcontext,
+        on_gradients: OnGradients = _ignore,
+        on_results: OnResults = _ignore,
+    ) -> None:
+        """Runs a round on all replicas; see `RoundRunner.run`. Each micro-batch has the gradients of all parameters."""
+        for number, of_replicas in enumerate(inputs):
+            for replica, tensors in enumerate(of_replicas):
+                draws_from = drawing_from(random[replica]) if self.runner.draws_random_numbers else nullcontext()
+                with of_replica(replica), draws_from:
+                    made = self.runner.run(tensors)
+                on_results(number, replica, made)
+                on_gradients(None, number == 0 and replica == 0)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Memory that is allocated for values and inputs."""
+        return self.runner.buffer_bytes
+
+    def joined(self) -> tuple[str, str]:
+        """What runs as interactions in one pass, and why not all; and how many operations run in how many chains."""
+        return self.runner.joined()
 
 
 class RoundRunner:
@@ -61,9 +116,9 @@ class RoundRunner:
         inputs: Sequence[Sequence[Sequence[Tensor]]],
         random: Sequence[torch.Generator],
         *,
-        of_replica: Callable[[int], AbstractContextManager[object]] = lambda replica: nullcontext(),
-        on_gradients: Callable[[Sequence[str], bool], object] = lambda names, first: None,
-        on_results: Callable[[int, int, list[Tensor | None]], object] = lambda micro_batch, replica, made: None,
+        of_replica: OfReplica = nullcontext,
+        on_gradients: OnGradients = _ignore,
+        on_results: OnResults = _ignore,
     ) -> None:
         """Runs a round on all replicas, each pass on one after the other.
 
@@ -71,7 +126,7 @@ class RoundRunner:
             inputs: The tensors of each micro-batch of each replica.
             random: Where each replica draws its random numbers.
             of_replica: What has to be in place while a part of a replica runs.
-            on_gradients: Told which gradients are there, and whether they are the first of the round.
+            on_gradients: Told which gradients are there, None for all, and whether they are the first of the round.
             on_results: Given a micro-batch, a replica and its results, once the micro-batch is through.
         """
         replicas = range(len(random))

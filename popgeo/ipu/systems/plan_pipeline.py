@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from popgeo.capture.capture import bind
-from popgeo.capture.capture_step import capture_step
+from popgeo.capture.capture_step import capture_step, trained_names
 from popgeo.ipu.options import Options
 from popgeo.ipu.stage_choices import Schedule, Stages
 from popgeo.ipu.systems.cut_model import stages_asked_for
 from popgeo.ipu.systems.pipeline import Pipeline
-from popgeo.ipu.systems.share import trained_names, update_of
+from popgeo.ipu.systems.share import update_of
 from popgeo.ipu.systems.stage_costs import outputs_of
 from popgeo.ipu.systems.stage_planner import Placement, StagePlanner
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from popgeo.capture.arguments import Arguments
-from popgeo.capture.capture_step import capture_step
+from popgeo.capture.capture_step import capture_step, trained_names
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.shards import num_shards, only_first
@@ -67,23 +67,6 @@ def share_of(
         )
         update = update_of(model, step, optimizer, options) if optimizer and isinstance(model, nn.Module) else None
     return Share(step=step, update=update, target=target, shards=shards)
-
-
-def trained_names(model: Callable[..., Any], optimizer: Optimizer | None) -> list[str]:
-    """The parameters of the model that the optimizer holds.
-
-    Raises:
-        ValueError: there is an optimizer and it holds none of them, or the model is a function.
-    """
-    if optimizer is None:
-        return []
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"A function ({model!r}) has no parameters to train; pass the module that holds them.")
-    held = {p for group in optimizer.param_groups for p in group["params"]}
-    trained = [name for name, p in model.named_parameters() if p in held and p.requires_grad]
-    if not trained:
-        raise ValueError("The optimizer holds no parameter of the model; build it from model.parameters().")
-    return trained
 
 
 def update_of(model: nn.Module, step: CapturedStep, optimizer: Optimizer, options: Options) -> Update:

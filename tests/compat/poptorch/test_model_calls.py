@@ -146,7 +146,7 @@ def test_a_name_scope_names_operations_in_the_report():
             x = x.sin()
         return x.cos()
 
-    assert [op.module for op in ipu.compile(scoped, [X]).step.graph.ops] == ["outer.inner", ""]
+    assert [op.module for op in ipu.compile(scoped, [X]).graph.ops] == ["outer.inner", ""]
 
 
 def test_strategies_hold_stages_by_their_blocks():

@@ -43,16 +43,16 @@ def batch_of(num_pairs: int = 9) -> tuple[Tensor, ...]:
     return z, 2 * torch.randn(8, 3, generator=generator), batch, pairs, torch.randn(3, generator=generator)
 
 
-def train(model: nn.Module, **options) -> ipu.CompiledModel:
+def train(model: nn.Module, **options) -> ipu.CompiledStep:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     return popgeo.training_model(model, ipu.Options(**options), optimizer=optimizer)
 
 
-def count(step: ipu.CompiledModel, target: str) -> int:
-    return sum(op.target == target for op in step._compiled.runner.graph_runner.runs.ops)
+def count(step: ipu.CompiledStep, target: str) -> int:
+    return sum(op.target == target for op in step._bound.runner.usual.runner.runs.ops)
 
 
-def assert_trains_as_eager(compiled: nn.Module, eager: nn.Module, batch: tuple[Tensor, ...]) -> ipu.CompiledModel:
+def assert_trains_as_eager(compiled: nn.Module, eager: nn.Module, batch: tuple[Tensor, ...]) -> ipu.CompiledStep:
     """Several steps of both give the same losses and weights."""
     step, optimizer = train(compiled), torch.optim.Adam(eager.parameters(), lr=0.01)
     for _ in range(4):

@@ -93,16 +93,16 @@ def make_batch() -> Batch:
     }
 
 
-def train(model: nn.Module, **options: bool) -> ipu.CompiledModel:
+def train(model: nn.Module, **options: bool) -> ipu.CompiledStep:
     return popgeo.training_model(model, ipu.Options(**options), optimizer=torch.optim.SGD(model.parameters(), lr=0.01))
 
 
-def count(step: ipu.CompiledModel, *targets: str) -> list[int]:
-    made = [op.target for op in step._compiled.runner.graph_runner.runs.ops]
+def count(step: ipu.CompiledStep, *targets: str) -> list[int]:
+    made = [op.target for op in step._bound.runner.usual.runner.runs.ops]
     return [made.count(target) for target in targets]
 
 
-def assert_trains_as_eager(make: Callable[[], nn.Module], batch: Batch, **options: bool) -> ipu.CompiledModel:
+def assert_trains_as_eager(make: Callable[[], nn.Module], batch: Batch, **options: bool) -> ipu.CompiledStep:
     compiled, eager = make(), make()
     step, optimizer = train(compiled, **options), torch.optim.SGD(eager.parameters(), lr=0.01)
     for _ in range(3):

@@ -241,7 +241,7 @@ CHOICES = {
 @pytest.mark.parametrize("name", CHOICES)
 @pytest.mark.parametrize("early", [False, True])
 def test_a_run_goes_on_from_its_checkpoint_to_the_last_bit(name: str, early: bool, tmp_path):
-    def make() -> popgeo.ipu.CompiledModel:
+    def make() -> popgeo.ipu.CompiledStep:
         model, _ = make_pair()
         return training_model(
             model, Options(random_seed=1, **CHOICES[name]), OPTIMIZERS["adam"](model.parameters())

@@ -71,8 +71,8 @@ def test_as_dear_as_torchs_own_decomposition():
         with sdpa_kernel(SDPBackend.MATH):
             return attend(x)
 
-    (one,) = (c.plan for c in cost(ipu.compile(attend, [x]).step.graph, BOW.target) if c.family == "attention")
-    several = cost(ipu.compile(apart, [x]).step.graph, BOW.target)
+    (one,) = (c.plan for c in cost(ipu.compile(attend, [x]).graph, BOW.target) if c.family == "attention")
+    several = cost(ipu.compile(apart, [x]).graph, BOW.target)
     assert [c.target for c in several if c.family == "norms"] == ["aten._safe_softmax.default"]
     assert cycles(one) == pytest.approx(sum(cycles(c.plan) for c in several), rel=0.1)
 

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from popgeo import ipu
-from popgeo.ipu import IpuTarget, TileExact
-from popgeo.ipu.compiled_model import CompiledModel
+from popgeo.ipu import CompiledStep, IpuTarget, TileExact
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.convolution import Convolution, plan_convolution
 from popgeo.ipu.cost.graph_cost import cost
@@ -87,14 +86,14 @@ def pictures() -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def step(pictures: Tensor) -> CompiledModel:
+def step(pictures: Tensor) -> CompiledStep:
     model = _Pictures()
     made = ipu.training_model(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     made.compile(pictures)
     return made
 
 
-def test_products_are_those_that_torch_counts(step: CompiledModel, pictures: Tensor):
+def test_products_are_those_that_torch_counts(step: CompiledStep, pictures: Tensor):
     with FlopCounterMode(display=False) as counted:
         _Pictures()(pictures).backward()
     found = [c for c in cost(step.graph, BOW.target) if c.family == "convolution"]
@@ -103,7 +102,7 @@ def test_products_are_those_that_torch_counts(step: CompiledModel, pictures: Ten
     assert sum(part.flops for part in parts if part.family == "convolution") == counted.get_total_flops()
 
 
-def test_every_operation_on_pictures_has_a_rule_and_a_lowering(step: CompiledModel, pictures: Tensor):
+def test_every_operation_on_pictures_has_a_rule_and_a_lowering(step: CompiledStep, pictures: Tensor):
     assert all(c.known for c in cost(step.graph, BOW.target))
     exact = TileExact(step, SMALL)
     torch.testing.assert_close(exact(pictures), step(pictures))

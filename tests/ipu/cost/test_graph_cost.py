@@ -24,7 +24,7 @@ X, INDEX, EDGES = torch.empty(NUM_NODES, CHANNELS), torch.zeros(NUM_EDGES).long(
 
 def cycles_of(function: Callable[..., Tensor], *inputs: Tensor) -> float:
     executable = ipu.compile(function, inputs, target=BOW)
-    return sum(op.plan.cycles(Profile.CALIBRATED) for op in cost(executable.step.graph, BOW))
+    return sum(op.plan.cycles(Profile.CALIBRATED) for op in cost(executable.graph, BOW))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_fused_convolution_costs_what_poplar_would_run_for_it():
 
 
 def test_what_no_rule_knows_gets_a_conservative_cost():
-    (op,) = cost(ipu.compile(lambda x: torch.special.bessel_j0(x), [X], target=BOW).step.graph, BOW)
+    (op,) = cost(ipu.compile(lambda x: torch.special.bessel_j0(x), [X], target=BOW).graph, BOW)
     assert not op.known
     assert "no rule knows aten.special_bessel_j0" in op.plan.why
     assert op.plan.cycles(Profile.CALIBRATED) > cycles_of(lambda x: x.exp(), X)
@@ -114,7 +114,7 @@ def test_every_operation_of_a_training_step_has_a_rule(name, optimizer):
     ],
 )  # fmt: skip
 def test_what_graph_networks_are_made_of_has_a_rule(function):
-    costs = cost(ipu.compile(function, [SQUARE], target=BOW).step.graph, BOW)
+    costs = cost(ipu.compile(function, [SQUARE], target=BOW).graph, BOW)
     assert [op.target for op in costs if not op.known] == []
     assert all(step.calibrated >= 0 and step.ideal >= 0 for op in costs for step in op.plan.supersteps)
 
@@ -133,7 +133,7 @@ def test_no_elements_at_all_can_be_costed():
 
 def test_what_no_rule_knows_is_brought_once_and_worked_on_by_one_worker_at_a_time():
     # 40 x 40 floats in and out are 12,800 bytes, 9 of each of 1,472 tiles, at 4 a cycle; two elements, 42 cycles each.
-    (op,) = cost(ipu.compile(torch.special.bessel_j0, [SQUARE], target=BOW).step.graph, BOW)
+    (op,) = cost(ipu.compile(torch.special.bessel_j0, [SQUARE], target=BOW).graph, BOW)
     bring, compute = op.plan.supersteps
     assert (bring.ideal, bring.calibrated, bring.mean) == (240 + 9 / 4,) * 3
     assert (bring.bytes_in, bring.bytes_out, bring.bytes_total, bring.fragments) == (9, 9, 9 * 1472, 2)
@@ -151,7 +151,7 @@ def test_what_no_rule_knows_and_touches_nothing_only_starts():
 def test_a_share_of_memory_and_constants_of_ones_own_reach_products_also_within_loops():
     x = torch.zeros(2000, 2000)
     for function in (lambda x: x @ x, lambda x: for_loop(2, lambda y: [y @ y], [x])):
-        graph = ipu.compile(function, [x], target=BOW).step.graph
+        graph = ipu.compile(function, [x], target=BOW).graph
         plain, tight = (cost(graph, BOW, matmul_proportion=share)[-1].plan for share in (0.6, 0.05))
         assert tight.temporary_bytes < plain.temporary_bytes
         quick = cost(graph, BOW, replace(BOW_SDK3, matmul_fixed=0.0))[-1].plan
@@ -161,7 +161,7 @@ def test_a_share_of_memory_and_constants_of_ones_own_reach_products_also_within_
 
 def test_bytes_are_those_read_and_written_and_of_a_broadcast_dimension_once():
     def bytes_of(function: Callable[..., Tensor], *inputs: Tensor) -> list[int]:
-        return [op.bytes for op in cost(ipu.compile(function, inputs, target=BOW).step.graph, BOW)]
+        return [op.bytes for op in cost(ipu.compile(function, inputs, target=BOW).graph, BOW)]
 
     x = torch.zeros(6, 5)
     assert bytes_of(lambda x: x.exp(), x) == [2 * 120]

@@ -60,7 +60,7 @@ def test_gelu_takes_the_instructions_of_its_vertex(loop: str, width: int, expect
 
 def test_gelu_has_its_own_loop_forward_and_backward():
     step = ipu.compile(lambda x: torch.ops.aten.gelu_backward(nn.functional.gelu(x), x), [torch.ones(64, 64)])
-    forward, backward = cost(step.step.graph, BOW.target)
+    forward, backward = cost(step.graph, BOW.target)
     # 32 float32 a tile, 6 for each worker: 3 vectors.
     assert forward.plan.supersteps[-1].ideal == 82 + 6 * (26 + 3 * 20) + 9
     assert backward.plan.supersteps[-1].ideal == 82 + 6 * (29 + 3 * 29) + 9
@@ -72,7 +72,7 @@ def test_softmax_inverts_sums_rather_than_dividing_elements():
     passes = ["reduce on each tile", "subtract", "exp", "reduce on each tile", "inverse of sums", "multiply"]
     assert [name for name in compute_steps(plan) if name != "combine partial results"] == passes
     assert plan.flops == 5 * 640 + 10
-    (logarithm,) = cost(ipu.compile(lambda x: x.log_softmax(1), [torch.ones(10, 64)]).step.graph, BOW.target)
+    (logarithm,) = cost(ipu.compile(lambda x: x.log_softmax(1), [torch.ones(10, 64)]).graph, BOW.target)
     assert logarithm.flops == 5 * 640 + 10
     assert "log of sums" in compute_steps(logarithm.plan)
 
@@ -90,10 +90,8 @@ def test_more_is_never_cheaper_and_half_no_dearer():
 
 
 def test_a_layer_norm_without_weights_does_less():
-    (plain,) = cost(
-        ipu.compile(nn.LayerNorm(64, elementwise_affine=False), [torch.ones(32, 64)]).step.graph, BOW.target
-    )
-    (whole,) = cost(ipu.compile(nn.LayerNorm(64), [torch.ones(32, 64)]).step.graph, BOW.target)
+    (plain,) = cost(ipu.compile(nn.LayerNorm(64, elementwise_affine=False), [torch.ones(32, 64)]).graph, BOW.target)
+    (whole,) = cost(ipu.compile(nn.LayerNorm(64), [torch.ones(32, 64)]).graph, BOW.target)
     # Sum, sum of squares, subtract and multiply on all elements, inverse deviations of 32 rows; then weight and bias.
     assert plain.flops == 4 * 2048 + 32
     assert whole.flops == plain.flops + 2 * 2048
@@ -111,7 +109,7 @@ def test_norms_whiten_anew_backward():
 
 def test_a_loss_of_labels_marks_them_row_by_row():
     log_probabilities, labels = torch.zeros(1000, 50), torch.zeros(1000, dtype=torch.long)
-    (loss,) = cost(ipu.compile(nn.functional.nll_loss, [log_probabilities, labels]).step.graph, BOW.target)
+    (loss,) = cost(ipu.compile(nn.functional.nll_loss, [log_probabilities, labels]).graph, BOW.target)
     (marked,) = (step for step in loss.plan.supersteps if step.name == "mark targets")
     # A tile has 34 of 50,000 numbers, so parts of two rows at most: 100 cycles each.
     assert marked.ideal == 82 + 2 * 100

@@ -91,7 +91,7 @@ def test_a_six_block_schnet_step_is_accounted_for_within_three_seconds():
 def test_adam_keeps_three_numbers_for_each_weight_and_sums_of_gradients_a_fourth():
     model = Squares()
     step = training_model(model, optimizer=torch.optim.Adam(model.parameters())).compile(torch.ones(8, 64))
-    update = step.compiled.update.capture()
+    update = step.update.capture()
     costs = cost(step.graph, SMALL), cost(update, SMALL)
 
     def kept(**options):

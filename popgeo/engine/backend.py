@@ -1,0 +1,85 @@
+"""What may run a compiled step here, and which options and models each of these serves."""
+
+from enum import Enum
+
+import torch
+from torch import nn
+
+from popgeo.engine.step_options import StepOptions
+
+
+class Backend(Enum):
+    """What runs a compiled step."""
+
+    CPU = "cpu"
+    """This library's executor."""
+    INDUCTOR = "inductor"
+    """torch's compiler, on the processor; it is handed the captured operations."""
+    CUDA = "cuda"
+    """A GPU, which replays the whole step as one CUDA graph."""
+
+
+def backend_of(name: Backend | str) -> Backend:
+    """The backend of a name.
+
+    Raises:
+        ValueError: there is none.
+
+    Example:
+        >>> backend_of("inductor")
+        <Backend.INDUCTOR: 'inductor'>
+    """
+    try:
+        return Backend(name)
+    except ValueError:
+        allowed = ", ".join(repr(member.value) for member in Backend)
+        raise ValueError(f"backend is {name!r}; it is one of {allowed}.") from None
+
+
+def require_served(backend: Backend, options: StepOptions) -> None:
+    """Refuses what a backend does not serve.
+
+    Raises:
+        ValueError: the options ask for some of it; the message names all of that.
+    """
+    if backend is Backend.CPU:
+        return
+    on_gpu = backend is Backend.CUDA
+    refused = {
+        "replication_factor": options.replication_factor != 1,
+        "floating_point_exceptions": options.floating_point_exceptions,
+        "random_seed": on_gpu and options.random_seed is not None,
+        "a loss_scaling that is not constant": on_gpu and options.constant_loss_scaling is None,
+        "accumulation_dtype": on_gpu and options.accumulation_dtype is not None,
+        "optimizer_state_dtype": on_gpu and options.optimizer_state_dtype is not None,
+        "master_weights": on_gpu and options.master_weights,
+        "stochastic_rounding": on_gpu and options.stochastic_rounding,
+        "cache_dir": on_gpu and options.cache_dir is not None,
+    }
+    names = [name for name, asked in refused.items() if asked]
+    if names:
+        raise ValueError(
+            f"backend={backend.value!r} does not serve {', '.join(names)}. Use backend='cpu', or leave it out"
+            f"{'; torch.manual_seed seeds a GPU' if 'random_seed' in names else ''}."
+        )
+
+
+def device_of(model: nn.Module, backend: Backend) -> torch.device:
+    """Where the step runs.
+
+    Raises:
+        ValueError: there is no such device, or the model does not lie there.
+    """
+    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+    wanted = "cuda" if backend is Backend.CUDA else "cpu"
+    if backend is Backend.CUDA and not torch.cuda.is_available():
+        reason = "this build of torch is without CUDA" if torch.version.cuda is None else "the driver shows none"
+        raise ValueError(f"torch finds no CUDA device: {reason}. Use backend='cpu' or backend='inductor'.")
+    if len(devices) > 1 or any(device.type != wanted for device in devices):
+        found = ", ".join(sorted(map(str, devices)))
+        other = "" if wanted == "cuda" else ", or pass backend='cuda'"
+        raise ValueError(
+            f"The model lies on {found}, and backend={backend.value!r} runs on {wanted}. Call "
+            f"model.to({wanted!r}) before the optimizer is made{other}."
+        )
+    return next(iter(devices), torch.device(wanted))

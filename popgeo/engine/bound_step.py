@@ -1,0 +1,213 @@
+"""A step captured for arguments of certain shapes and bound to what runs it, and how it comes to be."""
+
+import inspect
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from popgeo.capture import step_cache
+from popgeo.capture.arguments import Arguments
+from popgeo.capture.capture_step import capture_step, trained_names
+from popgeo.capture.captured_step import CapturedStep
+from popgeo.capture.held_state import in_modes
+from popgeo.capture.pytree import Structure, unflatten
+from popgeo.capture.structures import describe, first_difference, same
+from popgeo.engine.backend import Backend
+from popgeo.engine.cuda_graph import CudaGraphRunner
+from popgeo.engine.graph_runner import GraphRunner
+from popgeo.engine.inductor import InductorRunner
+from popgeo.engine.micro_batches import check_batch_dimension, micro_batch
+from popgeo.engine.optimizer.update import Update
+from popgeo.engine.replicas import Replicas, is_sharded
+from popgeo.engine.shards import require_all
+from popgeo.engine.step_recipe import Recipe, RunFigures, StepPlan
+from popgeo.engine.step_runner import StepRunner
+
+
+@dataclass(kw_only=True, eq=False)
+class BoundStep:
+    """What compiling leaves: a captured step, how it is called, what runs it, and what that has cost so far.
+
+    Attributes:
+        signature: That of the function which was captured.
+        arguments: How the tensors of a call nest, and what else it is given.
+        step: What runs.
+        runner: Runs it here.
+        plan: How a machine would run it; None where it was compiled for this computer alone.
+        compile_seconds: How long compiling took.
+        run_seconds: How long all calls took together.
+        calls: How many there were.
+    """
+
+    signature: inspect.Signature
+    arguments: Structure
+    step: CapturedStep
+    runner: StepRunner | CudaGraphRunner
+    plan: StepPlan | None
+    compile_seconds: float = 0.0
+    run_seconds: float = 0.0
+    calls: int = 0
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Runs a call, and counts it unless it fails.
+
+        Raises:
+            ValueError: an argument differs from what the step was compiled for; the message names it.
+        """
+        tensors, graph_data = self.flatten(args, kwargs)
+        start = time.perf_counter()
+        results = self.runner.run(tensors)
+        self.run_seconds += time.perf_counter() - start
+        self.calls += 1
+        return self.unflatten(results, graph_data)
+
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Tensor], list[Any]]:
+        """The tensors of a call, and the graph data among its arguments.
+
+        Raises:
+            ValueError: an argument differs from what the step was compiled for; the message names it.
+        """
+        given = Arguments.of(self.signature, args, kwargs)
+        if not same(self.arguments, given.structure):
+            given = given.like(self.arguments)
+        if not same(self.arguments, given.structure):
+            raise ValueError(
+                f"{first_difference(self.arguments, given.structure)}. A compiled step has fixed shapes: give it what "
+                "it was compiled for, or call reset() and compile anew."
+            )
+        return given.tensors, given.graph_data
+
+    def unflatten(self, results: Sequence[Tensor], graph_data: Sequence[Any]) -> Any:
+        """What the function returns, where results that are graph data are like that of the call."""
+        return unflatten(self.step.result, results, graph_data)
+
+    @property
+    def on_processor(self) -> StepRunner:
+        """What runs it on the processor.
+
+        Raises:
+            ValueError: a GPU does.
+        """
+        if isinstance(self.runner, StepRunner):
+            return self.runner
+        raise ValueError(
+            "A step on a GPU keeps nothing of its own, neither random numbers nor buffers nor an optimizer's state. "
+            "Save the state_dict of the model and of the optimizer, or use backend='cpu'."
+        )
+
+    def figures(self) -> RunFigures:
+        """What the step has cost this computer so far."""
+        runner = self.on_processor
+        return RunFigures(
+            compile_seconds=self.compile_seconds,
+            run_seconds=self.run_seconds,
+            calls=self.calls,
+            state_bytes=runner.state_bytes,
+            buffer_bytes=runner.buffer_bytes,
+            how_it_runs=runner.how_it_runs(),
+        )
+
+
+def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> BoundStep:
+    """Captures a step, or finds it in the folder of kept ones, makes sure that it fits, and binds it to the weights.
+
+    Where anything is refused on the way, the model and the optimizer are as they were.
+
+    Args:
+        recipe: What is compiled.
+        arguments: Those of a call, with all its micro-batches.
+        replicas: Those that run in this process.
+
+    Raises:
+        DynamicShapeError: a shape depends on data.
+        OutOfTileMemory: the machine is strict, and a tile of it needs more memory than it has.
+        ValueError: no loss or several, tensors that cannot be divided into micro-batches, a limit to the norm of
+            gradients of which each process has a part, or a model to train of whose shards others are elsewhere.
+    """
+    start = time.perf_counter()
+    factor = recipe.options.steps_per_call * len(replicas.local)
+    check_batch_dimension(arguments.structure, factor)
+    one = arguments.with_tensors(micro_batch(arguments.tensors, 0, factor))
+    trained = trained_names(recipe.function, recipe.optimizer)
+    _require_trainable(recipe, trained, replicas)
+    with in_modes(recipe.module, recipe.modes):
+        if recipe.backend is Backend.CUDA:
+            step, plan = _captured(recipe, one, trained), None
+            update_inputs = arguments.with_tensors(micro_batch(arguments.tensors, 0, recipe.options.device_iterations))
+            runner: StepRunner | CudaGraphRunner = CudaGraphRunner(recipe, step, update_inputs, torch.cuda)
+        else:
+            step, update, plan = _fitting(recipe, one, trained, replicas)
+            shared = [parameter for parameter in recipe.module.parameters() if not is_sharded(parameter)]
+            replicas.share_weights([*shared, *recipe.module.buffers()])
+            kind = InductorRunner if recipe.backend is Backend.INDUCTOR else GraphRunner
+            staging = None if plan is None else plan.staging
+            runner = StepRunner(step, recipe.module, recipe.options, update, replicas, kind, staging)
+    seconds = time.perf_counter() - start
+    return BoundStep(
+        signature=recipe.signature,
+        arguments=arguments.structure,
+        step=step,
+        runner=runner,
+        plan=plan,
+        compile_seconds=seconds,
+    )
+
+
+def _fitting(
+    recipe: Recipe, arguments: Arguments, trained: Sequence[str], replicas: Replicas
+) -> tuple[CapturedStep, Update | None, StepPlan | None]:
+    """A step, its update and the machine's plan of it, where the machine refuses none of them."""
+    options = recipe.options
+    key = None if options.cache_dir is None else _key(recipe, arguments, trained)
+    kept = step_cache.load(options.cache_dir, key, arguments.graph_data)
+    step = kept or _captured(recipe, arguments, trained)
+    update = None
+    if recipe.optimizer is not None:
+        parameters = {name: p for name, p in recipe.module.named_parameters() if name in step.trained}
+        part = (replicas.local[0], replicas.world_size) if options.shard_optimizer_state else (0, 1)
+        update = Update(recipe.optimizer, parameters, options, recipe.learning_rate, part=part)
+    plan = None
+    if recipe.machine is not None:
+        plan = recipe.machine.plan(recipe, arguments, step, update)
+        if kept is None:  # a kept step has passed this
+            plan.require_fit()
+    if kept is None:
+        step_cache.save(options.cache_dir, key, step)
+    return step, update, plan
+
+
+def _captured(recipe: Recipe, arguments: Arguments, trained: Sequence[str]) -> CapturedStep:
+    return capture_step(
+        recipe.function,
+        arguments,
+        trained=trained,
+        loss_scaling=recipe.options.constant_loss_scaling,
+        autocast=recipe.autocast,
+        show_progress=recipe.options.show_progress,
+    )
+
+
+def _key(recipe: Recipe, arguments: Arguments, trained: Sequence[str]) -> str | None:
+    """The name that a step is kept under: all that decides the capture and, with a machine, whether it fits."""
+    decides = [] if recipe.machine is None else recipe.machine.what_decides(recipe.optimizer)
+    scaling = recipe.options.constant_loss_scaling
+    return step_cache.key_of(
+        recipe.module, *describe(arguments.structure), *trained, scaling, recipe.autocast, *decides
+    )
+
+
+def _require_trainable(recipe: Recipe, trained: Sequence[str], replicas: Replicas) -> None:
+    """Refuses to train a model of whose shards others are elsewhere, where this cannot be done."""
+    if recipe.optimizer is None:
+        return
+    require_all(recipe.module)
+    own = [name for name, p in recipe.module.named_parameters() if name in trained and is_sharded(p)]
+    if own and replicas.world_size > 1 and recipe.options.max_grad_norm is not None:
+        raise ValueError(
+            f"Options.max_grad_norm is {recipe.options.max_grad_norm}, but each process has a part of "
+            f"{', '.join(own)}, and none knows the norm of all gradients. Leave it out."
+        )

@@ -1,0 +1,142 @@
+"""What is to be compiled, how, and for which machine beside this computer; the engine itself knows none."""
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from popgeo.capture.arguments import Arguments
+from popgeo.capture.capture import signature_of
+from popgeo.capture.captured_step import CapturedStep
+from popgeo.engine.backend import Backend, device_of, require_served
+from popgeo.engine.optimizer.capturable import check_capturable
+from popgeo.engine.optimizer.update import Update
+from popgeo.engine.pipeline.staging import Staging
+from popgeo.engine.step_options import StepOptions
+
+_HALVES = (None, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Recipe:
+    """All that a compiled step knows before it sees the arguments of a call.
+
+    Attributes:
+        function: What is captured: a module, or a function of tensors.
+        optimizer: Over parameters of the module; None for a forward pass.
+        options: How often a call repeats the step, and what it returns.
+        backend: What runs it.
+        learning_rate: The rate of each update, counted from 0, instead of the optimizer's own.
+        autocast: The type that the forward pass computes in where that is safe.
+        machine: What else the step is compiled for; None for this computer alone.
+        modes: Which submodules train; as they do now when left out.
+        module: The function, if it is a module; an empty one otherwise.
+        signature: The function's.
+        device: Where the module lies.
+
+    Raises:
+        ValueError: the backend does not serve what is asked for, or the module lies elsewhere.
+    """
+
+    function: Callable[..., Any]
+    optimizer: Optimizer | None = None
+    options: StepOptions
+    backend: Backend = Backend.CPU
+    learning_rate: Callable[[int], float] | None = None
+    autocast: torch.dtype | None = None
+    machine: "StepMachine | None" = None
+    modes: Mapping[nn.Module, bool] = field(default_factory=dict)
+    module: nn.Module = field(init=False)
+    signature: inspect.Signature = field(init=False)
+    device: torch.device = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.autocast not in _HALVES:
+            raise ValueError(f"autocast is {self.autocast}; it is torch.bfloat16, torch.float16 or None.")
+        module = self.function if isinstance(self.function, nn.Module) else nn.Module()
+        object.__setattr__(self, "module", module)
+        object.__setattr__(self, "modes", self.modes or {part: part.training for part in module.modules()})
+        object.__setattr__(self, "signature", signature_of(self.function))
+        object.__setattr__(self, "device", device_of(module, self.backend))
+        require_served(self.backend, self.options)
+        if self.backend is Backend.CUDA and self.optimizer is not None:
+            check_capturable(self.optimizer)
+
+    @property
+    def name(self) -> str:
+        """That of the function, or of the module's class."""
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFigures:
+    """What a compiled step has cost this computer so far.
+
+    Attributes:
+        compile_seconds: How long compiling took.
+        run_seconds: How long all calls took together.
+        calls: How many there were.
+        state_bytes: Parameters, gradients, optimizer state and buffers.
+        buffer_bytes: Memory for all values in between, allocated once.
+        how_it_runs: What is joined into single calls, and with how many threads it runs, in words.
+    """
+
+    compile_seconds: float
+    run_seconds: float
+    calls: int
+    state_bytes: int
+    buffer_bytes: int
+    how_it_runs: str
+
+
+class StepPlan(ABC):
+    """How a machine would run a captured step, and what that costs there."""
+
+    @property
+    @abstractmethod
+    def staging(self) -> Staging | None:
+        """The stages in which the step runs, here too; None where it runs as a whole."""
+
+    @property
+    @abstractmethod
+    def pipeline(self) -> Any:
+        """The account of the stages.
+
+        Raises:
+            ValueError: the step runs as a whole.
+        """
+
+    @abstractmethod
+    def require_fit(self) -> None:
+        """Refuses a step that the machine has no room for."""
+
+    @abstractmethod
+    def report(self, run: RunFigures) -> Any:
+        """The account of the step, with what this computer did for it."""
+
+
+class StepMachine(ABC):
+    """A machine that steps are compiled for: it may refuse a step, cut it into stages, and it accounts for it."""
+
+    @abstractmethod
+    def what_decides(self, optimizer: Optimizer | None) -> list[object]:
+        """What decides whether a step fits beside the capture itself, since a kept step has passed that."""
+
+    @abstractmethod
+    def plan(self, recipe: Recipe, arguments: Arguments, step: CapturedStep, update: Update | None) -> StepPlan:
+        """How the machine would run a captured step.
+
+        Args:
+            recipe: What was captured; its module is in the modes of the step.
+            arguments: Those of one micro-batch.
+            step: Its operations.
+            update: The optimizer's update; None for a forward pass.
+
+        Raises:
+            ValueError: the step cannot be cut as it is asked for.
+        """

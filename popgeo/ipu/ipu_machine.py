@@ -1,0 +1,200 @@
+"""The simulated machine as a compiled step sees it: what it refuses, how it cuts a step, and what it accounts for."""
+
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+from functools import cached_property, partial
+
+from torch.optim import Optimizer
+
+from popgeo.capture.arguments import Arguments
+from popgeo.capture.captured_step import CapturedStep
+from popgeo.capture.fingerprint import hash_sources
+from popgeo.capture.held_state import in_modes
+from popgeo.capture.op_graph import OpGraph
+from popgeo.engine.optimizer.update import Update
+from popgeo.engine.pipeline.staging import Staging
+from popgeo.engine.step_recipe import Recipe, RunFigures, StepMachine, StepPlan
+from popgeo.ipu.options import Options
+from popgeo.ipu.report.report import Report
+from popgeo.ipu.step_cost import Assessment, assess
+from popgeo.ipu.systems.pipeline import Pipeline
+from popgeo.ipu.systems.share import Share, is_shared, share_of
+from popgeo.ipu.systems.stage_plan import StagePlan, require_stages_fit, stage_plan, what_would_fit
+from popgeo.ipu.tiles.measure_memory import OutOfTileMemory
+
+# What a kept step depends on besides its capture: whether it fits the tiles.
+DECIDES = (
+    "engine/optimizer/**/*.py", "ipu/cost/**/*.py", "ipu/systems/**/*.py", "ipu/tiles/**/*.py", "ipu/step_cost.py",
+    "ipu/target.py",
+)  # fmt: skip
+
+
+class IpuMachine(StepMachine):
+    """The IPUs that options describe.
+
+    Args:
+        options: The target, whether what does not fit is refused, stages, and shares of memory.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def what_decides(self, optimizer: Optimizer | None) -> list[object]:
+        """What decides whether a step fits, where that is asked for."""
+        options = self._options
+        if not options.strict:
+            return [hash_sources(*DECIDES)]
+        return [
+            hash_sources(*DECIDES),
+            astuple(options.target),
+            options.gradient_accumulation,
+            options.replication_factor,
+            options.shard_optimizer_state,
+            options.gradient_divisor,
+            options.max_grad_norm,
+            getattr(optimizer, "accum_type", None),
+            options.accumulation_dtype,
+            options.optimizer_state_dtype,
+            options.master_weights,
+            options.stochastic_rounding,
+            *_what_needs_state(optimizer),
+            options.stages,
+            options.schedule,
+            options.recompute,
+            options.matmul_proportion,
+        ]
+
+    def plan(self, recipe: Recipe, arguments: Arguments, step: CapturedStep, update: Update | None) -> "IpuPlan":
+        """How the IPUs would run a captured step.
+
+        Raises:
+            ValueError: the step cannot be cut so, or has too few micro-batches.
+        """
+        capture_share = None
+        if is_shared(recipe.function, self._options.target):
+            capture_share = partial(_share_of, recipe, arguments, self._options)
+        program = partial(_captured, update)
+        return IpuPlan(
+            step=step,
+            update=update,
+            options=self._options,
+            stages=stage_plan(step, program, self._options),
+            capture_share=capture_share,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class IpuPlan(StepPlan):
+    """How IPUs would run a captured step, and what that costs there.
+
+    Attributes:
+        step: What runs.
+        update: Applies gradients; None for a forward pass.
+        options: The machine, replicas and stages.
+        stages: How it runs in stages, and what that costs; None where it runs as a whole.
+        capture_share: Captures what one IPU runs of the step; None where no weights lie in shards on several.
+    """
+
+    step: CapturedStep
+    update: Update | None
+    options: Options
+    stages: StagePlan | None
+    capture_share: Callable[[], Share] | None
+
+    @property
+    def staging(self) -> Staging | None:
+        """The stages in which the step runs, here too; None where it runs as a whole."""
+        return None if self.stages is None else self.stages.staging
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """What the stages of the step cost over several IPUs, as `popgeo.ipu.pipeline` has it; what runs is cut alike.
+
+        Raises:
+            ValueError: the options ask for no stages.
+        """
+        if self.stages is None:
+            raise ValueError("The step runs as a whole; set Options.stages, for example to 2, for a pipeline.")
+        return self.stages.pipeline
+
+    def require_fit(self) -> None:
+        """Refuses, where the options are strict, what no tile can hold.
+
+        Raises:
+            OutOfTileMemory: a tile needs more memory than it has.
+        """
+        if not self.options.strict:
+            return
+        if self.stages is not None:
+            require_stages_fit(self.stages.pipeline, self.step, _captured(self.update), self.options)
+        elif not self.assessment.memory.fits:
+            try:
+                self.assessment.require_fit()
+            except OutOfTileMemory as error:
+                if self.options.target.num_ipus > 1:  # stages and operations over several IPUs exclude each other
+                    raise
+                advice = what_would_fit(self.step, _captured(self.update), self.options)
+                raise OutOfTileMemory(f"{error} {advice}") from None
+
+    @cached_property
+    def share(self) -> Share:
+        """What one IPU runs of the step: all of it, unless several share the weights."""
+        if self.capture_share is not None:
+            return self.capture_share()
+        return Share(step=self.step, update=self.update, target=self.options.target, shards=1)
+
+    @cached_property
+    def assessment(self) -> Assessment:
+        """Cycles and memory on the target, worked out when first asked for; nothing runs."""
+        share, options = self.share, self.options
+        part = None
+        if share.update is not None and options.shard_optimizer_state and options.replication_factor > 1:
+            part = share.update.capture(options.replication_factor)
+        return assess(
+            share.step,
+            share.target,
+            _captured(share.update),
+            part_of_update=part,
+            micro_batches=options.gradient_accumulation,
+            replicas=options.replication_factor,
+            sharded=frozenset() if self.update is None else self.update.sharded(),
+            shards=share.shards,
+            matmul_proportion=options.proportion_of(0),
+        )
+
+    def report(self, run: RunFigures) -> Report:
+        """The account of a step: cycles, memory and plans on the target, and what this computer did for it."""
+        return Report(
+            target=self.share.target,
+            costs=self.assessment.costs,
+            memory=self.assessment.memory,
+            micro_batches=self.options.gradient_accumulation,
+            replicas=self.options.replication_factor,
+            shards=self.share.shards,
+            update_captured=None if self.update is None else self.update.is_captured,
+            captured_ops=self.step.captured_ops,
+            steps=run.calls * self.options.batch_factor,
+            **vars(run),
+        )
+
+
+def _share_of(recipe: Recipe, arguments: Arguments, options: Options) -> Share:
+    with in_modes(recipe.module, recipe.modes):
+        return share_of(recipe.function, arguments, options, recipe.optimizer)
+
+
+def _captured(update: Update | None) -> OpGraph | None:
+    return None if update is None else update.capture()
+
+
+def _what_needs_state(optimizer: Optimizer | None) -> list[object]:
+    """An optimizer's kind and the settings that are on, such as momentum: they decide how much memory it takes."""
+    if optimizer is None:
+        return []
+    return [
+        type(optimizer),
+        *(
+            sorted(name for name, on in group.items() if name != "params" and on is not None and bool(on))
+            for group in optimizer.param_groups
+        ),
+    ]
