@@ -131,6 +131,6 @@ def test_no_gradient_passes_a_loop():
 
 
 def test_a_kept_step_has_its_loop():
-    step = ipu.compile(lambda x: for_loop(2, lambda y: y + x, [x]), [torch.ones(2)]).step
+    step = ipu.compile(lambda x: for_loop(2, lambda y: y + x, [x]), [torch.ones(2)]).captured
     step.graph.check()
     assert str(serialize.from_bytes(serialize.to_bytes(step)).graph) == str(step.graph)

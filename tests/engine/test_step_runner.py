@@ -182,7 +182,7 @@ def test_processes_round_at_random_alike(monkeypatch: pytest.MonkeyPatch):
     model = Weighted()
     options = Options(replication_factor=2, stochastic_rounding=True, optimizer_state_dtype=torch.bfloat16)
     step = training_model(model, options, torch.optim.Adam(model.parameters()))
-    assert step.compile(torch.ones(4)).update.precision.seed == 11
+    assert step.compile(torch.ones(4)).update.seed == 11
 
 
 @pytest.mark.parametrize("collects", [True, False])
