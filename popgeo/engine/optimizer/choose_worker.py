@@ -10,11 +10,11 @@ from popgeo.engine.optimizer.captured_worker import CapturedWorker
 from popgeo.engine.optimizer.flat_parameters import FlatParameters, is_elementwise
 from popgeo.engine.optimizer.gradient_scaling import set_gradient
 from popgeo.engine.optimizer.mixed_worker import MixedWorker, needs_mixed
-from popgeo.engine.optimizer.precision import Precision
 from popgeo.engine.optimizer.worker import Worker, without_parameters
+from popgeo.engine.step_options import StepOptions
 
 
-def choose_worker(optimizer: Optimizer, flat: Sequence[FlatParameters], precision: Precision) -> Worker:
+def choose_worker(optimizer: Optimizer, flat: Sequence[FlatParameters], options: StepOptions, part: int = 0) -> Worker:
     """What steps an optimizer's joined parameters, one a group; it has no state yet.
 
     What decides is what the optimizer does, so one that can be stepped in none of these ways is refused here, or gets a
@@ -23,7 +23,8 @@ def choose_worker(optimizer: Optimizer, flat: Sequence[FlatParameters], precisio
     Args:
         optimizer: The user's; it stays as it is.
         flat: The parameters.
-        precision: The types of the update.
+        options: Of the run, which say in which types updates are worked out.
+        part: Which part of the parameters this process updates.
 
     Raises:
         ValueError: it takes no gradients of the type in which they are joined.
@@ -31,7 +32,7 @@ def choose_worker(optimizer: Optimizer, flat: Sequence[FlatParameters], precisio
     own = without_parameters(optimizer)
     groups = [optimizer.param_groups[part.group] for part in flat]
     own.param_groups = [{**group, "params": [part.own]} for group, part in zip(groups, flat, strict=True)]
-    worker = MixedWorker(own, precision) if needs_mixed(own, precision) else Worker(own)
+    worker = MixedWorker(own, options, part) if needs_mixed(own, options) else Worker(own)
     _require_wide_gradients(worker, flat)
     return CapturedWorker(worker) if is_elementwise(type(optimizer)) else worker
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from popgeo.engine.optimizer.gradient_scaling import set_gradient
-from popgeo.engine.optimizer.precision import Precision
+from popgeo.engine.optimizer.precision import gradient_type
 from popgeo.engine.replicas import is_sharded, part_of
+from popgeo.engine.step_options import StepOptions
 
 # Each element's update depends on that element and on numbers alone, so many parameters may be updated as one.
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "ASGD")
@@ -179,9 +180,7 @@ class FlatParameters:
 def flatten_groups(
     optimizer: Optimizer,
     trained: Set[nn.Parameter],
-    precision: Precision,
-    *,
-    accumulates: bool,
+    options: StepOptions,
     part: tuple[int, int],
 ) -> list[FlatParameters]:
     """The trained parameters of an optimizer, those that it treats alike as one.
@@ -191,6 +190,7 @@ def flatten_groups(
     Of what all processes have alike, this one updates a part: number and count.
     """
     flat, elementwise = [], is_elementwise(type(optimizer))
+    accumulates = options.gradient_accumulation * options.replication_factor > 1
     for number, group in enumerate(optimizer.param_groups):
         by_kind: dict[Any, list[nn.Parameter]] = defaultdict(list)
         for p in group["params"]:
@@ -199,7 +199,7 @@ def flatten_groups(
                 alike = elementwise and p.dim() and p.is_contiguous()
                 by_kind[(p.dtype, is_sharded(p)) if alike else id(p)].append(p)
         for members in by_kind.values():
-            total_type = precision.gradient_type(optimizer, members[0].dtype)
+            total_type = gradient_type(options, optimizer, members[0].dtype)
             flat.append(FlatParameters(number, members, accumulates, total_type, part))
     return flat
 

@@ -2,15 +2,15 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from popgeo.engine.optimizer.precision import NARROW, Precision
+from popgeo.engine.optimizer.precision import NARROW, is_mixed, rounding_counter
 from popgeo.engine.optimizer.worker import Worker
+from popgeo.engine.step_options import StepOptions
 from popgeo.ops import round_stochastic
 
 MASTER, COUNTER = "master_weights", "rounding"
@@ -22,16 +22,17 @@ class MixedWorker(Worker):
     Weights of float32 and float64 are stepped as they are; only their state may be kept in another type. Beside the
     optimizer's own state there is `master_weights`, the weights in float32, and `rounding`, a counter from which
     random numbers start; both only where they are asked for. An optimizer may have an attribute `state_types`: the
-    types in which it wants its state kept, by name; the precision's own type comes before them.
+    types in which it wants its state kept, by name; that of the options comes before them.
 
     Args:
-        optimizer: Its state is kept as the precision says.
-        precision: The types.
+        optimizer: Its state is kept as the options say.
+        options: `optimizer_state_dtype`, `master_weights` and `stochastic_rounding` of a run.
+        part: Which part of the weights this process updates, where each updates a part of its own.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(1, dtype=torch.float16))
         >>> sgd = torch.optim.SGD([weight], lr=1e-4, momentum=0.9)
-        >>> worker = MixedWorker(sgd, Precision(master_weights=True))
+        >>> worker = MixedWorker(sgd, StepOptions(master_weights=True))
         >>> weight.grad = torch.ones(1, dtype=torch.float16)
         >>> for _ in range(3):
         ...     worker.step()
@@ -41,23 +42,22 @@ class MixedWorker(Worker):
 
     keeps_types = True
 
-    def __init__(self, optimizer: Optimizer, precision: Precision) -> None:
+    def __init__(self, optimizer: Optimizer, options: StepOptions, part: int = 0) -> None:
         super().__init__(optimizer)
-        self._precision = precision
+        self._options, self._part = options, part
         self._types: Mapping[str, torch.dtype] | None = getattr(optimizer, "state_types", None)
 
     @torch.no_grad()
     def begin(self, num_updates: int, seed: int) -> None:
         """Makes what there is beside the optimizer's own state."""
-        self._precision = replace(self._precision, seed=seed)
         self._widen_state()
         for number, parameter in enumerate(self.parameters):
-            if self._precision.stochastic_rounding:
+            if self._options.stochastic_rounding:
                 # What is never divided all processes round alike.
                 is_divided = parameter.dim() > 0 and parameter.is_contiguous()
-                start = self._precision.counter(number, num_updates, is_divided=is_divided)
+                start = rounding_counter(seed, number, num_updates, self._part if is_divided else 0)
                 self.optimizer.state[parameter][COUNTER] = torch.tensor(start, device=parameter.device)
-            if self._precision.master_weights and parameter.dtype in NARROW:
+            if self._options.master_weights and parameter.dtype in NARROW:
                 self.optimizer.state[parameter].setdefault(MASTER, parameter.float())
 
     @torch.no_grad()
@@ -108,18 +108,18 @@ class MixedWorker(Worker):
 
     def _wide_state(self, parameter: Tensor) -> dict[str, Any]:
         own = self._own_state(parameter)
-        if self._precision.state is None and self._types is None:
+        if self._options.optimizer_state_dtype is None and self._types is None:
             return own
         dtype = torch.float64 if parameter.dtype is torch.float64 else torch.float32
         return {key: part.to(dtype) if _is_of(part, parameter) else part for key, part in own.items()}
 
     def _kept_type(self, key: str) -> torch.dtype | None:
-        return self._precision.state or (self._types or {}).get(key)
+        return self._options.optimizer_state_dtype or (self._types or {}).get(key)
 
     def _widen_state(self) -> None:
         """Gives state that came in a narrower type than it is kept in that type, with a warning: digits were lost."""
         own = type(self.optimizer).__module__.startswith("torch.optim")
-        kept = self._precision.state or (torch.float32 if own else None)
+        kept = self._options.optimizer_state_dtype or (torch.float32 if own else None)
         if kept is not torch.float32:
             return
         narrow = set()
@@ -141,13 +141,13 @@ class MixedWorker(Worker):
 
     def _keep(self, parameter: Tensor, wide: Tensor, state: dict[str, Any]) -> None:
         """Writes the weights and the state after a step."""
-        kept, precision = self.optimizer.state[parameter], self._precision
-        if precision.stochastic_rounding:
+        kept, options = self.optimizer.state[parameter], self._options
+        if options.stochastic_rounding:
             if COUNTER not in kept:
                 kept[COUNTER] = torch.zeros((), dtype=torch.int64, device=parameter.device)
             kept[COUNTER].add_(1)
         if parameter.dtype in NARROW:
-            if precision.master_weights and MASTER not in kept:
+            if options.master_weights and MASTER not in kept:
                 kept[MASTER] = wide
             wide.grad = None  # master weights stay, and are to hold no gradient
             parameter.copy_(self._narrowed(wide, parameter.dtype, kept, 0))
@@ -163,24 +163,24 @@ class MixedWorker(Worker):
             kept[key] = part
 
     def _narrowed(self, wide: Tensor, dtype: torch.dtype, kept: dict[str, Any], stream: int) -> Tensor:
-        if not self._precision.stochastic_rounding or wide.dtype is not torch.float32 or dtype not in NARROW:
+        if not self._options.stochastic_rounding or wide.dtype is not torch.float32 or dtype not in NARROW:
             return wide.to(dtype)
         counter = kept[COUNTER] + (stream << 40) if stream else kept[COUNTER]
         return round_stochastic(wide, counter, dtype)
 
 
-def needs_mixed(optimizer: Optimizer, precision: Precision) -> bool:
+def needs_mixed(optimizer: Optimizer, options: StepOptions) -> bool:
     """Whether an optimizer's update is not what torch's own code makes of the types that its weights have.
 
     Example:
         >>> sgd = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
-        >>> needs_mixed(sgd, Precision()), needs_mixed(sgd, Precision(state=torch.float16))
+        >>> needs_mixed(sgd, StepOptions()), needs_mixed(sgd, StepOptions(optimizer_state_dtype=torch.float16))
         (False, True)
     """
-    own = getattr(optimizer, "state_types", None)
+    own, chosen = getattr(optimizer, "state_types", None), options.optimizer_state_dtype
     types = {parameter.dtype for group in optimizer.param_groups for parameter in group["params"]}
-    kept = {precision.state} if precision.state is not None else set((own or {}).values())
-    return bool(kept and kept != types) or ((precision.is_mixed or own is not None) and bool(types & {*NARROW}))
+    kept = set((own or {}).values()) if chosen is None else {chosen}
+    return bool(kept and kept != types) or ((is_mixed(options) or own is not None) and bool(types & {*NARROW}))
 
 
 def _is_of(part: Any, parameter: Tensor) -> bool:

@@ -15,7 +15,6 @@ from popgeo.engine.optimizer.choose_worker import choose_worker
 from popgeo.engine.optimizer.flat_parameters import flatten_groups, refuse_whole_tensors
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling, overflow_of
 from popgeo.engine.optimizer.keep_types import keep_types_when_loading
-from popgeo.engine.optimizer.precision import Precision
 from popgeo.engine.optimizer.worker import Worker
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_options import StepOptions
@@ -64,12 +63,11 @@ class Update:
             raise ValueError("LBFGS evaluates the model several times per step; use an optimizer without a closure.")
         if options.shard_optimizer_state:
             refuse_whole_tensors(optimizer, "Options.shard_optimizer_state cuts parameters into parts")
-        precision = Precision.of(options)
         rule = options.loss_scaling
         self.optimizer = optimizer
         self.num_updates = 0
         self.scale = LossScale(rule) if isinstance(rule, LossScaling) else None
-        self.seed = precision.seed
+        self.seed = torch.initial_seed() if options.random_seed is None else options.random_seed
         self._learning_rate = learning_rate
         self._checks, self._rounds = options.floating_point_exceptions, options.stochastic_rounding
         self._scaling = GradientScaling(
@@ -79,16 +77,10 @@ class Update:
         )
         self._names = {id(p): name for name, p in parameters.items()}
         self._shape = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
-        self._flat = flatten_groups(
-            optimizer,
-            set(parameters.values()),
-            precision,
-            accumulates=options.gradient_accumulation * options.replication_factor > 1,
-            part=part,
-        )
+        self._flat = flatten_groups(optimizer, set(parameters.values()), options, part)
         self.gradients = self._named([part.gradient_views for part in self._flat])
         self._totals = self._named([part.total_views for part in self._flat])
-        self._worker = choose_worker(optimizer, self._flat, replace(precision, part=part[0]))
+        self._worker = choose_worker(optimizer, self._flat, options, part[0])
         self._adopted: object = None
 
     def accumulate(self, *, first: bool, names: Sequence[str] | None = None) -> None:

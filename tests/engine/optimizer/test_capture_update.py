@@ -11,9 +11,9 @@ from popgeo.engine.optimizer.capture_update import capture_later_update, capture
 from popgeo.engine.optimizer.captured_worker import CapturedWorker
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling
 from popgeo.engine.optimizer.mixed_worker import MixedWorker
-from popgeo.engine.optimizer.precision import Precision
 from popgeo.engine.optimizer.rehearse import Rehearsal
 from popgeo.engine.optimizer.worker import Worker
+from popgeo.engine.step_options import StepOptions
 
 NONE, TWICE = GradientScaling(), GradientScaling(divisor=2.0)
 
@@ -116,7 +116,7 @@ def test_shapes_alone_are_enough_unless_numbers_are_read():
     with pytest.raises(ValueError, match=r"Reading's update cannot be planned from shapes alone: .*such as AdamW"):
         capture_later_update(Worker(grouped(Reading, on_meta)), NONE)
     with pytest.raises(ValueError, match=r"Reading's update cannot be planned"):
-        capture_later_update(MixedWorker(grouped(Reading, on_meta), Precision()), NONE)
+        capture_later_update(MixedWorker(grouped(Reading, on_meta), StepOptions()), NONE)
     with pytest.raises(RuntimeError, match=r"^broken$"):
         capture_later_update(Worker(grouped(Reading, weights((3, 2)), fails=True)), NONE)
 
@@ -125,7 +125,7 @@ def test_state_is_there_once_a_step_has_made_it():
     parameters = [nn.Parameter(torch.ones(2).half()), nn.Parameter(torch.ones(2).half())]
     plain = Worker(grouped(optim.Adam, parameters))
     assert not plain.has_stepped
-    mixed = MixedWorker(plain.optimizer, Precision(master_weights=True))
+    mixed = MixedWorker(plain.optimizer, StepOptions(master_weights=True))
     mixed.begin(0, seed=0)
     assert not mixed.has_stepped  # master weights are no state of a step
     parameters[1].grad = torch.ones(2).half()

@@ -6,7 +6,7 @@ from torch import nn
 
 from popgeo.engine.optimizer.choose_worker import choose_worker
 from popgeo.engine.optimizer.flat_parameters import FlatParameters, flatten_groups, is_elementwise
-from popgeo.engine.optimizer.precision import Precision
+from popgeo.engine.step_options import StepOptions
 
 WHOLE = (0, 1)
 SHAPES = ((3, 2), (5,), (1,), (2, 1, 2))  # 6, 5, 1 and 4 elements
@@ -203,7 +203,8 @@ def test_what_is_alike_is_joined_and_what_is_not_stays_alone():
     trained = {*first, turned, half, own, second}
 
     def flatten(optimizer: torch.optim.Optimizer, part: tuple[int, int] = WHOLE) -> list[FlatParameters]:
-        return flatten_groups(optimizer, trained, Precision(state=torch.float32), accumulates=True, part=part)
+        options = StepOptions(gradient_accumulation=2, optimizer_state_dtype=torch.float32)
+        return flatten_groups(optimizer, trained, options, part)
 
     flat = flatten(optimizer)
     assert [[id(p) for p in part.members] for part in flat] == [
@@ -218,7 +219,7 @@ def test_what_is_alike_is_joined_and_what_is_not_stays_alone():
     # What is a process's own, has no dimensions, or is not side by side is never divided.
     assert [part.own.numel() for part in flatten(optimizer, (1, 2))] == [5, 1, 6, 1, 6, 2]
     assert [part.is_divided for part in flatten(optimizer, (1, 2))] == [True, False, False, True, False, True]
-    worker = choose_worker(optimizer, flat, Precision()).optimizer
+    worker = choose_worker(optimizer, flat, StepOptions()).optimizer
     assert type(worker) is torch.optim.SGD
     assert [group["lr"] for group in worker.param_groups] == [0.5] * 5 + [0.25]
     assert [group["params"] for group in worker.param_groups] == [[part.own] for part in flat]

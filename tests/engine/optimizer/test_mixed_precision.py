@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import popgeo
-from popgeo.engine.optimizer.precision import Precision
+from popgeo.engine.optimizer.precision import rounding_counter
 from popgeo.engine.optimizer.update import Update
 from popgeo.ipu import Options, TileExact, estimate, training_model
 from popgeo.ops import round_stochastic
@@ -217,7 +217,7 @@ def test_rounding_is_that_of_the_op_with_the_update_s_own_counter():
     weight, velocity = torch.randn(40_000).half(), torch.zeros(40_000)
     for step in range(3):
         velocity = 0.9 * velocity + torch.randn(40_000, generator=torch.Generator().manual_seed(step)).half().float()
-        counter = torch.tensor(Precision(seed=5).counter(0, step + 1))
+        counter = torch.tensor(rounding_counter(5, 0, step + 1))
         weight = round_stochastic(weight.float().sub_(velocity, alpha=1e-3), counter)
     assert float((found == weight).float().mean()) > 0.999  # torch's own update multiplies and adds in another order
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn, optim
 
 from popgeo.engine.optimizer.keep_types import keep_types_when_loading, restore_types
 from popgeo.engine.optimizer.mixed_worker import COUNTER, MASTER, MixedWorker, needs_mixed
-from popgeo.engine.optimizer.precision import Precision
+from popgeo.engine.optimizer.precision import rounding_counter
+from popgeo.engine.step_options import StepOptions
 from popgeo.ops import round_stochastic
 
 Make = Callable[[list[Tensor]], optim.Optimizer]
@@ -34,11 +35,11 @@ def gradients(dtype: torch.dtype) -> list[list[Tensor]]:
     return [[torch.randn(shape, generator=generator).to(dtype) for shape in SHAPES] for _ in range(STEPS)]
 
 
-def wrapped(make: Make, parameters: list[nn.Parameter], precision: Precision) -> MixedWorker:
-    return MixedWorker(make(parameters), precision)
+def wrapped(make: Make, parameters: list[nn.Parameter], options: StepOptions) -> MixedWorker:
+    return MixedWorker(make(parameters), options)
 
 
-def plain_loop(make: Make, dtype: torch.dtype, precision: Precision) -> tuple[list[Tensor], list[dict[str, Any]]]:
+def plain_loop(make: Make, dtype: torch.dtype, options: StepOptions) -> tuple[list[Tensor], list[dict[str, Any]]]:
     """By hand: one optimizer of float32 for each parameter, whose weights and state are rounded after each step."""
     weights, states = [], []
     for number, first in enumerate(start(dtype)):
@@ -50,39 +51,39 @@ def plain_loop(make: Make, dtype: torch.dtype, precision: Precision) -> tuple[li
             optimizer.step()
 
             def narrowed(part: Tensor, dtype: torch.dtype, stream: int, counter: int = counter) -> Tensor:
-                if not precision.stochastic_rounding or part.dtype is torch.float64 or dtype is torch.float32:
+                if not options.stochastic_rounding or part.dtype is torch.float64 or dtype is torch.float32:
                     return part.to(dtype)
                 return round_stochastic(part, torch.tensor(counter + stream * 2**40), dtype)
 
             weight = narrowed(wide.detach(), dtype, 0)
-            if not precision.master_weights:
+            if not options.master_weights:
                 wide.data.copy_(weight)
             for stream, part in enumerate(optimizer.state[wide].values(), start=1):
-                if precision.state is not None and part.shape == wide.shape:
-                    part.copy_(narrowed(part, precision.state, stream))
+                if options.optimizer_state_dtype is not None and part.shape == wide.shape:
+                    part.copy_(narrowed(part, options.optimizer_state_dtype, stream))
         weights.append(weight)
         states.append(optimizer.state[wide] | {MASTER: wide.detach()})
     return weights, states
 
 
 PRECISIONS = [
-    (torch.float16, Precision(state=torch.float32)),
-    (torch.bfloat16, Precision(state=torch.float32, master_weights=True)),
-    (torch.float16, Precision(state=torch.float16)),
-    (torch.float16, Precision(state=torch.bfloat16, stochastic_rounding=True)),
-    (torch.bfloat16, Precision(stochastic_rounding=True)),
-    (torch.float32, Precision(state=torch.float16, master_weights=True)),
-    (torch.float32, Precision(state=torch.float16, stochastic_rounding=True)),
-    (torch.float64, Precision(state=torch.float32, stochastic_rounding=True)),
-    (torch.float64, Precision(state=torch.float16)),
+    (torch.float16, StepOptions(optimizer_state_dtype=torch.float32)),
+    (torch.bfloat16, StepOptions(optimizer_state_dtype=torch.float32, master_weights=True)),
+    (torch.float16, StepOptions(optimizer_state_dtype=torch.float16)),
+    (torch.float16, StepOptions(optimizer_state_dtype=torch.bfloat16, stochastic_rounding=True)),
+    (torch.bfloat16, StepOptions(stochastic_rounding=True)),
+    (torch.float32, StepOptions(optimizer_state_dtype=torch.float16, master_weights=True)),
+    (torch.float32, StepOptions(optimizer_state_dtype=torch.float16, stochastic_rounding=True)),
+    (torch.float64, StepOptions(optimizer_state_dtype=torch.float32, stochastic_rounding=True)),
+    (torch.float64, StepOptions(optimizer_state_dtype=torch.float16)),
 ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("dtype", "precision"), PRECISIONS)
-def test_it_is_a_plain_loop_whatever_the_types(kind: str, dtype: torch.dtype, precision: Precision):
+@pytest.mark.parametrize(("dtype", "options"), PRECISIONS)
+def test_it_is_a_plain_loop_whatever_the_types(kind: str, dtype: torch.dtype, options: StepOptions):
     parameters = start(dtype)
-    worker = wrapped(KINDS[kind], parameters, precision)
+    worker = wrapped(KINDS[kind], parameters, options)
     places: set[tuple[int, ...]] = set()
     for given in gradients(dtype):
         for parameter, gradient in zip(parameters, given, strict=True):
@@ -92,20 +93,24 @@ def test_it_is_a_plain_loop_whatever_the_types(kind: str, dtype: torch.dtype, pr
         states = [worker.optimizer.state[p] for p in parameters]
         places.add(tuple(part.data_ptr() for state in states for key, part in state.items() if key != "step"))
         assert all(torch.equal(p.grad, gradient) for p, gradient in zip(parameters, given, strict=True))
-    weights, states = plain_loop(KINDS[kind], dtype, precision)
+    weights, states = plain_loop(KINDS[kind], dtype, options)
     assert len(places) == 1
     for parameter, weight, expected in zip(parameters, weights, states, strict=True):
         assert torch.equal(parameter.detach(), weight)
         state = worker.optimizer.state[parameter]
         narrow = dtype in (torch.float16, torch.bfloat16)
-        assert (MASTER in state) is (precision.master_weights and narrow)
+        assert (MASTER in state) is (options.master_weights and narrow)
         if MASTER in state:
             assert state[MASTER].grad is None
             assert torch.equal(state[MASTER], expected[MASTER])
-        assert (COUNTER in state) is precision.stochastic_rounding
+        assert (COUNTER in state) is options.stochastic_rounding
         assert state.get(COUNTER, STEPS) == STEPS
         for key in expected.keys() - {MASTER, "momentum_buffer" if kind == "rmsprop" else ""}:
-            own = precision.state if expected[key].dim() and precision.state else expected[key].dtype
+            own = (
+                options.optimizer_state_dtype
+                if expected[key].dim() and options.optimizer_state_dtype
+                else expected[key].dtype
+            )
             assert state[key].dtype is own
             torch.testing.assert_close(state[key].to(expected[key].dtype), expected[key], rtol=0, atol=0)
 
@@ -113,7 +118,9 @@ def test_it_is_a_plain_loop_whatever_the_types(kind: str, dtype: torch.dtype, pr
 def test_a_parameter_without_a_gradient_stays_and_gets_no_state():
     for dtype in (torch.float16, torch.float32):
         parameters = start(dtype)
-        worker = wrapped(KINDS["adam"], parameters, Precision(state=torch.float16, stochastic_rounding=True))
+        worker = wrapped(
+            KINDS["adam"], parameters, StepOptions(optimizer_state_dtype=torch.float16, stochastic_rounding=True)
+        )
         before = parameters[1].detach().clone()
         parameters[0].grad = gradients(dtype)[0][0]
         worker.step()
@@ -124,9 +131,8 @@ def test_a_parameter_without_a_gradient_stays_and_gets_no_state():
 def test_what_is_there_before_the_first_step_is_made_for_what_needs_it():
     half, single, scalar = start(torch.float16)[0], start(torch.float32)[1], nn.Parameter(torch.ones(()).half())
     turned = nn.Parameter(torch.randn(2, 3).half().t())
-    for choices in ({"master_weights": True}, {"stochastic_rounding": True}, {"state": torch.float32}):
-        precision = Precision(seed=4, part=2, **choices)
-        worker = wrapped(KINDS["momentum"], [half, single, scalar, turned], precision)
+    for choices in ({"master_weights": True}, {"stochastic_rounding": True}, {"optimizer_state_dtype": torch.float32}):
+        worker = MixedWorker(KINDS["momentum"]([half, single, scalar, turned]), StepOptions(**choices), part=2)
         worker.begin(7, seed=4)
         assert not worker.has_stepped
         if "master_weights" in choices:
@@ -137,16 +143,16 @@ def test_what_is_there_before_the_first_step_is_made_for_what_needs_it():
             assert worker.optimizer.state[half][MASTER] is kept
         elif "stochastic_rounding" in choices:
             # What is divided among processes has numbers of this process; what all have is rounded alike.
-            own = [precision.counter(number, 7, is_divided=number < 2) for number in range(4)]
+            own = [rounding_counter(4, number, 7, part=2 if number < 2 else 0) for number in range(4)]
             assert [int(worker.optimizer.state[p][COUNTER]) for p in (half, single, scalar, turned)] == own
-            assert own[0] != precision.counter(0, 7)
+            assert own[0] != rounding_counter(4, 0, 7)
         else:
             assert not any(worker.optimizer.state.values())
 
 
 def test_weights_changed_from_outside_are_followed_element_by_element():
     half, single = start(torch.float16)[0], start(torch.float32)[1]
-    worker = wrapped(KINDS["momentum"], [half, single], Precision(master_weights=True))
+    worker = wrapped(KINDS["momentum"], [half, single], StepOptions(master_weights=True))
     worker.begin(0, seed=0)
     master = worker.optimizer.state[half][MASTER]
     master.add_(2.0**-30)  # less than half of a spacing
@@ -159,9 +165,9 @@ def test_weights_changed_from_outside_are_followed_element_by_element():
     assert torch.equal(single.detach(), before)
 
 
-def narrow_state(precision: Precision, kind: str = "adam", step: float = 3.0, **more: Any) -> dict[str, Any]:
+def narrow_state(options: StepOptions, kind: str = "adam", step: float = 3.0, **more: Any) -> dict[str, Any]:
     (parameter, _) = parameters = start(torch.float16)
-    worker = wrapped(KINDS[kind], parameters, precision)
+    worker = wrapped(KINDS[kind], parameters, options)
     worker.optimizer.state[parameter].update(
         step=torch.tensor(step), square=torch.ones(6, 5).half(), mean=torch.ones(6, 5).half(), note="kept", **more
     )
@@ -169,21 +175,23 @@ def narrow_state(precision: Precision, kind: str = "adam", step: float = 3.0, **
     return worker.optimizer.state[parameter]
 
 
-@pytest.mark.parametrize("precision", [Precision(state=torch.float32), Precision(master_weights=True)])
-def test_narrow_state_is_widened_with_a_warning_once_steps_were_counted(precision: Precision):
+@pytest.mark.parametrize(
+    "options", [StepOptions(optimizer_state_dtype=torch.float32), StepOptions(master_weights=True)]
+)
+def test_narrow_state_is_widened_with_a_warning_once_steps_were_counted(options: StepOptions):
     with pytest.warns(UserWarning, match=r"optimizer's mean, square came in a narrow type, and is kept in float32"):
-        state = narrow_state(precision)
+        state = narrow_state(options)
     assert (state["mean"].dtype, state["step"].dtype, state["note"]) == (torch.float32, torch.float32, "kept")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert narrow_state(precision, step=0.0)["mean"].dtype is torch.float32  # made before any step
-        assert narrow_state(Precision(state=torch.float16))["mean"].dtype is torch.float16
-        assert wide_only(precision) == {torch.float32}
+        assert narrow_state(options, step=0.0)["mean"].dtype is torch.float32  # made before any step
+        assert narrow_state(StepOptions(optimizer_state_dtype=torch.float16))["mean"].dtype is torch.float16
+        assert wide_only(options) == {torch.float32}
 
 
-def wide_only(precision: Precision) -> set[torch.dtype]:
+def wide_only(options: StepOptions) -> set[torch.dtype]:
     (parameter, _) = parameters = start(torch.float16)
-    worker = wrapped(KINDS["momentum"], parameters, precision)
+    worker = wrapped(KINDS["momentum"], parameters, options)
     worker.optimizer.state[parameter]["momentum_buffer"] = torch.ones(6, 5)
     worker.begin(1, seed=0)
     return {part.dtype for part in worker.optimizer.state[parameter].values()}
@@ -207,7 +215,7 @@ class Counting(optim.Optimizer):
 
 def test_state_of_another_s_optimizer_is_its_own_affair_without_a_type_for_it():
     (parameter, _) = start(torch.float16)
-    worker = wrapped(Counting, [parameter], Precision(master_weights=True))
+    worker = wrapped(Counting, [parameter], StepOptions(master_weights=True))
     worker.optimizer.state[parameter]["grown"] = torch.ones(6, 5).half()
     worker.begin(1, seed=0)
     assert worker.optimizer.state[parameter]["grown"].dtype is torch.float16
@@ -215,7 +223,7 @@ def test_state_of_another_s_optimizer_is_its_own_affair_without_a_type_for_it():
 
 def test_only_floating_point_of_the_parameter_s_shape_is_kept_in_another_type():
     (parameter, _) = start(torch.float16)
-    worker = wrapped(Counting, [parameter], Precision(state=torch.bfloat16))
+    worker = wrapped(Counting, [parameter], StepOptions(optimizer_state_dtype=torch.bfloat16))
     total, signs = torch.zeros(6, 5), torch.zeros(6, 5, dtype=torch.int32)
     for given, _ in gradients(torch.float16):
         parameter.grad = given
@@ -233,7 +241,7 @@ def test_only_floating_point_of_the_parameter_s_shape_is_kept_in_another_type():
 def test_what_may_be_a_count_of_steps_keeps_its_type():
     """The moments of a parameter without dimensions look like one."""
     scalar = nn.Parameter(torch.ones(()).half())
-    worker = wrapped(KINDS["adam"], [scalar], Precision(state=torch.float16))
+    worker = wrapped(KINDS["adam"], [scalar], StepOptions(optimizer_state_dtype=torch.float16))
     for _ in range(2):
         scalar.grad = torch.ones(()).half()
         worker.step()
@@ -241,26 +249,26 @@ def test_what_may_be_a_count_of_steps_keeps_its_type():
 
 
 @pytest.mark.parametrize(
-    ("types", "precision", "wraps"),
+    ("types", "options", "wraps"),
     [
-        ((torch.float16,), Precision(), False),
-        ((torch.float16,), Precision(accumulation=torch.float32), False),
-        ((torch.float16,), Precision(master_weights=True), True),
-        ((torch.bfloat16,), Precision(stochastic_rounding=True), True),
-        ((torch.float16,), Precision(state=torch.float16), True),
-        ((torch.float16,), Precision(state=torch.float32), True),
-        ((torch.float32,), Precision(master_weights=True), False),
-        ((torch.float32,), Precision(state=torch.float32), False),
-        ((torch.float32,), Precision(state=torch.float16), True),
-        ((torch.float64,), Precision(state=torch.float32), True),
-        ((torch.float64, torch.float32), Precision(stochastic_rounding=True), False),
-        ((torch.float32, torch.bfloat16), Precision(stochastic_rounding=True), True),
-        ((torch.float32, torch.bfloat16), Precision(state=torch.float32), True),
+        ((torch.float16,), StepOptions(), False),
+        ((torch.float16,), StepOptions(accumulation_dtype=torch.float32), False),
+        ((torch.float16,), StepOptions(master_weights=True), True),
+        ((torch.bfloat16,), StepOptions(stochastic_rounding=True), True),
+        ((torch.float16,), StepOptions(optimizer_state_dtype=torch.float16), True),
+        ((torch.float16,), StepOptions(optimizer_state_dtype=torch.float32), True),
+        ((torch.float32,), StepOptions(master_weights=True), False),
+        ((torch.float32,), StepOptions(optimizer_state_dtype=torch.float32), False),
+        ((torch.float32,), StepOptions(optimizer_state_dtype=torch.float16), True),
+        ((torch.float64,), StepOptions(optimizer_state_dtype=torch.float32), True),
+        ((torch.float64, torch.float32), StepOptions(stochastic_rounding=True), False),
+        ((torch.float32, torch.bfloat16), StepOptions(stochastic_rounding=True), True),
+        ((torch.float32, torch.bfloat16), StepOptions(optimizer_state_dtype=torch.float32), True),
     ],
 )
-def test_it_is_needed_where_types_differ(types, precision: Precision, wraps: bool):
+def test_it_is_needed_where_types_differ(types, options: StepOptions, wraps: bool):
     inner = optim.SGD([{"params": [nn.Parameter(torch.ones(2, dtype=dtype))]} for dtype in types])
-    assert needs_mixed(inner, precision) is wraps
+    assert needs_mixed(inner, options) is wraps
 
 
 def test_state_is_loaded_in_the_types_that_it_was_saved_in():

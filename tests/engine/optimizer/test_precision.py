@@ -8,75 +8,62 @@ from torch import nn
 
 from popgeo.engine.optimizer import precision
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling, overflow_of, set_gradient
-from popgeo.engine.optimizer.precision import Precision
+from popgeo.engine.optimizer.precision import gradient_type, is_mixed, rounding_counter
 from popgeo.engine.step_options import StepOptions
 
 HALF, SINGLE, BRAIN = torch.float16, torch.float32, torch.bfloat16
 SGD = torch.optim.SGD([nn.Parameter(torch.ones(1))])
 
 
-def test_options_say_each_part():
-    chosen = StepOptions(
-        accumulation_dtype=SINGLE, optimizer_state_dtype=BRAIN, stochastic_rounding=True,
-        random_seed=0,
-    )  # fmt: skip
-    assert Precision.of(chosen) == Precision(
-        accumulation=SINGLE, state=BRAIN, master_weights=False, stochastic_rounding=True, seed=0, part=0
-    )
-    torch.manual_seed(41)
-    assert Precision.of(StepOptions()) == Precision(
-        accumulation=None, state=None, master_weights=False, stochastic_rounding=False, seed=41, part=0
-    )
-    assert Precision().seed == Precision().part == 0
-
-
 def test_updates_of_narrow_weights_are_wide_where_something_asks_for_it():
-    assert not Precision(accumulation=SINGLE).is_mixed
-    for one in (Precision(state=HALF), Precision(master_weights=True), Precision(stochastic_rounding=True)):
-        assert one.is_mixed
-        assert one.gradient_type(SGD, HALF) is SINGLE
-        assert one.gradient_type(SGD, SINGLE) is SINGLE
-        assert one.gradient_type(SGD, torch.float64) is torch.float64
+    assert not is_mixed(StepOptions(accumulation_dtype=SINGLE))
+    for one in (
+        StepOptions(optimizer_state_dtype=HALF),
+        StepOptions(master_weights=True),
+        StepOptions(stochastic_rounding=True),
+    ):
+        assert is_mixed(one)
+        assert gradient_type(one, SGD, HALF) is SINGLE
+        assert gradient_type(one, SGD, SINGLE) is SINGLE
+        assert gradient_type(one, SGD, torch.float64) is torch.float64
 
 
 def test_gradients_are_joined_in_the_type_asked_for_or_the_optimizer_s():
     wide = SimpleNamespace(accum_type=SINGLE)
-    assert Precision().gradient_type(SGD, BRAIN) is BRAIN
-    assert Precision().gradient_type(wide, BRAIN) is SINGLE
-    assert Precision().gradient_type(SimpleNamespace(accum_type=HALF), BRAIN) is BRAIN
-    assert Precision(accumulation=BRAIN).gradient_type(wide, BRAIN) is BRAIN
-    assert Precision(accumulation=HALF, state=SINGLE).gradient_type(SGD, HALF) is HALF
-    assert Precision(accumulation=SINGLE).gradient_type(SGD, HALF) is SINGLE
-    assert Precision(accumulation=HALF).gradient_type(SGD, SINGLE) is SINGLE
+    assert gradient_type(StepOptions(), SGD, BRAIN) is BRAIN
+    assert gradient_type(StepOptions(), wide, BRAIN) is SINGLE
+    assert gradient_type(StepOptions(), SimpleNamespace(accum_type=HALF), BRAIN) is BRAIN
+    assert gradient_type(StepOptions(accumulation_dtype=BRAIN), wide, BRAIN) is BRAIN
+    assert gradient_type(StepOptions(accumulation_dtype=HALF, optimizer_state_dtype=SINGLE), SGD, HALF) is HALF
+    assert gradient_type(StepOptions(accumulation_dtype=SINGLE), SGD, HALF) is SINGLE
+    assert gradient_type(StepOptions(accumulation_dtype=HALF), SGD, SINGLE) is SINGLE
     with pytest.raises(ValueError, match=r"accumulation_dtype is torch\.float16, and some weights are torch\.bfloat16"):
-        Precision(accumulation=HALF).gradient_type(SGD, BRAIN)
+        gradient_type(StepOptions(accumulation_dtype=HALF), SGD, BRAIN)
 
 
 def test_a_torch_without_wide_gradients_joins_none_and_says_so(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(precision, "Tensor", object)
-    assert Precision().gradient_type(SimpleNamespace(accum_type=SINGLE), HALF) is HALF
-    assert Precision(accumulation=HALF).gradient_type(SGD, HALF) is HALF
-    for one in (Precision(accumulation=SINGLE), Precision(state=SINGLE)):
+    assert gradient_type(StepOptions(), SimpleNamespace(accum_type=SINGLE), HALF) is HALF
+    assert gradient_type(StepOptions(accumulation_dtype=HALF), SGD, HALF) is HALF
+    for one in (StepOptions(accumulation_dtype=SINGLE), StepOptions(optimizer_state_dtype=SINGLE)):
         with pytest.raises(
             ValueError, match=r"Gradients of torch\.float16 weights in float32 need torch 2\.9 or later"
         ):
-            one.gradient_type(SGD, HALF)
+            gradient_type(one, SGD, HALF)
 
 
 def test_each_weight_and_part_has_random_numbers_of_its_own():
     starts = {
-        Precision(seed=seed, part=part).counter(number, 0, is_divided=True)
+        rounding_counter(seed, number, 0, part)
         for seed in (0, 1, 2**63) for part in range(3) for number in range(3)
     }  # fmt: skip
     assert len(starts) == 27
     assert all(0 <= start < 2**62 for start in starts)  # updates and streams are added to them
-    one = Precision(seed=5, part=2)
-    assert one.counter(1, 9) == one.counter(1, 0) + 9 == Precision(seed=5).counter(1, 0) + 9
-    assert one.counter(1, 9, is_divided=True) != one.counter(1, 9, is_divided=False)
-    assert Precision(seed=2**64 + 5).counter(1, 9) == Precision(seed=5).counter(1, 9)
-    assert Precision(seed=-1).counter(1, 9) == Precision(seed=2**64 - 1).counter(1, 9)
+    assert rounding_counter(5, 1, 9) == rounding_counter(5, 1, 0) + 9
+    assert rounding_counter(2**64 + 5, 1, 9) == rounding_counter(5, 1, 9)
+    assert rounding_counter(-1, 1, 9) == rounding_counter(2**64 - 1, 1, 9)
     # A seeded run is to give tomorrow what it gives today.
-    assert Precision(seed=5).counter(0, 1) == 1_816_913_306_085_111_997
+    assert rounding_counter(5, 0, 1) == 1_816_913_306_085_111_997
 
 
 def test_scaling_changes_nothing_only_where_nothing_is_asked_for():

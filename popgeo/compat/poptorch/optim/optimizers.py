@@ -14,6 +14,7 @@ _MOMENTS = ("first_order_momentum_accum_type", "second_order_momentum_accum_type
 _KEPT_BY_ADAM = dict(zip(_MOMENTS, (("exp_avg",), ("exp_avg_sq",)), strict=True))
 _KEPT_BY_RMSPROP = dict(zip(_MOMENTS, (("grad_avg", "momentum_buffer"), ("square_avg",)), strict=True))
 _KEPT_BY_SGD = {"velocity_accum_type": ("momentum_buffer",)}
+_OF_SGD, _OF_LAMB = {"velocity_scaling": 1.0}, {"max_weight_norm": None}
 
 
 class SGD(PoptorchOptimizer, torch.optim.SGD):
@@ -40,13 +41,12 @@ class SGD(PoptorchOptimizer, torch.optim.SGD):
     )  # fmt: skip
     choices = ("velocity_scaling", "use_combined_accum")
     types = _KEPT_BY_SGD
+    of_groups = _OF_SGD
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         if self.variable_attrs.isConstant("lr"):
             raise ValueError("SGD needs a learning rate: pass lr.")
-        for group in (*self.param_groups, self.defaults):
-            group.setdefault("velocity_scaling", 1.0 if self.velocity_scaling is None else self.velocity_scaling)
         if self.use_combined_accum is not None:
             ACCOUNT.add("optim.SGD(use_combined_accum)", Treatment.RECORDED, "it saves memory and changes no result")
 
@@ -161,23 +161,7 @@ class RMSprop(PoptorchOptimizer, torch.optim.RMSprop):
             parameter.copy_(parameter - step)
 
 
-class _Lamb(torch.optim.Optimizer):
-    """LAMB's arguments with their defaults, as torch's optimizers have theirs."""
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        max_weight_norm: float | None = None,
-    ) -> None:
-        settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, {**settings, "max_weight_norm": max_weight_norm})
-
-
-class LAMB(PoptorchOptimizer, _Lamb):
+class LAMB(PoptorchOptimizer, torch.optim.AdamW):
     """LAMB (arXiv:1904.00962) with PopTorch's arguments: Adam's step, scaled by the norms of weights and step.
 
     Args:
@@ -202,8 +186,9 @@ class LAMB(PoptorchOptimizer, _Lamb):
         "lr", "betas", "eps", "weight_decay", "bias_correction", "loss_scaling", "max_weight_norm", "accum_type",
         *_MOMENTS, "max_grad_norm",
     )  # fmt: skip
-    choices = ("bias_correction",)
+    choices = ("bias_correction", "max_weight_norm")
     types = _KEPT_BY_ADAM
+    of_groups = _OF_LAMB
 
     def _update(self) -> None:
         for parameter, gradient, state, group in self._each():

@@ -10,7 +10,7 @@ from torch import Tensor
 from popgeo.compat.account import ACCOUNT, Treatment
 from popgeo.engine.optimizer.keep_types import restore_types
 from popgeo.engine.optimizer.mixed_worker import MixedWorker, needs_mixed
-from popgeo.engine.optimizer.precision import Precision
+from popgeo.engine.step_options import StepOptions
 
 _TYPES = (torch.float16, torch.float32)
 _WITHOUT_MEANING = ("amsgrad", "foreach", "capturable", "differentiable", "fused")  # how torch would go about it
@@ -60,6 +60,7 @@ class PoptorchOptimizer(torch.optim.Optimizer):
         arguments: Names of the constructor's arguments in PopTorch's order; all may be left out, or be None.
         choices: Those of them that become attributes.
         types: Those of them that are a type, and the state that is kept in it.
+        of_groups: The choices that each parameter group may have for itself, and their defaults.
         state_types: What of the state is kept in a narrower type than float32.
     """
 
@@ -67,6 +68,7 @@ class PoptorchOptimizer(torch.optim.Optimizer):
     arguments: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
     types: Mapping[str, tuple[str, ...]] = {}
+    of_groups: Mapping[str, float | None] = {}
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -85,13 +87,16 @@ class PoptorchOptimizer(torch.optim.Optimizer):
         super().__init__(params, **{name: setting for name, setting in given.items() if name not in apart})
         for name in self.choices:
             setattr(self, name, given.get(name))
+        for group in (*self.param_groups, self.defaults):
+            for name, default in self.of_groups.items():
+                group.setdefault(name, given.get(name, default))
         self.loss_scaling = float(given.get("loss_scaling", 1.0))
         norm = given.get("max_grad_norm")
         self.max_grad_norm = None if norm in (None, 0, float("inf")) else norm
         self._take_types(given)
         unchanging = {"maximize", "accum_type", "use_combined_accum", *self.types, *_WITHOUT_MEANING}
-        names = [*dict.fromkeys((*self.arguments, "max_grad_norm")).keys() - unchanging]
-        self.variable_attrs = VariableAttributes(names, [name for name in names if name not in given])
+        names = {*self.arguments, "max_grad_norm"} - unchanging
+        self.variable_attrs = VariableAttributes(names, names - given.keys())
         for name in ("loss_scaling", "max_grad_norm"):
             if name in given:
                 ACCOUNT.add(f"optim.{name}", Treatment.HONOURED, "the engine scales and limits gradients")
@@ -125,8 +130,8 @@ class PoptorchOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if needs_mixed(self, Precision()):
-            MixedWorker(self, Precision()).step()
+        if needs_mixed(self, StepOptions()):
+            MixedWorker(self, StepOptions()).step()
         else:
             self._update()
         return loss
