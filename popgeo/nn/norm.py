@@ -28,7 +28,7 @@ class LayerNorm(nn.LayerNorm):
         super().__init__(in_channels, eps, affine)
         self.in_channels = in_channels
 
-    def forward(self, x: Tensor, *of_graphs: Tensor | int | None, **by_name: Tensor | int | None) -> Tensor:
+    def forward(self, x: Tensor, *of_graphs: object, **by_name: object) -> Tensor:  # type: ignore[override]
         """[num_nodes, in_channels] -> the same; what the other norms are told of graphs and masks changes nothing."""
         return super().forward(x)
 
@@ -152,6 +152,10 @@ class InstanceNorm(nn.InstanceNorm1d):
         >>> InstanceNorm(1)(x, batch, num_graphs=2).flatten()
         tensor([-1.0000,  1.0000,  0.0000])
     """
+
+    running_mean: Tensor
+    running_var: Tensor
+    momentum: float
 
     def __init__(
         self,

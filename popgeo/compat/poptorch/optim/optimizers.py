@@ -40,6 +40,7 @@ class SGD(PoptorchOptimizer, torch.optim.SGD):
         "loss_scaling", "velocity_scaling", "use_combined_accum", "accum_type", "velocity_accum_type", "max_grad_norm",
     )  # fmt: skip
     choices = ("velocity_scaling", "use_combined_accum")
+    use_combined_accum: bool | None
     types = _KEPT_BY_SGD
     of_groups = _OF_SGD
 
@@ -109,6 +110,7 @@ class AdamW(PoptorchOptimizer, torch.optim.AdamW):
         "loss_scaling", "bias_correction", "accum_type", *_MOMENTS, "max_grad_norm",
     )  # fmt: skip
     choices = ("bias_correction",)
+    bias_correction: bool | None
     types = _KEPT_BY_ADAM
 
     def _update(self) -> None:
@@ -141,6 +143,7 @@ class RMSprop(PoptorchOptimizer, torch.optim.RMSprop):
         "loss_scaling", "accum_type", *_MOMENTS, "use_tf_variant",
     )  # fmt: skip
     choices = ("use_tf_variant",)
+    use_tf_variant: bool | None
     types = _KEPT_BY_RMSPROP
 
     def _update(self) -> None:
@@ -187,6 +190,7 @@ class LAMB(PoptorchOptimizer, torch.optim.AdamW):
         *_MOMENTS, "max_grad_norm",
     )  # fmt: skip
     choices = ("bias_correction", "max_weight_norm")
+    bias_correction: bool | None
     types = _KEPT_BY_ADAM
     of_groups = _OF_LAMB
 
