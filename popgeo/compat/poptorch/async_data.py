@@ -2,7 +2,8 @@
 
 import atexit
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from itertools import chain, islice
 from typing import Any
 
 from popgeo.compat.account import honoured, ignored
@@ -44,8 +45,8 @@ class AsynchronousDataAccessor:
         sharing_strategy: SharingStrategy = SharingStrategy.ForkServer,
         rebatched_size: int | None = None,
     ) -> None:
-        self._ahead: Iterator[Any] | None = None
-        self._first: list[Any] = []
+        self._ahead: Iterator[Any] | None = None  # an epoch that is loaded ahead, where one is
+        self._epoch: Iterator[Any] = iter(())
         self._is_fresh = False
         if getattr(dataset, "_accessor", None) is not None:
             raise Error(
@@ -63,11 +64,10 @@ class AsynchronousDataAccessor:
 
     def terminate(self) -> None:
         """Stops the thread; what it has loaded is dropped."""
-        if self._ahead is not None:
-            close = getattr(self._ahead, "close", None)
-            self._ahead, self._first = None, []
-            if close is not None:
-                close()
+        ahead, self._ahead, self._epoch = self._ahead, None, iter(())
+        close = getattr(ahead, "close", None)
+        if close is not None:
+            close()
 
     def __len__(self) -> int:
         length = len(self._dataset)
@@ -83,11 +83,7 @@ class AsynchronousDataAccessor:
         return self
 
     def __next__(self) -> Any:
-        if self._ahead is None:
-            raise StopIteration
-        if self._first:
-            return self._first.pop()
-        return next(self._ahead)
+        return next(self._epoch)
 
     def __del__(self) -> None:
         self.terminate()
@@ -101,23 +97,14 @@ class AsynchronousDataAccessor:
         self._is_fresh = True
         try:
             self._ahead = in_background(self._batches(), self._depth)
-            self._first = [*_first_of(self._ahead)]
+            self._epoch = chain([*islice(self._ahead, 1)], self._ahead)
         except Exception as error:
             self._ahead = None
             raise Error("AsynchronousDataAccessor worker thread failed to start (Check above for details)") from error
 
     def _batches(self) -> Iterator[Any]:
-        batches: Iterable[Any] = iter(self._dataset)
-        if self.rebatched_size is not None:
-            batches = rebatched(batches, self.rebatched_size, drop_last=True)
-        return iter(batches)
-
-
-def _first_of(batches: Iterator[Any]) -> Iterator[Any]:
-    """The next batch, or none at the end."""
-    for batch in batches:
-        yield batch
-        return
+        batches = iter(self._dataset)
+        return batches if self.rebatched_size is None else rebatched(batches, self.rebatched_size, drop_last=True)
 
 
 def _terminate(held: "weakref.ref[AsynchronousDataAccessor]") -> None:

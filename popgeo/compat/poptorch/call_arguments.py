@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,21 +21,66 @@ _REMEDY = (
 )
 
 
-class CallArguments:
-    """What a model is called with: positional arguments with their names, then those given by name.
+@dataclass(frozen=True, eq=False)
+class CallForm:
+    """The types, shapes and plain values that a model is called with, or was compiled for.
 
-    Args:
-        positional: Names and arguments, in order.
-        named: By name.
+    Attributes:
+        names: Of the positional arguments.
+        structure: How the positional arguments and those by name nest.
+    """
+
+    names: tuple[str, ...]
+    structure: Structure
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shape of each tensor."""
+        return [leaf.shape for _, leaf in leaves(self.structure)]
+
+    def require(self, given: "CallForm") -> None:
+        """Refuses a call with arguments of another form.
+
+        Raises:
+            Error: one differs; the message names it.
+        """
+        (own, own_named), (others, others_named) = self._parts, given._parts
+        if len(own.parts) != len(others.parts):
+            raise Error(
+                f"Number of positional arguments mismatch: expected {len(own.parts)} arguments but got "
+                f"{len(others.parts)}.{_REMEDY}"
+            )
+        for name, compiled, part in zip(self.names, own.parts, others.parts, strict=True):
+            _require_same(name, compiled, part)
+        _require_same_parts("named arguments", "{}", own_named, others_named)
+
+    @property
+    def _parts(self) -> Any:
+        """Of the positional arguments, and of those by name."""
+        assert isinstance(self.structure, Container)
+        return self.structure.parts
+
+    def example(self) -> "CallArguments":
+        """Arguments of this form, with zeros in all tensors."""
+        return CallArguments(self, [torch.zeros(leaf.shape, dtype=leaf.dtype) for _, leaf in leaves(self.structure)])
+
+
+@dataclass(frozen=True, eq=False)
+class CallArguments:
+    """What a model is called with.
+
+    Attributes:
+        form: What a later call is compared with; it holds no tensors.
+        tensors: In order.
 
     Example:
         >>> given = CallArguments.of(inspect.signature(lambda x, scale=2: x * scale), [torch.ones(3)], {})
-        >>> [name for name, _ in given.positional], given.args[1]
-        (['x', 'scale'], 2)
+        >>> given.form.names, given.args[1], given.form.shapes
+        (('x', 'scale'), 2, [(3,)])
     """
 
-    def __init__(self, positional: Sequence[tuple[str, Any]], named: Mapping[str, Any]) -> None:
-        self.positional, self.named = list(positional), dict(named)
+    form: CallForm
+    tensors: Sequence[Tensor]
 
     @classmethod
     def of(cls, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "CallArguments":
@@ -64,30 +110,22 @@ class CallArguments:
             if name not in given and isinstance(parameter.default, Tensor):
                 # Another object than the default itself, so that the step takes it as an input, as PopTorch's does.
                 bound.arguments[name] = parameter.default.detach()
-        return cls(list(zip(_names(bound), bound.args, strict=True)), bound.kwargs)
+        tensors, structure = flatten((bound.args, bound.kwargs))
+        return cls(CallForm(tuple(_names(bound)), structure), tensors)
 
     @property
     def args(self) -> tuple[Any, ...]:
         """The positional ones."""
-        return tuple(argument for _, argument in self.positional)
+        return unflatten(self.form.structure, self.tensors)[0]
 
     @property
-    def num_tensors(self) -> int:
-        """Tensors among all of them."""
-        return len(flatten((self.args, self.named))[0])
+    def named(self) -> dict[str, Any]:
+        """Those that are given by name."""
+        return unflatten(self.form.structure, self.tensors)[1]
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "CallArguments":
-        """The same arguments with other tensors."""
-        tensors, structure = flatten((self.args, self.named))
-        args, named = unflatten(structure, [change(tensor) for tensor in tensors])
-        return CallArguments([(name, part) for (name, _), part in zip(self.positional, args, strict=True)], named)
-
-    def form(self) -> "CallForm":
-        """What a later call is compared with; it holds no tensors."""
-        return CallForm(
-            [(name, flatten(argument)[1]) for name, argument in self.positional],
-            {name: flatten(argument)[1] for name, argument in self.named.items()},
-        )
+        """The same arguments with other tensors, also of other shapes."""
+        return CallArguments(self.form, [change(tensor) for tensor in self.tensors])
 
     def refuse_empty(self, error: Exception) -> None:
         """Says, where a model cannot be compiled, that it was given an empty tensor, as PopTorch refuses them all.
@@ -95,9 +133,9 @@ class CallArguments:
         Raises:
             Error: one of the tensors is empty.
         """
-        for _, leaf in leaves(flatten((self.args, self.named))[1]):
-            if 0 in leaf.shape:
-                raise Error(f"Zero-sized tensors are unsupported (Got shape {list(leaf.shape)}). {error}") from error
+        for shape in self.form.shapes:
+            if 0 in shape:
+                raise Error(f"Zero-sized tensors are unsupported (Got shape {list(shape)}). {error}") from error
 
     def check_batch(self, options: Options) -> None:
         """Checks that the first dimension of each tensor is a multiple of the micro-batches of a call.
@@ -107,51 +145,17 @@ class CallArguments:
         """
         groups = options.replication_factor // options.input_group_size
         factor = options.device_iterations * groups * options.Training.gradient_accumulation
-        for _, leaf in leaves(flatten((self.args, self.named))[1]):
-            size = leaf.shape[0] if leaf.shape else 1
+        for shape in self.form.shapes:
+            size = shape[0] if shape else 1
             check(
                 size % factor == 0,
-                f"Invalid batch dimension: In the input {torch.Size(leaf.shape)}, the batch dimension ({size}) must be "
+                f"Invalid batch dimension: In the input {torch.Size(shape)}, the batch dimension ({size}) must be "
                 f"a multiple of Options.deviceIterations({options.device_iterations}) * "
                 f"(Options.replicationFactor({options.replication_factor}) / "
                 f"Options.inputReplicaGrouping.input_group_size({options.input_group_size})) * "
                 f"Options.Training.gradientAccumulation({options.Training.gradient_accumulation}) = {factor} because "
                 "it is used to calculate the batch size which will be executed on the device in any given iteration.",
             )
-
-
-class CallForm:
-    """The types, shapes and plain values that a model was compiled for."""
-
-    def __init__(self, positional: list[tuple[str, Structure]], named: dict[str, Structure]) -> None:
-        self.positional, self.named = positional, named
-
-    def require(self, given: CallArguments) -> None:
-        """Refuses a call with arguments of another form.
-
-        Raises:
-            Error: one differs; the message names it.
-        """
-        form = given.form()
-        if len(form.positional) != len(self.positional):
-            raise Error(
-                f"Number of positional arguments mismatch: expected {len(self.positional)} arguments but got "
-                f"{len(form.positional)}.{_REMEDY}"
-            )
-        for (name, compiled), (_, part) in zip(self.positional, form.positional, strict=True):
-            _require_same(name, compiled, part)
-        _require_keys("named arguments", self.named, form.named)
-        for name, compiled in self.named.items():
-            _require_same(name, compiled, form.named[name])
-
-    def example(self) -> CallArguments:
-        """Arguments of this form, with zeros in all tensors."""
-
-        def zeros(part: Structure) -> Any:
-            return unflatten(part, [torch.zeros(leaf.shape, dtype=leaf.dtype) for _, leaf in leaves(part)])
-
-        positional = [(name, zeros(part)) for name, part in self.positional]
-        return CallArguments(positional, {name: zeros(part) for name, part in self.named.items()})
 
 
 def for_each_replica(tensor: Tensor, options: Options) -> Tensor:
@@ -190,33 +194,33 @@ def _type_of(part: Structure) -> type:
     return Tensor if isinstance(part, Leaf) else type(part.value)
 
 
-def _require_keys(name: str, compiled: Mapping[Any, Any], given: Mapping[Any, Any]) -> None:
-    details = []
-    for kind, keys in (("Unexpected", given.keys() - compiled.keys()), ("Missing", compiled.keys() - given.keys())):
-        if keys:
-            details.append(f"{kind} arguments: {', '.join(sorted(map(str, keys)))}")
-    if details:
-        raise Error(f"Keys mismatch for {name}: {'. '.join(details)}.{_REMEDY}")
-
-
-def _require_same(name: str, compiled: Structure, given: Structure) -> None:
+def _require_same(name: str, compiled: Structure, given: Any) -> None:
     """Refuses what differs, by the kind of difference that PopTorch names."""
     if _type_of(compiled) is not _type_of(given):
-        raise Error(f"Type mismatch for {name}: expected {_type_of(compiled)} but got {_type_of(given)}.{_REMEDY}")
-    if isinstance(compiled, Leaf) and isinstance(given, Leaf):
+        raise _mismatch("Type", name, _type_of(compiled), _type_of(given))
+    if isinstance(compiled, Leaf):
         if compiled.dtype != given.dtype:
-            what, expected, got = "Data type", compiled.dtype, given.dtype
-        else:
-            what, expected, got = "Shape", torch.Size(compiled.shape), torch.Size(given.shape)
-        if expected != got:
-            raise Error(f"{what} mismatch for {name}: expected {expected} but got {got}.{_REMEDY}")
-    elif isinstance(compiled, Container) and isinstance(given, Container):
+            raise _mismatch("Data type", name, compiled.dtype, given.dtype)
+        if compiled.shape != given.shape:
+            raise _mismatch("Shape", name, torch.Size(compiled.shape), torch.Size(given.shape))
+    elif isinstance(compiled, Fixed):
+        if not same(compiled, given):
+            raise _mismatch("Value", name, compiled.value, given.value)
+    else:
         if issubclass(compiled.kind, tuple | list) and len(compiled.parts) != len(given.parts):
-            expected, got = len(compiled.parts), len(given.parts)
-            raise Error(f"Length mismatch for {name}: expected {expected} elements but got {got}.{_REMEDY}")
-        mine, theirs = (dict(zip(part.keys, part.parts, strict=True)) for part in (compiled, given))
-        _require_keys(name, mine, theirs)
-        for key, part in mine.items():
-            _require_same(f"{name}[{key}]", part, theirs[key])
-    elif isinstance(compiled, Fixed) and isinstance(given, Fixed) and not same(compiled, given):
-        raise Error(f"Value mismatch for {name}: expected {compiled.value} but got {given.value}.{_REMEDY}")
+            raise _mismatch("Length", name, f"{len(compiled.parts)} elements", len(given.parts))
+        _require_same_parts(name, name + "[{}]", compiled, given)
+
+
+def _require_same_parts(name: str, name_of_part: str, compiled: Any, given: Any) -> None:
+    """Refuses other keys, then what differs under one of them."""
+    mine, theirs = (dict(zip(nest.keys, nest.parts, strict=True)) for nest in (compiled, given))
+    kinds = (("Unexpected", theirs.keys() - mine.keys()), ("Missing", mine.keys() - theirs.keys()))
+    if odd := [f"{kind} arguments: {', '.join(sorted(map(str, keys)))}" for kind, keys in kinds if keys]:
+        raise Error(f"Keys mismatch for {name}: {'. '.join(odd)}.{_REMEDY}")
+    for key, part in mine.items():
+        _require_same(name_of_part.format(key), part, theirs[key])
+
+
+def _mismatch(what: str, name: str, expected: object, got: object) -> Error:
+    return Error(f"{what} mismatch for {name}: expected {expected} but got {got}.{_REMEDY}")

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 Counters = dict[str, list[list[float]]]
 _EVENTS = ("input", "input_complete", "output", "output_complete")
 Latency = tuple[float, float, float]
+Pick = Callable[[Sequence[float]], float]  # the time of one of several tensors, such as `min`
 
 
 class CallTimes:
@@ -46,13 +47,7 @@ class CallTimes:
         inputs, results = self._ticks(*self._inputs, after=0), self._ticks(*self._results, after=1)
         return dict(zip(_EVENTS, (inputs, inputs, results, results), strict=True))
 
-    def latency(
-        self,
-        first: str,
-        of_first: Callable[[Sequence[float]], float],
-        last: str,
-        of_last: Callable[[Sequence[float]], float],
-    ) -> Latency:
+    def latency(self, first: str, of_first: Pick, last: str, of_last: Pick) -> Latency:
         """Shortest, longest and mean time between two events, over the steps whose results are returned.
 
         Args:

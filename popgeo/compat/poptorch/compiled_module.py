@@ -203,7 +203,7 @@ class CompiledModule(HasCallTimes):
                 self._require_own_buffers(model)
         finally:
             self._model.training = before
-        self._compiled, self._form = model, given.form()
+        self._compiled, self._form = model, given.form
         self._is_attached = self._options.connection_type != enums.ConnectionType.Never
         self._has_run = False
         return model

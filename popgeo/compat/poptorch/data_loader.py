@@ -1,7 +1,8 @@
 """`poptorch.DataLoader`: batches for whole calls, of as many micro-batches as the options ask for."""
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -94,7 +95,8 @@ class DataLoader(torch.utils.data.DataLoader):
             kwargs["generator"] = kwargs.get("generator") or generator_for_a_thread()
         if batch_sampler is not None:
             check(not shuffle, "batch_sampler option is mutually exclusive with shuffle")
-            self._combined = _size_of(batch_sampler, factor)
+            sized = isinstance(batch_sampler, BatchSampler)  # so that each micro-batch has as many elements
+            self._combined = batch_sampler.batch_size * factor if sized else None
             kwargs |= {"batch_sampler": _Combined(batch_sampler, factor, drop_last)}
             check(self._rebatched_to is None, "batch_sampler is not supported with DataLoaderMode.AsyncRebatched")
         else:
@@ -182,20 +184,11 @@ class _Combined(Sampler[list[int]]):
         self._batches, self._factor, self._drop_last = batches, factor, drop_last
 
     def __iter__(self) -> Iterator[list[int]]:
-        joined: list[Sequence[int]] = []
-        for batch in self._batches:
-            joined.append(list(batch))
-            if len(joined) == self._factor:
+        batches = iter(self._batches)
+        while joined := list(islice(batches, self._factor)):
+            if len(joined) == self._factor or not self._drop_last:
                 yield [element for part in joined for element in part]
-                joined = []
-        if joined and not self._drop_last:
-            yield [element for part in joined for element in part]
 
     def __len__(self) -> int:
         count = len(self._batches)  # type: ignore[arg-type]  # a TypeError says so where it has none
         return count // self._factor if self._drop_last else -(-count // self._factor)
-
-
-def _size_of(batches: Any, factor: int) -> int | None:
-    """Elements of a call, where each micro-batch has as many."""
-    return batches.batch_size * factor if isinstance(batches, BatchSampler) else None

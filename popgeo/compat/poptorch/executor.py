@@ -47,10 +47,10 @@ class PoplarExecutor(CompiledModule):
         if not self._is_attached:
             self.attachToDevice()
         assert self._form is not None
-        self._form.require(given)
+        self._form.require(given.form)
         given = self._for_replicas(given)
         factor = compiled.options.batch_factor
-        with as_poptorch_errors(), self._times.of_a_call(num_inputs=given.num_tensors, num_steps=self._ticks(factor)):
+        with as_poptorch_errors(), self._times.of_a_call(num_inputs=len(given.tensors), num_steps=self._ticks(factor)):
             returned = compiled(*given.args, **given.named)
         self._has_run = True
         results, tensors = as_results(returned)

@@ -100,17 +100,11 @@ class OptionGroup:
             self.createOrSet(**{option: value})
 
     def _freeze(self) -> None:
-        self._set_frozen(True)
-
-    def _unfreeze(self) -> None:
-        self._set_frozen(False)
-
-    def _set_frozen(self, frozen: bool) -> None:
-        """Freezes or frees this group and those inside it."""
-        self._is_frozen = frozen
+        """Freezes this group and those inside it."""
+        self._is_frozen = True
         for part in vars(self).values():
             if isinstance(part, OptionGroup):
-                part._set_frozen(frozen)
+                part._freeze()
 
     def __deepcopy__(self, memory: dict[int, Any]) -> "OptionGroup":
         other = object.__new__(type(self))
@@ -199,28 +193,25 @@ def at_least_one(name: str, count: Any) -> int:
     return int(count)
 
 
-def whole_number(name: str, number: Any) -> Any:
-    """A whole number, as it is given; anything else is refused as by `at_least_one`."""
-    check(isinstance(number, int), f"{name} is {number!r}; it must be an integer.")
-    return number
-
-
-def true_or_false(name: str, choice: Any) -> Any:
-    """A bool, as it is given; anything else is refused as by `at_least_one`."""
-    check(isinstance(choice, bool), f"{name} is {choice!r}; it must be a bool.")
-    return choice
-
-
-def member_of(kind: type[Enum]) -> Callable[[str, Any], Any]:
-    """Takes the members of an enum of PopTorch, and refuses anything else as `at_least_one` does."""
+def of_kind(kind: type, what: str) -> Callable[[str, Any], Any]:
+    """Takes choices of a kind as they are given, and refuses anything else as `at_least_one` does."""
 
     def accept(name: str, choice: Any) -> Any:
-        check(isinstance(choice, kind), f"{name} is {choice!r}; it must be a member of poptorch.{kind.__name__}.")
+        check(isinstance(choice, kind), f"{name} is {choice!r}; it must be {what}.")
         return choice
 
     return accept
 
 
+def member_of(kind: type[Enum]) -> Callable[[str, Any], Any]:
+    """Takes the members of an enum of PopTorch."""
+    return of_kind(kind, f"a member of poptorch.{kind.__name__}")
+
+
 def number_of(kind: type[Enum]) -> Callable[[str, Any], Any]:
     """Takes the members of an enum likewise, and keeps their numbers."""
     return lambda name, choice: member_of(kind)(name, choice).value
+
+
+whole_number = of_kind(int, "an integer")
+true_or_false = of_kind(bool, "a bool")

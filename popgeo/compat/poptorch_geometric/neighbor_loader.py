@@ -16,10 +16,12 @@ from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
 from popgeo.data.axes import Axis, Level
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.trim import OverSizeStrategy
-from popgeo.loader.large.neighbor_loader import Neighborhood, NeighborSampler
+from popgeo.loader.large.neighbor_loader import NeighborSampler
 from popgeo.loader.large.subgraph import Subgraph
-from popgeo.loader.large.whole_graph import open_graph, seeds_of
+from popgeo.loader.large.whole_graph import open_graph
 
+_HOW = {"replace": False, "disjoint": False, "subgraph_type": "directional", "directed": True}
+_HOW |= {"temporal_strategy": "uniform", "time_attr": None, "weight_attr": None}
 _NOT_TAKEN = ("transform_sampler_output", "neighbor_sampler")
 _WITHOUT_MEANING = ("is_sorted", "filter_per_worker")  # taken for the sake of PyG's signature; they change nothing
 _SEEDS = "seeds_to_keep"  # an attribute of nodes while a batch is padded; PyG would count up one named "batch"
@@ -35,20 +37,16 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
         num_neighbors: How many neighbours of each node each hop takes, -1 for all; also by edge type.
         input_nodes: The seeds, as PyG's `NeighborLoader` takes them.
         input_time: The time of each seed, with `time_attr`.
-        replace: Draws with replacement.
-        directed: False means `subgraph_type="induced"`.
-        disjoint: Gives every seed neighbours of its own.
-        temporal_strategy: `"uniform"` or `"last"`.
-        time_attr: The attribute that has the time of nodes or edges.
         transform: Changes each sample before it is padded.
-        subgraph_type: `"directional"`, `"bidirectional"` or `"induced"`.
         batch_size: Seeds of a batch.
         over_size_strategy: What happens to a sample that does not fit.
         fixed_size_options: Sizes of a batch; None measures up to 1000 samples.
         add_pad_masks: Whether batches carry masks.
         follow_batch: Attributes to add an assignment vector for.
         exclude_keys: Attributes to leave out.
-        kwargs: What torch's `DataLoader` takes, such as `shuffle`.
+        kwargs: How neighbours are sampled, as `popgeo.loader.FixedSizeNeighborLoader` takes it: `replace`, `disjoint`,
+            `subgraph_type`, `directed`, `temporal_strategy`, `time_attr`, `weight_attr`; and what torch's `DataLoader`
+            takes, such as `shuffle`.
 
     Raises:
         ValueError: arguments contradict each other or the graph.
@@ -69,14 +67,8 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
         num_neighbors: Any,
         input_nodes: Any = None,
         input_time: Tensor | None = None,
-        replace: bool = False,
-        directed: bool = True,
-        disjoint: bool = False,
-        temporal_strategy: str = "uniform",
-        time_attr: str | None = None,
-        transform: Callable[[Any], Any] | None = None,
         *,
-        subgraph_type: Any = "directional",
+        transform: Callable[[Any], Any] | None = None,
         batch_size: int = 1,
         fixed_size_options: FixedSizeOptions | None = None,
         over_size_strategy: OverSizeStrategy = OverSizeStrategy.TrimNodesAndEdges,
@@ -88,22 +80,13 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
         for name in _NOT_TAKEN:
             if kwargs.pop(name, None) is not None:
                 raise ValueError(f"{name} is not taken, as popgeo samples by itself. Leave it out.")
+        how = {name: kwargs.pop(name, default) for name, default in _HOW.items()}
         kwargs = {name: given for name, given in kwargs.items() if name not in _WITHOUT_MEANING}
         self._whole = open_graph(data, exclude_keys, None)
-        neighborhood = Neighborhood.open(
-            self._whole,
-            num_neighbors,
-            time_attr=time_attr,
-            weight_attr=None,
-            replace=replace,
-            subgraph_type=str(getattr(subgraph_type, "value", subgraph_type)) if directed else "induced",
-            disjoint=disjoint or input_time is not None,
-            temporal_strategy=temporal_strategy,
-        )
-        self.input_type, seeds = seeds_of(self._whole, input_nodes)
-        self._neighbors = NeighborSampler(neighborhood, self.input_type, seeds, input_time)
+        self._neighbors = NeighborSampler.open(self._whole, num_neighbors, input_nodes, input_time, **how)
+        self.input_type, num_seeds = self._neighbors.node_type, self._neighbors.num_items
         self._transform, self._mini_batch_size = transform, batch_size
-        self.fixed_size_options = fixed_size_options or self._measured(len(seeds))
+        self.fixed_size_options = fixed_size_options or self._measured(num_seeds)
         collate = self._create_collater(
             fixed_size_options=self.fixed_size_options,
             add_masks_to_batch=add_pad_masks,
@@ -113,7 +96,7 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
             exclude_keys=exclude_keys,
             protect=_SEEDS,
         )
-        super().__init__(dataset=range(len(seeds)), batch_size=batch_size, collate_fn=collate, **kwargs)  # type: ignore[arg-type]
+        super().__init__(dataset=range(num_seeds), batch_size=batch_size, collate_fn=collate, **kwargs)  # type: ignore[arg-type]
 
     def nativeCollate(self, index: Any) -> Any:
         """The sample of some seeds, of the size that it has.
@@ -170,19 +153,8 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
 class FixedSizeNeighborLoader(OfWholeCalls, PyGFixedSizeNeighborLoader, poptorch.DataLoader):
     """Loads seeds with sampled neighbours; see `PyGFixedSizeNeighborLoader` and `OfWholeCalls`. Batches carry masks."""
 
-    def __init__(
-        self,
-        data: Data | HeteroData,
-        num_neighbors: Any,
-        input_nodes: Any = None,
-        input_time: Tensor | None = None,
-        subgraph_type: Any = "directional",
-        *args: Any,
-        add_pad_masks: bool | None = True,
-        **kwargs: Any,
-    ) -> None:
-        kwargs |= {"subgraph_type": subgraph_type, "add_pad_masks": add_pad_masks}
-        super().__init__(data, num_neighbors, input_nodes, input_time, *args, **kwargs)
+    def __init__(self, *args: Any, add_pad_masks: bool | None = True, **kwargs: Any) -> None:
+        super().__init__(*args, add_pad_masks=add_pad_masks, **kwargs)
 
 
 class BatchOfSeeds(DataBatch):

@@ -106,6 +106,34 @@ class NeighborSampler(PartSampler):
         self.neighborhood, self.node_type, self.seeds, self.times = neighborhood, node_type, seeds, times
         self.num_items, self.has_trees = len(seeds), neighborhood.is_disjoint
 
+    @classmethod
+    def open(
+        cls,
+        store: FlatStore,
+        num_neighbors: Any,
+        input_nodes: Any,
+        input_time: Tensor | None,
+        *,
+        subgraph_type: Any,
+        directed: bool,
+        disjoint: bool,
+        **how: Any,
+    ) -> "NeighborSampler":
+        """The seeds of a large graph, by the arguments of `FixedSizeNeighborLoader`.
+
+        Raises:
+            ValueError: arguments contradict each other or the graph.
+        """
+        kind = str(getattr(subgraph_type, "value", subgraph_type)) if directed else "induced"
+        how |= {"subgraph_type": kind, "disjoint": disjoint or input_time is not None}
+        neighborhood = Neighborhood.open(store, num_neighbors, **how)
+        node_type, seeds = seeds_of(store, input_nodes)
+        if input_time is not None and input_time.shape != seeds.shape:
+            raise ValueError(
+                f"input_time has shape {tuple(input_time.shape)} for {len(seeds)} seeds; give one time for each."
+            )
+        return cls(neighborhood, node_type, seeds, input_time)
+
     def sample(self, ids: np.ndarray, seed: int) -> Subgraph:
         """The seeds `ids` and their sampled neighbours."""
         chosen = torch.from_numpy(ids)
@@ -180,24 +208,21 @@ class FixedSizeNeighborLoader(SubgraphLoader):
     ) -> None:
         layout = layout_of(kwargs)
         store = open_graph(data, layout.exclude_keys, layout.levels)
-        disjoint = disjoint or input_time is not None
-        neighborhood = Neighborhood.open(
+        sampler = NeighborSampler.open(
             store,
             num_neighbors,
+            input_nodes,
+            input_time,
+            subgraph_type=subgraph_type,
+            directed=directed,
+            disjoint=disjoint,
+            replace=replace,
+            temporal_strategy=temporal_strategy,
             time_attr=time_attr,
             weight_attr=weight_attr,
-            replace=replace,
-            subgraph_type=subgraph_type if directed else "induced",
-            disjoint=disjoint,
-            temporal_strategy=temporal_strategy,
         )
-        self.node_type, seeds = seeds_of(store, input_nodes)
-        if input_time is not None and input_time.shape != seeds.shape:
-            raise ValueError(
-                f"input_time has shape {tuple(input_time.shape)} for {len(seeds)} seeds; give one time for each."
-            )
-        sampler = NeighborSampler(neighborhood, self.node_type, seeds, input_time)
-        super().__init__(data, store, sampler, layout, batch_size, most_of(store, neighborhood), **kwargs)
+        self.node_type = sampler.node_type
+        super().__init__(data, store, sampler, layout, batch_size, most_of(store, sampler.neighborhood), **kwargs)
 
     def _seeds_of_a_batch(self) -> dict[Any, int]:
         return {self.node_type: min(self._batch_size, self.part_sampler.num_items)}
