@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from popgeo.capture.op_graph import Op, overload
+
 # These change no element, but what the tensor looks at, as the operation on the right does.
 VIEWS_IN_PLACE = {
     "aten.squeeze_.default": "aten.squeeze.default",
@@ -48,3 +50,22 @@ def written_by(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> l
     if positions and args[flag]:
         written += [args[p] for p in positions if isinstance(args[p], Tensor)]
     return written
+
+
+def position_of(op: Op, name: str) -> int | None:
+    """Where an operation takes the argument of this name; None where it has none.
+
+    Example:
+        >>> position_of(Op(target="aten.softmax.int", args=(), outputs=()), "dim")
+        1
+    """
+    arguments = overload(op.target)._schema.arguments  # type: ignore[attr-defined]
+    return next((position for position, argument in enumerate(arguments) if argument.name == name), None)
+
+
+def argument_of(op: Op, name: str) -> Any:
+    """An argument by the name that the operation's schema gives it; its default where it was left out."""
+    position = position_of(op, name)
+    assert position is not None, f"{op.target} has no argument {name}"
+    default = overload(op.target)._schema.arguments[position].default_value  # type: ignore[attr-defined]
+    return op.args[position] if position < len(op.args) else op.kwargs.get(name, default)

@@ -4,9 +4,9 @@ import dataclasses
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
 
-from popgeo.capture.op_graph import Op, OpGraph, Ref, overload
+from popgeo.capture.op_graph import Op, OpGraph, Ref
+from popgeo.capture.schemas import argument_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise
 from popgeo.ipu.cost.matmul import SERIAL_CYCLES, plan_matmul
@@ -194,10 +194,10 @@ def _product(rows: int, contraction: int, columns: int, sizes: Attention, machin
 
 
 def _attention(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    query, key, value = (tensor(graph, _argument(op, name)) for name in ("query", "key", "value"))
+    query, key, value = (tensor(graph, argument_of(op, name)) for name in ("query", "key", "value"))
     heads, (queries, columns) = math.prod(query.shape[:-2]), query.shape[-2:]
-    keys, mask = key.shape[-2], _argument(op, "attn_mask")
-    elements = queries * keys if _argument(op, "is_causal") else 0
+    keys, mask = key.shape[-2], argument_of(op, "attn_mask")
+    elements = queries * keys if argument_of(op, "is_causal") else 0
     if isinstance(mask, Ref):
         elements = max(elements, distinct(tensor(graph, mask)))
     sizes = Attention(
@@ -208,17 +208,9 @@ def _attention(graph: OpGraph, op: Op, machine: Machine) -> Plan:
         value_width=max(1, value.shape[-1]),
         nbytes=width(query),
         mask=elements,
-        is_dropped=_argument(op, "dropout_p") > 0,
+        is_dropped=argument_of(op, "dropout_p") > 0,
     )
     return plan_attention(sizes, machine, is_backward="_backward" in op.target)
-
-
-def _argument(op: Op, name: str) -> Any:
-    """An argument by the name that the operation's schema gives it."""
-    for position, argument in enumerate(overload(op.target)._schema.arguments):  # type: ignore[attr-defined]
-        if argument.name == name:
-            return op.args[position] if position < len(op.args) else op.kwargs.get(name, argument.default_value)
-    raise AssertionError(f"{op.target} has no argument {name}")
 
 
 RULES: dict[str, Rule] = {

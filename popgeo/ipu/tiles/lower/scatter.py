@@ -4,12 +4,12 @@ import itertools
 import math
 
 import numpy as np
-import torch
 
 from popgeo.capture.op_graph import Op
 from popgeo.capture.operations import name_of
-from popgeo.ipu.tiles.lower.builder import Lowering, Scope, cuts, part, reshaped
+from popgeo.ipu.tiles.lower.builder import Lowering, Scope, part, reshaped
 from popgeo.ipu.tiles.lower.elementwise import add
+from popgeo.ipu.tiles.lower.in_parts import in_parts, rows_for_tiles
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.lower.reduce import combine_partials
 from popgeo.ipu.tiles.lower.rows import (
@@ -157,31 +157,9 @@ def _extremum(scope: Scope, op: Op) -> None:
     updates, index = scope.region(op.args[0].value), scope.region(op.args[1].value)
     out = result_of(scope, op)
     arg = None if op.outputs[1] is None else scope.region(op.outputs[1])
-    builder = scope.builder
     num_rows, columns = out.elements.shape
-    column_cuts = cuts(columns, builder.num_tiles)
-    at = np.zeros((num_rows, columns), np.int32)
-    for tile, narrow in enumerate(column_cuts):
-        at[:, narrow] = tile
-    found = builder.partial(scope.label, builder.dtype(out), at)
-    where = builder.partial(scope.label, torch.int64, at)
-    builder.compute(
-        f"{scope.label}: find",
-        [
-            Vertex(
-                tile=tile,
-                operation=op.target,
-                reads=(part(updates, slice(None), narrow), index),
-                writes=(part(found, slice(None), narrow), part(where, slice(None), narrow)),
-                arguments=(Operand(0), Operand(1), num_rows),
-            )
-            for tile, narrow in enumerate(column_cuts)
-            if out.elements.size
-        ],
-    )
-    copy(scope, out, found)
-    if arg is not None:
-        copy(scope, arg, where)
+    parts, arguments = rows_for_tiles(scope, columns), (Operand(0), Operand(1), num_rows)
+    in_parts(scope, op.target, [updates, index], [out, arg], parts, arguments, whole=(1,), dim=1)
 
 
 def _segment_sum(scope: Scope, op: Op) -> None:

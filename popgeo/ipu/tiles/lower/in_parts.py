@@ -1,0 +1,96 @@
+"""Operations of torch that tiles run on parts of the operands, since the parts are independent of each other."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from popgeo.ipu.tiles.lower.builder import Scope, cuts, part
+from popgeo.ipu.tiles.lower.movement import copy
+from popgeo.ipu.tiles.lower.reduce import combine_partials
+from popgeo.ipu.tiles.steps import Region, Vertex
+
+Parts = Mapping[int, tuple[Any, ...]]
+"""For each tile at work, how the leading dimensions are indexed to get its part."""
+
+
+def rows_for_tiles(scope: Scope, rows: int) -> Parts:
+    """As many rows for each tile as for any other, as far as there are rows."""
+    return {tile: (some,) for tile, some in enumerate(cuts(rows, scope.builder.num_tiles))}
+
+
+def in_parts(
+    scope: Scope,
+    operation: str,
+    given: Sequence[Region],
+    results: Sequence[Region | None],
+    parts: Parts,
+    arguments: Mapping[int, tuple[Any, ...]] | tuple[Any, ...],
+    *,
+    keywords: Mapping[str, Any] | None = None,
+    whole: Collection[int] = (),
+    summed: Collection[int] = (),
+    dim: int = 0,
+) -> None:
+    """One compute set: each tile works on its part of the operands and makes that part of the results.
+
+    Results that lie otherwise are copied to where they lie afterwards.
+
+    Args:
+        scope: What is lowered.
+        operation: What a vertex computes.
+        given: The operands.
+        results: What to make, as `operation` returns it; None for what nobody needs.
+        parts: Which part each tile takes.
+        arguments: Of a vertex; by tile where they differ.
+        keywords: Of a vertex.
+        whole: Operands, by position, that every tile takes all of.
+        summed: Results, by position, that every tile makes a part of each element of; these are added up.
+        dim: The dimension that is indexed first, of operands and results with more than one.
+    """
+    builder = scope.builder
+    if not given[0].elements.size:
+        return
+
+    def place(region: Region, tile: int) -> tuple[Any, ...]:
+        return (*(slice(None),) * (dim if region.elements.ndim > 1 else 0), *parts[tile])
+
+    def home(number: int, result: Region) -> Region:
+        """The result itself where it lies as the tiles make it, else a partial result that does."""
+        if number in summed:
+            at = np.arange(len(parts)).reshape(-1, *[1] * result.elements.ndim)
+            return builder.partial(
+                scope.label, builder.dtype(result), np.broadcast_to(at, (len(parts), *result.elements.shape))
+            )
+        at = np.zeros(result.elements.shape, np.int32)
+        for tile in parts:
+            at[place(result, tile)] = tile
+        lies_right = bool((builder.holders(result) == at).all())
+        return result if lies_right else builder.partial(scope.label, builder.dtype(result), at)
+
+    made = [None if result is None else home(number, result) for number, result in enumerate(results)]
+
+    def written(number: int, tile: int) -> Region | None:
+        region = made[number]
+        return None if region is None else part(region, *((tile,) if number in summed else place(region, tile)))
+
+    vertices = [
+        Vertex(
+            tile=tile,
+            operation=operation,
+            reads=tuple(r if k in whole else part(r, *place(r, tile)) for k, r in enumerate(given)),
+            writes=tuple(written(number, tile) for number in range(len(made))),
+            arguments=arguments[tile] if isinstance(arguments, Mapping) else arguments,
+            keywords=keywords or {},
+        )
+        for tile in parts
+    ]
+    builder.compute(scope.label, vertices)
+    for number, (result, here) in enumerate(zip(results, made, strict=True)):
+        if result is None or here is None or here is result:
+            continue
+        if number in summed:
+            elements = np.arange(result.elements.size).reshape(result.elements.shape)
+            combine_partials(scope, result, here, np.broadcast_to(elements, here.elements.shape), "sum")
+        else:
+            copy(scope, result, here)
