@@ -1,8 +1,7 @@
 """Joins forward, backward and update into the program of one call of a compiled model."""
 
-import contextlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from popgeo.ipu.tiles.lower.builder import Builder, Scope, elements_of
 from popgeo.ipu.tiles.lower.elementwise import NUMBERS, add
 from popgeo.ipu.tiles.lower.movement import copy, fill
 from popgeo.ipu.tiles.map_tensors import map_storages
-from popgeo.ipu.tiles.steps import AllReduce, HostCopy, Region, Repeat
+from popgeo.ipu.tiles.steps import AllReduce, HostCopy, Region
 from popgeo.ipu.tiles.tile_mapping import TileMapping, concatenated
 
 
@@ -54,12 +53,12 @@ def join(
 def join_with(joiner: "Joiner", device_iterations: int, gradient_accumulation: int, replicas: int) -> CallProgram:
     """The iterations of a call; those that update alike share a `Repeat`."""
     if joiner.training is None:
-        with joiner.repeat(device_iterations, "device iterations"):
+        with joiner.builder.repeat(device_iterations, "device iterations"):
             joiner.iteration_steps(accumulates=False)
         return joiner.finish()
     for _, alike in itertools.groupby(joiner.training.updates, key=id):
         updates = list(alike)
-        with joiner.repeat(len(updates), "device iterations"):
+        with joiner.builder.repeat(len(updates), "device iterations"):
             joiner.iteration(updates[0], gradient_accumulation, replicas)
     return joiner.finish()
 
@@ -136,14 +135,6 @@ class Joiner:
         """The stream of each result, and which of its elements it is."""
         return tuple((_result_stream(region.variable), region.elements) for region in self._results())
 
-    @contextlib.contextmanager
-    def repeat(self, count: int, name: str) -> Iterator[None]:
-        """What is added meanwhile becomes the body of a repeat."""
-        outside, self.builder.steps = self.builder.steps, []
-        yield
-        outside.append(Repeat(count=count, name=name, body=tuple(self.builder.steps)))
-        self.builder.steps = outside
-
     def micro_batch(self) -> None:
         """Inputs, forward and backward, results."""
         graph = self._graph
@@ -156,7 +147,7 @@ class Joiner:
     def iteration_steps(self, accumulates: bool, accumulation: int = 1) -> None:
         """The micro-batches of an update, with the sums of their gradients when training."""
         if accumulates:
-            with self.repeat(accumulation, "gradient accumulation"):
+            with self.builder.repeat(accumulation, "gradient accumulation"):
                 self.micro_batch()
                 self._collect(accumulates=True)
             return
@@ -167,7 +158,7 @@ class Joiner:
     def iteration(self, update: UpdateGraph, accumulation: int, replicas: int) -> None:
         """Micro-batches, sums of gradients, and the update."""
         assert self.training is not None
-        totals = [name for name in self.builder.variables if name.startswith("gradients.")]
+        totals = [f"gradients.{number}" for number in range(len(self.training.members))]
         if accumulation > 1:
             for name in totals:
                 fill(self._scope("clear gradients"), self._whole(name), 0)

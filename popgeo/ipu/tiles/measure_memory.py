@@ -98,9 +98,9 @@ def memory(
         changing = [dataclasses.replace(life, last=end) if life.last == len(graph.ops) else life for life in changing]
     every = [*costs, *update_costs]
     nothing = np.zeros(tiles, np.int64)
-    kept = {name: sum((life.nbytes for life in group), nothing) for name, group in resident.items()}
-    kept |= _code(every, tiles)
-    return _over_time(kept, [life for group in resident.values() for life in group], changing, every, target)
+    values = {name: sum((life.nbytes for life in group), nothing) for name, group in resident.items()}
+    lasting = [life for group in resident.values() for life in group]
+    return _over_time(values, _code(every, tiles), lasting, changing, every, target)
 
 
 def require_fit(use: MemoryUse, costs: Sequence[OpCost] = ()) -> None:
@@ -171,14 +171,24 @@ def _code(costs: Sequence[OpCost], tiles: int) -> dict[str, np.ndarray]:
 
 
 def _over_time(
-    kept: dict[str, np.ndarray],
-    resident: Sequence[Life],
+    values: dict[str, np.ndarray],
+    code: dict[str, np.ndarray],
+    lasting: Sequence[Life],
     changing: Sequence[Life],
     costs: Sequence[OpCost],
     target: IpuTarget,
 ) -> MemoryUse:
-    """Walks over the operations with what is alive on each tile."""
-    always = sum(kept.values(), np.zeros(target.all_tiles, np.int64))
+    """Walks over the operations with what is alive on each tile.
+
+    Args:
+        values: Bytes of the values that have a place of their own, by what they are. int64[tiles] each
+        code: Bytes of the program, likewise.
+        lasting: Those values one by one.
+        changing: Values that share memory, one after the other.
+        costs: The operations, in order.
+        target: The machine.
+    """
+    always = sum([*values.values(), *code.values()], np.zeros(target.all_tiles, np.int64))
     starts: dict[int, list[Life]] = {}
     ends: dict[int, list[Life]] = {}
     for life in changing:
@@ -202,16 +212,16 @@ def _over_time(
         curve[0], peak_tile = always.max(), int(always.argmax())
     there = [life for life in changing if max(life.first, 0) <= peak_op <= life.last]
     held = [
-        Resident(name=life.name, nbytes=int(life.nbytes[peak_tile]), source=life.source) for life in [*resident, *there]
+        Resident(name=life.name, nbytes=int(life.nbytes[peak_tile]), source=life.source) for life in [*lasting, *there]
     ]
     if costs:
         running = costs[peak_op]
         temporary = int(_temporary(running, len(always))[peak_tile])
         held.append(Resident(name=f"work space of {running.target}", nbytes=temporary, source=running.source))
-    held += [Resident(name=name, nbytes=int(kept[name][peak_tile])) for name in list(kept)[2:]]
+    held += [Resident(name=name, nbytes=int(nbytes[peak_tile])) for name, nbytes in code.items()]
     return MemoryUse(
         limit=target.memory_per_tile,
-        categories={**dict(list(kept.items())[:2]), "values": peak_values, **dict(list(kept.items())[2:])},
+        categories={**values, "values": peak_values, **code},
         always_live=always,
         peak=always + peak_values,
         curve=curve,

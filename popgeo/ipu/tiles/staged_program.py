@@ -36,6 +36,44 @@ class StagesOnIpus:
     ipus: Sequence[int]
 
 
+@dataclass(frozen=True)
+class Left:
+    """The variable of what one part leaves for later parts of the same micro-batch.
+
+    Attributes:
+        kept: What it is.
+        part: Which part leaves it, by its place among all.
+        micro_batch: Of which micro-batch.
+    """
+
+    kept: Kept
+    part: int
+    micro_batch: int
+
+    @property
+    def name(self) -> str:
+        """What the program calls it."""
+        return f"{'before' if self.kept.before else 'sent'}{self.kept.value}.{self.part}.{self.micro_batch}"
+
+
+@dataclass(frozen=True)
+class Given:
+    """The variable of an argument of one micro-batch.
+
+    Attributes:
+        argument: Which.
+        micro_batch: Of which micro-batch.
+    """
+
+    argument: Input
+    micro_batch: int
+
+    @property
+    def name(self) -> str:
+        """What the program calls it."""
+        return f"given:{self.argument.name}.{self.micro_batch}"
+
+
 def join_stages(
     graph: OpGraph,
     num_results: int,
@@ -60,7 +98,7 @@ def join_stages(
 
     Returns:
         A program for the tiles of all IPUs, those of IPU `i` from `i` times a target's tiles on. Weights and gradients
-        are named as in `join`; what a part sends for micro-batch `m` is `sent<value>.<part>.<m>`.
+        are named as in `join`, what a part leaves for others as `Left` says.
     """
     joiner = _StagedJoiner(graph, num_results, target, stages, training)
     return join_with(joiner, rounds, len({now.micro_batch for now in stages.order}), replicas)
@@ -87,8 +125,10 @@ class _StagedJoiner(Joiner):
         super().__init__(graph, num_results, replace(target, num_ipus=num_ipus), training, homes)
         self._copies = self._declare_copies()
         self._steps = [self._place(rank, *draft) for rank, draft in enumerate(drafts)]
-        self._arguments = self._declare_arguments()
-        self._declare_sent()
+        self._micro_batches = {now.micro_batch for now in stages.order}
+        self._arguments = {v: one for one, v in graph.inputs_of(Role.ARGUMENT).items()}
+        self._declare_arguments()
+        self._senders = self._declare_left()
 
     def iteration_steps(self, accumulates: bool, accumulation: int = 1) -> None:
         """All passes of a round."""
@@ -103,7 +143,7 @@ class _StagedJoiner(Joiner):
         rank_of = {(part.stage, part.backward): rank for rank, part in enumerate(self._stages.parts)}
         for number, now in enumerate(order):
             direction = "backward" if now.backward else "forward"
-            with self.repeat(1, f"stage {now.stage} {direction} {now.micro_batch}"):
+            with self.builder.repeat(1, f"stage {now.stage} {direction} {now.micro_batch}"):
                 if first[now.micro_batch] == number:
                     self._receive(now.micro_batch)
                 rank = rank_of[now.stage, now.backward]
@@ -151,11 +191,12 @@ class _StagedJoiner(Joiner):
         for kept in part.receives:
             copy(self._scope("receive"), self._in(places, kept.value), self._found(kept, rank, micro_batch))
         for kept in part.saves:
-            sent = Region(variable=_sent(kept, rank, micro_batch), elements=elements_of(graph.values[kept.value]))
-            copy(self._scope("save"), sent, self._in(self._places, kept.value))
+            saved = Region(variable=Left(kept, rank, micro_batch).name, elements=elements_of(graph.values[kept.value]))
+            copy(self._scope("save"), saved, self._in(self._places, kept.value))
         self.builder.steps += steps
         for value in part.sends:
-            sent = Region(variable=_sent(Kept(value), rank, micro_batch), elements=elements_of(graph.values[value]))
+            left = Left(Kept(value), rank, micro_batch)
+            sent = Region(variable=left.name, elements=elements_of(graph.values[value]))
             copy(self._scope("send"), sent, self._in(places, value))
         wanted = dict(zip(self._trained(), graph.outputs[self._num_results :], strict=True))
         for name in part.gradients:
@@ -171,17 +212,16 @@ class _StagedJoiner(Joiner):
     def _found(self, kept: Kept, rank: int, micro_batch: int, v: int | None = None) -> Region:
         """What was left for a part last, or an argument, or a weight; a view of it, if told which."""
         value = self._graph.values[kept.value if v is None else v]
-        for sender in range(rank - 1, -1, -1):
-            name = _sent(kept, sender, micro_batch)
-            if name in self.builder.variables:
-                return Region(variable=name, elements=elements_of(value))
+        senders = [sender for sender in self._senders.get(kept, ()) if sender < rank]
+        if senders:
+            return Region(variable=Left(kept, max(senders), micro_batch).name, elements=elements_of(value))
         if kept.value in self._arguments:
-            return Region(variable=f"{self._arguments[kept.value]}.{micro_batch}", elements=elements_of(value))
+            given = Given(self._arguments[kept.value], micro_batch)
+            return Region(variable=given.name, elements=elements_of(value))
         return self._region(kept.value if v is None else v)
 
     def _receive(self, micro_batch: int) -> None:
-        given = self._graph.inputs_of(Role.ARGUMENT)
-        streams = {f"{self._arguments[v]}.{micro_batch}": str(one) for one, v in given.items()}
+        streams = {Given(one, micro_batch).name: str(one) for one in self._arguments.values()}
         if streams:
             self.builder.steps.append(HostCopy(to_host=False, streams=streams))
 
@@ -230,28 +270,29 @@ class _StagedJoiner(Joiner):
                     copies[ipu, storage] = name
         return copies
 
-    def _declare_arguments(self) -> dict[int, str]:
+    def _declare_arguments(self) -> None:
         """A variable for each argument of each micro-batch, where the part that uses it first wants it."""
-        found = {}
-        for one, v in self._graph.inputs_of(Role.ARGUMENT).items():
+        for v, one in self._arguments.items():
             value = self._graph.values[v]
             rank = next((r for r, part in enumerate(self._stages.parts) if Kept(v) in part.receives), None)
             mapping = _spread(storage_sizes(self._graph)[value.storage], self._one)
             if rank is not None:
                 mapping = self.builder.variables[self._steps[rank][1][value.storage][0]].mapping
-            found[v] = f"given:{one.name}"
-            for micro_batch in {now.micro_batch for now in self._stages.order}:
-                self.builder.declare(f"{found[v]}.{micro_batch}", value.dtype, mapping)
-        return found
+            for micro_batch in self._micro_batches:
+                self.builder.declare(Given(one, micro_batch).name, value.dtype, mapping)
 
-    def _declare_sent(self) -> None:
+    def _declare_left(self) -> dict[Kept, list[int]]:
+        """A variable for what each part leaves of each micro-batch; tells which parts leave what."""
+        senders: dict[Kept, list[int]] = {}
         for rank, part in enumerate(self._stages.parts):
             for kept in [*map(Kept, part.sends), *part.saves]:
                 value = self._graph.values[kept.value]
                 places = self._places if kept.before or value.storage in self._state else self._steps[rank][1]
                 mapping = self.builder.variables[places[value.storage][0]].mapping
-                for micro_batch in {now.micro_batch for now in self._stages.order}:
-                    self.builder.declare(_sent(kept, rank, micro_batch), value.dtype, mapping)
+                senders.setdefault(kept, []).append(rank)
+                for micro_batch in self._micro_batches:
+                    self.builder.declare(Left(kept, rank, micro_batch).name, value.dtype, mapping)
+        return senders
 
     def _on(self, ipu: int, mapping: TileMapping) -> TileMapping:
         return shifted_mapping(mapping, ipu * self._one.num_tiles)
@@ -260,7 +301,3 @@ class _StagedJoiner(Joiner):
 def _spread(size: tuple[int, int], target: IpuTarget) -> TileMapping:
     """So many elements of so many bytes, linearly over the tiles of one IPU."""
     return linear(size[0], target.num_tiles, max(1, GRAIN_BYTES // size[1]))
-
-
-def _sent(kept: Kept, rank: int, micro_batch: int) -> str:
-    return f"{'before' if kept.before else 'sent'}{kept.value}.{rank}.{micro_batch}"

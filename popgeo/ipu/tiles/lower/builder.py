@@ -1,5 +1,6 @@
 """Collects the steps of a program; what must be moved follows from what vertices read and where it lies."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -7,7 +8,7 @@ import torch
 
 from popgeo.capture.op_graph import Op, OpGraph, Value
 from popgeo.ipu.cost.plan import Plan
-from popgeo.ipu.tiles.steps import ComputeSet, Exchange, Region, Step, Sync, Transfer, Variable, Vertex
+from popgeo.ipu.tiles.steps import ComputeSet, Exchange, Region, Repeat, Step, Sync, Transfer, Variable, Vertex
 from popgeo.ipu.tiles.tile_mapping import TileMapping, from_holders
 
 Lowering = Callable[["Scope", Op], None]
@@ -60,6 +61,14 @@ class Builder:
     def pieces(self, region: Region) -> Iterator[tuple[int, np.ndarray]]:
         """For each tile that holds a part of the region, the positions of that part in row-major order."""
         return grouped(self.holders(region).ravel())
+
+    @contextlib.contextmanager
+    def repeat(self, count: int, name: str) -> Iterator[None]:
+        """What is added meanwhile becomes the body of a repeat."""
+        outside, self.steps = self.steps, []
+        yield
+        outside.append(Repeat(count=count, name=name, body=tuple(self.steps)))
+        self.steps = outside
 
     def compute(self, name: str, vertices: Iterable[Vertex]) -> None:
         """A compute set, after the exchange that brings what its vertices read and do not hold."""

@@ -1,7 +1,6 @@
 """Loops as repeats of their body's steps; branches as both bodies and a choice by element."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from popgeo.ipu.cost.plan import Plan
 from popgeo.ipu.tiles.lower.builder import Builder, Lowering, Scope, elements_of
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.map_tensors import map_over_tiles
-from popgeo.ipu.tiles.steps import Operand, Region, Repeat, Vertex
+from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 OPERATIONS = frozenset({"popgeo.for_loop", "popgeo.cond"})
 Places = dict[int, tuple[str, int]]
@@ -27,7 +26,7 @@ def lowering_of(op: Op, add_body: AddBody) -> Lowering:
         body = op.bodies[0]
         own = _own(scope, body, given)
         results = [scope.region(v) for v in op.makes()]
-        with _repeat(scope.builder, count):
+        with scope.builder.repeat(count, "turns of a loop"):
             places = _add(scope, body, scope.plan.parts, own, outside)
             for result, v in zip(results, body.outputs, strict=True):
                 copy(scope, result, _region(body, places, v))
@@ -79,14 +78,6 @@ def _region(body: OpGraph, places: Places, v: int | None) -> Region:
     assert v is not None
     variable, start = places[body.values[v].storage]
     return Region(variable=variable, elements=np.asarray(start + elements_of(body.values[v])))
-
-
-@contextlib.contextmanager
-def _repeat(builder: Builder, count: int) -> Iterator[None]:
-    outside, builder.steps = builder.steps, []
-    yield
-    outside.append(Repeat(count=count, name="turns of a loop", body=tuple(builder.steps)))
-    builder.steps = outside
 
 
 def _choose(scope: Scope, out: Region, holds: Region, then: Region, other: Region) -> None:
