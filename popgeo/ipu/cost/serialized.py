@@ -7,11 +7,10 @@ from popgeo.capture.op_graph import Op, OpGraph
 from popgeo.capture.operations import name_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise
-from popgeo.ipu.cost.matmul import plan_matmul
-from popgeo.ipu.cost.operands import tensor, width
+from popgeo.ipu.cost.matmul import left_and_right, plan_matmul, sizes_of, width_of
+from popgeo.ipu.cost.operands import width
 from popgeo.ipu.cost.plan import Plan, Superstep
-
-_LEFT_AND_RIGHT = {"aten.mm": (0, 1), "aten.matmul": (0, 1), "aten.addmm": (1, 2), "aten.linear": (0, 1)}
+from popgeo.ipu.cost.supersteps import repeated
 
 
 def serialized(graph: OpGraph, op: Op, machine: Machine, outputs: int, parts: int) -> Plan | None:
@@ -30,35 +29,23 @@ def serialized(graph: OpGraph, op: Op, machine: Machine, outputs: int, parts: in
     Returns:
         The plan; None where the operation is no dense product over the layer's outputs.
     """
-    places = _LEFT_AND_RIGHT.get(name_of(op.target))
-    if places is None:
+    if name_of(op.target) not in ("aten.mm", "aten.matmul", "aten.addmm", "aten.linear"):
         return None
-    left, right = (tensor(graph, op.args[place]) for place in places)
-    contraction = left.shape[-1]
-    columns = right.shape[0] if name_of(op.target) == "aten.linear" else right.shape[-1]
-    sizes = [math.prod(left.shape[:-1]), contraction, columns]
+    rows, contraction, columns, batch = sizes_of(graph, op)
+    sizes = [rows * batch, contraction, columns]
     if outputs not in sizes:
         return None
-    cut = sizes.index(outputs)
+    flops, cut = 2 * math.prod(sizes), sizes.index(outputs)
     sizes[cut] = -(-outputs // parts)
-    once = plan_matmul(*sizes, 2 if left.dtype.itemsize == 2 else 4, machine)
+    once = plan_matmul(*sizes, width_of(graph, op), machine)
     steps = [_again(step, parts) for step in once.supersteps]
     if cut == 1:
-        adding = plan_elementwise("add", sizes[0] * sizes[2], width(left), machine)
+        adding = plan_elementwise("add", sizes[0] * sizes[2], width(left_and_right(graph, op)[0]), machine)
         steps += [_again(step, parts - 1) for step in adding.supersteps]
     split = {**once.split, "serial": parts * once.split["serial"]}
-    return replace(once, supersteps=tuple(steps), split=split, flops=2 * left.numel * columns)
+    return replace(once, supersteps=tuple(steps), split=split, flops=flops)
 
 
 def _again(step: Superstep, times: int) -> Superstep:
-    """So many of a step, one after the other, as one."""
-    return replace(
-        step,
-        ideal=times * step.ideal,
-        calibrated=times * step.calibrated,
-        mean=times * step.mean,
-        bytes_in=times * step.bytes_in,
-        bytes_out=times * step.bytes_out,
-        bytes_total=times * step.bytes_total,
-        fragments=times * step.fragments,
-    )
+    """So many of a step, one after the other, each with exchange code of its own."""
+    return replace(repeated(step, times), fragments=times * step.fragments)

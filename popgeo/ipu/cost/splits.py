@@ -61,6 +61,10 @@ class Found:
         """Tiles at work."""
         return math.prod(self.cuts)
 
+    def fits(self, target: IpuTarget, share: float) -> bool:
+        """Whether it needs no more than its share of a tile's memory."""
+        return self.terms["nbytes"] <= work_space(target, self.terms["held"], share)
+
 
 def work_space(target: IpuTarget, held: float = 0, share: float = MEMORY_SHARE) -> float:
     """Bytes of a tile that one operation may use, beside what its arguments and results hold there.
