@@ -10,7 +10,7 @@ from popgeo.ipu.cost.loops import ARITHMETIC, LOOP_OF, LOOPS, elementwise_vertex
 from popgeo.ipu.cost.operands import Rule, distinct, made, read, tensor, width
 from popgeo.ipu.cost.plan import Plan, Superstep
 from popgeo.ipu.cost.published_sizes import elementwise_validity
-from popgeo.ipu.cost.supersteps import compute_step, exchange_step, in_sequence, overhead_step, transfer_cycles
+from popgeo.ipu.cost.supersteps import compute_step, in_sequence, overhead_step, swap_step
 from popgeo.ipu.cost.vertex_cycles import ceil_div
 
 GRAIN_BYTES = 128  # a tile takes at least so many bytes of a tensor before the next one gets any
@@ -60,12 +60,7 @@ def plan_elementwise(
     steps: list[Superstep] = [overhead_step("start", calibrated=constants.elementwise_fixed, tiles=tiles)]
     if operand > 1:
         nbytes = min(operand, most) * width
-        transfer = transfer_cycles(target, bytes_in=nbytes, bytes_out=nbytes)
-        steps.append(
-            exchange_step(
-                "bring smaller operand", target, transfer=transfer, bytes_in=nbytes, bytes_out=nbytes, tiles=tiles
-            )
-        )
+        steps.append(swap_step("bring smaller operand", target, nbytes=nbytes, tiles=tiles))
     layout = 0.0 if in_place else constants.elementwise_layout * elements / machine.num_tiles
     evenness = elements / (tiles * most)
     steps += [

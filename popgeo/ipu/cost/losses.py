@@ -3,6 +3,7 @@
 import math
 
 from popgeo.capture.op_graph import Op, OpGraph
+from popgeo.capture.operations import operation_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise, spread
 from popgeo.ipu.cost.gather import INDEX_BYTES
@@ -10,10 +11,10 @@ from popgeo.ipu.cost.operands import Rule, made, tensor, width
 from popgeo.ipu.cost.plan import Plan
 from popgeo.ipu.cost.reduce import plan_reduce
 from popgeo.ipu.cost.scatter import fill_step
-from popgeo.ipu.cost.supersteps import compute_step, exchange_step, in_sequence, transfer_cycles
+from popgeo.ipu.cost.supersteps import compute_step, in_sequence, swap_step
 from popgeo.ipu.cost.vertex_cycles import ceil_div
 
-_BY_ELEMENT = {
+_PASSES = {
     "binary_cross_entropy": ("log", "log", "add product"),
     "binary_cross_entropy_with_logits": ("abs", "negate", "exp", "log1p", "maximum", "add", "add product"),
     "l1_loss": ("subtract", "abs"),
@@ -21,8 +22,6 @@ _BY_ELEMENT = {
     "smooth_l1_loss": ("subtract", "maximum", "square"),
     "huber_loss": ("subtract", "maximum", "square"),
     "kl_div": ("log", "add product"),
-}
-_BACKWARD = {
     "binary_cross_entropy_backward": ("divide", "add product"),
     "mse_loss_backward": ("add product",),
     "smooth_l1_loss_backward": ("subtract", "maximum", "multiply"),
@@ -31,18 +30,13 @@ _BACKWARD = {
 
 
 def _by_element(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """Passes over all elements, forward or backward, and their sum where one is asked for."""
     value, result = tensor(graph, op.args[0]), made(graph, op)[0]
-    elements = max(1, value.numel)
-    plans = [plan_elementwise(kind, elements, width(value), machine) for kind in _BY_ELEMENT[op.target.split(".")[1]]]
-    if result.numel < value.numel:
-        plans.append(plan_reduce(1, elements, width(value), machine))
+    elements, nbytes = max(1, value.numel, result.numel), width(result)
+    plans = [plan_elementwise(kind, elements, nbytes, machine) for kind in _PASSES[operation_of(op.target).short_name]]
+    if result.numel == 1 < elements:
+        plans.append(plan_reduce(1, elements, nbytes, machine))
     return in_sequence("losses", plans)
-
-
-def _backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    result = made(graph, op)[0]
-    elements, kinds = max(1, result.numel), _BACKWARD[op.target.split(".")[1]]
-    return in_sequence("losses", [plan_elementwise(kind, elements, width(result), machine) for kind in kinds])
 
 
 # Cycles of a tile for each row whose target it marks (`popops::EncodeOneHot`).
@@ -80,10 +74,9 @@ def _marks(rows: int, elements: int, width: int, machine: Machine) -> Plan:
     most, tiles = spread(elements, width, machine.num_tiles)
     mine = min(rows, ceil_div(most * rows, elements) + 1)  # a tile's part may begin and end within a row
     nbytes, target = mine * INDEX_BYTES, machine.target
-    transfer = transfer_cycles(target, bytes_in=nbytes, bytes_out=nbytes)
     steps = (
         fill_step(elements, width, target),
-        exchange_step("bring targets", target, transfer=transfer, bytes_in=nbytes, bytes_out=nbytes, tiles=tiles),
+        swap_step("bring targets", target, nbytes=nbytes, tiles=tiles),
         compute_step("mark targets", target, vertex=_MARK_CYCLES * mine, tiles=tiles, workers=1),
     )
     return Plan(
@@ -93,8 +86,7 @@ def _marks(rows: int, elements: int, width: int, machine: Machine) -> Plan:
 
 
 RULES: dict[str, Rule] = {
-    **{f"aten.{name}": _by_element for name in _BY_ELEMENT},
-    **{f"aten.{name}": _backward for name in _BACKWARD},
+    **{f"aten.{name}": _by_element for name in _PASSES},
     "aten.nll_loss_forward": _nll_loss,
     "aten.nll_loss2d_forward": _nll_loss,
     "aten.nll_loss_backward": _nll_loss_backward,

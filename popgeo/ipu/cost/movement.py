@@ -7,9 +7,9 @@ from popgeo.capture.operations import OPERATIONS, Operation, Out
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import spread
 from popgeo.ipu.cost.operands import Rule, made, read, tensor, width
-from popgeo.ipu.cost.plan import Plan, Validity
+from popgeo.ipu.cost.plan import Plan
 from popgeo.ipu.cost.scatter import fill_step
-from popgeo.ipu.cost.supersteps import compute_step, exchange_step, transfer_cycles
+from popgeo.ipu.cost.supersteps import compute_step, swap_step
 
 
 @functools.lru_cache(maxsize=4096)
@@ -30,18 +30,15 @@ def plan_copy(elements: int, width: int, machine: Machine, pieces: int = 1) -> P
     target = machine.target
     most, tiles = spread(elements, width, machine.num_tiles)
     nbytes = most * width
-    transfer = transfer_cycles(target, bytes_in=nbytes, bytes_out=nbytes, fragments_in=pieces, is_irregular=True)
     steps = (
-        exchange_step(
-            "move elements", target, transfer=transfer, bytes_in=nbytes, bytes_out=nbytes, fragments=pieces, tiles=tiles
-        ),
+        swap_step("move elements", target, nbytes=nbytes, tiles=tiles, fragments=pieces, is_irregular=True),
         compute_step(
             "copy", target, vertex=target.copy_cycles + nbytes / target.copy_bytes, tiles=tiles,
             evenness=elements / (tiles * most),
         ),
     )  # fmt: skip
     return Plan(
-        family="movement", split={"tiles": tiles}, supersteps=steps, temporary_bytes=nbytes, validity=Validity.ESTIMATE,
+        family="movement", split={"tiles": tiles}, supersteps=steps, temporary_bytes=nbytes,
         why="no published measurement of a copy",
     )  # fmt: skip
 
@@ -62,14 +59,12 @@ def _copy_part(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 def _fill(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     values = made(graph, op) or [tensor(graph, op.args[0])]
     step = fill_step(sum(value.numel for value in values), width(values[0]), machine.target)
-    return Plan(
-        family="movement", split={"tiles": step.tiles}, supersteps=(step,), validity=Validity.ESTIMATE,
-        why="no published measurement of a fill",
-    )  # fmt: skip
+    why = "no published measurement of a fill"
+    return Plan(family="movement", split={"tiles": step.tiles}, supersteps=(step,), why=why)
 
 
 def _free(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    return Plan(family="view", validity=Validity.ESTIMATE, why="taken to cost nothing")
+    return Plan(family="view", why="taken to cost nothing")
 
 
 def _rule_of(row: Operation) -> Rule:

@@ -83,15 +83,17 @@ def _softmax_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def _layer_norm(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """`popnn::gn`: sums and sums of squares, whitening, then weight and bias, where there are any."""
-    value = tensor(graph, op.args[0])
-    features = max(1, math.prod(op.args[1]))
-    plans = [_over_last(value, _NORM, max(1, value.numel // features), machine)]
-    plans += [
-        _by_feature(kind, value, features, machine)
-        for kind, given in zip(("multiply", "add"), op.args[2:4], strict=True)
-        if isinstance(given, Ref)
-    ]
+    """`popnn::gn`, for each row."""
+    value, features = tensor(graph, op.args[0]), max(1, math.prod(op.args[1]))
+    return _norm(value, max(1, value.numel // features), features, op.args[2:4], machine)
+
+
+def _norm(value: Value, groups: int, features: int, affine: Sequence[object], machine: Machine) -> Plan:
+    """Sums and sums of squares, whitening, then weight and bias, where there are any."""
+    plans = [_over_last(value, _NORM, groups, machine)]
+    for kind, given in zip(("multiply", "add"), affine, strict=True):
+        if isinstance(given, Ref):
+            plans.append(_by_feature(kind, value, features, machine))
     return in_sequence("norms", plans)
 
 
@@ -118,15 +120,9 @@ def _norm_backward(value: Value, groups: int, features: int, op: Op, has_weight:
 
 
 def _group_norm(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """aten.native_group_norm(input, weight, bias, N, C, HxW, group, eps), the same with groups of channels."""
-    value, (samples, channels, _, groups) = tensor(graph, op.args[0]), op.args[3:7]
-    plans = [_over_last(value, _NORM, max(1, samples * groups), machine)]
-    plans += [
-        _by_feature(kind, value, max(1, channels), machine)
-        for kind, given in zip(("multiply", "add"), op.args[1:3], strict=True)
-        if isinstance(given, Ref)
-    ]
-    return in_sequence("norms", plans)
+    """aten.native_group_norm(input, weight, bias, N, C, HxW, group, eps): as `_layer_norm`, for groups of channels."""
+    samples, channels, _, groups = op.args[3:7]
+    return _norm(tensor(graph, op.args[0]), max(1, samples * groups), max(1, channels), op.args[1:3], machine)
 
 
 def _group_norm_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:

@@ -9,7 +9,7 @@ from popgeo.ipu.cost.elementwise import plan_elementwise, spread
 from popgeo.ipu.cost.movement import plan_copy
 from popgeo.ipu.cost.operands import Rule, made, tensor, width
 from popgeo.ipu.cost.plan import Plan
-from popgeo.ipu.cost.supersteps import compute_step, exchange_step, in_sequence, transfer_cycles
+from popgeo.ipu.cost.supersteps import compute_step, in_sequence, swap_step
 from popgeo.ipu.cost.vertex_cycles import ceil_div
 from popgeo.ipu.target import IpuTarget
 
@@ -63,10 +63,9 @@ def plan_pooling(
     target = machine.target
     most, tiles = spread(results, width, machine.num_tiles)
     nbytes = ceil_div(given, tiles) * width
-    transfer = transfer_cycles(target, bytes_in=nbytes, bytes_out=nbytes, is_irregular=True)
     vertex = pooling_vertex(most, ceil_div(taken * most, results), run, width, target, per_vector)
     steps = (
-        exchange_step("bring windows", target, transfer=transfer, bytes_in=nbytes, bytes_out=nbytes, tiles=tiles),
+        swap_step("bring windows", target, nbytes=nbytes, tiles=tiles, is_irregular=True),
         compute_step("pool", target, vertex=vertex, tiles=tiles, evenness=results / (tiles * most)),
     )
     return Plan(

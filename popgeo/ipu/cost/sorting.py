@@ -4,11 +4,13 @@ import functools
 import math
 
 from popgeo.capture.op_graph import Op, OpGraph
+from popgeo.capture.operations import OPERATIONS
+from popgeo.capture.schemas import argument_of, position_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import spread
 from popgeo.ipu.cost.operands import Rule, tensor, width
 from popgeo.ipu.cost.plan import Plan, Superstep, Validity
-from popgeo.ipu.cost.supersteps import compute_step, exchange_step, transfer_cycles
+from popgeo.ipu.cost.supersteps import compute_step, swap_step
 from popgeo.ipu.cost.vertex_cycles import ceil_div
 
 
@@ -50,13 +52,7 @@ def plan_sort(rows: int, length: int, k: int, width: int, machine: Machine) -> P
         # A row that lies on one tile needs no exchange.
         if length > entries:
             nbytes = entries // 2 * (width + 4)
-            transfer = transfer_cycles(target, bytes_in=nbytes, bytes_out=nbytes)
-            steps.append(
-                exchange_step(
-                    f"exchange pairs, stage {number + 1}", target, transfer=transfer, bytes_in=nbytes, bytes_out=nbytes,
-                    tiles=tiles,
-                )
-            )  # fmt: skip
+            steps.append(swap_step(f"exchange pairs, stage {number + 1}", target, nbytes=nbytes, tiles=tiles))
         pairs = ceil_div(entries, 2)
         workers = target.workers_per_tile
         vertex = 19 + workers * (23 + 4 * ceil_div(entries, workers) + 11 * ceil_div(pairs, workers))
@@ -71,34 +67,13 @@ def plan_sort(rows: int, length: int, k: int, width: int, machine: Machine) -> P
     )
 
 
-def _topk(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    value, k = tensor(graph, op.args[0]), int(op.args[1])
-    dim = op.args[2] if len(op.args) > 2 else op.kwargs.get("dim", -1)
-    length = value.shape[dim] if value.shape else 1
-    return plan_sort(max(1, value.numel // max(1, length)), max(1, length), k, width(value), machine)
-
-
 def _sort(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """All of each row in order, or the largest of them; the place of one element needs all in order."""
     value = tensor(graph, op.args[0])
-    dims = [argument for argument in op.args[1:] if type(argument) is int]
-    dim = dims[0] if dims else op.kwargs.get("dim", -1)
-    length = max(1, value.shape[dim] if value.shape else 1)
-    return plan_sort(max(1, value.numel // length), length, length, width(value), machine)
+    found = argument_of(op, "dim") if position_of(op, "dim") is not None else -1
+    length = max(1, value.shape[found] if value.shape else 1)
+    k = int(op.args[1]) if op.target.startswith("aten.topk.") else length
+    return plan_sort(max(1, value.numel // length), length, k, width(value), machine)
 
 
-def _kth(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """The arguments are the tensor, which in order, and the dimension."""
-    value, dim = tensor(graph, op.args[0]), int(op.args[2]) if len(op.args) > 2 else -1
-    length = max(1, value.shape[dim] if value.shape else 1)
-    return plan_sort(max(1, value.numel // length), length, length, width(value), machine)
-
-
-RULES: dict[str, Rule] = {
-    "aten.topk": _topk,
-    "aten.sort": _sort,
-    "aten.argsort": _sort,
-    "aten.msort": _sort,
-    "aten.kthvalue": _kth,
-    "aten.searchsorted": _sort,
-    "aten.bucketize": _sort,
-}
+RULES: dict[str, Rule] = {row.name: _sort for row in OPERATIONS.values() if row.family == "sorting"}

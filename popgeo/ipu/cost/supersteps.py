@@ -142,6 +142,31 @@ def exchange_step(
     )
 
 
+def swap_step(
+    name: str, target: IpuTarget, *, nbytes: int, tiles: int, fragments: int = 1, is_irregular: bool = False
+) -> Superstep:
+    """An exchange in which each tile that takes part sends as much as it receives.
+
+    Args:
+        name: What it does.
+        target: The machine.
+        nbytes: What each tile receives, and sends.
+        tiles: Tiles that take part.
+        fragments: Separate pieces that a tile receives.
+        is_irregular: The pieces have no common pattern.
+
+    Example:
+        >>> swap_step("move", IpuTarget.bow(), nbytes=4000, tiles=1472).ideal
+        1240.0
+    """
+    transfer = transfer_cycles(
+        target, bytes_in=nbytes, bytes_out=nbytes, fragments_in=fragments, is_irregular=is_irregular
+    )
+    return exchange_step(
+        name, target, transfer=transfer, bytes_in=nbytes, bytes_out=nbytes, fragments=fragments, tiles=tiles
+    )
+
+
 _WEAKEST = (Validity.ESTIMATE, Validity.EXTRAPOLATED, Validity.VALIDATED)
 
 
