@@ -25,7 +25,7 @@ _MORE_TURNS = 4
 
 
 @dataclass(frozen=True)
-class _Product:
+class Product:
     """[rows, contraction] times [contraction, columns].
 
     Attributes:
@@ -43,9 +43,9 @@ class _Product:
     shares: tuple[float, float]
 
     @property
-    def transposed(self) -> "_Product":
+    def transposed(self) -> "Product":
         """The product whose result is the transpose of this one's."""
-        return _Product(self.columns, self.contraction, self.rows, self.width, self.shares[::-1])
+        return Product(self.columns, self.contraction, self.rows, self.width, self.shares[::-1])
 
     @property
     def held_bytes(self) -> float:
@@ -105,7 +105,7 @@ def plan_matmul(
     rows, contraction, columns, batch = max(1, rows), max(1, contraction), max(1, columns), max(1, batch)
     side_by_side = min(batch, tiles)
     rounds = ceil_div(batch, side_by_side)
-    product = _Product(rows, contraction, columns, width, shares)
+    product = Product(rows, contraction, columns, width, shares)
     way = _search(product, target, tiles // side_by_side, machine.matmul_proportion)
     n_rows, n_contraction, n_columns = way.found.cuts
     steps = _steps(way, way.found.tiles * side_by_side, rounds, machine)
@@ -173,7 +173,7 @@ def _steps(way: _Way, used: int, rounds: int, machine: Machine) -> tuple[Superst
 
 
 @functools.lru_cache(maxsize=4096)
-def _search(product: _Product, target: IpuTarget, tiles: int, proportion: float) -> _Way:
+def _search(product: Product, target: IpuTarget, tiles: int, proportion: float) -> _Way:
     """The cheapest way, either way round, with as few turns as memory allows or somewhat more."""
     fitting: list[_Way] = []
     more = 0
@@ -189,7 +189,7 @@ def _search(product: _Product, target: IpuTarget, tiles: int, proportion: float)
     return min(fitting or ways, key=lambda way: way.cycles)
 
 
-def _best(product: _Product, target: IpuTarget, tiles: int, turns: int, proportion: float, is_swapped: bool) -> _Way:
+def _best(product: Product, target: IpuTarget, tiles: int, turns: int, proportion: float, is_swapped: bool) -> _Way:
     """The cheapest split where a part of the columns is computed at a time."""
     part = replace(product, columns=ceil_div(product.columns, turns))
     blocks = ceil_div(part.contraction, in_block(part.width)), ceil_div(part.columns, OUT_BLOCK)
@@ -201,7 +201,7 @@ def _best(product: _Product, target: IpuTarget, tiles: int, turns: int, proporti
     return _Way(found=found, turns=turns, is_swapped=is_swapped)
 
 
-def _terms(product: _Product, splits: np.ndarray, target: IpuTarget) -> dict[str, Any]:
+def _terms(product: Product, splits: np.ndarray, target: IpuTarget) -> dict[str, Any]:
     rows, contraction, columns, width = product.rows, product.contraction, product.columns, product.width
     n_rows, n_contraction, n_columns = splits
     block, out_block = in_block(width), OUT_BLOCK

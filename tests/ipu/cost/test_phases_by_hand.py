@@ -12,11 +12,10 @@ import torch
 
 from popgeo.capture.op_graph import OpGraph, Value
 from popgeo.ipu import IpuTarget
-from popgeo.ipu.cost import elementwise
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise
+from popgeo.ipu.cost.matmul import Product, plan_matmul
 from popgeo.ipu.cost.matmul import _terms as matmul_terms
-from popgeo.ipu.cost.matmul import plan_matmul
 from popgeo.ipu.cost.operands import distinct, tensor
 from popgeo.ipu.cost.plan import Activity, OpCost, Plan, Profile, Superstep, Validity
 from popgeo.ipu.cost.published_sizes import gather_validity, matmul_validity, scatter_validity
@@ -25,12 +24,10 @@ from popgeo.ipu.cost.scatter import plan_embedding_gradient, plan_scatter_add
 from popgeo.ipu.cost.splits import cheapest, triples, work_space
 from popgeo.ipu.cost.supersteps import in_sequence, transfer_cycles
 from popgeo.ipu.cost.vertex_cycles import amp_vertex
-from tests.support.cost_phase_rules import array, operation
+from tests.support.cost_graphs import cost_of, given
 
 BOW = IpuTarget.bow()
 ON_BOW, ONE = Machine(target=BOW), Machine(target=replace(BOW, num_tiles=1))
-
-REMAINDER = operation("aten.remainder.Tensor", [array(20, 30), array(30)], [array(20, 30)], [])
 
 
 def cycles(plan: Plan) -> tuple[float, float]:
@@ -62,7 +59,7 @@ def test_products_that_find_no_tile_of_their_own_come_one_after_the_other():
 def test_a_product_whose_contraction_is_split_adds_partial_sums():
     # Two tiles with 8 of 16 terms each: 384 and 512 B. Then each gets the other's half of 192 sums, 384 B, and adds
     # two vectors of 96 in 17 + 2 * 48 cycles.
-    terms = matmul_terms(12, 16, 16, 4, np.array([[1], [2], [1]]), BOW, (1.0, 1.0))
+    terms = matmul_terms(Product(12, 16, 16, 4, (1.0, 1.0)), np.array([[1], [2], [1]]), BOW)
     found = {name: float(np.ravel(term)[0]) for name, term in terms.items()}
     assert found == {
         "rows": 12, "bring": 96, "bring_bytes": 384, "copy": 112, "amp": amp_vertex(12, 8, 16, 4, BOW),
@@ -73,7 +70,7 @@ def test_a_product_whose_contraction_is_split_adds_partial_sums():
 def test_rows_of_windows_that_overlap_are_brought_once():
     # Half of the left matrix is distinct, and both of two tiles, which make other columns, receive it over both lanes.
     # What each holds of the right one, 16 of 32 columns, lies there.
-    terms = matmul_terms(12, 16, 32, 4, np.array([[1], [1], [2]]), BOW, (0.5, 1.0))
+    terms = matmul_terms(Product(12, 16, 32, 4, (0.5, 1.0)), np.array([[1], [1], [2]]), BOW)
     assert float(np.ravel(terms["bring"])[0]) == 384 / 8
     assert float(np.ravel(terms["copy"])[0]) == (384 + 1024) / 8
 
@@ -139,7 +136,8 @@ def test_what_was_measured_is_meant_with_its_ends(size, is_inside):
 
 def test_the_first_of_several_passes_brings_the_smaller_operand():
     by_element = {"elements": 600, "width": 4, "machine": ONE}
-    first, second = elementwise.RULES["aten.remainder"](*REMAINDER, ONE).parts
+    remainder = cost_of(ONE.target, "aten.remainder.Tensor", given(20, 30), given(30), makes=[given(20, 30)])
+    first, second = remainder.plan.parts
     assert first == plan_elementwise("divide", **by_element, operand=30)
     assert second == plan_elementwise("add product", **by_element)
 
