@@ -55,7 +55,7 @@ class Out(str, Enum):
     RESIZES = "resizes"
 
 
-class Chain(str, Enum):
+class ChainStep(str, Enum):
     """As what an operation joins a chain of element-wise steps.
 
     Attributes:
@@ -103,7 +103,7 @@ class Operation:
     family: str
     divisions: tuple[Division, ...] = ()
     out: Out = Out.SCHEMA
-    chain: Chain = Chain.NO
+    chain: ChainStep = ChainStep.NO
     moves_rows: bool = False
     draws: Draws = Draws.DATA
 
@@ -121,7 +121,7 @@ def _rows() -> Iterator[Operation]:
                 family=row["family"],
                 divisions=tuple(map(Division, row["division"].split())),
                 out=Out(row["out"]),
-                chain=Chain(row["chain"]),
+                chain=ChainStep(row["chain"]),
                 moves_rows=row["moves_rows"] == "yes",
                 draws=Draws(row["draws"]),
             )

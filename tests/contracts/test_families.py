@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from popgeo import ipu, ops
 from popgeo.capture.control_flow import cond, for_loop
 from popgeo.capture.op_graph import Op, overload
-from popgeo.capture.operations import OPERATIONS, UNKNOWN, Chain, Division, Draws, Out, name_of, operation_of
+from popgeo.capture.operations import OPERATIONS, UNKNOWN, ChainStep, Division, Draws, Out, name_of, operation_of
 from popgeo.engine.fuse import elementwise
 from popgeo.engine.out_variants import copy_or_fill, into
 from popgeo.ipu import IpuTarget, TileExact
@@ -78,7 +78,7 @@ def test_what_is_named_as_made_in_place_exists_in_torch():
 
 def test_what_joins_chains_has_a_writer_and_what_has_one_joins():
     assert {name_of(target) for target in elementwise._WRITERS} == {
-        name for name, row in OPERATIONS.items() if row.chain is not Chain.NO
+        name for name, row in OPERATIONS.items() if row.chain is not ChainStep.NO
     }
 
 

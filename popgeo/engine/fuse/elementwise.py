@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from popgeo.capture.op_graph import Number, Op, Value
-from popgeo.capture.operations import OPERATIONS, Chain
+from popgeo.capture.operations import OPERATIONS, ChainStep
 
 F32, BOOL = torch.float32, torch.bool
 # A result of `write`: something that later steps may take; `Any` other than to the writer.
@@ -147,8 +147,8 @@ def _copy_into(write: Writer, x: Any, source: Any, non_blocking: bool = False) -
 
 
 # Named alike in torch.
-_UNARY = [row.short_name for row in OPERATIONS.values() if row.chain is Chain.UNARY]
-_COMPARED = [row.short_name for row in OPERATIONS.values() if row.chain is Chain.COMPARISON]
+_UNARY = [row.short_name for row in OPERATIONS.values() if row.chain is ChainStep.UNARY]
+_COMPARED = [row.short_name for row in OPERATIONS.values() if row.chain is ChainStep.COMPARISON]
 _LOGIC = {
     "aten.logical_not.default": _simple("not"), "aten.bitwise_not.default": _simple("not"),
     "aten.logical_and.default": _simple("and"), "aten.bitwise_and.Tensor": _simple("and"),
