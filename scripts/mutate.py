@@ -11,7 +11,6 @@ line that does nothing; a fault that can only change the speed is a reason to ta
 """
 
 import argparse
-import importlib
 import json
 import os
 import random
@@ -63,8 +62,8 @@ class Learner:
         """Those entered since the last call, as `file::qualified name`."""
         codes, self.codes = self.codes, set()
         found = ((Path(code.co_filename), code.co_qualname) for code in codes)  # type: ignore[attr-defined]
-        root = self.package.parent
-        return {f"{path.relative_to(root)}::{name}" for path, name in found if path.is_relative_to(self.package)}
+        inside = ((path, name) for path, name in found if path.is_relative_to(self.package))
+        return {f"{path.relative_to(self.package.parent)}::{name}" for path, name in inside}
 
     def pytest_collection_finish(self) -> None:
         self.imported = sorted(self.functions())
@@ -110,19 +109,18 @@ def meet(fault: Fault, repository: Path, tests: Collection[str]) -> int:
     ordinary = SourceFileLoader.get_code
 
     def get_code(self: SourceFileLoader, name: str) -> CodeType | None:
-        is_it = self.path == str(fault.path)
-        return compile(code_with(fault), self.path, "exec") if is_it else ordinary(self, name)
+        return compile(code_with(fault), self.path, "exec") if Path(self.path) == fault.path else ordinary(self, name)
 
     SourceFileLoader.get_code = get_code  # type: ignore
     hypothesis.internal.constants_ast.is_local_module_file = lambda path: False  # type: ignore  # it would read each file
-    parts = fault.path.relative_to(repository).with_suffix("").parts
-    try:
-        importlib.import_module(".".join(parts).removesuffix(".__init__"))
-    except BaseException:
-        return pytest.ExitCode.INTERRUPTED
     if not tests:
         return pytest.ExitCode.OK
-    return pytest.main([*PYTEST, "-x", f"--rootdir={repository}", *(f"{repository}/{test}" for test in tests)])
+    options = [*PYTEST, "-x", f"--rootdir={repository}"]
+    status = pytest.main([*options, *(f"{repository}/{test}" for test in tests)])
+    if status != pytest.ExitCode.USAGE_ERROR:
+        return status
+    files = {f"{repository}/{test.partition('::')[0]}" for test in tests}  # one cannot be imported, or has lost a test
+    return min(pytest.main([*options, "--collect-only", *files]), pytest.ExitCode.INTERRUPTED)
 
 
 def outcomes(acts: Sequence[Callable[[], int]], seconds: float, repository: Path, jobs: int) -> list[str]:
