@@ -83,10 +83,6 @@ SHOWN = [
         "Shape(15 nodes (93.3% full), 4 edges (100.0% full), 4 graphs; 2.0 real graphs a batch)",
     ),
     (
-        lambda: packing.tune_buckets([7] * 4, target_graphs=2, align=1),
-        "Buckets(up to 7: 15 nodes; cost 1.00 of one shape for all)",
-    ),
-    (
         lambda: ops.ScatterPlan.from_index(torch.tensor([2, 0]), 4).set_tiles(2),
         "ScatterPlan(2 edges -> 4 rows, permuted, 2 tiles)",
     ),

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from popgeo.data.store.mapped import packed, unpacked
+from popgeo.data.store.mapped import ByReference
 
 StoreKey: TypeAlias = str | tuple[str, str, str] | None
 """A node type, an edge type, or None for the one store of `Data` and the global store of `HeteroData`."""
@@ -66,7 +66,7 @@ def ends_of(edges: Axis) -> tuple[Axis, Axis]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Attribute:
+class Attribute(ByReference):
     """One attribute of all graphs, one graph after the other."""
 
     store: StoreKey
@@ -88,10 +88,3 @@ class Attribute:
         """The values, of an attribute that is a tensor."""
         assert isinstance(self.values, Tensor)  # callers ask `is_tensor` first
         return self.values
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: tensors of a store on disk as references to their files."""
-        return packed(self.__dict__)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(unpacked(state))

@@ -9,13 +9,13 @@ import numpy as np
 from torch import Tensor
 
 from popgeo.data.axes import Attribute, Axis, Level, StoreKey
-from popgeo.data.store.mapped import packed, unpacked
+from popgeo.data.store.mapped import ByReference
 
 Self = TypeVar("Self", bound="Columns")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Columns:
+class Columns(ByReference):
     """Flat arrays and row pointers of all graphs, and which of the graphs are shown."""
 
     data_cls: type
@@ -73,8 +73,4 @@ class Columns:
         return self._cache["sizes"]
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: row pointers of a store on disk as references to their files."""
-        return packed({**self.__dict__, "_cache": {}})
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(unpacked(state))
+        return {**super().__getstate__(), "_cache": {}}

@@ -17,31 +17,7 @@ from popgeo.native import library
 _ENTRY = ("popgeo_collate", (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64) + (ctypes.c_void_p, ctypes.c_int64) * 2)
 _INTEGERS = (torch.int32, torch.int64)
 
-# The fields of `Slot` in csrc/collate.cpp, in its order; each is a 64-bit integer or a pointer.
-_FIELDS = (
-    "kind",
-    "axis",
-    "num_slots",
-    "fixed_rows",
-    "outer",
-    "inner",
-    "element_bytes",
-    "out_bytes",
-    "source",
-    "source_rows",
-    "out",
-    "batch_bytes",
-    "pad",
-    "increments",
-    "increment_width",
-    "spread",
-    "end_axis_0",
-    "end_axis_1",
-    "end_slots_0",
-    "end_slots_1",
-    "row_ends",
-)
-_OUT = _FIELDS.index("out")
+_OUT = 10  # where `out` stands among the fields that `Filler._describe` lists
 
 
 class Filler:
@@ -55,7 +31,7 @@ class Filler:
         for i, axis in enumerate(self.axes):
             if axis != GRAPHS:
                 self.row_pointers[i] = self._address(store.row_pointers[axis].contiguous())
-        self.table = np.array([self._describe(slot) for slot in layout.slots], dtype=np.int64)
+        self.table = np.array([list(self._describe(slot).values()) for slot in layout.slots], dtype=np.int64)
         sources = [(slot.kind, slot.attribute.tensor) for slot in layout.slots if slot.attribute is not None]
         self.can_be_compiled = all(
             values.device.type == "cpu" and (kind is not SlotKind.SHIFT or values.dtype in _INTEGERS)
@@ -106,12 +82,16 @@ class Filler:
         self.kept.append(tensor)
         return tensor.data_ptr()
 
-    def _describe(self, slot: Slot) -> list[int]:
+    def _describe(self, slot: Slot) -> dict[str, int]:
+        """The fields of `Slot` in csrc/collate.cpp, in its order; each is a 64-bit integer or an address."""
         attribute = slot.attribute
         source = attribute.tensor if attribute is not None else torch.empty(0, dtype=slot.dtype)
         empty = torch.empty(slot.shape, dtype=slot.dtype)
         assert empty.numel() == _num_written(slot, self.layout.options.num_graphs)  # or it would write behind the batch
-        values = {
+        increments = None if attribute is None else attribute.increments
+        ends = [(self.axes.index(axis), number) for axis, number in slot.ends] or [(0, 0)] * 2
+        row_ends = (self.store.row_ends or {}).get(slot.store) if slot.kind is SlotKind.ROW_POINTER else None
+        return {
             "kind": int(slot.kind),
             "axis": self.axes.index(slot.axis),
             "num_slots": slot.num_slots,
@@ -121,21 +101,19 @@ class Filler:
             "element_bytes": source.element_size(),
             "out_bytes": empty.element_size(),
             "source": self._address(source),
+            "source_rows": 0 if attribute is None else source.shape[attribute.dim],
+            "out": 0,
             "batch_bytes": empty.numel() * empty.element_size(),
             "pad": self._address(torch.zeros(1, dtype=source.dtype).fill_(slot.pad_value)),
+            "increments": 0 if increments is None else self._address(increments.contiguous()),
+            "increment_width": 0 if increments is None else increments.shape[1],
             "spread": int(slot.spread),
+            "end_axis_0": ends[0][0],
+            "end_axis_1": ends[1][0],
+            "end_slots_0": ends[0][1],
+            "end_slots_1": ends[1][1],
+            "row_ends": 0 if row_ends is None else self._address(row_ends),
         }
-        if attribute is not None:
-            values["source_rows"] = source.shape[attribute.dim]
-            if attribute.increments is not None:
-                values["increments"] = self._address(attribute.increments.contiguous())
-                values["increment_width"] = attribute.increments.shape[1]
-        if slot.kind is SlotKind.ROW_POINTER:
-            assert self.store.row_ends is not None  # lay_out adds the slot only then
-            values["row_ends"] = self._address(self.store.row_ends[slot.store])
-        for i, (axis, number) in enumerate(slot.ends):
-            values[f"end_axis_{i}"], values[f"end_slots_{i}"] = self.axes.index(axis), number
-        return [values.get(name, 0) for name in _FIELDS]
 
 
 def _num_written(slot: Slot, num_graphs: int) -> int:

@@ -1,10 +1,8 @@
 """How many nodes, edges and graphs every batch has."""
 
 import dataclasses
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -13,13 +11,12 @@ from torch_geometric.transforms.pad import Padding
 
 from popgeo.data.attribute_names import NEVER_PADDED
 from popgeo.data.axes import GRAPHS, Axis, Level, StoreKey
-from popgeo.data.flat_store import FlatStore, why_not_flat
-from popgeo.data.graph_sizes import GraphSizes, first_graphs
-from popgeo.packing import tune
+from popgeo.data.flat_store import FlatStore
+from popgeo.data.found_sizes import FoundSizes
 
 
 @dataclass(frozen=True)
-class FixedSizeOptions:
+class FixedSizeOptions(FoundSizes):
     """The fixed sizes of a batch, padding included, and what padding is filled with.
 
     At least one node and one graph of every batch are padding, so the real graphs of a batch may use
@@ -158,106 +155,6 @@ class FixedSizeOptions:
             return value.get_value(store, name)
         return 0.0 if value is None else value
 
-    @classmethod
-    def from_dataset(
-        cls,
-        dataset: Any,
-        batch_size: int,
-        sample_limit: int | None = None,
-        progress_bar: bool | None = None,
-        **values: Any,
-    ) -> "FixedSizeOptions":
-        """The smallest sizes that hold any `batch_size - 1` graphs of a dataset and the padding.
-
-        Args:
-            dataset: What `FixedSizeDataLoader` takes.
-            batch_size: Graphs of a batch, the padding graph included, as in PopTorch Geometric.
-            sample_limit: Measure only so many graphs; later ones may then not fit.
-            progress_bar: Whether to show a bar where it lasts longer than a second; None means at a terminal and in
-                notebooks. Measuring a dataset that lies in memory takes milliseconds.
-            values: Pad values, as `FixedSizeOptions` takes them.
-
-        Example:
-            >>> import torch
-            >>> from torch_geometric.data import Data
-            >>> graphs = [Data(x=torch.ones(n, 1), edge_index=torch.zeros(2, 2 * n, dtype=torch.long)) for n in (2, 5)]
-            >>> options = FixedSizeOptions.from_dataset(graphs, batch_size=4)
-            >>> options.num_nodes, options.num_edges, options.num_graphs
-            (16, 31, 4)
-        """
-        if batch_size < 2:
-            raise ValueError(f"batch_size is {batch_size}; it counts the padding graph, so it must be 2 or more.")
-        if not isinstance(dataset, FlatStore) and sample_limit is not None:
-            dataset = [dataset[i] for i in range(min(sample_limit, len(dataset)))]
-        store, sizes = _measured(dataset, progress_bar)
-        return cls.worst_case(store, sizes[:sample_limit], batch_size, **values)
-
-    @classmethod
-    def worst_case(cls, store: FlatStore, sizes: np.ndarray, batch_size: int, **values: Any) -> "FixedSizeOptions":
-        """Sizes that hold any `batch_size - 1` graphs of the given sizes and the padding.
-
-        Args:
-            store: Says which types there are.
-            sizes: Nodes and edges of each graph. int64 [num_graphs, num_dimensions]
-            batch_size: Graphs of a batch, the padding graph included.
-            values: Pad values, as `FixedSizeOptions` takes them.
-        """
-        largest = sizes.max(axis=0)
-        # Without any edge in the dataset nothing needs an edge slot.
-        worst = np.where(largest > 0, largest * (batch_size - 1) + 1, 0)
-        return cls.from_sizes(store, worst, batch_size, **values)
-
-    @classmethod
-    def from_sizes(cls, store: FlatStore, sizes: Iterable[int], num_graphs: int, **values: Any) -> "FixedSizeOptions":
-        """Options from one number for each of `store.size_axes`; nodes are raised to 1 where nothing has any."""
-        counts = [int(size) for size in sizes]
-        split = len(store.node_types)
-        nodes, edges = [max(1, n) for n in counts[:split]], counts[split:]
-        if store.is_hetero:
-            num_nodes, num_edges = dict(zip(store.node_types, nodes)), dict(zip(store.edge_types, edges))  # noqa: B905
-            return cls(num_nodes, num_edges, num_graphs, **values)  # type: ignore[arg-type]
-        return cls(nodes[0], edges[0], num_graphs, **values)
-
-    @classmethod
-    def tune(
-        cls,
-        dataset: Any,
-        target_graphs: float,
-        *,
-        align: int = 8,
-        cost: tuple[float, ...] | None = None,
-        verbose: bool = True,
-        **values: Any,
-    ) -> "FixedSizeOptions":
-        """The sizes that `FixedSizeStrategy.Window` fills best, at about so many real graphs a batch.
-
-        Args:
-            dataset: What `FixedSizeDataLoader` takes.
-            target_graphs: Real graphs of a batch, on average.
-            align: Nodes and edges of a batch are multiples of this.
-            cost: What a node and an edge cost, as (a, b) in `a * nodes + b * edges`; see `popgeo.packing.tune`.
-            verbose: Whether to print what was chosen and why, and to show a bar where it lasts.
-            values: Pad values, as `FixedSizeOptions` takes them.
-
-        Raises:
-            ValueError: see `popgeo.packing.tune`.
-
-        Example:
-            >>> from torch_geometric.data import Data
-            >>> graphs = [Data(num_nodes=n) for n in (9, 12, 15)] * 100
-            >>> options = FixedSizeOptions.tune(graphs, target_graphs=8, verbose=False)
-            >>> options.num_nodes % 8, options.num_edges
-            (0, 0)
-        """
-        bar = None if verbose else False
-        store, sizes = _measured(dataset, bar)
-        split = len(store.node_types)
-        shape = tune(sizes, target_graphs, align=align, cost=cost, num_node_dims=split, progress_bar=bar)
-        if verbose:
-            labels = [axis.label for axis in store.size_axes]
-            print(re.sub(r"\bsize_(\d+)", lambda found: labels[int(found[1])], shape.reason))
-        return cls.from_sizes(store, shape.slots, shape.num_graphs, **values)
-
     def round_to(self, multiple: int) -> "FixedSizeOptions":
         """These options with nodes and edges, of each type, raised to multiples of a number.
 
@@ -292,36 +189,6 @@ class FixedSizeOptions:
             if axis.level is Level.GRAPH and axis.name is not None and counts.min() != counts.max():
                 rows.setdefault(axis.name, int(counts.max()) * (self.num_graphs - 1) + 1)
         return dataclasses.replace(self, num_rows=rows) if rows else self
-
-    @classmethod
-    def from_loader(cls, loader: Iterable[Any], sample_limit: int = 1000, **values: Any) -> "FixedSizeOptions":
-        """The largest sizes seen in up to `sample_limit` batches of a loader, and one more of each for padding.
-
-        Raises:
-            ValueError: the loader is empty.
-        """
-        nodes: dict[Any, int] = {}
-        edges: dict[Any, int] = {}
-        num_graphs = 0
-        for batch in islice(loader, sample_limit):
-            for store in batch.node_stores:
-                nodes[store._key] = max(nodes.get(store._key, 1), int(store.num_nodes or 0) + 1)
-            for store in batch.edge_stores:
-                edges[store._key] = max(edges.get(store._key, 1), int(store.num_edges or 0) + 1)
-            num_graphs = max(num_graphs, int(getattr(batch, "num_graphs", 1)) + 1)
-        if not num_graphs:
-            raise ValueError("The loader yields no batch, so there is nothing to measure. Pass one that does.")
-        if None in nodes:
-            return cls(nodes[None], edges[None], num_graphs, **values)
-        return cls(nodes, edges, num_graphs, **values)
-
-
-def _measured(dataset: Any, progress_bar: bool | None) -> tuple[FlatStore, np.ndarray]:
-    """Some graphs of a dataset, flat, and the sizes of all."""
-    if why_not_flat(dataset) is None:
-        store = FlatStore.from_dataset(dataset, progress_bar=progress_bar)
-        return store, store.sizes
-    return first_graphs(dataset, 1, None), GraphSizes(dataset, progress_bar=progress_bar).values
 
 
 def _check_each(name: str, sizes: Any, least: int, why: str) -> None:

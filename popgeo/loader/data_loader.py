@@ -1,7 +1,6 @@
 """The loader: an iterable of PyG batches that all have the same shapes."""
 
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 import pandas as pd
@@ -14,7 +13,7 @@ from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.chunk_order import SHUFFLE_BYTES, ChunkOrder
 from popgeo.loader.epoch_choices import EpochChoices, chosen
 from popgeo.loader.epoch_loader import EpochLoader
-from popgeo.loader.fill_table import as_html, filling, in_one_line
+from popgeo.loader.fill_table import filling, in_one_line
 from popgeo.loader.pack_graphs import GraphPacker
 from popgeo.loader.source import OpenedDataset
 from popgeo.loader.strategy import FixedSizeStrategy, Packing, member, strategy_of
@@ -60,6 +59,7 @@ class FixedSizeDataLoader(EpochLoader):
         ValueError: a graph does not fit (unless `over_size_strategy` says what to do), or arguments contradict.
 
     Example:
+        >>> import torch
         >>> from torch_geometric.data import Data
         >>> graphs = [Data(x=torch.ones(n, 1), edge_index=torch.tensor([[0], [1]])) for n in (2, 3, 2, 4)]
         >>> loader = FixedSizeDataLoader(graphs, num_nodes=8, num_edges=9, batch_size=4)
@@ -143,20 +143,13 @@ class FixedSizeDataLoader(EpochLoader):
         opened = self._opened
         return filling(opened.sizes.values, self.plan(), self.fixed_size_options, opened.store.size_axes)
 
-    def __repr__(self) -> str:
-        try:
-            # A line is not worth a pass over a dataset that has not been measured.
-            table = self.filling() if self._opened.sizes.are_known else None
-            line = in_one_line(table, self.plan(), self.fixed_size_options, len(self._opened.store.node_types))
-        except ValueError as error:
-            line = f"{len(self._opened.sizes):,} graphs; no batches: {error}"
-        return f"{type(self).__name__}({line})"
+    def _table(self) -> pd.DataFrame | None:
+        # A line is not worth a pass over a dataset that has not been measured.
+        return self.filling() if self._opened.sizes.are_known else None
 
-    def _repr_html_(self) -> str:
-        try:
-            return f"{escape(repr(self))}{as_html(self.filling()) if self._opened.sizes.are_known else ''}"
-        except ValueError:
-            return escape(repr(self))
+    def _in_one_line(self) -> str:
+        num_node_types = len(self._opened.store.node_types)
+        return in_one_line(self._table(), self.plan(), self.fixed_size_options, num_node_types)
 
 
 def _sizes(

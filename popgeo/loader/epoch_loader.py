@@ -1,13 +1,17 @@
 """A DataLoader of torch over epochs: what every loader of the library has in common."""
 
+from abc import abstractmethod
 from collections.abc import Iterator
+from html import escape
 from typing import Any
 
+import pandas as pd
 from torch.utils.data import DataLoader
 
 from popgeo.data.arrays import as_arrays
 from popgeo.loader.device_feed import DeviceFeed
 from popgeo.loader.epoch_choices import EpochChoices
+from popgeo.loader.fill_table import as_html
 from popgeo.loader.make_batches import OF_WORKERS, BatchMaker
 from popgeo.loader.sampler import EpochPlan, EpochSampler, Packer, Run
 from popgeo.loader.source import BatchSource
@@ -72,6 +76,28 @@ class EpochLoader(DataLoader, metaclass=AskedForAgain):
             pin_memory=self.pin_memory,
             workers={name: getattr(self, name) for name in OF_WORKERS} if self.num_workers > 0 else None,
         )
+
+    @abstractmethod
+    def _in_one_line(self) -> str:
+        """What there is to say of the epoch that is running or comes next."""
+
+    def _table(self) -> pd.DataFrame | None:
+        """How full its batches are, where that is known."""
+        return None
+
+    def __repr__(self) -> str:
+        try:
+            line = self._in_one_line()
+        except ValueError as error:
+            line = f"{self._epochs.packer.num_items:,} {self._unit}; no batches: {error}"
+        return f"{type(self).__name__}({line})"
+
+    def _repr_html_(self) -> str:
+        try:
+            table = self._table()
+        except ValueError:
+            table = None
+        return f"{escape(repr(self))}{'' if table is None else as_html(table)}"
 
     def plan(self) -> Packs:
         """What each batch of the epoch that is running or comes next holds; made when first asked for."""

@@ -120,12 +120,9 @@ class FixedSizeEventLoader(EpochLoader):
         packer = OrderPacker(num_items=self.num_events, together=together)
         super().__init__(data, source, packer, choices, batch_size=batch_size, **kwargs)
 
-    def __repr__(self) -> str:
+    def _in_one_line(self) -> str:
         drawn = "none" if self.negatives is None else f"of nodes {self.negatives[0]} to {self.negatives[1] - 1}"
-        return (
-            f"{type(self).__name__}({self.num_events:,} events in {len(self):,} batches of {self.batch_size}, "
-            f"negatives: {drawn})"
-        )
+        return f"{self.num_events:,} events in {len(self):,} batches of {self.batch_size}, negatives: {drawn}"
 
     @staticmethod
     def _check(data: TemporalData, batch_size: int) -> None:

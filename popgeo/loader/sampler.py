@@ -18,6 +18,7 @@ from popgeo.loader.epoch_choices import EpochChoices
 from popgeo.loader.shard import Shard, num_mini_batches, shard, shard_of_this_process
 from popgeo.packing import Packs
 from popgeo.random_numbers import generator_of
+from popgeo.sampling.compressed_graph import check_range
 
 
 class Packer(ABC):
@@ -167,10 +168,8 @@ class EpochSampler:
     def _order(self, generator: torch.Generator) -> np.ndarray:
         if self.choices.sampler is None:
             return self.packer.order(self.choices.shuffle, generator)
-        order, count = np.fromiter(self.choices.sampler, dtype=np.int64), self.packer.num_items
-        if len(order) and not 0 <= order.min() <= order.max() < count:
-            wrong = order.min() if order.min() < 0 else order.max()
-            raise ValueError(f"The sampler gives {wrong}; there are 0 to {count - 1}. Correct it.")
+        order = np.fromiter(self.choices.sampler, dtype=np.int64)
+        check_range("sampler", torch.from_numpy(order), self.packer.num_items)
         return order
 
     def plan(self, epoch: int | None = None) -> EpochPlan:

@@ -201,11 +201,11 @@ class TripleLoader(EpochLoader):
         """Processes that share each batch."""
         return self._world_size
 
-    def __repr__(self) -> str:
+    def _in_one_line(self) -> str:
         negatives = "all" if self.num_negatives is None else f"{self.num_negatives:,}"
         filled = len(self.triples) / (len(self) * self.shards.num_shards**2 * self.slots)
         return (
-            f"TripleLoader({len(self.triples):,} triples in {len(self):,} batches, {self.shards.num_shards} x "
+            f"{len(self.triples):,} triples in {len(self):,} batches, {self.shards.num_shards} x "
             f"{self.shards.num_shards} x {self.slots:,} slots, {100 * filled:.1f} % of them filled, "
-            f"{negatives} negatives of each shard)"
+            f"{negatives} negatives of each shard"
         )

@@ -1,8 +1,6 @@
 """Which graphs share a batch: pure functions of integer sizes."""
 
 from popgeo.packing.assign import assign as assign
-from popgeo.packing.buckets import Buckets as Buckets
-from popgeo.packing.buckets import tune_buckets as tune_buckets
 from popgeo.packing.decreasing import best_fit_decreasing as best_fit_decreasing
 from popgeo.packing.decreasing import decreasing as decreasing
 from popgeo.packing.efficiency import Efficiency as Efficiency

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler.base import SubgraphType
 
-from popgeo.sampling.compressed_graph import CompressedGraph, Direction
+from popgeo.sampling.compressed_graph import CompressedGraph, Direction, check_range
 from popgeo.sampling.sampled_subgraph import EdgeType
 
 NumNeighbors = Sequence[int] | Mapping[EdgeType, Sequence[int]]
@@ -119,9 +119,7 @@ def check_seeds(seeds: Mapping[str, Tensor], num_nodes: Mapping[str, int]) -> di
                 f"Seeds are {nodes.dtype} of shape {tuple(nodes.shape)}; they are node numbers, int32 or int64 "
                 f"[num_seeds].{remedy}"
             )
-        if len(nodes) and not 0 <= int(nodes.min()) <= int(nodes.max()) < num_nodes[node_type]:
-            wrong = int(nodes.min()) if int(nodes.min()) < 0 else int(nodes.max())
-            raise ValueError(f"Seed {wrong} is not a node; nodes are 0 ... {num_nodes[node_type] - 1}.")
+        check_range("seeds", nodes, num_nodes[node_type])
         checked[node_type] = nodes.long().contiguous()
     return checked
 

@@ -71,7 +71,7 @@ class CompressedGraph:
             if tensor is not None:
                 _check_column(name, tensor, self.num_edges, dtypes)
         if self.perm is not None:
-            _check_range("perm", self.perm, self.num_edges)
+            check_range("perm", self.perm, self.num_edges)
         if self.weight is not None:
             _check_weights(self.weight)
         if self.time is not None:
@@ -197,12 +197,17 @@ def _check_edge_index(edge_index: Tensor, num_sources: int, num_destinations: in
         raise ValueError(f"edge_index is on {edge_index.device}; graphs are compressed and sampled on the processor.")
     if min(num_sources, num_destinations) < 0:
         raise ValueError(f"num_nodes is {(num_sources, num_destinations)}; a number of nodes is 0 or more.")
-    _check_range("edge_index[0]", edge_index[0], num_sources)
-    _check_range("edge_index[1]", edge_index[1], num_destinations)
+    check_range("edge_index[0]", edge_index[0], num_sources)
+    check_range("edge_index[1]", edge_index[1], num_destinations)
 
 
-def _check_range(name: str, index: Tensor, limit: int) -> None:
-    if len(index) == 0:
+def check_range(name: str, index: Tensor, limit: int) -> None:
+    """Refuses indices that are negative, or not below a limit.
+
+    Raises:
+        ValueError: one is.
+    """
+    if index.numel() == 0:
         return
     low, high = (int(value) for value in torch.aminmax(index))
     if low < 0 or high >= limit:
@@ -220,7 +225,7 @@ def _check_rows(rowptr: Tensor, col: Tensor, num_cols: int) -> None:
         raise ValueError(f"rowptr must ascend from 0 to {len(col)}, the number of edges.")
     if len(rowptr) > 1 and int((rowptr[1:] - rowptr[:-1]).max()) >= 2**32:
         raise ValueError("A row holds 2^32 neighbours or more; random numbers of 32 bits choose among fewer.")
-    _check_range("col", col, num_cols)
+    check_range("col", col, num_cols)
 
 
 def _check_column(name: str, tensor: Tensor, length: int, dtypes: tuple[torch.dtype, ...]) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from popgeo.random_numbers import Words, hash64, keys_of, new_key
-from popgeo.sampling.compressed_graph import CompressedGraph
+from popgeo.sampling.compressed_graph import CompressedGraph, check_range
 
 _Places = NDArray[np.int64]
 
@@ -146,9 +146,8 @@ def sample_negatives(
         raise ValueError(
             f"positives are {positives.dtype} of shape {tuple(positives.shape)}; they need int64 [2, num_positives]."
         )
-    limits = torch.tensor([[non_edges.num_sources], [non_edges.num_destinations]])
-    if bool(((positives < 0) | (positives >= limits)).any()):
-        raise ValueError(f"positives join nodes outside {limits[0].item()} sources x {limits[1].item()} destinations.")
+    check_range("positives[0]", positives[0], non_edges.num_sources)
+    check_range("positives[1]", positives[1], non_edges.num_destinations)
     number = math.ceil(positives.shape[1] * amount)
     keys = keys_of(new_key(seed), np.arange(number))
     if mode is NegativeMode.TRIPLET:

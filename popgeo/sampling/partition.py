@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from popgeo.sampling.compressed_graph import check_range
 from popgeo.sampling.multilevel import Graph, multilevel
 
 
@@ -88,11 +89,9 @@ def _checked_num_nodes(edge_index: Tensor, num_nodes: int | None) -> int:
         raise ValueError(
             f"edge_index is {edge_index.dtype} of shape {tuple(edge_index.shape)}; pass integers [2, num_edges]."
         )
-    low, high = (int(edge_index.min()), int(edge_index.max())) if edge_index.numel() else (0, -1)
-    num_nodes = high + 1 if num_nodes is None else num_nodes
-    if low < 0 or high >= num_nodes:
-        wrong = low if low < 0 else high
-        raise ValueError(f"An edge joins node {wrong}, but there are nodes 0 to {num_nodes - 1}. Correct edge_index.")
+    if num_nodes is None:
+        num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
+    check_range("edge_index", edge_index, num_nodes)
     return num_nodes
 
 

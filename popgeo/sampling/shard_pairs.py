@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from popgeo.sampling.compressed_graph import check_range
 from popgeo.sampling.entity_shards import EntityShards
 
 
@@ -23,11 +24,7 @@ def pair_of(triples: Tensor, shards: EntityShards) -> Tensor:
             "relation, tail."
         )
     ends = triples[:, [0, 2]]
-    if ends.numel() and not 0 <= int(ends.min()) <= int(ends.max()) < shards.num_entities:
-        raise ValueError(
-            f"The triples name entities {int(ends.min())} to {int(ends.max())}; there are 0 to "
-            f"{shards.num_entities - 1}."
-        )
+    check_range("triples[:, [0, 2]]", ends, shards.num_entities)
     return shards.shard[ends[:, 0]] * shards.num_shards + shards.shard[ends[:, 1]]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore
 from popgeo.data.axes import GRAPHS
 from popgeo.data.batch_layout import lay_out
-from popgeo.data.compiled_fill import _FIELDS, Filler
+from popgeo.data.compiled_fill import _OUT, Filler
 from popgeo.data.sort_edges import sort_edges
 from popgeo.native import library
 from tests.support.graphs import graph, lists_of_graphs, options_for, same
@@ -67,7 +67,9 @@ def test_every_address_that_is_handed_on_is_that_of_a_tensor_that_stays():
     store = sort_edges(FlatStore.from_dataset([graph(3, 2), graph(2, 4)]))
     filler = filler_of(store, 8, 8, 4)
     kept = {tensor.data_ptr() for tensor in filler.kept}
-    columns = [_FIELDS.index(name) for name in ("source", "pad", "increments", "row_ends")]
+    fields = list(filler._describe(filler.layout.slots[0]))
+    assert fields[_OUT] == "out"
+    columns = [fields.index(name) for name in ("source", "pad", "increments", "row_ends")]
     assert set(filler.table[:, columns].flatten().tolist()) - {0} <= kept
     assert set(filler.row_pointers.tolist()) - {0} <= kept
     assert (filler.row_pointers == 0).tolist() == [axis == GRAPHS for axis in store.row_pointers]

@@ -7,7 +7,7 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.transforms.pad import AttrNamePadding
 
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, Level
-from popgeo.data import fixed_size_options as sizes_module
+from popgeo.data import found_sizes as sizes_module
 from popgeo.data.graph_sizes import GraphSizes
 from popgeo.loader import FixedSizeDataLoader
 from tests.support.graphs import CITES, WRITES, graph, hetero_graph

@@ -126,7 +126,7 @@ def test_a_sample_is_what_its_drawn_edges_lead_to(question):
     ("graphs", "arguments", "message"),
     [
         ({}, {"seeds": {"reader": tensor(0)}}, "'reader'"),
-        ({}, {"seeds": {"author": tensor(3)}}, "Seed 3"),
+        ({}, {"seeds": {"author": tensor(3)}}, "seeds holds 3"),
         ({}, {"seeds": tensor(0)}, "are mappings"),
         ({}, {"num_neighbors": {CITES: [1], WRITES: [1]}}, "missing.*rev_writes"),
         ({}, {"num_neighbors": {CITES: [1], WRITES: [1, 1], WRITTEN: [1]}}, "different numbers of hops"),

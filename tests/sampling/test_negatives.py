@@ -97,8 +97,8 @@ def test_every_pair_without_an_edge_is_drawn_and_no_other(sizes, num_edges, seed
         ({"mode": "ternary"}, "ternary"),
         ({"positives": torch.tensor([0, 1])}, "shape"),
         ({"positives": torch.tensor([[0.5], [1]])}, "float32"),
-        ({"positives": torch.tensor([[0], [3]])}, "3 sources x 3 destinations"),
-        ({"positives": torch.tensor([[-1], [0]])}, "outside"),
+        ({"positives": torch.tensor([[0], [3]])}, r"positives\[1\] holds 3"),
+        ({"positives": torch.tensor([[-1], [0]])}, "holds -1"),
         (
             {"non_edges": NonEdges.from_edge_index(torch.tensor([[0, 0, 0], [0, 1, 2]]), 3), "mode": "triplet"},
             "Source 0",

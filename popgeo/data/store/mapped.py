@@ -60,6 +60,16 @@ def file_of(tensor: Any) -> FileReference | None:
     return reference if same else None
 
 
+class ByReference:
+    """What travels to another process with references to its mapped files in place of their numbers."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return packed(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(unpacked(state))
+
+
 def packed(value: Any) -> Any:
     """What to pickle for a value: mapped tensors, also those in a mapping, become references to their files."""
     if isinstance(value, Mapping):

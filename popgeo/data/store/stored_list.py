@@ -7,10 +7,10 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from popgeo.data.store.mapped import packed, unpacked
+from popgeo.data.store.mapped import ByReference
 
 
-class StoredList(Sequence[Any]):
+class StoredList(ByReference, Sequence[Any]):
     """A list of names and the like, of which only what is asked for is read.
 
     Args:
@@ -40,12 +40,6 @@ class StoredList(Sequence[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         return (self[i] for i in range(len(self)))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return packed(self.__dict__)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(unpacked(state))
 
 
 def as_bytes(values: Iterable[Any], name: str) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from popgeo.data.flat_store import FlatStore
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.epoch_choices import EpochChoices, chosen
 from popgeo.loader.epoch_loader import EpochLoader
-from popgeo.loader.fill_table import as_html
 from popgeo.loader.large.measure_sizes import SizeEstimate, measure_sizes
 from popgeo.loader.large.subgraph_source import PartSampler, SubgraphSource
 from popgeo.loader.large.whole_graph import num_rows
@@ -146,22 +144,15 @@ class SubgraphLoader(EpochLoader):
         table["full"] = table["real"] / table["slots"].clip(lower=1)
         return table.assign(lost=np.where(is_node, *lost) / np.maximum(totals, 1))
 
-    def __repr__(self) -> str:
-        try:
-            table, num_batches = self.filling(), len(self.plan())
-        except ValueError as error:
-            return f"{type(self).__name__}({self.part_sampler.num_items:,} {self._unit}; no batches: {error})"
-        nodes = table.iloc[: self._num_node_types]
-        sizes, lost = self.fixed_size_options, float(table["lost"].max())
+    def _table(self) -> pd.DataFrame:
+        return self.filling()
+
+    def _in_one_line(self) -> str:
+        table, num_batches, sizes = self.filling(), len(self.plan()), self.fixed_size_options
+        nodes, lost = table.iloc[: self._num_node_types], float(table["lost"].max())
         return (
-            f"{type(self).__name__}({self.part_sampler.num_items:,} {self._unit} -> {num_batches:,} batches of "
+            f"{self.part_sampler.num_items:,} {self._unit} -> {num_batches:,} batches of "
             f"{sizes.total_num_nodes:,} nodes, {sizes.total_num_edges:,} edges; "
             f"{nodes['real'].sum() / max(1, nodes['slots'].sum()):.1%} full"
-            f"{f'; {lost:.2%} trimmed' if lost else ''})"
+            f"{f'; {lost:.2%} trimmed' if lost else ''}"
         )
-
-    def _repr_html_(self) -> str:
-        try:
-            return f"{escape(repr(self))}{as_html(self.filling())}"
-        except ValueError:
-            return escape(repr(self))

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from popgeo.data.attribute_names import MADE_BY_SAMPLING
-from popgeo.data.axes import Axis, Level, Levels, StoreKey
+from popgeo.data.axes import Axis, Level, Levels, StoreKey, ends_of
 from popgeo.data.flat_store import FlatStore
+from popgeo.sampling.compressed_graph import check_range
 
 
 def open_graph(data: Data | HeteroData, exclude_keys: Sequence[str] | None, levels: Levels | None = None) -> FlatStore:
@@ -88,9 +89,7 @@ def seeds_of(store: FlatStore, input_nodes: Any) -> tuple[StoreKey, Tensor]:
         return node_type, seeds.nonzero().flatten()
     if seeds.dim() != 1 or seeds.is_floating_point():
         raise ValueError(f"input_nodes is {seeds.dtype} of shape {tuple(seeds.shape)}; pass numbers or a mask.")
-    if len(seeds) and not 0 <= int(seeds.min()) <= int(seeds.max()) < count:
-        wrong = int(seeds.min()) if int(seeds.min()) < 0 else int(seeds.max())
-        raise ValueError(f"Seed {wrong} is not a node; nodes are 0 to {count - 1}. Correct input_nodes.")
+    check_range("input_nodes", seeds, count)
     return node_type, seeds.long()
 
 
@@ -112,12 +111,8 @@ def links_of(store: FlatStore, edge_label_index: Any) -> tuple[StoreKey, Tensor]
     links = edge_indices(store)[edge_type] if edge_label_index is None else torch.as_tensor(edge_label_index)
     if links.dim() != 2 or links.shape[0] != 2 or links.is_floating_point():
         raise ValueError(f"edge_label_index is {links.dtype} of shape {tuple(links.shape)}; pass integers [2, n].")
-    ends = (edge_type[0], edge_type[2]) if isinstance(edge_type, tuple) else (None, None)
-    for row, end in zip(links, ends, strict=True):
-        count = num_rows(store, Axis(Level.NODE, end))
-        if len(row) and not 0 <= int(row.min()) <= int(row.max()) < count:
-            wrong = int(row.min()) if int(row.min()) < 0 else int(row.max())
-            raise ValueError(f"An edge of edge_label_index ends at {wrong}; nodes are 0 to {count - 1}. Correct it.")
+    for i, end in enumerate(ends_of(Axis(Level.EDGE, edge_type))):
+        check_range(f"edge_label_index[{i}]", links[i], num_rows(store, end))
     return edge_type, links.long()
 
 
