@@ -16,8 +16,8 @@ from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.denormals import DenormalsFlushed
 from popgeo.engine.optimizer.capture_update import UpdateGraph
 from popgeo.engine.optimizer.rehearse import Rehearsal
-from popgeo.engine.pipeline.draws import draws
 from popgeo.engine.pipeline.parts import Part
+from popgeo.engine.pipeline.random_draws import draws
 from popgeo.engine.step_runner import ReplicaState
 from popgeo.engine.write_back import write_back
 from popgeo.ipu.ipu_machine import IpuPlan

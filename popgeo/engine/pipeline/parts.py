@@ -1,14 +1,11 @@
-"""A step cut into parts: one for the forward and one for the backward pass of each stage."""
+"""The parts of a step in stages: what one pass of one stage runs, takes from others and leaves for them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value, substitute
-from popgeo.engine.pipeline.draws import draws
-from popgeo.engine.pipeline.replay import replayable
-from popgeo.engine.pipeline.staging import Staging, phase_of
+from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Value, substitute
 
 
 @dataclass(frozen=True)
@@ -50,23 +47,6 @@ class Part:
     draws: tuple[int, ...]
 
 
-def parts_of(graph: OpGraph, staging: Staging, *, num_results: int, trained: Sequence[str] = ()) -> list[Part]:
-    """The parts of a step, in the order in which a micro-batch goes through them.
-
-    A view is made anew wherever it is needed, so that parts hand on whole tensors and each only once.
-
-    Args:
-        graph: The step of one micro-batch, constants folded.
-        staging: The stage of each of its operations.
-        num_results: How many of its outputs are results; the others are gradients.
-        trained: Names of the parameters in the order of the gradients.
-
-    Raises:
-        ValueError: a stage needs what comes from a later one; the message names the module.
-    """
-    return _Cutter(graph, staging, num_results, trained).parts()
-
-
 def owner_of(graph: OpGraph, v: int) -> int:
     """The value whose memory a value looks at; itself, where it is no view."""
     while (producer := graph.values[v].producer) is not None and graph.is_view(graph.ops[producer]):
@@ -75,232 +55,7 @@ def owner_of(graph: OpGraph, v: int) -> int:
     return v
 
 
-class _Cutter:
-    def __init__(self, graph: OpGraph, staging: Staging, num_results: int, trained: Sequence[str]) -> None:
-        self._graph, self._staging = graph, staging
-        self._num_results, self._trained = num_results, trained
-        stages = max(staging.stage_of) + 1
-        self._passes = [(s, False) for s in range(stages)]
-        if any(one.backward for one in staging.order):
-            self._passes += [(s, True) for s in reversed(range(stages))]
-        self._rank = {one: rank for rank, one in enumerate(self._passes)}
-        self._given = {v: given for given, v in graph.inputs.items()}
-        self._state = {
-            graph.values[v].storage: v for v, given in self._given.items() if given.role is not Role.ARGUMENT
-        }
-        self._place = self._places()
-        self._writers: dict[int, list[int]] = {}
-        for index, op in enumerate(graph.ops):
-            for v in op.writes:
-                self._writers.setdefault(graph.values[v].storage, []).append(index)
-        self._views = [graph.is_view(op) for op in graph.ops]
-        self._needs: list[set[int]] = [set() for _ in self._passes]  # operations of each pass
-        self._outside: list[set[int]] = [set() for _ in self._passes]  # values that none of them makes
-        self._check_order()
-
-    def parts(self) -> list[Part]:
-        gradients = self._gradients()
-        for rank, (stage, backward) in enumerate(self._passes):
-            again = set[int]()
-            if backward and self._staging.recompute is not None:
-                first = self._rank[stage, False]
-                own = [i for i, at in enumerate(self._place) if at == first and not self._views[i]]
-                again = replayable(self._graph, own, self._staging.recompute)
-            for index, at in enumerate(self._place):
-                if at == rank and not self._views[index]:
-                    self._add(rank, index, again)
-            for v in gradients[rank].values():
-                self._need(rank, v, again)
-        taken = [self._taken(rank) for rank in range(len(self._passes))]
-        wanted: list[set[Kept]] = [set() for _ in self._passes]  # of each pass by later ones, or by the host
-        for rank, received in enumerate(taken):
-            for kept in received:
-                for source in self._sources(kept, rank):
-                    wanted[source].add(kept)
-        for v in self.results():
-            for source in self._sources(Kept(v), len(self._passes)):
-                wanted[source].add(Kept(v))
-        return [self._part(rank, taken[rank], wanted[rank], gradients[rank]) for rank in range(len(self._passes))]
-
-    def results(self) -> list[int]:
-        """What the host receives, without views."""
-        return [owner_of(self._graph, v) for v in self._graph.outputs[: self._num_results] if v is not None]
-
-    def _places(self) -> list[int]:
-        """The pass of each operation.
-
-        What replaces a buffer at the very end of a step moves to where the new value is made.
-        """
-        graph, staging = self._graph, self._staging
-        held = set(self._state.values())
-        backward = phase_of(graph.ops, lambda op: not held.isdisjoint(op.writes))
-        stages = list(staging.stage_of)
-        last_touch = {graph.values[v].storage: i for i, op in enumerate(graph.ops) for v in op.reads()}
-        maker = {v: i for i, op in enumerate(graph.ops) for v in op.makes() if v not in op.reads()}
-        for index, op in enumerate(graph.ops):
-            moved = backward[index] is not (op.phase == "backward")
-            final = any(last_touch[graph.values[v].storage] == index for v in op.writes if v in held)
-            if moved or (final and op.target == "aten.copy_.default"):
-                made = [stages[maker[v]] for v in op.reads() if v in maker]
-                stages[index] = max(made, default=0)
-        return [self._rank[s, b and (s, True) in self._rank] for s, b in zip(stages, backward, strict=True)]
-
-    def _add(self, rank: int, first: int, again: set[int]) -> None:
-        """Adds an operation to a pass, with what it needs there."""
-        waiting = [first]
-        while waiting:
-            index = waiting.pop()
-            if index in self._needs[rank]:
-                continue
-            self._needs[rank].add(index)
-            op = self._graph.ops[index]
-            waiting += [producer for v in op.reads() for producer in self._made_here(rank, v, again)]
-            if index in again:  # what was changed in place then is changed again, in a copy
-                storages = {self._graph.values[v].storage for v in (*op.reads(), *op.makes())}
-                waiting += [writer for s in storages for writer in self._writers.get(s, ()) if writer in again]
-
-    def _need(self, rank: int, v: int, again: set[int]) -> None:
-        """Adds a value to what a pass needs."""
-        for producer in self._made_here(rank, v, again):
-            self._add(rank, producer, again)
-
-    def _made_here(self, rank: int, v: int, again: set[int]) -> list[int]:
-        """The operation that makes a value anew in a pass; none where the pass makes it anyway, or receives it."""
-        producer = self._graph.values[v].producer
-        if producer is not None and (self._views[producer] or producer in again):
-            return [producer]
-        if producer is None or self._place[producer] != rank:
-            self._outside[rank].add(v)
-        return []
-
-    def _taken(self, rank: int) -> list[Kept]:
-        """What a pass takes from others, or from the call."""
-        found = []
-        for v in sorted(self._outside[rank]):
-            if v in self._graph.constants:
-                continue
-            given = self._given.get(v)
-            if given is None or given.role is Role.ARGUMENT:
-                found.append(Kept(v))
-            elif self._writers.get(self._graph.values[v].storage):
-                kept = self._version(rank, v)
-                found += [kept] if kept is not None else []
-        return found
-
-    def _version(self, rank: int, v: int) -> Kept | None:
-        """Which state of a buffer a pass needs that the step changes; None for the buffer itself, as it is then."""
-        storage = self._graph.values[v].storage
-        writers = self._writers[storage]
-        homes = {self._place[i] for i in writers}
-        if rank in homes and len(homes) == 1:
-            return None
-        touching = [
-            i
-            for i in self._needs[rank]
-            if any(self._graph.values[u].storage == storage for u in self._graph.ops[i].reads())
-        ]
-        repeats = any(i in writers and self._place[i] != rank for i in touching)
-        if (len(homes) > 1 or rank < min(homes)) and not repeats:
-            if not self._staging.one_at_a_time:
-                reader, writer = min(touching), max(writers)
-                raise ValueError(
-                    f"Stages feed back: {self._where(reader, rank)} reads {self._given[v].name}, which "
-                    f"{self._where(writer, self._place[writer])} changes for the next micro-batch. Put both in one "
-                    "stage, or choose schedule='sharded', where each micro-batch waits for the one before."
-                )
-            return None
-        reading = [i for i in touching if not self._views[i]]
-        if repeats or all(i < min(writers) for i in reading):
-            return Kept(v, before=True)
-        if all(i > max(writers) for i in reading):
-            return Kept(v)
-        raise ValueError(
-            f"{self._where(reading[0], rank)} reads {self._given[v].name} both before and after another stage changes "
-            "it. Put the two in one stage."
-        )
-
-    def _sources(self, kept: Kept, rank: int) -> Iterator[int]:
-        """The passes that leave something for a later one: its maker, and all that change it on the way."""
-        value = self._graph.values[kept.value]
-        writers = {self._place[i] for i in self._writers.get(value.storage, ())}
-        if kept.value in self._given:
-            yield from (at for at in writers if at < rank)
-            return
-        if value.producer is None:
-            return
-        made = self._place[value.producer]
-        if made >= rank:
-            reader = next(i for i in sorted(self._needs[rank]) if kept.value in self._graph.ops[i].reads())
-            raise ValueError(
-                f"Stages feed back: {self._where(reader, rank)} needs what {self._where(value.producer, made)} makes. "
-                "Number the stages in the order in which the model runs them."
-            )
-        yield from {made, *(at for at in writers if at < rank)}
-
-    def _part(self, rank: int, taken: Sequence[Kept], wanted: set[Kept], gradients: dict[str, int]) -> Part:
-        stage, backward = self._passes[rank]
-        graph = self._graph
-        received = {kept.value for kept in taken}
-        ops = [graph.ops[index] for index in sorted(self._needs[rank])]
-        sends = sorted(kept.value for kept in wanted if not kept.before)
-        outputs = [*sends, *gradients.values()]
-        touched = {v for op in ops for v in (*op.reads(), *op.makes())} | set(outputs)
-        inputs = {given: v for v, given in self._given.items() if v in touched and v not in received}
-        inputs = {given: v for given, v in inputs.items() if given.role is not Role.ARGUMENT}
-        inputs |= {Input(Role.ARGUMENT, f"{kept.value}"): kept.value for kept in taken}
-        constants = {v: tensor for v, tensor in graph.constants.items() if v in touched}
-        return Part(
-            stage=stage,
-            backward=backward,
-            graph=_compact(graph.values, ops, inputs, outputs, constants),
-            receives=tuple(taken),
-            sends=tuple(sends),
-            saves={kept: self._given[kept.value] for kept in wanted if kept.before},
-            gradients=tuple(gradients),
-            draws=tuple(i for i in sorted(self._needs[rank]) if self._place[i] == rank and draws(graph.ops[i])),
-        )
-
-    def _gradients(self) -> list[dict[str, int]]:
-        """The pass that finishes each gradient: that of its maker, or of the last that changes it."""
-        found: list[dict[str, int]] = [{} for _ in self._passes]
-        graph = self._graph
-        for name, v in zip(self._trained, graph.outputs[self._num_results :], strict=True):
-            assert v is not None
-            value = graph.values[v]
-            makers = [*self._writers.get(value.storage, ())]
-            for made in (value.producer, graph.values[owner_of(graph, v)].producer):
-                makers += [made] if made is not None else []
-            at = [self._place[i] for i in makers if self._passes[self._place[i]][1]]
-            found[max(at, default=self._rank[max(self._rank)[0], True])][name] = v
-        return found
-
-    def _check_order(self) -> None:
-        """What is changed in place in several passes has to be so in the order of the passes."""
-        graph = self._graph
-        touches: dict[int, list[int]] = {}
-        for index, op in enumerate(graph.ops):
-            if not self._views[index]:
-                for storage in {graph.values[v].storage for v in (*op.reads(), *op.makes())} & set(self._writers):
-                    touches.setdefault(storage, []).append(index)
-        for storage, indices in touches.items():
-            if storage in self._state:
-                continue
-            pairs = [(writer, index) for writer in self._writers[storage] for index in indices]
-            for writer, index in pairs:
-                there, here = self._place[writer], self._place[index]
-                if there != here and (index < writer) is not (here < there):
-                    raise ValueError(
-                        f"Stages feed back: {self._where(writer, there)} changes in place what "
-                        f"{self._where(index, here)} uses. Make a new tensor there."
-                    )
-
-    def _where(self, index: int, rank: int) -> str:
-        op = self._graph.ops[index]
-        place = f"module {op.module}" if op.module else op.source or op.target
-        return f"{place} in {self._staging.name(self._passes[rank][0])}"
-
-
-def _compact(
+def graph_of(
     values: Sequence[Value],
     ops: Sequence[Op],
     inputs: Mapping[Input, int],
@@ -316,20 +71,19 @@ def _compact(
     def rename(v: int) -> Ref:
         return Ref(number[v])
 
+    def renamed(op: Op) -> Op:
+        return replace(
+            op,
+            args=substitute(op.args, rename),
+            kwargs={key: substitute(argument, rename) for key, argument in op.kwargs.items()},
+            outputs=tuple(None if v is None else number[v] for v in op.outputs),
+            writes=tuple(number[v] for v in op.writes),
+        )
+
     return OpGraph(
-        ops=tuple(_renamed(op, rename, number) for op in ops),
+        ops=tuple(map(renamed, ops)),
         values=tuple(values[v].made_by(producer.get(v)) for v in number),
         inputs={given: number[v] for given, v in inputs.items()},
         outputs=tuple(number[v] for v in outputs),
         constants={number[v]: tensor for v, tensor in constants.items()},
-    )
-
-
-def _renamed(op: Op, rename: Callable[[int], Ref], number: Mapping[int, int]) -> Op:
-    return replace(
-        op,
-        args=substitute(op.args, rename),
-        kwargs={key: substitute(argument, rename) for key, argument in op.kwargs.items()},
-        outputs=tuple(None if v is None else number[v] for v in op.outputs),
-        writes=tuple(number[v] for v in op.writes),
     )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from popgeo.capture.op_graph import OpGraph, Role
-from popgeo.engine.pipeline.draws import draws
+from popgeo.engine.pipeline.random_draws import draws
 from popgeo.engine.pipeline.staging import Recompute
 
 _SEEN_OUTSIDE = ("popgeo.print_tensor.default",)  # what would be noticed a second time

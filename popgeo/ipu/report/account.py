@@ -9,7 +9,6 @@ from typing import ClassVar, TypeVar
 
 import pandas as pd
 
-from popgeo.ipu.report.chrome_trace import Trace, trace_json
 from popgeo.ipu.report.compare import Comparison
 from popgeo.ipu.report.cost_rows import Row
 from popgeo.ipu.report.figures import Figures
@@ -47,8 +46,8 @@ class Account(Figures, ABC):
         """As a page."""
 
     @abstractmethod
-    def trace(self) -> Trace:
-        """As what happens when."""
+    def trace(self) -> str:
+        """As a trace in Chrome's format."""
 
     def table(self, rows: str) -> Iterable[Row]:
         """The rows of one of its tables."""
@@ -140,7 +139,7 @@ class Account(Figures, ABC):
         Args:
             path: Where to write it; it is only returned when left out.
         """
-        return _written(trace_json(self.trace(), self.target), path)
+        return _written(self.trace(), path)
 
 
 def _written(content: str, path: str | PathLike[str] | None) -> str:

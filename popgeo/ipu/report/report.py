@@ -6,7 +6,7 @@ from inspect import getdoc
 from popgeo.ipu.cost.plan import Activity
 from popgeo.ipu.report.account import Account
 from popgeo.ipu.report.add import add
-from popgeo.ipu.report.chrome_trace import Trace, TraceEvent
+from popgeo.ipu.report.chrome_trace import chrome_trace
 from popgeo.ipu.report.cost_rows import block_names
 from popgeo.ipu.report.figures import Figures
 from popgeo.ipu.report.html_page import summary
@@ -15,8 +15,7 @@ from popgeo.ipu.report.step_page import page
 from popgeo.ipu.report.text import text
 from popgeo.ipu.tiles.memory_use import MemoryUse
 
-_TRACKS = {number: activity.value for number, activity in enumerate(Activity, start=1)}
-_TOLD_IN_A_TRACE = ("op", "module", "phase", "balance", "tiles", "workers", "bytes_in", "bytes_out", "bytes_total")
+_SHOWN_IN_A_TRACE = ("op", "module", "phase", "balance", "tiles", "workers", "bytes_in", "bytes_out", "bytes_total")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -38,30 +37,27 @@ class Report(Account):
     def page(self, title: str) -> str:
         return page(self, title)
 
-    def trace(self) -> Trace:
+    def trace(self) -> str:
         """A process for each block of the model, with a track for each activity; of one micro-batch and its update."""
         steps = self.rows.supersteps
         names = block_names([step["module"] for step in steps])
         used = {(name, step["activity"]) for step, name in zip(steps, names, strict=True)}
         blocks = list(dict.fromkeys(names))
-        number_of = {activity: number for number, activity in _TRACKS.items()}
+        tracks = [activity.value for activity in Activity]
         events = [
-            TraceEvent(
-                process=blocks.index(name),
-                track=number_of[step["activity"]],
-                name=f"{step['op']}: {step['step']}",
-                kind=f"{step['activity']},{step['phase']}",
-                start=step["start"],
-                length=step["length"],
-                about={key: step[key] for key in _TOLD_IN_A_TRACE},
-            )
+            {
+                "name": f"{step['op']}: {step['step']}",
+                "cat": f"{step['activity']},{step['phase']}",
+                "pid": blocks.index(name),
+                "tid": tracks.index(step["activity"]),
+                "start": step["start"],
+                "length": step["length"],
+                "args": {key: step[key] for key in _SHOWN_IN_A_TRACE},
+            }
             for step, name in zip(steps, names, strict=True)
         ]
-        return Trace(
-            processes=[(name, {n: a for n, a in _TRACKS.items() if (name, a) in used}) for name in blocks],
-            events=events,
-            about={"profile": self.profile.value},
-        )
+        lanes = [(name, {n: a for n, a in enumerate(tracks) if (name, a) in used}) for name in blocks]
+        return chrome_trace(lanes, events, self.target, profile=self.profile.value)
 
     def __repr__(self) -> str:
         return (

@@ -1,7 +1,7 @@
 """Works out what each stage of a cut step computes, receives and keeps."""
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from popgeo.capture.op_graph import Input, OpGraph, Role
@@ -18,19 +18,11 @@ from popgeo.ipu.tiles.memory_use import MemoryUse
 Memories = dict[tuple[object, ...], MemoryUse]
 
 
-def stages_of(
-    graph: OpGraph,
-    costs: Sequence[OpCost],
-    cut: StageCut,
-    target: IpuTarget,
-    *,
-    num_results: int,
-    recompute: Recompute | None,
-    memories: Memories | None = None,
-) -> list[StageCost]:
-    """Every stage of a cut step.
+@dataclass(frozen=True, kw_only=True)
+class CutStep:
+    """A step cut into stages, each on an IPU.
 
-    Args:
+    Attributes:
         graph: The step of one micro-batch.
         costs: Plans of its operations, in order, on one IPU.
         cut: Which stage each operation belongs to.
@@ -40,15 +32,6 @@ def stages_of(
             None where it keeps all that its backward pass reads.
         memories: Of stages of the same graph that were worked out before, by what tells them apart; new ones are added.
     """
-    step = _CutStep(graph=graph, costs=costs, cut=cut, target=target, num_results=num_results, recompute=recompute)
-    known = {} if memories is None else memories
-    on_ipu: dict[int, set[int]] = {}  # storages of weights
-    return [step.stage(number, known, on_ipu.setdefault(ipu, set())) for number, ipu in enumerate(cut.ipus)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _CutStep:
-    """What all stages of a step are worked out from, as `stages_of` takes it."""
 
     graph: OpGraph
     costs: Sequence[OpCost]
@@ -56,6 +39,12 @@ class _CutStep:
     target: IpuTarget
     num_results: int
     recompute: Recompute | None
+    memories: Memories = field(default_factory=dict)
+
+    def stages(self) -> list[StageCost]:
+        """Every stage."""
+        on_ipu: dict[int, set[int]] = {}  # storages of weights
+        return [self._stage(number, on_ipu.setdefault(ipu, set())) for number, ipu in enumerate(self.cut.ipus)]
 
     @cached_property
     def made_in(self) -> dict[int, int]:
@@ -104,14 +93,8 @@ class _CutStep:
             if self.made_in.get(v, self.cut.stage_of[index]) != self.cut.stage_of[index]
         }
 
-    def stage(self, number: int, memories: Memories, on_ipu: set[int]) -> StageCost:
-        """One stage.
-
-        Args:
-            number: Which.
-            memories: As for `stages_of`.
-            on_ipu: Storages of weights that stages before it on the same IPU hold; its own are added.
-        """
+    def _stage(self, number: int, on_ipu: set[int]) -> StageCost:
+        """One stage; `on_ipu` are storages of weights that stages before it on its IPU hold, and its own are added."""
         own = self.own[number]
         cycles = {i: self.costs[i].plan.cycles(Profile.CALIBRATED) for i in own}
         forward = sum(cycles[i] for i in own if self.costs[i].phase == "forward")
@@ -126,8 +109,8 @@ class _CutStep:
             passes = repeated(part, self.recompute)
             part, order = passes.graph, [computed[place] for place in passes.ops]
             backward += sum(cycles[computed[place]] for place in passes.repeated)
-        if (key := (self.cut.ipus[number], self.recompute, *own)) not in memories:
-            memories[key] = memory(part, [self.costs[index] for index in order], self.target, num_results=None)
+        if (key := (self.cut.ipus[number], self.recompute, *own)) not in self.memories:
+            self.memories[key] = memory(part, [self.costs[index] for index in order], self.target, num_results=None)
         before = sum(nbytes for storage, nbytes in held.items() if storage in on_ipu)
         on_ipu.update(held)
         return StageCost(
@@ -143,7 +126,7 @@ class _CutStep:
             shared_bytes=sum(shared.values()),
             weight_bytes=sum(held.values()),
             stash_bytes=_stash(part, held.keys()),
-            memory=memories[key],
+            memory=self.memories[key],
             held_before=before,
         )
 

@@ -7,7 +7,7 @@ from inspect import getdoc
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from popgeo.ipu.report.chrome_trace import Trace, TraceEvent
+from popgeo.ipu.report.chrome_trace import chrome_trace
 from popgeo.ipu.report.cost_rows import Row
 from popgeo.ipu.report.figures import Figures
 from popgeo.ipu.report.html_page import summary
@@ -80,28 +80,26 @@ class Pipeline(PipelineFigures):
     def page(self, title: str) -> str:
         return page(self, title)
 
-    def trace(self) -> Trace:
+    def trace(self) -> str:
         """A process for each IPU, with a track for each of its stages and one for its update."""
         last = len(self.stages)
-        tracks = [
-            {n: f"stage {n}: {stage.layers}" for n, stage in enumerate(self.stages) if stage.ipu == ipu}
-            | ({last: "update"} if self.update[ipu] else {})
-            for ipu in range(self.num_ipus)
-        ]
+        tracks = [{last: "update"} if cycles else dict[int, str]() for cycles in self.update]
+        for number, stage in enumerate(self.stages):
+            tracks[stage.ipu][number] = f"stage {number}: {stage.layers}"
         events = [
-            TraceEvent(
-                process=span.ipu,
-                track=last if span.stage is None else span.stage,
-                name=span.kind if span.micro_batch is None else f"{span.kind} {span.micro_batch}",
-                kind=span.kind,
-                start=span.start,
-                length=span.end - span.start,
-                about={"micro_batch": span.micro_batch},
-            )
+            {
+                "name": span.kind if span.micro_batch is None else f"{span.kind} {span.micro_batch}",
+                "cat": span.kind,
+                "pid": span.ipu,
+                "tid": last if span.stage is None else span.stage,
+                "start": span.start,
+                "length": span.end - span.start,
+                "args": {"micro_batch": span.micro_batch},
+            }
             for span in spans(self)
         ]
         processes = [(f"IPU {ipu}", its) for ipu, its in enumerate(tracks)]
-        return Trace(processes=processes, events=events, about={"schedule": self.schedule.value})
+        return chrome_trace(processes, events, self.target, schedule=self.schedule.value)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draws the timeline of all IPUs; a long step without its middle.

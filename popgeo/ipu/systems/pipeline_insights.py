@@ -61,7 +61,7 @@ def stages_are_uneven(plan: PipelineFigures) -> Iterator[Insight]:
     text = f"It takes {work[slowest]:,.0f} cycles a micro-batch; all other stages wait for it."
     found = None if plan.again is None else best_move(plan, slowest)
     if found is not None and _saved(plan, found.plan) > WORTH_IT:
-        yield _advice(plan, found.plan, title, text, f"Move {found.words}", {"stages": found.stages})
+        yield _advice(plan, found.plan, title, text, f"Move {found.words}: ", {"stages": found.stages})
         return
     remedy = "No move of one layer to another stage makes the step shorter."
     if plan.again is None:
@@ -88,7 +88,7 @@ def pipeline_waits(plan: PipelineFigures) -> Iterator[Insight]:
         f"IPUs wait {plan.bubble:.0%} of the time",
         f"{plan.micro_batches:,} micro-batches pass {len(plan.stages)} stages between two "
         f"{'updates' if plan.trains else 'calls'}.",
-        f"{how} for a bubble below {limit:.0%}",
+        f"{how} for a bubble below {limit:.0%}: ",
         {"micro_batches": count},
         by_throughput=True,
         besides="" if found.bubble <= GOOD_BUBBLE else "; the rest is mostly waiting for the slowest stage",
@@ -127,7 +127,7 @@ def one_works_at_a_time(plan: PipelineFigures) -> Iterator[Insight]:
         return
     other = plan.replan(schedule=Schedule.LOCK_STEP)
     if _saved(plan, other) >= WORTH_IT and (other.fits or not plan.fits):
-        yield _advice(plan, other, title, text, "Pipeline them with schedule='lock_step'", change)
+        yield _advice(plan, other, title, text, "Pipeline them with schedule='lock_step': ", change)
 
 
 def host_is_waited_for(plan: PipelineFigures) -> Iterator[Insight]:
@@ -141,7 +141,7 @@ def host_is_waited_for(plan: PipelineFigures) -> Iterator[Insight]:
             other,
             f"The host's inputs and results take {share:.0%} of the time",
             "No tile computes while they are sent.",
-            "overlap_host=True sets tiles apart that exchange meanwhile",
+            "overlap_host=True sets tiles apart that exchange meanwhile: ",
             {"overlap_host": True},
         )
     calls = plan.host_seconds / (plan.host_seconds + plan.seconds)
@@ -152,7 +152,7 @@ def host_is_waited_for(plan: PipelineFigures) -> Iterator[Insight]:
             plan.replan(device_iterations=steps),
             f"Calls of the host take {calls:.0%} of the time",
             f"Each takes {1e3 * plan.target.host_call_seconds:.1f} ms, whatever it runs.",
-            f"device_iterations={steps} steps in a call",
+            f"device_iterations={steps} steps in a call: ",
             {"device_iterations": steps},
             by_throughput=True,
         )
@@ -168,9 +168,8 @@ def recomputed_for_nothing(plan: PipelineFigures) -> Iterator[Insight]:
                 other,
                 "Recomputation is not needed",
                 "What forward passes make has room in memory.",
-                f"recompute=False: {max(other.memory):.0%} of the fullest tile",
+                f"recompute=False: {max(other.memory):.0%} of the fullest tile, ",
                 {"recompute": False},
-                joined_by=", ",
             )
 
 
@@ -197,7 +196,7 @@ def replicas_do_more(plan: PipelineFigures) -> Iterator[Insight]:
             "Replicas do more than stages",
             f"The model fits fewer IPUs: {max(best.memory):.0%} of the fullest tile.",
             f"{change['stages']} stage{'s' * (change['stages'] > 1)} x {change['replicas']} replicas on the "
-            f"same {plan.num_ipus * plan.replicas} IPUs, accumulating {change['micro_batches']}",
+            f"same {plan.num_ipus * plan.replicas} IPUs, accumulating {change['micro_batches']}: ",
             change,
             by_throughput=True,
         )
@@ -225,7 +224,6 @@ def _advice(
     change: Mapping[str, Any],
     *,
     by_throughput: bool = False,
-    joined_by: str = ": ",
     besides: str = "",
 ) -> Insight:
     """Advises another plan, with what it gives: samples per second, or cycles at the same number of samples."""
@@ -233,7 +231,7 @@ def _advice(
     if by_throughput:
         before, after = plan.micro_batches_per_second, other.micro_batches_per_second
         gives, share = f"{after:,.1f} micro-batches/s instead of {before:,.1f}", _gained(plan, other)
-    return Insight(title=title, text=text, remedy=f"{how}{joined_by}{gives}{besides}.", share=share, change=change)
+    return Insight(title=title, text=text, remedy=f"{how}{gives}{besides}.", share=share, change=change)
 
 
 def _saved(plan: PipelineFigures, other: PipelineFigures) -> float:

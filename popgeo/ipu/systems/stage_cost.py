@@ -1,4 +1,4 @@
-"""A stage of a pipeline: what it computes, receives and keeps; `stages_of` works it out."""
+"""A stage of a pipeline: what it computes, receives and keeps; `CutStep` works it out."""
 
 from dataclasses import dataclass
 
@@ -49,7 +49,7 @@ class StageCost:
         accumulate: Cycles in which a backward pass adds its gradients to those of the micro-batches before.
         host_overlaps: Whether the host's transfers take place while it computes.
         streaming_forward: Cycles in which a forward pass waits for streaming memory, in sequential phases.
-        streaming_backward: The same of a backward pass.
+        streaming_backward: As many of a backward pass.
     """
 
     layers: str
@@ -80,7 +80,7 @@ class StageCost:
 
     @property
     def waits_backward(self) -> float:
-        """The same of a backward pass."""
+        """Cycles of a backward pass in which it computes nothing."""
         return self.receive_backward + self.streaming_backward
 
     @property

@@ -14,7 +14,7 @@ from popgeo.ipu.cost.plan import OpCost
 from popgeo.ipu.options import Options
 from popgeo.ipu.stage_choices import USUAL, Schedule, checked_recompute
 from popgeo.ipu.systems.cut_model import cut_model
-from popgeo.ipu.systems.cut_stages import Memories, stages_of
+from popgeo.ipu.systems.cut_stages import CutStep, Memories
 from popgeo.ipu.systems.pipeline import Pipeline
 from popgeo.ipu.systems.repeated import recompute_of
 from popgeo.ipu.systems.schedule import timeline
@@ -84,10 +84,15 @@ class StagePlanner:
         assert options.stages is not None
         cut = cut_model(graph, self.layers, costs(0), options.stages, on_one_ipu=order is Schedule.PHASED)
         placed = placed_costs(graph, costs, cut, options, placement.serialize)
-        recompute = recompute_of(graph, options.recompute)
-        parts = stages_of(
-            graph, placed, cut, target, num_results=self._num_results, recompute=recompute, memories=self._memories
-        )
+        parts = CutStep(
+            graph=graph,
+            costs=placed,
+            cut=cut,
+            target=target,
+            num_results=self._num_results,
+            recompute=recompute_of(graph, options.recompute),
+            memories=self._memories,
+        ).stages()
         update = self._update(options)
         parts = with_waits(parts, update, options, order, count, overlap_host=placement.overlap_host)
         tasks = timeline(

@@ -12,7 +12,7 @@ from popgeo.capture.capture_step import capture_step
 from popgeo.capture.held_state import module_state
 from popgeo.capture.op_graph import OpGraph
 from popgeo.capture.passes import fold_constants
-from popgeo.engine.pipeline.parts import parts_of
+from popgeo.engine.pipeline.cut_parts import parts_of
 from popgeo.engine.pipeline.run_round import RoundRunner
 from popgeo.engine.pipeline.staging import Pass, Staging
 from tests.support.parts import MICRO_BATCHES, PIPELINED, inputs, views_of_views
