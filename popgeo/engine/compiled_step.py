@@ -17,7 +17,7 @@ from popgeo.engine.backend import Backend
 from popgeo.engine.bound_step import BoundStep, bind_step
 from popgeo.engine.loss_scaling import LossScale
 from popgeo.engine.optimizer.update import Update
-from popgeo.engine.pipeline.parts import Part
+from popgeo.engine.pipeline.parts import StagePart
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_options import StepOptions
 from popgeo.engine.step_recipe import Recipe, StepPlan
@@ -219,7 +219,7 @@ class CompiledStep:
         """What the model returns, where results that are graph data are like that of the call."""
         return self._compiled.unflatten(results, graph_data)
 
-    def program_for(self, tensors: Sequence[Tensor]) -> tuple[OpGraph, Sequence[Part]]:
+    def program_for(self, tensors: Sequence[Tensor]) -> tuple[OpGraph, Sequence[StagePart]]:
         """The operations that run for the tensors of a call, and the parts in which they run; none as a whole."""
         return self._compiled.on_processor.program_for(tensors)
 

@@ -21,7 +21,7 @@ from popgeo.engine.inductor import InductorRunner
 from popgeo.engine.loss_scaling import LossScale
 from popgeo.engine.micro_batches import Results, micro_batch
 from popgeo.engine.optimizer.update import Update
-from popgeo.engine.pipeline.parts import Part
+from popgeo.engine.pipeline.parts import StagePart
 from popgeo.engine.pipeline.run_round import RoundRunner, WholeRoundRunner
 from popgeo.engine.pipeline.staging import Staging
 from popgeo.engine.replicas import Replicas
@@ -231,7 +231,7 @@ class StepRunner:
             self._usual = self._bound(self._step.graph)
         return self._usual
 
-    def program_for(self, tensors: Sequence[Tensor]) -> tuple[OpGraph, list[Part]]:
+    def program_for(self, tensors: Sequence[Tensor]) -> tuple[OpGraph, list[StagePart]]:
         """The operations that run for these inputs, and the parts in which they run; none where they run as a whole."""
         runner = self._runner_for(tensors)
         return runner.graph, runner.parts

@@ -1,7 +1,7 @@
 """The simulated machine as a compiled step sees it: what it refuses, how it cuts a step, and what it accounts for."""
 
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property, partial
 
 from torch.optim import Optimizer
@@ -16,7 +16,7 @@ from popgeo.engine.pipeline.staging import Staging
 from popgeo.engine.step_recipe import Recipe, RunFigures, StepMachine, StepPlan
 from popgeo.ipu.options import Options
 from popgeo.ipu.report.report import Report
-from popgeo.ipu.step_cost import Assessment, assess
+from popgeo.ipu.step_cost import Assessment
 from popgeo.ipu.systems.pipeline import Pipeline
 from popgeo.ipu.systems.share import Share, is_shared, share_of
 from popgeo.ipu.systems.stage_plan import StagePlan, require_stages_fit, stage_plan, what_would_fit
@@ -146,36 +146,22 @@ class IpuPlan(StepPlan):
     @cached_property
     def assessment(self) -> Assessment:
         """Cycles and memory on the target, worked out when first asked for; nothing runs."""
-        share, options = self.share, self.options
-        part = None
-        if share.update is not None and options.shard_optimizer_state and options.replication_factor > 1:
-            part = share.update.capture(options.replication_factor)
-        return assess(
-            share.step,
-            share.target,
-            _captured(share.update),
-            part_of_update=part,
-            micro_batches=options.gradient_accumulation,
-            replicas=options.replication_factor,
-            sharded=frozenset() if self.update is None else self.update.sharded(),
-            shards=share.shards,
-            matmul_proportion=options.proportion_of(0),
-        )
+        return self.share.assessment(self.options, frozenset() if self.update is None else self.update.sharded())
 
-    def report(self, run: RunFigures) -> Report:
-        """The account of a step: cycles, memory and plans on the target, and what this computer did for it."""
-        return Report(
-            target=self.share.target,
-            costs=self.assessment.costs,
-            memory=self.assessment.memory,
-            micro_batches=self.options.gradient_accumulation,
-            replicas=self.options.replication_factor,
-            shards=self.share.shards,
-            update_captured=None if self.update is None else self.update.is_captured,
-            captured_ops=self.step.captured_ops,
-            steps=run.calls * self.options.batch_factor,
+    def report(self, run: RunFigures) -> Report | Pipeline:
+        """The account of a step: cycles, memory and plans on the target, and what this computer did for it.
+
+        It is that of one IPU, or of one IPU's share of shards, or that of the stages in which the step runs.
+        """
+        facts = {
+            "update_captured": None if self.update is None else self.update.is_captured,
+            "captured_ops": self.step.captured_ops,
+            "steps": run.calls * self.options.batch_factor,
             **vars(run),
-        )
+        }
+        if self.stages is not None:
+            return replace(self.stages.pipeline, **facts)
+        return self.share.report(self.assessment, self.options, **facts)
 
 
 def _share_of(recipe: Recipe, arguments: Arguments, options: Options) -> Share:

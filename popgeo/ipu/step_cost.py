@@ -60,10 +60,13 @@ class Assessment:
     Attributes:
         costs: Every operation of a step, and each transfer of the host, in order.
         memory: Bytes of each tile; its curve goes over the operations of `curve`.
+        state_bytes: Of weights and buffers and, in training, of gradients and of the optimizer's state, as a replica
+            keeps it.
     """
 
     costs: tuple[OpCost, ...]
     memory: MemoryUse
+    state_bytes: int
 
     @property
     def curve(self) -> tuple[OpCost, ...]:
@@ -129,7 +132,12 @@ def assess(
         accumulates=micro_batches * replicas > 1,
         gradient_parts=1 if part_of_update is None else replicas,
     )
-    return Assessment(costs=(*costs, *updating), memory=use)
+    held = {v for given, v in graph.inputs.items() if given.role in (Role.PARAMETER, Role.BUFFER)}
+    state = sum({graph.values[v].storage: graph.values[v].nbytes for v in held}.values())
+    for made, role in ((update, Role.GRADIENT), (runs, Role.STATE)):
+        if made is not None:
+            state += sum(made.values[v].nbytes for v in made.inputs_of(role).values())
+    return Assessment(costs=(*costs, *updating), memory=use, state_bytes=state)
 
 
 def _gradients(update: OpGraph) -> dict[Input, Value]:

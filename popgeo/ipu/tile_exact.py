@@ -16,7 +16,7 @@ from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.denormals import DenormalsFlushed
 from popgeo.engine.optimizer.capture_update import UpdateGraph
 from popgeo.engine.optimizer.rehearse import Rehearsal
-from popgeo.engine.pipeline.parts import Part
+from popgeo.engine.pipeline.parts import StagePart
 from popgeo.engine.pipeline.random_draws import draws
 from popgeo.engine.step_runner import ReplicaState
 from popgeo.engine.write_back import write_back
@@ -157,7 +157,7 @@ class TileExact:
                     "schedule='sharded'."
                 )
 
-    def _program_of(self, graph: OpGraph, updates: Sequence[UpdateGraph], parts: Sequence[Part]) -> CallProgram:
+    def _program_of(self, graph: OpGraph, updates: Sequence[UpdateGraph], parts: Sequence[StagePart]) -> CallProgram:
         key = (id(graph), *map(id, updates))
         if key not in self._programs:
             options = self._options

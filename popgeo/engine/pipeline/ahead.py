@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from popgeo.capture.op_graph import Op, OpGraph, overload, substitute
-from popgeo.engine.pipeline.parts import Part
+from popgeo.engine.pipeline.parts import StagePart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Ahead:
     after: Tensor
 
 
-def draws_ahead(graph: OpGraph, parts: Sequence[Part], generator: torch.Generator, micro_batches: int) -> Ahead:
+def draws_ahead(graph: OpGraph, parts: Sequence[StagePart], generator: torch.Generator, micro_batches: int) -> Ahead:
     """The state of a generator before each part of a round, as if one micro-batch came after the other.
 
     In a pipeline a stage takes the next micro-batch before the last stage has seen this one. The draws of a whole

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 
 from popgeo.capture.op_graph import Input, OpGraph, Role
-from popgeo.engine.pipeline.parts import Kept, Part, graph_of, owner_of
+from popgeo.engine.pipeline.parts import Kept, StagePart, graph_of, owner_of
 from popgeo.engine.pipeline.random_draws import draws
 from popgeo.engine.pipeline.replay import replayable
 from popgeo.engine.pipeline.staging import Staging, phase_of
 
 
-def parts_of(graph: OpGraph, staging: Staging, *, num_results: int, trained: Sequence[str] = ()) -> list[Part]:
+def parts_of(graph: OpGraph, staging: Staging, *, num_results: int, trained: Sequence[str] = ()) -> list[StagePart]:
     """The parts of a step, in the order in which a micro-batch goes through them.
 
     A view is made anew wherever it is needed, so that parts hand on whole tensors and each only once.
@@ -49,7 +49,7 @@ class _Cutter:
         self._outside: list[set[int]] = [set() for _ in self._passes]  # values that none of them makes
         self._check_order()
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[StagePart]:
         gradients = self._gradients()
         for rank, (stage, backward) in enumerate(self._passes):
             again = set[int]()
@@ -188,7 +188,7 @@ class _Cutter:
             )
         yield from {made, *(at for at in writers if at < rank)}
 
-    def _part(self, rank: int, taken: Sequence[Kept], wanted: set[Kept], gradients: dict[str, int]) -> Part:
+    def _part(self, rank: int, taken: Sequence[Kept], wanted: set[Kept], gradients: dict[str, int]) -> StagePart:
         stage, backward = self._passes[rank]
         graph = self._graph
         received = {kept.value for kept in taken}
@@ -200,7 +200,7 @@ class _Cutter:
         inputs = {given: v for given, v in inputs.items() if given.role is not Role.ARGUMENT}
         inputs |= {Input(Role.ARGUMENT, f"{kept.value}"): kept.value for kept in taken}
         constants = {v: tensor for v, tensor in graph.constants.items() if v in touched}
-        return Part(
+        return StagePart(
             stage=stage,
             backward=backward,
             graph=graph_of(graph.values, ops, inputs, outputs, constants),

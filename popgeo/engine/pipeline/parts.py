@@ -22,7 +22,7 @@ class Kept:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Part:
+class StagePart:
     """The operations of one pass of one stage.
 
     Attributes:

@@ -15,7 +15,7 @@ from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.inductor import InductorRunner
 from popgeo.engine.pipeline.ahead import drawing_from, draws_ahead
 from popgeo.engine.pipeline.cut_parts import parts_of
-from popgeo.engine.pipeline.parts import Kept, Part, owner_of
+from popgeo.engine.pipeline.parts import Kept, StagePart, owner_of
 from popgeo.engine.pipeline.random_draws import draws, uncounted
 from popgeo.engine.pipeline.staging import Staging
 
@@ -43,7 +43,7 @@ class WholeRoundRunner:
 
     def __init__(self, runner: GraphRunner | InductorRunner) -> None:
         self.runner, self.graph = runner, runner.graph
-        self.parts: list[Part] = []
+        self.parts: list[StagePart] = []
 
     def run(
         self,
@@ -227,7 +227,7 @@ class _BoundPart:
 
     def __init__(
         self,
-        part: Part,
+        part: StagePart,
         state: Mapping[Input, Tensor],
         gradients: Mapping[str, Tensor],
         floating_point_exceptions: bool,

@@ -6,7 +6,7 @@ from popgeo.capture.op_graph import OpGraph, Role
 from popgeo.ipu.cost.plan import OpCost, Profile
 from popgeo.ipu.options import Options
 from popgeo.ipu.stage_choices import BLOCKS, EACH_BLOCK, Stage, Stages
-from popgeo.ipu.systems.cut_blocks import (
+from popgeo.ipu.systems.named_blocks import (
     cut_at_each,
     cut_at_ipus,
     cut_at_stages,

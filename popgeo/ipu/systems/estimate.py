@@ -2,17 +2,18 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from popgeo.capture.capture import bind
-from popgeo.capture.captured_step import CapturedStep
-from popgeo.capture.op_graph import OpGraph, Role
 from popgeo.ipu.options import Options
 from popgeo.ipu.report.report import Report
-from popgeo.ipu.step_cost import assess
+from popgeo.ipu.systems.cut_model import stages_asked_for
+from popgeo.ipu.systems.pipeline import Pipeline
+from popgeo.ipu.systems.plan_pipeline import planner_of
 from popgeo.ipu.systems.share import share_of
 
 
@@ -21,13 +22,14 @@ def estimate(
     example: Sequence[Any],
     options: Options | None = None,
     optimizer: Optimizer | None = None,
-) -> Report:
+) -> Report | Pipeline:
     """What a step of a model would cost on the machine, where model and optimizer may be too large for this computer.
 
     Only shapes and types of weights are read, so a model made on the meta device (`with torch.device("meta"):`) or
     under `FakeTensorMode` will do, and takes next to no memory. A step that does not fit is no error here: the report
     tells how much memory it needs. Where a model's weights lie in shards (`popgeo.nn.parallel`) and the target has
-    several IPUs, these hold some shards each, and the report is that of one of them.
+    several IPUs, these hold some shards each, and the report is that of one of them. Where the options ask for stages,
+    or the model names its blocks on several IPUs, it is that of the stages, as from `pipeline`.
 
     Args:
         model: A module, or a function of tensors; with an optimizer it returns its loss.
@@ -41,7 +43,7 @@ def estimate(
     Raises:
         DynamicShapeError: a shape depends on data.
         ValueError: with an optimizer, there is no loss or several, or none of its parameters is one of the loss's; or
-            the options ask for stages, whose account is `pipeline`.
+            the stages do not cover the model.
 
     Example:
         >>> import torch
@@ -52,49 +54,19 @@ def estimate(
         '1,073,872,896 FLOP, 67,125,248 bytes of weights'
     """
     chosen = options or Options()
-    if chosen.stages is not None:
-        raise ValueError(
-            f"Options.stages is {chosen.stages!r}, but ipu.estimate is the report of a step on one IPU. Ask "
-            "ipu.pipeline with the same arguments, or leave the stages out."
-        )
     start = time.perf_counter()
     arguments = bind(model.forward if isinstance(model, nn.Module) else model, *example)
     share = share_of(model, arguments, chosen, optimizer)
-    step, update = share.step, share.update
-    made = None if update is None else update.capture()
-    part = None
-    if update is not None and chosen.shard_optimizer_state and chosen.replication_factor > 1:
-        part = update.capture(chosen.replication_factor)
-    assessment = assess(
-        step,
-        share.target,
-        made,
-        part_of_update=part,
-        micro_batches=chosen.gradient_accumulation,
-        replicas=chosen.replication_factor,
-        matmul_proportion=chosen.proportion_of(0),
-        shards=share.shards,
-    )
-    return Report(
-        target=share.target,
-        costs=assessment.costs,
-        memory=assessment.memory,
-        micro_batches=chosen.gradient_accumulation,
-        replicas=chosen.replication_factor,
-        shards=share.shards,
-        captured_ops=step.captured_ops,
-        state_bytes=_state_bytes(step, made, part),
+    asked = stages_asked_for(share.step.graph, chosen)
+    if asked is not None and isinstance(model, nn.Module):
+        planner = planner_of(model, share.step, optimizer)
+        return planner.plan(replace(chosen, stages=asked), start=start)[0]
+    assessment = share.assessment(chosen)
+    return share.report(
+        assessment,
+        chosen,
+        captured_ops=share.step.captured_ops,
+        state_bytes=assessment.state_bytes,
         buffer_bytes=0,
         compile_seconds=time.perf_counter() - start,
     )
-
-
-def _state_bytes(step: CapturedStep, update: OpGraph | None, part: OpGraph | None) -> int:
-    """Bytes of weights and buffers and, in training, of gradients and of the optimizer's state that a replica keeps."""
-    graph = step.graph
-    held = {v for given, v in graph.inputs.items() if given.role in (Role.PARAMETER, Role.BUFFER)}
-    total = sum({graph.values[v].storage: graph.values[v].nbytes for v in held}.values())
-    for made, role in ((update, Role.GRADIENT), (part or update, Role.STATE)):
-        if made is not None:
-            total += sum(made.values[v].nbytes for v in made.inputs_of(role).values())
-    return total

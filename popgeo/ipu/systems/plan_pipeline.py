@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from popgeo.capture.capture import bind
-from popgeo.capture.capture_step import capture_step, trained_names
+from popgeo.capture.captured_step import CapturedStep
 from popgeo.ipu.options import Options
 from popgeo.ipu.stage_choices import Schedule, Stages
 from popgeo.ipu.systems.cut_model import stages_asked_for
 from popgeo.ipu.systems.pipeline import Pipeline
-from popgeo.ipu.systems.share import update_of
+from popgeo.ipu.systems.share import share_of, update_of
 from popgeo.ipu.systems.stage_costs import outputs_of
 from popgeo.ipu.systems.stage_planner import Placement, StagePlanner
 
@@ -68,13 +68,8 @@ def pipeline(
     _require_arguments(model, example, options, serialize)
     choices: dict[str, Any] = {"stages": stages, "schedule": schedule, "recompute": recompute}
     chosen = replace(options or Options(), **{name: one for name, one in choices.items() if one is not None})
-    trained = trained_names(model, optimizer)
-    step = capture_step(
-        model, bind(model.forward, *example), trained=trained, loss_scaling=chosen.constant_loss_scaling
-    )
-    planner = StagePlanner(
-        step, None if optimizer is None else lambda other: update_of(model, step, optimizer, other).capture()
-    )
+    step = share_of(model, bind(model.forward, *example), chosen, optimizer).step
+    planner = planner_of(model, step, optimizer)
     asked = stages_asked_for(planner.graph, chosen)
     if asked is None:
         raise ValueError(
@@ -85,6 +80,13 @@ def pipeline(
         serialize=outputs_of(model, serialize or {}), optimizer_off_chip=optimizer_off_chip, overlap_host=overlap_host
     )
     return planner.plan(replace(chosen, stages=asked), placement, start)[0]
+
+
+def planner_of(model: nn.Module, step: CapturedStep, optimizer: Optimizer | None) -> StagePlanner:
+    """Plans the captured step of a model, with the optimizer's update as options want it."""
+    if optimizer is None:
+        return StagePlanner(step, None)
+    return StagePlanner(step, lambda options: update_of(model, step, optimizer, options).capture())
 
 
 def _require_arguments(model: Any, example: Any, options: Any, serialize: Any) -> None:

@@ -15,6 +15,8 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.shards import num_shards, only_first
 from popgeo.ipu.options import Options
+from popgeo.ipu.report.report import Report
+from popgeo.ipu.step_cost import Assessment, assess
 from popgeo.ipu.target import IpuTarget
 
 
@@ -33,6 +35,46 @@ class Share:
     update: Update | None
     target: IpuTarget
     shards: int
+
+    def assessment(self, options: Options, sharded: frozenset[str] = frozenset()) -> Assessment:
+        """Cycles and memory of a step; nothing runs.
+
+        Args:
+            options: Micro-batches and replicas.
+            sharded: Names of the gradients that replicas do not add up, since each has a part of its own.
+        """
+        part = None
+        if self.update is not None and options.shard_optimizer_state and options.replication_factor > 1:
+            part = self.update.capture(options.replication_factor)
+        return assess(
+            self.step,
+            self.target,
+            None if self.update is None else self.update.capture(),
+            part_of_update=part,
+            micro_batches=options.gradient_accumulation,
+            replicas=options.replication_factor,
+            sharded=sharded,
+            shards=self.shards,
+            matmul_proportion=options.proportion_of(0),
+        )
+
+    def report(self, assessment: Assessment, options: Options, **facts: Any) -> Report:
+        """The report of a step that was assessed.
+
+        Args:
+            assessment: Its cycles and memory.
+            options: Micro-batches and replicas.
+            facts: What else the report tells: of this computer, and what was captured.
+        """
+        return Report(
+            target=self.target,
+            costs=assessment.costs,
+            memory=assessment.memory,
+            micro_batches=options.gradient_accumulation,
+            replicas=options.replication_factor,
+            shards=self.shards,
+            **facts,
+        )
 
 
 def is_shared(model: object, target: IpuTarget) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from popgeo.capture.op_graph import Input, OpGraph, Role
-from popgeo.engine.pipeline.parts import Kept, Part, owner_of
+from popgeo.engine.pipeline.parts import Kept, StagePart, owner_of
 from popgeo.engine.pipeline.staging import Pass
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.target import IpuTarget
@@ -31,7 +31,7 @@ class StagesOnIpus:
         ipus: The IPU of each stage.
     """
 
-    parts: Sequence[Part]
+    parts: Sequence[StagePart]
     order: Sequence[Pass]
     ipus: Sequence[int]
 
@@ -151,7 +151,7 @@ class _StagedJoiner(Joiner):
                 if last[now.micro_batch] == number:
                     self._return(now.micro_batch)
 
-    def _draft(self, part: Part) -> tuple[Builder, Places]:
+    def _draft(self, part: StagePart) -> tuple[Builder, Places]:
         """The steps of a part on the tiles of one IPU."""
         ipu, graph = self._stages.ipus[part.stage], part.graph
         costs = cost(graph, self._one)

@@ -88,11 +88,23 @@ def test_what_cannot_be_trained_is_refused():
         ipu.estimate(model := Trained(2), [torch.ones(2, 2)], optimizer=torch.optim.Adafactor(model.parameters()))
 
 
-def test_the_report_of_one_ipu_does_not_pass_for_that_of_stages():
+def test_a_step_in_stages_is_reported_as_stages_from_shapes_alone_and_where_it_runs():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     options = ipu.Options(stages=2, device_iterations=2)
-    with pytest.raises(ValueError, match=r"Options.stages is 2, but .* Ask ipu.pipeline"):
-        ipu.estimate(model, [torch.ones(2, 4)], options)
+    planned = ipu.pipeline(model, [torch.ones(2, 4)], options)
+    estimated = ipu.estimate(model, [torch.ones(2, 4)], options)
     running = ipu.inference_model(model, options)
     running(torch.ones(4, 4))
+    for report in (estimated, running.report):
+        assert isinstance(report, ipu.Pipeline)
+        for rows in ("stages", "ipus", "spans", "ops", "families"):
+            assert report.to_frame(rows).equals(planned.to_frame(rows))
+        assert report.state_bytes == sum(p.nbytes for p in model.parameters())
+        assert report.captured_ops == planned.captured_ops > 0
     assert "ms each; 2 stages" in str(running.report)
+    assert running.report.calls == 1
+    assert "this computer" not in str(estimated)
+    assert running.report.replan(stages=1).num_ipus == 1
+    for number, layer in enumerate(model):
+        ipu.BeginBlock(layer, ipu_id=number)
+    assert ipu.estimate(model, [torch.ones(2, 4)]).num_ipus == 2
