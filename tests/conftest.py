@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from popgeo.capture.check_graph import check_graph
 from popgeo.capture.op_graph import OpGraph
 from popgeo.ipu.tiles import graph_program
 from popgeo.ipu.tiles.program import Program
@@ -36,7 +37,7 @@ def _every_graph_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def make_and_check(self: OpGraph, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
-        self.check()
+        check_graph(self)
 
     monkeypatch.setattr(OpGraph, "__init__", make_and_check)
 

@@ -3,7 +3,6 @@
 import contextlib
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,35 +10,14 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from popgeo.capture.arguments import Arguments
+from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.dynamic_shapes import DynamicShapeError, Problem
 from popgeo.capture.held_state import HeldState, module_state, swapped
-from popgeo.capture.op_graph import LOSS_SCALE, Input, OpGraph, Role
-from popgeo.capture.pytree import Structure, flatten
+from popgeo.capture.op_graph import LOSS_SCALE, Input, Role
+from popgeo.capture.pytree import flatten
 from popgeo.capture.recorder import Recorder
 from popgeo.capture.static_forms import static_forms
 from popgeo.capture.structures import leaves
-
-
-@dataclass(frozen=True, kw_only=True)
-class Capture:
-    """What a function does, as it was written down.
-
-    Attributes:
-        graph: Forward and, when training, backward; returns the model's tensors, then the arguments that the model
-            changes in place, then a gradient per trained parameter.
-        result: How the model's tensors nest.
-        written: The arguments that the model changes in place.
-        trained: Names of the parameters that have a gradient, in the order of the gradients.
-        files: Source files that took part.
-        loss: Which of the model's tensors is the loss; None where nothing is trained or the loss is not returned.
-    """
-
-    graph: OpGraph
-    result: Structure
-    written: tuple[Input, ...] = ()
-    trained: tuple[str, ...] = ()
-    files: frozenset[str] = frozenset()
-    loss: int | None = None
 
 
 def capture(
@@ -50,7 +28,7 @@ def capture(
     loss_scaling: float | None = 1.0,
     autocast: torch.dtype | None = None,
     on_operation: Callable[[], object] = lambda: None,
-) -> Capture:
+) -> CapturedStep:
     """One graph of what a function does with arguments like these; nothing is computed, and nothing of it changes.
 
     Args:
@@ -118,8 +96,14 @@ def capture(
     written = tuple(one for one in given if one in changed)
     kept = [tensor for one, tensor in zip(given, inputs, strict=True) if one in changed]
     graph = recorder.page.graph([*made[: len(results)], *kept, *made[len(results) :]])
-    return Capture(
-        graph=graph, result=result, written=written, trained=used, files=frozenset(recorder.files), loss=position
+    return CapturedStep(
+        graph=graph,
+        result=result,
+        written=written,
+        trained=used,
+        captured_ops=len(graph.ops),
+        files=frozenset(recorder.files),
+        loss=position,
     )
 
 

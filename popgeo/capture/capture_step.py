@@ -1,6 +1,7 @@
 """Model, arguments and choices in; a captured step out."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,16 +54,8 @@ def capture_step(
             on_operation=bar.update,
         )
     graph, relied_on = optimize(captured.graph)
-    return CapturedStep(
-        graph=graph,
-        result=liken(captured.result, arguments.graph_data),
-        written=captured.written,
-        trained=captured.trained,
-        row_indices=relied_on,
-        captured_ops=len(captured.graph.ops),
-        files=captured.files,
-        loss=captured.loss,
-    )
+    result = liken(captured.result, arguments.graph_data)
+    return replace(captured, graph=graph, result=result, row_indices=relied_on)
 
 
 def optimize(graph: OpGraph) -> tuple[OpGraph, frozenset[Input]]:

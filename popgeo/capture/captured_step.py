@@ -8,7 +8,7 @@ from popgeo.capture.pytree import Structure
 
 @dataclass(frozen=True, kw_only=True)
 class CapturedStep:
-    """A captured step after the passes.
+    """A captured step, before or after the passes.
 
     Attributes:
         graph: Forward and, when training, backward; returns the model's tensors, then the arguments that the model
@@ -25,8 +25,8 @@ class CapturedStep:
     graph: OpGraph
     result: Structure
     trained: tuple[str, ...]
-    row_indices: frozenset[Input]
     captured_ops: int
+    row_indices: frozenset[Input] = frozenset()
     written: tuple[Input, ...] = ()
     files: frozenset[str] = frozenset()
     loss: int | None = None

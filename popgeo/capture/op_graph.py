@@ -237,67 +237,10 @@ class OpGraph:
         """The inputs of one role and their values."""
         return {given: v for given, v in self.inputs.items() if given.role is role}
 
-    def check(self) -> None:
-        """Makes sure that the graph can run as it stands.
-
-        Each value has one shape and one maker, which runs before all that read it; an operation changes only what it
-        takes; and what looks at the memory of another value stays within it.
-
-        Raises:
-            ValueError: it breaks one of these rules; the message names the operation and the value.
-        """
-        for v, value in enumerate(self.values):
-            whole = len(value.shape) == len(value.stride) and min((*value.shape, *value.stride, value.offset, 0)) == 0
-            _require(whole, "the graph", v, f"has shape {value.shape}, stride {value.stride}, offset {value.offset}")
-        ends: dict[int, int] = {}  # of the memory that inputs, constants and results own, in bytes
-        known: set[int] = set()
-        inputs = [(str(given), v) for given, v in self.inputs.items()]
-        for who, v in [*inputs, *(("a constant", v) for v in self.constants)]:
-            _require(0 <= v < len(self.values) and v not in known, who, v, "is no value, or given twice")
-            _require(self.values[v].producer is None, who, v, "is also made by an operation")
-            ends[self.values[v].storage] = max(self.values[v].end, ends.get(self.values[v].storage, 0))
-            known.add(v)
-        for v, tensor in self.constants.items():
-            alike = (tuple(tensor.shape), tensor.dtype) == (self.values[v].shape, self.values[v].dtype)
-            _require(alike, "a constant", v, f"is given a tensor of {tensor.dtype} {list(tensor.shape)}")
-        for index, op in enumerate(self.ops):
-            self._check_op(f"operation {index} ({op.target})", index, op, known, ends)
-        for result in self.outputs:
-            _require(result is None or result in known, "the results", result, "is made by nothing")
-        for v, value in enumerate(self.values):
-            _require(value.producer is None or v in known, "the graph", v, f"is not made by operation {value.producer}")
-
-    def _check_op(self, who: str, index: int, op: Op, known: set[int], ends: dict[int, int]) -> None:
-        """Checks one operation, given what is known when it runs, and adds what it makes."""
-        reads = op.reads()
-        for body in op.bodies:
-            body.check()
-        for v in reads:
-            _require(v in known, who, v, "is read before it is made")
-        for v in op.writes:
-            _require(v in reads, who, v, "is changed without being taken")
-        seen, fresh = {self.values[v].storage for v in reads}, set[int]()
-        for v in (v for v in op.makes() if v not in reads):  # what it changes, it may also return
-            _require(0 <= v < len(self.values) and v not in known, who, v, "is no value, or made twice")
-            value = self.values[v]
-            _require(value.producer == index, who, v, f"names operation {value.producer} as its producer")
-            known.add(v)
-            if value.storage in seen:
-                _require(value.end <= ends[value.storage], who, v, f"goes beyond the {ends[value.storage]} bytes there")
-                continue
-            _require(value.storage not in ends or value.storage in fresh, who, v, "lies in memory that is not read")
-            fresh.add(value.storage)
-            ends[value.storage] = max(value.end, ends.get(value.storage, 0))
-
 
 def _indented(body: OpGraph) -> str:
     given, made = (", ".join(f"%{v}" for v in values) for values in (body.inputs.values(), body.outputs))
     return "\n".join(f"  {line}" for line in [f"given {given}:", *str(body).splitlines(), f"gives {made}"])
-
-
-def _require(holds: bool, who: str, v: int | None, broken: str) -> None:
-    if not holds:
-        raise ValueError(f"The graph cannot run: in {who}, %{v} {broken}.")
 
 
 def overload(target: str) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from popgeo.engine.backend import Backend, backend_of
-from popgeo.engine.compiled_step import CompiledStep, require_module
+from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.step_options import StepOptions
 from popgeo.engine.step_recipe import Recipe
 
@@ -116,3 +116,18 @@ def _compiled_for(step: CompiledStep, example_batch: Any) -> CompiledStep:
     if isinstance(example_batch, Mapping):
         return step.compile(**example_batch)
     return step.compile(*(example_batch if isinstance(example_batch, tuple) else (example_batch,)))
+
+
+def require_module(model: nn.Module) -> nn.Module:
+    """A model to compile, as it was given.
+
+    Raises:
+        ValueError: it is compiled already, or no module.
+    """
+    if isinstance(model, CompiledStep):
+        raise ValueError("The model is wrapped already; wrap the module itself, or call reset() on the first wrapper.")
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"Expected a torch.nn.Module, but model is a {type(model).__name__}; use popgeo.ipu.compile for a function."
+        )
+    return model

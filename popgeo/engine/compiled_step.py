@@ -296,18 +296,3 @@ class CompiledStep:
         if self._pending is not None:
             checkpoint.restore_run(self._pending, bound.on_processor)
             self._pending = None
-
-
-def require_module(model: nn.Module) -> nn.Module:
-    """A model to compile, as it was given.
-
-    Raises:
-        ValueError: it is compiled already, or no module.
-    """
-    if isinstance(model, CompiledStep):
-        raise ValueError("The model is wrapped already; wrap the module itself, or call reset() on the first wrapper.")
-    if not isinstance(model, nn.Module):
-        raise ValueError(
-            f"Expected a torch.nn.Module, but model is a {type(model).__name__}; use popgeo.ipu.compile for a function."
-        )
-    return model

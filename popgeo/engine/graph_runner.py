@@ -12,12 +12,12 @@ from popgeo.capture.op_graph import Input, Op, OpGraph
 from popgeo.capture.operations import Out, operation_of
 from popgeo.capture.passes import fold_constants, is_random
 from popgeo.engine.codegen import emit
-from popgeo.engine.control_flow import prepare_cond, prepare_for_loop
 from popgeo.engine.fuse.fuse_graph import fuse
 from popgeo.engine.fuse.interaction import describe_interactions
 from popgeo.engine.fuse.join_chains import describe_joined
 from popgeo.engine.fuse.prepared import PreparedOp, register_prepared
 from popgeo.engine.memory_plan import place_values, unplaced_bytes
+from popgeo.engine.run_bodies import prepare_cond, prepare_for_loop
 
 
 class GraphRunner:

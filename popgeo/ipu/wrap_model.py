@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from popgeo.engine.compiled_step import CompiledStep, require_module
+from popgeo.engine.compile_step import require_module
+from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_recipe import Recipe
 from popgeo.ipu.ipu_machine import IpuMachine

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from popgeo.capture.capture import bind, capture
+from popgeo.capture.check_graph import check_graph
 from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value
 from tests.support.small_models import GraphConvolutions, make_batch
 
@@ -70,7 +71,7 @@ def with_op(index: int, changed: Op) -> dict:
 
 
 def test_a_graph_that_can_run_passes_the_check():
-    OpGraph(**parts()).check()
+    check_graph(OpGraph(**parts()))
 
 
 BROKEN = {
@@ -119,7 +120,7 @@ BROKEN = {
 def test_a_graph_that_cannot_run_is_refused_by_operation_and_value(broken):
     changed, message = BROKEN[broken]
     with pytest.raises(ValueError, match=message):
-        OpGraph(**changed).check()
+        check_graph(OpGraph(**changed))
 
 
 def test_in_the_tests_every_graph_is_checked_when_it_is_made():

@@ -9,8 +9,8 @@ from popgeo.capture.capture_step import capture_step
 from popgeo.capture.control_flow import COND, FOR_LOOP, cond, for_loop
 from popgeo.capture.held_state import module_state
 from popgeo.capture.op_graph import OpGraph, Role
-from popgeo.engine.control_flow import prepare_cond, prepare_for_loop
 from popgeo.engine.graph_runner import GraphRunner
+from popgeo.engine.run_bodies import prepare_cond, prepare_for_loop
 
 X, Y = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
