@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 from os import PathLike
-from typing import cast
+from typing import NoReturn, cast
 
 import torch
 
@@ -159,7 +159,7 @@ class StepOptions:
         """Gives a field its final form while the options are made."""
         object.__setattr__(self, name, value)
 
-    def _refuse(self, name: str, what: str) -> None:
+    def _refuse(self, name: str, what: str) -> NoReturn:
         raise ValueError(f"{type(self).__name__}.{name} is {getattr(self, name)!r}; {what}.")
 
     def _require_count(self, name: str) -> None:
@@ -167,8 +167,8 @@ class StepOptions:
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             self._refuse(name, "it must be an integer of at least 1")
 
-    def _member(self, kind: type[Enum], name: str) -> Enum | None:
+    def _member(self, kind: type[Enum], name: str) -> Enum:
         try:
             return kind(getattr(self, name))
         except ValueError:
-            return self._refuse(name, f"it must be one of {', '.join(repr(member.value) for member in kind)}")
+            self._refuse(name, f"it must be one of {', '.join(repr(member.value) for member in kind)}")

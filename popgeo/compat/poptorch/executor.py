@@ -13,6 +13,7 @@ from popgeo.compat.poptorch.compiled_module import CompiledModule
 from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check
 from popgeo.compat.poptorch.popgeo_options import popgeo_options
 from popgeo.compat.poptorch.results import as_results
+from popgeo.engine.step_options import StepOptions
 
 
 class PoplarExecutor(CompiledModule):
@@ -222,7 +223,7 @@ class PoplarExecutor(CompiledModule):
         return 0 if self._options._Popart.options.get("syntheticDataMode") else steps
 
 
-def _returned_steps(options: ipu.Options) -> int:
+def _returned_steps(options: StepOptions) -> int:
     """Micro-batches whose results a call returns."""
     if options.output_mode in (ipu.OutputMode.FINAL, ipu.OutputMode.SUM):
         return options.replication_factor
