@@ -9,7 +9,17 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
 
-class RandomWalkEncoding(BaseTransform):
+class _Encoding(BaseTransform):
+    """Sets an attribute of each graph; shows its choices, but for the attribute's name."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        choices = ", ".join(f"{name}={choice}" for name, choice in vars(self).items() if name != "name")
+        return f"{type(self).__name__}({choices})"
+
+
+class RandomWalkEncoding(_Encoding):
     """How likely a random walk is back where it started after 1, 2, ... steps (arXiv:2110.07875, eq. 12).
 
     Args:
@@ -42,11 +52,8 @@ class RandomWalkEncoding(BaseTransform):
         data[self.name] = torch.from_numpy(np.stack(returns, 1)).float()
         return data
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(num_steps={self.num_steps})"
 
-
-class LaplacianEncoding(BaseTransform):
+class LaplacianEncoding(_Encoding):
     """The graph's slowest waves: eigenvectors of I - D^-1/2 A D^-1/2 (arXiv:2012.09699, eq. 5), and their eigenvalues.
 
     The first, which is known beforehand, is left out. Of each vector the largest entry is positive, and of several the
@@ -88,11 +95,8 @@ class LaplacianEncoding(BaseTransform):
         data[f"{self.name}_values"] = torch.from_numpy(np.pad(rows, missing)).float()
         return data
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(num_vectors={self.num_vectors})"
 
-
-class ShortestPaths(BaseTransform):
+class ShortestPaths(_Encoding):
     """How many edges apart each node and every other of its graph are (arXiv:2106.05234, sec. 3.1.2).
 
     One row for each node, one column for each place in its graph, so that graphs of all sizes share a batch.
@@ -130,11 +134,8 @@ class ShortestPaths(BaseTransform):
         data[self.name] = torch.from_numpy(np.pad(hops, absent, constant_values=self.max_hops + 2).astype(np.uint8))
         return data
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(max_num_nodes={self.max_num_nodes}, max_hops={self.max_hops})"
 
-
-class PairDistances(BaseTransform):
+class PairDistances(_Encoding):
     """How far each node and every other of its graph are apart in space, laid out as in `ShortestPaths`.
 
     Args:
@@ -164,9 +165,6 @@ class PairDistances(BaseTransform):
         distance = torch.linalg.vector_norm(data.pos.unsqueeze(1) - data.pos, dim=2)
         data[self.name] = torch.nn.functional.pad(distance, (0, self.max_num_nodes - num_nodes))
         return data
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(max_num_nodes={self.max_num_nodes})"
 
 
 def draw_signs(encoding: Tensor, batch: Tensor, num_graphs: int, training: bool) -> Tensor:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from popgeo.ops import gather, global_add_pool, global_max_pool, global_mean_pool
 
@@ -30,7 +31,7 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor, *of_graphs: object, **by_name: object) -> Tensor:  # type: ignore[override]
         """[num_nodes, in_channels] -> the same; what the other norms are told of graphs and masks changes nothing."""
-        return super().forward(x)
+        return F.layer_norm(x, (self.in_channels,), self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, eps={self.eps}, affine={self.elementwise_affine}"
@@ -94,8 +95,9 @@ class BatchNorm(nn.Module):
             with torch.no_grad():
                 module.num_batches_tracked.add_(1)
                 share = 1 / module.num_batches_tracked.to(x.dtype) if module.momentum is None else module.momentum
+                unbiased = _unbiased(var, num_nodes)
                 module.running_mean.add_(share * (mean - module.running_mean))
-                module.running_var.add_(share * (_unbiased(var, num_nodes) - module.running_var))
+                module.running_var.add_(share * (unbiased - module.running_var))
         return mean, var
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from popgeo.testing.differences import Difference, difference, loss_of
+from popgeo.testing.differences import Difference, difference, loss_of, noise_of
 from popgeo.testing.fixed_batches import FixedBatch
 from popgeo.testing.observe import Observation
 
@@ -121,8 +121,7 @@ def compare_runs(
     if new is None or old is None:
         return
     new_slopes, slopes = found.run.gradients(new), expected.run.gradients(old)
-    # Some slopes are zero but for rounding, such as a bias before a norm; the largest of all says what rounding is.
-    scale = 0.01 * max((float(slope.abs().max()) for slope in slopes.values() if slope.numel()), default=0.0)
+    scale = noise_of(slopes)
     for name, slope in slopes.items():
         apart = difference(new_slopes[name], slope, tolerance, scale=scale)
         if apart is not None:

@@ -29,6 +29,25 @@ def named_tensors(result: Any, name: str = "result") -> Iterator[tuple[str, Tens
             yield from named_tensors(part, f"{name}{field}")
 
 
+def returned_tensors(result: Any, remedy: str = "") -> dict[str, Tensor]:
+    """The tensors that a model returned, by name.
+
+    Raises:
+        ValueError: there is none; the message ends with the remedy.
+    """
+    tensors = dict(named_tensors(result))
+    if not tensors:
+        raise ValueError(
+            f"The model returned {type(result).__name__}, in which there is no tensor. Return tensors{remedy}."
+        )
+    return tensors
+
+
+def noise_of(slopes: Mapping[str, Tensor]) -> float:
+    """What counts as zero among slopes. Some are zero but for rounding, such as a bias's before a norm."""
+    return 0.01 * max((float(slope.abs().max()) for slope in slopes.values() if slope.numel()), default=0.0)
+
+
 def loss_of(trained: Iterable[Tensor]) -> Tensor:
     """The scalars among results that need a gradient, summed; where there is none, the mean square of each, summed."""
     tensors = list(trained)

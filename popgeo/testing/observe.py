@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from popgeo.testing.differences import named_tensors
+from popgeo.testing.differences import named_tensors, returned_tensors
 
 _DROPOUTS = {
     *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
@@ -78,12 +78,7 @@ def observe(model: Callable[..., Any], run: Callable[[Any], Any]) -> Observation
     with torch.random.fork_rng(), torch.enable_grad(), _WithoutDropout(), _record(module) as parts:
         torch.manual_seed(0)
         result = run(module)
-    tensors = dict(named_tensors(result))
-    if not tensors:
-        raise ValueError(
-            f"The model returned {type(result).__name__}, in which there is no tensor. Return tensors, or pass "
-            "call=lambda model, batch: ... that takes them from it."
-        )
+    tensors = returned_tensors(result, ", or pass call=lambda model, batch: ... that takes them from it")
     owner = module if isinstance(module, nn.Module) else nn.Module().eval()
     return Observation(
         result=result,

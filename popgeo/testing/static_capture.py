@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch_geometric.data.data import BaseData
 
 from popgeo import ipu
-from popgeo.testing.differences import difference, loss_of, named_tensors
+from popgeo.testing.differences import difference, loss_of, noise_of, returned_tensors
 
 _OPTIONS = ipu.Options(strict=False, show_progress=False, random_seed=0)
 
@@ -74,12 +74,7 @@ class _Step(nn.Module):
         self, inputs: Sequence[Any], named_inputs: Mapping[str, Any]
     ) -> tuple[dict[str, Tensor], Tensor | None]:
         """The results by name, and their loss; None where none needs a gradient."""
-        result = self.model(*inputs, **named_inputs)
-        tensors = dict(named_tensors(result))
-        if not tensors:
-            raise ValueError(
-                f"The model returned {type(result).__name__}, in which there is no tensor. Return tensors."
-            )
+        tensors = returned_tensors(self.model(*inputs, **named_inputs))
         trained = [tensor for tensor in tensors.values() if tensor.requires_grad]
         results = {name: tensor.detach() for name, tensor in tensors.items()}
         return results, loss_of(trained) if trained else None
@@ -121,8 +116,7 @@ def _check_capture(
         _compare(name, found[name], expected, tolerance)
     for name, expected in eager.named_buffers():
         _compare(f"buffer {_own(name)}", first.model.get_buffer(name), expected, tolerance)
-    # A slope that is zero but for rounding is measured by the largest of all.
-    scale = 0.01 * max((float(slope.abs().max()) for slope in slopes.values()), default=0.0)
+    scale = noise_of(slopes)
     before, after = dict(step.named_parameters()), dict(first.model.named_parameters())
     for name, expected in slopes.items():
         slope = (before[name].detach() - after[name].detach()) / rate

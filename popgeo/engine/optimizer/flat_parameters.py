@@ -129,8 +129,7 @@ class FlatParameters:
         size = -(-self.flat.numel() // (parts if self.is_divisible else 1))
         data = self.flat.detach()
         cut = nn.Parameter(data.reshape(-1)[:size] if data.dim() else data)
-        whole = size == self.total.numel()
-        set_gradient(cut, self.total.reshape(cut.shape) if whole else self.total.view(-1)[:size])
+        set_gradient(cut, self.total.reshape(-1)[:size].view(cut.shape))
         return cut
 
     def _split(self, flat: Tensor) -> list[Tensor]:
@@ -162,30 +161,21 @@ class FlatParameters:
             for p, end in zip(self.members, ends, strict=True)
         ]
 
-    def _join_state(self, parts: Sequence[Tensor]) -> Tensor:
-        """The state of this process's part, of what `_split_state` gave out or of all members' whole states."""
-        sizes = [here.stop - here.start for here in self._ranges()]
-        if [part.numel() for part in parts] == sizes:
-            return torch.cat([part.reshape(-1) for part in parts])
-        return torch.cat([part.reshape(-1) for part in parts])[self._range].clone()
-
     def _join(self, parts: Sequence[Any]) -> Any:
-        if self.is_divided and isinstance(parts[0], Tensor) and parts[0].dim():
-            return self._join_state(parts)
-        if _is_elementwise(parts[0], self.members[0]):
-            return torch.cat([part.reshape(-1) for part in parts]).view(self.flat.shape)
-        return copy.deepcopy(parts[0])
+        """A piece of the state, of what `publish` gave out or of the whole states of all members."""
+        is_piece = self.is_divided and isinstance(parts[0], Tensor) and parts[0].dim() > 0
+        if not is_piece and not _is_elementwise(parts[0], self.members[0]):
+            return copy.deepcopy(parts[0])
+        joined = torch.cat([part.reshape(-1) for part in parts])
+        if joined.numel() != self.own.numel():  # whole states, of which this process keeps a part
+            joined = joined[self._range].clone()
+        return joined.view(self.own.shape)
 
 
 def flatten_groups(
-    optimizer: Optimizer,
-    trained: Set[nn.Parameter],
-    options: StepOptions,
-    part: tuple[int, int],
+    optimizer: Optimizer, trained: Set[nn.Parameter], options: StepOptions, part: tuple[int, int]
 ) -> list[FlatParameters]:
-    """The trained parameters of an optimizer, those that it treats alike as one.
-
-    Where it looks at whole tensors, each is alone.
+    """The trained parameters of an optimizer, those that it treats alike as one; alone where it looks at whole ones.
 
     Of what all processes have alike, this one updates a part: number and count.
     """
