@@ -15,7 +15,7 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.join_gathers import join_gathers
 from popgeo.capture.op_graph import Input, OpGraph
 from popgeo.capture.passes import drop_unused, merge_equal_values
-from popgeo.capture.pytree import liken
+from popgeo.capture.pytree import note_likeness
 from popgeo.capture.row_indexing import use_row_indexing
 from popgeo.progress import is_seen
 
@@ -54,7 +54,7 @@ def capture_step(
             on_operation=bar.update,
         )
     graph, relied_on = optimize(captured.graph)
-    result = liken(captured.result, arguments.graph_data)
+    result = note_likeness(captured.result, arguments.graph_data)
     return replace(captured, graph=graph, result=result, row_indices=relied_on)
 
 

@@ -184,11 +184,11 @@ def templates(structure: Structure) -> Iterator[Any]:
             yield from templates(part)
 
 
-def liken(results: Structure, arguments: Sequence[Any]) -> Structure:
+def note_likeness(results: Structure, arguments: Sequence[Any]) -> Structure:
     """The nest of a model's results, where graph data knows which of the arguments it is like."""
     if not isinstance(results, Container):
         return results
-    parts = tuple(liken(part, arguments) for part in results.parts)
+    parts = tuple(note_likeness(part, arguments) for part in results.parts)
     like = None if results.template is None else _find_like(results, arguments)
     return replace(results, parts=parts, like=like)
 

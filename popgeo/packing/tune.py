@@ -18,7 +18,7 @@ _SETTLED = 4096  # graphs packed before packs count
 _NEAREST = 12  # candidates for num_nodes on either side of what is wanted
 _FINALISTS = 5  # of these, how many are tried with several amounts of slack
 _SLACKS = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
-_AS_GOOD = 0.002  # a shape this much dearer, but closer to the target, is preferred
+_AS_GOOD = 0.002  # a shape that costs this much more, but is closer to the target, is preferred
 
 
 @dataclass(frozen=True, kw_only=True)

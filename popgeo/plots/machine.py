@@ -57,7 +57,7 @@ def cycles_by(table: pd.DataFrame, *, rows: int = 12, ax: Axes | None = None) ->
     Args:
         table: `Report.to_frame("families")` or `Report.to_frame("blocks")`: `family` or `module`, `compute`, `exchange`
             and `sync` in cycles.
-        rows: The dearest so many are drawn.
+        rows: How many are drawn, the most expensive ones.
 
     Example:
         >>> table = pd.DataFrame({"family": ["gather", "matmul"], "compute": [9, 20], "exchange": [5, 1], "sync": 1})

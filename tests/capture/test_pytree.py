@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_geometric.data import Data, HeteroData
 
-from popgeo.capture.pytree import flatten, liken, templates, unflatten
+from popgeo.capture.pytree import flatten, note_likeness, templates, unflatten
 from popgeo.capture.structures import describe, first_difference, leaves, same
 
 
@@ -89,10 +89,10 @@ def test_stores_of_one_name_stay_apart_in_heterogeneous_data():
 
 def test_a_result_takes_what_is_no_tensor_from_the_argument_that_it_is_like():
     argument, result = water(), water(z=torch.zeros(3))
-    results = liken(flatten((result,))[1], [argument])
+    results = note_likeness(flatten((result,))[1], [argument])
     (made,) = unflatten(results, [torch.zeros(2, 2), torch.ones(3)], [water(name="heavy water")])
     assert (made.name, made.z.tolist()) == ("heavy water", [1, 1, 1])
-    unlike = liken(flatten((water(extra="text"),))[1], [argument])
+    unlike = note_likeness(flatten((water(extra="text"),))[1], [argument])
     (made,) = unflatten(unlike, [torch.zeros(2, 2), torch.ones(3)], [water(name="heavy water")])
     assert (made.name, made.extra) == ("water", "text")
 

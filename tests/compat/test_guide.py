@@ -24,7 +24,7 @@ def entries() -> Iterator[tuple[str, str]]:
 
 
 def setters() -> Iterator[tuple[str, str]]:
-    """The same of the setters of options, as their table has it."""
+    """As `entries`, for the setters of options, which stand in a table."""
     options = Options()
     for group in (options, options.Training, options.Precision, options.Jit, options.TensorLocations):
         for kind in type(group).__mro__:

@@ -29,7 +29,7 @@ def test_a_turn_costs_its_body_and_what_it_carries_over():
     assert body < cycles(lambda x: for_loop(1, torch.sin, [x]), X) < 1.5 * body
 
 
-def test_a_branch_costs_as_much_as_the_dearer_one():
+def test_a_branch_costs_as_much_as_the_more_expensive_one():
     def chosen(then: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor]) -> float:
         return cycles(lambda x: cond(x[0] > 0, then, [x], other, [x]), X)
 

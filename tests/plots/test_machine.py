@@ -37,7 +37,7 @@ def test_bars_add_up_to_the_cycles_of_the_step(report, rows):
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["compute", "exchange", "sync"]
 
 
-def test_only_the_dearest_rows_are_drawn():
+def test_only_the_most_expensive_rows_are_drawn():
     table = pd.DataFrame({"family": list("abc"), "compute": [1, 3, 2], "exchange": 0, "sync": 0})
     assert [label.get_text() for label in plots.cycles_by(table, rows=2).get_yticklabels()] == ["b", "c"]
 

@@ -61,5 +61,5 @@ def cond(
     for given in (then_inputs, else_inputs):
         if not isinstance(given, list | tuple) or not all(isinstance(tensor, Tensor) for tensor in given):
             raise ValueError("poptorch.cond expects then_inputs and else_inputs to be lists of tensors.")
-    honoured("cond", "one branch runs; the dearer one is counted")
+    honoured("cond", "one branch runs; the more expensive one is counted")
     return control_flow.cond(condition, then_body, then_inputs, else_body, else_inputs)

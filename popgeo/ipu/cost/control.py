@@ -32,17 +32,17 @@ def rules(plan_graph: PlanGraph) -> dict[str, Rule]:
         )
 
     def cond(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-        """The dearer branch runs, and its results go where those of the other would."""
+        """The more expensive branch runs, and its results go where those of the other would."""
         plans = [plan_graph(body, machine) for body in op.bodies]
         carry = _carry(made(graph, op), machine)
         branches = [in_sequence("control", [*branch, carry]) for branch in plans]
-        dearer = max(branches, key=lambda branch: branch.cycles(Profile.CALIBRATED))
+        costliest = max(branches, key=lambda branch: branch.cycles(Profile.CALIBRATED))
         return dataclasses.replace(
-            dearer,
+            costliest,
             split={},
             temporary_bytes=max(_work_space(b, p, machine) for b, p in zip(op.bodies, plans, strict=True)),
             parts=tuple(plan for branch in plans for plan in branch),
-            why="the dearer branch counts; " + dearer.why,
+            why="the more expensive branch counts; " + costliest.why,
         )
 
     return {"popgeo.for_loop": for_loop, "popgeo.cond": cond}

@@ -35,7 +35,7 @@ def gather_validity(table_rows: int, columns: int, lookups: int, width: int, mac
 
 
 def scatter_validity(table_rows: int, columns: int, summands: int, width: int, machine: Machine) -> Judgement:
-    """The same of a scatter-add."""
+    """As `gather_validity`, for a scatter-add."""
     alone = _in(summands, _FEW) and _in(table_rows, _MANY)
     in_block = _in(summands, _MANY) and _in(table_rows, _FEW)
     known = f"{_words(_FEW)} into {_words(_MANY)} and the other way round"
@@ -44,7 +44,7 @@ def scatter_validity(table_rows: int, columns: int, summands: int, width: int, m
 
 
 def matmul_validity(rows: int, contraction: int, columns: int, width: int, batch: int, machine: Machine) -> Judgement:
-    """The same of a dense product.
+    """As `gather_validity`, for a dense product.
 
     Example:
         >>> from popgeo.ipu.target import IpuTarget
@@ -64,7 +64,7 @@ def matmul_validity(rows: int, contraction: int, columns: int, width: int, batch
 
 
 def elementwise_validity(loop: str, name: str, elements: int, width: int, machine: Machine) -> Judgement:
-    """The same of an operation by element, of which only some loops were measured, in a block."""
+    """As `gather_validity`, for an operation by element; only some loops were measured, in a block."""
     if loop not in BLOCK_LOOPS:
         return Validity.ESTIMATE, f"cycles of {name} by poplibs' estimators, which no published measurement checks"
     return _judge([_beyond(elements, "elements", BLOCK_ELEMENTS)], width, machine)

@@ -78,7 +78,7 @@ def test_as_dear_as_torchs_own_decomposition():
 
 
 @pytest.mark.parametrize("is_backward", [False, True])
-def test_more_is_never_cheaper_and_half_no_dearer(is_backward: bool):
+def test_more_is_never_cheaper_and_half_costs_no_more(is_backward: bool):
     plain = cycles(plan_attention(GPT2, BOW, is_backward))
     for change in ({"nbytes": 4}, {"heads": 24}, {"queries": 1536}, {"keys": 1536}, {"mask": 1024 * 1024}):
         assert cycles(plan_attention(replace(GPT2, **change), BOW, is_backward)) >= plain, change

@@ -137,9 +137,9 @@ def test_a_loop_that_carries_nothing_copies_nothing():
 
 
 @pytest.mark.parametrize("is_second", [False, True])
-def test_the_dearer_branch_counts_and_room_is_kept_for_either(is_second):
+def test_the_more_expensive_branch_counts_and_room_is_kept_for_either(is_second):
     other = replace(BODY, ops=BODY.ops[:1], values=BODY.values[:3], outputs=(2,))
-    # The dearer one by measurement is the cheaper one by formula, and needs less room.
+    # The more expensive one by measurement is the cheaper one by formula, and needs less room.
     plans = {
         id(BODY): [Plan(family="dear", supersteps=(step(10, 900),), flops=5), *taking(0)],
         id(other): [Plan(family="cheap", supersteps=(step(800, 20),), flops=4, temporary_bytes=50)],

@@ -55,7 +55,7 @@ def test_few_channels_are_written_as_windows():
 
 
 @pytest.mark.parametrize("kind", ["forward", "input", "weight"])
-def test_more_is_never_cheaper_and_half_no_dearer(kind: str):
+def test_more_is_never_cheaper_and_half_costs_no_more(kind: str):
     plain = cycles(plan_convolution(RESNET, BOW, kind))
     larger = ({"nbytes": 4}, {"samples": 16}, {"wide": 256}, {"deep": 256}, {"window": 25})
     for change in larger:

@@ -83,7 +83,7 @@ def test_a_pass_in_place_lays_nothing_out_anew():
     assert cycles(apart) - cycles(in_place) == pytest.approx(BOW.calibration.elementwise_layout * 100)
 
 
-def test_more_is_never_cheaper_and_half_no_dearer():
+def test_more_is_never_cheaper_and_half_costs_no_more():
     plain = cycles(plan_groups(SOFTMAX, 4096, 4096 * 128, 2, BOW))
     for groups, elements, width in ((8192, 8192 * 128, 2), (4096, 4096 * 256, 2), (4096, 4096 * 128, 4)):
         assert cycles(plan_groups(SOFTMAX, groups, elements, width, BOW)) >= plain

@@ -20,8 +20,8 @@ def test_families_in_words_are_those_of_the_report():
     report = compile_training(gradient_accumulation=3).report
     last = str(report).splitlines()[-1]
     assert "; a step runs " in last
-    dearest = max(report.families, key=lambda name: report.families[name].bytes)
-    assert f"a step runs {report.families[dearest].ops} {dearest}" in last
+    most_moved = max(report.families, key=lambda name: report.families[name].bytes)
+    assert f"a step runs {report.families[most_moved].ops} {most_moved}" in last
     assert f"{quantity(report.total.flops)}FLOP" in str(report)
 
 
