@@ -1,36 +1,13 @@
-"""Operations of every cost family in few shapes and kinds of number, and what the machine model makes of them.
+"""Small programs of tables, products and operations by element, in shapes that fill the machine and others."""
 
-    python -m tests.support.cost_table
-
-writes `tests/ipu/cost/cost_table.csv` anew. Run it after a change that is meant to move modelled cycles, and read the
-difference before it is committed: each changed row is an operation whose figures moved.
-"""
-
-import csv
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from popgeo import ops
-from popgeo.capture.capture import bind, capture
 from popgeo.capture.control_flow import cond, for_loop
-from popgeo.ipu import IpuTarget
-from popgeo.ipu.cost.graph_cost import cost
-from popgeo.ipu.cost.plan import OpCost
-
-TABLE = Path(__file__).parent.parent / "ipu" / "cost" / "cost_table.csv"
-NAMES = ("program", "machine", "number", "operation", "validity")
-FIGURES = (
-    "ideal", "calibrated", "mean", "bytes_in", "bytes_out", "bytes_total", "fragments", "tiles", "workers",
-    "temporary_bytes", "flops", "considered", "bytes",
-)  # fmt: skip
-BOW, GC2, GC200 = IpuTarget.bow(), IpuTarget.gc2(), IpuTarget.gc200()
-FEW_TILES = replace(BOW, name="8 tiles", num_tiles=8)
-PAIR = replace(BOW, name="two of 16 tiles", num_tiles=16, num_ipus=2)
 
 Program = tuple[Callable[..., Any], tuple[Tensor, ...]]
 
@@ -51,7 +28,6 @@ def programs() -> dict[str, Program]:
     for name, value in {
         "wide": wide,
         "uneven": uneven,
-        "small": small,
         "one": numbers(1, 1),
         "half": numbers(999, 37, dtype=half),
         "integers": numbers(999, 37, dtype=torch.int32),
@@ -187,14 +163,6 @@ _ON_FLOATS: dict[str, Callable[..., Any]] = {
     ),
     "unknown": torch.special.bessel_j0,
 }  # fmt: skip
-_ON_OTHERS = {
-    GC2: ("product 2048", "gather wide", "sum rows wide", "functions uneven", "reductions uneven", "unknown small"),
-    GC200: ("product 16128", "softmax uneven"),
-    FEW_TILES: (
-        "gather", "sum rows", "product 1000", "product 2048", "copies", "reductions", "sorted", "many products",
-    ),
-    PAIR: ("gather", "sum rows", "product 1000", "copies", "reductions", "unknown small", "shards"),
-}  # fmt: skip
 
 
 def _tell_each_other(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
@@ -256,33 +224,3 @@ def _adam(p: Tensor, g: Tensor, m: Tensor, v: Tensor, t: Tensor) -> Tensor:
         maximize=False,
     )  # fmt: skip
     return p
-
-
-def rows() -> Iterator[dict[str, str | float]]:
-    """What the model says of each operation of each program, machine by machine."""
-    for program, (function, inputs) in programs().items():
-        graph = capture(function, bind(function, *inputs)).graph
-        machines = [BOW, *(m for m, some in _ON_OTHERS.items() if program.startswith(some))]
-        for machine in machines:
-            for number, op in enumerate(cost(graph, machine)):
-                if op.plan.supersteps:
-                    names = (program, machine.name, str(number), op.target, op.plan.validity.value)
-                    yield dict(zip(NAMES, names, strict=True)) | _figures(op)
-
-
-def _figures(op: OpCost) -> dict[str, float]:
-    steps = op.plan.supersteps
-    sums = {name: sum(getattr(step, name) for step in steps) for name in FIGURES[:9]}
-    plan = {name: getattr(op.plan, name) for name in FIGURES[9:12]}
-    return {name: round(value, 4) for name, value in {**sums, **plan, "bytes": op.bytes}.items()}
-
-
-def write(path: Path = TABLE) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, (*NAMES, *FIGURES), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows())
-
-
-if __name__ == "__main__":
-    write()
