@@ -13,6 +13,7 @@ from popgeo.capture.model_lines import line_of_error
 from popgeo.capture.op_graph import Role
 from popgeo.capture.pytree import flatten
 from popgeo.engine import micro_batches
+from popgeo.engine.backend import device_of
 from popgeo.engine.optimizer.capturable import CapturableOptimizer
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling
 from popgeo.engine.static_inputs import StaticInputs
@@ -44,7 +45,7 @@ class CudaGraphRunner:
     loss_scale = None
 
     def __init__(self, recipe: Recipe, step: CapturedStep, arguments: Arguments, cuda: Any = torch.cuda) -> None:
-        optimizer, device = recipe.optimizer, recipe.device
+        optimizer, device = recipe.optimizer, device_of(recipe.module, recipe.backend)
         if optimizer is not None and step.loss is None:
             raise ValueError("The model does not return its loss. Return it, alone or among the results.")
         self.step, self._model, self._modes, self._arguments = step, recipe.module, recipe.modes, arguments

@@ -4,6 +4,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -35,9 +36,6 @@ class Recipe:
         autocast: The type that the forward pass computes in where that is safe.
         machine: What else the step is compiled for; None for this computer alone.
         modes: Which submodules train; as they do now when left out.
-        module: The function, if it is a module; an empty one otherwise.
-        signature: The function's.
-        device: Where the module lies.
 
     Raises:
         ValueError: the backend does not serve what is asked for, or the module lies elsewhere.
@@ -51,21 +49,26 @@ class Recipe:
     autocast: torch.dtype | None = None
     machine: "StepMachine | None" = None
     modes: Mapping[nn.Module, bool] = field(default_factory=dict)
-    module: nn.Module = field(init=False)
-    signature: inspect.Signature = field(init=False)
-    device: torch.device = field(init=False)
 
     def __post_init__(self) -> None:
         if self.autocast not in _HALVES:
             raise ValueError(f"autocast is {self.autocast}; it is torch.bfloat16, torch.float16 or None.")
-        module = self.function if isinstance(self.function, nn.Module) else nn.Module()
-        object.__setattr__(self, "module", module)
-        object.__setattr__(self, "modes", self.modes or {part: part.training for part in module.modules()})
-        object.__setattr__(self, "signature", signature_of(self.function))
-        object.__setattr__(self, "device", device_of(module, self.backend))
+        if not self.modes:
+            object.__setattr__(self, "modes", {part: part.training for part in self.module.modules()})
+        device_of(self.module, self.backend)  # which refuses a module that lies elsewhere
         require_served(self.backend, self.options)
         if self.backend is Backend.CUDA and self.optimizer is not None:
             check_capturable(self.optimizer)
+
+    @cached_property
+    def module(self) -> nn.Module:
+        """The function, if it is a module; an empty one otherwise."""
+        return self.function if isinstance(self.function, nn.Module) else nn.Module()
+
+    @cached_property
+    def signature(self) -> inspect.Signature:
+        """How the function is called."""
+        return signature_of(self.function)
 
     @property
     def name(self) -> str:

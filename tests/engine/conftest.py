@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from popgeo.engine import bound_step, step_recipe
+from popgeo.engine import bound_step, cuda_graph, step_recipe
 from tests.support.fake_cuda import FakeCuda
 
 
@@ -14,7 +14,8 @@ from tests.support.fake_cuda import FakeCuda
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """A fake of torch.cuda behind the door, over models and tensors of the processor."""
     fake = FakeCuda()
-    monkeypatch.setattr(step_recipe, "device_of", lambda model, backend: torch.device("cpu"))
+    for module in (step_recipe, cuda_graph):
+        monkeypatch.setattr(module, "device_of", lambda model, backend: torch.device("cpu"))
     monkeypatch.setattr(bound_step, "torch", SimpleNamespace(cuda=fake))
     for name in ("adam", "rmsprop"):  # torch knows no processor that captures
         served = lambda *given, **named: ["cpu"]  # noqa: E731

@@ -263,3 +263,12 @@ def test_a_scale_of_two_changes_no_gradient_and_does_not_follow_them(cuda: FakeC
     step(torch.ones(2, 2, dtype=torch.float64))
     assert step.loss_scale is None
     assert model.weight.item() == -1.0
+
+
+def test_a_step_on_a_gpu_keeps_nothing_that_a_checkpoint_could_hold(cuda: FakeCuda, tmp_path):
+    _, step = slopes()
+    step(torch.ones(4, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"Save the state_dict of the model and of the optimizer"):
+        step.save(tmp_path / "never")
+    with pytest.raises(ValueError, match=r"backend='cuda' does not serve cache_dir"):
+        compile_forward(nn.Linear(1, 1), backend="cuda", options=StepOptions(cache_dir=tmp_path))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import popgeo
+from popgeo.engine import bound_step
 from popgeo.engine.backend import Backend, device_of
 from popgeo.engine.compile_step import compile_forward, compile_step
 from popgeo.engine.compiled_step import CompiledStep
@@ -181,3 +182,56 @@ def test_a_forward_pass_takes_one_step_at_least():
 @pytest.mark.parametrize(("backend", "kind"), [("cpu", GraphRunner), ("inductor", InductorRunner)])
 def test_each_backend_of_the_processor_has_its_runner(backend: str, kind: type):
     assert compile_forward(nn.Identity(), torch.zeros(1), backend)._bound.runner._kind is kind
+
+
+@pytest.mark.parametrize("asked", ["report", "pipeline"])
+def test_a_step_of_this_computer_alone_has_no_report_and_says_who_has(asked: str):
+    step = compile_forward(nn.Linear(1, 1), torch.zeros(2, 1))
+    with pytest.raises(ValueError, match=r"no machine accounts for it\. Use popgeo\.training_model"):
+        getattr(step, asked)
+    with pytest.raises(ValueError, match="has not been compiled"):
+        getattr(compile_forward(nn.Linear(1, 1)), asked)
+
+
+def test_a_step_of_this_computer_alone_is_kept_for_the_next_start(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    x, options = torch.randn(2, 1), StepOptions(cache_dir=tmp_path)
+    linear = nn.Linear(1, 1)
+    expected = compile_forward(linear, options=options)(x)
+
+    def capture_again(*given: object, **named: object) -> None:
+        raise AssertionError("It was kept.")
+
+    monkeypatch.setattr(bound_step, "capture_step", capture_again)
+    assert torch.equal(compile_forward(linear, options=options)(x), expected)
+    with pytest.raises(AssertionError, match="It was kept"):  # autocast makes another step of it
+        compile_forward(linear, options=options, autocast=torch.bfloat16)(x)
+
+
+def test_a_step_of_this_computer_alone_goes_on_from_its_checkpoint(tmp_path):
+    x, y = torch.full((4,), 2.0), torch.zeros(4)
+    model, step = line_step()
+    step(x, y)
+    step.save(tmp_path / "one")
+    step(x, y)
+    other, again = line_step()
+    again.load(tmp_path / "one")
+    again(x, y)
+    assert other.trained.item() == model.trained.item()
+
+
+def test_another_optimizer_leaves_the_mode_in_which_the_model_was_given():
+    class Dropped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.slope = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.slope * x).sum() + (1 if self.training else 0)
+
+    model = Dropped().train()
+    step = compile_step(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    model.eval()
+    step.set_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+    assert step(torch.ones(1)).item() == 2.0
+    assert model.slope.item() == 0.5
+    assert not model.training

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
+import popgeo
 from popgeo import ipu
 from popgeo.ipu import IpuTarget, Options, TileExact
 
@@ -109,3 +110,14 @@ def test_a_step_that_is_refused_leaves_model_and_optimizer_as_they_were(inputs, 
         for p, (address, values) in zip(model.parameters(), places, strict=True):
             assert p.data_ptr() == address
             assert torch.equal(p, values)
+
+
+def test_a_function_is_forgotten_and_compiled_anew_for_other_shapes():
+    function = ipu.compile(lambda x: x + 1, [torch.ones(2)])
+    function.reset()
+    assert function(torch.zeros(3)).tolist() == [1, 1, 1]
+
+
+def test_a_step_that_knows_no_machine_runs_on_tiles_too():
+    step = popgeo.compile_forward(Weighted(), make_data("first"))
+    assert TileExact(step, SMALL)(make_data("second")).y.tolist() == [[0, 2], [4, 6], [8, 10]]
