@@ -1,7 +1,9 @@
 """What compiling leaves: all that is needed to run a step, and to keep it for the next start."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
+from popgeo.capture.expand import expand
 from popgeo.capture.op_graph import Input, OpGraph
 from popgeo.capture.pytree import Structure
 
@@ -30,6 +32,12 @@ class CapturedStep:
     written: tuple[Input, ...] = ()
     files: frozenset[str] = frozenset()
     loss: int | None = None
+
+    @cached_property
+    def expanded(self) -> "CapturedStep":
+        """The same step without operations that stand for several; what a machine without them runs."""
+        graph = expand(self.graph)
+        return self if graph is self.graph else replace(self, graph=graph)
 
     @property
     def num_results(self) -> int:

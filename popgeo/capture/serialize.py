@@ -104,7 +104,7 @@ def _graph_in(document: Mapping[str, Any], constants: Mapping[int, Tensor]) -> O
 def _op(fields: list[Any]) -> Op:
     target, args, kwargs, outputs, writes, phase, module, source, bodies, block = fields
     return Op(
-        target=target, args=from_json(args), kwargs={key: from_json(arg) for key, arg in kwargs.items()},
+        target=target, args=tuple(from_json(args)), kwargs={key: from_json(arg) for key, arg in kwargs.items()},
         outputs=tuple(outputs), writes=tuple(writes), phase=phase, module=module, source=source,
         bodies=tuple(_graph_in(body, {}) for body in bodies), block=None if block is None else BlockMark(*block),
     )  # fmt: skip

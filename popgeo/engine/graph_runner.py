@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from popgeo.capture.control_flow import COND, FOR_LOOP
+from popgeo.capture.expand import expand
 from popgeo.capture.op_graph import Input, Op, OpGraph
 from popgeo.capture.operations import Out, operation_of
 from popgeo.capture.passes import fold_constants, is_random
 from popgeo.engine.codegen import emit
 from popgeo.engine.fuse.fuse_graph import fuse
-from popgeo.engine.fuse.interaction import describe_interactions
 from popgeo.engine.fuse.join_chains import describe_joined
+from popgeo.engine.fuse.plan_interactions import describe_interactions
 from popgeo.engine.fuse.prepared import PreparedOp, register_prepared
 from popgeo.engine.memory_plan import place_values, unplaced_bytes
 from popgeo.engine.run_bodies import prepare_cond, prepare_for_loop
@@ -45,7 +46,7 @@ class GraphRunner:
     ) -> None:
         self.graph = fold_constants(graph)
         self.draws_random_numbers = any(is_random(op) for op in self.graph.ops)
-        self.runs = self.graph if floating_point_exceptions else fuse(self.graph)
+        self.runs = expand(self.graph) if floating_point_exceptions else fuse(self.graph)
         values = self.graph.values
         given = {v: tensor.detach() for v, tensor in self.graph.constants.items()}
         given |= {v: state[one].detach() for one, v in graph.inputs.items() if one in state}

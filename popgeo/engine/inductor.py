@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from popgeo.capture.expand import expand
 from popgeo.capture.op_graph import Input, OpGraph, overload, substitute
 from popgeo.capture.passes import is_random
 from popgeo.engine.out_variants import returns_list
@@ -39,7 +40,7 @@ class InductorRunner:
             raise ValueError(
                 "floating_point_exceptions looks at each operation, and inductor joins them. Use backend='cpu'."
             )
-        self.graph = graph
+        self.graph = graph = expand(graph)
         self.draws_random_numbers = any(is_random(op) for op in graph.ops)
         self._places = dict(places or {})
         # In the graph's order: the state where it is, and room for the arguments of a call.

@@ -75,7 +75,7 @@ class StepRunner:
         staging: Staging | None = None,
     ) -> None:
         self._kind, self._staging = kind, staging
-        self._step, self._model, self._options = step, model, options
+        self._step, self._model, self._options = step if staging is None else step.expanded, model, options
         self.update, self.replicas = update, replicas
         self.threads = ThreadChoice(options.num_threads)
         self._mode = options.chosen_output_mode(trains=update is not None)

@@ -108,7 +108,7 @@ def assess(
         part_of_update: What a replica updates of its weights, where each keeps a part of the optimizer's state: it
             gets its part of the gradients and gives the others its part of the weights.
     """
-    graph = fold_constants(step.graph)
+    graph = fold_constants(step.expanded.graph)
     into = list(graph.inputs_of(Role.ARGUMENT).values())
     out = [v for v in graph.outputs[: step.num_results] if v is not None]  # gradients stay on the machine
     transfers = _host(graph, into, "receive inputs", target), _host(graph, out, "send results", target)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from popgeo.capture.expand import expand
 from popgeo.capture.held_state import module_state
 from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.passes import fold_constants
@@ -102,7 +103,7 @@ class TileExact:
 
     def __repr__(self) -> str:
         replicas = f"{len(self._replicas)} replicas of " if len(self._replicas) > 1 else ""
-        ops = len(fold_constants(self._step.graph).ops)
+        ops = len(fold_constants(self._step.expanded.graph).ops)
         return f"TileExact({replicas}{self._target.name}: {ops} operations on {self._tiles} tiles)"
 
     @property
@@ -179,7 +180,7 @@ class TileExact:
                 )
                 return self._programs[key]
             self._programs[key] = join(
-                graph,
+                expand(graph),
                 self._step.num_results,
                 self._target,
                 device_iterations=options.device_iterations,

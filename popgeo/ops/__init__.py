@@ -1,5 +1,6 @@
 """Functions of tensors with static shapes; each is one op to torch's capture, and differentiable twice."""
 
+from popgeo.ops.activation import Activation as Activation
 from popgeo.ops.cfconv import cfconv as cfconv
 from popgeo.ops.collectives import all_gather as all_gather
 from popgeo.ops.collectives import all_reduce as all_reduce
@@ -7,7 +8,6 @@ from popgeo.ops.collectives import all_to_all as all_to_all
 from popgeo.ops.collectives import reduce_scatter as reduce_scatter
 from popgeo.ops.collectives import replicate as replicate
 from popgeo.ops.collectives import shard as shard
-from popgeo.ops.filter_network import Activation as Activation
 from popgeo.ops.filter_network import FilterNetwork as FilterNetwork
 from popgeo.ops.filter_network import Gaussians as Gaussians
 from popgeo.ops.interaction import InteractionPlan as InteractionPlan

@@ -27,9 +27,22 @@ def is_direct(*tensors: Tensor) -> bool:
 
 def is_plain() -> bool:
     """Whether nothing traces or transforms what is called now: no capture, no dispatch mode, no functorch."""
-    return not (
+    return not (_C._len_torch_dispatch_stack() or _is_transformed())
+
+
+def is_written_down() -> bool:
+    """Whether a dispatch mode, such as a capture's, sees what is called now, and nothing else does.
+
+    Example:
+        >>> is_written_down()
+        False
+    """
+    return _C._len_torch_dispatch_stack() > 0 and not _is_transformed()
+
+
+def _is_transformed() -> bool:
+    return (
         is_compiling()
-        or _C._len_torch_dispatch_stack()
         or _functorch.peek_interpreter_stack() is not None
         or _C._get_tracing_state() is not None
         or forward_ad._current_level >= 0

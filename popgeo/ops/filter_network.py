@@ -1,25 +1,15 @@
 """What an interaction makes its filters with: Gaussians of distances, and linear layers with an activation."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from popgeo.ops.activation import Activation
 from popgeo.ops.exp_or_zero import exp_or_zero
-from popgeo.ops.interaction_call import MAX_LAYERS
-from popgeo.ops.interaction_call import Activation as Activation
-from popgeo.ops.shifted_softplus import shifted_softplus
 
-_ACTIVATE: dict[Activation, Callable[[Tensor], Tensor]] = {
-    Activation.SHIFTED_SOFTPLUS: shifted_softplus,
-    Activation.SOFTPLUS: F.softplus,
-    Activation.SILU: F.silu,
-    Activation.RELU: torch.relu,
-    Activation.TANH: torch.tanh,
-    Activation.SIGMOID: torch.sigmoid,
-}
+MAX_LAYERS = 4  # interaction.h
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +47,7 @@ class FilterNetwork:
     def __call__(self, rows: Tensor) -> Tensor:
         """[num_edges, in] -> [num_edges, out]"""
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            rows = F.linear(_ACTIVATE[self.activation](rows) if i else rows, weight, bias)
+            rows = F.linear(self.activation(rows) if i else rows, weight, bias)
         return rows
 
 

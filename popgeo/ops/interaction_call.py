@@ -1,65 +1,127 @@
-"""Calls of the compiled interaction: what it is given as one structure, and the memory that it works in."""
+"""One interaction: what it is given, what it computes, and how the compiled kernels are called for it."""
 
 import ctypes
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import IntEnum
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from popgeo.native import library
-from popgeo.ops.kernel_arguments import pointer
+from popgeo.ops.activation import Activation
+from popgeo.ops.cfconv import cfconv
+from popgeo.ops.filter_network import MAX_LAYERS, FilterNetwork, Gaussians
+from popgeo.ops.kernel_arguments import as_int64, pointer
+from popgeo.ops.refusals import refuse_index
 
-MAX_LAYERS = 4
-LEAST_EXPONENT = -60.0  # of a Gaussian; as `exp_or_zero`
 GROUP = 8  # interaction.h: filters are made for as many edges at once
 _INT = ctypes.c_int64
 _pack_plan = struct.Struct("8q").pack  # InteractionPlanCall of interaction_plan.cpp
 _pack_call = struct.Struct("18qd24q").pack  # InteractionCall of interaction.h
 
 
-class Activation(IntEnum):
-    """What stands between the layers of a filter network; the numbers are those of interaction.h."""
-
-    SHIFTED_SOFTPLUS = 0
-    SOFTPLUS = 1
-    SILU = 2
-    RELU = 3
-    TANH = 4
-    SIGMOID = 5
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Call:
-    """What one interaction is given; everything is float32, contiguous and in memory of the processor.
+    """What one interaction is given, in the order of the operations' schemas.
 
     Attributes:
-        num_edges: Slots, absent ones included.
-        num_rows: Receivers.
-        plan: From `make_plan`.
         x: Features of the sources. [num_sources, channels]
         expansion: Distances where there are centres, else the network's inputs. [num_edges] or [num_edges, inputs]
-        centres: Of the Gaussians. [inputs]
-        width: What the square of the distance from a centre is multiplied with; negative.
         envelope: Factor of each filter. [num_edges]
         weights: Of each layer. [out, in]
         biases: Of each layer. [out]
+        src: Source of each edge. [num_edges]
+        dst: Receiver of each edge. [num_edges]
+        num_nodes: Receivers.
+        activation: Between the layers; one of `Activation`.
+        half_list: Whether each edge stands for both directions.
+        centres: Of the Gaussians. [inputs]
+        width: What the square of the distance from a centre is multiplied with; negative.
+        plan: From `make_plan`.
     """
 
-    num_edges: int
-    num_rows: int
-    plan: Tensor
     x: Tensor
     expansion: Tensor
-    centres: Tensor | None
-    width: float
     envelope: Tensor | None
     weights: Sequence[Tensor]
     biases: Sequence[Tensor | None]
+    src: Tensor
+    dst: Tensor
+    num_nodes: int
     activation: int
     half_list: bool
+    centres: Tensor | None = None
+    width: float = 0.0
+    plan: Tensor | None = None
+
+    @property
+    def tensors(self) -> list[Tensor | None]:
+        """What it may be differentiated by: features, expansion, envelope, weights, biases."""
+        return [self.x, self.expansion, self.envelope, *self.weights, *self.biases]
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """As the operations take them."""
+        return tuple(vars(self).values())
+
+    def of(self, tensors: Sequence[Any]) -> "Call":
+        """The same call on other `tensors`."""
+        x, expansion, envelope, *layers = tensors
+        weights, biases = layers[: len(self.weights)], layers[len(self.weights) :]
+        return replace(self, x=x, expansion=expansion, envelope=envelope, weights=weights, biases=biases)
+
+    def planned(self, plan: Tensor) -> "Call":
+        """The same call with a plan."""
+        return replace(self, plan=plan)
+
+    def sums(self) -> Tensor:
+        """The definition, in operations that torch differentiates as often as one likes. [num_nodes, channels]"""
+        network = FilterNetwork(weights=self.weights, biases=self.biases, activation=Activation(self.activation))
+        rows = (
+            self.expansion
+            if self.centres is None
+            else Gaussians(centres=self.centres, width=self.width)(self.expansion)
+        )
+        w = network(rows)  # [num_edges, channels]
+        w = w if self.envelope is None else w * self.envelope.unsqueeze(1)
+        message = cfconv(self.x, w, self.src, self.dst, self.num_nodes)
+        return message + cfconv(self.x, w, self.dst, self.src, self.num_nodes) if self.half_list else message
+
+    def gradients(self, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
+        """The wanted ones of the gradients by `tensors` of the definition, from that of the sums.
+
+        Where gradients are on, they can be differentiated again.
+        """
+        again = torch.is_grad_enabled()
+        tensors = list(self.tensors)
+        with torch.enable_grad():
+            for i, (t, is_wanted) in enumerate(zip(tensors, wanted, strict=True)):
+                if t is not None:
+                    # Under a name of its own: a distance may also reach the sums through the envelope, which is another
+                    # gradient.
+                    named = t.view_as(t) if again else t.detach()
+                    tensors[i] = named if named.requires_grad else named.requires_grad_(is_wanted)
+            by = [t for t, is_wanted in zip(tensors, wanted, strict=True) if t is not None and is_wanted]
+            return list(torch.autograd.grad(self.of(tensors).sums(), by, grad, create_graph=again))
+
+    def is_served(self) -> bool:
+        """Whether the kernels compute it: all of it is float32 in memory of a processor that they are made for."""
+        floating = [t for t in (*self.tensors, self.centres) if t is not None]
+        served = all(t.dtype is torch.float32 and t.is_cpu and t.numel() > 0 for t in floating)
+        return served and self.src.numel() > 0 and is_served()
+
+    def laid_out(self) -> "Call":
+        """The same call as the kernels read it: with a plan, and every tensor contiguous."""
+        plan = self.plan
+        if plan is None:
+            plan = self.src.new_empty(plan_size(self.src.shape[0], self.x.shape[0], self.num_nodes), dtype=torch.int32)
+            distances = None if self.centres is None else self.expansion.contiguous()
+            fill_plan(self.src, self.dst, None, distances, (self.x.shape[0], self.num_nodes), plan)
+        centres = None if self.centres is None else self.centres.contiguous()
+        tensors = [None if t is None else t.contiguous() for t in self.tensors]
+        return replace(self.of(tensors), centres=centres, plan=plan)
 
     def pack(
         self,
@@ -92,7 +154,7 @@ class Call:
             layers += [weight.shape[1], weight.shape[0]]
         layers += [0] * (6 * MAX_LAYERS - len(layers))
         pointers = map(pointer, (*data, to_expansion, to_envelope, workspace))
-        sizes = self.num_edges, self.x.shape[0], self.num_rows
+        sizes = self.src.shape[0], self.x.shape[0], self.num_nodes
         choices = int(self.half_list), int(self.activation), len(self.weights), num_threads
         return _pack_call(*pointers, *sizes, *choices, self.width, *layers)
 
@@ -101,6 +163,14 @@ class Call:
         native = library.packed("popgeo_interaction_workspace")
         assert native is not None
         return native(self.pack(num_threads=num_threads))
+
+    def workspace(self, num_threads: int) -> Tensor:
+        """Memory to work in."""
+        return torch.empty(self.workspace_size(num_threads))
+
+    def empty_filters(self) -> Tensor:
+        """Memory for the filters that the forward pass keeps."""
+        return self.x.new_empty(filters_shape(self.src.shape[0], self.x.shape[1]))
 
 
 def is_served() -> bool:
@@ -138,6 +208,19 @@ def make_plan(
     return native(_pack_plan(*pointers, src.shape[0], *sizes)) == 0
 
 
+def fill_plan(
+    src: Tensor, dst: Tensor, envelope: Tensor | None, distances: Tensor | None, sizes: tuple[int, int], plan: Tensor
+) -> None:
+    """`make_plan`, which refuses an index that is out of range.
+
+    Raises:
+        ValueError: an index is out of range.
+    """
+    if not make_plan(as_int64(src), as_int64(dst), sizes, envelope, distances, plan):
+        refuse_index("src", src, sizes[0])
+        refuse_index("dst", dst, sizes[1])
+
+
 def run(direction: str, packed: bytes) -> None:
     """Runs a packed call, `"forward"` or `"backward"`.
 
@@ -148,8 +231,3 @@ def run(direction: str, packed: bytes) -> None:
     assert native is not None
     if native(packed):
         raise ValueError("The plan of the interaction is of other edges or was changed. Make a new one.")
-
-
-def empty_filters(num_edges: int, channels: int) -> Tensor:
-    """Memory for filters."""
-    return torch.empty(filters_shape(num_edges, channels))

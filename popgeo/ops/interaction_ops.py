@@ -1,78 +1,123 @@
-"""The interaction as operations of torch for graphs: with the plan, the filters and the working memory as values."""
+"""The interaction as operations of torch: forward, backward and plan, each whole in a captured graph.
 
-from collections.abc import Sequence
+`interaction` and `interaction_backward` have a decomposition in torch's table, into the convolution and plain torch:
+for inductor, for what a machine costs and for its tiles. What the forward operation keeps, only the backward one reads.
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp import register_decomposition
 
 from popgeo.ops import interaction_call
+from popgeo.ops.eager import is_eager
 from popgeo.ops.interaction_call import Call
-from popgeo.ops.refusals import refuse_index
-from popgeo.ops.register_op import register
+from popgeo.ops.register_op import LIBRARY, register
 
-# What all of them take, in the order of `Call`, and with how many threads at most.
+# Those of `Call`, in its order.
 _ARGUMENTS = (
-    "int num_edges, int num_rows, Tensor plan, Tensor x, Tensor expansion, Tensor? centres, float width, "
-    "Tensor? envelope, Tensor[] weights, Tensor?[] biases, int activation, bool half_list, int num_threads"
+    "Tensor x, Tensor expansion, Tensor? envelope, Tensor[] weights, Tensor?[] biases, Tensor src, Tensor dst, "
+    "SymInt num_nodes, int activation, bool half_list, Tensor? centres, float width, Tensor? plan"
 )
-_NUM_ARGUMENTS = 13
+NUM_ARGUMENTS = 13
 
 
-def as_call(arguments: Sequence[Any]) -> tuple[Call, int]:
-    """The call that the arguments of an operation describe, and its number of threads."""
-    names = tuple(Call.__dataclass_fields__)
-    *given, num_threads = arguments[:_NUM_ARGUMENTS]
-    return Call(**dict(zip(names, given, strict=True))), num_threads
-
-
-def fill_plan(
-    src: Tensor, dst: Tensor, envelope: Tensor | None, distances: Tensor | None, sizes: tuple[int, int], plan: Tensor
-) -> None:
-    """Fills the plan's memory.
+def interact(call: Call) -> tuple[Tensor, Tensor]:
+    """The sums of an interaction, and the filters as its backward pass reads them; differentiable twice.
 
     Raises:
-        ValueError: an index is out of range.
+        ValueError: an index is out of range, or the plan is of other edges.
     """
-    if not interaction_call.make_plan(src, dst, sizes, envelope, distances, plan):
-        refuse_index("src", src, sizes[0])
-        refuse_index("dst", dst, sizes[1])
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in call.tensors):
+        return _Interaction.apply(call, *call.tensors)
+    return _below_autograd("interaction", _forward, call.arguments)
 
 
-def pack_forward(arguments: Sequence[Any], results: Sequence[Tensor], num_threads: int) -> bytes:
-    """The structure of an `interaction`, whose results are the sums, the filters and the working memory."""
+def interact_backward(call: Call, filters: Tensor, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
+    """The wanted ones of the gradients by `Call.tensors`; the definition's where they may be differentiated again."""
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (grad, *call.tensors)):
+        return call.gradients(grad, wanted)
+    return _below_autograd("interaction_backward", _backward, (*call.arguments, filters, grad, list(wanted)))
+
+
+def pack_forward(call: Call, results: Sequence[Tensor], num_threads: int) -> bytes:
+    """The structure of a forward call, whose results are the sums, the filters and the working memory."""
     out, filters, workspace = results
-    return as_call(arguments)[0].pack(out=out, filters=filters, workspace=workspace, num_threads=num_threads)
+    return call.pack(out=out, filters=filters, workspace=workspace, num_threads=num_threads)
 
 
-def pack_backward(arguments: Sequence[Any], results: Sequence[Tensor], num_threads: int) -> bytes:
-    """The structure of an `interaction_backward`; its results are the gradients wanted, and the working memory."""
-    filters, grad, wanted = arguments[_NUM_ARGUMENTS:]
+def pack_backward(
+    call: Call, results: Sequence[Tensor], num_threads: int, filters: Tensor, grad: Tensor, wanted: Sequence[bool]
+) -> bytes:
+    """The structure of a backward call; its results are the gradients wanted, and the working memory."""
     *made, workspace = results
     given = iter(made)
-    to_x, *to_layers = [next(given) if is_wanted else None for is_wanted in wanted]
-    half = len(to_layers) // 2
-    pairs = [t for pair in zip(to_layers[:half], to_layers[half:], strict=True) for t in pair]
-    return as_call(arguments)[0].pack(
+    to_x, to_expansion, to_envelope, *layers = [next(given) if is_wanted else None for is_wanted in wanted]
+    half = len(call.weights)
+    pairs = [t for pair in zip(layers[:half], layers[half:], strict=True) for t in pair]
+    return call.pack(
         out=to_x,
         filters=filters,
         grad=grad,
-        grads=[None, None, *pairs],
+        grads=[to_expansion, to_envelope, *pairs],
         workspace=workspace,
         num_threads=num_threads,
     )
 
 
+class _Interaction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: Call, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+        out, filters = _below_autograd("interaction", _forward, call.arguments)
+        ctx.call = call.of([None for _ in tensors])  # torch keeps the tensors, and watches over them
+        ctx.save_for_backward(*tensors, filters)
+        ctx.mark_non_differentiable(filters)
+        return out, filters
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        *tensors, filters = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[1:]
+        made = iter(interact_backward(ctx.call.of(tensors), filters, grad, wanted))
+        return None, *(next(made) if is_wanted else None for is_wanted in wanted)
+
+
+def _below_autograd(name: str, kernel: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """Runs an operation, which torch's dispatcher sees only where it has something to add."""
+    if is_eager([*arguments, *(t for argument in arguments if isinstance(argument, list | tuple) for t in argument)]):
+        return kernel(*arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return getattr(torch.ops.popgeo, name).default(*arguments)
+
+
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    call = Call(*arguments)
+    if not call.is_served():
+        return call.sums(), call.empty_filters()
+    call, num_threads = call.laid_out(), torch.get_num_threads()
+    results = *_empty_forward(*arguments), call.workspace(num_threads)
+    interaction_call.run("forward", pack_forward(call, results, num_threads))
+    return results[0], results[1]
+
+
+def _backward(*arguments: Any) -> list[Tensor]:
+    call, (filters, grad, wanted) = Call(*arguments[:NUM_ARGUMENTS]), arguments[NUM_ARGUMENTS:]
+    if not call.is_served():
+        return call.gradients(grad, wanted)
+    call, num_threads = call.laid_out(), torch.get_num_threads()
+    made, grad = _empty_backward(*arguments), grad.contiguous()  # held by name while it runs
+    results = [*made, call.workspace(num_threads)]
+    interaction_call.run("backward", pack_backward(call, results, num_threads, filters, grad, wanted))
+    return made
+
+
 def _plan(
-    src: Tensor,
-    dst: Tensor,
-    envelope: Tensor | None,
-    distances: Tensor | None,
-    num_sources: int,
-    num_rows: int,
+    src: Tensor, dst: Tensor, envelope: Tensor | None, distances: Tensor | None, num_sources: int, num_rows: int
 ) -> Tensor:
     plan = _empty_plan(src, dst, envelope, distances, num_sources, num_rows)
-    fill_plan(src, dst, envelope, distances, (num_sources, num_rows), plan)
+    interaction_call.fill_plan(src, dst, envelope, distances, (num_sources, num_rows), plan)
     return plan
 
 
@@ -80,30 +125,24 @@ def _empty_plan(src: Tensor, dst: Tensor, envelope: Any, distances: Any, num_sou
     return src.new_empty(interaction_call.plan_size(src.shape[0], num_sources, num_rows), dtype=torch.int32)
 
 
-def _empty_forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    call, num_threads = as_call(arguments)
-    x, channels = call.x, call.x.shape[1]
-    filters = x.new_empty(interaction_call.filters_shape(call.num_edges, channels))
-    return x.new_empty(call.num_rows, channels), filters, x.new_empty(call.workspace_size(num_threads))
+def _empty_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    call = Call(*arguments)
+    return call.x.new_empty(call.num_nodes, call.x.shape[1]), call.empty_filters()
 
 
 def _empty_backward(*arguments: Any) -> list[Tensor]:
-    call, num_threads = as_call(arguments)
-    tensors = call.x, *call.weights, *call.biases
-    shapes = [t.shape for t, wanted in zip(tensors, arguments[-1], strict=True) if wanted and t is not None]
-    return [*map(call.x.new_empty, shapes), call.x.new_empty(call.workspace_size(num_threads))]
+    tensors, wanted = Call(*arguments[:NUM_ARGUMENTS]).tensors, arguments[-1]
+    return [t.new_empty(t.shape) for t, is_wanted in zip(tensors, wanted, strict=True) if is_wanted and t is not None]
 
 
-def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    results = _empty_forward(*arguments)
-    interaction_call.run("forward", pack_forward(arguments, results, arguments[_NUM_ARGUMENTS - 1]))
-    return results
+def _decomposed(*arguments: Any) -> tuple[Tensor, Tensor]:
+    call = Call(*arguments)
+    return call.sums(), call.empty_filters()
 
 
-def _backward(*arguments: Any) -> list[Tensor]:
-    results = _empty_backward(*arguments)
-    interaction_call.run("backward", pack_backward(arguments, results, arguments[_NUM_ARGUMENTS - 1]))
-    return results
+def _decomposed_backward(*arguments: Any) -> list[Tensor]:
+    _, grad, wanted = arguments[NUM_ARGUMENTS:]
+    return Call(*arguments[:NUM_ARGUMENTS]).gradients(grad, wanted)
 
 
 register(
@@ -112,13 +151,17 @@ register(
     kernel=_plan,
     fake=_empty_plan,
 )
-register(
-    f"interaction({_ARGUMENTS}) -> (Tensor out, Tensor filters, Tensor workspace)",
-    kernel=_forward,
-    fake=_empty_forward,
-)
+register(f"interaction({_ARGUMENTS}) -> (Tensor out, Tensor filters)", kernel=_forward, fake=_empty_forward)
 register(
     f"interaction_backward({_ARGUMENTS}, Tensor filters, Tensor grad, bool[] wanted) -> Tensor[]",
     kernel=_backward,
     fake=_empty_backward,
 )
+LIBRARY.impl("interaction", lambda *arguments: interact(Call(*arguments)), "Autograd")
+LIBRARY.impl(
+    "interaction_backward",
+    lambda *arguments: interact_backward(Call(*arguments[:NUM_ARGUMENTS]), *arguments[NUM_ARGUMENTS:]),
+    "Autograd",
+)
+register_decomposition(torch.ops.popgeo.interaction.default)(_decomposed)
+register_decomposition(torch.ops.popgeo.interaction_backward.default)(_decomposed_backward)

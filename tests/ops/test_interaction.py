@@ -12,7 +12,8 @@ from torch.testing import assert_close
 
 from popgeo.native import library
 from popgeo.ops import interaction_call
-from popgeo.ops.filter_network import Activation, FilterNetwork, Gaussians
+from popgeo.ops.activation import Activation
+from popgeo.ops.filter_network import FilterNetwork, Gaussians
 from popgeo.ops.interaction import InteractionPlan, interaction
 
 served = pytest.mark.skipif(not interaction_call.is_served(), reason="no kernels for this processor")
@@ -304,35 +305,6 @@ def test_a_gradient_that_is_one_number_for_all_is_read_as_it_is():
         interaction(x, *edges, network, given["expansion"].to(dtype), gaussians).sum().backward()
         sums.append(x.grad)
     assert_near(sums[:1], sums[1:], 1e-5)
-
-
-@served
-@pytest.mark.parametrize("half_list", [False, True])
-def test_the_operations_for_graphs_give_what_the_function_gives(half_list):
-    given = problem(num_edges=70, num_nodes=9, half_list=half_list)
-    given = {
-        name: value.float() if torch.is_tensor(value) and value.is_floating_point() else value
-        for name, value in given.items()
-    }
-    weights, biases = [[t.float() for t in given[name]] for name in ("weights", "biases")]
-    out, *gradients = run(given)
-    ops = torch.ops.popgeo
-    edges = given["src"], given["dst"], given["envelope"], given["expansion"], 9, 9
-    plan = ops.interaction_plan(*edges)
-    with pytest.raises(ValueError, match="dst"):
-        ops.interaction_plan(*edges[:5], int(given["dst"].max()))
-    arguments = (
-        70, 9, plan, given["x"], given["expansion"], given["centres"], -1.5, given["envelope"], weights, biases,
-        int(given["activation"]), half_list, 1,
-    )  # fmt: skip
-    sums, filters, _ = ops.interaction(*arguments)
-    assert torch.equal(sums, out)
-    grad = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out).float()
-    *made, _ = ops.interaction_backward(*arguments, filters, grad, [True] * 5)
-    to_x, _, *to_layers = gradients  # that of the distances is not among the operation's
-    assert all(torch.equal(one, other) for one, other in zip(made, [to_x, *to_layers], strict=True))
-    *made, _ = ops.interaction_backward(*arguments, filters, grad, [False, True, False, False, True])
-    assert all(torch.equal(one, to_layers[n]) for one, n in zip(made, (0, 3), strict=True))
 
 
 @pytest.mark.parametrize("end", ["src", "dst"])

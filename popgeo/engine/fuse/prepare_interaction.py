@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from popgeo.capture.op_graph import Op, OpGraph, substitute
+from popgeo.engine.fuse.plan_interactions import BACKWARD, FORWARD, PLAN
 from popgeo.engine.fuse.prepared import PreparedCall, PreparedOp, late_arguments, register_prepared
 from popgeo.ops import interaction_call
-from popgeo.ops.interaction_ops import as_call, fill_plan, pack_backward, pack_forward
-
-Pack = Callable[[Sequence[Any], Sequence[Tensor], int], bytes]
+from popgeo.ops.interaction_call import Call
+from popgeo.ops.interaction_ops import NUM_ARGUMENTS, pack_backward, pack_forward
 
 
 def _prepare_plan(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall:
@@ -21,19 +21,22 @@ def _prepare_plan(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Prep
     def call(*operands: Tensor) -> None:
         places = tensors | dict(zip(late, operands, strict=True)) if late else tensors  # type: ignore[operator]
         src, dst, envelope, distances, *sizes = substitute(op.args, places.__getitem__)
-        fill_plan(src, dst, envelope, distances, tuple(sizes), plan)
+        interaction_call.fill_plan(src, dst, envelope, distances, tuple(sizes), plan)
 
     return call
 
 
-def _prepare(direction: str, pack: Pack) -> Callable[[OpGraph, Op, Mapping[int, Tensor]], PreparedCall]:
-    def prepare(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall:
+def _prepare(
+    direction: str, pack: Callable[..., bytes]
+) -> Callable[[OpGraph, Op, Mapping[int, Tensor]], PreparedCall | None]:
+    def prepare(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall | None:
         results = [tensors[v] for v in op.makes()]
         late, _ = late_arguments(op, tensors)
-        _, limit = as_call(op.args)  # there is working memory for so many threads
+        limit = torch.get_num_threads()  # there is working memory for so many
 
         def packed(num_threads: int, operands: Mapping[int, Tensor]) -> bytes:
-            return pack(substitute(op.args, operands.__getitem__), results, num_threads)
+            arguments: Sequence[Any] = substitute(op.args, operands.__getitem__)
+            return pack(Call(*arguments[:NUM_ARGUMENTS]), results, num_threads, *arguments[NUM_ARGUMENTS:])
 
         if late:  # their places are new at each run
 
@@ -55,6 +58,6 @@ def _prepare(direction: str, pack: Pack) -> Callable[[OpGraph, Op, Mapping[int, 
     return prepare
 
 
-register_prepared("popgeo.interaction_plan.default", PreparedOp(prepare=_prepare_plan))
-register_prepared("popgeo.interaction.default", PreparedOp(prepare=_prepare("forward", pack_forward)))
-register_prepared("popgeo.interaction_backward.default", PreparedOp(prepare=_prepare("backward", pack_backward)))
+register_prepared(PLAN, PreparedOp(prepare=_prepare_plan))
+register_prepared(FORWARD, PreparedOp(prepare=_prepare("forward", pack_forward)))
+register_prepared(BACKWARD, PreparedOp(prepare=_prepare("backward", pack_backward)))

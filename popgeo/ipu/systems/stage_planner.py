@@ -49,7 +49,7 @@ class StagePlanner:
     """
 
     def __init__(self, step: CapturedStep, update: Callable[[Options], OpGraph] | None) -> None:
-        self.graph, self._capture_update = fold_constants(step.graph), update
+        self.graph, self._capture_update = fold_constants(step.expanded.graph), update
         self._num_results, self._captured_ops = step.num_results, step.captured_ops
         self._costs: dict[float, Sequence[OpCost]] = {}  # by the share of memory that products may take
         self._updates: dict[bool, UpdateCost] = {}  # by whether gradients are accumulated

@@ -7,12 +7,10 @@ from torch import Tensor, nn
 
 from popgeo.nn.atom_edges import MAX_Z, Edges, find_edges
 from popgeo.nn.dipole import ATOMIC_MASSES, dipole_magnitude
-from popgeo.nn.filter_network import Filters, networks_in_one_pass
 from popgeo.nn.interaction_graph import KNNInteractionGraph
+from popgeo.nn.one_pass_filters import DistanceColumn, OnePassFilters, networks_in_one_pass
 from popgeo.nn.radial import CosineEnvelope, GaussianSmearing, ShiftedSoftplus
 from popgeo.nn.readout import READOUTS, require_readout
-from popgeo.ops.filter_network import FilterNetwork
-from popgeo.ops.interaction import interaction
 
 
 class CFConv(nn.Module):
@@ -25,8 +23,10 @@ class CFConv(nn.Module):
         # The block owns the network as `mlp`; PyG's checkpoints also hold it under this name.
         self.nn = filter_network
 
-    def forward(self, x: Tensor, w: Tensor, edges: Edges) -> Tensor:
+    def forward(self, x: Tensor, w: Tensor | OnePassFilters, edges: Edges) -> Tensor:
         """[num_nodes, in_channels], [num_edges, num_filters] -> [num_nodes, out_channels]"""
+        if isinstance(w, OnePassFilters):
+            return self.lin2(w.convolve(self.lin1(x)))
         return self.lin2(edges.convolve(self.lin1(x), w))
 
 
@@ -42,26 +42,17 @@ class InteractionBlock(nn.Module):
         self.act = ShiftedSoftplus(stable)
         self.lin = nn.Linear(hidden_channels, hidden_channels)
 
-    def forward(self, x: Tensor, rbf: Tensor, envelope: Tensor, edges: Edges) -> Tensor:
-        """[num_nodes, hidden], [num_edges, num_gaussians], [num_edges, 1] -> [num_nodes, hidden]"""
+    def forward(
+        self, x: Tensor, rbf: Tensor, envelope: Tensor, edges: Edges, filters: OnePassFilters | None = None
+    ) -> Tensor:
+        """[num_nodes, hidden], [num_edges, num_gaussians], [num_edges, 1] -> [num_nodes, hidden]
+
+        Where `filters` are given, the interaction makes them, and rows of all edges are never in memory.
+        """
+        if filters is not None:
+            return self.lin(self.act(self.conv(x, filters, edges)))
         w = self.mlp(rbf) * envelope  # [num_edges, num_filters]
         return self.lin(self.act(self.conv(x, w, edges)))
-
-    def in_one_pass(self, x: Tensor, filters: Filters, network: FilterNetwork, edges: Edges) -> Tensor:
-        """The same without the rows of all edges in memory, where `popgeo.ops.interaction` serves."""
-        message = interaction(
-            self.conv.lin1(x),
-            edges.neighbour,
-            edges.centre,
-            x.size(0),
-            network,
-            filters.expansion,
-            filters.gaussians,
-            filters.envelope,
-            half_list=edges.half_list,
-            plan=filters.plan,
-        )
-        return self.lin(self.act(self.conv.lin2(message)))
 
 
 class SchNet(nn.Module):
@@ -226,20 +217,20 @@ class SchNet(nn.Module):
         blocks = list(self.interactions)
         ours = [block for block in blocks if type(block) is InteractionBlock]
         networks = networks_in_one_pass(ours, [block.mlp for block in ours], r)
-        if networks is None or len(ours) < len(blocks):
-            edges = Edges.of(edge_index, z.size(0), half_list)
+        is_one_pass = networks is not None and len(ours) == len(blocks)
+        edges = Edges.of(edge_index, z.size(0), half_list, with_plans=not is_one_pass)
+        if networks is None or not is_one_pass:
             rbf = self.distance_expansion(r)  # [num_edges, num_gaussians]
             envelope = self.envelope(r).unsqueeze(1)  # [num_edges, 1]
             x = self.embedding(z)  # [num_atoms, hidden_channels]
             for block in blocks:
                 x = x + block(x, rbf, envelope, edges)
             return x
-        edges = Edges.of(edge_index, z.size(0), half_list, with_plans=False)
-        ends = edges.neighbour, edges.centre
-        filters = Filters.of(self.distance_expansion, self.envelope(r), r, ends, z.size(0))
+        column = DistanceColumn.of(self.distance_expansion, self.envelope, r, edges, z.size(0))
         x = self.embedding(z)
-        for block, network in zip(ours, networks, strict=True):
-            x = x + block.in_one_pass(x, filters, network, edges)
+        for block, network in zip(blocks, networks, strict=True):
+            filters = OnePassFilters(network=network, column=column)
+            x = x + block(x, column.expansion, column.envelope, edges, filters)
         return x
 
     def extra_repr(self) -> str:

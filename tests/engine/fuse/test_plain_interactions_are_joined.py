@@ -1,5 +1,6 @@
 """Interactions written as gather, product and sum run in one pass, where that is what they are; else as before."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -7,12 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 from torch_geometric.nn.models import SchNet as PygSchNet
+from torch_geometric.nn.models.schnet import ShiftedSoftplus as PygSoftplus
 
 import popgeo
 from popgeo import ipu
-from popgeo.engine.fuse.interaction import BACKWARD, FORWARD
-from popgeo.engine.fuse.plain_convolution import CFCONV, CFCONV_BACKWARD, name_convolutions
-from popgeo.engine.graph_runner import GraphRunner
+from popgeo.engine.fuse.plan_interactions import BACKWARD, CFCONV, CFCONV_BACKWARD, FORWARD
 from popgeo.ops import interaction_call
 
 needs_kernels = pytest.mark.skipif(not interaction_call.is_served(), reason="no kernels for this processor")
@@ -117,100 +117,133 @@ def assert_trains_as_eager(make: Callable[[], nn.Module], batch: Batch, **option
     return step
 
 
-class Convolution(nn.Module):
-    """A sum of messages and the parts that variants of it change."""
+class Messages(nn.Module):
+    """One sum of messages with filters of one layer, and the parts that variants of it change."""
 
     def __init__(self, form: str = "plain", dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.form, self.dtype = form, dtype
+        torch.manual_seed(0)
+        self.form = form
+        self.first, self.network = nn.Linear(2, 2, dtype=dtype), nn.Linear(3, 2, dtype=dtype)
 
-    def forward(self, x: Tensor, w: Tensor, src: Tensor, dst: Tensor) -> tuple[Tensor, ...]:
-        x, w = (x * 1).to(self.dtype), w.to(self.dtype)
+    def forward(self, x: Tensor, rows: Tensor, src: Tensor, dst: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = self.first(x), self.network(rows)
         message = x[src] * (w[:, :1] if self.form == "one weight an edge" else w)
         base = torch.ones_like(x) if self.form == "on ones" else torch.zeros_like(x)
+        wide = dst.view(-1, 1).expand_as(message)
         if self.form == "in place":
-            out = base.scatter_add_(0, dst.view(-1, 1).expand_as(message), message)
+            out = base.scatter_add_(0, wide, message)
+        elif self.form == "scattered":
+            out = base.scatter_add(0, wide, message)
+        elif self.form == "other zeros":
+            out = message.new_zeros(len(x), 2).index_add_(0, dst, message)
         elif self.form == "read before":
             before = base + x
-            return base.scatter_add_(0, dst.view(-1, 1).expand_as(message), message), before
+            out = base.scatter_add_(0, wide, message) + before
         elif self.form == "each its own row":
-            rows = torch.stack([dst, 1 - dst], dim=1)
-            out = base.scatter_add(0, rows, message)
+            out = base.scatter_add(0, torch.stack([dst, 1 - dst], dim=1), message)
         else:
             out = base.index_add(0, dst, message, alpha=2 if self.form == "twice" else 1)
-        return (out, message * 2) if self.form == "shown" else (out,)
+        return out, out.square().sum() + (message.sum() if self.form == "shown" else 0)
 
 
-def hand_sized() -> list[Tensor]:
-    """Two nodes, one channel: 3 * 10 arrives at the first, 2 * 1 and 3 * 1 at the second."""
-    x, w = torch.tensor([[2.0], [3.0]]), torch.tensor([[10.0], [1.0], [1.0]])
-    return [x, w, torch.tensor([1, 0, 1]), torch.tensor([0, 1, 1])]
+def messages(dtype: torch.dtype = torch.float32) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    x, rows = (torch.randn(n, k, generator=generator, dtype=dtype) for n, k in ((2, 2), (3, 3)))
+    return {"x": x, "rows": rows, "src": torch.tensor([1, 0, 1]), "dst": torch.tensor([0, 1, 1])}
 
 
-def two_channels() -> list[Tensor]:
-    x, w, src, dst = hand_sized()
-    return [torch.cat([x, 10 * x], dim=1), w.expand(3, 2).clone(), src, dst]
-
-
-@pytest.mark.parametrize("form", ["plain", "in place"])
-def test_a_sum_of_gathered_products_is_a_convolution(form):
-    step = popgeo.inference_model(Convolution(form)).compile(*two_channels())
-    named = name_convolutions(step.graph)
-    targets = [op.target for op in named.ops]
-    assert targets.count(CFCONV) == 1
-    assert not any(target.startswith(("aten.index_", "aten.scatter", "aten.zeros")) for target in targets)
-    (out,) = GraphRunner(named, {}).run(two_channels())
-    assert out.tolist() == [[30.0, 300.0], [5.0, 50.0]]
+@needs_kernels
+@pytest.mark.parametrize("form", ["plain", "in place", "scattered", "other zeros"])
+def test_a_sum_of_gathered_products_is_an_interaction(form):
+    step = assert_trains_as_eager(lambda: Messages(form), messages())
+    assert count(step, FORWARD, BACKWARD, CFCONV) == [1, 1, 0]
 
 
 @pytest.mark.parametrize("form", ["shown", "on ones", "twice", "one weight an edge", "each its own row", "read before"])
-def test_what_is_no_convolution_or_is_read_elsewhere_is_left(form):
-    step = popgeo.inference_model(Convolution(form))
-    expected = Convolution(form)(*two_channels())
-    assert_close(step(*two_channels()), expected)
-    assert name_convolutions(step.graph) is step.graph
+def test_what_is_none_or_is_read_elsewhere_runs_as_written(form):
+    step = assert_trains_as_eager(lambda: Messages(form), messages())
+    assert count(step, FORWARD, CFCONV) == [0, 0]
 
 
-def test_another_type_is_left():
-    step = popgeo.inference_model(Convolution(dtype=torch.float64))
-    (out,) = step(*two_channels())
-    assert out.dtype == torch.float64
-    assert name_convolutions(step.graph) is step.graph
+def test_another_type_runs_as_written():
+    step = assert_trains_as_eager(lambda: Messages(dtype=torch.float64), messages(torch.float64))
+    assert count(step, FORWARD, CFCONV) == [0, 0]
 
 
-def test_a_convolution_without_a_filter_network_runs_as_written():
-    step = popgeo.inference_model(Convolution())
-    (out,) = step(*two_channels())
-    assert out.tolist() == [[30.0, 300.0], [5.0, 50.0]]
-    assert count(step, CFCONV, FORWARD) == [0, 0]
+@needs_kernels
+def test_filters_from_elsewhere_run_as_written():
+    def convolve(x: Tensor, w: Tensor, src: Tensor, dst: Tensor) -> Tensor:
+        return torch.zeros_like(x).index_add(0, dst, x[src] * w)
+
+    ends = torch.tensor([1, 0, 1]), torch.tensor([0, 1, 1])
+    given = torch.tensor([[2.0], [3.0]]), torch.tensor([[10.0], [1.0], [1.0]]), *ends
+    compiled = ipu.compile(convolve, list(given))
+    assert compiled(*given).tolist() == [[30.0], [5.0]]
+    assert FORWARD not in [op.target for op in compiled._bound.runner.usual.runner.runs.ops]
 
 
-class Trained(nn.Module):
-    """A convolution of what is learned."""
+class Network(nn.Module):
+    """A convolution by filters from layers with these activations between them, an envelope first or last or not."""
 
-    def __init__(self) -> None:
+    def __init__(self, *between: nn.Module, widths: int = 5, envelope: str = "last", bias: bool = True) -> None:
         super().__init__()
-        self.x, self.w = (nn.Parameter(tensor) for tensor in two_channels()[:2])
+        torch.manual_seed(0)
+        self.between, self.envelope = nn.ModuleList(between), envelope
+        sizes = [3, *[widths] * len(between), 2]
+        self.layers = nn.ModuleList(nn.Linear(i, o, bias=bias) for i, o in itertools.pairwise(sizes))
+        self.first = nn.Linear(2, 2)
 
-    def forward(self, src: Tensor, dst: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        (out,) = Convolution()(self.x, self.w * 1, src, dst)
-        return out, (out * y).sum()
+    def forward(self, x: Tensor, rows: Tensor, src: Tensor, dst: Tensor) -> tuple[Tensor, Tensor]:
+        w, column = self.layers[0](rows), rows[:, :1].cos()
+        for activation, layer in zip(self.between, self.layers[1:], strict=True):
+            w = layer(activation(w))
+        w = {"last": w * column, "first": column * w, "none": w}[self.envelope]
+        x = self.first(x)
+        out = torch.zeros_like(x).index_add(0, dst, x[src] * w)
+        return out, out.square().sum()
 
 
-def test_gradients_are_found_and_are_those_worked_out_by_hand():
-    # The gradient of the sums is y: 1 at the first node, 2 at the second. An edge's filter gets that of its receiver
-    # times what its sender has; a node gets from each edge that leaves it the receiver's times the filter.
-    src, dst = two_channels()[2:]
-    batch = src, dst, torch.tensor([[1.0, 1.0], [2.0, 2.0]])
-    model = Trained()
-    step = popgeo.training_model(model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0)).compile(*batch)
-    named = name_convolutions(step.graph)
-    assert [sum(op.target == target for op in named.ops) for target in (CFCONV, CFCONV_BACKWARD)] == [1, 1]
-    state = {given: dict(model.named_parameters())[given.name] for given in named.inputs if given.name in ("x", "w")}
-    made = GraphRunner(named, state).run(batch)
-    gradients = {tuple(tensor.shape): tensor.tolist() for tensor in made[2:] if tensor is not None}
-    assert gradients[3, 2] == [[3.0, 30.0], [4.0, 40.0], [6.0, 60.0]]
-    assert gradients[2, 2] == [[2.0, 2.0], [12.0, 12.0]]
+@needs_kernels
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(lambda kind=kind: Network(kind()) for kind in (nn.Softplus, nn.SiLU, nn.ReLU, nn.Tanh, nn.Sigmoid)),
+        lambda: Network(PygSoftplus()),
+        lambda: Network(nn.Tanh(), nn.Tanh(), nn.Tanh()),
+        lambda: Network(nn.Tanh(), envelope="first"),
+        lambda: Network(nn.Tanh(), envelope="none"),
+        lambda: Network(nn.Tanh(), bias=False),
+    ],
+)
+def test_networks_of_one_to_four_layers_are_joined(make):
+    assert count(assert_trains_as_eager(make, messages()), FORWARD, BACKWARD) == [1, 1]
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Network(nn.GELU()),
+        lambda: Network(nn.Softplus(beta=2)),
+        lambda: Network(nn.Tanh(), nn.Sigmoid()),
+        lambda: Network(*[nn.Tanh() for _ in range(4)]),
+    ],
+)
+def test_other_networks_train_as_eager_whatever_is_joined(make):
+    step = assert_trains_as_eager(make, messages())
+    assert all(len(op.args[3]) <= 2 for op in step._bound.runner.usual.runner.runs.ops if op.target == FORWARD)
+
+
+@needs_kernels
+def test_frozen_layers_get_no_gradient():
+    def frozen() -> nn.Module:
+        model = Network(nn.Tanh())
+        model.layers[0].weight.requires_grad_(False)
+        model.layers[1].bias.requires_grad_(False)
+        return model
+
+    assert count(assert_trains_as_eager(frozen, messages()), FORWARD, BACKWARD) == [1, 1]
 
 
 @needs_kernels
@@ -218,12 +251,11 @@ def test_gradients_are_found_and_are_those_worked_out_by_hand():
     "make",
     [
         PlainSchNet,
-        lambda: PlainSchNet(half_list=True),
         lambda: PlainSchNet(gathers=lambda x, index: x.index_select(0, index)),
         lambda: PlainSchNet(gathers=lambda x, index: x.gather(0, index.unsqueeze(1).expand(-1, x.shape[1]))),
         Pyg,
     ],
-    ids=["index", "half list", "index_select", "gather", "pyg"],
+    ids=["index", "index_select", "gather", "pyg"],
 )
 def test_a_plain_model_has_its_interactions_joined_and_trains_as_eager(make):
     step = assert_trains_as_eager(make, make_batch())
@@ -283,6 +315,11 @@ class Variant(PlainSchNet):
 def test_interactions_are_joined_only_where_nothing_else_needs_their_parts(name, joined):
     step = assert_trains_as_eager(lambda: Variant(name), make_batch())
     assert count(step, FORWARD, CFCONV, CFCONV_BACKWARD) == [joined, 0, 0]
+
+
+@needs_kernels
+def test_pairs_listed_once_train_as_eager_too():
+    assert_trains_as_eager(lambda: PlainSchNet(half_list=True), make_batch())
 
 
 @needs_kernels

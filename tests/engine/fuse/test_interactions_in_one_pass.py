@@ -9,7 +9,8 @@ from torch.testing import assert_close
 
 import popgeo
 from popgeo import ipu
-from popgeo.engine.fuse.interaction import BACKWARD, FORWARD, PLAN
+from popgeo.engine.fuse.plan_interactions import BACKWARD, FORWARD, PLAN
+from popgeo.native import library
 from popgeo.nn import KNNInteractionGraph, SchNet, energy_and_forces
 from popgeo.ops import cfconv, interaction_call
 
@@ -91,12 +92,27 @@ def test_filter_networks_of_several_kinds_are_joined(mlp):
     assert count(step, FORWARD) == count(step, BACKWARD) == 2
 
 
-def test_the_captured_graph_stays_as_it_is():
+def test_the_captured_graph_holds_each_interaction_whole():
     step = train(Step())
     step(*batch_of())
-    targets = {op.target for op in step.graph.ops}
-    assert "popgeo.cfconv.default" in targets
-    assert not targets & {PLAN, FORWARD, BACKWARD}
+    targets = [op.target for op in step.graph.ops]
+    assert [targets.count(target) for target in (FORWARD, BACKWARD, PLAN, "popgeo.cfconv.default")] == [2, 2, 0, 0]
+
+
+def test_a_kept_step_runs_as_the_one_that_was_captured(tmp_path):
+    results = []
+    for _ in range(2):
+        step = train(Step(), cache_dir=tmp_path)
+        results.append([step(*batch_of())[1] for _ in range(3)])
+        assert count(step, FORWARD) == 2
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("half_list", [True, False])
+def test_without_the_library_the_definition_runs(half_list):
+    with library.without_native():
+        step = assert_trains_as_eager(Step(half_list), Step(half_list), batch_of())
+        assert count(step, FORWARD) == 0
 
 
 def test_inference_is_joined_without_a_backward_pass():

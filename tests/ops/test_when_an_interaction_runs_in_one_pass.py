@@ -10,8 +10,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from popgeo.native import library
 from popgeo.ops import interaction_call
+from popgeo.ops.activation import Activation
 from popgeo.ops.exp_or_zero import least_exponent
-from popgeo.ops.filter_network import Activation, FilterNetwork, Gaussians
+from popgeo.ops.filter_network import FilterNetwork, Gaussians
 from popgeo.ops.interaction import InteractionPlan, interaction, serves
 from popgeo.ops.interaction_call import Call, filters_shape, plan_size
 
@@ -185,8 +186,7 @@ def test_the_shape_of_filters_by_hand():
 
 
 def test_numbers_that_the_kernels_have_too():
-    assert interaction_call.empty_filters(9, 17).shape == (16, 48)
-    assert least_exponent(torch.float32) == interaction_call.LEAST_EXPONENT
+    assert least_exponent(torch.float32) == -60
     assert [int(one) for one in Activation] == [0, 1, 2, 3, 4, 5]
 
 
@@ -198,9 +198,9 @@ def test_what_the_kernels_are_told_is_the_structure_of_their_header():
         return torch.full(shape, float(next(numbers)))
 
     call = Call(
-        num_edges=4, num_rows=3, plan=tensor(7), x=tensor(5, 3), expansion=tensor(4), centres=tensor(2), width=-0.5,
+        plan=tensor(7), x=tensor(5, 3), expansion=tensor(4), centres=tensor(2), width=-0.5,
         envelope=tensor(4), weights=[tensor(6, 2), tensor(3, 6)], biases=[tensor(6), None],
-        activation=Activation.TANH, half_list=True,
+        src=SRC, dst=DST, num_nodes=3, activation=Activation.TANH, half_list=True,
     )  # fmt: skip
     out, filters, grad, workspace = (tensor(n) for n in (15, 64, 9, 1))
     grads = [tensor(4), None, tensor(6, 2), tensor(6), None, None]
@@ -233,9 +233,9 @@ def test_what_the_kernels_are_told_is_the_structure_of_their_header():
 @served
 def test_a_plan_of_other_edges_is_refused_by_the_kernels():
     call = Call(
-        num_edges=1, num_rows=1, plan=torch.zeros(plan_size(1, 1, 1), dtype=torch.int32), x=torch.ones(1, 1),
-        expansion=torch.ones(1, 1), centres=None, width=0.0, envelope=None, weights=[torch.ones(1, 1)], biases=[None],
-        activation=0, half_list=False,
+        plan=torch.zeros(plan_size(1, 1, 1), dtype=torch.int32), x=torch.ones(1, 1), num_nodes=1,
+        src=torch.zeros(1).long(), dst=torch.zeros(1).long(), expansion=torch.ones(1, 1), envelope=None,
+        weights=[torch.ones(1, 1)], biases=[None], activation=0, half_list=False,
     )  # fmt: skip
     call.plan[0] = 99
     with pytest.raises(ValueError, match="The plan of the interaction is of other edges or was changed"):
@@ -273,26 +273,6 @@ def test_second_gradients_are_made_for_whom_they_are_wanted(wanted: tuple[bool, 
         found.append(torch.autograd.grad(sum(one.square().sum() for one in first), [*leaves.values(), *weights]))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-4)
-
-
-@served
-def test_an_operation_for_graphs_runs_with_its_number_of_threads(monkeypatch):
-    told: list[tuple[float, ...]] = []
-    run = interaction_call.run
-    monkeypatch.setattr(
-        interaction_call, "run", lambda way, packed: (told.append(struct.unpack("18qd24q", packed)), run(way, packed))
-    )
-    arguments = given()
-    network, envelope, x = arguments["network"], arguments["envelope"], arguments["x"]
-    plan = torch.ops.popgeo.interaction_plan(SRC, DST, envelope, None, *SIZES)
-    call = (
-        4, 3, plan, x, arguments["expansion"], arguments["gaussians"].centres, -0.5, envelope, network.weights,
-        network.biases, int(Activation.TANH), False, 3,
-    )  # fmt: skip
-    out, filters, _ = torch.ops.popgeo.interaction(*call)
-    torch.testing.assert_close(out, by_hand(**arguments))
-    torch.ops.popgeo.interaction_backward(*call, filters, torch.ones(3, 3), [True] * 4 + [False])
-    assert [one[17] for one in told] == [3, 3]
 
 
 @pytest.mark.parametrize(

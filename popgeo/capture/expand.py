@@ -1,0 +1,152 @@
+"""Puts the decomposition of an operation in its place: what a machine without that operation would run."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import decomposition_table
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value, overload, substitute
+from popgeo.capture.passes import drop_unused, merge_equal_values, replace_values, with_ops
+from popgeo.capture.recorder import Recorder
+
+
+def expand(graph: OpGraph) -> OpGraph:
+    """The graph without operations of ours that have a decomposition in torch's table; the same where it has none.
+
+    What several decompositions have in common is computed once, as a forward pass and its backward pass have much.
+
+    Example:
+        >>> from popgeo.capture.capture import bind, capture
+        >>> graph = capture(torch.relu, bind(torch.relu, torch.ones(2))).graph
+        >>> expand(graph) is graph
+        True
+    """
+    if not any(map(_is_expanded, graph.ops)):
+        return graph
+    writer = _Writer(graph)
+    for op in graph.ops:
+        writer.add(op)
+    return drop_unused(merge_equal_values(writer.graph()))
+
+
+def _is_expanded(op: Op) -> bool:
+    return _decomposition(op.target) is not None or any(_is_expanded(inner) for body in op.bodies for inner in body.ops)
+
+
+def _decomposition(target: str) -> Callable[..., Any] | None:
+    return decomposition_table.get(overload(target)) if target.startswith("popgeo.") else None  # type: ignore[call-overload]
+
+
+class _Writer:
+    """A graph that is being written again, with new values after the old ones."""
+
+    def __init__(self, graph: OpGraph) -> None:
+        self._graph, self._ops = graph, list[Op]()
+        self._values, self._constants = list(graph.values), dict(graph.constants)
+        self._num_storages = max((value.storage for value in graph.values), default=-1) + 1
+        parameters = graph.inputs_of(Role.PARAMETER)
+        self._owners = {v: given.name.rpartition(".")[0] for given, v in parameters.items()}
+        self._stands_for: dict[int, int] = {}
+        self._bodies: dict[Any, OpGraph] = {}
+
+    def add(self, op: Op) -> None:
+        """Writes an operation, or what it stands for."""
+        decomposition = _decomposition(op.target)
+        op = replace_values(op, self._stands_for)
+        if decomposition is None:
+            self._ops.append(dataclasses.replace(op, bodies=tuple(map(expand, op.bodies))) if op.bodies else op)
+        else:
+            made = self._put(self._body(op, decomposition), op)
+            self._stands_for |= {v: w for v, w in zip(op.outputs, made, strict=True) if v is not None and w is not None}
+
+    def graph(self) -> OpGraph:
+        """What was written."""
+        outputs = [None if v is None else self._stands_for.get(v, v) for v in self._graph.outputs]
+        return with_ops(self._graph, self._ops, outputs, self._constants, self._values)
+
+    def _body(self, op: Op, decomposition: Callable[..., Any]) -> OpGraph:
+        """What an operation stands for, traced once for all of the same shapes."""
+        given = list(dict.fromkeys(op.reads()))
+        values = [self._values[v] for v in given]
+        args = substitute(tuple(op.args), lambda v: f"%{given.index(v)}")
+        key = op.target, repr(args), *((value.shape, value.stride, value.dtype) for value in values)
+        if key not in self._bodies:
+
+            def called(*tensors: Tensor) -> Any:
+                return decomposition(*substitute(tuple(op.args), dict(zip(given, tensors, strict=True)).__getitem__))
+
+            self._bodies[key] = trace(called, values)
+        return self._bodies[key]
+
+    def _put(self, body: OpGraph, op: Op) -> list[int | None]:
+        """Writes a body in the place of an operation; the numbers of what it makes.
+
+        What works with a parameter stands in the module of that parameter, all else in that of the operation.
+        """
+        number = dict(zip(body.inputs.values(), dict.fromkeys(op.reads()), strict=True))
+        storage = {body.values[v].storage: self._values[w] for v, w in number.items()}
+        for v, value in enumerate(body.values):
+            if v in number:
+                continue
+            owner = storage.get(value.storage)
+            if owner is None:
+                owner = storage[value.storage] = dataclasses.replace(value, storage=self._num_storages, offset=0)
+                self._num_storages += 1
+            number[v] = len(self._values)
+            self._values.append(
+                dataclasses.replace(value, storage=owner.storage, offset=owner.offset + value.offset, producer=None)
+            )
+        self._constants |= {number[v]: tensor for v, tensor in body.constants.items()}
+        for inner in body.ops:
+            owners = [self._owners[number[int(v)]] for v in inner.module.split() if number[int(v)] in self._owners]
+            self._ops.append(
+                dataclasses.replace(
+                    op,
+                    target=inner.target,
+                    module=owners[0] if owners else op.module,
+                    args=substitute(inner.args, lambda v: Ref(number[v])),
+                    kwargs=inner.kwargs,
+                    outputs=tuple(None if v is None else number[v] for v in inner.outputs),
+                    writes=tuple(number[v] for v in inner.writes),
+                )
+            )
+        return [None if v is None else number[v] for v in body.outputs]
+
+
+def trace(function: Callable[..., Any], values: Sequence[Value]) -> OpGraph:
+    """The operations of a function of tensors, given values that are like its arguments, each in memory of its own.
+
+    Args:
+        function: Takes one tensor for each value; returns a tensor, or several.
+        values: What to liken the tensors to; the inputs of the graph, in this order.
+    """
+    fake_mode, recorder = FakeTensorMode(), _Recorder(trace.__code__, _refuse)
+    with fake_mode:
+        fakes = [torch.empty_strided(value.shape, value.stride, dtype=value.dtype) for value in values]
+    for number, fake in enumerate(fakes):
+        recorder.page.add_input(Input(Role.ARGUMENT, str(number)), fake)
+    with fake_mode, recorder, torch.no_grad():
+        made = function(*fakes)
+    return recorder.page.graph([made] if isinstance(made, Tensor) else list(made))
+
+
+class _Recorder(Recorder):
+    """Notes which of the given tensors an operation reads, as its module; the gradients follow their operation.
+
+    One that reads none of them stays with the one before it, as an activation does with its layer.
+    """
+
+    def _write_down(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        self.phase = "forward" if torch._C._current_autograd_node() is None else "backward"
+        memory = self.page.storages(Op(target="", args=self.page.with_refs(args), outputs=()).reads())
+        given = [str(v) for v in self.page.inputs.values() if self.page.values[v].storage in memory]
+        self.modules = [" ".join(given)] if given else self.modules
+        super()._write_down(func, args, kwargs, result)
+
+
+def _refuse(problem: object) -> None:
+    raise AssertionError(f"A decomposition depends on data: {problem}")

@@ -1,0 +1,159 @@
+"""Gives each interaction of a graph what the engine runs it with: a plan of its edges, distances, working memory."""
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from popgeo.capture.expand import expand
+from popgeo.capture.op_graph import Op, OpGraph, Ref, Value, substitute
+from popgeo.capture.passes import drop_unused, with_ops
+from popgeo.engine.fuse.def_use import DefUse, ref
+from popgeo.ops import interaction_call
+from popgeo.ops.exp_or_zero import least_exponent
+from popgeo.ops.interaction_call import Call
+from popgeo.ops.interaction_ops import NUM_ARGUMENTS
+
+FORWARD, BACKWARD, PLAN = (f"popgeo.interaction{kind}.default" for kind in ("", "_backward", "_plan"))
+CFCONV, CFCONV_BACKWARD = (f"popgeo.cfconv{kind}.default" for kind in ("", "_backward"))
+
+
+def plan_interactions(graph: OpGraph) -> OpGraph:
+    """The graph with interactions as the kernels take them; expanded where there are none for what it asks."""
+    ops = [op for op in graph.ops if op.target in (FORWARD, BACKWARD)]
+    if not ops:
+        return graph
+    uses = DefUse(graph)
+    whole = interaction_call.is_served() and all(fits(uses, Call(*op.args[:NUM_ARGUMENTS])) for op in ops)
+    return drop_unused(_Planner(uses).graph()) if whole else expand(graph)
+
+
+def describe_interactions(joined: OpGraph) -> str:
+    """How many interactions of a graph run in one pass, and why others do not; empty where there is none.
+
+    Args:
+        joined: As it runs.
+    """
+    count = sum(op.target == FORWARD for op in joined.ops)
+    total = count + len({ref(op.args[1]) for op in joined.ops if op.target == CFCONV})
+    if not total:
+        return ""
+    text = f"{count} of {total} interactions in one pass"
+    if count == total:
+        return text
+    if not interaction_call.is_served():
+        return f"{text} (no kernels for this processor)"
+    return f"{text} (filters made in another way, or used elsewhere)"
+
+
+def fits(uses: DefUse, call: Any) -> bool:
+    """Whether the operands lie in memory as the kernels read them, and stay as they are; `call` is of `Ref`s."""
+    num_edges = uses.graph.values[call.src.value].shape[0]
+    floating = [*call.tensors, *([] if call.centres is None else [call.centres])]
+    return (
+        call.plan is None
+        and num_edges < 2**28
+        and all(uses.graph.values[ref(weight)].numel for weight in call.weights)
+        and all(uses.is_plain(ref(t)) for t in floating if t is not None)
+        and all(uses.is_plain(ref(index), (num_edges,), torch.int64) for index in (call.src, call.dst))
+    )
+
+
+def _gaussians(uses: DefUse, expansion: int) -> tuple[int, int, float] | None:
+    """The distances, centres and width of the Gaussians that an expansion is, cut off below e^-60 or not."""
+    least = least_exponent(torch.float32)
+    v = expansion
+    cut = uses.maker(v, "aten.threshold.default")
+    if cut is not None:
+        if cut.args[1] > math.exp(least + 1) or cut.args[2] != 0:
+            return None
+        v = ref(cut.args[0])
+    exponential = uses.maker(v, "aten.exp.default")
+    if exponential is None:
+        return None
+    v = ref(exponential.args[0])
+    clamped = uses.maker(v, "aten.clamp.default")
+    if clamped is not None:
+        if len(clamped.args) != 2 or clamped.kwargs or clamped.args[1] > least:
+            return None
+        v = ref(clamped.args[0])
+    scaled = uses.maker(v, "aten.mul.Tensor", "aten.mul.Scalar")
+    if scaled is None or not isinstance(scaled.args[1], float) or not scaled.args[1] < 0:
+        return None
+    squared = uses.maker(ref(scaled.args[0]), "aten.pow.Tensor_Scalar", "aten.square.default")
+    if squared is None or squared.args[1:] not in ((), (2,)):
+        return None
+    difference = uses.maker(ref(squared.args[0]), "aten.sub.Tensor")
+    if difference is None or difference.kwargs:
+        return None
+    num_edges, num_gaussians = uses.graph.values[expansion].shape
+    distances, centres = map(ref, difference.args)
+    if not uses.is_plain(distances, (num_edges, 1)) or not uses.is_plain(centres):
+        return None
+    return (distances, centres, scaled.args[1]) if uses.graph.values[centres].numel == num_gaussians else None
+
+
+class _Planner:
+    """Writes a graph again, with plans where they are needed first."""
+
+    def __init__(self, uses: DefUse) -> None:
+        self._uses, self._values, self._ops = uses, list(uses.graph.values), list[Op]()
+        self._storages = itertools.count(max(value.storage for value in self._values) + 1)
+        self._plans: dict[tuple[Any, ...], int] = {}
+        backward = [op for op in uses.graph.ops if op.target == BACKWARD]
+        self._wanted = {ref(op.args[NUM_ARGUMENTS]): op.args[-1] for op in backward}  # by the filters that are read
+
+    def graph(self) -> OpGraph:
+        for op in self._uses.graph.ops:
+            if op.target in (FORWARD, BACKWARD):
+                self._add(op)
+            else:
+                self._ops.append(op)
+        graph = dataclasses.replace(self._uses.graph, values=tuple(self._values))
+        return with_ops(graph, self._ops, graph.outputs)
+
+    def _add(self, op: Op) -> None:
+        call, rest = Call(*op.args[:NUM_ARGUMENTS]), op.args[NUM_ARGUMENTS:]
+        filters = op.outputs[1] if op.target == FORWARD else ref(rest[0])
+        _, to_expansion, to_envelope, *_ = self._wanted.get(filters, (False,) * 3)
+        gaussians = _gaussians(self._uses, ref(call.expansion)) if call.centres is None and not to_expansion else None
+        if gaussians is not None:
+            distances, centres, width = gaussians
+            call = dataclasses.replace(call, expansion=Ref(distances), centres=Ref(centres), width=width)
+        call = call.planned(Ref(self._plan(op, call, skips=not to_envelope)))  # type: ignore[arg-type]
+        stand_in = Call(*substitute(call.arguments, self._stand_in))
+        outputs = op.outputs
+        if op.target == FORWARD:
+            outputs = outputs[0], filters if filters is not None else self._new(stand_in.empty_filters())
+        workspace = self._new(stand_in.workspace(torch.get_num_threads()))
+        self._ops.append(dataclasses.replace(op, args=(*call.arguments, *rest), outputs=(*outputs, workspace)))
+
+    def _plan(self, op: Op, call: Any, *, skips: bool) -> int:
+        """The plan of the call's edges, made where it is needed first."""
+        distances = None if call.centres is None else call.expansion
+        num_sources = self._values[call.x.value].shape[0]
+        args = call.src, call.dst, call.envelope if skips else None, distances, num_sources, call.num_nodes
+        if args not in self._plans:
+            size = interaction_call.plan_size(self._values[call.src.value].shape[0], num_sources, call.num_nodes)
+            self._plans[args] = self._new(torch.empty(size, dtype=torch.int32, device="meta"))
+            self._ops.append(dataclasses.replace(op, target=PLAN, args=args, outputs=(self._plans[args],)))
+        return self._plans[args]
+
+    def _new(self, like: Tensor) -> int:
+        value = Value(
+            shape=tuple(like.shape),
+            stride=like.stride(),
+            offset=0,
+            dtype=like.dtype,
+            storage=next(self._storages),
+            producer=None,
+        )
+        self._values.append(value)
+        return len(self._values) - 1
+
+    def _stand_in(self, v: int) -> Tensor:
+        """A tensor of the value's shape, of which only the shape is read."""
+        return torch.empty(1).expand(self._values[v].shape)
