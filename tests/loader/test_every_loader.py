@@ -1,0 +1,159 @@
+"""What holds of every loader: it resumes in the middle of an epoch, shares its batches out, and feeds a device."""
+
+import copy
+import pickle
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import TemporalData
+
+from popgeo.data import FixedSizeOptions
+from popgeo.loader import (
+    FixedSizeClusterLoader,
+    FixedSizeDataLoader,
+    FixedSizeEventLoader,
+    FixedSizeLinkLoader,
+    FixedSizeNeighborLoader,
+    TripleLoader,
+)
+from popgeo.loader.epoch_loader import EpochLoader
+from popgeo.sampling import EntityShards
+from tests.support.large_graphs import random_graph
+from tests.support.loaders import GRAPHS, OPTIONS
+
+GRAPH, WHOLE = random_graph(), FixedSizeOptions(num_nodes=61, num_edges=240)
+TRIPLES = torch.stack([torch.arange(90) % 11, torch.arange(90) % 3, (torch.arange(90) * 7 + 1) % 11], dim=1)
+EVENTS = TemporalData(torch.arange(23) % 5, 7 + torch.arange(23) % 9, torch.arange(23), torch.arange(23.0)[:, None])
+
+LOADERS: dict[str, Callable[..., EpochLoader]] = {
+    "graphs": lambda **choices: FixedSizeDataLoader(
+        GRAPHS, fixed_size_options=OPTIONS, fixed_size_strategy="StreamPack", **{"shuffle": True, **choices}
+    ),
+    "neighbors": lambda **choices: FixedSizeNeighborLoader(
+        GRAPH, [3, 2], batch_size=8, shuffle=True, fixed_size_options=WHOLE, **choices
+    ),
+    "links": lambda **choices: FixedSizeLinkLoader(
+        GRAPH, [2], batch_size=40, neg_sampling="binary", shuffle=True, fixed_size_options=WHOLE, **choices
+    ),
+    "clusters": lambda **choices: FixedSizeClusterLoader(GRAPH, parts=torch.arange(60) % 12, batch_size=2, **choices),
+    "events": lambda **choices: FixedSizeEventLoader(EVENTS, 4, seed=5, **choices),
+    "triples": lambda **choices: TripleLoader(
+        TRIPLES, EntityShards.deal(11, num_shards=2), slots=5, num_negatives=3, seed=5, **choices
+    ),
+}
+SHARED_OUT = {  # what numbers the things that batches are made of, and where it is real
+    "graphs": ("charge", "graphs_mask", range(40)),
+    "neighbors": ("n_id", "seeds_mask", range(60)),
+    "clusters": ("n_id", "nodes_mask", range(60)),
+    "events": ("t", "events_mask", range(23)),
+}
+
+
+def tensors_of(batch: Any) -> Iterator[Tensor]:
+    stores = [batch._asdict()] if isinstance(batch, tuple) else batch.stores
+    return (value for store in stores for value in store.values() if isinstance(value, Tensor))
+
+
+def noted(batches: Iterable[Any]) -> list[list[Any]]:
+    return [[tensor.tolist() for tensor in tensors_of(batch)] for batch in batches]
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_run_that_was_broken_off_goes_on_as_if_it_had_not_been(kind: str):
+    uninterrupted = LOADERS[kind]()
+    epochs = [noted(uninterrupted) for _ in range(3)]
+    assert epochs[0] != epochs[1] or kind == "clusters"
+    broken_off = LOADERS[kind]()
+    noted(broken_off)
+    items = iter(broken_off)
+    used = noted([next(items), next(items)])
+    state = pickle.loads(pickle.dumps(broken_off.state_dict()))
+    again = LOADERS[kind]()
+    again.load_state_dict(state)
+    assert [*used, *noted(again)] == epochs[1]
+    assert noted(again) == epochs[2]
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_state_of_another_number_of_things_is_refused(kind: str):
+    state = LOADERS[kind]().state_dict()
+    (name,) = (name for name in state if name.startswith("num_"))
+    with pytest.raises(ValueError, match="Load it into a loader of the same dataset"):
+        LOADERS[kind]().load_state_dict({**state, name: state[name] + 1})
+
+
+@pytest.mark.parametrize("kind", SHARED_OUT)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_are_disjoint_complete_and_equally_many(kind: str, world_size: int):
+    name, mask, everything = SHARED_OUT[kind]
+    loaders = [LOADERS[kind](rank=rank, world_size=world_size) for rank in range(world_size)]
+    lengths = {len(loader) for loader in loaders}
+    shares = [list(loader) for loader in loaders]
+    assert lengths == {len(share) for share in shares}
+    assert len(lengths) == 1
+    found = [number for share in shares for batch in share for number in batch[name][batch[mask]].tolist()]
+    assert sorted(found) == list(everything)
+
+
+def test_ranks_have_parts_of_the_same_batches_of_triples():
+    whole, parts = LOADERS["triples"](), [LOADERS["triples"](rank=rank, world_size=2) for rank in range(2)]
+    assert [part.rank for part in parts] == [0, 1]
+    for batch, *halves in zip(whole, *parts, strict=True):
+        for tensor, one, other in zip(batch, *halves, strict=True):
+            assert torch.equal(tensor, torch.cat([one, other]))
+    assert parts[0].state_dict() == parts[1].state_dict() == whole.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("kind", "choices"),
+    [
+        *((kind, choices) for kind in LOADERS for choices in ({"background": True}, {"device": "cpu"})),
+        *((kind, {"num_workers": 1}) for kind in ("events", "triples")),  # of the others by tests of their own
+    ],
+    ids=str,
+)
+def test_threads_workers_and_devices_change_no_batch(kind: str, choices: dict[str, Any]):
+    loader, plain = LOADERS[kind](**choices), LOADERS[kind]()
+    assert noted(loader) == noted(plain)
+    assert type(next(iter(loader))).__name__ == type(next(iter(plain))).__name__
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_batches_come_as_plain_arrays_where_they_are_wanted(kind: str):
+    arrays, batch = next(iter(LOADERS[kind](output="numpy"))), next(iter(LOADERS[kind]()))
+    assert all(isinstance(array, np.ndarray) for array in arrays.values())
+    assert [array.tolist() for array in arrays.values()] == [tensor.tolist() for tensor in tensors_of(batch)]
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_several_batches_in_one_item_are_concatenated_on_dimension_0(kind: str):
+    alone, together = LOADERS[kind](drop_last=True), LOADERS[kind](options=2, drop_last=True)
+    item, *_ = together
+    first, second, *_ = alone
+    for joined, one, other in zip(*map(tensors_of, (item, first, second)), strict=True):
+        assert torch.equal(joined, torch.cat([one, other]))
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_what_decides_nothing_here_is_refused(kind: str):
+    with pytest.raises(ValueError, match="takes no collate_fn"):
+        LOADERS[kind](collate_fn=list)
+    with pytest.raises(ValueError, match="rank is 3 and world_size 2"):
+        LOADERS[kind](rank=3, world_size=2)
+    if kind not in ("graphs", "neighbors"):
+        with pytest.raises(ValueError, match="batch_sampler"):
+            LOADERS[kind](batch_sampler=[[0, 1]])
+
+
+def test_a_loader_asked_for_again_with_its_own_batches_is_given_back():
+    loader = LOADERS["graphs"]()
+
+    class Wrapper:  # as Lightning's, in order to predict
+        _batch_sampler = loader.batch_sampler
+
+    assert FixedSizeDataLoader(dataset=GRAPHS, batch_sampler=Wrapper()) is loader
+    assert copy.copy(loader).batch_sampler is loader.batch_sampler
