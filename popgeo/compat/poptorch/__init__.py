@@ -14,8 +14,11 @@ from popgeo.compat.poptorch.blocks import BeginBlock as BeginBlock
 from popgeo.compat.poptorch.blocks import Block as Block
 from popgeo.compat.poptorch.blocks import BlockFunction as BlockFunction
 from popgeo.compat.poptorch.blocks import removeBlocks as removeBlocks
-from popgeo.compat.poptorch.compile_hooks import registerPostCompileHook as registerPostCompileHook
-from popgeo.compat.poptorch.compile_hooks import registerPreCompileHook as registerPreCompileHook
+from popgeo.compat.poptorch.compiling import ipuHardwareIsAvailable as ipuHardwareIsAvailable
+from popgeo.compat.poptorch.compiling import ipuHardwareVersion as ipuHardwareVersion
+from popgeo.compat.poptorch.compiling import isRunningOnIpu as isRunningOnIpu
+from popgeo.compat.poptorch.compiling import registerPostCompileHook as registerPostCompileHook
+from popgeo.compat.poptorch.compiling import registerPreCompileHook as registerPreCompileHook
 from popgeo.compat.poptorch.contexts import Attribute as Attribute
 from popgeo.compat.poptorch.contexts import MultiConv as MultiConv
 from popgeo.compat.poptorch.contexts import NameScope as NameScope
@@ -41,9 +44,6 @@ from popgeo.compat.poptorch.errors import Error as Error
 from popgeo.compat.poptorch.errors import RecoverableError as RecoverableError
 from popgeo.compat.poptorch.errors import UnrecoverableError as UnrecoverableError
 from popgeo.compat.poptorch.executor import PoplarExecutor as PoplarExecutor
-from popgeo.compat.poptorch.hardware import ipuHardwareIsAvailable as ipuHardwareIsAvailable
-from popgeo.compat.poptorch.hardware import ipuHardwareVersion as ipuHardwareVersion
-from popgeo.compat.poptorch.hardware import isRunningOnIpu as isRunningOnIpu
 from popgeo.compat.poptorch.log_level import setLogLevel as setLogLevel
 from popgeo.compat.poptorch.loops import cond as cond
 from popgeo.compat.poptorch.loops import for_loop as for_loop

@@ -13,13 +13,13 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from popgeo import ipu
+from popgeo.capture.arguments import Arguments
 from popgeo.capture.mark_losses import losses_marked
-from popgeo.compat.poptorch import enums
-from popgeo.compat.poptorch.call_arguments import CallArguments, CallForm, for_each_replica
+from popgeo.capture.pytree import Structure
+from popgeo.compat.poptorch import call_arguments, enums
 from popgeo.compat.poptorch.call_times import CallTimes, HasCallTimes
-from popgeo.compat.poptorch.compile_hooks import between_hooks
+from popgeo.compat.poptorch.compiling import compiling
 from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check
-from popgeo.compat.poptorch.hardware import compiling
 from popgeo.compat.poptorch.log_options import log_options
 from popgeo.compat.poptorch.options import Options
 from popgeo.compat.poptorch.popgeo_options import options_in_use, popgeo_options
@@ -55,7 +55,7 @@ class CompiledModule(HasCallTimes):
         if training and optimizer is None:
             self._optimizer = torch.optim.SGD(self._user_model.parameters(), lr=0.01)
         self._compiled: CompiledStep | None = None
-        self._form: CallForm | None = None
+        self._form: Structure | None = None  # how the arguments nest that it was compiled for
         self._is_attached = self._has_run = False
         self._times = CallTimes()
         if training:
@@ -172,41 +172,44 @@ class CompiledModule(HasCallTimes):
         for replica, part in zip(replicas, parts, strict=True):
             replica.generator.set_state(part.clone())  # torch reads memory of its own size only
 
-    def _given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallArguments:
-        return CallArguments.of(self._signature, args, kwargs).map_tensors(_detached)
+    def _given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+        return call_arguments.arguments_of(self._signature, args, kwargs)
 
-    def _for_replicas(self, given: CallArguments) -> CallArguments:
+    def _tensors(self, given: Arguments) -> Sequence[Tensor]:
+        """The tensors of a call, with a micro-batch for each replica."""
         if self._options.input_group_size == 1:
-            return given
-        return given.map_tensors(lambda tensor: for_each_replica(tensor, self._options))
+            return given.tensors
+        return [call_arguments.for_each_replica(tensor, self._options) for tensor in given.tensors]
 
-    def _compile(self, given: CallArguments) -> CompiledStep:
+    def _compile(self, given: Arguments) -> CompiledStep:
         """Compiles the model for such arguments; where anything is refused, nothing has changed."""
-        given.check_batch(self._options)
+        call_arguments.check_batch(given, self._options)
         log_options(self._options.toDict())
         options = popgeo_options(self._options, self._optimizer)
         before, self._model.training = self._model.training, self._mode
         try:
-            with unwrapped(self._user_model), between_hooks(), as_poptorch_errors():
-                model = (
-                    ipu.training_model(self._model, options, self._optimizer)
-                    if self._training
-                    else ipu.inference_model(self._model, options)
-                )
-                each = self._for_replicas(given)
-                with compiling(), losses_marked() if self._training else nullcontext():
+            with unwrapped(self._user_model), compiling(), as_poptorch_errors():
+                if self._training:
+                    step = ipu.training_model(self._model, options, self._optimizer)
+                else:
+                    step = ipu.inference_model(self._model, options)
+                with losses_marked() if self._training else nullcontext():
                     try:
-                        model.compile(*each.args, **each.named)
+                        given.pass_to(step.compile, self._tensors(given))
                     except (TypeError, RuntimeError) as error:
-                        given.refuse_empty(error)
+                        call_arguments.refuse_empty(given, error)
                         raise
-                self._require_own_buffers(model)
+                self._require_own_buffers(step)
         finally:
             self._model.training = before
-        self._compiled, self._form = model, given.form
+        self._compiled, self._form = step, given.structure
         self._is_attached = self._options.connection_type != enums.ConnectionType.Never
         self._has_run = False
-        return model
+        return step
+
+    def _compile_for(self, structure: Structure) -> None:
+        """Compiles the model for arguments that nest so, whatever is in their tensors."""
+        self._compile(call_arguments.example_of(self._signature, structure))
 
     def _compile_anew(self) -> None:
         """Forgets the step but not what it was compiled for, and compiles it with the optimizer as it is now."""
@@ -214,7 +217,7 @@ class CompiledModule(HasCallTimes):
         assert self._form is not None
         attached, rng_state = self._is_attached, self.rng_state
         self._compiled.reset()
-        self._compile(self._form.example())
+        self._compile_for(self._form)
         self._is_attached, self.rng_state = attached, rng_state
 
     def _require_own_buffers(self, model: CompiledStep) -> None:
@@ -229,13 +232,3 @@ class CompiledModule(HasCallTimes):
                 "out of sync between replicas, you can disable buffer broadcasting using "
                 "poptorch.Options.broadcastBuffers(False)."
             )
-
-
-def _detached(tensor: Tensor) -> Tensor:
-    if not tensor.requires_grad:
-        return tensor
-    _LOG.warning(
-        "Input tensor has requires_grad=True set. This tensor will be detached because backward pass via inputs is not "
-        "supported."
-    )
-    return tensor.detach()

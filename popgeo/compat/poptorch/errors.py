@@ -97,7 +97,7 @@ def as_poptorch_errors() -> Iterator[None]:
     except (ValueError, FloatingPointError) as error:
         if not _is_ours(error.__traceback__):
             raise
-        raise Error(str(error)) from error
+        raise Error(str(error).replace("reset()", "destroy()")) from error  # by PopTorch's name of it
 
 
 def _of_buffers(error: ReplacedStateError) -> str:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from popgeo.atomic_write import write_atomically
-from popgeo.compat.poptorch.call_arguments import CallForm
+from popgeo.capture.pytree import Structure
 from popgeo.compat.poptorch.options import Options
 
 _HEAD = b"popgeo poptorch executable 1\n"
@@ -23,7 +23,7 @@ class Executable:
     """What a file holds.
 
     Attributes:
-        form: Shapes and types of the arguments.
+        form: How the arguments nest, with their shapes and types.
         options: Those that the model was compiled with.
         model: The module, where it was exported.
         optimizer: Its optimizer, where it was exported.
@@ -31,7 +31,7 @@ class Executable:
         rng_state: Where random numbers go on.
     """
 
-    form: CallForm
+    form: Structure
     options: Options
     model: nn.Module | None = None
     optimizer: Optimizer | None = None

@@ -9,10 +9,10 @@ from torch.optim import Optimizer
 
 from popgeo import ipu
 from popgeo.compat.poptorch import enums, executable_file
+from popgeo.compat.poptorch.call_arguments import as_results
 from popgeo.compat.poptorch.compiled_module import CompiledModule
 from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check
 from popgeo.compat.poptorch.popgeo_options import popgeo_options
-from popgeo.compat.poptorch.results import as_results
 from popgeo.engine.step_options import StepOptions
 
 
@@ -47,12 +47,9 @@ class PoplarExecutor(CompiledModule):
         compiled = self._compiled or self._compile(given)
         if not self._is_attached:
             self.attachToDevice()
-        assert self._form is not None
-        self._form.require(given.form)
-        given = self._for_replicas(given)
-        factor = compiled.options.batch_factor
-        with as_poptorch_errors(), self._times.of_a_call(num_inputs=len(given.tensors), num_steps=self._ticks(factor)):
-            returned = compiled(*given.args, **given.named)
+        tensors, factor = self._tensors(given), compiled.options.batch_factor
+        with as_poptorch_errors(), self._times.of_a_call(num_inputs=len(tensors), num_steps=self._ticks(factor)):
+            returned = given.pass_to(compiled, tensors)
         self._has_run = True
         results, tensors = as_results(returned)
         self._times.set_results(num_results=len(tensors), num_steps=self._ticks(_returned_steps(compiled.options)))
@@ -205,7 +202,7 @@ class PoplarExecutor(CompiledModule):
         """
         with as_poptorch_errors():
             file = executable_file.read(filename)
-        self._compile(file.form.example())
+        self._compile_for(file.form)
         if file.rng_state is not None:
             self.rng_state = file.rng_state
 

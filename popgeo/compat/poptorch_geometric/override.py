@@ -7,7 +7,7 @@ from typing import Any
 
 import torch_geometric
 
-from popgeo.compat.poptorch.compile_hooks import registerPostCompileHook, registerPreCompileHook
+from popgeo.compat.poptorch.compiling import registerPostCompileHook, registerPreCompileHook
 from popgeo.compat.poptorch_geometric.common import call_once
 
 _FLAG = "disable_dynamic_shapes"

@@ -15,7 +15,7 @@ def test_a_batch_that_does_not_divide_is_refused_before_compiling():
     options = poptorch.Options().deviceIterations(2).replicationFactor(3)
     model = poptorch.inferenceModel(Line(), options)
     for kind in (AssertionError, ValueError):
-        with pytest.raises(kind, match=r"Invalid batch dimension: In the input torch.Size\(\[4\]\).*\(4\).* = 6 "):
+        with pytest.raises(kind, match=r"Invalid batch dimension: argument `x` has shape \[4\].* multiple of 6 ="):
             model(torch.zeros(4))
     assert not model.isCompiled()
 
@@ -217,7 +217,7 @@ def test_a_saved_model_is_loaded_compiled_and_goes_on(tmp_path):
     assert loaded.model.slope.item() == 0.5
     loaded(x, x)  # momentum too has been kept: 0.5 - 0.25 * (-2 * 0.5 - 1)
     assert loaded.model.slope.item() == line.slope.item() == 1.0
-    with pytest.raises(poptorch.Error, match="Shape mismatch"):
+    with pytest.raises(poptorch.Error, match=r"is float32\[2\], but the model was compiled for float32\[1\]"):
         loaded(torch.ones(2), torch.ones(2))
 
 

@@ -58,14 +58,14 @@ def test_arguments_of_any_nest_are_divided_into_micro_batches():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda m: m((torch.ones(3), torch.ones(2))), r"Shape mismatch for pair\[0\]: expected torch.Size\(\[2\]\)"),
-        (lambda m: m((torch.ones(2).int(), torch.ones(2))), "expected torch.float32 but got torch.int32"),
-        (lambda m: m([torch.ones(2), torch.ones(2)]), "Type mismatch for pair: expected <class 'tuple'>"),
-        (lambda m: m((torch.ones(2),)), r"Length mismatch for pair: expected 2 elements but got 1"),
-        (lambda m: m((torch.ones(2), torch.ones(2)), scale=3), "Value mismatch for scale: expected 2 but got 3"),
-        (lambda m: m((torch.ones(2), torch.ones(2)), scale=torch.ones(1)), "Type mismatch for scale"),
-        (lambda m: m((torch.ones(2), torch.ones(2)), b=1), "Keys mismatch for named arguments: Unexpected .*: b"),
-        (lambda m: m((torch.ones(2), torch.ones(2)), 2, torch.ones(2)), "Number of positional arguments mismatch"),
+        (lambda m: m((torch.ones(3), torch.ones(2))), r"`pair\[0\]` is float32\[3\], but .* compiled for float32\[2\]"),
+        (lambda m: m((torch.ones(2).int(), torch.ones(2))), r"is int32\[2\], but .* compiled for float32\[2\]"),
+        (lambda m: m([torch.ones(2), torch.ones(2)]), "`pair` is list of 2, but .* compiled for tuple of 2"),
+        (lambda m: m((torch.ones(2),)), r"`pair` is tuple of 1, but .* compiled for tuple of 2"),
+        (lambda m: m((torch.ones(2), torch.ones(2)), scale=3), "`scale` is 3, but .* compiled for 2"),
+        (lambda m: m((torch.ones(2), torch.ones(2)), scale=torch.ones(1)), r"`scale` is float32\[1\], but"),
+        (lambda m: m((torch.ones(2), torch.ones(2)), b=1), "`named` is dict of 1, but .* call destroy"),
+        (lambda m: m((torch.ones(2), torch.ones(2)), 2, torch.ones(2)), "`more` is tuple of 1, but"),
         (lambda m: m(), "Mandatory parameter pair missing"),
     ],
 )
@@ -83,9 +83,9 @@ def test_a_call_unlike_the_compiled_one_is_refused_by_its_first_difference(call,
 
 def test_wrong_arguments_are_refused_as_poptorch_refuses_them():
     model = poptorch.inferenceModel(Add())
-    with pytest.raises(AssertionError, match=r"Too many arguments provided: expected \['x', 'y', 'scale'\] \(3\)"):
+    with pytest.raises(AssertionError, match=r"takes \(x, y.*too many positional arguments"):
         model(*[torch.ones(1)] * 4)
-    with pytest.raises(AssertionError, match="z is not a valid parameter"):
+    with pytest.raises(AssertionError, match="unexpected keyword argument 'z'"):
         model(torch.ones(1), z=torch.ones(1))
     with pytest.raises(AssertionError, match="multiple values for argument 'x'"):
         model(torch.ones(1), x=torch.ones(1))

@@ -1,15 +1,19 @@
-"""Functions that a program wants called before and after every compilation."""
+"""What surrounds a compilation: functions that a program wants called, and the answer to whether an IPU runs."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
+from popgeo.compat.poptorch.errors import CheckFailed
+
 Hook = Callable[[], Any]
 _BEFORE: "OrderedDict[int, Hook]" = OrderedDict()
 _AFTER: "OrderedDict[int, Hook]" = OrderedDict()
+_COMPILING: ContextVar[bool] = ContextVar("compiling", default=False)
 
 
 def registerPreCompileHook(hook: Hook) -> RemovableHandle:
@@ -38,14 +42,45 @@ def registerPostCompileHook(hook: Hook) -> RemovableHandle:
     return _register(_AFTER, hook, "Post-compile")
 
 
+def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
+    """Whether there are so many IPUs: never.
+
+    Example:
+        >>> ipuHardwareIsAvailable()
+        False
+    """
+    return False
+
+
+def ipuHardwareVersion() -> int:
+    """The generation of the IPU.
+
+    Raises:
+        AssertionError: there is none; it is a ValueError too.
+    """
+    raise CheckFailed("No IPU hardware available on this system; models run on this computer, the machine is modelled.")
+
+
+def isRunningOnIpu() -> bool:
+    """True while a training or inference model is compiled, so that a model can have a branch for the machine.
+
+    Example:
+        >>> isRunningOnIpu()
+        False
+    """
+    return _COMPILING.get()
+
+
 @contextmanager
-def between_hooks() -> Iterator[None]:
-    """The block compiles a model."""
+def compiling() -> Iterator[None]:
+    """The block compiles a model: it runs between the hooks, and its code is the machine's."""
     for hook in list(_BEFORE.values()):
         hook()
+    token = _COMPILING.set(True)
     try:
         yield
     finally:
+        _COMPILING.reset(token)
         for hook in list(_AFTER.values()):
             hook()
 
