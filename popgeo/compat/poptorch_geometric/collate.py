@@ -13,10 +13,12 @@ from torch_geometric.data.data import BaseData
 
 from popgeo import data
 from popgeo.capture.pytree import flatten, unflatten
+from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
 from popgeo.data.axes import Level
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.subset import take
 from popgeo.data.super_batch import join
+from popgeo.data.trim import OverSizeStrategy
 
 
 class FixedSizeError(RuntimeError, ValueError):
@@ -46,7 +48,6 @@ class FixedSizeCollater(data.FixedSizeCollater):
         kwargs: The same by name.
 
     Example:
-        >>> from popgeo.compat.poptorch_geometric import FixedSizeOptions
         >>> graphs = [Data(x=torch.ones(n, 1), edge_index=torch.tensor([[0], [1]])) for n in (2, 3)]
         >>> collate = FixedSizeCollater(FixedSizeOptions(num_nodes=8, num_edges=4, num_graphs=3))
         >>> collate(graphs)
@@ -60,6 +61,14 @@ class FixedSizeCollater(data.FixedSizeCollater):
     def __init__(self, *args: Any, skip: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, exact_fit=True, **kwargs)
         self.skip = skip
+
+    @classmethod
+    def of_loader(
+        cls, options: FixedSizeOptions, over_size_strategy: OverSizeStrategy, add_pad_masks: bool | None, **kwargs: Any
+    ) -> "FixedSizeCollater":
+        """What a loader collates with, by its own arguments."""
+        trims = (over_size_strategy.trims_nodes, over_size_strategy.trims_edges)
+        return cls(options, bool(add_pad_masks), *trims, **kwargs)
 
     def __call__(self, data_list: list[Any]) -> Batch:  # type: ignore[override]  # a list alone, as PopTorch has it
         """One batch of the graphs, which stay as they are.

@@ -26,8 +26,8 @@ class OfWholeCalls:
     def __init__(self, *args: Any, options: poptorch.Options | None = None, **kwargs: Any) -> None:
         super().__init__(*args, options=poptorch.Options() if options is None else options, **kwargs)
 
-    def _create_collater(self, **arguments: Any) -> Callable[[list[Any]], Any]:
-        collate = super()._create_collater(**arguments)  # type: ignore[misc]  # of the loader of single batches
+    def _create_collater(self, *args: Any, **kwargs: Any) -> Callable[[list[Any]], Any]:
+        collate = super()._create_collater(*args, **kwargs)  # type: ignore[misc]  # of the loader of single batches
         return CombinedBatchingCollater(collate, self._mini_batch_size)
 
 

@@ -87,15 +87,8 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
         self.input_type, num_seeds = self._neighbors.node_type, self._neighbors.num_items
         self._transform, self._mini_batch_size = transform, batch_size
         self.fixed_size_options = fixed_size_options or self._measured(num_seeds)
-        collate = self._create_collater(
-            fixed_size_options=self.fixed_size_options,
-            add_masks_to_batch=add_pad_masks,
-            trim_nodes=over_size_strategy.trims_nodes,
-            trim_edges=over_size_strategy.trims_edges,
-            follow_batch=follow_batch,
-            exclude_keys=exclude_keys,
-            protect=_SEEDS,
-        )
+        told = {"follow_batch": follow_batch, "exclude_keys": exclude_keys, "protect": _SEEDS}
+        collate = self._create_collater(self.fixed_size_options, over_size_strategy, add_pad_masks, **told)
         super().__init__(dataset=range(num_seeds), batch_size=batch_size, collate_fn=collate, **kwargs)  # type: ignore[arg-type]
 
     def nativeCollate(self, index: Any) -> Any:
@@ -140,8 +133,8 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
     def _collate(self, index: Any) -> Batch:
         return self.fixedSizeCollate(self.nativeCollate(index))
 
-    def _create_collater(self, **arguments: Any) -> Callable[[Any], Any]:
-        self.fixed_size_collater = FixedSizeCollater(**arguments)
+    def _create_collater(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+        self.fixed_size_collater = FixedSizeCollater.of_loader(*args, **kwargs)
         return self._collate
 
     def _measured(self, num_seeds: int) -> FixedSizeOptions:

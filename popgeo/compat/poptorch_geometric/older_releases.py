@@ -12,12 +12,6 @@ from popgeo.loader.strategy import FixedSizeStrategy
 Init = Callable[..., None]
 _OLDER_WORDS = frozenset({"num_nodes", "num_edges", "collater_args"})  # what a loader was told its sizes by
 _OF_OPTIONS = ("num_edges", "num_graphs", "node_pad_value", "edge_pad_value", "graph_pad_value", "pad_graph_defaults")
-_STRATEGIES = {
-    (False, False): OverSizeStrategy.Error,
-    (True, False): OverSizeStrategy.TrimNodes,
-    (False, True): OverSizeStrategy.TrimEdges,
-    (True, True): OverSizeStrategy.TrimNodesAndEdges,
-}
 
 
 def in_todays_words(
@@ -48,19 +42,25 @@ def in_todays_words(
         if sampler is not None and hasattr(sampler, "max_num_graphs"):
             batch_size = sampler.max_num_graphs + 1
             sizes.setdefault("num_edges", sampler.max_num_edges + 1)
-            num_nodes = _with_room_for_padding(num_nodes, sampler.max_num_nodes)
+            used = sampler.max_num_nodes
+            if num_nodes is not None and num_nodes <= used:
+                raise AssertionError(
+                    f"Argument `num_nodes` (= {num_nodes}) should be greater than `num_nodes` (= {used}) attribute of "
+                    "`batch_sampler` in order to leave some space for padding."
+                )
+            num_nodes = num_nodes or used + 1
         sizes.setdefault("num_graphs", batch_size or 2)
         if num_nodes is None:
             num_nodes = FixedSizeOptions.from_dataset(dataset, sizes["num_graphs"]).num_nodes  # type: ignore[assignment]
         options = FixedSizeOptions(num_nodes, **sizes)  # type: ignore[arg-type]
-    trims = (bool(of_collater.pop("trim_nodes", False)), bool(of_collater.pop("trim_edges", False)))
+    trims = bool(of_collater.pop("trim_nodes", False)), bool(of_collater.pop("trim_edges", False))
     masks = bool(of_collater.pop("add_masks_to_batch", False))
     if of_collater:
         raise AssertionError(f"`collater_args` holds {sorted(of_collater)}; pass them to the loader itself.")
     return {
         "batch_size": options.num_graphs,
         "fixed_size_options": options,
-        "over_size_strategy": _STRATEGIES[trims],
+        "over_size_strategy": next(one for one in OverSizeStrategy if (one.trims_nodes, one.trims_edges) == trims),
         "add_pad_masks": masks,
         **rest,
     }
@@ -137,14 +137,3 @@ def with_older_words(translate: Callable[[Any, Mapping[str, Any]], dict[str, Any
         return begin
 
     return make
-
-
-def _with_room_for_padding(num_nodes: int | None, used: int) -> int:
-    if num_nodes is None:
-        return used + 1
-    if num_nodes < used + 1:
-        raise AssertionError(
-            f"Argument `num_nodes` (= {num_nodes}) should be greater than `num_nodes` (= {used}) attribute of "
-            "`batch_sampler` in order to leave some space for padding."
-        )
-    return num_nodes

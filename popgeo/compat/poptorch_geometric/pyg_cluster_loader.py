@@ -54,16 +54,11 @@ class FixedSizeClusterLoader(torch.utils.data.DataLoader[Any]):
             raise AssertionError(f"`{type(self).__name__}` does not support the following arguments: {sorted(odd)}.")
         self.cluster_data = cluster_data
         self._mini_batch_size = batch_size
-        collate = self._create_collater(
-            fixed_size_options=fixed_size_options,
-            add_masks_to_batch=add_pad_masks,
-            trim_nodes=over_size_strategy.trims_nodes,
-            trim_edges=over_size_strategy.trims_edges,
-        )
+        collate = self._create_collater(fixed_size_options, over_size_strategy, add_pad_masks)
         super().__init__(dataset=range(len(cluster_data)), batch_size=batch_size, collate_fn=collate, **kwargs)  # type: ignore[arg-type]
 
-    def _create_collater(self, **arguments: Any) -> Callable[[list[int]], Any]:
-        return _ClustersTogether(self.cluster_data, FixedSizeCollater(**arguments))
+    def _create_collater(self, *args: Any) -> Callable[[list[int]], Any]:
+        return _ClustersTogether(self.cluster_data, FixedSizeCollater.of_loader(*args))
 
 
 class _ClustersTogether:

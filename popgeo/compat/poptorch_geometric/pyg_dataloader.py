@@ -45,11 +45,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         kwargs.pop("collate_fn", None)
         self._mini_batch_size = batch_size
         self.follow_batch, self.exclude_keys = follow_batch, exclude_keys
-        collate = self._create_collater(follow_batch=follow_batch, exclude_keys=exclude_keys)
+        collate = self._create_collater(follow_batch, exclude_keys)
         super().__init__(dataset=dataset, batch_size=batch_size, shuffle=shuffle, collate_fn=collate, **kwargs)
 
-    def _create_collater(self, **arguments: Any) -> Callable[[list[Any]], Any]:
-        return Collater(**arguments)
+    def _create_collater(self, *args: Any) -> Callable[[list[Any]], Any]:
+        return Collater(*args)
 
 
 class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
@@ -124,15 +124,8 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
             sampler = self._packing(dataset, shuffle, skips, kwargs)
         self.batch_sampler, self.padded_batch_size = sampler, batch_size
         self._mini_batch_size = None if sampler is not None else batch_size - 1
-        collate = self._create_collater(
-            fixed_size_options=self.fixed_size_options,
-            add_masks_to_batch=add_pad_masks,
-            trim_nodes=over_size_strategy.trims_nodes,
-            trim_edges=over_size_strategy.trims_edges,
-            follow_batch=follow_batch,
-            exclude_keys=exclude_keys,
-            skip=skips,
-        )
+        told = {"follow_batch": follow_batch, "exclude_keys": exclude_keys, "skip": skips}
+        collate = self._create_collater(self.fixed_size_options, over_size_strategy, add_pad_masks, **told)
         if sampler is None:
             chosen = {"dataset": dataset, "batch_size": batch_size - 1, "shuffle": shuffle}
         else:
@@ -155,8 +148,8 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
         )
         return StreamPackingSampler(dataset, options.num_graphs - 1, nodes, edges, order, skips)
 
-    def _create_collater(self, **arguments: Any) -> Callable[[list[Any]], Any]:
-        return FixedSizeCollater(**arguments)
+    def _create_collater(self, *args: Any, **kwargs: Any) -> Callable[[list[Any]], Any]:
+        return FixedSizeCollater.of_loader(*args, **kwargs)
 
 
 class ByOlderArguments:

@@ -60,8 +60,8 @@ class StreamPackingSampler(Sampler[list[int]]):
                 )
         self.data_source, self.max_num_graphs = data_source, max_num_graphs
         self._sizes = GraphSizes(data_source)
-        self.max_num_nodes = self._most(Level.NODE) if max_num_nodes is None else max_num_nodes
-        self.max_num_edges = self._most(Level.EDGE) if max_num_edges is None else max_num_edges
+        self.max_num_nodes = self._counted(Level.NODE, None)[1][0] if max_num_nodes is None else max_num_nodes
+        self.max_num_edges = self._counted(Level.EDGE, None)[1][0] if max_num_edges is None else max_num_edges
         self.base_sampler = SequentialSampler(data_source) if base_sampler is None else base_sampler
         self.allow_skip_data = bool(allow_skip_data)
 
@@ -72,15 +72,20 @@ class StreamPackingSampler(Sampler[list[int]]):
             RuntimeError: a graph fits no batch.
         """
         order = np.fromiter(self.base_sampler, dtype=np.int64)
-        sizes, limits = self._counted()
-        sizes = sizes[order]
+        nodes, most_nodes = self._counted(Level.NODE, self.max_num_nodes)
+        edges, most_edges = self._counted(Level.EDGE, self.max_num_edges)
+        sizes, limits = np.concatenate([nodes, edges], axis=1)[order], (*most_nodes, *most_edges)
         fits = (sizes <= limits).all(axis=1)
         if not fits.all() and not self.allow_skip_data:
-            self._refuse(int(order[int(np.argmin(fits))]))
+            first = int(np.argmin(fits))
+            raise RuntimeError(
+                f"The maximum number of graphs, nodes or edges specified is too small to fit in the single sample "
+                f"{order[first]} with {sizes[first].tolist()} nodes and edges: a batch has {list(limits)}. Raise it, "
+                "or use `allow_skip_data` to leave such samples out."
+            )
         order, sizes = order[fits], sizes[fits]
-        if len(order):
-            for pack in stream(sizes, Budget(sizes=tuple(limits.tolist()), num_graphs=self.max_num_graphs)):
-                yield order[pack].tolist()
+        for pack in stream(sizes, Budget(sizes=limits, num_graphs=self.max_num_graphs)) if len(order) else ():
+            yield order[pack].tolist()
 
     def __len__(self) -> int:
         """How many batches there are.
@@ -95,32 +100,12 @@ class StreamPackingSampler(Sampler[list[int]]):
             )
         return sum(1 for _ in self)
 
-    def _most(self, level: Level) -> int:
-        return int(self._over_types(level).max()) * self.max_num_graphs
-
-    def _over_types(self, level: Level) -> np.ndarray:
-        here = [axis.level is level for axis in axes_of(self.data_source)]
-        return np.asarray(self._sizes.values[:, here].sum(axis=1))
-
-    def _counted(self) -> tuple[np.ndarray, np.ndarray]:
-        """What is counted of each graph, and the most of it in a batch."""
-        counted, limits = [], []
-        for level, most in ((Level.NODE, self.max_num_nodes), (Level.EDGE, self.max_num_edges)):
-            if isinstance(most, dict):
-                axes = axes_of(self.data_source)
-                for i, axis in enumerate(axes):
-                    if axis.level is level:
-                        counted.append(self._sizes.values[:, i])
-                        limits.append(most[axis.store])
-            else:
-                counted.append(self._over_types(level))
-                limits.append(most)
-        return np.stack(counted, axis=1), np.array(limits, dtype=np.int64)
-
-    def _refuse(self, index: int) -> None:
-        nodes, edges = (int(self._over_types(level)[index]) for level in (Level.NODE, Level.EDGE))
-        raise RuntimeError(
-            f"The maximum number of graphs, nodes or edges specified is too small to fit in the single sample {index} "
-            f"with {nodes} nodes and {edges} edges: it is {self.max_num_graphs} graphs, {self.max_num_nodes} nodes and "
-            f"{self.max_num_edges} edges. Raise it, or use `allow_skip_data` to leave such samples out."
-        )
+    def _counted(self, level: Level, most: Any) -> tuple[np.ndarray, list[int]]:
+        """Nodes or edges of each graph, per type or of all, and the most of a batch: a number, by type, or None."""
+        axes = axes_of(self.data_source)
+        here = [i for i, axis in enumerate(axes) if axis.level is level]
+        sizes = self._sizes.values[:, here]
+        if isinstance(most, dict):
+            return sizes, [most[axes[i].store] for i in here]
+        sizes = sizes.sum(axis=1, keepdims=True)
+        return sizes, [int(sizes.max()) * self.max_num_graphs if most is None else most]

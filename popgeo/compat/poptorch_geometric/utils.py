@@ -1,7 +1,7 @@
 """Helps of PopTorch Geometric for models: a fixed number of rows, and training beside eager PyTorch."""
 
 import copy
-import time
+import timeit
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -87,10 +87,9 @@ class TrainingStepper:
             AssertionError: they differ.
         """
         for _ in range(num_steps):
-            expected, expected_loss = self.cpu_step(batch)
-            actual, actual_loss = self.ipu_step(batch if ipu_batch is None else ipu_batch)
-            self.assert_close(actual=actual, expected=expected, id="Output")
-            self.assert_close(actual=actual_loss, expected=expected_loss, id="loss")
+            expected, actual = self.cpu_step(batch), self.ipu_step(batch if ipu_batch is None else ipu_batch)
+            for own, other, name in zip(actual, expected, ("Output", "loss"), strict=True):
+                self.assert_close(actual=own, expected=other, id=name)
             self.check_parameters()
 
     def run_inference(self, batch: Sequence[Any], ipu_batch: Sequence[Any] | None = None) -> None:
@@ -140,12 +139,8 @@ class TrainingStepper:
             AssertionError: they differ.
         """
 
-        def message(text: str) -> str:
-            return f"{id} was not equal:\n\n{text}\n"
-
-        torch.testing.assert_close(
-            _plain(actual), _plain(expected), msg=message, rtol=self.rtol, atol=self.atol, equal_nan=self.equal_nan
-        )
+        close = {"rtol": self.rtol, "atol": self.atol, "equal_nan": self.equal_nan}
+        torch.testing.assert_close(actual, expected, msg=lambda text: f"{id} was not equal:\n\n{text}\n", **close)
 
     def benchmark(self, num_steps: int, batch: Sequence[Any], devices: Sequence[str] = ("ipu",)) -> dict[str, float]:
         """Seconds that some steps take, after one that is not counted.
@@ -168,18 +163,6 @@ class TrainingStepper:
         }
         if odd := [device for device in devices if device not in steps]:
             raise ValueError(f"devices holds {odd[0]!r}; pass 'ipu' and 'cpu'.")
-        return {f"{device}_time": _seconds(steps[device], num_steps) for device in devices}
-
-
-def _plain(values: Any) -> Any:
-    if isinstance(values, tuple | list):
-        return [_plain(value) for value in values]
-    return values.detach() if isinstance(values, torch.Tensor) else values
-
-
-def _seconds(step: Callable[[], Any], num_steps: int) -> float:
-    step()
-    start = time.perf_counter()
-    for _ in range(num_steps):
-        step()
-    return time.perf_counter() - start
+        for device in devices:
+            steps[device]()
+        return {f"{device}_time": timeit.timeit(steps[device], number=num_steps) for device in devices}
