@@ -94,6 +94,10 @@ def test_the_two_commands_of_the_readme_are_demo_and_test():
     assert {"demo", "test"} <= set(re.findall(r"\bmake ([a-z]+)\b", README.read_text()))
 
 
+def test_the_readme_is_read_in_five_minutes():
+    assert len(README.read_text().splitlines()) <= 110, "take a table to a page of the site"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_the_links_of_a_page_lead_somewhere(page: Path):
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)  # `layers[0](x)` is no link
