@@ -18,8 +18,8 @@ from popgeo.ipu.report.report import Report as Report
 from popgeo.ipu.stage_choices import Schedule as Schedule
 from popgeo.ipu.stage_choices import Stage as Stage
 from popgeo.ipu.systems.estimate import estimate as estimate
+from popgeo.ipu.systems.estimate import pipeline as pipeline
 from popgeo.ipu.systems.pipeline import Pipeline as Pipeline
-from popgeo.ipu.systems.plan_pipeline import pipeline as pipeline
 from popgeo.ipu.target import IpuTarget as IpuTarget
 from popgeo.ipu.tile_exact import TileExact as TileExact
 from popgeo.ipu.tiles.measure_memory import OutOfTileMemory as OutOfTileMemory

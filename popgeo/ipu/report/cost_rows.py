@@ -12,6 +12,16 @@ from popgeo.ipu.target import IpuTarget
 Row = Mapping[str, Any]  # read only, so that all who show a report can share it
 OPTIMIZER, HOST = "(optimizer)", "(host)"  # in the place of a module, for what no module asked for
 _TRUST = list(Validity)
+_AS_PLANNED = [
+    "ideal",
+    "calibrated",
+    "tiles",
+    "workers",
+    "bytes_in",
+    "bytes_out",
+    "bytes_total",
+    "fragments",
+]  # of a superstep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +124,6 @@ def superstep_rows(costs: Sequence[OpCost], profile: Profile) -> tuple[Row, ...]
     for index, cost in enumerate(costs):
         for step in cost.plan.supersteps:
             length = step.cycles(profile)
-            beside = step.activity is Activity.HOST
             rows.append(
                 {
                     "op_index": index,
@@ -126,18 +135,11 @@ def superstep_rows(costs: Sequence[OpCost], profile: Profile) -> tuple[Row, ...]
                     "start": start,
                     "length": length,
                     "cycles": cost.count * length,
-                    "ideal": step.ideal,
-                    "calibrated": step.calibrated,
                     "balance": balance([step]),
-                    "tiles": step.tiles,
-                    "workers": step.workers,
-                    "bytes_in": step.bytes_in,
-                    "bytes_out": step.bytes_out,
-                    "bytes_total": step.bytes_total,
-                    "fragments": step.fragments,
+                    **{name: getattr(step, name) for name in _AS_PLANNED},
                 }
             )
-            start += 0 if beside else length
+            start += 0 if step.activity is Activity.HOST else length  # the host runs beside the machine
     return _read_only(rows)
 
 

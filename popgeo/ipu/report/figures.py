@@ -111,7 +111,7 @@ class Figures:
 
     @property
     def tile_memory(self) -> MemoryUse | None:
-        """`memory` where it is told tile by tile."""
+        """`memory` of one IPU, tile by tile; None of several."""
         return self.memory if isinstance(self.memory, MemoryUse) else None
 
     @property

@@ -26,7 +26,8 @@ class Insight:
         title: What it is, in a few words.
         text: What was found, with figures.
         remedy: What to do about it.
-        share: Part of the step's cycles that it is about, 0 to 1; 0 where it is not about cycles.
+        share: Part of the step's cycles that it is about, or that its remedy saves, 0 to 1; 0 where it is not about
+            cycles.
         ops: Which operations, by their place in `Report.costs`.
         fatal: The machine could not run the step as it is.
         change: Arguments of `replan` that do what the remedy says, of a step in stages; empty where no plan does.

@@ -81,7 +81,10 @@ _MEANINGS = {
     "title": ("", "what stands out"),
     "text": ("", "what was found, with figures"),
     "remedy": ("", "what to do about it"),
-    "insights.share": ("0 to 1", "part of the step's cycles that it is about; 0 where it is not about cycles"),
+    "insights.share": (
+        "0 to 1",
+        "part of the step's cycles that it is about, or that its remedy saves; 0 where it is not about cycles",
+    ),
     "insights.ops": ("", "places in Report.costs of the operations that it is about"),
     "fatal": ("", "True where the machine could not run the step as it is"),
 }

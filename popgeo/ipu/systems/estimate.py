@@ -1,20 +1,23 @@
-"""The report of a model of any size, from shapes alone: no weight is allocated and nothing runs."""
+"""The account of a model of any size, from shapes alone: no weight is allocated and nothing runs."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from popgeo.capture.capture import bind
+from popgeo.capture.captured_step import CapturedStep
 from popgeo.ipu.options import Options
 from popgeo.ipu.report.report import Report
+from popgeo.ipu.stage_choices import Schedule, Stages
 from popgeo.ipu.systems.cut_model import stages_asked_for
 from popgeo.ipu.systems.pipeline import Pipeline
-from popgeo.ipu.systems.plan_pipeline import planner_of
-from popgeo.ipu.systems.share import share_of
+from popgeo.ipu.systems.share import share_of, update_of
+from popgeo.ipu.systems.stage_costs import outputs_of
+from popgeo.ipu.systems.stage_planner import Placement, StagePlanner
 
 
 def estimate(
@@ -59,7 +62,7 @@ def estimate(
     share = share_of(model, arguments, chosen, optimizer)
     asked = stages_asked_for(share.step.graph, chosen)
     if asked is not None and isinstance(model, nn.Module):
-        planner = planner_of(model, share.step, optimizer)
+        planner = _planner_of(model, share.step, optimizer)
         return planner.plan(replace(chosen, stages=asked), start=start)[0]
     assessment = share.assessment(chosen)
     return share.report(
@@ -70,3 +73,89 @@ def estimate(
         buffer_bytes=0,
         compile_seconds=time.perf_counter() - start,
     )
+
+
+def pipeline(
+    model: nn.Module,
+    example: Sequence[Any],
+    options: Options | None = None,
+    optimizer: Optimizer | None = None,
+    *,
+    stages: Stages | None = None,
+    schedule: Schedule | str | None = None,
+    recompute: bool | Sequence[str] | None = None,
+    serialize: Mapping[str, int] | None = None,
+    optimizer_off_chip: bool = False,
+    overlap_host: bool = False,
+) -> Pipeline:
+    """What a step of a model would cost over several IPUs, from shapes alone; nothing is allocated and nothing runs.
+
+    Args:
+        model: A module that returns its loss; its weights may be on the meta device.
+        example: The positional arguments of one micro-batch.
+        options: `gradient_accumulation` micro-batches go through the pipeline between two updates (in inference,
+            `device_iterations`), `replication_factor` pipelines run side by side, each stage on one `target`;
+            `matmul_proportion` limits what dense products may take of a tile, with `shard_optimizer_state` each replica
+            holds a part of the optimizer's state. `stages`, `schedule`, `recompute` hold where they are left out here.
+        optimizer: Over parameters of the model; None for inference.
+        stages: How many, cut so that they are even in cycles and memory; or the number of the model's alike layers on
+            each IPU, as `[0, 3, 3]`; or which layers begin a stage on which IPU, as `{"layers.3": 1}`; or
+            `"blocks"` or a list of `ipu.Stage` for the blocks that the model names with `Block` or `BeginBlock`.
+        schedule: In which order stages take micro-batches; in lock-step as on the machine, if nothing says otherwise.
+        recompute: Keep of each micro-batch only what a stage receives, and repeat its forward pass later. Names of
+            layers keep the results of these too (PopTorch's `recomputationCheckpoint`), so that one layer at a time is
+            repeated and there.
+        serialize: Linear layers whose outputs are computed in so many parts, by name; PopTorch's `serializedMatMul`.
+        optimizer_off_chip: The optimizer's state lies in streaming memory; PopTorch's `useOnChipStorage(False)`.
+        overlap_host: Some tiles exchange with the host while the others compute (I/O tiles).
+
+    Raises:
+        ValueError: nothing says how many stages there are, they do not cover the model's layers, a layer of `serialize`
+            does not exist, there is no loss, or the target has several IPUs, over which it spreads each operation.
+
+    Example:
+        >>> import torch
+        >>> layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+        >>> plan = pipeline(layers, [torch.ones(16, 64)], Options(device_iterations=12), stages=4)
+        >>> plan.num_ipus, [stage.layers for stage in plan.stages], plan.fits
+        (4, ['0', '1', '2', '3'], True)
+    """
+    start = time.perf_counter()
+    _require_arguments(model, example, options, serialize)
+    choices: dict[str, Any] = {"stages": stages, "schedule": schedule, "recompute": recompute}
+    chosen = replace(options or Options(), **{name: one for name, one in choices.items() if one is not None})
+    step = share_of(model, bind(model.forward, *example), chosen, optimizer).step
+    planner = _planner_of(model, step, optimizer)
+    asked = stages_asked_for(planner.graph, chosen)
+    if asked is None:
+        raise ValueError(
+            "Nothing says where to cut the model. Give stages=4, or the layers of each IPU as stages=[0, 3, 3], or let "
+            "the model name its parts with ipu.BeginBlock(layer, ipu_id=1)."
+        )
+    placement = Placement(
+        serialize=outputs_of(model, serialize or {}), optimizer_off_chip=optimizer_off_chip, overlap_host=overlap_host
+    )
+    return planner.plan(replace(chosen, stages=asked), placement, start)[0]
+
+
+def _planner_of(model: nn.Module, step: CapturedStep, optimizer: Optimizer | None) -> StagePlanner:
+    """Plans the captured step of a model, with the optimizer's update as options want it."""
+    if optimizer is None:
+        return StagePlanner(step, None)
+    return StagePlanner(step, lambda options: update_of(model, step, optimizer, options).capture())
+
+
+def _require_arguments(model: Any, example: Any, options: Any, serialize: Any) -> None:
+    """Makes sure that a pipeline is planned of a module and the arguments of a call."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"A pipeline is planned of a torch.nn.Module, found {model!r}; only its layers can be cut apart."
+        )
+    if isinstance(example, Tensor | Mapping | str) or not isinstance(example, Sequence):
+        raise ValueError(
+            f"example is a {type(example).__name__}; give the arguments of one micro-batch in a list: [tensor, ...]."
+        )
+    if options is not None and not isinstance(options, Options):
+        raise ValueError(f"options is {options!r}; give an ipu.Options.")
+    if serialize is not None and not isinstance(serialize, Mapping):
+        raise ValueError(f"serialize is {serialize!r}; give parts by name, such as {{'lm_head': 4}}.")

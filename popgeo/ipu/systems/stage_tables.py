@@ -3,7 +3,7 @@
 from typing import Any
 
 from popgeo.ipu.report.tables import COLUMNS as OF_OPERATIONS
-from popgeo.ipu.report.tables import columns_of
+from popgeo.ipu.report.tables import TableColumn, columns_of
 from popgeo.ipu.systems.pipeline_figures import PipelineFigures
 from popgeo.ipu.systems.stage_cost import StageCost
 from popgeo.ipu.systems.stage_spans import cycles_by_kind
@@ -45,12 +45,6 @@ _MEANINGS = {
     "transfers.backward": ("", "whether it is gradients, for the backward pass"),
     "nbytes": ("B", "how much, for one micro-batch"),
     "cycles": ("cycles", "how long the receiver takes for it"),
-    "title": ("", "what stands out"),
-    "text": ("", "what was found, with figures"),
-    "remedy": ("", "what to do about it, and what planning that way gave"),
-    "share": ("0 to 1", "of the step that would be saved, or of the cycles that it is about"),
-    "change": ("", "arguments of replan that do it"),
-    "fatal": ("", "whether the machine could not run the step as it is"),
 }
 _NAMES = {
     "stages": "stage ipu layers forward backward receive other received_bytes weight_bytes stash_bytes in_flight "
@@ -59,11 +53,8 @@ _NAMES = {
     "spans": "kind ipu stage micro_batch start end",
     "transfers": "sender receiver backward nbytes cycles",
 }
-COLUMNS = (
-    columns_of(_NAMES, _MEANINGS)
-    | OF_OPERATIONS
-    | columns_of({"insights": "title text remedy share change fatal"}, _MEANINGS)
-)
+_CHANGE = TableColumn(name="change", unit="", about="arguments of replan that do it")
+COLUMNS = columns_of(_NAMES, _MEANINGS) | OF_OPERATIONS | {"insights": (*OF_OPERATIONS["insights"], _CHANGE)}
 """The columns of each table, in order."""
 
 

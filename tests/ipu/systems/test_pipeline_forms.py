@@ -6,13 +6,18 @@ import pickle
 import re
 from html.parser import HTMLParser
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from torch import empty, nn
 
 from popgeo import ipu
+from popgeo.ipu.report.tables import TableColumn
 from popgeo.ipu.systems.stage_spans import cycles_by_kind, spans, windows
+from popgeo.ipu.systems.stage_tables import COLUMNS
 from tests.ipu.systems.conftest import plan_of
+
+GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "many_ipus.md"
 
 
 class Outline(HTMLParser):
@@ -85,6 +90,16 @@ def test_every_table_says_what_its_columns_are(long_plan):
         assert all(table.attrs["about"].values())
     with pytest.raises(ValueError, match=r"a pipeline has stages, ipus, spans, transfers, ops, .*families, insights"):
         long_plan.to_frame("layers")
+
+
+def test_the_guide_lists_every_column_that_only_stages_have():
+    tables: dict[TableColumn, list[str]] = {}
+    for rows in ("stages", "ipus", "spans", "transfers"):
+        for column in COLUMNS[rows]:
+            tables.setdefault(column, []).append(f"`{rows}`")
+    lines = [f"| `{c.name}` | {', '.join(its)} | {c.unit} | {c.about} |" for c, its in tables.items()]
+    shown = [line for line in GUIDE.read_text().splitlines() if line.startswith("| `")]
+    assert shown == lines, "put this into the guide:\n" + "\n".join(lines)
 
 
 def test_a_plan_has_the_tables_of_its_operations_too(long_plan):
