@@ -131,7 +131,7 @@ class StepRunner:
                 on_results=partial(self._take_results, results, first, inputs),
             )
             if self.update is not None:
-                self._apply(self.update)
+                self.update.apply(self.replicas)
         self._show_first_replica()
         return results.join()
 
@@ -162,12 +162,6 @@ class StepRunner:
     def _accumulate(self, names: Sequence[str] | None, first: bool) -> None:
         if self.update is not None:
             self.update.accumulate(first=first, names=names)
-
-    def _apply(self, update: Update) -> None:
-        """One update with the gradients of all processes, each of which hands on what it alone has updated."""
-        self.replicas.add_up(update.shared_totals())
-        update.apply(self.replicas)
-        self.replicas.hand_on(update.divided())
 
     def reset_buffers(self) -> None:
         """Gives every replica the module's buffers, where there are several replicas to keep apart."""

@@ -107,11 +107,7 @@ def cross_entropy(
         >>> cross_entropy(logits, target, torch.tensor([True, False]))
         tensor(0.6931)
     """
-    if input.dim() != 2 or target.shape != input.shape[:1]:
-        raise ValueError(
-            f"input has shape {tuple(input.shape)}, target {tuple(target.shape)}; "
-            "cross-entropy needs logits [rows, num_classes] and classes [rows]."
-        )
+    check_classes(input, target, "cross-entropy")
     if mask is not None:
         # Class 0 stands in where there is none: an index outside the classes could not be looked up.
         input, target = torch.where(mask.unsqueeze(1), input, 0.0), torch.where(mask, target, 0)
@@ -143,6 +139,19 @@ def binary_cross_entropy(
         torch.where(known, input, 0.0), torch.where(known, target.to(input.dtype), 0.0), reduction="none"
     )
     return masked_mean(values, known, weight)
+
+
+def check_classes(input: Tensor, target: Tensor, name: str) -> None:
+    """Refuses anything but a row of logits for each class.
+
+    Raises:
+        ValueError: the shapes are others; the message names what needs these.
+    """
+    if input.dim() != 2 or target.shape != input.shape[:1]:
+        raise ValueError(
+            f"input has shape {tuple(input.shape)}, target {tuple(target.shape)}; "
+            f"{name} needs logits [rows, num_classes] and classes [rows]."
+        )
 
 
 def _entries(values: Tensor, mask: Tensor | None) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from popgeo.nn.loss import known_labels, l1_loss, masked_mean, mse_loss
+from popgeo.nn.loss import check_classes, known_labels, l1_loss, masked_mean, mse_loss
 
 
 def accuracy(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -24,11 +24,7 @@ def accuracy(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tenso
         >>> accuracy(logits, torch.tensor([0, 0, 1]), torch.tensor([True, True, False]))
         tensor(0.5000)
     """
-    if input.dim() != 2 or target.shape != input.shape[:1]:
-        raise ValueError(
-            f"input has shape {tuple(input.shape)}, target {tuple(target.shape)}; "
-            "accuracy needs logits [rows, num_classes] and classes [rows]."
-        )
+    check_classes(input, target, "accuracy")
     return masked_mean((input.argmax(1) == target).to(input.dtype), mask)
 
 

@@ -1,7 +1,6 @@
 """An optimizer whose update can be captured by a CUDA graph: all of its numbers lie on the device."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -90,25 +89,20 @@ class CapturableOptimizer:
 
     def step(self) -> None:
         """One update, eager or under capture, with the rates that lie on the device."""
-        with self._rates_of_the_device():
-            self.optimizer.step()
-
-    def count(self) -> None:
-        """Notes that an update has run."""
-        self.num_updates += 1
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look for it
-
-    @contextlib.contextmanager
-    def _rates_of_the_device(self) -> Iterator[None]:
         groups = self.optimizer.param_groups
         given = [group["lr"] for group in groups]
         try:
             for group, rate in zip(groups, self._rates, strict=True):
                 group["lr"] = rate
-            yield
+            self.optimizer.step()
         finally:
             for group, rate in zip(groups, given, strict=True):
                 group["lr"] = rate
+
+    def count(self) -> None:
+        """Notes that an update has run."""
+        self.num_updates += 1
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look for it
 
     def _settings_now(self) -> list[dict[str, Any]]:
         left_out = {"params", "lr", "initial_lr"}

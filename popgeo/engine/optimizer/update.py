@@ -19,6 +19,8 @@ from popgeo.engine.optimizer.worker import Worker
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_options import StepOptions
 
+_ALONE = Replicas((0,), 1)
+
 
 class Update:
     """Joins gradients, clips them and applies any `torch.optim` optimizer.
@@ -107,31 +109,24 @@ class Update:
         """The joined gradients, one tensor for each group and type."""
         return [part.total for part in self._flat]
 
-    def shared_totals(self) -> list[Tensor]:
-        """Those of the joined gradients that all processes add up: of all parameters that are no process's own."""
-        return [part.total for part in self._flat if not part.is_sharded]
-
-    def divided(self) -> list[Tensor]:
-        """The joined parameters of which each process updates a part, flat."""
-        return [part.flat.detach().view(-1) for part in self._flat if part.is_divided]
-
     def sharded(self) -> frozenset[str]:
         """Those that are this process's own, by the names that their gradients have in a captured update."""
         return frozenset(f"{number}" for number, part in enumerate(self._flat) if part.is_sharded)
 
-    def apply(self, replicas: Replicas | None = None) -> None:
-        """One step with the joined gradients, scaled as the options say; none where they overflowed.
+    def apply(self, replicas: Replicas = _ALONE) -> None:
+        """One step with the gradients of all processes, scaled as the options say; none where they overflowed.
 
         Args:
-            replicas: Those of this and of other processes, which leave a step out together.
+            replicas: Those of this and of other processes, which leave a step out together. Gradients of parameters
+                that are no process's own are added up, and each process hands on what it alone has updated.
         """
+        replicas.add_up([part.total for part in self._flat if not part.is_sharded])
         self._follow_optimizer()
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers warn about one that never stepped
         scaling = self._scaling
         if self.scale is not None:
             overflow = overflow_of(self.totals())
-            if replicas is not None:
-                replicas.add_up([overflow])
+            replicas.add_up([overflow])
             scaling = replace(scaling, divisor=scaling.divisor * self.scale.value, looks_for_overflow=False)
             if not self.scale.follow(overflowed=bool(overflow)):
                 return
@@ -143,6 +138,7 @@ class Update:
         for part in self._flat:
             part.publish(self.optimizer, self._worker.state(part.own))
         self._adopted = self.optimizer.state
+        replicas.hand_on([part.flat.detach().view(-1) for part in self._flat if part.is_divided])
 
     @property
     def is_captured(self) -> bool | None:

@@ -225,9 +225,9 @@ def test_rounding_is_that_of_the_op_with_the_update_s_own_counter():
 def test_state_of_half_is_rounded_at_random_too():
     _, training = rounded(1, optimizer_state_dtype=torch.float16)
     assert training.report.update_captured
-    velocity = training._optimizer.state[training.model.weight]["momentum_buffer"]
+    velocity = training.update.optimizer.state[training.model.weight]["momentum_buffer"]
     assert velocity.dtype is torch.float16
-    assert set(training._optimizer.state[training.model.weight]) == {"momentum_buffer"}  # no counters of ours
+    assert set(training.update.optimizer.state[training.model.weight]) == {"momentum_buffer"}  # no counters of ours
 
 
 CHOICES = {
@@ -296,7 +296,7 @@ def test_weights_that_are_changed_from_outside_win_over_master_weights():
     with torch.no_grad():
         model.weight[1] = 3.0
     training(ones)
-    master = training._optimizer.state[model.weight]["master_weights"]
+    master = training.update.optimizer.state[model.weight]["master_weights"]
     torch.testing.assert_close(master, torch.tensor([1 - 2e-4, 3 - 1e-4, 1 - 2e-4, 1 - 2e-4]), rtol=0, atol=1e-7)
 
 

@@ -25,16 +25,18 @@ def test_all_tensors_that_it_holds_are_told():
     update.apply()
     assert [one.numel() for one in update.tensors()] == [16, 1, 16, 1]
     assert update.members() == [["rows", "line", "one", "last"], ["scalar"]]
-    assert (update.sharded(), update.divided()) == (frozenset(), [])
+    assert update.sharded() == frozenset()
     own.is_sharded = True
     sharded = Update(KINDS["adam"](held.values()), held, Options(), part=(1, 2))
     assert sharded.members() == [["rows", "line", "one"], ["scalar"], ["last"]]
     assert sharded.sharded() == frozenset({"2"})
-    assert [one.numel() for one in sharded.shared_totals()] == [12, 1]
     assert [one.numel() for one in sharded.totals()] == [12, 1, 4]
-    assert [one.shape for one in sharded.divided()] == [(12,)]
     sharded.take_over()
-    assert sharded.divided()[0].data_ptr() == held["rows"].data_ptr()
+    added, handed = [], []
+    sharded.apply(SimpleNamespace(add_up=added.extend, hand_on=handed.extend))
+    assert [one.numel() for one in added] == [12, 1]
+    assert [one.shape for one in handed] == [(12,)]
+    assert handed[0].data_ptr() == held["rows"].data_ptr()
 
 
 @pytest.mark.parametrize("kind", ["momentum", "adam"])
@@ -45,14 +47,16 @@ def test_processes_that_update_a_part_each_do_together_what_one_does(kind: str, 
     made = [make(kind, part=(number, parts), shard_optimizer_state=True) for number in range(parts)]
     for number in range(4):
         step(optimizer, theirs, gradients(number))
+        handed: list[list[Tensor]] = []
         for update, _ in made:
             feed(update, gradients(number))
-            update.apply()
-        for place, one in enumerate(made[0][0].divided()):
-            for rank, (update, _) in enumerate(made):
-                here = slice(one.numel() * rank // parts, one.numel() * (rank + 1) // parts)
-                for other, _ in made:
-                    other.divided()[place][here] = update.divided()[place][here]
+            handed.append([])
+            update.apply(SimpleNamespace(add_up=lambda gradients: None, hand_on=handed[-1].extend))
+        for tensors in zip(*handed, strict=True):
+            for rank, mine in enumerate(tensors):
+                here = slice(mine.numel() * rank // parts, mine.numel() * (rank + 1) // parts)
+                for other in tensors:
+                    other[here] = mine[here]
         for _, mine in made:
             assert_same(mine, theirs)
         if number == 1:  # each goes on from the whole state of another optimizer
