@@ -29,20 +29,13 @@ class Efficiency:
     num_packs: int
     lower_bound: int
 
-    def __str__(self) -> str:
-        return (
-            f"{self.num_packs} packs hold {self._fills()}, {self.graphs:.2%} of graphs; {self.binds} run out first; "
-            f"{self.lower_bound} packs at least are needed."
-        )
-
     def __repr__(self) -> str:
+        labels = names(len(self.sizes))
+        fills = ", ".join(f"{fill:.2%} of {name}" for fill, name in zip(self.sizes, labels, strict=True))
         return (
-            f"{type(self).__name__}({self.num_packs:,} packs, {self.lower_bound:,} at least; {self._fills()}, "
+            f"{type(self).__name__}({self.num_packs:,} packs, {self.lower_bound:,} at least; {fills}, "
             f"{self.graphs:.2%} of graphs; {self.binds} run out first)"
         )
-
-    def _fills(self) -> str:
-        return ", ".join(f"{fill:.2%} of {name}" for fill, name in zip(self.sizes, names(len(self.sizes)), strict=True))
 
 
 def efficiency(packs: Packs, sizes: ArrayLike, budget: Budget) -> Efficiency:

@@ -10,12 +10,12 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NegativeSampling
 
 from popgeo.data.attribute_names import MADE_FOR_LINKS
-from popgeo.data.axes import Axis, Level, StoreKey
+from popgeo.data.axes import Axis, Level, StoreKey, ends_of
 from popgeo.loader.large.neighbor_loader import Neighborhood, layout_of, most_of
 from popgeo.loader.large.subgraph import Subgraph
 from popgeo.loader.large.subgraph_loader import SubgraphLoader
 from popgeo.loader.large.subgraph_source import PartSampler
-from popgeo.loader.large.whole_graph import edge_indices, links_of, num_rows, open_graph
+from popgeo.loader.large.whole_graph import edge_indices, links_of, num_ends, open_graph
 from popgeo.sampling import NonEdges, sample_negatives
 
 
@@ -48,9 +48,8 @@ class LinkSampler(PartSampler):
         self.negatives, self.non_edges, self.batch_size = negatives, non_edges, batch_size
         self.num_items, self.has_trees = links.shape[1], neighborhood.is_disjoint
         self.label_store = Axis(Level.EDGE, edge_type)
-        self.ends: tuple[StoreKey, StoreKey] = (
-            (edge_type[0], edge_type[2]) if isinstance(edge_type, tuple) else (None, None)
-        )
+        source, destination = ends_of(self.label_store)
+        self.ends = (source.store, destination.store)
         amount = 0.0 if negatives is None else float(negatives.amount)
         rows = batch_size + int(np.ceil(batch_size * amount))
         dtype = torch.float32 if label is None else label.dtype
@@ -125,8 +124,6 @@ class FixedSizeLinkLoader(SubgraphLoader):
         weight_attr: The attribute of edges that says how likely each is drawn.
         batch_size: Edges of a batch, without negatives.
         directed: False means `subgraph_type="induced"`.
-        is_sorted: Taken for the sake of PyG's signature; it changes nothing.
-        filter_per_worker: Taken likewise.
         kwargs: As `FixedSizeNeighborLoader` takes them.
 
     Raises:
@@ -161,40 +158,36 @@ class FixedSizeLinkLoader(SubgraphLoader):
         batch_size: int = 1,
         *,
         directed: bool = True,
-        is_sorted: bool = False,
-        filter_per_worker: bool | None = None,
         **kwargs: Any,
     ) -> None:
         # A split such as PyG's RandomLinkSplit leaves the links on the graph; batches carry their own.
         kwargs["exclude_keys"] = [*(kwargs.get("exclude_keys") or ()), *MADE_FOR_LINKS]
         layout = layout_of(kwargs)
         store = open_graph(data, layout.exclude_keys, layout.levels)
-        disjoint = disjoint or edge_label_time is not None
         neighborhood = Neighborhood.open(
             store,
             num_neighbors,
+            edge_label_time,
             time_attr=time_attr,
             weight_attr=weight_attr,
             replace=replace,
-            subgraph_type=subgraph_type if directed else "induced",
+            subgraph_type=subgraph_type,
+            directed=directed,
             disjoint=disjoint,
             temporal_strategy=temporal_strategy,
         )
         edge_type, links = links_of(store, edge_label_index)
         negatives = _negatives(neg_sampling, neg_sampling_ratio)
         _check_labels(links, edge_label, edge_label_time, negatives)
-        ends = (edge_type[0], edge_type[2]) if isinstance(edge_type, tuple) else (None, None)
-        sizes = tuple(num_rows(store, Axis(Level.NODE, end)) for end in ends)
-        non_edges = (
-            NonEdges.from_edge_index(edge_indices(store)[edge_type], (sizes[0], sizes[1])) if negatives else None
-        )
+        sizes = num_ends(store, edge_type)
+        non_edges = NonEdges.from_edge_index(edge_indices(store)[edge_type], sizes) if negatives else None
         sampler = LinkSampler(
             neighborhood, edge_type, links, edge_label, edge_label_time, negatives, non_edges, batch_size
         )
-        self._most_ends = dict.fromkeys(ends, 0)
-        for end, size in zip(ends, sizes, strict=True):
-            rows = len(sampler.labels["edge_label"])
-            self._most_ends[end] = self._most_ends[end] + rows if disjoint else min(size, self._most_ends[end] + rows)
+        self._most_ends = dict.fromkeys(sampler.ends, 0)
+        for end, size in zip(sampler.ends, sizes, strict=True):
+            rows = self._most_ends[end] + len(sampler.labels["edge_label"])
+            self._most_ends[end] = rows if neighborhood.is_disjoint else min(size, rows)
         super().__init__(data, store, sampler, layout, batch_size, most_of(store, neighborhood), **kwargs)
 
     def _seeds_of_a_batch(self) -> dict[Any, int]:

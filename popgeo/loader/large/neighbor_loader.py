@@ -9,17 +9,18 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from popgeo.data.axes import Axis, Level, StoreKey
+from popgeo.data.axes import Axis, Level, StoreKey, ends_of
 from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.epoch_choices import chosen
-from popgeo.loader.large.subgraph import Subgraph
+from popgeo.loader.large.subgraph import Subgraph, type_of
 from popgeo.loader.large.subgraph_loader import SubgraphLoader
 from popgeo.loader.large.subgraph_source import PartSampler
-from popgeo.loader.large.whole_graph import edge_indices, num_rows, open_graph, seeds_of
+from popgeo.loader.large.whole_graph import edge_indices, num_ends, num_rows, open_graph, seeds_of
 from popgeo.sampling import CompressedGraph, EdgeType, sample_neighbors
 
+_WITHOUT_MEANING = ("is_sorted", "filter_per_worker")
 _NOT_TAKEN = {
     "transform": "batches of one shape cannot be transformed at will; transform the graph, or the batch in your loop",
     "transform_sampler_output": "the sample has the loader's own form",
@@ -32,29 +33,43 @@ class Neighborhood:
     """A compressed graph, and how neighbours are sampled from it.
 
     Args:
-        graph: One compressed graph, or one for each edge type.
+        graphs: A compressed graph for each edge type.
         axes: Node and edge types of batches.
         num_neighbors: How many neighbours each hop takes, as `sample_neighbors` takes them.
         how: `replace`, `subgraph_type`, `disjoint`, `temporal_strategy`.
     """
 
-    graph: CompressedGraph | Mapping[EdgeType, CompressedGraph]
+    graphs: Mapping[EdgeType, CompressedGraph]
     axes: tuple[Axis, ...]
     num_neighbors: Any
     how: Mapping[str, Any]
 
     @classmethod
     def open(
-        cls, store: FlatStore, num_neighbors: Any, *, time_attr: str | None, weight_attr: str | None, **how: Any
+        cls,
+        store: FlatStore,
+        num_neighbors: Any,
+        times: Tensor | None,
+        *,
+        time_attr: str | None,
+        weight_attr: str | None,
+        subgraph_type: Any,
+        directed: bool,
+        disjoint: bool,
+        **how: Any,
     ) -> "Neighborhood":
         """The neighbourhood of a large graph.
 
         Args:
             store: From `open_graph`.
             num_neighbors: How many neighbours each hop takes.
+            times: The times of the seeds, which then have trees of their own.
             time_attr: The attribute of nodes or of edges that has their time.
             weight_attr: The attribute of edges that says how likely each is drawn.
-            how: See `Neighborhood`.
+            subgraph_type: Which edges between sampled nodes are taken, as `FixedSizeNeighborLoader` takes it.
+            directed: False means that all are.
+            disjoint: Whether every seed has neighbours of its own.
+            how: `replace` and `temporal_strategy`.
 
         Raises:
             ValueError: an index lies outside, or there is no such attribute.
@@ -64,34 +79,29 @@ class Neighborhood:
                 f"num_neighbors is {num_neighbors!r}; pass a list with a number for each hop, as [15, 10]."
             )
         graphs: dict[Any, CompressedGraph] = {}
-        times, weights = _attributes(store, time_attr), _attributes(store, weight_attr)
+        time_of, weights = _attributes(store, time_attr), _attributes(store, weight_attr)
         for key, edge_index in edge_indices(store).items():
-            ends = (key[0], key[2]) if isinstance(key, tuple) else (None, None)
-            sizes = tuple(num_rows(store, Axis(Level.NODE, end)) for end in ends)
-            node_time = times.get((Level.NODE, ends[0]))
-            graphs[key] = CompressedGraph.from_edge_index(
+            edges = Axis(Level.EDGE, key)
+            node_time = time_of.get(ends_of(edges)[0])
+            graphs[type_of(edges)] = CompressedGraph.from_edge_index(
                 edge_index,
-                (sizes[0], sizes[1]),
-                edge_weight=weights.get((Level.EDGE, key)),
+                num_ends(store, key),
+                edge_weight=weights.get(edges),
                 node_time=node_time,
-                edge_time=None if node_time is not None else times.get((Level.EDGE, key)),
+                edge_time=None if node_time is not None else time_of.get(edges),
             )
-        graph = graphs if store.is_hetero else graphs[None]
-        return cls(graph=graph, axes=store.size_axes, num_neighbors=num_neighbors, how=how)
+        kind = str(getattr(subgraph_type, "value", subgraph_type)) if directed else "induced"
+        how |= {"subgraph_type": kind, "disjoint": disjoint or times is not None}
+        return cls(graphs=graphs, axes=store.size_axes, num_neighbors=num_neighbors, how=how)
 
     def around(
         self, seeds: Mapping[StoreKey, Tensor], times: Mapping[StoreKey, Tensor] | None, labels: Any, seed: int
     ) -> Subgraph:
         """The seeds and their sampled neighbours."""
-        if isinstance(self.graph, CompressedGraph):
-            (of_seeds,), of_times = seeds.values(), None if times is None else next(iter(times.values()))
-            sample = sample_neighbors(
-                self.graph, of_seeds, self.num_neighbors, seed_time=of_times, seed=seed, **self.how
-            )
-            return Subgraph.from_sample(sample, self.axes, labels)
-        of_types: dict[str, Any] = {"seeds": dict(seeds), "seed_time": times}
-        hetero = sample_neighbors(self.graph, num_neighbors=self.num_neighbors, seed=seed, **of_types, **self.how)
-        return Subgraph.from_sample(hetero, self.axes, labels)
+        of_types = {type_of(Axis(Level.NODE, key)): nodes for key, nodes in seeds.items()}
+        seed_time = times and {type_of(Axis(Level.NODE, key)): time for key, time in times.items()}
+        sample = sample_neighbors(self.graphs, of_types, self.num_neighbors, seed_time=seed_time, seed=seed, **self.how)
+        return Subgraph.from_sample(sample, self.axes, labels)
 
     @property
     def is_disjoint(self) -> bool:
@@ -108,25 +118,14 @@ class NeighborSampler(PartSampler):
 
     @classmethod
     def open(
-        cls,
-        store: FlatStore,
-        num_neighbors: Any,
-        input_nodes: Any,
-        input_time: Tensor | None,
-        *,
-        subgraph_type: Any,
-        directed: bool,
-        disjoint: bool,
-        **how: Any,
+        cls, store: FlatStore, num_neighbors: Any, input_nodes: Any, input_time: Tensor | None, **how: Any
     ) -> "NeighborSampler":
         """The seeds of a large graph, by the arguments of `FixedSizeNeighborLoader`.
 
         Raises:
             ValueError: arguments contradict each other or the graph.
         """
-        kind = str(getattr(subgraph_type, "value", subgraph_type)) if directed else "induced"
-        how |= {"subgraph_type": kind, "disjoint": disjoint or input_time is not None}
-        neighborhood = Neighborhood.open(store, num_neighbors, **how)
+        neighborhood = Neighborhood.open(store, num_neighbors, input_time, **how)
         node_type, seeds = seeds_of(store, input_nodes)
         if input_time is not None and input_time.shape != seeds.shape:
             raise ValueError(
@@ -166,10 +165,9 @@ class FixedSizeNeighborLoader(SubgraphLoader):
         weight_attr: The attribute of edges that says how likely each is drawn.
         batch_size: Seeds of a batch.
         directed: False means `subgraph_type="induced"`, as in older versions of PyG.
-        is_sorted: Taken for the sake of PyG's signature; it changes nothing.
-        filter_per_worker: Taken likewise.
         kwargs: `fixed_size_options`, `over_size_strategy`; by their names what `EpochChoices` has, such as `shuffle`
-            and `seed`, and `LayoutChoices`; and what torch's `DataLoader` takes, such as `num_workers`.
+            and `seed`, and `LayoutChoices`; what torch's `DataLoader` takes, such as `num_workers`; and for the sake of
+            PyG's signature `is_sorted` and `filter_per_worker`, which change nothing.
 
     Raises:
         ValueError: arguments contradict each other or the graph, or the sizes cannot hold the seeds.
@@ -202,8 +200,6 @@ class FixedSizeNeighborLoader(SubgraphLoader):
         batch_size: int = 1,
         *,
         directed: bool = True,
-        is_sorted: bool = False,
-        filter_per_worker: bool | None = None,
         **kwargs: Any,
     ) -> None:
         layout = layout_of(kwargs)
@@ -234,6 +230,8 @@ def layout_of(kwargs: dict[str, Any]) -> LayoutChoices:
     Raises:
         ValueError: something that such a loader does not take.
     """
+    for name in _WITHOUT_MEANING:
+        kwargs.pop(name, None)
     for name, why in _NOT_TAKEN.items():
         if kwargs.pop(name, None) is not None:
             raise ValueError(f"{name} is not taken: {why}.")
@@ -253,8 +251,8 @@ def most_of(store: FlatStore, neighborhood: Neighborhood) -> np.ndarray:
     return np.array([limit if repeats else num_rows(store, axis) for axis in store.size_axes])
 
 
-def _attributes(store: FlatStore, name: str | None) -> dict[tuple[Level, StoreKey], Tensor]:
-    found = {(a.axis.level, a.store): a.tensor for a in store.attributes if a.name == name and a.is_tensor}
-    if name is not None and not any(level is not Level.GRAPH for level, _ in found):
+def _attributes(store: FlatStore, name: str | None) -> dict[Axis, Tensor]:
+    found = {a.axis: a.tensor for a in store.attributes if a.name == name and a.is_tensor}
+    if name is not None and not any(axis.level is not Level.GRAPH for axis in found):
         raise ValueError(f"No attribute {name!r} of nodes or edges; there are {[a.name for a in store.attributes]}.")
     return found

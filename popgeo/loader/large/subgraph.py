@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from popgeo.data.axes import Axis, Level, StoreKey, ends_of
+from popgeo.data.axes import Axis, Level, ends_of
 from popgeo.data.trim import Joined
-from popgeo.sampling import HeteroSampledSubgraph, SampledSubgraph
+from popgeo.sampling import HeteroSampledSubgraph
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,7 +36,7 @@ class Subgraph:
 
     @classmethod
     def from_sample(
-        cls, sample: SampledSubgraph | HeteroSampledSubgraph, axes: tuple[Axis, ...], labels: Mapping[str, Tensor]
+        cls, sample: HeteroSampledSubgraph, axes: tuple[Axis, ...], labels: Mapping[str, Tensor]
     ) -> "Subgraph":
         """A sample of neighbours, with all node and edge types that batches have.
 
@@ -48,15 +48,15 @@ class Subgraph:
         none = torch.empty(0, dtype=torch.int64)
         rows, edge_index, hops, trees = {}, {}, {}, {}
         for axis in axes:
-            key = axis.store
+            key: Any = type_of(axis)
             if axis.level is Level.NODE:
-                rows[axis] = _of(sample.node, key, none)
-                hops[axis] = _of(sample.num_sampled_nodes, key, (0,))
+                rows[axis] = sample.node.get(key, none)
+                hops[axis] = sample.num_sampled_nodes.get(key, (0,))
                 if sample.batch is not None:
-                    trees[axis] = _of(sample.batch, key, none)
+                    trees[axis] = sample.batch.get(key, none)
             else:
-                rows[axis] = _of(sample.edge, key, none)
-                edge_index[axis] = torch.stack([_of(sample.row, key, none), _of(sample.col, key, none)])
+                rows[axis] = sample.edge.get(key, none)
+                edge_index[axis] = torch.stack([sample.row.get(key, none), sample.col.get(key, none)])
         return cls(rows=rows, edge_index=edge_index, hops=hops, trees=trees, labels=labels)
 
     def sizes(self, axes: tuple[Axis, ...]) -> list[int]:
@@ -118,6 +118,8 @@ class Subgraph:
         }
 
 
-def _of(values: Any, key: StoreKey, default: Any) -> Any:
-    """What a field of a sample holds of a type; in a homogeneous sample the field itself."""
-    return values.get(key, default) if isinstance(values, Mapping) else values
+def type_of(axis: Axis) -> Any:
+    """The name of a node or edge type for the sampler; those of a homogeneous graph are empty."""
+    if axis.store is not None:
+        return axis.store
+    return "" if axis.level is Level.NODE else ("", "", "")

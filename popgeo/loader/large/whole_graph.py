@@ -65,6 +65,12 @@ def num_rows(store: FlatStore, axis: Axis) -> int:
     return int(store.row_pointers[axis][-1])
 
 
+def num_ends(store: FlatStore, edge_type: StoreKey) -> tuple[int, int]:
+    """How many nodes edges of a type can lead from, and to."""
+    source, destination = ends_of(Axis(Level.EDGE, edge_type))
+    return num_rows(store, source), num_rows(store, destination)
+
+
 def seeds_of(store: FlatStore, input_nodes: Any) -> tuple[StoreKey, Tensor]:
     """The node type of the seeds, and their numbers. int64 [num_seeds]
 
@@ -111,8 +117,8 @@ def links_of(store: FlatStore, edge_label_index: Any) -> tuple[StoreKey, Tensor]
     links = edge_indices(store)[edge_type] if edge_label_index is None else torch.as_tensor(edge_label_index)
     if links.dim() != 2 or links.shape[0] != 2 or links.is_floating_point():
         raise ValueError(f"edge_label_index is {links.dtype} of shape {tuple(links.shape)}; pass integers [2, n].")
-    for i, end in enumerate(ends_of(Axis(Level.EDGE, edge_type))):
-        check_range(f"edge_label_index[{i}]", links[i], num_rows(store, end))
+    for i, count in enumerate(num_ends(store, edge_type)):
+        check_range(f"edge_label_index[{i}]", links[i], count)
     return edge_type, links.long()
 
 
