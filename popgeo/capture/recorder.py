@@ -81,20 +81,7 @@ class Recorder(TorchDispatchMode):
         """Writes down an operation with graphs of its own, which torch does not know."""
         recorded = self.page.with_refs(args)
         outputs = tuple(self.page.new_value(tensor, producer=len(self.page.ops)) for tensor in results)
-        module, line, block = self._place()
-        self.page.ops.append(
-            Op(
-                target=target,
-                args=recorded,
-                outputs=outputs,
-                phase=self.phase,
-                module=module,
-                source=line,
-                bodies=bodies,
-                block=block,
-            )
-        )
-        self.on_operation()
+        self._append(target, recorded, outputs, bodies=bodies)
 
     @contextlib.contextmanager
     def follow_modules(self, module: nn.Module) -> Iterator[None]:
@@ -148,22 +135,17 @@ class Recorder(TorchDispatchMode):
             self._refuse_writes_to_constants(func, writes)
         results = result if isinstance(result, tuple | list) else (result,)
         outputs = tuple(page.output(tensor) if isinstance(tensor, Tensor) else None for tensor in results)
-        module, line, block = self._place()
-        op = Op(
-            target=name,
-            args=recorded_args,
-            kwargs=recorded_kwargs,
-            outputs=outputs,
-            writes=writes,
-            phase=self.phase,
-            module=module,
-            source=line,
-            block=block,
-        )
-        page.ops.append(op)
-        self.on_operation()
+        self._append(name, recorded_args, outputs, kwargs=recorded_kwargs, writes=writes)
         if name == "popgeo.identity_loss.default" and not self._in_body:
             self.marked.append(result)
+
+    def _append(self, target: str, args: tuple[Any, ...], outputs: tuple[int | None, ...], **other: Any) -> None:
+        """Adds an operation to the page, with what it is part of."""
+        module, line, block = self._place()
+        place: dict[str, Any] = {"phase": self.phase, "module": module, "source": line, "block": block}
+        op = Op(target=target, args=args, outputs=outputs, **place, **other)
+        self.page.ops.append(op)
+        self.on_operation()
 
     def _place(self) -> tuple[str, str, BlockMark | None]:
         """Submodule, line and block; in the backward pass those of the forward operation that it differentiates."""

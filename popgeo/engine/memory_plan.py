@@ -1,7 +1,7 @@
 """Gives every value a place: memory that is allocated once, and used again as soon as what it held is not needed."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ _ALIGNMENT = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class PlacedValues:
     """Where values live.
 
     Attributes:
@@ -31,7 +31,7 @@ class Memory:
         return sum(buffer.nbytes for buffer in self.buffers)
 
 
-def place_values(graph: OpGraph, given: Mapping[int, Tensor], *, overwrites_operands: bool = True) -> Memory:
+def place_values(graph: OpGraph, given: Mapping[int, Tensor], *, overwrites_operands: bool = True) -> PlacedValues:
     """Places values so that no two needed at the same time overlap, unless they are views of each other.
 
     Args:
@@ -41,8 +41,8 @@ def place_values(graph: OpGraph, given: Mapping[int, Tensor], *, overwrites_oper
     """
     last_use = _last_uses(graph)
     tensors = dict(given)
-    places = {graph.values[v].storage: (tensor, _byte_offset(graph.values[v])) for v, tensor in given.items()}
-    spans = _spans(graph)
+    places = {graph.values[v].storage: (tensor, byte_offset(graph.values[v])) for v, tensor in given.items()}
+    spans = storage_spans(graph.values)
     owner = {graph.values[v].storage: -1 for v in given}
     buffers: list[Tensor] = []
     sizes: list[int] = []
@@ -69,16 +69,16 @@ def place_values(graph: OpGraph, given: Mapping[int, Tensor], *, overwrites_oper
                         buffers.append(torch.empty(sizes[-1], dtype=torch.uint8))
                 places[value.storage] = buffers[owner[value.storage]], 0
             if value.storage in places:
-                tensors[v] = _look(*places[value.storage], value)
+                tensors[v] = view_of(*places[value.storage], value)
         for storage in expires.get(index, ()):
             if owner.get(storage, -1) >= 0:
                 free.append(owner[storage])
-    return Memory(tensors=tensors, buffers=tuple(buffers))
+    return PlacedValues(tensors=tensors, buffers=tuple(buffers))
 
 
 def unplaced_bytes(graph: OpGraph, tensors: Mapping[int, Tensor]) -> int:
     """Bytes at the worst moment of a run of the values without a fixed place, which torch allocates and frees."""
-    last, spans = _last_uses(graph), _spans(graph)
+    last, spans = _last_uses(graph), storage_spans(graph.values)
     seen = {graph.values[v].storage for v in tensors}
     ends: dict[int, int] = {}
     now = peak = 0
@@ -133,22 +133,29 @@ def _operand_to_overwrite(
     return None
 
 
-def _spans(graph: OpGraph) -> dict[int, int]:
+def storage_spans(values: Iterable[Value]) -> dict[int, int]:
     """Bytes that the values of each storage reach over."""
     spans: dict[int, int] = {}
-    for value in graph.values:
+    for value in values:
         end = value.end
         if end >= spans.get(value.storage, 0):
             spans[value.storage] = end
     return spans
 
 
-def _byte_offset(value: Value) -> int:
+def byte_offset(value: Value) -> int:
+    """Bytes before the first element in the storage of a value."""
     return value.offset * value.dtype.itemsize
 
 
-def _look(place: Tensor, held: int, value: Value) -> Tensor:
-    """The view of a place that a value is, where `held` is the offset in bytes of what the place holds."""
+def view_of(place: Tensor, held: int, value: Value) -> Tensor:
+    """The view of a place that a value is.
+
+    Args:
+        place: Where the value, or what it looks at, lives.
+        held: The offset in its storage, in bytes, of what the place holds.
+        value: Looks at the same storage.
+    """
     start = place.storage_offset() * place.dtype.itemsize - held + value.offset * value.dtype.itemsize
     whole = torch.empty(0, dtype=value.dtype)
     return whole.set_(place.untyped_storage(), start // value.dtype.itemsize, value.shape, value.stride)

@@ -1,7 +1,7 @@
 """The simulated machine as a compiled step sees it: what it refuses, how it cuts a step, and what it accounts for."""
 
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property, partial
 
 from torch.optim import Optimizer
@@ -27,6 +27,11 @@ DECIDES = (
     "engine/optimizer/**/*.py", "ipu/cost/**/*.py", "ipu/systems/**/*.py", "ipu/tiles/**/*.py", "ipu/step_cost.py",
     "ipu/target.py",
 )  # fmt: skip
+# Options that change neither the cost nor the memory of a step.
+_DECIDE_NOTHING = (
+    "device_iterations", "output_mode", "output_period", "random_seed", "num_threads", "floating_point_exceptions",
+    "cache_dir", "show_progress",
+)  # fmt: skip
 
 
 class IpuMachine(StepMachine):
@@ -44,25 +49,9 @@ class IpuMachine(StepMachine):
         options = self._options
         if not options.strict:
             return [hash_sources(*DECIDES)]
-        return [
-            hash_sources(*DECIDES),
-            astuple(options.target),
-            options.gradient_accumulation,
-            options.replication_factor,
-            options.shard_optimizer_state,
-            options.gradient_divisor,
-            options.max_grad_norm,
-            getattr(optimizer, "accum_type", None),
-            options.accumulation_dtype,
-            options.optimizer_state_dtype,
-            options.master_weights,
-            options.stochastic_rounding,
-            *_what_needs_state(optimizer),
-            options.stages,
-            options.schedule,
-            options.recompute,
-            options.matmul_proportion,
-        ]
+        chosen = [getattr(options, one.name) for one in fields(options) if one.name not in _DECIDE_NOTHING]
+        accumulated = getattr(optimizer, "accum_type", None)
+        return [hash_sources(*DECIDES), astuple(options.target), *chosen, accumulated, *_what_needs_state(optimizer)]
 
     def plan(self, recipe: Recipe, arguments: Arguments, step: CapturedStep, update: Update | None) -> "IpuPlan":
         """How the IPUs would run a captured step.

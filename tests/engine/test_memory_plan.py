@@ -9,7 +9,7 @@ from torch import Tensor
 from popgeo import ipu
 from popgeo.capture.capture import bind, capture
 from popgeo.capture.op_graph import Op, OpGraph
-from popgeo.engine.memory_plan import Memory, place_values, unplaced_bytes
+from popgeo.engine.memory_plan import PlacedValues, place_values, unplaced_bytes
 
 KIB = 1024
 
@@ -18,14 +18,14 @@ def graph_of(function, *inputs: Tensor) -> OpGraph:
     return capture(function, bind(function, *inputs)).graph
 
 
-def plan(graph: OpGraph, **options: bool) -> Memory:
+def plan(graph: OpGraph, **options: bool) -> PlacedValues:
     """A plan in which inputs and constants have memory of their own."""
     given = {v: torch.empty_strided(graph.values[v].shape, graph.values[v].stride, dtype=graph.values[v].dtype)
              for v in graph.inputs.values()}  # fmt: skip
     return place_values(graph, given | dict(graph.constants), **options)
 
 
-def sizes(memory: Memory) -> list[int]:
+def sizes(memory: PlacedValues) -> list[int]:
     return [buffer.nbytes for buffer in memory.buffers]
 
 

@@ -9,10 +9,11 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from popgeo.capture.op_graph import Input, OpGraph, Role, Value
+from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.passes import fold_constants
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.inductor import InductorRunner
+from popgeo.engine.memory_plan import byte_offset, storage_spans, view_of
 from popgeo.engine.pipeline.ahead import drawing_from, draws_ahead
 from popgeo.engine.pipeline.cut_parts import parts_of
 from popgeo.engine.pipeline.parts import Kept, StagePart, owner_of
@@ -198,7 +199,9 @@ class RoundRunner:
                 whole = self.graph.constants.get(owner)
             if whole is None:
                 whole = self._state[named[owner]].detach()
-            made.append(whole if v == owner else look(whole, self.graph.values[owner], self.graph.values[v]))
+            made.append(
+                whole if v == owner else view_of(whole, byte_offset(self.graph.values[owner]), self.graph.values[v])
+            )
         return made
 
     def _last_uses(self) -> dict[tuple[int, bool], list[Kept]]:
@@ -236,8 +239,9 @@ class _BoundPart:
         values = part.graph.values
         given = {one: tensor for one, tensor in state.items() if one in part.graph.inputs}
         received = list(part.graph.inputs_of(Role.ARGUMENT).items())
-        memory = _memory_of([values[v] for _, v in received])
-        self._places = [_at(memory[values[v].storage], values[v]) for _, v in received]
+        spans = storage_spans([values[v] for _, v in received])
+        memory = {storage: torch.zeros(nbytes, dtype=torch.uint8) for storage, nbytes in spans.items()}
+        self._places = [view_of(memory[values[v].storage], 0, values[v]) for _, v in received]
         self.input_bytes = sum(tensor.nbytes for tensor in memory.values())
         given |= {one: place for (one, _), place in zip(received, self._places, strict=True)}
         self._saved = [(kept, given[one]) for kept, one in part.saves.items()]
@@ -258,24 +262,3 @@ class _BoundPart:
                 assert sent is not None
                 value = part.graph.values[number]
                 held[Kept(v)] = torch.empty_strided(value.shape, value.stride, dtype=value.dtype).copy_(sent)
-
-
-def look(whole: Tensor, owner: Value, value: Value) -> Tensor:
-    """The view of a tensor, which a value owns, that another value is."""
-    start = whole.storage_offset() * owner.dtype.itemsize - owner.offset * owner.dtype.itemsize
-    start += value.offset * value.dtype.itemsize
-    made = torch.empty(0, dtype=value.dtype)
-    return made.set_(whole.untyped_storage(), start // value.dtype.itemsize, value.shape, value.stride)
-
-
-def _memory_of(values: Sequence[Value]) -> dict[int, Tensor]:
-    """Bytes for each storage that some values look at."""
-    ends: dict[int, int] = {}
-    for value in values:
-        ends[value.storage] = max(ends.get(value.storage, 0), value.end)
-    return {storage: torch.zeros(end, dtype=torch.uint8) for storage, end in ends.items()}
-
-
-def _at(memory: Tensor, value: Value) -> Tensor:
-    made = torch.empty(0, dtype=value.dtype)
-    return made.set_(memory.untyped_storage(), value.offset, value.shape, value.stride)

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from popgeo.capture.capture import bind
 from popgeo.capture.capture_step import capture_step
 from popgeo.capture.op_graph import Value
-from popgeo.engine.pipeline.run_round import RoundRunner, look
+from popgeo.engine.memory_plan import byte_offset, view_of
+from popgeo.engine.pipeline.run_round import RoundRunner
 from popgeo.engine.pipeline.staging import Pass, Recompute, Staging
 from tests.support.staged import Staged, all_of_one, assert_same, eager, shuffled
 
@@ -194,14 +195,14 @@ def test_a_view_of_a_part_of_some_memory_is_found_there():
     base = torch.arange(12.0)
     plain = value(0, (8,), (1,), torch.float32)
     view = value(3, (2, 2), (1, 2), torch.float32)
-    assert look(base[:8], plain, view).tolist() == [[3, 5], [4, 6]]
-    assert look(base[4:], plain, view).tolist() == [[7, 9], [8, 10]]
+    assert view_of(base[:8], byte_offset(plain), view).tolist() == [[3, 5], [4, 6]]
+    assert view_of(base[4:], byte_offset(plain), view).tolist() == [[7, 9], [8, 10]]
     # The owner may itself begin behind the start of its memory, which its views count from.
-    assert look(base[2:], value(2, (8,), (1,), torch.float32), view).tolist() == [[3, 5], [4, 6]]
+    assert view_of(base[2:], byte_offset(value(2, (8,), (1,), torch.float32)), view).tolist() == [[3, 5], [4, 6]]
     pairs = torch.view_as_complex(base.view(6, 2))
     whole = value(1, (5,), (1,), torch.complex64)
-    assert look(pairs[2:], whole, value(3, (3,), (2,), torch.float32)).tolist() == [5, 7, 9]
-    assert look(pairs[1:], whole, value(3, (3,), (2,), torch.float32)).tolist() == [3, 5, 7]
+    assert view_of(pairs[2:], byte_offset(whole), value(3, (3,), (2,), torch.float32)).tolist() == [5, 7, 9]
+    assert view_of(pairs[1:], byte_offset(whole), value(3, (3,), (2,), torch.float32)).tolist() == [3, 5, 7]
 
 
 def test_a_result_that_is_none_keeps_its_place():
