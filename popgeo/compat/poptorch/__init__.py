@@ -44,15 +44,13 @@ from popgeo.compat.poptorch.errors import Error as Error
 from popgeo.compat.poptorch.errors import RecoverableError as RecoverableError
 from popgeo.compat.poptorch.errors import UnrecoverableError as UnrecoverableError
 from popgeo.compat.poptorch.executor import PoplarExecutor as PoplarExecutor
-from popgeo.compat.poptorch.log_level import setLogLevel as setLogLevel
+from popgeo.compat.poptorch.log import setLogLevel as setLogLevel
 from popgeo.compat.poptorch.loops import cond as cond
 from popgeo.compat.poptorch.loops import for_loop as for_loop
 from popgeo.compat.poptorch.options import ConfigFileError as ConfigFileError
 from popgeo.compat.poptorch.options import Options as Options
 from popgeo.compat.poptorch.point_clouds import fps as fps
 from popgeo.compat.poptorch.point_clouds import nearest as nearest
-from popgeo.compat.poptorch.refused import ctc_beam_search_decoder as ctc_beam_search_decoder
-from popgeo.compat.poptorch.refused import custom_op as custom_op
 from popgeo.compat.poptorch.strategies import ParallelPhasedExecution as ParallelPhasedExecution
 from popgeo.compat.poptorch.strategies import Phase as Phase
 from popgeo.compat.poptorch.strategies import PipelinedExecution as PipelinedExecution
@@ -61,6 +59,8 @@ from popgeo.compat.poptorch.strategies import ShardedExecution as ShardedExecuti
 from popgeo.compat.poptorch.strategies import Stage as Stage
 from popgeo.compat.poptorch.tensor_locations import TensorLocationSettings as TensorLocationSettings
 from popgeo.compat.poptorch.tensor_ops import CPU as CPU
+from popgeo.compat.poptorch.tensor_ops import ctc_beam_search_decoder as ctc_beam_search_decoder
+from popgeo.compat.poptorch.tensor_ops import custom_op as custom_op
 from popgeo.compat.poptorch.tensor_ops import dynamic_slice as dynamic_slice
 from popgeo.compat.poptorch.tensor_ops import dynamic_update as dynamic_update
 from popgeo.compat.poptorch.tensor_ops import ipu_print_tensor as ipu_print_tensor

@@ -6,7 +6,6 @@ from typing import Any
 from torch import nn
 
 from popgeo.capture import blocks
-from popgeo.capture.op_graph import BlockMark
 from popgeo.compat.account import honoured
 
 
@@ -16,7 +15,7 @@ def _remember(user_id: str | None, ipu_id: int | None) -> None:
     honoured(f"Block({user_id!r}){where}", why)
 
 
-class Block(nn.Module):
+class Block(blocks.Block):
     """A part of a model, as a context.
 
     Args:
@@ -29,9 +28,8 @@ class Block(nn.Module):
     """
 
     def __init__(self, user_id: str | None = None, ipu_id: int | None = None) -> None:
-        super().__init__()
-        self._user_id, self._ipu_id = user_id, ipu_id
-        self._before: list[BlockMark | None] = []
+        super().__init__(user_id, ipu_id)
+        self._told = (user_id, ipu_id)
 
     @staticmethod
     def useAutoId() -> None:
@@ -43,12 +41,10 @@ class Block(nn.Module):
         _remember(user_id, ipu_id)
         blocks.begin_block(user_id, ipu_id)
 
-    def __enter__(self) -> None:
-        _remember(self._user_id, self._ipu_id)
-        self._before.append(blocks.begin_block(self._user_id, self._ipu_id))
-
-    def __exit__(self, *error: object) -> None:
-        blocks.end_block(self._before.pop())
+    def __enter__(self) -> "Block":
+        _remember(*self._told)
+        super().__enter__()
+        return self
 
 
 def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | None = None) -> Any:
@@ -65,14 +61,9 @@ def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | Non
         >>> list(layer._forward_pre_hooks.values())
         [BeginBlock(user_id=first, ipu_id=0)]
     """
-    if not isinstance(layer_to_call, nn.Module):
-        if not callable(layer_to_call):
-            raise ValueError("module is not an instance of torch.nn.Module or function.")
-        return BlockFunction(user_id, ipu_id)(layer_to_call)
-    if any(isinstance(hook, blocks.BlockHook) for hook in layer_to_call._forward_pre_hooks.values()):
-        raise ValueError("module has already been assigned to a block.")
+    begun = blocks.BeginBlock(layer_to_call, user_id, ipu_id=ipu_id)
     _remember(user_id, ipu_id)
-    return blocks.BeginBlock(layer_to_call, user_id, ipu_id=ipu_id)
+    return begun
 
 
 def removeBlocks(module: nn.Module) -> None:

@@ -20,14 +20,13 @@ from popgeo.compat.poptorch import call_arguments, enums
 from popgeo.compat.poptorch.call_times import CallTimes, HasCallTimes
 from popgeo.compat.poptorch.compiling import compiling
 from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check
-from popgeo.compat.poptorch.log_options import log_options
+from popgeo.compat.poptorch.log import log_options
 from popgeo.compat.poptorch.options import Options
 from popgeo.compat.poptorch.popgeo_options import options_in_use, popgeo_options
 from popgeo.compat.poptorch.wrapped_module import unwrap, unwrapped, wrap
 from popgeo.engine.compiled_step import CompiledStep
 from popgeo.ipu.report.report import Report
 
-NO_EXECUTABLE = "Model has not been compiled or has been destroyed."
 _LOG = logging.getLogger("poptorch")
 
 
@@ -94,7 +93,7 @@ class CompiledModule(HasCallTimes):
         Raises:
             Error: the model is not compiled, or attached already.
         """
-        _ = self.compiled
+        self._require_compiled()
         check(
             self._options.connection_type != enums.ConnectionType.Never,
             "Trying to attach to an offline device (ConnectionType.Never)",
@@ -109,7 +108,7 @@ class CompiledModule(HasCallTimes):
         Raises:
             Error: the model is not compiled, or not attached.
         """
-        _ = self.compiled
+        self._require_compiled()
         if not self._is_attached:
             raise Error("Device is not attached")
         self._is_attached = False
@@ -125,9 +124,7 @@ class CompiledModule(HasCallTimes):
         Raises:
             Error: the model is not compiled.
         """
-        if self._compiled is None:
-            raise Error(NO_EXECUTABLE)
-        return self._compiled
+        return self._require_compiled()
 
     @property
     def report(self) -> Report:
@@ -171,6 +168,11 @@ class CompiledModule(HasCallTimes):
         parts = torch.tensor(list(state), dtype=torch.uint8).chunk(len(replicas))
         for replica, part in zip(replicas, parts, strict=True):
             replica.generator.set_state(part.clone())  # torch reads memory of its own size only
+
+    def _require_compiled(self) -> CompiledStep:
+        if self._compiled is None:
+            raise Error("Model has not been compiled or has been destroyed.")
+        return self._compiled
 
     def _given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
         return call_arguments.arguments_of(self._signature, args, kwargs)

@@ -61,7 +61,7 @@ class PoplarExecutor(CompiledModule):
         Raises:
             Error: the model is not compiled.
         """
-        _ = self.compiled
+        self._require_compiled()
 
     def copyWeightsToDevice(self) -> None:
         """Brings the compiled step up to date with the module's weights, as each call does by itself.
@@ -69,7 +69,7 @@ class PoplarExecutor(CompiledModule):
         Raises:
             Error: the model is not compiled.
         """
-        _ = self.compiled
+        self._require_compiled()
 
     def copyNamedBuffersToDevice(self) -> None:
         """Gives every replica the module's buffers that `Options.updatableNamedBuffers` names.
@@ -175,7 +175,7 @@ class PoplarExecutor(CompiledModule):
         Raises:
             Error: the model is not compiled.
         """
-        _ = self.compiled
+        self._require_compiled()
         assert self._form is not None
         executable_file.write(
             filename,

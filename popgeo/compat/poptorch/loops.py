@@ -25,16 +25,7 @@ def for_loop(count: int, body: Callable[..., Any], inputs: list[Tensor]) -> list
         >>> for_loop(10, lambda x: x * 2, [torch.tensor([1.0])])
         [tensor([1024.])]
     """
-    if not isinstance(inputs, list):
-        raise ValueError(
-            "poptorch.for_loop expects input tensors (inputs) to be a list of tensors. (Object is not list)"
-        )
-    for position, tensor in enumerate(inputs):
-        if not isinstance(tensor, Tensor):
-            raise ValueError(
-                "poptorch.for_loop expects input tensors (inputs) to be a list of tensors. "
-                f"(Object contained in list at index {position} is not torch.tensor)"
-            )
+    _require_tensors(inputs, "poptorch.for_loop expects input tensors (inputs) to be a list of tensors")
     honoured("for_loop", "the body is written down once and counted as often as it runs")
     return control_flow.for_loop(count, body, inputs)
 
@@ -59,7 +50,14 @@ def cond(
         [tensor([3.])]
     """
     for given in (then_inputs, else_inputs):
-        if not isinstance(given, list | tuple) or not all(isinstance(tensor, Tensor) for tensor in given):
-            raise ValueError("poptorch.cond expects then_inputs and else_inputs to be lists of tensors.")
+        _require_tensors(given, "poptorch.cond expects then_inputs and else_inputs to be lists of tensors")
     honoured("cond", "one branch runs; the more expensive one is counted")
     return control_flow.cond(condition, then_body, then_inputs, else_body, else_inputs)
+
+
+def _require_tensors(given: Any, says: str) -> None:
+    if not isinstance(given, list | tuple):
+        raise ValueError(f"{says}. (Object is not list)")
+    for position, tensor in enumerate(given):
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{says}. (Object contained in list at index {position} is not torch.tensor)")

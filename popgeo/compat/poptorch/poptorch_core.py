@@ -6,7 +6,7 @@ from typing import Any
 from popgeo.compat.poptorch.errors import Error as Error
 from popgeo.compat.poptorch.errors import RecoverableError as RecoverableError
 from popgeo.compat.poptorch.errors import UnrecoverableError as UnrecoverableError
-from popgeo.compat.poptorch.log_options import option_lines
+from popgeo.compat.poptorch.log import option_lines
 
 
 def _validateOptions(options: Mapping[str, Any]) -> None:
