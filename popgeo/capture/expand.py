@@ -34,11 +34,13 @@ def expand(graph: OpGraph) -> OpGraph:
 
 
 def _is_expanded(op: Op) -> bool:
-    return _decomposition(op.target) is not None or any(_is_expanded(inner) for body in op.bodies for inner in body.ops)
+    return _decomposition(op) is not None or any(_is_expanded(inner) for body in op.bodies for inner in body.ops)
 
 
-def _decomposition(target: str) -> Callable[..., Any] | None:
-    return decomposition_table.get(overload(target)) if target.startswith("popgeo.") else None  # type: ignore[call-overload]
+def _decomposition(op: Op) -> Callable[..., Any] | None:
+    if op.bodies or not op.target.startswith("popgeo."):  # loops and branches are no operations of torch
+        return None
+    return decomposition_table.get(overload(op.target))  # type: ignore[call-overload]
 
 
 class _Writer:
@@ -55,7 +57,7 @@ class _Writer:
 
     def add(self, op: Op) -> None:
         """Writes an operation, or what it stands for."""
-        decomposition = _decomposition(op.target)
+        decomposition = _decomposition(op)
         op = replace_values(op, self._stands_for)
         if decomposition is None:
             self._ops.append(dataclasses.replace(op, bodies=tuple(map(expand, op.bodies))) if op.bodies else op)
