@@ -16,6 +16,7 @@ from popgeo.ops.register_op import register
 from popgeo.ops.scatter_plan import EdgePlan
 from popgeo.ops.sum_on_device import require_range
 
+_NO_PLANS = None, None, None, None, 0  # of dst and of src, and tiles; torch leaves out defaults at the end
 _pack_call, _pack_backward = struct.Struct("14q").pack, struct.Struct("16q").pack  # CfconvCall, CfconvBackwardCall
 
 
@@ -49,7 +50,7 @@ def cfconv(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, plan:
         common = torch.promote_types(x.dtype, w.dtype)  # as torch's own operations of several tensors do there
         x, w = x.to(common), w.to(common)
     if plan is None:
-        return _CFCONV(x, w, src, dst, num_nodes, None, None, None, None, 0)
+        return _CFCONV(x, w, src, dst, num_nodes, *_NO_PLANS)
     if is_plain() and type(x) is type(w) is Tensor:
         out = _at_once(x, w, src, dst, num_nodes, plan)
         if out is not None:
@@ -122,34 +123,11 @@ def _check_backward(grad: Tensor, x: Tensor, w: Tensor, src: Tensor, dst: Tensor
         )
 
 
-def _cfconv(
-    x: Tensor,
-    w: Tensor,
-    src: Tensor,
-    dst: Tensor,
-    num_nodes: int,
-    dst_rowptr: Tensor | None = None,
-    dst_perm: Tensor | None = None,
-    src_rowptr: Tensor | None = None,
-    src_perm: Tensor | None = None,
-    num_tiles: int = 0,
-) -> Tensor:
+def _cfconv(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, *plans: Any) -> Tensor:
     _check_forward(x, w, src, dst, num_nodes)
+    dst_rowptr, dst_perm, _, _, num_tiles = *plans, *_NO_PLANS[len(plans) :]
     if dst_rowptr is not None:
         dst_rowptr, dst_perm = check_plan_tensors("dst", dst, num_nodes, dst_rowptr, dst_perm)
-    return _launch(x, w, src, dst, num_nodes, dst_rowptr, dst_perm, num_tiles)
-
-
-def _launch(
-    x: Tensor,
-    w: Tensor,
-    src: Tensor,
-    dst: Tensor,
-    num_nodes: int,
-    dst_rowptr: Tensor | None,
-    dst_perm: Tensor | None,
-    num_tiles: int,
-) -> Tensor:
     if sum_on_device.serves(x):
         require_range("src", src, x.shape[0])
         return sum_on_device.cfconv(x, w, src, dst, num_nodes, dst_rowptr, dst_perm)
@@ -170,18 +148,10 @@ def _launch(
 
 
 def _cfconv_backward(
-    grad: Tensor,
-    x: Tensor,
-    w: Tensor,
-    src: Tensor,
-    dst: Tensor,
-    dst_rowptr: Tensor | None = None,
-    dst_perm: Tensor | None = None,
-    src_rowptr: Tensor | None = None,
-    src_perm: Tensor | None = None,
-    num_tiles: int = 0,
+    grad: Tensor, x: Tensor, w: Tensor, src: Tensor, dst: Tensor, *plans: Any
 ) -> tuple[Tensor, Tensor]:
     _check_backward(grad, x, w, src, dst)
+    _, _, src_rowptr, src_perm, num_tiles = *plans, *_NO_PLANS[len(plans) :]
     if sum_on_device.serves(x):
         require_range("dst", dst, grad.shape[0])
         if src_rowptr is not None:

@@ -27,7 +27,7 @@ def is_direct(*tensors: Tensor) -> bool:
 
 def is_plain() -> bool:
     """Whether nothing traces or transforms what is called now: no capture, no dispatch mode, no functorch."""
-    return not (_C._len_torch_dispatch_stack() or _is_transformed())
+    return not (_is_transformed() or _C._len_torch_dispatch_stack())
 
 
 def is_written_down() -> bool:
@@ -37,7 +37,7 @@ def is_written_down() -> bool:
         >>> is_written_down()
         False
     """
-    return _C._len_torch_dispatch_stack() > 0 and not _is_transformed()
+    return not _is_transformed() and _C._len_torch_dispatch_stack() > 0
 
 
 def _is_transformed() -> bool:

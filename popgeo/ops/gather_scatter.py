@@ -20,19 +20,8 @@ MIN_DEGREE = 1.0  # edges a row below which most rows are empty: torch clears th
 MIN_STREAM = 1 << 19  # elements from which the prefetch of the kernel pays even at one edge a row
 MIN_PARALLEL = 1 << 15  # elements up to which the kernel stays in one thread
 
+NO_PLAN = None, None, 0  # row pointer, order of the edges, tiles: what an op is given instead of a plan
 _pack_sum = struct.Struct("11q").pack  # SumCall
-
-
-def scatter_sum_rows(
-    src: Tensor, index: Tensor, num_rows: int, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int
-) -> Tensor:
-    """Sums the rows of `src` that share an index, each in the order of the edges. [num_rows, channels]"""
-    return _SCATTER_SUM(src, index, num_rows, rowptr, perm, num_tiles)
-
-
-def gather_rows(x: Tensor, index: Tensor, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int) -> Tensor:
-    """The row of `x` that each edge names. [num_edges, channels]"""
-    return _GATHER(x, index, rowptr, perm, num_tiles)
 
 
 def sum_at_once(src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | None) -> Tensor | None:
@@ -101,15 +90,9 @@ def check_sum(src: Tensor, index: Tensor, num_rows: int) -> None:
         raise ValueError(f"num_rows is {num_rows}; it cannot be negative.")
 
 
-def _scatter_sum(
-    src: Tensor,
-    index: Tensor,
-    num_rows: int,
-    rowptr: Tensor | None = None,
-    perm: Tensor | None = None,
-    num_tiles: int = 0,
-) -> Tensor:
+def _scatter_sum(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tensor:
     check_sum(src, index, num_rows)
+    rowptr, perm, num_tiles = *plan, *NO_PLAN[len(plan) :]  # torch leaves out defaults at the end
     if sum_on_device.serves(src):
         if rowptr is not None:
             rowptr, perm = check_plan_tensors("index", index, num_rows, rowptr, perm)
@@ -185,15 +168,16 @@ def _save_gather(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _differentiate_sum(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     index, rowptr, perm = ctx.saved_tensors
-    return gather_rows(grad, index, rowptr, perm, ctx.num_tiles), None, None, None, None, None
+    return gather_rows(grad, index, rowptr, perm, ctx.num_tiles), *[None] * 5
 
 
 def _differentiate_gather(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     index, rowptr, perm = ctx.saved_tensors
-    return scatter_sum_rows(grad, index, ctx.num_rows, rowptr, perm, ctx.num_tiles), None, None, None, None
+    return scatter_sum_rows(grad, index, ctx.num_rows, rowptr, perm, ctx.num_tiles), *[None] * 4
 
 
-_SCATTER_SUM = register(
+# (src, index, num_rows, *plan): the sums of the rows of `src` that share an index, each in the order of the edges.
+scatter_sum_rows = register(
     "scatter_sum(Tensor src, Tensor index, SymInt num_rows, "
     "Tensor? rowptr=None, Tensor? perm=None, int num_tiles=0) -> Tensor",
     kernel=_scatter_sum,
@@ -201,7 +185,8 @@ _SCATTER_SUM = register(
     setup_context=_save_sum,
     backward=_differentiate_sum,
 )
-_GATHER = register(
+# (x, index, *plan): the row of `x` that each edge names. [num_edges, channels]
+gather_rows = register(
     "gather(Tensor x, Tensor index, Tensor? rowptr=None, Tensor? perm=None, int num_tiles=0) -> Tensor",
     kernel=_gather,
     fake=_fake_gather,

@@ -12,7 +12,7 @@ LIBRARY = torch.library.Library("popgeo", "DEF")
 DEVICES = ("CPU", "CUDA")
 
 
-class Op:
+class RegisteredOp:
     """An op that torch knows as `popgeo::<name>`, called by the shortest way that the situation allows.
 
     Capture, compile, export and functorch go through torch's dispatcher. Plain eager code does not: without gradients
@@ -41,7 +41,7 @@ def register(
     fake: Callable[..., Any],
     setup_context: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
-) -> Op:
+) -> RegisteredOp:
     """Registers `popgeo::<schema>` so that capture, compile and export see it as one op.
 
     The low-level interface is used because `torch.library.custom_op` costs three times as much per call. Every op that
@@ -60,9 +60,9 @@ def register(
         LIBRARY.impl(name, kernel, device)
     torch.library.register_fake(f"popgeo::{name}", fake, lib=LIBRARY)
     if backward is None or setup_context is None:
-        return Op(name, kernel, None)
+        return RegisteredOp(name, kernel, None)
     torch.library.register_autograd(f"popgeo::{name}", backward, setup_context=setup_context, lib=LIBRARY)
-    return Op(name, kernel, _autograd_function(name, kernel, setup_context, backward))
+    return RegisteredOp(name, kernel, _autograd_function(name, kernel, setup_context, backward))
 
 
 def _autograd_function(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from popgeo.native import library
 from popgeo.ops import reference
-from popgeo.ops.gather_scatter import check_sum
+from popgeo.ops.gather_scatter import NO_PLAN, check_sum
 from popgeo.ops.kernel_arguments import NATIVE_DTYPES, as_int64, check_plan_tensors, pointer
 from popgeo.ops.refusals import explain, refuse_index
 from popgeo.ops.register_op import register
@@ -18,31 +18,9 @@ _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _EXTREMUM = (_INT, _INT, *[_POINTER] * 6, *[_INT] * 5)
 
 
-def scatter_max_rows(
-    src: Tensor, index: Tensor, num_rows: int, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int
-) -> tuple[Tensor, Tensor]:
-    """The largest entry per row and channel, and the edge it came from. twice [num_rows, channels]"""
-    return _SCATTER_MAX(src, index, num_rows, rowptr, perm, num_tiles)
-
-
-def scatter_min_rows(
-    src: Tensor, index: Tensor, num_rows: int, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int
-) -> tuple[Tensor, Tensor]:
-    """The smallest entry per row and channel, and the edge it came from. twice [num_rows, channels]"""
-    return _SCATTER_MIN(src, index, num_rows, rowptr, perm, num_tiles)
-
-
-def _extremum(
-    src: Tensor,
-    index: Tensor,
-    num_rows: int,
-    rowptr: Tensor | None = None,
-    perm: Tensor | None = None,
-    num_tiles: int = 0,
-    *,
-    largest: bool,
-) -> tuple[Tensor, Tensor]:
+def _extremum(src: Tensor, index: Tensor, num_rows: int, *plan: Any, largest: bool) -> tuple[Tensor, Tensor]:
     check_sum(src, index, num_rows)
+    rowptr, perm, num_tiles = *plan, *NO_PLAN[len(plan) :]  # torch leaves out defaults at the end
     native = library.function("popgeo_scatter_extremum", _EXTREMUM, _INT)
     if native is None or src.device.type != "cpu" or src.dtype not in NATIVE_DTYPES:
         refuse_index("index", index, num_rows)
@@ -53,22 +31,9 @@ def _extremum(
     src, index = src.contiguous(), as_int64(index)
     out = src.new_empty(num_rows, channels)
     arg = index.new_empty(num_rows, channels)
-    status = native(
-        int(largest),
-        NATIVE_DTYPES[src.dtype],
-        src.data_ptr(),
-        index.data_ptr(),
-        pointer(rowptr),
-        pointer(perm),
-        out.data_ptr(),
-        arg.data_ptr(),
-        num_edges,
-        num_rows,
-        channels,
-        num_tiles,
-        torch.get_num_threads(),
-    )
-    if status:
+    pointers = map(pointer, (src, index, rowptr, perm, out, arg))
+    sizes = num_edges, num_rows, channels, num_tiles, torch.get_num_threads()
+    if native(int(largest), NATIVE_DTYPES[src.dtype], *pointers, *sizes):
         explain("index", index, num_rows, rowptr, perm)
     return out, arg
 
@@ -93,7 +58,8 @@ def _differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | N
 
 
 _ARGUMENTS = "(Tensor src, Tensor index, SymInt num_rows, Tensor? rowptr=None, Tensor? perm=None, int num_tiles=0)"
-_SCATTER_MAX, _SCATTER_MIN = (
+# (src, index, num_rows, *plan): the largest or smallest entry per row and channel, and the edge it came from.
+scatter_max_rows, scatter_min_rows = (
     register(
         f"{name}{_ARGUMENTS} -> (Tensor out, Tensor arg)",
         kernel=partial(_extremum, largest=largest),

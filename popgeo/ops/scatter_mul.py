@@ -11,13 +11,6 @@ from popgeo.ops.refusals import refuse_index
 from popgeo.ops.register_op import register
 
 
-def scatter_mul_rows(
-    src: Tensor, index: Tensor, num_rows: int, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int
-) -> Tensor:
-    """Multiplies the rows of `src` that share an index. [num_rows, channels]"""
-    return _SCATTER_MUL(src, index, num_rows, rowptr, perm, num_tiles)
-
-
 def _scatter_mul(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tensor:
     check_sum(src, index, num_rows)
     refuse_index("index", index, num_rows)
@@ -69,7 +62,8 @@ def _shifted(src: Tensor, index: Tensor, shift: int) -> Tensor:
     return torch.cat([ones, torch.where(same, src[:-shift], torch.ones_like(src[:-shift]))])
 
 
-_SCATTER_MUL = register(
+# (src, index, num_rows, *plan): the product of the rows of `src` that share an index. [num_rows, channels]
+scatter_mul_rows = register(
     "scatter_mul(Tensor src, Tensor index, SymInt num_rows, "
     "Tensor? rowptr=None, Tensor? perm=None, int num_tiles=0) -> Tensor",
     kernel=_scatter_mul,

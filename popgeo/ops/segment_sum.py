@@ -16,16 +16,6 @@ from popgeo.ops.register_op import register
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 
 
-def segment_sum_rows(src: Tensor, indptr: Tensor) -> Tensor:
-    """Sums the rows of `src` between consecutive pointers. [num_rows, channels]"""
-    return _SEGMENT_SUM(src, indptr)
-
-
-def gather_csr_rows(x: Tensor, indptr: Tensor, num_edges: int) -> Tensor:
-    """Repeats each row of `x` between its pointers; zero outside of all of them. [num_edges, channels]"""
-    return _GATHER_CSR(x, indptr, num_edges)
-
-
 def row_of_each_edge(indptr: Tensor, num_edges: int) -> Tensor:
     """The row that each edge lies in; `num_rows` for edges outside the pointers. [num_edges]"""
     if indptr.is_cuda:
@@ -140,14 +130,16 @@ def _differentiate_gather_csr(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ..
     return segment_sum_rows(grad, indptr), None, None
 
 
-_SEGMENT_SUM = register(
+# (src, indptr): the sums of the rows of `src` between consecutive pointers. [num_rows, channels]
+segment_sum_rows = register(
     "segment_sum(Tensor src, Tensor indptr) -> Tensor",
     kernel=_segment_sum,
     fake=_fake_segment_sum,
     setup_context=_save_segment_sum,
     backward=_differentiate_segment_sum,
 )
-_GATHER_CSR = register(
+# (x, indptr, num_edges): each row of `x` between its pointers, zero outside of them. [num_edges, channels]
+gather_csr_rows = register(
     "gather_csr(Tensor x, Tensor indptr, SymInt num_edges) -> Tensor",
     kernel=_gather_csr,
     fake=_fake_gather_csr,

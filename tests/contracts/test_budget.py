@@ -184,9 +184,9 @@ def test_the_check_sees_a_file_of_the_same_name():
 def test_the_check_sees_a_file_that_is_too_long_or_too_short():
     line = "x = 1\n"
     assert too_long({"ops/rows.py": line * 300, "ops/pool.py": line * 301}) == {"ops/pool.py": 301}
-    user = "from popgeo.ops.rows import x\n"
+    user = "from popgeo.ops.channel_rows import x\n"
     short = {"ops/rows.py": line * 39, "ops/pool.py": user}
-    assert too_short(short) == ["popgeo.ops.rows"]
+    assert too_short(short) == ["popgeo.ops.channel_rows"]
     assert too_short(short | {"ops/cfconv.py": user}) == []
     assert too_short(short | {"ops/rows.py": line * 40}) == []
     assert too_short({"ipu/cost/sorting.py": line, "ops/pool.py": "from popgeo.ipu.cost.sorting import x\n"}) == []

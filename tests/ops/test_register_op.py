@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from popgeo import ops
 from popgeo.ops import EdgePlan, ScatterPlan, cfconv, gather, scatter
 from popgeo.ops.eager import is_direct, is_eager
-from popgeo.ops.register_op import Op
+from popgeo.ops.register_op import RegisteredOp
 
 NUM_NODES, NUM_EDGES, CHANNELS = 5, 12, 4
 
@@ -153,7 +153,7 @@ def test_a_tensor_of_another_class_goes_through_torchs_dispatcher():
 
 def test_the_shortest_way_is_taken_that_serves():
     leaf, plain = torch.ones(2, requires_grad=True), torch.ones(2)
-    op = Op("gather", lambda *_: "kernel", SimpleNamespace(apply=lambda *_: "autograd"))
+    op = RegisteredOp("gather", lambda *_: "kernel", SimpleNamespace(apply=lambda *_: "autograd"))
     op.packet = lambda *_: "dispatcher"
     assert op(plain, None, 3) == "kernel"
     assert op(plain, leaf) == op(3, leaf) == "autograd"
@@ -161,4 +161,4 @@ def test_the_shortest_way_is_taken_that_serves():
         assert op(leaf) == "kernel"
     with FakeTensorMode():
         assert op(plain) == "dispatcher"
-    assert Op("gather", lambda *_: "kernel", None)(leaf) == "kernel"  # an op without a derivative
+    assert RegisteredOp("gather", lambda *_: "kernel", None)(leaf) == "kernel"  # an op without a derivative

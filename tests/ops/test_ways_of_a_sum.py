@@ -1,6 +1,7 @@
 """Which way a sum takes: the compiled kernels, torch, or by row pointers on a GPU; and what the kernels are told."""
 
 import struct
+import sys
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ from popgeo.native import library
 from popgeo.ops import (
     ScatterPlan,
     cfconv,
-    gather_scatter,
     round_stochastic,
     scatter,
     segment_csr,
@@ -97,7 +97,7 @@ def test_the_shortest_way_needs_no_dispatcher_and_tells_the_kernel_all(monkeypat
     """The op itself is not called; the structure is that of SumCall in gather_scatter.cpp."""
     told: list[tuple[int, ...]] = []
     monkeypatch.setattr(library, "packed", lambda name: lambda call: told.append(struct.unpack("11q", call)) or 0)
-    monkeypatch.setattr(gather_scatter, "_SCATTER_SUM", None)
+    monkeypatch.setattr(sys.modules["popgeo.ops.scatter"], "scatter_sum_rows", None)
     plan = ScatterPlan.from_index(INDEX, 2).set_tiles(3)
     for given, pointers in ((None, [0, 0, 0]), (plan, [plan.rowptr.data_ptr(), plan.perm.data_ptr(), 3])):
         for dim in (0, -2):
