@@ -235,7 +235,7 @@ class Update:
         groups = self.optimizer.param_groups
         if [len(group["params"]) for group in groups] != list(map(len, self._shape)):
             raise ValueError(
-                "The optimizer's parameter groups changed after the model was compiled; call destroy() first."
+                "The optimizer's parameter groups changed after the model was compiled; call reset() first."
             )
         if self.optimizer.state is not self._adopted:
             for part in self._flat:

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from popgeo import Options
 from popgeo.compat.poptorch import optim
+from popgeo.engine.optimizer.update import Update
 
 STEPS = 4
 MOMENTS = {"first_order_momentum_accum_type": torch.float16, "second_order_momentum_accum_type": torch.float16}
@@ -63,6 +65,25 @@ def test_a_velocity_of_half_is_scaled_before_it_is_rounded():
         velocity = optimizer.state[weight]["momentum_buffer"]
         assert velocity.dtype is torch.float16
         assert velocity.item() == pytest.approx(found, rel=1e-3)
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+def test_a_velocity_of_half_is_rounded_at_random_where_weights_are(rounds: bool):
+    """The mean of 1 and the number after it lies half way between numbers of float16."""
+    weights = {"weight": nn.Parameter(torch.zeros(4096).half())}
+    optimizer = optim.SGD(weights.values(), lr=1.0, momentum=0.5, velocity_accum_type=torch.float16)
+    options = Options(stochastic_rounding=rounds, gradient_accumulation=2, random_seed=1)
+    update = Update(optimizer, weights, options)
+    update.take_over()
+    for number, gradient in enumerate((1.0, 1 + 2**-10)):
+        update.gradients["weight"].fill_(gradient)
+        update.accumulate(first=number == 0)
+    update.apply()
+    velocity = optimizer.state[weights["weight"]]["momentum_buffer"]
+    assert velocity.dtype is torch.float16
+    assert velocity.unique().tolist() == ([1, 1 + 2**-10] if rounds else [1])
+    share = (velocity > 1).float().mean().item()
+    assert share == pytest.approx(0.5 if rounds else 0, abs=0.04)
 
 
 def test_tensorflow_s_rmsprop_is_a_plain_loop():

@@ -250,5 +250,5 @@ def test_groups_that_change_afterwards_are_refused(change):
     feed(update, gradients(0))
     update.apply()
     change(update.optimizer, nn.Parameter(torch.ones(2)))
-    with pytest.raises(ValueError, match=r"parameter groups changed .* call destroy\(\) first"):
+    with pytest.raises(ValueError, match=r"parameter groups changed .* call reset\(\) first"):
         update.apply()
