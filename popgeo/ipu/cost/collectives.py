@@ -86,7 +86,7 @@ def _members(num_shards: int, held: int, machine: Machine) -> tuple[int, int, Ma
 
 
 def _all_reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """Shards of the same IPU are added on its tiles first."""
+    """An all-reduce; shards of one IPU are added on its tiles before anything goes over links."""
     x, result = tensor(graph, op.args[0]), made(graph, op)[0]
     return _sum("all-reduce", x, result.numel, result.nbytes, op, machine)
 
@@ -110,7 +110,7 @@ def _all_gather(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def _joined(plans: list[Plan], kind: str, nbytes: int, members: int, stride: int, member: Machine) -> Plan:
-    """What an IPU does for itself, and then over the links with others if there are any."""
+    """The plans of what each IPU does by itself, then the collective over links, if several IPUs take part."""
     if members > 1:
         plans = [*plans, plan_collective(kind, nbytes, members, stride, member)]
     elif not plans:
@@ -129,7 +129,7 @@ def _keep(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def _all_to_all(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """Every IPU sends each other one its part, over links, all at the same time."""
+    """An all-to-all: every IPU sends each other IPU its part over links, all at the same time."""
     value = made(graph, op)[0]
     members, held, member = _members(op.args[1], value.shape[0], machine)
     own = value.nbytes // value.shape[0] * held

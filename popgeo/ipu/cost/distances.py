@@ -55,7 +55,7 @@ def _cdist(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def _cdist_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """The distances' gradient over the distances, times the differences, summed over the other set."""
+    """The gradient of the first set: gradient / distance, times the differences, summed over the second set."""
     x, y = tensor(graph, op.args[1]), tensor(graph, op.args[2])
     left, right, features = max(1, x.shape[-2]), max(1, y.shape[-2]), max(1, x.shape[-1])
     return in_sequence(

@@ -1,4 +1,4 @@
-"""Operations that work by element: how many elements a tile gets, and what its workers do with them."""
+"""Element-wise operations: how many elements a tile gets, and the passes that its workers make over them."""
 
 import functools
 
@@ -148,7 +148,7 @@ def _pointwise(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def _pow(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """The exponents that poplar knows run as what they are."""
+    """A power; exponents that poplar knows run as the operation that they stand for, such as a square."""
     known = {2: "square", 3: "cube", 0.5: "sqrt", -0.5: "rsqrt", -1: "inverse", 1: "cast"}
     kind = known.get(op.args[1], "power") if _is_number(op.args[1]) else "power"
     source = read(graph, op)[0]  # the exponent, where the base is a number
@@ -163,7 +163,7 @@ def _cast(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 def _passes(
     kinds: tuple[str, ...], result: Value, source: Value, smaller: int, op: Op, machine: Machine, name: str
 ) -> Plan:
-    """One pass called `name`, or several that are called what they do."""
+    """The plan of one pass, which is called `name`, or of several, each called what it does."""
     nbytes = width(source)
     if not source.dtype.is_floating_point:
         kinds = tuple("integer" if LOOP_OF[kind] in ARITHMETIC else kind for kind in kinds)
@@ -180,13 +180,13 @@ def _passes(
 
 
 def _result(graph: OpGraph, op: Op) -> Value:
-    """What it makes or changes in place; of several, the largest."""
+    """The tensor that an operation makes or changes in place; of several, the largest."""
     values = made(graph, op) + [graph.values[v] for v in op.writes] or read(graph, op)
     return max(values, key=lambda value: value.numel)
 
 
 def _smaller(graph: OpGraph, op: Op, result: Value) -> int:
-    """Elements of the largest operand that must be spread out, one that is broadcast."""
+    """Elements of the largest operand that is broadcast, and so must be brought to the tiles; 0 where none is."""
     return max((distinct(value) for value in read(graph, op) if distinct(value) < result.numel), default=0)
 
 

@@ -1,4 +1,4 @@
-"""What a worker does for each kind of operation by element, and how long a tile takes for it."""
+"""The inner loop of each kind of element-wise operation, and the cycles that a tile takes for it."""
 
 from dataclasses import dataclass
 
@@ -53,7 +53,7 @@ LOOPS: dict[str, Loop] = {
     "select": Loop(start=20, element=(5, 5), flops=0),
     "cast": Loop(start=37, vector=(0, 0), flops=0),
     "random": Loop(start=29, vector=(10, 10), flops=0),
-}  # fmt: skip  # fmt: skip
+}  # fmt: skip
 # What takes as long as another: a square, as any operation that is one instruction on one operand.
 _AS_LONG_AS = {
     "add": ("subtract", "multiply"),

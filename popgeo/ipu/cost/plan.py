@@ -43,7 +43,7 @@ class Superstep:
         name: What it does, such as `slice rows` or `add partial sums`.
         activity: What the slowest tile spends it on.
         ideal: Cycles of the slowest tile by the formulas alone.
-        calibrated: The same with the constants fitted to published measurements.
+        calibrated: Cycles of the slowest tile with the constants fitted to published measurements.
         mean: Ideal cycles averaged over all tiles; with `ideal` it tells how even the work lies.
         tiles: Tiles at work.
         workers: Workers occupied on a tile at work, on average.

@@ -79,7 +79,7 @@ def plan_pooling(
 
 
 def _window(op: Op, large: tuple[int, ...], small: tuple[int, ...], kernel: int | None) -> int:
-    """Positions of a window: as the operation says, else so that windows cover all."""
+    """Positions of a window: those of the kernel, or as many as it takes to cover the larger picture."""
     if kernel is not None:
         return math.prod(op.args[kernel]) * (op.args[kernel][0] if len(op.args[kernel]) == 1 else 1)
     return math.prod(ceil_div(a, max(1, b)) for a, b in zip(large[-2:], small[-2:], strict=True))
@@ -94,7 +94,7 @@ def _pool(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def _pool_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """The gradient of the largest looks at the pictures and at what was largest besides."""
+    """The gradient of a maximum reads the pictures and the places of the maxima too."""
     grad, out = tensor(graph, op.args[0]), made(graph, op)[0]
     window = (
         1 if "upsample" in op.target else _window(op, out.shape, grad.shape, None if "adaptive" in op.target else 2)
@@ -114,7 +114,7 @@ def _nearest(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def _bilinear(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """Four neighbours, brought and weighted."""
+    """Each result is a weighted sum of four neighbours, which are brought first."""
     x, out = tensor(graph, op.args[0]), made(graph, op)[0]
     elements, nbytes = max(1, x.numel, out.numel), width(out)
     kinds = ("multiply", "add product", "add product", "add product")

@@ -82,7 +82,7 @@ def plan_reduce(outputs: int, summands: int, width: int, machine: Machine, is_in
 
 
 def _stages(partials: int) -> list[tuple[int, ...]]:
-    """Ways to bring so many partial results to one: at once, or in two stages of about their square root."""
+    """Ways to combine partial results into one: all at once, or in two stages of about their square root each."""
     root = math.isqrt(partials - 1) + 1
     return [(partials,), (root, ceil_div(partials, root))] if partials > 3 else [(partials,)]
 

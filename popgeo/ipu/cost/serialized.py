@@ -47,5 +47,5 @@ def serialized(graph: OpGraph, op: Op, machine: Machine, outputs: int, parts: in
 
 
 def _again(step: Superstep, times: int) -> Superstep:
-    """So many of a step, one after the other, each with exchange code of its own."""
+    """A superstep that runs `times` times, as `repeated`, each time with exchange code of its own."""
     return replace(repeated(step, times), fragments=times * step.fragments)

@@ -200,7 +200,7 @@ def in_sequence(family: str, plans: Sequence[Plan], *, main: int = 0) -> Plan:
 
 
 def repeated(step: Superstep, count: int) -> Superstep:
-    """All turns of a superstep together.
+    """A superstep that runs `count` times, one after the other, as one superstep.
 
     Example:
         >>> repeated(compute_step("add", IpuTarget.bow(), vertex=100, tiles=1472), 3).ideal

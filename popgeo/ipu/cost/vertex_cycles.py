@@ -11,7 +11,7 @@ from popgeo.ipu.target import IpuTarget
 
 
 def ceil_div(total: Any, parts: Any) -> Any:
-    """Size of the largest of equal parts.
+    """The quotient rounded up: the size of the largest part where a total is cut evenly.
 
     Example:
         >>> ceil_div(7, 3)
@@ -63,7 +63,7 @@ def add_rows(summands: Any, rows: Any, table_rows: Any, columns: Any, workers: i
 
 
 def fill(elements: Any, vector: int) -> Any:
-    """One worker writes the same number everywhere, a vector at each of its turns with the store port for itself.
+    """A vertex in which one worker alone writes a number everywhere, a vector at a time.
 
     Example:
         >>> fill(elements=100, vector=2)
@@ -73,7 +73,7 @@ def fill(elements: Any, vector: int) -> Any:
 
 
 def add_partials(elements: Any, partials: Any, vector: int) -> Any:
-    """Adds vectors that lie one after the other, a vector at each cycle.
+    """A vertex that adds up partial sums that lie one after the other, a vector a cycle.
 
     Example:
         >>> add_partials(elements=10, partials=4, vector=2)

@@ -1,4 +1,4 @@
-"""From when to when each storage of a captured program is needed, and its bytes on each tile."""
+"""The life of each storage of a captured program: from which operation to which it is needed, and its bytes by tile."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ ALIGNMENT = 8  # bytes; every variable of a tile starts at a multiple
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Life:
-    """A storage of the program in time and space.
+    """When a storage of the program is needed, and how much of each tile it takes.
 
     Attributes:
         name: An input's name, or the operation that makes it, with type and shape.

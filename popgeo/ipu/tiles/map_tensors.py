@@ -38,7 +38,7 @@ def map_storages(
 def map_over_tiles(
     graph: OpGraph, plans: Sequence[Plan], tiles: int, given: Mapping[int, TileMapping] | None = None
 ) -> dict[int, TileMapping]:
-    """The same by plans, for so many tiles; without plans each storage is linear."""
+    """As `map_storages`, from the plans alone and for a number of tiles; without plans each storage lies linearly."""
     sizes = storage_sizes(graph)
     mappings: dict[int, TileMapping] = dict(given or {})
 
@@ -101,7 +101,7 @@ def _side_by_side(value: Value, plan: Plan, tiles: int) -> int:
 
 
 def _left(plan: Plan, value: Value, tiles: int) -> TileMapping | None:
-    """Where a plan leaves its result, as far as it says so."""
+    """Where a plan leaves its result; None where the plan does not say."""
     split = plan.split
     if split.get("contraction") == 1 and {"rows", "columns"} <= split.keys():
         return _grid(value, _side_by_side(value, plan, tiles) * split["rows"], split["columns"], tiles, True)

@@ -8,7 +8,7 @@ from popgeo.ipu.tiles.tile_mapping import TileMapping
 
 
 def shifted_mapping(mapping: TileMapping, tiles: int) -> TileMapping:
-    """The same elements, on tiles that stand so many further.
+    """A mapping moved to the tiles of another IPU: each tile's number grows by `tiles`.
 
     Example:
         >>> import numpy as np
@@ -19,12 +19,12 @@ def shifted_mapping(mapping: TileMapping, tiles: int) -> TileMapping:
 
 
 def shifted_steps(steps: Sequence[Step], renamed: Mapping[str, tuple[str, int]], tiles: int) -> list[Step]:
-    """The same steps on tiles that stand so many further.
+    """Steps moved to the tiles of another IPU: each tile's number grows by `tiles`.
 
     Args:
         steps: Without any for the host.
         renamed: For each of their variables that of the larger program, and where in it the former begins.
-        tiles: How much further.
+        tiles: How much larger the numbers of the tiles become.
     """
 
     def region(one: Region) -> Region:

@@ -165,7 +165,7 @@ def part(region: Region, *where: object) -> Region:
 
 
 def reshaped(region: Region, *shape: int) -> Region:
-    """The same elements in another shape."""
+    """A region in another shape."""
     return Region(variable=region.variable, elements=region.elements.reshape(shape))
 
 
