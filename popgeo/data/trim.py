@@ -207,18 +207,23 @@ def trim(
     most = dict(zip(store.size_axes, limits.tolist(), strict=True))
     keep = joined.cut_down(most, nodes=nodes, edges=edges, generator=generator)
     if any(axis in keep for axis in types):
-        _check_numbering(store)
+        check_numbering(store, " or OverSizeStrategy.TrimEdges")
     left = keep_rows(store, keep)
     lost = torch.from_numpy(store.sizes - left.sizes)
     return Trimmed(store=left, num_nodes=lost[:, : len(types)].sum(1), num_edges=lost[:, len(types) :].sum(1))
 
 
-def _check_numbering(store: FlatStore) -> None:
+def check_numbering(store: FlatStore, remedy: str = "") -> None:
+    """Refuses attributes, but for `edge_index`, that count nodes, where some of these are left out.
+
+    Raises:
+        ValueError: there is one.
+    """
     for attribute in store.attributes:
         if attribute.increments is not None and attribute.name != "edge_index":
             raise ValueError(
-                f"Attribute {attribute.name!r} counts nodes, so removing nodes would leave it wrong. Pass "
-                f"exclude_keys=[{attribute.name!r}] or OverSizeStrategy.TrimEdges."
+                f"Attribute {attribute.name!r} counts nodes, so it would be wrong where some are left out. Pass "
+                f"exclude_keys=[{attribute.name!r}]{remedy}."
             )
 
 

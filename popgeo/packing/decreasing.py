@@ -83,11 +83,5 @@ def best_fit_decreasing(sizes: Histogram) -> SizePlan:
         full, part = divmod(left, each) if each else (0, 0)
         put((size,) * each, sizes.capacity - each * size, full)
         put((size,) * part, sizes.capacity - part * size, int(part > 0))
-    kinds = sorted((contents, count) for packs in by_room.values() for contents, count in packs.items())
-    return SizePlan(
-        composition=tuple(contents for contents, _ in kinds),
-        counts=tuple(count for _, count in kinds),
-        bound=sizes.bound,
-        dim=sizes.dim,
-        unit=sizes.unit,
-    )
+    kinds = (kind for packs in by_room.values() for kind in packs.items())
+    return SizePlan.of(sizes, kinds, sizes.bound)

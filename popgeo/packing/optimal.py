@@ -1,6 +1,7 @@
 """As few packs as can be, with a proof: for small batches, where the choice of sizes decides how full they are."""
 
 import functools
+from dataclasses import replace
 
 import torch
 from numpy.typing import ArrayLike
@@ -65,7 +66,5 @@ def optimal_plan(sizes: Histogram) -> SizePlan:
         return greedy
     plan = round_to_packs(solve_fractional(sizes), sizes)
     if greedy.num_packs < plan.num_packs:
-        return SizePlan(
-            composition=greedy.composition, counts=greedy.counts, bound=plan.bound, dim=plan.dim, unit=plan.unit
-        )
+        return replace(greedy, bound=plan.bound)
     return plan

@@ -55,15 +55,8 @@ def round_to_packs(solution: Fractional, sizes: Histogram) -> SizePlan:
             left -= whole * kind
             count -= whole
     packs += fill_exactly(sizes.sizes, left.tolist(), sizes.capacity, sizes.num_graphs)
-    kinds = sorted(packs.items())
-    return SizePlan(
-        composition=tuple(contents for contents, _ in kinds),
-        counts=tuple(count for _, count in kinds),
-        # Sizes that were rounded up to units need more packs than the real ones may; only volume bounds those.
-        bound=solution.bound if sizes.unit == 1 else sizes.bound,
-        dim=sizes.dim,
-        unit=sizes.unit,
-    )
+    # Sizes that were rounded up to units need more packs than the real ones may; only volume bounds those.
+    return SizePlan.of(sizes, packs.items(), solution.bound if sizes.unit == 1 else sizes.bound)
 
 
 def _contents(sizes: Sequence[int], kind: np.ndarray) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """The histogram view of packing: which sizes share a pack, before any graph is chosen."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,6 +65,13 @@ class SizePlan:
     bound: int
     dim: int = 0
     unit: int = 1
+
+    @classmethod
+    def of(cls, sizes: Histogram, kinds: Iterable[tuple[tuple[int, ...], int]], bound: int) -> "SizePlan":
+        """A plan for the sizes of a histogram, of kinds of packs and how many there are of each."""
+        kinds = sorted(kinds)
+        contents, counts = tuple(contents for contents, _ in kinds), tuple(count for _, count in kinds)
+        return cls(composition=contents, counts=counts, bound=bound, dim=sizes.dim, unit=sizes.unit)
 
     @property
     def num_packs(self) -> int:

@@ -13,6 +13,7 @@ from torch_geometric.data import Data, HeteroData
 from popgeo.data.attribute_names import MADE_BY_SAMPLING
 from popgeo.data.axes import Axis, Level, Levels, StoreKey, ends_of
 from popgeo.data.flat_store import FlatStore
+from popgeo.data.trim import check_numbering
 from popgeo.sampling.compressed_graph import check_range
 
 
@@ -46,12 +47,7 @@ def open_graph(data: Data | HeteroData, exclude_keys: Sequence[str] | None, leve
         if axis.level is Level.EDGE and (axis.store, "edge_index") not in names:
             what = "no edge_index" if axis.store is None else f"no edge_index of type {axis.store!r}"
             raise ValueError(f"The graph has {what}; set one, torch.empty(2, 0, dtype=torch.long) if there are none.")
-    for attribute in store.attributes:
-        if attribute.increments is not None and attribute.name != "edge_index":
-            raise ValueError(
-                f"Attribute {attribute.name!r} counts nodes of the whole graph, so it would be wrong in a part of it. "
-                f"Pass exclude_keys=[{attribute.name!r}]."
-            )
+    check_numbering(store)
     return store
 
 
