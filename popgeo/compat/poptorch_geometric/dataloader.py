@@ -21,10 +21,11 @@ class OfWholeCalls:
         kwargs: What the loader and `poptorch.DataLoader` take, such as `mode` and `async_options`.
     """
 
-    _mini_batch_size: int | None
+    _mini_batch_size: Any
 
     def __init__(self, *args: Any, options: poptorch.Options | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, options=poptorch.Options() if options is None else options, **kwargs)
+        options = poptorch.Options() if options is None else options
+        super().__init__(*args, options=options, **kwargs)  # type: ignore[call-arg]  # of the loader
 
     def _create_collater(self, *args: Any, **kwargs: Any) -> Callable[[list[Any]], Any]:
         collate = super()._create_collater(*args, **kwargs)  # type: ignore[misc]  # of the loader of single batches

@@ -44,19 +44,19 @@ class FixedSizeOptions(data.FixedSizeOptions):
                 "The number of graphs in the batch must be at least 2, a real one and one of padding; it is "
                 f"{self.num_graphs}."
             )
-        self.num_edges = None if self.num_edges == {} else self.num_edges
-        for name in ("node_pad_value", "edge_pad_value", "graph_pad_value"):
-            if getattr(self, name) is None:
-                setattr(self, name, 0.0)
-        self.pad_graph_defaults = dict(self.pad_graph_defaults or {})
+        own = self.__dict__
+        own["num_edges"] = None if self.num_edges == {} else self.num_edges
+        own["pad_graph_defaults"] = dict(self.pad_graph_defaults or {})
+        pads = ("node_pad_value", "edge_pad_value", "graph_pad_value")
+        own.update({name: 0.0 if own[name] is None else own[name] for name in pads})
         super().__post_init__()
 
     def to_hetero(self, node_types: Sequence[Any], edge_types: Sequence[Any]) -> "FixedSizeOptions":
         """Gives every type a size of its own, in place: that of all, where there is one number."""
         if not isinstance(self.num_nodes, dict):
-            self.num_nodes = dict.fromkeys(node_types, self.num_nodes)
+            self.__dict__["num_nodes"] = dict.fromkeys(node_types, self.num_nodes)
         if not isinstance(self.num_edges, dict):
-            self.num_edges = dict.fromkeys(edge_types, self.num_edges)  # type: ignore[arg-type]  # filled in at first
+            self.__dict__["num_edges"] = dict.fromkeys(edge_types, self.num_edges)
         return self
 
     def __repr__(self) -> str:

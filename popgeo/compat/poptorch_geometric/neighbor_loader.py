@@ -157,7 +157,7 @@ class BatchOfSeeds(DataBatch):
     def of(cls, batch: Batch) -> "BatchOfSeeds":
         """The same batch, of this class."""
         made: BatchOfSeeds = object.__new__(cls)
-        vars(made).update(vars(copy.copy(batch)))
+        made.__dict__.update(copy.copy(batch).__dict__)
         made._store._parent = made
         return made
 

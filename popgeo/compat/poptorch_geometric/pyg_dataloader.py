@@ -141,7 +141,7 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
         order = kwargs.pop("sampler", None)
         if order is None and shuffle:
             order = RandomSampler(dataset, generator=kwargs.get("generator"))
-        options = self.fixed_size_options
+        options: Any = self.fixed_size_options
         nodes, edges = (
             {key: count - 1 for key, count in sizes.items()} if isinstance(sizes, dict) else sizes - 1
             for sizes in (options.num_nodes, options.num_edges)

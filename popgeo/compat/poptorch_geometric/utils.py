@@ -139,7 +139,7 @@ class TrainingStepper:
             AssertionError: they differ.
         """
 
-        close = {"rtol": self.rtol, "atol": self.atol, "equal_nan": self.equal_nan}
+        close: dict[str, Any] = {"rtol": self.rtol, "atol": self.atol, "equal_nan": self.equal_nan}
         torch.testing.assert_close(actual, expected, msg=lambda text: f"{id} was not equal:\n\n{text}\n", **close)
 
     def benchmark(self, num_steps: int, batch: Sequence[Any], devices: Sequence[str] = ("ipu",)) -> dict[str, float]:

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 from torch_geometric import nn
-from torch_geometric.utils import to_dense_batch
+from torch_geometric.utils import to_dense_batch as to_dense_batch
 
 from popgeo.capture import static_layers
 
