@@ -12,16 +12,8 @@ from popgeo.ipu.target import IpuTarget
 Row = Mapping[str, Any]  # read only, so that all who show a report can share it
 OPTIMIZER, HOST = "(optimizer)", "(host)"  # in the place of a module, for what no module asked for
 _TRUST = list(Validity)
-_AS_PLANNED = [
-    "ideal",
-    "calibrated",
-    "tiles",
-    "workers",
-    "bytes_in",
-    "bytes_out",
-    "bytes_total",
-    "fragments",
-]  # of a superstep
+# Of a superstep, as it was planned.
+_AS_PLANNED = ("ideal", "calibrated", "tiles", "workers", "bytes_in", "bytes_out", "bytes_total", "fragments")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,27 +33,68 @@ class CostRows:
     @cached_property
     def ops(self) -> tuple[Row, ...]:
         """One row for each operation, in order; cycles are those of the whole step."""
-        return op_rows(self.costs, self.target, self.profile)
+        cycles = activity_cycles(self.costs, self.profile)
+        total = sum(n for activity, n in cycles.items() if activity is not Activity.HOST) or 1.0
+        rows = (_op_row(cost, self.target, self.profile, total) for cost in self.costs)
+        return _read_only({"index": index, **row} for index, row in enumerate(rows))
 
     @cached_property
     def supersteps(self) -> tuple[Row, ...]:
-        """One row for each superstep of one micro-batch and its update, in order."""
-        return superstep_rows(self.costs, self.profile)
+        """One row for each superstep of one micro-batch and its update; `start` and `length` are those of one run."""
+        rows, start = list[dict[str, Any]](), 0.0
+        for index, cost in enumerate(self.costs):
+            for step in cost.plan.supersteps:
+                length = step.cycles(self.profile)
+                rows.append(
+                    {
+                        "op_index": index,
+                        "op": short_name(cost.target),
+                        "module": module_of(cost),
+                        "phase": cost.phase,
+                        "step": step.name,
+                        "activity": step.activity.value,
+                        "start": start,
+                        "length": length,
+                        "cycles": cost.count * length,
+                        "balance": balance([step]),
+                        **{name: getattr(step, name) for name in _AS_PLANNED},
+                    }
+                )
+                start += 0 if step.activity is Activity.HOST else length  # the host runs beside the machine
+        return _read_only(rows)
 
     @cached_property
     def modules(self) -> tuple[Row, ...]:
-        """One row for each module, the most expensive first."""
-        return module_rows(self.ops)
+        """One row for each module, what its submodules ask for included; `own` is what it asks for itself."""
+        rows: dict[str, dict[str, Any]] = {}
+        for op in self.ops:
+            if op["phase"] == "host":
+                continue
+            name = op["module"]
+            parts = name.split(".")
+            paths = {"", *(".".join(parts[: i + 1]) for i in range(len(parts)))} if name else {""}
+            for path in sorted(paths):
+                row = rows.setdefault(
+                    path, {"module": path or "(model)", "cycles": 0.0, "share": 0.0, "own": 0.0, "ops": 0}
+                    | dict.fromkeys(("forward", "backward", "update"), 0.0)
+                )  # fmt: skip
+                row["cycles"] += op["cycles"]
+                row["share"] += op["share"]
+                row["own"] += op["cycles"] if path == name else 0.0
+                row["ops"] += op["count"]
+                row["update" if op["phase"] == "accumulate" else op["phase"]] += op["cycles"]
+        return _most_expensive_first(rows.values())
 
     @cached_property
     def blocks(self) -> tuple[Row, ...]:
-        """One row for each block of the model, the most expensive first."""
-        return block_rows(self.ops)
+        """One row for each block of the model, as a page has room for: `interactions.0`, not all that lies in it."""
+        ops = [op for op in self.ops if op["phase"] != "host"]
+        return _grouped("module", ops, block_names([op["module"] for op in ops]))
 
     @cached_property
     def families(self) -> tuple[Row, ...]:
         """One row for each family of operations, the most expensive first."""
-        return family_rows(self.ops)
+        return _grouped("family", self.ops, [op["family"] for op in self.ops])
 
 
 def activity_cycles(costs: Iterable[OpCost], profile: Profile) -> dict[Activity, float]:
@@ -71,12 +104,6 @@ def activity_cycles(costs: Iterable[OpCost], profile: Profile) -> dict[Activity,
         for superstep in cost.plan.supersteps:
             cycles[superstep.activity] += cost.count * superstep.cycles(profile)
     return cycles
-
-
-def op_rows(costs: Sequence[OpCost], target: IpuTarget, profile: Profile) -> tuple[Row, ...]:
-    """One row for each operation, in order; cycles are those of the whole step."""
-    total = sum(n for activity, n in activity_cycles(costs, profile).items() if activity is not Activity.HOST) or 1.0
-    return _read_only({"index": i, **_op_row(cost, target, profile, total)} for i, cost in enumerate(costs))
 
 
 def _op_row(cost: OpCost, target: IpuTarget, profile: Profile, total: float) -> dict[str, Any]:
@@ -118,70 +145,6 @@ def _split(plan: Plan) -> str:
     return " x ".join(f"{name} {parts}" for name, parts in plan.split.items())
 
 
-def superstep_rows(costs: Sequence[OpCost], profile: Profile) -> tuple[Row, ...]:
-    """One row for each superstep of one micro-batch and its update; `start` and `length` are those of one run."""
-    rows, start = list[dict[str, Any]](), 0.0
-    for index, cost in enumerate(costs):
-        for step in cost.plan.supersteps:
-            length = step.cycles(profile)
-            rows.append(
-                {
-                    "op_index": index,
-                    "op": short_name(cost.target),
-                    "module": module_of(cost),
-                    "phase": cost.phase,
-                    "step": step.name,
-                    "activity": step.activity.value,
-                    "start": start,
-                    "length": length,
-                    "cycles": cost.count * length,
-                    "balance": balance([step]),
-                    **{name: getattr(step, name) for name in _AS_PLANNED},
-                }
-            )
-            start += 0 if step.activity is Activity.HOST else length  # the host runs beside the machine
-    return _read_only(rows)
-
-
-def module_rows(ops: Iterable[Row]) -> tuple[Row, ...]:
-    """One row for each module, what its submodules ask for included; `own` is what it asks for itself."""
-    rows: dict[str, dict[str, Any]] = {}
-    for op in ops:
-        if op["phase"] == "host":
-            continue
-        name = op["module"]
-        parts = name.split(".")
-        paths = {"", *(".".join(parts[: i + 1]) for i in range(len(parts)))} if name else {""}
-        for path in sorted(paths):
-            row = rows.setdefault(
-                path, {"module": path or "(model)", "cycles": 0.0, "share": 0.0, "own": 0.0, "ops": 0}
-                | dict.fromkeys(("forward", "backward", "update"), 0.0)
-            )  # fmt: skip
-            row["cycles"] += op["cycles"]
-            row["share"] += op["share"]
-            row["own"] += op["cycles"] if path == name else 0.0
-            row["ops"] += op["count"]
-            row["update" if op["phase"] == "accumulate" else op["phase"]] += op["cycles"]
-    return _most_expensive_first(rows.values())
-
-
-def family_rows(ops: Iterable[Row]) -> tuple[Row, ...]:
-    """One row for each family of operations, the most expensive first."""
-    families: dict[str, list[Row]] = {}
-    for op in ops:
-        families.setdefault(op["family"], []).append(op)
-    return _most_expensive_first({"family": name, **_grouped(its)} for name, its in families.items())
-
-
-def block_rows(ops: Iterable[Row]) -> tuple[Row, ...]:
-    """One row for each block of the model, as a page has room for: `interactions.0`, not all that lies in it."""
-    ops = [op for op in ops if op["phase"] != "host"]
-    blocks: dict[str, list[Row]] = {}
-    for op, name in zip(ops, block_names([op["module"] for op in ops]), strict=True):
-        blocks.setdefault(name, []).append(op)
-    return _most_expensive_first({"module": name, **_grouped(its)} for name, its in blocks.items())
-
-
 def block_names(modules: Sequence[str]) -> list[str]:
     """The block of each module: what all have in common is left out, then one name and one number are kept.
 
@@ -204,7 +167,15 @@ def _block(module: str, common: int) -> str:
     return ".".join(kept) or "(model)"
 
 
-def _grouped(ops: Sequence[Row]) -> dict[str, Any]:
+def _grouped(key: str, ops: Sequence[Row], names: Sequence[str]) -> tuple[Row, ...]:
+    """What operations of one name cost together, the most expensive first; their name stands under the key."""
+    groups: dict[str, list[Row]] = {}
+    for op, name in zip(ops, names, strict=True):
+        groups.setdefault(name, []).append(op)
+    return _most_expensive_first({key: name, **_joined(its)} for name, its in groups.items())
+
+
+def _joined(ops: Sequence[Row]) -> dict[str, Any]:
     """What several operations cost together; `trust` is that of the least trusted, `validated` a part of the cycles."""
     summed = ("cycles", "share", "compute", "exchange", "sync", "host", "fixed", "ideal", "calibrated", "traffic")
     return {
