@@ -27,7 +27,8 @@ from popgeo.ipu.tiles.call_program import CallProgram, Training
 from popgeo.ipu.tiles.join_program import join
 from popgeo.ipu.tiles.program import Program
 from popgeo.ipu.tiles.run_program import run_program
-from popgeo.ipu.tiles.staged_program import StagesOnIpus, join_stages
+from popgeo.ipu.tiles.stage_variables import StagesOnIpus
+from popgeo.ipu.tiles.staged_program import join_stages
 from popgeo.ipu.tiles.steps import Region
 from popgeo.ipu.tiles.tile_memory import TileMemory
 

@@ -1,13 +1,11 @@
 """The program of a call that runs in stages: the tiles of several IPUs side by side, each stage on its own IPU's."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.engine.pipeline.parts import Kept, StagePart, owner_of
-from popgeo.engine.pipeline.staging import Pass
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.call_program import CallProgram, Training
@@ -17,61 +15,9 @@ from popgeo.ipu.tiles.lower.builder import Builder, elements_of
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.map_tensors import GRAIN_BYTES, map_storages, storage_sizes
 from popgeo.ipu.tiles.shift_steps import shifted_mapping, shifted_steps
+from popgeo.ipu.tiles.stage_variables import Given, Left, StagesOnIpus
 from popgeo.ipu.tiles.steps import HostCopy, Region, Step
 from popgeo.ipu.tiles.tile_mapping import TileMapping, linear
-
-
-@dataclass(frozen=True, kw_only=True)
-class StagesOnIpus:
-    """What runs where, and in which order.
-
-    Attributes:
-        parts: The passes of each stage.
-        order: Every pass of a round.
-        ipus: The IPU of each stage.
-    """
-
-    parts: Sequence[StagePart]
-    order: Sequence[Pass]
-    ipus: Sequence[int]
-
-
-@dataclass(frozen=True)
-class Left:
-    """The variable of what one part leaves for later parts of the same micro-batch.
-
-    Attributes:
-        kept: What it is.
-        part: Which part leaves it, by its place among all.
-        micro_batch: Of which micro-batch.
-    """
-
-    kept: Kept
-    part: int
-    micro_batch: int
-
-    @property
-    def name(self) -> str:
-        """What the program calls it."""
-        return f"{'before' if self.kept.before else 'sent'}{self.kept.value}.{self.part}.{self.micro_batch}"
-
-
-@dataclass(frozen=True)
-class Given:
-    """The variable of an argument of one micro-batch.
-
-    Attributes:
-        argument: Which.
-        micro_batch: Of which micro-batch.
-    """
-
-    argument: Input
-    micro_batch: int
-
-    @property
-    def name(self) -> str:
-        """What the program calls it."""
-        return f"given:{self.argument.name}.{self.micro_batch}"
 
 
 def join_stages(
