@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from popgeo.capture.op_graph import Input
-from popgeo.engine.pipeline.parts import Kept
+from popgeo.engine.pipeline.parts import Kept, StagePart
 from popgeo.engine.pipeline.staging import Pass
 
 
