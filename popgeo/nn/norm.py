@@ -1,5 +1,6 @@
 """Normalisation whose statistics never see padding. Parameter names are PyG's, so that its checkpoints load."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -9,7 +10,35 @@ from torch.nn import functional as F
 from popgeo.ops import gather, global_add_pool, global_max_pool, global_mean_pool
 
 
-class LayerNorm(nn.LayerNorm):
+class Norm(nn.Module):
+    """What all norms are called with, whether they look at graphs and padding or not."""
+
+    def forward(
+        self,
+        x: Tensor,
+        batch: Tensor | None = None,
+        num_graphs: int | None = None,
+        nodes_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Normalised features.
+
+        Args:
+            x: Features. [num_nodes, in_channels]
+            batch: Graph of each node; one graph when left out. [num_nodes]
+            num_graphs: Graphs in the batch, padding included; norms of graphs need it with `batch`.
+            nodes_mask: True where the node is real. [num_nodes]
+
+        Returns:
+            [num_nodes, in_channels]
+        """
+        return self.normalize(x, batch, num_graphs, nodes_mask)
+
+    @abstractmethod
+    def normalize(self, x: Tensor, batch: Tensor | None, num_graphs: int | None, nodes_mask: Tensor | None) -> Tensor:
+        """As `forward`, of which all arguments are given."""
+
+
+class LayerNorm(Norm, nn.LayerNorm):
     """Normalises each node over its own channels (arXiv:1607.06450), so no other row can matter.
 
     PyG's `LayerNorm` takes one mean over all nodes of the batch unless told `mode="node"`: then padding leaks in.
@@ -29,15 +58,14 @@ class LayerNorm(nn.LayerNorm):
         super().__init__(in_channels, eps, affine)
         self.in_channels = in_channels
 
-    def forward(self, x: Tensor, *of_graphs: object, **by_name: object) -> Tensor:  # type: ignore[override]
-        """[num_nodes, in_channels] -> the same; what the other norms are told of graphs and masks changes nothing."""
+    def normalize(self, x: Tensor, batch: Tensor | None, num_graphs: int | None, nodes_mask: Tensor | None) -> Tensor:
         return F.layer_norm(x, (self.in_channels,), self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, eps={self.eps}, affine={self.elementwise_affine}"
 
 
-class BatchNorm(nn.Module):
+class BatchNorm(Norm):
     """Normalises each channel over the real nodes of the batch (arXiv:1502.03167); so do the running statistics.
 
     Args:
@@ -65,14 +93,7 @@ class BatchNorm(nn.Module):
         # Holds parameters and statistics under PyG's names; its own forward pass would count padding.
         self.module = nn.BatchNorm1d(in_channels, eps, momentum, affine, track_running_stats)
 
-    def forward(
-        self,
-        x: Tensor,
-        batch: Tensor | None = None,
-        num_graphs: int | None = None,
-        nodes_mask: Tensor | None = None,
-    ) -> Tensor:
-        """[num_nodes, in_channels] -> the same. `nodes_mask` [num_nodes]: True where the node is real."""
+    def normalize(self, x: Tensor, batch: Tensor | None, num_graphs: int | None, nodes_mask: Tensor | None) -> Tensor:
         running_mean, running_var = self.module.running_mean, self.module.running_var
         if running_mean is not None and running_var is not None and not self.training:
             mean, var = running_mean, running_var
@@ -101,7 +122,7 @@ class BatchNorm(nn.Module):
         return mean, var
 
 
-class GraphNorm(nn.Module):
+class GraphNorm(Norm):
     """Normalises each channel over the nodes of one graph, keeping a learned share of the mean (arXiv:2009.03294).
 
     Args:
@@ -121,14 +142,7 @@ class GraphNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(in_channels))
         self.mean_scale = nn.Parameter(torch.ones(in_channels))
 
-    def forward(
-        self,
-        x: Tensor,
-        batch: Tensor | None = None,
-        num_graphs: int | None = None,
-        nodes_mask: Tensor | None = None,
-    ) -> Tensor:
-        """[num_nodes, in_channels] -> the same. `batch` [num_nodes]: graph of each node; one graph if left out."""
+    def normalize(self, x: Tensor, batch: Tensor | None, num_graphs: int | None, nodes_mask: Tensor | None) -> Tensor:
         batch, num_graphs = _graphs(x, batch, num_graphs)
         mean = global_mean_pool(x, batch, num_graphs)
         out = x - gather(mean, batch) * self.mean_scale
@@ -139,7 +153,7 @@ class GraphNorm(nn.Module):
         return f"{len(self.weight)}, eps={self.eps}"
 
 
-class InstanceNorm(nn.InstanceNorm1d):
+class InstanceNorm(Norm, nn.InstanceNorm1d):
     """Normalises each channel over the nodes of one graph (arXiv:1607.08022).
 
     Args:
@@ -170,14 +184,7 @@ class InstanceNorm(nn.InstanceNorm1d):
         super().__init__(in_channels, eps, momentum, affine, track_running_stats)
         self.in_channels = in_channels
 
-    def forward(
-        self,
-        x: Tensor,
-        batch: Tensor | None = None,
-        num_graphs: int | None = None,
-        nodes_mask: Tensor | None = None,
-    ) -> Tensor:
-        """[num_nodes, in_channels] -> the same; all four arguments as in the other norms."""
+    def normalize(self, x: Tensor, batch: Tensor | None, num_graphs: int | None, nodes_mask: Tensor | None) -> Tensor:
         batch, num_graphs = _graphs(x, batch, num_graphs)
         if self.track_running_stats and not self.training:
             out = (x - self.running_mean) * (self.running_var + self.eps).rsqrt()
