@@ -18,6 +18,8 @@ from torch import Tensor, nn
 # The parts of popgeo that decide what a capture holds; who keeps it names the others that it depends on.
 DECIDES = ("capture/**/*.py", "capture/*.csv", "ops/**/*.py")
 _HOOKS_AND_TABLES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+# Their `repr` says all that they are.
+_READABLE = bool | int | float | complex | str | bytes | torch.dtype | torch.device | torch.Size | enum.Enum
 
 
 class Unknown(Exception):
@@ -88,9 +90,7 @@ def _class(cls: type) -> str:
 
 
 def _describe(value: Any) -> str:
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
-        return repr(value)
-    if isinstance(value, torch.dtype | torch.device | torch.Size | enum.Enum):
+    if value is None or isinstance(value, _READABLE):
         return repr(value)
     if isinstance(value, Tensor):
         content = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -107,9 +107,7 @@ def _describe(value: Any) -> str:
         )
     if isinstance(value, types.CodeType):
         return f"{value.co_code!r} {_describe(value.co_consts)}"
-    if isinstance(value, type):
-        return f"{value.__module__}.{value.__qualname__}"
-    if isinstance(value, types.BuiltinFunctionType):
+    if isinstance(value, type | types.BuiltinFunctionType):
         return f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, nn.Module):
         return " ".join(_describe_model(value))

@@ -28,18 +28,18 @@ class ThreadChoice:
     Where every bit must come again, tell the number.
 
     Args:
-        told: The number, where it is not to be found out.
+        number: How many each call takes; None finds out by measuring.
         clock: Seconds, as of `time.perf_counter`.
 
     Example:
-        >>> choice = ThreadChoice(told=1)
+        >>> choice = ThreadChoice(number=1)
         >>> with choice.of_a_call():
         ...     torch.get_num_threads()
         1
     """
 
-    def __init__(self, told: int | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._told, self._clock = told, clock
+    def __init__(self, number: int | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._fixed, self._clock = number, clock
         self._most = 0
         self._warm = False
         self._seconds: dict[int, float] = {}  # by number of threads, as last measured
@@ -50,8 +50,8 @@ class ThreadChoice:
     @property
     def picked(self) -> int | None:
         """The number that calls run with now; None where it is not known yet."""
-        if self._told is not None:
-            return self._told
+        if self._fixed is not None:
+            return self._fixed
         if self._most == 1:
             return 1
         return None if self._trials or not self._seconds else self._best()
@@ -60,13 +60,13 @@ class ThreadChoice:
     def of_a_call(self) -> Iterator[None]:
         """Runs a block with that number of threads, and gives the caller's back."""
         before = torch.get_num_threads()
-        number = self._told or self._next(before)
+        number = self._fixed or self._next(before)
         if number != before:
             torch.set_num_threads(number)
         start = self._clock()
         try:
             yield
-            if self._told is None:
+            if self._fixed is None:
                 self._learn(number, self._clock() - start)
         finally:
             if number != before:

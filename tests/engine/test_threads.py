@@ -72,8 +72,8 @@ def test_a_core_that_becomes_busy_is_noticed_and_one_that_becomes_idle_too():
     assert machine.choice.picked in (2, 4)
 
 
-def test_a_number_that_is_told_is_used_from_the_first_call():
-    choice = ThreadChoice(told=3)
+def test_a_number_that_is_given_is_used_from_the_first_call():
+    choice = ThreadChoice(number=3)
     for _ in range(2):
         with choice.of_a_call():
             assert torch.get_num_threads() == 3
@@ -90,7 +90,7 @@ def test_the_callers_number_is_the_most_and_one_leaves_nothing_to_try():
 
 
 def test_the_callers_number_comes_back_after_an_error():
-    choice = ThreadChoice(told=1)
+    choice = ThreadChoice(number=1)
     with pytest.raises(KeyError), choice.of_a_call():
         raise KeyError
     assert torch.get_num_threads() == 4
