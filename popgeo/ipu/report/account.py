@@ -42,14 +42,14 @@ class Account(Figures, ABC):
         """On one screen."""
 
     @abstractmethod
-    def page(self, title: str) -> str:
+    def _page(self, title: str) -> str:
         """As a page."""
 
     @abstractmethod
-    def trace(self) -> str:
+    def _trace(self) -> str:
         """As a trace in Chrome's format."""
 
-    def table(self, rows: str) -> Iterable[Row]:
+    def _table(self, rows: str) -> Iterable[Row]:
         """The rows of one of its tables."""
         return map(asdict, self.insights) if rows == "insights" else getattr(self.rows, rows)
 
@@ -97,7 +97,7 @@ class Account(Figures, ABC):
         rows = rows or next(iter(self.COLUMNS))
         if rows not in self.COLUMNS:
             raise ValueError(f"No rows of {rows!r}; a {type(self).__name__.lower()} has {', '.join(self.COLUMNS)}.")
-        return frame(self.COLUMNS[rows], self.table(rows))
+        return frame(self.COLUMNS[rows], self._table(rows))
 
     def compare(self, other: Figures) -> Comparison:
         """What changes from this report to another; `print` it, or take its `to_frame`.
@@ -131,7 +131,7 @@ class Account(Figures, ABC):
             path: Where to write it; it is only returned when left out.
             title: What the page is called.
         """
-        return _written(self.page(title), path)
+        return _written(self._page(title), path)
 
     def to_chrome_trace(self, path: str | PathLike[str] | None = None) -> str:
         """JSON for chrome://tracing or ui.perfetto.dev: what happens when, in each block of the model or on each IPU.
@@ -139,7 +139,7 @@ class Account(Figures, ABC):
         Args:
             path: Where to write it; it is only returned when left out.
         """
-        return _written(self.trace(), path)
+        return _written(self._trace(), path)
 
 
 def _written(content: str, path: str | PathLike[str] | None) -> str:

@@ -34,10 +34,10 @@ class Report(Account):
     def insights(self) -> tuple[Insight, ...]:
         return insights(self, OF_ONE_IPU)
 
-    def page(self, title: str) -> str:
+    def _page(self, title: str) -> str:
         return page(self, title)
 
-    def trace(self) -> str:
+    def _trace(self) -> str:
         """A process for each block of the model, with a track for each activity; of one micro-batch and its update."""
         steps = self.rows.supersteps
         names = block_names([step["module"] for step in steps])

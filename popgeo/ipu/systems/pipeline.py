@@ -68,19 +68,19 @@ class Pipeline(PipelineFigures):
         """The rows of `to_frame("ipus")`."""
         return ipus_of(self)
 
-    def table(self, rows: str) -> Iterable[Row]:
+    def _table(self, rows: str) -> Iterable[Row]:
         if rows in ("stages", "ipus"):
             return self.table_of_stages if rows == "stages" else self.table_of_ipus
         if rows == "spans":
             return map(asdict, spans(self))
         if rows == "transfers":
             return (asdict(transfer) for stage in self.stages for transfer in stage.transfers)
-        return super().table(rows)
+        return super()._table(rows)
 
-    def page(self, title: str) -> str:
+    def _page(self, title: str) -> str:
         return page(self, title)
 
-    def trace(self) -> str:
+    def _trace(self) -> str:
         """A process for each IPU, with a track for each of its stages and one for its update."""
         last = len(self.stages)
         tracks = [{last: "update"} if cycles else dict[int, str]() for cycles in self.update]
