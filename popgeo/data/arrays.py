@@ -28,7 +28,7 @@ def as_arrays(batch: Any) -> dict[str, np.ndarray]:
         (2, 1)
     """
     arrays = {}
-    for store in [batch._asdict()] if isinstance(batch, tuple) else batch.stores:
+    for store in [batch._asdict()] if hasattr(batch, "_asdict") else batch.stores:
         key = getattr(store, "_key", None)
         prefix = "" if key is None else f"{key if isinstance(key, str) else '__'.join(key)}."
         for name, value in store.items():

@@ -72,11 +72,10 @@ class FoundSizes:
         """Options from one number for each of `store.size_axes`; nodes are raised to 1 where nothing has any."""
         counts = [int(size) for size in sizes]
         split = len(store.node_types)
-        nodes, edges = [max(1, n) for n in counts[:split]], counts[split:]
-        if store.is_hetero:
-            num_nodes, num_edges = dict(zip(store.node_types, nodes)), dict(zip(store.edge_types, edges))  # noqa: B905
-            return cls(num_nodes, num_edges, num_graphs, **values)  # type: ignore[arg-type]
-        return cls(nodes[0], edges[0], num_graphs, **values)
+        nodes: Any = dict(zip(store.node_types, (max(1, n) for n in counts[:split]), strict=True))
+        edges: Any = dict(zip(store.edge_types, counts[split:], strict=True))
+        sizes = (nodes, edges) if store.is_hetero else (nodes[None], edges[None])
+        return cls(*sizes, num_graphs, **values)  # type: ignore[call-arg]  # of FixedSizeOptions
 
     @classmethod
     def tune(
@@ -137,9 +136,8 @@ class FoundSizes:
             num_graphs = max(num_graphs, int(getattr(batch, "num_graphs", 1)) + 1)
         if not num_graphs:
             raise ValueError("The loader yields no batch, so there is nothing to measure. Pass one that does.")
-        if None in nodes:
-            return cls(nodes[None], edges[None], num_graphs, **values)
-        return cls(nodes, edges, num_graphs, **values)
+        sizes = (nodes[None], edges[None]) if None in nodes else (nodes, edges)
+        return cls(*sizes, num_graphs, **values)  # type: ignore[call-arg]  # of FixedSizeOptions
 
 
 def _measured(dataset: Any, progress_bar: bool | None) -> tuple[FlatStore, np.ndarray]:

@@ -72,7 +72,7 @@ class DeviceFeed:
             yield copied
 
     def _copy(self, batch: Any) -> tuple[Batch, ByteBlock, Any]:
-        stores = [batch._asdict()] if isinstance(batch, tuple) else batch.stores
+        stores = [batch._asdict()] if hasattr(batch, "_asdict") else batch.stores
         names = [(i, name) for i, store in enumerate(stores) for name in store.keys() if _is_tensor(store[name])]  # noqa: SIM118
         tensors = [stores[i][name] for i, name in names]
         kinds = [
@@ -91,7 +91,7 @@ class DeviceFeed:
             is_free.record(self._stream)
             has_arrived = self._cuda.Event()
             has_arrived.record(self._stream)
-        if isinstance(batch, tuple):
+        if hasattr(batch, "_asdict"):
             return type(batch)(*there.tensors), there, has_arrived
         result = copy.copy(batch)
         stores = result.stores

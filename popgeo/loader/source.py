@@ -33,7 +33,7 @@ class BatchSource(ABC):
 
     # Making so many graphs at once spreads the cost of a call over several batches, while they still fit the cache.
     items_at_once = 512
-    collater: FixedSizeCollater | None = None
+    collater: Any = None
     """What makes a batch of a list of graphs, where batches are made of such."""
     layout: Layout | None = None
     """How a batch is laid out, where `cut` writes into memory that it is given."""

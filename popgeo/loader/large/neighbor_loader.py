@@ -99,7 +99,7 @@ class Neighborhood:
     ) -> Subgraph:
         """The seeds and their sampled neighbours."""
         of_types = {type_of(Axis(Level.NODE, key)): nodes for key, nodes in seeds.items()}
-        seed_time = times and {type_of(Axis(Level.NODE, key)): time for key, time in times.items()}
+        seed_time = None if times is None else {type_of(Axis(Level.NODE, key)): time for key, time in times.items()}
         sample = sample_neighbors(self.graphs, of_types, self.num_neighbors, seed_time=seed_time, seed=seed, **self.how)
         return Subgraph.from_sample(sample, self.axes, labels)
 
