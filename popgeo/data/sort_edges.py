@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from popgeo.data.axes import Attribute, Level, StoreKey, ends_of
+from popgeo.data.axes import Attribute, Level, ends_of
 from popgeo.data.columns import Self
+from popgeo.data.validate import check_indices
 
 
 def sort_edges(store: Self) -> Self:
@@ -30,6 +31,7 @@ def sort_edges(store: Self) -> Self:
     """
     if store.row_ends is not None:
         return store
+    check_indices(dataclasses.replace(store, indices=None, _cache={}))  # of graphs, too, that are not shown
     attributes, row_ends = list(store.attributes), {}
     for axis in (axis for axis in store.size_axes if axis.level is Level.EDGE):
         index = next((a for a in attributes if a.axis == axis and a.name == "edge_index"), None)
@@ -40,7 +42,6 @@ def sort_edges(store: Self) -> Self:
             continue
         graph = torch.repeat_interleave(edges.diff())
         destination = index.tensor[1].to(torch.int64)
-        _check(destination, graph, nodes.diff(), axis.store)
         destination = destination + nodes[:-1][graph]
         if bool((destination.diff() < 0).any()):
             order = torch.from_numpy(np.argsort(destination.numpy(), kind="stable"))
@@ -52,14 +53,3 @@ def sort_edges(store: Self) -> Self:
 
 def _permuted(attribute: Attribute, order: Tensor) -> Attribute:
     return dataclasses.replace(attribute, values=attribute.tensor.index_select(attribute.dim, order))
-
-
-def _check(destination: Tensor, graph: Tensor, num_nodes: Tensor, store: StoreKey) -> None:
-    wrong = (destination < 0) | (destination >= num_nodes[graph])
-    if bool(wrong.any()):
-        edge = int(wrong.to(torch.int8).argmax())
-        where = "" if store is None else f" of type {store!r}"
-        raise ValueError(
-            f"Graph {int(graph[edge])} has an edge{where} to node {int(destination[edge])}, but "
-            f"{int(num_nodes[graph[edge]])} nodes. Correct its edge_index or its num_nodes."
-        )
