@@ -22,11 +22,11 @@ from popgeo.compat.poptorch.option_group import (
 _COMPILER = "it sets Graphcore's own compiler, which is not used here"
 
 
-class _PopartOptions(OptionGroup):
+class PopartOptions(OptionGroup):
     """Settings of PopART by their own names, most of which mean nothing here.
 
     Example:
-        >>> _PopartOptions().set("autoRecomputation", 3).options["autoRecomputation"]
+        >>> PopartOptions().set("autoRecomputation", 3).options["autoRecomputation"]
         3
     """
 
@@ -38,29 +38,29 @@ class _PopartOptions(OptionGroup):
         """All settings, by name."""
         return self._values
 
-    def set(self, key: str, value: Any) -> "_PopartOptions":  # type: ignore[override]  # PopTorch's own way round
+    def set(self, key: str, value: Any) -> "PopartOptions":  # type: ignore[override]  # PopTorch's own way round
         """Changes one setting, whether or not PopART has it."""
         ignored(f"Options._Popart.set({key!r})", _COMPILER)
         return self.keep(key, value)
 
-    def keep(self, key: str, value: Any) -> "_PopartOptions":
+    def keep(self, key: str, value: Any) -> "PopartOptions":
         """Changes one setting of which another option takes account."""
         self.checkIsFrozen()
         self._values[key] = value
         return self
 
-    def setPatterns(self, patterns: dict[str, bool], level: int = 2) -> "_PopartOptions":
+    def setPatterns(self, patterns: dict[str, bool], level: int = 2) -> "PopartOptions":
         """Chooses the rewritings of PopART's compiler."""
         check(isinstance(patterns, dict), f"Patterns are {patterns!r}; they must be a dictionary.")
         ignored("Options._Popart.setPatterns", _COMPILER)
         return self.keep("patterns_level", whole_number("level", level)).keep("patterns", patterns)
 
-    def setEngineOptions(self, engine_options: dict[str, str]) -> "_PopartOptions":
+    def setEngineOptions(self, engine_options: dict[str, str]) -> "PopartOptions":
         """Settings of Poplar's engine."""
         return self.set("engineOptions", engine_options)
 
 
-class _JitOptions(OptionGroup):
+class JitOptions(OptionGroup):
     """How PyTorch's tracer is used; models are captured here in one way only."""
 
     _asked = "Options.Jit"
@@ -70,12 +70,12 @@ class _JitOptions(OptionGroup):
         """Chooses between tracing and PyTorch's dispatcher."""
 
 
-class _PrecisionOptions(OptionGroup):
+class PrecisionOptions(OptionGroup):
     """The types that are computed in, and whether NaN stops the program."""
 
     _asked = "Options.Precision"
 
-    def __init__(self, popart: _PopartOptions) -> None:
+    def __init__(self, popart: PopartOptions) -> None:
         super().__init__(
             autocast_enabled=True,
             half_float_casting=HalfFloatCastingBehavior.Default,
@@ -118,17 +118,17 @@ class _PrecisionOptions(OptionGroup):
     runningVarianceAlwaysFloat = runningStatisticsAlwaysFloat  # its name before PopTorch 2.1
 
 
-class _TrainingOptions(OptionGroup):
+class TrainingOptions(OptionGroup):
     """How gradients become an update.
 
     Example:
-        >>> _TrainingOptions(_PopartOptions()).gradientAccumulation(4).gradient_accumulation
+        >>> TrainingOptions(PopartOptions()).gradientAccumulation(4).gradient_accumulation
         4
     """
 
     _asked = "Options.Training"
 
-    def __init__(self, popart: _PopartOptions) -> None:
+    def __init__(self, popart: PopartOptions) -> None:
         super().__init__(
             gradient_accumulation=1,
             accumulation_and_replication_reduction_type=ReductionType.Mean,
@@ -157,13 +157,12 @@ class _TrainingOptions(OptionGroup):
         """When gradients are divided by their number."""
         self._strategy_is_chosen = True
 
-    @setter(
-        "popart:automaticLossScalingSettings.enabled",
-        HONOURED,
-        "by the rule of torch.amp.GradScaler: updates that overflow are left out",
-    )
+    @setter("popart:automaticLossScalingSettings.enabled", HONOURED, "by the rule of torch.amp.GradScaler")
     def setAutomaticLossScaling(self, enabled: bool) -> Any:
-        """Lets the scale of the loss follow the gradients, from the optimizer's own scale or else from 65,536."""
+        """Lets the scale of the loss follow the gradients, from the optimizer's own scale or else from 65,536.
+
+        Updates that overflow are left out.
+        """
 
     @setter("popart:convolutionOptions", IGNORED, _COMPILER)
     def setConvolutionDithering(self, enabled: bool) -> Any:
@@ -171,23 +170,23 @@ class _TrainingOptions(OptionGroup):
         return {"enableConvDithering": enabled}
 
 
-class _DistributedOptions(OptionGroup):
+class DistributedOptions(OptionGroup):
     """Which of several processes this one is: each loads its own part of the data."""
 
     def __init__(self) -> None:
         super().__init__(num_distributed_processes=1, distributed_process_id=0, ipuof_configs={})
         self.setEnvVarNames("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
 
-    def disable(self) -> "_DistributedOptions":
+    def disable(self) -> "DistributedOptions":
         """One process, whatever the environment says."""
         return self.configureProcessId(0, 1)
 
-    def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> "_DistributedOptions":
+    def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> "DistributedOptions":
         """Reads both numbers from environment variables."""
         number, process = os.environ.get(var_num_processes, "1"), os.environ.get(var_process_id, "0")
         return self.configureProcessId(int(process), int(number))
 
-    def configureProcessId(self, process_id: int, num_processes: int) -> "_DistributedOptions":
+    def configureProcessId(self, process_id: int, num_processes: int) -> "DistributedOptions":
         """This process's number and how many there are."""
         self.set(distributed_process_id=process_id, num_distributed_processes=num_processes)
         if num_processes > 1:

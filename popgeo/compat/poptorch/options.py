@@ -8,21 +8,14 @@ from typing import Any
 import torch
 
 from popgeo.compat.account import honoured
+from popgeo.compat.poptorch import option_groups, tensor_locations
 from popgeo.compat.poptorch.enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
 from popgeo.compat.poptorch.errors import check
 from popgeo.compat.poptorch.option_group import HONOURED, RECORDED, at_least_one, number_of, setter
-from popgeo.compat.poptorch.option_groups import (
-    _DistributedOptions,
-    _JitOptions,
-    _PopartOptions,
-    _PrecisionOptions,
-    _TrainingOptions,
-)
 from popgeo.compat.poptorch.options_text import ConfigFileError as ConfigFileError
 from popgeo.compat.poptorch.options_text import apply_file, apply_json
 from popgeo.compat.poptorch.options_without_meaning import OptionsWithoutMeaning
 from popgeo.compat.poptorch.tensor_locations import TensorLocationSettings as TensorLocationSettings
-from popgeo.compat.poptorch.tensor_locations import _TensorLocationOptions
 
 
 class Options(OptionsWithoutMeaning):
@@ -62,9 +55,11 @@ class Options(OptionsWithoutMeaning):
             sync_pattern=SyncPattern.Full.value,
             available_memory_proportion={},
         )
-        self._popart, self._jit, self._distributed = _PopartOptions(), _JitOptions(), _DistributedOptions()
-        self._precision, self._training = _PrecisionOptions(self._popart), _TrainingOptions(self._popart)
-        self._tensor_locations = _TensorLocationOptions()
+        self._popart, self._jit = option_groups.PopartOptions(), option_groups.JitOptions()
+        self._precision = option_groups.PrecisionOptions(self._popart)
+        self._training = option_groups.TrainingOptions(self._popart)
+        self._distributed = option_groups.DistributedOptions()
+        self._tensor_locations = tensor_locations.TensorLocationOptions()
         self._execution_strategy: Any = None
         self._source_location_excludes: list[str] = []
         self._show_compilation_progress_bar = self._module_namescope_enabled = True
@@ -199,13 +194,9 @@ class Options(OptionsWithoutMeaning):
             f"The execution strategy is {strategy!r}; pass one of PopTorch's, such as poptorch.PipelinedExecution().",
         )
 
-    @setter(
-        "available_memory_proportion",
-        RECORDED,
-        "the modelled machine computes products in as many parts as fit in that share of a tile; no result changes",
-    )
+    @setter("available_memory_proportion", RECORDED, "the modelled machine makes products in parts of that size")
     def setAvailableMemoryProportion(self, available_memory_proportion: dict[str, float]) -> Any:
-        """The part of an IPU's memory that its products may take for themselves, by IPU: for the account alone."""
+        """The part of an IPU's memory that its products may take, by IPU; it changes the account and no result."""
         for key in available_memory_proportion:
             check(
                 key.startswith("IPU") and key[3:].isdigit(),

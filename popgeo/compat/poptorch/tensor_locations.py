@@ -63,7 +63,7 @@ def _location(name: str, location: Any) -> dict[str, Any]:
     return told
 
 
-class _TensorLocationOptions(OptionGroup):
+class TensorLocationOptions(OptionGroup):
     """Where activations, weights, optimizer state and accumulators lie."""
 
     _asked = "Options.TensorLocations"
