@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.data import Batch, HeteroData
 from torch_geometric.data.data import BaseData
 
 from popgeo import data
 from popgeo.capture.pytree import flatten, unflatten
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
-from popgeo.data.axes import Level
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.subset import take
 from popgeo.data.super_batch import join
@@ -81,8 +79,7 @@ class FixedSizeCollater(data.FixedSizeCollater):
             raise TypeError(f"Expected list, got {type(data_list).__name__}.")
         own = copy.copy(self)
         own.options = _options_for(data_list, self.options)
-        own.layout = dataclasses.replace(self.layout, levels=_level_of_labels(data_list))
-        store = own.flat(data_list)
+        store = self.flat(data_list)
         if self.skip:
             store = _without_what_overflows(store, own.options)
         try:
@@ -163,18 +160,6 @@ def _what_is_short(count: int, options: data.FixedSizeOptions) -> str:
             "additional graphs to pad nodes and edges"
         )
     return f"The fixed sizes given don't allocate enough space for the nodes or edges required to fit {count} sample(s)"
-
-
-def _level_of_labels(data_list: list[Any]) -> dict[str, Level] | None:
-    """Whether `y` belongs to nodes or to graphs, where its length says it of all graphs alike."""
-    labels = [graph.y for graph in data_list if isinstance(graph, Data) and isinstance(graph.get("y"), Tensor)]
-    if len(labels) < len(data_list) or any(label.dim() == 0 for label in labels):
-        return None
-    of_nodes = all(label.size(0) == graph.num_nodes for label, graph in zip(labels, data_list, strict=True))
-    of_graphs = all(label.size(0) == 1 for label in labels)
-    if of_nodes == of_graphs:
-        return None  # single nodes, or something else: popgeo looks at names and sizes
-    return {"y": Level.NODE if of_nodes else Level.GRAPH}
 
 
 def _without_what_overflows(store: FlatStore, options: data.FixedSizeOptions) -> FlatStore:
