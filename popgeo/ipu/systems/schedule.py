@@ -1,6 +1,5 @@
 """When each stage works on which micro-batch: the timeline of a pipeline."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -93,18 +92,6 @@ def num_depths(stages: int, trains: bool) -> int:
         (15, 8)
     """
     return 2 * stages - 1 if trains else stages
-
-
-def enough_micro_batches(stages: int, bubble: float) -> int:
-    """How many micro-batches between two updates keep even stages waiting for no more than a share of the time.
-
-    In lock-step, one by one (1F1B) and grouped alike, `m` micro-batches take as long as `m + stages - 1` turns.
-
-    Example:
-        >>> enough_micro_batches(4, 0.05)  # 3 x 0.95 / 0.05
-        57
-    """
-    return math.ceil((stages - 1) * (1 - bubble) / bubble - 1e-9)
 
 
 def depth_of(stage: int, is_backward: bool, stages: int) -> int:
