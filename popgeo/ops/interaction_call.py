@@ -29,7 +29,7 @@ class Call:
     Attributes:
         x: Features of the sources. [num_sources, channels]
         expansion: Distances where there are centres, else the network's inputs. [num_edges] or [num_edges, inputs]
-        envelope: Factor of each filter. [num_edges]
+        envelope: Factor of each filter. [num_edges] or [num_edges, 1]
         weights: Of each layer. [out, in]
         biases: Of each layer. [out]
         src: Source of each edge. [num_edges]
@@ -85,7 +85,8 @@ class Call:
             else Gaussians(centres=self.centres, width=self.width)(self.expansion)
         )
         w = network(rows)  # [num_edges, channels]
-        w = w if self.envelope is None else w * self.envelope.unsqueeze(1)
+        if self.envelope is not None:
+            w = w * (self.envelope.unsqueeze(1) if self.envelope.dim() == 1 else self.envelope)
         message = cfconv(self.x, w, self.src, self.dst, self.num_nodes)
         return message + cfconv(self.x, w, self.dst, self.src, self.num_nodes) if self.half_list else message
 
