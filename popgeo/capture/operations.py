@@ -62,7 +62,7 @@ class ChainStep(str, Enum):
         NO: It does not.
         UNARY: The step of the same name, on one operand.
         COMPARISON: The step of the same name, on two operands; its result is a mask.
-        OWN: As the steps that `engine/fuse/elementwise.py` writes for it.
+        OWN: As the steps that `engine/fuse/chain_steps.py` writes for it.
     """
 
     NO = ""

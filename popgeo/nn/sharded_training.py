@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from popgeo.nn.loss import masked_mean
 from popgeo.nn.models.knowledge_graph import KnowledgeGraphModel, Side
 from popgeo.nn.triple_loss import TripleLoss
-from popgeo.ops.collectives import exchange_shards
+from popgeo.ops.shard_exchange import exchange_shards
 
 
 class ShardedTraining(nn.Module):

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from popgeo.ops.exp_or_zero import exp_or_zero
-from popgeo.ops.scatter import gather, scatter
+from popgeo.ops.scatter_by_index import gather, scatter
 
 
 def global_add_pool(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:

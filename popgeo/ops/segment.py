@@ -8,7 +8,7 @@ from torch import Tensor
 from popgeo.ops.channel_rows import broadcast, is_shared
 from popgeo.ops.eager import is_direct
 from popgeo.ops.refusals import refuse_index
-from popgeo.ops.scatter import gather, scatter, scatter_max, scatter_min
+from popgeo.ops.scatter_by_index import gather, scatter, scatter_max, scatter_min
 from popgeo.ops.segment_sum import gather_csr_rows, row_of_each_edge, segment_sum_rows
 
 

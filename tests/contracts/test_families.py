@@ -11,7 +11,7 @@ from popgeo import ipu, ops
 from popgeo.capture.control_flow import cond, for_loop
 from popgeo.capture.op_graph import Op, overload
 from popgeo.capture.operations import OPERATIONS, UNKNOWN, ChainStep, Division, Draws, Out, name_of, operation_of
-from popgeo.engine.fuse import elementwise
+from popgeo.engine.fuse import chain_steps
 from popgeo.engine.out_variants import copy_or_fill, into
 from popgeo.ipu import IpuTarget, TileExact
 from popgeo.ipu.cost.graph_cost import RULES, cost
@@ -77,7 +77,7 @@ def test_what_is_named_as_made_in_place_exists_in_torch():
 
 
 def test_what_joins_chains_has_a_writer_and_what_has_one_joins():
-    assert {name_of(target) for target in elementwise._WRITERS} == {
+    assert {name_of(target) for target in chain_steps._WRITERS} == {
         name for name, row in OPERATIONS.items() if row.chain is not ChainStep.NO
     }
 

@@ -23,7 +23,7 @@ from popgeo.nn import (
     SoftmaxLoss,
     TransE,
 )
-from popgeo.ops.collectives import exchange_shards
+from popgeo.ops.shard_exchange import exchange_shards
 from popgeo.sampling import EntityShards
 from popgeo.testing import check_static_capture
 from tests.conftest import REPOSITORY

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from popgeo import ops
 from popgeo.ops import ScatterPlan, gather, gather_scatter, scatter
-from popgeo.ops.scatter import REDUCES
+from popgeo.ops.scatter_by_index import REDUCES
 
 DTYPES = (
     torch.float32,

@@ -97,7 +97,7 @@ def test_the_shortest_way_needs_no_dispatcher_and_tells_the_kernel_all(monkeypat
     """The op itself is not called; the structure is that of SumCall in gather_scatter.cpp."""
     told: list[tuple[int, ...]] = []
     monkeypatch.setattr(library, "packed", lambda name: lambda call: told.append(struct.unpack("11q", call)) or 0)
-    monkeypatch.setattr(sys.modules["popgeo.ops.scatter"], "scatter_sum_rows", None)
+    monkeypatch.setattr(sys.modules["popgeo.ops.scatter_by_index"], "scatter_sum_rows", None)
     plan = ScatterPlan.from_index(INDEX, 2).set_tiles(3)
     for given, pointers in ((None, [0, 0, 0]), (plan, [plan.rowptr.data_ptr(), plan.perm.data_ptr(), 3])):
         for dim in (0, -2):

@@ -9,7 +9,7 @@ from popgeo.capture.op_graph import Number, Op, OpGraph, Ref
 from popgeo.capture.passes import with_ops
 from popgeo.engine.fuse.block_program import fits_registers
 from popgeo.engine.fuse.chain import CHAIN
-from popgeo.engine.fuse.elementwise import fits, writer_of
+from popgeo.engine.fuse.chain_steps import fits, writer_of
 from popgeo.engine.fuse.open_chain import OpenChain, shape_of, summed_dimensions
 from popgeo.native import library
 

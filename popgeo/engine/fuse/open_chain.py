@@ -8,7 +8,7 @@ import torch
 
 from popgeo.capture.op_graph import Number, Op, OpGraph, Ref, Value
 from popgeo.engine.fuse.chain import Chain, Kind, Place, Source, Step, collapse
-from popgeo.engine.fuse.elementwise import writer_of
+from popgeo.engine.fuse.chain_steps import writer_of
 
 _MOST_STEPS = 48
 SUMS = ("aten.sum.dim_IntList", "aten.sum.default")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.nn.parallel.sharded_module import Cut, ShardedModule, as_parameter
-from popgeo.ops.collectives import all_gather, all_reduce, part_of
+from popgeo.ops.shard_exchange import all_gather, all_reduce, part_of
 
 
 class ParallelEmbedding(ShardedModule):

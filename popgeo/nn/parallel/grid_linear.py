@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from popgeo.nn.parallel.sharded_module import ShardedLinear, products
-from popgeo.ops.collectives import all_gather, all_reduce, replicate, shard
+from popgeo.ops.shard_exchange import all_gather, all_reduce, replicate, shard
 
 
 class ParallelLinear2D(ShardedLinear):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.nn.parallel.linear import ColumnParallelLinear, RowParallelLinear
-from popgeo.ops.collectives import part_of
+from popgeo.ops.shard_exchange import part_of
 
 
 class ParallelAttention(nn.Module):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from popgeo.ops.collectives import part_of
+from popgeo.ops.shard_exchange import part_of
 
 
 class Cut(Enum):

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from popgeo import ops
 from popgeo.ops import collective_ops
-from popgeo.ops.collectives import exchange_shards, part_of
+from popgeo.ops.shard_exchange import exchange_shards, part_of
 
 COUNT = 4
 # Each call with the local shards and their number, and whether its argument and its result are alike on all shards.

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from popgeo.native import library
 from popgeo.ops import ScatterPlan, gather, gather_scatter, scatter, scatter_max, scatter_mean, scatter_mul, scatter_sum
-from popgeo.ops.scatter import REDUCES
+from popgeo.ops.scatter_by_index import REDUCES
 
 SRC = torch.tensor([[1.0, -2.0], [3.0, 4.0], [-5.0, 6.0], [7.0, 8.0]])
 INDEX = torch.tensor([3, 0, 3, 1])

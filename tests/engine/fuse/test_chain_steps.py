@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import popgeo.ops.shifted_softplus  # noqa: F401  makes its operations known to torch
 from popgeo.capture.op_graph import Number, Op, Ref, Value, overload
 from popgeo.engine.fuse.chain import OPERANDS
-from popgeo.engine.fuse.elementwise import _WRITERS, fits, writer_of
+from popgeo.engine.fuse.chain_steps import _WRITERS, fits, writer_of
 
 LN2 = math.log(2)
 STEPS = {

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
 
 from popgeo import ipu, ops
-from popgeo.ops.collectives import part_of
+from popgeo.ops.shard_exchange import part_of
 
 TWO = torch.tensor([[1.0, 2.0], [10.0, 20.0]])
 CALLS = {
