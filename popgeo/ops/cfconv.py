@@ -10,13 +10,13 @@ from popgeo.native import library
 from popgeo.ops import reference, sum_on_device
 from popgeo.ops.eager import is_plain
 from popgeo.ops.gather_scatter import gather_rows
-from popgeo.ops.kernel_arguments import FLOAT_DTYPES, as_int64, check_plan_tensors, pointer
+from popgeo.ops.kernel_arguments import FLOAT_DTYPES, as_int64, check_plan_tensors, filled, pointer
 from popgeo.ops.refusals import check_index, explain, refuse_index
 from popgeo.ops.register_op import register
 from popgeo.ops.scatter_plan import EdgePlan
 from popgeo.ops.sum_on_device import require_range
 
-_NO_PLANS = None, None, None, None, 0  # of dst and of src, and tiles; torch leaves out defaults at the end
+_NO_PLANS = None, None, None, None, 0  # of dst and of src, and tiles
 _pack_call, _pack_backward = struct.Struct("14q").pack, struct.Struct("16q").pack  # CfconvCall, CfconvBackwardCall
 
 
@@ -125,7 +125,7 @@ def _check_backward(grad: Tensor, x: Tensor, w: Tensor, src: Tensor, dst: Tensor
 
 def _cfconv(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, *plans: Any) -> Tensor:
     _check_forward(x, w, src, dst, num_nodes)
-    dst_rowptr, dst_perm, _, _, num_tiles = *plans, *_NO_PLANS[len(plans) :]
+    dst_rowptr, dst_perm, _, _, num_tiles = filled(plans, _NO_PLANS)
     if dst_rowptr is not None:
         dst_rowptr, dst_perm = check_plan_tensors("dst", dst, num_nodes, dst_rowptr, dst_perm)
     if sum_on_device.serves(x):
@@ -151,7 +151,7 @@ def _cfconv_backward(
     grad: Tensor, x: Tensor, w: Tensor, src: Tensor, dst: Tensor, *plans: Any
 ) -> tuple[Tensor, Tensor]:
     _check_backward(grad, x, w, src, dst)
-    _, _, src_rowptr, src_perm, num_tiles = *plans, *_NO_PLANS[len(plans) :]
+    _, _, src_rowptr, src_perm, num_tiles = filled(plans, _NO_PLANS)
     if sum_on_device.serves(x):
         require_range("dst", dst, grad.shape[0])
         if src_rowptr is not None:

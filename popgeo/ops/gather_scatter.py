@@ -9,7 +9,7 @@ from torch import Tensor
 from popgeo.native import library
 from popgeo.ops import reference, sum_on_device
 from popgeo.ops.eager import is_plain
-from popgeo.ops.kernel_arguments import NATIVE_DTYPES, as_int64, check_plan_tensors, pointer
+from popgeo.ops.kernel_arguments import NATIVE_DTYPES, as_int64, check_plan_tensors, filled, pointer
 from popgeo.ops.refusals import check_index, explain, refuse_index
 from popgeo.ops.register_op import register
 from popgeo.ops.scatter_plan import ScatterPlan
@@ -92,7 +92,7 @@ def check_sum(src: Tensor, index: Tensor, num_rows: int) -> None:
 
 def _scatter_sum(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tensor:
     check_sum(src, index, num_rows)
-    rowptr, perm, num_tiles = *plan, *NO_PLAN[len(plan) :]  # torch leaves out defaults at the end
+    rowptr, perm, num_tiles = filled(plan, NO_PLAN)
     if sum_on_device.serves(src):
         if rowptr is not None:
             rowptr, perm = check_plan_tensors("index", index, num_rows, rowptr, perm)

@@ -78,7 +78,7 @@ class Call:
 
     def sums(self) -> Tensor:
         """The definition, in operations that torch differentiates as often as one likes. [num_nodes, channels]"""
-        network = FilterNetwork(weights=self.weights, biases=self.biases, activation=Activation(self.activation))
+        network = FilterNetwork(weights=self.weights, biases=self.biases, activation=Activation(self.activation))  # type: ignore[call-arg]
         rows = (
             self.expansion
             if self.centres is None

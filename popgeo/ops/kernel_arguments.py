@@ -1,5 +1,8 @@
 """Tensors as the compiled kernels take them: contiguous, by address, with a number for their type."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -11,6 +14,16 @@ NATIVE_DTYPES = FLOAT_DTYPES | {torch.int32: 4, torch.int64: 5}
 def pointer(tensor: Tensor | None) -> int:
     """Where the tensor lies; 0, a null pointer, for none."""
     return 0 if tensor is None else tensor.data_ptr()
+
+
+def filled(given: Sequence[Any], defaults: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments at the end of an operation, of which torch leaves out the last ones that are defaults.
+
+    Example:
+        >>> filled([7], (None, 0))
+        (7, 0)
+    """
+    return (*given, *defaults[len(given) :])
 
 
 def as_int64(index: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from popgeo.native import library
 from popgeo.ops import reference
 from popgeo.ops.gather_scatter import NO_PLAN, check_sum
-from popgeo.ops.kernel_arguments import NATIVE_DTYPES, as_int64, check_plan_tensors, pointer
+from popgeo.ops.kernel_arguments import NATIVE_DTYPES, as_int64, check_plan_tensors, filled, pointer
 from popgeo.ops.refusals import explain, refuse_index
 from popgeo.ops.register_op import register
 
@@ -20,7 +20,7 @@ _EXTREMUM = (_INT, _INT, *[_POINTER] * 6, *[_INT] * 5)
 
 def _extremum(src: Tensor, index: Tensor, num_rows: int, *plan: Any, largest: bool) -> tuple[Tensor, Tensor]:
     check_sum(src, index, num_rows)
-    rowptr, perm, num_tiles = *plan, *NO_PLAN[len(plan) :]  # torch leaves out defaults at the end
+    rowptr, perm, num_tiles = filled(plan, NO_PLAN)
     native = library.function("popgeo_scatter_extremum", _EXTREMUM, _INT)
     if native is None or src.device.type != "cpu" or src.dtype not in NATIVE_DTYPES:
         refuse_index("index", index, num_rows)

@@ -103,11 +103,13 @@ def _written_out(uses: DefUse, index: int) -> MessageSum | None:
     if product is None or len(shape) != 2 or op.kwargs.get("alpha", 1) != 1 or op.args[1] not in (0, -2):
         return None
     (result,), dst, place = op.makes(), _rows_of(uses, op, shape), uses.index_of_maker(messages)
-    if dst is None or not _is_zero(uses, base) or not uses.is_plain(result, (values[base].shape[0], shape[1])):
+    if dst is None or place is None or not _is_zero(uses, base):
         return None
-    zeros, own = uses.index_of_maker(base), {index}
-    if uses.users[messages] == [zeros, index] and uses.users[base] == [index]:
-        own |= {zeros}  # of the type of the messages, which are made no more
+    if not uses.is_plain(result, (values[base].shape[0], shape[1])):
+        return None
+    zeros, own = uses.index_of_maker(base), {index, place}
+    if zeros is not None and uses.users[messages] == [zeros, index] and uses.users[base] == [index]:
+        own.add(zeros)  # of the type of the messages, which are made no more
     for gathered, w in (map(ref, product.args), map(ref, product.args[::-1])):
         gather = uses.maker(gathered, *_GATHERS)
         if gather is None or gather.args[1] not in (0, -2) or not uses.is_plain(w, shape):
@@ -115,7 +117,7 @@ def _written_out(uses: DefUse, index: int) -> MessageSum | None:
         x, src = ref(gather.args[0]), _rows_of(uses, gather, shape)
         if src is not None and uses.is_plain(x, (*values[x].shape[:1], shape[1])):
             ends = {"src": src, "dst": dst, "num_rows": values[base].shape[0], "result": result, "gathered": gathered}
-            return MessageSum(x=x, w=w, ops=frozenset({*own, place}), **ends)
+            return MessageSum(x=x, w=w, ops=frozenset(own), **ends)
     return None
 
 

@@ -152,7 +152,7 @@ def _traced(layouts: tuple[_Layout | None, ...], activate: Spelling) -> OpGraph:
                 rows = F.linear(activate(rows) if i else rows, weight, bias)  # type: ignore[arg-type]
             w = rows if envelope is None else rows * envelope  # type: ignore[operator]
         leaves = [t for t in layers if t is not None]
-        return [w] if grad is None else [w, *torch.autograd.grad(w, leaves, grad)]  # type: ignore[list-item]
+        return [w] if grad is None else [w, *torch.autograd.grad(w, leaves, grad)]  # type: ignore[list-item,arg-type]
 
     return trace(filters, [_value(layout) for layout in layouts if layout is not None])
 

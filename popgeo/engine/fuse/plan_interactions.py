@@ -116,20 +116,18 @@ class _Planner:
         return with_ops(graph, self._ops, graph.outputs)
 
     def _add(self, op: Op) -> None:
-        call, rest = Call(*op.args[:NUM_ARGUMENTS]), op.args[NUM_ARGUMENTS:]
-        filters = op.outputs[1] if op.target == FORWARD else ref(rest[0])
+        call: Any = Call(*op.args[:NUM_ARGUMENTS])
+        rest = op.args[NUM_ARGUMENTS:]
+        filters = op.makes()[1] if op.target == FORWARD else ref(rest[0])
         _, to_expansion, to_envelope, *_ = self._wanted.get(filters, (False,) * 3)
         gaussians = _gaussians(self._uses, ref(call.expansion)) if call.centres is None and not to_expansion else None
         if gaussians is not None:
             distances, centres, width = gaussians
             call = dataclasses.replace(call, expansion=Ref(distances), centres=Ref(centres), width=width)
-        call = call.planned(Ref(self._plan(op, call, skips=not to_envelope)))  # type: ignore[arg-type]
+        call = call.planned(Ref(self._plan(op, call, skips=not to_envelope)))
         stand_in = Call(*substitute(call.arguments, self._stand_in))
-        outputs = op.outputs
-        if op.target == FORWARD:
-            outputs = outputs[0], filters if filters is not None else self._new(stand_in.empty_filters())
         workspace = self._new(stand_in.workspace(torch.get_num_threads()))
-        self._ops.append(dataclasses.replace(op, args=(*call.arguments, *rest), outputs=(*outputs, workspace)))
+        self._ops.append(dataclasses.replace(op, args=(*call.arguments, *rest), outputs=(*op.outputs, workspace)))
 
     def _plan(self, op: Op, call: Any, *, skips: bool) -> int:
         """The plan of the call's edges, made where it is needed first."""
