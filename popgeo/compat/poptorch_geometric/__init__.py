@@ -1,5 +1,8 @@
 """PopTorch Geometric's names over popgeo's loaders, for programs that were written for it."""
 
+import sys
+
+from popgeo.compat.poptorch_geometric import collate as _collate
 from popgeo.compat.poptorch_geometric.collate import make_exclude_keys as make_exclude_keys
 from popgeo.compat.poptorch_geometric.dataloader import FixedSizeDataLoader as FixedSizeDataLoader
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions as FixedSizeOptions
@@ -12,4 +15,5 @@ from popgeo.loader.strategy import FixedSizeStrategy as FixedSizeStrategy
 
 __version__ = "3.3.0"  # the PopTorch Geometric whose names these are
 
+sys.modules[f"{__name__}.pyg_collate"] = _collate  # the module that programs import PyG's collater from
 _register()

@@ -1,4 +1,4 @@
-"""Lists of graphs in, batches of fixed size out, with PopTorch Geometric's words for what does not fit."""
+"""Lists of graphs in, batches out: as PyG makes them, of fixed size, or several of them as one item."""
 
 import copy
 import dataclasses
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Batch, HeteroData
 from torch_geometric.data.data import BaseData
+from torch_geometric.loader.dataloader import Collater as PyGCollater
 
 from popgeo import data
 from popgeo.capture.pytree import flatten, unflatten
@@ -27,11 +28,29 @@ def make_exclude_keys(include_keys: Sequence[str], data: BaseData) -> tuple[str,
     """All attributes of a graph but those wanted, as loaders take them.
 
     Example:
+        >>> from torch_geometric.data import Data
         >>> make_exclude_keys(["x"], Data(x=torch.ones(1), y=torch.ones(1)))
         ('y',)
     """
     keys = data.keys() if callable(data.keys) else data.keys
     return tuple(key for key in keys if key not in include_keys)
+
+
+class Collater(PyGCollater):
+    """Makes one `Batch` of a list of graphs.
+
+    Args:
+        follow_batch: Attributes to add an assignment vector for.
+        exclude_keys: Attributes to leave out.
+
+    Example:
+        >>> from torch_geometric.data import Data
+        >>> Collater(exclude_keys=["y"])([Data(x=torch.ones(2, 1), y=torch.ones(1))] * 2)
+        DataBatch(x=[4, 1], batch=[4], ptr=[3])
+    """
+
+    def __init__(self, follow_batch: Sequence[str] | None = None, exclude_keys: Sequence[str] | None = None) -> None:
+        super().__init__([], list(follow_batch or ()), list(exclude_keys or ()))
 
 
 class FixedSizeCollater(data.FixedSizeCollater):
@@ -46,6 +65,7 @@ class FixedSizeCollater(data.FixedSizeCollater):
         kwargs: The same by name.
 
     Example:
+        >>> from torch_geometric.data import Data
         >>> graphs = [Data(x=torch.ones(n, 1), edge_index=torch.tensor([[0], [1]])) for n in (2, 3)]
         >>> collate = FixedSizeCollater(FixedSizeOptions(num_nodes=8, num_edges=4, num_graphs=3))
         >>> collate(graphs)
@@ -100,6 +120,7 @@ class CombinedBatchingCollater:
         mini_batch_size: Entries of the list for each batch; None makes one batch of all.
 
     Example:
+        >>> from torch_geometric.data import Data
         >>> graphs = [Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]))] * 4
         >>> collate = CombinedBatchingCollater(Batch.from_data_list, mini_batch_size=2)
         >>> collate(graphs).edge_index.shape  # two batches of two graphs

@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch.utils.data import RandomSampler
 
-from popgeo.compat.poptorch_geometric.collate import FixedSizeCollater, make_per_type
+from popgeo.compat.poptorch_geometric.collate import Collater, FixedSizeCollater, make_per_type
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
 from popgeo.compat.poptorch_geometric.older_releases import in_todays_words, packed_in_todays_words, with_older_words
-from popgeo.compat.poptorch_geometric.pyg_collate import Collater
 from popgeo.compat.poptorch_geometric.stream_packing_sampler import StreamPackingSampler
 from popgeo.data.trim import OverSizeStrategy as OverSizeStrategy
 from popgeo.loader.strategy import FixedSizeStrategy as FixedSizeStrategy
