@@ -73,7 +73,7 @@ class _Search:
     def __init__(self, uses: DefUse) -> None:
         self._uses, self._ops, self.values = uses, uses.graph.ops, list(uses.graph.values)
         self.placed: dict[int, list[Op]] = {}  # by the number of the operation that they stand before
-        self._storages = itertools.count(max(value.storage for value in self.values) + 1)
+        self._storages = itertools.count(max((value.storage for value in self.values), default=0) + 1)
         self._made = {_key(op, op.args): index for index, op in enumerate(self._ops)}
         self._shown: dict[Any, int] = {}
         for v, value in enumerate(self.values):
