@@ -140,7 +140,7 @@ def planned_and_run(
     function: Callable[..., Any], inputs: Sequence[Tensor], family: str
 ) -> tuple[OpCost, list[Done], Program]:
     """The cost of the one operation of a family, and the compute sets that its program has for it."""
-    graph = ipu.compile(function, list(inputs), target=TARGET).step.graph
+    graph = ipu.compile(function, list(inputs), target=TARGET).graph
     costs = cost(graph, TARGET)
     (planned,) = (one for one in costs if one.family == family)
     program = schedule(graph, costs, TARGET)
@@ -222,7 +222,7 @@ def test_a_fallback_is_one_vertex_on_one_tile():
 
 def test_a_loop_is_planned_and_run_as_often_as_it_turns():
     planned, _, program = planned_and_run(lambda x: for_loop(3, lambda y: y + x, [x])[0], (ROWS,), "control")
-    (once,) = cost(ipu.compile(lambda x: x + x, [ROWS], target=TARGET).step.graph, TARGET)
+    (once,) = cost(ipu.compile(lambda x: x + x, [ROWS], target=TARGET).graph, TARGET)
     by_name = {step.name: step.ideal for step in planned.plan.supersteps}
     assert by_name["add"] == 3 * once.plan.supersteps[-1].ideal
     (loop,) = (step for step in program.steps if isinstance(step, Repeat))

@@ -7,13 +7,11 @@ import torch
 from popgeo.capture.op_graph import OpGraph, Role
 from popgeo.ipu.cost.plan import OpCost, Plan
 from popgeo.ipu.tiles.lower import control
-from popgeo.ipu.tiles.lower.builder import Builder, Scope, in_storage_order
+from popgeo.ipu.tiles.lower.builder import Builder, Places, Scope, in_storage_order
 from popgeo.ipu.tiles.lower.lower_op import lower
 from popgeo.ipu.tiles.map_tensors import map_over_tiles
 from popgeo.ipu.tiles.program import Program
 from popgeo.ipu.tiles.tile_mapping import TileMapping
-
-Places = dict[int, tuple[str, int]]
 
 
 def declare(builder: Builder, graph: OpGraph, mappings: Mapping[int, TileMapping], prefix: str) -> Places:

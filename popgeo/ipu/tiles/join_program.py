@@ -12,8 +12,8 @@ from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.plan import Plan
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.call_program import CallProgram, Training
-from popgeo.ipu.tiles.graph_program import Places, add_operations, declare, finish
-from popgeo.ipu.tiles.lower.builder import Builder, Scope, elements_of
+from popgeo.ipu.tiles.graph_program import add_operations, declare, finish
+from popgeo.ipu.tiles.lower.builder import Builder, Places, Scope, region_of
 from popgeo.ipu.tiles.lower.elementwise import NUMBERS, add
 from popgeo.ipu.tiles.lower.movement import copy, fill
 from popgeo.ipu.tiles.map_tensors import map_storages
@@ -249,9 +249,7 @@ class Joiner:
 
     def _region(self, v: int) -> Region:
         """Where a value of the step is."""
-        value = self._graph.values[v]
-        variable, start = self._places[value.storage]
-        return Region(variable=variable, elements=np.asarray(start + elements_of(value)))
+        return region_of(self._graph, self._places, v)
 
     def _scope(self, label: str) -> Scope:
         return Scope(self.builder, self._graph, self._places, label, Plan(family="movement"))

@@ -9,9 +9,9 @@ from popgeo.engine.pipeline.parts import Kept, StagePart, owner_of
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.call_program import CallProgram, Training
-from popgeo.ipu.tiles.graph_program import Places, add_operations, declare
+from popgeo.ipu.tiles.graph_program import add_operations, declare
 from popgeo.ipu.tiles.join_program import Joiner, join_with
-from popgeo.ipu.tiles.lower.builder import Builder, elements_of
+from popgeo.ipu.tiles.lower.builder import Builder, Places, elements_of, region_of
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.map_tensors import GRAIN_BYTES, map_storages, storage_sizes
 from popgeo.ipu.tiles.shift_steps import shifted_mapping, shifted_steps
@@ -135,25 +135,20 @@ class _StagedJoiner(Joiner):
         part, (steps, places) = self._stages.parts[rank], self._steps[rank]
         graph = self._graph
         for kept in part.receives:
-            copy(self._scope("receive"), self._in(places, kept.value), self._found(kept, rank, micro_batch))
+            copy(self._scope("receive"), region_of(graph, places, kept.value), self._found(kept, rank, micro_batch))
         for kept in part.saves:
             saved = Region(variable=Left(kept, rank, micro_batch).name, elements=elements_of(graph.values[kept.value]))
-            copy(self._scope("save"), saved, self._in(self._places, kept.value))
+            copy(self._scope("save"), saved, region_of(graph, self._places, kept.value))
         self.builder.steps += steps
         for value in part.sends:
             left = Left(Kept(value), rank, micro_batch)
             sent = Region(variable=left.name, elements=elements_of(graph.values[value]))
-            copy(self._scope("send"), sent, self._in(places, value))
+            copy(self._scope("send"), sent, region_of(graph, places, value))
         wanted = dict(zip(self._trained(), graph.outputs[self._num_results :], strict=True))
         for name in part.gradients:
             v = wanted[name]
             assert v is not None
-            self._collect_one(name, self._in(places, v), accumulates)
-
-    def _in(self, places: Places, v: int) -> Region:
-        """Where a value of the whole step is, given where a part has its storages."""
-        variable, start = places[self._graph.values[v].storage]
-        return Region(variable=variable, elements=np.asarray(start + elements_of(self._graph.values[v])))
+            self._collect_one(name, region_of(graph, places, v), accumulates)
 
     def _found(self, kept: Kept, rank: int, micro_batch: int, v: int | None = None) -> Region:
         """What was left for a part last, or an argument, or a weight; a view of it, if told which."""

@@ -1,7 +1,7 @@
 """Collects the steps of a program; what must be moved follows from what vertices read and where it lies."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -13,6 +13,8 @@ from popgeo.ipu.tiles.tile_mapping import TileMapping, from_holders
 
 Lowering = Callable[["Scope", Op], None]
 """Adds the steps of an operation to the builder of a scope."""
+Places = dict[int, tuple[str, int]]
+"""For each storage its variable, and the element of the variable at which the storage starts."""
 
 
 class Builder:
@@ -120,9 +122,7 @@ class Scope:
         plan: The chosen division.
     """
 
-    def __init__(
-        self, builder: Builder, graph: OpGraph, places: Mapping[int, tuple[str, int]], label: str, plan: Plan
-    ) -> None:
+    def __init__(self, builder: Builder, graph: OpGraph, places: Places, label: str, plan: Plan) -> None:
         self.builder, self.graph, self.label, self.plan = builder, graph, label, plan
         self._places = places
 
@@ -132,9 +132,15 @@ class Scope:
 
     def region(self, v: int) -> Region:
         """A value's elements in its storage, in the value's shape."""
-        value = self.graph.values[v]
-        variable, start = self._places[value.storage]
-        return Region(variable=variable, elements=start + elements_of(value))
+        return region_of(self.graph, self._places, v)
+
+
+def region_of(graph: OpGraph, places: Places, v: int | None) -> Region:
+    """Where a value of a graph is, given where its storages are."""
+    assert v is not None
+    value = graph.values[v]
+    variable, start = places[value.storage]
+    return Region(variable=variable, elements=np.asarray(start + elements_of(value)))
 
 
 def elements_of(value: Value) -> np.ndarray:

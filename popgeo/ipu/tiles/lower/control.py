@@ -7,13 +7,12 @@ import numpy as np
 from popgeo.capture.control_flow import COND, FOR_LOOP
 from popgeo.capture.op_graph import Op, OpGraph, Ref
 from popgeo.ipu.cost.plan import Plan
-from popgeo.ipu.tiles.lower.builder import Builder, Lowering, Scope, elements_of
+from popgeo.ipu.tiles.lower.builder import Builder, Lowering, Places, Scope, elements_of, region_of
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.map_tensors import map_over_tiles
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 OPERATIONS = frozenset({"popgeo.for_loop", "popgeo.cond"})
-Places = dict[int, tuple[str, int]]
 AddBody = Callable[[Builder, OpGraph, Sequence[Plan], Places], Places]
 """Adds the steps of a body whose inputs have a place already, and tells where all of its values are."""
 
@@ -29,7 +28,7 @@ def lowering_of(op: Op, add_body: AddBody) -> Lowering:
         with scope.builder.repeat(count, "turns of a loop"):
             places = _add(scope, body, scope.plan.parts, own, outside)
             for result, v in zip(results, body.outputs, strict=True):
-                copy(scope, result, _region(body, places, v))
+                copy(scope, result, region_of(body, places, v))
             for place, result in zip(own, results, strict=True):
                 copy(scope, place, result)
 
@@ -40,7 +39,7 @@ def lowering_of(op: Op, add_body: AddBody) -> Lowering:
         made = []
         for body, operands, n, plans in zip(op.bodies, given, num_own, parts, strict=True):
             places = _add(scope, body, plans, _own(scope, body, operands[:n]), operands[n:])
-            made.append([_region(body, places, v) for v in body.outputs])
+            made.append([region_of(body, places, v) for v in body.outputs])
         holds = scope.region(condition.value)
         for v, then, other in zip(op.makes(), *made, strict=True):
             _choose(scope, scope.region(v), holds, then, other)
@@ -72,12 +71,6 @@ def _own(scope: Scope, body: OpGraph, given: Sequence[Ref]) -> list[Region]:
         copy(scope, place, value)
         places.append(place)
     return places
-
-
-def _region(body: OpGraph, places: Places, v: int | None) -> Region:
-    assert v is not None
-    variable, start = places[body.values[v].storage]
-    return Region(variable=variable, elements=np.asarray(start + elements_of(body.values[v])))
 
 
 def _choose(scope: Scope, out: Region, holds: Region, then: Region, other: Region) -> None:
