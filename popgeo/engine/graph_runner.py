@@ -13,12 +13,19 @@ from popgeo.capture.op_graph import Input, Op, OpGraph
 from popgeo.capture.operations import Out, operation_of
 from popgeo.capture.passes import fold_constants, is_random
 from popgeo.engine.codegen import emit
-from popgeo.engine.fuse.fuse_graph import fuse
-from popgeo.engine.fuse.join_chains import describe_joined
-from popgeo.engine.fuse.plan_interactions import describe_interactions
+from popgeo.engine.fuse import prepare_interaction  # noqa: F401  makes known how the operations are prepared
+from popgeo.engine.fuse.bind_chain import prepare_chain
+from popgeo.engine.fuse.chain import CHAIN
+from popgeo.engine.fuse.join_chains import describe_joined, join_chains
+from popgeo.engine.fuse.plain_interaction import join_plain_interactions
+from popgeo.engine.fuse.plan_interactions import describe_interactions, plan_interactions
 from popgeo.engine.fuse.prepared import PreparedOp, register_prepared
 from popgeo.engine.memory_plan import place_values, unplaced_bytes
 from popgeo.engine.run_bodies import prepare_cond, prepare_for_loop
+from popgeo.native import library
+
+# From the largest pattern to the smallest: what one has joined the next leaves alone.
+_JOINS = (join_plain_interactions, plan_interactions, join_chains)
 
 
 class GraphRunner:
@@ -103,6 +110,16 @@ class GraphRunner:
         return copied
 
 
+def fuse(graph: OpGraph) -> OpGraph:
+    """The graph with operations joined; only written out where the compiled library is missing."""
+    if not library.is_available():
+        return expand(graph)
+    for joins in _JOINS:
+        graph = joins(graph)
+    return graph
+
+
+register_prepared(CHAIN, PreparedOp(prepare=prepare_chain, by_element=True))
 register_prepared(FOR_LOOP, PreparedOp(prepare=functools.partial(prepare_for_loop, GraphRunner)))
 register_prepared(COND, PreparedOp(prepare=functools.partial(prepare_cond, GraphRunner)))
 

@@ -183,10 +183,11 @@ def test_the_check_sees_a_file_of_the_same_name():
 
 def test_the_check_sees_a_file_that_is_too_long_or_too_short():
     line = "x = 1\n"
-    assert too_long({"ops/rows.py": line * 300, "ops/pool.py": line * 301}) == {"ops/pool.py": 301}
-    user = "from popgeo.ops.channel_rows import x\n"
-    short = {"ops/rows.py": line * 39, "ops/pool.py": user}
-    assert too_short(short) == ["popgeo.ops.channel_rows"]
-    assert too_short(short | {"ops/cfconv.py": user}) == []
-    assert too_short(short | {"ops/rows.py": line * 40}) == []
-    assert too_short({"ipu/cost/sorting.py": line, "ops/pool.py": "from popgeo.ipu.cost.sorting import x\n"}) == []
+    assert too_long({"ops/first.py": line * 300, "ops/second.py": line * 301}) == {"ops/second.py": 301}
+    user = "from popgeo.ops.first import x\n"
+    short = {"ops/first.py": line * 39, "ops/second.py": user}
+    assert too_short(short) == ["popgeo.ops.first"]
+    assert too_short(short | {"ops/third.py": user}) == []
+    assert too_short(short | {"ops/first.py": line * 40}) == []
+    family = {"ipu/cost/sorting.py": line, "ops/second.py": "from popgeo.ipu.cost.sorting import x\n"}
+    assert too_short(family) == []

@@ -1,7 +1,7 @@
 """Operations whose calls are prepared when a graph is bound to memory: one native function, one structure filled once.
 
-A pass of `fuse_graph` puts such operations into the graph, and registers here how each is prepared. In the graph they
-are operations like any other: `reads`, `makes` and `writes` say all that they touch.
+A pass of `graph_runner.fuse` puts such operations into the graph, and registers here how each is prepared. In the graph
+they are operations like any other: `reads`, `makes` and `writes` say all that they touch.
 """
 
 from collections.abc import Callable, Mapping, Sequence

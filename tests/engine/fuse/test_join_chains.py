@@ -14,8 +14,7 @@ from torch.testing import assert_close
 
 from popgeo.capture.capture import bind, capture
 from popgeo.engine.fuse.chain import CHAIN
-from popgeo.engine.fuse.fuse_graph import fuse
-from popgeo.engine.graph_runner import GraphRunner
+from popgeo.engine.graph_runner import GraphRunner, fuse
 from popgeo.native import library
 
 pytestmark = pytest.mark.skipif(not library.is_available(), reason="joined operations need the compiled library")

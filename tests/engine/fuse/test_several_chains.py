@@ -9,8 +9,8 @@ import popgeo.ops.shifted_softplus  # noqa: F401  makes its operations known to 
 from popgeo.capture.op_graph import Op, OpGraph, Ref
 from popgeo.engine.fuse import join_chains as joining
 from popgeo.engine.fuse.chain import CHAIN, Chain
-from popgeo.engine.fuse.fuse_graph import fuse
 from popgeo.engine.fuse.join_chains import describe_joined, join_chains
+from popgeo.engine.graph_runner import fuse
 from popgeo.native import library
 from tests.support.chains import X, Y, Z, assert_runs, draw, graph_of, native
 
