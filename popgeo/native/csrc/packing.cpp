@@ -1,23 +1,19 @@
-// Packing: the compiled twins of draws.py, exact_fill.py and stream.py of popgeo/packing, equal to them bit for bit.
+// Packing: the compiled twins of shuffled.py, exact_fill.py and stream.py of popgeo/packing, equal to them bit for bit.
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <vector>
 
+#include "random_numbers.h"
+
 #define POPGEO_API extern "C" __attribute__((visibility("default")))
 
 namespace {
 
-constexpr int kDraws = 8, kCandidates = 3, kCompletions = 4;  // as in exact_fill.py
+using popgeo::hash32;
 
-// Number `i` of the stream named by `key`: SplitMix64, upper half. `uniform` in draws.py is the same function.
-inline std::uint64_t hash32(std::uint64_t key, std::uint64_t i) {
-  std::uint64_t z = key + (i + 1) * 0x9E3779B97F4A7C15ULL;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
-  return (z ^ (z >> 31)) >> 32;
-}
+constexpr int kDraws = 8, kCandidates = 3, kCompletions = 4;  // as in exact_fill.py
 
 // `Window` of exact_fill.py. Sums and products fit 64 bits: window.py sees to it before it takes this path.
 class Window {
