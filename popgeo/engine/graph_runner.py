@@ -13,7 +13,6 @@ from popgeo.capture.op_graph import Input, Op, OpGraph
 from popgeo.capture.operations import Out, operation_of
 from popgeo.capture.passes import fold_constants, is_random
 from popgeo.engine.codegen import emit
-from popgeo.engine.fuse import prepare_interaction  # noqa: F401  makes known how the operations are prepared
 from popgeo.engine.fuse.bind_chain import prepare_chain
 from popgeo.engine.fuse.chain import CHAIN
 from popgeo.engine.fuse.join_chains import describe_joined, join_chains

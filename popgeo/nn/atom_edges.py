@@ -1,16 +1,12 @@
-"""Which atoms interact, as the models of atoms need it: both ends, lengths, directions, and sums over neighbours."""
+"""Which atoms interact, as the blocks of a model of atoms need it: both ends, directions, and sums over neighbours."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from popgeo.nn.interaction_graph import InteractionGraph
-from popgeo.ops import EdgePlan, cfconv, distance
+from popgeo.ops import EdgePlan, cfconv
 from popgeo.ops.eager import is_direct
-
-MAX_Z = 100  # atomic numbers that a model of atoms embeds, 0 for padding included
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,43 +42,6 @@ class Edges:
             return message
         back = cfconv(x, w, self.centre, self.neighbour, x.size(0), self.reverse_plan)
         return message - back if odd else message + back
-
-
-def find_edges(
-    interaction_graph: Callable[..., tuple[Tensor, Tensor]],
-    pos: Tensor,
-    batch: Tensor,
-    edge_index: Tensor | None,
-    *,
-    num_graphs: int,
-    nodes_mask: Tensor,
-    edges_mask: Tensor | None,
-    edge_shift: Tensor | None,
-    half_list: bool,
-    cutoff: float,
-) -> tuple[Tensor, Tensor, bool]:
-    """The edges given, or those that the interaction graph finds; arguments as `SchNet.forward` explains them.
-
-    Returns:
-        Neighbour and centre [2, num_edges], lengths, the cutoff where an edge is absent [num_edges], and whether each
-        pair is listed once.
-
-    Raises:
-        ValueError: shifts without the edges that they belong to.
-    """
-    if edge_shift is not None and edge_index is None:
-        raise ValueError("edge_shift is given without edge_index. Pass the edges that it shifts, or neither.")
-    if edge_index is not None:
-        # A padding edge joins padding nodes to themselves; so no mask is needed to know it. In a small cell an atom
-        # also meets images of its own, which are shifted.
-        real = edge_index[0] != edge_index[1]
-        real = real if edge_shift is None else real | (edge_shift != 0).any(1)
-        real = real if edges_mask is None else real & edges_mask
-        return edge_index, distance(pos, edge_index, real, cutoff, edge_shift), half_list
-    half_list = getattr(interaction_graph, "half_list", False)
-    if isinstance(interaction_graph, InteractionGraph):
-        return *interaction_graph(pos, batch, num_graphs=num_graphs, nodes_mask=nodes_mask), half_list
-    return *interaction_graph(pos, batch), half_list
 
 
 def directions(pos: Tensor, edge_index: Tensor, r: Tensor, cutoff: float, edge_shift: Tensor | None = None) -> Tensor:

@@ -8,7 +8,7 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
 from popgeo.ops.eager import is_direct
-from popgeo.ops.neighbors import knn, pairs, radius
+from popgeo.ops.neighbors import Neighbors, knn, pairs, radius
 
 
 class InteractionGraph(nn.Module):
@@ -20,11 +20,33 @@ class InteractionGraph(nn.Module):
 
     half_list = False
 
-    @abstractmethod
     def forward(
         self, pos: Tensor, batch: Tensor, *, num_graphs: int | None = None, nodes_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """`edge_index` (neighbour, centre) and the length of each edge, the cutoff where it is absent."""
+        """Edges and lengths.
+
+        Args:
+            pos: Positions. [num_nodes, 3]
+            batch: Molecule of each atom, ascending. [num_nodes]
+            num_graphs: Molecules in the batch, padding included; no batch has more than it has atoms when left out.
+            nodes_mask: True where the atom is real. [num_nodes]
+
+        Returns:
+            `edge_index` (neighbour, centre) [2, num_edges] and the length of each edge, the cutoff where it is absent
+            [num_edges].
+        """
+        edge_index, edge_weight, _ = self.find(
+            pos, batch, pos.size(0) if num_graphs is None else num_graphs, nodes_mask
+        )
+        return edge_index, edge_weight
+
+    @abstractmethod
+    def find(self, pos: Tensor, batch: Tensor, num_graphs: int, nodes_mask: Tensor | None) -> Neighbors:
+        """The edges in their slots; arguments as in `forward`, of which all are given."""
+
+    def extra_repr(self) -> str:
+        settings = {name: value for name, value in vars(self).items() if name[0] != "_" and name != "training"}
+        return ", ".join(f"{name}={value}" for name, value in settings.items())
 
 
 class KNNInteractionGraph(InteractionGraph):
@@ -56,33 +78,10 @@ class KNNInteractionGraph(InteractionGraph):
         self.cutoff = cutoff
         self.max_num_nodes = max_num_nodes
 
-    def forward(
-        self, pos: Tensor, batch: Tensor, *, num_graphs: int | None = None, nodes_mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Edges and lengths, `k` for each atom in turn.
-
-        Args:
-            pos: Positions. [num_nodes, 3]
-            batch: Molecule of each atom, ascending. [num_nodes]
-            num_graphs: Molecules in the batch, padding included; no batch has more than it has atoms when left out.
-            nodes_mask: True where the atom is real. [num_nodes]
-
-        Returns:
-            `edge_index` [2, num_nodes * k] and `edge_weight` [num_nodes * k].
-        """
-        edge_index, edge_weight, _ = knn(
-            pos,
-            batch,
-            self.k,
-            self.cutoff,
-            num_graphs=pos.size(0) if num_graphs is None else num_graphs,
-            max_num_nodes=self.max_num_nodes,
-            nodes_mask=nodes_mask,
-        )
-        return edge_index, edge_weight
-
-    def extra_repr(self) -> str:
-        return f"k={self.k}, cutoff={self.cutoff}, max_num_nodes={self.max_num_nodes}"
+    def find(self, pos: Tensor, batch: Tensor, num_graphs: int, nodes_mask: Tensor | None) -> Neighbors:
+        """`k` edges for each atom in turn. [num_nodes * k]"""
+        size = self.max_num_nodes
+        return knn(pos, batch, self.k, self.cutoff, num_graphs=num_graphs, max_num_nodes=size, nodes_mask=nodes_mask)
 
 
 class PairInteractionGraph(InteractionGraph):
@@ -112,26 +111,10 @@ class PairInteractionGraph(InteractionGraph):
         self.cutoff = cutoff
         self.max_num_nodes = max_num_nodes
 
-    def forward(
-        self, pos: Tensor, batch: Tensor, *, num_graphs: int | None = None, nodes_mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Pairs and lengths; arguments as in `KNNInteractionGraph.forward`.
-
-        Returns:
-            `edge_index` [2, num_nodes * (max_num_nodes // 2)] and `edge_weight`.
-        """
-        edge_index, edge_weight, _ = pairs(
-            pos,
-            batch,
-            self.cutoff,
-            num_graphs=pos.size(0) if num_graphs is None else num_graphs,
-            max_num_nodes=self.max_num_nodes,
-            nodes_mask=nodes_mask,
-        )
-        return edge_index, edge_weight
-
-    def extra_repr(self) -> str:
-        return f"cutoff={self.cutoff}, max_num_nodes={self.max_num_nodes}"
+    def find(self, pos: Tensor, batch: Tensor, num_graphs: int, nodes_mask: Tensor | None) -> Neighbors:
+        """The pairs. [num_nodes * (max_num_nodes // 2)]"""
+        size = self.max_num_nodes
+        return pairs(pos, batch, self.cutoff, num_graphs=num_graphs, max_num_nodes=size, nodes_mask=nodes_mask)
 
 
 class RadiusInteractionGraph(InteractionGraph):
@@ -159,20 +142,14 @@ class RadiusInteractionGraph(InteractionGraph):
         self.num_edges = num_edges
         self.max_num_nodes = max_num_nodes
 
-    def forward(
-        self, pos: Tensor, batch: Tensor, *, num_graphs: int | None = None, nodes_mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Edges and lengths; arguments as in `KNNInteractionGraph.forward`.
-
-        Returns:
-            `edge_index` [2, num_edges] and `edge_weight` [num_edges].
-        """
-        (edge_index, edge_weight, _), num_missing = radius(
+    def find(self, pos: Tensor, batch: Tensor, num_graphs: int, nodes_mask: Tensor | None) -> Neighbors:
+        """The edges as they come. [num_edges]"""
+        neighbors, num_missing = radius(
             pos,
             batch,
             self.cutoff,
             self.num_edges,
-            num_graphs=pos.size(0) if num_graphs is None else num_graphs,
+            num_graphs=num_graphs,
             max_num_nodes=self.max_num_nodes,
             nodes_mask=nodes_mask,
         )
@@ -182,11 +159,8 @@ class RadiusInteractionGraph(InteractionGraph):
                     f"The batch has {self.num_edges + int(num_missing)} edges within {self.cutoff}, num_edges is "
                     f"{self.num_edges}. Raise num_edges, or pack fewer atoms into a batch."
                 )
-            return edge_index, edge_weight
-        return edge_index, torch.where(num_missing > 0, torch.nan, edge_weight)
-
-    def extra_repr(self) -> str:
-        return f"cutoff={self.cutoff}, num_edges={self.num_edges}, max_num_nodes={self.max_num_nodes}"
+            return neighbors
+        return neighbors._replace(edge_weight=torch.where(num_missing > 0, torch.nan, neighbors.edge_weight))
 
 
 class PrecomputeInteractionGraph(BaseTransform):

@@ -45,28 +45,21 @@ class Rows:
         rows = moved if moved.dim() == 2 else moved.reshape(num_edges, channels)
         if vector is not None:
             rows = rows[: vector.shape[0]] if src.numel() == 0 else rows
-            return cls(
-                src=rows,
-                index=vector,
-                num_rows=dim_size,
-                dim=dim,
-                shape=shape,
-                num_edges=num_edges,
-                is_per_entry=False,
-                channels=channels,
-            )
-        full = broadcast(index, src, dim).movedim(dim, 0).reshape(-1)
-        if is_direct(full):
-            refuse_index("index", full, dim_size)
-        full = full * channels + torch.arange(channels, device=index.device).repeat(num_edges)
+            index, num_rows = vector, dim_size
+        else:
+            full = broadcast(index, src, dim).movedim(dim, 0).reshape(-1)
+            if is_direct(full):
+                refuse_index("index", full, dim_size)
+            index = full * channels + torch.arange(channels, device=index.device).repeat(num_edges)
+            rows, num_rows = rows.reshape(-1, 1), dim_size * channels
         return cls(
-            src=rows.reshape(-1, 1),
-            index=full,
-            num_rows=dim_size * channels,
+            src=rows,
+            index=index,
+            num_rows=num_rows,
             dim=dim,
             shape=shape,
             num_edges=num_edges,
-            is_per_entry=True,
+            is_per_entry=vector is None,
             channels=channels,
         )
 

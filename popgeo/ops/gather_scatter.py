@@ -21,6 +21,9 @@ MIN_STREAM = 1 << 19  # elements from which the prefetch of the kernel pays even
 MIN_PARALLEL = 1 << 15  # elements up to which the kernel stays in one thread
 
 NO_PLAN = None, None, 0  # row pointer, order of the edges, tiles: what an op is given instead of a plan
+SCATTER_ARGUMENTS = (
+    "(Tensor src, Tensor index, SymInt num_rows, Tensor? rowptr=None, Tensor? perm=None, int num_tiles=0)"
+)
 _pack_sum = struct.Struct("11q").pack  # SumCall
 
 
@@ -144,7 +147,8 @@ def _gather(x: Tensor, index: Tensor, *plan: Any) -> Tensor:
         raise
 
 
-def _fake_sum(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tensor:
+def fake_sum(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tensor:
+    """A result of one row for each index."""
     check_sum(src, index, num_rows)
     return src.new_empty(num_rows, src.shape[1])
 
@@ -178,10 +182,9 @@ def _differentiate_gather(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 # (src, index, num_rows, *plan): the sums of the rows of `src` that share an index, each in the order of the edges.
 scatter_sum_rows = register(
-    "scatter_sum(Tensor src, Tensor index, SymInt num_rows, "
-    "Tensor? rowptr=None, Tensor? perm=None, int num_tiles=0) -> Tensor",
+    f"scatter_sum{SCATTER_ARGUMENTS} -> Tensor",
     kernel=_scatter_sum,
-    fake=_fake_sum,
+    fake=fake_sum,
     setup_context=_save_sum,
     backward=_differentiate_sum,
 )

@@ -6,9 +6,8 @@ from torch import Tensor
 from popgeo.ops.channel_rows import Rows, plan_arguments
 from popgeo.ops.gather_scatter import gather_rows, scatter_sum_rows, sum_at_once
 from popgeo.ops.refusals import refuse_integers
-from popgeo.ops.scatter_max import scatter_max_rows, scatter_min_rows
-from popgeo.ops.scatter_mul import scatter_mul_rows
 from popgeo.ops.scatter_plan import ScatterPlan
+from popgeo.ops.scatter_reductions import scatter_max_rows, scatter_min_rows, scatter_mul_rows
 
 REDUCES = ("sum", "add", "mul", "mean", "min", "max")
 

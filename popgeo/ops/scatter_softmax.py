@@ -7,8 +7,8 @@ from popgeo.ops.channel_rows import Rows
 from popgeo.ops.exp_or_zero import exp_or_zero
 from popgeo.ops.gather_scatter import gather_rows, scatter_sum_rows
 from popgeo.ops.refusals import refuse_integers
-from popgeo.ops.scatter_max import scatter_max_rows
 from popgeo.ops.scatter_plan import ScatterPlan
+from popgeo.ops.scatter_reductions import scatter_max_rows
 
 
 def scatter_softmax(

@@ -1,8 +1,12 @@
-"""Gives each interaction of a graph what the engine runs it with: a plan of its edges, distances, working memory."""
+"""Gives each interaction of a graph what the engine runs it with: a plan of its edges, distances, working memory.
+
+When the graph is bound to memory, structures are packed once, for the places that operands and results have.
+"""
 
 import dataclasses
 import itertools
 import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,10 +16,11 @@ from popgeo.capture.expand import expand
 from popgeo.capture.op_graph import Op, OpGraph, Ref, Value, substitute
 from popgeo.capture.passes import drop_unused, with_ops
 from popgeo.engine.fuse.def_use import DefUse, ref
+from popgeo.engine.fuse.prepared import PreparedCall, PreparedOp, late_arguments, register_prepared
 from popgeo.ops import interaction_call
 from popgeo.ops.exp_or_zero import least_exponent
 from popgeo.ops.interaction_call import Call
-from popgeo.ops.interaction_ops import NUM_ARGUMENTS
+from popgeo.ops.interaction_ops import NUM_ARGUMENTS, pack_backward, pack_forward
 
 FORWARD, BACKWARD, PLAN = (f"popgeo.interaction{kind}.default" for kind in ("", "_backward", "_plan"))
 CFCONV, CFCONV_BACKWARD = (f"popgeo.cfconv{kind}.default" for kind in ("", "_backward"))
@@ -155,3 +160,52 @@ class _Planner:
     def _stand_in(self, v: int) -> Tensor:
         """A tensor of the value's shape, of which only the shape is read."""
         return torch.empty(1).expand(self._values[v].shape)
+
+
+def _prepare_plan(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall:
+    (plan,) = (tensors[v] for v in op.makes())
+    late, _ = late_arguments(op, tensors)
+
+    def call(*operands: Tensor) -> None:
+        places = tensors | dict(zip(late, operands, strict=True)) if late else tensors  # type: ignore[operator]
+        src, dst, envelope, distances, *sizes = substitute(op.args, places.__getitem__)
+        interaction_call.fill_plan(src, dst, envelope, distances, tuple(sizes), plan)
+
+    return call
+
+
+def _prepare(
+    direction: str, pack: Callable[..., bytes]
+) -> Callable[[OpGraph, Op, Mapping[int, Tensor]], PreparedCall | None]:
+    def prepare(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall | None:
+        results = [tensors[v] for v in op.makes()]
+        late, _ = late_arguments(op, tensors)
+        limit = torch.get_num_threads()  # there is working memory for so many
+
+        def packed(num_threads: int, operands: Mapping[int, Tensor]) -> bytes:
+            arguments: Sequence[Any] = substitute(op.args, operands.__getitem__)
+            return pack(Call(*arguments[:NUM_ARGUMENTS]), results, num_threads, *arguments[NUM_ARGUMENTS:])
+
+        if late:  # their places are new at each run
+
+            def call_late(*operands: Tensor) -> None:
+                known = {**tensors, **dict(zip(late, operands, strict=True))}
+                interaction_call.run(direction, packed(min(torch.get_num_threads(), limit), known))
+
+            return call_late
+        structures: dict[int, bytes] = {}
+
+        def call() -> None:
+            num_threads = min(torch.get_num_threads(), limit)
+            if num_threads not in structures:
+                structures[num_threads] = packed(num_threads, tensors)
+            interaction_call.run(direction, structures[num_threads])
+
+        return call
+
+    return prepare
+
+
+register_prepared(PLAN, PreparedOp(prepare=_prepare_plan))
+register_prepared(FORWARD, PreparedOp(prepare=_prepare("forward", pack_forward)))
+register_prepared(BACKWARD, PreparedOp(prepare=_prepare("backward", pack_backward)))

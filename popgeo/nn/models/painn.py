@@ -5,10 +5,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from popgeo.nn.atom_edges import MAX_Z, Edges, directions, find_edges
+from popgeo.nn.atom_edges import Edges, directions
 from popgeo.nn.interaction_graph import KNNInteractionGraph
+from popgeo.nn.models.atom_model import MAX_Z, AtomModel
 from popgeo.nn.radial import BesselBasis, CosineEnvelope
-from popgeo.nn.readout import READOUTS, require_readout
+from popgeo.nn.readout import require_readout
 
 # Added to the squared length of a vector, whose root has no slope at 0: 0.0001 is the length of no vector at all.
 SQUARED_LENGTH_OF_NOTHING = 1e-8
@@ -61,7 +62,7 @@ class VectorUpdate(nn.Module):
         return a_ss + a_sv * (u_v * v_v).sum(1), a_vv.unsqueeze(1) * u_v
 
 
-class PaiNN(nn.Module):
+class PaiNN(AtomModel):
     """Predicts a property of each molecule from its atoms' numbers and positions (arXiv:2102.03150).
 
     Each atom has scalars, which stay as they are when the molecule is turned, and vectors, which turn with it; so
@@ -127,38 +128,10 @@ class PaiNN(nn.Module):
             for last in (message.get_parameter("phi.2.weight"), update.get_parameter("a.2.weight")):
                 nn.init.xavier_uniform_(last, gain=GAIN_OF_A_BLOCK)
 
-    def forward(
-        self,
-        z: Tensor,
-        pos: Tensor,
-        batch: Tensor | None = None,
-        edge_index: Tensor | None = None,
-        *,
-        num_graphs: int | None = None,
-        nodes_mask: Tensor | None = None,
-        edges_mask: Tensor | None = None,
-        half_list: bool = False,
-        edge_shift: Tensor | None = None,
+    def features(
+        self, z: Tensor, pos: Tensor, edge_index: Tensor, r: Tensor, half_list: bool, edge_shift: Tensor | None
     ) -> Tensor:
-        """The prediction for each molecule; arguments as in `SchNet.forward`. [num_graphs, 1]
-
-        Raises:
-            ValueError: shifts without the edges that they belong to.
-        """
-        batch = torch.zeros_like(z) if batch is None else batch
-        num_graphs = int(batch.max()) + 1 if num_graphs is None else num_graphs
-        edge_index, r, half_list = find_edges(
-            self.interaction_graph,
-            pos,
-            batch,
-            edge_index,
-            num_graphs=num_graphs,
-            nodes_mask=z > 0 if nodes_mask is None else nodes_mask,
-            edges_mask=edges_mask,
-            edge_shift=edge_shift,
-            half_list=half_list,
-            cutoff=self.cutoff,
-        )
+        """The atoms' scalars after all blocks. [num_atoms, hidden_channels]"""
         edges = Edges.of(edge_index, z.size(0), half_list)
         direction = directions(pos, edge_index, r, self.cutoff, edge_shift)  # [num_edges, 3]
         rbf, envelope = self.distance_expansion(r), self.envelope(r).unsqueeze(1)  # [num_edges, num_radial], [.., 1]
@@ -169,8 +142,7 @@ class PaiNN(nn.Module):
             s, v = s + ds, v + dv
             ds, dv = update(s, v)
             s, v = s + ds, v + dv
-        out = self.lin2(self.act(self.lin1(s)))  # [num_nodes, 1]
-        return READOUTS[self.readout](out, batch, num_graphs)  # [num_graphs, 1]
+        return s
 
     def extra_repr(self) -> str:
         return (

@@ -5,12 +5,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from popgeo.nn.atom_edges import MAX_Z, Edges, find_edges
+from popgeo.nn.atom_edges import Edges
 from popgeo.nn.dipole import ATOMIC_MASSES, dipole_magnitude
 from popgeo.nn.interaction_graph import KNNInteractionGraph
+from popgeo.nn.models.atom_model import MAX_Z, AtomModel
 from popgeo.nn.one_pass_filters import DistanceColumn, OnePassFilters, networks_in_one_pass
 from popgeo.nn.radial import CosineEnvelope, GaussianSmearing, ShiftedSoftplus
-from popgeo.nn.readout import READOUTS, require_readout
+from popgeo.nn.readout import require_readout
 
 
 class CFConv(nn.Module):
@@ -55,7 +56,7 @@ class InteractionBlock(nn.Module):
         return self.lin(self.act(self.conv(x, w, edges)))
 
 
-class SchNet(nn.Module):
+class SchNet(AtomModel):
     """Predicts a property of each molecule from its atoms' numbers and positions (arXiv:1706.08566).
 
     Parameters have the names of `torch_geometric.nn.SchNet`, whose checkpoints load as they are. Atoms of number 0 are
@@ -152,68 +153,10 @@ class SchNet(nn.Module):
             with torch.no_grad():
                 self.atomref.weight.copy_(self.initial_atomref)
 
-    def forward(
-        self,
-        z: Tensor,
-        pos: Tensor,
-        batch: Tensor | None = None,
-        edge_index: Tensor | None = None,
-        *,
-        num_graphs: int | None = None,
-        nodes_mask: Tensor | None = None,
-        edges_mask: Tensor | None = None,
-        half_list: bool = False,
-        edge_shift: Tensor | None = None,
+    def features(
+        self, z: Tensor, pos: Tensor, edge_index: Tensor, r: Tensor, half_list: bool, edge_shift: Tensor | None
     ) -> Tensor:
-        """The prediction for each molecule.
-
-        Args:
-            z: Atomic numbers, 0 for padding. [num_atoms]
-            pos: Positions. [num_atoms, 3]
-            batch: Molecule of each atom, ascending; all atoms are one molecule when left out. [num_atoms]
-            edge_index: Neighbour and centre of each edge where they are precomputed. [2, num_edges]
-            num_graphs: Molecules in the batch, padding included. Read from `batch` when left out, which fixes no shape.
-            nodes_mask: True where the atom is real; `z > 0` when left out. [num_atoms]
-            edges_mask: True where a precomputed edge is real; those that join an atom to itself, unshifted, never are.
-                [num_edges]
-            half_list: Whether `edge_index` lists each pair once and stands for both directions.
-            edge_shift: In a periodic cell, what to add to the neighbour's position to reach the image that interacts:
-                whole multiples of the cell's vectors, in the unit of `pos`, zero for padding. [num_edges, 3]
-
-        Returns:
-            One prediction for each molecule. [num_graphs, 1]
-
-        Raises:
-            ValueError: shifts without the edges that they belong to.
-        """
-        batch = torch.zeros_like(z) if batch is None else batch
-        num_graphs = int(batch.max()) + 1 if num_graphs is None else num_graphs
-        nodes_mask = z > 0 if nodes_mask is None else nodes_mask
-        edge_index, r, half_list = find_edges(
-            self.interaction_graph,
-            pos,
-            batch,
-            edge_index,
-            num_graphs=num_graphs,
-            nodes_mask=nodes_mask,
-            edges_mask=edges_mask,
-            edge_shift=edge_shift,
-            half_list=half_list,
-            cutoff=self.cutoff,
-        )
-        x = self._interact(z, edge_index, r, half_list)  # [num_atoms, hidden_channels]
-        x = self.lin2(self.act(self.lin1(x)))  # [num_atoms, 1]
-        if self.dipole:
-            mass = self.atomic_mass[z].unsqueeze(1).to(pos.dtype)  # [num_atoms, 1]
-            return dipole_magnitude(x, pos, mass, batch, num_graphs, nodes_mask)
-        if self.mean is not None and self.std is not None:
-            x = x * self.std + self.mean
-        if self.atomref is not None:
-            x = x + self.atomref(z)
-        return READOUTS[self.readout](x, batch, num_graphs)  # [num_graphs, 1]
-
-    def _interact(self, z: Tensor, edge_index: Tensor, r: Tensor, half_list: bool) -> Tensor:
-        """The atoms' features after all blocks. [num_atoms], [2, num_edges], [num_edges] -> [num_atoms, hidden]"""
+        """The atoms' features after all blocks. [num_atoms, hidden_channels]"""
         blocks = list(self.interactions)
         ours = [block for block in blocks if type(block) is InteractionBlock]
         networks = networks_in_one_pass(ours, [block.mlp for block in ours], r)
@@ -232,6 +175,17 @@ class SchNet(nn.Module):
             filters = OnePassFilters(network=network, column=column)
             x = x + block(x, column.expansion, column.envelope, edges, filters)
         return x
+
+    def read_out(self, x: Tensor, z: Tensor, pos: Tensor, batch: Tensor, num_graphs: int, nodes_mask: Tensor) -> Tensor:
+        """The molecules' dipole moments, or what their atoms' scaled and shifted outputs make. [num_graphs, 1]"""
+        if self.dipole:
+            mass = self.atomic_mass[z].unsqueeze(1).to(pos.dtype)  # [num_atoms, 1]
+            return dipole_magnitude(x, pos, mass, batch, num_graphs, nodes_mask)
+        if self.mean is not None and self.std is not None:
+            x = x * self.std + self.mean
+        if self.atomref is not None:
+            x = x + self.atomref(z)
+        return super().read_out(x, z, pos, batch, num_graphs, nodes_mask)
 
     def extra_repr(self) -> str:
         return (

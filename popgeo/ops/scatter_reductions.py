@@ -1,4 +1,7 @@
-"""popgeo::scatter_max and popgeo::scatter_min: the extreme row per index, and where it came from."""
+"""The reductions of rows other than the sum: extremes per index and where they came from, and products.
+
+popgeo::scatter_max and popgeo::scatter_min; popgeo::scatter_mul has gradients that are right at zeros.
+"""
 
 import ctypes
 from functools import partial
@@ -9,7 +12,7 @@ from torch import Tensor
 
 from popgeo.native import library
 from popgeo.ops import reference
-from popgeo.ops.gather_scatter import NO_PLAN, check_sum
+from popgeo.ops.gather_scatter import NO_PLAN, SCATTER_ARGUMENTS, check_sum, fake_sum, gather_rows
 from popgeo.ops.kernel_arguments import NATIVE_DTYPES, as_int64, check_plan_tensors, filled, pointer
 from popgeo.ops.refusals import explain, refuse_index
 from popgeo.ops.register_op import register
@@ -57,15 +60,70 @@ def _differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | N
     return grad_src, *[None] * 5
 
 
-_ARGUMENTS = "(Tensor src, Tensor index, SymInt num_rows, Tensor? rowptr=None, Tensor? perm=None, int num_tiles=0)"
 # (src, index, num_rows, *plan): the largest or smallest entry per row and channel, and the edge it came from.
 scatter_max_rows, scatter_min_rows = (
     register(
-        f"{name}{_ARGUMENTS} -> (Tensor out, Tensor arg)",
+        f"{name}{SCATTER_ARGUMENTS} -> (Tensor out, Tensor arg)",
         kernel=partial(_extremum, largest=largest),
         fake=_fake,
         setup_context=_save,
         backward=_differentiate,
     )
     for name, largest in (("scatter_max", True), ("scatter_min", False))
+)
+
+
+def _scatter_mul(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tensor:
+    check_sum(src, index, num_rows)
+    refuse_index("index", index, num_rows)
+    return reference.scatter_mul(src, index, num_rows)
+
+
+def _save_factors(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    src, index, *_ = inputs
+    ctx.save_for_backward(src, index)
+
+
+def _differentiate_product(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    src, index = ctx.saved_tensors
+    order = torch.argsort(index, stable=True)
+    others = _product_of_others(src.index_select(0, order), index.index_select(0, order))
+    back = torch.argsort(order)
+    return gather_rows(grad, index, None, None, 0) * others.index_select(0, back), *[None] * 5
+
+
+def _product_of_others(src: Tensor, index: Tensor) -> Tensor:
+    """For each edge the product of all other edges of its row, without dividing by what may be zero.
+
+    Edges before times edges after, each by doubling the reach of a running product; made of plain torch ops, so torch
+    differentiates it as often as asked. `index` is sorted.
+    """
+    before = _running_product(src, index, shift=1)
+    after = _running_product(src.flip(0), index.flip(0), shift=1).flip(0)
+    return before * after
+
+
+def _running_product(src: Tensor, index: Tensor, shift: int) -> Tensor:
+    product = _shifted(src, index, shift)
+    reach = 1
+    while reach < src.shape[0]:
+        product = product * _shifted(product, index, reach)
+        reach *= 2
+    return product
+
+
+def _shifted(src: Tensor, index: Tensor, shift: int) -> Tensor:
+    """Each row's entry `shift` positions earlier, or 1 where that belongs to another row."""
+    same = (index[shift:] == index[:-shift]).unsqueeze(1)
+    ones = torch.ones_like(src[:shift])
+    return torch.cat([ones, torch.where(same, src[:-shift], torch.ones_like(src[:-shift]))])
+
+
+# (src, index, num_rows, *plan): the product of the rows of `src` that share an index. [num_rows, channels]
+scatter_mul_rows = register(
+    f"scatter_mul{SCATTER_ARGUMENTS} -> Tensor",
+    kernel=_scatter_mul,
+    fake=fake_sum,
+    setup_context=_save_factors,
+    backward=_differentiate_product,
 )

@@ -1,0 +1,101 @@
+"""What models of atoms share: the way from positions to edges, and from the atoms' features to molecules."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from popgeo.nn.interaction_graph import InteractionGraph
+from popgeo.nn.readout import READOUTS
+from popgeo.ops import distance
+
+MAX_Z = 100  # atomic numbers that a model of atoms embeds, 0 for padding included
+
+
+class AtomModel(nn.Module):
+    """Predicts a property of each molecule; each model says by `features` what its blocks make of atoms and edges."""
+
+    interaction_graph: Callable[..., tuple[Tensor, Tensor]]
+    cutoff: float
+    readout: str
+    lin1: nn.Linear
+    act: nn.Module
+    lin2: nn.Linear
+
+    def forward(
+        self,
+        z: Tensor,
+        pos: Tensor,
+        batch: Tensor | None = None,
+        edge_index: Tensor | None = None,
+        *,
+        num_graphs: int | None = None,
+        nodes_mask: Tensor | None = None,
+        edges_mask: Tensor | None = None,
+        half_list: bool = False,
+        edge_shift: Tensor | None = None,
+    ) -> Tensor:
+        """The prediction for each molecule.
+
+        Args:
+            z: Atomic numbers, 0 for padding. [num_atoms]
+            pos: Positions. [num_atoms, 3]
+            batch: Molecule of each atom, ascending; all atoms are one molecule when left out. [num_atoms]
+            edge_index: Neighbour and centre of each edge where they are precomputed. [2, num_edges]
+            num_graphs: Molecules in the batch, padding included. Read from `batch` when left out, which fixes no shape.
+            nodes_mask: True where the atom is real; `z > 0` when left out. [num_atoms]
+            edges_mask: True where a precomputed edge is real; those that join an atom to itself, unshifted, never are.
+                [num_edges]
+            half_list: Whether `edge_index` lists each pair once and stands for both directions.
+            edge_shift: In a periodic cell, what to add to the neighbour's position to reach the image that interacts:
+                whole multiples of the cell's vectors, in the unit of `pos`, zero for padding. [num_edges, 3]
+
+        Returns:
+            One prediction for each molecule. [num_graphs, 1]
+
+        Raises:
+            ValueError: shifts without the edges that they belong to.
+        """
+        batch = torch.zeros_like(z) if batch is None else batch
+        num_graphs = int(batch.max()) + 1 if num_graphs is None else num_graphs
+        nodes_mask = z > 0 if nodes_mask is None else nodes_mask
+        if edge_index is None:
+            if edge_shift is not None:
+                raise ValueError("edge_shift is given without edge_index. Pass the edges that it shifts, or neither.")
+            half_list = getattr(self.interaction_graph, "half_list", False)
+            known = {"num_graphs": num_graphs, "nodes_mask": nodes_mask}
+            known = known if isinstance(self.interaction_graph, InteractionGraph) else {}
+            edge_index, r = self.interaction_graph(pos, batch, **known)
+        else:
+            # A padding edge joins padding nodes to themselves; so no mask is needed to know it. In a small cell an atom
+            # also meets images of its own, which are shifted.
+            real = edge_index[0] != edge_index[1]
+            real = real if edge_shift is None else real | (edge_shift != 0).any(1)
+            real = real if edges_mask is None else real & edges_mask
+            r = distance(pos, edge_index, real, self.cutoff, edge_shift)
+        x = self.features(z, pos, edge_index, r, half_list, edge_shift)  # [num_atoms, hidden_channels]
+        x = self.lin2(self.act(self.lin1(x)))  # [num_atoms, 1]
+        return self.read_out(x, z, pos, batch, num_graphs, nodes_mask)
+
+    @abstractmethod
+    def features(
+        self, z: Tensor, pos: Tensor, edge_index: Tensor, r: Tensor, half_list: bool, edge_shift: Tensor | None
+    ) -> Tensor:
+        """The atoms' features after all blocks.
+
+        Args:
+            z: Atomic numbers. [num_atoms]
+            pos: Positions. [num_atoms, 3]
+            edge_index: Neighbour and centre of each edge. [2, num_edges]
+            r: Lengths, the cutoff where an edge is absent. [num_edges]
+            half_list: Whether each pair is listed once.
+            edge_shift: As in `forward`.
+
+        Returns:
+            [num_atoms, hidden_channels]
+        """
+
+    def read_out(self, x: Tensor, z: Tensor, pos: Tensor, batch: Tensor, num_graphs: int, nodes_mask: Tensor) -> Tensor:
+        """The molecules' predictions from one output for each atom. [num_atoms, 1] -> [num_graphs, 1]"""
+        return READOUTS[self.readout](x, batch, num_graphs)
