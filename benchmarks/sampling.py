@@ -26,6 +26,7 @@ from torch_geometric.sampler import NeighborSampler, NodeSamplerInput
 
 from popgeo import FixedSizeNeighborLoader
 from popgeo.command_line import run
+from popgeo.data.cut import BatchMemory
 from popgeo.native import library
 from popgeo.sampling import CompressedGraph, sample_neighbors
 
@@ -86,7 +87,7 @@ def compare(data: Data, graph: CompressedGraph, fan_out: list[int], seeds: list[
     """Milliseconds of each way to a batch."""
     loader = FixedSizeNeighborLoader(data, fan_out, torch.cat(seeds), batch_size=len(seeds[0]))
     source, packs = loader.source, [loader.plan()[i : i + 1] for i in range(len(seeds))]
-    memory = source.allocate(1, False, 1)
+    memory = BatchMemory(source.layout, 1)
     features, samples = data.x, [sample_neighbors(graph, nodes, fan_out, seed=0) for nodes in seeds]
 
     def without_library(nodes: Tensor) -> object:

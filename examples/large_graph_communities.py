@@ -78,7 +78,8 @@ def main() -> None:
         choices = {"batch_size": arguments.batch_size, "sort_edges": True, "background": True}
         loader = FixedSizeNeighborLoader(data, [10, 10], train, shuffle=True, **choices)
         sizes = loader.fixed_size_options
-        held_out = FixedSizeNeighborLoader(data, [10, 10], test[: count // 2], fixed_size_options=sizes, **choices)
+        test = test[: count // 2]
+        held_out = FixedSizeNeighborLoader(data, [10, 10], test, fixed_size_options=sizes, **choices)
         print(loader)
         network = GraphSAGE(32, arguments.channels, num_layers=2, out_channels=arguments.communities)
         model = Training(network, arguments.batch_size)
@@ -91,7 +92,7 @@ def main() -> None:
             right = [int(predictor(b.x, b.edge_index, b.y, b.seeds_mask)[0]) for b in held_out]
             print(
                 f"epoch {epoch + 1}: loss {sum(losses) / len(losses):.3f}, accuracy on nodes held out "
-                f"{sum(right) / held_out.source.num_items:.1%}, {time.perf_counter() - start:.0f} s",
+                f"{sum(right) / len(test):.1%}, {time.perf_counter() - start:.0f} s",
                 flush=True,
             )
 
