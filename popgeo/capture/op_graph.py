@@ -233,6 +233,12 @@ class OpGraph:
         """The memory that some operation changes in place."""
         return frozenset(self.values[v].storage for op in self.ops for v in op.writes)
 
+    def last_uses(self) -> dict[int, int]:
+        """The last operation that needs each storage; as many as there are operations where it is returned."""
+        values = self.values
+        last = {values[v].storage: i for i, op in enumerate(self.ops) for v in (*op.reads(), *op.makes())}
+        return last | {values[v].storage: len(self.ops) for v in self.outputs if v is not None}
+
     def inputs_of(self, role: Role) -> dict[Input, int]:
         """The inputs of one role and their values."""
         return {given: v for given, v in self.inputs.items() if given.role is role}
@@ -273,6 +279,8 @@ def substitute(argument: Any, replace: Callable[[int], Any]) -> Any:
         return replace(argument.value)
     if isinstance(argument, list | tuple):
         return type(argument)(substitute(item, replace) for item in argument)
+    if isinstance(argument, dict):
+        return {key: substitute(item, replace) for key, item in argument.items()}
     return argument
 
 

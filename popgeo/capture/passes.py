@@ -85,10 +85,8 @@ def fold_constants(graph: OpGraph) -> OpGraph:
             kept.append(op)
             continue
         with torch.no_grad():
-            result = overload(op.target)(
-                *substitute(op.args, known.__getitem__),
-                **{key: substitute(argument, known.__getitem__) for key, argument in op.kwargs.items()},
-            )
+            args, kwargs = (substitute(given, known.__getitem__) for given in (op.args, op.kwargs))
+            result = overload(op.target)(*args, **kwargs)
         results = result if isinstance(result, tuple | list) else (result,)
         known |= {v: tensor for v, tensor in zip(op.outputs, results, strict=True) if v is not None}
     used = {v for op in kept for v in op.reads()} | {v for v in graph.outputs if v is not None}
@@ -122,7 +120,7 @@ def replace_values(op: Op, stands_for: Mapping[int, int]) -> Op:
     return dataclasses.replace(
         op,
         args=substitute(op.args, rename),
-        kwargs={key: substitute(argument, rename) for key, argument in op.kwargs.items()},
+        kwargs=substitute(op.kwargs, rename),
         writes=tuple(stands_for.get(v, v) for v in op.writes),
     )
 

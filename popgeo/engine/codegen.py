@@ -111,8 +111,7 @@ class _Writer:
             return f"f{index}({', '.join(arguments)})"
         # What is known now need not be written down: Python compiles the line, and looks the arguments up, sooner.
         tensor = self._tensors.__getitem__
-        known = {key: substitute(argument, tensor) for key, argument in op.kwargs.items()}
-        known |= {key: tensor(v) for key, v in outs.items()}
+        known = substitute(op.kwargs, tensor) | {key: tensor(v) for key, v in outs.items()}
         self._names[f"f{index}"] = functools.partial(function, *substitute(op.args, tensor), **known)
         return f"f{index}()"
 

@@ -94,8 +94,7 @@ def as_module(graph: OpGraph) -> fx.GraphModule:
         module.register_buffer(f"constant_{v}", tensor)
         nodes[v] = traced.get_attr(f"constant_{v}")
     for op in graph.ops:
-        args = substitute(tuple(op.args), nodes.__getitem__)
-        kwargs = {key: substitute(part, nodes.__getitem__) for key, part in op.kwargs.items()}
+        args, kwargs = (substitute(given, nodes.__getitem__) for given in (tuple(op.args), op.kwargs))
         made = traced.call_function(overload(op.target), args, kwargs)
         several = len(op.outputs) != 1 or returns_list(op.target)
         for position, out in enumerate(op.outputs):

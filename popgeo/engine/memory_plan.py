@@ -39,7 +39,7 @@ def place_values(graph: OpGraph, given: Mapping[int, Tensor], *, overwrites_oper
         given: Tensors that certain values must live in: inputs, parameters, constants, and results with a fixed place.
         overwrites_operands: Whether an operation may write its result over an operand that nothing needs after it.
     """
-    last_use = _last_uses(graph)
+    last_use = graph.last_uses()
     tensors = dict(given)
     places = {graph.values[v].storage: (tensor, byte_offset(graph.values[v])) for v, tensor in given.items()}
     spans = storage_spans(graph.values)
@@ -78,7 +78,7 @@ def place_values(graph: OpGraph, given: Mapping[int, Tensor], *, overwrites_oper
 
 def unplaced_bytes(graph: OpGraph, tensors: Mapping[int, Tensor]) -> int:
     """Bytes at the worst moment of a run of the values without a fixed place, which torch allocates and frees."""
-    last, spans = _last_uses(graph), storage_spans(graph.values)
+    last, spans = graph.last_uses(), storage_spans(graph.values)
     seen = {graph.values[v].storage for v in tensors}
     ends: dict[int, int] = {}
     now = peak = 0
@@ -90,12 +90,6 @@ def unplaced_bytes(graph: OpGraph, tensors: Mapping[int, Tensor]) -> int:
         peak = max(peak, now)
         now -= ends.pop(index, 0)
     return peak
-
-
-def _last_uses(graph: OpGraph) -> dict[int, int]:
-    storage = [value.storage for value in graph.values]
-    last = {storage[v]: index for index, op in enumerate(graph.ops) for v in op.reads() + op.makes()}
-    return last | {graph.values[v].storage: len(graph.ops) for v in graph.outputs if v is not None}
 
 
 def _take_buffer(nbytes: int, free: list[int], sizes: list[int]) -> int:

@@ -68,6 +68,4 @@ def _draw(graph: OpGraph, op: Op) -> None:
         return torch.empty_strided(value.shape, value.stride, dtype=value.dtype).zero_()
 
     with torch.no_grad():
-        overload(op.target)(
-            *substitute(op.args, nothing), **{key: substitute(arg, nothing) for key, arg in op.kwargs.items()}
-        )
+        overload(op.target)(*substitute(op.args, nothing), **substitute(op.kwargs, nothing))

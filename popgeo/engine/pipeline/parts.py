@@ -75,7 +75,7 @@ def graph_of(
         return replace(
             op,
             args=substitute(op.args, rename),
-            kwargs={key: substitute(argument, rename) for key, argument in op.kwargs.items()},
+            kwargs=substitute(op.kwargs, rename),
             outputs=tuple(None if v is None else number[v] for v in op.outputs),
             writes=tuple(number[v] for v in op.writes),
         )

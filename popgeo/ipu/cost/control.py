@@ -60,8 +60,7 @@ def _carry(values: Sequence[Value], machine: Machine) -> Plan:
 
 def _work_space(body: OpGraph, plans: Sequence[Plan], machine: Machine) -> int:
     """Most bytes of a tile while a body runs: its own values, spread over the tiles, and what its plans need."""
-    last = {body.values[v].storage: index for index, op in enumerate(body.ops) for v in (*op.reads(), *op.makes())}
-    last |= {body.values[v].storage: len(body.ops) for v in body.outputs if v is not None}
+    last = body.last_uses()
     given = {body.values[v].storage for one, v in body.inputs.items() if one.name.startswith("outside.")}
     held: dict[int, int] = {}
     for one, v in body.inputs.items():

@@ -124,7 +124,7 @@ class _Repeater:
             op,
             phase="backward",
             args=substitute(op.args, self._ref),
-            kwargs={key: substitute(argument, self._ref) for key, argument in op.kwargs.items()},
+            kwargs=substitute(op.kwargs, self._ref),
             outputs=tuple(None if v is None else self._made_again(v, op) for v in op.outputs),
             writes=tuple(map(self._value, op.writes)),
         )

@@ -44,18 +44,11 @@ def lives(graph: OpGraph, mappings: Mapping[int, TileMapping], num_tiles: int) -
     found: dict[int, tuple[str, str, int]] = {
         graph.values[v].storage: (f"{name} {_shape(graph.values[v])}", "", -1) for v, name in names.items()
     }
-    last: dict[int, int] = dict.fromkeys(found, -1)
+    last = dict.fromkeys(found, -1) | graph.last_uses()
     for index, op in enumerate(graph.ops):
         name = op.target.split(".")[1]
-        for v in op.outputs:
-            if v is not None and not graph.is_view(op):
-                made = f"{name} {_shape(graph.values[v])}", op.source, index
-                found.setdefault(graph.values[v].storage, made)
-        for v in (*op.reads(), *(v for v in op.outputs if v is not None)):
-            last[graph.values[v].storage] = index
-    for v in graph.outputs:
-        if v is not None:
-            last[graph.values[v].storage] = len(graph.ops)
+        for v in () if graph.is_view(op) else op.makes():
+            found.setdefault(graph.values[v].storage, (f"{name} {_shape(graph.values[v])}", op.source, index))
     return {
         storage: Life(
             name=name,

@@ -130,8 +130,8 @@ class Scope:
         """The value of this number."""
         return self.graph.values[v]
 
-    def region(self, v: int) -> Region:
-        """A value's elements in its storage, in the value's shape."""
+    def region(self, v: int | None) -> Region:
+        """A value's elements in its storage, in the value's shape; what an operation always makes is never None."""
         return region_of(self.graph, self._places, v)
 
 

@@ -25,9 +25,7 @@ def lowering_of(scope: Scope, op: Op) -> Lowering | None:
 
 
 def _add_up(scope: Scope, op: Op) -> None:
-    (made,) = op.outputs
-    assert made is not None
-    source, out = scope.region(op.reads()[0]), scope.region(made)
+    source, out = scope.region(op.reads()[0]), scope.region(op.outputs[0])
     if not out.elements.size:
         return
     shards, *shape = source.elements.shape
@@ -41,9 +39,7 @@ def _add_up(scope: Scope, op: Op) -> None:
 
 def _move(scope: Scope, op: Op) -> None:
     """The pattern is found by moving the numbers of the elements instead of the elements."""
-    (made,) = op.outputs
-    assert made is not None
     source = scope.region(op.reads()[0])
     numbers = torch.arange(1, 1 + source.elements.size).reshape(source.elements.shape)
     pattern = overload(op.target)(numbers, *op.args[1:]).numpy().ravel()
-    assemble(scope, scope.region(made), [source], pattern)
+    assemble(scope, scope.region(op.outputs[0]), [source], pattern)

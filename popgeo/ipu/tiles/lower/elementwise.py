@@ -23,9 +23,7 @@ def lowering_of(scope: Scope, op: Op) -> Lowering | None:
 
 def _lower(scope: Scope, op: Op) -> None:
     """One compute set on the tiles of the result."""
-    (made,) = op.outputs
-    assert made is not None
-    out = scope.region(made)
+    out = scope.region(op.outputs[0])
     reads, arguments, keywords = operands(scope, op)
     whole = [region if not region.elements.ndim else _spread(region, out.elements.shape) for region in reads]
 

@@ -5,7 +5,6 @@ from popgeo.capture.operations import name_of
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope
 from popgeo.ipu.tiles.lower.elementwise import multiply
 from popgeo.ipu.tiles.lower.gather import gather_rows
-from popgeo.ipu.tiles.lower.rows import result_of
 from popgeo.ipu.tiles.lower.scatter import scatter_rows
 
 
@@ -17,7 +16,7 @@ def lowering_of(scope: Scope, op: Op) -> Lowering | None:
 def _cfconv(scope: Scope, op: Op) -> None:
     """popgeo.cfconv(x, w, src, dst, num_nodes): out[dst] += x[src] * w"""
     x, w, src, dst = (scope.region(arg.value) for arg in op.args[:4])
-    scatter_rows(scope, result_of(scope, op), dst, gather_rows(scope, x, src), factor=w)
+    scatter_rows(scope, scope.region(op.outputs[0]), dst, gather_rows(scope, x, src), factor=w)
 
 
 def _cfconv_backward(scope: Scope, op: Op) -> None:

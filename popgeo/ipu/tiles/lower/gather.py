@@ -13,16 +13,7 @@ from popgeo.capture.op_graph import Op
 from popgeo.capture.operations import name_of
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope, cuts, flat, part, reshaped
 from popgeo.ipu.tiles.lower.movement import copy
-from popgeo.ipu.tiles.lower.rows import (
-    as_rows,
-    names_rows,
-    one_index,
-    result_of,
-    row_cuts_of,
-    row_index,
-    rows_of_edges,
-    tile_of_block,
-)
+from popgeo.ipu.tiles.lower.rows import as_rows, names_rows, one_index, row_cuts_of, row_index, rows_of_edges, tile_of
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 
@@ -52,7 +43,7 @@ def gather_rows(scope: Scope, table: Region, index: Region, out: Region | None =
     answers_at = np.zeros((len(row_cuts), lookups, columns), np.int32)
     spread_at = np.zeros((lookups, columns), np.int32)
     for (p, some), (u, narrow) in itertools.product(enumerate(lookup_cuts), enumerate(column_cuts)):
-        tiles = [tile_of_block(scope, p, s, u, len(row_cuts), len(column_cuts)) for s in range(len(row_cuts))]
+        tiles = [tile_of(scope, p, s, u, len(row_cuts), len(column_cuts)) for s in range(len(row_cuts))]
         for s, tile in enumerate(tiles):
             answers_at[s, some, narrow] = tile
         for tile, share in zip(tiles, cuts(some.stop - some.start, len(tiles)), strict=False):
@@ -112,7 +103,7 @@ def _choose(
 
 def _gather(scope: Scope, op: Op) -> None:
     """popgeo.gather(x, index), aten.embedding(weight, index)"""
-    table, index, out = scope.region(op.args[0].value), scope.region(op.args[1].value), result_of(scope, op)
+    table, index, out = scope.region(op.args[0].value), scope.region(op.args[1].value), scope.region(op.outputs[0])
     width = math.prod(table.elements.shape[1:])
     rows = reshaped(table, table.elements.shape[0], width)
     gather_rows(scope, rows, reshaped(index, -1), reshaped(out, index.elements.size, width))
@@ -120,14 +111,14 @@ def _gather(scope: Scope, op: Op) -> None:
 
 def _index_select(scope: Scope, op: Op) -> None:
     """aten.index_select(x, dim, index), aten.gather(x, dim, index) of rows"""
-    table, index, out = scope.region(op.args[0].value), row_index(scope, op), result_of(scope, op)
+    table, index, out = scope.region(op.args[0].value), row_index(scope, op), scope.region(op.outputs[0])
     _gather_along(scope, table, op.args[1], index, out)
 
 
 def _index(scope: Scope, op: Op) -> None:
     """aten.index(x, [None, ..., index])"""
     dim = len(op.args[1]) - 1
-    table, index, out = scope.region(op.args[0].value), scope.region(op.args[1][dim].value), result_of(scope, op)
+    table, index, out = scope.region(op.args[0].value), scope.region(op.args[1][dim].value), scope.region(op.outputs[0])
     _gather_along(scope, table, dim, index, out, wraps=True)
 
 
@@ -140,7 +131,7 @@ def _gather_along(scope: Scope, table: Region, dim: int, index: Region, out: Reg
 
 def _gather_csr(scope: Scope, op: Op) -> None:
     """popgeo.gather_csr(x, indptr, num_edges)"""
-    table, out = scope.region(op.args[0].value), result_of(scope, op)
+    table, out = scope.region(op.args[0].value), scope.region(op.outputs[0])
     gather_rows(scope, table, rows_of_edges(scope, scope.region(op.args[1].value), op.args[2]), out)
 
 

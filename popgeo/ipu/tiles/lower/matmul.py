@@ -21,10 +21,8 @@ def lowering_of(scope: Scope, op: Op) -> Lowering:
 def _lower(scope: Scope, op: Op) -> None:
     """A compute set for each serial part, another for the sum of partial products, and one that adds the bias."""
     name = op.target.split(".")[1]
-    (made,) = op.outputs
-    assert made is not None
     *bias, left, right = (scope.region(v) for v in op.reads())
-    out = scope.region(made)
+    out = scope.region(op.outputs[0])
     batches = left.elements.shape[0] if name in ("bmm", "baddbmm") else 1
     columns = right.elements.shape[-1] if right.elements.ndim > 1 else 1
     inner = left.elements.shape[-1]

@@ -34,9 +34,7 @@ def _fill(scope: Scope, op: Op) -> None:
     operation = operation_of(op.target)
     constant = 1 if operation.out is Out.ONES else 0
     number = op.args[_VALUE_AT[operation.short_name]] if operation.short_name in _VALUE_AT else constant
-    (made,) = op.outputs
-    assert made is not None
-    fill(scope, scope.region(made), number)
+    fill(scope, scope.region(op.outputs[0]), number)
 
 
 def fill(scope: Scope, out: Region, number: Any) -> None:
@@ -55,9 +53,7 @@ def fill(scope: Scope, out: Region, number: Any) -> None:
 
 def _arange(scope: Scope, op: Op) -> None:
     """Each tile counts from its own first element."""
-    (made,) = op.outputs
-    assert made is not None
-    out = scope.region(made)
+    out = scope.region(op.outputs[0])
     whole = overload(op.target)(*op.args, **{k: v for k, v in op.kwargs.items() if k in ("dtype",)})
 
     def vertex(tile: int, where: np.ndarray) -> Vertex:
@@ -68,8 +64,6 @@ def _arange(scope: Scope, op: Op) -> None:
 
 def _move(scope: Scope, op: Op) -> None:
     """The pattern is found by moving the numbers of the elements instead of the elements."""
-    (made,) = op.outputs
-    assert made is not None
     sources: list[Region] = []
     start = 1  # 0 marks what no operand gives
 
@@ -86,7 +80,7 @@ def _move(scope: Scope, op: Op) -> None:
     if op.target.startswith("aten.constant_pad_nd.") and len(arguments) > 2:
         *arguments, value = arguments
     pattern = overload(op.target)(*arguments).numpy().ravel()
-    assemble(scope, scope.region(made), sources, pattern, value)
+    assemble(scope, scope.region(op.outputs[0]), sources, pattern, value)
 
 
 def assemble(scope: Scope, out: Region, sources: list[Region], pattern: np.ndarray, value: Any = 0) -> None:
@@ -125,9 +119,7 @@ def assemble(scope: Scope, out: Region, sources: list[Region], pattern: np.ndarr
 
 
 def _copy_whole(scope: Scope, op: Op) -> None:
-    (made,) = op.outputs
-    assert made is not None
-    copy(scope, scope.region(made), scope.region(op.reads()[0]))
+    copy(scope, scope.region(op.outputs[0]), scope.region(op.reads()[0]))
 
 
 def copy(scope: Scope, out: Region, source: Region) -> None:

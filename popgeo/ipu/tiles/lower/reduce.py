@@ -30,9 +30,7 @@ def lowering_of(scope: Scope, op: Op) -> Lowering | None:
 def _lower(scope: Scope, op: Op) -> None:
     """Two compute sets, or one where nothing is gained by reducing before moving."""
     name = name_of(op.target)
-    (made,) = op.outputs
-    assert made is not None
-    source, out = scope.region(op.reads()[0]), scope.region(made)
+    source, out = scope.region(op.reads()[0]), scope.region(op.outputs[0])
     dims = _dims(op, source.elements.ndim)
     kept = [1 if d in dims else size for d, size in enumerate(source.elements.shape)]
     places = np.broadcast_to(np.arange(math.prod(kept)).reshape(kept), source.elements.shape)

@@ -27,7 +27,7 @@ def row_cuts_of(
     return cuts(rows, split["rows"]), cuts(columns, split["columns"]), cuts(lookups, split["lookups"])
 
 
-def tile_of_block(scope: Scope, p: int, s: int, u: int, num_row_cuts: int, num_column_cuts: int) -> int:
+def tile_of(scope: Scope, p: int, s: int, u: int, num_row_cuts: int, num_column_cuts: int) -> int:
     return ((p * num_row_cuts + s) * num_column_cuts + u) % scope.builder.num_tiles
 
 
@@ -89,9 +89,3 @@ def rows_of_edges(scope: Scope, pointers: Region, num_edges: int) -> Region:
         ],
     )
     return index
-
-
-def result_of(scope: Scope, op: Op) -> Region:
-    made = op.outputs[0]
-    assert made is not None
-    return scope.region(made)

@@ -12,16 +12,7 @@ from popgeo.ipu.tiles.lower.elementwise import add
 from popgeo.ipu.tiles.lower.in_parts import in_parts, rows_for_tiles
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.lower.reduce import combine_partials
-from popgeo.ipu.tiles.lower.rows import (
-    as_rows,
-    names_rows,
-    one_index,
-    result_of,
-    row_cuts_of,
-    row_index,
-    rows_of_edges,
-    tile_of_block,
-)
+from popgeo.ipu.tiles.lower.rows import as_rows, names_rows, one_index, row_cuts_of, row_index, rows_of_edges, tile_of
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 
@@ -71,7 +62,7 @@ def scatter_rows(
     for (p, _), (s, rows), (u, narrow) in itertools.product(
         enumerate(lookup_cuts), enumerate(row_cuts), enumerate(column_cuts)
     ):
-        sums_at[p, rows, narrow] = tile_of_block(scope, p, s, u, len(row_cuts), len(column_cuts))
+        sums_at[p, rows, narrow] = tile_of(scope, p, s, u, len(row_cuts), len(column_cuts))
     direct = base is None and len(lookup_cuts) == 1 and bool((builder.holders(out) == sums_at[0]).all())
     sums = (
         Region(variable=out.variable, elements=out.elements[None])
@@ -117,7 +108,7 @@ def _index_add(scope: Scope, op: Op) -> None:
     """aten.index_add(x, dim, index, source, alpha), aten.scatter_add(x, dim, index, source) of rows"""
     dim, alpha, index = op.args[1], op.kwargs.get("alpha", 1), reshaped(row_index(scope, op), -1)
     base, source, out = (
-        as_rows(r, dim) for r in (*(scope.region(op.args[k].value) for k in (0, 3)), result_of(scope, op))
+        as_rows(r, dim) for r in (*(scope.region(op.args[k].value) for k in (0, 3)), scope.region(op.outputs[0]))
     )
     scatter_rows(scope, out, index, part(source, slice(0, index.elements.size)), base=base, alpha=alpha)
 
@@ -131,7 +122,7 @@ def _index_put(scope: Scope, op: Op) -> None:
     width = math.prod(base.elements.shape[1:])
     scatter_rows(
         scope,
-        as_rows(result_of(scope, op), 0),
+        as_rows(scope.region(op.outputs[0]), 0),
         reshaped(index, -1),
         reshaped(updates, index.elements.size, width),
         base=as_rows(base, 0),
@@ -141,7 +132,7 @@ def _index_put(scope: Scope, op: Op) -> None:
 
 def _embedding_backward(scope: Scope, op: Op) -> None:
     """aten.embedding_dense_backward(grad, index, num_weights, padding_idx, scale_grad_by_freq=False)"""
-    grad, index, out = scope.region(op.args[0].value), scope.region(op.args[1].value), result_of(scope, op)
+    grad, index, out = scope.region(op.args[0].value), scope.region(op.args[1].value), scope.region(op.outputs[0])
     updates = reshaped(grad, index.elements.size, out.elements.shape[1])
     scatter_rows(scope, out, reshaped(index, -1), updates, skip=op.args[3])
 
@@ -149,13 +140,14 @@ def _embedding_backward(scope: Scope, op: Op) -> None:
 def _scatter(scope: Scope, op: Op) -> None:
     """popgeo.scatter_sum(src, index, num_rows), popgeo.scatter_mul alike"""
     updates, index = scope.region(op.args[0].value), scope.region(op.args[1].value)
-    scatter_rows(scope, result_of(scope, op), index, updates, how="prod" if "scatter_mul" in op.target else "sum")
+    how = "prod" if "scatter_mul" in op.target else "sum"
+    scatter_rows(scope, scope.region(op.outputs[0]), index, updates, how=how)
 
 
 def _extremum(scope: Scope, op: Op) -> None:
     """popgeo.scatter_max(src, index, num_rows) -> (out, arg): a tile sees all updates of its columns."""
     updates, index = scope.region(op.args[0].value), scope.region(op.args[1].value)
-    out = result_of(scope, op)
+    out = scope.region(op.outputs[0])
     arg = None if op.outputs[1] is None else scope.region(op.outputs[1])
     num_rows, columns = out.elements.shape
     parts, arguments = rows_for_tiles(scope, columns), (Operand(0), Operand(1), num_rows)
@@ -164,7 +156,7 @@ def _extremum(scope: Scope, op: Op) -> None:
 
 def _segment_sum(scope: Scope, op: Op) -> None:
     """popgeo.segment_sum(src, indptr)"""
-    updates, out = scope.region(op.args[0].value), result_of(scope, op)
+    updates, out = scope.region(op.args[0].value), scope.region(op.outputs[0])
     index = rows_of_edges(scope, scope.region(op.args[1].value), updates.elements.shape[0])
     scatter_rows(scope, out, index, updates)
 
