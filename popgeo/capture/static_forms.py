@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from popgeo.capture import static_ctc, static_layers, static_neighbors
 
-# By module and name, what stands in for it: called with the function of PyG, then with the arguments of the call.
+# By module and name, what stands in for it; that of a method is called with PyG's own before the arguments.
 _IN_PYG: dict[tuple[str, str], Callable[..., Any]] = {
     ("torch_geometric.nn.aggr.base", "Aggregation.assert_sorted_index"): static_layers.assume_sorted_index,
     ("torch_geometric.nn.dense.linear", "HeteroLinear.forward"): static_layers.hetero_linear,
@@ -152,7 +152,7 @@ def _replaced_in_pyg() -> Iterator[None]:
             if owner:
                 places.append((holder, name, _standing_in(original, form)))
             else:
-                functions.append((name, original, _standing_in(original, form)))
+                functions.append((name, original, form))
     for importer in list(sys.modules.values()) if functions else ():
         held = getattr(importer, "__dict__", {})
         places += [(importer, name, form) for name, original, form in functions if held.get(name) is original]

@@ -1,62 +1,82 @@
-"""PyG's searches for neighbours with a fixed number of slots: -1 stands where there is no neighbour.
-
-Each takes PyG's own function, which is not called, then what that takes.
-"""
-
-from collections.abc import Callable
-from typing import Any
+"""PyG's searches for neighbours with a fixed number of slots: -1 stands where there is no neighbour."""
 
 import torch
 from torch import Tensor
 
-Original = Callable[..., Any]
+Graphs = Tensor | None  # the graph of each point; None where all belong to one
 
 
 def knn(
-    original: Original,
     x: Tensor,
     y: Tensor,
     k: int,
-    batch_x: Tensor | None = None,
-    batch_y: Tensor | None = None,
+    batch_x: Graphs = None,
+    batch_y: Graphs = None,
     cosine: bool = False,
     num_workers: int = 1,
     batch_size: int | None = None,
 ) -> Tensor:
-    """For each row of `y` the nearest `k` of `x` in its graph; row 0 names that of `y`. [2, num_y * k]
+    """For each row of `y` the nearest `k` rows of `x` in its graph; -1 where there are fewer.
+
+    Args:
+        x: Where neighbours lie. [num_x, channels]
+        y: Where to look from. [num_y, channels]
+        k: How many each has; there may be fewer.
+        batch_x: Graph of each row of `x`. [num_x]
+        batch_y: Graph of each row of `y`. [num_y]
+        cosine: Go by the angle instead of the distance.
+        num_workers: Taken for the sake of PyG's signature, as `batch_size` is; they change nothing.
+
+    Returns:
+        Row 0 names that of `y`, row 1 that of `x`. [2, num_y * k]
 
     Example:
-        >>> x, y = torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([[4.0]])
-        >>> knn(None, x, y, 2, torch.tensor([0, 0, 1]), torch.tensor([1]))
-        tensor([[ 0, -1],
-                [ 2, -1]])
+        >>> knn(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.9]]), 3)
+        tensor([[ 0,  0, -1],
+                [ 1,  0, -1]])
     """
     return _pairs(*nearest_rows(x, y, k, _same_graph(x, y, batch_x, batch_y), cosine))
 
 
 def knn_graph(
-    original: Original,
     x: Tensor,
     k: int,
-    batch: Tensor | None = None,
+    batch: Graphs = None,
     loop: bool = False,
     flow: str = "source_to_target",
     cosine: bool = False,
     num_workers: int = 1,
     batch_size: int | None = None,
 ) -> Tensor:
-    """The nearest `k` of each node in its graph, itself left out unless `loop`. [2, num_nodes * k]"""
+    """Edges from the nearest `k` nodes of each node in its graph; both ends are -1 where there are fewer.
+
+    Args:
+        x: Positions. [num_nodes, channels]
+        k: Edges of each node.
+        batch: Graph of each node. [num_nodes]
+        loop: Whether a node may be its own neighbour.
+        flow: `"source_to_target"` has the neighbours in row 0, `"target_to_source"` in row 1.
+        cosine: Go by the angle instead of the distance.
+        num_workers: Taken for the sake of PyG's signature; it changes nothing.
+
+    Returns:
+        The edges, `k` for each node. [2, num_nodes * k]
+
+    Example:
+        >>> knn_graph(torch.tensor([[0.0], [1.0], [3.0]]), 1)
+        tensor([[1, 0, 1],
+                [0, 1, 2]])
+    """
     edges = _pairs(*nearest_rows(x, x, k, _candidates(x, batch, loop), cosine))
     return edges.flip([0]) if flow == "source_to_target" else edges
 
 
 def radius(
-    original: Original,
     x: Tensor,
     y: Tensor,
     r: float,
-    batch_x: Tensor | None = None,
-    batch_y: Tensor | None = None,
+    batch_x: Graphs = None,
+    batch_y: Graphs = None,
     max_num_neighbors: int | None = 32,
     num_workers: int = 1,
     batch_size: int | None = None,
@@ -72,10 +92,9 @@ def radius(
 
 
 def radius_graph(
-    original: Original,
     x: Tensor,
     r: float,
-    batch: Tensor | None = None,
+    batch: Graphs = None,
     loop: bool = False,
     max_num_neighbors: int | None = 32,
     flow: str = "source_to_target",
@@ -89,30 +108,54 @@ def radius_graph(
     return edges.flip([0]) if flow == "source_to_target" else edges
 
 
-def nearest(
-    original: Original, x: Tensor, y: Tensor, batch_x: Tensor | None = None, batch_y: Tensor | None = None
-) -> Tensor:
-    """For each row of `x` the nearest of `y` in its graph. [num_x]"""
+def nearest(x: Tensor, y: Tensor, batch_x: Graphs = None, batch_y: Graphs = None) -> Tensor:
+    """For each row of `x` the nearest row of `y` in its graph; -1 where there is none.
+
+    Args:
+        x: Where to look from. [num_x, channels]
+        y: Where neighbours lie. [num_y, channels]
+        batch_x: Graph of each row of `x`. [num_x]
+        batch_y: Graph of each row of `y`. [num_y]
+
+    Returns:
+        Rows of `y`. [num_x]
+
+    Example:
+        >>> nearest(torch.tensor([[0.0], [2.0]]), torch.tensor([[1.8], [0.1]]))
+        tensor([1, 0])
+    """
     rows, found = nearest_rows(y, x, 1, _same_graph(y, x, batch_y, batch_x))
     return torch.where(found, rows, -1).squeeze(1)
 
 
 def knn_interpolate(
-    original: Original,
     x: Tensor,
     pos_x: Tensor,
     pos_y: Tensor,
-    batch_x: Tensor | None = None,
-    batch_y: Tensor | None = None,
+    batch_x: Graphs = None,
+    batch_y: Graphs = None,
     k: int = 3,
     num_workers: int = 1,
 ) -> Tensor:
     """Features at `pos_y`: those of the nearest `k` of `pos_x`, weighted by the inverse squared distance.
 
-    Source: arXiv:1706.02413, equation 2. A point with fewer neighbours than `k` takes those that it has.
+    A point with fewer neighbours takes those that it has. Source: arXiv:1706.02413, equation 2.
+
+    Args:
+        x: Features at `pos_x`. [num_x, channels]
+        pos_x: Positions. [num_x, dimensions]
+        pos_y: Positions. [num_y, dimensions]
+        batch_x: Graph of each row of `pos_x`. [num_x]
+        batch_y: Graph of each row of `pos_y`. [num_y]
+        k: Neighbours of each.
+        num_workers: Taken for the sake of PyG's signature; it changes nothing.
 
     Returns:
         Features. [num_y, channels]
+
+    Example:
+        >>> knn_interpolate(torch.tensor([[1.0], [4.0]]), torch.tensor([[0.0], [3.0]]), torch.tensor([[1.0]]), k=2)
+        tensor([[1.6000]])
     """
     rows, found = nearest_rows(pos_x, pos_y, k, _same_graph(pos_x, pos_y, batch_x, batch_y))
     distances = (pos_x[rows] - pos_y.unsqueeze(1)).detach().square().sum(-1, keepdim=True)  # [num_y, k, 1]
@@ -145,7 +188,7 @@ def _squared_distances(x: Tensor, y: Tensor) -> Tensor:
     return (y.unsqueeze(1) - x.unsqueeze(0)).square().sum(-1)
 
 
-def _same_graph(x: Tensor, y: Tensor, batch_x: Tensor | None, batch_y: Tensor | None) -> Tensor:
+def _same_graph(x: Tensor, y: Tensor, batch_x: Graphs, batch_y: Graphs) -> Tensor:
     if batch_x is None and batch_y is None:
         return torch.ones(y.size(0), x.size(0), dtype=torch.bool)
     of_x, of_y = (
@@ -155,7 +198,7 @@ def _same_graph(x: Tensor, y: Tensor, batch_x: Tensor | None, batch_y: Tensor | 
     return of_y.unsqueeze(1) == of_x.unsqueeze(0)
 
 
-def _candidates(x: Tensor, batch: Tensor | None, loop: bool) -> Tensor:
+def _candidates(x: Tensor, batch: Graphs, loop: bool) -> Tensor:
     allowed = _same_graph(x, x, batch, batch)
     return allowed if loop else allowed & ~torch.eye(x.size(0), dtype=torch.bool)
 

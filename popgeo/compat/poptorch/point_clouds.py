@@ -98,8 +98,4 @@ def nearest(
     clouds = (
         batch if batch is None or isinstance(batch, Tensor) else torch.tensor(batch) for batch in (batch_x, batch_y)
     )
-    return static_neighbors.nearest(_nothing, x, y, *clouds)
-
-
-def _nothing() -> None:
-    """Stands where a static form is given the function that it stands in for."""
+    return static_neighbors.nearest(x, y, *clouds)

@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch_geometric import typing as pyg_typing
 from torch_geometric.loader import ClusterData
 from torch_geometric.nn import MessagePassing, pool
 from torch_geometric.sampler import HeteroSamplerOutput, NeighborSampler, SamplerOutput
 
-from popgeo.capture import static_neighbors
+from popgeo.compat import torch_cluster
 from popgeo.compat.account import honoured, ignored
 from popgeo.sampling import CompressedGraph, partition, sample_neighbors
 
@@ -42,7 +41,7 @@ def stand_in() -> None:
         return
     for name, flag in _FLAGS.items():
         if not getattr(pyg_typing, flag):
-            _replace(pool, name, _searching(name))
+            _replace(pool, name, getattr(torch_cluster, name))
     if not pyg_typing.WITH_KNN:
         _let_layers_search()
     if not (pyg_typing.WITH_METIS or pyg_typing.WITH_TORCH_SPARSE):
@@ -90,17 +89,6 @@ def _take_what_pyg_took() -> None:
     _put(MessagePassing, "__init__", take)
 
 
-def _searching(name: str) -> Callable[..., Tensor]:
-    original, static = getattr(pool, name), getattr(static_neighbors, name)
-
-    @functools.wraps(original)
-    def search(*args: Any, **kwargs: Any) -> Tensor:
-        found: Tensor = static(original, *args, **kwargs)
-        return found if found.dim() == 1 else found[:, (found >= 0).all(0)]
-
-    return search
-
-
 def _let_layers_search() -> None:
     """Layers of PyG that search call the extension themselves, with where each graph starts: here with the graphs."""
     for layer in _LAYERS:
@@ -114,9 +102,7 @@ def _as_it_is(batch: Tensor) -> Tensor:
 
 
 def _knn(x: Tensor, y: Tensor, of_x: Any, of_y: Any, k: int, cosine: bool, num_workers: int) -> Tensor:
-    found = static_neighbors.knn(_knn, x, y, k, of_x, of_y, cosine)
-    # While a model is captured the number of edges is fixed; absent ones stay, as they do on the machine.
-    return found if isinstance(x, FakeTensor) else found[:, (found >= 0).all(0)]
+    return torch_cluster.knn(x, y, k, of_x, of_y, cosine)
 
 
 def _replace(module: Any, name: str, function: Callable[..., Any]) -> None:

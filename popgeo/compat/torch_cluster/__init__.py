@@ -1,6 +1,6 @@
 """torch_cluster's searches in point clouds over popgeo's, for programs that import them where it is not installed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ def knn(x: Tensor, y: Tensor, k: int, *args: Any, **kwargs: Any) -> Tensor:
         tensor([[0, 0],
                 [1, 0]])
     """
-    return _real(x, static_neighbors.knn(_never, x, y, k, *args, **kwargs))
+    return _real(x, static_neighbors.knn(x, y, k, *args, **kwargs))
 
 
 def knn_graph(x: Tensor, k: int, *args: Any, **kwargs: Any) -> Tensor:
@@ -44,7 +44,7 @@ def knn_graph(x: Tensor, k: int, *args: Any, **kwargs: Any) -> Tensor:
         tensor([[1, 0, 1],
                 [0, 1, 2]])
     """
-    return _real(x, static_neighbors.knn_graph(_never, x, k, *args, **kwargs))
+    return _real(x, static_neighbors.knn_graph(x, k, *args, **kwargs))
 
 
 def radius(x: Tensor, y: Tensor, r: float, *args: Any, **kwargs: Any) -> Tensor:
@@ -55,7 +55,7 @@ def radius(x: Tensor, y: Tensor, r: float, *args: Any, **kwargs: Any) -> Tensor:
         tensor([[0, 0],
                 [0, 1]])
     """
-    return _real(x, static_neighbors.radius(_never, x, y, r, *args, **kwargs))
+    return _real(x, static_neighbors.radius(x, y, r, *args, **kwargs))
 
 
 def radius_graph(x: Tensor, r: float, *args: Any, **kwargs: Any) -> Tensor:
@@ -66,7 +66,7 @@ def radius_graph(x: Tensor, r: float, *args: Any, **kwargs: Any) -> Tensor:
         tensor([[1, 0],
                 [0, 1]])
     """
-    return _real(x, static_neighbors.radius_graph(_never, x, r, *args, **kwargs))
+    return _real(x, static_neighbors.radius_graph(x, r, *args, **kwargs))
 
 
 def nearest(x: Tensor, y: Tensor, batch_x: Any = None, batch_y: Any = None) -> Tensor:
@@ -114,7 +114,3 @@ def fps(
 def _real(x: Tensor, pairs: Tensor) -> Tensor:
     """The pairs that there are, where their number may depend on data."""
     return pairs if isinstance(x, FakeTensor) else pairs[:, (pairs >= 0).all(0)]
-
-
-def _never(*args: Any, **kwargs: Any) -> Callable[..., Any]:
-    raise AssertionError("The search of popgeo does not call the one that it stands for.")
