@@ -6,11 +6,7 @@ from enum import Enum, IntEnum
 class OutputMode(IntEnum):
     """Which of the steps of a call return their results; `Default` is `All` for inference and `Final` for training."""
 
-    Final = 0
-    EveryN = 1
-    All = 2
-    Sum = 3
-    Default = 4
+    Final, EveryN, All, Sum, Default = range(5)
 
 
 AnchorMode = OutputMode  # its name before PopTorch 2.4
@@ -19,58 +15,43 @@ AnchorMode = OutputMode  # its name before PopTorch 2.4
 class DataLoaderMode(IntEnum):
     """Whether batches are loaded when they are asked for, ahead of time, or ahead of time in parts."""
 
-    Sync = 0
-    Async = 1
-    AsyncRebatched = 2
+    Sync, Async, AsyncRebatched = range(3)
 
 
 class SharingStrategy(IntEnum):
     """How a dataset reaches the process that loads it."""
 
-    SharedMemory = 0
-    FileSystem = 1
-    Fork = 2
-    ForkServer = 3
+    SharedMemory, FileSystem, Fork, ForkServer = range(4)
 
 
 class ConnectionType(IntEnum):
     """When a model takes hold of a machine; one that `Never` does can be compiled but not called."""
 
-    Always = 0
-    OnDemand = 1
-    Never = 2
+    Always, OnDemand, Never = range(3)
 
 
 class HalfFloatCastingBehavior(IntEnum):
     """What an operation of float16 and float32 computes in; PyTorch's rule holds here."""
 
-    FloatDowncastToHalf = 0
-    HalfUpcastToFloat = 1
-    Default = 2
+    FloatDowncastToHalf, HalfUpcastToFloat, Default = range(3)
 
 
 class ReductionType(IntEnum):
     """How losses or gradients become one."""
 
-    Sum = 0
-    Mean = 1
-    NoReduction = 2
+    Sum, Mean, NoReduction = range(3)
 
 
 class MeanReductionStrategy(IntEnum):
     """When a mean of gradients is divided by their number."""
 
-    Running = 0
-    Post = 1
-    PostAndLoss = 2
+    Running, Post, PostAndLoss = range(3)
 
 
 class SyncPattern(IntEnum):
     """Which IPUs wait for each other."""
 
-    Full = 0
-    SinglePipeline = 1
-    ReplicaAndLadder = 2
+    Full, SinglePipeline, ReplicaAndLadder = range(3)
 
 
 class MatMulSerializationMode(Enum):
@@ -85,10 +66,7 @@ class MatMulSerializationMode(Enum):
 class Liveness(IntEnum):
     """Where tensors stay between the phases of a phased execution."""
 
-    AlwaysLive = 0
-    OffChipAfterFwd = 1
-    OffChipAfterFwdNoOverlap = 2
-    OffChipAfterEachPhase = 3
+    AlwaysLive, OffChipAfterFwd, OffChipAfterFwdNoOverlap, OffChipAfterEachPhase = range(4)
 
 
 class OverlapMode(Enum):
@@ -102,24 +80,19 @@ class OverlapMode(Enum):
 class AutoStage(IntEnum):
     """How blocks become stages where the program names none."""
 
-    SameAsIpu = 0
-    AutoIncrement = 1
+    SameAsIpu, AutoIncrement = range(2)
 
 
 class MultiConvPlanType(IntEnum):
     """How several convolutions run together."""
 
-    Parallel = 0
-    Serial = 1
+    Parallel, Serial = range(2)
 
 
 class CommGroupType(IntEnum):
     """Which replicas share a value: groups of neighbours, groups across, all of them, or none."""
 
-    All = 0
-    Consecutive = 1
-    Orthogonal = 2
-    NoGrouping = 3
+    All, Consecutive, Orthogonal, NoGrouping = range(4)
 
 
 class VariableRetrievalMode(IntEnum):

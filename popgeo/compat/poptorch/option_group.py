@@ -1,23 +1,27 @@
 """A group of named options, frozen once it is in use, and the setters by which programs choose them.
 
-A setter is a row of a table: the name that programs call, the name that the choice is kept under, whether it is
-honoured, recorded or ignored, and why. `setter` makes a method of the row; what all choices are in popgeo's terms is
-said in one place, `popgeo_options`.
+A setter is a row of `options.csv`: the group that it belongs to, the name that programs call and its one parameter, the
+name that the choice is kept under, whether it is honoured, recorded or ignored, and why. One that does more than a row
+can say is a method under `setter`. What all choices are in popgeo's terms is said in one place, `popgeo_options`.
 """
 
 import copy
+import csv
 import difflib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Any, TypeVar
 
 from popgeo.compat.account import ACCOUNT, Treatment
+from popgeo.compat.poptorch.enums import ConnectionType, SyncPattern
 from popgeo.compat.poptorch.errors import Frozen, check
 
 HONOURED, RECORDED, IGNORED = Treatment.HONOURED, Treatment.RECORDED, Treatment.IGNORED
 Group = TypeVar("Group", bound="OptionGroup")
+Accept = Callable[[str, Any], Any]  # turns the name of a setter and its argument into what is kept, or refuses it
 
 
 class OptionGroup:
@@ -38,6 +42,13 @@ class OptionGroup:
 
     _asked = ""  # by which name the account lists the group
     _popart: Any = None  # PopART's own settings, in groups that choose some of them
+    _kinds: Mapping[str, tuple[Any, Accept | None]] = {}  # of parameters that this group alone has
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for row in _ROWS:
+            if row["group"] == cls.__name__:
+                setattr(cls, row["name"], _setter_of(row, {**_KINDS, **cls._kinds}))
 
     def __init__(self, **defaults: Any) -> None:
         self._is_frozen = False
@@ -136,7 +147,7 @@ class OptionGroup:
 
 
 def setter(
-    keeps: str, becomes: Treatment | None, because: str = "", accepts: Callable[[str, Any], Any] | None = None
+    keeps: str, becomes: Treatment | None, because: str = "", accepts: Accept | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Makes a setter of a method that has a name, an argument and a docstring, and mostly no body.
 
@@ -193,7 +204,7 @@ def at_least_one(name: str, count: Any) -> int:
     return int(count)
 
 
-def of_kind(kind: type, what: str) -> Callable[[str, Any], Any]:
+def of_kind(kind: type, what: str) -> Accept:
     """Takes choices of a kind as they are given, and refuses anything else as `at_least_one` does."""
 
     def accept(name: str, choice: Any) -> Any:
@@ -203,15 +214,56 @@ def of_kind(kind: type, what: str) -> Callable[[str, Any], Any]:
     return accept
 
 
-def member_of(kind: type[Enum]) -> Callable[[str, Any], Any]:
+def member_of(kind: type[Enum]) -> Accept:
     """Takes the members of an enum of PopTorch."""
     return of_kind(kind, f"a member of poptorch.{kind.__name__}")
 
 
-def number_of(kind: type[Enum]) -> Callable[[str, Any], Any]:
+def number_of(kind: type[Enum]) -> Accept:
     """Takes the members of an enum likewise, and keeps their numbers."""
     return lambda name, choice: member_of(kind)(name, choice).value
 
 
 whole_number = of_kind(int, "an integer")
 true_or_false = of_kind(bool, "a bool")
+
+
+def zero_or_one(name: str, choice: Any) -> int:
+    """Takes true or false, and keeps it as a number."""
+    return int(true_or_false(name, choice))
+
+
+# What a row calls a kind of parameter: its type, and what accepts it; without that it is kept as it is given.
+_KINDS: Mapping[str, tuple[Any, Accept | None]] = {
+    "bool": (bool, None),
+    "true or false": (bool, true_or_false),
+    "0 or 1": (bool, zero_or_one),
+    "count": (int, at_least_one),
+    "whole number": (int, whole_number),
+    "int or None": (int | None, None),
+    "str": (str, None),
+    "names": (list[str], lambda _, names: list(names)),
+    "ConnectionType": (ConnectionType, number_of(ConnectionType)),
+    "SyncPattern": (SyncPattern, number_of(SyncPattern)),
+}
+
+with Path(__file__).with_name("options.csv").open(newline="") as _file:
+    _ROWS = list(csv.DictReader(_file))
+
+
+def _setter_of(row: Mapping[str, str], kinds: Mapping[str, tuple[Any, Accept | None]]) -> Callable[..., Any]:
+    """The method that a row describes, with its name, signature and docstring."""
+
+    def method(self: OptionGroup, *args: Any, **kwargs: Any) -> None: ...
+
+    kind, accepts = kinds[row["kind"]]
+    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    default = True if row["default"] == "True" else inspect.Parameter.empty
+    parameter = inspect.Parameter(row["parameter"], either, default=default, annotation=kind)
+    method.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter("self", either), parameter], return_annotation=Any
+    )
+    method.__name__, method.__doc__ = row["name"], row["explains"]
+    method.__qualname__ = f"{row['group']}.{row['name']}"
+    becomes = Treatment(row["becomes"]) if row["becomes"] else None
+    return setter(row["keeps"], becomes, row["because"], accepts)(method)

@@ -12,7 +12,6 @@ from popgeo.compat.poptorch.option_group import (
     HONOURED,
     IGNORED,
     OptionGroup,
-    at_least_one,
     member_of,
     setter,
     true_or_false,
@@ -65,10 +64,6 @@ class JitOptions(OptionGroup):
 
     _asked = "Options.Jit"
 
-    @setter("trace_model", IGNORED, "models are captured through PyTorch's dispatcher in any case", true_or_false)
-    def traceModel(self, trace_model: bool) -> Any:
-        """Chooses between tracing and PyTorch's dispatcher."""
-
 
 class PrecisionOptions(OptionGroup):
     """The types that are computed in, and whether NaN stops the program."""
@@ -82,14 +77,6 @@ class PrecisionOptions(OptionGroup):
             running_statistics_always_float=True,
         )
         self._popart = popart
-
-    @setter("popart:enableFloatingPointChecks", HONOURED, "the operation and the model's line are named", true_or_false)
-    def enableFloatingPointExceptions(self, enabled: bool) -> Any:
-        """Stops at the first operation whose result holds NaN or infinity."""
-
-    @setter("popart:enableStochasticRounding", HONOURED, "of updated float16 weights; all else rounds to nearest")
-    def enableStochasticRounding(self, enabled: bool) -> Any:
-        """Rounds updated float16 weights at random; all other results are rounded to the nearest number."""
 
     @setter("popart:partialsTypeMatMuls", IGNORED, "matrix products are added up as PyTorch adds them up here")
     def setPartialsType(self, dtype: torch.dtype) -> Any:
@@ -106,10 +93,6 @@ class PrecisionOptions(OptionGroup):
             honoured("Options.Precision.halfFloatCasting(HalfUpcastToFloat)", "as in PyTorch")
         else:
             ignored("Options.Precision.halfFloatCasting", "float16 and float32 give float32, as in PyTorch")
-
-    @setter("autocast_enabled", IGNORED, "types stay as the model has them", true_or_false)
-    def autocastEnabled(self, autocast_enabled: bool) -> Any:
-        """Whether `poptorch.autocast` may change types."""
 
     @setter("running_statistics_always_float", IGNORED, "buffers keep the type that modules give them", true_or_false)
     def runningStatisticsAlwaysFloat(self, value: bool) -> Any:
@@ -136,10 +119,6 @@ class TrainingOptions(OptionGroup):
         )
         self._strategy_is_chosen = False
         self._popart = popart
-
-    @setter("gradient_accumulation", HONOURED, accepts=at_least_one)
-    def gradientAccumulation(self, gradient_accumulation: int) -> Any:
-        """The micro-batches whose gradients one update joins."""
 
     @setter("accumulation_and_replication_reduction_type", HONOURED)
     def accumulationAndReplicationReductionType(self, reduction_type: ReductionType) -> Any:

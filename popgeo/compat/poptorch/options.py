@@ -7,18 +7,25 @@ from typing import Any
 
 import torch
 
-from popgeo.compat.account import honoured
+from popgeo.compat.account import honoured, ignored
 from popgeo.compat.poptorch import option_groups, tensor_locations
 from popgeo.compat.poptorch.enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
 from popgeo.compat.poptorch.errors import check
-from popgeo.compat.poptorch.option_group import HONOURED, RECORDED, at_least_one, number_of, setter
+from popgeo.compat.poptorch.option_group import (
+    HONOURED,
+    IGNORED,
+    RECORDED,
+    OptionGroup,
+    at_least_one,
+    number_of,
+    setter,
+)
 from popgeo.compat.poptorch.options_text import ConfigFileError as ConfigFileError
 from popgeo.compat.poptorch.options_text import apply_file, apply_json
-from popgeo.compat.poptorch.options_without_meaning import OptionsWithoutMeaning
 from popgeo.compat.poptorch.tensor_locations import TensorLocationSettings as TensorLocationSettings
 
 
-class Options(OptionsWithoutMeaning):
+class Options(OptionGroup):
     """How a model is compiled and run: setters return the options, so that they chain; a model in use freezes them.
 
     Example:
@@ -29,6 +36,7 @@ class Options(OptionsWithoutMeaning):
         (4, 2)
     """
 
+    _asked = "Options"
     Training = property(attrgetter("_training"), doc="How gradients become an update.")
     Precision = property(attrgetter("_precision"), doc="Types, and what becomes of NaN.")
     GraphProcessing = Precision  # its name before PopTorch 2.0
@@ -97,14 +105,6 @@ class Options(OptionsWithoutMeaning):
         groups = (self._popart, self._training, self._precision, self._distributed, self._tensor_locations)
         return {**self._values, **{name: value for group in groups for name, value in group.toDict().items()}}
 
-    @setter("device_iterations", HONOURED, accepts=at_least_one)
-    def deviceIterations(self, device_iterations: int) -> Any:
-        """The steps that one call runs."""
-
-    @setter("replication_factor", HONOURED, "one process runs the replicas one after the other", at_least_one)
-    def replicationFactor(self, replication_factor: int) -> Any:
-        """Data-parallel copies of the model."""
-
     def inputReplicaGrouping(self, input_group_size: int, input_group_type: CommGroupType) -> "Options":
         """Lets groups of replicas share their inputs.
 
@@ -119,15 +119,6 @@ class Options(OptionsWithoutMeaning):
         self.set(input_group_size=size, input_group_type=input_group_type)
         honoured("Options.inputReplicaGrouping")
         return self
-
-    @setter("broadcast_buffers", HONOURED)
-    def broadcastBuffers(self, broadcast_buffers: bool = True) -> Any:
-        """False lets every replica keep buffers of its own, which is needed where the model changes them."""
-
-    @setter("updatable_named_buffers", HONOURED)
-    def updatableNamedBuffers(self, buffers: list[str]) -> Any:
-        """The buffers that `copyNamedBuffersToDevice` brings up to date."""
-        return list(buffers)
 
     def outputMode(self, output_mode: OutputMode, output_return_period: int | None = None) -> "Options":
         """Which of the steps of a call return their results.
@@ -169,18 +160,6 @@ class Options(OptionsWithoutMeaning):
             self._popart.keep("cachePath", path)
         return path is not None
 
-    @setter("_show_compilation_progress_bar", HONOURED)
-    def showCompilationProgressBar(self, show: bool = True) -> Any:
-        """A progress bar while a model is compiled."""
-
-    @setter("popart:instrumentWithHardwareCycleCounter", RECORDED, "cycles are those of the modelled machine")
-    def logCycleCount(self, log_cycle_count: bool) -> Any:
-        """Lets `cycleCount()` tell what a call costs."""
-
-    @setter("connection_type", HONOURED, "with Never a model is compiled and not called", number_of(ConnectionType))
-    def connectionType(self, connection_type: ConnectionType) -> Any:
-        """When a machine is taken hold of; with `Never` a model can be compiled but not called."""
-
     @setter("ipu_version", RECORDED, "the modelled machine is of that generation")
     def useOfflineIpuTarget(self, ipu_version: int = 2) -> Any:
         """Compiles for a machine that is not there: 1 is the first generation, 2 the second."""
@@ -209,3 +188,36 @@ class Options(OptionsWithoutMeaning):
             f"Available memory proportions are parts of a memory, 0 to 1; found {available_memory_proportion}",
         )
         return proportions
+
+    def anchorTensor(
+        self,
+        short_name: str,
+        long_name: str,
+        output_mode: OutputMode | None = None,
+        output_return_period: int | None = 1,
+    ) -> None:
+        """Marks a tensor inside the graph to be read after a call."""
+        self.checkIsFrozen()
+        period = output_return_period if output_mode is OutputMode.EveryN else 1
+        self.anchored_tensors[short_name] = [long_name, output_mode is None, output_mode, period]
+        ignored("Options.anchorTensor", "names of PopART's tensors are not known here; return the tensor instead")
+
+    @setter("popart:syntheticDataMode", IGNORED, "a call computes with the data that it is given")
+    def enableSyntheticData(self, enabled: bool) -> Any:
+        """Lets the machine make up its inputs."""
+        return 2 if enabled else 0
+
+    @setter("popart:engineOptions", IGNORED, "the account of the modelled machine is executor.report")
+    def enableProfiling(self, profile_dir: str | None = None) -> Any:
+        """Writes a report of Graphcore's tools."""
+        engine = {"autoReport.directory": profile_dir or ".", "autoReport.all": "true"}
+        return self._popart.options.get("engineOptions", {}) | engine | {"debug.allowOutOfMemory": "true"}
+
+    @setter("_module_namescope_enabled", IGNORED, "reports name operations by the model's lines")
+    def disableModuleNamescope(self) -> Any:
+        """Operations without the names of their modules."""
+        return False
+
+    def appendToLocationExcludes(self, *excludes: str) -> Any:
+        """Further such files."""
+        return self.sourceLocationExcludes([*self._source_location_excludes, *excludes])

@@ -1,17 +1,13 @@
 """Where a program wants tensors to lie on the machine; everything lies in this computer's memory here."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from popgeo.compat.account import ignored, recorded
 from popgeo.compat.poptorch.errors import check
-from popgeo.compat.poptorch.option_group import RECORDED, OptionGroup, setter, true_or_false, whole_number
+from popgeo.compat.poptorch.option_group import RECORDED, OptionGroup, setter, zero_or_one
 
 _WHERE = "tensors lie in this computer's memory; the modelled machine keeps them in its tiles"
 _PARTS = "the modelled replicas keep a part each of the optimizer's state, and so do processes; results are the same"
-
-
-def _zero_or_one(name: str, use: Any) -> int:
-    return int(true_or_false(name, use))
 
 
 class TensorLocationSettings(OptionGroup):
@@ -22,33 +18,13 @@ class TensorLocationSettings(OptionGroup):
         {'onChip': 0}
     """
 
-    @setter("minElementsForOffChip", None, accepts=whole_number)
-    def minElementsForOffChip(self, min_elements: int) -> Any:
-        """Smaller tensors stay on the chip."""
-
-    @setter("minElementsForReplicatedTensorSharding", None, accepts=whole_number)
-    def minElementsForReplicatedTensorSharding(self, min_elements: int) -> Any:
-        """Smaller tensors are not divided over replicas."""
-
     def useOnChipStorage(self, use: bool | None = True) -> "TensorLocationSettings":
         """On the chip or in the machine's outer memory; None leaves it open."""
         if use is None:
             self.deleteIfExists("onChip")
         else:
-            self.createOrSet(onChip=_zero_or_one("useOnChipStorage", use))
+            self.createOrSet(onChip=zero_or_one("useOnChipStorage", use))
         return self
-
-    @setter("useReplicatedTensorSharding", None, accepts=_zero_or_one)
-    def useReplicatedTensorSharding(self, use: bool = True) -> Any:
-        """Divided over replicas."""
-
-    @setter("useIOTilesToLoad", None, accepts=_zero_or_one)
-    def useIOTilesToLoad(self, use: bool = True) -> Any:
-        """Loaded through tiles kept for that."""
-
-    @setter("useIOTilesToStore", None, accepts=_zero_or_one)
-    def useIOTilesToStore(self, use: bool = True) -> Any:
-        """Stored through tiles kept for that."""
 
 
 def _location(name: str, location: Any) -> dict[str, Any]:
@@ -67,25 +43,10 @@ class TensorLocationOptions(OptionGroup):
     """Where activations, weights, optimizer state and accumulators lie."""
 
     _asked = "Options.TensorLocations"
+    _kinds: ClassVar = {"location": (TensorLocationSettings, _location)}
 
     @setter("numIOTiles", RECORDED, "the modelled machine computes with so many tiles less")
     def numIOTiles(self, num_tiles: int) -> Any:
         """Tiles kept for transfers."""
         is_taken = isinstance(num_tiles, int) and 32 <= num_tiles <= 192 and num_tiles % 2 == 0
         check(is_taken, "numIOTiles must be an even number between 32 and 192.")
-
-    @setter("location_activation", None, accepts=_location)
-    def setActivationLocation(self, location: TensorLocationSettings) -> Any:
-        """Where activations lie."""
-
-    @setter("location_weight", None, accepts=_location)
-    def setWeightLocation(self, location: TensorLocationSettings) -> Any:
-        """Where weights lie."""
-
-    @setter("location_optimizer", None, accepts=_location)
-    def setOptimizerLocation(self, location: TensorLocationSettings) -> Any:
-        """Where the optimizer's state lies."""
-
-    @setter("location_accumulator", None, accepts=_location)
-    def setAccumulatorLocation(self, location: TensorLocationSettings) -> Any:
-        """Where accumulated gradients lie."""
