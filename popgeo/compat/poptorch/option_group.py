@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from popgeo.compat.account import ACCOUNT, Treatment
 from popgeo.compat.poptorch.enums import ConnectionType, SyncPattern
@@ -42,7 +42,7 @@ class OptionGroup:
 
     _asked = ""  # by which name the account lists the group
     _popart: Any = None  # PopART's own settings, in groups that choose some of them
-    _kinds: Mapping[str, tuple[Any, Accept | None]] = {}  # of parameters that this group alone has
+    _kinds: ClassVar[Mapping[str, tuple[Any, Accept | None]]] = {}  # of parameters that this group alone has
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
