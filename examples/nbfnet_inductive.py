@@ -3,8 +3,8 @@
     python examples/nbfnet_inductive.py --root data/kg/inductive --name fb237_v1
 
 The folder holds GraIL's splits (https://github.com/kkteru/grail, folder data): `NAME/train.txt`, `valid.txt` and
-`test.txt`, and the same files of `NAME_ind`, or each with `.gz` at its end, one `head <tab> relation <tab> tail` a line.
-It is `kg/inductive` of the folder that POPGEO_SHARED_DATA names, if that is set.
+`test.txt`, and the same files of `NAME_ind`, or each with `.gz` at its end, one `head <tab> relation <tab> tail` a
+line. It is `kg/inductive` of the folder that POPGEO_SHARED_DATA names, if that is set.
 
 The model learns on the graph of NAME and answers on that of NAME_ind, which shares relations with it but no entity. In
 training the edges that state a query's own answer are hidden from it by a mask, so every step has one shape. Both
