@@ -84,7 +84,8 @@ class Learner:
 def learn(package: Path, tests: Collection[str], kept: Path) -> int:
     """Runs the tests once, and keeps the seconds of each, which functions it enters, and what runs on import."""
     learner, files = Learner(package), (str(package.parent / test) for test in tests)
-    pytest.main([*PYTEST, f"--ignore-glob=*/{NEEDS_A_GPU}", f"--rootdir={package.parent}", *files], plugins=[learner])
+    ignored = [f"--ignore={path}" for path in package.rglob(NEEDS_A_GPU)]
+    pytest.main([*PYTEST, *ignored, f"--rootdir={package.parent}", *files], plugins=[learner])
     return kept.write_text(json.dumps({name: getattr(learner, name) for name in ("seconds", "entered", "imported")}))
 
 
@@ -172,6 +173,8 @@ def main() -> None:
         print("running the tests once, to learn which of them enter which function", file=sys.stderr)
         outcomes([partial(learn, root / given.sources[0].partition("/")[0], given.tests, kept)], 7200, root, 1)
     learned = json.loads(kept.read_text())
+    if not learned["seconds"]:
+        sys.exit("No test ran, so nothing was learned. Run pytest on the same files and mend what it says.")
     paths = [path for name in given.sources for path in sorted((root / name).rglob("*.py")) or [root / name]]
     every = [fault for path in paths if path.name != NEEDS_A_GPU for fault in faults_of(path)]
     drawn = random.Random(given.seed).sample(every, min(given.faults, len(every)))
