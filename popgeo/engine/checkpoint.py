@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from popgeo.atomic_write import write_atomically
-from popgeo.engine.optimizer.keep_types import restore_types
+from popgeo.engine.optimizer.precision import restore_types
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_runner import StepRunner

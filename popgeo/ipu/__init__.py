@@ -7,7 +7,7 @@ from popgeo.capture.control_flow import cond as cond
 from popgeo.capture.control_flow import for_loop as for_loop
 from popgeo.capture.dynamic_shapes import DynamicShapeError as DynamicShapeError
 from popgeo.capture.identity_loss import identity_loss as identity_loss
-from popgeo.capture.mark_losses import losses_marked as losses_marked
+from popgeo.capture.identity_loss import losses_marked as losses_marked
 from popgeo.capture.print_tensor import print_tensor as print_tensor
 from popgeo.engine.compiled_step import CompiledStep as CompiledStep
 from popgeo.engine.loss_scaling import LossScaling as LossScaling

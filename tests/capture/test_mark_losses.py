@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from popgeo.capture.identity_loss import identity_loss
-from popgeo.capture.mark_losses import losses_marked
+from popgeo.capture.identity_loss import identity_loss, losses_marked
 from popgeo.ipu import training_model
 
 

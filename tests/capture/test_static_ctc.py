@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import ctc_loss as reference
 
 from popgeo import ipu
-from popgeo.capture.static_ctc import ctc_loss
+from popgeo.capture.static_forms import ctc_loss
 
 STEPS, CLASSES = torch.tensor([7, 5, 2]), torch.tensor([3, 2, 1])
 

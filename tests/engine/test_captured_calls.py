@@ -7,7 +7,7 @@ from torch import Tensor, nn
 import popgeo
 from popgeo.engine.compile_step import compile_forward, compile_step
 from popgeo.engine.compiled_step import Backend, CompiledStep
-from popgeo.engine.static_inputs import StaticInputs
+from popgeo.engine.cuda_graph import StaticInputs
 from popgeo.engine.step_options import StepOptions
 from tests.support.fake_cuda import FakeCuda
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from popgeo import ipu
 from popgeo.capture.arguments import Arguments
-from popgeo.capture.mark_losses import losses_marked
+from popgeo.capture.identity_loss import losses_marked
 from popgeo.capture.pytree import Structure
 from popgeo.compat.poptorch import call_arguments, enums
 from popgeo.compat.poptorch.call_times import CallTimes, HasCallTimes

@@ -1,4 +1,6 @@
-"""In which types gradients are joined and updates worked out, as the options of a run say, and how weights round."""
+"""In which types gradients are joined, updates worked out and state is kept, and how weights round."""
+
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,3 +65,39 @@ def rounding_counter(seed: int, number: int, num_updates: int, part: int = 0) ->
     """
     words = np.random.SeedSequence(seed % 2**64, spawn_key=(part, number)).generate_state(1, np.uint64)
     return int(words[0] >> np.uint64(2)) + num_updates
+
+
+def restore_types(optimizer: Optimizer, saved: dict[str, Any]) -> None:
+    """Gives an optimizer's state the types of the `state_dict` that it has loaded.
+
+    Args:
+        optimizer: Has loaded it.
+        saved: What it has loaded.
+
+    Example:
+        >>> import torch
+        >>> weight = torch.nn.Parameter(torch.ones(1, dtype=torch.float16))
+        >>> sgd = torch.optim.SGD([weight], momentum=0.9)
+        >>> saved = sgd.state_dict() | {"state": {0: {"momentum_buffer": torch.tensor([0.1])}}}
+        >>> sgd.load_state_dict(saved)
+        >>> restore_types(sgd, saved)
+        >>> sgd.state[weight]["momentum_buffer"]
+        tensor([0.1000])
+    """
+    names = [name for group in saved["param_groups"] for name in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for name, parameter in zip(names, parameters, strict=True):
+        for key, part in saved["state"].get(name, {}).items():
+            loaded = optimizer.state[parameter].get(key)
+            if isinstance(part, Tensor) and isinstance(loaded, Tensor) and loaded.dtype in NARROW:
+                optimizer.state[parameter][key] = part.detach().clone().to(loaded.device)
+
+
+def keep_types_when_loading(optimizer: Optimizer) -> None:
+    """Lets `optimizer.load_state_dict` leave state in the types in which it was saved."""
+    if getattr(optimizer, "_keeps_types_when_loading", False):
+        return
+    saved: list[dict[str, Any]] = []
+    optimizer.register_load_state_dict_pre_hook(lambda _, state: saved.append(state))
+    optimizer.register_load_state_dict_post_hook(lambda loaded: restore_types(loaded, saved.pop()))
+    optimizer._keeps_types_when_loading = True  # type: ignore[attr-defined]

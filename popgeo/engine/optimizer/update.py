@@ -11,10 +11,10 @@ from torch.optim import Optimizer
 from popgeo.capture.op_graph import OpGraph
 from popgeo.engine.loss_scaling import LossScale, LossScaling
 from popgeo.engine.optimizer.capture_update import capture_later_update, capture_scaling
-from popgeo.engine.optimizer.choose_worker import choose_worker
+from popgeo.engine.optimizer.captured_worker import choose_worker
 from popgeo.engine.optimizer.flat_parameters import flatten_groups, refuse_whole_tensors
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling, overflow_of
-from popgeo.engine.optimizer.keep_types import keep_types_when_loading
+from popgeo.engine.optimizer.precision import keep_types_when_loading
 from popgeo.engine.optimizer.worker import Worker
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_options import StepOptions

@@ -10,8 +10,7 @@ from popgeo.ipu.report.account import Account
 from popgeo.ipu.report.cost_rows import block_names
 from popgeo.ipu.report.html_page import PARTS, insights_section, shell, table, totals
 from popgeo.ipu.report.tables import COLUMNS, TableColumn
-from popgeo.ipu.report.text import quantity
-from popgeo.ipu.report.trust import footer
+from popgeo.ipu.report.text import footer, quantity
 from popgeo.ipu.step_cost import BESIDE
 
 _RESIDENTS = [

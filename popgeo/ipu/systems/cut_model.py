@@ -1,28 +1,22 @@
-"""Cuts a model where it is asked for: the one place that tells the forms of stages apart."""
+"""Cuts a model where it is asked for, at layers or at the blocks that it names: tells the forms of stages apart."""
 
 from collections.abc import Mapping, Sequence
 
-from popgeo.capture.op_graph import OpGraph, Role
+from popgeo.capture.op_graph import BlockMark, OpGraph, Role
 from popgeo.ipu.cost.plan import OpCost, Profile
 from popgeo.ipu.options import Options
 from popgeo.ipu.stage_choices import BLOCKS, EACH_BLOCK, Stage, Stages
-from popgeo.ipu.systems.named_blocks import (
-    cut_at_each,
-    cut_at_ipus,
-    cut_at_stages,
-    has_blocks,
-    named_blocks,
-    several_ipus,
-)
-from popgeo.ipu.systems.stage_cut import LayerOps, StageCut, cut, cut_at, cut_by_layers, cut_evenly
+from popgeo.ipu.systems.stage_cut import LayerOps, StageCut, cut, cut_at, cut_by_layers, cut_evenly, numbered_from_0
 
 
 def stages_asked_for(graph: OpGraph, options: Options) -> Stages | None:
     """The stages of the options, or else the blocks that the model names; None where neither asks for several."""
-    stages: Stages | None = options.stages
+    stages, named = options.stages, any(op.block is not None for op in graph.ops)
     if stages is None:
-        return BLOCKS if several_ipus(graph) else None
-    return None if stages == EACH_BLOCK and not has_blocks(graph) else stages
+        # What comes before the first block is on IPU 0.
+        ipus = {0 if op.block is None else op.block.ipu for op in graph.ops if op.phase == "forward"}
+        return BLOCKS if named and len(ipus - {None}) > 1 else None
+    return None if stages == EACH_BLOCK and not named else stages
 
 
 def cut_model(
@@ -71,3 +65,112 @@ def _weights(
         cycles[layer] += its.plan.cycles(Profile.CALIBRATED)
         held[layer] |= {v: graph.values[v].nbytes for v in op.reads() if v in parameters}
     return cycles, [sum(one.values()) for one in held]
+
+
+FIRST = BlockMark("what comes first", 0)
+
+
+def named_blocks(graph: OpGraph) -> list[tuple[BlockMark, LayerOps]]:
+    """The blocks of the forward pass in the order in which they run, each with its mark.
+
+    What runs before the first block makes a block of its own, on IPU 0, as PopTorch's guide has it ("by default all
+    layers will be on IPU 0 until the first pipeline annotation is encountered"). What runs outside of every block later
+    and reads no weights belongs to the block before.
+
+    Raises:
+        ValueError: the model names no block, or something with weights runs outside of every block later.
+    """
+    state = {graph.values[v].storage for given, v in graph.inputs.items() if given.role is not Role.ARGUMENT}
+    found: list[tuple[BlockMark, list[int]]] = []
+    forward = [(index, op) for index, op in enumerate(graph.ops) if op.phase == "forward"]
+    if all(op.block is None for _, op in forward):
+        raise ValueError(
+            "Options.stages asks for the model's blocks, but it names none. Mark where they begin with "
+            "ipu.BeginBlock(model.layer, ipu_id=1), or give a number of stages."
+        )
+    for index, op in forward:
+        weights = not graph.is_view(op) and any(graph.values[v].storage in state for v in op.reads())
+        if op.block is None and weights and op.source and found and found[-1][0] is not FIRST:
+            raise ValueError(
+                f"The blocks do not cover the model: {f'module {op.module}' if op.module else 'the model'} uses its "
+                f"weights outside of every block ({op.source}). Let a block begin there."
+            )
+        mark = op.block or (found[-1][0] if found else FIRST)
+        if found and found[-1][0] == mark:
+            found[-1][1].append(index)
+        else:
+            found.append((mark, [index]))
+    return [(mark, LayerOps(name=mark.name, ops=tuple(ops), numbered=False)) for mark, ops in found]
+
+
+def cut_at_ipus(marks: Sequence[BlockMark]) -> tuple[list[int], list[int]]:
+    """The first block and the IPU of each stage: a new stage wherever the IPU changes.
+
+    Raises:
+        ValueError: the IPUs are not numbered from 0 without gaps.
+
+    Example:
+        >>> cut_at_ipus([BlockMark("a", 0), BlockMark("b", None), BlockMark("c", 1)])
+        ([0, 2], [0, 1])
+    """
+    firsts, ipus = [0], [marks[0].ipu or 0]
+    for number, mark in enumerate(marks):
+        if mark.ipu is not None and mark.ipu != ipus[-1]:
+            firsts.append(number)
+            ipus.append(mark.ipu)
+    return firsts, numbered_from_0(ipus)
+
+
+def cut_at_each(marks: Sequence[BlockMark]) -> tuple[list[int], list[int]]:
+    """The first block and the IPU of each stage: every block is one.
+
+    Raises:
+        ValueError: the IPUs are not numbered from 0 without gaps.
+
+    Example:
+        >>> cut_at_each([BlockMark("a", None), BlockMark("b", None), BlockMark("c", 0)])
+        ([0, 1, 2], [0, 1, 0])
+    """
+    return list(range(len(marks))), numbered_from_0(
+        [n if mark.ipu is None else mark.ipu for n, mark in enumerate(marks)]
+    )
+
+
+def cut_at_stages(marks: Sequence[BlockMark], stages: Sequence[Stage]) -> tuple[list[int], list[int]]:
+    """The first block and the IPU of each stage, where stages name their blocks.
+
+    Raises:
+        ValueError: a block stands in no stage or in two, a stage names a block that the model does not run, or the
+            model comes back to a stage.
+
+    Example:
+        >>> marks = [BlockMark(name, None) for name in ("a", "b", "c")]
+        >>> cut_at_stages(marks, [Stage("a", "b"), Stage("c").ipu(1)])
+        ([0, 2], [0, 1])
+    """
+    of: dict[str, int] = {}
+    for number, stage in enumerate(stages):
+        for name in stage.names:
+            if name in of:
+                raise ValueError(f"Block {name!r} stands in stages {of[name]} and {number}; a block has one stage.")
+            of[name] = number
+    names = [mark.name for mark in marks]
+    if marks[0] is FIRST and len(marks) > 1:
+        of[FIRST.name] = of.get(names[1], 0)
+    absent = [name for name in of if name not in names]
+    without = [name for name in names if name not in of]
+    if absent or without:
+        what = f"names block {absent[0]!r}, which the model does not run" if absent else f"has no block {without[0]!r}"
+        raise ValueError(f"Options.stages {what}; the model runs {', '.join(dict.fromkeys(names))}.")
+    firsts, order = list[int](), list[int]()
+    for number, name in enumerate(names):
+        if not order or of[name] != order[-1]:
+            if of[name] in order or (order and of[name] < order[-1]):
+                raise ValueError(
+                    f"Stages feed back: block {name!r} of stage {of[name]} runs after block {names[number - 1]!r} of "
+                    f"stage {order[-1]}, whose results it may need. Number stages in the order in which the model runs "
+                    f"its blocks: {', '.join(dict.fromkeys(names))}."
+                )
+            firsts.append(number)
+            order.append(of[name])
+    return firsts, numbered_from_0([n if stages[n].on_ipu is None else stages[n].on_ipu or 0 for n in order])

@@ -11,9 +11,8 @@ import pandas as pd
 from popgeo.ipu.report.account import Account
 from popgeo.ipu.report.insights import Insight
 from popgeo.ipu.stage_choices import Schedule, Stages
-from popgeo.ipu.systems.schedule import TimedPass, most_in_flight
+from popgeo.ipu.systems.schedule import TimedPass, Turn, most_in_flight
 from popgeo.ipu.systems.stage_cost import StageCost
-from popgeo.ipu.systems.turns import Turn
 
 Plan = TypeVar("Plan", bound="PipelineFigures")
 

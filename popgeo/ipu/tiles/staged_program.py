@@ -14,9 +14,8 @@ from popgeo.ipu.tiles.join_program import Joiner, join_with
 from popgeo.ipu.tiles.lower.builder import Builder, Places, elements_of, region_of
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.map_tensors import GRAIN_BYTES, map_storages, storage_sizes
-from popgeo.ipu.tiles.shift_steps import shifted_mapping, shifted_steps
 from popgeo.ipu.tiles.stage_variables import Given, Left, StagesOnIpus
-from popgeo.ipu.tiles.steps import HostCopy, Region, Step
+from popgeo.ipu.tiles.steps import HostCopy, Region, Step, shifted_mapping, shifted_steps
 from popgeo.ipu.tiles.tile_mapping import TileMapping, linear
 
 

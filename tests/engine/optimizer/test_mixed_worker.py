@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from popgeo.engine.optimizer.keep_types import keep_types_when_loading, restore_types
 from popgeo.engine.optimizer.mixed_worker import COUNTER, MASTER, MixedWorker, needs_mixed
-from popgeo.engine.optimizer.precision import rounding_counter
+from popgeo.engine.optimizer.precision import keep_types_when_loading, restore_types, rounding_counter
 from popgeo.engine.step_options import StepOptions
 from popgeo.ops import round_stochastic
 

@@ -12,9 +12,8 @@ from popgeo.capture.capture_step import capture_step
 from popgeo.capture.control_flow import for_loop
 from popgeo.capture.op_graph import Op, OpGraph, Ref
 from popgeo.capture.passes import fold_constants
-from popgeo.engine.pipeline.ahead import drawing_from, draws_ahead
 from popgeo.engine.pipeline.cut_parts import parts_of
-from popgeo.engine.pipeline.random_draws import draws, uncounted
+from popgeo.engine.pipeline.random_draws import drawing_from, draws, draws_ahead, uncounted
 from popgeo.engine.pipeline.replay import leaving, replayable
 from popgeo.engine.pipeline.staging import Pass, Recompute, Staging, phase_of
 

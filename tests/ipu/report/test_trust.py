@@ -6,7 +6,7 @@ import torch
 from popgeo import ipu, ops
 from popgeo.capture.operations import OPERATIONS
 from popgeo.ipu.cost.plan import Validity
-from popgeo.ipu.report.trust import ERROR_BANDS, ERROR_BANDS_OF_OPERATIONS, footer, trust
+from popgeo.ipu.report.text import ERROR_BANDS, ERROR_BANDS_OF_OPERATIONS, footer, trust
 
 INDEX = torch.zeros(4096, dtype=torch.int64)
 STEPS = {

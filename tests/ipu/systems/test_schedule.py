@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from popgeo.ipu.stage_choices import Schedule
-from popgeo.ipu.systems.schedule import most_in_flight, num_depths, timeline
-from popgeo.ipu.systems.turns import turns_of
+from popgeo.ipu.systems.schedule import most_in_flight, num_depths, timeline, turns_of
 
 every_schedule = pytest.mark.parametrize("schedule", Schedule)
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from popgeo.compat.account import ACCOUNT, Treatment
-from popgeo.engine.optimizer.keep_types import restore_types
 from popgeo.engine.optimizer.mixed_worker import MixedWorker, needs_mixed
+from popgeo.engine.optimizer.precision import restore_types
 from popgeo.engine.step_options import StepOptions
 
 _TYPES = (torch.float16, torch.float32)

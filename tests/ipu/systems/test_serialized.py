@@ -11,7 +11,7 @@ from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise
 from popgeo.ipu.cost.matmul import plan_matmul
 from popgeo.ipu.cost.plan import Profile
-from popgeo.ipu.cost.serialized import serialized
+from popgeo.ipu.systems.stage_costs import serialized
 
 BOW = Machine(target=ipu.IpuTarget.bow())
 ROWS, INPUTS, OUTPUTS = 96, 64, 1000
