@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from inspect import Signature, signature
 from typing import Any, NoReturn
 
 from torch.utils.data.distributed import DistributedSampler
@@ -107,6 +108,12 @@ class AskedForAgain(type):
         """A new loader, or the one whose batches these are."""
         inner = getattr(kwargs.get("batch_sampler"), "_batch_sampler", None)
         return inner.loader if isinstance(inner, BatchIds) else super().__call__(*args, **kwargs)
+
+    @property
+    def __signature__(cls) -> Signature:
+        """That of `__init__`, for `help` and for editors: they would show that of `__call__`."""
+        of_instances = signature(cls.__init__)
+        return of_instances.replace(parameters=list(of_instances.parameters.values())[1:])
 
 
 def under_accelerate(loader: Any, batches: Iterator[Batch], run: Run, plan: EpochPlan) -> Iterator[Batch]:

@@ -1,6 +1,7 @@
 """What holds of every loader: it resumes in the middle of an epoch, shares its batches out, and feeds a device."""
 
 import copy
+import inspect
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -157,3 +158,15 @@ def test_a_loader_asked_for_again_with_its_own_batches_is_given_back():
 
     assert FixedSizeDataLoader(dataset=GRAPHS, batch_sampler=Wrapper()) is loader
     assert copy.copy(loader).batch_sampler is loader.batch_sampler
+
+
+@pytest.mark.parametrize(
+    ("loader", "names"),
+    [
+        (FixedSizeDataLoader, ["dataset", "batch_size", "shuffle", "fixed_size_options"]),
+        (FixedSizeNeighborLoader, ["data", "num_neighbors", "input_nodes", "input_time"]),
+        (TripleLoader, ["triples", "shards", "slots", "num_negatives"]),
+    ],
+)
+def test_help_and_editors_are_told_the_arguments_of_a_loader(loader: type, names: list[str]):
+    assert [*inspect.signature(loader).parameters][:4] == names
