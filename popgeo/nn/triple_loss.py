@@ -1,6 +1,7 @@
 """Losses of triples against negatives: masked ones, of either kind, change neither value nor gradient."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -14,22 +15,8 @@ TripleLoss = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | float | N
 _NEVER = -1e30
 
 
-class LogSigmoidLoss:
-    """-log sigmoid of positives, and of minus the negatives, harder ones weighing more (arXiv:1902.10197, eq. 5 and 6).
-
-    Args:
-        margin: Added to every score; gamma of the paper where the scores are distances without one.
-        temperature: How much more the negatives with higher scores weigh; 0 weighs all alike. The weights have no
-            gradient.
-
-    Example:
-        >>> loss = LogSigmoidLoss(temperature=1.0)
-        >>> loss(torch.tensor([2.0]), torch.tensor([[-2.0, 0.0]]), torch.tensor([[True, False]]))
-        tensor(0.1269)
-    """
-
-    def __init__(self, margin: float = 0.0, temperature: float = 1.0) -> None:
-        self.margin, self.temperature = margin, temperature
+class _MeanLoss:
+    """The mean of each triple's loss, which the kinds of losses differ in."""
 
     def __call__(
         self,
@@ -51,15 +38,41 @@ class LogSigmoidLoss:
         Returns:
             []
         """
+        return masked_mean(self.of_triples(positive, negative, counts), mask, weight)
+
+    @abstractmethod
+    def of_triples(self, positive: Tensor, negative: Tensor, counts: Tensor) -> Tensor:
+        """The loss of each triple; arguments as above. [...]"""
+
+
+class LogSigmoidLoss(_MeanLoss):
+    """-log sigmoid of positives, and of minus the negatives, harder ones weighing more (arXiv:1902.10197, eq. 5 and 6).
+
+    Args:
+        margin: Added to every score; gamma of the paper where the scores are distances without one.
+        temperature: How much more the negatives with higher scores weigh; 0 weighs all alike. The weights have no
+            gradient.
+
+    Example:
+        >>> loss = LogSigmoidLoss(temperature=1.0)
+        >>> loss(torch.tensor([2.0]), torch.tensor([[-2.0, 0.0]]), torch.tensor([[True, False]]))
+        tensor(0.1269)
+    """
+
+    def __init__(self, margin: float = 0.0, temperature: float = 1.0) -> None:
+        self.margin, self.temperature = margin, temperature
+
+    def of_triples(self, positive: Tensor, negative: Tensor, counts: Tensor) -> Tensor:
+        """Half the loss of the positive and half that of its negatives. [...]"""
         score = torch.where(counts, negative + self.margin, _NEVER)
         share = (self.temperature * score.detach()).softmax(-1) if self.temperature else counts.to(score.dtype)
         share = torch.where(counts, share, 0.0)
         share = share / share.sum(-1, keepdim=True).clamp(min=1e-12)
         of_negatives = (share * F.softplus(score)).sum(-1)  # -log sigmoid(-x) = softplus(x)
-        return masked_mean((F.softplus(-positive - self.margin) + of_negatives) / 2, mask, weight)
+        return (F.softplus(-positive - self.margin) + of_negatives) / 2
 
 
-class SoftmaxLoss:
+class SoftmaxLoss(_MeanLoss):
     """Cross-entropy of the true entity among it and the negatives (arXiv:1806.07297, eq. 7, with all others as these).
 
     Args:
@@ -75,16 +88,9 @@ class SoftmaxLoss:
     def __init__(self, num_entities: int | None = None) -> None:
         self.num_entities = num_entities
 
-    def __call__(
-        self,
-        positive: Tensor,
-        negative: Tensor,
-        counts: Tensor,
-        mask: Tensor | None = None,
-        weight: Tensor | float | None = None,
-    ) -> Tensor:
-        """The mean over the real triples; arguments as in `LogSigmoidLoss`."""
+    def of_triples(self, positive: Tensor, negative: Tensor, counts: Tensor) -> Tensor:
+        """log(e^p + e^o) - p for the score p of a triple and e^o, the sum over its negatives. [...]"""
         others = torch.where(counts, negative, _NEVER).logsumexp(-1)
         if self.num_entities is not None:
             others = others + math.log(max(1, self.num_entities - 1)) - counts.sum(-1).clamp(min=1).log()
-        return masked_mean(F.softplus(others - positive), mask, weight)  # log(e^p + e^o) - p
+        return F.softplus(others - positive)

@@ -112,7 +112,6 @@ def interaction(
         tensor([[30.],
                 [ 0.]])
     """
-    _check(x, src, dst, num_nodes, network, expansion, gaussians, envelope, half_list)
     call = Call(
         x,
         expansion,
@@ -127,6 +126,7 @@ def interaction(
         None if gaussians is None else gaussians.centres,
         0.0 if gaussians is None else gaussians.width,
     )
+    _check(call)
     # The derivative by a centre is asked for by nobody; the definition has it. In a graph that is written down, what is
     # differentiated by distances is so twice as a rule, and its definition shares what both derivatives need.
     left = [call.centres] if is_eager(()) else [call.centres, expansion, envelope]
@@ -162,36 +162,28 @@ def _version(tensor: Tensor | None) -> int:
     return 0 if tensor is None or tensor.is_inference() else tensor._version
 
 
-def _check(
-    x: Tensor,
-    src: Tensor,
-    dst: Tensor,
-    num_nodes: int,
-    network: FilterNetwork,
-    expansion: Tensor,
-    gaussians: Gaussians | None,
-    envelope: Tensor | None,
-    half_list: bool,
-) -> None:
+def _check(call: Call) -> None:
     """Refuses shapes that do not fit; looks at no value."""
-    num_edges = src.shape[0]
-    check_index("src", src, num_edges, x)
-    check_index("dst", dst, num_edges, x)
-    channels, inputs = network.weights[-1].shape[0], network.weights[0].shape[1]
+    x, centres, num_nodes, num_edges = call.x, call.centres, call.num_nodes, call.src.shape[0]
+    check_index("src", call.src, num_edges, x)
+    check_index("dst", call.dst, num_edges, x)
+    channels, inputs = call.weights[-1].shape[0], call.weights[0].shape[1]
     if x.dim() != 2 or x.shape[1] != channels:
         raise ValueError(
             f"x has shape {tuple(x.shape)}; the network makes filters of {channels} channels: [n, {channels}]."
         )
-    wanted = (num_edges,) if gaussians is not None else (num_edges, inputs)
-    if expansion.shape != wanted:
+    wanted = (num_edges,) if centres is not None else (num_edges, inputs)
+    if call.expansion.shape != wanted:
         raise ValueError(
-            f"expansion has shape {tuple(expansion.shape)}; for these edges and this network pass {wanted}."
+            f"expansion has shape {tuple(call.expansion.shape)}; for these edges and this network pass {wanted}."
         )
-    if gaussians is not None and gaussians.centres.shape != (inputs,):
-        raise ValueError(f"There are {gaussians.centres.numel()} centres; the network takes {inputs} inputs.")
-    if envelope is not None and envelope.shape != (num_edges,):
-        raise ValueError(f"envelope has shape {tuple(envelope.shape)}; pass one factor for each edge: ({num_edges},).")
-    if half_list and x.shape[0] != num_nodes:
+    if centres is not None and centres.shape != (inputs,):
+        raise ValueError(f"There are {centres.numel()} centres; the network takes {inputs} inputs.")
+    if call.envelope is not None and call.envelope.shape != (num_edges,):
+        raise ValueError(
+            f"envelope has shape {tuple(call.envelope.shape)}; pass one factor for each edge: ({num_edges},)."
+        )
+    if call.half_list and x.shape[0] != num_nodes:
         raise ValueError(
             f"x has {x.shape[0]} rows and num_nodes is {num_nodes}; in a half list every node sends and receives, so "
             "they must be equal."

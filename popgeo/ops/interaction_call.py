@@ -79,11 +79,9 @@ class Call:
     def sums(self) -> Tensor:
         """The definition, in operations that torch differentiates as often as one likes. [num_nodes, channels]"""
         network = FilterNetwork(weights=self.weights, biases=self.biases, activation=Activation(self.activation))  # type: ignore[call-arg]
-        rows = (
-            self.expansion
-            if self.centres is None
-            else Gaussians(centres=self.centres, width=self.width)(self.expansion)
-        )
+        rows = self.expansion
+        if self.centres is not None:
+            rows = Gaussians(centres=self.centres, width=self.width)(rows)
         w = network(rows)  # [num_edges, channels]
         if self.envelope is not None:
             w = w * (self.envelope.unsqueeze(1) if self.envelope.dim() == 1 else self.envelope)

@@ -49,11 +49,8 @@ def both_real(others: Tensor, nodes_mask: Tensor | None) -> Tensor:
 def squared_distances(pos: Tensor, candidates: Tensor) -> Tensor:
     """Squared distance of each node to its candidates, for choosing only: it carries no gradient. [num_nodes, width]"""
     pos = pos.detach()
-    return (
-        (pos.index_select(0, candidates.flatten()).view(*candidates.shape, pos.size(1)) - pos.unsqueeze(1))
-        .square()
-        .sum(2)
-    )
+    others = pos.index_select(0, candidates.flatten()).view(*candidates.shape, pos.size(1))
+    return (others - pos.unsqueeze(1)).square().sum(2)
 
 
 def _check_sizes(size: Tensor, max_num_nodes: int | None, nodes_mask: Tensor | None) -> None:

@@ -2,15 +2,16 @@
 
 import ctypes
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from popgeo.native import library
 from popgeo.ops.register_op import register
+from popgeo.random_numbers import keys_of, new_key
 
 _POINTER, _INT, _WORD = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32
 _NARROW = (torch.float16, torch.bfloat16)
-_ALL = (1 << 64) - 1
 _LOW = (1 << 32) - 1
 
 
@@ -46,11 +47,8 @@ def round_stochastic(x: Tensor, counter: Tensor, dtype: torch.dtype = torch.floa
 
 
 def _keys(counter: int) -> tuple[int, int]:
-    """Two words that look unlike those of the next counter: splitmix64's finish."""
-    z = (counter + 0x9E3779B97F4A7C15) & _ALL
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _ALL
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _ALL
-    z ^= z >> 31
+    """Two words that look unlike those of the next counter."""
+    z = int(keys_of(new_key(counter), np.zeros(1, np.int64))[0])
     return z & _LOW, z >> 32
 
 

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from popgeo.native import library
-from popgeo.ops.eager import is_direct
 from popgeo.ops.exp_or_zero import least_exponent, sigmoid_or_zero
 from popgeo.ops.register_op import register
 
@@ -32,7 +31,7 @@ def shifted_softplus(x: Tensor) -> Tensor:
         >>> shifted_softplus(torch.tensor([-200.0, 0.0, 200.0]))
         tensor([ -0.6931,   0.0000, 199.3069])
     """
-    return _forward(x) if is_direct(x) else torch.ops.popgeo.shifted_softplus(x)
+    return _SHIFTED_SOFTPLUS(x)
 
 
 def _forward(x: Tensor) -> Tensor:
@@ -62,9 +61,7 @@ def _save(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
 
 def _differentiate(ctx: Any, grad: Tensor) -> Tensor:
     (x,) = ctx.saved_tensors
-    if is_direct(grad, x):
-        return _backward(grad, x)
-    return torch.ops.popgeo.shifted_softplus_backward(grad, x)
+    return _SHIFTED_SOFTPLUS_BACKWARD(grad, x)
 
 
 def _save_backward(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -77,14 +74,14 @@ def _differentiate_backward(ctx: Any, to_grad: Tensor) -> tuple[Tensor, Tensor]:
     return to_grad * sigmoid, to_grad * grad * sigmoid * (1 - sigmoid)
 
 
-register(
+_SHIFTED_SOFTPLUS = register(
     "shifted_softplus(Tensor x) -> Tensor",
     kernel=_forward,
     fake=lambda x: x.new_empty(x.shape),
     setup_context=_save,
     backward=_differentiate,
 )
-register(
+_SHIFTED_SOFTPLUS_BACKWARD = register(
     "shifted_softplus_backward(Tensor grad, Tensor x) -> Tensor",
     kernel=_backward,
     fake=lambda grad, x: x.new_empty(x.shape),

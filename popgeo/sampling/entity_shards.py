@@ -94,9 +94,8 @@ class EntityShards:
         Returns:
             [num_entities, ...]
         """
-        return shards.reshape(self.num_shards * self.num_rows, *shards.shape[-1:])[
-            self.shard * self.num_rows + self.row
-        ]
+        rows = shards.reshape(self.num_shards * self.num_rows, *shards.shape[-1:])
+        return rows[self.shard * self.num_rows + self.row]
 
     def __repr__(self) -> str:
         return f"EntityShards({self.num_entities:,} entities in {self.num_shards} shards of {self.num_rows:,} rows)"

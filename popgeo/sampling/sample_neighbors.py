@@ -147,16 +147,18 @@ def _sample(
         for (edge_type, graph), key in zip(graphs.items(), keys, strict=True):
             near, far = ends(edge_type, graph)
             draw = Draw(number=counts[edge_type][hop], replace=choices.replace, last=choices.last, key=key)
-            rows = slice(begin[near], sizes[-1][near])
-            found[edge_type].append(
-                _expand(graph, tables[near], tables[far], rows, tree_time, draw, found[edge_type][-1])
-            )
+            first, last = begin[near], sizes[-1][near]
+            nodes, trees = tables[near].nodes[first:last], tables[near].trees
+            trees = None if trees is None else trees[first:last]
+            ptr, places = draw_edges(graph, nodes, first, _limits(trees, tree_time), draw)
+            found[edge_type].append(tables[far].add(graph, places, ptr, first, trees, found[edge_type][-1]))
         begin = sizes[-1]
         sizes.append({node_type: table.size for node_type, table in tables.items()})
     if choices.subgraph_type is SubgraphType.induced:
         for edge_type, graph in graphs.items():
             near, far = ends(edge_type, graph)
-            found[edge_type] = [_induced(graph, tables[near], tables[far], tree_time)]
+            nodes, trees = tables[near].nodes, tables[near].trees
+            found[edge_type] = [tables[far].induced(graph, nodes, trees, _limits(trees, tree_time))]
     sample = _collect(graphs, tables, found, sizes, choices)
     return sample if reverse_of is None else add_reversed(sample, reverse_of)
 
@@ -176,26 +178,9 @@ def _tables(seeds: Mapping[str, Tensor], num_nodes: Mapping[str, int], disjoint:
     return tables
 
 
-def _expand(
-    graph: CompressedGraph,
-    near: NodeTable,
-    far: NodeTable,
-    rows: slice,
-    tree_time: Tensor | None,
-    draw: Draw,
-    edges: Tensor,
-) -> Tensor:
-    """Draws edges of some rows and adds them to those of earlier hops, as `NodeTable.add` does."""
-    nodes, trees = near.nodes[rows], None if near.trees is None else near.trees[rows]
-    not_after = None if tree_time is None or trees is None else tree_time[trees]
-    ptr, places = draw_edges(graph, nodes, rows.start, not_after, draw)
-    return far.add(graph, places, ptr, rows.start, trees, edges)
-
-
-def _induced(graph: CompressedGraph, near: NodeTable, far: NodeTable, tree_time: Tensor | None) -> Tensor:
-    """All edges between sampled nodes."""
-    not_after = None if tree_time is None or near.trees is None else tree_time[near.trees]
-    return far.induced(graph, near.nodes, near.trees, not_after)
+def _limits(trees: Tensor | None, tree_time: Tensor | None) -> Tensor | None:
+    """The latest time that each row may see, given the tree that it is in; None where time does not matter."""
+    return None if tree_time is None or trees is None else tree_time[trees]
 
 
 def _collect(
@@ -229,12 +214,6 @@ def _growth(numbers: Sequence[int]) -> tuple[int, ...]:
 
 
 def _without_types(sample: HeteroSampledSubgraph) -> SampledSubgraph:
-    return SampledSubgraph(
-        node=sample.node[""],
-        row=sample.row[_ONLY],
-        col=sample.col[_ONLY],
-        edge=sample.edge[_ONLY],
-        num_sampled_nodes=sample.num_sampled_nodes[""],
-        num_sampled_edges=None if sample.num_sampled_edges is None else sample.num_sampled_edges[_ONLY],
-        batch=None if sample.batch is None else sample.batch[""],
-    )
+    """The sample of a graph of one node type and one edge type, whose every field has one entry."""
+    fields = {name: None if part is None else next(iter(part.values())) for name, part in vars(sample).items()}
+    return SampledSubgraph(**fields)

@@ -102,6 +102,12 @@ def compare_runs(
         loss: What gradients are taken of, as in `check_padding_invariance`.
         tolerance: See `difference`.
     """
+
+    def require_alike(subject: str, new: Tensor, old: Tensor, usual: str = "scalar", **scale: float) -> None:
+        apart = difference(new, old, tolerance, **scale)
+        if apart is not None:
+            _fail(subject, apart, found, expected, why, usual)
+
     compare_rows(found, expected, why, kinds=kinds, tolerance=tolerance)
     for name, kind in kinds.items():
         if kind is None:
@@ -111,21 +117,15 @@ def compare_runs(
                 _fail(f"{name}{row}", apart, found, expected, why, "rows" if row else "scalar")
     new, old = (_loss(seen, kinds, loss) for seen in (found, expected))
     if new is not None and old is not None:
-        apart = difference(new, old, tolerance)
-        if apart is not None:
-            _fail("the loss", apart, found, expected, why, "scalar")
+        require_alike("the loss", new, old)
     for name, buffer in expected.run.buffers.items():
-        apart = difference(found.run.buffers[name], buffer, tolerance)
-        if apart is not None:
-            _fail(f"buffer {name}", apart, found, expected, why, "buffer")
+        require_alike(f"buffer {name}", found.run.buffers[name], buffer, "buffer")
     if new is None or old is None:
         return
     new_slopes, slopes = found.run.gradients(new), expected.run.gradients(old)
     scale = noise_of(slopes)
     for name, slope in slopes.items():
-        apart = difference(new_slopes[name], slope, tolerance, scale=scale)
-        if apart is not None:
-            _fail(f"the gradient of {name}", apart, found, expected, why, "scalar")
+        require_alike(f"the gradient of {name}", new_slopes[name], slope, scale=scale)
 
 
 def compare_rows(

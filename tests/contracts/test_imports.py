@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "capture": {"progress", "atomic_write"},
     "packing": {"native", "progress", "random_numbers"},
     "sampling": {"native", "progress", "random_numbers"},
-    "ops": {"native"},
+    "ops": {"native", "random_numbers"},
     "data": {"native", "packing", "progress", "atomic_write"},
     "nn": {"ops"},
     "engine": {"capture", "ops", "native", "atomic_write", "byte_block"},

@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,44 +45,39 @@ def prepare_chain(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Prep
     return _Late(native, header, keeps, list(zip(where, strides, written, strict=True)), positions)
 
 
+@dataclass
 class _Constant:
     """A call that is the same each time."""
 
-    def __init__(self, native: Callable[[bytes], int], header: bytes, keeps: Any) -> None:
-        self._native, self._header, self._keeps = native, header, keeps
+    native: Callable[[bytes], int]
+    header: bytes
+    keeps: Any  # what the header points to
 
     def __call__(self) -> None:
-        self._native(self._header)
+        self.native(self.header)
 
 
+@dataclass
 class _Late(_Constant):
     """A call with operands that have another place at each run, or with numbers that change."""
 
-    def __init__(
-        self,
-        native: Callable[[bytes], int],
-        header: bytes,
-        keeps: Any,
-        operands: Sequence[tuple[Sequence[int], tuple[int, ...], bool]],
-        positions: Sequence[int],
-    ) -> None:
-        super().__init__(native, header, keeps)
-        self._slots, self._numbers = keeps[0], keeps[2]
-        self._operands, self._positions = operands, positions
+    operands: Sequence[tuple[Sequence[int], tuple[int, ...], bool]]
+    positions: Sequence[int]
 
     def __call__(self, *given: Any) -> None:
-        count = len(self._operands)
+        slots, _, numbers, *_ = self.keeps
+        count = len(self.operands)
         copies = []
-        for tensor, (slots, stride, written) in zip(given, self._operands, strict=False):
+        for tensor, (at, stride, written) in zip(given, self.operands, strict=False):
             if tensor.stride() != stride:  # a kernel of another layout than when the graph was captured
                 copy = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
                 copies.append((tensor, copy, written))
                 tensor = copy
-            for slot in slots:
-                self._slots[slot, 1] = tensor.data_ptr()
-        for position, number in zip(self._positions, given[count:], strict=True):
-            self._numbers[position] = number
-        self._native(self._header)
+            for slot in at:
+                slots[slot, 1] = tensor.data_ptr()
+        for position, number in zip(self.positions, given[count:], strict=True):
+            numbers[position] = number
+        self.native(self.header)
         for tensor, copy, written in copies:
             if written:
                 tensor.copy_(copy)

@@ -61,11 +61,9 @@ class DefUse:
             return None
         base = ref(op.args[0])
         whole, turned = self.graph.values[base], self.graph.values[v]
-        is_transposed = len(whole.shape) == 2 and (turned.shape, turned.stride) == (
-            whole.shape[::-1],
-            whole.stride[::-1],
-        )
-        return base if is_transposed and turned.offset == whole.offset else None
+        mirrored = whole.shape[::-1], whole.stride[::-1], whole.offset
+        is_transposed = len(whole.shape) == 2 and (turned.shape, turned.stride, turned.offset) == mirrored
+        return base if is_transposed else None
 
     def flat(self, v: int | None) -> int | None:
         """The value of one dimension that this is a view of, with dimensions of size 1 added."""

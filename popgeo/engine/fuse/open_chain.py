@@ -49,9 +49,8 @@ class OpenChain:
         self.sizes = sizes
         self.ops: list[Op] = []
         self.made: dict[int, int] = {}  # storage to value
-        self._changed: dict[
-            int, tuple[_Key, int]
-        ] = {}  # storage to elements and value, of memory that was there before
+        # Storage to elements and value, of memory that was there before.
+        self._changed: dict[int, tuple[_Key, int]] = {}
         self._read: dict[int, set[_Key]] = {}
         self._held: dict[_Key, Source] = {}
         self._steps: list[Step] = []

@@ -96,11 +96,8 @@ class KnowledgeGraphModel(nn.Module):
         self, num_nodes: int, num_relations: int, hidden_channels: int, similarity: Similarity, is_complex: bool = False
     ) -> None:
         super().__init__()
-        for name, number in (
-            ("num_nodes", num_nodes),
-            ("num_relations", num_relations),
-            ("hidden_channels", hidden_channels),
-        ):
+        sizes = {"num_nodes": num_nodes, "num_relations": num_relations, "hidden_channels": hidden_channels}
+        for name, number in sizes.items():
             if number < 1:
                 raise ValueError(f"{name} is {number}; it must be at least 1.")
         self.num_nodes, self.num_relations, self.hidden_channels = num_nodes, num_relations, hidden_channels

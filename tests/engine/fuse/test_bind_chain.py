@@ -89,14 +89,14 @@ def test_a_chain_in_fixed_memory_is_packed_once(native):
     assert (h["num_slots"], h["num_instructions"], h["num_invariant"]) == (len(program.slots), 4, 0)
     assert (h["rows"], h["columns"], h["block_rows"], h["block_columns"]) == (2, 3, 2, 3)
     assert (h["num_chunks"], h["partial_size"], h["sums_columns"]) == (1, 1, True)
-    assert call._keeps[3].shape == (1,)
-    assert h["partial"] == call._keeps[3].ctypes.data
-    assert h["instructions"] == call._keeps[1].ctypes.data
-    assert call._keeps[1].tolist() == program.instructions
+    assert call.keeps[3].shape == (1,)
+    assert h["partial"] == call.keeps[3].ctypes.data
+    assert h["instructions"] == call.keeps[1].ctypes.data
+    assert call.keeps[1].tolist() == program.instructions
     assert [number_at(native.slots[slot][1]) for slot, _ in program.number_slots] == [2.0, 0.5]
     where = {v: native.slots[slot][1] for slot, v in program.value_slots}
     assert where == {v: tensor.data_ptr() for v, tensor in tensors.items()}
-    assert len(call._keeps[4]) == 4
+    assert len(call.keeps[4]) == 4
 
 
 def test_there_is_room_for_the_unfinished_sums_of_each_chunk(native):
@@ -115,7 +115,7 @@ def test_there_is_room_for_the_unfinished_sums_of_each_chunk(native):
     call: Any = prepare_chain(graph, op, {0: torch.ones(shape), 1: torch.ones(3)})
     call()
     assert (native.header["num_chunks"], native.header["partial_size"]) == (3, 3)
-    assert call._keeps[3].tolist() == [0.0] * 9
+    assert call.keeps[3].tolist() == [0.0] * 9
 
 
 def test_numbers_that_change_are_put_where_they_belong(native):
