@@ -80,14 +80,33 @@ def radius(
     max_num_neighbors: int | None = 32,
     num_workers: int = 1,
     batch_size: int | None = None,
+    ignore_same_index: bool = False,
 ) -> Tensor:
-    """For each row of `y` those of `x` in its graph that are at most `r` away, the nearest where there are more.
+    """For each row of `y` those of `x` in its graph that are at most `r` away, the nearest where there are too many.
+
+    Args:
+        x: Where neighbours lie. [num_x, channels]
+        y: Where to look from. [num_y, channels]
+        r: The distance.
+        batch_x: Graph of each row of `x`. [num_x]
+        batch_y: Graph of each row of `y`. [num_y]
+        max_num_neighbors: Slots of each row of `y`.
+        num_workers: Taken for the sake of PyG's signature, as `batch_size` is; they change nothing.
+        ignore_same_index: Whether row `i` of `x` is never a neighbour of row `i` of `y`.
 
     Returns:
-        Row 0 names that of `y`. [2, num_y * min(max_num_neighbors, num_x)]
+        Row 0 names that of `y`, row 1 that of `x`; both are -1 in free slots.
+        [2, num_y * min(max_num_neighbors, num_x)]
+
+    Example:
+        >>> radius(torch.tensor([[0.0], [1.0], [9.0]]), torch.tensor([[0.2]]), 1.0)
+        tensor([[ 0,  0, -1],
+                [ 0,  1, -1]])
     """
     slots = x.size(0) if max_num_neighbors is None else min(max_num_neighbors, x.size(0))
     near = _same_graph(x, y, batch_x, batch_y) & (_squared_distances(x, y) <= r * r)
+    if ignore_same_index:
+        near &= ~torch.eye(y.size(0), x.size(0), dtype=torch.bool)
     return _pairs(*nearest_rows(x, y, slots, near))
 
 
@@ -101,7 +120,25 @@ def radius_graph(
     num_workers: int = 1,
     batch_size: int | None = None,
 ) -> Tensor:
-    """The nodes of the same graph at most `r` away, itself left out unless `loop`. [2, num_nodes * slots]"""
+    """Edges between nodes of the same graph that are at most `r` apart; both ends are -1 in free slots.
+
+    Args:
+        x: Positions. [num_nodes, channels]
+        r: The distance.
+        batch: Graph of each node. [num_nodes]
+        loop: Whether a node may be its own neighbour.
+        max_num_neighbors: Slots of each node, the nearest first.
+        flow: `"source_to_target"` has the neighbours in row 0, `"target_to_source"` in row 1.
+        num_workers: Taken for the sake of PyG's signature, as `batch_size` is; they change nothing.
+
+    Returns:
+        The edges. [2, num_nodes * min(max_num_neighbors, num_nodes)]
+
+    Example:
+        >>> radius_graph(torch.tensor([[0.0], [1.0]]), 1.5, max_num_neighbors=1)
+        tensor([[1, 0],
+                [0, 1]])
+    """
     slots = x.size(0) if max_num_neighbors is None else min(max_num_neighbors, x.size(0))
     near = _candidates(x, batch, loop) & (_squared_distances(x, x) <= r * r)
     edges = _pairs(*nearest_rows(x, x, slots, near))

@@ -33,9 +33,6 @@ class Account:
     def clear(self) -> None:
         self._entries.clear()
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def __iter__(self) -> Iterator[tuple[str, Treatment, str]]:
         return iter((asked, treatment, because) for asked, (treatment, because) in self._entries.items())
 

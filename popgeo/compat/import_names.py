@@ -56,7 +56,7 @@ def disable() -> None:
     """
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _CompatFinder)]
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in NAMES and module.__name__.startswith(f"{__package__}."):
+        if name.partition(".")[0] in NAMES and module.__name__.startswith("popgeo."):
             del sys.modules[name]
     if _PYG_EXTENSIONS in sys.modules:
         sys.modules[_PYG_EXTENSIONS].take_back()

@@ -7,13 +7,13 @@ from popgeo.compat.poptorch import optim as optim
 from popgeo.compat.poptorch import options as options
 from popgeo.compat.poptorch import poptorch_core as poptorch_core
 from popgeo.compat.poptorch import profiling as profiling
-from popgeo.compat.poptorch.arg_parsers import ICustomArgParser as ICustomArgParser
-from popgeo.compat.poptorch.arg_parsers import registerCustomArgParser as registerCustomArgParser
 from popgeo.compat.poptorch.async_data import AsynchronousDataAccessor as AsynchronousDataAccessor
 from popgeo.compat.poptorch.blocks import BeginBlock as BeginBlock
 from popgeo.compat.poptorch.blocks import Block as Block
 from popgeo.compat.poptorch.blocks import BlockFunction as BlockFunction
 from popgeo.compat.poptorch.blocks import removeBlocks as removeBlocks
+from popgeo.compat.poptorch.call_arguments import ICustomArgParser as ICustomArgParser
+from popgeo.compat.poptorch.call_arguments import registerCustomArgParser as registerCustomArgParser
 from popgeo.compat.poptorch.compiling import ipuHardwareIsAvailable as ipuHardwareIsAvailable
 from popgeo.compat.poptorch.compiling import ipuHardwareVersion as ipuHardwareVersion
 from popgeo.compat.poptorch.compiling import isRunningOnIpu as isRunningOnIpu

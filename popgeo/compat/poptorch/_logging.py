@@ -1,8 +1,7 @@
 """Where programs set the level of PopART's own log, which there is not."""
 
 from popgeo.compat.account import ignored
-
-_LEVELS = ("TRACE", "DEBUG", "INFO", "WARN", "ERR", "OFF")
+from popgeo.compat.poptorch.log import LEVELS
 
 
 def setPopartLogLevel(level: str) -> None:
@@ -14,6 +13,6 @@ def setPopartLogLevel(level: str) -> None:
     Example:
         >>> setPopartLogLevel("WARN")
     """
-    if level not in _LEVELS:
-        raise ValueError(f"Level must be one of {', '.join(_LEVELS)}; it is {level!r}.")
+    if level not in LEVELS:
+        raise ValueError(f"Level must be one of {', '.join(LEVELS)}; it is {level!r}.")
     ignored("_logging.setPopartLogLevel", "there is no PopART that would print anything")

@@ -1,16 +1,19 @@
-"""The arguments of a model's call and its results, where PopTorch has rules that a compiled step has not."""
+"""The arguments of a model's call and its results, where PopTorch has rules that a compiled step has not.
+
+A program's own classes are among them, once it has told how they are taken apart.
+"""
 
 import inspect
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from popgeo.capture.arguments import Arguments
-from popgeo.capture.pytree import Structure, flatten, unflatten
+from popgeo.capture.pytree import Structure, flatten, register_kind, unflatten
 from popgeo.capture.structures import leaves
 from popgeo.compat.poptorch.enums import CommGroupType
 from popgeo.compat.poptorch.errors import CheckFailed, Error
@@ -19,6 +22,45 @@ from popgeo.engine.micro_batches import check_batch_dimension
 
 _LOG = logging.getLogger("poptorch")
 _TYPES = {torch.int64: torch.int32, torch.float64: torch.float32}
+
+
+class ICustomArgParser:
+    """Says which tensors an object holds, and how one like it is made of others; a program fills in both."""
+
+    def yieldTensors(self, struct: Any) -> Iterable[Tensor]:
+        """The tensors of an object, always in the same order."""
+        raise ValueError(f"{type(self).__name__} must say with yieldTensors which tensors a {type(struct)} holds.")
+
+    def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[Tensor]) -> Any:
+        """An object like the one given, of the tensors to come."""
+        raise ValueError(
+            f"{type(self).__name__} must say with reconstruct how a {type(original_structure)} is put together."
+        )
+
+
+def registerCustomArgParser(custom_type: type, parser: ICustomArgParser) -> None:
+    """Lets objects of a class be arguments and results of models. PyG's data need no parser, and are read without one.
+
+    Raises:
+        ValueError: the first is no class, or the second no `ICustomArgParser`.
+
+    Example:
+        >>> class Pair:
+        ...     def __init__(self, a, b):
+        ...         self.a, self.b = a, b
+        >>> class PairParser(ICustomArgParser):
+        ...     def yieldTensors(self, struct):
+        ...         yield struct.a
+        ...         yield struct.b
+        ...     def reconstruct(self, original_structure, tensor_iterator):
+        ...         return Pair(next(tensor_iterator), next(tensor_iterator))
+        >>> registerCustomArgParser(Pair, PairParser())
+    """
+    if not isinstance(custom_type, type):
+        raise ValueError(f"registerCustomArgParser got {custom_type!r}, which is no class.")
+    if not isinstance(parser, ICustomArgParser):
+        raise ValueError(f"registerCustomArgParser got {type(parser).__name__}; pass an object of ICustomArgParser.")
+    register_kind(custom_type, parser.yieldTensors, parser.reconstruct)
 
 
 def arguments_of(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:

@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
@@ -69,7 +69,7 @@ class CompiledModule(HasCallTimes):
         if self._compiled is not None:
             _LOG.warning("Call to compile() ignored: the executable is already compiled")
             return
-        self._compile(self._given(args, kwargs))
+        self._compile(call_arguments.arguments_of(self._signature, args, kwargs))
 
     def destroy(self) -> None:
         """Forgets the compiled step and lets the module go; weights and the optimizer's state stay."""
@@ -173,9 +173,6 @@ class CompiledModule(HasCallTimes):
         if self._compiled is None:
             raise Error("Model has not been compiled or has been destroyed.")
         return self._compiled
-
-    def _given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
-        return call_arguments.arguments_of(self._signature, args, kwargs)
 
     def _tensors(self, given: Arguments) -> Sequence[Tensor]:
         """The tensors of a call, with a micro-batch for each replica."""

@@ -1,6 +1,7 @@
 """Contexts around some of a model's operations: names, convolutions side by side, products in float16."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from popgeo.compat.account import honoured, ignored, recorded
 from popgeo.compat.poptorch.enums import MultiConvPlanType
 
 
-class Attribute:
+class Attribute(nullcontext[None]):
     """A context whose operations were to carry attributes for Graphcore's compiler, which is not used here.
 
     Example:
@@ -24,9 +25,6 @@ class Attribute:
     def __enter__(self) -> None:
         names = ", ".join(sorted(self.attributes))
         ignored(f"Attribute({names})", "it speaks to Graphcore's own compiler")
-
-    def __exit__(self, *error: object) -> None:
-        return None
 
 
 class NameScope:
@@ -55,7 +53,7 @@ class NameScope:
             self._recorder = None
 
 
-class MultiConv:
+class MultiConv(nullcontext[None]):
     """A context whose convolutions were to run side by side; here they run one after the other, with equal results.
 
     Example:
@@ -91,9 +89,6 @@ class MultiConv:
 
     def __enter__(self) -> None:
         recorded("MultiConv", "convolutions are planned one after the other")
-
-    def __exit__(self, *error: object) -> None:
-        return None
 
     def _each(self, value: Any, accepts: Callable[[Any], bool], refusal: str) -> "MultiConv":
         listed = list(value) if isinstance(value, list | tuple) else [value]

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from popgeo import ipu
 from popgeo.compat.poptorch import enums, executable_file
-from popgeo.compat.poptorch.call_arguments import as_results
+from popgeo.compat.poptorch.call_arguments import arguments_of, as_results
 from popgeo.compat.poptorch.compiled_module import CompiledModule
 from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check
 from popgeo.compat.poptorch.popgeo_options import popgeo_options
@@ -43,7 +43,7 @@ class PoplarExecutor(CompiledModule):
             "Trying to run a model on an offline device (ConnectionType.Never): use model.compile(inputs) instead of "
             "model(inputs)",
         )
-        given = self._given(args, kwargs)
+        given = arguments_of(self._signature, args, kwargs)
         compiled = self._compiled or self._compile(given)
         if not self._is_attached:
             self.attachToDevice()

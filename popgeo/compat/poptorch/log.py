@@ -9,15 +9,8 @@ from typing import Any
 
 from popgeo.compat.poptorch.errors import Error
 
-TRACE, OFF = 5, logging.CRITICAL + 10
-_LEVELS = {
-    "TRACE": TRACE,
-    "DEBUG": logging.DEBUG,
-    "INFO": logging.INFO,
-    "WARN": logging.WARNING,
-    "ERR": logging.ERROR,
-    "OFF": OFF,
-}
+LEVELS = {"TRACE": 5, "DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING, "ERR": logging.ERROR}
+LEVELS["OFF"] = logging.CRITICAL + 10
 _OWN_WORDS = {"running_statistics_always_float": "runningStatisticsAlwaysFloat"}
 _LOG = logging.getLogger("poptorch")
 _NUMBERS = {0: "TRACE", 1: "DEBUG", 2: "INFO", 3: "WARN", 4: "ERR", 6: "OFF"}
@@ -37,10 +30,10 @@ def setLogLevel(level: str | int) -> None:
         if level not in _NUMBERS:
             raise ValueError(f"Invalid log level integer {level}; it must be one of {sorted(_NUMBERS)}.")
         level = _NUMBERS[level]
-    if level not in _LEVELS:
-        names = sorted(_LEVELS)
+    if level not in LEVELS:
+        names = sorted(LEVELS)
         raise ValueError(f"Unknown log level: {level}. Valid values are {', '.join(names[:-1])} and {names[-1]}")
-    _LOG.setLevel(_LEVELS[level])
+    _LOG.setLevel(LEVELS[level])
 
 
 class _ToStderr(logging.Handler):

@@ -1,6 +1,7 @@
 """The groups of options inside `poptorch.Options`, setter by setter: what each becomes, and why."""
 
 import os
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -32,10 +33,7 @@ class PopartOptions(OptionGroup):
     def __init__(self) -> None:
         super().__init__(instrumentWithHardwareCycleCounter=False, rearrangeAnchorsOnHost=False)
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """All settings, by name."""
-        return self._values
+    options = property(attrgetter("_values"), doc="All settings, by name.")
 
     def set(self, key: str, value: Any) -> "PopartOptions":  # type: ignore[override]  # PopTorch's own way round
         """Changes one setting, whether or not PopART has it."""
@@ -136,13 +134,6 @@ class TrainingOptions(OptionGroup):
         """When gradients are divided by their number."""
         self._strategy_is_chosen = True
 
-    @setter("popart:automaticLossScalingSettings.enabled", HONOURED, "by the rule of torch.amp.GradScaler")
-    def setAutomaticLossScaling(self, enabled: bool) -> Any:
-        """Lets the scale of the loss follow the gradients, from the optimizer's own scale or else from 65,536.
-
-        Updates that overflow are left out.
-        """
-
     @setter("popart:convolutionOptions", IGNORED, _COMPILER)
     def setConvolutionDithering(self, enabled: bool) -> Any:
         """Lays convolutions out from different tiles."""
@@ -172,12 +163,5 @@ class DistributedOptions(OptionGroup):
             honoured("Options.Distributed", "poptorch.DataLoader loads this process's part of the data")
         return self
 
-    @property
-    def processId(self) -> int:
-        """This process's number."""
-        return self.distributed_process_id
-
-    @property
-    def numProcesses(self) -> int:
-        """How many processes there are."""
-        return self.num_distributed_processes
+    processId = property(attrgetter("distributed_process_id"), doc="This process's number.")
+    numProcesses = property(attrgetter("num_distributed_processes"), doc="How many processes there are.")

@@ -92,9 +92,6 @@ def load(filename: str | os.PathLike[str], edit_opts_fn: Callable[[Options], obj
         file.options.connectionType(enums.ConnectionType.Always)
     if edit_opts_fn is not None:
         edit_opts_fn(file.options)
-    if file.training:
-        executor = trainingModel(file.model, file.options, file.optimizer)
-    else:
-        executor = inferenceModel(file.model, file.options)
+    executor = PoplarExecutor(file.model, file.options, bool(file.training), optimizer=file.optimizer)
     executor.loadExecutable(os.fspath(filename))
     return executor

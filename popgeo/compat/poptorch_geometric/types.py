@@ -8,7 +8,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.data.data import BaseData
 
-from popgeo.compat.poptorch.arg_parsers import ICustomArgParser
+from popgeo.compat.poptorch.call_arguments import ICustomArgParser
 
 
 class PyGArgsParser(ICustomArgParser):

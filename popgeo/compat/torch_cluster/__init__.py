@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from popgeo.capture import static_neighbors
 from popgeo.compat.poptorch import point_clouds
+from popgeo.compat.poptorch.point_clouds import nearest
 
 __all__ = ["fps", "knn", "knn_graph", "nearest", "radius", "radius_graph"]
 
@@ -67,16 +68,6 @@ def radius_graph(x: Tensor, r: float, *args: Any, **kwargs: Any) -> Tensor:
                 [0, 1]])
     """
     return _real(x, static_neighbors.radius_graph(x, r, *args, **kwargs))
-
-
-def nearest(x: Tensor, y: Tensor, batch_x: Any = None, batch_y: Any = None) -> Tensor:
-    """For each row of `x` the nearest row of `y` in its graph. [num_x]
-
-    Example:
-        >>> nearest(torch.tensor([[0.0], [4.0]]), torch.tensor([[1.0], [5.0]]))
-        tensor([0, 1])
-    """
-    return point_clouds.nearest(x, y, batch_x, batch_y)
 
 
 def fps(

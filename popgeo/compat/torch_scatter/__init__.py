@@ -3,11 +3,8 @@
 While a step is compiled `dim_size`, or `out`, must be given where torch_scatter would read the length from the index.
 """
 
-from popgeo.compat.torch_scatter.by_index import segment_add_coo as segment_add_coo
-from popgeo.compat.torch_scatter.by_index import segment_max_coo as segment_max_coo
-from popgeo.compat.torch_scatter.by_index import segment_mean_coo as segment_mean_coo
-from popgeo.compat.torch_scatter.by_index import segment_min_coo as segment_min_coo
-from popgeo.compat.torch_scatter.by_index import segment_sum_coo as segment_sum_coo
+from torch import Tensor
+
 from popgeo.compat.torch_scatter.composite import scatter_log_softmax as scatter_log_softmax
 from popgeo.compat.torch_scatter.composite import scatter_logsumexp as scatter_logsumexp
 from popgeo.compat.torch_scatter.composite import scatter_softmax as scatter_softmax
@@ -30,3 +27,42 @@ from popgeo.ops import segment_min_csr as segment_min_csr
 from popgeo.ops import segment_sum_csr as segment_sum_csr
 
 __version__ = "2.1.2"  # the torch_scatter whose names these are
+
+
+def segment_sum_coo(src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None) -> Tensor:
+    """Sums of the entries that share a sorted index, which lies along dimension `index.dim() - 1`.
+
+    Example:
+        >>> import torch
+        >>> segment_sum_coo(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 0, 2]), dim_size=3)
+        tensor([3., 0., 3.])
+    """
+    return segment_coo(src, index, out, dim_size, "sum")
+
+
+segment_add_coo = segment_sum_coo
+
+
+def segment_mean_coo(src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None) -> Tensor:
+    """Means of the entries that share a sorted index."""
+    return segment_coo(src, index, out, dim_size, "mean")
+
+
+def segment_min_coo(
+    src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Least of the entries that share a sorted index, and where each is; the length of `src` where there is none."""
+    return scatter_min(src, index, index.dim() - 1, out, dim_size)
+
+
+def segment_max_coo(
+    src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Greatest of the entries that share a sorted index, and where each is.
+
+    Example:
+        >>> import torch
+        >>> segment_max_coo(torch.tensor([1.0, 2.0]), torch.tensor([0, 0]), dim_size=1)
+        (tensor([2.]), tensor([1]))
+    """
+    return scatter_max(src, index, index.dim() - 1, out, dim_size)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from popgeo import ipu
 from popgeo.compat.account import ACCOUNT
 from popgeo.compat.poptorch import (
-    arg_parsers,
     blocks,
+    call_arguments,
     contexts,
     loops,
     point_clouds,
@@ -187,7 +187,7 @@ class Pair:
         self.first, self.second = first, second
 
 
-class PairParser(arg_parsers.ICustomArgParser):
+class PairParser(call_arguments.ICustomArgParser):
     def yieldTensors(self, struct: Pair) -> Iterator[Tensor]:
         yield from (struct.first, struct.second)
 
@@ -228,12 +228,12 @@ class Half(nn.Module):
 
 
 def test_own_classes_are_arguments_and_results():
-    arg_parsers.registerCustomArgParser(Pair, PairParser())
+    call_arguments.registerCustomArgParser(Pair, PairParser())
     made = ipu.inference_model(Half())(Twin(X, X + 2))
     assert type(made) is Twin
     torch.testing.assert_close(made.second, X / 2 + 1)
     with pytest.raises(ValueError, match="ICustomArgParser"):
-        arg_parsers.registerCustomArgParser(Pair, object())
+        call_arguments.registerCustomArgParser(Pair, object())
 
 
 def test_records_named_tuples_and_dictionaries_keep_their_kind():

@@ -25,6 +25,7 @@ def test_neighbors_are_those_worked_out_by_hand():
     assert torch_cluster.knn(POINTS, query, 3, CLOUDS, torch.tensor([0, 1])).tolist() == [[0, 0, 1, 1], [1, 0, 2, 3]]
     assert torch_cluster.knn_graph(POINTS, 1, flow="target_to_source").tolist() == [[0, 1, 2, 3], [1, 0, 3, 2]]
     assert torch_cluster.radius_graph(POINTS, 1.0, loop=False).tolist() == [[1, 0, 3, 2], [0, 1, 2, 3]]
+    assert torch_cluster.radius(POINTS, POINTS, 1.0, ignore_same_index=True).tolist() == [[0, 1, 2, 3], [1, 0, 3, 2]]
     assert torch_cluster.nearest(POINTS, query).tolist() == [0, 0, 1, 1]
     assert torch_cluster.fps(POINTS, CLOUDS, 0.5, random_start=False).tolist() == [0, 2]
     assert torch_cluster.fps(POINTS, ratio=0.5, random_start=False, ptr=torch.tensor([0, 4])).tolist() == [0, 3]

@@ -2,22 +2,23 @@
 
 import sys
 
-from popgeo.compat.poptorch_geometric.ops import layers, searches
+from popgeo.capture import static_neighbors
+from popgeo.capture.static_neighbors import knn as knn
+from popgeo.capture.static_neighbors import knn_graph as knn_graph
+from popgeo.capture.static_neighbors import knn_interpolate as knn_interpolate
+from popgeo.capture.static_neighbors import nearest as nearest
+from popgeo.capture.static_neighbors import radius as radius
+from popgeo.capture.static_neighbors import radius_graph as radius_graph
+from popgeo.compat.poptorch_geometric.ops import layers
 from popgeo.compat.poptorch_geometric.ops.layers import ClusterGCNConv as ClusterGCNConv
 from popgeo.compat.poptorch_geometric.ops.layers import HeteroLinear as HeteroLinear
 from popgeo.compat.poptorch_geometric.ops.layers import InstanceNorm as InstanceNorm
 from popgeo.compat.poptorch_geometric.ops.layers import MFConv as MFConv
 from popgeo.compat.poptorch_geometric.ops.layers import assert_sorted_index as assert_sorted_index
 from popgeo.compat.poptorch_geometric.ops.layers import to_dense_batch as to_dense_batch
-from popgeo.compat.poptorch_geometric.ops.searches import knn as knn
-from popgeo.compat.poptorch_geometric.ops.searches import knn_graph as knn_graph
-from popgeo.compat.poptorch_geometric.ops.searches import knn_interpolate as knn_interpolate
-from popgeo.compat.poptorch_geometric.ops.searches import nearest as nearest
-from popgeo.compat.poptorch_geometric.ops.searches import radius as radius
-from popgeo.compat.poptorch_geometric.ops.searches import radius_graph as radius_graph
 
 # PopTorch Geometric has a module for each, from which programs import it.
 for _name in ("knn", "knn_graph", "knn_interpolate", "nearest", "radius"):
-    sys.modules[f"{__name__}.{_name}"] = searches
+    sys.modules[f"{__name__}.{_name}"] = static_neighbors
 for _name in ("aggregation_base", "cluster_gcn_conv", "hetero_linear", "instance_norm", "mf_conv", "to_dense_batch"):
     sys.modules[f"{__name__}.{_name}"] = layers
