@@ -17,7 +17,6 @@ from popgeo.engine.backend import Backend
 from popgeo.engine.bound_step import BoundStep, bind_step
 from popgeo.engine.loss_scaling import LossScale
 from popgeo.engine.optimizer.update import Update
-from popgeo.engine.pipeline.parts import StagePart
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_options import StepOptions
 from popgeo.engine.step_recipe import Recipe, StepPlan
@@ -106,7 +105,7 @@ class CompiledStep:
         Raises:
             ValueError: nothing is compiled.
         """
-        return self._compiled.step
+        return self.bound.step
 
     @property
     def graph(self) -> OpGraph:
@@ -116,7 +115,7 @@ class CompiledStep:
     @property
     def plan(self) -> StepPlan | None:
         """How the machine would run the step; None where it was compiled for this computer alone."""
-        return self._compiled.plan
+        return self.bound.plan
 
     @property
     def report(self) -> Any:
@@ -127,7 +126,7 @@ class CompiledStep:
         Raises:
             ValueError: nothing is compiled, or there is no machine to account for it.
         """
-        return self._planned.report(self._compiled.figures())
+        return self._planned.report(self.bound.figures())
 
     @property
     def pipeline(self) -> Any:
@@ -146,7 +145,7 @@ class CompiledStep:
     @property
     def update(self) -> Update | None:
         """The optimizer's update; None for a forward pass."""
-        return self._compiled.on_processor.update
+        return self.bound.on_processor.update
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Takes the hyperparameters and the state of another optimizer of the same kind over the same parameters.
@@ -190,7 +189,7 @@ class CompiledStep:
         Raises:
             ValueError: nothing is compiled.
         """
-        runner = self._compiled.on_processor
+        runner = self.bound.on_processor
         content = checkpoint.state_of(self.model, self._recipe.optimizer, runner.update, runner.run_state())
         checkpoint.save_checkpoint(path, content)
 
@@ -207,25 +206,22 @@ class CompiledStep:
         if self._bound is not None:
             self._go_on(self._bound)
 
-    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Tensor], list[Any]]:
-        """The tensors of a call, and the graph data among its arguments.
+    @property
+    def bound(self) -> BoundStep:
+        """The step as it is compiled: how it is called, and what runs it.
 
         Raises:
-            ValueError: an argument differs from what the step was compiled for; the message names it.
+            ValueError: nothing is compiled.
         """
-        return self._compiled.flatten(args, kwargs)
-
-    def unflatten(self, results: Sequence[Tensor], graph_data: Sequence[Any]) -> Any:
-        """What the model returns, where results that are graph data are like that of the call."""
-        return self._compiled.unflatten(results, graph_data)
-
-    def program_for(self, tensors: Sequence[Tensor]) -> tuple[OpGraph, Sequence[StagePart]]:
-        """The operations that run for the tensors of a call, and the parts in which they run; none as a whole."""
-        return self._compiled.on_processor.program_for(tensors)
+        if self._bound is None:
+            raise ValueError(
+                "The step has not been compiled, or reset() has forgotten it; call it or .compile(...) first."
+            )
+        return self._bound
 
     def replica_states(self) -> Sequence[ReplicaState]:
         """Random numbers and buffers of each replica that runs here, as they are; change them in place."""
-        return self._compiled.on_processor.replica_states
+        return self.bound.on_processor.replica_states
 
     def __repr__(self) -> str:
         kind = "forward" if self._recipe.optimizer is None else "training"
@@ -254,14 +250,6 @@ class CompiledStep:
         if name == "_recipe":  # not set yet, so there is nothing to ask
             raise AttributeError(name)
         return getattr(self.model, name)
-
-    @property
-    def _compiled(self) -> BoundStep:
-        if self._bound is None:
-            raise ValueError(
-                "The step has not been compiled, or reset() has forgotten it; call it or .compile(...) first."
-            )
-        return self._bound
 
     @property
     def _planned(self) -> StepPlan:

@@ -14,12 +14,11 @@ from popgeo.capture.held_state import in_modes
 from popgeo.capture.model_lines import line_of_error
 from popgeo.capture.op_graph import Role
 from popgeo.capture.pytree import flatten
-from popgeo.engine import micro_batches
 from popgeo.engine.backend import device_of
+from popgeo.engine.micro_batches import Results, micro_batch, write_back
 from popgeo.engine.optimizer.capturable import CapturableOptimizer
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling
 from popgeo.engine.step_recipe import Recipe
-from popgeo.engine.write_back import write_back
 from popgeo.ops import sum_on_device
 
 # Libraries choose their kernels and take their memory in the first runs, which no capture may hold.
@@ -74,10 +73,10 @@ class CudaGraphRunner:
         """
         options = self._options
         repeats, joined = options.device_iterations, options.gradient_accumulation
-        results = micro_batches.Results(self._mode, options.output_period, options.steps_per_call)
+        results = Results(self._mode, options.output_period, options.steps_per_call)
         with self._cuda.device(self._device):
             for repeat in range(repeats):
-                part = micro_batches.micro_batch(tensors, repeat, repeats)
+                part = micro_batch(tensors, repeat, repeats)
                 self.inputs.fill(part)
                 made = self._run_once()
                 for number, returned in enumerate(made):
@@ -158,7 +157,7 @@ class CudaGraphRunner:
         if self._optimizer is not None:  # gradients of the first micro-batch on lie in memory of the graph
             self._optimizer.optimizer.zero_grad(set_to_none=True)
         for number in range(count):
-            tensors = micro_batches.micro_batch(self.inputs.tensors, number, count)
+            tensors = micro_batch(self.inputs.tensors, number, count)
             if self._optimizer is None:
                 with torch.no_grad():
                     made.append(self._forward(tensors))

@@ -19,15 +19,14 @@ from popgeo.engine.denormals import DenormalsFlushed
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.inductor import InductorRunner
 from popgeo.engine.loss_scaling import LossScale
-from popgeo.engine.micro_batches import Results, micro_batch
+from popgeo.engine.micro_batches import Results, check_apart, micro_batch, write_back
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.pipeline.parts import StagePart
-from popgeo.engine.pipeline.run_round import RoundRunner, WholeRoundRunner
+from popgeo.engine.pipeline.run_round import Round, RoundRunner, WholeRoundRunner
 from popgeo.engine.pipeline.staging import Staging
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_options import StepOptions
 from popgeo.engine.threads import ThreadChoice
-from popgeo.engine.write_back import check_apart, write_back
 
 Runner = WholeRoundRunner | RoundRunner
 
@@ -123,16 +122,17 @@ class StepRunner:
                 [micro_batch(tensors, step * len(replicas) + replica, factor) for replica in replicas]
                 for step in range(first, first + self._round)
             ]
-            runner.run(
-                inputs,
-                [state.generator for state in self.replica_states],
+            given = Round(
+                inputs=inputs,
+                random=[state.generator for state in self.replica_states],
                 of_replica=self._buffers_of,
                 on_gradients=self._accumulate,
                 on_results=partial(self._take_results, results, first, inputs),
             )
+            runner.run(given)
             if self.update is not None:
                 self.update.apply(self.replicas)
-        self._show_first_replica()
+        self._show_replica(0)  # once the results that may be buffers have been copied
         return results.join()
 
     def _take_results(
@@ -258,20 +258,18 @@ class StepRunner:
     @contextlib.contextmanager
     def _buffers_of(self, replica: int) -> Iterator[None]:
         """Lets the module have the buffers of a replica for a while."""
+        buffers = self._show_replica(replica)
+        yield
+        for name, tensor in self.replica_states[replica].buffers.items():
+            tensor.copy_(buffers[name])
+
+    def _show_replica(self, replica: int) -> dict[str, Tensor]:
+        """Gives the module the buffers of a replica; those of the module, if the replica has any of its own."""
         own = self.replica_states[replica].buffers
         buffers = dict(self._model.named_buffers()) if own else {}
         for name, tensor in own.items():
             buffers[name].copy_(tensor)
-        yield
-        for name, tensor in own.items():
-            tensor.copy_(buffers[name])
-
-    def _show_first_replica(self) -> None:
-        """Gives the module the buffers of the first replica, once the results that may be buffers have been copied."""
-        own = self.replica_states[0].buffers
-        buffers = dict(self._model.named_buffers()) if own else {}
-        for name, tensor in own.items():
-            buffers[name].copy_(tensor)
+        return buffers
 
     def _addresses_now(self) -> list[int]:
         return [tensor.data_ptr() for tensor in module_state(self._model).values()]

@@ -12,20 +12,18 @@ from popgeo.capture.expand import expand
 from popgeo.capture.held_state import module_state
 from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.passes import fold_constants
-from popgeo.engine import micro_batches
 from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.denormals import DenormalsFlushed
+from popgeo.engine.micro_batches import Results, micro_batch, write_back
 from popgeo.engine.optimizer.capture_update import UpdateGraph
 from popgeo.engine.optimizer.rehearse import Rehearsal
 from popgeo.engine.pipeline.parts import StagePart
 from popgeo.engine.pipeline.random_draws import draws
 from popgeo.engine.step_runner import ReplicaState
-from popgeo.engine.write_back import write_back
 from popgeo.ipu.ipu_machine import IpuPlan
 from popgeo.ipu.target import IpuTarget
-from popgeo.ipu.tiles.call_program import CallProgram, Training
 from popgeo.ipu.tiles.join_program import join
-from popgeo.ipu.tiles.program import Program
+from popgeo.ipu.tiles.program import CallProgram, Program, Training
 from popgeo.ipu.tiles.run_program import run_program
 from popgeo.ipu.tiles.stage_variables import StagesOnIpus
 from popgeo.ipu.tiles.staged_program import join_stages
@@ -90,8 +88,8 @@ class TileExact:
         Raises:
             ValueError: an argument differs from what the model was compiled for, or the program is not complete.
         """
-        tensors, graph_data = self._compiled.flatten(args, kwargs)
-        graph, parts = self._compiled.program_for(tensors)
+        tensors, graph_data = self._compiled.bound.flatten(args, kwargs)
+        graph, parts = self._compiled.bound.on_processor.program_for(tensors)
         updates, numbers = self._rehearse()
         first = self._last is None
         self._last = joined = self._program_of(graph, updates, parts)
@@ -100,7 +98,7 @@ class TileExact:
                 memory.use(joined.program)
                 for name, values in _flat(state, joined).items():
                     memory.write(name, values)
-        return self._compiled.unflatten(self._run(joined, tensors, numbers), graph_data)
+        return self._compiled.bound.unflatten(self._run(joined, tensors, numbers), graph_data)
 
     def __repr__(self) -> str:
         replicas = f"{len(self._replicas)} replicas of " if len(self._replicas) > 1 else ""
@@ -195,7 +193,7 @@ class TileExact:
         """Runs the program of one call on the machine, with the host's side of its streams."""
         options, replicas, step = self._options, len(self._replicas), self._step
         mode = options.chosen_output_mode(trains=self._update is not None)
-        results = micro_batches.Results(mode, options.output_period, options.steps_per_call)
+        results = Results(mode, options.output_period, options.steps_per_call)
         arguments = joined.arguments()
         names = list(arguments)
         given = {(name, replica): itertools.count(replica, replicas) for name in names for replica in range(replicas)}
@@ -207,7 +205,7 @@ class TileExact:
         def host_in(stream: str, replica: int) -> Tensor:
             if stream not in names:
                 return torch.tensor(next(updates[replica]), dtype=torch.float64)
-            micro = micro_batches.micro_batch(tensors, next(given[stream, replica]), options.batch_factor)
+            micro = micro_batch(tensors, next(given[stream, replica]), options.batch_factor)
             at = arguments[stream]
             return _put(_nothing(joined, at.variable), at, micro[names.index(stream)])
 
@@ -219,7 +217,7 @@ class TileExact:
                 if results.wants(finished[replica]):
                     results.add(finished[replica], replica, made[: step.num_returned])
                 number = finished[replica] * replicas + replica
-                micro = micro_batches.micro_batch(tensors, number, options.batch_factor)
+                micro = micro_batch(tensors, number, options.batch_factor)
                 write_back([micro[names.index(str(one))] for one in step.written], made[step.num_returned :])
                 found.clear()
                 finished[replica] += 1

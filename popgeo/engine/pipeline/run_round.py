@@ -5,6 +5,7 @@ A round is as many micro-batches as share an update, or those of a call where no
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,6 +30,25 @@ def _ignore(*given: object) -> None:
     """What is made of gradients or results that nobody asked for."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Round:
+    """What a round is given, and who is told what it makes.
+
+    Attributes:
+        inputs: The tensors of each micro-batch of each replica.
+        random: Where each replica draws its random numbers.
+        of_replica: What has to be in place while a part of a replica runs.
+        on_gradients: Told which gradients are there, None for all, and whether they are the first of the round.
+        on_results: Given a micro-batch, a replica and its results, once the micro-batch is through.
+    """
+
+    inputs: Sequence[Sequence[Sequence[Tensor]]]
+    random: Sequence[torch.Generator]
+    of_replica: OfReplica = nullcontext
+    on_gradients: OnGradients = _ignore
+    on_results: OnResults = _ignore
+
+
 class WholeRoundRunner:
     """Runs each micro-batch of a round as a whole, one after the other.
 
@@ -45,23 +65,15 @@ class WholeRoundRunner:
         self.runner, self.graph = runner, runner.graph
         self.parts: list[StagePart] = []
 
-    def run(
-        self,
-        inputs: Sequence[Sequence[Sequence[Tensor]]],
-        random: Sequence[torch.Generator],
-        *,
-        of_replica: OfReplica = nullcontext,
-        on_gradients: OnGradients = _ignore,
-        on_results: OnResults = _ignore,
-    ) -> None:
-        """Runs a round on all replicas; see `RoundRunner.run`. Each micro-batch has the gradients of all parameters."""
-        for number, of_replicas in enumerate(inputs):
+    def run(self, given: Round) -> None:
+        """Runs a round on all replicas. Each micro-batch has the gradients of all parameters."""
+        for number, of_replicas in enumerate(given.inputs):
             for replica, tensors in enumerate(of_replicas):
-                draws_from = drawing_from(random[replica]) if self.runner.draws_random_numbers else nullcontext()
-                with of_replica(replica), draws_from:
+                draws_from = drawing_from(given.random[replica]) if self.runner.draws_random_numbers else nullcontext()
+                with given.of_replica(replica), draws_from:
                     made = self.runner.run(tensors)
-                on_results(number, replica, made)
-                on_gradients(None, number == 0 and replica == 0)
+                given.on_results(number, replica, made)
+                given.on_gradients(None, number == 0 and replica == 0)
 
     @property
     def buffer_bytes(self) -> int:
@@ -112,37 +124,21 @@ class RoundRunner:
         self._live: dict[tuple[int, int], Held] = {}
         self.most_held = 0
 
-    def run(
-        self,
-        inputs: Sequence[Sequence[Sequence[Tensor]]],
-        random: Sequence[torch.Generator],
-        *,
-        of_replica: OfReplica = nullcontext,
-        on_gradients: OnGradients = _ignore,
-        on_results: OnResults = _ignore,
-    ) -> None:
-        """Runs a round on all replicas, each pass on one after the other.
-
-        Args:
-            inputs: The tensors of each micro-batch of each replica.
-            random: Where each replica draws its random numbers.
-            of_replica: What has to be in place while a part of a replica runs.
-            on_gradients: Told which gradients are there, None for all, and whether they are the first of the round.
-            on_results: Given a micro-batch, a replica and its results, once the micro-batch is through.
-        """
-        replicas = range(len(random))
+    def run(self, given: Round) -> None:
+        """Runs a round on all replicas, each pass on one after the other."""
+        random, replicas = given.random, range(len(given.random))
         ahead = None
         if self.draws_random_numbers and not self._staging.one_at_a_time:
             count = self._staging.micro_batches
             ahead = [draws_ahead(self.graph, self.parts, generator, count) for generator in random]
         for v, replica in ((v, replica) for v in range(self._staging.micro_batches) for replica in replicas):
-            self._live[v, replica] = self._given(inputs[v][replica])
+            self._live[v, replica] = self._given(given.inputs[v][replica])
         last = {now.micro_batch: number for number, now in enumerate(self._staging.order)}
         for number, now in enumerate(self._staging.order):
             bound = self._bound[now.stage, now.backward]
             for replica in replicas:
                 held = self._live[now.micro_batch, replica]
-                with of_replica(replica):
+                with given.of_replica(replica):
                     if bound.part.draws:
                         if ahead is not None:
                             random[replica].set_state(ahead[replica].before[now.micro_batch, now.stage, now.backward])
@@ -154,10 +150,10 @@ class RoundRunner:
                 for kept in self._last_use[now.stage, now.backward]:
                     held.pop(kept, None)
                 if bound.part.gradients:
-                    on_gradients(bound.part.gradients, now.micro_batch == 0 and replica == 0)
+                    given.on_gradients(bound.part.gradients, now.micro_batch == 0 and replica == 0)
                 self._note_memory()
                 if made is not None:
-                    on_results(now.micro_batch, replica, made)
+                    given.on_results(now.micro_batch, replica, made)
                     del self._live[now.micro_batch, replica]
         for generator, one in zip(random, ahead or (), strict=False):
             generator.set_state(one.after)

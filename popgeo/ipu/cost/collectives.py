@@ -58,19 +58,19 @@ def plan_collective(kind: str, nbytes: int, members: int, stride: int, machine: 
     lanes = target.num_ipus
     seconds = collective_seconds(kind, nbytes / lanes, members, stride * lanes, target)
     moved = TURNS[kind] * (members - 1) * nbytes // members
-    step = _over_links(kind, seconds * target.clock, moved, machine)
-    return Plan(
-        family="collectives", split={"IPUs": members * lanes}, supersteps=(step,), temporary_bytes=step.bytes_in,
-        validity=Validity.ESTIMATE, why=_WHY,
-    )  # fmt: skip
+    return _over_links(kind, members, seconds * target.clock, moved, machine)
 
 
-def _over_links(name: str, cycles: float, nbytes: int, machine: Machine) -> Superstep:
+def _over_links(name: str, members: int, cycles: float, nbytes: int, machine: Machine) -> Plan:
     tiles = machine.num_tiles
     share = -(-nbytes // tiles)
-    return Superstep(
+    step = Superstep(
         name=name, activity=Activity.EXCHANGE, ideal=cycles, calibrated=cycles, mean=cycles, tiles=tiles,
         bytes_in=share, bytes_out=share, bytes_total=nbytes,
+    )  # fmt: skip
+    return Plan(
+        family="collectives", split={"IPUs": members * machine.target.num_ipus}, supersteps=(step,),
+        temporary_bytes=share, validity=Validity.ESTIMATE, why=_WHY,
     )  # fmt: skip
 
 
@@ -139,11 +139,7 @@ def _all_to_all(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     ends = range(0, members * target.num_ipus, target.num_ipus)
     rate = min(link_rate(0, other, target) for other in ends[1:]) * target.num_ipus
     cycles = (target.link_seconds * (members - 1) + sent / rate) * target.clock
-    step = _over_links("all-to-all", cycles, sent, member)
-    return Plan(
-        family="collectives", split={"IPUs": members * target.num_ipus}, supersteps=(step,),
-        temporary_bytes=step.bytes_in, validity=Validity.ESTIMATE, why=_WHY,
-    )  # fmt: skip
+    return _over_links("all-to-all", members, cycles, sent, member)
 
 
 RULES: dict[str, Rule] = {

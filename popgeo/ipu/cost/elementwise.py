@@ -5,6 +5,7 @@ import functools
 import torch
 
 from popgeo.capture.op_graph import Number, Op, OpGraph, Value
+from popgeo.capture.operations import name_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.loops import ARITHMETIC, LOOP_OF, LOOPS, elementwise_vertex
 from popgeo.ipu.cost.operands import Rule, distinct, made, read, tensor, width
@@ -141,7 +142,7 @@ _PASSES: dict[str, tuple[str, ...]] = {
 def _pointwise(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     result = _result(graph, op)
     sources = [value for value in read(graph, op) if value.dtype.is_floating_point] or read(graph, op) or [result]
-    name = _name(op)
+    name = name_of(op.target).removeprefix("aten.")
     return _passes(
         _PASSES[name], result, sources[0], _smaller(graph, op, result), op, machine, name.removeprefix("_foreach_")
     )
@@ -192,10 +193,6 @@ def _smaller(graph: OpGraph, op: Op, result: Value) -> int:
 
 def _is_number(argument: object) -> bool:
     return isinstance(argument, int | float | Number)
-
-
-def _name(op: Op) -> str:
-    return op.target.rpartition(".")[0].removeprefix("aten.").rstrip("_")
 
 
 RULES: dict[str, Rule] = {

@@ -24,32 +24,14 @@ def _rules() -> dict[str, Rule]:
 RULES = _rules()
 
 
-def plan(
-    graph: OpGraph,
-    op: Op,
-    target: IpuTarget,
-    calibration: Calibration = BOW_SDK3,
-    matmul_proportion: float = MEMORY_SHARE,
-) -> tuple[Plan, bool]:
-    """The cheapest division of an operation, and whether a rule knows the operation.
-
-    Args:
-        graph: The program that it is part of.
-        op: The operation.
-        target: The machine.
-        calibration: The fitted constants.
-        matmul_proportion: Share of a tile's memory that a dense product may take while it runs.
-    """
+def plan(graph: OpGraph, op: Op, machine: Machine) -> tuple[Plan, bool]:
+    """The cheapest division of an operation of a program, and whether a rule knows the operation."""
     rule = RULES.get(name_of(op.target))
-    if rule is None:
-        return plan_unknown(graph, op, target), False
-    machine = Machine(target=target, calibration=calibration, matmul_proportion=matmul_proportion)
-    return rule(graph, op, machine), True
+    return (plan_unknown(graph, op, machine.target), False) if rule is None else (rule(graph, op, machine), True)
 
 
 def _plan_all(graph: OpGraph, machine: Machine) -> list[Plan]:
-    share = machine.matmul_proportion
-    return [plan(graph, op, machine.target, machine.calibration, share)[0] for op in graph.ops]
+    return [plan(graph, op, machine)[0] for op in graph.ops]
 
 
 RULES |= control.rules(_plan_all)
@@ -100,11 +82,12 @@ def cost(
         calibration: The constants fitted to measurements.
         matmul_proportion: Share of a tile's memory that a dense product may take while it runs.
     """
-    return tuple(_cost(graph, op, target, calibration, matmul_proportion) for op in graph.ops)
+    machine = Machine(target=target, calibration=calibration, matmul_proportion=matmul_proportion)
+    return tuple(_cost(graph, op, machine) for op in graph.ops)
 
 
-def _cost(graph: OpGraph, op: Op, target: IpuTarget, calibration: Calibration, matmul_proportion: float) -> OpCost:
-    chosen, known = plan(graph, op, target, calibration, matmul_proportion)
+def _cost(graph: OpGraph, op: Op, machine: Machine) -> OpCost:
+    chosen, known = plan(graph, op, machine)
     tensors = [*op.reads(), *op.makes()]
     return OpCost(
         target=op.target,

@@ -170,10 +170,6 @@ def _index_add(graph: OpGraph, op: Op, machine: Machine, operation: str = "add")
     return _change_rows(result, size_of(result, dim), tensor(graph, op.args[2]).numel, machine, operation)
 
 
-def _index_copy(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    return _index_add(graph, op, machine, "write")
-
-
 def _index_reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     return _index_add(graph, op, machine, _REDUCTIONS.get(str(op.args[4]), "extreme"))
 
@@ -182,10 +178,6 @@ def _scatter_add(graph: OpGraph, op: Op, machine: Machine, operation: str = "add
     result, dim, index = tensor(graph, op.args[0]), op.args[1], tensor(graph, op.args[2])
     rows, columns, summands = named_rows(result, dim, index)
     return plan_scatter_add(rows, columns, summands, width(result), machine, operation=operation)
-
-
-def _scatter(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    return _scatter_add(graph, op, machine, "write")
 
 
 def _scatter_reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
@@ -242,10 +234,6 @@ def _popgeo_scatter(graph: OpGraph, op: Op, machine: Machine, operation: str = "
     return _change_rows(result, result.shape[0], source.shape[0], machine, operation, makes_table=True)
 
 
-def _popgeo_product(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    return _popgeo_scatter(graph, op, machine, "multiply")
-
-
 def _popgeo_extreme(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """The largest rows, and who they came from: they go back to the edges, and those that match write their number."""
     result, source = made(graph, op)[0], tensor(graph, op.args[0])
@@ -265,17 +253,17 @@ def _change_rows(
 
 RULES: dict[str, Rule] = {
     "aten.index_add": _index_add,
-    "aten.index_copy": _index_copy,
+    "aten.index_copy": functools.partial(_index_add, operation="write"),
     "aten.index_reduce": _index_reduce,
     "aten.scatter_add": _scatter_add,
     "aten.scatter_reduce": _scatter_reduce,
-    "aten.scatter": _scatter,
+    "aten.scatter": functools.partial(_scatter_add, operation="write"),
     "aten.index_put": _index_put,
     "aten._index_put_impl": _index_put,
     "aten._unsafe_index_put": _index_put,
     "aten.embedding_dense_backward": _embedding_backward,
     "popgeo.scatter_sum": _popgeo_scatter,
-    "popgeo.scatter_mul": _popgeo_product,
+    "popgeo.scatter_mul": functools.partial(_popgeo_scatter, operation="multiply"),
     "popgeo.scatter_max": _popgeo_extreme,
     "popgeo.scatter_min": _popgeo_extreme,
     "popgeo.segment_sum": _popgeo_scatter,

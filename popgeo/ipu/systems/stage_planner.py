@@ -21,9 +21,8 @@ from popgeo.ipu.systems.pipeline import Pipeline
 from popgeo.ipu.systems.repeated import recompute_of
 from popgeo.ipu.systems.schedule import TimedPass, most_in_flight, timeline, turns_of
 from popgeo.ipu.systems.stage_cost import StageCost
-from popgeo.ipu.systems.stage_costs import placed_costs, with_waits
+from popgeo.ipu.systems.stage_costs import UpdateCost, placed_costs, update_cycles, with_waits
 from popgeo.ipu.systems.stage_cut import LayerOps, StageCut, layers_of
-from popgeo.ipu.systems.stage_update import UpdateCost, update_cycles
 from popgeo.ipu.target import IpuTarget
 
 
@@ -112,7 +111,6 @@ class StagePlanner:
             options,
             off_chip=placement.optimizer_off_chip,
             all_off_chip=order is Schedule.PHASED,
-            sharded=options.shard_optimizer_state,
         )
         adding = () if update is None or count == 1 else update.adding
         updates = () if update is None else update.costs

@@ -11,12 +11,12 @@ from popgeo.engine.optimizer.capture_update import UpdateGraph
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.plan import Plan
 from popgeo.ipu.target import IpuTarget
-from popgeo.ipu.tiles.call_program import CallProgram, Training
 from popgeo.ipu.tiles.graph_program import add_operations, declare, finish
 from popgeo.ipu.tiles.lower.builder import Builder, Places, Scope, region_of
 from popgeo.ipu.tiles.lower.elementwise import NUMBERS, add
 from popgeo.ipu.tiles.lower.movement import copy, fill
 from popgeo.ipu.tiles.map_tensors import map_storages
+from popgeo.ipu.tiles.program import CallProgram, Training
 from popgeo.ipu.tiles.steps import AllReduce, HostCopy, Region
 from popgeo.ipu.tiles.tile_mapping import TileMapping, concatenated
 

@@ -1,12 +1,14 @@
-"""What the machine runs: steps in order, on variables spread over tiles, and the rules that they keep."""
+"""What the machine runs: steps in order, on variables spread over tiles, the rules that they keep, and a call's."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from popgeo.ipu.tiles.steps import ComputeSet, Exchange, Repeat, Step, Variable, Vertex
+from popgeo.capture.op_graph import Input, OpGraph, Role
+from popgeo.engine.optimizer.capture_update import UpdateGraph
+from popgeo.ipu.tiles.steps import ComputeSet, Exchange, Region, Repeat, Step, Variable, Vertex
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -155,3 +157,40 @@ def _walk(steps: tuple[Step, ...]) -> Iterator[Step]:
         yield step
         if isinstance(step, Repeat):
             yield from _walk(step.body)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What happens to gradients.
+
+    Attributes:
+        members: For each joined weight tensor the names of its parameters, in order.
+        trained: Names of the parameters in the order of the step's gradients.
+        updates: The update of each device iteration, in order.
+        scaling: What is done to sums of gradients before each update; None leaves them.
+    """
+
+    members: Sequence[Sequence[str]]
+    trained: Sequence[str]
+    updates: Sequence[UpdateGraph]
+    scaling: OpGraph | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CallProgram:
+    """The program of a call, and where the host finds what it gives to it and takes from it.
+
+    Attributes:
+        program: What the machine runs.
+        places: The elements of each input of the step, in its shape, and of each piece of the optimizer's state, in the
+            order in which they lie in memory.
+        results: The stream of each of the step's results, and which of the stream's elements it is, in its shape.
+    """
+
+    program: Program
+    places: Mapping[Input, Region]
+    results: tuple[tuple[str, np.ndarray], ...]
+
+    def arguments(self) -> dict[str, Region]:
+        """The stream of each argument, in order, and its elements."""
+        return {str(given): region for given, region in self.places.items() if given.role is Role.ARGUMENT}

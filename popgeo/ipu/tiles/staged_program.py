@@ -8,12 +8,12 @@ from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.engine.pipeline.parts import Kept, StagePart, owner_of
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.target import IpuTarget
-from popgeo.ipu.tiles.call_program import CallProgram, Training
 from popgeo.ipu.tiles.graph_program import add_operations, declare
 from popgeo.ipu.tiles.join_program import Joiner, join_with
 from popgeo.ipu.tiles.lower.builder import Builder, Places, elements_of, region_of
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.map_tensors import GRAIN_BYTES, map_storages, storage_sizes
+from popgeo.ipu.tiles.program import CallProgram, Training
 from popgeo.ipu.tiles.stage_variables import Given, Left, StagesOnIpus
 from popgeo.ipu.tiles.steps import HostCopy, Region, Step, shifted_mapping, shifted_steps
 from popgeo.ipu.tiles.tile_mapping import TileMapping, linear
