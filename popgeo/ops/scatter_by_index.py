@@ -1,5 +1,7 @@
 """scatter and gather over any dimension, with the signatures and results of torch_scatter."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -8,8 +10,6 @@ from popgeo.ops.gather_scatter import gather_rows, scatter_sum_rows, sum_at_once
 from popgeo.ops.refusals import refuse_integers
 from popgeo.ops.scatter_plan import ScatterPlan
 from popgeo.ops.scatter_reductions import scatter_max_rows, scatter_min_rows, scatter_mul_rows
-
-REDUCES = ("sum", "add", "mul", "mean", "min", "max")
 
 
 def scatter(
@@ -44,17 +44,10 @@ def scatter(
         tensor([[5., 6.],
                 [4., 6.]])
     """
-    if reduce in ("sum", "add"):
-        return scatter_sum(src, index, dim, out, dim_size, plan)
-    if reduce == "mean":
-        return scatter_mean(src, index, dim, out, dim_size, plan)
-    if reduce == "mul":
-        return scatter_mul(src, index, dim, out, dim_size, plan)
-    if reduce == "min":
-        return scatter_min(src, index, dim, out, dim_size, plan)[0]
-    if reduce == "max":
-        return scatter_max(src, index, dim, out, dim_size, plan)[0]
-    raise ValueError(f"reduce is {reduce!r}; allowed are {', '.join(REDUCES)}.")
+    if reduce not in REDUCES:
+        raise ValueError(f"reduce is {reduce!r}; allowed are {', '.join(REDUCES)}.")
+    made = REDUCES[reduce](src, index, dim, out, dim_size, plan)
+    return made[0] if isinstance(made, tuple) else made  # an extreme without its position
 
 
 def scatter_sum(
@@ -164,6 +157,12 @@ def scatter_max(
     rows = Rows.of(src, index, dim, out, dim_size)
     best, arg = scatter_max_rows(rows.src, rows.index, rows.num_rows, *rows.plan(plan))
     return _keep_better(rows.restore(best), rows.restore_position(arg), out, src.shape[dim], torch.gt)
+
+
+REDUCES: dict[str, Callable[..., Tensor | tuple[Tensor, Tensor]]] = {
+    **{"sum": scatter_sum, "add": scatter_sum, "mul": scatter_mul},
+    **{"mean": scatter_mean, "min": scatter_min, "max": scatter_max},
+}
 
 
 def scatter_std(

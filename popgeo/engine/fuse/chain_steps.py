@@ -67,10 +67,6 @@ def _is_one(number: Any) -> bool:
     return type(number) in (int, float) and number == 1
 
 
-def _rsub(write: Writer, x: Any, y: Any, alpha: Any = 1) -> Handle:
-    return _sub(write, y, x, alpha)
-
-
 def _addcmul(write: Writer, x: Any, first: Any, second: Any, value: Any = 1) -> Handle:
     return write("fma", x, first if _is_one(value) else write("mul", first, value), second)
 
@@ -114,24 +110,8 @@ def _softplus_backward(write: Writer, grad: Any, x: Any, beta: Any, threshold: A
     return write("where", write("gt", scaled, threshold), grad, slope)
 
 
-def _relu(write: Writer, x: Any) -> Handle:
-    return write("max", x, 0.0)
-
-
-def _threshold_backward(write: Writer, grad: Any, x: Any, threshold: Any) -> Handle:
-    return write("where", write("le", x, threshold), 0.0, grad)
-
-
-def _leaky_relu(write: Writer, x: Any, slope: Any = 0.01) -> Handle:
-    return write("where", write("gt", x, 0.0), x, write("mul", x, slope))
-
-
-def _leaky_relu_backward(write: Writer, grad: Any, x: Any, slope: Any, is_result: Any) -> Handle:
-    return write("where", write("gt", x, 0.0), grad, write("mul", grad, slope))
-
-
-def _masked_fill(write: Writer, x: Any, mask: Any, number: Any) -> Handle:
-    return write("where", mask, number, x)
+def _leaky(write: Writer, x: Any, above: Any, slope: Any) -> Handle:
+    return write("where", write("gt", x, 0.0), above, write("mul", above, slope))
 
 
 def _copied(write: Writer, x: Any, **layout: Any) -> Handle:
@@ -140,10 +120,6 @@ def _copied(write: Writer, x: Any, **layout: Any) -> Handle:
 
 def _filled(number: float) -> Write:
     return lambda write, like, *_, **layout: write("fill", number)
-
-
-def _copy_into(write: Writer, x: Any, source: Any, non_blocking: bool = False) -> Handle:
-    return write("copy", source)
 
 
 # Named alike in torch.
@@ -163,7 +139,8 @@ _WRITERS |= {f"aten.{name}_.default": _simple(name) for name in _UNARY}
 _WRITERS |= _MASKS
 _WRITERS |= {
     **{f"aten.{name}.{kind}": write for kind in ("Tensor", "Scalar") for name, write in (
-        ("add", _add), ("add_", _add), ("sub", _sub), ("sub_", _sub), ("rsub", _rsub),
+        ("add", _add), ("add_", _add), ("sub", _sub), ("sub_", _sub),
+        ("rsub", lambda write, x, y, alpha=1: _sub(write, y, x, alpha)),
         ("mul", _simple("mul")), ("mul_", _simple("mul")), ("div", _simple("div")), ("div_", _simple("div")),
     )},
     "aten.square.default": lambda write, x: write("mul", x, x),
@@ -173,9 +150,10 @@ _WRITERS |= {
     "aten.maximum.out": lambda write, x, y, out: write("max", x, y),
     "aten.clamp.default": _clamp, "aten.clamp_.default": _clamp,
     "aten.clamp_min.default": _clamp, "aten.clamp_max.default": lambda write, x, high: write("min", x, high),
-    "aten.relu.default": _relu, "aten.relu_.default": _relu,
-    "aten.threshold_backward.default": _threshold_backward,
-    "aten.leaky_relu.default": _leaky_relu, "aten.leaky_relu_backward.default": _leaky_relu_backward,
+    **{f"aten.{name}.default": lambda write, x: write("max", x, 0.0) for name in ("relu", "relu_")},
+    "aten.threshold_backward.default": lambda write, grad, x, least: write("where", write("le", x, least), 0.0, grad),
+    "aten.leaky_relu.default": lambda write, x, slope=0.01: _leaky(write, x, x, slope),
+    "aten.leaky_relu_backward.default": lambda write, grad, x, slope, is_result: _leaky(write, x, grad, slope),
     "aten.softplus.default": _softplus, "aten.softplus_backward.default": _softplus_backward,
     "aten.silu_backward.default": _simple("silu_backward"),
     "aten.sigmoid_backward.default": _simple("sigmoid_backward"),
@@ -184,11 +162,13 @@ _WRITERS |= {
     "popgeo.shifted_softplus_backward.default": _simple("shifted_softplus_backward"),
     "aten.where.self": _simple("where"), "aten.where.ScalarOther": _simple("where"),
     "aten.where.ScalarSelf": _simple("where"),
-    "aten.masked_fill.Scalar": _masked_fill, "aten.masked_fill.Tensor": _masked_fill,
+    **{f"aten.masked_fill.{kind}": lambda write, x, mask, number: write("where", mask, number, x)
+       for kind in ("Scalar", "Tensor")},
     "aten.addcmul.default": _addcmul, "aten.addcmul_.default": _addcmul,
     "aten.addcdiv.default": _addcdiv, "aten.addcdiv_.default": _addcdiv,
     "aten.lerp.Scalar": _simple("lerp"), "aten.lerp_.Scalar": _simple("lerp"), "aten.lerp.Tensor": _simple("lerp"),
-    "aten.clone.default": _copied, "aten._to_copy.default": _copied, "aten.copy_.default": _copy_into,
+    "aten.clone.default": _copied, "aten._to_copy.default": _copied,
+    "aten.copy_.default": lambda write, x, source, non_blocking=False: write("copy", source),
     "popgeo.identity_loss.default": _copied,
     "aten.zeros_like.default": _filled(0.0), "aten.ones_like.default": _filled(1.0),
     "aten.full_like.default": lambda write, like, number, **layout: write("fill", number),

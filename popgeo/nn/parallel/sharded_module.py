@@ -120,9 +120,7 @@ class ShardedLinear(ShardedModule):
             linear.bias = as_parameter(self.bias.flatten(), self.bias)
         return linear
 
-    def to_linear(self) -> nn.Linear:
-        """The plain layer with the same weights."""
-        return self.to_plain()
+    to_linear = to_plain
 
     def local_parts(self, num_local: int) -> Mapping[str, tuple[int, ...]]:
         """How many shards of each cut parameter so many shards of the layer have."""
