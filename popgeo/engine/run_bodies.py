@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from popgeo.capture.op_graph import Input, Op, OpGraph, Ref
-from popgeo.engine.fuse.prepared import PreparedCall
+from popgeo.engine.fuse.prepared import PreparedCall, late_arguments
 
 
 class Runner(Protocol):
@@ -24,7 +24,7 @@ def prepare_for_loop(make_runner: MakeRunner, graph: OpGraph, op: Op, tensors: M
     count, carried, outside = op.args
     body = _Body(make_runner, op.bodies[0], [*carried, *outside], tensors, own=len(carried))
     places = [tensors[v] for v in op.makes()]
-    late = _late(op, tensors)
+    late, _ = late_arguments(op, tensors)
 
     def call(*come: Tensor) -> None:
         known = dict(zip(late, come, strict=True))
@@ -45,7 +45,7 @@ def prepare_cond(make_runner: MakeRunner, graph: OpGraph, op: Op, tensors: Mappi
         for body, operands in zip(op.bodies, given, strict=True)
     ]
     places = [tensors[v] for v in op.makes()]
-    late = _late(op, tensors)
+    late, _ = late_arguments(op, tensors)
 
     def call(*come: Tensor) -> None:
         known = dict(zip(late, come, strict=True))
@@ -81,7 +81,3 @@ class _Body:
     def again(self, made: Sequence[Tensor]) -> list[Any]:
         """What the body makes of what it made before."""
         return self._runner.run([*made, *(None for _ in self._rest)])
-
-
-def _late(op: Op, tensors: Mapping[int, Tensor]) -> list[int]:
-    return [v for v in dict.fromkeys(op.reads()) if v not in tensors]

@@ -16,7 +16,7 @@ from popgeo.loader.source import BatchSource
 from popgeo.packing import Packs
 from popgeo.random_numbers import generator_of
 from popgeo.sampling import EntityShards
-from popgeo.sampling.shard_pairs import deal_triples, pair_of
+from popgeo.sampling.entity_shards import deal_triples, pair_of
 
 
 class TripleBatch(NamedTuple):

@@ -62,8 +62,8 @@ from popgeo.nn.norm import InstanceNorm as InstanceNorm
 from popgeo.nn.norm import LayerNorm as LayerNorm
 from popgeo.nn.pair_bias import PairBias as PairBias
 from popgeo.nn.parallel.embedding import ParallelEmbedding as ParallelEmbedding
-from popgeo.nn.parallel.grid_linear import ParallelLinear2D as ParallelLinear2D
 from popgeo.nn.parallel.linear import ColumnParallelLinear as ColumnParallelLinear
+from popgeo.nn.parallel.linear import ParallelLinear2D as ParallelLinear2D
 from popgeo.nn.parallel.linear import RowParallelLinear as RowParallelLinear
 from popgeo.nn.parallel.parallel_attention import ParallelAttention as ParallelAttention
 from popgeo.nn.parallel.shard_model import join_shards as join_shards

@@ -7,9 +7,8 @@ from torch import Tensor, nn
 
 from popgeo.nn.atom_edges import Edges
 from popgeo.nn.radial import GaussianSmearing, ShiftedSoftplus
-from popgeo.ops.activation import Activation
 from popgeo.ops.eager import is_plain
-from popgeo.ops.filter_network import MAX_LAYERS, FilterNetwork, Gaussians
+from popgeo.ops.filter_network import MAX_LAYERS, Activation, FilterNetwork, Gaussians
 from popgeo.ops.interaction import InteractionPlan, interaction, serves
 
 _ACTIVATIONS = {kind.module: kind for kind in Activation if kind.module is not None} | {

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from popgeo.native import library
-from popgeo.ops.activation import Activation
 from popgeo.ops.cfconv import cfconv
-from popgeo.ops.filter_network import MAX_LAYERS, FilterNetwork, Gaussians
+from popgeo.ops.filter_network import MAX_LAYERS, Activation, FilterNetwork, Gaussians
 from popgeo.ops.kernel_arguments import as_int64, pointer
 from popgeo.ops.refusals import refuse_index
 

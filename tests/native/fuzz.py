@@ -234,8 +234,7 @@ def interactions(chance: random.Random, nodes: int, src: Any, dst: Any) -> tuple
     """The result and all gradients of an interaction, in one pass and as plain torch in float64 has them."""
     import torch
 
-    from popgeo.ops.activation import Activation
-    from popgeo.ops.filter_network import FilterNetwork, Gaussians
+    from popgeo.ops.filter_network import Activation, FilterNetwork, Gaussians
     from popgeo.ops.interaction import interaction
 
     widths = [chance.choice([1, 3, 8, 16, 33, 100]) for _ in range(chance.randrange(2, 6))]

@@ -12,8 +12,7 @@ from torch.testing import assert_close
 
 from popgeo.native import library
 from popgeo.ops import interaction_call
-from popgeo.ops.activation import Activation
-from popgeo.ops.filter_network import FilterNetwork, Gaussians
+from popgeo.ops.filter_network import Activation, FilterNetwork, Gaussians
 from popgeo.ops.interaction import InteractionPlan, interaction
 
 served = pytest.mark.skipif(not interaction_call.is_served(), reason="no kernels for this processor")

@@ -11,8 +11,7 @@ from torch.testing import assert_close
 
 from popgeo.native import library
 from popgeo.ops import interaction_call
-from popgeo.ops.activation import Activation
-from popgeo.ops.filter_network import FilterNetwork
+from popgeo.ops.filter_network import Activation, FilterNetwork
 from popgeo.ops.interaction import interaction
 from popgeo.ops.interaction_call import Call
 

@@ -99,7 +99,9 @@ def problems(draw, max_channels=40):
 
 
 @settings(deadline=None, max_examples=100)
-@given(problem=problems(), reduce=st.sampled_from(list(REDUCES)), dtype=st.sampled_from(FLOATS), with_plan=st.booleans())
+@given(
+    problem=problems(), reduce=st.sampled_from(list(REDUCES)), dtype=st.sampled_from(FLOATS), with_plan=st.booleans()
+)
 def test_compiled_and_fallback_give_the_same_bits(problem, reduce, dtype, with_plan):
     src, index, num_rows = problem
     src = src.to(dtype)

@@ -10,9 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from popgeo.native import library
 from popgeo.ops import interaction_call
-from popgeo.ops.activation import Activation
 from popgeo.ops.exp_or_zero import least_exponent
-from popgeo.ops.filter_network import FilterNetwork, Gaussians
+from popgeo.ops.filter_network import Activation, FilterNetwork, Gaussians
 from popgeo.ops.interaction import InteractionPlan, interaction, serves
 from popgeo.ops.interaction_call import Call, filters_shape, plan_size
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from popgeo.sampling import EntityShards
-from popgeo.sampling.shard_pairs import deal_triples, pair_of
+from popgeo.sampling.entity_shards import deal_triples, pair_of
 
 
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(0, 3))

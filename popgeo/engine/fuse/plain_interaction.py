@@ -23,8 +23,7 @@ from popgeo.engine.fuse.def_use import DefUse, ref
 from popgeo.engine.fuse.message_sums import MessageSum, gradient_of, out_of_place, sums_by_filters
 from popgeo.engine.fuse.plan_interactions import BACKWARD, FORWARD, fits
 from popgeo.ops import interaction_call
-from popgeo.ops.activation import Activation
-from popgeo.ops.filter_network import MAX_LAYERS
+from popgeo.ops.filter_network import MAX_LAYERS, Activation
 from popgeo.ops.interaction_call import Call, filters_shape
 
 _PRODUCT, _LAYER = "aten.mul.Tensor", ("aten.addmm.default", "aten.mm.default")

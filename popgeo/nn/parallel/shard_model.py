@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from popgeo.nn.parallel.embedding import ParallelEmbedding
-from popgeo.nn.parallel.grid_linear import ParallelLinear2D
-from popgeo.nn.parallel.linear import ColumnParallelLinear, RowParallelLinear
+from popgeo.nn.parallel.linear import ColumnParallelLinear, ParallelLinear2D, RowParallelLinear
 from popgeo.nn.parallel.parallel_attention import ParallelAttention
 from popgeo.nn.parallel.sharded_module import Cut, ShardedModule, as_parameter
 

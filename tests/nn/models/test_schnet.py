@@ -21,7 +21,7 @@ from popgeo.nn import (
     energy_and_forces,
     mse_loss,
 )
-from popgeo.nn.dipole import ATOMIC_MASSES
+from popgeo.nn.models.schnet import ATOMIC_MASSES
 from popgeo.nn.radial import GaussianSmearing
 from popgeo.ops import interaction_call
 
