@@ -72,6 +72,7 @@ class _Writer:
 
     def _body(self, op: Op, decomposition: Callable[..., Any]) -> OpGraph:
         """What an operation stands for, traced once for all of the same shapes."""
+        assert not op.kwargs  # of ours, which take all arguments by position
         given = list(dict.fromkeys(op.reads()))
         values = [self._values[v] for v in given]
         args = substitute(tuple(op.args), lambda v: f"%{given.index(v)}")

@@ -27,6 +27,11 @@ from popgeo.engine.shards import require_all
 from popgeo.engine.step_recipe import Recipe, RunFigures, StepPlan
 from popgeo.engine.step_runner import StepRunner
 
+NOTHING_ON_A_GPU = (
+    "A step on a GPU keeps nothing of its own, neither random numbers nor buffers nor an optimizer's state. Save the "
+    "state_dict of the model and of the optimizer, or use backend='cpu'."
+)
+
 
 @dataclass(kw_only=True, eq=False)
 class BoundStep:
@@ -94,10 +99,7 @@ class BoundStep:
         """
         if isinstance(self.runner, StepRunner):
             return self.runner
-        raise ValueError(
-            "A step on a GPU keeps nothing of its own, neither random numbers nor buffers nor an optimizer's state. "
-            "Save the state_dict of the model and of the optimizer, or use backend='cpu'."
-        )
+        raise ValueError(NOTHING_ON_A_GPU)
 
     def figures(self) -> RunFigures:
         """What the step has cost this computer so far."""

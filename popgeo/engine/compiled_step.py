@@ -14,7 +14,7 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import OpGraph
 from popgeo.engine import checkpoint
 from popgeo.engine.backend import Backend
-from popgeo.engine.bound_step import BoundStep, bind_step
+from popgeo.engine.bound_step import NOTHING_ON_A_GPU, BoundStep, bind_step
 from popgeo.engine.loss_scaling import LossScale
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
@@ -197,8 +197,11 @@ class CompiledStep:
         """Goes on from what `save` wrote, before or after compiling.
 
         Raises:
-            ValueError: the file is no such checkpoint, or of a model that has other weights, or of other replicas.
+            ValueError: the file is no such checkpoint, or of a model that has other weights, or of other replicas; or
+                a GPU runs the step.
         """
+        if self.backend is Backend.CUDA:
+            raise ValueError(NOTHING_ON_A_GPU)
         content = checkpoint.load_checkpoint(path)
         checkpoint.require_replicas(content, self._replicas_here())
         checkpoint.restore_weights(content, self.model, self._recipe.optimizer, path)
@@ -242,7 +245,7 @@ class CompiledStep:
         if self._bound is not None:
             seconds = round(self._bound.run_seconds, 3)
             shown |= {"operations": len(self.graph.ops), "calls": self.calls, "seconds": seconds}
-        table = {name: f"{value:,}" if isinstance(value, int | float) else value for name, value in shown.items()}
+        table = {name: f"{value:,}" if type(value) in (int, float) else value for name, value in shown.items()}
         return pd.Series(table, name=type(self).__name__).to_frame().to_html()
 
     def __getattr__(self, name: str) -> Any:

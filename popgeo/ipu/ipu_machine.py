@@ -39,9 +39,17 @@ class IpuMachine(StepMachine):
 
     Args:
         options: The target, whether what does not fit is refused, stages, and shares of memory.
+
+    Raises:
+        ValueError: the options are those of a run alone.
     """
 
     def __init__(self, options: Options) -> None:
+        if not isinstance(options, Options):
+            raise ValueError(
+                f"options is a {type(options).__name__}, which names no machine; pass a popgeo.Options, or use "
+                "popgeo.compile_step, which needs none."
+            )
         self._options = options
 
     def what_decides(self, optimizer: Optimizer | None) -> list[object]:

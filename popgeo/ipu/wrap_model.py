@@ -39,7 +39,8 @@ def training_model(
         The model to call like `model`.
 
     Raises:
-        ValueError: the model is wrapped already, or the optimizer holds none of its parameters.
+        ValueError: the model is wrapped already, the options name no machine, or, when the step is compiled, the
+            optimizer holds none of the model's parameters.
 
     Example:
         >>> class Line(nn.Module):
@@ -79,7 +80,7 @@ def inference_model(model: nn.Module, options: Options | None = None) -> Compile
         The model to call like `model`.
 
     Raises:
-        ValueError: the options ask for gradient accumulation.
+        ValueError: the options name no machine, or ask for gradient accumulation.
 
     Example:
         >>> linear = nn.Linear(3, 2).eval()

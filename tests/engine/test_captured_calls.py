@@ -270,5 +270,7 @@ def test_a_step_on_a_gpu_keeps_nothing_that_a_checkpoint_could_hold(cuda: FakeCu
     step(torch.ones(4, dtype=torch.float64))
     with pytest.raises(ValueError, match=r"Save the state_dict of the model and of the optimizer"):
         step.save(tmp_path / "never")
+    with pytest.raises(ValueError, match="A step on a GPU keeps nothing of its own"):
+        step.load(tmp_path / "never")
     with pytest.raises(ValueError, match=r"backend='cuda' does not serve cache_dir"):
         compile_forward(nn.Linear(1, 1), backend="cuda", options=StepOptions(cache_dir=tmp_path))

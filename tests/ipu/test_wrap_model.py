@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from popgeo import ipu
+from popgeo.engine.step_options import StepOptions
 from popgeo.ipu import DynamicShapeError, Options, inference_model, training_model
 from tests.support.small_models import ContinuousFilters, GraphConvolutions, eager_step, make_batch
 
@@ -88,6 +89,12 @@ def test_a_compiled_model_says_what_it_is():
     assert repr(training) == (
         "CompiledStep(ContinuousFilters: training, backend cpu, not compiled yet, micro-batches a call: 2)"
     )
+
+
+@pytest.mark.parametrize("wrap", [training_model, inference_model])
+def test_options_without_a_machine_are_refused_at_the_door(wrap):
+    with pytest.raises(ValueError, match=r"options is a StepOptions, which names no machine; pass a popgeo\.Options"):
+        wrap(nn.Linear(1, 1), StepOptions())
 
 
 def test_a_function_of_torch_that_has_no_signature_is_compiled():
