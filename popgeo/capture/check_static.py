@@ -1,4 +1,4 @@
-"""Finds everything in a model that is not static, at once."""
+"""Finds everything in a model that is not static, at once; `dynamic_shapes.py` says why, and the remedy."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -104,7 +104,7 @@ class _Writer:
                 dataclasses.replace(value, storage=owner.storage, offset=owner.offset + value.offset, producer=None)
             )
         self._constants |= {number[v]: tensor for v, tensor in body.constants.items()}
-        for inner in body.ops:
+        for inner in body.ops:  # whose `module` lists the given tensors that they read: see `_Recorder`
             owners = [self._owners[number[int(v)]] for v in inner.module.split() if number[int(v)] in self._owners]
             self._ops.append(
                 dataclasses.replace(
@@ -125,7 +125,7 @@ def trace(function: Callable[..., Any], values: Sequence[Value]) -> OpGraph:
 
     Args:
         function: Takes one tensor for each value; returns a tensor, or several.
-        values: What to liken the tensors to; the inputs of the graph, in this order.
+        values: What the tensors are like; the inputs of the graph, in this order.
     """
     fake_mode, recorder = FakeTensorMode(), _Recorder(trace.__code__, _refuse)
     with fake_mode:

@@ -1,4 +1,7 @@
-"""Puts filled tensors into PyG's `Batch`, cheaply, with what `to_data_list` needs worked out only when asked for."""
+"""Puts filled tensors into PyG's `Batch`, cheaply, with what `to_data_list` needs worked out only when asked for.
+
+What such a batch holds, tensor by tensor, is said in `slots.py`.
+"""
 
 import copy
 import weakref

@@ -1,4 +1,7 @@
-"""The doors for the hardware that people own: a model's step, or its forward pass alone, compiled."""
+"""The doors for the hardware that people own: a model's step, or its forward pass alone, compiled.
+
+What they give is `CompiledStep`, in `compiled_step.py`; how a step is captured and bound stands in `bound_step.py`.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,6 +1,7 @@
 """The tensors of a call: split into micro-batches, changed where the model changes them, and joined as results.
 
-Of arguments that a model changes in place each micro-batch changes its own slice.
+Of arguments that a model changes in place each micro-batch changes its own slice. Their gradients are
+added up by the update, in `optimizer/update.py`.
 """
 
 from collections.abc import Sequence

@@ -91,7 +91,7 @@ class FixedSizeDataLoader(EpochLoader):
         **kwargs: Any,
     ) -> None:
         self.strategy = strategy_of(fixed_size_strategy)
-        self.over_size_strategy = strategy = member(OverSizeStrategy, over_size_strategy)
+        self.over_size_strategy = over_size = member(OverSizeStrategy, over_size_strategy)
         epoch = chosen(EpochChoices, kwargs, shuffle=shuffle, seed=seed, options=options)
         layout = chosen(
             LayoutChoices, kwargs, add_pad_masks=add_pad_masks, follow_batch=follow_batch, exclude_keys=exclude_keys
@@ -102,8 +102,8 @@ class FixedSizeDataLoader(EpochLoader):
         self.fixed_size_options = sizes.with_rows_for(opened.store)
         self.collater = FixedSizeCollater(
             self.fixed_size_options,
-            trim_nodes=strategy.trims_nodes,
-            trim_edges=strategy.trims_edges,
+            trim_nodes=over_size.trims_nodes,
+            trim_edges=over_size.trims_edges,
             protect=protect,
             layout=opened.layout,
         )
@@ -112,7 +112,7 @@ class FixedSizeDataLoader(EpochLoader):
             opened=opened,
             options=self.fixed_size_options,
             strategy=self.strategy,
-            over_size_strategy=strategy,
+            over_size_strategy=over_size,
             drop_last=epoch.drop_last,
             chunk_order=None if epoch.has_own_order else chunk_order,
         )

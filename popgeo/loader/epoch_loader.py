@@ -1,4 +1,7 @@
-"""A DataLoader of torch over epochs: what every loader of the library has in common."""
+"""A DataLoader of torch over epochs: what every loader of the library has in common.
+
+Order, rank and going on in the middle of an epoch are those of `sampler.py`.
+"""
 
 from abc import abstractmethod
 from collections.abc import Iterator

@@ -254,7 +254,8 @@ class EpochSampler:
         """Makes the next pass go on where `state_dict` was taken.
 
         Raises:
-            ValueError: the state is of another loader, or of one with another number of graphs or seeds.
+            ValueError: the state is of another loader, or of one with another number of graphs or of seed nodes. The seed of
+                its random numbers is then that of the state.
         """
         found = state.get(f"num_{self._unit}", 0)
         if found != self.packer.num_items:
