@@ -12,11 +12,10 @@ from tqdm import tqdm
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.capture import capture
 from popgeo.capture.captured_step import CapturedStep
-from popgeo.capture.join_gathers import join_gathers
 from popgeo.capture.op_graph import Input, OpGraph
 from popgeo.capture.passes import drop_unused, merge_equal_values
 from popgeo.capture.pytree import note_likeness
-from popgeo.capture.row_indexing import use_row_indexing
+from popgeo.capture.row_indexing import join_gathers, use_row_indexing
 from popgeo.progress import is_seen
 
 

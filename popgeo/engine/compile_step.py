@@ -101,14 +101,9 @@ def compile_forward(
         >>> torch.equal(compile_forward(linear)(torch.ones(4, 3)), linear(torch.ones(4, 3)))
         True
     """
-    chosen = options or StepOptions()
-    if chosen.gradient_accumulation != 1:
-        raise ValueError(
-            f"A forward pass accumulates no gradients; gradient_accumulation is {chosen.gradient_accumulation}."
-        )
     recipe = Recipe(
-        function=require_module(model), options=chosen, backend=backend_of(backend), autocast=autocast
-    )  # fmt: skip
+        function=require_module(model), options=options or StepOptions(), backend=backend_of(backend), autocast=autocast
+    )
     return _compiled_for(CompiledStep(recipe), example_batch)
 
 

@@ -1,6 +1,7 @@
 """Runs an `OpGraph` in memory of its own, on weights where they are."""
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -131,11 +132,7 @@ def _check(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor | None])
     broken = [tensor for tensor in made if tensor.is_floating_point() and not tensor.isfinite().all()]
     numbers = [arg for arg in (*op.args, *op.kwargs.values()) if isinstance(arg, float)]
     from_finite = all(t.isfinite().all() for t in operands if t.is_floating_point() and not any(t is b for b in broken))
-    if broken and from_finite and all(map(_is_finite, numbers)):
+    if broken and from_finite and all(map(math.isfinite, numbers)):
         kind = "NaN" if broken[0].isnan().any() else "infinity"
         place = f"{op.source} (in submodule {op.module})" if op.module else op.source
         raise FloatingPointError(f"{op.target} in the {op.phase} pass gave {kind} from finite operands: {place}")
-
-
-def _is_finite(number: float) -> bool:
-    return number - number == 0

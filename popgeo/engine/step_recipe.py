@@ -38,7 +38,8 @@ class Recipe:
         modes: Which submodules train; as they do now when left out.
 
     Raises:
-        ValueError: the backend does not serve what is asked for, or the module lies elsewhere.
+        ValueError: the backend does not serve what is asked for, the module lies elsewhere, or a forward pass is to
+            accumulate gradients.
     """
 
     function: Callable[..., Any]
@@ -55,6 +56,11 @@ class Recipe:
             raise ValueError(f"autocast is {self.autocast}; it is torch.bfloat16, torch.float16 or None.")
         if not self.modes:
             object.__setattr__(self, "modes", {part: part.training for part in self.module.modules()})
+        if self.optimizer is None and self.options.gradient_accumulation != 1:
+            raise ValueError(
+                "A forward pass has no gradients to accumulate; set gradient_accumulation to 1, not "
+                f"{self.options.gradient_accumulation}."
+            )
         device_of(self.module, self.backend)  # which refuses a module that lies elsewhere
         require_served(self.backend, self.options)
         if self.backend is Backend.CUDA and self.optimizer is not None:

@@ -89,11 +89,6 @@ def inference_model(model: nn.Module, options: Options | None = None) -> Compile
     """
     require_module(model)
     chosen = options or Options()
-    if chosen.gradient_accumulation != 1:
-        raise ValueError(
-            "Inference has no gradients to accumulate; set Options.gradient_accumulation to 1, not "
-            f"{chosen.gradient_accumulation}."
-        )
     return CompiledStep(Recipe(function=model, options=chosen, machine=IpuMachine(chosen)))
 
 

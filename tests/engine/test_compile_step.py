@@ -178,5 +178,5 @@ def test_options_are_checked(asked: dict, message: str):
 
 
 def test_a_forward_pass_accumulates_nothing():
-    with pytest.raises(ValueError, match="accumulates no gradients"):
+    with pytest.raises(ValueError, match="no gradients to accumulate"):
         compile_forward(nn.Linear(1, 1), options=StepOptions(gradient_accumulation=2))

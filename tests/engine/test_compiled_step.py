@@ -175,7 +175,9 @@ def test_what_only_this_executor_serves_is_refused_together():
 
 
 def test_a_forward_pass_takes_one_step_at_least():
-    with pytest.raises(ValueError, match=r"^A forward pass accumulates no gradients; gradient_accumulation is 2\.$"):
+    with pytest.raises(
+        ValueError, match=r"^A forward pass has no gradients to accumulate; set gradient_accumulation to 1, not 2\.$"
+    ):
         compile_forward(nn.Linear(1, 1), options=popgeo.Options(gradient_accumulation=2))
 
 

@@ -48,6 +48,6 @@ def graph_network(name: str) -> tuple[nn.Module, list[Any]]:
 def captured(
     model: nn.Module, batch: list[Any], optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW
 ) -> list[OpGraph]:
-    """Forward and backward, and the update."""
+    """Forward and backward, without operations that stand for several, and the update."""
     step = ipu.training_model(model, optimizer=optimizer(model.parameters(), lr=1e-3)).compile(*batch)
-    return [step.graph, step.update.capture()]
+    return [step.captured.expanded.graph, step.update.capture()]

@@ -41,13 +41,13 @@ def page(plan: PipelineFigures, title: str = "") -> str:
     ipus = ipus_of(plan)
     kinds = [kind for kind in KINDS if any(of[kind] for of in ipus)]  # on which IPUs spend any time
     about = "Numbers are those of micro-batches; rest the pointer on one for its cycles. " + left_out(plan)
-    cycles = bars(ipus, KINDS, plan.cycles) + _key(kinds)
-    memory = bars(ipus, MEMORY, 1.0, limit=1.0) + _key(MEMORY)
+    cycles = bars(ipus, KINDS, plan.cycles) + key(_words(kinds))
+    memory = bars(ipus, MEMORY, 1.0, limit=1.0) + key(_words(MEMORY))
     stages = table(COLUMNS["stages"], stages_of(plan), HEADINGS)
     sections = {
         "totals": _totals(plan, ipus, kinds),
         "insights": insights_section(plan.insights, "the step"),
-        "timeline": section("timeline", "Timeline", timeline(plan) + _key(kinds), about),
+        "timeline": section("timeline", "Timeline", timeline(plan) + key(_words(kinds)), about),
         "cycles by IPU": section("cycles", "Cycles by IPU", cycles),
         "memory by IPU": section("memory", "Memory of the fullest tile, by IPU", memory),
         "stages": section("stages", "Stages", stages, _of_stages(plan)),
@@ -84,10 +84,6 @@ def _of_stages(plan: PipelineFigures) -> str:
         f"Cycles are those of one micro-batch.{shared} {quantity(sum(s.weight_bytes for s in plan.stages))}B of "
         f"weights, {quantity(sum(plan.extra_bytes))}B of gradients and optimizer state."
     )
-
-
-def _key(names: Iterable[str]) -> str:
-    return key(_words(names))
 
 
 def _words(names: Iterable[str]) -> dict[str, str]:
