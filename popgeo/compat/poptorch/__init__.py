@@ -1,4 +1,7 @@
-"""PopTorch's names over popgeo, for programs that were written for it; a thing's home is the module it comes from."""
+"""PopTorch's names over popgeo, for programs that were written for it; a thing's home is the module it comes from.
+
+Modules in which everything public is PopTorch's are taken whole.
+"""
 
 from popgeo.capture.identity_loss import identity_loss as identity_loss
 from popgeo.compat.account import compat_report as compat_report
@@ -8,10 +11,7 @@ from popgeo.compat.poptorch import options as options
 from popgeo.compat.poptorch import poptorch_core as poptorch_core
 from popgeo.compat.poptorch import profiling as profiling
 from popgeo.compat.poptorch.async_data import AsynchronousDataAccessor as AsynchronousDataAccessor
-from popgeo.compat.poptorch.blocks import BeginBlock as BeginBlock
-from popgeo.compat.poptorch.blocks import Block as Block
-from popgeo.compat.poptorch.blocks import BlockFunction as BlockFunction
-from popgeo.compat.poptorch.blocks import removeBlocks as removeBlocks
+from popgeo.compat.poptorch.blocks import *  # noqa: F403
 from popgeo.compat.poptorch.call_arguments import ICustomArgParser as ICustomArgParser
 from popgeo.compat.poptorch.call_arguments import registerCustomArgParser as registerCustomArgParser
 from popgeo.compat.poptorch.compiling import ipuHardwareIsAvailable as ipuHardwareIsAvailable
@@ -19,27 +19,9 @@ from popgeo.compat.poptorch.compiling import ipuHardwareVersion as ipuHardwareVe
 from popgeo.compat.poptorch.compiling import isRunningOnIpu as isRunningOnIpu
 from popgeo.compat.poptorch.compiling import registerPostCompileHook as registerPostCompileHook
 from popgeo.compat.poptorch.compiling import registerPreCompileHook as registerPreCompileHook
-from popgeo.compat.poptorch.contexts import Attribute as Attribute
-from popgeo.compat.poptorch.contexts import MultiConv as MultiConv
-from popgeo.compat.poptorch.contexts import NameScope as NameScope
-from popgeo.compat.poptorch.contexts import autocast as autocast
+from popgeo.compat.poptorch.contexts import *  # noqa: F403
 from popgeo.compat.poptorch.data_loader import DataLoader as DataLoader
-from popgeo.compat.poptorch.enums import AnchorMode as AnchorMode
-from popgeo.compat.poptorch.enums import AutoStage as AutoStage
-from popgeo.compat.poptorch.enums import CommGroupType as CommGroupType
-from popgeo.compat.poptorch.enums import ConnectionType as ConnectionType
-from popgeo.compat.poptorch.enums import DataLoaderMode as DataLoaderMode
-from popgeo.compat.poptorch.enums import HalfFloatCastingBehavior as HalfFloatCastingBehavior
-from popgeo.compat.poptorch.enums import Liveness as Liveness
-from popgeo.compat.poptorch.enums import MatMulSerializationMode as MatMulSerializationMode
-from popgeo.compat.poptorch.enums import MeanReductionStrategy as MeanReductionStrategy
-from popgeo.compat.poptorch.enums import MultiConvPlanType as MultiConvPlanType
-from popgeo.compat.poptorch.enums import OutputMode as OutputMode
-from popgeo.compat.poptorch.enums import OverlapMode as OverlapMode
-from popgeo.compat.poptorch.enums import ReductionType as ReductionType
-from popgeo.compat.poptorch.enums import SharingStrategy as SharingStrategy
-from popgeo.compat.poptorch.enums import SyncPattern as SyncPattern
-from popgeo.compat.poptorch.enums import VariableRetrievalMode as VariableRetrievalMode
+from popgeo.compat.poptorch.enums import *  # noqa: F403
 from popgeo.compat.poptorch.errors import Error as Error
 from popgeo.compat.poptorch.errors import RecoverableError as RecoverableError
 from popgeo.compat.poptorch.errors import UnrecoverableError as UnrecoverableError
@@ -51,25 +33,9 @@ from popgeo.compat.poptorch.options import ConfigFileError as ConfigFileError
 from popgeo.compat.poptorch.options import Options as Options
 from popgeo.compat.poptorch.point_clouds import fps as fps
 from popgeo.compat.poptorch.point_clouds import nearest as nearest
-from popgeo.compat.poptorch.strategies import ParallelPhasedExecution as ParallelPhasedExecution
-from popgeo.compat.poptorch.strategies import Phase as Phase
-from popgeo.compat.poptorch.strategies import PipelinedExecution as PipelinedExecution
-from popgeo.compat.poptorch.strategies import SerialPhasedExecution as SerialPhasedExecution
-from popgeo.compat.poptorch.strategies import ShardedExecution as ShardedExecution
-from popgeo.compat.poptorch.strategies import Stage as Stage
+from popgeo.compat.poptorch.strategies import *  # noqa: F403
 from popgeo.compat.poptorch.tensor_locations import TensorLocationSettings as TensorLocationSettings
-from popgeo.compat.poptorch.tensor_ops import CPU as CPU
-from popgeo.compat.poptorch.tensor_ops import ctc_beam_search_decoder as ctc_beam_search_decoder
-from popgeo.compat.poptorch.tensor_ops import custom_op as custom_op
-from popgeo.compat.poptorch.tensor_ops import dynamic_slice as dynamic_slice
-from popgeo.compat.poptorch.tensor_ops import dynamic_update as dynamic_update
-from popgeo.compat.poptorch.tensor_ops import ipu_print_tensor as ipu_print_tensor
-from popgeo.compat.poptorch.tensor_ops import nop as nop
-from popgeo.compat.poptorch.tensor_ops import recomputationCheckpoint as recomputationCheckpoint
-from popgeo.compat.poptorch.tensor_ops import serializedMatMul as serializedMatMul
-from popgeo.compat.poptorch.tensor_ops import set_available_memory as set_available_memory
-from popgeo.compat.poptorch.tensor_ops import set_overlap_for_input as set_overlap_for_input
-from popgeo.compat.poptorch.tensor_ops import set_overlap_for_output as set_overlap_for_output
+from popgeo.compat.poptorch.tensor_ops import *  # noqa: F403
 from popgeo.compat.poptorch.wrap_model import inferenceModel as inferenceModel
 from popgeo.compat.poptorch.wrap_model import load as load
 from popgeo.compat.poptorch.wrap_model import trainingModel as trainingModel

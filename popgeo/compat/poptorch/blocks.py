@@ -8,6 +8,8 @@ from torch import nn
 from popgeo.capture import blocks
 from popgeo.compat.account import honoured
 
+__all__ = ["BeginBlock", "Block", "BlockFunction", "removeBlocks"]
+
 
 def _remember(user_id: str | None, ipu_id: int | None) -> None:
     where = "" if ipu_id is None else f" on IPU {ipu_id}"

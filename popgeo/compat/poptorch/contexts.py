@@ -10,6 +10,8 @@ from popgeo.capture.recorder import active_recorder
 from popgeo.compat.account import honoured, ignored, recorded
 from popgeo.compat.poptorch.enums import MultiConvPlanType
 
+__all__ = ["Attribute", "MultiConv", "NameScope", "autocast"]
+
 
 class Attribute(nullcontext[None]):
     """A context whose operations were to carry attributes for Graphcore's compiler, which is not used here.

@@ -8,6 +8,10 @@ from popgeo.compat.account import honoured, ignored
 from popgeo.compat.poptorch.enums import AutoStage
 from popgeo.ipu import stage_choices
 
+__all__ = [
+    "ParallelPhasedExecution", "Phase", "PipelinedExecution", "SerialPhasedExecution", "ShardedExecution", "Stage",
+]  # fmt: skip
+
 
 class Stage(stage_choices.Stage):
     """Blocks that run together on one IPU: popgeo's own, whose IPU is set in place.

@@ -10,6 +10,12 @@ from popgeo.capture.print_tensor import print_tensor
 from popgeo.compat.account import honoured, recorded
 from popgeo.compat.poptorch.errors import Error
 
+__all__ = [
+    "CPU", "ctc_beam_search_decoder", "custom_op", "dynamic_slice", "dynamic_update", "ipu_print_tensor", "nop",
+    "recomputationCheckpoint", "serializedMatMul", "set_available_memory", "set_overlap_for_input",
+    "set_overlap_for_output",
+]  # fmt: skip
+
 
 def _require_tensor(tensor: Any, says: str) -> None:
     if not isinstance(tensor, Tensor):

@@ -5,10 +5,7 @@ While a step is compiled `dim_size`, or `out`, must be given where torch_scatter
 
 from torch import Tensor
 
-from popgeo.compat.torch_scatter.composite import scatter_log_softmax as scatter_log_softmax
-from popgeo.compat.torch_scatter.composite import scatter_logsumexp as scatter_logsumexp
-from popgeo.compat.torch_scatter.composite import scatter_softmax as scatter_softmax
-from popgeo.compat.torch_scatter.composite import scatter_std as scatter_std
+from popgeo.compat.torch_scatter.composite import *  # noqa: F403
 from popgeo.ops import gather_coo as gather_coo
 from popgeo.ops import gather_csr as gather_csr
 from popgeo.ops import scatter as scatter

@@ -1,7 +1,7 @@
 """PopTorch's optimizers: the names of their arguments, and what torch's own do not do."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,8 +13,6 @@ from popgeo.compat.poptorch.optim.poptorch_optimizer import PoptorchOptimizer
 _MOMENTS = ("first_order_momentum_accum_type", "second_order_momentum_accum_type")
 _KEPT_BY_ADAM = dict(zip(_MOMENTS, (("exp_avg",), ("exp_avg_sq",)), strict=True))
 _KEPT_BY_RMSPROP = dict(zip(_MOMENTS, (("grad_avg", "momentum_buffer"), ("square_avg",)), strict=True))
-_KEPT_BY_SGD = {"velocity_accum_type": ("momentum_buffer",)}
-_OF_SGD, _OF_LAMB = {"velocity_scaling": 1.0}, {"max_weight_norm": None}
 
 
 class SGD(PoptorchOptimizer, torch.optim.SGD):
@@ -41,8 +39,8 @@ class SGD(PoptorchOptimizer, torch.optim.SGD):
     )  # fmt: skip
     choices = ("velocity_scaling", "use_combined_accum")
     use_combined_accum: bool | None
-    types = _KEPT_BY_SGD
-    of_groups = _OF_SGD
+    types: Mapping[str, tuple[str, ...]] = {"velocity_accum_type": ("momentum_buffer",)}
+    of_groups: Mapping[str, float | None] = {"velocity_scaling": 1.0}
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -192,7 +190,7 @@ class LAMB(PoptorchOptimizer, torch.optim.AdamW):
     choices = ("bias_correction", "max_weight_norm")
     bias_correction: bool | None
     types = _KEPT_BY_ADAM
-    of_groups = _OF_LAMB
+    of_groups: Mapping[str, float | None] = {"max_weight_norm": None}
 
     def _update(self) -> None:
         for parameter, gradient, state, group in self._each():
