@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from popgeo.nn.event_ends import EventEnds
+from popgeo.nn.event_ends import EventEnds, EventState
 from popgeo.ops import gather
 
 _SLOWEST = 9.0  # powers of ten between the fastest and the slowest frequency of time, as in the paper's code
@@ -31,7 +31,7 @@ class TimeEncoder(nn.Module):
         return self.lin(t.to(self.lin.weight.dtype).unsqueeze(-1)).cos()
 
 
-class NodeMemory(nn.Module):
+class NodeMemory(EventState):
     """The memory of nodes in a stream of events, and the message that each has still to take in (arXiv:2006.10637).
 
     A message is [s_i, s_j, e_ij, time since the last update], eq. 1 with the identity; of several in a batch the last
@@ -102,12 +102,6 @@ class NodeMemory(nn.Module):
         ends.write(self.last_update, ends.node, last_update)
         if self.training:
             self._store(ends)
-
-    @torch.no_grad()
-    def reset_state(self) -> None:
-        """Forgets all events."""
-        for state in self.buffers():
-            state.zero_()
 
     def train(self, mode: bool = True) -> "NodeMemory":
         """Sets the mode; from training to evaluation all nodes take in the messages that wait."""

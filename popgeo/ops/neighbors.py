@@ -71,8 +71,7 @@ def knn(
         candidates, near = candidates.gather(1, nearest), near.gather(1, nearest)
     elif num_candidates < k:
         absent = (0, k - num_candidates)
-        candidates = torch.nn.functional.pad(candidates, absent)
-        near = torch.nn.functional.pad(near, absent, value=False)
+        candidates, near = (torch.nn.functional.pad(part, absent) for part in (candidates, near))
     return _neighbors(pos, candidates, near, cutoff)
 
 

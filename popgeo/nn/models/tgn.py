@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from popgeo.nn.event_ends import EventEnds
-from popgeo.nn.last_neighbors import LastMet, LastNeighbors
+from popgeo.nn.event_ends import EventEnds, LastMet, LastNeighbors
 from popgeo.nn.node_memory import NodeMemory, TimeEncoder
 from popgeo.ops import gather
 from popgeo.ops.exp_or_zero import exp_or_zero

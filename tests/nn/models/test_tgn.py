@@ -15,8 +15,7 @@ from torch_geometric.nn.models.tgn import IdentityMessage, LastAggregator, LastN
 
 from popgeo import FixedSizeEventLoader, Options, inference_model, training_model
 from popgeo.nn import TGN, binary_cross_entropy
-from popgeo.nn.event_ends import EventEnds
-from popgeo.nn.last_neighbors import LastNeighbors
+from popgeo.nn.event_ends import EventEnds, LastNeighbors
 from popgeo.nn.node_memory import NodeMemory
 from popgeo.ops import scatter_max
 from popgeo.testing import check_static_capture
