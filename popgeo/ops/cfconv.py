@@ -90,8 +90,8 @@ def _at_once(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, pla
         return None
 
 
-def _check_data(x: Tensor, w: Tensor, num_edges: int) -> None:
-    x_shape, w_shape = x.shape, w.shape
+def _check(x: Tensor, w: Tensor, src: Tensor, dst: Tensor) -> None:
+    num_edges, x_shape, w_shape = src.numel(), x.shape, w.shape
     if len(x_shape) != 2 or w_shape != (num_edges, x_shape[1]):
         raise ValueError(
             f"x has shape {tuple(x_shape)} and w {tuple(w_shape)}; they are (num_sources, channels) and "
@@ -99,11 +99,6 @@ def _check_data(x: Tensor, w: Tensor, num_edges: int) -> None:
         )
     if x.dtype != w.dtype or (not (x.is_cpu and w.is_cpu) and x.device != w.device):
         raise ValueError(f"x is {x.dtype} on {x.device} and w {w.dtype} on {w.device}; convert one to the other.")
-
-
-def _check(x: Tensor, w: Tensor, src: Tensor, dst: Tensor) -> None:
-    num_edges = src.numel()
-    _check_data(x, w, num_edges)
     check_index("src", src, num_edges, x)
     check_index("dst", dst, num_edges, x)
 

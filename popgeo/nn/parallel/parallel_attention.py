@@ -1,6 +1,7 @@
 """Attention whose heads lie in shards."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +18,7 @@ class ParallelAttention(nn.Module):
         num_heads: Heads; a multiple of `num_shards`.
         num_shards: Into how many parts the heads are cut.
         causal: Whether a position sees only itself and those before it.
-        bias: Whether the four products have one.
-        **kwargs: `device` and `dtype`.
+        **kwargs: Of the four products, as in `nn.Linear`: `bias`, `device` and `dtype`.
 
     Raises:
         ValueError: heads or width cannot be shared evenly; the message names the nearest numbers that can.
@@ -35,16 +35,14 @@ class ParallelAttention(nn.Module):
         num_shards: int,
         *,
         causal: bool = True,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__()
         part_of(width, num_heads, "width")
         part_of(num_heads, num_shards, "num_heads")
         self.num_heads, self.num_shards, self.causal = num_heads, num_shards, causal
-        self.qkv = ColumnParallelLinear(width, 3 * width, num_shards, bias=bias, device=device, dtype=dtype)
-        self.out = RowParallelLinear(width, width, num_shards, bias=bias, device=device, dtype=dtype)
+        self.qkv = ColumnParallelLinear(width, 3 * width, num_shards, **kwargs)
+        self.out = RowParallelLinear(width, width, num_shards, **kwargs)
 
     @classmethod
     def from_linears(
