@@ -8,8 +8,7 @@ import numpy as np
 from popgeo.capture.op_graph import OpGraph, Role
 from popgeo.ipu.cost.plan import Activity, OpCost
 from popgeo.ipu.target import IpuTarget
-from popgeo.ipu.tiles.liveness import Life, lives
-from popgeo.ipu.tiles.map_tensors import map_storages
+from popgeo.ipu.tiles.map_tensors import Life, lives, map_storages
 from popgeo.ipu.tiles.memory_use import MemoryUse, Resident
 
 # No manual states these; they are estimates after public poplar reports. A codelet takes 0.3 to 3 KB,

@@ -5,8 +5,7 @@ import torch
 
 from popgeo.capture.capture import bind, capture
 from popgeo.capture.op_graph import OpGraph
-from popgeo.ipu.tiles.liveness import Life, lives
-from popgeo.ipu.tiles.map_tensors import storage_sizes
+from popgeo.ipu.tiles.map_tensors import Life, lives, storage_sizes
 from popgeo.ipu.tiles.tile_mapping import TileMapping, linear
 
 
