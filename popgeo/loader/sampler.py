@@ -251,11 +251,10 @@ class EpochSampler:
         return {**state, "batches": known} if position and known is not None else state
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Makes the next pass go on where `state_dict` was taken.
+        """Makes the next pass go on where `state_dict` was taken, with the random seed of that run.
 
         Raises:
-            ValueError: the state is of another loader, or of one with another number of graphs or of seed nodes. The seed of
-                its random numbers is then that of the state.
+            ValueError: the state is of another loader, or of one with another number of graphs or of seed nodes.
         """
         found = state.get(f"num_{self._unit}", 0)
         if found != self.packer.num_items:
