@@ -87,6 +87,7 @@ def compare(data: Data, graph: CompressedGraph, fan_out: list[int], seeds: list[
     """Milliseconds of each way to a batch."""
     loader = FixedSizeNeighborLoader(data, fan_out, torch.cat(seeds), batch_size=len(seeds[0]))
     source, packs = loader.source, [loader.plan()[i : i + 1] for i in range(len(seeds))]
+    assert source.layout is not None  # of a graph, whose batches are laid out beforehand
     memory = BatchMemory(source.layout, 1)
     features, samples = data.x, [sample_neighbors(graph, nodes, fan_out, seed=0) for nodes in seeds]
 

@@ -112,7 +112,7 @@ class AskedForAgain(type):
     @property
     def __signature__(cls) -> Signature:
         """That of `__init__`, for `help` and for editors: they would show that of `__call__`."""
-        of_instances = signature(cls.__init__)
+        of_instances = signature(cls.__init__)  # type: ignore[misc]
         return of_instances.replace(parameters=list(of_instances.parameters.values())[1:])
 
 

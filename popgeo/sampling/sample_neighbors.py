@@ -215,5 +215,7 @@ def _growth(numbers: Sequence[int]) -> tuple[int, ...]:
 
 def _without_types(sample: HeteroSampledSubgraph) -> SampledSubgraph:
     """The sample of a graph of one node type and one edge type, whose every field has one entry."""
-    fields = {name: None if part is None else next(iter(part.values())) for name, part in vars(sample).items()}
+    fields: dict[str, Any] = {
+        name: None if part is None else next(iter(part.values())) for name, part in vars(sample).items()
+    }
     return SampledSubgraph(**fields)
