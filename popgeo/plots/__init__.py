@@ -5,11 +5,11 @@ registered with pyplot, and the arguments come back as they were. Each draws on 
 its own: `loss_curve(history).figure`. A table that lacks a column is refused with a ValueError that names it.
 """
 
-from popgeo.plots.agreement import agreement as agreement
 from popgeo.plots.graphs import adjacency as adjacency
 from popgeo.plots.graphs import batch_layout as batch_layout
 from popgeo.plots.graphs import size_histogram as size_histogram
 from popgeo.plots.grids import surfaces as surfaces
+from popgeo.plots.machine import agreement as agreement
 from popgeo.plots.machine import bsp_timeline as bsp_timeline
 from popgeo.plots.machine import cycles_by as cycles_by
 from popgeo.plots.machine import liveness as liveness

@@ -14,7 +14,13 @@ MAX_Z = 100  # atomic numbers that a model of atoms embeds, 0 for padding includ
 
 
 class AtomModel(nn.Module):
-    """Predicts a property of each molecule; each model says by `features` what its blocks make of atoms and edges."""
+    """Predicts a property of each molecule; each model says by `features` what its blocks make of atoms and edges.
+
+    Attributes:
+        shown: The settings that its representation names.
+    """
+
+    shown: tuple[str, ...] = ()
 
     interaction_graph: Callable[..., tuple[Tensor, Tensor]]
     cutoff: float
@@ -99,3 +105,6 @@ class AtomModel(nn.Module):
     def read_out(self, x: Tensor, z: Tensor, pos: Tensor, batch: Tensor, num_graphs: int, nodes_mask: Tensor) -> Tensor:
         """The molecules' predictions from one output for each atom. [num_atoms, 1] -> [num_graphs, 1]"""
         return READOUTS[self.readout](x, batch, num_graphs)
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={getattr(self, name)}" for name in self.shown)

@@ -89,6 +89,8 @@ class PaiNN(AtomModel):
         torch.Size([3, 1])
     """
 
+    shown = "hidden_channels", "num_interactions", "num_radial", "cutoff"
+
     def __init__(
         self,
         hidden_channels: int = 128,
@@ -143,9 +145,3 @@ class PaiNN(AtomModel):
             ds, dv = update(s, v)
             s, v = s + ds, v + dv
         return s
-
-    def extra_repr(self) -> str:
-        return (
-            f"hidden_channels={self.hidden_channels}, num_interactions={self.num_interactions}, "
-            f"num_radial={self.num_radial}, cutoff={self.cutoff}"
-        )

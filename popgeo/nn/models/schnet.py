@@ -107,6 +107,7 @@ class SchNet(AtomModel):
         torch.Size([3, 1])
     """
 
+    shown = "hidden_channels", "num_filters", "num_interactions", "num_gaussians", "cutoff"
     initial_atomref: Tensor | None
     atomic_mass: Tensor
 
@@ -203,12 +204,6 @@ class SchNet(AtomModel):
         if self.atomref is not None:
             x = x + self.atomref(z)
         return super().read_out(x, z, pos, batch, num_graphs, nodes_mask)
-
-    def extra_repr(self) -> str:
-        return (
-            f"hidden_channels={self.hidden_channels}, num_filters={self.num_filters}, "
-            f"num_interactions={self.num_interactions}, num_gaussians={self.num_gaussians}, cutoff={self.cutoff}"
-        )
 
 
 def dipole_magnitude(
