@@ -215,7 +215,5 @@ def _growth(numbers: Sequence[int]) -> tuple[int, ...]:
 
 def _without_types(sample: HeteroSampledSubgraph) -> SampledSubgraph:
     """The sample of a graph of one node type and one edge type, whose every field has one entry."""
-    fields: dict[str, Any] = {
-        name: None if part is None else next(iter(part.values())) for name, part in vars(sample).items()
-    }
-    return SampledSubgraph(**fields)
+    fields = {name: None if part is None else next(iter(part.values())) for name, part in vars(sample).items()}
+    return SampledSubgraph(**fields)  # type: ignore[arg-type]
