@@ -20,8 +20,7 @@ from popgeo.data.slots import Layout
 from popgeo.data.sort_edges import sort_edges as sorted_by_destination
 from popgeo.data.subset import take
 from popgeo.data.super_batch import join
-from popgeo.loader.chunk_order import ChunkOrder
-from popgeo.loader.read_ahead import ReadAhead
+from popgeo.loader.chunk_order import ChunkOrder, ReadAhead
 from popgeo.packing import Packs, totals_of_packs
 from popgeo.random_numbers import generator_of
 

@@ -95,9 +95,8 @@ def scatter_mean(
     if out is not None:
         total = out.add_(total)
     count = rows.restore(rows.count(plan).clamp_(min=1).to(src.dtype).expand(-1, rows.src.shape[1]))
-    if out is not None:
-        return out.div_(count, rounding_mode=None if out.is_floating_point() else "floor")
-    return torch.div(total, count, rounding_mode=None if total.is_floating_point() else "floor")
+    mode = None if total.is_floating_point() else "floor"
+    return torch.div(total, count, rounding_mode=mode) if out is None else out.div_(count, rounding_mode=mode)
 
 
 def scatter_mul(
@@ -133,9 +132,7 @@ def scatter_min(
         >>> scatter_min(torch.tensor([4.0, 2.0, 3.0]), torch.tensor([0, 2, 0]), dim_size=3)
         (tensor([3., 0., 2.]), tensor([2, 3, 1]))
     """
-    rows = Rows.of(src, index, dim, out, dim_size)
-    best, arg = scatter_min_rows(rows.src, rows.index, rows.num_rows, *rows.plan(plan))
-    return _keep_better(rows.restore(best), rows.restore_position(arg), out, src.shape[dim], torch.lt)
+    return _extreme(Rows.of(src, index, dim, out, dim_size), plan, out, src.shape[dim], scatter_min_rows, torch.lt)
 
 
 def scatter_max(
@@ -154,9 +151,7 @@ def scatter_max(
         >>> scatter_max(torch.tensor([4.0, 2.0, 3.0]), torch.tensor([0, 2, 0]), dim_size=3)
         (tensor([4., 0., 2.]), tensor([0, 3, 1]))
     """
-    rows = Rows.of(src, index, dim, out, dim_size)
-    best, arg = scatter_max_rows(rows.src, rows.index, rows.num_rows, *rows.plan(plan))
-    return _keep_better(rows.restore(best), rows.restore_position(arg), out, src.shape[dim], torch.gt)
+    return _extreme(Rows.of(src, index, dim, out, dim_size), plan, out, src.shape[dim], scatter_max_rows, torch.gt)
 
 
 REDUCES: dict[str, Callable[..., Tensor | tuple[Tensor, Tensor]]] = {
@@ -225,11 +220,14 @@ def gather(x: Tensor, index: Tensor, dim: int = 0, plan: ScatterPlan | None = No
     return gather_rows(rows, index, *arguments).reshape(index.shape[0], *moved.shape[1:]).movedim(0, dim)
 
 
-def _keep_better(
-    best: Tensor, arg: Tensor, out: Tensor | None, absent: int, is_better: object
+def _extreme(
+    rows: Rows, plan: ScatterPlan | None, out: Tensor | None, absent: int, find: Callable, is_better: Callable
 ) -> tuple[Tensor, Tensor]:
+    """Extremes and their positions; where there is an `out`, whichever is better, it or what was found."""
+    best, arg = find(rows.src, rows.index, rows.num_rows, *rows.plan(plan))
+    best, arg = rows.restore(best), rows.restore_position(arg)
     if out is None:
         return best, arg
-    wins = (arg < absent) & is_better(best, out)  # type: ignore[operator]
+    wins = (arg < absent) & is_better(best, out)
     out.copy_(torch.where(wins, best, out))
     return out, arg.masked_fill(~wins, absent)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from popgeo.data import FlatStore, write
 from popgeo.loader import FixedSizeDataLoader
-from popgeo.loader.chunk_order import ChunkOrder
-from popgeo.loader.read_ahead import ReadAhead
+from popgeo.loader.chunk_order import ChunkOrder, ReadAhead
 from popgeo.packing import Packs
 from tests.support.graphs import graph
 
