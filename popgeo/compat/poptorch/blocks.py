@@ -17,7 +17,7 @@ def _remember(user_id: str | None, ipu_id: int | None) -> None:
     honoured(f"Block({user_id!r}){where}", why)
 
 
-class Block(blocks.Block):
+class Block(nn.Module, blocks.Block):
     """A part of a model, as a context.
 
     Args:
@@ -30,7 +30,8 @@ class Block(blocks.Block):
     """
 
     def __init__(self, user_id: str | None = None, ipu_id: int | None = None) -> None:
-        super().__init__(user_id, ipu_id)
+        nn.Module.__init__(self)
+        blocks.Block.__init__(self, user_id, ipu_id)
         self._told = (user_id, ipu_id)
 
     @staticmethod

@@ -245,3 +245,9 @@ def test_records_named_tuples_and_dictionaries_keep_their_kind():
         assert getattr(made, "label", getattr(made, "name", "mine")) == "mine"
         half = made.value if isinstance(made, Record) else made.x if isinstance(made, Point) else made["a"]
         torch.testing.assert_close(half, X / 2)
+
+
+def test_a_block_may_be_kept_where_modules_are():
+    kept = nn.ModuleList([blocks.Block("first", ipu_id=0)])
+    with kept[0]:
+        assert torch.ones(1) == 1
