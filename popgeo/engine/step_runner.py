@@ -272,7 +272,7 @@ class StepRunner:
         return buffers
 
     def _addresses_now(self) -> list[int]:
-        return [tensor.data_ptr() for tensor in module_state(self._model).values()]
+        return [tensor.data_ptr() for tensor in (*self._model.parameters(), *self._model.buffers())]
 
 
 def _generator(seed: int, replica: int) -> torch.Generator:
