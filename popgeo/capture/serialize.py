@@ -1,11 +1,9 @@
-"""Captured steps as bytes: JSON and raw numbers, so that reading a file never runs anything in it."""
+"""Captured steps as bytes: a line of JSON, then raw numbers, so that reading a file never runs anything in it."""
 
-import io
 import json
 import sys
-import zipfile
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,19 +11,24 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from popgeo.capture.captured_step import CapturedStep
+from popgeo.capture.check_read import require_operations
 from popgeo.capture.op_graph import BlockMark, Input, Op, OpGraph, Ref, Value
 from popgeo.capture.pytree import Container, Fixed, Leaf, Structure, besides
 
 _TORCH = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format, "device": torch.device}
+_ALIGNED = 16  # bytes, at which elements of any type may start
+_PHASES = ("forward", "backward", "update")
 
 
 def to_bytes(step: CapturedStep) -> bytes:
-    """The step as a zip file.
+    """The step as JSON, with the memory of its constants behind it.
 
     Raises:
         TypeError: the model returns, or an operation takes, something that JSON cannot hold.
+        ValueError: `from_bytes` would refuse it, such as for an operation of somebody else's library.
     """
     graph = step.graph
+    require_operations(graph)
     document = {
         "result": structure_out(step.result),
         "trained": step.trained,
@@ -33,28 +36,28 @@ def to_bytes(step: CapturedStep) -> bytes:
         "row_indices": sorted(map(str, step.row_indices)),
         "captured_ops": step.captured_ops,
         **_graph_out(graph),
-        "constants": [[v, list(t.shape), torch_name(t.dtype)] for v, t in graph.constants.items()],
+        "constants": list(graph.constants),
     }
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("step.json", json.dumps(document))
-        for v, tensor in graph.constants.items():
-            archive.writestr(f"constant/{v}", tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return buffer.getvalue()
+    held = _memory_of(graph.values, graph.constants)
+    shown = {graph.values[v].storage: (graph.values[v], tensor) for v, tensor in graph.constants.items()}
+    memory = [_bytes_of(*shown[storage], start, end) for storage, (start, end) in held.items()]
+    return b"\n".join([json.dumps(document).encode(), b"".join(memory)])
 
 
 def from_bytes(data: bytes, arguments: Sequence[Any] = ()) -> CapturedStep:
     """The step that `to_bytes` wrote, with the graph data among the arguments of now.
 
+    Each operation is one of a list, takes what torch's schema of it says, and makes what the file says that it makes.
+
     Raises:
-        ValueError, KeyError, TypeError, IndexError, zipfile.BadZipFile: the bytes are something else, or damaged.
+        ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError: the bytes are something else, or
+            damaged, or no capture has made them.
     """
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        if archive.testzip() is not None:
-            raise ValueError("the file is damaged")
-        document = json.loads(archive.read("step.json"))
-        constants = {v: _constant(archive, v, shape, dtype) for v, shape, dtype in document["constants"]}
-    graph = _graph_in(document, constants)
+    head, _, raw = data.partition(b"\n")
+    document = json.loads(head)
+    values = tuple(_value(fields) for fields in document["values"])
+    graph = _graph_in(document, values, _constants(values, _whole(*document["constants"]), bytearray(raw)))
+    require_operations(graph)
     return CapturedStep(
         graph=graph,
         result=structure_in(document["result"], arguments),
@@ -65,11 +68,45 @@ def from_bytes(data: bytes, arguments: Sequence[Any] = ()) -> CapturedStep:
     )
 
 
-def _constant(archive: zipfile.ZipFile, v: int, shape: list[int], dtype: str) -> Tensor:
-    raw = bytearray(archive.read(f"constant/{v}"))
-    if not raw:
-        return torch.empty(shape, dtype=torch_thing("dtype", dtype))
-    return torch.frombuffer(raw, dtype=torch_thing("dtype", dtype)).view(shape)
+def _memory_of(values: Sequence[Value], constants: Iterable[int]) -> dict[int, tuple[int, int]]:
+    """From which to which byte the constants reach in each memory, which several may look at."""
+    reach: dict[int, tuple[int, int]] = {}
+    for value in (values[v] for v in constants):
+        start, end = value.offset * value.dtype.itemsize // _ALIGNED * _ALIGNED, value.end
+        first, last = reach.get(value.storage, (start, start))
+        reach[value.storage] = min(first, start), max(last, end)
+    return reach
+
+
+def _bytes_of(value: Value, tensor: Tensor, start: int, end: int) -> bytes:
+    """What stands from one byte to another of the memory that a constant looks at."""
+    moved = (tensor.storage_offset() - value.offset) * value.dtype.itemsize
+    whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), start + moved, (end - start,), (1,))
+    return whole.numpy().tobytes()
+
+
+def _constants(values: Sequence[Value], constants: Sequence[int], raw: bytearray) -> dict[int, Tensor]:
+    """The constants, which lie in memory as they did when the step was written.
+
+    Raises:
+        ValueError: they need more memory than there is in the file, or less.
+    """
+    reach = _memory_of(values, constants)
+    if sum(end - start for start, end in reach.values()) != len(raw):
+        raise ValueError(f"there are {len(raw):,} bytes for constants that need another number of them")
+    memory, place = dict[int, Tensor](), 0
+    for storage, (start, end) in reach.items():
+        own = raw[place : place + end - start]
+        memory[storage] = torch.frombuffer(own, dtype=torch.uint8) if own else torch.empty(0, dtype=torch.uint8)
+        place += end - start
+    return {v: _view_of(memory[values[v].storage], reach[values[v].storage][0], values[v]) for v in constants}
+
+
+def _view_of(memory: Tensor, start: int, value: Value) -> Tensor:
+    """What a value looks at in the bytes of its memory from one on; torch refuses what lies outside."""
+    size = value.dtype.itemsize
+    own = memory[: len(memory) // size * size].view(value.dtype)
+    return own.as_strided(value.shape, value.stride, value.offset - start // size)
 
 
 def _graph_out(graph: OpGraph) -> dict[str, Any]:
@@ -91,31 +128,47 @@ def _graph_out(graph: OpGraph) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _graph_in(document: Mapping[str, Any], constants: Mapping[int, Tensor]) -> OpGraph:
+def _graph_in(document: Mapping[str, Any], values: tuple[Value, ...], constants: Mapping[int, Tensor]) -> OpGraph:
     return OpGraph(
         ops=tuple(_op(fields) for fields in document["ops"]),
-        values=tuple(_value(fields) for fields in document["values"]),
+        values=values,
         inputs={Input.parse(text): v for text, v in document["inputs"]},
-        outputs=tuple(document["outputs"]),
+        outputs=_whole_or_none(document["outputs"]),
         constants=constants,
     )
 
 
 def _op(fields: list[Any]) -> Op:
     target, args, kwargs, outputs, writes, phase, module, source, bodies, block = fields
+    if phase not in _PHASES or {type(target), type(module), type(source)} != {str}:
+        raise ValueError(f"{target!r} of phase {phase!r} is no operation of a step")
     return Op(
         target=target, args=tuple(from_json(args)), kwargs={key: from_json(arg) for key, arg in kwargs.items()},
-        outputs=tuple(outputs), writes=tuple(writes), phase=phase, module=module, source=source,
-        bodies=tuple(_graph_in(body, {}) for body in bodies), block=None if block is None else BlockMark(*block),
+        outputs=_whole_or_none(outputs), writes=_whole(*writes), phase=phase, module=module, source=source,
+        bodies=tuple(_graph_in(body, tuple(map(_value, body["values"])), {}) for body in bodies),
+        block=None if block is None else BlockMark(str(block[0]), *_whole_or_none(block[1:])),
     )  # fmt: skip
 
 
 def _value(fields: list[Any]) -> Value:
     shape, stride, offset, dtype, storage, producer = fields
+    (producer,) = _whole_or_none([producer])
+    offset, storage = _whole(offset, storage)
     return Value(
-        shape=tuple(shape), stride=tuple(stride), offset=offset, dtype=torch_thing("dtype", dtype), storage=storage,
-        producer=producer,
+        shape=_whole(*shape), stride=_whole(*stride), offset=offset, dtype=torch_thing("dtype", dtype),
+        storage=storage, producer=producer,
     )  # fmt: skip
+
+
+def _whole(*numbers: Any) -> tuple[int, ...]:
+    """The numbers, if they are whole ones: a text or a 1.0 in the place of a number is no capture's."""
+    if any(type(number) is not int for number in numbers):
+        raise ValueError(f"{numbers!r:.100} are not whole numbers")
+    return numbers
+
+
+def _whole_or_none(numbers: Iterable[Any]) -> tuple[int | None, ...]:
+    return tuple(None if number is None else _whole(number)[0] for number in numbers)
 
 
 def structure_out(structure: Structure) -> Any:
@@ -182,7 +235,7 @@ def _kind_in(kind: Any) -> type:
 
 def _named_tuple(module: str, name: str) -> type | None:
     """A class of named tuples that this process has; nothing is imported for it."""
-    found = getattr(sys.modules.get(module), name, None)
+    found = vars(sys.modules[module]).get(name) if module in sys.modules else None  # `getattr` may run a module's own
     return found if isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields") else None
 
 
@@ -219,7 +272,7 @@ def from_json(argument: Any) -> Any:
         return [from_json(item) for item in argument]
     if isinstance(argument, Mapping):
         ((kind, held),) = argument.items()
-        return Ref(held) if kind == "ref" else torch_thing(kind, held)
+        return Ref(*_whole(held)) if kind == "ref" else torch_thing(kind, held)
     return argument
 
 
@@ -232,11 +285,9 @@ def torch_thing(kind: str, name: str) -> Any:
     """What has this name.
 
     Raises:
-        ValueError: torch has it, but it is no such kind.
+        ValueError: torch has no such thing.
     """
-    if kind == "device":
-        return torch.device(name)
-    found = getattr(torch, name)
+    found = torch.device("cpu") if (kind, name) == ("device", "cpu") else vars(torch).get(name)
     if not isinstance(found, _TORCH[kind]):
-        raise ValueError(f"{name} is no {kind}")
+        raise ValueError(f"{name!r:.100} is no {kind} that a kept step may have")
     return found

@@ -1,19 +1,26 @@
-"""Keeps captured steps in a folder, for the next start."""
+"""Keeps captured steps in a folder of one's own, for the next start."""
 
+import hashlib
 import json
 import os
+import stat
 import warnings
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 from popgeo.atomic_write import write_atomically
 from popgeo.capture import serialize
+from popgeo.capture.arguments import Arguments
 from popgeo.capture.captured_step import CapturedStep
+from popgeo.capture.check_read import require_fit
 from popgeo.capture.fingerprint import Unknown, fingerprint, hash_files
+from popgeo.capture.held_state import module_state
+from popgeo.capture.op_graph import Input, Role
+from popgeo.capture.structures import leaves
+
+Folder = str | os.PathLike[str] | None
 
 
 def key_of(model: nn.Module, *choices: object) -> str | None:
@@ -29,44 +36,86 @@ def key_of(model: nn.Module, *choices: object) -> str | None:
         return None
 
 
-def load(folder: str | os.PathLike[str] | None, key: str | None, graph_data: Sequence[Any] = ()) -> CapturedStep | None:
-    """The step kept under a key, if it is there, whole, and made from the source files as they are now.
+def load(
+    folder: Folder, key: str | None, model: nn.Module, arguments: Arguments, trained: Sequence[str]
+) -> CapturedStep | None:
+    """The step kept under a key, if it is there, whole, of this model, and made from the source files as they are now.
 
     A damaged file, or one of another kind, is ignored with a warning. Reading never runs anything in the file.
 
     Args:
         folder: Where steps are kept; None for nowhere.
         key: The step's name; None for none.
-        graph_data: The graph data that the model is called with, which results may be like.
+        model: Whose weights the step takes.
+        arguments: What the model is called with, which results may be like.
+        trained: The parameters that the step is to train.
+
+    Raises:
+        ValueError: the folder is another user's, or others can write to it.
     """
     if folder is None or key is None:
         return None
     path = _path(folder, key)
     try:
-        head, _, body = path.read_bytes().partition(b"\n")
-        if hash_files(json.loads(head)) != json.loads(head):
+        _require_own(os.stat(folder), folder, "Name a folder of your own, or take their rights away: chmod go-w")
+    except OSError:
+        return None
+    try:
+        head, _, body = _read(path).partition(b"\n")
+        noted = json.loads(head)
+        if (noted["key"], noted["sha256"]) != (key, hashlib.sha256(body).hexdigest()):
+            raise ValueError("it is damaged, or that of another model")
+        if hash_files(noted["files"]) != noted["files"]:
             return None  # the model's source has changed since
-        return serialize.from_bytes(body, graph_data)
+        step = serialize.from_bytes(body, arguments.graph_data)
+        given = {Input(Role.ARGUMENT, name): leaf for name, leaf in leaves(arguments.structure)}
+        require_fit(step, module_state(model), given, trained)
+        return step
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, zipfile.BadZipFile) as error:
+    except Exception as error:  # what is no such file may break the reader in any way
         warnings.warn(f"{path} is no compiled step ({error}); compiling anew and replacing it.", stacklevel=2)
         return None
 
 
-def save(folder: str | os.PathLike[str] | None, key: str | None, step: CapturedStep) -> None:
+def save(folder: Folder, key: str | None, step: CapturedStep) -> None:
     """Keeps a step if it has a place and a name; other processes see the whole file or none.
 
-    Where the step cannot be written down, or the folder not written to, a warning says so.
+    Where the step cannot be written down, or the folder not written to, a warning says so. A folder that is missing is
+    made for its owner alone.
     """
     if folder is None or key is None:
         return
-    path = _path(folder, key)
     try:
-        data = json.dumps(hash_files(step.files)).encode() + b"\n" + serialize.to_bytes(step)
-        write_atomically(path, data)
-    except (OSError, TypeError) as error:
+        body = serialize.to_bytes(step)
+        head = {"key": key, "sha256": hashlib.sha256(body).hexdigest(), "files": hash_files(step.files)}
+        for place in reversed([place for place in (Path(folder), *Path(folder).parents) if not place.exists()]):
+            place.mkdir(mode=0o700, exist_ok=True)
+        write_atomically(_path(folder, key), json.dumps(head).encode() + b"\n" + body)
+    except (OSError, TypeError, ValueError) as error:
         warnings.warn(f"The compiled step is not kept in {folder}: {error}.", stacklevel=2)
+
+
+def _read(path: Path) -> bytes:
+    """What a file holds, if it is a file of one's own."""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is no file")
+        _require_own(status, path, "If it is yours after all, chown it and chmod go-w")
+        return file.read()
+
+
+def _require_own(status: os.stat_result, name: str | os.PathLike[str], remedy: str) -> None:
+    """Refuses what somebody other than this user, and the administrator, can have put there.
+
+    Raises:
+        ValueError: somebody else owns it or can write to it.
+    """
+    is_others = status.st_uid not in (os.geteuid(), 0)
+    if is_others or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        whose = f"belongs to user {status.st_uid}" if is_others else "can be written to by other users"
+        raise ValueError(f"{name} {whose}, who could choose what runs here. {remedy} {name}")
 
 
 def _path(folder: str | os.PathLike[str], key: str) -> Path:

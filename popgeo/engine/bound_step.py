@@ -165,7 +165,7 @@ def _fitting(
     """A step, its update and the machine's plan of it, where the machine refuses none of them."""
     options = recipe.options
     key = None if options.cache_dir is None else _key(recipe, arguments, trained)
-    kept = step_cache.load(options.cache_dir, key, arguments.graph_data)
+    kept = step_cache.load(options.cache_dir, key, recipe.module, arguments, trained)
     step = kept or _captured(recipe, arguments, trained)
     update = None
     if recipe.optimizer is not None:

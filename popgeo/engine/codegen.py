@@ -94,7 +94,7 @@ class _Writer:
     def _call(self, index: int, op: Op) -> str:
         """A call that returns new tensors; those that have a place nevertheless are copied there."""
         known = {None, *op.reads()}  # what an operation changes in place it also returns
-        targets = ", ".join("_" if v in known else f"v{v}" for v in op.outputs)
+        targets = ", ".join("_" if v in known else f"v{v:d}" for v in op.outputs)
         if len(op.outputs) == 1 and out_variants.returns_list(op.target):
             targets = f"({targets},)"
         copies = [f"t{v}.copy_(v{v})" for v in op.makes() if v in self._tensors and v not in known]
@@ -107,7 +107,7 @@ class _Writer:
             self._names[f"f{index}"] = function
             named = {key: self._text(argument) for key, argument in op.kwargs.items()}
             named |= {key: self._value(v) for key, v in outs.items()}
-            arguments = [*map(self._text, op.args), *(f"{key}={text}" for key, text in named.items())]
+            arguments = [*map(self._text, op.args), *(f"{_identifier(key)}={text}" for key, text in named.items())]
             return f"f{index}({', '.join(arguments)})"
         # What is known now need not be written down: Python compiles the line, and looks the arguments up, sooner.
         tensor = self._tensors.__getitem__
@@ -116,7 +116,7 @@ class _Writer:
         return f"f{index}()"
 
     def _value(self, v: int) -> str:
-        return f"t{v}" if v in self._tensors else f"v{v}"
+        return f"t{v:d}" if v in self._tensors else f"v{v:d}"
 
     def _text(self, argument: Any) -> str:
         if isinstance(argument, Ref):
@@ -131,3 +131,10 @@ class _Writer:
             name = f"c{len(self._names)}"
         self._names[name] = argument
         return name
+
+
+def _identifier(name: str) -> str:
+    """The name, if it is one: nothing else out of a graph may become a part of the source."""
+    if not name.isidentifier():
+        raise ValueError(f"{name!r:.100} is no name of an argument.")
+    return name

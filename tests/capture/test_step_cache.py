@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import sys
 import time
-import zipfile
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -122,7 +121,7 @@ def test_other_models_shapes_and_options_have_steps_of_their_own(tmp_path):
     assert len(list(tmp_path.iterdir())) == 7
 
 
-@pytest.mark.parametrize("damage", [b"", b"{}\nnot a zip", None])
+@pytest.mark.parametrize("damage", [b"", b"{}\nno step", None])
 def test_a_damaged_file_is_replaced_with_a_warning(tmp_path, damage):
     expected = losses(start(tmp_path, ContinuousFilters()))
     (path,) = tmp_path.iterdir()
@@ -200,8 +199,7 @@ def test_reading_runs_nothing_of_the_file(tmp_path):
     with pytest.warns(UserWarning, match="is no compiled step"):
         losses(start(tmp_path, ContinuousFilters()), count=1)
     assert not (tmp_path / "sprung").exists()
-    with zipfile.ZipFile(__import__("io").BytesIO(path.read_bytes().partition(b"\n")[2])) as archive:
-        assert "step.json" in archive.namelist()
+    assert from_bytes(path.read_bytes().partition(b"\n")[2])
 
 
 def start_with_others(folder, barrier, results) -> None:

@@ -1,0 +1,187 @@
+"""Makes sure that a step out of a file is one that a capture could have written, before any of it runs."""
+
+import contextlib
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from popgeo.capture.captured_step import CapturedStep
+from popgeo.capture.check_graph import check_graph
+from popgeo.capture.control_flow import COND, FOR_LOOP
+from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value, overload, substitute
+from popgeo.capture.operations import OPERATIONS, name_of
+from popgeo.capture.pytree import Leaf
+from popgeo.capture.schemas import written_by
+from popgeo.capture.structures import leaves
+
+# Of the table, these put a tensor into other memory; of torch, the marked ones compute and do nothing else.
+_NEVER = {"aten.set", "aten.resize"}
+_COMPUTES = {torch.Tag.core, torch.Tag.pointwise}
+_META = torch.device("meta")
+_ROOM = 2**60  # bytes of a memory that is only thought of; where a view ends is checked by `check_graph`
+
+Form = tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype]
+# Results, each the number of an operand or a form with the number of the memory it looks at; and what is changed.
+Made = tuple[tuple[Any, ...], frozenset[int]]
+
+
+def require_operations(graph: OpGraph) -> None:
+    """Makes sure that each operation is an allowed one, takes what its schema says, and makes what the graph says.
+
+    Torch works out the shapes on tensors without memory: nothing is computed.
+
+    Raises:
+        ValueError: one is not, the graph cannot run as it stands, or its memory is not what the operations look at.
+    """
+    check_graph(graph)
+    known: dict[Any, Made] = {}  # layers of a model ask alike
+    for op in graph.ops:
+        if op.target in (FOR_LOOP, COND):
+            _require_bodies(graph, op)
+        else:
+            _require_op(graph.values, op, known)
+
+
+def require_fit(
+    step: CapturedStep, state: Mapping[Input, Tensor], arguments: Mapping[Input, Leaf], trained: Sequence[str]
+) -> None:
+    """Makes sure that a step takes these weights and arguments, trains these weights and returns what it says.
+
+    Raises:
+        ValueError: it does not; the message names what differs.
+    """
+    values, inputs = step.graph.values, step.graph.inputs
+    known = {one: (tuple(tensor.shape), tensor.stride(), tensor.dtype) for one, tensor in state.items()}
+    for one, leaf in arguments.items():
+        known[one] = leaf.shape, torch.empty(leaf.shape, device=_META).stride(), leaf.dtype
+    if LOSS_SCALE in inputs:
+        known[LOSS_SCALE] = (), (), torch.float32
+    wanted = {one: (values[v].shape, values[v].stride, values[v].dtype) for one, v in inputs.items()}
+    for one in (*wanted, *known):
+        _require(known.get(one) == wanted.get(one), f"{one} is {known.get(one)} here, {wanted.get(one)} in the file")
+    _require({*step.written, *step.row_indices} <= {*arguments}, "it changes, or indexes with, what is no argument")
+    _require({*step.trained} <= {*trained} and len({*step.trained}) == len(step.trained), "it trains other weights")
+    made = [(leaf.shape, leaf.dtype) for _, leaf in leaves(step.result)]
+    made += [known[one][::2] for one in (*step.written, *(Input(Role.PARAMETER, name) for name in step.trained))]
+    outputs = [None if v is None else (values[v].shape, values[v].dtype) for v in step.graph.outputs]
+    _require(outputs == made and type(step.captured_ops) is int, "its results are not those of its operations")
+
+
+def _require_op(values: Sequence[Value], op: Op, known: dict[Any, Made]) -> None:
+    """Compares what an operation makes and changes with what torch says."""
+    reads = list(dict.fromkeys(op.reads()))
+    memory = list(dict.fromkeys(values[v].storage for v in reads))
+    args, kwargs = (substitute(part, lambda v: Ref(reads.index(v))) for part in (op.args, dict(op.kwargs)))
+    forms = tuple((_form(values[v]), memory.index(values[v].storage)) for v in reads)
+    ends = [max(values[v].end for v in reads if values[v].storage == storage) for storage in memory]
+
+    def is_so(made: tuple[Any, ...]) -> bool:
+        return len(made) == len(op.outputs) and all(map(is_one, op.outputs, made))
+
+    def is_one(v: int | None, made: Any) -> bool:
+        if v is None or v in reads or not isinstance(made, tuple):
+            return v is None or (v in reads and reads.index(v) == made)
+        form, place = made
+        own = values[v].storage not in memory  # as views of constants are, which a capture takes for new memory
+        within = own and (place is None or values[v].end <= ends[place])
+        return form == _form(values[v]) and (within or (not own and memory.index(values[v].storage) == place))
+
+    asked = op.target, repr(args), repr(kwargs), forms
+    if asked not in known:
+        known[asked] = _made_by_torch(op.target, args, kwargs, forms, on=_META)
+        if not is_so(known[asked][0]):  # some shapes are others on a processor than without memory
+            known[asked] = _made_by_torch(op.target, args, kwargs, forms, on=torch.device("cpu"))
+    made, written = known[asked]
+    _require(is_so(made), f"{op.target} makes {made}")
+    _require({reads[position] for position in written} == {*op.writes}, f"{op.target} changes other values")
+    fresh = [values[v].storage for v in op.makes() if v not in reads and values[v].storage not in memory]
+    _require(len({*fresh}) == len(fresh), f"the results of {op.target} lie in one memory")
+
+
+def _form(value: Value) -> Form:
+    return value.shape, value.stride, value.offset, value.dtype
+
+
+def _made_by_torch(target: str, args: Any, kwargs: Any, forms: tuple[tuple[Form, int], ...], on: torch.device) -> Made:
+    """What torch says that an operation makes of operands of these forms, each in one of several memories."""
+    func, takes_device = _allowed(target)
+    try:
+        mode = contextlib.nullcontext() if on is _META else FakeTensorMode()
+        with mode, torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+            memory = {place: torch.empty(_ROOM, dtype=torch.uint8, device=on) for _, place in forms}
+            tensors = [
+                memory[place].view(dtype).as_strided(shape, stride, offset)
+                for (shape, stride, offset, dtype), place in forms
+            ]
+            given, named = (substitute(part, tensors.__getitem__) for part in (args, kwargs))
+            made = func(*given, **(named | {"device": on} if takes_device else named))
+        written = written_by(func, given, named)
+    except Exception as error:  # torch has as many kinds of errors as operations
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{target} does not take what the file gives it: {reason:.200}") from error
+    where = {tensor.untyped_storage()._cdata: place for (_, place), tensor in zip(forms, tensors, strict=True)}
+    kept = [form for form, _ in forms] == [*map(_form_of, tensors)] and len({*where.values()}) == len(where)
+    _require(kept, f"{target} gives an operand another shape or memory")
+    same = {id(tensor): position for position, tensor in enumerate(tensors)}
+    results = tuple(
+        None if tensor is None else same.get(id(tensor), (_form_of(tensor), where.get(tensor.untyped_storage()._cdata)))
+        for tensor in (made if isinstance(made, list | tuple) else [made])
+    )
+    return results, frozenset(same[id(tensor)] for tensor in written)
+
+
+def _form_of(tensor: Tensor) -> Form:
+    return tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.dtype
+
+
+@functools.cache
+def _allowed(target: str) -> tuple[OpOverload, bool]:
+    """The function of an operation that a kept step may hold, and whether it is told where its result is to lie.
+
+    Raises:
+        ValueError: no kept step may hold it.
+    """
+    name, found = name_of(target), None
+    if target.count(".") == 2 and name not in _NEVER:
+        found = overload(target)
+    known = isinstance(found, OpOverload) and (
+        name in OPERATIONS or found.namespace == "popgeo" or (found.namespace == "aten" and _COMPUTES & {*found.tags})
+    )
+    if not known:
+        raise ValueError(f"{target} is none of the operations that a kept step may hold")
+    assert isinstance(found, OpOverload)
+    return found, any(argument.name == "device" for argument in found._schema.arguments)
+
+
+def _require_bodies(graph: OpGraph, op: Op) -> None:
+    """Makes sure that a loop, or the branches of a condition, take and make what stands for them outside."""
+    first, *given = op.args
+    if op.target == FOR_LOOP:
+        fits, given = type(first) is int and first > 0 and len(given) == 2, [[ref for part in given for ref in part]]
+    else:
+        fits = isinstance(first, Ref) and graph.values[first.value].numel == 1
+    _require(fits and not op.kwargs and not op.writes, f"{op.target} takes something else")
+    for body, operands in zip(op.bodies, given, strict=True):
+        require_operations(body)
+        for (one, v), operand in zip(body.inputs.items(), operands, strict=True):
+            inside, outside = body.values[v], graph.values[operand.value]
+            own = one.name.startswith("given.") or inside.stride == outside.stride
+            _require(own and _shape(inside) == _shape(outside), f"{op.target} gives its body another shape for {one}")
+        made = [
+            [_shape(one.values[v]) for v in numbers] for one, numbers in ((body, body.outputs), (graph, op.outputs))
+        ]
+        _require(made[0] == made[1], f"{op.target} makes what its body does not")
+
+
+def _shape(value: Value) -> tuple[Any, ...]:
+    return value.shape, value.dtype
+
+
+def _require(holds: object, broken: str) -> None:
+    if not holds:
+        raise ValueError(broken)
