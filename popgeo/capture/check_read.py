@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.check_graph import check_graph
 from popgeo.capture.control_flow import COND, FOR_LOOP
-from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value, overload, substitute
+from popgeo.capture.op_graph import LOSS_SCALE, Input, Op, OpGraph, Ref, Role, Value, overload, substitute
 from popgeo.capture.operations import OPERATIONS, name_of
 from popgeo.capture.pytree import Leaf
 from popgeo.capture.schemas import written_by

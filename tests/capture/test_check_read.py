@@ -84,6 +84,18 @@ def test_what_is_whole_is_read_and_what_is_damaged_is_made_anew(kept: Path, monk
     assert trained(kept.parent) == expected
 
 
+def test_a_step_with_a_scale_that_follows_the_gradients_is_found_again(tmp_path: Path, monkeypatch):
+    def losses() -> list[float]:
+        model = Scaled()
+        options = Options(cache_dir=tmp_path, loss_scaling="dynamic")
+        step = training_model(model, options, torch.optim.SGD(model.parameters(), 0.1))
+        return [step(X)[1].item() for _ in range(2)]
+
+    expected = losses()
+    monkeypatch.setattr("popgeo.capture.capture_step.capture", None)
+    assert losses() == expected
+
+
 def first_op(document: dict, target: str) -> list:
     return next(op for op in document["ops"] if op[0] == target)
 
