@@ -27,6 +27,7 @@ from popgeo.ipu import Options as Options
 from popgeo.ipu import identity_loss as identity_loss
 from popgeo.ipu import inference_model as inference_model
 from popgeo.ipu import training_model as training_model
+from popgeo.loader import FixedSizeBatchSampler as FixedSizeBatchSampler
 from popgeo.loader import FixedSizeClusterLoader as FixedSizeClusterLoader
 from popgeo.loader import FixedSizeDataLoader as FixedSizeDataLoader
 from popgeo.loader import FixedSizeEventLoader as FixedSizeEventLoader

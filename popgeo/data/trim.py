@@ -31,6 +31,8 @@ class OverSizeStrategy(Enum):
     """Remove random edges until the rest fits."""
     TrimNodesAndEdges = 4
     """Remove random nodes, then random edges, until the rest fits."""
+    Alone = 5
+    """A batch for itself, larger than the others: for a `FixedSizeBatchSampler`, whose batches another collates."""
 
     @property
     def trims_nodes(self) -> bool:

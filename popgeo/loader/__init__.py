@@ -1,5 +1,6 @@
 """Datasets in, batches of fixed shape out, epoch after epoch."""
 
+from popgeo.loader.batch_sampler import FixedSizeBatchSampler as FixedSizeBatchSampler
 from popgeo.loader.data_loader import FixedSizeDataLoader as FixedSizeDataLoader
 from popgeo.loader.device_feed import DeviceFeed as DeviceFeed
 from popgeo.loader.epoch_choices import EpochChoices as EpochChoices

@@ -125,6 +125,11 @@ class FixedSizeDataLoader(EpochLoader):
                 f"The dataset is a {type(dataset).__name__}, which cannot be indexed. Pass its graphs to "
                 f"popgeo.loader.stream_batches, or put them into a list."
             )
+        if self.over_size_strategy is OverSizeStrategy.Alone:
+            raise ValueError(
+                "Batches of this loader all have one size, so no graph above it can have a batch alone. Raise the sizes, "
+                "or pass OverSizeStrategy.Skip or one that trims."
+            )
         if epoch.batch_sampler is not None and self.strategy is not FixedSizeStrategy.PadToMax:
             raise ValueError(
                 "A batch_sampler decides the batches, so it excludes shuffle and any strategy but PadToMax."

@@ -137,11 +137,11 @@ class EpochLoader(DataLoader, metaclass=AskedForAgain):
         """The number of the epoch that is running or comes next."""
         return self._epochs.epoch
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """Where the iteration stands: after how many items of which epoch; the same for all ranks."""
         return self._epochs.state_dict()
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Makes the next iteration go on where `state_dict` was taken.
 
         The iteration raises a ValueError where its batches are not those among which the state was taken.

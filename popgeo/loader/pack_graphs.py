@@ -1,6 +1,7 @@
 """Which graphs share a batch: the graphs of an epoch, put together by a strategy."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -41,20 +42,21 @@ class GraphPacker(Packer):
         """How many graphs there are."""
         return len(self.opened.sizes)
 
-    def order(self, shuffle: bool, generator: torch.Generator) -> np.ndarray:
+    def order(self, shuffle: bool, generator: torch.Generator) -> np.ndarray | None:
         """Every graph once; in the order of the dataset where the strategy draws one of its own."""
         if self.chunk_order is not None and (shuffle or self.strategy is FixedSizeStrategy.Window):
             return self.chunk_order.draw(self.opened.store.rows(np.arange(self.num_items)), generator)
         draws = isinstance(self.strategy, FixedSizeStrategy) and self.strategy.draws
         return super().order(shuffle and not draws, generator)
 
-    def pack(self, order: np.ndarray, generator: torch.Generator) -> Packs:
+    def pack(self, order: np.ndarray | None, generator: torch.Generator) -> Packs:
         """Batches of some graphs, in the order given unless the strategy draws one of its own."""
         limits = tuple(self.options.limits(self.opened.store.size_axes).tolist())
         budget = Budget(sizes=limits, num_graphs=self.options.num_graphs - 1)
         skips = self.over_size_strategy is OverSizeStrategy.Skip
         needs_sizes = self.strategy is not FixedSizeStrategy.PadToMax or skips
         if not (self.opened.sizes.are_known or needs_sizes):
+            order = np.arange(self.num_items) if order is None else order
             return in_equal_numbers(order, budget.num_graphs, self.drop_last)
         in_order = self.chunk_order is not None and self.strategy is FixedSizeStrategy.Window
         return pack_epoch(
@@ -77,11 +79,12 @@ def pack_epoch(
     sizes: np.ndarray,
     budget: Budget,
     strategy: FixedSizeStrategy | Packing,
-    order: np.ndarray,
+    order: np.ndarray | None,
     *,
     generator: torch.Generator,
     over_size_strategy: OverSizeStrategy = OverSizeStrategy.Error,
     drop_last: bool = False,
+    names: Sequence[str] = (),
 ) -> Packs:
     """Puts the graphs of one epoch together into batches.
 
@@ -89,36 +92,44 @@ def pack_epoch(
         sizes: Nodes and edges of each graph. int64 [num_graphs, num_dimensions]
         budget: What the real graphs of one batch may use.
         strategy: How to put them together.
-        order: The graphs of this epoch, in order. int64 [number of graphs]
+        order: The graphs of this epoch, in order; None for all, in the order that they have. int64 [number of graphs]
         generator: Source of randomness of the strategy.
         over_size_strategy: What happens to graphs that do not fit; those to be trimmed count as trimmed.
         drop_last: Drops an incomplete last batch of `PadToMax`.
+        names: What to call the dimensions in an error.
 
     Raises:
         ValueError: a graph fits no batch.
     """
-    sizes, limits = sizes.take(order, axis=0), np.array(budget.sizes)
-    too_large = order[:0]
+    sizes, limits = sizes if order is None else sizes.take(order, axis=0), np.array(budget.sizes)
+    too_large = np.empty(0, np.int64)
     # Dimension by dimension: numpy is many times slower at rows of two numbers, and there may be millions of graphs.
     fit = [dimension <= limit for dimension, limit in zip(sizes.T, budget.sizes, strict=True)]
     if not all(dimension.all() for dimension in fit):
-        fits = np.asarray(np.logical_and.reduce(fit))
+        fits, order = np.asarray(np.logical_and.reduce(fit)), np.arange(len(sizes)) if order is None else order
         if over_size_strategy.trims_nodes or over_size_strategy.trims_edges:
             sizes = np.minimum(sizes, limits)
-        elif over_size_strategy is OverSizeStrategy.Skip:
+        elif over_size_strategy in (OverSizeStrategy.Skip, OverSizeStrategy.Alone):
             too_large = order[~fits]
             order, sizes = order[fits], sizes[fits]
         else:
-            _refuse(sizes, limits, order, fits)
+            _refuse(sizes, limits, order, fits, names)
     skip = over_size_strategy is OverSizeStrategy.Skip
     packs = put_together(sizes, budget, strategy, generator=generator, skip=skip, drop_last=drop_last)
-    return Packs(order[packs.indices], packs.ptr, np.concatenate([too_large, order[packs.skipped]]))
+    if order is not None:
+        packs = Packs(order[packs.indices], packs.ptr, order[packs.skipped])
+    if over_size_strategy is OverSizeStrategy.Alone:
+        alone = Packs(too_large, np.arange(len(too_large) + 1))
+        packs = Packs.concatenate([packs, alone])
+        return packs.take(torch.randperm(len(packs), generator=generator).numpy()) if len(alone) else packs
+    return replace(packs, skipped=np.concatenate([too_large, packs.skipped]))
 
 
-def _refuse(sizes: np.ndarray, limits: np.ndarray, order: np.ndarray, fits: np.ndarray) -> None:
+def _refuse(sizes: np.ndarray, limits: np.ndarray, order: np.ndarray, fits: np.ndarray, names: Sequence[str]) -> None:
     worst = int(np.argmin(fits))
     dimension = int(np.argmax(sizes[worst] > limits))
-    what = "nodes" if dimension == 0 else "edges" if len(limits) == 2 else f"units of size {dimension}"
+    known = names or (("nodes", "edges") if len(limits) <= 2 else ("nodes",))
+    what = known[dimension] if dimension < len(known) else f"units of size {dimension}"
     raise ValueError(
         f"Graph {order[worst]} has {sizes[worst, dimension]} {what}, a batch holds {limits[dimension]} real ones: "
         f"{sizes[worst, dimension] - limits[dimension]} too many. {int((~fits).sum())} graphs do not fit. Raise "

@@ -10,15 +10,31 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from popgeo.loader.balance import Work, balanced
 from popgeo.loader.epoch_choices import EpochChoices
-from popgeo.loader.shard import Shard, num_mini_batches, shard, shard_of_this_process
+from popgeo.loader.shard import Shard, in_whole_steps, num_mini_batches, shard_of_this_process
 from popgeo.packing import Packs
 from popgeo.random_numbers import generator_of
 from popgeo.sampling.compressed_graph import check_range
+
+
+class Used(NamedTuple):
+    """How much of an epoch some ranks have used together."""
+
+    world_size: int
+    group: int
+    num_items: int
+    """Items of each rank."""
+
+    @property
+    def num_packs(self) -> int:
+        """Batches of all of them."""
+        return self.world_size * self.group * self.num_items
 
 
 class Packer(ABC):
@@ -27,15 +43,19 @@ class Packer(ABC):
     num_items: int
     """How many graphs, or what else indices count, there are."""
 
-    def order(self, shuffle: bool, generator: torch.Generator) -> np.ndarray:
-        """Every index once, in the order of an epoch. int64 [num_items]"""
+    def order(self, shuffle: bool, generator: torch.Generator) -> np.ndarray | None:
+        """Every index once, in the order of an epoch; None for 0, 1, 2, ... int64 [num_items]"""
         if not shuffle:
-            return np.arange(self.num_items)
+            return None
         return torch.randperm(self.num_items, generator=generator).numpy()
 
     @abstractmethod
-    def pack(self, order: np.ndarray, generator: torch.Generator) -> Packs:
+    def pack(self, order: np.ndarray | None, generator: torch.Generator) -> Packs:
         """Batches of some indices, in the order given, with what has to be drawn for it.
+
+        Args:
+            order: The indices; None for all, in the order that they have. int64 [number of indices]
+            generator: Source of randomness.
 
         Raises:
             ValueError: something fits no batch.
@@ -58,9 +78,9 @@ class OrderPacker(Packer):
     num_items: int
     together: Callable[[np.ndarray], Packs]
 
-    def pack(self, order: np.ndarray, generator: torch.Generator) -> Packs:
+    def pack(self, order: np.ndarray | None, generator: torch.Generator) -> Packs:
         """Batches of some indices, in the order given."""
-        return self.together(order)
+        return self.together(np.arange(self.num_items) if order is None else order)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,13 +90,17 @@ class EpochPlan:
     Args:
         key: Seed and epoch.
         shard: Which of the batches this process loads.
+        used: What other numbers of ranks had used of the epoch before it went on with this one.
         whole: The batches of all ranks, before any of them is split.
+        left: Those that come with this number of ranks.
         packs: The batches of this rank.
     """
 
     key: tuple[int, int]
     shard: Shard
+    used: tuple[Used, ...]
     whole: Packs
+    left: Packs
     packs: Packs
 
     @property
@@ -86,20 +110,43 @@ class EpochPlan:
 
     @cached_property
     def fingerprint(self) -> int:
-        """A number that all ranks have in common, and that another order, packing or number of ranks changes."""
-        counts = [self.shard.world_size, self.shard.group, len(self.whole)]
-        whole = np.concatenate([counts, self.whole.ptr, self.whole.indices], dtype=np.int64)
-        return zlib.crc32(whole.tobytes())
+        """A number that all ranks have in common, and that another order or packing changes."""
+        whole = self.whole
+        return zlib.crc32(np.ascontiguousarray(whole.indices).data, zlib.crc32(np.ascontiguousarray(whole.ptr).data))
 
 
 class Run:
-    """One pass over the items of an epoch, and how many of them it has given."""
+    """One pass over the items of an epoch, and how many of them it has given.
 
-    __slots__ = ("epoch", "has_started", "is_copy", "position", "resumes")
+    Args:
+        epoch: Its number.
+        used: What has been used of the epoch, last with the number of ranks that it has now.
+        resumes: The fingerprint of the batches among which that was.
+    """
 
-    def __init__(self, epoch: int, position: int = 0, resumes: int | None = None) -> None:
-        self.epoch, self.position, self.resumes = epoch, position, resumes
+    __slots__ = ("epoch", "has_started", "is_copy", "resumes", "used")
+
+    def __init__(self, epoch: int, used: tuple[Used, ...] = (), resumes: int | None = None) -> None:
+        self.epoch, self.used, self.resumes = epoch, used, resumes
         self.has_started = self.is_copy = False
+
+    @property
+    def position(self) -> int:
+        """Items given with the number of ranks that there is now."""
+        return self.used[-1].num_items if self.used else 0
+
+    @position.setter
+    def position(self, number: int) -> None:
+        self.used = (*self.used[:-1], self.used[-1]._replace(num_items=number))
+
+    def used_before(self, part: Shard) -> tuple[Used, ...]:
+        """What other ranks than those of now had used."""
+        return self.used[:-1] if self.used and self.used[-1][:2] == (part.world_size, part.group) else self.used
+
+    def go_on(self, part: Shard) -> None:
+        """Counts for the ranks that there are now, perhaps other than those of the state that was loaded."""
+        if self.used_before(part) == self.used:
+            self.used = (*self.used, Used(part.world_size, part.group, 0))
 
 
 class EpochSampler:
@@ -111,13 +158,15 @@ class EpochSampler:
         packer: Puts indices together into batches.
         choices: Order, seed, shard, and how many batches one item holds.
         unit: What indices count, in a state and in errors.
+        work: What each of them costs, for steps that are equally long on all ranks; see `balanced`. None leaves the
+            batches in the packer's order.
 
     Raises:
         ValueError: `choices.options` asks for replicas that `world_size` ranks cannot share.
     """
 
-    def __init__(self, packer: Packer, choices: EpochChoices, unit: str = "graphs") -> None:
-        self.packer, self.choices, self.seed, self._unit = packer, choices, choices.seed, unit
+    def __init__(self, packer: Packer, choices: EpochChoices, unit: str = "graphs", work: Work | None = None) -> None:
+        self.packer, self.choices, self.seed, self._unit, self.work = packer, choices, choices.seed, unit, work
         num_mini_batches(choices.options, choices.world_size or 1)
         self._run = Run(0)
         self._plan: EpochPlan | None = None
@@ -159,13 +208,16 @@ class EpochSampler:
         if choices.batch_sampler is not None:
             packs = Packs.from_lists(choices.batch_sampler)
         else:
-            # Without shuffle what is drawn at random is drawn alike in every epoch.
-            generator = generator_of(seed, epoch if choices.shuffle or choices.sampler is not None else 0)
+            generator = generator_of(seed, self._drawn_as(epoch))
             packs = self.packer.pack(self._order(generator), generator)
         self.packer.check(packs)
         return packs
 
-    def _order(self, generator: torch.Generator) -> np.ndarray:
+    def _drawn_as(self, epoch: int) -> int:
+        """The epoch that names what is drawn: without shuffle it is drawn alike in every epoch."""
+        return epoch if self.choices.shuffle or self.choices.sampler is not None else 0
+
+    def _order(self, generator: torch.Generator) -> np.ndarray | None:
         if self.choices.sampler is None:
             return self.packer.order(self.choices.shuffle, generator)
         order = np.fromiter(self.choices.sampler, dtype=np.int64)
@@ -175,11 +227,22 @@ class EpochSampler:
     def plan(self, epoch: int | None = None) -> EpochPlan:
         """The batches of an epoch, by default of the one that is running or comes next; made when first asked for."""
         key, part = (self.seed, self.epoch if epoch is None else epoch), self.shard
-        if self._plan is None or (self._plan.key, self._plan.shard) != (key, part):
-            whole = self.whole(*key)
-            mine = shard(whole, part.rank, part.world_size, part.group, self.choices.drop_last)
-            self._plan = EpochPlan(key=key, shard=part, whole=whole, packs=mine)
+        used = self._run.used_before(part) if key[1] == self._run.epoch else ()
+        if self._plan is None or (self._plan.key, self._plan.shard, self._plan.used) != (key, part, used):
+            left = whole = self.whole(*key)
+            for number, ranks in enumerate(used):
+                left = self._in_steps(left, ranks.world_size * ranks.group, key, number)[ranks.num_packs :]
+            left = self._in_steps(left, part.world_size * part.group, key, len(used))
+            mine = left if part.world_size == 1 else left[part.rank :: part.world_size]
+            self._plan = EpochPlan(key=key, shard=part, used=used, whole=whole, left=left, packs=mine)
         return self._plan
+
+    def _in_steps(self, packs: Packs, together: int, key: tuple[int, int], number: int) -> Packs:
+        """As many batches as make whole steps, in an order in which steps are equally long if costs are given."""
+        drops = self.choices.drop_last
+        if self.work is None or together == 1:
+            return in_whole_steps(packs, together, drops)
+        return balanced(packs, self.work, together, generator_of(key[0], self._drawn_as(key[1]), number), drops)
 
     def begin(self, is_copy: bool = False) -> tuple[Run, EpochPlan]:
         """Starts the next pass, where the last state that was loaded stopped.
@@ -192,7 +255,7 @@ class EpochSampler:
         """
         at = self._run
         plan = self.plan(at.epoch + at.has_started)
-        if at.position and not at.has_started:
+        if at.used and not at.has_started:
             if is_copy:
                 raise ValueError(
                     f"This loader goes on at item {at.position} of epoch {at.epoch} by itself. Iterate over it; do not "
@@ -201,10 +264,11 @@ class EpochSampler:
             if at.resumes not in (None, plan.fingerprint):
                 raise ValueError(
                     f"The state was taken after {at.position} items of epoch {at.epoch}, which had other batches. Use "
-                    f"the same dataset, sizes, strategy, shuffle, sampler and number of processes (now "
-                    f"{plan.shard.world_size}), or begin the next epoch with set_epoch({at.epoch + 1})."
+                    f"the same dataset, sizes, strategy, shuffle and sampler, or begin the next epoch with "
+                    f"set_epoch({at.epoch + 1})."
                 )
-        self._run = run = Run(plan.key[1], 0 if at.has_started else at.position)
+        self._run = run = Run(plan.key[1]) if at.has_started else Run(at.epoch, at.used, at.resumes)
+        run.go_on(plan.shard)
         run.has_started, run.is_copy, self._is_loaded = True, is_copy, False
         return run, plan
 
@@ -219,7 +283,7 @@ class EpochSampler:
         self._go_to(epoch)
 
     def follow(self, epoch: int) -> None:
-        """The same for a trainer that counts by itself, perhaps from 0 again after a restart."""
+        """As `set_epoch`, for a trainer that counts by itself, perhaps from 0 again after a restart."""
         if self._is_loaded and epoch < self.epoch:
             self._behind = self.epoch - epoch
         self._is_loaded = False
@@ -229,8 +293,10 @@ class EpochSampler:
         if self._run.has_started or self._run.epoch != epoch:
             self._run = Run(epoch)
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """After how many items of which epoch the current pass stands; the same for all ranks.
+
+        A run of another number of ranks may go on from it: what is left of the epoch is then shared out anew.
 
         Raises:
             ValueError: a copy draws the batches, which may be ahead of what it has given.
@@ -242,20 +308,26 @@ class EpochSampler:
                 "Iterate over this loader itself."
             )
         epoch, position, known = run.epoch, run.position, run.resumes
+        used = [list(ranks) for ranks in run.used if ranks.num_items]
         if run.has_started and position:
             plan = self.plan()
             known = plan.fingerprint
             if position == plan.num_items:
-                epoch, position = epoch + 1, 0
+                epoch, position, used = epoch + 1, 0, []
         state = {"epoch": epoch, "position": position, "seed": self.seed, f"num_{self._unit}": self.packer.num_items}
-        return {**state, "batches": known} if position and known is not None else state
+        return {**state, "batches": known, "used": used} if used else state
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Makes the next pass go on where `state_dict` was taken, with the random seed of that run.
 
         Raises:
             ValueError: the state is of another loader, or of one with another number of graphs or of seed nodes.
         """
+        if state.get("position") and "used" not in state:
+            raise ValueError(
+                f"The state was taken in the middle of epoch {state['epoch']} by an earlier version of popgeo, whose "
+                f"batches were others. Begin the next epoch with set_epoch({state['epoch'] + 1})."
+            )
         found = state.get(f"num_{self._unit}", 0)
         if found != self.packer.num_items:
             raise ValueError(
@@ -263,5 +335,6 @@ class EpochSampler:
                 f"Load it into a loader of the same dataset."
             )
         self.seed = state["seed"]
-        self._run = Run(state["epoch"], state["position"], state.get("batches"))
+        used = tuple(Used(*ranks) for ranks in state.get("used", ()))
+        self._run = Run(state["epoch"], used, state.get("batches"))
         self._behind, self._is_loaded = 0, True

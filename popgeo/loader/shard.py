@@ -51,19 +51,19 @@ def shard_of_this_process() -> tuple[int, int]:
     return 0, 1
 
 
-def shard(packs: Packs, rank: int, world_size: int, group: int, drop_last: bool = False) -> Packs:
-    """The batches of one rank: every `world_size`-th one, a multiple of `group` of them.
+def in_whole_steps(packs: Packs, together: int, drop_last: bool = False) -> Packs:
+    """The batches of all ranks, a multiple of `together` of them; rank r takes number r and every world_size-th on.
 
-    Batches are split in two until their number is a multiple of `world_size * group`, so that every graph is used
-    once and all ranks do equally many steps; where even that is not enough, batches of padding alone are added. With
-    `drop_last` the batches that are too many are dropped instead.
+    Batches are split in two until their number is such a multiple, so that every graph is used once and all ranks do
+    equally many steps; where even that is not enough, batches of padding alone are added. With `drop_last` the batches
+    that are too many are dropped instead.
 
     Example:
         >>> packs = Packs.from_lists([[0, 1, 2], [3, 4], [5]])
-        >>> [pack.tolist() for pack in shard(packs, rank=0, world_size=2, group=1)]
-        [[0], [3, 4]]
+        >>> [pack.tolist() for pack in in_whole_steps(packs, together=2)]
+        [[0], [1, 2], [3, 4], [5]]
     """
-    ptr, together = packs.ptr, world_size * group
+    ptr = packs.ptr
     missing = -len(packs) % together
     if missing and drop_last:
         ptr = ptr[: len(packs) // together * together + 1]
@@ -71,8 +71,7 @@ def shard(packs: Packs, rank: int, world_size: int, group: int, drop_last: bool 
         cuts = _cuts(ptr, missing)
         padding = np.full(missing - len(cuts), packs.num_graphs, dtype=np.int64)
         ptr = np.sort(np.concatenate([ptr, np.array(cuts, dtype=np.int64), padding]))
-    packs = Packs(packs.indices[: ptr[-1]], ptr, packs.skipped)
-    return packs if world_size == 1 else packs[rank::world_size]
+    return Packs(packs.indices[: ptr[-1]], ptr, packs.skipped)
 
 
 def _cuts(ptr: np.ndarray, wanted: int) -> list[int]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from inspect import Signature, signature
 from typing import Any, NoReturn
 
+from torch.utils.data import Sampler
 from torch.utils.data.distributed import DistributedSampler
 from torch_geometric.data import Batch
 
@@ -97,16 +98,32 @@ class BatchIds:
         self.state_dict()
 
 
-class AskedForAgain(type):
-    """The type of loaders: one that is asked for with its own batches as `batch_sampler` is given back as it is.
+class MostGraphs(int):
+    """The most graphs of a batch, a number that knows whose batches these are."""
+
+    sampler: object
+
+    @classmethod
+    def of(cls, sampler: object, number: int) -> "MostGraphs":
+        """The number of one sampler."""
+        most = cls(number)
+        most.sampler = sampler
+        return most
+
+
+class AskedForAgain(type(Sampler)):  # type: ignore[misc]  # the type of a class
+    """The type of loaders and samplers: who asks for one with what belongs to another one is given that as it is.
 
     Lightning re-creates a loader in order to predict, from what it finds of its arguments, around the batch sampler of
-    the old one; it wants the very same batches.
+    the old one; and a batch sampler, in order to share batches out, with the `batch_size` of the old one. It wants the
+    very same batches, and ours are shared out already.
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """A new loader, or the one whose batches these are."""
-        inner = getattr(kwargs.get("batch_sampler"), "_batch_sampler", None)
+        """A new loader or sampler, or the one whose batches these are."""
+        inner, size = getattr(kwargs.get("batch_sampler"), "_batch_sampler", None), kwargs.get("batch_size")
+        if isinstance(size, MostGraphs):
+            return size.sampler
         return inner.loader if isinstance(inner, BatchIds) else super().__call__(*args, **kwargs)
 
     @property

@@ -2,8 +2,8 @@
 
 A window holds the pending graphs. A pack draws from it at random while there is room for more than 2.5 mean graphs,
 then closes with the graph or the pair of graphs whose size comes closest to what is left, each such choice as likely as
-drawing it would have been. Sizes other than the first are kept in proportion to the window's by choosing among a few
-candidates. All decisions are made on whole numbers, so they do not depend on who computes.
+drawing it would have been. The second size is kept in proportion to the window's by choosing the last graphs of a pack
+among a few candidates each. All decisions are made on whole numbers, so they do not depend on who computes.
 """
 
 import math
@@ -17,8 +17,9 @@ from popgeo.packing.completions import completions
 from popgeo.packing.packs import Budget, Ids, Packs
 from popgeo.packing.shuffled import uniform_stream
 
-DRAWS = 8  # tries to draw a graph that fits before a pack is closed
-CANDIDATES = 3  # graphs compared per choice, to keep edges in proportion to nodes
+DRAWS = 32  # tries to draw a graph that fits before a pack is closed
+CANDIDATES = 8  # graphs compared per choice, to keep edges in proportion to nodes
+STEERED = 8  # room for so many mean graphs, from which on candidates are compared
 COMPLETIONS = 4  # pairs of sizes tried before a pack is closed by its largest fitting graph
 
 
@@ -135,7 +136,7 @@ class Window:
         left, graphs_left, pack = self.left, self.graphs_left, self.pack
         room, pending, replaced = left & mask, self.pending & mask, 0
         fits = True
-        while graphs_left > 1 and (2 * room * count > 9 * pending or not pack):
+        while graphs_left > 1 and (room * count > STEERED * pending or not pack):
             for _ in range(DRAWS):
                 position = draw() * count >> 32
                 size = sizes[position]
@@ -183,7 +184,7 @@ class Window:
         room, mean = 2 * (self.left & self.masks[0]) * count, self.pending & self.masks[0]
         if self.pack and room <= 5 * mean:
             return ()
-        steer = len(self.masks) > 1 and bool(self.pack) and room <= 9 * mean
+        steer = len(self.masks) > 1 and bool(self.pack) and room <= 2 * STEERED * mean
         used = self.full - self.left
         best = found = 0
         best_score = math.inf

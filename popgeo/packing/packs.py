@@ -72,13 +72,29 @@ class Packs(Sequence[Ids]):
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self.ptr) - 1)
             if step != 1:
-                return Packs.from_lists([self[i] for i in range(start, stop, step)], self.skipped)
+                return self.take(np.arange(start, stop, step))
             ptr = self.ptr[start : max(start, stop) + 1]
             return Packs(self.indices[ptr[0] : ptr[-1]], ptr - ptr[0], self.skipped)
         if not -len(self) <= index < len(self):
             raise IndexError(f"Pack {index} was asked for; there are {len(self)}.")
         start = index % len(self)
         return self.indices[self.ptr[start] : self.ptr[start + 1]]
+
+    def take(self, numbers: Ids) -> "Packs":
+        """Some of the packs, in the order given.
+
+        Args:
+            numbers: Which. int64 [number of packs]
+
+        Example:
+            >>> Packs(np.array([2, 0, 1]), np.array([0, 2, 3])).take(np.array([1, 0])).indices
+            array([1, 2, 0])
+        """
+        lengths, starts = np.diff(self.ptr).take(numbers), self.ptr.take(numbers)
+        ptr = np.concatenate([[0], np.cumsum(lengths)])
+        places = np.repeat(starts - ptr[:-1], lengths)
+        places += np.arange(len(places))
+        return Packs(self.indices.take(places), ptr, self.skipped)
 
     @property
     def num_graphs(self) -> int:

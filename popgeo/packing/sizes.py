@@ -6,14 +6,15 @@ from numpy.typing import ArrayLike, NDArray
 from popgeo.packing.packs import Budget, Ids
 
 
-def as_table(sizes: ArrayLike) -> NDArray[np.int64]:
+def as_table(sizes: ArrayLike, *, narrow: bool = False) -> NDArray[np.int64]:
     """The sizes of graphs as one row per graph and one column per dimension.
 
     Args:
         sizes: Whole numbers. [num_graphs, num_dims], or [num_graphs] where there is one dimension
+        narrow: Leaves signed numbers of fewer bits as they are, which takes less memory: sums then need care.
 
     Returns:
-        The same numbers. int64 [num_graphs, num_dims]
+        The same numbers. int64, or narrower ones as given [num_graphs, num_dims]
 
     Raises:
         ValueError: a size is negative or not whole, or the array has another shape.
@@ -27,20 +28,24 @@ def as_table(sizes: ArrayLike) -> NDArray[np.int64]:
         raise ValueError(f"sizes holds {table.dtype}; sizes are whole numbers, so pass an integer array.")
     if table.ndim not in (1, 2):
         raise ValueError(f"sizes has {table.ndim} dimensions; pass [num_graphs] or [num_graphs, num_dims].")
-    table = table.astype(np.int64, copy=False)
+    if not (narrow and np.issubdtype(table.dtype, np.signedinteger)):
+        table = table.astype(np.int64, copy=False)
     table = table[:, None] if table.ndim == 1 else table
     if table.size and table.min() < 0:
         raise ValueError(f"Graph {int(table.min(axis=1).argmin())} has size {table.min()}; no size may be negative.")
     return table
 
 
-def fitting(sizes: ArrayLike, budget: Budget, *, skip: bool = False) -> tuple[NDArray[np.int64], Ids | None, Ids]:
+def fitting(
+    sizes: ArrayLike, budget: Budget, *, skip: bool = False, narrow: bool = False
+) -> tuple[NDArray[np.int64], Ids | None, Ids]:
     """Sort out the graphs that would exceed the budget even alone.
 
     Args:
         sizes: Sizes of each graph. [num_graphs, num_dims] or [num_graphs]
         budget: What one pack may hold.
         skip: Leave such graphs out rather than raise.
+        narrow: See `as_table`.
 
     Returns:
         The sizes that fit, [num_fitting, num_dims]; their ids, None where all fit; the ids left out.
@@ -53,7 +58,7 @@ def fitting(sizes: ArrayLike, budget: Budget, *, skip: bool = False) -> tuple[ND
         >>> table[:, 0].tolist(), ids.tolist(), skipped.tolist()
         ([3, 4], [0, 2], [1])
     """
-    table = as_table(sizes)
+    table = as_table(sizes, narrow=narrow)
     if table.shape[1] != len(budget.sizes):
         raise ValueError(
             f"sizes has {table.shape[1]} dimensions, the budget {len(budget.sizes)}; give both the same ones."

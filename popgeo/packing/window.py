@@ -95,7 +95,7 @@ def iter_window(
     key = new_key(generator)
     if isinstance(sizes, Iterator):
         return _pack(_read(sizes, budget, window, skip), budget, window, key)
-    table, ids, skipped = fitting(sizes, budget, skip=skip)
+    table, ids, skipped = fitting(sizes, budget, skip=skip, narrow=True)
     window = max(1, min(window, len(table)))
     enter = _shuffle if shuffle else _as_given
     return _pack(enter(np.ascontiguousarray(table), ids, skipped, window, key), budget, window, key)
@@ -103,7 +103,11 @@ def iter_window(
 
 def _as_given(table: NDArray[np.int64], ids: Ids | None, skipped: Ids, window: int, key: int) -> Iterator[_Chunk]:
     """All graphs in the order that they have."""
-    yield (np.arange(len(table)) if ids is None else ids), table, skipped
+    if len(skipped):
+        yield skipped[:0], table[:0], skipped
+    for start in range(0, len(table), _CHUNK):
+        piece = table[start : start + _CHUNK].astype(np.int64, copy=False)
+        yield (np.arange(start, start + len(piece)) if ids is None else ids[start : start + _CHUNK]), piece, skipped[:0]
 
 
 def _shuffle(table: NDArray[np.int64], ids: Ids | None, skipped: Ids, window: int, key: int) -> Iterator[_Chunk]:
@@ -111,7 +115,8 @@ def _shuffle(table: NDArray[np.int64], ids: Ids | None, skipped: Ids, window: in
     if len(skipped):
         yield skipped[:0], table[:0], skipped
     for order in shuffled(len(table), key ^ 1, first=window + _FIRST_CHUNK, then=_CHUNK):
-        yield order if ids is None else ids[order], table.take(order, axis=0), skipped[:0]
+        rows = table.take(order, axis=0).astype(np.int64, copy=False)
+        yield order if ids is None else ids[order], rows, skipped[:0]
 
 
 def _read(sizes: Iterable[Sequence[int]], budget: Budget, window: int, skip: bool) -> Iterator[_Chunk]:

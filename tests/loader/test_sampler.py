@@ -43,7 +43,7 @@ def test_after_the_last_item_the_state_is_of_the_next_epoch():
 
 @pytest.mark.parametrize(
     "other",
-    [{"shuffle": False}, {"strategy": "Window"}, {"rank": 0, "world_size": 2}, {"options": 2}],
+    [{"shuffle": False}, {"strategy": "Window"}],
     ids=lambda other: next(iter(other)),
 )
 def test_a_state_taken_among_other_batches_is_refused(other):
@@ -55,6 +55,34 @@ def test_a_state_taken_among_other_batches_is_refused(other):
         next(iter(changed))
     changed.set_epoch(1)
     next(iter(changed))
+
+
+@pytest.mark.parametrize("first, then", [(1, 2), (2, 1), (3, 2), (2, 4)])
+def test_a_run_goes_on_with_another_number_of_ranks_and_uses_every_graph_once(first, then):
+    ranks = [loader_of(shuffle=True, rank=rank, world_size=first) for rank in range(first)]
+    iterators = [iter(loader) for loader in ranks]
+    used = seeds([next(items) for items in iterators] + [next(items) for items in iterators])
+    state = ranks[0].state_dict()
+    assert all(loader.state_dict() == state for loader in ranks)
+    others = [loader_of(shuffle=True, rank=rank, world_size=then) for rank in range(then)]
+    for loader in others:
+        loader.load_state_dict(state)
+    assert len({len(loader) for loader in others}) == 1
+    iterators = [iter(loader) for loader in others]
+    used += seeds([next(items) for items in iterators])
+    state = others[0].state_dict()  # and once more, back to the first number
+    ranks = [loader_of(shuffle=True, rank=rank, world_size=first) for rank in range(first)]
+    for loader in ranks:
+        loader.load_state_dict(state)
+        used += seeds(loader)
+        assert loader.epoch == 1
+    assert sorted(used) == list(range(40))
+
+
+def test_a_state_of_an_earlier_version_in_the_middle_of_an_epoch_is_refused():
+    loader = loader_of(shuffle=True)
+    with pytest.raises(ValueError, match=r"in the middle of epoch 3 by an earlier version.*set_epoch\(4\)"):
+        loader.load_state_dict({"epoch": 3, "position": 2, "seed": 0, "num_graphs": 40, "batches": 1})
 
 
 def test_the_state_is_the_same_for_all_ranks():

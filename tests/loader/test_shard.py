@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from popgeo.data.super_batch import split
-from popgeo.loader.shard import shard
+from popgeo.loader.shard import in_whole_steps
 from popgeo.packing import Packs
 from tests.support.graphs import same
 from tests.support.loaders import GRAPHS, loader_of, seeds
@@ -15,18 +15,17 @@ from tests.support.loaders import GRAPHS, loader_of, seeds
 
 def test_splitting_keeps_the_order_and_never_repeats_a_graph():
     packs = Packs(np.arange(7), np.array([0, 4, 7]))
-    assert shard(packs, 0, 1, 3).ptr.tolist() == [0, 2, 4, 7]
-    assert [shard(packs, rank, 3, 1).indices.tolist() for rank in range(3)] == [[0, 1], [2, 3], [4, 5, 6]]
+    assert in_whole_steps(packs, 3).ptr.tolist() == [0, 2, 4, 7]
 
 
 def test_batches_of_padding_alone_fill_up_what_cannot_be_split():
     packs = Packs(np.arange(2), np.array([0, 2]))
-    assert shard(packs, 0, 1, 4).ptr.tolist() == [0, 1, 2, 2, 2]
+    assert in_whole_steps(packs, 4).ptr.tolist() == [0, 1, 2, 2, 2]
 
 
 def test_dropping_the_last_drops_what_does_not_fill_an_item():
     packs = Packs(np.arange(5), np.arange(6))
-    kept = shard(packs, 0, 1, 2, drop_last=True)
+    kept = in_whole_steps(packs, 2, drop_last=True)
     assert (kept.indices.tolist(), len(kept)) == ([0, 1, 2, 3], 4)
 
 
@@ -35,7 +34,7 @@ def test_dropping_the_last_drops_what_does_not_fill_an_item():
 def test_the_packs_of_all_ranks_hold_every_graph_once(counts, world_size, group):
     ptr = np.concatenate([[0], np.cumsum(np.array(counts, dtype=np.int64))])
     packs = Packs(np.arange(ptr[-1])[::-1].copy(), ptr)
-    shards = [shard(packs, rank, world_size, group) for rank in range(world_size)]
+    shards = [in_whole_steps(packs, world_size * group)[rank::world_size] for rank in range(world_size)]
     assert {len(part) % group for part in shards} == {0}
     assert len({len(part) for part in shards}) == 1
     assert sorted(i for part in shards for i in part.indices.tolist()) == list(range(int(ptr[-1])))

@@ -45,7 +45,7 @@ def test_a_giant_raises_the_shape_so_that_it_fits():
 
 
 def test_dear_edges_are_given_less_slack():
-    sizes = molecules(6000, spread=0.5)
+    sizes = molecules(6000, spread=1.0)
     dear, cheap = tune(sizes, 8, cost=(1, 10)), tune(sizes, 8, cost=(1, 0.001))
     assert dear.efficiency[1] > cheap.efficiency[1] + 0.01
     assert dear.efficiency[0] < cheap.efficiency[0]

@@ -13,7 +13,7 @@ namespace {
 
 using popgeo::hash32;
 
-constexpr int kDraws = 8, kCandidates = 3, kCompletions = 4;  // as in exact_fill.py
+constexpr int kDraws = 32, kCandidates = 8, kCompletions = 4, kSteered = 8;  // as in exact_fill.py
 
 // `Window` of exact_fill.py. Sums and products fit 64 bits: window.py sees to it before it takes this path.
 class Window {
@@ -124,7 +124,7 @@ class Window {
     const auto count = static_cast<std::int64_t>(ids_.size());
     const std::int64_t room = 2 * left_[0] * count;
     if (!pack_.empty() && room <= 5 * pending_[0]) return false;
-    const bool steer = dims_ > 1 && !pack_.empty() && room <= 9 * pending_[0];
+    const bool steer = dims_ > 1 && !pack_.empty() && room <= 2 * kSteered * pending_[0];
     const std::int64_t before = steer ? drift_of_pack() : 0;
     std::int64_t best_score = 0;
     int found = 0;

@@ -1,0 +1,115 @@
+"""Steps that are equally long on all ranks: which batches are worked on at the same time."""
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from popgeo.loader.shard import in_whole_steps
+from popgeo.packing import Budget, Packs
+
+_UNEQUAL = 0.01  # how far the slowest rank may be above the mean before batches are put together anew
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Work:
+    """What graphs cost, and what a batch may hold of them.
+
+    Args:
+        costs: What each graph costs, in whatever unit. [num_graphs]
+        sizes: Sizes of each graph. [num_graphs, num_dimensions]
+        budget: What a batch may hold.
+    """
+
+    costs: np.ndarray
+    sizes: np.ndarray
+    budget: Budget
+
+    def of_packs(self, packs: Packs) -> np.ndarray:
+        """What the graphs of each pack cost together. float64 [num_packs]"""
+        running = np.zeros(len(packs.indices) + 1)
+        np.cumsum(self.costs.take(packs.indices), out=running[1:])
+        return running[packs.ptr[1:]] - running[packs.ptr[:-1]]
+
+    def slowest(self, packs: Packs, together: int) -> np.ndarray:
+        """How far the dearest pack of each step is above the mean of the step, as a share of it. [num_steps]"""
+        costs = self.of_packs(packs).reshape(-1, together)
+        mean = costs.mean(axis=1)
+        return np.divide(costs.max(axis=1), mean, out=np.ones_like(mean), where=mean > 0) - 1
+
+
+def balanced(packs: Packs, work: Work, together: int, generator: torch.Generator, drop_last: bool = False) -> Packs:
+    """Packs in steps whose packs cost nearly the same, whoever has which.
+
+    They are ordered by what they cost and cut into steps; steps, and the packs of each, then come in a random order.
+    What is too much for whole steps, with the cheapest of the rest, is dealt out anew in equal parts.
+
+    Args:
+        packs: Packs within the budget.
+        work: What graphs cost.
+        together: Packs of one step, all ranks together.
+        generator: Source of the order.
+        drop_last: Drops the packs that are too many for whole steps.
+
+    Example:
+        >>> work = Work(costs=np.array([5, 1, 5, 1]), sizes=np.ones((4, 1)), budget=Budget(sizes=(2,), num_graphs=2))
+        >>> packs = Packs.from_lists([[0], [1], [2], [3]])
+        >>> balanced(packs, work, 2, torch.Generator().manual_seed(0)).indices.reshape(2, 2) % 2
+        array([[1, 1],
+               [0, 0]])
+    """
+    packs = packs.take(np.argsort(work.of_packs(packs), kind="stable"))
+    too_many = len(packs) % together
+    if drop_last:
+        packs = packs[too_many:]
+    else:
+        packs = _with_an_equal_beginning(packs, work, together, too_many)
+    steps = np.arange(len(packs)).reshape(-1, together)
+    steps = steps[torch.randperm(len(steps), generator=generator).numpy()]
+    within = torch.rand(steps.shape, generator=generator).argsort(dim=1).numpy()
+    return packs.take(np.take_along_axis(steps, within, axis=1).ravel())
+
+
+def _with_an_equal_beginning(packs: Packs, work: Work, together: int, too_many: int) -> Packs:
+    """Whole steps of packs in rising order of cost, the first ones dealt out anew where they are unequal."""
+    pooled = min(len(packs), too_many + together)
+    if not too_many and (not len(packs) or work.slowest(packs[:pooled], together).max() < _UNEQUAL):
+        return packs
+    found = [in_whole_steps(packs, together)]
+    for number in (1, 2, 3):
+        if pooled <= number * together:
+            dealt = _dealt_out(packs[:pooled].indices, work, number * together)
+            if dealt is not None:
+                dealt = dealt.take(np.argsort(work.of_packs(dealt), kind="stable"))
+                found.append(Packs.concatenate([dealt, packs[pooled:]]))
+                if work.slowest(dealt, together).max() < _UNEQUAL:
+                    break
+    return min(found, key=lambda packs: work.slowest(packs, together).max())
+
+
+def _dealt_out(ids: np.ndarray, work: Work, number: int) -> Packs | None:
+    """So many packs of nearly equal cost: each graph, the dearest first, goes to the cheapest pack that has room.
+
+    None where a graph finds no room or a pack no graph. (Graham 1969, doi 10.1137/0117039, without the budget.)
+    """
+    ids = ids[np.argsort(-work.costs.take(ids), kind="stable")]
+    if len(ids) < number:
+        return None
+    contents: list[list[int]] = [[] for _ in range(number)]
+    left = np.tile(np.array(work.budget.sizes, np.int64), (number, 1))
+    heap = [(0.0, pack) for pack in range(number)]
+    for graph, cost, size in zip(ids.tolist(), work.costs[ids].tolist(), work.sizes[ids], strict=True):
+        passed = []
+        while heap:
+            spent, pack = heapq.heappop(heap)
+            if len(contents[pack]) < work.budget.num_graphs and (left[pack] >= size).all():
+                break
+            passed.append((spent, pack))
+        else:
+            return None
+        contents[pack].append(graph)
+        left[pack] -= size
+        for entry in (*passed, (spent + cost, pack)):
+            heapq.heappush(heap, entry)
+    return Packs.from_lists(contents)

@@ -1,0 +1,367 @@
+"""A batch sampler for any loader: sizes of graphs in, the indices of each batch out.
+
+It is the epoch of `sampler.py` alone, without a loader around it: for who wants to keep a loader, a dataset and a
+collate function, and needs to know only which graphs go together.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Sampler
+
+from popgeo.data.axes import Axis, Level
+from popgeo.data.fixed_size_options import FixedSizeOptions
+from popgeo.data.graph_sizes import GraphSizes, axes_of
+from popgeo.data.trim import OverSizeStrategy
+from popgeo.loader.balance import Work
+from popgeo.loader.epoch_choices import EpochChoices
+from popgeo.loader.pack_graphs import pack_epoch
+from popgeo.loader.sampler import EpochSampler, Packer, Run, Used
+from popgeo.loader.shard import Shard
+from popgeo.loader.strategy import FixedSizeStrategy, Packing, member, strategy_of
+from popgeo.loader.trainers import AskedForAgain, MostGraphs
+from popgeo.packing import Budget, Packs, totals_of_packs
+
+Sizes = Any
+"""Whole numbers, one a graph: an array of NumPy (also mapped from a file) or torch, a list, or an iterable of numbers or
+of pieces of an array, which is read once."""
+
+_NODES, _EDGES = Axis(Level.NODE, None), Axis(Level.EDGE, None)
+
+
+class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedForAgain):
+    """Says which graphs go together, so that every batch stays within a budget of nodes and one of edges, and fills it.
+
+    It is a `batch_sampler` for the `DataLoader` of torch and of PyG, and for trainers: Lightning, accelerate,
+    torchdata's `StatefulDataLoader`, and whatever takes one by name. Each pass over it is an epoch with an order of its
+    own; all ranks get equally many batches; every graph of the epoch comes exactly once.
+
+    Args:
+        num_nodes: Nodes (atoms) of each graph; or a dataset, whose graphs are measured. None to leave them out.
+        num_edges: Edges of each graph; None to leave them out.
+        fixed_size_options: What a batch holds, padding included, as a loader of such batches would have it: the graphs of
+            a batch use at most `num_nodes - 1` nodes, `num_edges` edges, and are `num_graphs - 1` at most.
+        fixed_size_strategy: How graphs are put together: `"Window"` (full and random), `"StreamPack"` (in order),
+            `"Optimal"` (few graphs a batch), or a function with the signature of those in `popgeo.packing`.
+        over_size_strategy: What happens to a graph above the budget: `"Error"`, `"Skip"` (counted in `num_skipped`), or
+            `"Alone"`, a batch for itself.
+        budgets: Any further ones, by name: sizes of each graph, and their limit in a batch.
+        cost: What a graph costs in time: `"nodes"`, `"edges"` or the name of a budget, numbers [num_graphs], or a
+            function of the table of sizes, int64 [num_graphs, num_dimensions]. Batches that ranks work on at the same
+            time then cost nearly the same. None leaves the order as it is drawn.
+        shuffle: Whether each epoch has an order of its own, given by `seed` and the number of the epoch.
+        seed: With the number of the epoch it decides every order.
+        rank: Which shard of the batches to give; by default that of this process in `torch.distributed`.
+        world_size: Number of shards.
+        drop_last: Drops the batches that are too many for equal shards; otherwise some are split in two.
+        dataset: What to measure, where it is given by this name, as fairchem and metatrain do; atoms are then counted by
+            `get_metadata("natoms", ...)` or `get_all_atom_counts()`, if there is such a method.
+        num_replicas: Another name of `world_size`.
+
+    Raises:
+        ValueError: sizes are negative, not whole or of different lengths; a graph is above the budget; there are more
+            ranks than graphs.
+
+    Example:
+        >>> options = FixedSizeOptions(num_nodes=9, num_edges=20, num_graphs=4)
+        >>> sampler = FixedSizeBatchSampler([3, 5, 4, 2], [6, 9, 8, 2], fixed_size_options=options)
+        >>> [sum((3, 5, 4, 2)[i] for i in batch) for batch in sampler]
+        [8, 6]
+        >>> len(sampler), sampler
+        (2, FixedSizeBatchSampler(4 graphs -> 2 batches; nodes 87.5 %, edges 62.5 % full))
+    """
+
+    def __init__(
+        self,
+        num_nodes: Sizes = None,
+        num_edges: Sizes = None,
+        *,
+        fixed_size_options: FixedSizeOptions | None = None,
+        fixed_size_strategy: FixedSizeStrategy | Packing | str = FixedSizeStrategy.Window,
+        over_size_strategy: OverSizeStrategy | str = OverSizeStrategy.Error,
+        budgets: Mapping[str, tuple[Sizes, int]] | None = None,
+        cost: Sizes | str | Callable[[np.ndarray], np.ndarray] | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        drop_last: bool = False,
+        dataset: Any = None,
+        num_replicas: int | None = None,
+    ) -> None:
+        columns = _columns(num_nodes, num_edges, dataset, fixed_size_options, budgets or {})
+        packer = SizesPacker(
+            names=tuple(columns),
+            sizes=_table({name: sizes for name, (sizes, _) in columns.items()}),
+            limits=tuple(limit for _, limit in columns.values()),
+            num_graphs=None if fixed_size_options is None else fixed_size_options.num_graphs - 1,
+            strategy=strategy_of(fixed_size_strategy),
+            over_size_strategy=member(OverSizeStrategy, over_size_strategy),
+        )
+        choices = EpochChoices(
+            shuffle=shuffle,
+            seed=seed,
+            rank=rank,
+            world_size=num_replicas if world_size is None else world_size,
+            drop_last=drop_last,
+        )
+        work = None
+        if cost is not None:
+            work = Work(costs=_costs(cost, packer), sizes=packer.sizes, budget=packer.budget)
+        super().__init__(packer, choices, work=work)
+        self._is_dealt_out = False
+
+    @property
+    def shard(self) -> Shard:
+        """What this process takes; everything where accelerate deals the batches out."""
+        if self._is_dealt_out:
+            return Shard(group=sys.modules["accelerate"].state.PartialState().num_processes)
+        return super().shard
+
+    @property
+    def batch_size(self) -> "MostGraphs | None":
+        """The most graphs of a batch; None for accelerate, to which it means that batches differ in number.
+
+        Accelerate asks when it is about to deal the batches of one process out to all of them. They are then given to it
+        whole, in an order that it deals as they would have been shared out here.
+        """
+        if sys._getframe(1).f_globals["__name__"].startswith("accelerate."):
+            self._is_dealt_out = True
+            return None
+        return MostGraphs.of(self, self.packer.num_graphs or self.packer.num_items)
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether batches that are too many for equal shards are dropped."""
+        return self.choices.drop_last and not self._is_dealt_out
+
+    @property
+    def num_skipped(self) -> int:
+        """Graphs that `OverSizeStrategy.Skip` leaves out."""
+        return len(self.plan().whole.skipped)
+
+    def __len__(self) -> int:
+        return len(self._checked_plan().packs)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self._checked_plan()
+        run, plan = self.begin()
+        group = plan.shard.group
+        for number in range(run.position * group, len(plan.packs)):
+            run.position = (number + 1) // group
+            yield plan.packs[number].tolist()
+        self.end(run)
+
+    def _checked_plan(self) -> Any:
+        plan = self.plan()
+        if len(plan.left) and not np.diff(plan.left.ptr).all():
+            raise ValueError(
+                f"There are {plan.left.num_graphs} graphs for {plan.shard.world_size * plan.shard.group} ranks, so some "
+                f"would have an empty batch. Use fewer ranks, or pass drop_last=True."
+            )
+        return plan
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch of the next pass, as trainers do; without it passes count from 0.
+
+        A trainer that counts from 0 again after a state was loaded is followed from the epoch of that state on.
+        """
+        self.follow(epoch)
+
+    def set_epoch_and_start_iteration(self, epoch: int, start_iter: int) -> None:
+        """Chooses the epoch and how many of its batches are left out, as fairchem does to resume."""
+        part = self.shard
+        self._run = Run(epoch, (Used(part.world_size, part.group, start_iter),) if start_iter else ())
+
+    def state_dict(self, num_batches: int | None = None) -> dict[str, Any]:
+        """Where the pass stands, for `load_state_dict`, also of a run with another number of ranks.
+
+        Args:
+            num_batches: How many batches of the pass have been used. None means all that were drawn: workers of a
+                `DataLoader` draw ahead of what is used, so pass the number, or use a `StatefulDataLoader`.
+        """
+        run = self._run
+        if num_batches is None or not run.used:
+            return super().state_dict()
+        drawn, run.position = run.position, num_batches
+        try:
+            return super().state_dict()
+        finally:
+            run.position = drawn
+
+    def describe(self) -> str:
+        """How full the batches of the coming epoch are, and how evenly the ranks share the work of each step."""
+        plan, packer = self.plan(), self.packer
+        full = packer.full(plan.left)
+        lines = [f"{plan.left.num_graphs:,} graphs -> {len(plan.left):,} batches, {len(plan.packs):,} a rank"]
+        for name, limit, share in zip(packer.names, packer.limits, full.T, strict=True):
+            lines.append(f"{name}: {share.mean():.2%} of {limit:,} used, {share.min(initial=1):.2%} at least")
+        if len(plan.whole.skipped):
+            lines.append(f"skipped: {len(plan.whole.skipped):,} graphs above the budget")
+        world_size = plan.shard.world_size
+        if world_size > 1 and len(plan.left):
+            by_nodes = Work(costs=packer.sizes[:, 0], sizes=packer.sizes, budget=packer.budget)
+            slowest = (self.work or by_nodes).slowest(plan.left, world_size)
+            lines.append(
+                f"{packer.names[0] if self.work is None else 'cost'} of the slowest of {world_size} ranks: "
+                f"{slowest.mean():.2%} above the mean of its step, {slowest.max():.2%} at most"
+            )
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        try:
+            whole, packer = self.plan().whole, self.packer
+        except ValueError as error:
+            return f"{type(self).__name__}({self.packer.num_items:,} graphs; no batches: {error})"
+        full = zip(packer.names, packer.full(whole).mean(axis=0), strict=True) if len(whole) else ()
+        shares = ", ".join(f"{name} {share:.1%}".replace("%", " %") for name, share in full)
+        return f"{type(self).__name__}({whole.num_graphs:,} graphs -> {len(whole):,} batches; {shares} full)"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SizesPacker(Packer):
+    """Puts graphs together of which nothing is known but their sizes.
+
+    Args:
+        names: What each dimension counts.
+        sizes: Sizes of each graph. int32 or int64 [num_graphs, num_dimensions]
+        limits: What the graphs of a batch may use of each.
+        num_graphs: The most graphs of a batch; None for any number.
+        strategy: How they are put together.
+        over_size_strategy: What happens to those above the budget.
+    """
+
+    names: tuple[str, ...]
+    sizes: np.ndarray
+    limits: tuple[int, ...]
+    num_graphs: int | None
+    strategy: FixedSizeStrategy | Packing
+    over_size_strategy: OverSizeStrategy
+
+    def __post_init__(self) -> None:
+        if self.strategy is FixedSizeStrategy.PadToMax:
+            raise ValueError(
+                "PadToMax counts graphs alone, so it holds no budget. Use torch's BatchSampler, or Window."
+            )
+        if self.over_size_strategy.trims_nodes or self.over_size_strategy.trims_edges:
+            raise ValueError("A sampler cannot trim graphs. Pass Error, Skip or Alone, or use a FixedSizeDataLoader.")
+
+    @property
+    def num_items(self) -> int:  # type: ignore[override]  # a number that follows from the sizes
+        """How many graphs there are."""
+        return len(self.sizes)
+
+    @property
+    def budget(self) -> Budget:
+        """What a batch may hold."""
+        return Budget(sizes=self.limits, num_graphs=self.num_graphs or max(1, self.num_items))
+
+    def order(self, shuffle: bool, generator: torch.Generator) -> np.ndarray | None:
+        """The order of an epoch; None, the one given, where the strategy draws its own."""
+        draws = isinstance(self.strategy, FixedSizeStrategy) and self.strategy.draws
+        return super().order(shuffle and not draws, generator)
+
+    def pack(self, order: np.ndarray | None, generator: torch.Generator) -> Packs:
+        """Batches of some graphs."""
+        return pack_epoch(
+            self.sizes,
+            self.budget,
+            self.strategy,
+            order,
+            generator=generator,
+            over_size_strategy=self.over_size_strategy,
+            names=self.names,
+        )
+
+    def full(self, packs: Packs) -> np.ndarray:
+        """The share of each limit that each batch uses. [num_packs, num_dimensions]"""
+        return totals_of_packs(self.sizes, packs.indices, packs.ptr) / np.maximum(self.limits, 1)
+
+
+def _columns(
+    num_nodes: Sizes, num_edges: Sizes, dataset: Any, options: FixedSizeOptions | None, budgets: Mapping[str, Any]
+) -> dict[str, tuple[Sizes, int]]:
+    """The sizes that have a limit, and the limit, by name."""
+    if dataset is None and (hasattr(num_nodes, "__getitem__") and not _is_array(num_nodes)):
+        num_nodes, dataset = None, num_nodes
+    columns: dict[str, tuple[Sizes, int]] = {}
+    if dataset is not None and num_nodes is None:
+        num_nodes = _atoms_of(dataset)
+        if num_nodes is None and options is not None:
+            values, axes = GraphSizes(dataset).values, axes_of(dataset)
+            columns = {
+                axis.label: (column, int(limit))
+                for axis, column, limit in zip(axes, values.T, options.limits(axes), strict=True)
+                if num_edges is None or axis.level is Level.NODE
+            }
+    for name, sizes, axis in (("nodes", num_nodes, _NODES), ("edges", num_edges, _EDGES)):
+        if sizes is not None:
+            if options is None:
+                raise ValueError(f"num_{name} is given, but no fixed_size_options, which say what a batch holds.")
+            columns[name] = (sizes, int(options.limits((axis,))[0]))
+    columns.update(budgets)
+    if not columns:
+        raise ValueError("There are no sizes. Pass num_nodes, a dataset with fixed_size_options, or budgets.")
+    return columns
+
+
+def _is_array(sizes: Any) -> bool:
+    return isinstance(sizes, np.ndarray | torch.Tensor | range) or (
+        isinstance(sizes, list | tuple) and (not sizes or isinstance(sizes[0], int | np.integer))
+    )
+
+
+def _atoms_of(dataset: Any) -> np.ndarray | None:
+    """The numbers of atoms that a dataset of fairchem or metatrain tells of its structures."""
+    if hasattr(dataset, "get_metadata"):
+        return np.asarray(dataset.get_metadata("natoms", list(range(len(dataset)))))
+    return np.asarray(dataset.get_all_atom_counts()) if hasattr(dataset, "get_all_atom_counts") else None
+
+
+def _table(columns: Mapping[str, Sizes]) -> np.ndarray:
+    """Sizes side by side, in as few bytes as hold them. [num_graphs, number of columns]"""
+    arrays = {name: _array(name, sizes) for name, sizes in columns.items()}
+    counts = {name: len(array) for name, array in arrays.items()}
+    if len({*counts.values()}) > 1:
+        raise ValueError(f"Sizes are of different numbers of graphs: {counts}. Give one number a graph of each.")
+    large = any(array.max(initial=0) >= 2**31 for array in arrays.values())
+    table = np.empty((max(counts.values()), len(arrays)), np.int64 if large else np.int32)
+    for number, (name, array) in enumerate(arrays.items()):
+        if array.min(initial=0) < 0:
+            raise ValueError(f"Graph {int(array.argmin())} has {array.min()} {name}; no size may be negative.")
+        table[:, number] = array
+    return table
+
+
+def _array(name: str, sizes: Sizes) -> np.ndarray:
+    if isinstance(sizes, torch.Tensor):
+        sizes = sizes.numpy(force=True)
+    if not isinstance(sizes, np.ndarray):
+        pieces = [np.atleast_1d(_array(name, piece) if isinstance(piece, torch.Tensor) else piece) for piece in sizes]
+        sizes = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+    if sizes.ndim != 1 or not np.issubdtype(sizes.dtype, np.integer):
+        raise ValueError(
+            f"The sizes of {name} are {sizes.dtype} of shape {sizes.shape}; give whole numbers, one a graph."
+        )
+    return sizes
+
+
+def _costs(cost: Any, packer: SizesPacker) -> np.ndarray:
+    """What each graph costs. float64 [num_graphs]"""
+    if isinstance(cost, str):
+        if cost not in packer.names:
+            raise ValueError(f"cost is {cost!r}; pass one of {list(packer.names)}, numbers, or a function.")
+        cost = packer.sizes[:, packer.names.index(cost)]
+    elif callable(cost):
+        cost = cost(packer.sizes.astype(np.int64))
+    costs = np.asarray(cost, np.float64)
+    if costs.shape != (packer.num_items,) or not np.isfinite(costs).all() or (costs < 0).any():
+        raise ValueError(
+            f"The costs have the shape {costs.shape}; give one finite number of 0 or more for each of "
+            f"{packer.num_items} graphs."
+        )
+    return costs
