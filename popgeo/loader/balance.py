@@ -61,10 +61,7 @@ def balanced(packs: Packs, work: Work, together: int, generator: torch.Generator
     """
     packs = packs.take(np.argsort(work.of_packs(packs), kind="stable"))
     too_many = len(packs) % together
-    if drop_last:
-        packs = packs[too_many:]
-    else:
-        packs = _with_an_equal_beginning(packs, work, together, too_many)
+    packs = packs[too_many:] if drop_last else _with_an_equal_beginning(packs, work, together, too_many)
     steps = np.arange(len(packs)).reshape(-1, together)
     steps = steps[torch.randperm(len(steps), generator=generator).numpy()]
     within = torch.rand(steps.shape, generator=generator).argsort(dim=1).numpy()

@@ -127,8 +127,8 @@ class FixedSizeDataLoader(EpochLoader):
             )
         if self.over_size_strategy is OverSizeStrategy.Alone:
             raise ValueError(
-                "Batches of this loader all have one size, so no graph above it can have a batch alone. Raise the sizes, "
-                "or pass OverSizeStrategy.Skip or one that trims."
+                "Batches of this loader all have one size, so no graph above it can have a batch alone. Raise the "
+                "sizes, or pass OverSizeStrategy.Skip or one that trims."
             )
         if epoch.batch_sampler is not None and self.strategy is not FixedSizeStrategy.PadToMax:
             raise ValueError(

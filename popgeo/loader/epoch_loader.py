@@ -16,7 +16,8 @@ from popgeo.loader.device_feed import DeviceFeed
 from popgeo.loader.epoch_choices import EpochChoices
 from popgeo.loader.fill_table import as_html
 from popgeo.loader.make_batches import OF_WORKERS, BatchMaker
-from popgeo.loader.sampler import EpochPlan, EpochSampler, Packer, Run
+from popgeo.loader.run import EpochPlan, Run
+from popgeo.loader.sampler import EpochSampler, Packer
 from popgeo.loader.source import BatchSource
 from popgeo.loader.trainers import AskedForAgain, BatchIds, GraphIds, under_accelerate
 from popgeo.loader.waiting import Waiting

@@ -9,7 +9,8 @@ from torch.utils.data import Sampler
 from torch.utils.data.distributed import DistributedSampler
 from torch_geometric.data import Batch
 
-from popgeo.loader.sampler import EpochPlan, EpochSampler, Run
+from popgeo.loader.run import EpochPlan, Run
+from popgeo.loader.sampler import EpochSampler
 
 
 class GraphIds(DistributedSampler[int]):

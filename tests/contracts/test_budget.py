@@ -13,14 +13,15 @@ from pathlib import Path
 
 from tests.contracts.test_imports import FILES, PACKAGE, SOURCES, arrows, name_of
 
-# What stands on the core is counted apart; the core is all the rest.
+# What stands on the core is counted apart; the core is all the rest. All was 34,500 while the house was put in order, and
+# rose by what was built on it since: potentials, predictors, forces, a sampler for other loaders.
 PLACES = {
     "compat": ("compat/",),
     "systems": ("ipu/systems/", "engine/pipeline/", "nn/parallel/"),
     "models": ("nn/models/",),
     "reach": ("potentials/", "deploy/"),
 }
-BUDGETS = {"core": 27_000, "compat": 3_400, "systems": 3_300, "models": 1_500, "reach": 1_800, "all": 34_500}
+BUDGETS = {"core": 27_000, "compat": 3_400, "systems": 3_300, "models": 1_500, "reach": 1_800, "all": 37_000}
 REMEDY = "A new mechanism names the one it replaces: take that out, or raise the budget here and say why."
 LONGEST_FILE, SHORTEST_FILE_OF_ONE_USER = 300, 40
 # An operation's cost and its lowering are found by one name.
@@ -162,8 +163,8 @@ def test_the_check_says_which_part_is_over_and_by_how_much():
     (over,) = over_budget({"engine/pipeline/parts.py": line * 2_000, "nn/parallel/linear.py": line * 1_301})
     assert over.startswith("systems has 3,301 code lines, 1 over")
     nearly = {"data/a.py": line * 27_000, "compat/b.py": line * 3_400, "ipu/systems/c.py": line * 3_300}
-    (over,) = over_budget(nearly | {"deploy/d.py": line * 801})
-    assert over.startswith("all has 34,501 code lines, 1 over")
+    _, over = over_budget(nearly | {"nn/models/m.py": line * 1_500, "deploy/d.py": line * 1_801})
+    assert over.startswith("all has 37,001 code lines, 1 over")
 
 
 def test_the_check_sees_a_class_of_the_same_name():

@@ -57,7 +57,7 @@ def test_a_state_taken_among_other_batches_is_refused(other):
     next(iter(changed))
 
 
-@pytest.mark.parametrize("first, then", [(1, 2), (2, 1), (3, 2), (2, 4)])
+@pytest.mark.parametrize(("first", "then"), [(1, 2), (2, 1), (3, 2), (2, 4)])
 def test_a_run_goes_on_with_another_number_of_ranks_and_uses_every_graph_once(first, then):
     ranks = [loader_of(shuffle=True, rank=rank, world_size=first) for rank in range(first)]
     iterators = [iter(loader) for loader in ranks]

@@ -9,7 +9,7 @@ import pytest
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from tests.support import quick_python
+from tests.support import quick_python, sampler_runs
 from tests.support.graphs import same
 from tests.support.loaders import GRAPHS, loader_of, seeds
 from tests.support.trainer_runs import EPOCHS, KILLED_AFTER, KILLED_IN, RUNS, Seen, lives, make_loader
@@ -65,6 +65,30 @@ def test_two_processes_see_every_graph_once_an_epoch_also_when_killed(tmp_path: 
     assert "WORLD_SIZE is 2, but these processes have no group yet" in ranks[0]["refusal"][0]
     assert sorted(ranks[0]["early"][1] + ranks[1]["early"][1]) == ALL
     assert ranks[0]["early"][0] == ranks[1]["early"][0] == len(make_loader(rank=0, world_size=2))
+
+
+@pytest.mark.parametrize("trainer", sampler_runs.RUNS)
+@pytest.mark.filterwarnings("ignore")  # of the trainers' own
+def test_a_trainer_takes_a_batch_sampler_and_goes_on_with_it(trainer: str):
+    if is_missing(trainer):
+        pytest.skip(f"{trainer} is not installed: pip install popgeo[trainers]")
+    seen = sampler_runs.RUNS[trainer]()
+    assert all(sorted(epoch) == list(range(sampler_runs.NUMBER)) for epoch in seen.values())
+    assert seen["epoch 0"] != seen["epoch 1"]
+
+
+def test_two_processes_share_the_batches_of_a_sampler_under_every_trainer(tmp_path: Path):
+    trainers = [trainer for trainer in sampler_runs.RUNS if not is_missing(trainer)]
+    python = quick_python.command()
+    command = [*python, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "--no-python"]
+    script = [*python, "-m", "tests.support.sampler_runs", str(tmp_path), *trainers]
+    ended = subprocess.run([*command, *script], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    for trainer in trainers:
+        for epoch in ranks[0][trainer]:
+            both = [*ranks[0][trainer][epoch], *ranks[1][trainer][epoch]]
+            assert sorted(both) == list(range(sampler_runs.NUMBER)), (trainer, epoch)
 
 
 def test_a_launcher_without_a_group_is_refused_and_an_explicit_shard_is_not(monkeypatch: pytest.MonkeyPatch):
