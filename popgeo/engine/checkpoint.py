@@ -1,7 +1,9 @@
 """Everything that a training run needs to go on as if it had never stopped."""
 
+import hashlib
 import io
 import os
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,31 +18,41 @@ from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_runner import StepRunner
 
-_FORMAT = "popgeo checkpoint 2"
+_FORMAT, _WITHOUT_CHECKSUM = "popgeo checkpoint 3", "popgeo checkpoint 2"
+# A zip file ends with the length of a comment and the comment, which is where the checksum of all before stands.
+_SEAL, _SEALED = b"popgeo sha256 ", 14 + 64
+# What a content that was crafted to fit its checksum raises where it is no such content.
+_UNLIKE = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 
 
 def save_checkpoint(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
     """Writes tensors and numbers to a file that is, at any moment, the old one or the new one."""
     buffer = io.BytesIO()
     torch.save({"format": _FORMAT, **content}, buffer)
-    write_atomically(Path(path), buffer.getvalue())
+    data = buffer.getvalue()[:-2] + _SEALED.to_bytes(2, "little")
+    write_atomically(Path(path), data + _SEAL + hashlib.sha256(data).hexdigest().encode())
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What `save_checkpoint` wrote; nothing in the file is run.
+    """What `save_checkpoint` wrote, now or before it wrote checksums; nothing in the file is run.
 
     Raises:
-        ValueError: the file is not such a checkpoint.
+        ValueError: the file is not such a checkpoint, or damaged.
     """
+    data = Path(path).read_bytes()
     try:
-        content = torch.load(path, weights_only=True, map_location="cpu")
-    except OSError:
-        raise
+        whole = data[:-_SEALED] if data[-_SEALED:].startswith(_SEAL) else b""
+        sealed = hashlib.sha256(whole).hexdigest().encode() == data[-64:]
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            damaged = None if sealed else archive.testzip()
+        content = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
     except Exception as error:  # what is no such file may break the reader in any way
         reason = str(error).partition("\n")[0][:200]
         raise ValueError(f"{path} is no checkpoint of popgeo: {reason}") from error
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+    if not isinstance(content, dict) or content.get("format") not in (_FORMAT, _WITHOUT_CHECKSUM):
         raise ValueError(f"{path} is no checkpoint of popgeo; it was written by something else.")
+    if damaged is not None or (content["format"] == _FORMAT and not sealed):
+        raise ValueError(f"{path} is damaged: its checksum is another. Load an earlier checkpoint.")
     return content
 
 
@@ -61,9 +73,10 @@ def require_replicas(content: Mapping[str, Any], replicas: Replicas) -> None:
     Raises:
         ValueError: it was written by a process that ran others.
     """
-    if list(content["replicas"]) != list(replicas.local):
+    held = content.get("replicas")
+    if held != list(replicas.local):
         raise ValueError(
-            f"The checkpoint holds replicas {list(content['replicas'])}, this process runs {list(replicas.local)}. "
+            f"The checkpoint holds replicas {held}, this process runs {list(replicas.local)}. "
             "Start as many replicas and processes as before, and let each process keep a file of its own."
         )
 
@@ -78,19 +91,26 @@ def restore_weights(
     """
     try:
         model.load_state_dict(content["model"])
-    except RuntimeError as error:
+    except _UNLIKE as error:
         raise ValueError(f"{path} does not fit the model: {error}") from error
     if optimizer is not None and "optimizer" in content:
         try:
             optimizer.load_state_dict(content["optimizer"])
             restore_types(optimizer, content["optimizer"])
-        except ValueError as error:
+        except _UNLIKE as error:
             raise ValueError(f"{path} does not fit the optimizer: {error}") from error
 
 
 def restore_run(content: Mapping[str, Any], runner: StepRunner) -> None:
-    """Goes on with the random numbers, the buffers and the count of updates that a checkpoint of its replicas holds."""
-    runner.restore(content)
-    update = runner.update
-    if update is not None and "num_updates" in content:
-        update.restore(content)
+    """Goes on with the random numbers, the buffers and the count of updates that a checkpoint of its replicas holds.
+
+    Raises:
+        ValueError: it holds others.
+    """
+    try:
+        runner.restore(content)
+        update = runner.update
+        if update is not None and "num_updates" in content:
+            update.restore(content)
+    except _UNLIKE as error:
+        raise ValueError(f"The checkpoint does not fit the step: {error}. Load one of this model.") from error

@@ -1,5 +1,7 @@
 """What a checkpoint holds, what is taken from it, and which files are refused."""
 
+import random
+
 import pytest
 import torch
 from torch import nn
@@ -31,6 +33,7 @@ def test_of_what_breaks_the_reader_200_characters_of_the_first_line_are_told(tmp
     def fail(path, **settings):
         raise RuntimeError("x" * 201 + "\nsecond line")
 
+    save_checkpoint(tmp_path / "step.pt", {"a": 1})
     monkeypatch.setattr(torch, "load", fail)
     with pytest.raises(ValueError, match=r"no checkpoint of popgeo: x{200}$"):
         load_checkpoint(tmp_path / "step.pt")
@@ -39,13 +42,77 @@ def test_of_what_breaks_the_reader_200_characters_of_the_first_line_are_told(tmp
 def test_a_checkpoint_is_a_dictionary_that_names_its_format(tmp_path):
     path = tmp_path / "step.pt"
     save_checkpoint(path, {"a": 1})
-    assert load_checkpoint(path) == {"format": "popgeo checkpoint 2", "a": 1}
+    assert load_checkpoint(path) == {"format": "popgeo checkpoint 3", "a": 1}
     for content in (torch.ones(2), {"format": "popgeo checkpoint 1", "a": 1}, ["popgeo checkpoint 2"]):
         torch.save(content, path)
         with pytest.raises(ValueError, match=r"is no checkpoint of popgeo; it was written by something else\.$"):
             load_checkpoint(path)
     with pytest.raises(FileNotFoundError):
         load_checkpoint(tmp_path / "nothing.pt")
+
+
+WEIGHTS = {"model": {"weight": torch.arange(5000.0), "bias": torch.ones(3)}, "replicas": [0]}
+
+
+def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
+    path = tmp_path / "step.pt"
+    save_checkpoint(path, WEIGHTS)
+    whole = path.read_bytes()
+    for bit in random.Random(0).sample(range(8 * len(whole)), 200):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"no checkpoint of popgeo|is damaged"):
+            load_checkpoint(path)
+
+
+def test_a_file_that_was_cut_off_is_no_checkpoint(tmp_path):
+    path = tmp_path / "step.pt"
+    save_checkpoint(path, WEIGHTS)
+    whole = path.read_bytes()
+    for size in (0, 1, 2, 22, 100, len(whole) // 2, len(whole) - 200, len(whole) - 78, len(whole) - 64, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ValueError, match=r"no checkpoint of popgeo|is damaged"):
+            load_checkpoint(path)
+
+
+def test_a_checkpoint_from_before_there_were_checksums_is_read_and_flipped_bits_of_its_tensors_are_found(tmp_path):
+    path = tmp_path / "step.pt"
+    torch.save({"format": "popgeo checkpoint 2", **WEIGHTS}, path)
+    assert torch.equal(load_checkpoint(path)["model"]["weight"], torch.arange(5000.0))
+    whole = path.read_bytes()
+    place = whole.index(torch.arange(5000.0).numpy().tobytes())
+    path.write_bytes(whole[: place + 40] + b"\xff" + whole[place + 41 :])
+    with pytest.raises(ValueError, match="is damaged"):
+        load_checkpoint(path)
+
+
+def test_torch_itself_can_read_a_checkpoint(tmp_path):
+    save_checkpoint(tmp_path / "step.pt", WEIGHTS)
+    assert torch.equal(torch.load(tmp_path / "step.pt")["model"]["bias"], torch.ones(3))
+
+
+STATE = {"weight": torch.ones(2), "calls": torch.ones(())}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        {"replicas": "0"},
+        {"replicas": [0]},
+        {"replicas": [0], "model": 7},
+        {"replicas": [0], "model": {"weight": 7}},
+        {"replicas": [0], "model": STATE},
+        {"replicas": [0], "model": STATE, "generators": [7], "buffers": []},
+    ],
+)
+def test_a_checkpoint_with_other_things_in_it_is_refused_as_a_value_error(tmp_path, content):
+    save_checkpoint(tmp_path / "step.pt", content)
+    step = inference_model(Weighted())
+    step(torch.ones(2))
+    with pytest.raises(ValueError, match=r"checkpoint|does not fit"):
+        step.load(tmp_path / "step.pt")
 
 
 class Weighted(nn.Module):

@@ -1,6 +1,7 @@
 """What every report can be asked for: tables, text, JSON, a page, a trace, what stands out, and what has changed."""
 
 import math
+import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -196,12 +197,20 @@ class Account(Figures, ABC):
 
     @classmethod
     def from_json(cls: type[A], text: str) -> A:
-        """The report that `to_json` wrote.
+        """The report that `to_json` wrote; it may come from a stranger.
 
         Raises:
-            ValueError: the text is no such report, or has another version.
+            ValueError: the text is no such report, has another version, or says what cannot be shown.
         """
-        return cls(**loads(cls, cls.VERSION, text))
+        given = loads(cls, cls.VERSION, text)
+        try:
+            report = cls(**given)
+            str(report), report.to_html(), report.to_chrome_trace()
+        except Exception as error:  # figures that contradict each other may break any of the forms
+            raise ValueError(
+                f"No {cls.__name__.lower()}: its figures contradict each other ({error!r:.200})."
+            ) from error
+        return report
 
     def to_html(self, path: str | PathLike[str] | None = None, title: str = "") -> str:
         """One page to look at, without anything from the network: timeline, memory, tables, insights.
@@ -222,8 +231,13 @@ class Account(Figures, ABC):
 
 
 def _written(content: str, path: str | PathLike[str] | None) -> str:
-    """The content, which is written where a path is given; folders on the way to it are made."""
+    """The content, which is written as a whole where a path is given; folders on the way to it are made."""
     if path is not None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(content, encoding="utf-8")
+        part = Path(f"{path}.{os.getpid()}.part")
+        try:
+            part.write_text(content, encoding="utf-8")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
     return content

@@ -1,5 +1,7 @@
 """What all pages of reports are made of: one look, and parts of HTML that need nothing but a browser."""
 
+import base64
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -13,20 +15,28 @@ from popgeo.ipu.report.text import quantity
 PARTS = Path(__file__).with_name("page")
 
 
-def shell(title: str, about: str, sections: Mapping[str, str], scripts: str = "") -> str:
+def shell(title: str, about: str, sections: Mapping[str, str], data: str = "", script: str = "") -> str:
     """A whole page in the one look of all of them.
 
     Args:
         title: What it is called.
         about: What stands below that, in HTML.
         sections: Each part with its name, whose first word is its id, as HTML; empty ones are left out.
-        scripts: What comes last.
+        data: What the script draws, as JSON.
+        script: All that the page does; a browser runs nothing else, wherever it stands in the page.
     """
     shown = {name: part for name, part in sections.items() if part}
     nav = "".join(f'<a href="#{_anchor(s)}">{s}</a>' for s in shown)
     style = (PARTS / "page.css").read_text(encoding="utf-8")
+    allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'; base-uri 'none'"
+    held = data.replace("<", "\\u003c")
+    scripts = (
+        f'<script type="application/json" id="report">{held}</script>\n<script>{script}</script>\n' if script else ""
+    )
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{escape(title)}</title>\n'
         f"<style>\n{style}</style>\n</head>\n<body>\n<main>\n<h1>{escape(title)}</h1>\n{about}\n<nav>{nav}</nav>\n"
         + "\n".join(shown.values())
@@ -49,7 +59,9 @@ def totals(cards: Iterable[tuple[str, str]], parts: Mapping[str, float], names: 
         names: What the key calls the parts; those that are left out are not in it.
     """
     whole = sum(parts.values()) or 1.0
-    boxes = "".join(f'<div class="card"><b>{value}</b><span>{label}</span></div>' for value, label in cards)
+    boxes = "".join(
+        f'<div class="card"><b>{escape(value)}</b><span>{escape(label)}</span></div>' for value, label in cards
+    )
     bar = "".join(
         f'<div style="flex:{n / whole:.6f};background:var(--{part})"></div>' for part, n in parts.items() if n
     )

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from enum import Enum
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -12,6 +12,8 @@ import numpy as np
 from popgeo.capture.operations import OPERATIONS, name_of
 from popgeo.ipu.cost.plan import OpCost
 from popgeo.ipu.report.figures import Figures
+
+_BEYOND = 2**63  # cycles, bytes and seconds of a report are below, and not below zero
 
 
 def dumps(report: Figures, version: tuple[str, int], derived: tuple[str, ...], left_out: tuple[str, ...] = ()) -> str:
@@ -29,23 +31,23 @@ def dumps(report: Figures, version: tuple[str, int], derived: tuple[str, ...], l
 
 
 def loads(kind: type[Figures], version: tuple[str, int], text: str) -> dict[str, Any]:
-    """The fields of the report behind a text, as its class takes them.
+    """The fields of the report behind a text, each of which has the type that its class declares.
 
     Raises:
-        ValueError: it is no report of this kind, or of another version.
+        ValueError: it is no report of this kind, or of another version; the message names the field.
     """
     what = kind.__name__
     try:
         content = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError, TypeError) as error:
         raise ValueError(f"No {what.lower()}: {error}. Pass what {what}.to_json returned.") from error
     found = (content.get("schema"), content.get("version")) if isinstance(content, dict) else (type(content), None)
     if found != version:
         raise ValueError(
             f"No {what.lower()} of this version: found {found}, expected {version}. Compile or plan the step anew."
         )
-    given = _fields(kind, content)
-    return given | {"costs": tuple(map(_in_words_of_today, given["costs"]))}
+    given = _fields(kind, content, what.lower())
+    return given | {"costs": tuple(map(_in_words_of_today, given.get("costs", ())))}
 
 
 def plain(part: Any) -> Any:
@@ -63,8 +65,11 @@ def plain(part: Any) -> Any:
     return part
 
 
-def restored(kind: Any, content: Any) -> Any:
+def restored(kind: Any, content: Any, where: str = "it") -> Any:
     """The value of a declared type that `plain` was made of.
+
+    Raises:
+        ValueError: it was made of something else, or is a number that no report has; the message says where it stands.
 
     Example:
         >>> restored(tuple[int, ...] | None, [1, 2]), restored(Mapping[int, float], {"4": 0.5})
@@ -72,27 +77,40 @@ def restored(kind: Any, content: Any) -> Any:
     """
     origin, inner = get_origin(kind), get_args(kind)
     if origin is UnionType:  # JSON tells the choices apart: null, a list, an object, or anything else
-        if content is None:
+        if content is None and NoneType in inner:
             return None
-        of_lists = [one for one in inner if get_origin(one) is tuple]
-        others = [one for one in inner if one not in (*of_lists, NoneType)]
-        return restored((of_lists if isinstance(content, list) else others)[0], content)
-    if origin is tuple:
-        return tuple(restored(inner[0], item) for item in content)
-    if origin is not None and issubclass(origin, Mapping):
-        return {inner[0](key): restored(inner[1], value) for key, value in content.items()}
-    if is_dataclass(kind):
-        assert isinstance(kind, type)
-        return kind(**_fields(kind, content))
-    if kind is np.ndarray:
-        return np.array(content, dtype=np.int64)
-    return kind(content) if isinstance(kind, type) and issubclass(kind, Enum) else content
+        fitting = [
+            one for one in inner if one is not NoneType and (get_origin(one) is tuple) == isinstance(content, list)
+        ]
+        return restored(fitting[0] if fitting else inner[0], content, where)
+    if origin is tuple and isinstance(content, list):
+        return tuple(restored(inner[0], item, f"{where}[{place}]") for place, item in enumerate(content))
+    if origin is not None and isinstance(content, dict) and issubclass(origin, Mapping):
+        keys = {key: int(key) if inner[0] is int and key.isdecimal() else key for key in content}
+        return {
+            restored(inner[0], keys[key], where): restored(inner[1], held, f"{where}[{key!r}]")
+            for key, held in content.items()
+        }
+    if is_dataclass(kind) and isinstance(kind, type) and isinstance(content, dict):
+        return kind(**_fields(kind, content, where))
+    if kind is np.ndarray and isinstance(content, list):
+        return np.array(restored(tuple[int, ...], content, where), dtype=np.int64)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind(content)
+    if kind in (str, bool, Any) and (kind is Any or type(content) is kind):
+        return content
+    if kind in (int, float) and type(content) in {int, kind} and 0 <= content < _BEYOND:
+        return content
+    raise ValueError(f"{where} is {content!r:.60}, which is no {getattr(kind, '__name__', kind)} as a report has it")
 
 
-def _fields(kind: type, content: Mapping[str, Any]) -> dict[str, Any]:
+def _fields(kind: type, content: Mapping[str, Any], where: str) -> dict[str, Any]:
     types = get_type_hints(kind)
+    for part in fields(kind):
+        if part.name not in content and part.default is part.default_factory is MISSING:
+            raise ValueError(f"{where} has no {part.name}, as every report has")
     names = [part.name for part in fields(kind) if part.name in content]
-    return {name: restored(types[name], content[name]) for name in names}
+    return {name: restored(types[name], content[name], f"{where}.{name}") for name in names}
 
 
 def _in_words_of_today(cost: OpCost) -> OpCost:

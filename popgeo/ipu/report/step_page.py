@@ -37,9 +37,8 @@ def page(report: Account, title: str = "") -> str:
         "tables": _TABLES,
         "trust": _trust(report),
     }
-    data = json.dumps(_data(report), allow_nan=False).replace("<", "\\u003c")
-    scripts = f'<script type="application/json" id="report">{data}</script>\n<script>\n{script()}</script>\n'
-    return shell(title or f"One step on {report.target.name}", _machine(report), sections, scripts)
+    data = json.dumps(_data(report), allow_nan=False)
+    return shell(title or f"One step on {report.target.name}", _machine(report), sections, data, script())
 
 
 def script() -> str:
