@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from popgeo.nn.atom_edges import Edges
 from popgeo.nn.radial import GaussianSmearing, ShiftedSoftplus
-from popgeo.ops.eager import is_plain
 from popgeo.ops.filter_network import MAX_LAYERS, Activation, FilterNetwork, Gaussians
 from popgeo.ops.interaction import InteractionPlan, interaction, serves
 
@@ -24,24 +24,27 @@ class DistanceColumn:
         expansion: Distances [num_edges] where there are Gaussians, rows [num_edges, in] elsewhere.
         gaussians: What expands the distances, edge by edge.
         envelope: Factor of each filter. [num_edges]
-        plan: Of the edges; none where nothing runs now.
+        plan: Of the edges.
     """
 
     expansion: Tensor
     gaussians: Gaussians | None
     envelope: Tensor
     edges: Edges
-    plan: InteractionPlan | None
+    plan: InteractionPlan
 
     @classmethod
-    def of(cls, expand: nn.Module, envelope: nn.Module, r: Tensor, edges: Edges, num_nodes: int) -> "DistanceColumn":
-        """Gaussians are made within the interaction where it runs now; a graph that is captured has their rows."""
-        gaussians = gaussians_of(expand) if is_plain() else None
+    def of(
+        cls, expand: nn.Module, envelope: nn.Module, r: Tensor, cutoff: float, edges: Edges, num_nodes: int
+    ) -> "DistanceColumn":
+        """Gaussians are made within the interaction, so that their rows are never in memory."""
+        gaussians = gaussians_of(expand)
         expansion = expand(r) if gaussians is None else r
         factor = envelope(r)
-        plan = None
-        if is_plain():
-            plan = InteractionPlan.of(edges.neighbour, edges.centre, (num_nodes, num_nodes), factor, r)
+        # Where an envelope has ended it has no slope either, so that absent edges cost forces nothing.
+        takes_part = torch.where(r.detach() < cutoff, 1.0, factor.detach()) if r.requires_grad else None
+        ends, sizes = (edges.neighbour, edges.centre), (num_nodes, num_nodes)
+        plan = InteractionPlan.of(*ends, sizes, factor, r, takes_part)
         return cls(expansion=expansion, gaussians=gaussians, envelope=factor, edges=edges, plan=plan)
 
 
@@ -114,8 +117,8 @@ def networks_in_one_pass(
     blocks: Iterable[nn.Module], mlps: Iterable[nn.Module], r: Tensor
 ) -> list[FilterNetwork] | None:
     """The filter networks of blocks whose interaction is one operation here and now; None where one cannot be."""
-    if is_hooked(blocks) or (r.requires_grad and not is_plain()):
-        return None  # a graph that forces are trained by has the definition, whose parts several derivatives share
+    if is_hooked(blocks):
+        return None
     networks = [filter_network_of(mlp) for mlp in mlps]
     found = [network for network in networks if network is not None]
     tensors = [t for network in found for t in (*network.weights, *network.biases) if t is not None]

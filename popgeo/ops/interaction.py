@@ -9,7 +9,7 @@ from popgeo.ops import interaction_call
 from popgeo.ops.eager import is_eager, is_written_down
 from popgeo.ops.filter_network import FilterNetwork, Gaussians
 from popgeo.ops.interaction_call import Call
-from popgeo.ops.interaction_ops import interact
+from popgeo.ops.interaction_ops import interact, make_plan
 from popgeo.ops.refusals import check_index
 
 
@@ -37,8 +37,11 @@ class InteractionPlan:
         sizes: tuple[int, int],
         envelope: Tensor | None = None,
         distances: Tensor | None = None,
+        takes_part: Tensor | None = None,
     ) -> "InteractionPlan":
         """The plan of these edges, without those at which the envelope is exactly 0 and has no gradient.
+
+        Where something is captured, so is this.
 
         Args:
             src: Source of each edge. [num_edges]
@@ -46,14 +49,17 @@ class InteractionPlan:
             sizes: Sources and receivers.
             envelope: Factor of each edge. [num_edges]
             distances: Put edges of like distance beside each other, where many Gaussians are 0. [num_edges]
+            takes_part: 0 at edges to leave out although the envelope has a gradient, for who knows that it is 0, too.
+                [num_edges]
 
         Raises:
             ValueError: an index is out of range.
         """
-        tensor = torch.empty(interaction_call.plan_size(src.shape[0], *sizes), dtype=torch.int32)
-        skips = None if envelope is None or _needs_gradient(envelope) else envelope.detach().contiguous()
+        skips = takes_part
+        if skips is None and envelope is not None and not _needs_gradient(envelope):
+            skips = envelope.detach().contiguous()
         by_distance = None if distances is None else distances.detach().contiguous()
-        interaction_call.fill_plan(src, dst, skips, by_distance, sizes, tensor)
+        tensor = make_plan(src, dst, skips, by_distance, *sizes)
         given = (src, dst, envelope)
         return cls(tensor=tensor, made_from=tuple((one, _version(one)) for one in given), sizes=sizes)
 
@@ -82,10 +88,10 @@ def interaction(
 
     out[dst[e]] += x[src[e]] * network(expansion[e]) * envelope[e], eq. 2 of SchNet (arXiv:1706.08566). On processors
     with fused multiply-adds, in float32, edges go through all of it block by block, in cache, and of the backward pass
-    only the filters are kept. Edges at which the envelope is exactly 0 cost nothing and
-    carry nothing, not even a NaN. The result has the same bits for
-    any number of threads. A captured graph holds it as one operation. Elsewhere, and for second derivatives, it is what
-    plain torch computes.
+    only the filters are kept. So is the backward pass of the backward pass, which forces are trained by. Edges at which
+    the envelope is exactly 0 cost nothing and carry nothing, not even a NaN. The result has the same bits for any
+    number of threads. A captured graph holds it as one operation. Elsewhere, for third derivatives, and for second ones
+    by weights alone, it is what plain torch computes.
 
     Args:
         x: Features of the sources. [num_sources, channels]
@@ -127,17 +133,15 @@ def interaction(
         0.0 if gaussians is None else gaussians.width,
     )
     _check(call)
-    # The derivative by a centre is asked for by nobody; the definition has it. In a graph that is written down, what is
-    # differentiated by distances is so twice as a rule, and its definition shares what both derivatives need.
-    left = [call.centres] if is_eager(()) else [call.centres, expansion, envelope]
-    if any(map(_needs_gradient, left)) or not serves(*call.tensors, call.centres, src, dst):
+    # The derivative by a centre is asked for by nobody; the definition has it.
+    if _needs_gradient(call.centres) or not serves(*call.tensors, call.centres, src, dst):
         return call.sums()
-    if is_eager(()):
-        sizes = x.shape[0], num_nodes
-        if plan is None or not plan.is_of(src, dst, sizes, envelope):
-            plan = InteractionPlan.of(src, dst, sizes, envelope, expansion if gaussians is not None else None)
-        call = call.planned(plan.tensor)
-    return interact(call)[0]
+    sizes = x.shape[0], num_nodes
+    if plan is not None and not plan.is_of(src, dst, sizes, envelope):
+        plan = None
+    if plan is None and is_eager(()):
+        plan = InteractionPlan.of(src, dst, sizes, envelope, expansion if gaussians is not None else None)
+    return interact(call if plan is None else call.planned(plan.tensor))[0]
 
 
 def serves(*tensors: Tensor | None) -> bool:

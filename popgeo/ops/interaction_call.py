@@ -18,7 +18,7 @@ from popgeo.ops.refusals import refuse_index
 GROUP = 8  # interaction.h: filters are made for as many edges at once
 _INT = ctypes.c_int64
 _pack_plan = struct.Struct("8q").pack  # InteractionPlanCall of interaction_plan.cpp
-_pack_call = struct.Struct("18qd24q").pack  # InteractionCall of interaction.h
+_pack_call = struct.Struct("23qd24q").pack  # InteractionCall of interaction.h
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,31 @@ class Call:
             by = [t for t, is_wanted in zip(tensors, wanted, strict=True) if t is not None and is_wanted]
             return list(torch.autograd.grad(self.of(tensors).sums(), by, grad, create_graph=again))
 
+    def second_gradients(
+        self, grad: Tensor, first: Sequence[bool], along: Sequence[Tensor | None], wanted: Sequence[bool]
+    ) -> list[Tensor]:
+        """The wanted ones of the gradients by `grad` and `tensors` of the definition, from those of the `first` ones.
+
+        Where gradients are on, they can be differentiated again.
+
+        Args:
+            grad: Of the sums.
+            first: Which of `tensors` the gradients were made for that this differentiates.
+            along: The gradient of each of those; None for one that nobody used.
+            wanted: Of `grad` and each of `tensors`.
+        """
+        again = torch.is_grad_enabled()
+        with torch.enable_grad():
+            leaves = [
+                None if t is None else (t.view_as(t) if again and t.requires_grad else t.detach().requires_grad_())
+                for t in (grad, *self.tensors)
+            ]
+            made = self.of(leaves[1:]).gradients(leaves[0], first)  # type: ignore[arg-type]
+            used = [(one, t) for one, t in zip(made, along, strict=True) if t is not None and one.requires_grad]
+            by = [t for t, is_wanted in zip(leaves, wanted, strict=True) if t is not None and is_wanted]
+            outputs, given = zip(*used, strict=True) if used else ((), ())
+            return list(torch.autograd.grad(outputs, by, given, create_graph=again, materialize_grads=True))
+
     def is_served(self) -> bool:
         """Whether the kernels compute it: all of it is float32 in memory of a processor that they are made for."""
         floating = [t for t in (*self.tensors, self.centres) if t is not None]
@@ -129,6 +154,8 @@ class Call:
         grad: Tensor | None = None,
         grads: Sequence[Tensor | None] = (),
         workspace: Tensor | None = None,
+        along: Sequence[Tensor | None] | None = None,
+        to_grad: Tensor | None = None,
         num_threads: int = 1,
     ) -> bytes:
         """The structure for the kernels.
@@ -139,6 +166,8 @@ class Call:
             grad: Of the sums, for the backward pass. [num_rows, channels]
             grads: Where the gradients of the expansion, the envelope, and each layer's weight and bias go.
             workspace: At least `workspace_size` numbers.
+            along: In the second backward pass, the gradients of those of `x`, the expansion and the envelope.
+            to_grad: Where the gradient of `grad` goes.
             num_threads: How many threads may work on it; the bits are the same for any number.
         """
         missing: list[Tensor | None] = [None] * (2 + 2 * len(self.weights) - len(grads))
@@ -151,20 +180,21 @@ class Call:
             layers += map(pointer, (weight, bias, to_weight, to_bias))
             layers += [weight.shape[1], weight.shape[0]]
         layers += [0] * (6 * MAX_LAYERS - len(layers))
-        pointers = map(pointer, (*data, to_expansion, to_envelope, workspace))
+        directions = (None,) * 3 if along is None else along
+        pointers = map(pointer, (*data, to_expansion, to_envelope, workspace, *directions, to_grad))
         sizes = self.src.shape[0], self.x.shape[0], self.num_nodes
-        choices = int(self.half_list), int(self.activation), len(self.weights), num_threads
+        choices = int(self.half_list), int(self.activation), len(self.weights), num_threads, int(along is not None)
         return _pack_call(*pointers, *sizes, *choices, self.width, *layers)
 
-    def workspace_size(self, num_threads: int) -> int:
-        """Numbers that a call needs to work in, forward or backward."""
+    def workspace_size(self, num_threads: int, *, is_second: bool = False) -> int:
+        """Numbers that a call needs to work in, forward or backward, or in the second backward pass."""
         native = library.packed("popgeo_interaction_workspace")
         assert native is not None
-        return native(self.pack(num_threads=num_threads))
+        return native(self.pack(num_threads=num_threads, along=(None,) * 3 if is_second else None))
 
-    def workspace(self, num_threads: int) -> Tensor:
+    def workspace(self, num_threads: int, *, is_second: bool = False) -> Tensor:
         """Memory to work in."""
-        return torch.empty(self.workspace_size(num_threads))
+        return torch.empty(self.workspace_size(num_threads, is_second=is_second))
 
     def empty_filters(self) -> Tensor:
         """Memory for the filters that the forward pass keeps."""
@@ -220,7 +250,7 @@ def fill_plan(
 
 
 def run(direction: str, packed: bytes) -> None:
-    """Runs a packed call, `"forward"` or `"backward"`.
+    """Runs a packed call, `"forward"`, `"backward"` or `"second"`.
 
     Raises:
         ValueError: the plan is of other edges, or was changed.

@@ -1,7 +1,7 @@
-"""The interaction as operations of torch: forward, backward and plan, each whole in a captured graph.
+"""The interaction as operations of torch: forward, backward, second backward and plan, each whole in a captured graph.
 
-`interaction` and `interaction_backward` have a decomposition in torch's table, into the convolution and plain torch:
-for inductor, for what a machine costs and for its tiles. What the forward operation keeps, only the backward one reads.
+All but the plan have a decomposition in torch's table, into the convolution and plain torch: for inductor, for what a
+machine costs and for its tiles. What the forward operation keeps, only the backward ones read.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,10 +36,28 @@ def interact(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def interact_backward(call: Call, filters: Tensor, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
-    """The wanted ones of the gradients by `Call.tensors`; the definition's where they may be differentiated again."""
+    """The wanted ones of the gradients by `Call.tensors`; they can be differentiated again."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (grad, *call.tensors)):
-        return call.gradients(grad, wanted)
+        return list(_Backward.apply(call, filters, list(wanted), grad, *call.tensors))
     return _below_autograd("interaction_backward", _backward, (*call.arguments, filters, grad, list(wanted)))
+
+
+def interact_second(
+    call: Call,
+    filters: Tensor,
+    grad: Tensor,
+    first: Sequence[bool],
+    along: Sequence[Tensor | None],
+    wanted: Sequence[bool],
+) -> list[Tensor]:
+    """The wanted ones of the gradients by `grad` and `Call.tensors`, from those of the `first` ones: see `Call`.
+
+    Where they may be differentiated again they are the definition's.
+    """
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (grad, *along, *call.tensors)):
+        return call.second_gradients(grad, first, along, wanted)
+    arguments = *call.arguments, filters, grad, list(first), list(along), list(wanted)
+    return _below_autograd("interaction_second", _second, arguments)
 
 
 def pack_forward(call: Call, results: Sequence[Tensor], num_threads: int) -> bytes:
@@ -67,6 +85,34 @@ def pack_backward(
     )
 
 
+def pack_second(
+    call: Call,
+    results: Sequence[Tensor],
+    num_threads: int,
+    filters: Tensor,
+    grad: Tensor,
+    first: Sequence[bool],
+    along: Sequence[Tensor | None],
+    wanted: Sequence[bool],
+) -> bytes:
+    """The structure of a call of the second backward pass; results as of `pack_backward`, that of `grad` first."""
+    *made, workspace = results
+    given, used = iter(made), iter(along)
+    to_grad, to_x, to_expansion, to_envelope, *layers = [next(given) if is_wanted else None for is_wanted in wanted]
+    half = len(call.weights)
+    pairs = [t for pair in zip(layers[:half], layers[half:], strict=True) for t in pair]
+    return call.pack(
+        out=to_x,
+        filters=filters,
+        grad=grad,
+        grads=[to_expansion, to_envelope, *pairs],
+        workspace=workspace,
+        along=[next(used) if is_first else None for is_first in first[:3]],
+        to_grad=to_grad,
+        num_threads=num_threads,
+    )
+
+
 class _Interaction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Call, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -82,6 +128,25 @@ class _Interaction(torch.autograd.Function):
         wanted = ctx.needs_input_grad[1:]
         made = iter(interact_backward(ctx.call.of(tensors), filters, grad, wanted))
         return None, *(next(made) if is_wanted else None for is_wanted in wanted)
+
+
+class _Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, call: Call, filters: Tensor, first: list[bool], grad: Tensor, *tensors: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        ctx.call, ctx.first = call.of([None for _ in tensors]), first
+        ctx.save_for_backward(*tensors, filters, grad)
+        ctx.set_materialize_grads(False)
+        arguments = *call.arguments, filters, grad, first
+        return tuple(_below_autograd("interaction_backward", _backward, arguments))
+
+    @staticmethod
+    def backward(ctx: Any, *along: Tensor | None) -> tuple[Tensor | None, ...]:
+        *tensors, filters, grad = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[3:]
+        made = iter(interact_second(ctx.call.of(tensors), filters, grad, ctx.first, along, wanted))
+        return None, None, None, *(next(made) if is_wanted else None for is_wanted in wanted)
 
 
 def _below_autograd(name: str, kernel: Callable[..., Any], arguments: Sequence[Any]) -> Any:
@@ -113,11 +178,29 @@ def _backward(*arguments: Any) -> list[Tensor]:
     return made
 
 
+def _second(*arguments: Any) -> list[Tensor]:
+    call, (filters, grad, first, along, wanted) = Call(*arguments[:NUM_ARGUMENTS]), arguments[NUM_ARGUMENTS:]
+    if not call.is_served() or not serves_second(first, along):
+        return call.second_gradients(grad, first, along, wanted)
+    call, num_threads = call.laid_out(), torch.get_num_threads()
+    made, grad = _empty_second(*arguments), grad.contiguous()  # held by name while it runs
+    along = [None if t is None else t.contiguous() for t in along]
+    results = [*made, call.workspace(num_threads, is_second=True)]
+    interaction_call.run("second", pack_second(call, results, num_threads, filters, grad, first, along, wanted))
+    return made
+
+
+def serves_second(first: Sequence[bool], along: Sequence[Any]) -> bool:
+    """Whether the kernels compute the second backward pass: that of weights' gradients is the definition's."""
+    return all(t is None for t in along[sum(first[:3]) :])
+
+
 def _plan(
     src: Tensor, dst: Tensor, envelope: Tensor | None, distances: Tensor | None, num_sources: int, num_rows: int
 ) -> Tensor:
-    plan = _empty_plan(src, dst, envelope, distances, num_sources, num_rows)
-    interaction_call.fill_plan(src, dst, envelope, distances, (num_sources, num_rows), plan)
+    plan = _empty_plan(src, dst, envelope, distances, num_sources, num_rows).zero_()
+    if interaction_call.is_served():  # elsewhere nobody reads it
+        interaction_call.fill_plan(src, dst, envelope, distances, (num_sources, num_rows), plan)
     return plan
 
 
@@ -135,6 +218,12 @@ def _empty_backward(*arguments: Any) -> list[Tensor]:
     return [t.new_empty(t.shape) for t, is_wanted in zip(tensors, wanted, strict=True) if is_wanted and t is not None]
 
 
+def _empty_second(*arguments: Any) -> list[Tensor]:
+    (_, grad, _, _, wanted), tensors = arguments[NUM_ARGUMENTS:], Call(*arguments[:NUM_ARGUMENTS]).tensors
+    given = zip((grad, *tensors), wanted, strict=True)
+    return [t.new_empty(t.shape) for t, is_wanted in given if is_wanted and t is not None]
+
+
 def _decomposed(*arguments: Any) -> tuple[Tensor, Tensor]:
     call = Call(*arguments)
     return call.sums(), call.empty_filters()
@@ -145,7 +234,11 @@ def _decomposed_backward(*arguments: Any) -> list[Tensor]:
     return Call(*arguments[:NUM_ARGUMENTS]).gradients(grad, wanted)
 
 
-register(
+def _decomposed_second(*arguments: Any) -> list[Tensor]:
+    return Call(*arguments[:NUM_ARGUMENTS]).second_gradients(*arguments[NUM_ARGUMENTS + 1 :])
+
+
+make_plan = register(
     "interaction_plan(Tensor src, Tensor dst, Tensor? envelope, Tensor? distances, int num_sources, int num_rows)"
     " -> Tensor",
     kernel=_plan,
@@ -157,11 +250,23 @@ register(
     kernel=_backward,
     fake=_empty_backward,
 )
+register(
+    f"interaction_second({_ARGUMENTS}, Tensor filters, Tensor grad, bool[] first, Tensor?[] along, bool[] wanted)"
+    " -> Tensor[]",
+    kernel=_second,
+    fake=_empty_second,
+)
 LIBRARY.impl("interaction", lambda *arguments: interact(Call(*arguments)), "Autograd")
 LIBRARY.impl(
     "interaction_backward",
     lambda *arguments: interact_backward(Call(*arguments[:NUM_ARGUMENTS]), *arguments[NUM_ARGUMENTS:]),
     "Autograd",
 )
+LIBRARY.impl(
+    "interaction_second",
+    lambda *arguments: interact_second(Call(*arguments[:NUM_ARGUMENTS]), *arguments[NUM_ARGUMENTS:]),
+    "Autograd",
+)
 register_decomposition(torch.ops.popgeo.interaction.default)(_decomposed)
+register_decomposition(torch.ops.popgeo.interaction_second.default)(_decomposed_second)
 register_decomposition(torch.ops.popgeo.interaction_backward.default)(_decomposed_backward)

@@ -1,5 +1,7 @@
 """The interaction as operations of torch: right by every way to call them, whole where they are written down."""
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -155,15 +157,111 @@ def test_other_types_are_written_down_as_the_definition(dtype):
     assert "popgeo.cfconv.default" in names
 
 
-def test_what_forces_come_from_is_written_down_as_the_definition():
-    call = call_of(torch.float32, by_distance=False)
+def test_what_trains_by_forces_is_written_down_as_three_operations():
+    call = call_of(torch.float32, by_distance=True)
 
-    def of(rows: Tensor) -> Tensor:
-        rows = rows.detach().requires_grad_()
-        out = interaction(call.x, call.src, call.dst, 4, network_of(call), rows)
-        return torch.autograd.grad(out.sum(), rows)[0]
+    def of(r: Tensor) -> Tensor:
+        leaves = leaves_of(call.of([call.x, r, *call.tensors[2:]]))
+        force = torch.autograd.grad(operate(leaves).square().sum(), leaves.expansion, create_graph=True)[0]
+        return torch.autograd.grad(force.square().sum(), leaves.weights[0])[0]
 
-    assert "popgeo.interaction.default" not in [str(n.target) for n in make_fx(of)(call.expansion).graph.nodes]
+    names = [str(node.target) for node in make_fx(of)(call.expansion).graph.nodes]
+    for name in ("interaction", "interaction_backward", "interaction_second"):
+        assert f"popgeo.{name}.default" in names
+    assert not any("cfconv" in name for name in names)
+
+
+def test_the_second_backward_operation_stands_for_its_decomposition(native):
+    call, grad, along = call_of(torch.float32, by_distance=True), torch.linspace(-1, 1, 12).view(4, 3), torch.ones(7)
+    _, filters = OPS.interaction(*call.arguments)
+    wanted = [True] * 7 + [False]
+    first, along = [False, True, True, *[False] * 4], [along, along.cos()]
+    for given in (along, [None, along[1]], [along[0], None]):
+        arguments = *call.arguments, filters, grad, first, given, wanted
+        made = OPS.interaction_second(*arguments)
+        assert [t.shape for t in made] == [t.shape for t in (grad, *call.tensors) if t is not None]
+        with torch.no_grad():
+            expected = decomposition_table[OPS.interaction_second.default](*arguments)
+        for one, other in zip(made, expected, strict=True):
+            assert_close(one, other, rtol=1e-4, atol=1e-4)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert [t.shape for t in OPS.interaction_second(*arguments)] == [t.shape for t in made]
+
+
+def wide_call(dtype: torch.dtype, *, half_list: bool, centres: int, layers: int, activation: Activation) -> Call:
+    """An interaction of several blocks of edges, of which some lie where most Gaussians are 0."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    inputs, widths = centres or 5, [19] * (layers - 1)
+    widths = [inputs, *widths, 20]
+    weights = [normal(b, a) / a**0.5 for a, b in itertools.pairwise(widths)]
+    src, dst = torch.randint(40, (2, 300), generator=generator)
+    return Call(
+        normal(40, 20), 3 * normal(300).abs() if centres else normal(300, inputs), normal(300), weights,
+        [normal(width) for width in widths[1:]], src, dst, 40, int(activation), half_list,
+        torch.linspace(0, 8, centres).to(dtype) if centres else None, -1.5 if centres else 0.0,
+    )  # fmt: skip
+
+
+def second_gradients_of(call: Call) -> list[Tensor]:
+    """Derivatives of the gradients by features, expansion and envelope, by all there is."""
+    call = leaves_of(call)
+    out = operate(call)
+    grad = torch.linspace(-3, 3, out.numel(), dtype=out.dtype).view_as(out).sin().requires_grad_()
+    first = torch.autograd.grad(out, [call.x, call.expansion, call.envelope], grad, create_graph=True)
+    total = sum((one * one.detach().cos()).sum() for one in first)
+    return list(torch.autograd.grad(total, [grad, *call.tensors]))
+
+
+@pytest.mark.skipif(not interaction_call.is_served(), reason="no kernels for this processor")
+@pytest.mark.parametrize("half_list", [False, True])
+@pytest.mark.parametrize("centres", [0, 20])
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("activation", list(Activation))
+def test_second_derivatives_of_one_pass_are_those_of_the_definition(
+    half_list, centres, layers, activation, monkeypatch
+):
+    asked, run = [], interaction_call.run
+    monkeypatch.setattr(interaction_call, "run", lambda way, packed: (asked.append(way), run(way, packed))[1])
+    given = {"half_list": half_list, "centres": centres, "layers": layers, "activation": activation}
+    found = second_gradients_of(wide_call(torch.float32, **given))
+    assert asked == ["forward", "backward", "second"]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    again = second_gradients_of(wide_call(torch.float32, **given))
+    torch.set_num_threads(threads)
+    for one, same, other in zip(found, again, second_gradients_of(wide_call(torch.float64, **given)), strict=True):
+        assert torch.equal(one, same)
+        assert (one - other).abs().max() < 2e-5 * other.abs().max().clamp(min=1)
+
+
+@pytest.mark.parametrize("along", [0, 1, 2, 3])
+def test_second_derivatives_along_one_thing_alone(native, along):
+    """By features, distances, envelope, or a weight, whose derivative is the definition's."""
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        call = leaves_of(call_of(dtype, by_distance=True))
+        by = call.tensors[along]
+        (first,) = torch.autograd.grad(operate(call).square().sum(), by, create_graph=True)
+        given = [t for t in call.tensors if t is not None]
+        found.append(torch.autograd.grad(first.square().sum(), given, materialize_grads=True))
+    for one, other in zip(*found, strict=True):
+        assert_close(one.double(), other, rtol=1e-3, atol=1e-4)
+
+
+def test_third_derivatives_are_right(native):
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        call = leaves_of(call_of(dtype, by_distance=True))
+        total = operate(call).sin().sum()
+        for _ in range(3):
+            (slope,) = torch.autograd.grad(total, call.expansion, create_graph=True)
+            total = slope.sum()
+        found.append(slope.double())
+    assert_close(*found, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.skipif(not interaction_call.is_served(), reason="no kernels for this processor")

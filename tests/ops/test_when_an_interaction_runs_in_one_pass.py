@@ -154,6 +154,8 @@ def test_a_plan_leaves_out_edges_without_a_factor_unless_their_gradient_is_wante
     assert int(InteractionPlan.of(SRC, DST, SIZES, envelope).tensor[0]) == 3
     assert int(InteractionPlan.of(SRC, DST, SIZES, None).tensor[0]) == 4
     leaf = envelope.clone().requires_grad_()
+    takes_part = torch.tensor([1.0, 1.0, 0.0, 1.0])
+    assert int(InteractionPlan.of(SRC, DST, SIZES, leaf, None, takes_part).tensor[0]) == 3
     assert int(InteractionPlan.of(SRC, DST, SIZES, leaf).tensor[0]) == 4
     with torch.no_grad():
         assert int(InteractionPlan.of(SRC, DST, SIZES, leaf).tensor[0]) == 3
@@ -190,7 +192,7 @@ def test_numbers_that_the_kernels_have_too():
 
 
 def test_what_the_kernels_are_told_is_the_structure_of_their_header():
-    """InteractionCall of interaction.h: eleven addresses, seven numbers, the width, six numbers for each layer."""
+    """InteractionCall of interaction.h: fifteen addresses, eight numbers, the width, six numbers for each layer."""
     numbers = itertools.count(1)
 
     def tensor(*shape: int) -> Tensor:
@@ -203,7 +205,9 @@ def test_what_the_kernels_are_told_is_the_structure_of_their_header():
     )  # fmt: skip
     out, filters, grad, workspace = (tensor(n) for n in (15, 64, 9, 1))
     grads = [tensor(4), None, tensor(6, 2), tensor(6), None, None]
-    packed = call.pack(out=out, filters=filters, grad=grad, grads=grads, workspace=workspace, num_threads=9)
+    given = {"out": out, "filters": filters, "grad": grad, "grads": grads, "workspace": workspace, "num_threads": 9}
+    along, to_grad = [tensor(5, 3), None, tensor(4)], tensor(9)
+    packed = call.pack(**given, along=along, to_grad=to_grad)
     at = lambda t: 0 if t is None else t.data_ptr()  # noqa: E731
     addresses = [
         call.plan,
@@ -216,17 +220,19 @@ def test_what_the_kernels_are_told_is_the_structure_of_their_header():
         call.envelope,
         *grads[:2],
         workspace,
+        *along,
+        to_grad,
     ]
     layers = [
         *map(at, (call.weights[0], call.biases[0], grads[2], grads[3])), 2, 6,
         *map(at, (call.weights[1], None, None, None)), 6, 3, *[0] * 12,
     ]  # fmt: skip
-    assert struct.unpack("18qd24q", packed) == (*map(at, addresses), 4, 5, 3, 1, 4, 2, 9, -0.5, *layers)
-    alone = struct.unpack("18qd24q", call.pack())
-    expected = [0 if number in (2, 3, 4, 8, 9, 10) else at(t) for number, t in enumerate(addresses)]
-    assert alone[:11] == tuple(expected)
-    assert alone[11:18] == (4, 5, 3, 1, 4, 2, 1)
-    assert [alone[19 + 6 * layer + 2] for layer in range(4)] == [0, 0, 0, 0]
+    assert struct.unpack("23qd24q", packed) == (*map(at, addresses), 4, 5, 3, 1, 4, 2, 9, 1, -0.5, *layers)
+    alone = struct.unpack("23qd24q", call.pack())
+    expected = [0 if number in (2, 3, 4, *range(8, 15)) else at(t) for number, t in enumerate(addresses)]
+    assert alone[:15] == tuple(expected)
+    assert alone[15:23] == (4, 5, 3, 1, 4, 2, 1, 0)
+    assert [alone[24 + 6 * layer + 2] for layer in range(4)] == [0, 0, 0, 0]
 
 
 @served

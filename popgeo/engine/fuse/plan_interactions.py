@@ -20,19 +20,22 @@ from popgeo.engine.fuse.prepared import PreparedCall, PreparedOp, late_arguments
 from popgeo.ops import interaction_call
 from popgeo.ops.exp_or_zero import least_exponent
 from popgeo.ops.interaction_call import Call
-from popgeo.ops.interaction_ops import NUM_ARGUMENTS, pack_backward, pack_forward
+from popgeo.ops.interaction_ops import NUM_ARGUMENTS, pack_backward, pack_forward, pack_second, serves_second
 
-FORWARD, BACKWARD, PLAN = (f"popgeo.interaction{kind}.default" for kind in ("", "_backward", "_plan"))
+FORWARD, BACKWARD, SECOND, PLAN = (
+    f"popgeo.interaction{kind}.default" for kind in ("", "_backward", "_second", "_plan")
+)
 CFCONV, CFCONV_BACKWARD = (f"popgeo.cfconv{kind}.default" for kind in ("", "_backward"))
 
 
 def plan_interactions(graph: OpGraph) -> OpGraph:
     """The graph with interactions as the kernels take them; expanded where there are none for what it asks."""
-    ops = [op for op in graph.ops if op.target in (FORWARD, BACKWARD)]
+    ops = [op for op in graph.ops if op.target in (FORWARD, BACKWARD, SECOND)]
     if not ops:
         return graph
     uses = DefUse(graph)
     whole = interaction_call.is_served() and all(fits(uses, Call(*op.args[:NUM_ARGUMENTS])) for op in ops)
+    whole = whole and all(serves_second(*op.args[-3:-1]) for op in ops if op.target == SECOND)
     return drop_unused(_Planner(uses).graph()) if whole else expand(graph)
 
 
@@ -59,8 +62,7 @@ def fits(uses: DefUse, call: Any) -> bool:
     num_edges = uses.graph.values[call.src.value].shape[0]
     floating = [*call.tensors, *([] if call.centres is None else [call.centres])]
     return (
-        call.plan is None
-        and num_edges < 2**28
+        num_edges < 2**28
         and all(uses.graph.values[ref(weight)].numel for weight in call.weights)
         and all(uses.is_plain(ref(t)) for t in floating if t is not None)
         and all(uses.is_plain(ref(index), (num_edges,), torch.int64) for index in (call.src, call.dst))
@@ -113,8 +115,8 @@ class _Planner:
 
     def graph(self) -> OpGraph:
         for op in self._uses.graph.ops:
-            if op.target in (FORWARD, BACKWARD):
-                self._add(op)
+            if op.target in (FORWARD, BACKWARD, SECOND):
+                self._add(self._narrowed(op) if op.target != FORWARD else op)
             else:
                 self._ops.append(op)
         graph = dataclasses.replace(self._uses.graph, values=tuple(self._values))
@@ -129,10 +131,19 @@ class _Planner:
         if gaussians is not None:
             distances, centres, width = gaussians
             call = dataclasses.replace(call, expansion=Ref(distances), centres=Ref(centres), width=width)
-        call = call.planned(Ref(self._plan(op, call, skips=not to_envelope)))
+        if call.plan is None:
+            call = call.planned(Ref(self._plan(op, call, skips=not to_envelope)))
         stand_in = Call(*substitute(call.arguments, self._stand_in))
-        workspace = self._new(stand_in.workspace(torch.get_num_threads()))
+        workspace = self._new(stand_in.workspace(torch.get_num_threads(), is_second=op.target == SECOND))
         self._ops.append(dataclasses.replace(op, args=(*call.arguments, *rest), outputs=(*op.outputs, workspace)))
+
+    def _narrowed(self, op: Op) -> Op:
+        """A backward pass that makes only what is read: derivatives by positions go no further in training."""
+        uses, made = self._uses, iter(op.outputs)
+        kept = [next(made) if is_wanted else None for is_wanted in op.args[-1]]
+        kept = [v if v in uses.users or v in uses.returned else None for v in kept]
+        wanted = [v is not None for v in kept]
+        return dataclasses.replace(op, args=(*op.args[:-1], wanted), outputs=tuple(v for v in kept if v is not None))
 
     def _plan(self, op: Op, call: Any, *, skips: bool) -> int:
         """The plan of the call's edges, made where it is needed first."""
@@ -209,3 +220,4 @@ def _prepare(
 register_prepared(PLAN, PreparedOp(prepare=_prepare_plan))
 register_prepared(FORWARD, PreparedOp(prepare=_prepare("forward", pack_forward)))
 register_prepared(BACKWARD, PreparedOp(prepare=_prepare("backward", pack_backward)))
+register_prepared(SECOND, PreparedOp(prepare=_prepare("second", pack_second)))

@@ -51,12 +51,12 @@ inline floats reciprocal(floats y) {
 }
 
 struct Activated {
-  floats value, slope;
+  floats value, slope, bend;  // and its first and second derivative
 };
 
 template <int64_t ACTIVATION>
 inline Activated activate(floats x) {
-  if (ACTIVATION == RELU) return {x < 0.0f ? floats{} : x, x > 0.0f ? splat(1.0f) : floats{}};
+  if (ACTIVATION == RELU) return {x < 0.0f ? floats{} : x, x > 0.0f ? splat(1.0f) : floats{}, floats{}};
   const floats magnitude = x < 0.0f ? -x : x;
   const floats t = exp_of_negative(ACTIVATION == TANH ? -2.0f * magnitude : -magnitude);
   const floats whole = reciprocal(1.0f + t);
@@ -69,18 +69,22 @@ inline Activated activate(floats x) {
     series = fma(series, q, splat(-3.33332819422e-1f));
     const floats large = (1.0f - t) * whole;
     const floats value = magnitude < 0.625f ? fma(x * q, series, x) : (x < 0.0f ? -large : large);
-    return {value, fma(-value, value, splat(1.0f))};
+    const floats slope = fma(-value, value, splat(1.0f));
+    return {value, slope, -2.0f * value * slope};
   }
   const floats sigmoid = x < 0.0f ? t * whole : whole;
-  if (ACTIVATION == SIGMOID) return {sigmoid, sigmoid * (1.0f - sigmoid)};
-  if (ACTIVATION == SILU) return {x * sigmoid, sigmoid * fma(x, 1.0f - sigmoid, splat(1.0f))};
+  const floats spread = sigmoid * (1.0f - sigmoid), skew = fma(sigmoid, splat(-2.0f), splat(1.0f));
+  if (ACTIVATION == SIGMOID) return {sigmoid, spread, spread * skew};
+  if (ACTIVATION == SILU)
+    return {x * sigmoid, sigmoid * fma(x, 1.0f - sigmoid, splat(1.0f)), spread * fma(x, skew, splat(2.0f))};
   const floats shifted = (x > 0.0f ? x : floats{}) + log_of_mean_with_one(t);
-  return {ACTIVATION == SOFTPLUS ? shifted + 0.693147180559945f : shifted, sigmoid};
+  return {ACTIVATION == SOFTPLUS ? shifted + 0.693147180559945f : shifted, sigmoid, spread};
 }
 
-// values[i] becomes the activation of each; `slopes`, where it is asked for, its derivative there.
+// values[i] becomes the activation of each; `slopes`, where it is asked for, its derivative there, and where `tangents` are
+// given too, of the values as they change: these become those of the activation, and `bends` those of the slopes.
 template <int64_t ACTIVATION>
-inline void activate_rows(float* values, float* slopes, int64_t count) {
+inline void activate_rows(float* values, float* slopes, float* tangents, float* bends, int64_t count) {
   if (!slopes) {
     for (int64_t i = 0; i < count; i += LANES) store(values + i, activate<ACTIVATION>(load(values + i)).value);
     return;
@@ -89,17 +93,22 @@ inline void activate_rows(float* values, float* slopes, int64_t count) {
     const Activated made = activate<ACTIVATION>(load(values + i));
     store(values + i, made.value);
     store(slopes + i, made.slope);
+    if (!tangents) continue;
+    const floats tangent = load(tangents + i);
+    store(tangents + i, made.slope * tangent);
+    store(bends + i, made.bend * tangent);
   }
 }
 
-inline void activate_rows(int64_t activation, float* values, float* slopes, int64_t count) {
+inline void activate_rows(int64_t activation, float* values, float* slopes, float* tangents, float* bends,
+                          int64_t count) {
   switch (activation) {
-    case SHIFTED_SOFTPLUS: return activate_rows<SHIFTED_SOFTPLUS>(values, slopes, count);
-    case SOFTPLUS: return activate_rows<SOFTPLUS>(values, slopes, count);
-    case SILU: return activate_rows<SILU>(values, slopes, count);
-    case RELU: return activate_rows<RELU>(values, slopes, count);
-    case TANH: return activate_rows<TANH>(values, slopes, count);
-    case SIGMOID: return activate_rows<SIGMOID>(values, slopes, count);
+    case SHIFTED_SOFTPLUS: return activate_rows<SHIFTED_SOFTPLUS>(values, slopes, tangents, bends, count);
+    case SOFTPLUS: return activate_rows<SOFTPLUS>(values, slopes, tangents, bends, count);
+    case SILU: return activate_rows<SILU>(values, slopes, tangents, bends, count);
+    case RELU: return activate_rows<RELU>(values, slopes, tangents, bends, count);
+    case TANH: return activate_rows<TANH>(values, slopes, tangents, bends, count);
+    case SIGMOID: return activate_rows<SIGMOID>(values, slopes, tangents, bends, count);
   }
 }
 

@@ -19,7 +19,7 @@ namespace POPGEO_ISA {
 
 #ifndef POPGEO_HAS_FMA
 
-const InteractionKernels interaction_kernels = {nullptr, nullptr, nullptr};
+const InteractionKernels interaction_kernels = {nullptr, nullptr, nullptr, nullptr};
 
 #else
 
@@ -52,22 +52,31 @@ struct Arrivals {
   const int32_t *rowptr, *pairs;
 };
 
+// What is multiplied and summed.
+struct Messages {
+  const float *features, *filters;
+};
+
 template <int VECTORS>
-inline void sum_columns(const Arrivals* arrivals, int64_t kinds, int64_t index, const float* features,
-                        const float* filters, int64_t row, float* out, int64_t width) {
+inline void sum_columns(const Arrivals* arrivals, int64_t kinds, int64_t index, const Messages* messages,
+                        int64_t num_messages, int64_t row, int64_t column, float* out, int64_t width) {
   floats sums[VECTORS] = {};
-  for (int64_t kind = 0; kind < kinds; ++kind) {
-    const int32_t* rowptr = arrivals[kind].rowptr;
-    add_messages<VECTORS>(sums, arrivals[kind].pairs, rowptr[index], rowptr[index + 1], features, filters, row);
-  }
+  for (int64_t m = 0; m < num_messages; ++m)
+    for (int64_t kind = 0; kind < kinds; ++kind) {
+      const int32_t* rowptr = arrivals[kind].rowptr;
+      add_messages<VECTORS>(sums, arrivals[kind].pairs, rowptr[index], rowptr[index + 1],
+                            messages[m].features + column, messages[m].filters + column, row);
+    }
   float whole[VECTORS * LANES];
 #pragma GCC unroll 8
   for (int v = 0; v < VECTORS; ++v) store(whole + v * LANES, sums[v]);
   memcpy(out, whole, sizeof(float) * size_t(width));
 }
 
-// What arrives at a row: at a receiver from the sources, or back at a source; both where pairs stand for two edges.
-inline void sum_row(const Shared& shared, int64_t index, const float* features, bool at_sources) {
+// What arrives at a row of `to`: at a receiver from the sources, or back at a source; both where pairs stand for two
+// edges.
+inline void sum_row(const Shared& shared, int64_t index, const Messages* messages, int64_t num_messages,
+                    bool at_sources, float* to) {
   const InteractionPlan& plan = shared.plan;
   const Arrivals at_receiver = {shared.part(plan.receiver_rowptr()), shared.part(plan.receiver_pairs())};
   const Arrivals at_source = {shared.part(plan.source_rowptr()), shared.part(plan.source_pairs())};
@@ -75,9 +84,9 @@ inline void sum_row(const Shared& shared, int64_t index, const float* features, 
   const int64_t kinds = shared.call.half_list ? 2 : 1;
   for (int64_t c = 0; c < shared.channels; c += SUM_VECTORS * LANES) {
     const int64_t left = shared.channels - c, width = left < SUM_VECTORS * LANES ? left : SUM_VECTORS * LANES;
-    float* out = shared.call.out + index * shared.channels + c;
+    float* out = to + index * shared.channels + c;
     const auto sum = [&](auto vectors) {
-      sum_columns<decltype(vectors)::count>(both, kinds, index, features + c, shared.call.filters + c, shared.row, out, width);
+      sum_columns<decltype(vectors)::count>(both, kinds, index, messages, num_messages, shared.row, c, out, width);
     };
     switch ((width + LANES - 1) / LANES) {
       case 1: sum(Vectors<1>()); break;
@@ -94,32 +103,29 @@ inline void sum_row(const Shared& shared, int64_t index, const float* features, 
 
 // Backward ----------------------------------------------------------------------------------------------------------
 
-// The gradient of each filter: the features that it multiplies times the gradient of the sum that it enters.
-inline void gradient_of_filters(Block& block) {
+// to[i] = what the filter of edge i multiplies times what the gradient is of the sum that it enters.
+inline void gradient_of_filters(const Block& block, const float* x, const float* grad, float* to) {
   const Shared& shared = block.shared;
-  const InteractionCall& call = shared.call;
   const int32_t* sources = shared.part(shared.plan.sources()) + block.first;
   const int32_t* receivers = shared.part(shared.plan.receivers()) + block.first;
   const int64_t row = shared.row;
-  if (call.grad_envelope) apply_layer(block, call.num_layers - 1, block.bare, row);
-  for (int64_t i = 0; i < block.count; ++i) {
-    const float *x = shared.x + sources[i] * row, *grad = shared.grad + receivers[i] * row;
-    const float *back_x = shared.x + receivers[i] * row, *back_grad = shared.grad + sources[i] * row;
-    float* to = block.gradient + i * row;
-    const float envelope = block.envelope(i);
+  for (int64_t i = 0; i < block.count; ++i, to += row) {
+    const float *at_source = x + sources[i] * row, *of_receiver = grad + receivers[i] * row;
+    const float *at_receiver = x + receivers[i] * row, *of_source = grad + sources[i] * row;
     for (int64_t c = 0; c < row; c += LANES) {
-      floats product = load(x + c) * load(grad + c);
-      if (call.half_list) product = fma(load(back_x + c), load(back_grad + c), product);
+      floats product = load(at_source + c) * load(of_receiver + c);
+      if (shared.call.half_list) product = fma(load(at_receiver + c), load(of_source + c), product);
       store(to + c, product);
     }
-    if (call.grad_envelope) {
-      float total = 0;
-      for (int64_t c = 0; c < shared.channels; ++c) total = __builtin_fmaf(block.bare[i * row + c], to[c], total);
-      call.grad_envelope[block.edges[i]] = total;
-    }
-    if (call.envelope) scale_row(to, envelope, row);
   }
-  memset(block.gradient + block.count * row, 0, sizeof(float) * size_t((block.rows() - block.count) * row));
+  memset(to, 0, sizeof(float) * size_t((block.rows() - block.count) * row));
+}
+
+inline float dot(const float* a, const float* b, Span span) {
+  const Span lines = {span.begin / LINE * LINE, span.end / LINE * LINE};
+  float total = sum_in_chains(lines, [&](int64_t k, floats sum) { return fma(load(a + k), load(b + k), sum); });
+  for (int64_t k = lines.end > span.begin ? lines.end : span.begin; k < span.end; ++k) total = __builtin_fmaf(a[k], b[k], total);
+  return total;
 }
 
 // Which edges of a block are to be summed for each group of inputs of its first layer.
@@ -135,12 +141,18 @@ inline void edges_of_inputs(const Block& block, int64_t num_inputs, Span* spans)
   }
 }
 
-inline void add_weight_gradients(const Block& block, int64_t l, float* weights, float* bias) {
+inline void add_bias_gradient(const Block& block, int64_t l, const float* gradient, float* bias) {
+  const int64_t row = padded(block.shared.layer(l).out);
+  if (!block.shared.layer(l).grad_bias) return;
+  for (int64_t i = 0; i < block.count; ++i)
+    for (int64_t c = 0; c < row; c += LANES) store(bias + c, load(bias + c) + load(gradient + i * row + c));
+}
+
+// The gradient of layer l by its weights, where its results have this gradient and its inputs these rows.
+inline void add_weight_gradient(const Block& block, int64_t l, const float* gradient, const float* input,
+                                float* weights) {
   const Layer& layer = block.shared.layer(l);
   const int64_t row = padded(layer.out), inputs = up_to_group(layer.in);
-  if (layer.grad_bias)
-    for (int64_t i = 0; i < block.count; ++i)
-      for (int64_t c = 0; c < row; c += LANES) store(bias + c, load(bias + c) + load(block.gradient + i * row + c));
   if (!layer.grad_weight) return;
   constexpr int64_t AT_ONCE = 64;  // groups of inputs
   for (int64_t first = 0; first < inputs; first += AT_ONCE * GROUP) {
@@ -148,9 +160,57 @@ inline void add_weight_gradients(const Block& block, int64_t l, float* weights, 
     Span spans[AT_ONCE];
     for (Span& span : spans) span = {0, block.count};
     if (l == 0 && block.shared.has_bands && inputs <= AT_ONCE * GROUP) edges_of_inputs(block, inputs, spans);
-    product<true>(width, layer.out, block.input(l) + first, block.input_row(l), block.gradient, row, spans, nullptr,
+    product<true>(width, layer.out, input + first, block.input_row(l), gradient, row, spans, nullptr,
                   weights + first * row, row, true);
   }
+}
+
+// to = the gradient of a layer's results times its weights: that of its inputs.
+inline void go_back_layer(const Block& block, int64_t l, const float* gradient, float* to) {
+  const Layer& layer = block.shared.layer(l);
+  const int64_t row = padded(layer.out), input_row = padded(layer.in);
+  Span all[BLOCK_EDGES / GROUP];
+  for (Span& span : all) span = {0, layer.out};
+  if (l == 0) return gradient_of_inputs(block, gradient, to);
+  product<false>(block.rows(), layer.in, gradient, row, block.shared.up[l], input_row, all, nullptr, to, input_row, false);
+}
+
+inline void scale_by_envelope(const Block& block, float* values, int64_t row) {
+  if (!block.shared.call.envelope) return;
+  for (int64_t i = 0; i < block.count; ++i) scale_row(values + i * row, block.envelope(i), row);
+}
+
+// The gradient of each edge's envelope, given those of its filter and of the last layer's inputs but for the envelope.
+inline void gradient_of_envelope(const Block& block, const float* gradient, const float* of_inputs) {
+  const Shared& shared = block.shared;
+  const int64_t l = shared.call.num_layers - 1, input_row = block.input_row(l);
+  for (int64_t i = 0; i < block.count; ++i) {
+    const float by_inputs = dot(of_inputs + i * input_row, block.input(l) + i * input_row, block.inputs_of(l, i));
+    const float by_bias = dot(gradient + i * shared.row, shared.bias[l], {0, shared.channels});
+    shared.call.grad_envelope[block.edges[i]] = by_inputs + by_bias;
+  }
+}
+
+inline void gradient_of_expansion(const Block& block, const float* gradient) {
+  const InteractionCall& call = block.shared.call;
+  const int64_t width = block.shared.layer(0).in;
+  for (int64_t i = 0; i < block.count; ++i, gradient += block.shared.input_row()) {
+    if (call.centres)
+      call.grad_expansion[block.edges[i]] = slope_of_expansion(block, i, gradient);
+    else
+      memcpy(call.grad_expansion + block.edges[i] * width, gradient, sizeof(float) * size_t(width));
+  }
+}
+
+// Whether anything before layer l is to be differentiated by.
+inline bool goes_on(const InteractionCall& call, int64_t l) {
+  return l > 0 || call.grad_expansion || (call.grad_envelope && call.num_layers == 1);
+}
+
+inline bool wants_layers(const InteractionCall& call) {
+  bool wants = call.grad_expansion || call.grad_envelope;
+  for (int64_t l = 0; l < call.num_layers; ++l) wants |= call.layers[l].grad_weight || call.layers[l].grad_bias;
+  return wants;
 }
 
 inline void go_back_block(const Shared& shared, int64_t index, int64_t thread, float* partial) {
@@ -158,18 +218,18 @@ inline void go_back_block(const Shared& shared, int64_t index, int64_t thread, f
   Block block(shared, index, thread);
   expand(block);
   apply_hidden_layers(block, true);
-  gradient_of_filters(block);
+  gradient_of_filters(block, shared.x, shared.grad, block.gradient);
   float* end = partial + shared.partial_size;
   for (int64_t l = call.num_layers - 1; l >= 0; --l) {
-    const Layer& layer = shared.layer(l);
-    const int64_t row = padded(layer.out), input_row = padded(layer.in);
-    end -= (up_to_group(layer.in) + 1) * row;
-    add_weight_gradients(block, l, end, end + up_to_group(layer.in) * row);
-    if (l == 0 && !call.grad_expansion) break;
-    Span all[BLOCK_EDGES / GROUP];
-    for (Span& span : all) span = {0, layer.out};
-    product<false>(block.rows(), layer.in, block.gradient, row, shared.up[l], input_row, all, nullptr, block.other,
-                   input_row, false);
+    const int64_t row = padded(shared.layer(l).out), input_row = padded(shared.layer(l).in);
+    const bool is_last = l == call.num_layers - 1;
+    if (goes_on(call, l)) go_back_layer(block, l, block.gradient, block.other);
+    if (is_last && call.grad_envelope) gradient_of_envelope(block, block.gradient, block.other);
+    if (is_last) scale_by_envelope(block, block.gradient, row);
+    if (is_last && goes_on(call, l)) scale_by_envelope(block, block.other, input_row);
+    end -= (up_to_group(shared.layer(l).in) + 1) * row;
+    add_bias_gradient(block, l, block.gradient, end + up_to_group(shared.layer(l).in) * row);
+    add_weight_gradient(block, l, block.gradient, block.input(l), end);
     if (l)
       for (int64_t i = 0; i < block.rows() * input_row; i += LANES)
         store(block.other + i, load(block.other + i) * load(block.slopes[l - 1] + i));
@@ -177,15 +237,146 @@ inline void go_back_block(const Shared& shared, int64_t index, int64_t thread, f
     block.gradient = block.other;
     block.other = swapped;
   }
-  if (!call.grad_expansion) return;
-  for (int64_t i = 0; i < block.count; ++i) {
-    const float* gradient = block.gradient + i * shared.input_row();
-    if (call.centres)
-      call.grad_expansion[block.edges[i]] = slope_of_expansion(block, i, gradient);
-    else
-      memcpy(call.grad_expansion + block.edges[i] * shared.layer(0).in, gradient,
-             sizeof(float) * size_t(shared.layer(0).in));
+  if (call.grad_expansion) gradient_of_expansion(block, block.gradient);
+}
+
+// The backward pass of the backward pass: everything has a value and how it changes along what is given, and a gradient
+// for each of the two.
+struct SecondBlock : Block {
+  float *slant, *tangents[MAX_LAYERS], *bends[MAX_LAYERS];  // of the expansion, and of each hidden layer
+  float *mixed, *change, *other_change;                     // see `change_filters`; gradients by what changes
+
+  SecondBlock(const Shared& s, int64_t block, int64_t thread) : Block(s, block, thread) {
+    slant = take(s.input_row());
+    for (int64_t l = 0; l + 1 < s.call.num_layers; ++l) tangents[l] = take(s.widest), bends[l] = take(s.widest);
+    mixed = take(s.widest), change = take(s.widest), other_change = take(s.widest);
   }
+
+  const float* tangent(int64_t l) const { return l ? tangents[l - 1] : slant; }
+  float along_envelope(int64_t i) const {
+    return shared.call.along_envelope ? shared.call.along_envelope[edges[i]] : 0.0f;
+  }
+};
+
+// How the expansion changes.
+inline void expand_slant(SecondBlock& block) {
+  const Shared& shared = block.shared;
+  const InteractionCall& call = shared.call;
+  const int64_t row = shared.input_row(), num_inputs = shared.layer(0).in;
+  memset(block.slant, 0, sizeof(float) * size_t(block.rows() * row));
+  if (!call.along_expansion) return;
+  for (int64_t i = 0; i < block.count; ++i) {
+    const int64_t e = block.edges[i];
+    if (!call.centres) {
+      memcpy(block.slant + i * row, call.along_expansion + e * num_inputs, sizeof(float) * size_t(num_inputs));
+      continue;
+    }
+    const floats r = splat(call.expansion[e]), factor = splat(2.0f * float(call.width) * call.along_expansion[e]);
+    const Span lines = lines_of_inputs(block, i);
+    for (int64_t k = lines.begin; k < lines.end; k += LANES)
+      store(block.slant + i * row + k, load(block.expansion + i * row + k) * ((r - load(shared.centres + k)) * factor));
+  }
+}
+
+// tangents[e] = how the filter of edge e changes: the last layer is given its inputs' change times the envelope plus its
+// inputs times the envelope's change.
+inline void change_filters(SecondBlock& block) {
+  const Shared& shared = block.shared;
+  const int64_t l = shared.call.num_layers - 1, input_row = block.input_row(l), row = shared.row;
+  for (int64_t i = 0; i < block.rows(); ++i) {
+    const bool is_there = i < block.count;
+    const floats factor = splat(is_there ? block.envelope(i) : 0.0f), change = splat(is_there ? block.along_envelope(i) : 0.0f);
+    for (int64_t k = i * input_row; k < (i + 1) * input_row; k += LANES)
+      store(block.mixed + k, fma(load(block.tangent(l) + k), factor, load(block.input(l) + k) * change));
+  }
+  float* tangents = shared.tangents + block.first * row;
+  apply_layer(block, l, block.mixed, nullptr, tangents, row);
+  if (shared.call.along_envelope && shared.layer(l).bias)
+    for (int64_t i = 0; i < block.count; ++i)
+      for (int64_t c = 0; c < row; c += LANES)
+        store(tangents + i * row + c, fma(load(shared.bias[l] + c), splat(block.along_envelope(i)), load(tangents + i * row + c)));
+}
+
+// Both gradients of the filters become those of the bare network's results; the envelope's is what it multiplies.
+inline void leave_envelope(SecondBlock& block) {
+  const Shared& shared = block.shared;
+  const int64_t l = shared.call.num_layers - 1, input_row = block.input_row(l), row = shared.row;
+  if (shared.call.grad_envelope) {
+    go_back_layer(block, l, block.gradient, block.other);
+    go_back_layer(block, l, block.change, block.other_change);
+    gradient_of_envelope(block, block.gradient, block.other);
+    for (int64_t i = 0; i < block.count; ++i)
+      shared.call.grad_envelope[block.edges[i]] +=
+          dot(block.other_change + i * input_row, block.tangent(l) + i * input_row, block.inputs_of(l, i));
+  }
+  for (int64_t i = 0; i < block.count; ++i) {
+    const floats factor = splat(block.envelope(i)), change = splat(block.along_envelope(i));
+    for (int64_t c = i * row; c < (i + 1) * row; c += LANES) {
+      const floats by_change = load(block.change + c);
+      store(block.gradient + c, fma(load(block.gradient + c), factor, by_change * change));
+      store(block.change + c, by_change * factor);
+    }
+  }
+}
+
+// d r of what the Gaussians of edge i and their slants are multiplied with.
+inline void second_gradient_of_expansion(const SecondBlock& block) {
+  const Shared& shared = block.shared;
+  const InteractionCall& call = shared.call;
+  gradient_of_expansion(block, block.gradient);
+  if (!call.centres || !call.along_expansion) return;
+  const float twice = 2.0f * float(call.width);
+  for (int64_t i = 0; i < block.count; ++i) {
+    const int64_t e = block.edges[i];
+    const floats r = splat(call.expansion[e]);
+    const float *values = block.expansion + i * shared.input_row(), *by = block.change + i * shared.input_row();
+    const float total = sum_in_chains(lines_of_inputs(block, i), [&](int64_t k, floats sum) {
+      const floats apart = r - load(shared.centres + k);
+      return fma(load(by + k) * load(values + k), fma(apart * apart, splat(twice), splat(1.0f)), sum);
+    });
+    call.grad_expansion[e] = __builtin_fmaf(twice * call.along_expansion[e], total, call.grad_expansion[e]);
+  }
+}
+
+inline void go_back_second_block(const Shared& shared, int64_t index, int64_t thread, float* partial) {
+  const InteractionCall& call = shared.call;
+  SecondBlock block(shared, index, thread);
+  expand(block);
+  expand_slant(block);
+  for (int64_t l = 0; l + 1 < call.num_layers; ++l) {
+    const int64_t row = padded(shared.layer(l).out);
+    apply_layer(block, l, block.values[l], row);
+    apply_layer(block, l, block.tangent(l), nullptr, block.tangents[l], row);
+    activate_rows(call.activation, block.values[l], block.slopes[l], block.tangents[l], block.bends[l], block.rows() * row);
+  }
+  change_filters(block);
+  if (!wants_layers(call)) return;
+  if (call.along_x)
+    gradient_of_filters(block, shared.along_x, shared.grad, block.gradient);
+  else
+    memset(block.gradient, 0, sizeof(float) * size_t(block.rows() * shared.row));
+  gradient_of_filters(block, shared.x, shared.grad, block.change);
+  leave_envelope(block);
+  float* end = partial + shared.partial_size;
+  for (int64_t l = call.num_layers - 1; l >= 0; --l) {
+    const int64_t row = padded(shared.layer(l).out), input_row = padded(shared.layer(l).in);
+    end -= (up_to_group(shared.layer(l).in) + 1) * row;
+    add_bias_gradient(block, l, block.gradient, end + up_to_group(shared.layer(l).in) * row);
+    add_weight_gradient(block, l, block.gradient, block.input(l), end);
+    add_weight_gradient(block, l, block.change, block.tangent(l), end);
+    if (l == 0 && !call.grad_expansion) return;
+    go_back_layer(block, l, block.gradient, block.other);
+    go_back_layer(block, l, block.change, block.other_change);
+    for (int64_t i = 0; l && i < block.rows() * input_row; i += LANES) {
+      const floats by_change = load(block.other_change + i), slope = load(block.slopes[l - 1] + i);
+      store(block.other + i, fma(load(block.bends[l - 1] + i), by_change, load(block.other + i) * slope));
+      store(block.other_change + i, by_change * slope);
+    }
+    float *swapped = block.gradient, *swapped_change = block.change;
+    block.gradient = block.other, block.other = swapped;
+    block.change = block.other_change, block.other_change = swapped_change;
+  }
+  second_gradient_of_expansion(block);
 }
 
 // Input i of every layer: its column of the weights' gradient, and with the first one the bias's.
@@ -227,7 +418,8 @@ int64_t workspace(const InteractionCall& call) { return Shared(call, call.num_ed
 void forward(const InteractionCall& call) {
   Shared shared(call, call.plan[0]);
   pack(shared, false);
-  const int64_t blocks = num_blocks(shared.num_active);
+  const int64_t blocks = num_blocks(shared.num_active, shared.block_edges);
+  const Messages messages = {shared.x, call.filters};
   const uint64_t of_caller = denormals();
 #ifdef _OPENMP
 #pragma omp parallel num_threads(int(call.num_threads)) if (is_parallel(shared))
@@ -246,14 +438,18 @@ void forward(const InteractionCall& call) {
 #ifdef _OPENMP
 #pragma omp for schedule(dynamic, 16)
 #endif
-    for (int64_t node = 0; node < call.num_rows; ++node) sum_row(shared, node, shared.x, false);
+    for (int64_t node = 0; node < call.num_rows; ++node) sum_row(shared, node, &messages, 1, false, call.out);
   }
 }
 
-void backward(const InteractionCall& call) {
-  Shared shared(call, call.plan[0]);
-  pack(shared, true);
-  const int64_t blocks = num_blocks(shared.num_active), partials = num_partials(shared.num_active);
+using BlockPass = void (*)(const Shared&, int64_t block, int64_t thread, float* partial);
+
+// What the two backward passes have in common: they go through the blocks, and then sum the rows of nodes.
+template <class SumRows>
+inline void go_through_blocks(const Shared& shared, BlockPass pass, bool is_asked, SumRows sum_rows) {
+  const InteractionCall& call = shared.call;
+  const int64_t partials = num_partials(shared.num_active);
+  const int64_t blocks = is_asked ? num_blocks(shared.num_active, shared.block_edges) : 0;
   int64_t inputs = 1;
   for (int64_t l = 0; l < call.num_layers; ++l) inputs = call.layers[l].in > inputs ? call.layers[l].in : inputs;
   if (call.grad_expansion)
@@ -268,26 +464,27 @@ void backward(const InteractionCall& call) {
 #ifdef _OPENMP
 #pragma omp for schedule(static) nowait
 #endif
-    for (int64_t node = 0; node < call.num_sources; ++node)
+    for (int64_t node = 0; node < call.num_sources; ++node) {
       copy_padded(shared.x + node * shared.row, call.x + node * shared.channels, shared.channels, shared.row);
+      if (call.along_x)
+        copy_padded(shared.along_x + node * shared.row, call.along_x + node * shared.channels, shared.channels,
+                    shared.row);
+    }
 #ifdef _OPENMP
 #pragma omp for schedule(static)
 #endif
     for (int64_t node = 0; node < call.num_rows; ++node)
       copy_padded(shared.grad + node * shared.row, call.grad + node * shared.channels, shared.channels, shared.row);
 #ifdef _OPENMP
-#pragma omp for schedule(dynamic, 1) nowait
+#pragma omp for schedule(dynamic, 1)
 #endif
     for (int64_t p = 0; p < partials; ++p) {
       float* partial = shared.partials + p * shared.partial_size;
       memset(partial, 0, sizeof(float) * size_t(shared.partial_size));
       for (int64_t block = p * blocks / partials; block < (p + 1) * blocks / partials; ++block)
-        go_back_block(shared, block, thread_index(), partial);
+        pass(shared, block, thread_index(), partial);
     }
-#ifdef _OPENMP
-#pragma omp for schedule(dynamic, 16)
-#endif
-    for (int64_t node = 0; node < (call.out ? call.num_sources : 0); ++node) sum_row(shared, node, shared.grad, true);
+    sum_rows();
 #ifdef _OPENMP
 #pragma omp for schedule(static)
 #endif
@@ -295,7 +492,41 @@ void backward(const InteractionCall& call) {
   }
 }
 
-const InteractionKernels interaction_kernels = {workspace, forward, backward};
+void backward(const InteractionCall& call) {
+  Shared shared(call, call.plan[0]);
+  pack(shared, true);
+  const Messages back = {shared.grad, call.filters};
+  go_through_blocks(shared, go_back_block, wants_layers(call), [&] {
+#ifdef _OPENMP
+#pragma omp for schedule(dynamic, 16)
+#endif
+    for (int64_t node = 0; node < (call.out ? call.num_sources : 0); ++node)
+      sum_row(shared, node, &back, 1, true, call.out);
+  });
+}
+
+// The gradient of <along_x, grad_x> + <along_expansion, grad_expansion> + <along_envelope, grad_envelope>, which is
+// <grad, how the sums change along all three>.
+void second(const InteractionCall& call) {
+  Shared shared(call, call.plan[0]);
+  pack(shared, true);
+  const Messages back = {shared.grad, shared.tangents};
+  const Messages there[2] = {{shared.x, shared.tangents}, {shared.along_x, call.filters}};
+  go_through_blocks(shared, go_back_second_block, true, [&] {
+#ifdef _OPENMP
+#pragma omp for schedule(dynamic, 16) nowait
+#endif
+    for (int64_t node = 0; node < (call.grad_grad ? call.num_rows : 0); ++node)
+      sum_row(shared, node, there, call.along_x ? 2 : 1, false, call.grad_grad);
+#ifdef _OPENMP
+#pragma omp for schedule(dynamic, 16)
+#endif
+    for (int64_t node = 0; node < (call.out ? call.num_sources : 0); ++node)
+      sum_row(shared, node, &back, 1, true, call.out);
+  });
+}
+
+const InteractionKernels interaction_kernels = {workspace, forward, backward, second};
 
 #endif
 

@@ -11,6 +11,7 @@
 namespace popgeo {
 
 constexpr int64_t BLOCK_EDGES = 128;  // whose filters are made at once: what they need stays in the second cache
+constexpr int64_t SECOND_EDGES = 64;  // of a block in the second backward pass, which needs twice as much for each
 constexpr int64_t GROUP = 8;          // rows of a result that share one span of what is summed
 constexpr int64_t MAX_LAYERS = 4;
 constexpr int64_t MAX_PARTIALS = 16;  // sums of weights' gradients that are made apart, for any number of threads
@@ -35,7 +36,10 @@ struct InteractionCall {
   const float* envelope;   // [num_edges] or null
   float *grad_expansion, *grad_envelope;  // or null
   float* workspace;
-  int64_t num_edges, num_sources, num_rows, half_list, activation, num_layers, num_threads;
+  // In the second backward pass, which is the derivative of the first one's results along these; or null.
+  const float *along_x, *along_expansion, *along_envelope;  // of the shapes of x, expansion and envelope
+  float* grad_grad;                                         // the gradient of `grad`, or null [num_rows, channels]
+  int64_t num_edges, num_sources, num_rows, half_list, activation, num_layers, num_threads, is_second;
   double width;  // what the square of the distance from a centre is multiplied with
   Layer layers[MAX_LAYERS];
 };
@@ -61,10 +65,10 @@ inline int64_t padded(int64_t channels) {
   return 16 * (lines + (lines + 1) % 2);
 }
 
-inline int64_t num_blocks(int64_t num_active) { return (num_active + BLOCK_EDGES - 1) / BLOCK_EDGES; }
+inline int64_t num_blocks(int64_t num_active, int64_t block_edges) { return (num_active + block_edges - 1) / block_edges; }
 
 inline int64_t num_partials(int64_t num_active) {
-  const int64_t wanted = (num_blocks(num_active) + 3) / 4;
+  const int64_t wanted = (num_blocks(num_active, BLOCK_EDGES) + 3) / 4;
   return wanted < 1 ? 1 : wanted > MAX_PARTIALS ? MAX_PARTIALS : wanted;
 }
 
@@ -72,6 +76,7 @@ struct InteractionKernels {
   int64_t (*workspace)(const InteractionCall&);  // floats that a call needs, in either direction
   void (*forward)(const InteractionCall&);
   void (*backward)(const InteractionCall&);
+  void (*second)(const InteractionCall&);  // the backward pass of the backward pass
 };
 
 namespace POPGEO_ISA {

@@ -17,8 +17,9 @@ inline int64_t up_to_group(int64_t rows) { return (rows + GROUP - 1) / GROUP * G
 struct Shared {
   const InteractionCall& call;
   InteractionPlan plan;
-  int64_t num_active, channels, row, widest;
-  float *x, *grad;                     // with padded rows
+  int64_t num_active, channels, row, widest, block_edges;
+  float *x, *grad, *along_x;           // with padded rows
+  float* tangents;                     // of the filters, in the second backward pass
   float *down[MAX_LAYERS];             // weights as [in, padded(out)]
   float *up[MAX_LAYERS];               // weights as [out, padded(in)]
   float *bias[MAX_LAYERS], *centres;
@@ -34,6 +35,7 @@ struct Shared {
 
   Shared(const InteractionCall& given, int64_t active)
       : call(given), plan{given.num_edges, given.num_sources, given.num_rows}, num_active(active) {
+    block_edges = call.is_second ? SECOND_EDGES : BLOCK_EDGES;
     channels = last().out;
     row = padded(channels);
     widest = input_row();
@@ -47,6 +49,8 @@ struct Shared {
     };
     x = take(call.num_sources * row);
     grad = take(call.num_rows * row);
+    along_x = take(call.is_second ? call.num_sources * row : 0);
+    tangents = take(call.is_second ? up_to_group(call.num_edges) * row : 0);
     centres = take(input_row());
     partial_size = 0;
     for (int64_t l = 0; l < call.num_layers; ++l) {
@@ -56,8 +60,10 @@ struct Shared {
       partial_size += (up_to_group(layer(l).in) + 1) * padded(layer(l).out);
     }
     partials = take(partial_size * num_partials(num_active));
-    // The expansion; values and slopes of each hidden layer; two gradients and the filters without envelope.
-    thread_size = BLOCK_EDGES * (input_row() + 2 * (call.num_layers - 1) * widest + 3 * widest);
+    // The expansion; values and slopes of each hidden layer; two gradients. In the second backward pass everything
+    // changes along something, too, and there is one row more for what makes the filters' change.
+    thread_size = block_edges * (call.is_second + 1) * (input_row() + 2 * (call.num_layers - 1) * widest + 2 * widest);
+    if (call.is_second) thread_size += block_edges * widest;
     threads = take(thread_size * call.num_threads);
     size = free - call.workspace;
   }
@@ -108,27 +114,30 @@ struct Block {
   const Shared& shared;
   int64_t first, count;
   const int32_t* edges;
-  float *expansion, *values[MAX_LAYERS], *slopes[MAX_LAYERS], *gradient, *other, *bare;
+  float *expansion, *values[MAX_LAYERS], *slopes[MAX_LAYERS], *gradient, *other, *free;
   Span inputs[BLOCK_EDGES / GROUP];  // of each group of edges: which inputs of the network are not all 0
 
-  Block(const Shared& s, int64_t block, int64_t thread) : shared(s), first(block * BLOCK_EDGES) {
+  Block(const Shared& s, int64_t block, int64_t thread) : shared(s), first(block * s.block_edges) {
     const int64_t left = s.num_active - first;
-    count = left < BLOCK_EDGES ? left : BLOCK_EDGES;
+    count = left < s.block_edges ? left : s.block_edges;
     edges = s.part(s.plan.edges()) + first;
-    float* free = s.threads + thread * s.thread_size;
-    const auto take = [&](int64_t row) {
-      float* start = free;
-      free += BLOCK_EDGES * row;
-      return start;
-    };
+    free = s.threads + thread * s.thread_size;
     expansion = take(s.input_row());
     for (int64_t l = 0; l + 1 < s.call.num_layers; ++l) values[l] = take(s.widest), slopes[l] = take(s.widest);
-    gradient = take(s.widest), other = take(s.widest), bare = take(s.widest);
+    gradient = take(s.widest), other = take(s.widest);
+  }
+
+  float* take(int64_t row) {
+    float* start = free;
+    free += shared.block_edges * row;
+    return start;
   }
 
   int64_t rows() const { return up_to_group(count); }
   const float* input(int64_t l) const { return l ? values[l - 1] : expansion; }
   int64_t input_row(int64_t l) const { return padded(shared.layer(l).in); }
+  // Which of the inputs of layer l may be other than 0 for edge i.
+  Span inputs_of(int64_t l, int64_t i) const { return l ? Span{0, shared.layer(l).in} : inputs[i / GROUP]; }
   float envelope(int64_t i) const { return shared.call.envelope ? shared.call.envelope[edges[i]] : 1.0f; }
 };
 
@@ -191,33 +200,54 @@ inline void expand(Block& block) {
   }
 }
 
+// Where a row of the expansion is not 0, in whole lines of memory.
+inline Span lines_of_inputs(const Block& block, int64_t i) {
+  const Span span = block.inputs[i / GROUP];
+  return {span.begin / LINE * LINE, (span.end + LINE - 1) / LINE * LINE};
+}
+
 // d r of what the Gaussians of edge i are multiplied with.
 inline float slope_of_expansion(const Block& block, int64_t i, const float* gradient) {
   const Shared& shared = block.shared;
-  const float r = shared.call.expansion[block.edges[i]], width = float(shared.call.width);
+  const floats r = splat(shared.call.expansion[block.edges[i]]);
   const float* values = block.expansion + i * shared.input_row();
-  float total = 0;
-  for (int64_t k = 0; k < shared.layer(0).in; ++k)
-    total = __builtin_fmaf(gradient[k] * values[k], 2.0f * width * (r - shared.centres[k]), total);
-  return total;
+  const float total = sum_in_chains(lines_of_inputs(block, i), [&](int64_t k, floats sum) {
+    return fma(load(gradient + k) * load(values + k), r - load(shared.centres + k), sum);
+  });
+  return 2.0f * float(shared.call.width) * total;
+}
+
+// What the gradient of a block's first layer is by its inputs, where they are not 0.
+inline void gradient_of_inputs(const Block& block, const float* gradient, float* to) {
+  const Shared& shared = block.shared;
+  const int64_t row = padded(shared.layer(0).out), input_row = shared.input_row();
+  for (int64_t group = 0; group * GROUP < block.count; ++group) {
+    const Span lines = lines_of_inputs(block, group * GROUP), all = {0, shared.layer(0).out};
+    product<false>(GROUP, lines.end - lines.begin, gradient + group * GROUP * row, row, shared.up[0] + lines.begin,
+                   input_row, &all, nullptr, to + group * GROUP * input_row + lines.begin, input_row, false);
+  }
 }
 
 // Filters -----------------------------------------------------------------------------------------------------------
 
-inline void apply_layer(const Block& block, int64_t l, float* to, int64_t to_row) {
+inline void apply_layer(const Block& block, int64_t l, const float* input, const float* bias, float* to, int64_t to_row) {
   const Layer& layer = block.shared.layer(l);
   Span all[BLOCK_EDGES / GROUP];
   for (Span& span : all) span = {0, layer.in};
-  product<false>(block.rows(), layer.out, block.input(l), block.input_row(l), block.shared.down[l], padded(layer.out),
-                 l ? all : block.inputs, block.shared.bias[l], to, to_row, false);
+  product<false>(block.rows(), layer.out, input, block.input_row(l), block.shared.down[l], padded(layer.out),
+                 l ? all : block.inputs, bias, to, to_row, false);
+}
+
+inline void apply_layer(const Block& block, int64_t l, float* to, int64_t to_row) {
+  apply_layer(block, l, block.input(l), block.shared.bias[l], to, to_row);
 }
 
 inline void apply_hidden_layers(const Block& block, bool with_slopes) {
   for (int64_t l = 0; l + 1 < block.shared.call.num_layers; ++l) {
     const int64_t row = padded(block.shared.layer(l).out);
     apply_layer(block, l, block.values[l], row);
-    activate_rows(block.shared.call.activation, block.values[l], with_slopes ? block.slopes[l] : nullptr,
-                  block.rows() * row);
+    activate_rows(block.shared.call.activation, block.values[l], with_slopes ? block.slopes[l] : nullptr, nullptr,
+                  nullptr, block.rows() * row);
   }
 }
 

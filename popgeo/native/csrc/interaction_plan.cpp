@@ -187,3 +187,9 @@ EXPORT int64_t popgeo_interaction_backward(const popgeo::InteractionCall* packed
   popgeo::interaction_kernels().backward(*packed);
   return 0;
 }
+
+EXPORT int64_t popgeo_interaction_second(const popgeo::InteractionCall* packed) {
+  if (!popgeo::is_safe(*packed)) return 1;
+  popgeo::interaction_kernels().second(*packed);
+  return 0;
+}

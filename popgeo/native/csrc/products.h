@@ -14,6 +14,23 @@ struct Span {
   int64_t begin, end;
 };
 
+// Rows of memory: as many numbers as the widest vectors have.
+constexpr int64_t LINE = 16;
+
+// The sum of what `add` adds to the numbers from k on, in as many chains as a line has numbers, for every width of
+// vectors; these are then added two by two.
+template <class Add>
+inline float sum_in_chains(Span lines, Add add) {
+  floats sums[LINE / LANES] = {};
+  for (int64_t k = lines.begin; k < lines.end; k += LINE)
+    for (int64_t v = 0; v < LINE / LANES; ++v) sums[v] = add(k + v * LANES, sums[v]);
+  float chains[LINE];
+  memcpy(chains, sums, sizeof(chains));
+  for (int64_t half = LINE / 2; half; half /= 2)
+    for (int64_t i = 0; i < half; ++i) chains[i] += chains[i + half];
+  return chains[0];
+}
+
 // As many rows and vectors of a result as fit the registers beside what they are made of.
 #if defined(__AVX512F__) || defined(__ARM_NEON)
 constexpr int TILE_ROWS = 8, TILE_VECTORS = 3;

@@ -187,7 +187,7 @@ class SchNet(AtomModel):
             for block in blocks:
                 x = x + block(x, rbf, envelope, edges)
             return x
-        column = DistanceColumn.of(self.distance_expansion, self.envelope, r, edges, z.size(0))
+        column = DistanceColumn.of(self.distance_expansion, self.envelope, r, self.cutoff, edges, z.size(0))
         x = self.embedding(z)
         for block, network in zip(blocks, networks, strict=True):
             filters = OnePassFilters(network=network, column=column)

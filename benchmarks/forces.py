@@ -1,0 +1,279 @@
+"""A training step of energies and forces, and a step of dynamics: popgeo's potentials beside PyG's and SchNetPack's.
+
+    python benchmarks/forces.py
+    python benchmarks/forces.py --inductor
+
+One thread. Every step predicts energies and forces of packed QM9 molecules (random ones where POPGEO_SHARED_DATA names
+no folder), takes the loss of both, goes back through the backward pass and updates by Adam. All models of a kind see
+the same real edges; SchNet's have the same weights, SchNetPack's PaiNN (`pip install schnetpack`; left out without it)
+the same sizes. Peers run as people run them, and with denormal numbers flushed: goals are against the latter.
+"""
+
+import argparse
+import importlib.util
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch_geometric.nn as pyg
+from memory import PeakMemory
+from models import CUTOFF, GAUSSIANS, packed_batch
+from shares import print_roofline
+from timing import both_ways, measure, one_thread
+from torch import Tensor, nn
+from torch.utils.data import dataloader
+
+from popgeo import compile_forward, compile_step
+from popgeo.command_line import run
+from popgeo.engine.graph_runner import GraphRunner
+from popgeo.engine.pipeline.run_round import WholeRoundRunner
+from popgeo.nn import Calculator, PaiNN, SchNet, energy_and_forces, mse_loss
+from popgeo.ops import distance
+
+GOALS = (
+    ("SchNet on pairs, compiled", "PyG's SchNet", 4.0),
+    ("SchNet on pairs", "PyG's SchNet", 1.5),
+    ("SchNet, compiled", "PyG's SchNet", 2.5),
+    ("SchNet on pairs, compiled", "SchNet on pairs, inductor", 1.5),
+    ("PaiNN, compiled", "SchNetPack's PaiNN", 4.0),
+    ("PaiNN, compiled", "PaiNN", 3.0),
+    ("PaiNN, compiled", "PaiNN, inductor", 1.5),
+)
+NUM_RADIAL, GOAL_OF_MEMORY, GOAL_OF_DYNAMICS = 20, 1 / 3, 0.8
+ETHANOL = "CH3CH2OH"
+
+
+class Lengths(nn.Module):
+    """An interaction graph for PyG's model: known edges, whose lengths depend on the positions."""
+
+    def __init__(self, edge_index: Tensor) -> None:
+        super().__init__()
+        self.edge_index = edge_index
+
+    def forward(self, pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+        return self.edge_index, distance(pos, self.edge_index, None, CUTOFF)
+
+
+class SchNetPack(nn.Module):
+    """SchNetPack's PaiNN with sums of its atoms' outputs, called as ours are."""
+
+    def __init__(self, channels: int, blocks: int, num_radial: int, edges: Tensor, num_graphs: int) -> None:
+        super().__init__()
+        # SchNetPack 2.2 imports a name of torch's that newer releases have no more; nothing that runs here needs it.
+        dataloader.T_co = TypeVar("T_co", covariant=True)  # type: ignore[attr-defined]
+        from schnetpack.nn import BesselRBF, CosineCutoff
+        from schnetpack.representation import PaiNN as Representation
+
+        radial = BesselRBF(num_radial, CUTOFF)
+        self.representation = Representation(channels, blocks, radial, CosineCutoff(CUTOFF))
+        self.readout = nn.Sequential(nn.Linear(channels, channels // 2), nn.SiLU(), nn.Linear(channels // 2, 1))
+        self.edges, self.num_graphs = edges, num_graphs
+
+    def forward(self, z: Tensor, pos: Tensor, batch: Tensor) -> Tensor:
+        neighbour, centre = self.edges
+        given = {"_atomic_numbers": z, "_Rij": pos[neighbour] - pos[centre], "_idx_i": centre, "_idx_j": neighbour}
+        out = self.readout(self.representation(given)["scalar_representation"])
+        return out.new_zeros(self.num_graphs, 1).index_add(0, batch, out)
+
+
+class Training(nn.Module):
+    """The loss of a model's energies and forces."""
+
+    def __init__(self, model: nn.Module, targets: tuple[Tensor, Tensor], **known: Any) -> None:
+        super().__init__()
+        self.model, self.known = model, known
+        self.register_buffer("energies", targets[0])
+        self.register_buffer("forces", targets[1])
+
+    def forward(self, z: Tensor, pos: Tensor, batch: Tensor, *edges: Tensor) -> Tensor:
+        energy, forces = energy_and_forces(self.model, z, pos, batch, *edges, **self.known)
+        return mse_loss(energy, self.energies) + mse_loss(forces, self.forces)
+
+
+class Comparison:
+    """The steps that are compared, on one batch."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.batch = batch = packed_batch(options.nodes)
+        self.channels, self.blocks = options.channels, options.blocks
+        self.pairs = batch.edge_index
+        self.edges = torch.cat([self.pairs, self.pairs.flip(0)], 1)
+        self.edges = self.edges[:, self.edges[1].argsort(stable=True)]
+        generator = torch.Generator().manual_seed(0)
+        forces = torch.randn(batch.num_nodes, 3, generator=generator) * (batch.z > 0).unsqueeze(1)
+        self.targets = torch.randn(batch.num_graphs, 1, generator=generator), forces
+        self.given = batch.z, batch.pos, batch.batch
+        self.memory: dict[str, Callable[[], int]] = {}
+
+    def schnets(self, with_inductor: bool) -> tuple[dict[str, Callable[[], Tensor]], dict[str, Callable[[], Tensor]]]:
+        """The peer's steps, and ours."""
+        torch.manual_seed(0)
+        shape = self.channels, self.channels, self.blocks, GAUSSIANS, CUTOFF
+        peer = pyg.SchNet(*shape, interaction_graph=Lengths(self.edges))
+
+        def ours() -> nn.Module:
+            model = SchNet(*shape)
+            model.load_state_dict(peer.state_dict())
+            return model
+
+        return {"PyG's SchNet": self.eager("PyG's SchNet", peer)}, self.all_ways("SchNet", ours, with_inductor)
+
+    def painns(self, with_inductor: bool) -> tuple[dict[str, Callable[[], Tensor]], dict[str, Callable[[], Tensor]]]:
+        """The peer's steps, if it is there, and ours."""
+        peers, shape = {}, (self.channels, self.blocks, NUM_RADIAL)
+        if importlib.util.find_spec("schnetpack") is not None:
+            name = "SchNetPack's PaiNN"
+            peers[name] = self.eager(name, SchNetPack(*shape, self.edges, self.batch.num_graphs))
+
+        def ours() -> nn.Module:
+            torch.manual_seed(0)
+            return PaiNN(*shape, cutoff=CUTOFF)
+
+        return peers, self.all_ways("PaiNN", ours, with_inductor)
+
+    def all_ways(
+        self, name: str, make: Callable[[], nn.Module], with_inductor: bool
+    ) -> dict[str, Callable[[], Tensor]]:
+        steps: dict[str, Callable[[], Tensor]] = {}
+        for where, edges, half in (("", self.edges, False), (" on pairs", self.pairs, True)):
+            known = {"num_graphs": self.batch.num_graphs, "half_list": half}
+            steps[f"{name}{where}"] = self.eager(f"{name}{where}", make(), edges, **known)
+            steps[f"{name}{where}, compiled"] = self.compiled(f"{name}{where}, compiled", make(), edges, **known)
+            if with_inductor:
+                steps[f"{name}{where}, inductor"] = self.compiled("", make(), edges, backend="inductor", **known)
+        return steps
+
+    def eager(self, name: str, model: nn.Module, *edges: Tensor, **known: Any) -> Callable[[], Tensor]:
+        """Forward, loss, backward and Adam's update, as PyTorch runs them."""
+        training = Training(model, self.targets, **known).train()
+        optimizer = torch.optim.Adam(training.parameters(), lr=1e-4)
+
+        def step() -> Tensor:
+            optimizer.zero_grad()
+            loss = training(*self.given, *edges)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        def peak() -> int:
+            with PeakMemory() as memory:
+                step()
+            return memory.peak
+
+        self.memory[name] = peak
+        return step
+
+    def compiled(
+        self, name: str, model: nn.Module, *edges: Tensor, backend: str = "cpu", **known: Any
+    ) -> Callable[[], Tensor]:
+        """The same as one compiled step."""
+        training = Training(model, self.targets, **known).train()
+        optimizer = torch.optim.Adam(training.parameters(), lr=1e-4)
+        step = compile_step(training, optimizer, backend=backend)
+
+        def peak() -> int:
+            whole = step.bound.on_processor.usual
+            assert isinstance(whole, WholeRoundRunner)
+            assert isinstance(whole.runner, GraphRunner)
+            return whole.runner.peak_bytes + sum(p.nbytes for p in model.parameters())
+
+        if name:
+            self.memory[name] = peak
+        return lambda: step(*self.given, *edges)
+
+    def flops(self, name: str) -> float:
+        """Of the products that no way around is known for.
+
+        Layers of the filters run forward with how they change along the distance, and back by both, to their inputs
+        and weights: six products, and four where Gaussians come in. Layers of nodes run forward, back, forward again
+        along the forces' gradients and back again, and twice to the weights.
+        """
+        c, atoms = self.channels, self.batch.num_nodes
+        edges = self.pairs.shape[1] * (1 if "pairs" in name else 2)
+        if "SchNet" in name:
+            return 2.0 * self.blocks * (edges * (4 * GAUSSIANS * c + 6 * c * c) + 6 * atoms * 3 * c * c)
+        return 2.0 * self.blocks * (edges * 4 * NUM_RADIAL * 3 * c + 6 * atoms * 15 * c * c)
+
+
+def print_table(comparison: Comparison, seconds: dict[str, float], peers: list[str]) -> None:
+    """Each step beside its peers, memory, and the goals that concern it."""
+    flushed = [name for name in peers if name.endswith(", flushed")]
+    for name, value in seconds.items():
+        against = "".join(f" {seconds[peer] / value:6.2f}" for peer in flushed)
+        peak = comparison.memory.get(name)
+        memory = "" if peak is None else f"{peak() / 2**20:8.1f} MiB"
+        print(f"  {name:30} {1e3 * value:8.1f} ms {memory:12}{against}")
+    for ours, peer, goal in GOALS:
+        against = f"{peer}, flushed" if f"{peer}, flushed" in seconds else peer
+        if ours in seconds and against in seconds:
+            ratio = seconds[against] / seconds[ours]
+            as_run = f", {seconds[peer] / seconds[ours]:.2f}x as run" if against != peer else ""
+            verdict = "met" if ratio >= goal else "missed"
+            print(f"  {ours} against {peer}: {ratio:.2f}x (goal {goal}: {verdict}){as_run}")
+    for name in seconds:
+        if name.endswith("compiled"):
+            share = comparison.memory[name]() / comparison.memory[(peers or list(seconds))[0]]()
+            print(f"  {name}: {share:.2f} of {(peers or list(seconds))[0]}'s memory (goal {GOAL_OF_MEMORY:.2f})")
+            print_roofline(comparison.flops(name), seconds[name])
+
+
+def print_dynamics(rounds: int) -> None:
+    """A step of ethanol with our calculator, and what of it is the model's."""
+    import ase.build
+    from ase.md.verlet import VelocityVerlet
+
+    atoms = ase.build.molecule(ETHANOL)
+    torch.manual_seed(0)
+    atoms.calc = calculator = Calculator(SchNet(64, 64, 3, 25, cutoff=5.0), compile=compile_forward)
+    dynamics = VelocityVerlet(atoms, 0.5)
+    dynamics.run(20)
+    spent = measure(
+        {"a step": lambda: dynamics.run(10), "energy and forces of it": lambda: calculator.evaluate_again(10)},
+        rounds=rounds,
+    )
+    whole, model = (1e3 * value / 10 for value in spent.values())
+    verdict = "met" if whole <= GOAL_OF_DYNAMICS else "missed"
+    goal = f"goal {GOAL_OF_DYNAMICS}: {verdict}"
+    print(f"  a step of ethanol: {whole:.2f} ms ({goal}), of which energy and forces {model:.2f}")
+
+
+def processor() -> str:
+    """Its name, and the vectors that it has."""
+    told = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    name = next((line.partition(":")[2].strip() for line in told.splitlines() if line.startswith("model name")), "")
+    return f"{name or platform.processor()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=600)
+    parser.add_argument("--channels", type=int, default=64)
+    parser.add_argument("--blocks", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", choices=("schnet", "painn", "dynamics"), help="leave out the rest")
+    parser.add_argument("--inductor", action="store_true", help="beside torch's own compiler (it compiles a minute)")
+    parser.add_argument("--quick", action="store_true", help="a small batch, two rounds")
+    options = parser.parse_args()
+    if options.quick:
+        options.nodes, options.channels, options.blocks, options.rounds = 64, 16, 2, 2
+    one_thread()
+    comparison = Comparison(options)
+    print(
+        f"{processor()}: {options.nodes} atoms, {comparison.edges.shape[1]:,} edges, {options.channels} channels, "
+        f"{options.blocks} blocks, energies and forces in the loss; times, peak memory, times as fast as flushed peers"
+    )
+    for kind, variants in (("schnet", comparison.schnets), ("painn", comparison.painns)):
+        if options.only in (None, kind):
+            peers, ours = variants(options.inductor)
+            first = {name: float(step()) for name, step in ours.items()}
+            assert max(first.values()) - min(first.values()) < 1e-3 * max(first.values()), first
+            peers = both_ways(peers)
+            print_table(comparison, measure(peers | ours, rounds=options.rounds), list(peers))
+    if options.only in (None, "dynamics") and importlib.util.find_spec("ase") is not None:
+        print_dynamics(options.rounds)
+
+
+if __name__ == "__main__":
+    run(main)
