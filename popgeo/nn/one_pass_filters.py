@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from popgeo.nn.atom_edges import Edges
 from popgeo.nn.radial import GaussianSmearing, ShiftedSoftplus
+from popgeo.ops.eager import is_plain
 from popgeo.ops.filter_network import MAX_LAYERS, Activation, FilterNetwork, Gaussians
 from popgeo.ops.interaction import InteractionPlan, interaction, serves
 
@@ -37,8 +38,11 @@ class DistanceColumn:
     def of(
         cls, expand: nn.Module, envelope: nn.Module, r: Tensor, cutoff: float, edges: Edges, num_nodes: int
     ) -> "DistanceColumn":
-        """Gaussians are made within the interaction, so that their rows are never in memory."""
-        gaussians = gaussians_of(expand)
+        """Gaussians are made within the interaction, so that their rows are never in memory.
+
+        Only of energies alone a captured graph has the rows, once for all blocks, which the engine looks behind.
+        """
+        gaussians = gaussians_of(expand) if is_plain() or r.requires_grad else None
         expansion = expand(r) if gaussians is None else r
         factor = envelope(r)
         # Where an envelope has ended it has no slope either, so that absent edges cost forces nothing.

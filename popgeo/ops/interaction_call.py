@@ -3,6 +3,7 @@
 import ctypes
 import struct
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -94,7 +95,7 @@ class Call:
         """
         again = torch.is_grad_enabled()
         tensors = list(self.tensors)
-        with torch.enable_grad():
+        with _autograd_again(), torch.enable_grad():
             for i, (t, is_wanted) in enumerate(zip(tensors, wanted, strict=True)):
                 if t is not None:
                     # Under a name of its own: a distance may also reach the sums through the envelope, which is another
@@ -118,7 +119,7 @@ class Call:
             wanted: Of `grad` and each of `tensors`.
         """
         again = torch.is_grad_enabled()
-        with torch.enable_grad():
+        with _autograd_again(), torch.enable_grad():
             leaves = [
                 None if t is None else (t.view_as(t) if again and t.requires_grad else t.detach().requires_grad_())
                 for t in (grad, *self.tensors)
@@ -199,6 +200,14 @@ class Call:
     def empty_filters(self) -> Tensor:
         """Memory for the filters that the forward pass keeps."""
         return self.x.new_empty(filters_shape(self.src.shape[0], self.x.shape[1]))
+
+
+def _autograd_again() -> AbstractContextManager[Any]:
+    """Lets torch differentiate within an operation's kernel, which is called below autograd."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in ("AutogradCPU", "AutogradCUDA", "AutogradOther", "ADInplaceOrView", "AutogradFunctionality"):
+        excluded = excluded.remove(torch._C._dispatch_key_parse(key))
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
 
 
 def is_served() -> bool:

@@ -165,10 +165,14 @@ def test_what_trains_by_forces_is_written_down_as_three_operations():
         force = torch.autograd.grad(operate(leaves).square().sum(), leaves.expansion, create_graph=True)[0]
         return torch.autograd.grad(force.square().sum(), leaves.weights[0])[0]
 
-    names = [str(node.target) for node in make_fx(of)(call.expansion).graph.nodes]
+    graph = make_fx(of)(call.expansion)
+    names = [str(node.target) for node in graph.graph.nodes]
     for name in ("interaction", "interaction_backward", "interaction_second"):
         assert f"popgeo.{name}.default" in names
     assert not any("cfconv" in name for name in names)
+    apart = make_fx(of, decomposition_table=decomposition_table)(call.expansion)
+    assert not any("popgeo.interaction" in str(node.target) for node in apart.graph.nodes)
+    assert_close(apart(call.expansion), graph(call.expansion), rtol=1e-4, atol=1e-5)
 
 
 def test_the_second_backward_operation_stands_for_its_decomposition(native):

@@ -42,7 +42,10 @@ class DenormalsMade(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
-        for tensor in results if isinstance(results, tuple | list) else (results,):
+        looked_at = results if isinstance(results, tuple | list) else (results,)
+        if "popgeo.interaction.default" in str(func):
+            looked_at = looked_at[:1]  # the other has unwritten memory between its rows, which nothing reads
+        for tensor in looked_at:
             if isinstance(tensor, Tensor) and tensor.dtype in _BITS and "empty" not in str(func):
                 self.num_results += 1
                 if count := count_denormals(tensor):

@@ -81,34 +81,35 @@ inline Activated activate(floats x) {
   return {ACTIVATION == SOFTPLUS ? shifted + 0.693147180559945f : shifted, sigmoid, spread};
 }
 
-// values[i] becomes the activation of each; `slopes`, where it is asked for, its derivative there, and where `tangents` are
-// given too, of the values as they change: these become those of the activation, and `bends` those of the slopes.
+// Rows of numbers, so many vectors of each.
+struct Rows {
+  int64_t count, width, stride;
+};
+
+// Each value becomes its activation; `slopes`, where they are asked for, its derivative there. `tangents`, where they are
+// given, say how the values change, and become how the activations do; `bends` become how the slopes do.
 template <int64_t ACTIVATION>
-inline void activate_rows(float* values, float* slopes, float* tangents, float* bends, int64_t count) {
-  if (!slopes) {
-    for (int64_t i = 0; i < count; i += LANES) store(values + i, activate<ACTIVATION>(load(values + i)).value);
-    return;
-  }
-  for (int64_t i = 0; i < count; i += LANES) {
-    const Activated made = activate<ACTIVATION>(load(values + i));
-    store(values + i, made.value);
-    store(slopes + i, made.slope);
-    if (!tangents) continue;
-    const floats tangent = load(tangents + i);
-    store(tangents + i, made.slope * tangent);
-    store(bends + i, made.bend * tangent);
-  }
+inline void activate_rows(float* values, float* slopes, float* tangents, float* bends, Rows rows) {
+  for (int64_t row = 0; row < rows.count * rows.stride; row += rows.stride)
+    for (int64_t i = row; i < row + rows.width; i += LANES) {
+      const Activated made = activate<ACTIVATION>(load(values + i));
+      store(values + i, made.value);
+      if (slopes) store(slopes + i, made.slope);
+      if (!tangents) continue;
+      const floats tangent = load(tangents + i);
+      store(tangents + i, made.slope * tangent);
+      store(bends + i, made.bend * tangent);
+    }
 }
 
-inline void activate_rows(int64_t activation, float* values, float* slopes, float* tangents, float* bends,
-                          int64_t count) {
+inline void activate_rows(int64_t activation, float* values, float* slopes, float* tangents, float* bends, Rows rows) {
   switch (activation) {
-    case SHIFTED_SOFTPLUS: return activate_rows<SHIFTED_SOFTPLUS>(values, slopes, tangents, bends, count);
-    case SOFTPLUS: return activate_rows<SOFTPLUS>(values, slopes, tangents, bends, count);
-    case SILU: return activate_rows<SILU>(values, slopes, tangents, bends, count);
-    case RELU: return activate_rows<RELU>(values, slopes, tangents, bends, count);
-    case TANH: return activate_rows<TANH>(values, slopes, tangents, bends, count);
-    case SIGMOID: return activate_rows<SIGMOID>(values, slopes, tangents, bends, count);
+    case SHIFTED_SOFTPLUS: return activate_rows<SHIFTED_SOFTPLUS>(values, slopes, tangents, bends, rows);
+    case SOFTPLUS: return activate_rows<SOFTPLUS>(values, slopes, tangents, bends, rows);
+    case SILU: return activate_rows<SILU>(values, slopes, tangents, bends, rows);
+    case RELU: return activate_rows<RELU>(values, slopes, tangents, bends, rows);
+    case TANH: return activate_rows<TANH>(values, slopes, tangents, bends, rows);
+    case SIGMOID: return activate_rows<SIGMOID>(values, slopes, tangents, bends, rows);
   }
 }
 

@@ -112,7 +112,7 @@ inline void gradient_of_filters(const Block& block, const float* x, const float*
   for (int64_t i = 0; i < block.count; ++i, to += row) {
     const float *at_source = x + sources[i] * row, *of_receiver = grad + receivers[i] * row;
     const float *at_receiver = x + receivers[i] * row, *of_source = grad + sources[i] * row;
-    for (int64_t c = 0; c < row; c += LANES) {
+    for (int64_t c = 0; c < shared.channels; c += LANES) {
       floats product = load(at_source + c) * load(of_receiver + c);
       if (shared.call.half_list) product = fma(load(at_receiver + c), load(of_source + c), product);
       store(to + c, product);
@@ -142,10 +142,13 @@ inline void edges_of_inputs(const Block& block, int64_t num_inputs, Span* spans)
 }
 
 inline void add_bias_gradient(const Block& block, int64_t l, const float* gradient, float* bias) {
-  const int64_t row = padded(block.shared.layer(l).out);
+  const Rows rows = block.results(l);
   if (!block.shared.layer(l).grad_bias) return;
-  for (int64_t i = 0; i < block.count; ++i)
-    for (int64_t c = 0; c < row; c += LANES) store(bias + c, load(bias + c) + load(gradient + i * row + c));
+  for (int64_t c = 0; c < rows.width; c += LANES) {
+    floats sum = load(bias + c);
+    for (int64_t i = 0; i < block.count; ++i) sum = sum + load(gradient + i * rows.stride + c);
+    store(bias + c, sum);
+  }
 }
 
 // The gradient of layer l by its weights, where its results have this gradient and its inputs these rows.
@@ -173,11 +176,6 @@ inline void go_back_layer(const Block& block, int64_t l, const float* gradient, 
   for (Span& span : all) span = {0, layer.out};
   if (l == 0) return gradient_of_inputs(block, gradient, to);
   product<false>(block.rows(), layer.in, gradient, row, block.shared.up[l], input_row, all, nullptr, to, input_row, false);
-}
-
-inline void scale_by_envelope(const Block& block, float* values, int64_t row) {
-  if (!block.shared.call.envelope) return;
-  for (int64_t i = 0; i < block.count; ++i) scale_row(values + i * row, block.envelope(i), row);
 }
 
 // The gradient of each edge's envelope, given those of its filter and of the last layer's inputs but for the envelope.
@@ -213,6 +211,11 @@ inline bool wants_layers(const InteractionCall& call) {
   return wants;
 }
 
+inline void go_back_activation(Rows rows, float* gradient, const float* slopes) {
+  for (int64_t row = 0; row < rows.count * rows.stride; row += rows.stride)
+    for (int64_t i = row; i < row + rows.width; i += LANES) store(gradient + i, load(gradient + i) * load(slopes + i));
+}
+
 inline void go_back_block(const Shared& shared, int64_t index, int64_t thread, float* partial) {
   const InteractionCall& call = shared.call;
   Block block(shared, index, thread);
@@ -225,14 +228,12 @@ inline void go_back_block(const Shared& shared, int64_t index, int64_t thread, f
     const bool is_last = l == call.num_layers - 1;
     if (goes_on(call, l)) go_back_layer(block, l, block.gradient, block.other);
     if (is_last && call.grad_envelope) gradient_of_envelope(block, block.gradient, block.other);
-    if (is_last) scale_by_envelope(block, block.gradient, row);
-    if (is_last && goes_on(call, l)) scale_by_envelope(block, block.other, input_row);
+    if (is_last) scale_by_envelope(block, block.gradient, shared.channels, row);
+    if (is_last && goes_on(call, l)) scale_by_envelope(block, block.other, shared.layer(l).in, input_row);
     end -= (up_to_group(shared.layer(l).in) + 1) * row;
     add_bias_gradient(block, l, block.gradient, end + up_to_group(shared.layer(l).in) * row);
     add_weight_gradient(block, l, block.gradient, block.input(l), end);
-    if (l)
-      for (int64_t i = 0; i < block.rows() * input_row; i += LANES)
-        store(block.other + i, load(block.other + i) * load(block.slopes[l - 1] + i));
+    if (l) go_back_activation(block.results(l - 1), block.other, block.slopes[l - 1]);
     float* swapped = block.gradient;
     block.gradient = block.other;
     block.other = swapped;
@@ -285,16 +286,19 @@ inline void change_filters(SecondBlock& block) {
   const int64_t l = shared.call.num_layers - 1, input_row = block.input_row(l), row = shared.row;
   for (int64_t i = 0; i < block.rows(); ++i) {
     const bool is_there = i < block.count;
-    const floats factor = splat(is_there ? block.envelope(i) : 0.0f), change = splat(is_there ? block.along_envelope(i) : 0.0f);
-    for (int64_t k = i * input_row; k < (i + 1) * input_row; k += LANES)
+    const floats factor = splat(is_there ? block.envelope(i) : 0.0f);
+    const floats change = splat(is_there ? block.along_envelope(i) : 0.0f);
+    for (int64_t k = i * input_row; k < i * input_row + shared.layer(l).in; k += LANES)
       store(block.mixed + k, fma(load(block.tangent(l) + k), factor, load(block.input(l) + k) * change));
   }
   float* tangents = shared.tangents + block.first * row;
   apply_layer(block, l, block.mixed, nullptr, tangents, row);
-  if (shared.call.along_envelope && shared.layer(l).bias)
-    for (int64_t i = 0; i < block.count; ++i)
-      for (int64_t c = 0; c < row; c += LANES)
-        store(tangents + i * row + c, fma(load(shared.bias[l] + c), splat(block.along_envelope(i)), load(tangents + i * row + c)));
+  if (!shared.call.along_envelope || !shared.layer(l).bias) return;
+  for (int64_t i = 0; i < block.count; ++i, tangents += row) {
+    const floats change = splat(block.along_envelope(i));
+    for (int64_t c = 0; c < shared.channels; c += LANES)
+      store(tangents + c, fma(load(shared.bias[l] + c), change, load(tangents + c)));
+  }
 }
 
 // Both gradients of the filters become those of the bare network's results; the envelope's is what it multiplies.
@@ -311,7 +315,7 @@ inline void leave_envelope(SecondBlock& block) {
   }
   for (int64_t i = 0; i < block.count; ++i) {
     const floats factor = splat(block.envelope(i)), change = splat(block.along_envelope(i));
-    for (int64_t c = i * row; c < (i + 1) * row; c += LANES) {
+    for (int64_t c = i * row; c < i * row + shared.channels; c += LANES) {
       const floats by_change = load(block.change + c);
       store(block.gradient + c, fma(load(block.gradient + c), factor, by_change * change));
       store(block.change + c, by_change * factor);
@@ -338,6 +342,15 @@ inline void second_gradient_of_expansion(const SecondBlock& block) {
   }
 }
 
+inline void go_back_both(Rows rows, float* gradient, float* change, const float* slopes, const float* bends) {
+  for (int64_t row = 0; row < rows.count * rows.stride; row += rows.stride)
+    for (int64_t i = row; i < row + rows.width; i += LANES) {
+      const floats by_change = load(change + i), slope = load(slopes + i);
+      store(gradient + i, fma(load(bends + i), by_change, load(gradient + i) * slope));
+      store(change + i, by_change * slope);
+    }
+}
+
 inline void go_back_second_block(const Shared& shared, int64_t index, int64_t thread, float* partial) {
   const InteractionCall& call = shared.call;
   SecondBlock block(shared, index, thread);
@@ -347,7 +360,8 @@ inline void go_back_second_block(const Shared& shared, int64_t index, int64_t th
     const int64_t row = padded(shared.layer(l).out);
     apply_layer(block, l, block.values[l], row);
     apply_layer(block, l, block.tangent(l), nullptr, block.tangents[l], row);
-    activate_rows(call.activation, block.values[l], block.slopes[l], block.tangents[l], block.bends[l], block.rows() * row);
+    activate_rows(call.activation, block.values[l], block.slopes[l], block.tangents[l], block.bends[l],
+                  block.results(l));
   }
   change_filters(block);
   if (!wants_layers(call)) return;
@@ -359,19 +373,14 @@ inline void go_back_second_block(const Shared& shared, int64_t index, int64_t th
   leave_envelope(block);
   float* end = partial + shared.partial_size;
   for (int64_t l = call.num_layers - 1; l >= 0; --l) {
-    const int64_t row = padded(shared.layer(l).out), input_row = padded(shared.layer(l).in);
-    end -= (up_to_group(shared.layer(l).in) + 1) * row;
-    add_bias_gradient(block, l, block.gradient, end + up_to_group(shared.layer(l).in) * row);
+    end -= (up_to_group(shared.layer(l).in) + 1) * padded(shared.layer(l).out);
+    add_bias_gradient(block, l, block.gradient, end + up_to_group(shared.layer(l).in) * padded(shared.layer(l).out));
     add_weight_gradient(block, l, block.gradient, block.input(l), end);
     add_weight_gradient(block, l, block.change, block.tangent(l), end);
     if (l == 0 && !call.grad_expansion) return;
     go_back_layer(block, l, block.gradient, block.other);
     go_back_layer(block, l, block.change, block.other_change);
-    for (int64_t i = 0; l && i < block.rows() * input_row; i += LANES) {
-      const floats by_change = load(block.other_change + i), slope = load(block.slopes[l - 1] + i);
-      store(block.other + i, fma(load(block.bends[l - 1] + i), by_change, load(block.other + i) * slope));
-      store(block.other_change + i, by_change * slope);
-    }
+    if (l) go_back_both(block.results(l - 1), block.other, block.other_change, block.slopes[l - 1], block.bends[l - 1]);
     float *swapped = block.gradient, *swapped_change = block.change;
     block.gradient = block.other, block.other = swapped;
     block.change = block.other_change, block.other_change = swapped_change;

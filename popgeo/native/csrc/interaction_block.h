@@ -11,6 +11,7 @@
 namespace popgeo {
 namespace POPGEO_ISA {
 
+inline int64_t up_to_vector(int64_t columns) { return (columns + LANES - 1) / LANES * LANES; }
 inline int64_t up_to_group(int64_t rows) { return (rows + GROUP - 1) / GROUP * GROUP; }
 
 // What every block of a call shares, and where the workspace holds it.
@@ -127,6 +128,10 @@ struct Block {
     gradient = take(s.widest), other = take(s.widest);
   }
 
+  // What there is of the rows of layer l's results; the rest of each is memory between them.
+  Rows results(int64_t l) const {
+    return {rows(), up_to_vector(shared.layer(l).out), padded(shared.layer(l).out)};
+  }
   float* take(int64_t row) {
     float* start = free;
     free += shared.block_edges * row;
@@ -247,12 +252,16 @@ inline void apply_hidden_layers(const Block& block, bool with_slopes) {
     const int64_t row = padded(block.shared.layer(l).out);
     apply_layer(block, l, block.values[l], row);
     activate_rows(block.shared.call.activation, block.values[l], with_slopes ? block.slopes[l] : nullptr, nullptr,
-                  nullptr, block.rows() * row);
+                  nullptr, block.results(l));
   }
 }
 
-inline void scale_row(float* values, float factor, int64_t row) {
-  for (int64_t c = 0; c < row; c += LANES) store(values + c, load(values + c) * factor);
+inline void scale_by_envelope(const Block& block, float* values, int64_t columns, int64_t row) {
+  if (!block.shared.call.envelope) return;
+  for (int64_t i = 0; i < block.count; ++i, values += row) {
+    const floats factor = splat(block.envelope(i));
+    for (int64_t c = 0; c < columns; c += LANES) store(values + c, load(values + c) * factor);
+  }
 }
 
 inline void make_filters(const Shared& shared, int64_t index, int64_t thread) {
@@ -261,8 +270,7 @@ inline void make_filters(const Shared& shared, int64_t index, int64_t thread) {
   apply_hidden_layers(block, false);
   float* filters = shared.call.filters + block.first * shared.row;
   apply_layer(block, shared.call.num_layers - 1, filters, shared.row);
-  if (!shared.call.envelope) return;
-  for (int64_t i = 0; i < block.count; ++i) scale_row(filters + i * shared.row, block.envelope(i), shared.row);
+  scale_by_envelope(block, filters, shared.channels, shared.row);
 }
 
 }  // namespace POPGEO_ISA
