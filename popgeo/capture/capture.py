@@ -92,6 +92,13 @@ def capture(
             "The model seeds torch's random numbers while it runs, which a compiled step would do only once. "
             "Seed them before the call, or pass Options(random_seed=...)."
         )
+    own = {id(tensor): one.name for one, tensor in state.items()}
+    aside = [own[id(tensor)] for tensor in recorder.page.constants.values() if id(tensor) in own]
+    if aside:
+        raise ValueError(
+            f"The model, or a hook, reads {', '.join(aside)} out of a closure, a list or a partial, where the compiled "
+            "step would neither see it change nor train it. Read it as an attribute of its module, such as self.weight."
+        )
     changed = recorder.page.changed({**fakes, **dict(zip(given, inputs, strict=True))})
     written = tuple(one for one in given if one in changed)
     kept = [tensor for one, tensor in zip(given, inputs, strict=True) if one in changed]
@@ -121,9 +128,12 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def fake_of(tensor: Tensor, trained: bool) -> Tensor:
-    """A stand-in in memory of its own, even where the tensor is a view of a larger one."""
+    """A stand-in in memory of its own, even where the tensor is a view of a larger one; hooks see its gradient too."""
     fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-    return nn.Parameter(fake, requires_grad=trained) if isinstance(tensor, nn.Parameter) else fake
+    fake = nn.Parameter(fake, requires_grad=trained) if isinstance(tensor, nn.Parameter) else fake
+    for hook in (tensor._backward_hooks or {}).values() if trained else ():
+        fake.register_hook(hook)
+    return fake
 
 
 def _spread(scale: Tensor, loss: Tensor) -> Tensor:

@@ -73,6 +73,8 @@ def _describe_model(model: nn.Module) -> Iterator[str]:
                 yield f"{name}.{attribute} = {_describe(value)}"
         for table in (module._parameters, module._buffers):
             for key, tensor in table.items():
+                if tensor is not None and tensor._backward_hooks:
+                    raise Unknown(f"{key} has hooks, which may hold anything")
                 form = None if tensor is None else (tuple(tensor.shape), tensor.stride(), tensor.dtype)
                 yield f"{name}.{key}: {form}"
 
@@ -102,11 +104,9 @@ def _describe(value: Any) -> str:
         return repr(list(items) if isinstance(value, list | tuple) else sorted(items))
     if isinstance(value, types.FunctionType):
         cells = [_describe(cell.cell_contents) for cell in value.__closure__ or ()]
-        return (
-            f"{value.__code__.co_code!r} {_describe(value.__code__.co_consts)} {cells} {_describe(value.__defaults__)}"
-        )
+        return f"{_describe(value.__code__)} {cells} {_describe(value.__defaults__)}"
     if isinstance(value, types.CodeType):
-        return f"{value.co_code!r} {_describe(value.co_consts)}"
+        return f"{value.co_code!r} {value.co_names} {_describe(value.co_consts)}"
     if isinstance(value, type | types.BuiltinFunctionType):
         return f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, nn.Module):

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from popgeo.engine.optimizer.worker import settings_of
+
 _SERVED = "Adam, AdamW, NAdam, RAdam, Adamax, RMSprop, Rprop, Adadelta, ASGD or SGD"
 
 
@@ -105,11 +107,8 @@ class CapturableOptimizer:
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look for it
 
     def _settings_now(self) -> list[dict[str, Any]]:
-        left_out = {"params", "lr", "initial_lr"}
-        return [
-            {name: value for name, value in group.items() if name not in left_out}
-            for group in self.optimizer.param_groups
-        ]
+        left_out = {"lr": None, "initial_lr": None}
+        return [{**group, **left_out} for group in settings_of(self.optimizer)]
 
 
 def check_capturable(optimizer: Optimizer) -> None:

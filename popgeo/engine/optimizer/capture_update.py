@@ -49,19 +49,18 @@ def capture_later_update(worker: Worker, scaling: GradientScaling) -> OpGraph:
     """The operations of an update after the first, which makes the optimizer's state; the worker does not change.
 
     Raises:
-        ValueError: the parameters have shapes only, and the optimizer reads numbers.
+        ValueError: it cannot be captured over copies, as where these have shapes only and the optimizer reads numbers.
     """
-    copies = _copied(worker)
     try:
+        copies = _copied(worker)
         if not worker.has_stepped:
             copies.step()
         return replace(capture_update(copies, scaling).graph, outputs=())
-    except RuntimeError as error:
-        if not any(p.is_meta for p in worker.parameters):
-            raise
+    except Exception as error:  # what an optimizer of others does to copies may break in any way
+        how = "planned from shapes alone" if any(p.is_meta for p in worker.parameters) else "captured for an account"
         raise ValueError(
-            f"{type(worker.optimizer).__name__}'s update cannot be planned from shapes alone: {error}. Ask the "
-            "compiled model for its report or pipeline, or take an optimizer that reads no numbers, such as AdamW."
+            f"{type(worker.optimizer).__name__}'s update cannot be {how}: {error}. Ask the compiled model for its "
+            "report or pipeline, or none (popgeo.compile_step), or take one that reads no numbers, such as AdamW."
         ) from None
 
 

@@ -4,17 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.optimizer.capture_update import UpdateGraph
 from popgeo.engine.optimizer.flat_parameters import FlatParameters, is_elementwise
-from popgeo.engine.optimizer.gradient_scaling import set_gradient
 from popgeo.engine.optimizer.mixed_worker import MixedWorker, needs_mixed
+from popgeo.engine.optimizer.own_worker import OwnWorker
 from popgeo.engine.optimizer.rehearse import Rehearsal
-from popgeo.engine.optimizer.worker import Worker, without_parameters
+from popgeo.engine.optimizer.worker import Worker, settings_of, without_parameters
 from popgeo.engine.step_options import StepOptions
 
 
@@ -72,7 +70,7 @@ class CapturedWorker(Worker):
 
     def _next(self) -> GraphRunner | None:
         """What runs the next update, with its numbers; None where it cannot be captured."""
-        settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        settings = settings_of(self.optimizer)
         if self._steady is not None and self._steady[0] == settings:
             return self._steady[1]
         if self._rehearsal is None:
@@ -100,42 +98,34 @@ class CapturedWorker(Worker):
         return GraphRunner(replace(graph, outputs=()), self.tensors())
 
 
-def choose_worker(optimizer: Optimizer, flat: Sequence[FlatParameters], options: StepOptions, part: int = 0) -> Worker:
-    """What steps an optimizer's joined parameters, one a group; it has no state yet.
+def choose_worker(own: OwnWorker, flat: Sequence[FlatParameters], options: StepOptions, part: int = 0) -> Worker:
+    """What steps an optimizer's parameters.
 
-    What decides is what the optimizer does, so one that can be stepped in none of these ways is refused here, or gets a
-    worker of its own.
+    That is the optimizer itself, unless it treats every element alike, or its update is to have other types: then it is
+    one like it over joined parameters, each in a group of its own.
 
     Args:
-        optimizer: The user's; it stays as it is.
+        own: Steps the user's optimizer as it is.
         flat: The parameters.
         options: Of the run, which say in which types updates are worked out.
         part: Which part of the parameters this process updates.
 
     Raises:
-        ValueError: it takes no gradients of the type in which they are joined.
+        ValueError: its update is to have other types, and it keeps more than the state of single parameters.
     """
-    own = without_parameters(optimizer)
-    groups = [optimizer.param_groups[part.group] for part in flat]
-    own.param_groups = [{**group, "params": [part.own]} for group, part in zip(groups, flat, strict=True)]
-    worker = MixedWorker(own, options, part) if needs_mixed(own, options) else Worker(own)
-    _require_wide_gradients(worker, flat)
-    return CapturedWorker(worker) if is_elementwise(type(optimizer)) else worker
-
-
-def _require_wide_gradients(worker: Worker, flat: Sequence[FlatParameters]) -> None:
-    """Refuses a type of accumulation that the optimizer's own code does not take, found out on single elements."""
-    wide = [part for part in flat if part.total.dtype != part.flat.dtype]
-    if not wide:
-        return
-    ones = [nn.Parameter(torch.ones(1, dtype=part.flat.dtype, device="cpu")) for part in flat]
-    for one, part in zip(ones, flat, strict=True):
-        set_gradient(one, torch.ones_like(one.detach(), dtype=part.total.dtype))
-    try:
-        worker.over(ones).step()
-    except RuntimeError:
+    optimizer, is_mixed = own.optimizer, needs_mixed(own.optimizer, options)
+    alike = is_elementwise(type(optimizer))
+    if not (alike or is_mixed):
+        return own
+    if not (alike or type(optimizer).__module__.startswith("torch.optim") or hasattr(optimizer, "elementwise")):
         raise ValueError(
-            f"Options.accumulation_dtype joins gradients in {wide[0].total.dtype}, but "
-            f"{type(worker.optimizer).__name__} takes none but {wide[0].flat.dtype} for such weights. Set "
-            "optimizer_state_dtype as well, to either type: updates are then worked out in float32."
-        ) from None
+            f"{type(optimizer).__name__} may keep progress elsewhere than in the state of single parameters, so its "
+            "update is not worked out in other types. Leave out accumulation_dtype, optimizer_state_dtype, "
+            "master_weights and stochastic_rounding; or give its class an attribute elementwise: True where it treats "
+            "every element alike, False where it looks at whole parameters, one at a time."
+        )
+    alone = without_parameters(optimizer)
+    groups = [optimizer.param_groups[part.group] for part in flat]
+    alone.param_groups = [{**group, "params": [part.own]} for group, part in zip(groups, flat, strict=True)]
+    worker = MixedWorker(alone, options, part) if is_mixed else Worker(alone)
+    return CapturedWorker(worker) if alike else worker

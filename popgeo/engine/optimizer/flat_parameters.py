@@ -87,7 +87,9 @@ class FlatParameters:
             self._range = part_of(self.flat.numel(), *part)
             self.own = nn.Parameter(self.flat.detach().view(-1)[self._range])
             set_gradient(self.own, self.total.view(-1)[self._range])
-        self._published: dict[str, Tensor] = {}
+        self._published: dict[str, Any] = {}
+        self._counts: dict[str, Tensor] = {}  # the numbers among it that say how far they are
+        self._versions: list[int] = []
 
     def take_over(self) -> None:
         """Makes the members views of the flat tensor, with the values that they have now."""
@@ -96,33 +98,51 @@ class FlatParameters:
                 view.copy_(parameter.detach())
                 parameter.data = view
 
-    def adopt(self, optimizer: Optimizer, state: dict[Any, Any]) -> None:
-        """Takes the state that the user's optimizer holds for each member, if it holds any."""
-        self._published = {}
+    def adopt(self, optimizer: Optimizer, state: dict[Any, Any]) -> bool:
+        """Takes the state that the user's optimizer has of the members; False, and nothing, where they differ in it."""
+        self._published, self._counts = {}, {}
+        state.pop(self.own, None)
         states = [optimizer.state.get(p, {}) for p in self.members]
-        if all(states):
+        if len(set(map(_progress, states))) > 1:
+            return False
+        if states[0]:
             state[self.own] = {key: self._join([s[key] for s in states]) for key in states[0]}
-        else:
-            state.pop(self.own, None)
+        return True
 
-    def publish(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-        """Shows the state to the user's optimizer: one number per element as views, everything else copied."""
+    def publish(self, optimizer: Optimizer, state: Mapping[str, Any]) -> bool:
+        """Shows the state to the user's optimizer: one number per element as views, everything else copied.
+
+        Returns:
+            Whether it shows anything that it did not hold before.
+        """
+        anew = False
         for key, part in state.items():
-            if not isinstance(part, Tensor):
-                for p in self.members:
-                    optimizer.state[p][key] = part
-            elif _is_elementwise(part, self.own):
-                if self._published.get(key) is not part:
-                    self._published[key] = part
-                    for p, view in zip(self.members, self._split_state(part), strict=True):
-                        optimizer.state[p][key] = view
-            elif key in self._published:
-                self._published[key].copy_(part)
-            else:
-                # One row per member, so that one copy refreshes the step count of all of them.
-                self._published[key] = part.expand(len(self.members), *part.shape).clone()
-                for p, own in zip(self.members, self._published[key].unbind(), strict=True):
+            is_elementwise = _is_elementwise(part, self.own)
+            if key in self._counts and not is_elementwise:
+                self._counts[key].copy_(part)
+            elif self._published.get(key, self) is not part:
+                anew, self._published[key] = True, part
+                shown: Sequence[Any] = [part] * len(self.members)
+                if is_elementwise:
+                    shown = self._split_state(part)
+                elif isinstance(part, Tensor):
+                    # One row per member, so that one copy refreshes the step count of all of them.
+                    self._counts[key] = part.expand(len(self.members), *part.shape).clone()
+                    shown = self._counts[key].unbind()
+                if is_elementwise and not part.dim():
+                    self._counts[key] = part
+                for p, own in zip(self.members, shown, strict=True):
                     optimizer.state[p][key] = own
+        self._versions = self._versions_now()
+        return anew
+
+    @property
+    def is_as_shown(self) -> bool:
+        """Whether nobody has written to counts since they were shown; other state is followed where it lies."""
+        return self._versions == self._versions_now()
+
+    def _versions_now(self) -> list[int]:
+        return [count._version for count in self._counts.values()]
 
     def cut(self, parts: int) -> nn.Parameter:
         """The largest of so many parts of them, with its joined gradient."""
@@ -187,11 +207,19 @@ def flatten_groups(
             if p in trained:
                 # A parameter without dimensions stays alone: its state could not be told from a step count.
                 alike = elementwise and p.dim() and p.is_contiguous()
-                by_kind[(p.dtype, is_sharded(p)) if alike else id(p)].append(p)
+                kind = (p.dtype, is_sharded(p), _progress(optimizer.state.get(p, {})))
+                by_kind[kind if alike else id(p)].append(p)
         for members in by_kind.values():
             total_type = gradient_type(options, optimizer, members[0].dtype)
             flat.append(FlatParameters(number, members, accumulates, total_type, part))
     return flat
+
+
+def _progress(state: Mapping[str, Any]) -> str:
+    """What parameters that are stepped as one must have alike: which state there is, of what type, and all counts."""
+    tensors = {key: part for key, part in state.items() if isinstance(part, Tensor)}
+    told = {key: part.dtype if part.dim() else part.item() for key, part in tensors.items()}
+    return repr(sorted({**state, **told}.items(), key=str))
 
 
 def _is_elementwise(part: Any, parameter: Tensor) -> bool:

@@ -14,6 +14,8 @@ NARROW = (torch.float16, torch.bfloat16)
 
 def is_mixed(options: StepOptions) -> bool:
     """Whether updates of narrow weights are worked out in float32."""
+    if options.accumulation_dtype is torch.float32:  # few optimizers take such a gradient as it is
+        return True
     return options.optimizer_state_dtype is not None or options.master_weights or options.stochastic_rounding
 
 

@@ -1,5 +1,7 @@
 """The optimizer's update, on parameters that lie side by side: a dozen operations for a group, not for each of them."""
 
+import inspect
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,8 +16,9 @@ from popgeo.engine.optimizer.capture_update import capture_later_update, capture
 from popgeo.engine.optimizer.captured_worker import choose_worker
 from popgeo.engine.optimizer.flat_parameters import flatten_groups, refuse_whole_tensors
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling, overflow_of
+from popgeo.engine.optimizer.own_worker import OwnWorker, wants_itself
 from popgeo.engine.optimizer.precision import keep_types_when_loading
-from popgeo.engine.optimizer.worker import Worker
+from popgeo.engine.optimizer.worker import Worker, settings_of
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_options import StepOptions
 
@@ -61,8 +64,7 @@ class Update:
             raise ValueError(
                 "The optimizer holds no parameter that the loss depends on; build it from model.parameters()."
             )
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise ValueError("LBFGS evaluates the model several times per step; use an optimizer without a closure.")
+        _require_gradients_suffice(optimizer, parameters)
         if options.shard_optimizer_state:
             refuse_whole_tensors(optimizer, "Options.shard_optimizer_state cuts parameters into parts")
         rule = options.loss_scaling
@@ -82,8 +84,9 @@ class Update:
         self._flat = flatten_groups(optimizer, set(parameters.values()), options, part)
         self.gradients = self._named([part.gradient_views for part in self._flat])
         self._totals = self._named([part.total_views for part in self._flat])
-        self._worker = choose_worker(optimizer, self._flat, options, part[0])
-        self._adopted: object = None
+        self._own = OwnWorker(optimizer, self._flat)
+        self._worker = choose_worker(self._own, self._flat, options, part[0])
+        self._adopted: list[Any] | None = None
 
     def accumulate(self, *, first: bool, names: Sequence[str] | None = None) -> None:
         """Adds the gradients of one micro-batch to those of the update, or starts anew with the first.
@@ -102,8 +105,7 @@ class Update:
 
     def tensors(self) -> list[Tensor]:
         """Gradients and optimizer state."""
-        states = self._worker.optimizer.state.values()
-        return [*self.totals(), *(part for state in states for part in state.values() if isinstance(part, Tensor))]
+        return [*self.totals(), *(part for part in _parts_of(self._worker.optimizer) if isinstance(part, Tensor))]
 
     def totals(self) -> list[Tensor]:
         """The joined gradients, one tensor for each group and type."""
@@ -121,7 +123,7 @@ class Update:
                 that are no process's own are added up, and each process hands on what it alone has updated.
         """
         replicas.add_up([part.total for part in self._flat if not part.is_sharded])
-        self._follow_optimizer()
+        worker = self._follow_optimizer()
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers warn about one that never stepped
         scaling = self._scaling
         if self.scale is not None:
@@ -131,13 +133,12 @@ class Update:
             if not self.scale.follow(overflowed=bool(overflow)):
                 return
         scaling.apply([part.flat for part in self._flat])
-        self._worker.step()
+        worker.step()
         if self._checks:
             self._check()
         self.num_updates += 1
-        for part in self._flat:
-            part.publish(self.optimizer, self._worker.state(part.own))
-        self._adopted = self.optimizer.state
+        if max([part.publish(self.optimizer, worker.state(part.own)) for part in self._flat]):
+            self._adopted = _parts_of(self.optimizer)
         replicas.hand_on([part.flat.detach().view(-1) for part in self._flat if part.is_divided])
 
     @property
@@ -170,14 +171,15 @@ class Update:
             ValueError: it does more than treat each element alike.
         """
         refuse_whole_tensors(self.optimizer, "An update is rehearsed on single elements")
-        self._follow_optimizer()
+        if self._follow_optimizer() is self._own:
+            raise ValueError("The optimizer has hooks, or its state was edited. Remove them, or call reset().")
         return self._worker
 
     def settings(self, number: int) -> list[dict[str, Any]]:
         """The hyperparameters of each joined tensor in an update, counted from 0."""
-        groups = [self.optimizer.param_groups[part.group] for part in self._flat]
+        groups = settings_of(self.optimizer)
         rate = {} if self._learning_rate is None else {"lr": self._learning_rate(number)}
-        return [{**{key: part for key, part in group.items() if key != "params"}, **rate} for group in groups]
+        return [{**groups[part.group], **rate} for part in self._flat]
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Takes hyperparameters and state from another optimizer over the same parameters."""
@@ -186,12 +188,10 @@ class Update:
                 f"The model was compiled with {type(self.optimizer).__name__}, not {type(optimizer).__name__}; "
                 "wrap it anew."
             )
-        if [[id(p) for p in group["params"]] for group in optimizer.param_groups] != self._shape:
-            raise ValueError(
-                "The optimizer holds other parameters or groups than the one compiled with; wrap the model anew."
-            )
+        self._require_same_groups(optimizer)
         if optimizer is not self.optimizer:
-            self.optimizer, self._adopted = optimizer, None
+            self.optimizer = self._own.optimizer = optimizer
+            self._adopted = None
             self._keep_types()
 
     def state(self) -> dict[str, Any]:
@@ -230,23 +230,49 @@ class Update:
         names = [name for part in self.members() for name in part]
         return dict(zip(names, (view for part in views for view in part), strict=True))
 
-    def _follow_optimizer(self) -> None:
-        """Takes settings from the user's optimizer, and its state where that is another than it was."""
-        groups = self.optimizer.param_groups
-        if [len(group["params"]) for group in groups] != list(map(len, self._shape)):
-            raise ValueError(
-                "The optimizer's parameter groups changed after the model was compiled; call reset() first."
-            )
-        if self.optimizer.state is not self._adopted:
-            for part in self._flat:
-                part.adopt(self.optimizer, self._worker.optimizer.state)
-            self._adopted = self.optimizer.state
-            self._worker.begin(self.num_updates, self.seed)
+    def _follow_optimizer(self) -> Worker:
+        """Takes settings and state from the user's optimizer, and says what steps it as it is now.
+
+        Raises:
+            ValueError: its groups hold other parameters; or only its own step will do, and the options exclude that.
+        """
+        self._require_same_groups(self.optimizer)
         settings = self.settings(self.num_updates)
-        self._worker.follow(settings)
         if self._learning_rate is not None:
             for part, chosen in zip(self._flat, settings, strict=True):
-                groups[part.group]["lr"] = chosen["lr"]
+                self.optimizer.param_groups[part.group]["lr"] = chosen["lr"]
+        if self._worker is self._own:
+            return self._own
+        has_hooks = wants_itself(self.optimizer)
+        if not has_hooks and self._adopt():
+            self._worker.follow(settings)
+            return self._worker
+        if self._worker.keeps_types or any(part.is_divided for part in self._flat):
+            why = "has hooks; remove them" if has_hooks else "had state edited for some parameters; call reset()"
+            raise ValueError(
+                f"{type(self.optimizer).__name__} {why}, or leave out shard_optimizer_state, optimizer_state_dtype, "
+                "master_weights, stochastic_rounding and accumulation_dtype: with these its own step() cannot run."
+            )
+        self._adopted = None
+        return self._own
+
+    def _require_same_groups(self, optimizer: Optimizer) -> None:
+        if [[id(p) for p in group["params"]] for group in optimizer.param_groups] != self._shape:
+            raise ValueError(
+                "The optimizer holds other parameters or groups than the model was compiled with; call reset() first."
+            )
+
+    def _adopt(self) -> bool:
+        """Takes the user's state where it is another than was shown; False where joined parameters differ in it."""
+        now, shown = _parts_of(self.optimizer), self._adopted
+        is_same = shown is not None and len(now) == len(shown) and all(map(operator.is_, now, shown))
+        if is_same and all(part.is_as_shown for part in self._flat):
+            return True
+        if not min([part.adopt(self.optimizer, self._worker.optimizer.state) for part in self._flat]):
+            return False
+        self._adopted = now
+        self._worker.begin(self.num_updates, self.seed)
+        return True
 
     def _check(self) -> None:
         """Raises where finite gradients gave weights of NaN or infinity."""
@@ -257,3 +283,27 @@ class Update:
                 f"{type(self.optimizer).__name__}'s update of step {self.num_updates} gave NaN or infinity "
                 f"from finite gradients: {', '.join(sorted(names))}"
             )
+
+
+def _parts_of(optimizer: Optimizer) -> list[Any]:
+    """The pieces of an optimizer's state, one after the other."""
+    return [part for state in optimizer.state.values() if isinstance(state, Mapping) for part in state.values()]
+
+
+def _require_gradients_suffice(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Refuses what needs more of a step than the gradients that it leaves.
+
+    Raises:
+        ValueError: the optimizer's step takes a closure; or something is called once a gradient has been added up.
+    """
+    _, *given = inspect.signature(type(optimizer).step).parameters.values()
+    needed = [one.name for one in given if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
+    if needed:
+        name = type(optimizer).__name__
+        raise ValueError(f"{name} evaluates the model several times per step: its step() needs {needed}. Use another.")
+    hooked = [name for name, p in parameters.items() if p._post_accumulate_grad_hooks]
+    if hooked:
+        raise ValueError(
+            f"A compiled step cannot call what register_post_accumulate_grad_hook was given for {', '.join(hooked)}. "
+            "Use the parameter's register_hook, or the optimizer's register_step_pre_hook, which sees all gradients."
+        )

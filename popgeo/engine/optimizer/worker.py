@@ -98,6 +98,17 @@ class Worker:
         return {Input(Role.STATE, f"{number}.{key}"): part for key, part in state.items() if isinstance(part, Tensor)}
 
 
+def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """What each parameter group holds beside its parameters.
+
+    Example:
+        >>> import torch
+        >>> [group["lr"] for group in settings_of(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.5))]
+        [0.5]
+    """
+    return [{key: part for key, part in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
 def without_parameters(optimizer: Optimizer) -> Optimizer:
     """The same optimizer with no groups and no state; hooks and schedulers stay with the one given.
 
@@ -112,5 +123,5 @@ def without_parameters(optimizer: Optimizer) -> Optimizer:
     other.__setstate__({**optimizer.__getstate__(), "state": defaultdict(dict), "param_groups": []})
     # torch's copies leave out what others keep in attributes; `step` there is a scheduler's, for the one given.
     missing = vars(optimizer).keys() - vars(other).keys() - {"step"}
-    vars(other).update({name: vars(optimizer)[name] for name in missing})
+    vars(other).update(copy.deepcopy({name: vars(optimizer)[name] for name in missing}))
     return other

@@ -117,7 +117,7 @@ def test_shapes_alone_are_enough_unless_numbers_are_read():
         capture_later_update(Worker(grouped(Reading, on_meta)), NONE)
     with pytest.raises(ValueError, match=r"Reading's update cannot be planned"):
         capture_later_update(MixedWorker(grouped(Reading, on_meta), StepOptions()), NONE)
-    with pytest.raises(RuntimeError, match=r"^broken$"):
+    with pytest.raises(ValueError, match=r"Reading's update cannot be captured for an account: broken\."):
         capture_later_update(Worker(grouped(Reading, weights((3, 2)), fails=True)), NONE)
 
 

@@ -6,6 +6,7 @@ from torch import nn
 
 from popgeo.engine.optimizer.captured_worker import choose_worker
 from popgeo.engine.optimizer.flat_parameters import FlatParameters, flatten_groups, is_elementwise
+from popgeo.engine.optimizer.own_worker import OwnWorker
 from popgeo.engine.step_options import StepOptions
 
 WHOLE = (0, 1)
@@ -219,7 +220,7 @@ def test_what_is_alike_is_joined_and_what_is_not_stays_alone():
     # What is a process's own, has no dimensions, or is not side by side is never divided.
     assert [part.own.numel() for part in flatten(optimizer, (1, 2))] == [5, 1, 6, 1, 6, 2]
     assert [part.is_divided for part in flatten(optimizer, (1, 2))] == [True, False, False, True, False, True]
-    worker = choose_worker(optimizer, flat, StepOptions()).optimizer
+    worker = choose_worker(OwnWorker(optimizer, flat), flat, StepOptions()).optimizer
     assert type(worker) is torch.optim.SGD
     assert [group["lr"] for group in worker.param_groups] == [0.5] * 5 + [0.25]
     assert [group["params"] for group in worker.param_groups] == [[part.own] for part in flat]

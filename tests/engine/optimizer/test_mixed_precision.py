@@ -366,17 +366,6 @@ def test_gradients_of_half_are_not_joined_in_another_half():
         training(*batch(0))
 
 
-def test_gradients_that_an_optimizer_cannot_take_are_refused_with_what_helps():
-    model, _ = make_pair()
-    choices = {"accumulation_dtype": torch.float32, "gradient_accumulation": 2}
-    training = training_model(model, Options(**choices), torch.optim.Adam(model.parameters()))
-    twice = [given.repeat(2, 1) for given in batch(0)]
-    with pytest.raises(ValueError, match=r"Adam takes none but torch\.float16 .* optimizer_state_dtype"):
-        training(*twice)
-    both = Options(**choices, optimizer_state_dtype=torch.float16)
-    assert torch.isfinite(training_model(model, both, torch.optim.Adam(model.parameters()))(*twice))
-
-
 def test_parts_of_the_weights_round_by_random_numbers_of_their_own():
     rounded = []
     for number in (0, 1):

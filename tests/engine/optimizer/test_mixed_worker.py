@@ -251,7 +251,8 @@ def test_what_may_be_a_count_of_steps_keeps_its_type():
     ("types", "options", "wraps"),
     [
         ((torch.float16,), StepOptions(), False),
-        ((torch.float16,), StepOptions(accumulation_dtype=torch.float32), False),
+        ((torch.float16,), StepOptions(accumulation_dtype=torch.float16), False),
+        ((torch.float16,), StepOptions(accumulation_dtype=torch.float32), True),
         ((torch.float16,), StepOptions(master_weights=True), True),
         ((torch.bfloat16,), StepOptions(stochastic_rounding=True), True),
         ((torch.float16,), StepOptions(optimizer_state_dtype=torch.float16), True),

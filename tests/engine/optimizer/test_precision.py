@@ -16,7 +16,8 @@ SGD = torch.optim.SGD([nn.Parameter(torch.ones(1))])
 
 
 def test_updates_of_narrow_weights_are_wide_where_something_asks_for_it():
-    assert not is_mixed(StepOptions(accumulation_dtype=SINGLE))
+    assert not is_mixed(StepOptions(accumulation_dtype=HALF))
+    assert is_mixed(StepOptions(accumulation_dtype=SINGLE))
     for one in (
         StepOptions(optimizer_state_dtype=HALF),
         StepOptions(master_weights=True),
