@@ -1,8 +1,9 @@
 """Lets the user's optimizer itself step the user's parameters."""
 
 import copy
+import inspect
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from torch import nn
@@ -69,3 +70,22 @@ def wants_itself(optimizer: Optimizer) -> bool:
     # A scheduler's own wrapper does no more than note that there was a step.
     is_its_own = step is None or getattr(step, "__wrapped__", None) is type(optimizer).step
     return bool(hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks or not is_its_own)
+
+
+def require_gradients_suffice(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Refuses what needs more of a step than the gradients that it leaves.
+
+    Raises:
+        ValueError: the optimizer's step takes a closure; or something is called once a gradient has been added up.
+    """
+    _, *given = inspect.signature(type(optimizer).step).parameters.values()
+    needed = [one.name for one in given if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
+    if needed:
+        name = type(optimizer).__name__
+        raise ValueError(f"{name} evaluates the model several times per step: its step() needs {needed}. Use another.")
+    hooked = [name for name, p in parameters.items() if p._post_accumulate_grad_hooks]
+    if hooked:
+        raise ValueError(
+            f"A compiled step cannot call what register_post_accumulate_grad_hook was given for {', '.join(hooked)}. "
+            "Use the parameter's register_hook, or the optimizer's register_step_pre_hook, which sees all gradients."
+        )

@@ -1,6 +1,5 @@
 """The optimizer's update, on parameters that lie side by side: a dozen operations for a group, not for each of them."""
 
-import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from popgeo.engine.optimizer.capture_update import capture_later_update, capture
 from popgeo.engine.optimizer.captured_worker import choose_worker
 from popgeo.engine.optimizer.flat_parameters import flatten_groups, refuse_whole_tensors
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling, overflow_of
-from popgeo.engine.optimizer.own_worker import OwnWorker, wants_itself
+from popgeo.engine.optimizer.own_worker import OwnWorker, require_gradients_suffice, wants_itself
 from popgeo.engine.optimizer.precision import keep_types_when_loading
 from popgeo.engine.optimizer.worker import Worker, settings_of
 from popgeo.engine.replicas import Replicas
@@ -64,7 +63,7 @@ class Update:
             raise ValueError(
                 "The optimizer holds no parameter that the loss depends on; build it from model.parameters()."
             )
-        _require_gradients_suffice(optimizer, parameters)
+        require_gradients_suffice(optimizer, parameters)
         if options.shard_optimizer_state:
             refuse_whole_tensors(optimizer, "Options.shard_optimizer_state cuts parameters into parts")
         rule = options.loss_scaling
@@ -288,22 +287,3 @@ class Update:
 def _parts_of(optimizer: Optimizer) -> list[Any]:
     """The pieces of an optimizer's state, one after the other."""
     return [part for state in optimizer.state.values() if isinstance(state, Mapping) for part in state.values()]
-
-
-def _require_gradients_suffice(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Refuses what needs more of a step than the gradients that it leaves.
-
-    Raises:
-        ValueError: the optimizer's step takes a closure; or something is called once a gradient has been added up.
-    """
-    _, *given = inspect.signature(type(optimizer).step).parameters.values()
-    needed = [one.name for one in given if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
-    if needed:
-        name = type(optimizer).__name__
-        raise ValueError(f"{name} evaluates the model several times per step: its step() needs {needed}. Use another.")
-    hooked = [name for name, p in parameters.items() if p._post_accumulate_grad_hooks]
-    if hooked:
-        raise ValueError(
-            f"A compiled step cannot call what register_post_accumulate_grad_hook was given for {', '.join(hooked)}. "
-            "Use the parameter's register_hook, or the optimizer's register_step_pre_hook, which sees all gradients."
-        )
