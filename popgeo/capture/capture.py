@@ -2,7 +2,7 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,8 +11,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.captured_step import CapturedStep
+from popgeo.capture.drawn_numbers import drawn_numbers
 from popgeo.capture.dynamic_shapes import DynamicShapeError, Problem
 from popgeo.capture.held_state import HeldState, module_state, swapped
+from popgeo.capture.marks import marked, marks_of
 from popgeo.capture.op_graph import LOSS_SCALE, Input, Role
 from popgeo.capture.pytree import flatten
 from popgeo.capture.recorder import Recorder
@@ -51,6 +53,8 @@ def capture(
         %1 float32[3] = aten.mul.Tensor(%0, 2)
     """
     module = function if isinstance(function, nn.Module) else nn.Module()
+    given = [Input(Role.ARGUMENT, name) for name, _ in leaves(arguments.structure)]
+    _refuse_other_kinds(zip(given, arguments.tensors, strict=True))
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     recorder = Recorder(capture.__code__, _refuse)
     recorder.on_operation = on_operation
@@ -63,12 +67,11 @@ def capture(
         recorder.page.add_input(one, tensor)
     if scale is not None:
         recorder.page.add_input(LOSS_SCALE, scale)
-    given = [Input(Role.ARGUMENT, name) for name, _ in leaves(arguments.structure)]
     for one, tensor in zip(given, inputs, strict=True):
         recorder.page.add_input(one, tensor)
     by_id = {id(tensor): fakes[one] for one, tensor in state.items()}
-    random_numbers = torch.get_rng_state()
-    with fake_mode, swapped(module, by_id) as held, torch.enable_grad():
+    following = drawn_numbers(function, arguments, recorder)
+    with following as drawn, fake_mode, swapped(module, by_id) as held, torch.enable_grad():
         casting = contextlib.nullcontext() if autocast is None else torch.autocast("cpu", dtype=autocast)
         with static_forms(), recorder.follow_modules(module), recorder, casting:
             tree = arguments.pass_to(function, inputs)
@@ -82,16 +85,11 @@ def capture(
                 recorder.phase = "backward"
                 seed = torch.full_like(loss, loss_scaling or 1.0) if scale is None else _spread(scale, loss)
                 weights = [fakes[Input(Role.PARAMETER, name)] for name in trained]
-                gradients = list(torch.autograd.grad(loss, weights, seed, allow_unused=True))
+                gradients = _gradients(loss, weights, seed)
         used = tuple(name for name, gradient in zip(trained, gradients, strict=True) if gradient is not None)
         made = [*results, *(gradient for gradient in gradients if gradient is not None)]
         made = _keep_buffers(held, made, recorder)
-    if not torch.equal(torch.get_rng_state(), random_numbers):
-        torch.set_rng_state(random_numbers)
-        raise ValueError(
-            "The model seeds torch's random numbers while it runs, which a compiled step would do only once. "
-            "Seed them before the call, or pass Options(random_seed=...)."
-        )
+        drawn.go_on()
     own = {id(tensor): one.name for one, tensor in state.items()}
     aside = [own[id(tensor)] for tensor in recorder.page.constants.values() if id(tensor) in own]
     if aside:
@@ -130,6 +128,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
 def fake_of(tensor: Tensor, trained: bool) -> Tensor:
     """A stand-in in memory of its own, even where the tensor is a view of a larger one; hooks see its gradient too."""
     fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    fake = marked(fake, marks_of(tensor))
     fake = nn.Parameter(fake, requires_grad=trained) if isinstance(tensor, nn.Parameter) else fake
     for hook in (tensor._backward_hooks or {}).values() if trained else ():
         fake.register_hook(hook)
@@ -139,6 +138,27 @@ def fake_of(tensor: Tensor, trained: bool) -> Tensor:
 def _spread(scale: Tensor, loss: Tensor) -> Tensor:
     """The scale in the type and shape of the loss, in memory of its own."""
     return scale.to(loss.dtype, copy=True).expand(loss.shape)
+
+
+def _refuse_other_kinds(given: Iterable[tuple[Input, Tensor]]) -> None:
+    for one, tensor in given:
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            raise ValueError(
+                f"`{one.name}` is a {tensor.layout} tensor of {tensor.dtype}, whose elements have no fixed places. "
+                "Pass tensor.to_dense() or tensor.dequantize(), or a sparse matrix as its edge_index and values."
+            )
+
+
+def _gradients(loss: Tensor, weights: Sequence[Tensor], seed: Tensor) -> list[Tensor | None]:
+    try:
+        return list(torch.autograd.grad(loss, weights, seed, allow_unused=True))
+    except RuntimeError as error:
+        if "use_reentrant" not in str(error):
+            raise
+        raise ValueError(
+            "The model calls torch.utils.checkpoint with use_reentrant=True, which cannot be part of a step. Call it "
+            "with use_reentrant=False; what is drawn and computed is the same."
+        ) from error
 
 
 def _refuse(problem: Problem) -> None:

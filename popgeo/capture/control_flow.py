@@ -126,9 +126,9 @@ def _graph_of_body(page: Page, made: Sequence[Tensor]) -> tuple[OpGraph, list[tu
     outputs, outside = tuple(map(page.number, made)), dict(page.constants)
     ops, values, inputs = page.ops, list(page.values), dict(page.inputs)
     looks, tensors = list[Op](), list[tuple[Tensor, int]]()
-    by_memory: dict[int, list[int]] = {}
+    by_memory: dict[Any, list[int]] = {}
     for v in outside:
-        by_memory.setdefault(values[v].storage, []).append(v)
+        by_memory.setdefault((values[v].storage, values[v].marks), []).append(v)
     for number, seen in enumerate(by_memory.values()):
         base, first = seen[0], values[seen[0]]
         tensor, numel = outside[base], 0

@@ -57,7 +57,7 @@ class Problem:
     def __str__(self) -> str:
         place = f" (in submodule {self.module})" if self.module else ""
         what = f"{self.operation} depends on the data, and a compiled step needs it fixed"
-        return f"{self.source}{place}: {what}. Remedy: {self.remedy}."
+        return f"{self.source or 'the function itself'}{place}: {what}. Remedy: {self.remedy}."
 
 
 class DynamicShapeError(ValueError):

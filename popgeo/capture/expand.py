@@ -9,6 +9,7 @@ from torch import Tensor
 from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from popgeo.capture.marks import empty_like
 from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value, overload, substitute
 from popgeo.capture.passes import drop_unused, merge_equal_values, replace_values, with_ops
 from popgeo.capture.recorder import Recorder
@@ -76,7 +77,7 @@ class _Writer:
         given = list(dict.fromkeys(op.reads()))
         values = [self._values[v] for v in given]
         args = substitute(tuple(op.args), lambda v: f"%{given.index(v)}")
-        key = op.target, repr(args), *((value.shape, value.stride, value.dtype) for value in values)
+        key = op.target, repr(args), *((one.shape, one.stride, one.dtype, one.marks) for one in values)
         if key not in self._bodies:
 
             def called(*tensors: Tensor) -> Any:
@@ -129,7 +130,7 @@ def trace(function: Callable[..., Any], values: Sequence[Value]) -> OpGraph:
     """
     fake_mode, recorder = FakeTensorMode(), _Recorder(trace.__code__, _refuse)
     with fake_mode:
-        fakes = [torch.empty_strided(value.shape, value.stride, dtype=value.dtype) for value in values]
+        fakes = list(map(empty_like, values))
     for number, fake in enumerate(fakes):
         recorder.page.add_input(Input(Role.ARGUMENT, str(number)), fake)
     with fake_mode, recorder, torch.no_grad():

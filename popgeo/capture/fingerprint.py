@@ -15,6 +15,8 @@ import torch
 import torch_geometric
 from torch import Tensor, nn
 
+from popgeo.capture.marks import marks_of
+
 # The parts of popgeo that decide what a capture holds; who keeps it names the others that it depends on.
 DECIDES = ("capture/**/*.py", "capture/*.csv", "ops/**/*.py")
 _HOOKS_AND_TABLES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
@@ -75,8 +77,12 @@ def _describe_model(model: nn.Module) -> Iterator[str]:
             for key, tensor in table.items():
                 if tensor is not None and tensor._backward_hooks:
                     raise Unknown(f"{key} has hooks, which may hold anything")
-                form = None if tensor is None else (tuple(tensor.shape), tensor.stride(), tensor.dtype)
+                form = None if tensor is None else _form(tensor)
                 yield f"{name}.{key}: {form}"
+
+
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype, marks_of(tensor)
 
 
 def _class(cls: type) -> str:
@@ -95,8 +101,8 @@ def _describe(value: Any) -> str:
     if value is None or isinstance(value, _READABLE):
         return repr(value)
     if isinstance(value, Tensor):
-        content = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        return f"{tuple(value.shape)} {value.dtype} {hashlib.sha256(content).hexdigest()}"
+        content = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+        return f"{_form(value)} {hashlib.sha256(content.numpy().tobytes()).hexdigest()}"
     if isinstance(value, Mapping):
         return repr({_describe(key): _describe(item) for key, item in value.items()})
     if isinstance(value, list | tuple | set | frozenset):

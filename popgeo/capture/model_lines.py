@@ -10,6 +10,7 @@ import torch
 import torch_geometric
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_LAYERS = os.path.join(_TORCH, "nn") + os.sep
 _PYG = os.path.dirname(torch_geometric.__file__) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 # What captures, runs and accounts, and the operations that it sees as one; models in `nn` are the user's, as any are.
@@ -30,18 +31,21 @@ def _owner(code: CodeType) -> str:
 def model_frame(stop: CodeType) -> FrameType | None:
     """The innermost frame of the user's own code below the function whose code is `stop`.
 
-    Where the model is PyG's or ours from top to bottom, its own innermost frame.
+    Where the model is PyG's or ours from top to bottom, its own innermost frame; where it is torch's, the outermost.
     """
     frame: FrameType | None = sys._getframe(1)
     library: FrameType | None = None
+    torchs: FrameType | None = None
     while frame is not None and frame.f_code is not stop:
         owner = _owner(frame.f_code)
         if owner == "user":
             return frame
         if owner == "pyg" and library is None:
             library = frame
+        if frame.f_code.co_filename.startswith(_LAYERS) and not frame.f_code.co_filename.endswith("module.py"):
+            torchs = frame
         frame = frame.f_back
-    return library
+    return library or torchs
 
 
 def line_of_error(error: BaseException) -> str:

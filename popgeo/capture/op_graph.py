@@ -90,6 +90,7 @@ class Value:
         dtype: Type of an element.
         storage: Which memory it lives in; views share one.
         producer: Index of the operation that makes it; None for inputs and constants.
+        marks: Whether its elements are the conjugates, or the negatives, of those in its memory.
     """
 
     shape: tuple[int, ...]
@@ -98,6 +99,7 @@ class Value:
     dtype: torch.dtype
     storage: int
     producer: int | None
+    marks: tuple[bool, bool] = (False, False)
 
     @property
     def numel(self) -> int:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from popgeo.capture.marks import marks_of
 from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Value
 
 
@@ -65,6 +66,7 @@ class Page:
             dtype=tensor.dtype,
             storage=storage,
             producer=producer,
+            marks=marks_of(tensor),
         )
         self._numbers[id(tensor)] = len(self.values)
         self.values.append(value)
@@ -100,13 +102,18 @@ class Page:
 
     def depends_on(self, tensor: Tensor) -> set[int]:
         """The numbers of the values that a tensor was worked out from, its own included."""
+        return {self.number(tensor), *(v for op in self.ops_for(tensor) for v in op.reads())}
+
+    def ops_for(self, tensor: Tensor) -> list[Op]:
+        """The operations that a tensor was worked out by, in order."""
         needed = {self.number(tensor)}
-        memory = self.storages(needed)
+        memory, found = self.storages(needed), []
         for op in reversed(self.ops):
             if {*op.makes()} & needed or memory & self.storages(op.writes):
+                found.append(op)
                 needed.update(op.reads())
                 memory |= self.storages(op.reads())
-        return needed
+        return found[::-1]
 
     def changed(self, given: Mapping[Input, Tensor]) -> set[Input]:
         """The inputs whose elements some operation changes in place.

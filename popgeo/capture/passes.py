@@ -61,7 +61,8 @@ def drop_unused(graph: OpGraph) -> OpGraph:
     kept = []
     for op in reversed(graph.ops):
         changes = any(values[v].storage in seen for v in op.writes)
-        if changes or is_random(op) or any(v in needed for v in op.makes()):
+        draws = is_random(op) and op.target != "popgeo.random_state.default"  # which only tells where the stream is
+        if changes or draws or any(v in needed for v in op.makes()):
             kept.append(op)
             needed.update(op.reads())
             seen.update(values[v].storage for v in op.reads())
@@ -159,7 +160,7 @@ def _moved_to(storage: int, moved: Mapping[int, int]) -> int:
 
 
 def _view_of_memory(value: Value) -> tuple[Any, ...]:
-    return value.storage, value.dtype, value.shape, value.stride, value.offset
+    return value.storage, value.dtype, value.shape, value.stride, value.offset, value.marks
 
 
 def _hashable(argument: Any) -> Any:

@@ -95,6 +95,8 @@ def flatten(tree: Any) -> tuple[list[Tensor], Structure]:
 def _take_apart(tree: Any, tensors: list[Tensor]) -> Structure:
     if isinstance(tree, Tensor):
         tensors.append(tree)
+        if tree.is_nested:
+            raise ValueError("A nested tensor has no shape. Pass a dense one: nested.to_padded_tensor(0.0) gives it.")
         return Leaf(tuple(tree.shape), tree.dtype)
     if isinstance(tree, BaseData):
         parts = {place: part for place, part in _data_parts(tree) if isinstance(part, _PARTS)}

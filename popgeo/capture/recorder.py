@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.hooks import RemovableHandle
 
-from popgeo.capture import dynamic_shapes, model_lines
+from popgeo.capture import dynamic_shapes, known_values, model_lines
 from popgeo.capture.dynamic_shapes import Problem
 from popgeo.capture.op_graph import BlockMark, Op, OpGraph
 from popgeo.capture.page import Page
@@ -43,7 +43,7 @@ class Recorder(TorchDispatchMode):
         instead: Callable[..., Any] = lambda func, args, kwargs: func(*args, **kwargs),
     ) -> None:
         super().__init__()
-        self._on_result, self._instead = on_result, instead
+        self.on_result, self._instead = on_result, instead
         self.phase, self._keeps_state = phase, keeps_state
         self.modules: list[str] = []
         self.marked: list[Tensor] = []
@@ -83,6 +83,10 @@ class Recorder(TorchDispatchMode):
         outputs = tuple(self.page.new_value(tensor, producer=len(self.page.ops)) for tensor in results)
         self._append(target, recorded, outputs, bodies=bodies)
 
+    def line(self) -> str:
+        """The model's line that runs now, as `file:line in function: code`."""
+        return model_lines.describe(model_lines.model_frame(self._stop))
+
     @contextlib.contextmanager
     def follow_modules(self, module: nn.Module) -> Iterator[None]:
         """Keeps `modules` at the names of the submodules that are running, while the block runs."""
@@ -110,17 +114,29 @@ class Recorder(TorchDispatchMode):
         if self._paused:
             return func(*args, **keywords)
         if dynamic_shapes.is_dynamic(func, args, keywords):
-            self._report(func)
-            result = self._instead(func, args, keywords)
+            try:
+                result = known_values.compute(self.page, func, args, keywords)
+            except known_values.UnknownValue:
+                self._report(func)
+                result = self._instead(func, args, keywords)
         elif not makes_tensors(func) and not any(isinstance(arg, FakeTensor) for arg in args):
             with unset_fake_temporarily():  # a number of a tensor from outside, which a fake tensor could not tell
                 result = func(*args, **keywords)
         else:
-            result = func(*args, **keywords)
-            self._on_result(func, args, keywords, result)
+            result = self._stand_in(func, args, keywords)
+            self.on_result(func, args, keywords, result)
         if makes_tensors(func):
             self._write_down(func, args, keywords, result)
         return result
+
+    def _stand_in(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result on stand-ins; where they refuse what the kernel may take, one like the kernel's own."""
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            if type(error) is not RuntimeError:  # of those whose shape depends on data
+                raise
+            return known_values.compute(self.page, func, args, kwargs, makes_up=True)
 
     def _write_down(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         page, name, changed = self.page, target(func), written_by(func, args, kwargs)
@@ -155,7 +171,7 @@ class Recorder(TorchDispatchMode):
             return self._forward_of.get(node._sequence_nr(), nowhere) if node is not None else nowhere
         self.files |= model_lines.files(self._stop)
         module = self.modules[-1] if self.modules else ""
-        place = module, model_lines.describe(model_lines.model_frame(self._stop)), self.block
+        place = module, self.line(), self.block
         # Autograd numbers its node just before it runs the operation; what needs no node leaves the number as it was.
         self._forward_of.setdefault(torch.autograd._get_sequence_nr() - 1, place)  # type: ignore[attr-defined]
         return place
@@ -163,28 +179,25 @@ class Recorder(TorchDispatchMode):
     def _report(self, func: Any) -> None:
         module = self.modules[-1] if self.modules else ""
         name = func._schema.name.removeprefix("aten::")
-        line = model_lines.describe(model_lines.model_frame(self._stop))
         self._on_problem(
-            Problem(name, line, module, dynamic_shapes.remedy(name, dynamic_shapes.callers(sys._getframe(2))))
+            Problem(name, self.line(), module, dynamic_shapes.remedy(name, dynamic_shapes.callers(sys._getframe(2))))
         )
 
     def _refuse_other_layouts(self, func: Any, changed: Sequence[Tensor]) -> None:
         """Where a tensor gets another shape or other memory, what has its number is no longer that tensor."""
         for tensor in changed:
             if func._schema.name == "aten::set_" or self.page.has_other_shape(tensor):
-                line = model_lines.describe(model_lines.model_frame(self._stop))
                 raise ValueError(
-                    f"{line}: {func._schema.name} gives a tensor another shape or other memory in place. Make a new "
-                    "tensor instead, or pass out= one of the result's shape."
+                    f"{self.line()}: {func._schema.name} gives a tensor another shape or other memory in place. Make a "
+                    "new tensor instead, or pass out= one of the result's shape."
                 )
 
     def _refuse_writes_to_constants(self, func: Any, writes: Sequence[int]) -> None:
         if writes and self.page.storages(writes) & self.page.storages(self.page.constants):
-            line = model_lines.describe(model_lines.model_frame(self._stop))
             outside = "parameter, buffer nor result. Make it a buffer with register_buffer, so that its state is kept."
             if self._in_body:
                 outside = "input of the loop or branch nor made in it. Pass it as an input, and use the result."
-            raise ValueError(f"{line}: {func._schema.name} changes what is neither {outside}")
+            raise ValueError(f"{self.line()}: {func._schema.name} changes what is neither {outside}")
 
 
 def active_recorder() -> Recorder | None:

@@ -29,6 +29,7 @@ _IN_PYG: dict[tuple[str, str], Callable[..., Any]] = {
     ("torch_geometric.nn.norm.layer_norm", "LayerNorm.forward"): static_layers.norm_of_graphs,
     ("torch_geometric.nn.norm.mean_subtraction_norm", "MeanSubtractionNorm.forward"): static_layers.norm_of_graphs,
     ("torch_geometric.nn.norm.pair_norm", "PairNorm.forward"): static_layers.norm_of_graphs,
+    ("torch.nn.modules.batchnorm", "_BatchNorm.forward"): static_layers.mean_of_batches,
     ("torch_geometric.nn.pool", "knn"): static_neighbors.knn,
     ("torch_geometric.nn.pool", "knn_graph"): static_neighbors.knn_graph,
     ("torch_geometric.nn.pool", "radius"): static_neighbors.radius,
@@ -119,6 +120,11 @@ def _gaussian_nll_loss(
     return loss if reduction == "none" else getattr(loss, reduction)()
 
 
+def _tensor_split(input: Tensor, split: Any, dim: int = 0) -> Any:
+    """With the places as numbers, which torch would read behind the back of a capture."""
+    return torch.tensor_split(input, split.tolist(), dim) if isinstance(split, Tensor) else NotImplemented
+
+
 _NEVER = -1e30  # logarithm of nothing; infinity would make the gradient NaN
 
 
@@ -183,6 +189,8 @@ _IN_TORCH: dict[Any, Callable[..., Any]] = {
     torch.Tensor.__setitem__: _set_item,
     torch.nn.functional.gaussian_nll_loss: _gaussian_nll_loss,
     torch.nn.functional.ctc_loss: ctc_loss,
+    torch.tensor_split: _tensor_split,
+    torch.Tensor.tensor_split: _tensor_split,
 }
 
 

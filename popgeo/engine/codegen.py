@@ -9,6 +9,7 @@ from torch import Tensor
 from popgeo.capture.op_graph import Number, Op, OpGraph, Ref, substitute
 from popgeo.engine import out_variants
 from popgeo.engine.fuse.prepared import late_arguments, prepared_op
+from popgeo.engine.memory_plan import laid_out
 
 Check = Callable[[Op, list[Any], list[Any]], None]
 
@@ -32,7 +33,8 @@ def emit(
 class _Writer:
     def __init__(self, graph: OpGraph, tensors: Mapping[int, Tensor], check: Check | None) -> None:
         self._graph, self._tensors, self._check = graph, tensors, check
-        self._names: dict[str, Any] = {f"t{v}": tensor for v, tensor in tensors.items()}
+        self._names: dict[str, Any] = {f"t{v}": tensor for v, tensor in tensors.items()} | {"laid_out": laid_out}
+        self._looked_at = {graph.values[v].storage for op in graph.ops if graph.is_view(op) for v in op.makes()}
         self._lines = ["def run():"]
         self._dies: dict[int, list[int]] = {}
         last = {v: index for index, op in enumerate(graph.ops) for v in (*op.reads(), *op.makes())}
@@ -98,6 +100,9 @@ class _Writer:
         if len(op.outputs) == 1 and out_variants.returns_list(op.target):
             targets = f"({targets},)"
         copies = [f"t{v}.copy_(v{v})" for v in op.makes() if v in self._tensors and v not in known]
+        if not self._graph.is_view(op):  # what looks at a result relies on how it lies
+            turned = {v: self._graph.values[v] for v in op.makes() if v not in self._tensors and v not in known}
+            copies += [f"v{v} = laid_out(v{v}, {x.stride})" for v, x in turned.items() if x.storage in self._looked_at]
         call = self._call_of(index, op, out_variants.plain(op.target), {})
         return "; ".join([f"{targets + ' = ' if op.outputs else ''}{call}", *copies])
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from popgeo.capture.control_flow import COND, FOR_LOOP
 from popgeo.capture.expand import expand
+from popgeo.capture.marks import empty_like, marks_of
 from popgeo.capture.op_graph import Input, Op, OpGraph
 from popgeo.capture.operations import Out, operation_of
 from popgeo.capture.passes import fold_constants, is_random
@@ -58,7 +59,7 @@ class GraphRunner:
         given = {v: tensor.detach() for v, tensor in self.graph.constants.items()}
         given |= {v: state[one].detach() for one, v in graph.inputs.items() if one in state}
         new = [v for one, v in graph.inputs.items() if one not in state]
-        self._inputs = [torch.empty_strided(values[v].shape, values[v].stride, dtype=values[v].dtype) for v in new]
+        self._inputs = [empty_like(values[v]) for v in new]
         given |= dict(zip(new, self._inputs, strict=True))
         self._copied = self._place_outputs(places or {}, given)
         # The check looks at the operands after the operation.
@@ -103,7 +104,8 @@ class GraphRunner:
             value = self.runs.values[v]
             alone = views[value.storage] == 1 and self.runs.outputs.count(v) == 1
             plain = value.producer is not None and not self.runs.ops[value.producer].writes
-            if alone and plain and (value.stride, value.dtype) == (place.stride(), place.dtype):
+            form = place.stride(), place.dtype, marks_of(place)
+            if alone and plain and (value.stride, value.dtype, value.marks) == form:
                 given[v] = place
             else:
                 copied[position] = place

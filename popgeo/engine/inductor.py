@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from popgeo.capture.drawn_numbers import SET_STATE
 from popgeo.capture.expand import expand
 from popgeo.capture.op_graph import Input, OpGraph, overload, substitute
 from popgeo.capture.passes import is_random
+from popgeo.engine.memory_plan import laid_out
 from popgeo.engine.out_variants import returns_list
 
 # Random numbers as eager code draws them, in the same order.
@@ -40,6 +42,11 @@ class InductorRunner:
             raise ValueError(
                 "floating_point_exceptions looks at each operation, and inductor joins them. Use backend='cpu'."
             )
+        if any(op.target == SET_STATE for op in graph.ops):
+            raise ValueError(
+                "The model seeds random numbers or draws them again, as a checkpoint around dropout does, and inductor "
+                "would leave that out. Use backend='cpu'."
+            )
         self.graph = graph = expand(graph)
         self.draws_random_numbers = any(is_random(op) for op in graph.ops)
         self._places = dict(places or {})
@@ -61,7 +68,7 @@ class InductorRunner:
         """The graph's outputs for these inputs, in the order in which the graph names those that are not state."""
         new = iter(inputs)
         given = [
-            _laid_out(next(new), stride) if tensor is None else tensor
+            laid_out(next(new), stride) if tensor is None else tensor
             for tensor, stride in zip(self._given, self._strides, strict=True)
         ]
         with torch.no_grad():
@@ -115,10 +122,3 @@ def _compiled(module: fx.GraphModule, examples: Sequence[Tensor]) -> Any:
                 "inductor finds no C++ compiler for what it writes. Install g++ or clang, or use backend='cpu'."
             ) from error
         raise
-
-
-def _laid_out(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
-    """The tensor in the memory layout that the step was compiled for."""
-    if tensor.stride() == stride:
-        return tensor.detach()
-    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor.detach())

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from popgeo.capture.marks import marked
 from popgeo.capture.op_graph import Op, OpGraph, Value
 from popgeo.engine import out_variants
 
@@ -116,8 +117,8 @@ def _operand_to_overwrite(
     changed = {graph.values[v].storage for v in op.writes}
     for v in op.reads():
         operand = graph.values[v]
-        alike = (operand.shape, operand.stride, operand.dtype, operand.offset) == (
-            value.shape, value.stride, value.dtype, 0
+        alike = (operand.shape, operand.stride, operand.dtype, operand.offset, operand.marks) == (
+            value.shape, value.stride, value.dtype, 0, value.marks
         )  # fmt: skip
         kept = operand.storage in changed or owner.get(operand.storage, -1) < 0
         ends = last_use[operand.storage] == index and not kept
@@ -137,6 +138,13 @@ def storage_spans(values: Iterable[Value]) -> dict[int, int]:
     return spans
 
 
+def laid_out(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
+    """The tensor in the layout that the step was compiled for, which not every kernel keeps to."""
+    if tensor.stride() == stride:
+        return tensor.detach()
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor.detach())
+
+
 def byte_offset(value: Value) -> int:
     """Bytes before the first element in the storage of a value."""
     return value.offset * value.dtype.itemsize
@@ -152,4 +160,5 @@ def view_of(place: Tensor, held: int, value: Value) -> Tensor:
     """
     start = place.storage_offset() * place.dtype.itemsize - held + value.offset * value.dtype.itemsize
     whole = torch.empty(0, dtype=value.dtype)
-    return whole.set_(place.untyped_storage(), start // value.dtype.itemsize, value.shape, value.stride)
+    whole.set_(place.untyped_storage(), start // value.dtype.itemsize, value.shape, value.stride)
+    return marked(whole, value.marks)

@@ -71,7 +71,7 @@ def into(target: str) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
     if out is Out.RESIZES:
         return None
     if target in _SCALAR_AS_TENSOR:
-        return getattr(torch, name), ("out",)
+        return _bound(name), ("out",)
     functional = overload(target)._schema  # type: ignore[attr-defined]
     packet = getattr(torch.ops.aten, name)
     for other in packet.overloads():
@@ -83,13 +83,18 @@ def into(target: str) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
             continue
         names = tuple(arg.name for arg in outs)
         is_bound = out is Out.BINDING and names == ("out",)
-        return getattr(torch, name) if is_bound else getattr(packet, other)._op, names
+        return _bound(name) if is_bound else getattr(packet, other)._op, names
     return None
 
 
 def copy_or_fill(op: Op) -> tuple[str, Any] | None:
     """`copy_`, or `fill_` and the number, or `nothing`, for operations that are no more than that."""
     return _NOT_CALLED.get(operation_of(op.target).out)
+
+
+def _bound(name: str) -> Callable[..., Any]:
+    """Torch's own function, whatever others have put in `torch` under its name."""
+    return getattr(torch._C._VariableFunctions, name)
 
 
 def _arguments(schema: Any, without: list[Any]) -> list[tuple[str, str]]:

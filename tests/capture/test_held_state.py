@@ -97,12 +97,16 @@ def test_a_capture_writes_replaced_buffers_after_everything_else():
     assert [op.target for op in graph.ops][-1] == "aten.copy_.default"
 
 
-def test_a_seed_set_by_the_model_is_refused_and_random_numbers_are_as_before():
+def test_a_seed_set_by_the_model_is_set_at_each_call_and_random_numbers_are_as_before():
     def seeds(x: Tensor) -> Tensor:
         torch.manual_seed(7)
         return x + torch.rand(2)
 
     before = torch.get_rng_state()
-    with pytest.raises(ValueError, match="seeds torch's random numbers"):
-        compile(seeds, [torch.ones(2)])
+    compiled = compile(seeds, [torch.ones(2)])
+    assert torch.equal(torch.get_rng_state(), before)
+    expected = seeds(torch.ones(2))
+    torch.set_rng_state(before)
+    assert torch.equal(compiled(torch.ones(2)), expected)
+    assert torch.equal(compiled(torch.ones(2)), expected)
     assert torch.equal(torch.get_rng_state(), before)

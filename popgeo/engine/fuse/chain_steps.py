@@ -33,6 +33,8 @@ def fits(op: Op, values: tuple[Value, ...]) -> bool:
     """Whether its operands and its one result have types that a chain computes with as torch does."""
     if len(op.makes()) != 1 or not all(map(_is_exact, (*op.args, *op.kwargs.values()))):
         return False
+    if any(values[v].marks[1] for v in (*op.reads(), *op.makes())):  # which look at memory in another way
+        return False
     result = values[op.makes()[0]].dtype
     kinds = {values[v].dtype for v in op.reads()}
     if op.target in ("aten._to_copy.default", "aten.copy_.default"):

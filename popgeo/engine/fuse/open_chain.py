@@ -85,7 +85,7 @@ class OpenChain:
             return False
         value = graph.values[op.makes()[0]]
         shape = tuple(size for size in value.shape if size != 1)
-        if value.dtype != graph.values[op.reads()[0]].dtype:
+        if value.marks[1] or value.dtype != graph.values[op.reads()[0]].dtype:
             return False
         if shape != self.sizes or self._key(value, value.shape) not in self._held:
             return False

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from popgeo.capture.marks import empty_like
 from popgeo.capture.op_graph import Op, OpGraph, overload, substitute
 from popgeo.capture.operations import Draws, operation_of
 from popgeo.capture.passes import is_random
@@ -84,8 +85,7 @@ def _draw(graph: OpGraph, op: Op) -> None:
     """Draws as an operation does, on zeros of the same shapes."""
 
     def nothing(v: int) -> Tensor:
-        value = graph.values[v]
-        return torch.empty_strided(value.shape, value.stride, dtype=value.dtype).zero_()
+        return empty_like(graph.values[v]).zero_()
 
     with torch.no_grad():
         overload(op.target)(*substitute(op.args, nothing), **substitute(op.kwargs, nothing))

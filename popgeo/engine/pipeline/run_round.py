@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from popgeo.capture.marks import empty_like
 from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.passes import fold_constants
 from popgeo.engine.graph_runner import GraphRunner
@@ -255,5 +256,4 @@ class _BoundPart:
             for v, number, sent in zip(part.sends, part.graph.outputs, made, strict=False):
                 assert number is not None
                 assert sent is not None
-                value = part.graph.values[number]
-                held[Kept(v)] = torch.empty_strided(value.shape, value.stride, dtype=value.dtype).copy_(sent)
+                held[Kept(v)] = empty_like(part.graph.values[number]).copy_(sent)

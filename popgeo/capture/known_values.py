@@ -1,0 +1,81 @@
+"""What stand-ins hold, worked out when it is asked for, where it follows from constants alone or from what is given."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils._pytree import tree_map
+
+from popgeo.capture.op_graph import overload, substitute
+from popgeo.capture.page import Page
+from popgeo.capture.passes import is_random
+
+# Positions of the arguments that do not decide how many elements such an operation returns.
+_DATA = {"index": (0,), "masked_select": (0,), **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), (0, 2))}
+
+
+class UnknownValue(Exception):
+    """What a tensor holds depends on what is not known."""
+
+
+def compute(
+    page: Page,
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    given: Mapping[int, Tensor] | None = None,
+    makes_up: bool = False,
+) -> Any:
+    """The result of an operation on what its operands hold; a stand-in for each tensor.
+
+    Args:
+        page: How the operands were worked out.
+        func: The operation.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        given: What some stand-ins hold that nothing made, by their id.
+        makes_up: Take what is not known to be ones.
+
+    Raises:
+        UnknownValue: an operand that decides the result depends on what is neither constant nor given.
+    """
+    data: Collection[int] = _DATA.get(func._schema.name.removeprefix("aten::"), ())
+
+    def known(part: Any, position: int | None = None) -> Any:
+        try:
+            return _elements(page, part, given or {}) if isinstance(part, Tensor) else part
+        except UnknownValue:
+            if not makes_up and position not in data:
+                raise
+            return torch.ones(part.shape, dtype=part.dtype)
+
+    with unset_fake_temporarily():
+        operands = [tree_map(lambda part, at=at: known(part, at), arg) for at, arg in enumerate(args)]
+        made = func(*operands, **tree_map(known, dict(kwargs)))
+    if func._schema.is_mutable:
+        return args[0]
+    mode = detect_fake_mode(args)
+    return tree_map(lambda part: mode.from_tensor(part) if isinstance(part, Tensor) else part, made)
+
+
+def _elements(page: Page, tensor: Tensor, given: Mapping[int, Tensor]) -> Tensor:
+    """What a tensor holds, computed anew in memory of its own; a tensor from outside itself where nothing made it."""
+    ops, number = page.ops_for(tensor), page.number(tensor)
+    if any(is_random(op) or op.bodies for op in ops):
+        raise UnknownValue
+    values: dict[int, Tensor] = {}
+    for v in {v for v in (number, *(v for op in ops for v in op.reads())) if page.values[v].producer is None}:
+        outside = page.constants.get(v)
+        held = given.get(id(outside)) if isinstance(outside, FakeTensor) else outside
+        if held is None:
+            raise UnknownValue
+        values[v] = held.detach().clone() if ops else held
+    for op in ops:
+        args, kwargs = (substitute(part, values.__getitem__) for part in (op.args, op.kwargs))
+        result = overload(op.target)(*args, **kwargs)
+        results = result if isinstance(result, tuple | list) else (result,)
+        values |= {v: made for v, made in zip(op.outputs, results, strict=True) if v is not None}
+    return values[number]
