@@ -39,6 +39,7 @@ def require_operations(graph: OpGraph) -> None:
         ValueError: one is not, the graph cannot run as it stands, or its memory is not what the operations look at.
     """
     check_graph(graph)
+    _require(not any(any(value.marks) for value in graph.values), "conjugates and negatives are not written down")
     known: dict[Any, Made] = {}  # layers of a model ask alike
     for op in graph.ops:
         if op.target in (FOR_LOOP, COND):

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 
 from popgeo.capture.marks import marks_of
@@ -39,7 +40,9 @@ class Page:
         """The number of a tensor's value; a tensor that nothing made is a constant."""
         known = self._numbers.get(id(tensor))
         if known is None:
-            known = self.new_value(tensor, producer=None)
+            mode = detect_fake_mode()
+            stands_in = tensor if mode is None else mode.from_tensor(tensor)  # in whose memory its views will lie
+            known = self._numbers[id(tensor)] = self.new_value(stands_in, producer=None)
             self.constants[known] = tensor
         return known
 

@@ -12,7 +12,6 @@ from torch_geometric.data import Data
 
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.check_read import require_operations
-from popgeo.capture.marks import marked
 from popgeo.capture.op_graph import BlockMark, Input, Op, OpGraph, Ref, Value
 from popgeo.capture.pytree import Container, Fixed, Leaf, Structure, besides
 
@@ -107,7 +106,7 @@ def _view_of(memory: Tensor, start: int, value: Value) -> Tensor:
     """What a value looks at in the bytes of its memory from one on; torch refuses what lies outside."""
     size = value.dtype.itemsize
     own = memory[: len(memory) // size * size].view(value.dtype)
-    return marked(own.as_strided(value.shape, value.stride, value.offset - start // size), value.marks)
+    return own.as_strided(value.shape, value.stride, value.offset - start // size)
 
 
 def _graph_out(graph: OpGraph) -> dict[str, Any]:
@@ -116,7 +115,7 @@ def _graph_out(graph: OpGraph) -> dict[str, Any]:
         "inputs": [[str(given), v] for given, v in graph.inputs.items()],
         "outputs": graph.outputs,
         "values": [
-            [v.shape, v.stride, v.offset, torch_name(v.dtype), v.storage, v.producer, v.marks] for v in graph.values
+            [v.shape, v.stride, v.offset, torch_name(v.dtype), v.storage, v.producer] for v in graph.values
         ],
         "ops": [
             [
@@ -152,12 +151,12 @@ def _op(fields: list[Any]) -> Op:
 
 
 def _value(fields: list[Any]) -> Value:
-    shape, stride, offset, dtype, storage, producer, (conjugate, negative) = fields
+    shape, stride, offset, dtype, storage, producer = fields
     (producer,) = _whole_or_none([producer])
     offset, storage = _whole(offset, storage)
     return Value(
         shape=_whole(*shape), stride=_whole(*stride), offset=offset, dtype=torch_thing("dtype", dtype),
-        storage=storage, producer=producer, marks=(conjugate is True, negative is True),
+        storage=storage, producer=producer,
     )  # fmt: skip
 
 

@@ -99,7 +99,7 @@ def instance_norm(
 
 
 def mean_of_batches(original: Callable[..., Tensor], norm: Any, x: Tensor) -> Tensor:
-    """A batch norm with `momentum=None`, whose running statistics are means over all batches, without reading their number."""
+    """A batch norm with `momentum=None`, which keeps the means over all batches, without reading how many."""
     if norm.momentum is not None or not norm.training or norm.running_mean is None:
         return original(norm, x)
     norm._check_input_dim(x)
