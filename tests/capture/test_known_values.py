@@ -147,6 +147,7 @@ def test_arguments_whose_elements_have_no_places_are_refused_at_the_door(make, w
         compile(lambda x: x + x, [make()])
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 def test_a_layer_of_torch_and_a_function_of_torch_are_named_where_there_is_no_line_of_the_users():
     layer = nn.AdaptiveLogSoftmaxWithLoss(6, 10, [3, 5])
     with pytest.raises(DynamicShapeError, match=r"adaptive.py:\d+ in forward: row_indices .*depends on the data"):
