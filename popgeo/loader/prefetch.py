@@ -2,11 +2,13 @@
 
 import queue
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
 _END = object()
+_LOOKS_EACH = 0.1  # seconds, for a consumer that has gone without a word
 
 
 def in_background(items: Iterator[T], depth: int = 1) -> Iterator[T]:
@@ -19,25 +21,32 @@ def in_background(items: Iterator[T], depth: int = 1) -> Iterator[T]:
         >>> list(in_background(iter([1, 2, 3])))
         [1, 2, 3]
     """
-    ready: queue.Queue[object] = queue.Queue(maxsize=depth)
-    stopped = threading.Event()
-    thread = threading.Thread(target=_produce, args=(items, ready, stopped), daemon=True)
-    thread.start()
+    consumer = _Consumer()
+    # Both are of C, so an interrupt leaves no lock of theirs behind; each place in `room` is that of an item to come.
+    ready: queue.SimpleQueue[object] = queue.SimpleQueue()
+    room: queue.SimpleQueue[None] = queue.SimpleQueue()
+    thread = threading.Thread(target=_produce, args=(items, ready, room, weakref.ref(consumer)), daemon=True)
     try:
+        for _ in range(depth):
+            room.put(None)
+        thread.start()
         while True:
             item = ready.get()
             if item is _END:
                 return
             if isinstance(item, _Failure):
                 raise item.error
+            room.put(None)
             yield item  # type: ignore[misc]  # the queue also carries the two marks above
     finally:
-        stopped.set()
-        while thread.is_alive():  # the thread may wait for room in the queue
-            try:
-                ready.get_nowait()
-            except queue.Empty:
-                thread.join(timeout=0.01)
+        del consumer
+        room.put(None)  # it may wait for that
+        if thread.is_alive():
+            thread.join()
+
+
+class _Consumer:
+    """Lives as long as somebody may ask for items; an interrupt at any point can but end that."""
 
 
 class _Failure:
@@ -45,12 +54,23 @@ class _Failure:
         self.error = error
 
 
-def _produce(items: Iterator[T], ready: "queue.Queue[object]", stopped: threading.Event) -> None:
+def _produce(
+    items: Iterator[T],
+    ready: "queue.SimpleQueue[object]",
+    room: "queue.SimpleQueue[None]",
+    consumer: "weakref.ref[_Consumer]",
+) -> None:
     try:
         for item in items:
-            ready.put(item)
-            if stopped.is_set():
+            while consumer() is not None:
+                try:
+                    room.get(timeout=_LOOKS_EACH)
+                    break
+                except queue.Empty:
+                    continue
+            if consumer() is None:
                 return
+            ready.put(item)
         ready.put(_END)
     except BaseException as error:  # handed to the consumer, whatever it is
         ready.put(_Failure(error))

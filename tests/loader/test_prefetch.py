@@ -1,5 +1,7 @@
 """An iterator that runs ahead on a thread."""
 
+import random
+import signal
 import threading
 import time
 
@@ -42,3 +44,36 @@ def test_closing_early_stops_the_thread():
     next(ahead)
     ahead.close()
     assert threading.active_count() == before
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no alarm")
+def test_interrupts_at_any_moment_leave_no_thread_behind():
+    def interrupt(*of_the_signal):
+        raise KeyboardInterrupt
+
+    def items():
+        for i in range(50):
+            time.sleep(1e-4)
+            yield i
+
+    moments = random.Random(0)
+    others = set(threading.enumerate())
+    before = signal.signal(signal.SIGALRM, interrupt)
+    interrupted = 0
+    try:
+        for _ in range(80):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, moments.uniform(5e-5, 5e-3))
+                for _ in in_background(items()):
+                    pass
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                interrupted += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    deadline = time.monotonic() + 5
+    while set(threading.enumerate()) - others and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert interrupted > 40
+    assert not set(threading.enumerate()) - others
