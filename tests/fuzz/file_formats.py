@@ -1,0 +1,195 @@
+"""The files that popgeo reads: how each is written, what reading it gives, and how a forger would seal it."""
+
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from popgeo import ipu
+from popgeo.convert.pyg import read_pt
+from popgeo.data import FlatStore, write
+from popgeo.data.store.save_columns import cut
+from popgeo.data.store.write_folder import FolderWriter
+from popgeo.ipu import Options, training_model
+from tests.support.graphs import graph
+
+X = torch.tensor([[1.0, 4.0, 2.0], [-2.0, 0.5, 1.0]])
+GRAPHS = [graph(n, 2 * n, seed=n) for n in (3, 1, 4, 2, 5)]
+
+Make = Callable[[Path], None]
+Use = Callable[[Path], str]
+Seal = Callable[[bytes, Any], bytes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileFormat:
+    """One kind of file, or of folder.
+
+    Attributes:
+        make: Writes a whole one into a folder.
+        use: Reads what is in the folder as a user does, and gives a text that tells results apart.
+        pattern: The files to damage.
+        json_in: How the names of the files end that have JSON in them.
+        json_of: That part of a file.
+        seal: A file of this kind with other JSON in it and the checksum that belongs to it.
+        differs: Whether a file that was changed may be read as something else, since nothing in the kind notes what
+            it was: then only how it ends is judged.
+    """
+
+    make: Make
+    use: Use
+    pattern: str = "*"
+    json_in: tuple[str, ...] = ()
+    json_of: Callable[[bytes], Any] = json.loads
+    seal: Seal | None = None
+    differs: bool = False
+
+
+class Convolved(nn.Module):
+    """Sums over edges, with a constant of its own, and flips, whose results torch allocates anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 4)
+        self.senders = torch.tensor([0, 1, 1])
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        messages = self.linear(x)[self.senders]
+        out = torch.zeros(2, 4).index_add(0, torch.tensor([1, 0, 1]), messages).flip(0).relu()
+        return out, out.square().mean()
+
+
+def digest(*parts: Any) -> str:
+    """A text that differs where tensors, or what else there is, differ."""
+    state = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, Tensor):
+            plain = part.detach().contiguous()
+            state.update(f"{plain.shape} {plain.dtype}".encode())
+            state.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(part, Mapping):
+            state.update(digest(*(item for key in sorted(part, key=str) for item in (str(key), part[key]))).encode())
+        elif isinstance(part, list | tuple):
+            state.update(digest(*part).encode())
+        else:
+            state.update(repr(part).encode())
+    return state.hexdigest()
+
+
+def _seeded_model() -> Convolved:
+    torch.manual_seed(0)
+    return Convolved()
+
+
+def _train(folder: Path) -> str:
+    model = _seeded_model()
+    step = training_model(model, Options(cache_dir=folder), torch.optim.SGD(model.parameters(), 0.1))
+    return digest([step(X) for _ in range(2)], dict(model.state_dict()))
+
+
+def _split_kept(data: bytes) -> Any:
+    head, _, body = data.partition(b"\n")
+    document, _, _ = body.partition(b"\n")
+    return {"head": json.loads(head), "graph": json.loads(document)}
+
+
+def _seal_kept(data: bytes, content: Any) -> bytes:
+    raw = data.split(b"\n", 2)[2]
+    body = json.dumps(content["graph"]).encode() + b"\n" + raw
+    head = content["head"]
+    if isinstance(head, dict):
+        head = head | {"sha256": hashlib.sha256(body).hexdigest()}
+    return json.dumps(head).encode() + b"\n" + body
+
+
+def _checkpointed(folder: Path) -> None:
+    model = _seeded_model()
+    step = training_model(model, Options(random_seed=3), torch.optim.Adam(model.parameters(), 0.1))
+    step(X)
+    step.save(folder / "step.pt")
+
+
+def _go_on(folder: Path) -> str:
+    model = _seeded_model()
+    step = training_model(model, Options(random_seed=3), torch.optim.Adam(model.parameters(), 0.1))
+    step.load(folder / "step.pt")
+    return digest(step(X), dict(model.state_dict()))
+
+
+def _all_of(store: FlatStore) -> str:
+    return digest([[(key, part) for key, part in one.to_dict().items()] for one in store[:]])
+
+
+def _open_store(folder: Path) -> str:
+    store = FlatStore.open(folder / "store")
+    return _all_of(store)
+
+
+def _open_and_verify(folder: Path) -> str:
+    return _all_of(FlatStore.open(folder / "store", verify=True))
+
+
+def _begin(folder: Path) -> None:
+    with FolderWriter(folder / "store") as writer:
+        for part in cut(FlatStore.from_dataset(GRAPHS)[:3], 1)(0, False):
+            writer.append(part)
+
+
+def _finish(folder: Path) -> str:
+    return _all_of(write(GRAPHS, folder / "store", progress_bar=False))
+
+
+def _seal_manifest(data: bytes, content: Any) -> bytes:
+    if isinstance(content, dict):
+        rest = {key: held for key, held in content.items() if key != "crc32"}
+        content = {**rest, "crc32": zlib.crc32(json.dumps(rest, sort_keys=True).encode())}
+    return json.dumps(content, indent=1).encode()
+
+
+def _report(folder: Path) -> None:
+    step = ipu.compile(lambda x: (x @ x).softmax(1), [torch.ones(8, 8)])
+    step.report.to_json(folder / "report.json")
+
+
+def _show(folder: Path) -> str:
+    report = ipu.Report.from_json((folder / "report.json").read_text(encoding="utf-8", errors="replace"))
+    shown = [str(report), report._repr_html_(), report.to_html(), report.to_chrome_trace()]
+    assert not any("<img" in page for page in shown[1:3]), "markup in the page"
+    return digest(shown, report.to_json())
+
+
+def _read_pt(folder: Path) -> str:
+    found = read_pt(folder / "graphs.pt")
+    return digest([[(key, part) for key, part in one.to_dict().items()] for one in found])
+
+
+def _save_pt(folder: Path) -> None:
+    torch.save([Data(x=one.x, edge_index=one.edge_index) for one in GRAPHS], folder / "graphs.pt")
+
+
+FORMATS: Mapping[str, FileFormat] = {
+    "kept step": FileFormat(make=lambda f: _train(f) and None, use=_train, json_in=(".popgeo",), json_of=_split_kept, seal=_seal_kept),
+    "checkpoint": FileFormat(make=_checkpointed, use=_go_on),
+    "report": FileFormat(
+        make=_report, use=_show, json_in=(".json",), seal=lambda _, c: json.dumps(c).encode(), differs=True
+    ),
+    "store": FileFormat(
+        make=lambda f: write(GRAPHS, f / "store", progress_bar=False) and None, use=_open_store, pattern="store/*",
+        json_in=("manifest.json", "journal.json"), seal=_seal_manifest,
+    ),
+    "store, verified": FileFormat(
+        make=lambda f: write(GRAPHS, f / "store", progress_bar=False) and None, use=_open_and_verify,
+        pattern="store/*", json_in=("manifest.json", "journal.json"), seal=_seal_manifest,
+    ),
+    "part of a store": FileFormat(
+        make=_begin, use=_finish, pattern="store.part/*", json_in=("manifest.json", "journal.json"), seal=_seal_manifest,
+    ),
+    "graphs for convert": FileFormat(make=_save_pt, use=_read_pt),
+}  # fmt: skip
