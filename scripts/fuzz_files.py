@@ -6,8 +6,8 @@
 
 Cases run in a child process, so that a crash is counted and not suffered. A case ends right (as the whole file does),
 in a clear error (a ValueError, or a file that is missing), in an unclear one, wrong in silence, in a crash, or not
-within a minute; and it must neither start a program nor write to a file outside of its folder. What is none of the first
-two is printed with what shows it again: `--seed S --only N`. The exit status says whether there was any.
+within a minute; and it must neither start a program nor write to a file outside of its folder. What is none of the
+first two is printed with what shows it again: `--seed S --only N`. The exit status says whether there was any.
 """
 
 import argparse
@@ -29,11 +29,6 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
-import torch  # noqa: E402
-
-from tests.fuzz.damage_files import damage  # noqa: E402
-from tests.fuzz.file_formats import FORMATS  # noqa: E402
-
 OUTCOMES = ("right", "clear", "unclear", "wrong", "touched", "crash", "endless")
 SECONDS = 60
 STARTS = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.fork", "socket.connect", "pty.spawn")
@@ -41,6 +36,11 @@ STARTS = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.fork
 
 def work(args: argparse.Namespace) -> None:
     """The child: runs the cases whose numbers come in, and prints the outcome of each as a line of JSON."""
+    import torch  # which the parent does not need
+
+    from tests.fuzz.damage_files import damage
+    from tests.fuzz.file_formats import FORMATS
+
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     home, touched, watched = Path(args.home), list[str](), [False]
@@ -65,7 +65,7 @@ def work(args: argparse.Namespace) -> None:
         once = home / "once" / kind
         shutil.copytree(folder, once)
         whole[kind] = folder, FORMATS[kind].use(once)
-    print(json.dumps("ready"), flush=True)
+    print(json.dumps(kinds), flush=True)
     for line in sys.stdin:
         number = int(line)
         draw = random.Random(f"{args.seed} {number}")
@@ -109,8 +109,10 @@ class Child:
         )
         self.lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
-        if not self.lines.get(timeout=300):
+        ready = self.lines.get(timeout=300)
+        if not ready:
             raise RuntimeError(f"The child cannot start; run it by hand: {' '.join(command)}")
+        self.kinds: list[str] = json.loads(ready)
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -138,7 +140,6 @@ class Child:
 def fuzz(args: argparse.Namespace) -> Counter[tuple[str, str]]:
     """Runs cases until the time is over, or so many have run; returns how many of each kind ended how."""
     counts: Counter[tuple[str, str]] = Counter()
-    kinds = args.kinds or [*FORMATS]
     end, numbers = time.monotonic() + 60 * args.minutes, iter(range(args.cases or 10**9))
     child = Child(args)
     try:
@@ -146,7 +147,7 @@ def fuzz(args: argparse.Namespace) -> Counter[tuple[str, str]]:
             if not args.cases and time.monotonic() > end:
                 break
             _, _, how, outcome, why = child.run(number)
-            kind = kinds[number % len(kinds)]
+            kind = child.kinds[number % len(child.kinds)]
             if outcome in ("crash", "endless"):
                 child.close()
                 child = Child(args)

@@ -175,7 +175,9 @@ def _save_pt(folder: Path) -> None:
 
 
 FORMATS: Mapping[str, FileFormat] = {
-    "kept step": FileFormat(make=lambda f: _train(f) and None, use=_train, json_in=(".popgeo",), json_of=_split_kept, seal=_seal_kept),
+    "kept step": FileFormat(
+        make=lambda f: _train(f) and None, use=_train, json_in=(".popgeo",), json_of=_split_kept, seal=_seal_kept
+    ),
     "checkpoint": FileFormat(make=_checkpointed, use=_go_on),
     "report": FileFormat(
         make=_report, use=_show, json_in=(".json",), seal=lambda _, c: json.dumps(c).encode(), differs=True
@@ -189,7 +191,7 @@ FORMATS: Mapping[str, FileFormat] = {
         pattern="store/*", json_in=("manifest.json", "journal.json"), seal=_seal_manifest,
     ),
     "part of a store": FileFormat(
-        make=_begin, use=_finish, pattern="store.part/*", json_in=("manifest.json", "journal.json"), seal=_seal_manifest,
+        make=_begin, use=_finish, pattern="store.part/*", json_in=("journal.json",), seal=_seal_manifest,
     ),
     "graphs for convert": FileFormat(make=_save_pt, use=_read_pt),
 }  # fmt: skip
