@@ -73,8 +73,13 @@ def capture(
     following = drawn_numbers(function, arguments, recorder)
     with following as drawn, fake_mode, swapped(module, by_id) as held, torch.enable_grad():
         casting = contextlib.nullcontext() if autocast is None else torch.autocast("cpu", dtype=autocast)
-        with static_forms(), recorder.follow_modules(module), recorder, casting:
-            tree = arguments.pass_to(function, inputs)
+        try:
+            with static_forms(), recorder.follow_modules(module), recorder, casting:
+                tree = arguments.pass_to(function, inputs)
+        except RuntimeError as error:
+            if recorder.refusal is not None:  # TorchScript hands on neither the error nor its words
+                raise recorder.refusal from error
+            raise
         results, result = flatten(tree)
         gradients: list[Tensor | None] = []
         position = None

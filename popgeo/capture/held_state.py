@@ -1,6 +1,8 @@
 """A module's tensors while it is captured: stand-ins in their place, and what becomes of those that it replaces."""
 
 import contextlib
+import copy
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from popgeo.capture.op_graph import Input, Role
+
+_HOLDERS = (dict, OrderedDict, list, set)
 
 
 def module_state(module: nn.Module) -> dict[Input, Tensor]:
@@ -50,8 +54,13 @@ def swapped(module: nn.Module, replacement: Mapping[int, Tensor]) -> Iterator["H
                 one.table_of(name)[name] = replacement[id(tensor)]
         yield state
     finally:
-        for one in held:
-            one.restore()
+        try:
+            for one in held:
+                one.restore()
+        except BaseException:  # an interrupt comes at any moment, and a second time all are through
+            for one in held:
+                one.restore()
+            raise
 
 
 @contextlib.contextmanager
@@ -76,10 +85,17 @@ class _Held:
     parameters: dict[str, Any] = field(init=False)
     buffers: dict[str, Any] = field(init=False)
     attributes: dict[str, Any] = field(init=False)
+    contents: list[tuple[Any, Any]] = field(init=False)
+    scripted: dict[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.parameters, self.buffers = dict(self.module._parameters), dict(self.module._buffers)
+        self.parameters, self.buffers = dict(self.module._parameters.items()), dict(self.module._buffers.items())
         self.attributes = dict(vars(self.module))
+        # Parameters, buffers, submodules, hooks, and what the model collects in lists of its own.
+        self.contents = [(own, copy.copy(own)) for own in self.attributes.values() if type(own) in _HOLDERS]
+        # TorchScript keeps other attributes where Python does not see them.
+        kind = self.attributes.get("_concrete_type")
+        self.scripted = {} if kind is None else {name: self.module._c.getattr(name) for name in kind.get_attributes()}
 
     def tensors(self) -> list[tuple[str, Tensor]]:
         """Parameters and buffers, by name."""
@@ -94,9 +110,17 @@ class _Held:
         """Gives the module back what it held."""
         vars(self.module).clear()
         vars(self.module).update(self.attributes)
-        for table, before in ((self.module._parameters, self.parameters), (self.module._buffers, self.buffers)):
-            table.clear()
-            table.update(before)
+        for own, before in self.contents:
+            if isinstance(own, list):
+                own[:] = before
+            else:
+                own.clear()
+                own.update(before)
+        for name, value in self.scripted.items():
+            self.module._c.setattr(name, value)
+        if not isinstance(self.module._parameters, dict):  # TorchScript's, whose names are fixed
+            for name, tensor in self.tensors():
+                self.table_of(name)[name] = tensor
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -119,7 +143,7 @@ class HeldState:
         changed: dict[str, str] = {}
         for one in self.held:
             for name, tensor in one.tensors():
-                old, new = self.replacement[id(tensor)], one.table_of(name).get(name)
+                old, new = self.replacement[id(tensor)], dict(one.table_of(name).items()).get(name)
                 if new is old:
                     continue
                 fits = isinstance(new, Tensor) and (new.shape, new.dtype) == (old.shape, old.dtype)

@@ -55,6 +55,7 @@ class Recorder(TorchDispatchMode):
         self.block: BlockMark | None = None
         self.unnamed_blocks = 0
         self._paused = self._in_body = False
+        self.refusal: Exception | None = None
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
@@ -92,6 +93,8 @@ class Recorder(TorchDispatchMode):
         """Keeps `modules` at the names of the submodules that are running, while the block runs."""
         hooks: list[RemovableHandle] = []
         for name, submodule in module.named_modules():
+            if isinstance(submodule, torch.jit.ScriptModule):
+                continue  # takes no hooks: what it runs counts as its parent's
 
             def enter(module: nn.Module, args: Any, name: str = name) -> None:
                 self.modules.append(name)
@@ -179,9 +182,12 @@ class Recorder(TorchDispatchMode):
     def _report(self, func: Any) -> None:
         module = self.modules[-1] if self.modules else ""
         name = func._schema.name.removeprefix("aten::")
-        self._on_problem(
-            Problem(name, self.line(), module, dynamic_shapes.remedy(name, dynamic_shapes.callers(sys._getframe(2))))
-        )
+        problem = Problem(name, self.line(), module, dynamic_shapes.remedy(name, dynamic_shapes.callers(sys._getframe(2))))
+        try:
+            self._on_problem(problem)
+        except Exception as error:
+            self.refusal = error
+            raise
 
     def _refuse_other_layouts(self, func: Any, changed: Sequence[Tensor]) -> None:
         """Where a tensor gets another shape or other memory, what has its number is no longer that tensor."""

@@ -1,11 +1,13 @@
 """A module holds after a capture what it held before; replaced buffers are written, what would be lost is refused."""
 
+from typing import Optional
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from popgeo.capture.capture import bind, capture
-from popgeo.ipu import Options, compile, inference_model, training_model
+from popgeo.ipu import DynamicShapeError, Options, compile, inference_model, training_model
 
 
 class Statistics(nn.Module):
@@ -110,3 +112,97 @@ def test_a_seed_set_by_the_model_is_set_at_each_call_and_random_numbers_are_as_b
     assert torch.equal(compiled(torch.ones(2)), expected)
     assert torch.equal(compiled(torch.ones(2)), expected)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class Scripted(nn.Module):
+    """Loops, branches, keeps a number and a tensor, and, when asked, looks at the data."""
+
+    calls: int
+    looks: bool
+
+    def __init__(self, looks: bool) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.calls, self.looks, self.last = 0, looks, torch.zeros(2)
+
+    def forward(self, x: Tensor, shift: Optional[Tensor] = None) -> Tensor:  # noqa: UP045 - TorchScript reads this
+        self.calls += 1
+        for _ in range(2):
+            x = torch.tanh(self.linear(x))
+        if shift is not None:
+            x = x + shift
+        self.last = x
+        if self.looks and bool(x.sum() > 0):
+            return x
+        return self.norm(x)
+
+
+class WithScript(nn.Module):
+    def __init__(self, looks: bool = False) -> None:
+        super().__init__()
+        self.linear, self.seen = nn.Linear(4, 4), []
+        self.inner = torch.jit.script(Scripted(looks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(x)
+        return self.inner(self.linear(x), x).square().mean()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("kind", ["in another", "alone", "traced"])
+@pytest.mark.parametrize("runs_before", [0, 3])  # TorchScript writes its program anew after a few runs
+def test_scripted_and_traced_parts_train_as_in_eager(kind: str, runs_before: int):
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        if kind == "in another":
+            return WithScript()
+        inner = Scripted(looks=False)
+        return nn.Sequential(torch.jit.script(inner) if kind == "alone" else torch.jit.trace(inner, torch.randn(3, 4)))
+
+    def loss_of(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).sin().sum()
+
+    x, models = torch.randn(6, 4), (make(), make())
+    eager, compiled = (torch.optim.SGD(model.parameters(), lr=0.1) for model in models)
+    for model, optimizer in zip(models, (eager, compiled), strict=True):
+        for _ in range(runs_before):
+            optimizer.zero_grad()
+            loss_of(model, x).backward()
+            optimizer.step()
+    step = training_model(SquaredMean(models[1]), optimizer=compiled)
+    for _ in range(3):
+        eager.zero_grad()
+        loss = loss_of(models[0], x)
+        loss.backward()
+        eager.step()
+        torch.testing.assert_close(step(x), loss.detach())
+    for mine, theirs in zip(models[1].state_dict().values(), models[0].state_dict().values(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+class SquaredMean(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x).sin().sum()
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_a_capture_leaves_scripted_parts_and_lists_as_they_were_also_where_it_is_refused(looks: bool):
+    model = WithScript(looks)
+    model.inner.calls = 7
+    before = [model.inner.last, *model.parameters(), *model.buffers()]
+    values = [tensor.clone() for tensor in before]
+    step = inference_model(model)
+    if looks:
+        with pytest.raises(DynamicShapeError, match=r"test_held_state.py:\d+ in forward: return self.inner.* Remedy"):
+            step.compile(torch.randn(6, 4))
+        assert not step.is_compiled
+    else:
+        step.compile(torch.randn(6, 4))
+    after = [model.inner.last, *model.parameters(), *model.buffers()]
+    assert all(one is other for one, other in zip(after, before, strict=True))
+    assert all(map(torch.equal, after, values))
+    assert (model.inner.calls, model.seen) == (7, [])
