@@ -13,7 +13,7 @@ from popgeo.capture.arguments import Arguments
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.drawn_numbers import drawn_numbers
 from popgeo.capture.dynamic_shapes import DynamicShapeError, Problem
-from popgeo.capture.held_state import HeldState, module_state, swapped
+from popgeo.capture.held_state import HeldState, module_state, noted_reads, swapped
 from popgeo.capture.marks import marked, marks_of
 from popgeo.capture.op_graph import LOSS_SCALE, Input, Role
 from popgeo.capture.pytree import flatten
@@ -71,7 +71,7 @@ def capture(
         recorder.page.add_input(one, tensor)
     by_id = {id(tensor): fakes[one] for one, tensor in state.items()}
     following = drawn_numbers(function, arguments, recorder)
-    with following as drawn, fake_mode, swapped(module, by_id) as held, torch.enable_grad():
+    with following as drawn, fake_mode, noted_reads() as reads, swapped(module, by_id) as held, torch.enable_grad():
         casting = contextlib.nullcontext() if autocast is None else torch.autocast("cpu", dtype=autocast)
         try:
             with static_forms(), recorder.follow_modules(module), recorder, casting:
@@ -105,6 +105,7 @@ def capture(
     changed = recorder.page.changed({**fakes, **dict(zip(given, inputs, strict=True))})
     written = tuple(one for one in given if one in changed)
     kept = [tensor for one, tensor in zip(given, inputs, strict=True) if one in changed]
+    paths = {id(one): path for path, one in module.named_modules()}
     graph = recorder.page.graph([*made[: len(results)], *kept, *made[len(results) :]])
     return CapturedStep(
         graph=graph,
@@ -114,6 +115,7 @@ def capture(
         captured_ops=len(graph.ops),
         files=frozenset(recorder.files),
         loss=position,
+        reads=frozenset((paths[one], name) for one, name in reads if one in paths),
     )
 
 

@@ -22,6 +22,7 @@ class CapturedStep:
         captured_ops: How many operations the model asked for.
         files: Source files that took part in the capture.
         loss: Which of the returned tensors is the loss, where a step was captured for training and returns it.
+        reads: The attributes of submodules, by path and name, that the capture looked at; None where nobody knows.
     """
 
     graph: OpGraph
@@ -32,6 +33,7 @@ class CapturedStep:
     written: tuple[Input, ...] = ()
     files: frozenset[str] = frozenset()
     loss: int | None = None
+    reads: frozenset[tuple[str, str]] | None = None
 
     @cached_property
     def expanded(self) -> "CapturedStep":

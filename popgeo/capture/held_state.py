@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,11 @@ from torch import Tensor, nn
 
 from popgeo.capture.op_graph import Input, Role
 
+OF_EVERY_MODULE = frozenset(dir(nn.Module())) - {"forward"}
+"""The attributes that torch gives a module."""
 _HOLDERS = (dict, OrderedDict, list, set)
+_lock = threading.Lock()
+_noting: dict[int, set[tuple[int, str]]] = {}  # by thread
 
 
 def module_state(module: nn.Module) -> dict[Input, Tensor]:
@@ -61,6 +66,41 @@ def swapped(module: nn.Module, replacement: Mapping[int, Tensor]) -> Iterator["H
             for one in held:
                 one.restore()
             raise
+
+
+@contextlib.contextmanager
+def noted_reads() -> Iterator[set[tuple[int, str]]]:
+    """Notes which attributes of modules the block looks at, by the module's id and the attribute's name.
+
+    Example:
+        >>> linear = nn.Linear(2, 2)
+        >>> with noted_reads() as reads:
+        ...     linear.in_features
+        2
+        >>> reads == {(id(linear), "in_features")}
+        True
+    """
+    thread, reads = threading.get_ident(), set[tuple[int, str]]()
+    with _lock:
+        outer = _noting.get(thread)
+        _noting[thread] = reads
+        nn.Module.__getattribute__ = _note_and_get  # type: ignore[method-assign]
+    try:
+        yield reads
+    finally:
+        with _lock:
+            _noting.pop(thread)
+            if outer is not None:
+                _noting[thread] = outer
+            if not _noting and "__getattribute__" in vars(nn.Module):
+                del nn.Module.__getattribute__
+
+
+def _note_and_get(module: nn.Module, name: str) -> Any:
+    reads = _noting.get(threading.get_ident())
+    if reads is not None and name not in OF_EVERY_MODULE:
+        reads.add((id(module), name))
+    return object.__getattribute__(module, name)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from popgeo.capture.pytree import SCALARS, Container, Fixed, Leaf, Structure
+from torch import Tensor
+
+from popgeo.capture.pytree import SCALARS, Container, Fixed, Leaf, Structure, flatten, templates
 
 
 def leaves(structure: Structure, path: str = "") -> Iterator[tuple[str, Leaf]]:
@@ -70,6 +72,27 @@ def same(compiled: Structure, given: Structure) -> bool:
         equal_scalars = isinstance(compiled.value, SCALARS) and type(compiled.value) is type(given.value)
         return compiled.value is given.value or (equal_scalars and compiled.value == given.value)
     return compiled == given
+
+
+def takes(compiled: Structure, given: Any, tensors: list[Tensor], graph_data: list[Any]) -> bool:
+    """Whether something is what a part of a nest was compiled for; its tensors and graph data are added to the lists.
+
+    Example:
+        >>> import torch
+        >>> from popgeo.capture.pytree import flatten
+        >>> found = []
+        >>> takes(flatten(torch.ones(2))[1], torch.zeros(2), found, []), found
+        (True, [tensor([0., 0.])])
+    """
+    if isinstance(compiled, Leaf):
+        fits = isinstance(given, Tensor) and given.shape == compiled.shape and given.dtype == compiled.dtype
+        if fits:
+            tensors.append(given)
+        return fits
+    own, structure = flatten(given)
+    tensors += own
+    graph_data += templates(structure)
+    return same(compiled, structure)
 
 
 def reordered(structure: Structure, tensors: Sequence[Any], like: Structure) -> tuple[list[Any], Structure]:

@@ -3,7 +3,7 @@
 import inspect
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,13 +14,14 @@ from popgeo.capture.arguments import Arguments
 from popgeo.capture.capture_step import capture_step, trained_names
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.held_state import in_modes
-from popgeo.capture.pytree import Structure, unflatten
-from popgeo.capture.structures import describe, first_difference, same
+from popgeo.capture.pytree import Container, Structure, unflatten
+from popgeo.capture.structures import describe, first_difference, same, takes
 from popgeo.engine.backend import Backend
 from popgeo.engine.cuda_graph import CudaGraphRunner
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.inductor import InductorRunner
 from popgeo.engine.micro_batches import check_batch_dimension, micro_batch
+from popgeo.engine.model_watch import ModelWatch
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas, is_sharded
 from popgeo.engine.shards import require_all
@@ -44,8 +45,9 @@ class BoundStep:
         runner: Runs it here.
         plan: How a machine would run it; None where it was compiled for this computer alone.
         compile_seconds: How long compiling took.
-        run_seconds: How long all calls took together.
+        run_seconds: How long all calls took together; on a GPU, how long they took to return.
         calls: How many there were.
+        watch: Notices what has changed about the model since.
     """
 
     signature: inspect.Signature
@@ -53,9 +55,11 @@ class BoundStep:
     step: CapturedStep
     runner: StepRunner | CudaGraphRunner
     plan: StepPlan | None
+    watch: ModelWatch
     compile_seconds: float = 0.0
     run_seconds: float = 0.0
     calls: int = 0
+    _forms: dict[tuple[Any, ...], list[tuple[int, Structure]]] = field(default_factory=dict)
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Runs a call, and counts it unless it fails.
@@ -76,6 +80,11 @@ class BoundStep:
         Raises:
             ValueError: an argument differs from what the step was compiled for; the message names it.
         """
+        form, found = self._forms.get((len(args), *kwargs)), ([], [])
+        if form is not None:
+            parts = (*args, *kwargs.values())
+            if all(takes(compiled, parts[position], *found) for position, compiled in form):
+                return found
         given = Arguments.of(self.signature, args, kwargs)
         if not same(self.arguments, given.structure):
             given = given.like(self.arguments)
@@ -84,7 +93,28 @@ class BoundStep:
                 f"{first_difference(self.arguments, given.structure)}. A compiled step has fixed shapes: give it what "
                 "it was compiled for, or call reset() and compile anew."
             )
+        self._learn_form(len(args), tuple(kwargs))
         return given.tensors, given.graph_data
+
+    def _learn_form(self, num_positional: int, keywords: tuple[str, ...]) -> None:
+        """Notes where a call that names its arguments so has what the step was compiled for, in its order.
+
+        The next one of this form need not be matched with the signature.
+        """
+        known = list(self.signature.parameters.values())
+        given = [*(one.name for one in known[:num_positional]), *keywords]
+        compiled = self.arguments
+        plain = all(one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in known)
+        if plain and isinstance(compiled, Container) and set(given) <= set(compiled.keys):
+            parts = dict(zip(compiled.keys, compiled.parts, strict=True))
+            order = [key for key in compiled.keys if key in given]
+            self._forms[(num_positional, *keywords)] = [(given.index(key), parts[key]) for key in order]
+
+    def follow_memory(self) -> None:
+        """Binds the step to the memory in which the weights are now, where they have moved."""
+        if self.watch.has_moved and isinstance(self.runner, StepRunner):
+            self.runner.bind()
+            self.watch.look()  # binding moves weights too
 
     def unflatten(self, results: Sequence[Tensor], graph_data: Sequence[Any]) -> Any:
         """What the function returns, where results that are graph data are like that of the call."""
@@ -143,11 +173,12 @@ def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> Bound
             runner: StepRunner | CudaGraphRunner = CudaGraphRunner(recipe, step, update_inputs, torch.cuda)
         else:
             step, update, plan = _fitting(recipe, one, trained, replicas)
-            shared = [parameter for parameter in recipe.module.parameters() if not is_sharded(parameter)]
-            replicas.share_weights([*shared, *recipe.module.buffers()])
             kind = InductorRunner if recipe.backend is Backend.INDUCTOR else GraphRunner
             staging = None if plan is None else plan.staging
             runner = StepRunner(step, recipe.module, recipe.options, update, replicas, kind, staging)
+            shared = [parameter for parameter in recipe.module.parameters() if not is_sharded(parameter)]
+            replicas.share_weights([*shared, *recipe.module.buffers()])
+            runner.reset_buffers()
     seconds = time.perf_counter() - start
     return BoundStep(
         signature=recipe.signature,
@@ -155,6 +186,7 @@ def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> Bound
         step=step,
         runner=runner,
         plan=plan,
+        watch=ModelWatch(recipe.module, recipe.modes, step.reads, trains=recipe.optimizer is not None),
         compile_seconds=seconds,
     )
 

@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 
 from popgeo.atomic_write import write_atomically
 from popgeo.engine.optimizer.precision import restore_types
-from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_runner import StepRunner
 
@@ -56,15 +55,10 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     return content
 
 
-def state_of(
-    model: nn.Module, optimizer: Optimizer | None, update: Update | None, replicas: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Weights, optimizer, and the buffers and random numbers of the replicas that run in this process."""
-    content: dict[str, Any] = {"model": model.state_dict(), **replicas}
-    if update is not None:
-        assert optimizer is not None  # whose update it is
-        content |= {"optimizer": optimizer.state_dict(), **update.state()}
-    return content
+def state_of(model: nn.Module, optimizer: Optimizer | None, run: Mapping[str, Any]) -> dict[str, Any]:
+    """Weights, optimizer, and the run of the replicas in this process."""
+    content = {"model": model.state_dict(), **run}
+    return content if optimizer is None else {**content, "optimizer": optimizer.state_dict()}
 
 
 def require_replicas(content: Mapping[str, Any], replicas: Replicas) -> None:
@@ -109,8 +103,5 @@ def restore_run(content: Mapping[str, Any], runner: StepRunner) -> None:
     """
     try:
         runner.restore(content)
-        update = runner.update
-        if update is not None and "num_updates" in content:
-            update.restore(content)
     except _UNLIKE as error:
         raise ValueError(f"The checkpoint does not fit the step: {error}. Load one of this model.") from error

@@ -1,6 +1,9 @@
 """The compiled step: a model, or a function, whose step is captured once for fixed shapes and called like it."""
 
+import functools
+import inspect
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,7 +23,7 @@ from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_options import StepOptions
 from popgeo.engine.step_recipe import Recipe, StepPlan
-from popgeo.engine.step_runner import ReplicaState
+from popgeo.engine.step_runner import ReplicaState, StepRunner
 
 
 class CompiledStep:
@@ -39,15 +42,24 @@ class CompiledStep:
         self._recipe, self._replicas = recipe, replicas
         self._pending: Mapping[str, Any] | None = None  # a checkpoint that waits for the step to be compiled
         self._bound: BoundStep | None = None
+        self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs one call: `batch_factor` micro-batches of the options, an update per accumulation when training.
 
+        Calls of several threads come one after the other. What has changed about the model since it was compiled is
+        followed, as far as it can be seen: see the guide to the executor.
+
         Raises:
             ValueError: an argument differs from what the step was compiled for, named with both shapes or values.
         """
-        bound = self._bound or self._compile(args, kwargs)
-        return bound(args, kwargs)
+        with self._lock:
+            bound = self._bound
+            if bound is None:
+                bound = self._compile(args, kwargs)
+            elif not bound.watch.is_as_seen():
+                bound = self._follow(bound, args, kwargs)
+            return bound(args, kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> "CompiledStep":
         """Compiles the step for these arguments of a call without running it.
@@ -57,16 +69,22 @@ class CompiledStep:
             OutOfTileMemory: the machine is strict, and a tile of it needs more memory than it has.
             ValueError: no loss or several, or it is compiled already for other arguments.
         """
-        bound = self._bound or self._compile(args, kwargs)
-        bound.flatten(args, kwargs)
+        with self._lock:
+            bound = self._bound or self._compile(args, kwargs)
+            bound.flatten(args, kwargs)
         return self
 
     def reset(self) -> None:
-        """Forgets what was compiled; weights and optimizer state stay, and the next call may have other shapes."""
-        for parameter in self.model.parameters():
-            if self.backend is not Backend.CUDA:
-                parameter.data = parameter.data.clone()  # no longer a view of the step's memory
-        self._bound = None
+        """Forgets what was compiled; the next call may have other shapes.
+
+        Weights, the optimizer's state, random numbers and the count of updates stay.
+        """
+        with self._lock:
+            for parameter in self.model.parameters():
+                if self.backend is not Backend.CUDA:
+                    parameter.data = parameter.data.clone()  # no longer a view of the step's memory
+            if self._bound is not None:
+                self._forget(self._bound, self._recipe.modes)
 
     @property
     def model(self) -> nn.Module:
@@ -155,14 +173,29 @@ class CompiledStep:
         """
         if self._recipe.optimizer is None:
             raise ValueError("A forward pass has no optimizer; wrap the module with training_model to train it.")
-        if self._bound is not None and self.update is not None:
-            self.update.set_optimizer(optimizer)
-        self._recipe = replace(self._recipe, optimizer=optimizer)
+        with self._lock:
+            if self._bound is not None and self.update is not None:
+                self.update.set_optimizer(optimizer)
+            self._recipe = replace(self._recipe, optimizer=optimizer)
 
     def train(self, mode: bool = True) -> "CompiledStep":
-        """Sets the module's mode, and as long as nothing is compiled that of the step; the step has it from then on."""
-        self.model.train(mode)
-        self._recipe = replace(self._recipe, modes={})  # as they are now
+        """Sets the mode of the module and of the step, which is captured anew where it was compiled in another.
+
+        Raises:
+            ValueError: a step that trains is to evaluate.
+        """
+        if self._recipe.optimizer is not None and not mode:
+            raise ValueError(
+                "A training step updates the weights in each call, so it has no mode to evaluate in. For that compile "
+                "the forward pass of the same model: popgeo.compile_forward(model.eval()), or popgeo.inference_model; "
+                "it follows the weights. To train with layers in evaluation mode, call eval() of those."
+            )
+        with self._lock:
+            self.model.train(mode)
+            modes = dict.fromkeys(self.model.modules(), mode)
+            if self._bound is not None and modes != self._recipe.modes:
+                self._forget(self._bound, modes)
+            self._recipe = replace(self._recipe, modes=modes)
         return self
 
     def eval(self) -> "CompiledStep":
@@ -189,8 +222,9 @@ class CompiledStep:
         Raises:
             ValueError: nothing is compiled.
         """
-        runner = self.bound.on_processor
-        content = checkpoint.state_of(self.model, self._recipe.optimizer, runner.update, runner.run_state())
+        with self._lock:
+            runner = self.bound.on_processor
+            content = checkpoint.state_of(self.model, self._recipe.optimizer, runner.run_state())
         checkpoint.save_checkpoint(path, content)
 
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -203,11 +237,12 @@ class CompiledStep:
         if self.backend is Backend.CUDA:
             raise ValueError(NOTHING_ON_A_GPU)
         content = checkpoint.load_checkpoint(path)
-        checkpoint.require_replicas(content, self._replicas_here())
-        checkpoint.restore_weights(content, self.model, self._recipe.optimizer, path)
-        self._pending = content
-        if self._bound is not None:
-            self._go_on(self._bound)
+        with self._lock:
+            checkpoint.require_replicas(content, self._replicas_here())
+            checkpoint.restore_weights(content, self.model, self._recipe.optimizer, path)
+            self._pending = content
+            if self._bound is not None:
+                self._go_on(self._bound)
 
     @property
     def bound(self) -> BoundStep:
@@ -243,16 +278,32 @@ class CompiledStep:
             shown |= {"optimizer": type(self._recipe.optimizer).__name__}
         shown |= {"micro-batches a call": self.options.batch_factor, "compiled": self.is_compiled}
         if self._bound is not None:
-            seconds = round(self._bound.run_seconds, 3)
-            shown |= {"operations": len(self.graph.ops), "calls": self.calls, "seconds": seconds}
+            shown |= {"operations": len(self.graph.ops), "calls": self.calls}
+            if self.backend is not Backend.CUDA:  # where calls return before they are through
+                shown |= {"seconds": round(self._bound.run_seconds, 3)}
         table = {name: f"{value:,}" if type(value) in (int, float) else value for name, value in shown.items()}
         return pd.Series(table, name=type(self).__name__).to_frame().to_html()
 
     def __getattr__(self, name: str) -> Any:
-        """What the step does not have, the module may have."""
+        """What the step does not have, the module may have; methods that return the module return the step."""
         if name == "_recipe":  # not set yet, so there is nothing to ask
             raise AttributeError(name)
-        return getattr(self.model, name)
+        found, model = getattr(self.model, name), self.model
+        if not inspect.ismethod(found) or found.__self__ is not model:
+            return found
+
+        @functools.wraps(found)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            made = found(*args, **kwargs)
+            return self if made is model else made
+
+        return call
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            f"A {type(self).__name__} is bound to memory of this process, so it can be neither pickled nor copied. "
+            "Pass on the model, or its state_dict(), and compile that; save() and load() keep a run."
+        )
 
     @property
     def _planned(self) -> StepPlan:
@@ -273,14 +324,28 @@ class CompiledStep:
     def _compile(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundStep:
         """Compiles the step for such arguments; what is refused changes neither the model nor the optimizer."""
         replicas = self._replicas_here()
-        pending, self._pending = self._pending, None  # a checkpoint that is refused is not asked for again
-        if pending is not None:
-            checkpoint.require_replicas(pending, replicas)
-        self._pending = pending
+        if self._pending is not None:
+            checkpoint.require_replicas(self._pending, replicas)
         bound = bind_step(self._recipe, Arguments.of(self._recipe.signature, args, kwargs), replicas)
         self._go_on(bound)
         self._bound = bound
         return bound
+
+    def _follow(self, bound: BoundStep, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundStep:
+        """Takes up what has changed about the model: memory that moved by binding, what was captured by compiling."""
+        changes, modes = bound.watch.changes(), bound.watch.modes()
+        if not changes:
+            bound.follow_memory()
+            return bound
+        bound.flatten(args, kwargs)  # which refuses other shapes, as in any call
+        self._forget(bound, modes)
+        return self._compile(args, kwargs)
+
+    def _forget(self, bound: BoundStep, modes: Mapping[nn.Module, bool]) -> None:
+        """Forgets what was compiled; the next one goes on with its random numbers, and counts on from its updates."""
+        if self._pending is None and isinstance(bound.runner, StepRunner):
+            self._pending = bound.runner.run_state()
+        self._recipe, self._bound = replace(self._recipe, modes=modes), None
 
     def _go_on(self, bound: BoundStep) -> None:
         """Gives a compiled step the run that a checkpoint holds, if one was loaded."""

@@ -22,13 +22,14 @@ from popgeo.engine.loss_scaling import LossScale
 from popgeo.engine.micro_batches import Results, check_apart, micro_batch, write_back
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.pipeline.parts import StagePart
-from popgeo.engine.pipeline.run_round import Round, RoundRunner, WholeRoundRunner
+from popgeo.engine.pipeline.random_draws import drawing_from
+from popgeo.engine.pipeline.run_round import OnResults, Round, RoundRunner
 from popgeo.engine.pipeline.staging import Staging
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_options import StepOptions
 from popgeo.engine.threads import ThreadChoice
 
-Runner = WholeRoundRunner | RoundRunner
+Runner = GraphRunner | InductorRunner | RoundRunner
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -96,7 +97,6 @@ class StepRunner:
             self.update.take_over()
         self._usual: Runner | None = None
         self._careful: Runner | None = None
-        self._addresses = self._addresses_now()
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The results of one call, joined as the output mode says; arguments that the model changes are changed.
@@ -108,32 +108,49 @@ class StepRunner:
         """
         if self._written:
             check_apart([*tensors, *module_state(self._model).values()], self._written)
-        if self._addresses != self._addresses_now():
-            self.bind()
         with self.threads.of_a_call(), DenormalsFlushed():
             return self._run(tensors)
 
     def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        options, replicas = self._options, range(len(self.replica_states))
-        runner, factor = self._runner_for(tensors), options.steps_per_call * len(replicas)
+        options, count = self._options, len(self.replica_states)
+        runner, factor = self._runner_for(tensors), options.steps_per_call * count
         results = Results(self._mode, options.output_period, options.steps_per_call)
-        for first in range(0, options.steps_per_call, self._round):
-            inputs = [
-                [micro_batch(tensors, step * len(replicas) + replica, factor) for replica in replicas]
-                for step in range(first, first + self._round)
-            ]
-            given = Round(
-                inputs=inputs,
-                random=[state.generator for state in self.replica_states],
-                of_replica=self._buffers_of,
-                on_gradients=self._accumulate,
-                on_results=partial(self._take_results, results, first, inputs),
-            )
-            runner.run(given)
-            if self.update is not None:
-                self.update.apply(self.replicas)
-        self._show_replica(0)  # once the results that may be buffers have been copied
+        try:
+            for first in range(0, options.steps_per_call, self._round):
+                inputs = [
+                    [micro_batch(tensors, step * count + replica, factor) for replica in range(count)]
+                    for step in range(first, first + self._round)
+                ]
+                self._run_round(runner, inputs, partial(self._take_results, results, first, inputs))
+                if self.update is not None:
+                    self.update.apply(self.replicas)
+        finally:
+            self._show_replica(0)  # once the results that may be buffers have been copied
         return results.join()
+
+    def _run_round(self, runner: Runner, inputs: Sequence[Sequence[Sequence[Tensor]]], take: OnResults) -> None:
+        """Runs the micro-batches of each replica, one after the other, or in the order of the stages."""
+        if isinstance(runner, RoundRunner):
+            runner.run(
+                Round(
+                    inputs=inputs,
+                    random=[state.generator for state in self.replica_states],
+                    of_replica=self._buffers_of,
+                    on_gradients=self._accumulate,
+                    on_results=take,
+                )
+            )
+            return
+        for number, of_replicas in enumerate(inputs):
+            for replica, tensors in enumerate(of_replicas):
+                state = self.replica_states[replica]
+                with self._buffers_of(replica) if state.buffers else contextlib.nullcontext():
+                    if runner.draws_random_numbers:
+                        made = drawing_from(state.generator, runner.run, tensors)
+                    else:
+                        made = runner.run(tensors)
+                take(number, replica, made)
+                self._accumulate(None, number == 0 and replica == 0)
 
     def _take_results(
         self,
@@ -157,7 +174,8 @@ class StepRunner:
         returned = self._step.num_returned
         if results.wants(first + number):
             results.add(first + number, replica, [tensor for tensor in made[:returned] if tensor is not None])
-        write_back([inputs[number][replica][i] for i in self._written], made[returned:])
+        if self._written:
+            write_back([inputs[number][replica][i] for i in self._written], made[returned:])
 
     def _accumulate(self, names: Sequence[str] | None, first: bool) -> None:
         if self.update is not None:
@@ -175,8 +193,9 @@ class StepRunner:
             state.buffers.update({name: buffers[name].clone() for name in names})
 
     def run_state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the replicas that run here."""
+        """Random numbers, buffers and the count of updates, as a checkpoint keeps them for the replicas here."""
         return {
+            **({} if self.update is None else self.update.state()),
             "buffers": [state.buffers for state in self.replica_states if state.buffers],
             "generators": [state.generator.get_state() for state in self.replica_states],
             "replicas": list(self.replicas.local),
@@ -189,6 +208,8 @@ class StepRunner:
         for mine, theirs in zip([s.buffers for s in self.replica_states if s.buffers], content["buffers"], strict=True):
             for name, tensor in mine.items():
                 tensor.copy_(theirs[name])
+        if self.update is not None and "num_updates" in content:
+            self.update.restore(content)
 
     @property
     def state_bytes(self) -> int:
@@ -228,7 +249,7 @@ class StepRunner:
     def program_for(self, tensors: Sequence[Tensor]) -> tuple[OpGraph, list[StagePart]]:
         """The operations that run for these inputs, and the parts in which they run; none where they run as a whole."""
         runner = self._runner_for(tensors)
-        return runner.graph, runner.parts
+        return runner.graph, runner.parts if isinstance(runner, RoundRunner) else []
 
     def _runner_for(self, tensors: Sequence[Tensor]) -> Runner:
         """Row numbers below zero count from the end, which only the operations as they were captured know."""
@@ -250,7 +271,7 @@ class StepRunner:
             if self._staging is not None:
                 return RoundRunner(graph, self._staging, state, self._step.num_results, gradients, checks)
             places = dict(enumerate(gradients.values(), start=self._step.num_results))
-            return WholeRoundRunner(self._kind(graph, state, places, checks))
+            return self._kind(graph, state, places, checks)
         finally:
             if collects:
                 gc.enable()
@@ -270,9 +291,6 @@ class StepRunner:
         for name, tensor in own.items():
             buffers[name].copy_(tensor)
         return buffers
-
-    def _addresses_now(self) -> list[int]:
-        return [tensor.data_ptr() for tensor in (*self._model.parameters(), *self._model.buffers())]
 
 
 def _generator(seed: int, replica: int) -> torch.Generator:

@@ -3,9 +3,10 @@
 That is what it would draw if it went through all stages alone.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ from popgeo.capture.op_graph import Op, OpGraph, overload, substitute
 from popgeo.capture.operations import Draws, operation_of
 from popgeo.capture.passes import is_random
 from popgeo.engine.pipeline.parts import StagePart
+
+T = TypeVar("T")
+_ONE_AT_A_TIME = threading.RLock()  # all threads draw from one generator of torch's
 
 
 def draws(op: Op) -> bool:
@@ -57,28 +61,37 @@ def draws_ahead(graph: OpGraph, parts: Sequence[StagePart], generator: torch.Gen
     micro-batch are made once, and thrown away, to know where those of the next begin.
     """
     before = {}
-    with torch.random.fork_rng(devices=[]):
-        torch.set_rng_state(generator.get_state())
+
+    def draw_all() -> None:
         for micro_batch in range(micro_batches):
             for part in parts:
                 if part.draws:
                     before[micro_batch, part.stage, part.backward] = torch.get_rng_state()
                 for index in part.draws:
                     _draw(graph, graph.ops[index])
-        after = torch.get_rng_state()
-    return Ahead(before=before, after=after)
+
+    ahead = torch.Generator()
+    ahead.set_state(generator.get_state())
+    drawing_from(ahead, draw_all)
+    return Ahead(before=before, after=ahead.get_state())
 
 
-@contextlib.contextmanager
-def drawing_from(generator: torch.Generator) -> Iterator[None]:
-    """Lets what draws from torch's own generator draw from another, which not every operation takes."""
-    before = torch.get_rng_state()
-    torch.set_rng_state(generator.get_state())
-    try:
-        yield
-    finally:
-        generator.set_state(torch.get_rng_state())
-        torch.set_rng_state(before)
+def drawing_from(generator: torch.Generator, run: Callable[..., T], *given: Any) -> T:
+    """Runs what draws from torch's own generator, and lets it draw from another, which not every operation takes.
+
+    Torch's own is as before afterwards, also where this is interrupted: each of its moves is a single call, and Python
+    looks for interrupts between calls. What fails draws the same numbers when it is run again.
+    """
+    own = torch.default_generator
+    with _ONE_AT_A_TIME:
+        before = own.get_state()
+        try:
+            own.set_state(generator.get_state())
+            made = run(*given)
+            generator.set_state(own.get_state())
+            return made
+        finally:
+            own.set_state(before)
 
 
 def _draw(graph: OpGraph, op: Op) -> None:

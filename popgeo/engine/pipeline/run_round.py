@@ -1,4 +1,4 @@
-"""Runs a round of micro-batches: each as a whole, or in stages, whose parts have memory of their own.
+"""Runs a round of micro-batches in stages, whose parts have memory of their own.
 
 A round is as many micro-batches as share an update, or those of a call where nothing is trained.
 """
@@ -14,7 +14,6 @@ from popgeo.capture.marks import empty_like
 from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.passes import fold_constants
 from popgeo.engine.graph_runner import GraphRunner
-from popgeo.engine.inductor import InductorRunner
 from popgeo.engine.memory_plan import byte_offset, storage_spans, view_of
 from popgeo.engine.pipeline.cut_parts import parts_of
 from popgeo.engine.pipeline.parts import Kept, StagePart, owner_of
@@ -48,42 +47,6 @@ class Round:
     of_replica: OfReplica = nullcontext
     on_gradients: OnGradients = _ignore
     on_results: OnResults = _ignore
-
-
-class WholeRoundRunner:
-    """Runs each micro-batch of a round as a whole, one after the other.
-
-    Args:
-        runner: Runs the graph of a micro-batch.
-
-    Attributes:
-        runner: As given.
-        graph: What it runs.
-        parts: None.
-    """
-
-    def __init__(self, runner: GraphRunner | InductorRunner) -> None:
-        self.runner, self.graph = runner, runner.graph
-        self.parts: list[StagePart] = []
-
-    def run(self, given: Round) -> None:
-        """Runs a round on all replicas. Each micro-batch has the gradients of all parameters."""
-        for number, of_replicas in enumerate(given.inputs):
-            for replica, tensors in enumerate(of_replicas):
-                draws_from = drawing_from(given.random[replica]) if self.runner.draws_random_numbers else nullcontext()
-                with given.of_replica(replica), draws_from:
-                    made = self.runner.run(tensors)
-                given.on_results(number, replica, made)
-                given.on_gradients(None, number == 0 and replica == 0)
-
-    @property
-    def buffer_bytes(self) -> int:
-        """Memory that is allocated for values and inputs."""
-        return self.runner.buffer_bytes
-
-    def joined(self) -> tuple[str, str]:
-        """What runs as interactions in one pass, and why not all; and how many operations run in how many chains."""
-        return self.runner.joined()
 
 
 class RoundRunner:
@@ -143,8 +106,7 @@ class RoundRunner:
                     if bound.part.draws:
                         if ahead is not None:
                             random[replica].set_state(ahead[replica].before[now.micro_batch, now.stage, now.backward])
-                        with drawing_from(random[replica]):
-                            bound.run(held)
+                        drawing_from(random[replica], bound.run, held)
                     else:
                         bound.run(held)
                     made = self._results(held) if last[now.micro_batch] == number else None

@@ -208,14 +208,17 @@ def test_a_generator_takes_the_place_of_torch_s_own_even_when_something_fails():
     before = torch.get_rng_state()
     drawn = []
 
-    def draw_and_fail() -> None:
-        with drawing_from(source):
-            drawn.append(torch.rand(2))
+    def draw(fails: bool) -> None:
+        drawn.append(torch.rand(2))
+        if fails:
             raise RuntimeError("broken")
 
     with pytest.raises(RuntimeError, match="broken"):
-        draw_and_fail()
-    assert torch.equal(drawn[0], torch.rand(2, generator=twin))
+        drawing_from(source, draw, True)
+    assert torch.equal(source.get_state(), twin.get_state())  # what failed draws the same again
+    drawing_from(source, draw, False)
+    expected = torch.rand(2, generator=twin)
+    assert all(torch.equal(one, expected) for one in drawn)
     assert torch.equal(source.get_state(), twin.get_state())
     assert torch.equal(torch.get_rng_state(), before)
 

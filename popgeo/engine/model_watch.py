@@ -1,0 +1,135 @@
+"""Notices what a compiled step has to follow in its model: memory that moved, and changes of what was captured."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from torch.utils.hooks import RemovableHandle
+
+from popgeo.capture.held_state import OF_EVERY_MODULE
+from popgeo.capture.pytree import SCALARS
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_HOOKS_OF_ALL = tuple(vars(torch_module)[f"_global{name}"] for name in _HOOKS)
+
+
+class ModelWatch:
+    """Knows what a model was like when its step was captured, and compares.
+
+    Each call asks `is_as_seen`, which looks at identities and addresses that were gathered once. Only where one of
+    them is another does `changes` look at what they mean.
+
+    Args:
+        model: What was captured.
+        modes: Which submodules train in the step.
+        reads: The attributes that the capture has looked at, by submodule and name; None for all that there are.
+        trains: Whether the step trains the model.
+
+    Attributes:
+        has_moved: Whether a weight or buffer was in other memory at the last look than at the one before.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        modes: Mapping[nn.Module, bool],
+        reads: frozenset[tuple[str, str]] | None,
+        trains: bool,
+    ) -> None:
+        self._model, self._given_modes, self._reads, self._trains = model, modes, reads, trains
+        self._captured = dict(self._facts())
+        self._addresses: list[int] = []
+        self.look()
+
+    def is_as_seen(self) -> bool:
+        """Whether nothing of the model has been replaced, moved or set since the last look."""
+        try:
+            return (
+                self._tables == self._entries
+                and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
+                and list(map(Tensor.numel, self._tensors)) == self._sizes
+                and list(map(id, map(dict.get, self._holders, self._names))) == self._values
+                and [tensor.requires_grad for tensor in self._trainable] == self._flags
+                and RemovableHandle.next_id == self._next_hook
+            )
+        except (RuntimeError, TypeError, ValueError):  # two tensors are neither equal nor unequal
+            return False
+
+    def changes(self) -> list[str]:
+        """What decides the capture and is no longer as it was captured; none where weights have only moved."""
+        facts = dict(self._facts())
+        self.look()
+        names = [*self._captured, *(name for name in facts if name not in self._captured)]
+        return [name for name in names if facts.get(name, ()) != self._captured.get(name, ())]
+
+    def modes(self) -> Mapping[nn.Module, bool]:
+        """Which submodules are to train: as set one by one; a mode of the model as a whole is not the step's."""
+        now = {one: one.training for one in self._model.modules()}
+        as_a_whole = len(set(now.values())) == 1 or self._model.training != self._given_modes.get(self._model)
+        return self._given_modes if as_a_whole else now
+
+    def _facts(self) -> Iterator[tuple[str, Any]]:
+        """All that decides the capture of the model, by name."""
+        modes = self.modes()
+        yield "hooks of all modules", [list(hooks.items()) for hooks in _HOOKS_OF_ALL]
+        for path, module in self._model.named_modules():
+            place = f"{path}." if path else ""
+            yield path or "the model", (id(module), type(module))
+            yield f"{place}training", modes.get(module, module.training)
+            yield f"hooks of {path or 'the model'}", [list(getattr(module, hooks).items()) for hooks in _HOOKS]
+            yield from ((f"{place}{name}", _form(buffer)) for name, buffer in module._buffers.items())
+            for name, parameter in module._parameters.items():
+                yield f"{place}{name}", _form(parameter)
+                if self._trains and parameter is not None:
+                    yield f"{place}{name} itself", id(parameter)
+                    yield f"{place}{name}.requires_grad", parameter.requires_grad
+                    yield f"hooks of {place}{name}", [list(hooks.items()) for hooks in _hooks_of(parameter)]
+            yield from ((f"{place}{name}", _known(vars(module).get(name))) for name in self._watched(path, module))
+
+    def _watched(self, path: str, module: nn.Module) -> list[str]:
+        """Names of a submodule's plain attributes that the capture looked at, or would have, had they been there."""
+        if self._reads is None:
+            return [name for name in vars(module) if name not in OF_EVERY_MODULE]
+        tables = (module._parameters, module._buffers, module._modules)
+        read = sorted(name for place, name in self._reads if place == path and not any(name in t for t in tables))
+        return [name for name in read if name in vars(module) or not hasattr(type(module), name) or name == "forward"]
+
+    def look(self) -> None:
+        """Gathers what `is_as_seen` compares, as it is now."""
+        modules = dict(self._model.named_modules())
+        tables = [t for one in modules.values() for t in (one._parameters, one._buffers, one._modules)]
+        self._tensors = [*self._model.parameters(), *self._model.buffers()]
+        self._trainable = list(self._model.parameters()) if self._trains else []
+        hooks = [*_HOOKS_OF_ALL, *(getattr(one, name) for one in modules.values() for name in _HOOKS)]
+        hooks += [own for parameter in self._trainable for own in _hooks_of(parameter)]
+        self._tables = [table for table in tables if isinstance(table, dict)] + [own for own in hooks if own]
+        self._entries = [dict(table) for table in self._tables]
+        places = [(vars(one), name) for path, one in modules.items() for name in self._watched(path, one)]
+        places += [(vars(one), "training") for one in modules.values()]
+        # A tensor of one element may equal the one that takes its place.
+        places += [(t, name) for t in self._tables for name, own in t.items() if _is_single(own)]
+        self._holders, self._names = [holder for holder, _ in places], [name for _, name in places]
+        self._kept = [holder.get(name) for holder, name in places]  # what is alive has an id of its own
+        self._values = list(map(id, self._kept))
+        before, self._addresses = self._addresses, list(map(Tensor.data_ptr, self._tensors))
+        self.has_moved, self._sizes = before != self._addresses, list(map(Tensor.numel, self._tensors))
+        self._flags = [parameter.requires_grad for parameter in self._trainable]
+        self._next_hook = RemovableHandle.next_id
+
+
+def _hooks_of(parameter: nn.Parameter) -> list[Mapping[int, Any]]:
+    return [parameter._backward_hooks or {}, getattr(parameter, "_post_accumulate_grad_hooks", None) or {}]
+
+
+def _is_single(own: Any) -> bool:
+    return isinstance(own, Tensor) and own.numel() == 1
+
+
+def _form(tensor: Tensor | None) -> Any:
+    return None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+
+
+def _known(value: Any) -> Any:
+    """What tells a value from another: a number or a text itself, and everything else as the object that it is."""
+    return (type(value), value) if isinstance(value, SCALARS) else (id(value), value)
