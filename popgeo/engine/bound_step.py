@@ -112,9 +112,9 @@ class BoundStep:
 
     def follow_memory(self) -> None:
         """Binds the step to the memory in which the weights are now, where they have moved."""
-        if self.watch.has_moved and isinstance(self.runner, StepRunner):
+        if self.watch.has_moved() and isinstance(self.runner, StepRunner):
             self.runner.bind()
-            self.watch.look()  # binding moves weights too
+        self.watch.look()  # binding moves weights too
 
     def unflatten(self, results: Sequence[Tensor], graph_data: Sequence[Any]) -> Any:
         """What the function returns, where results that are graph data are like that of the call."""

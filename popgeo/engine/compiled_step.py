@@ -333,12 +333,11 @@ class CompiledStep:
 
     def _follow(self, bound: BoundStep, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundStep:
         """Takes up what has changed about the model: memory that moved by binding, what was captured by compiling."""
-        changes, modes = bound.watch.changes(), bound.watch.modes()
-        if not changes:
+        bound.flatten(args, kwargs)  # which refuses other shapes, as in any call
+        if not bound.watch.changes():
             bound.follow_memory()
             return bound
-        bound.flatten(args, kwargs)  # which refuses other shapes, as in any call
-        self._forget(bound, modes)
+        self._forget(bound, bound.watch.modes())
         return self._compile(args, kwargs)
 
     def _forget(self, bound: BoundStep, modes: Mapping[nn.Module, bool]) -> None:

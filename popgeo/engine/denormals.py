@@ -27,13 +27,15 @@ class DenormalsFlushed:
         True
     """
 
+    _before: int | None = None
+
     def __enter__(self) -> None:
         self._num_threads = torch.get_num_threads()
         # One thread takes torch's own way, which is half as long.
         alone = self._num_threads == 1
         self._set = None if alone else library.function("popgeo_set_denormals", (_INT, _INT), _INT)
         if self._set is None:
-            self._before: int = _flushes()
+            self._before = _flushes()
             torch.set_flush_denormal(True)
         else:
             self._before = self._set(-1, self._num_threads)
@@ -41,6 +43,12 @@ class DenormalsFlushed:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """What leaving it does, also a second time; nothing where it was not entered."""
+        if self._before is None:
+            return
         if self._set is None:
             torch.set_flush_denormal(bool(self._before))
         else:

@@ -73,7 +73,7 @@ class GraphRunner:
 
         An input for which there is None stays as it was.
         """
-        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+        with torch._C._AutoDispatchBelowAutograd():  # so nothing here is differentiated
             for place, tensor in zip(self._inputs, inputs, strict=True):
                 if tensor is not None:
                     place.copy_(tensor)

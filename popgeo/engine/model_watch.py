@@ -25,9 +25,6 @@ class ModelWatch:
         modes: Which submodules train in the step.
         reads: The attributes that the capture has looked at, by submodule and name; None for all that there are.
         trains: Whether the step trains the model.
-
-    Attributes:
-        has_moved: Whether a weight or buffer was in other memory at the last look than at the one before.
     """
 
     def __init__(
@@ -39,7 +36,6 @@ class ModelWatch:
     ) -> None:
         self._model, self._given_modes, self._reads, self._trains = model, modes, reads, trains
         self._captured = dict(self._facts())
-        self._addresses: list[int] = []
         self.look()
 
     def is_as_seen(self) -> bool:
@@ -59,9 +55,12 @@ class ModelWatch:
     def changes(self) -> list[str]:
         """What decides the capture and is no longer as it was captured; none where weights have only moved."""
         facts = dict(self._facts())
-        self.look()
         names = [*self._captured, *(name for name in facts if name not in self._captured)]
         return [name for name in names if facts.get(name, ()) != self._captured.get(name, ())]
+
+    def has_moved(self) -> bool:
+        """Whether a weight or buffer is in other memory than at the last look."""
+        return self._addresses != [t.data_ptr() for t in (*self._model.parameters(), *self._model.buffers())]
 
     def modes(self) -> Mapping[nn.Module, bool]:
         """Which submodules are to train: as set one by one; a mode of the model as a whole is not the step's."""
@@ -112,8 +111,7 @@ class ModelWatch:
         self._holders, self._names = [holder for holder, _ in places], [name for _, name in places]
         self._kept = [holder.get(name) for holder, name in places]  # what is alive has an id of its own
         self._values = list(map(id, self._kept))
-        before, self._addresses = self._addresses, list(map(Tensor.data_ptr, self._tensors))
-        self.has_moved, self._sizes = before != self._addresses, list(map(Tensor.numel, self._tensors))
+        self._addresses, self._sizes = ([read(t) for t in self._tensors] for read in (Tensor.data_ptr, Tensor.numel))
         self._flags = [parameter.requires_grad for parameter in self._trainable]
         self._next_hook = RemovableHandle.next_id
 

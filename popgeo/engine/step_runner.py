@@ -108,8 +108,15 @@ class StepRunner:
         """
         if self._written:
             check_apart([*tensors, *module_state(self._model).values()], self._written)
-        with self.threads.of_a_call(), DenormalsFlushed():
-            return self._run(tensors)
+        flushed, threads, differentiates = DenormalsFlushed(), torch.get_num_threads(), torch.is_grad_enabled()
+        try:
+            with self.threads.of_a_call(), flushed:
+                return self._run(tensors)
+        except BaseException:  # an interrupt may come just where a block is left, before that has put things back
+            flushed.end()
+            torch.set_num_threads(threads)
+            torch._C._set_grad_enabled(differentiates)
+            raise
 
     def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         options, count = self._options, len(self.replica_states)

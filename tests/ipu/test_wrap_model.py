@@ -138,9 +138,20 @@ def test_each_submodule_keeps_its_own_mode():
     assert step(torch.ones(3))[0].tolist() == [1, 1, 1]
 
 
-def test_the_mode_can_be_chosen_by_the_wrapper_until_it_is_compiled():
+def test_the_mode_can_be_chosen_by_the_wrapper():
     step = inference_model(Modes()).eval()
     assert step(torch.ones(3)).tolist() == [1, 1, 1]
     assert step.train() is step
-    assert step(torch.ones(3)).tolist() == [1, 1, 1]
+    assert len(step(torch.ones(3))) == 2
     assert step.model.training
+    assert step.eval()(torch.ones(3)).tolist() == [1, 1, 1]
+
+
+def test_a_training_step_has_no_mode_to_evaluate_in():
+    model = Modes()
+    step = training_model(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"updates the weights in each call.*compile_forward\(model\.eval\(\)\)"):
+            step.eval()
+        assert step.train() is step
+        assert len(step(torch.ones(3))) == 2

@@ -1,0 +1,188 @@
+"""What is changed about a model after its step was compiled is followed, or refused."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from popgeo import compile_forward, compile_step
+from popgeo.ipu import CompiledStep, training_model
+
+
+class Model(nn.Module):
+    """Has something of each kind that its owner may change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.drop = nn.Linear(3, 3), nn.Linear(3, 3), nn.Dropout(0.5).eval()
+        self.factor, self.kind, self.mask, self.unread = 2.0, "sin", torch.tensor([1.0, 0.0, 1.0]), 0
+        self.single = torch.ones(1)
+        self.layers, self.act = nn.ModuleList([nn.Linear(3, 3)]), torch.tanh
+        self.register_buffer("shift", torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop(self.second(self.act(self.first(x)))) * self.mask * self.factor * self.single + self.shift
+        for layer in self.layers:
+            x = layer(x)
+        if hasattr(self, "extra"):
+            x = x + self.extra
+        return (getattr(torch, self.kind)(x)).square().sum()
+
+
+def clips(gradient: Tensor) -> Tensor:
+    return gradient * 0.25
+
+
+CHANGES: dict[str, Callable[[Model], object]] = {
+    "a weight is frozen": lambda m: m.first.weight.requires_grad_(False),
+    "a layer is frozen": lambda m: m.second.requires_grad_(False),
+    "a number": lambda m: setattr(m, "factor", 3.0),
+    "a word": lambda m: setattr(m, "kind", "cos"),
+    "a function": lambda m: setattr(m, "act", torch.relu),
+    "a tensor is replaced": lambda m: setattr(m, "mask", torch.tensor([0.0, 1.0, 1.0])),
+    "a tensor of one element is replaced": lambda m: setattr(m, "single", torch.full((1,), 3.0)),
+    "a tensor is written to": lambda m: m.mask.fill_(0.5),
+    "a buffer is replaced": lambda m: setattr(m, "shift", torch.zeros(3)),
+    "a buffer of another shape": lambda m: setattr(m, "shift", torch.zeros(1)),
+    "a submodule is replaced": lambda m: setattr(m, "second", nn.Identity()),
+    "a submodule is added": lambda m: m.layers.append(nn.Tanh()),
+    "a submodule is removed": lambda m: m.layers.__delitem__(0),
+    "a bias is removed": lambda m: setattr(m.first, "bias", None),
+    "an attribute appears": lambda m: setattr(m, "extra", 1.0),
+    "a forward is replaced": lambda m: setattr(m.second, "forward", lambda x: 2 * x),
+    "a forward hook": lambda m: m.second.register_forward_hook(lambda module, given, made: made + 1),
+    "a forward pre-hook": lambda m: m.second.register_forward_pre_hook(lambda module, given: (given[0] + 1,)),
+    "a backward hook": lambda m: m.second.register_full_backward_hook(lambda module, given, made: (given[0] * 2,)),
+    "a layer of another shape": lambda m: setattr(m.layers, "0", nn.Linear(3, 1)),
+}
+
+
+def outcomes(model: Model, run: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    losses = [run(torch.linspace(-1, 1, 6).view(2, 3)).detach() for _ in range(2)]
+    return [*losses, *(tensor.detach().clone() for tensor in model.state_dict().values())]
+
+
+def eager(model: Model, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], Tensor]:
+    def run(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return run
+
+
+def both(change: Callable[[Model], object], trains: bool) -> tuple[CompiledStep, list[list[Tensor]]]:
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = Model()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        if compiled:
+            run = step = compile_step(model, optimizer) if trains else compile_forward(model)
+        else:
+            run = eager(model, optimizer) if trains else model
+        before = outcomes(model, run)
+        torch.manual_seed(1)
+        change(model)
+        found.append([*before, *outcomes(model, run)])
+    return step, found
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_changed_after_compiling_has_the_effect_that_it_has_in_eager(change: str):
+    _, (expected, found) = both(CHANGES[change], trains=True)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("change", ["a number", "a forward hook", "a bias is removed", "a submodule is added"])
+def test_a_forward_pass_follows_too(change: str):
+    _, (expected, found) = both(CHANGES[change], trains=False)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_what_the_model_does_not_look_at_and_what_is_set_to_the_same_leave_the_step_as_it_is():
+    model = Model()
+    step, x = compile_forward(model), torch.ones(2, 3)
+    step(x)
+    bound = step.bound
+    model.unread, model.factor, model.note = 5, float("2"), "new"
+    nn.Linear(1, 1).register_forward_hook(lambda *given: None)
+    model.second.weight.data.mul_(2)
+    model.train().eval()
+    torch.testing.assert_close(step(x), model(x).detach())
+    assert step.bound is bound
+
+
+def test_a_hook_that_is_removed_and_a_weight_that_is_trained_again_are_followed():
+    model = Model()
+    handle = model.second.register_forward_hook(lambda module, given, made: made + 1)
+    model.first.requires_grad_(False)
+    step, x = compile_step(model, torch.optim.SGD(model.parameters(), lr=0.1)), torch.ones(2, 3)
+    step(x)
+    handle.remove()
+    model.first.requires_grad_(True)
+    before, expected = model.first.weight.clone(), model(x).detach()
+    torch.testing.assert_close(step(x), expected)
+    assert not torch.equal(before, model.first.weight)
+
+
+def test_a_submodule_set_to_another_mode_is_followed_and_a_mode_of_the_whole_model_is_not():
+    model = Model().eval()
+    step, x = compile_forward(model), torch.ones(2, 3)
+    fixed = step(x)
+    bound = step.bound
+    model.train()
+    assert torch.equal(step(x), fixed)
+    assert step.bound is bound
+    model.eval()
+    model.drop.train()
+    assert len({float(step(x)) for _ in range(8)}) > 1
+    step.eval()
+    assert torch.equal(step(x), fixed)
+    assert not model.drop.training
+
+
+def test_what_is_captured_anew_goes_on_with_its_random_numbers_and_its_updates():
+    seen = []
+    for change in (False, True):
+        torch.manual_seed(0)
+        model, rates = Model(), []
+        model.drop.train()
+        step = training_model(
+            model, optimizer=torch.optim.Adam(model.parameters()), learning_rate=lambda n, r=rates: r.append(n) or 0.01
+        )
+        losses = []
+        for number in range(4):
+            if change and number == 2:
+                model.factor = 2.0 + 1e-12
+            losses.append(step(torch.ones(2, 3)))
+        seen.append([torch.stack(losses), *model.state_dict().values()])
+        assert sorted(set(rates)) == [0, 1, 2, 3]
+    for one, other in zip(*seen, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_other_shapes_are_refused_also_where_the_model_has_changed_and_the_step_is_compiled_at_the_next_call():
+    model = Model()
+    step = compile_forward(model, torch.ones(2, 3))
+    model.factor = 5.0
+    with pytest.raises(ValueError, match=r"`x` is float32\[4, 3\], but the model was compiled for float32\[2, 3\]"):
+        step(torch.ones(4, 3))
+    torch.testing.assert_close(step(torch.ones(2, 3)), model(torch.ones(2, 3)).detach())
+
+
+def test_a_change_that_cannot_be_captured_is_refused_each_time():
+    model = Model()
+    step, x = compile_forward(model), torch.ones(2, 3)
+    step(x)
+    model.act = lambda x: x[x > 0]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="Remedy"):
+            step(x)
+    model.act = torch.relu
+    torch.testing.assert_close(step(x), model(x).detach())
