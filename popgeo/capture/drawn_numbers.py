@@ -140,7 +140,7 @@ def _generators(function: Callable[..., Any], arguments: Arguments) -> list[torc
     codes = [function]
     if isinstance(function, nn.Module):
         seen += [value for module in function.modules() for value in vars(module).values()]
-        codes = list({type(module).forward for module in function.modules()})
+        codes = list({inspect.getattr_static(type(module), "forward") for module in function.modules()})
     for code in filter(inspect.isfunction, codes):
         outside = inspect.getclosurevars(code)
         seen += [*outside.nonlocals.values(), *outside.globals.values()]
