@@ -48,8 +48,8 @@ class StepOptions:
         loss_scaling: The loss is multiplied by it before the backward pass and gradients are divided by it after,
             which keeps small float16 gradients from vanishing. `"dynamic"` or a `LossScaling` lets it follow the
             gradients: updates with infinity or NaN are left out, and the scale falls; else it grows.
-        accumulation_dtype: The type in which gradients of float16 and bfloat16 weights are joined and scaled; None is
-            the weights' own, or float32 where one of the next three is set.
+        accumulation_dtype: The type in which gradients of float16 and bfloat16 weights are joined and scaled; float32
+            works updates out in float32, too. None is the weights' own, or float32 where one of the next three is set.
         optimizer_state_dtype: The type of the optimizer's state (momentum, squares). Updates of float16 weights are
             then worked out in float32. None does what torch does, all of it in the type of the weights.
         master_weights: The optimizer keeps float16 weights in float32 too, and updates those, in float32.
