@@ -13,8 +13,8 @@ from pathlib import Path
 
 from tests.contracts.test_imports import FILES, PACKAGE, SOURCES, arrows, name_of
 
-# What stands on the core is counted apart; the core is all the rest. All was 34,500 while the house was put in order, and
-# rose by what was built on it since: potentials, predictors, forces, a sampler for other loaders.
+# What stands on the core is counted apart; the core is all the rest. All was 34,500 while the house was put in order,
+# and rose by what was built on it since: potentials, predictors, forces, a sampler for other loaders.
 PLACES = {
     "compat": ("compat/",),
     "systems": ("ipu/systems/", "engine/pipeline/", "nn/parallel/"),
