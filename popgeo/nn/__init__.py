@@ -70,6 +70,7 @@ from popgeo.nn.parallel.shard_model import join_shards as join_shards
 from popgeo.nn.parallel.shard_model import keep_shards as keep_shards
 from popgeo.nn.parallel.shard_model import shard_linears as shard_linears
 from popgeo.nn.parallel.sharded_module import Cut as Cut
+from popgeo.nn.parallel.sharded_training import ShardedTraining as ShardedTraining
 from popgeo.nn.radial import BesselBasis as BesselBasis
 from popgeo.nn.radial import CosineEnvelope as CosineEnvelope
 from popgeo.nn.radial import GaussianSmearing as GaussianSmearing
@@ -81,6 +82,5 @@ from popgeo.nn.ranks import Ranks as Ranks
 from popgeo.nn.ranks import filtered_ranks as filtered_ranks
 from popgeo.nn.readout import AttentionalAggregation as AttentionalAggregation
 from popgeo.nn.readout import InnerProductDecoder as InnerProductDecoder
-from popgeo.nn.sharded_training import ShardedTraining as ShardedTraining
 from popgeo.nn.triple_loss import LogSigmoidLoss as LogSigmoidLoss
 from popgeo.nn.triple_loss import SoftmaxLoss as SoftmaxLoss
