@@ -13,7 +13,7 @@ from popgeo.capture.arguments import Arguments
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.drawn_numbers import drawn_numbers
 from popgeo.capture.dynamic_shapes import DynamicShapeError, Problem
-from popgeo.capture.held_state import HeldState, module_state, noted_reads, swapped
+from popgeo.capture.held_state import ONE_AT_A_TIME, HeldState, module_state, noted_reads, swapped
 from popgeo.capture.marks import marked, marks_of
 from popgeo.capture.op_graph import LOSS_SCALE, Input, Role
 from popgeo.capture.pytree import flatten
@@ -71,7 +71,10 @@ def capture(
         recorder.page.add_input(one, tensor)
     by_id = {id(tensor): fakes[one] for one, tensor in state.items()}
     following = drawn_numbers(function, arguments, recorder)
-    with following as drawn, fake_mode, noted_reads() as reads, swapped(module, by_id) as held, torch.enable_grad():
+    with (
+        ONE_AT_A_TIME, following as drawn, fake_mode, noted_reads() as reads, swapped(module, by_id) as held,
+        torch.enable_grad(),
+    ):  # fmt: skip
         casting = contextlib.nullcontext() if autocast is None else torch.autocast("cpu", dtype=autocast)
         try:
             with static_forms(), recorder.follow_modules(module), recorder, casting:

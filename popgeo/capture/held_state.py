@@ -15,8 +15,8 @@ from popgeo.capture.op_graph import Input, Role
 OF_EVERY_MODULE = frozenset(dir(nn.Module())) - {"forward"}
 """The attributes that torch gives a module."""
 _HOLDERS = (dict, OrderedDict, list, set)
-_lock = threading.Lock()
-_noting: dict[int, set[tuple[int, str]]] = {}  # by thread
+ONE_AT_A_TIME = threading.RLock()
+"""Held by who borrows what all threads share: torch's own generator, or functions and attributes during a capture."""
 
 
 def module_state(module: nn.Module) -> dict[Input, Tensor]:
@@ -81,26 +81,17 @@ def noted_reads() -> Iterator[set[tuple[int, str]]]:
         True
     """
     thread, reads = threading.get_ident(), set[tuple[int, str]]()
-    with _lock:
-        outer = _noting.get(thread)
-        _noting[thread] = reads
-        nn.Module.__getattribute__ = _note_and_get  # type: ignore[method-assign]
+
+    def note(module: nn.Module, name: str) -> Any:
+        if threading.get_ident() == thread and name not in OF_EVERY_MODULE:
+            reads.add((id(module), name))
+        return object.__getattribute__(module, name)
+
+    nn.Module.__getattribute__ = note  # type: ignore[method-assign]
     try:
         yield reads
     finally:
-        with _lock:
-            _noting.pop(thread)
-            if outer is not None:
-                _noting[thread] = outer
-            if not _noting and "__getattribute__" in vars(nn.Module):
-                del nn.Module.__getattribute__
-
-
-def _note_and_get(module: nn.Module, name: str) -> Any:
-    reads = _noting.get(threading.get_ident())
-    if reads is not None and name not in OF_EVERY_MODULE:
-        reads.add((id(module), name))
-    return object.__getattribute__(module, name)
+        del nn.Module.__getattribute__
 
 
 @contextlib.contextmanager

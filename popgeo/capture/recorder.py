@@ -182,9 +182,9 @@ class Recorder(TorchDispatchMode):
     def _report(self, func: Any) -> None:
         module = self.modules[-1] if self.modules else ""
         name = func._schema.name.removeprefix("aten::")
-        problem = Problem(name, self.line(), module, dynamic_shapes.remedy(name, dynamic_shapes.callers(sys._getframe(2))))
+        remedy = dynamic_shapes.remedy(name, dynamic_shapes.callers(sys._getframe(2)))
         try:
-            self._on_problem(problem)
+            self._on_problem(Problem(name, self.line(), module, remedy))
         except Exception as error:
             self.refusal = error
             raise

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.captured_step import CapturedStep
+from popgeo.capture.held_state import ONE_AT_A_TIME
 from popgeo.capture.op_graph import OpGraph
 from popgeo.engine import checkpoint
 from popgeo.engine.backend import Backend
@@ -334,10 +335,11 @@ class CompiledStep:
     def _follow(self, bound: BoundStep, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundStep:
         """Takes up what has changed about the model: memory that moved by binding, what was captured by compiling."""
         bound.flatten(args, kwargs)  # which refuses other shapes, as in any call
-        if not bound.watch.changes():
-            bound.follow_memory()
-            return bound
-        self._forget(bound, bound.watch.modes())
+        with ONE_AT_A_TIME:  # another thread may be capturing the same model
+            if not bound.watch.changes():
+                bound.follow_memory()
+                return bound
+            self._forget(bound, bound.watch.modes())
         return self._compile(args, kwargs)
 
     def _forget(self, bound: BoundStep, modes: Mapping[nn.Module, bool]) -> None:

@@ -3,7 +3,6 @@
 That is what it would draw if it went through all stages alone.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from popgeo.capture.held_state import ONE_AT_A_TIME
 from popgeo.capture.marks import empty_like
 from popgeo.capture.op_graph import Op, OpGraph, overload, substitute
 from popgeo.capture.operations import Draws, operation_of
@@ -18,7 +18,6 @@ from popgeo.capture.passes import is_random
 from popgeo.engine.pipeline.parts import StagePart
 
 T = TypeVar("T")
-_ONE_AT_A_TIME = threading.RLock()  # all threads draw from one generator of torch's
 
 
 def draws(op: Op) -> bool:
@@ -83,7 +82,7 @@ def drawing_from(generator: torch.Generator, run: Callable[..., T], *given: Any)
     looks for interrupts between calls. What fails draws the same numbers when it is run again.
     """
     own = torch.default_generator
-    with _ONE_AT_A_TIME:
+    with ONE_AT_A_TIME:
         before = own.get_state()
         try:
             own.set_state(generator.get_state())
