@@ -15,7 +15,7 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import Input, OpGraph
 from popgeo.capture.passes import drop_unused, merge_equal_values
 from popgeo.capture.pytree import note_likeness
-from popgeo.capture.row_indexing import join_gathers, use_row_indexing
+from popgeo.capture.row_indexing import use_row_indexing
 from popgeo.progress import is_seen
 
 
@@ -61,7 +61,7 @@ def optimize(graph: OpGraph) -> tuple[OpGraph, frozenset[Input]]:
     """A graph that gives the same values with fewer operations, and the inputs that must not be negative for it."""
     graph = drop_unused(merge_equal_values(graph))
     graph, relied_on = use_row_indexing(graph)
-    return drop_unused(join_gathers(merge_equal_values(graph))), relied_on
+    return drop_unused(merge_equal_values(graph)), relied_on
 
 
 def trained_names(model: Callable[..., Any], optimizer: Optimizer | None) -> list[str]:

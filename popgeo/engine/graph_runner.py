@@ -16,7 +16,7 @@ from popgeo.capture.operations import Out, operation_of
 from popgeo.capture.passes import fold_constants, is_random
 from popgeo.engine.codegen import emit
 from popgeo.engine.fuse.bind_chain import prepare_chain
-from popgeo.engine.fuse.chain import CHAIN
+from popgeo.engine.fuse.chain import CHAIN, EDGE_CHAIN
 from popgeo.engine.fuse.join_chains import describe_joined, join_chains
 from popgeo.engine.fuse.plain_interaction import join_plain_interactions
 from popgeo.engine.fuse.plan_interactions import describe_interactions, plan_interactions
@@ -122,6 +122,7 @@ def fuse(graph: OpGraph) -> OpGraph:
 
 
 register_prepared(CHAIN, PreparedOp(prepare=prepare_chain, by_element=True))
+register_prepared(EDGE_CHAIN, PreparedOp(prepare=prepare_chain))
 register_prepared(FOR_LOOP, PreparedOp(prepare=functools.partial(prepare_for_loop, GraphRunner)))
 register_prepared(COND, PreparedOp(prepare=functools.partial(prepare_cond, GraphRunner)))
 

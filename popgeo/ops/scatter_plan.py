@@ -214,17 +214,27 @@ def _plan(index: Tensor, num_rows: int) -> tuple[Tensor, Tensor, bool]:
         raise ValueError(f"{num_edges} edges and {num_rows} rows do not fit the int32 of a plan: use smaller batches.")
     if index.is_cuda:
         return *sum_on_device.plan(index, num_rows), False
-    native = library.function("popgeo_plan", (_POINTER, _INT, _INT, _POINTER, _POINTER), _INT)
-    if native is None or index.device.type != "cpu":
+    if not library.is_available() or index.device.type != "cpu":
         return _plan_in_torch(index, num_rows)
-    index = as_int64(index)
     rowptr = index.new_empty(num_rows + 1, dtype=torch.int32)
     perm = index.new_empty(num_edges, dtype=torch.int32)
+    return rowptr, perm, sort_edges(as_int64(index), rowptr, perm)
+
+
+def sort_edges(index: Tensor, rowptr: Tensor, perm: Tensor) -> bool:
+    """Fills in row pointer and order, by the compiled library; where the index is sorted the pointer alone, and True.
+
+    Raises:
+        ValueError: an index is out of range.
+    """
+    native = library.function("popgeo_plan", (_POINTER, _INT, _INT, _POINTER, _POINTER), _INT)
+    assert native is not None
+    num_edges, num_rows = index.shape[0], rowptr.shape[0] - 1
     status = native(index.data_ptr(), num_edges, num_rows, rowptr.data_ptr(), perm.data_ptr())
     if status not in (_SORTED, _UNSORTED):
         refuse_index("index", index, num_rows)
         raise MemoryError(f"popgeo_plan failed with {status}")
-    return rowptr, perm, status == _SORTED
+    return status == _SORTED
 
 
 def _plan_in_torch(index: Tensor, num_rows: int) -> tuple[Tensor, Tensor, bool]:

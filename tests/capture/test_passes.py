@@ -12,7 +12,7 @@ from popgeo.capture.check_graph import check_graph
 from popgeo.capture.held_state import module_state
 from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.passes import drop_unused, fold_constants, merge_equal_values
-from popgeo.capture.row_indexing import join_gathers, use_row_indexing, without_row_indexing
+from popgeo.capture.row_indexing import use_row_indexing, without_row_indexing
 from popgeo.engine.graph_runner import GraphRunner
 from tests.support.small_models import ContinuousFilters, GraphConvolutions, make_batch
 
@@ -130,34 +130,6 @@ def test_the_careful_form_takes_the_same_indices():
     inputs = torch.randn(5, 2), torch.tensor([0, 4, 4, 1])
     rewritten, relied_on = use_row_indexing(capture_function(lambda x, index: x[index], *inputs))
     assert_equal_results(rewritten, without_row_indexing(rewritten, relied_on), *inputs)
-
-
-def test_gathers_and_scatter_adds_with_one_index_become_one():
-    def function(x, y, index, rows, more):
-        gathered = x.index_select(0, index), y.index_select(0, index)
-        added = torch.zeros(5, 2).index_add(0, index, rows), torch.zeros(5, 3).index_add(0, index, more)
-        return *gathered, *added, gathered[0].sum()
-
-    generator = torch.Generator().manual_seed(0)
-    inputs = [
-        torch.randn(5, 2, generator=generator),
-        torch.randn(5, 3, generator=generator),
-        torch.tensor([0, 4, 4, 1]),
-    ]
-    inputs += [torch.randn(4, 2, generator=generator), torch.randn(4, 3, generator=generator)]
-    graph = merge_equal_values(capture_function(function, *inputs))
-    grouped = join_gathers(graph)
-    assert targets(grouped).count("index_select") == 1
-    assert targets(grouped).count("index_add") == 1
-    assert_equal_results(graph, grouped, *inputs)
-
-
-def test_gathers_that_wait_for_each_other_stay_apart():
-    def function(x, index):
-        return x.index_select(0, index).index_select(0, index)
-
-    graph = capture_function(function, torch.randn(5, 2), torch.tensor([0, 4, 4, 1, 2]))
-    assert targets(join_gathers(graph)).count("index_select") == 2
 
 
 STEPS = {

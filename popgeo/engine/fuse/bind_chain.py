@@ -15,7 +15,7 @@ from popgeo.engine.fuse.chain import Chain
 from popgeo.engine.fuse.prepared import PreparedCall, late_arguments
 from popgeo.native import library
 
-_pack = struct.Struct("13q").pack
+_pack = struct.Struct("15q").pack
 
 
 def prepare_chain(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall | None:
@@ -32,13 +32,14 @@ def prepare_chain(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Prep
     header = _pack(
         slots.ctypes.data, instructions.ctypes.data, partial.ctypes.data,
         len(slots), len(instructions), program.num_invariant,
-        *program.domain, *program.block, program.num_chunks, program.partial_size, program.sums_columns,
+        *program.domain, *program.block, program.num_chunks, program.partial_size, program.sums_columns, program.group,
+        0 if chain.order is None else tensors[chain.order].data_ptr(),
     )  # fmt: skip
-    keeps = (slots, instructions, numbers, partial, [tensors[p.value] for p in program.places if p.value in tensors])
+    keeps = (slots, instructions, numbers, partial, [tensors[v] for v in (*op.reads(), *op.makes()) if v in tensors])
     late, changing = late_arguments(op, tensors)
     if not late and not changing:
         return _Constant(native, header, keeps)
-    where = [[s for s, v in program.value_slots if v == value] for value in late]
+    where = [[(slot, field) for slot, field, v in program.value_slots if v == value] for value in late]
     positions = [index for index, number in enumerate(chain.numbers) if isinstance(number, Number)]
     strides = [graph.values[v].stride for v in late]
     written = [v in op.writes for v in late]
@@ -61,7 +62,7 @@ class _Constant:
 class _Late(_Constant):
     """A call with operands that have another place at each run, or with numbers that change."""
 
-    operands: Sequence[tuple[Sequence[int], tuple[int, ...], bool]]
+    operands: Sequence[tuple[Sequence[tuple[int, int]], tuple[int, ...], bool]]
     positions: Sequence[int]
 
     def __call__(self, *given: Any) -> None:
@@ -74,7 +75,7 @@ class _Late(_Constant):
                 copies.append((tensor, copy, written))
                 tensor = copy
             for slot in at:
-                slots[slot, 1] = tensor.data_ptr()
+                slots[slot] = tensor.data_ptr()
         for position, number in zip(self.positions, given[count:], strict=True):
             numbers[position] = number
         self.native(self.header)

@@ -7,9 +7,20 @@ import torch
 from torch import Tensor
 
 from popgeo.capture.op_graph import Value
-from popgeo.engine.fuse.chain import CODES, OPERANDS, Chain, Kind, Place, Source, collapse
+from popgeo.engine.fuse.chain import (
+    AT_ROWS,
+    BLOCK,
+    CODES,
+    OPERANDS,
+    Chain,
+    Kind,
+    Place,
+    Source,
+    collapse,
+    collapse_edges,
+)
 
-BLOCK, MAX_REGISTERS = 1024, 24  # as in chain.h
+MAX_REGISTERS = 24  # as in chain.h
 # Elements of a chunk: below, a second thread costs more than it saves. Chunks decide the order of sums, threads do not.
 _CHUNK, _MOST_CHUNKS = 16384, 32
 _REGISTER, _DIRECT, _SCALAR, _STRIDED = range(4)
@@ -38,28 +49,36 @@ class BlockProgram:
         num_registers: Blocks of memory for what lies nowhere else.
         domain: Rows and columns of the elements.
         block: Rows and columns of a block.
+        group: Rows of an edge; 0 where rows are none of edges.
         num_chunks: Parts that threads share out.
         partial_size: Unfinished sums of each chunk.
         sums_columns: Whether a row is summed, and so belongs to one chunk.
         number_slots: Slots of numbers, with their position.
-        value_slots: Slots in memory, with the value.
+        value_slots: Slots in memory, with the column that an address stands in and the value.
     """
 
     def __init__(self, chain: Chain, values: Sequence[Value], tensors: Mapping[int, Tensor]) -> None:
         self._chain, self._values, self._tensors = chain, values, tensors
         self.places = [*chain.operands, *(place for _, place in chain.results)]
-        sizes, strides = collapse(chain.shape, [place.strides for place in self.places])
-        rows, columns = (1,) * (2 - len(sizes)) + sizes if len(sizes) < 2 else sizes
+        strides, self.group = [place.strides for place in self.places], 0
+        if chain.of_edges:
+            (self.group, columns), strides = collapse_edges(chain.shape, strides)
+            rows, most = self.group * chain.shape[0], BLOCK // (self.group * columns) * self.group
+        else:
+            sizes, strides = collapse(chain.shape, strides)
+            rows, columns = (1,) * (2 - len(sizes)) + sizes if len(sizes) < 2 else sizes
+            most = BLOCK // columns
         self.domain = rows, columns
+        # Of an edge, of a row, of a column.
         self._strides = {
-            place: ((0,) * (2 - len(own)) + own if len(own) < 2 else own)
+            place: ((0,) * (3 - len(own)) + own if len(own) < 3 else own)
             for place, own in zip(self.places, strides, strict=True)
         }
-        self.block = (min(rows, BLOCK // columns), columns) if columns <= BLOCK else (1, BLOCK)
+        self.block = (min(rows, most), columns) if columns <= BLOCK else (1, BLOCK)
         self._whole_rows = columns <= BLOCK
-        self.slots: list[tuple[int, int, int, int]] = []
+        self.slots: list[tuple[int, ...]] = []
         self.number_slots: list[tuple[int, int]] = []
-        self.value_slots: list[tuple[int, int]] = []
+        self.value_slots: list[tuple[int, int, int]] = []
         self._invariant: list[list[int]] = []
         self._main: list[list[int]] = []
         self._known: dict[Any, int] = {}  # slot of each source, by source and whether it may be one number
@@ -85,8 +104,10 @@ class BlockProgram:
         for k, step in enumerate(chain.steps):
             wanted = [place for number, place in chain.results if number == k]
             endangered = [place for place in wanted if self._is_read_later(place, k, last_use)]
-            if step.code == "sum":
-                self._store_sum(step.operands[0], wanted[0]) if not endangered else late.append((k, wanted[0]))
+            if step.code == "sum" or step.code in AT_ROWS:
+                if not endangered:
+                    self._store_sum(step.code, step.operands[0], wanted[0])
+                late += [(k, place) for place in endangered]
                 continue
             direct = next((p for p in wanted if p not in endangered and self._is_direct(p)), None)
             out = self._memory(direct) if direct is not None else self._new_register()
@@ -98,8 +119,8 @@ class BlockProgram:
                 elif place is not direct:
                     self._store(out, place)
         for k, place in late:
-            if chain.steps[k].code == "sum":
-                self._store_sum(chain.steps[k].operands[0], place)
+            if (code := chain.steps[k].code) == "sum" or code in AT_ROWS:
+                self._store_sum(code, chain.steps[k].operands[0], place)
             else:
                 self._store(self._known[Source(Kind.STEP, k), False], place)
 
@@ -121,7 +142,10 @@ class BlockProgram:
         if source.kind is Kind.STEP or self.domain == (1, 1):
             return False
         place = self._chain.operands[source.index]
-        return self._strides[place] == (0, 0) and self._values[place.value].dtype == torch.float32
+        return self._is_one(place) and self._values[place.value].dtype == torch.float32
+
+    def _is_one(self, place: Place) -> bool:
+        return place.index is None and not any(self._strides[place])
 
     def _scalar(self, source: Source) -> int:
         """The slot of one number for all elements."""
@@ -147,8 +171,9 @@ class BlockProgram:
             if self._is_direct(place):
                 slot = self._memory(place)
             else:
-                slot, row = self._new_register(), self._strides[place][0]
-                same = self._strides[place] == (0, 0) or (row == 0 and self._whole_rows)
+                slot, (edge, row, _) = self._new_register(), self._strides[place]
+                same = edge == 0 and place.index is None if self.group else row == 0 and self._whole_rows
+                same |= self._is_one(place)
                 load = CODES[_LOADS[self._values[place.value].dtype]]
                 target = self._invariant if same else self._main
                 target.append([load, 0, slot, self._memory(place, kind=_STRIDED), 0, 0])
@@ -159,19 +184,24 @@ class BlockProgram:
         code = "store_bool" if self._values[place.value].dtype == torch.bool else "store_float"
         self._main.append([CODES[code], 0, self._memory(place, kind=_STRIDED), slot, 0, 0])
 
-    def _store_sum(self, source: Source, place: Place) -> None:
-        row, column = self._strides[place]
-        code = "sum_columns" if row else "sum_rows" if column else "sum_all"
+    def _store_sum(self, code: str, source: Source, place: Place) -> None:
+        edge, row, column = self._strides[place]
+        if code == "sum":
+            outer = edge if self.group else row
+            code = "sum_columns" if outer else "sum_rows" if row or column else "sum_all"
         self.sums_columns |= code == "sum_columns"
         target = self._memory(place, kind=_STRIDED)
         self._main.append([CODES[code], 0, target, self._vector(source), 0, self.partial_size])
-        self.partial_size += self.domain[1] if code == "sum_rows" else 1
+        self.partial_size += self.domain[1] * (self.group or 1) if code == "sum_rows" else 1
 
     def _is_direct(self, place: Place) -> bool:
         """Whether its elements lie in memory as those of a block do."""
-        row, column = self._strides[place]
-        if self._values[place.value].dtype != torch.float32:
+        edge, row, column = self._strides[place]
+        if self._values[place.value].dtype != torch.float32 or place.index is not None or self._chain.order is not None:
             return False
+        if self.group:
+            rows, columns = self.group, self.domain[1]
+            return edge == rows * columns and (row == columns or rows == 1) and (column == 1 or columns == 1)
         if self.domain == (1, 1):
             return True
         return column == 1 and (self.domain[0] == 1 or not self._whole_rows or row == self.domain[1])
@@ -197,13 +227,18 @@ class BlockProgram:
         return a < b + _extent(second) and b < a + _extent(first)
 
     def _memory(self, place: Place, kind: int = _DIRECT) -> int:
-        tensor = self._tensors.get(place.value)
-        slot = self._slot(kind, 0 if tensor is None else tensor.data_ptr(), *self._strides[place])
-        self.value_slots.append((slot, place.value))
+        edge, row, column = self._strides[place]
+        if self.group:  # of one row or one column the stride may be any
+            row = self.domain[1] if self.group == 1 else row
+            column = 1 if self.domain[1] == 1 else column
+        named = {1: place.value} if place.index is None else {1: place.value, 5: place.index}
+        at = {field: self._tensors[v].data_ptr() for field, v in named.items() if v in self._tensors}
+        slot = self._slot(kind, at.get(1, 0), row, column, edge, at.get(5, 0))
+        self.value_slots += [(slot, field, v) for field, v in named.items()]
         return slot
 
-    def _slot(self, kind: int, base: int, row: int, column: int) -> int:
-        self.slots.append((kind, base, row, column))
+    def _slot(self, kind: int, base: int, row: int, column: int, edge: int = 0, index: int = 0) -> int:
+        self.slots.append((kind, base, row, column, edge, index))
         return len(self.slots) - 1
 
     def _new_register(self) -> int:
@@ -220,12 +255,12 @@ class BlockProgram:
         count = 0
         for at, (out, *operands) in enumerate(used):
             for slot in (out, *dict.fromkeys(operands)):
-                kind, _, row, _ = self.slots[slot]
+                kind, _, row, *_ = self.slots[slot]
                 if kind != _REGISTER:
                     continue
                 if slot == out and row < 0:
                     count, block = (count, free.pop()) if free else (count + 1, count)
-                    self.slots[slot] = _REGISTER, 0, block, 0
+                    self.slots[slot] = _REGISTER, 0, block, 0, 0, 0
                 if last[slot] == at:
                     free.append(self.slots[slot][2])
         return count

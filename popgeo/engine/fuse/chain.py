@@ -6,6 +6,8 @@ from enum import Enum
 from popgeo.capture.op_graph import Number
 
 CHAIN = "popgeo.chain.default"
+EDGE_CHAIN = "popgeo.edge_chain.default"
+BLOCK = 1024  # elements, as in chain.h
 
 # In the order of TABLE in native/csrc/chains.cpp, with the number of operands.
 _COMPUTED = {
@@ -17,7 +19,9 @@ _COMPUTED = {
 OPERANDS = {name: count for count, names in _COMPUTED.items() for name in names.split()}
 _MEMORY = ("fill", "load_float", "load_bool", "load_int64", "load_int32", "store_float", "store_bool")
 SUMS = ("sum_rows", "sum_columns", "sum_all")
-CODES = {name: code for code, name in enumerate(OPERANDS)} | dict(zip((*_MEMORY, *SUMS), range(100, 110), strict=True))
+AT_ROWS = ("sum_at", "max_at", "min_at")
+CODES = {name: code for code, name in enumerate(OPERANDS)}
+CODES |= dict(zip((*_MEMORY, *SUMS, *AT_ROWS), range(100, 113), strict=True))
 
 
 class Kind(Enum):
@@ -38,7 +42,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Step:
-    """One instruction: its name among `OPERANDS` and its operands; `sum` and `fill` take one."""
+    """One instruction: its name among `OPERANDS` and its operands; `sum`, `AT_ROWS` and `fill` take one."""
 
     code: str
     operands: tuple[Source, ...]
@@ -51,10 +55,12 @@ class Place:
     Attributes:
         value: In the graph.
         strides: Elements between neighbours, per dimension of the chain; 0 where it has one for all.
+        index: The value that says for each edge, along the first dimension, which row of a table it takes or joins.
     """
 
     value: int
     strides: tuple[int, ...]
+    index: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +74,8 @@ class Chain:
         numbers: What `NUMBER` sources name.
         results: The step that ends up in each value; for a sum a value with stride 0 along what is summed.
         num_ops: Operations of the graph that it stands for.
+        of_edges: Whether the first dimension is that of edges, some of whose places have an index.
+        order: The value of the edges in order of the rows that they are joined at, where some are.
     """
 
     shape: tuple[int, ...]
@@ -76,6 +84,8 @@ class Chain:
     numbers: tuple[float | Number, ...]
     results: tuple[tuple[int, Place], ...]
     num_ops: int
+    of_edges: bool = False
+    order: int | None = None
 
     def __repr__(self) -> str:
         return f"Chain({self.num_ops} operations on {list(self.shape)})"
@@ -98,3 +108,36 @@ def collapse(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> tuple[tu
         for own, steps in zip(strides, joined, strict=True):
             steps.append(own[d])
     return tuple(sizes[::-1]), [tuple(steps[::-1]) for steps in joined]
+
+
+def collapse_edges(
+    shape: tuple[int, ...], strides: list[tuple[int, ...]]
+) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    """Likewise of the dimensions after the first, to at least two; strides are those of the first and of these.
+
+    Example:
+        >>> collapse_edges((5, 2, 3), [(6, 3, 1), (0, 3, 1)])
+        ((1, 6), [(6, 0, 1), (0, 0, 1)])
+    """
+    sizes, inner = collapse(shape[1:], [own[1:] for own in strides])
+    missing = 2 - len(sizes)
+    return (1,) * missing + sizes, [(own[0], *(0,) * missing, *left) for own, left in zip(strides, inner, strict=True)]
+
+
+def fits_edges(shape: tuple[int, ...], strides: list[tuple[int, ...]], num_sums: int) -> bool:
+    """Whether the elements of an edge are few, lie as rows and columns, and are summed whole or by columns.
+
+    Args:
+        shape: Of the chain.
+        strides: Of all places; those of sums come last.
+        num_sums: How many these are.
+    """
+    (group, columns, *more), collapsed = collapse_edges(shape, strides)
+    if more or group * columns > BLOCK:
+        return False
+    for edge, row, column in collapsed[len(collapsed) - num_sums :]:
+        is_whole = (row == columns or group == 1) and (column == 1 or columns == 1)
+        by_columns = edge and not (column and columns > 1) and (row or group == 1)
+        if not (is_whole or by_columns or not (edge or row or column)):
+            return False
+    return True

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from popgeo.capture.op_graph import Number, Op, OpGraph, Ref
+from popgeo.capture.operations import Out, operation_of
 from popgeo.capture.passes import with_ops
 from popgeo.engine.fuse.block_program import fits_registers
-from popgeo.engine.fuse.chain import CHAIN
+from popgeo.engine.fuse.chain import AT_ROWS, CHAIN, EDGE_CHAIN
 from popgeo.engine.fuse.chain_steps import fits, writer_of
+from popgeo.engine.fuse.edge_rows import EdgeOrders, row_moves
 from popgeo.engine.fuse.open_chain import OpenChain, shape_of, summed_dimensions
 from popgeo.native import library
 
@@ -21,13 +23,14 @@ def join_chains(graph: OpGraph) -> OpGraph:
     """The graph with chains of element-wise operations as one operation each, at the place where it is first needed.
 
     An operation between those of a chain runs before it, which is allowed as long as neither touches memory that the
-    other changes. Sums over what a chain makes are taken into it although they come later. On processors that cannot
+    other changes. Sums over what a chain makes are taken into it although they come later. A chain of edges also takes
+    their rows of tables and joins them at rows, which then are never in memory edge by edge. On processors that cannot
     multiply and add at once, all of them older than 2014, the graph stays as it is.
     """
     if not _is_fast():
         return graph
     search = _Search(graph)
-    for op in graph.ops:
+    for op in search.graph.ops:
         search.add(op)
     return search.result()
 
@@ -40,7 +43,7 @@ def _is_fast() -> bool:
 
 def describe_joined(graph: OpGraph) -> str:
     """How many operations run in how many chains; empty where none do."""
-    chains = [op.args[0] for op in graph.ops if op.target == CHAIN]
+    chains = [op.args[0] for op in graph.ops if op.target in (CHAIN, EDGE_CHAIN)]
     if not chains:
         return ""
     num_ops, noun = sum(chain.num_ops for chain in chains), "chain" if len(chains) == 1 else "chains"
@@ -49,7 +52,9 @@ def describe_joined(graph: OpGraph) -> str:
 
 class _Search:
     def __init__(self, graph: OpGraph) -> None:
-        self._graph, self._storage = graph, [value.storage for value in graph.values]
+        self.graph, self._moves = row_moves(graph)
+        self._storage = [value.storage for value in self.graph.values]
+        self._given = {self._storage[v] for v in (*graph.inputs.values(), *graph.constants)}
         self._open: list[OpenChain] = []
         self._items: list[Op | OpenChain] = []
         self._maker: dict[int, OpenChain] = {}  # of each storage that a chain makes
@@ -61,7 +66,7 @@ class _Search:
         near = [chain for chain in self._open if chain.conflicts(touched, changed)]
         chain = self._joined(op, near)
         if chain is None:
-            if len(near) == 1 and near[0].absorb_view(op, self._graph):
+            if len(near) == 1 and near[0].absorb_view(op, self.graph):
                 return
             for other in near:
                 self._emit(other)
@@ -77,19 +82,25 @@ class _Search:
     def result(self) -> OpGraph:
         for chain in list(self._open):
             self._emit(chain)
-        graph, ops = self._graph, list[Op]()
-        outside = self._touched_outside()
+        graph, ops = self.graph, list[Op]()
+        outside, orders = self._touched_outside(), EdgeOrders(list(graph.values))
         for item in self._items:
-            ops += [item] if isinstance(item, Op) else _written(item, graph, outside[id(item)])
-        return with_ops(graph, ops, graph.outputs)
+            if isinstance(item, OpenChain):
+                _write(item, graph, outside[id(item)], orders, ops)
+            else:
+                ops.append(item)
+        needed = {v for op in ops for v in op.reads()} | {*graph.outputs}
+        # Zeros that sums were added to.
+        ops = [op for op in ops if operation_of(op.target).out is not Out.ZEROS or not needed.isdisjoint(op.makes())]
+        return with_ops(graph, ops, graph.outputs, values=orders.values)
 
     def _joined(self, op: Op, near: Sequence[OpenChain]) -> OpenChain | None:
         """The chain that has taken the operation in; None where none can."""
-        graph = self._graph
+        graph, move = self.graph, self._moves.get(op.makes()[0]) if len(op.outputs) == 1 else None
         sums = summed_dimensions(op, graph.values) is not None
-        if not sums and (writer_of(op) is None or not fits(op, graph.values)):
+        if not sums and move is None and (writer_of(op) is None or not fits(op, graph.values)):
             return None
-        shape = shape_of(op, graph.values)
+        shape = shape_of(op, graph.values, move)
         alike = [chain for chain in near if chain.sizes == shape]
         if sums and not alike:
             return None
@@ -109,27 +120,30 @@ class _Search:
             read = {self._storage[v] for v in op.reads()}
             alike = [chain for chain in self._open if chain.sizes == shape and chain.reads_any(read)][:1]
         for chain in alike:
-            if chain.add(op, graph):
+            if chain.add(op, graph, move):
                 return chain
             if chain in near:
                 self._emit(chain)
         if sums:
             return None
         chain = OpenChain(shape, graph.values[op.makes()[0]])
-        if not chain.add(op, graph):
+        if not chain.add(op, graph, move):
             return None
         self._open.append(chain)
         return chain
 
     def _summed_late(self, op: Op) -> bool:
         """Lets a chain that already has its place sum what it makes."""
-        if summed_dimensions(op, self._graph.values) is None:
+        move = self._moves.get(op.makes()[0]) if len(op.outputs) == 1 else None
+        if move is not None and (move.code not in AT_ROWS or self._storage[move.index] not in self._given):
             return False
-        (storage,) = {self._storage[v] for v in op.reads()}
+        if move is None and summed_dimensions(op, self.graph.values) is None:
+            return False
+        storage = self._storage[op.reads()[0] if move is None else move.moved]
         chain = self._maker.get(storage)
         if chain is None or self._last_writer.get(storage, chain) is not chain:
             return False
-        return chain.sizes == shape_of(op, self._graph.values) and chain.add(op, self._graph)
+        return chain.sizes == shape_of(op, self.graph.values, move) and chain.add(op, self.graph, move)
 
     def _emit(self, chain: OpenChain) -> None:
         if chain in self._open:
@@ -142,7 +156,7 @@ class _Search:
 
     def _touched_outside(self) -> Mapping[int, set[int]]:
         """For each chain those of its storages that something else reads or changes, or that are returned."""
-        shared = {self._storage[v] for v in self._graph.outputs if v is not None}
+        shared = {self._storage[v] for v in self.graph.outputs if v is not None}
         only_user: dict[int, int] = {}
         of_chains: dict[int, set[int]] = {}
         for item in self._items:
@@ -154,22 +168,27 @@ class _Search:
         return {chain: touched & shared for chain, touched in of_chains.items()}
 
 
-def _written(chain: OpenChain, graph: OpGraph, outside: set[int]) -> list[Op]:
-    """One operation in place of those of a chain, then the views of its results; the same ones where it is no gain."""
-    program = chain.program(outside)
+def _write(chain: OpenChain, graph: OpGraph, outside: set[int], orders: EdgeOrders, ops: list[Op]) -> None:
+    """Adds one operation in place of those of a chain, then views of its results; the same ones where it is no gain."""
     computed = [op for op in chain.ops if not graph.is_view(op)]
     # Alone, an operation of torch runs as well by itself; one of ours would allocate its result at each run.
     alone = len(computed) < 2 and not computed[0].target.startswith("popgeo.")
-    if alone or not fits_registers(program, graph.values):
-        return chain.ops
-    inputs = {place.value for place in program.operands}
+    if alone and chain.joins_at is None:
+        ops += chain.ops
+        return
+    made = {table: orders.order(*table, computed[0], ops) for table in sorted(chain.tables)}
+    program = chain.program(outside, made)
+    if not fits_registers(program, orders.values):
+        ops += chain.ops
+        return
+    inputs = {place.value for place in program.operands} | {table[0] for table in chain.tables} | {*made.values()}
     results = [place.value for _, place in program.results]
     changed = tuple(v for v in results if graph.values[v].storage not in chain.made)
     refs: list[Any] = [Ref(v) for v in dict.fromkeys([*sorted(inputs), *changed])]
     numbers = [number for number in program.numbers if isinstance(number, Number)]
     first, last = computed[0], computed[-1]
     joined = Op(
-        target=CHAIN,
+        target=EDGE_CHAIN if program.of_edges else CHAIN,
         args=(program, refs, numbers),
         outputs=tuple(results),
         writes=changed,
@@ -178,4 +197,4 @@ def _written(chain: OpenChain, graph: OpGraph, outside: set[int]) -> list[Op]:
         source=first.source,
     )
     views = [op for op in chain.ops if graph.is_view(op) and graph.values[op.reads()[0]].storage in outside]
-    return [joined, *views]
+    ops += [joined, *views]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from popgeo.capture.op_graph import Op, OpGraph, Ref
+from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
 from popgeo.capture.passes import with_ops
 from popgeo.engine.fuse.def_use import DefUse, ref
 from popgeo.engine.fuse.plan_interactions import CFCONV, CFCONV_BACKWARD
@@ -17,7 +17,13 @@ _PRODUCT = "aten.mul.Tensor"
 # All of these refuse an index that is negative or too large, as an interaction does.
 _GATHERS = "aten.index_select.default", "aten.gather.default"
 _SCATTERS = "aten.index_add.default", "aten.scatter_add.default"
-_IN_PLACE = {"aten.index_add_.default": _SCATTERS[0], "aten.scatter_add_.default": _SCATTERS[1]}
+_REDUCE = "aten.scatter_reduce_.two"
+_IN_PLACE = {
+    "aten.index_add_.default": _SCATTERS[0],
+    "aten.scatter_add_.default": _SCATTERS[1],
+    _REDUCE: "aten.scatter_reduce.two",
+}
+_FILLED = {"aten.new_zeros.default": "aten.zeros.default", "aten.new_ones.default": "aten.ones.default"}
 _ZEROS = "aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default"
 
 
@@ -74,9 +80,10 @@ def gradient_of(
 
 
 def out_of_place(graph: OpGraph) -> OpGraph:
-    """The graph with sums into new zeros making a value instead of changing the zeros."""
-    if not any(op.target in _IN_PLACE for op in graph.ops):
+    """The graph with sums into new zeros making a value instead of changing the zeros, which are made of nothing."""
+    if not any(op.target in _IN_PLACE or op.target in _FILLED for op in graph.ops):
         return graph
+    graph = with_ops(graph, [_made_of_nothing(op, graph.values) for op in graph.ops], graph.outputs)
     uses, values, ops = DefUse(graph), list(graph.values), list(graph.ops)
     new_storages = itertools.count(max(value.storage for value in values) + 1)
     writers = Counter(values[v].storage for op in graph.ops for v in op.writes)
@@ -94,6 +101,14 @@ def out_of_place(graph: OpGraph) -> OpGraph:
     return with_ops(graph, ops, graph.outputs, values=values)
 
 
+def _made_of_nothing(op: Op, values: Sequence[Value]) -> Op:
+    """Zeros or ones without the tensor whose type they have, so that nobody needs it for that."""
+    if op.target not in _FILLED:
+        return op
+    shape, dtype = list(op.args[1]), values[op.makes()[0]].dtype
+    return dataclasses.replace(op, target=_FILLED[op.target], args=(shape,), kwargs={"dtype": dtype})
+
+
 def _written_out(uses: DefUse, index: int) -> MessageSum | None:
     """The sum in three operations that ends in this one."""
     op, values = uses.graph.ops[index], uses.graph.values
@@ -102,40 +117,37 @@ def _written_out(uses: DefUse, index: int) -> MessageSum | None:
     shape = values[messages].shape
     if product is None or len(shape) != 2 or op.kwargs.get("alpha", 1) != 1 or op.args[1] not in (0, -2):
         return None
-    (result,), dst, place = op.makes(), _rows_of(uses, op, shape), uses.index_of_maker(messages)
-    if dst is None or place is None or not _is_zero(uses, base):
+    (result,), dst, place = op.makes(), rows_of(uses, op, shape), uses.index_of_maker(messages)
+    if dst is None or place is None or not is_zero(uses, base):
         return None
     if not uses.is_plain(result, (values[base].shape[0], shape[1])):
         return None
-    zeros, own = uses.index_of_maker(base), {index, place}
-    if zeros is not None and uses.users[messages] == [zeros, index] and uses.users[base] == [index]:
-        own.add(zeros)  # of the type of the messages, which are made no more
     for gathered, w in (map(ref, product.args), map(ref, product.args[::-1])):
         gather = uses.maker(gathered, *_GATHERS)
         if gather is None or gather.args[1] not in (0, -2) or not uses.is_plain(w, shape):
             continue
-        x, src = ref(gather.args[0]), _rows_of(uses, gather, shape)
+        x, src = ref(gather.args[0]), rows_of(uses, gather, shape)
         if src is not None and uses.is_plain(x, (*values[x].shape[:1], shape[1])):
             ends = {"src": src, "dst": dst, "num_rows": values[base].shape[0], "result": result, "gathered": gathered}
-            return MessageSum(x=x, w=w, ops=frozenset(own), **ends)
+            return MessageSum(x=x, w=w, ops=frozenset([index, place]), **ends)
     return None
 
 
-def _rows_of(uses: DefUse, op: Op, shape: Sequence[int]) -> int | None:
-    """The row of each edge, for a gather or a sum of rows of this shape."""
+def rows_of(uses: DefUse, op: Op, shape: Sequence[int]) -> int | None:
+    """The row of each edge, for a gather or a sum of rows of this shape; None where elements have rows of their own."""
     v = ref(op.args[2])
-    if op.target in ("aten.gather.default", "aten.scatter_add.default"):  # given for each element
+    if op.target in ("aten.gather.default", "aten.scatter_add.default", _IN_PLACE[_REDUCE]):  # given for each element
         values = uses.graph.values
         if values[v].shape != tuple(shape):
             return None
         widened = uses.maker(v, "aten.expand.default")
         column = v if widened is None else ref(widened.args[0])
-        flat = uses.flat(column) if values[column].shape == (shape[0], 1) else None
+        flat = uses.flat(column) if values[column].shape == (shape[0], *[1] * (len(shape) - 1)) else None
         v = -1 if flat is None else flat
     return v if uses.is_plain(v, shape[:1], torch.int64) else None
 
 
-def _is_zero(uses: DefUse, v: int) -> bool:
+def is_zero(uses: DefUse, v: int) -> bool:
     """Whether a value is zero of the type that is served, and stays so."""
     if not uses.is_plain(v):
         return False

@@ -1,23 +1,25 @@
 """A chain while it is being found: takes in operations one by one and keeps account of the memory that it touches."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from popgeo.capture.op_graph import Number, Op, OpGraph, Ref, Value
-from popgeo.engine.fuse.chain import Chain, Kind, Place, Source, Step, collapse
+from popgeo.engine.fuse.chain import AT_ROWS, OPERANDS, Chain, Kind, Place, Source, Step, collapse, fits_edges
 from popgeo.engine.fuse.chain_steps import writer_of
+from popgeo.engine.fuse.edge_rows import RowMove
 
 _MOST_STEPS = 48
 SUMS = ("aten.sum.dim_IntList", "aten.sum.default")
 _Key = tuple[int, int, tuple[int, ...]]  # storage, offset and strides: the same elements in the same order
 
 
-def shape_of(op: Op, values: Sequence[Value]) -> tuple[int, ...]:
+def shape_of(op: Op, values: Sequence[Value], move: RowMove | None = None) -> tuple[int, ...]:
     """The elements that an operation goes through, without dimensions of size 1."""
-    value = values[op.reads()[0] if op.target in SUMS else op.makes()[0]]
+    joined = move.moved if move is not None and move.code in AT_ROWS else None
+    value = values[joined if joined is not None else op.reads()[0] if op.target in SUMS else op.makes()[0]]
     return tuple(size for size in value.shape if size != 1)
 
 
@@ -43,12 +45,16 @@ class OpenChain:
         sizes: As given.
         ops: What it stands for, views of its results among them.
         made: The storages that it makes.
+        tables: What edges take rows from or are joined at: the index and the number of rows.
+        joins_at: The one of them at which it joins what edges have, if it does.
     """
 
     def __init__(self, sizes: tuple[int, ...], first: Value) -> None:
         self.sizes = sizes
         self.ops: list[Op] = []
         self.made: dict[int, int] = {}  # storage to value
+        self.tables: set[tuple[int, int]] = set()
+        self.joins_at: tuple[int, int] | None = None
         # Storage to elements and value, of memory that was there before.
         self._changed: dict[int, tuple[_Key, int]] = {}
         self._read: dict[int, set[_Key]] = {}
@@ -70,10 +76,14 @@ class OpenChain:
         """Whether it reads one of these already."""
         return not self._read.keys().isdisjoint(storages)
 
-    def add(self, op: Op, graph: OpGraph) -> bool:
+    def add(self, op: Op, graph: OpGraph, move: RowMove | None = None) -> bool:
         """Takes in an operation on its elements; False, with nothing changed, where the memory does not allow it."""
         trial = self._copy()
-        if not (trial._add_sum if op.target in SUMS else trial._add_elementwise)(op, graph) or not trial._is_plain():
+        if move is not None:
+            added = trial._add_move(op, graph, move)
+        else:
+            added = (trial._add_sum if op.target in SUMS else trial._add_elementwise)(op, graph)
+        if not added or not trial._is_plain():
             return False
         self.__dict__.update(trial.__dict__)
         self.ops.append(op)
@@ -95,18 +105,23 @@ class OpenChain:
     def take_over(self, other: "OpenChain") -> bool:
         """Takes in all of another chain on the same elements, which touches no memory that this one changes."""
         trial = self._copy()
-        if self._order != other._order:
+        orders = {chain.joins_at for chain in (self, other)} - {None}
+        if self._order != other._order or len(orders) > 1:
             return False
-        steps, values, numbers = len(self._steps), len(self._operands), len(self._numbers)
+        trial.joins_at = next(iter(orders), None)
+        trial.tables |= other.tables
+        at: list[Source] = []  # of the other's steps
 
         def moved(source: Source) -> Source:
-            start = {Kind.STEP: steps, Kind.VALUE: values, Kind.NUMBER: numbers}[source.kind]
-            return Source(source.kind, source.index + start)
+            if source.kind is Kind.STEP:
+                return at[source.index]
+            if source.kind is Kind.VALUE:
+                return trial._operand(other._operands[source.index])
+            return trial._number(other._numbers[source.index])
 
-        trial._steps += [Step(step.code, tuple(map(moved, step.operands))) for step in other._steps]
-        trial._operands += other._operands
-        trial._numbers += other._numbers
-        trial._sums += [(step + steps, place) for step, place in other._sums]
+        for step in other._steps:
+            at.append(trial._step(step.code, *map(moved, step.operands)))
+        trial._sums += [(at[step].index, place) for step, place in other._sums]
         trial._held |= {key: moved(source) for key, source in other._held.items()}
         trial._places |= other._places
         trial.made |= other.made
@@ -119,10 +134,12 @@ class OpenChain:
         self.ops += other.ops
         return True
 
-    def program(self, outside: Collection[int]) -> Chain:
-        """The chain, which leaves in memory only what something outside touches."""
+    def program(self, outside: Collection[int], orders: Mapping[tuple[int, int], int]) -> Chain:
+        """The chain, which leaves in memory only what something outside touches; `orders` are values, by table."""
         kept = {storage for storage in self.made if storage in outside} | self._changed.keys()
-        results = [(source.index, self._places[key]) for key, source in self._held.items() if key[0] in kept]
+        held = {key: source for key, source in self._held.items() if key[0] in kept}
+        steps = {key: self._step("copy", s) if s.kind is Kind.VALUE else s for key, s in held.items()}
+        results = [(source.index, self._places[key]) for key, source in steps.items()]
         results += [(step, place) for step, place in self._sums]
         return Chain(
             shape=tuple(self.sizes[d] for d in self._order),
@@ -131,6 +148,8 @@ class OpenChain:
             numbers=tuple(self._numbers),
             results=tuple(results),
             num_ops=len(self.ops),
+            of_edges=bool(self.tables),
+            order=None if self.joins_at is None else orders[self.joins_at],
         )
 
     def _add_elementwise(self, op: Op, graph: OpGraph) -> bool:
@@ -149,8 +168,7 @@ class OpenChain:
                 source = self._source(argument.value, graph.values[argument.value], result.shape)
                 conflict |= source is None
                 return source or Source(Kind.VALUE, 0)
-            self._numbers.append(argument if isinstance(argument, Number) else float(argument))
-            return Source(Kind.NUMBER, len(self._numbers) - 1)
+            return self._number(argument if isinstance(argument, Number) else float(argument))
 
         def write(code: str, *operands: Any) -> Source:
             return self._step(code, *map(handle, operands))
@@ -196,6 +214,32 @@ class OpenChain:
         self._sums.append((step.index, Place(value=made, strides=tuple(named[d] for d in self._order))))
         return True
 
+    def _add_move(self, op: Op, graph: OpGraph, move: RowMove) -> bool:
+        """Rows of a table for the edges, or the edges of each row joined."""
+        (made,), taken = op.makes(), graph.values[move.moved]
+        result, table = graph.values[made], (move.index, move.num_rows)
+        self.tables.add(table)
+        if move.code == "take":
+            key = self._key(result, result.shape)
+            storage, offset, strides = self._key(taken, result.shape)
+            if storage in self.made or storage in self._changed:
+                return False
+            if taken.shape[0] == 1:  # one row, whose stride does not count
+                strides = (0, *strides[1:])
+            self._read.setdefault(storage, set()).add((storage, offset, (*strides, -1 - move.index)))
+            self._held[key] = self._operand(Place(value=move.moved, strides=strides, index=move.index))
+            self._places.setdefault(key, Place(value=made, strides=key[2]))
+        else:
+            source = self._source(move.moved, taken, taken.shape)
+            if source is None or self.joins_at not in (None, table):
+                return False
+            self.joins_at = table
+            strides = (result.stride[0], *self._key(result, taken.shape)[2][1:])
+            place = Place(value=made, strides=strides, index=move.index)
+            self._sums.append((self._step(move.code, source).index, place))
+        self.made[result.storage] = made
+        return True
+
     def _source(self, v: int, value: Value, shape: tuple[int, ...]) -> Source | None:
         """What an operation takes; None where it looks otherwise at memory that the chain makes or changes."""
         key = self._key(value, shape)
@@ -204,14 +248,26 @@ class OpenChain:
         if value.storage in self.made or value.storage in self._changed:
             return None
         self._read.setdefault(value.storage, set()).add(key)
-        place = Place(value=v, strides=key[2])
+        return self._operand(Place(value=v, strides=key[2]))
+
+    def _operand(self, place: Place) -> Source:
         if place not in self._operands:
             self._operands.append(place)
         return Source(Kind.VALUE, self._operands.index(place))
 
     def _step(self, code: str, *operands: Source) -> Source:
-        self._steps.append(Step(code, operands))
+        step = Step(code, operands)
+        if step in self._steps and code in OPERANDS:
+            return Source(Kind.STEP, self._steps.index(step))
+        self._steps.append(step)
         return Source(Kind.STEP, len(self._steps) - 1)
+
+    def _number(self, number: float | Number) -> Source:
+        known = [repr(one) for one in self._numbers]  # 0 and -0 are equal, but not alike
+        if repr(number) not in known:
+            self._numbers.append(number)
+            known.append(repr(number))
+        return Source(Kind.NUMBER, known.index(repr(number)))
 
     def _key(self, value: Value, shape: tuple[int, ...]) -> _Key:
         """Which memory an operation with a result of this shape sees in a value, in the order of the chain."""
@@ -223,12 +279,15 @@ class OpenChain:
     def _is_plain(self) -> bool:
         """Whether it is short enough, and all memory is that of rows and columns."""
         places = [place.strides for place in (*self._operands, *self._places.values(), *(p for _, p in self._sums))]
-        sizes, _ = collapse(tuple(self.sizes[d] for d in self._order), places)
-        return len(self._steps) <= _MOST_STEPS and len(sizes) <= 2
+        if len(self._steps) > _MOST_STEPS:
+            return False
+        if self.tables:
+            return self._order == sorted(self._order) and fits_edges(self.sizes, places, len(self._sums))
+        return len(collapse(tuple(self.sizes[d] for d in self._order), places)[0]) <= 2
 
     def _copy(self) -> "OpenChain":
         copied = object.__new__(OpenChain)
         for name, part in self.__dict__.items():
-            copied.__dict__[name] = part if isinstance(part, tuple) else part.copy()
+            copied.__dict__[name] = part if part is None or isinstance(part, tuple) else part.copy()
         copied._read = {storage: set(keys) for storage, keys in self._read.items()}
         return copied

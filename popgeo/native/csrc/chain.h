@@ -16,10 +16,22 @@ enum Place : int64_t {
   SCALAR = 2,    // one float for all elements
   STRIDED = 3,   // memory of any type and order; only loads, stores and sums take it
 };
+// In a chain of edges `edge` is the step from one edge to the next, or from one row of a table to the next where `index`
+// says which row of it an edge has.
 struct Slot {
   int64_t place;
   char* base;
-  int64_t row, column;
+  int64_t row, column, edge;
+  const int64_t* index;
+};
+
+// The edges of each row of a table, in order: sums at rows walk them so.
+struct EdgeOrder {
+  const int32_t* memory;  // what popgeo_plan says of the edges, the number of rows, rowptr, perm
+  bool is_sorted() const { return memory[0] == 1; }
+  int64_t num_rows() const { return memory[1]; }
+  const int32_t* rowptr() const { return memory + 2; }
+  const int32_t* perm() const { return is_sorted() ? nullptr : memory + 3 + num_rows(); }
 };
 
 // Codes below FIRST_MEMORY_CODE name a row of the table in chains.cpp; `form` says which operand is one for all elements.
@@ -28,14 +40,16 @@ struct Instruction {
 };
 
 // The elements are num_rows x num_columns; a block is block_rows whole rows, or a part of one row. The chunks that threads
-// share out do not depend on their number, and so neither does any sum.
+// share out do not depend on their number, and so neither does any sum. An edge has `group` rows, all of one block; with
+// sums at rows of a table, blocks follow `order`, and a chunk has all edges of its rows.
 struct Chain {
   const Slot* slots;
   const Instruction* instructions;
   double* partial;  // of each chunk, partial_size numbers
   int64_t num_slots, num_instructions, num_invariant;
   int64_t num_rows, num_columns, block_rows, block_columns;
-  int64_t num_chunks, partial_size, sums_columns;
+  int64_t num_chunks, partial_size, sums_columns, group;
+  EdgeOrder order;  // or null
 };
 
 constexpr int64_t BLOCK = 1024, MAX_REGISTERS = 24, MAX_SLOTS = 128;

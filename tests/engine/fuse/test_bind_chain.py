@@ -20,7 +20,7 @@ from popgeo.engine.fuse.prepared import late_arguments, prepared_op
 SHAPE, STRIDES = (2, 3), (3, 1)
 FIELDS = (
     "slots", "instructions", "partial", "num_slots", "num_instructions", "num_invariant", "rows", "columns",
-    "block_rows", "block_columns", "num_chunks", "partial_size", "sums_columns",
+    "block_rows", "block_columns", "num_chunks", "partial_size", "sums_columns", "group", "order",
 )  # fmt: skip
 
 
@@ -33,10 +33,10 @@ class StandIn:
         self.writes: Callable[[], None] = lambda: None
 
     def __call__(self, packed: bytes) -> int:
-        self.header = dict(zip(FIELDS, struct.unpack("13q", packed), strict=True))
-        size = 4 * self.header["num_slots"]
+        self.header = dict(zip(FIELDS, struct.unpack("15q", packed), strict=True))
+        size = 6 * self.header["num_slots"]
         memory = (ctypes.c_int64 * size).from_address(self.header["slots"])
-        self.slots = np.ctypeslib.as_array(memory).reshape(-1, 4).tolist()
+        self.slots = np.ctypeslib.as_array(memory).reshape(-1, 6).tolist()
         self.writes()
         return 0
 
@@ -94,7 +94,7 @@ def test_a_chain_in_fixed_memory_is_packed_once(native):
     assert h["instructions"] == call.keeps[1].ctypes.data
     assert call.keeps[1].tolist() == program.instructions
     assert [number_at(native.slots[slot][1]) for slot, _ in program.number_slots] == [2.0, 0.5]
-    where = {v: native.slots[slot][1] for slot, v in program.value_slots}
+    where = {v: native.slots[slot][1] for slot, _, v in program.value_slots}
     assert where == {v: tensor.data_ptr() for v, tensor in tensors.items()}
     assert len(call.keeps[4]) == 4
 
@@ -131,7 +131,7 @@ def test_numbers_that_change_are_put_where_they_belong(native):
 
 
 def places(native: StandIn, program: BlockProgram, v: int) -> set[int]:
-    return {native.slots[slot][1] for slot, value in program.value_slots if value == v}
+    return {native.slots[slot][1] for slot, _, value in program.value_slots if value == v}
 
 
 @pytest.mark.parametrize("numbers", [(2.0, 0.5), (2.0, Number(0, 9.0))])
@@ -158,7 +158,7 @@ def test_operands_of_another_layout_are_copied_and_brought_back_where_they_chang
     seen: list[list[float]] = []
 
     def write_there() -> None:
-        (address,) = {native.slots[slot][1] for slot, value in program.value_slots if value == 1}
+        (address,) = {native.slots[slot][1] for slot, _, value in program.value_slots if value == 1}
         assert address not in (0, given.data_ptr())
         copy = np.ctypeslib.as_array((ctypes.c_float * 6).from_address(address))
         seen.append(copy.tolist())

@@ -1,0 +1,242 @@
+"""Training steps of PyG's own layers: compiled by popgeo, eager, and compiled by torch's inductor, on the same batch.
+
+    python benchmarks/pyg_models.py                         packed molecules
+    python benchmarks/pyg_models.py --graph cora            Cora as it is
+    python benchmarks/pyg_models.py --graph large           170,000 nodes, 1.2 M edges, power law, 128 features
+    python benchmarks/pyg_models.py --only GIN PNA --products
+
+One thread; processor time, variants in turn, medians; a step is forward, backward and Adam. Denormal numbers are
+flushed for all of them, as popgeo does by itself. Ratios are a peer's time over ours, so above 1 ours is faster.
+`--products` adds what the matrix products of a step alone would take at the speed of a large one.
+"""
+
+import argparse
+import copy
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import real_data
+import torch
+from timing import flushed, geometric_mean, measure, one_thread
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+from torch_geometric import nn as pyg
+from torch_geometric.data import Data
+from torch_geometric.datasets import Planetoid
+from torch_geometric.utils import degree
+
+from popgeo import ipu
+from popgeo.command_line import run
+from popgeo.data import FixedSizeOptions
+from popgeo.datasets import Molecules
+from popgeo.loader import FixedSizeDataLoader
+
+EDGE_FEATURES = 4
+GOALS = {"molecules": {"inductor": 1.4, "eager": 1.8}, "cora": {"eager": 4.0}, "large": {"eager": 4.0}}
+
+
+def mlp(channels: int) -> nn.Sequential:
+    """Two layers, as GIN's authors have."""
+    return nn.Sequential(nn.Linear(channels, channels), nn.ReLU(), nn.Linear(channels, channels))
+
+
+def pna(width: int, edge_index: Tensor, num_nodes: int) -> nn.Module:
+    """With the aggregators and scalers of its paper."""
+    histogram = torch.bincount(degree(edge_index[1], num_nodes, dtype=torch.long))
+    aggregators, scalers = ["mean", "min", "max", "std"], ["identity", "amplification", "attenuation"]
+    return pyg.PNAConv(width, width, aggregators, scalers, deg=histogram)
+
+
+def layers(width: int, edge_index: Tensor, num_nodes: int) -> dict[str, Callable[[], nn.Module]]:
+    """A function for each of PyG's convolutions that makes one, with their defaults wherever they have any."""
+    return {
+        "GCN": lambda: pyg.GCNConv(width, width),
+        "GIN": lambda: pyg.GINConv(mlp(width)),
+        "GINE": lambda: pyg.GINEConv(mlp(width), edge_dim=EDGE_FEATURES),
+        "SAGE": lambda: pyg.SAGEConv(width, width),
+        "GAT": lambda: pyg.GATConv(width, width // 4, heads=4),
+        "GATv2": lambda: pyg.GATv2Conv(width, width // 4, heads=4),
+        "Transformer": lambda: pyg.TransformerConv(width, width // 4, heads=4),
+        "PNA": lambda: pna(width, edge_index, num_nodes),
+        "NNConv": lambda: pyg.NNConv(width, width, nn.Linear(EDGE_FEATURES, width * width)),
+        "ResGated": lambda: pyg.ResGatedGraphConv(width, width),
+        "Gated": lambda: pyg.GatedGraphConv(width, 1),
+        "GEN": lambda: pyg.GENConv(width, width, num_layers=1),
+    }
+
+
+class Training(nn.Module):
+    """A model of one kind of convolution and its loss.
+
+    Args:
+        make: Makes a convolution.
+        num_features: Of a node.
+        width: Channels of all layers.
+        num_classes: Outputs for each node, or for each graph where there are several.
+        num_layers: Convolutions, with ReLU after each.
+        num_graphs: Graphs of a batch; None for one whose nodes are classified.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], nn.Module],
+        num_features: int,
+        width: int,
+        num_classes: int,
+        num_layers: int,
+        num_graphs: int | None,
+    ) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(num_features, width), nn.Linear(width, num_classes)
+        self.layers = nn.ModuleList(make() for _ in range(num_layers))
+        self.num_graphs = num_graphs
+        self.takes_features = isinstance(self.layers[0], pyg.GINEConv | pyg.NNConv)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None, batch: Tensor, y: Tensor) -> Tensor:
+        x = self.embed(x)
+        for layer in self.layers:
+            x = F.relu(layer(x, edge_index, edge_attr) if self.takes_features else layer(x, edge_index))
+        if self.num_graphs is None:
+            return F.cross_entropy(self.head(x), y)
+        return F.mse_loss(self.head(pyg.global_mean_pool(x, batch, self.num_graphs)), y)
+
+
+def molecules(num_graphs: int) -> tuple[Data, int, int | None]:
+    """One batch of a loader with batches of fixed size, with its outputs and its number of graphs."""
+    dataset = list(Molecules()[:600])
+    sizes = FixedSizeOptions.tune(dataset, target_graphs=num_graphs, verbose=False)
+    batch = next(iter(FixedSizeDataLoader(dataset, fixed_size_options=sizes, fixed_size_strategy="StreamPack")))
+    y = batch.y[:, :1].float()
+    data = Data(x=batch.x, edge_index=batch.edge_index, edge_attr=batch.edge_attr, batch=batch.batch, y=y)
+    return data, 1, batch.num_graphs
+
+
+def cora(num_graphs: int) -> tuple[Data, int, int | None]:
+    """The graph of citations; its features are bags of words."""
+    folder = real_data.shared("planetoid")
+    if folder is None:
+        raise SystemExit("Cora is read from the folder that POPGEO_SHARED_DATA names; set it, or pass --graph large.")
+    dataset = Planetoid(str(Path(folder)), "Cora")
+    return _whole(dataset[0], EDGE_FEATURES), dataset.num_classes, None
+
+
+def large(num_graphs: int, num_nodes: int = 170_000, num_edges: int = 1_200_000) -> tuple[Data, int, int | None]:
+    """A graph of random edges whose ends have degrees of a power law, in the order in which they were drawn."""
+    weights = torch.arange(1, num_nodes + 1, dtype=torch.float64).pow(-0.5)[torch.randperm(num_nodes)]
+    ends = torch.searchsorted(weights.cumsum(0) / weights.sum(), torch.rand(2, num_edges, dtype=torch.float64))
+    edge_index = ends.clamp_(max=num_nodes - 1)
+    data = Data(x=torch.randn(num_nodes, 128), edge_index=edge_index, y=torch.randint(40, (num_nodes,)))
+    return _whole(data, EDGE_FEATURES), 40, None
+
+
+def _whole(graph: Data, edge_features: int) -> Data:
+    batch = torch.zeros(graph.num_nodes, dtype=torch.long)
+    edge_attr = torch.randn(graph.num_edges, edge_features)
+    return Data(x=graph.x, edge_index=graph.edge_index, edge_attr=edge_attr, batch=batch, y=graph.y)
+
+
+def eager_step(model: nn.Module, call: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> Callable[[], Tensor]:
+    """Forward, backward and Adam's update as PyTorch runs them; `call` is the model or what was made of it."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss = call(*tensors)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return flushed(step)
+
+
+def popgeo_step(model: nn.Module, tensors: tuple[Tensor, ...]) -> Callable[[], Tensor]:
+    """The same as one compiled step."""
+    options = ipu.Options(strict=False, show_progress=False, num_threads=1)
+    return partial(ipu.training_model(model, options, torch.optim.Adam(model.parameters(), lr=1e-4)), *tensors)
+
+
+def steps_of(model: Training, tensors: tuple[Tensor, ...], with_inductor: bool) -> dict[str, Callable[[], Tensor]]:
+    """A step of each kind, from the same weights; each has a copy of the model."""
+    models = [copy.deepcopy(model) for _ in range(3)]
+    steps = {"popgeo": popgeo_step(models[0], tensors), "eager": eager_step(models[1], models[1], tensors)}
+    if with_inductor:
+        torch._dynamo.reset()
+        steps["inductor"] = eager_step(models[2], torch.compile(models[2], dynamic=False), tensors)
+    losses = {name: float(step()) for name, step in steps.items()}
+    for name, loss in losses.items():
+        torch.testing.assert_close(loss, losses["eager"], rtol=2e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+    return steps
+
+
+def seconds_of_products(model: Training, tensors: tuple[Tensor, ...], flops_per_second: float) -> float:
+    """What the matrix products of a step would take at this speed."""
+    model = copy.deepcopy(model)
+    with FlopCounterMode(display=False) as counter:
+        model(*tensors).backward()
+    return counter.get_total_flops() / flops_per_second
+
+
+def speed_of_products(size: int = 1024) -> float:
+    """Floating-point operations per second of a large matrix product."""
+    a, b = torch.randn(2, size, size)
+    return 2 * size**3 / measure({"product": lambda: torch.mm(a, b)})["product"]
+
+
+def processor() -> str:
+    """Its name as Linux has it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    return f"{found.get('model name', 'unknown processor')}, family {found.get('cpu family', '?')}"
+
+
+def print_means(ratios: Mapping[str, list[float]], goals: Mapping[str, float]) -> None:
+    for peer, each in ratios.items():
+        if each:
+            goal = f", goal {goals[peer]}" if peer in goals else ""
+            print(f"geometric mean against {peer}: {geometric_mean(each):.2f}{goal}; least {min(each):.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--graph", choices=list(GOALS), default="molecules")
+    parser.add_argument("--graphs", type=int, default=64, help="molecules of a batch, on average")
+    parser.add_argument("--channels", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--only", nargs="+", help="models, by name")
+    parser.add_argument("--no-inductor", action="store_true", help="leave out the compiled peer (it compiles a minute)")
+    parser.add_argument("--products", action="store_true", help="what products alone would take")
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    one_thread()
+    of_name = {"molecules": molecules, "cora": cora, "large": large}
+    data, num_classes, num_graphs = of_name[arguments.graph](arguments.graphs)
+    tensors = data.x, data.edge_index, data.edge_attr, data.batch, data.y
+    makers = layers(arguments.channels, data.edge_index, data.num_nodes)
+    if arguments.graph == "large":
+        del makers["NNConv"]  # a matrix for each edge: 79 GB
+    names = arguments.only or list(makers)
+    if unknown := sorted({*names} - {*makers}):
+        parser.error(f"no model is named {', '.join(unknown)} here; there are {', '.join(makers)}")
+    flops = speed_of_products() if arguments.products else 0.0
+    print(f"{processor()}; torch {torch.__version__}, one thread; {data.num_nodes:,} nodes, {data.num_edges:,} edges")
+    print("| model | popgeo ms | eager ms | inductor ms | eager / popgeo | inductor / popgeo | products ms |")
+    print("|---|---|---|---|---|---|---|")
+    ratios: dict[str, list[float]] = {"eager": [], "inductor": []}
+    for name in names:
+        size = data.num_features, arguments.channels, num_classes, arguments.layers, num_graphs
+        model = Training(makers[name], *size)
+        seconds = measure(steps_of(model, tensors, not arguments.no_inductor), rounds=arguments.rounds)
+        for peer in ratios.keys() & seconds.keys():
+            ratios[peer].append(seconds[peer] / seconds["popgeo"])
+        times = [f"{1e3 * seconds[kind]:.2f}" if kind in seconds else "" for kind in ("popgeo", "eager", "inductor")]
+        shares = [f"{each[-1]:.2f}" if each else "" for each in ratios.values()]
+        products = f"{1e3 * seconds_of_products(model, tensors, flops):.2f}" if arguments.products else ""
+        print("|", " | ".join([name, *times, *shares, products]), "|", flush=True)
+    print_means(ratios, GOALS[arguments.graph])
+
+
+if __name__ == "__main__":
+    run(main)
