@@ -27,9 +27,10 @@ from torch.utils.data import dataloader
 
 from popgeo import compile_forward, compile_step
 from popgeo.command_line import run
+from popgeo.deploy import Calculator
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.pipeline.run_round import WholeRoundRunner
-from popgeo.nn import Calculator, PaiNN, SchNet, energy_and_forces, mse_loss
+from popgeo.nn import PaiNN, SchNet, energy_and_forces, mse_loss
 from popgeo.ops import distance
 
 GOALS = (

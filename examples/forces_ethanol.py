@@ -23,8 +23,9 @@ from torch_geometric.data import Data
 from popgeo import ipu
 from popgeo.command_line import run
 from popgeo.data import FixedSizeOptions
+from popgeo.deploy import Calculator
 from popgeo.loader import FixedSizeDataLoader
-from popgeo.nn import Calculator, PaiNN, PrecomputeInteractionGraph, SchNet, energy_and_forces, mse_loss
+from popgeo.nn import PaiNN, PrecomputeInteractionGraph, SchNet, energy_and_forces, mse_loss
 
 CUTOFF = 5.0
 

@@ -1,6 +1,5 @@
 """Models, their parts and their losses: results never depend on padding."""
 
-from popgeo.nn.calculator import Calculator as Calculator
 from popgeo.nn.encodings import LaplacianEncoding as LaplacianEncoding
 from popgeo.nn.encodings import PairDistances as PairDistances
 from popgeo.nn.encodings import RandomWalkEncoding as RandomWalkEncoding

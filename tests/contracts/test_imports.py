@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "convert": {"data"},
     "loader": {"data", "packing", "sampling", "byte_block", "random_numbers"},
     "ipu": {"capture", "engine", "plots"},
+    "deploy": {"data", "loader", "nn", "engine", "capture", "packing"},
 }
 MAY_IMPORT_EVERYTHING = {"__init__", "__main__", "testing", "compat"}
 # Inside `ipu` a room imports from rooms of lower rank only; all doors have one rank, and no circle among them.

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from popgeo.deploy import Calculator
+from popgeo.deploy.ase_calculator import Potential
 from popgeo.ipu import inference_model
-from popgeo.nn import Calculator, SchNet, energy_and_forces
-from popgeo.nn.calculator import Potential
+from popgeo.nn import SchNet, energy_and_forces
 
 ase = pytest.importorskip("ase", reason="ase is not installed: pip install popgeo[atoms]")
 
@@ -134,3 +135,39 @@ def test_wrong_choices_are_refused(model: SchNet):
         Calculator(torch.nn.Linear(1, 1))
     with pytest.raises(ValueError, match="num_edges is 0"):
         Calculator(model, num_edges=0)
+    with pytest.raises(ValueError, match=r"The skin is -0\.1"):
+        Calculator(model, skin=-0.1)
+
+
+def test_what_a_model_is_given_is_looked_at_for_changes(model: SchNet):
+    atoms = copper()
+    atoms.calc = Calculator(model)
+    assert atoms.calc.check_state(atoms) == ["positions", "numbers", "cell", "pbc"]
+    before = atoms.get_potential_energy()
+    assert atoms.calc.check_state(atoms) == []
+    for change, name in (
+        (lambda: atoms.positions.__setitem__((0, 0), atoms.positions[0, 0] + 1e-9), "positions"),
+        (lambda: atoms.numbers.__setitem__(0, 79), "numbers"),
+        (lambda: atoms.set_cell(atoms.cell * 1.01), "cell"),
+        (lambda: atoms.set_pbc((True, True, False)), "pbc"),
+    ):
+        change()
+        assert atoms.calc.check_state(atoms) == [name]
+        assert atoms.get_potential_energy() != before
+    atoms.pop()
+    assert len(atoms.get_forces()) == 3
+
+
+def test_a_run_with_a_skin_is_the_run_without(model: SchNet):
+    from ase.md.verlet import VelocityVerlet
+    from ase.units import fs
+
+    found = []
+    for skin in (0.0, 0.8):
+        atoms = copper().repeat((2, 1, 1))
+        atoms.calc = Calculator(model, skin=skin, num_edges=200)
+        atoms.set_momenta(np.random.default_rng(0).normal(0, 4, (8, 3)))
+        VelocityVerlet(atoms, 2 * fs).run(30)
+        found.append(atoms.positions)
+    assert atoms.calc.neighbours.num_found < 15
+    np.testing.assert_allclose(*found, rtol=0, atol=1e-9)

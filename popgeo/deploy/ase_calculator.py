@@ -10,25 +10,32 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from popgeo.nn.forces import energy_forces_and_stress
+from popgeo.deploy.neighbour_list import NeighbourList
+from popgeo.nn.forces import energy_and_forces, energy_forces_and_stress
 
-Evaluation = Callable[..., tuple[Tensor, Tensor, Tensor]]
+Evaluation = Callable[..., tuple[Tensor, ...]]
 
 
 class Potential(nn.Module):
-    """Energy, forces and stress of one structure that shares its batch with a graph of padding."""
+    """Energy, forces and stress of one structure that shares its batch with a graph of padding.
 
-    def __init__(self, model: nn.Module) -> None:
+    Args:
+        model: As of `Calculator`.
+        with_stress: Whether the structure fills space.
+    """
+
+    def __init__(self, model: nn.Module, with_stress: bool) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.with_stress = model, with_stress
 
     def forward(
         self, z: Tensor, pos: Tensor, batch: Tensor, edge_index: Tensor, edge_shift: Tensor, cell: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """[2, 1], [num_nodes, 3] and [2, 3, 3]"""
-        return energy_forces_and_stress(
-            self.model, z, pos, batch, edge_index, edge_shift=edge_shift, cell=cell, num_graphs=2
-        )
+    ) -> tuple[Tensor, ...]:
+        """[2, 1], [num_nodes, 3] and, where it is asked for, [2, 3, 3]"""
+        given = {"edge_shift": edge_shift, "num_graphs": 2}
+        if self.with_stress:
+            return energy_forces_and_stress(self.model, z, pos, batch, edge_index, cell=cell, **given)
+        return energy_and_forces(self.model, z, pos, batch, edge_index, **given)
 
 
 class Calculator:
@@ -45,14 +52,17 @@ class Calculator:
         num_edges: Edge slots; a quarter more than the first structure has when left out.
         compile: Makes a module of tensors fast, such as `popgeo.ipu.inference_model`, or `torch.compile`'s like; called
             once for each shape. The module is run as it is when left out.
+        skin: Neighbours so much farther than the cutoff are kept, in angstrom, and looked for anew only where an atom
+            has moved half of it; the edges are the same as of a new list at each step.
 
     Raises:
-        ValueError: the cutoff is neither given nor the model's, or it or `num_edges` is not positive.
+        ValueError: the cutoff is neither given nor the model's, it or `num_edges` is not positive, or `skin` negative.
         ImportError: ase is not installed.
 
     Example:
         >>> import pytest; ase = pytest.importorskip("ase")
-        >>> from popgeo.nn import Calculator, SchNet
+        >>> from popgeo.deploy import Calculator
+        >>> from popgeo.nn import SchNet
         >>> atoms = ase.Atoms("OH2", [[0.0, 0, 0.12], [0, 0.76, -0.48], [0, -0.76, -0.48]])
         >>> atoms.calc = Calculator(SchNet(8, 8, num_interactions=1, cutoff=5.0))
         >>> atoms.get_forces().shape, atoms.calc.num_edges
@@ -72,6 +82,7 @@ class Calculator:
         *,
         num_edges: int | None = None,
         compile: Callable[[nn.Module], Evaluation] | None = None,
+        skin: float = 0.5,
     ) -> None:
         super().__init__()
         cutoff = getattr(model, "cutoff", None) if cutoff is None else cutoff
@@ -82,11 +93,29 @@ class Calculator:
         self.cutoff, self.num_edges, self.num_atoms = cutoff, num_edges, 0
         self.num_compilations = 0
         """How often the shapes were fixed: once in a run that fits its slots."""
-        self._potential = Potential(copy.deepcopy(model)).eval()
+        self.neighbours = NeighbourList(cutoff, skin)
+        self._model = copy.deepcopy(model).eval()
         self._compile = compile
-        self._evaluate: Evaluation = self._potential
+        self._evaluate: Evaluation
+        self._shapes: tuple[int, int, bool] | None = None
+        self._given: tuple[Tensor, ...] = ()
         like = next(model.parameters(), torch.empty(0))
         self._dtype, self._device = like.dtype, like.device
+
+    def check_state(self, atoms: Any, tol: float = 0.0) -> list[str]:
+        """What has changed since the last calculation of all that a model is given, for ASE, whose own look at charges
+        and magnetic moments takes longer than a small molecule's forces.
+        """
+        last = self.atoms  # type: ignore[attr-defined]  # of ASE's class
+        if last is None or len(last) != len(atoms):
+            return ["positions", "numbers", "cell", "pbc"]
+        pairs = {
+            "positions": (last.positions, atoms.positions),
+            "numbers": (last.numbers, atoms.numbers),
+            "cell": (last.cell.array, atoms.cell.array),
+            "pbc": (last.pbc, atoms.pbc),
+        }
+        return [name for name, (one, other) in pairs.items() if not (abs(one * 1.0 - other) <= tol).all()]
 
     def calculate(
         self, atoms: Any = None, properties: Sequence[str] = ("energy",), system_changes: Sequence[str] = ()
@@ -94,19 +123,20 @@ class Calculator:
         """What ASE calls where atoms have changed; fills `results`."""
         super().calculate(atoms, properties, system_changes)  # type: ignore[misc]  # of ASE's class
         atoms = self.atoms  # type: ignore[attr-defined]
-        edge_index, edge_shift = _neighbours(atoms, self.cutoff)
-        self._fix_shapes(len(atoms), edge_index.shape[1])
-        energy, forces, stress = self._evaluate(*self._batch(atoms, edge_index, edge_shift))
+        edge_index, edge_shift = self.neighbours.of(atoms)
+        self._fix_shapes(len(atoms), edge_index.shape[1], atoms.cell.rank == 3)
+        self._fill(atoms, edge_index, edge_shift)
+        energy, forces, *stress = self._evaluate(*self._given)
         self.results = {
             "energy": float(energy[0].detach()),
             "free_energy": float(energy[0].detach()),
             "forces": forces[: len(atoms)].detach().cpu().numpy().astype(np.float64),
         }
-        if atoms.cell.rank == 3:
-            voigt = stress[0].detach().cpu().numpy().astype(np.float64)
+        if stress:
+            voigt = stress[0][0].detach().cpu().numpy().astype(np.float64)
             self.results["stress"] = voigt[[0, 1, 2, 1, 0, 0], [0, 1, 2, 2, 2, 1]]
 
-    def _fix_shapes(self, num_atoms: int, num_found: int) -> None:
+    def _fix_shapes(self, num_atoms: int, num_found: int, with_stress: bool) -> None:
         """Compiles where the number of atoms is another, or the edges have outgrown their slots."""
         slots = self.num_edges
         if slots is None:
@@ -118,34 +148,32 @@ class Calculator:
                 f"is {slots} from here on, for which the model is compiled anew; pass num_edges={slots} to avoid that.",
                 stacklevel=2,
             )
-        if (num_atoms, slots) != (self.num_atoms, self.num_edges) or not self.num_compilations:
-            self.num_atoms, self.num_edges = num_atoms, slots
-            self._evaluate = self._potential if self._compile is None else self._compile(self._potential)
-            self.num_compilations += 1
+        shapes = num_atoms, slots, with_stress
+        if shapes == self._shapes:
+            return
+        self._shapes, self.num_atoms, self.num_edges = shapes, num_atoms, slots
+        potential = Potential(self._model, with_stress).eval()
+        self._evaluate = potential if self._compile is None else self._compile(potential)
+        self.num_compilations += 1
+        # One atom of padding, which every absent edge joins to itself, is a graph of its own.
+        integers = {"dtype": torch.int64, "device": self._device}
+        numbers = {"dtype": self._dtype, "device": self._device}
+        z, batch, edges = (torch.zeros(n, **integers) for n in (num_atoms + 1, num_atoms + 1, (2, slots)))
+        pos, shift, cell = (torch.zeros(shape, **numbers) for shape in ((num_atoms + 1, 3), (slots, 3), (2, 3, 3)))
+        batch[num_atoms] = 1
+        self._given = z, pos, batch, edges, shift, cell
 
-    def _batch(self, atoms: Any, edge_index: np.ndarray, edge_shift: np.ndarray) -> tuple[Tensor, ...]:
-        """The structure and one atom of padding, which every absent edge joins to itself."""
-        assert self.num_edges is not None  # since `_fix_shapes`
-        count, absent = len(atoms), self.num_edges - edge_index.shape[1]
-        z = np.append(atoms.numbers, 0)
-        pos = np.vstack([atoms.positions, np.zeros((1, 3))])
-        batch = np.append(np.zeros(count), 1)
-        edge_index = np.pad(edge_index, ((0, 0), (0, absent)), constant_values=count)
-        edge_shift = np.pad(edge_shift, ((0, absent), (0, 0)))
-        cell = np.stack([atoms.cell.array, np.zeros((3, 3))])
-        integers = [torch.as_tensor(a, dtype=torch.int64, device=self._device) for a in (z, batch, edge_index)]
-        numbers = [torch.as_tensor(a, dtype=self._dtype, device=self._device) for a in (pos, edge_shift, cell)]
-        return integers[0], numbers[0], integers[1], integers[2], numbers[1], numbers[2]
-
-
-def _neighbours(atoms: Any, cutoff: float) -> tuple[np.ndarray, np.ndarray]:
-    """Edges (neighbour, centre) [2, n], sorted by centre, and what is added to the neighbour's position [n, 3]."""
-    try:
-        from vesin import ase_neighbor_list as neighbor_list
-    except ImportError:
-        from ase.neighborlist import neighbor_list
-    centre, neighbour, steps = neighbor_list("ijS", atoms, cutoff)
-    return np.stack([neighbour, centre]), steps @ atoms.cell.array
+    def _fill(self, atoms: Any, edge_index: np.ndarray, edge_shift: np.ndarray) -> None:
+        """Writes the structure to its places."""
+        z, pos, _, edges, shift, cell = self._given
+        count, num_edges = len(atoms), edge_index.shape[1]
+        z[:count] = torch.from_numpy(atoms.numbers)
+        pos[:count] = torch.from_numpy(atoms.positions)
+        edges[:, :num_edges] = torch.from_numpy(edge_index)
+        edges[:, num_edges:] = count
+        shift[:num_edges] = torch.from_numpy(edge_shift)
+        shift[num_edges:] = 0
+        cell[0] = torch.from_numpy(atoms.cell.array)
 
 
 @cache

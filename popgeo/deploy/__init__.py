@@ -1,0 +1,3 @@
+"""Trained models in use: a calculator for dynamics."""
+
+from popgeo.deploy.ase_calculator import Calculator as Calculator

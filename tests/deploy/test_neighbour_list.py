@@ -1,0 +1,70 @@
+"""Claims about neighbours that are kept while atoms move."""
+
+import numpy as np
+import pytest
+
+from popgeo.deploy.neighbour_list import NeighbourList
+
+ase = pytest.importorskip("ase", reason="ase is not installed: pip install popgeo[atoms]")
+
+
+def copper():
+    from ase.build import bulk
+
+    return bulk("Cu", "fcc", a=3.6, cubic=True).repeat((2, 2, 1))
+
+
+def as_set(edges: np.ndarray, shifts: np.ndarray) -> set[tuple[float, ...]]:
+    return {(*map(int, ends), *np.round(shift, 6)) for ends, shift in zip(edges.T, shifts, strict=True)}
+
+
+@pytest.mark.parametrize("pbc", [False, True, (True, False, True)])
+def test_edges_of_a_walk_are_those_of_a_new_list_at_each_step(pbc):
+    atoms, generator = copper(), np.random.default_rng(0)
+    atoms.pbc = pbc
+    kept = NeighbourList(cutoff=3.0, skin=0.6)
+    counts = set()
+    for step in range(60):
+        atoms.positions += generator.normal(0, 0.04, atoms.positions.shape)
+        if step == 40:
+            atoms.wrap()
+        edges, shifts = kept.of(atoms)
+        fresh = NeighbourList(cutoff=3.0, skin=0.0)
+        assert as_set(edges, shifts) == as_set(*fresh.of(atoms))
+        assert (np.diff(edges[1]) >= 0).all()
+        counts.add(edges.shape[1])
+    assert len(counts) > 5
+    assert 1 < kept.num_found < 20
+
+
+def test_a_list_serves_until_an_atom_has_moved_half_of_the_skin():
+    atoms, kept = copper(), NeighbourList(cutoff=3.0, skin=0.6)
+    kept.of(atoms)
+    atoms.positions[3, 0] += 0.299
+    kept.of(atoms)
+    assert kept.num_found == 1
+    atoms.positions[3, 0] += 0.002
+    kept.of(atoms)
+    assert kept.num_found == 2
+
+
+def test_another_cell_other_boundaries_or_other_atoms_make_a_new_list():
+    atoms, kept = copper(), NeighbourList(cutoff=3.0, skin=0.6)
+    for change in (
+        lambda: atoms.set_cell(atoms.cell * 1.001),
+        lambda: atoms.set_pbc((True, True, False)),
+        lambda: atoms.pop(),
+        lambda: atoms.positions.fill(np.nan),
+    ):
+        kept.of(atoms)
+        found = kept.num_found
+        change()
+        if not np.isnan(atoms.positions).any():
+            kept.of(atoms)
+            assert kept.num_found == found + 1
+    assert not kept._still_serves(atoms)
+
+
+def test_a_negative_skin_is_refused():
+    with pytest.raises(ValueError, match="The skin is -1"):
+        NeighbourList(cutoff=3.0, skin=-1)
