@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.check_graph import check_graph
 from popgeo.capture.control_flow import COND, FOR_LOOP
+from popgeo.capture.marks import marked, marks_of
 from popgeo.capture.op_graph import LOSS_SCALE, Input, Op, OpGraph, Ref, Role, Value, overload, substitute
 from popgeo.capture.operations import OPERATIONS, name_of
 from popgeo.capture.pytree import Leaf
@@ -25,7 +26,7 @@ _COMPUTES = {torch.Tag.core, torch.Tag.pointwise}
 _META = torch.device("meta")
 _ROOM = 2**60  # bytes of a memory that is only thought of; where a view ends is checked by `check_graph`
 
-Form = tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype]
+Form = tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype, tuple[bool, bool]]
 # Results, each the number of an operand or a form with the number of the memory it looks at; and what is changed.
 Made = tuple[tuple[Any, ...], frozenset[int]]
 
@@ -105,7 +106,7 @@ def _require_op(values: Sequence[Value], op: Op, known: dict[Any, Made]) -> None
 
 
 def _form(value: Value) -> Form:
-    return value.shape, value.stride, value.offset, value.dtype
+    return value.shape, value.stride, value.offset, value.dtype, value.marks
 
 
 def _made_by_torch(target: str, args: Any, kwargs: Any, forms: tuple[tuple[Form, int], ...], on: torch.device) -> Made:
@@ -116,8 +117,8 @@ def _made_by_torch(target: str, args: Any, kwargs: Any, forms: tuple[tuple[Form,
         with mode, torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
             memory = {place: torch.empty(_ROOM, dtype=torch.uint8, device=on) for _, place in forms}
             tensors = [
-                memory[place].view(dtype).as_strided(shape, stride, offset)
-                for (shape, stride, offset, dtype), place in forms
+                marked(memory[place].view(dtype).as_strided(shape, stride, offset), marks)
+                for (shape, stride, offset, dtype, marks), place in forms
             ]
             given, named = (substitute(part, tensors.__getitem__) for part in (args, kwargs))
             made = func(*given, **(named | {"device": on} if takes_device else named))
@@ -137,7 +138,7 @@ def _made_by_torch(target: str, args: Any, kwargs: Any, forms: tuple[tuple[Form,
 
 
 def _form_of(tensor: Tensor) -> Form:
-    return tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.dtype
+    return tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.dtype, marks_of(tensor)
 
 
 @functools.cache
