@@ -106,7 +106,7 @@ def _attribute_slot(
         inner=prod(inner),
         pad_value=options.pad_value(axis.level, attribute.store, attribute.name),
         ends=tuple((end, options.slots(end)) for end in ends_of(axis)) if joins else (),
-        spread=choices.spread_padding_edges and joins,
+        spread=choices.spread_padding_edges and joins and prod(outer) == 2,
     )
 
 

@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ from popgeo.data.axes import GRAPHS
 from popgeo.data.fill import fill
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.slots import Layout, Slot, SlotKind
+from popgeo.data.store.first_use import compare_stored
+from popgeo.data.subset import take
+from popgeo.data.validate import is_unchecked
 from popgeo.native import library
 
 _ENTRY = ("popgeo_collate", (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64) + (ctypes.c_void_p, ctypes.c_int64) * 2)
@@ -43,8 +47,10 @@ class Filler:
 
         Raises:
             MemoryError: there is none for the row numbers of a batch.
-            ValueError: the graphs of a batch do not fit, which callers look at before.
+            ValueError: the graphs of a batch do not fit, which callers look at before; or they come from a store on
+                disk that is damaged.
         """
+        compare_stored(self.store, rows)
         entry, num_batches = self._entry(), len(ptr) - 1
         if entry is None:
             fill(self.store, self.layout, rows, ptr, [tensor[:num_batches] for tensor in out])
@@ -66,6 +72,8 @@ class Filler:
         )
         if failed == 1:
             raise MemoryError(f"No memory for the row numbers of a batch of {len(rows)} graphs.")
+        if failed == 3:
+            take(replace(self.store, indices=None), rows)  # says which index of which graph
         if failed:
             raise ValueError(f"The {len(rows)} graphs do not fit their {num_batches} batches. Give them larger ones.")
 
@@ -113,6 +121,7 @@ class Filler:
             "end_slots_0": ends[0][1],
             "end_slots_1": ends[1][1],
             "row_ends": 0 if row_ends is None else self._address(row_ends),
+            "checked": int(attribute is not None and is_unchecked(attribute)),
         }
 
 

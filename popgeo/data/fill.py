@@ -1,5 +1,6 @@
 """Fills the tensors of several batches at once with plain torch: the definition of what a batch holds."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -10,6 +11,8 @@ from popgeo.data.axes import GRAPHS, Attribute, Axis
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.masks import fill_mask
 from popgeo.data.slots import Layout, Slot, SlotKind
+from popgeo.data.subset import take
+from popgeo.data.validate import is_unchecked
 
 
 def fill(store: FlatStore, layout: Layout, rows: np.ndarray, ptr: np.ndarray, out: Sequence[Tensor]) -> None:
@@ -86,6 +89,8 @@ def _shift(chunk: _Chunk, slot: Slot, out: Tensor) -> None:
     attribute = slot.attribute
     assert attribute is not None  # as above
     assert attribute.increments is not None  # what makes it a shifted slot
+    if is_unchecked(attribute):
+        take(dataclasses.replace(chunk.store, indices=None), chunk.graphs.numpy())  # looks at them
     before, total = chunk.offsets(attribute.increments)
     values = _shaped(attribute, slot)
     shaped = out.view(len(out), slot.outer, slot.num_slots, slot.inner)

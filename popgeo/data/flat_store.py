@@ -16,6 +16,7 @@ from popgeo.data.axes import Axis, Level, Levels, StoreKey
 from popgeo.data.columns import Columns
 from popgeo.data.read_pyg import read, why_not_collated
 from popgeo.data.store.cut_blocks import BUFFER_BYTES
+from popgeo.data.store.first_use import compare_stored
 from popgeo.data.store.open_folder import open_folder
 from popgeo.data.store.save_columns import save_columns
 from popgeo.data.validate import check_indices, check_positions
@@ -74,7 +75,7 @@ class FlatStore(Columns):
         return store
 
     @classmethod
-    def open(cls, folder: str | Path, *, verify: bool = False) -> "FlatStore":
+    def open(cls, folder: str | Path, *, verify: bool | None = None) -> "FlatStore":
         """Opens a store on disk, which `save` or `popgeo.data.write` has written; it can do all that one in memory can.
 
         Its arrays are mapped: nothing is read until it is used, processes share what has been read, and the system
@@ -82,10 +83,11 @@ class FlatStore(Columns):
 
         Args:
             folder: The folder.
-            verify: Whether to read all files and compare their checksums; their lengths are compared in any case.
+            verify: When checksums are compared: None compares a block of a file when it is first used in a process,
+                True all blocks at once, which reads them, False none. Lengths, shapes and row pointers always are.
 
         Raises:
-            ValueError: the folder is no store, or a file is damaged, which is named.
+            ValueError: the folder is no store, or a file is damaged, which is named; later, too, where one is used.
         """
         return cls(**vars(open_folder(Path(folder), verify)))
 
@@ -170,6 +172,7 @@ class FlatStore(Columns):
 
 def _graph_at(columns: Columns, graph: int) -> Data | HeteroData:
     """A stored graph as `Data` or `HeteroData`, with tensors of its own."""
+    compare_stored(columns, np.array([graph]))
     data = columns.data_cls()
     stores: dict[Any, Any] = {key: data[key] for key in (*columns.node_types, *columns.edge_types) if key is not None}
     for attribute in columns.attributes:

@@ -10,11 +10,18 @@ from torch_geometric.utils import cumsum
 
 from popgeo.data.axes import Attribute, Axis, Level, ends_of
 from popgeo.data.columns import Columns, Self
+from popgeo.data.store.first_use import compare_stored
+from popgeo.data.validate import check_indices, is_unchecked
 
 
 def take(store: Self, ids: np.ndarray) -> Self:
-    """A copy of some graphs of a flat dataset, in the order of `ids`."""
+    """A copy of some graphs of a flat dataset, in the order of `ids`.
+
+    Raises:
+        ValueError: they come from a store on disk that is damaged.
+    """
     graphs = torch.from_numpy(np.asarray(store.rows(ids), dtype=np.int64))
+    compare_stored(store, graphs.numpy())
     pointers, rows = {}, {}
     for axis, pointer in store.row_pointers.items():
         starts, counts = pointer[graphs], pointer.diff()[graphs]
@@ -25,9 +32,12 @@ def take(store: Self, ids: np.ndarray) -> Self:
     ends = store.row_ends
     if ends is not None:  # they count within each graph
         ends = {key: of[rows[ends_of(Axis(Level.EDGE, key))[1]]] for key, of in ends.items()}
-    return dataclasses.replace(
+    taken = dataclasses.replace(
         store, attributes=attributes, row_pointers=pointers, indices=None, row_ends=ends, _cache={}
     )
+    if any(map(is_unchecked, store.attributes)):
+        check_indices(taken, graphs.numpy())
+    return taken
 
 
 def _taken(attribute: Attribute, graphs: Tensor, rows: Mapping[Axis, Tensor]) -> Attribute:

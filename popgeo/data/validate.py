@@ -8,16 +8,22 @@ from torch import Tensor
 
 from popgeo.data.axes import Attribute, Axis
 from popgeo.data.columns import Columns
+from popgeo.data.store.first_use import compare_stored
+from popgeo.data.store.mapped import file_of
 from popgeo.native import library
 
 _ENTRY = ("popgeo_first_outside", (ctypes.c_void_p, *(ctypes.c_int64,) * 4, *(ctypes.c_void_p,) * 2))
 _POSITIONS, _ROWS_AT_ONCE = {"pos", "cell"}, 1 << 20
 
 
-def check_indices(columns: Columns) -> None:
+def check_indices(columns: Columns, numbers: np.ndarray | None = None) -> None:
     """Checks that every edge ends in its own graph; once graphs share a batch it would end in another one's nodes.
 
     Looked at are `edge_index` and what else PyG shifts by a graph's nodes and names for edges or faces.
+
+    Args:
+        columns: The graphs.
+        numbers: What to call them in an error; None counts them as they are shown.
 
     Raises:
         ValueError: an index is negative, or not below the number of nodes; names graph and attribute.
@@ -30,9 +36,10 @@ def check_indices(columns: Columns) -> None:
         ...
         ValueError: Graph 0 has 2 in edge_index[1], but 2 nodes, numbered from 0: ...
     """
+    compare_stored(columns)
     for attribute in columns.attributes:
         if _points_at_nodes(attribute) and attribute.tensor.numel():
-            _check_index(columns, attribute)
+            _check_index(columns, attribute, numbers)
 
 
 def check_positions(columns: Columns) -> None:
@@ -41,6 +48,7 @@ def check_positions(columns: Columns) -> None:
     Raises:
         ValueError: one is NaN or infinite; names graph and attribute.
     """
+    compare_stored(columns)
     for attribute in columns.attributes:
         if attribute.name not in _POSITIONS or not attribute.is_tensor or not attribute.tensor.is_floating_point():
             continue
@@ -54,6 +62,11 @@ def check_positions(columns: Columns) -> None:
             )
 
 
+def is_unchecked(attribute: Attribute) -> bool:
+    """Whether indices come from a file: who wrote it is not known."""
+    return _points_at_nodes(attribute) and file_of(attribute.values) is not None
+
+
 def _points_at_nodes(attribute: Attribute) -> bool:
     name = attribute.name
     return (
@@ -65,7 +78,7 @@ def _points_at_nodes(attribute: Attribute) -> bool:
     )
 
 
-def _check_index(columns: Columns, attribute: Attribute) -> None:
+def _check_index(columns: Columns, attribute: Attribute, numbers: np.ndarray | None) -> None:
     limits, pointer = attribute.increments, columns.row_pointers[attribute.axis]
     assert limits is not None  # `_points_at_nodes` asked
     if _first_outside(attribute, pointer, limits) < 0:
@@ -81,8 +94,9 @@ def _check_index(columns: Columns, attribute: Attribute) -> None:
     limit = int(limits[stored, row % limits.shape[1]])
     wrong = int(value[(value < 0) | (value >= limit)][0])
     where = f"{_named(attribute)}[{row}]" if attribute.dim else _named(attribute)
+    called = graph if numbers is None else numbers[graph]
     raise ValueError(
-        f"Graph {graph} has {wrong} in {where}, but {limit} nodes, numbered from 0: in a batch it would be a node of "
+        f"Graph {called} has {wrong} in {where}, but {limit} nodes, numbered from 0: in a batch it would be a node of "
         f"another graph. Correct it or the graph's num_nodes, or leave the graph out."
     )
 

@@ -10,7 +10,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from popgeo.data.store.manifest import ArrayFile, checksums
+from popgeo.data.store.manifest import ArrayFile, sums_of_file
 
 _COPIED_AT_ONCE = 1 << 22
 
@@ -36,10 +36,10 @@ class AppendFile:
         self._files: list[BinaryIO] = []
         num_bytes = self.num_rows * self.row_bytes
         for path, checksum in zip(self.paths, entry.crc32, strict=True):
-            file = path.open("r+b" if path.exists() else "w+b")
+            file = open_here(path)
             self._files.append(file)
             file.truncate(min(num_bytes, path.stat().st_size))  # what came after the note was not noted
-            if path.stat().st_size != num_bytes or checksums(path, 1) != (checksum,):
+            if path.stat().st_size != num_bytes or sums_of_file(path, 1)[0] != (checksum,):
                 self.close()
                 raise ValueError(f"{path} was left damaged. Remove the folder {path.parent} to start anew.")
             file.seek(0, os.SEEK_END)
@@ -51,17 +51,17 @@ class AppendFile:
 
     def append(self, values: Tensor) -> None:
         """Adds rows."""
-        num_parts, crc32 = len(self._files), []
+        num_parts, sums = len(self._files), []
         for file, part, checksum in zip(
             self._files, values.reshape(num_parts, values.numel() // num_parts), self.entry.crc32, strict=True
         ):
             # As bytes, since numpy has no bfloat16.
-            data = memoryview(part.contiguous().view(torch.uint8).numpy()) if part.numel() else b""
+            data = part.contiguous().view(torch.uint8).numpy() if part.numel() else b""
             file.write(data)
-            crc32.append(zlib.crc32(data, checksum))
+            sums.append(zlib.crc32(data, checksum))
         shape = list(self.entry.shape)
         shape[self.dim] += values.shape[self.dim]
-        self.entry = replace(self.entry, shape=tuple(shape), crc32=tuple(crc32))
+        self.entry = replace(self.entry, shape=tuple(shape), crc32=tuple(sums))
 
     def last(self) -> int:
         """The last number, of an array of int64 on its own."""
@@ -91,6 +91,17 @@ class AppendFile:
         for file in self._files:
             file.close()
         self._files = []
+
+
+def open_here(path: Path) -> BinaryIO:
+    """Opens a file to be written, as it is or empty.
+
+    Raises:
+        ValueError: it is a link, which may lead elsewhere.
+    """
+    if path.is_symlink():
+        raise ValueError(f"{path} is a link, which no writer has made. Remove the folder {path.parent} to start anew.")
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")
 
 
 def _row_bytes(entry: ArrayFile, dim: int) -> int:

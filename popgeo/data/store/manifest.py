@@ -4,15 +4,21 @@ import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from popgeo.data.axes import Axis, Level, StoreKey
 
-NAME, FORMAT, VERSION = "manifest.json", "popgeo flat store", 1
-_READ_AT_ONCE = 1 << 22
+NAME, FORMAT, VERSION = "manifest.json", "popgeo flat store", 2
+MALFORMED = (ValueError, LookupError, AttributeError, TypeError, ArithmeticError, RuntimeError)
+"""What comes of reading what others have made up."""
+BLOCK_BYTES = 1 << 16
+"""Bytes of a file that are compared with a checksum at once, as in csrc/checksums.cpp."""
+_MOST = 1 << 48  # rows, and so on, that any file can have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +39,7 @@ class ArrayFile:
     @property
     def num_bytes(self) -> int:
         """How long the file must be."""
-        return torch.Size(self.shape).numel() * self.torch_dtype.itemsize
+        return prod(self.shape) * self.torch_dtype.itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,12 +73,15 @@ class Manifest:
     attributes: tuple[AttributeEntry, ...]
     row_pointers: tuple[tuple[Axis, ArrayFile], ...]
     row_ends: tuple[tuple[StoreKey, ArrayFile], ...] | None
+    block_sums: ArrayFile | None = None
+    """The CRC-32 of each block of each file, in their order; unfinished stores have none."""
 
     @property
     def files(self) -> list[ArrayFile]:
-        """Every file of the folder, beside the manifest."""
+        """Every file of the folder beside the manifest; last the checksums of the blocks of all others."""
         of_attributes = [f for a in self.attributes for f in (a.values, a.increments) if f is not None]
-        return of_attributes + [file for _, file in (*self.row_pointers, *(self.row_ends or ()))]
+        others = [file for _, file in (*self.row_pointers, *(self.row_ends or ()))]
+        return of_attributes + others + ([] if self.block_sums is None else [self.block_sums])
 
     def with_files(self, change: Callable[[ArrayFile], ArrayFile]) -> "Manifest":
         """The same manifest with each file's entry replaced."""
@@ -123,31 +132,27 @@ def from_json(path: Path) -> Manifest:
     """
     try:
         content = json.loads(path.read_bytes())
-        checksum, known = content.pop("crc32"), (content.pop("format"), content.pop("version"))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        checksum, *known = (content.pop(key) for key in ("crc32", "format", "version"))
+        if known != [FORMAT, VERSION]:
+            raise TypeError(f"it is of {known[0]!r}, version {known[1]}; this popgeo reads {FORMAT!r}, {VERSION}")
+        if checksum != _checksum({"format": FORMAT, "version": VERSION, **content}):
+            raise TypeError("its checksum differs")
+        return _manifest(content)
+    except MALFORMED as error:
         raise ValueError(f"{path} is damaged: {error}. Restore it or write the store again.") from error
-    if known != (FORMAT, VERSION):
-        raise ValueError(f"{path} is of {known[0]!r}, version {known[1]}; this popgeo reads {FORMAT!r}, {VERSION}.")
-    if checksum != _checksum({"format": FORMAT, "version": VERSION, **content}):
-        raise ValueError(f"{path} is damaged: its checksum differs. Restore it or write the store again.")
-    return _manifest(content)
 
 
-def damaged_files(folder: Path, manifest: Manifest) -> list[str]:
-    """The files whose bytes are not those that were written; reads all of them."""
-    return [file.file for file in manifest.files if checksums(folder / file.file, len(file.crc32)) != file.crc32]
-
-
-def checksums(path: Path, num_parts: int) -> tuple[int, ...]:
-    """The CRC-32 of equal parts of a file."""
-    length, found = path.stat().st_size // num_parts, []
+def sums_of_file(path: Path, num_parts: int) -> tuple[tuple[int, ...], bytes]:
+    """The CRC-32 of equal parts of a file; and of the blocks of each part, one after the other, 4 bytes each."""
+    length, of_parts, of_blocks = path.stat().st_size // num_parts, [], []
     with path.open("rb") as file:
         for _ in range(num_parts):
             left, checksum = length, 0
-            while left and (piece := file.read(min(left, _READ_AT_ONCE))):
-                checksum, left = zlib.crc32(piece, checksum), left - len(piece)
-            found.append(checksum)
-    return tuple(found)
+            while left and (block := file.read(min(left, BLOCK_BYTES))):
+                of_blocks.append(zlib.crc32(block))
+                checksum, left = zlib.crc32(block, checksum), left - len(block)
+            of_parts.append(checksum)
+    return tuple(of_parts), np.array(of_blocks, "<u4").tobytes()
 
 
 def _checksum(content: Mapping[str, Any]) -> int:
@@ -159,32 +164,45 @@ def _plain(value: Any) -> Any:
 
 
 def _manifest(content: Mapping[str, Any]) -> Manifest:
-    attributes = tuple(
-        AttributeEntry(
-            **{**entry, "store": _key(entry["store"]), "axis": _axis(entry["axis"])}
-            | {name: _file(entry[name]) for name in ("values", "increments") if entry[name]}
-        )
-        for entry in content["attributes"]
-    )
-    ends = content["row_ends"]
+    """Nouns of what a manifest says; one that others have made up raises one of `MALFORMED`."""
+    ends, sums = content["row_ends"], content.get("block_sums")
     return Manifest(
         **{
             **content,
             **{name: tuple(map(_key, content[name])) for name in ("node_types", "edge_types", "states_num_nodes")},
-            "attributes": attributes,
+            "attributes": tuple(map(_attribute, content["attributes"])),
             "row_pointers": tuple((_axis(axis), _file(file)) for axis, file in content["row_pointers"]),
             "row_ends": None if ends is None else tuple((_key(key), _file(file)) for key, file in ends),
+            "block_sums": None if sums is None else _file(sums),
         }
     )
 
 
+def _attribute(entry: Mapping[str, Any]) -> AttributeEntry:
+    files = {name: None if entry[name] is None else _file(entry[name]) for name in ("values", "increments")}
+    made = AttributeEntry(**{**entry, "store": _key(entry["store"]), "axis": _axis(entry["axis"])} | files)
+    if not isinstance(made.name, str) or type(made.dim) is not int or not 0 <= made.dim < len(made.values.shape):
+        raise TypeError(f"{str(entry)[:200]} is no attribute")
+    return made
+
+
 def _key(key: str | Sequence[str] | None) -> StoreKey:
-    return (key[0], key[1], key[2]) if isinstance(key, list) else key  # type: ignore[return-value]  # str or None
+    parts = key if isinstance(key, list) and len(key) == 3 else ["" if key is None else key]
+    if not all(isinstance(part, str) for part in parts):
+        raise TypeError(f"{str(key)[:200]} is no type of nodes or edges")
+    return tuple(key) if isinstance(key, list) else key  # type: ignore[return-value]  # three, as was just seen
 
 
 def _axis(parts: Sequence[Any]) -> Axis:
-    return Axis(Level(parts[0]), _key(parts[1]), parts[2])
+    level, store, name = parts
+    return Axis(Level(level), _key(store), name)
 
 
 def _file(fields: Mapping[str, Any]) -> ArrayFile:
-    return ArrayFile(**{**fields, "shape": tuple(fields["shape"]), "crc32": tuple(fields["crc32"])})
+    file = ArrayFile(**{**fields, "shape": tuple(fields["shape"]), "crc32": tuple(fields["crc32"])})
+    # A name with a way out of the folder would have another file read, or cut off by a writer that goes on.
+    is_name = file.file == Path(file.file).name and file.file not in ("", "..") and len(file.file.encode()) < 250
+    numbers = all(type(number) is int and 0 <= number < _MOST for number in (*file.shape, *file.crc32))
+    if not (is_name and isinstance(file.torch_dtype, torch.dtype) and numbers and file.crc32):
+        raise TypeError(f"{str(fields)[:200]} is no array in a file of the folder")
+    return file

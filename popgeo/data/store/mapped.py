@@ -23,16 +23,48 @@ class FileReference:
     shape: tuple[int, ...]
     stamp: tuple[int, int]
     """Bytes and the time of the last change (ns), so that another file is never taken for this one."""
+    num_parts: int = 1
+    sums: bytes = b""
+    """The CRC-32 of each block of each of so many equal parts, 4 bytes each; empty where none is to be compared."""
 
 
-_MAPPED: dict[int, FileReference] = {}
+class MappedFile(mmap.mmap):
+    """The pages of a file, and which of its blocks have been compared with their checksums in this process."""
+
+    reference: FileReference
+    address: int
+    sums: np.ndarray
+    seen: np.ndarray
+    left: np.ndarray
+
+    def check_length(self) -> None:
+        """Checks that no other program has cut the file off; to read what is not there ends the process.
+
+        Raises:
+            ValueError: the file is shorter than it was.
+        """
+        if self.size() < len(self):
+            raise ValueError(
+                f"{self.reference.path} was cut off while it was open: it has {self.size():,} bytes of {len(self):,}. "
+                f"Copy the file again, or write the store again."
+            )
+
+
+_MAPPED: "weakref.WeakValueDictionary[int, MappedFile]" = weakref.WeakValueDictionary()
 """The files that are mapped now, by the address that each starts at."""
 
 
-def map_file(path: Path, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+def map_file(path: Path, dtype: torch.dtype, shape: Sequence[int], num_parts: int = 1, sums: bytes = b"") -> Tensor:
     """A file as a tensor that takes no memory of its own: pages are read when first used, and given up when others are.
 
     The tensor is read-only: writing to it ends the process, so what is handed to users must be a copy.
+
+    Args:
+        path: The file.
+        dtype: Of its numbers.
+        shape: How they are arranged; one after the other they are the whole file.
+        num_parts: See `FileReference`.
+        sums: See `FileReference`.
 
     Raises:
         OSError: the file cannot be mapped.
@@ -40,24 +72,33 @@ def map_file(path: Path, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     if not path.stat().st_size:
         return torch.empty(*shape, dtype=dtype)  # nothing can be mapped
     with path.open("rb") as file:
-        pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        pages = MappedFile(file.fileno(), 0, access=mmap.ACCESS_READ)
         status = os.fstat(file.fileno())
+    stamp = (status.st_size, status.st_mtime_ns)
+    pages.reference = FileReference(path.resolve(), dtype, tuple(shape), stamp, num_parts, sums)
+    pages.sums = np.frombuffer(sums, "<u4")
+    pages.seen, pages.left = np.zeros(len(pages.sums), np.uint8), np.array(len(pages.sums))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*not writable")
         tensor = torch.from_numpy(np.frombuffer(pages, np.uint8)).view(dtype).view(*shape)
-    address = tensor.data_ptr()
-    _MAPPED[address] = FileReference(path.resolve(), dtype, tuple(shape), (status.st_size, status.st_mtime_ns))
-    weakref.finalize(pages, _MAPPED.pop, address, None)
+    pages.address = tensor.data_ptr()
+    _MAPPED[pages.address] = pages
     return tensor
 
 
-def file_of(tensor: Any) -> FileReference | None:
+def mapped_file(tensor: Any) -> MappedFile | None:
     """The file that a tensor shows as a whole, or None where its numbers lie in memory."""
     if not isinstance(tensor, Tensor) or tensor.device.type != "cpu":
         return None
-    reference = _MAPPED.get(tensor.data_ptr())
-    same = reference is not None and (reference.dtype, reference.shape) == (tensor.dtype, tuple(tensor.shape))
-    return reference if same else None
+    file = _MAPPED.get(tensor.data_ptr())
+    shown = (tensor.dtype, tuple(tensor.shape))
+    return file if file is not None and (file.reference.dtype, file.reference.shape) == shown else None
+
+
+def file_of(tensor: Any) -> FileReference | None:
+    """What tells another process of the file that a tensor shows, or None where its numbers lie in memory."""
+    file = mapped_file(tensor)
+    return None if file is None else file.reference
 
 
 class ByReference:
@@ -91,4 +132,4 @@ def unpacked(value: Any) -> Any:
     status = value.path.stat()
     if (status.st_size, status.st_mtime_ns) != value.stamp:
         raise ValueError(f"{value.path} has changed since the store was opened. Open the store again.")
-    return map_file(value.path, value.dtype, value.shape)
+    return map_file(value.path, value.dtype, value.shape, value.num_parts, value.sums)

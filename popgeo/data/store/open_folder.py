@@ -1,36 +1,59 @@
-"""Opens the folder of a store: every array is mapped, and nothing is read but the manifest."""
+"""Opens the folder of a store: every array is mapped, and read are the manifest, row pointers and checksums."""
 
 import sys
+import zlib
 from pathlib import Path
 
+import torch
 import torch_geometric.data
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from popgeo.data.axes import GRAPHS, Attribute, Axis
+from popgeo.data.axes import GRAPHS, Attribute, Axis, Level, ends_of
 from popgeo.data.columns import Columns
-from popgeo.data.store.manifest import ArrayFile, Manifest, damaged_files, read_manifest
+from popgeo.data.store.first_use import compare_file, compare_stored
+from popgeo.data.store.manifest import (
+    BLOCK_BYTES,
+    MALFORMED,
+    NAME,
+    ArrayFile,
+    AttributeEntry,
+    Manifest,
+    read_manifest,
+)
 from popgeo.data.store.mapped import map_file
 from popgeo.data.store.stored_list import StoredList
 
+_ROWS_AT_ONCE = 1 << 20  # a row pointer need not fit in memory
 
-def open_folder(folder: Path, verify: bool) -> Columns:
-    """The columns of a store on disk.
+
+def open_folder(folder: Path, verify: bool | None) -> Columns:
+    """The columns of a store on disk, as `FlatStore.open` says.
 
     Raises:
         ValueError: the folder is no store, a file is damaged, or the class of its graphs is not known.
     """
     manifest = read_manifest(folder)
-    if verify and (damaged := damaged_files(folder, manifest)):
-        raise ValueError(
-            f"{folder} is damaged: the checksums of {damaged} differ. Copy these files again, or write the store again."
-        )
+    try:
+        columns = _opened(folder, manifest, verify is not False)
+        if verify:
+            compare_stored(columns)
+        return columns
+    except ValueError:
+        raise
+    except MALFORMED as error:
+        raise _damaged(folder / NAME, f"what it names does not fit together ({error!r})") from error
+
+
+def _opened(folder: Path, manifest: Manifest, compares: bool) -> Columns:
+    sums = _block_sums(folder, manifest) if compares else {}
 
     def opened(file: ArrayFile) -> Tensor:
-        return map_file(folder / file.file, file.torch_dtype, file.shape)
+        return map_file(folder / file.file, file.torch_dtype, file.shape, len(file.crc32), sums.get(file.file, b""))
 
+    data_cls = _class_of(manifest.data_class)
     pointers = {axis: opened(file) for axis, file in manifest.row_pointers}
-    _check_pointers(folder, manifest, pointers)
+    _check_fits(folder, manifest, pointers, issubclass(data_cls, HeteroData))
     attributes = []
     for entry in manifest.attributes:
         values, axis = opened(entry.values), entry.axis
@@ -46,7 +69,7 @@ def open_folder(folder: Path, verify: bool) -> Columns:
             )
         )
     return Columns(
-        data_cls=_class_of(manifest.data_class),
+        data_cls=data_cls,
         node_types=manifest.node_types,
         edge_types=manifest.edge_types,
         attributes=tuple(attributes),
@@ -56,17 +79,64 @@ def open_folder(folder: Path, verify: bool) -> Columns:
     )
 
 
-def _check_pointers(folder: Path, manifest: Manifest, pointers: dict[Axis, Tensor]) -> None:
-    """Checks that every row pointer ends where the rows do."""
-    files = dict(manifest.row_pointers)
-    rows = {entry.axis: entry.values.shape[entry.dim] for entry in manifest.attributes}
-    for axis, pointer in pointers.items():
-        total = rows.get(axis, int(pointer[-1]))
-        if len(pointer) != manifest.num_graphs + 1 or int(pointer[0]) != 0 or int(pointer[-1]) != total:
-            raise ValueError(
-                f"{folder / files[axis].file} is damaged: it ends at row {int(pointer[-1]):,} of {total:,}. Copy the "
-                f"file again, or write the store again."
-            )
+def _block_sums(folder: Path, manifest: Manifest) -> dict[str, bytes]:
+    """The checksums of the blocks of each file of a store."""
+    *files, of_sums = manifest.files
+    data, start, found = (folder / of_sums.file).read_bytes(), 0, {}
+    for file in files:
+        num_blocks = len(file.crc32) * -(-file.num_bytes // len(file.crc32) // BLOCK_BYTES)
+        found[file.file] = data[start : start + 4 * num_blocks]
+        start += 4 * num_blocks
+    if manifest.block_sums is None or (zlib.crc32(data),) != of_sums.crc32 or len(data) != start:
+        raise _damaged(folder / of_sums.file, "its checksum differs")
+    return found
+
+
+def _check_fits(folder: Path, manifest: Manifest, pointers: dict[Axis, Tensor], is_hetero: bool) -> None:
+    """Checks that row pointers ascend through all rows of all arrays, so that no row is looked for where there is none.
+
+    Raises:
+        ValueError: a file is damaged, or does not fit the others, whoever made it.
+    """
+    for axis, file in manifest.row_pointers:
+        compare_file(pointers[axis])
+        _check_pointer(folder / file.file, pointers[axis], manifest.num_graphs)
+    nodes = [Axis(Level.NODE, key) for key in manifest.node_types]
+    edges = [Axis(Level.EDGE, key) for key in manifest.edge_types]
+    kinds = (str, tuple) if is_hetero else (type(None), type(None))
+    are_known = all(isinstance(a.store, kinds[a.level is Level.EDGE]) and a in pointers for a in nodes + edges)
+    needed = {end for axis in edges for end in ends_of(axis)} | {Axis(Level.NODE, k) for k in manifest.states_num_nodes}
+    sorted_types = manifest.edge_types if manifest.row_ends is None else dict(manifest.row_ends)
+    if not (nodes and are_known and needed <= set(nodes) and set(sorted_types) == set(manifest.edge_types)):
+        raise _damaged(folder / NAME, f"{[axis.label for axis in nodes + edges]} do not fit its class or its files")
+    for entry in manifest.attributes:
+        if not _fits(entry, manifest.num_graphs, int(pointers[entry.axis][-1])):
+            raise _damaged(folder / entry.values.file, f"its shape {list(entry.values.shape)} does not fit the others")
+    for key, file in manifest.row_ends or ():
+        if (file.dtype, file.shape) != ("int64", (int(pointers[ends_of(Axis(Level.EDGE, key))[1]][-1]),)):
+            raise _damaged(folder / file.file, f"its shape {list(file.shape)} does not fit the others")
+
+
+def _check_pointer(path: Path, pointer: Tensor, num_graphs: int) -> None:
+    steps = (pointer[i : i + _ROWS_AT_ONCE + 1] for i in range(0, num_graphs, _ROWS_AT_ONCE))
+    if pointer.dtype is not torch.int64 or pointer.shape != (num_graphs + 1,) or int(pointer[0]) != 0:
+        raise _damaged(path, f"it is {pointer.dtype} {list(pointer.shape)} for {num_graphs:,} graphs, or not from 0 on")
+    if not all(bool((part[1:] >= part[:-1]).all()) for part in steps):
+        raise _damaged(path, "its row numbers do not ascend")
+
+
+def _fits(entry: AttributeEntry, num_graphs: int, num_rows: int) -> bool:
+    shape, steps = entry.values.shape, entry.increments
+    if entry.is_json:
+        return entry.axis.name == entry.name and (entry.values.dtype, shape, steps) == ("uint8", (num_rows,), None)
+    if entry.name == "edge_index" and entry.axis.level is Level.EDGE and (entry.dim != 1 or shape[0] != 2 or not steps):
+        return False
+    has_steps = steps is None or (steps.dtype, steps.shape) == ("int64", (num_graphs, max(1, steps.shape[1])))
+    return has_steps and shape[entry.dim] == num_rows
+
+
+def _damaged(path: Path, what: str) -> ValueError:
+    return ValueError(f"{path} is damaged: {what}. Copy the file again, or write the store again.")
 
 
 def _class_of(name: str) -> type:

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -13,10 +14,10 @@ from popgeo.atomic_write import write_atomically
 from popgeo.data.axes import Axis, Level
 from popgeo.data.columns import Columns
 from popgeo.data.store import manifest as notes
-from popgeo.data.store.append_file import AppendFile
+from popgeo.data.store.append_file import AppendFile, open_here
 from popgeo.data.store.describe import check_alike, describe, digest, files_of, one_row_each, plain, pointer_file
 
-_JOURNAL, _LOCK = "journal.json", "lock"
+_JOURNAL, _LOCK, _SUMS = "journal.json", "lock", "block-sums.bin"
 
 
 class FolderWriter:
@@ -39,7 +40,7 @@ class FolderWriter:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(f"{folder} exists already. Name another folder, or remove it first.")
         self.part.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.part / _LOCK).open("w")
+        self._lock = open_here(self.part / _LOCK)
         self.manifest: notes.Manifest | None = None
         self.files: dict[str, AppendFile] = {}
         self.totals: dict[Axis, int] = {}
@@ -48,10 +49,10 @@ class FolderWriter:
             self.is_complete = (self.part / notes.NAME).exists()
             if self.is_complete or (self.part / _JOURNAL).exists():
                 self._go_on()
-        except OSError as error:
+        except BlockingIOError as error:
             self._close()
             raise ValueError(f"Another process is writing {self.part}. Wait for it, or name another folder.") from error
-        except ValueError:
+        except (ValueError, OSError):
             self._close()
             raise
 
@@ -134,12 +135,25 @@ class FolderWriter:
         if not self.is_complete:
             for file in self.files.values():
                 file.finish()
-            write_atomically(self.part / notes.NAME, notes.to_json(self.manifest))
+            write_atomically(self.part / notes.NAME, notes.to_json(self._with_block_sums(self.manifest)))
         for path in self.part.glob("*.row*"):  # the parts that have been put together
             path.unlink()
         for name in (_JOURNAL, _LOCK):
             (self.part / name).unlink(missing_ok=True)
         os.replace(self.part, self.folder)
+
+    def _with_block_sums(self, manifest: notes.Manifest) -> notes.Manifest:
+        """The manifest with the checksums of all blocks, which are written; files are as they were noted."""
+        sums = []
+        for file in manifest.files:
+            of_parts, of_blocks = notes.sums_of_file(self.part / file.file, len(file.crc32))
+            if of_parts != file.crc32:
+                raise ValueError(f"{self.part / file.file} was changed while it was written. Remove {self.part}.")
+            sums.append(of_blocks)
+        data = b"".join(sums)
+        write_atomically(self.part / _SUMS, data)
+        entry = notes.ArrayFile(file=_SUMS, dtype="int32", shape=(len(data) // 4,), crc32=(zlib.crc32(data),))
+        return replace(manifest, block_sums=entry)
 
     def _close(self) -> None:
         for file in self.files.values():

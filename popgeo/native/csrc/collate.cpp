@@ -31,6 +31,7 @@ struct Slot {
   int64_t end_axis[2];      // node axes at both ends of an edge
   int64_t end_slots[2];
   const int64_t* row_ends;  // see FlatStore.row_ends
+  int64_t checked;          // whether indices must be below their graph's increment: who wrote them is not known
 };
 
 constexpr int64_t kAhead = 4;          // graphs to fetch ahead of the copy
@@ -72,29 +73,35 @@ void copy(const Slot& slot, const Rows& rows, char* out) {
     for (int64_t g = 0; g < rows.num_real; ++g) {
       rows.fetch_ahead(source, g, row_bytes);
       const int64_t bytes = (rows.end[g + 1] - rows.end[g]) * row_bytes;
-      std::memcpy(to, source + rows.start[g] * row_bytes, bytes);
+      if (bytes) std::memcpy(to, source + rows.start[g] * row_bytes, bytes);  // an empty tensor has no address
       to += bytes;
     }
     fill(to, slot.pad, slot.element_bytes, (slot.num_slots - rows.used) * slot.inner);
   }
 }
 
+// False where an index leads out of its graph.
 template <typename In, typename Out>
-void shift(const Slot& slot, const std::vector<Rows>& all, const int64_t* graphs, char* bytes) {
+bool shift(const Slot& slot, const std::vector<Rows>& all, const int64_t* graphs, char* bytes) {
   const Rows& rows = all[slot.axis];
   const int64_t free_edges = slot.num_slots - rows.used;
   for (int64_t o = 0; o < slot.outer; ++o) {
     const In* source = reinterpret_cast<const In*>(slot.source) + o * slot.source_rows * slot.inner;
     Out* to = reinterpret_cast<Out*>(bytes) + o * slot.num_slots * slot.inner;
     int64_t offset = 0;
+    uint64_t outside = 0;  // its highest bit, as a sum of sign bits: what compilers turn into vectors everywhere
     for (int64_t g = 0; g < rows.num_real; ++g) {
       rows.fetch_ahead(reinterpret_cast<const char*>(source), g, slot.inner * static_cast<int64_t>(sizeof(In)));
       const int64_t count = (rows.end[g + 1] - rows.end[g]) * slot.inner;
       const In* from = source + rows.start[g] * slot.inner;
+      const int64_t step = slot.increments[graphs[g] * slot.increment_width + o % slot.increment_width];
       for (int64_t i = 0; i < count; ++i) to[i] = static_cast<Out>(static_cast<int64_t>(from[i]) + offset);
+      if (slot.checked)
+        for (int64_t i = 0; i < count; ++i) outside |= uint64_t(int64_t(from[i])) | uint64_t(step - 1 - int64_t(from[i]));
       to += count;
-      offset += slot.increments[graphs[g] * slot.increment_width + o % slot.increment_width];
+      offset += step;
     }
+    if (outside >> 63) return false;
     if (!slot.spread) {
       std::fill(to, to + free_edges * slot.inner, static_cast<Out>(offset));
       continue;
@@ -102,6 +109,7 @@ void shift(const Slot& slot, const std::vector<Rows>& all, const int64_t* graphs
     const int64_t free_nodes = slot.end_slots[o] - all[slot.end_axis[o]].used;
     for (int64_t edge = 0; edge < free_edges; ++edge) to[edge] = static_cast<Out>(offset + edge * free_nodes / free_edges);
   }
+  return true;
 }
 
 template <typename Out>
@@ -150,16 +158,17 @@ void row_pointer(const Slot& slot, const Rows& edges, const Rows& nodes, char* b
 }
 
 template <typename Out>
-void write_index(const Slot& slot, const std::vector<Rows>& rows, const int64_t* graphs, int64_t num_graphs, char* out) {
+bool write_index(const Slot& slot, const std::vector<Rows>& rows, const int64_t* graphs, int64_t num_graphs, char* out) {
   const Rows& own = rows[slot.axis];
   switch (slot.kind) {
     case SHIFT:
       if (slot.element_bytes == 8) return shift<int64_t, Out>(slot, rows, graphs, out);
       return shift<int32_t, Out>(slot, rows, graphs, out);
-    case SEGMENT: return segment<Out>(slot, own, num_graphs, out);
-    case POINTER: return pointer<Out>(slot, own, num_graphs, out);
-    case ROW_POINTER: return row_pointer<Out>(slot, own, rows[slot.end_axis[1]], out);
+    case SEGMENT: segment<Out>(slot, own, num_graphs, out); break;
+    case POINTER: pointer<Out>(slot, own, num_graphs, out); break;
+    case ROW_POINTER: row_pointer<Out>(slot, own, rows[slot.end_axis[1]], out); break;
   }
+  return true;
 }
 
 // A null row pointer stands for one row per graph. `num_known` graphs follow `graphs`, those of this batch first.
@@ -190,7 +199,8 @@ bool fits(const Slot& slot, const std::vector<Rows>& rows, int64_t num_graphs) {
 
 }  // namespace
 
-// Returns 0, or 1 where memory for a few row numbers was not to be had, or 2 at a batch whose graphs do not fit.
+// Returns 0, or 1 where memory for a few row numbers was not to be had, or 2 at a batch whose graphs do not fit, or 3 at an index that leads
+// out of its graph.
 extern "C" __attribute__((visibility("default"))) int popgeo_collate(
     const int64_t* graphs, const int64_t* batch_ptr, int64_t num_batches, const int64_t* const* row_pointers,
     int64_t num_axes, const Slot* slots, int64_t num_slots, int64_t num_graphs) {
@@ -215,11 +225,12 @@ extern "C" __attribute__((visibility("default"))) int popgeo_collate(
         if (slot.kind == COPY) copy(slot, rows[slot.axis], out);
         else if (slot.kind == MASK) {
           const int64_t used = rows[slot.axis].used;
-          std::memset(out, 1, used);
-          std::memset(out + used, 0, slot.num_slots - used);
+          std::fill(out, out + used, 1);
+          std::fill(out + used, out + slot.num_slots, 0);
         }
-        else if (slot.out_bytes == 8) write_index<int64_t>(slot, rows, members, num_graphs, out);
-        else write_index<int32_t>(slot, rows, members, num_graphs, out);
+        else if (!(slot.out_bytes == 8 ? write_index<int64_t>(slot, rows, members, num_graphs, out)
+                                       : write_index<int32_t>(slot, rows, members, num_graphs, out)))
+          return 3;
       }
     }
     return 0;

@@ -43,7 +43,7 @@ def test_a_finished_folder_holds_its_files_and_nothing_else(folder):
     assert (manifest.num_graphs, manifest.transform, manifest.indices_checked) == (4, None, True)
     assert manifest.last_graph == digest(plain(STORE)[0], 3)
     written = json.loads((folder / "manifest.json").read_text())
-    assert (written["format"], written["version"]) == ("popgeo flat store", 1)
+    assert (written["format"], written["version"]) == ("popgeo flat store", 2)
     assert open_files(folder.parent) == []
 
 
