@@ -104,11 +104,13 @@ BEFORE = (
     "model.w0.register_hook(lambda g: g * 0.5)", "model.w0.register_hook(lambda g: g * (g > 0))",
     "model.w0.register_post_accumulate_grad_hook(lambda p: [p.grad.mul_(0.5)] and None)",
     "optimizer.register_step_pre_hook(lambda *of_a_step: [model.w0.grad.zero_()] and None)",
-    "optimizer.register_step_post_hook(lambda *of_a_step: [model.w0.data.mul_(0.9)] and None)", "model.w1.requires_grad_(False)",
+    "optimizer.register_step_post_hook(lambda *of_a_step: [model.w0.data.mul_(0.9)] and None)",
+    "model.w1.requires_grad_(False)",
 )  # fmt: skip
 AFTER = (
     "model.w0.requires_grad_(False)", "model.w0.register_hook(lambda g: g * 0.5)",
-    "model.w0.data = model.w0.data * 0.5", "optimizer.param_groups[0]['lr'] *= 0.5", "model.b0 = model.b0 * 2", "model.scale = torch.tensor(0.5)",
+    "model.w0.data = model.w0.data * 0.5", "optimizer.param_groups[0]['lr'] *= 0.5",
+    "model.b0 = model.b0 * 2", "model.scale = torch.tensor(0.5)",
     "model.register_forward_hook(lambda m, a, out: (out[0] * 2, *out[1:]))",
     "model.load_state_dict({k: v * 0.5 for k, v in model.state_dict().items()})",
 )  # fmt: skip

@@ -16,11 +16,11 @@ Program = draw_programs.Program
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("first", range(0, 40, 10))
+@pytest.mark.parametrize("first", (0, 100))
 def test_programs_drawn_at_random_are_equal_or_refused(first):
     counts = fuzz_steps.Counts()
-    assert list(fuzz_steps.failures(iter(range(first, first + 10)), 30.0, counts)) == []
-    assert counts[fuzz_steps.EQUAL] >= 3
+    assert list(fuzz_steps.failures(iter(range(first, first + 7)), 30.0, counts)) == []
+    assert counts[fuzz_steps.EQUAL] >= 2
 
 
 def test_a_seed_draws_the_same_program_each_time():
