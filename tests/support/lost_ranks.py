@@ -107,6 +107,8 @@ def main(folder: str, trainer: str, fate: str) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     lost = Lost(fate, Path(folder))
+    with (Path(folder) / "pids").open("a") as file:
+        file.write(f"{os.getpid()} ")
     try:
         TRAINERS[trainer](lost)
     except BaseException as error:

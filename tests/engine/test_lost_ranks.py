@@ -1,0 +1,76 @@
+"""Where one of two processes is lost, the other ends with an error that says so, soon after the group's time-out."""
+
+import importlib.util
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.support.lost_ranks import FATES, TIMEOUT, main
+
+LATEST = TIMEOUT.total_seconds() + 10
+
+
+def start(folder: Path, fate: str, rank: int, port: int) -> None:
+    os.environ |= {"RANK": f"{rank}", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
+    with (folder / f"log {rank}").open("w") as log:
+        os.dup2(log.fileno(), 2)
+        main(str(folder), "step", fate)
+
+
+def test_the_other_process_is_told_in_time_however_one_is_lost(tmp_path):
+    context = multiprocessing.get_context("fork")
+    pairs = {}
+    for fate in FATES:
+        (tmp_path / fate).mkdir()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        given = [(tmp_path / fate, fate, rank, port) for rank in range(2)]
+        pairs[fate] = [context.Process(target=start, args=one) for one in given]
+    try:
+        for process in (process for pair in pairs.values() for process in pair):
+            process.start()
+        for fate, (first, _) in pairs.items():
+            first.join(timeout=90)
+            told = (tmp_path / fate / "told").read_text()
+            assert first.exitcode == 1, fate
+            assert "Process 0 of 2 could not add up gradients: another process has died or does not answer" in told
+            assert float(told.partition("\n")[0]) < LATEST, told
+    finally:
+        for process in (process for pair in pairs.values() for process in pair):
+            process.kill()
+            process.join()
+
+
+@pytest.mark.parametrize("fate", FATES)
+@pytest.mark.parametrize("trainer", ["lightning", "accelerate"])
+def test_under_other_trainers_too(tmp_path, trainer, fate):
+    if importlib.util.find_spec(trainer) is None:
+        pytest.skip(f"{trainer} is not installed")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["--monitor-interval=2", "-m", "tests.support.lost_ranks", str(tmp_path), trainer, fate]
+    # torchrun itself waits long for a process that is stopped, so nobody waits for torchrun
+    with (tmp_path / "log").open("w") as log:
+        running = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log, start_new_session=True)
+    try:
+        end = time.monotonic() + 120
+        while not (tmp_path / "told").exists() and running.poll() is None and time.monotonic() < end:
+            time.sleep(0.2)
+        seconds, _, told = (tmp_path / "told").read_text().partition("\n")
+    finally:
+        for pid in [*map(int, (tmp_path / "pids").read_text().split()), running.pid]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        running.wait()
+    assert float(seconds) < LATEST
+    assert any(word in told for word in ("Connection closed by peer", "Connection reset by peer", "Timed out")), told
