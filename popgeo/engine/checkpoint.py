@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from popgeo.atomic_write import write_atomically
+from popgeo.engine.cuda_graph import CudaGraphRunner
 from popgeo.engine.optimizer.precision import restore_types
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_runner import StepRunner
@@ -95,7 +96,7 @@ def restore_weights(
             raise ValueError(f"{path} does not fit the optimizer: {error}") from error
 
 
-def restore_run(content: Mapping[str, Any], runner: StepRunner) -> None:
+def restore_run(content: Mapping[str, Any], runner: StepRunner | CudaGraphRunner) -> None:
     """Goes on with the random numbers, the buffers and the count of updates that a checkpoint of its replicas holds.
 
     Raises:

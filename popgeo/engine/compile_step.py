@@ -35,8 +35,8 @@ def compile_step(
         model: Its parameters and buffers are trained in place; for `"cuda"` they lie on the GPU. The step is in the
             mode, `model.train()` or `model.eval()`, that the model is in now. It returns its loss, alone or among other
             results; where several scalars could be it, `popgeo.identity_loss` marks one.
-        optimizer: Any that needs no closure, of `torch.optim` or of others; for `"cuda"` one that can be captured, whose
-            groups are then made `capturable`. A scheduler may change its learning rate between calls.
+        optimizer: Any that needs no closure, of `torch.optim` or of others; for `"cuda"` one that can be captured,
+            whose groups are then made `capturable`. A scheduler may change its learning rate between calls.
         example_batch: What a call will be given: a tuple of positional arguments, a dictionary of named ones, or the
             only one. Nothing is run on it. None leaves compiling to the first call.
         backend: `"cpu"`, `"inductor"` or `"cuda"`.

@@ -24,7 +24,7 @@ from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_options import StepOptions
 from popgeo.engine.step_recipe import Recipe, StepPlan
-from popgeo.engine.step_runner import ReplicaState, StepRunner
+from popgeo.engine.step_runner import ReplicaState
 
 
 class CompiledStep:
@@ -216,6 +216,8 @@ class CompiledStep:
         """Gives every replica the module's buffers, as they are now."""
         if self._bound is not None and self.backend is not Backend.CUDA:
             self._bound.on_processor.reset_buffers()
+        elif self._pending is not None:
+            self._pending = {**self._pending, "buffers": []}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes weights, optimizer and random numbers to a file that is whole at any moment, also if killed meanwhile.
@@ -344,12 +346,12 @@ class CompiledStep:
 
     def _forget(self, bound: BoundStep, modes: Mapping[nn.Module, bool]) -> None:
         """Forgets what was compiled; the next one goes on with its random numbers, and counts on from its updates."""
-        if self._pending is None and isinstance(bound.runner, StepRunner):
-            self._pending = bound.runner.run_state()
         self._recipe, self._bound = replace(self._recipe, modes=modes), None
+        if self._pending is None:
+            self._pending = {"replicas": list(self._replicas_here().local), **bound.runner.run_state()}
 
     def _go_on(self, bound: BoundStep) -> None:
         """Gives a compiled step the run that a checkpoint holds, if one was loaded."""
         if self._pending is not None:
-            checkpoint.restore_run(self._pending, bound.on_processor)
+            checkpoint.restore_run(self._pending, bound.runner)
             self._pending = None

@@ -1,7 +1,7 @@
 """Captures a whole step, forward, backward and update, as one CUDA graph, and replays it."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -93,6 +93,15 @@ class CudaGraphRunner:
         if self._optimizer is not None:
             self._optimizer.prepare()
         self._addresses = self._addresses_now()
+
+    def run_state(self) -> dict[str, Any]:
+        """What a step that is compiled anew goes on from: the count of updates."""
+        return {} if self._optimizer is None else {"num_updates": self._optimizer.num_updates}
+
+    def restore(self, content: Mapping[str, Any]) -> None:
+        """Goes on from what `run_state` returned."""
+        if self._optimizer is not None:
+            self._optimizer.num_updates = content["num_updates"]
 
     def how_it_runs(self) -> str:
         """In words."""

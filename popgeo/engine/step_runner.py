@@ -197,7 +197,7 @@ class StepRunner:
         names = [given.name for given, v in graph.inputs_of(Role.BUFFER).items() if graph.values[v].storage in mutated]
         buffers = dict(self._model.named_buffers())
         for state in self.replica_states:
-            state.buffers.update({name: buffers[name].clone() for name in names})
+            state.buffers.update({name: buffers[name].clone() for name in (*names, *state.buffers)})
 
     def run_state(self) -> dict[str, Any]:
         """Random numbers, buffers and the count of updates, as a checkpoint keeps them for the replicas here."""
@@ -212,9 +212,12 @@ class StepRunner:
         """Goes on from what `run_state` returned."""
         for state, generator in zip(self.replica_states, content["generators"], strict=True):
             state.generator.set_state(generator)
-        for mine, theirs in zip([s.buffers for s in self.replica_states if s.buffers], content["buffers"], strict=True):
-            for name, tensor in mine.items():
-                tensor.copy_(theirs[name])
+        places = dict(self._model.named_buffers())
+        for state, theirs in zip(
+            self.replica_states, content["buffers"] or [{}] * len(self.replica_states), strict=True
+        ):
+            # All that it had: in another mode the step may leave buffers alone that were the replica's own.
+            state.buffers.update({name: places[name].clone().copy_(tensor) for name, tensor in theirs.items()})
         if self.update is not None and "num_updates" in content:
             self.update.restore(content)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from popgeo.engine.optimizer.own_worker import wants_itself
 from popgeo.engine.optimizer.worker import settings_of
 
 _SERVED = "Adam, AdamW, NAdam, RAdam, Adamax, RMSprop, Rprop, Adadelta, ASGD or SGD"
@@ -61,6 +62,7 @@ class CapturableOptimizer:
         Raises:
             ValueError: a setting other than the learning rate has changed since.
         """
+        check_capturable(self.optimizer)
         if self.optimizer.state is not self._state:
             return False
         if len(self.optimizer.param_groups) != len(self._rates):
@@ -128,6 +130,11 @@ def check_capturable(optimizer: Optimizer) -> None:
         raise ValueError(
             f"{type(optimizer).__name__} keeps numbers of its update on the host, so a CUDA graph cannot hold it. Use "
             f"{_SERVED}, or backend='cpu' or 'inductor'."
+        )
+    if wants_itself(optimizer):
+        raise ValueError(
+            f"{type(optimizer).__name__} has hooks around its step, which a CUDA graph would call while it is captured "
+            "alone. Remove them, or use backend='cpu' or 'inductor'."
         )
     for group in optimizer.param_groups:
         if group.get("differentiable"):
