@@ -87,7 +87,7 @@ def noted_reads() -> Iterator[set[tuple[int, str]]]:
             reads.add((id(module), name))
         return object.__getattribute__(module, name)
 
-    nn.Module.__getattribute__ = note  # type: ignore[method-assign]
+    nn.Module.__getattribute__ = note  # type: ignore[assignment, method-assign]
     try:
         yield reads
     finally:
@@ -126,7 +126,11 @@ class _Held:
         self.contents = [(own, copy.copy(own)) for own in self.attributes.values() if type(own) in _HOLDERS]
         # TorchScript keeps other attributes where Python does not see them.
         kind = self.attributes.get("_concrete_type")
-        self.scripted = {} if kind is None else {name: self.module._c.getattr(name) for name in kind.get_attributes()}
+        self.scripted = {} if kind is None else {name: self._of_script.getattr(name) for name in kind.get_attributes()}
+
+    @property
+    def _of_script(self) -> Any:
+        return self.module._c
 
     def tensors(self) -> list[tuple[str, Tensor]]:
         """Parameters and buffers, by name."""
@@ -148,7 +152,7 @@ class _Held:
                 own.clear()
                 own.update(before)
         for name, value in self.scripted.items():
-            self.module._c.setattr(name, value)
+            self._of_script.setattr(name, value)
         if not isinstance(self.module._parameters, dict):  # TorchScript's, whose names are fixed
             for name, tensor in self.tensors():
                 self.table_of(name)[name] = tensor

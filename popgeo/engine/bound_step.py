@@ -80,7 +80,8 @@ class BoundStep:
         Raises:
             ValueError: an argument differs from what the step was compiled for; the message names it.
         """
-        form, found = self._forms.get((len(args), *kwargs)), ([], [])
+        form = self._forms.get((len(args), *kwargs))
+        found: tuple[list[Tensor], list[Any]] = ([], [])
         if form is not None:
             parts = (*args, *kwargs.values())
             if all(takes(compiled, parts[position], *found) for position, compiled in form):
@@ -108,7 +109,8 @@ class BoundStep:
         if plain and isinstance(compiled, Container) and set(given) <= set(compiled.keys):
             parts = dict(zip(compiled.keys, compiled.parts, strict=True))
             order = [key for key in compiled.keys if key in given]
-            self._forms[(num_positional, *keywords)] = [(given.index(key), parts[key]) for key in order]
+            form: tuple[Any, ...] = (num_positional, *keywords)
+            self._forms[form] = [(given.index(key), parts[key]) for key in order]
 
     def follow_memory(self) -> None:
         """Binds the step to the memory in which the weights are now, where they have moved."""

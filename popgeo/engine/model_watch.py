@@ -108,6 +108,7 @@ class ModelWatch:
         places += [(vars(one), "training") for one in modules.values()]
         # A tensor of one element may equal the one that takes its place.
         places += [(t, name) for t in self._tables for name, own in t.items() if _is_single(own)]
+        self._holders: list[Any]
         self._holders, self._names = [holder for holder, _ in places], [name for _, name in places]
         self._kept = [holder.get(name) for holder, name in places]  # what is alive has an id of its own
         self._values = list(map(id, self._kept))

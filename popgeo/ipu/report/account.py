@@ -143,7 +143,8 @@ class Account(Figures, ABC):
         Raises:
             ValueError: more are real than there are slots.
         """
-        real = dict(real or {})
+        graphs = self.graphs_per_micro_batch if graphs is None else graphs
+        real = {**self.real_of_slots, **(real or {})}
         if bad := {slots: number for slots, number in real.items() if not 0 <= number <= slots}:
             raise ValueError(
                 f"real is {bad}: of so many slots so many are real; pass {{slots: real}}, real at most slots."

@@ -59,7 +59,9 @@ def test_cycles_of_supersteps_sum_to_the_total_and_the_host_is_apart(report):
 
 def test_graphs_per_second_follow_from_the_clock_and_the_real_graphs(report):
     assert report.graphs_per_second == pytest.approx(2 * 1.85e9 / report.total_cycles)
-    assert report.for_batch().graphs_per_second is None
+    assert report.for_batch(graphs=4).graphs_per_second == pytest.approx(2 * report.graphs_per_second)
+    assert report.for_batch(real={12: 10}).graphs_per_second == report.graphs_per_second
+    assert report.for_batch(real={12: 10}).real_of_slots == {12: 10, 40: 30}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,110 @@
+"""What a call of a compiled step costs beside the operations of its graphs, for models of few and of many parameters.
+
+Each step is called once more with its graphs doing nothing: they hand back what they returned before. What is left is
+arguments, the look at what may have changed about the model, threads, denormal numbers, random numbers, the copies of
+inputs and of results, and, when training, what surrounds the optimizer's operations. Beside it stand the whole call
+and the same in eager PyTorch; with `--inductor` also a step that inductor has compiled.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from timing import measure, one_thread
+from torch import Tensor, nn
+
+import popgeo
+from popgeo.command_line import run
+from popgeo.engine.graph_runner import GraphRunner
+from popgeo.engine.inductor import InductorRunner
+
+GOAL, PARAMETERS_OF_GOAL = 30.0, 40  # microseconds, for a model of so many parameters
+
+
+class Layers(nn.Module):
+    """Many small weights, so that the graph is short and what surrounds it shows."""
+
+    def __init__(self, parameters: int) -> None:
+        super().__init__()
+        one = parameters == 1
+        self.layers = nn.ModuleList(nn.Linear(4, 4, bias=not one) for _ in range(max(parameters // 2, 1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def eager_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
+    """One update as people write it."""
+    optimizer.zero_grad()
+    model(x).backward()
+    optimizer.step()
+
+
+@contextmanager
+def idle_graphs(call: Callable[[], object]) -> Iterator[None]:
+    """Lets the graphs that a call runs do nothing but hand back what they return now."""
+    made: dict[Any, tuple[Any, Any]] = {}
+    kinds = [(kind, kind.run) for kind in (GraphRunner, InductorRunner)]
+    for kind, runs in kinds:
+
+        def note(runner: Any, inputs: Any, runs: Any = runs) -> Any:
+            made[runner] = runs(runner, inputs), runner._run
+            return made[runner][0]
+
+        kind.run = note
+    try:
+        call()
+    finally:
+        for kind, runs in kinds:
+            kind.run = runs
+    copied = {runner: vars(runner).pop("_copied", {}) for runner in made}
+    for runner, (outputs, _) in made.items():
+        runner._copied, runner._run = {}, lambda *inputs, outputs=outputs: list(outputs)
+    try:
+        yield
+    finally:
+        for runner, (_, before) in made.items():
+            runner._copied, runner._run = copied[runner], before
+
+
+def figures(parameters: int, trains: bool, backend: str, rounds: int) -> tuple[float, float, float]:
+    """Microseconds of a call beside its graphs, of the whole call, and of eager PyTorch."""
+    model, twin, x = Layers(parameters), Layers(parameters), torch.randn(8, 4)
+    optimizer, other = (torch.optim.Adam(one.parameters(), lr=1e-3) for one in (model, twin))
+    if trains:
+        step = popgeo.compile_step(model, optimizer, x, backend)
+    else:
+        step = popgeo.compile_forward(model, x, backend, options=popgeo.Options(num_threads=1))
+    for _ in range(5):  # threads are chosen, the optimizer's update is captured
+        step(x)
+    peers = {"whole": lambda: step(x), "eager": lambda: eager_step(twin, other, x) if trains else twin(x)}
+    seconds = measure(peers, rounds, min_seconds=0.01)
+    with idle_graphs(lambda: step(x)):
+        beside = measure({"beside": lambda: step(x)}, rounds, min_seconds=0.01)["beside"]
+    return 1e6 * beside, 1e6 * seconds["whole"], 1e6 * seconds["eager"]
+
+
+def main() -> None:
+    """Prints the figures of each model."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--inductor", action="store_true", help="also through inductor, which compiles for minutes")
+    parser.add_argument("--quick", action="store_true", help="few rounds")
+    options = parser.parse_args()
+    one_thread()
+    for backend in ("cpu", "inductor") if options.inductor else ("cpu",):
+        for trains in (False, True):
+            for parameters in (1, 40, 200):
+                beside, whole, eager = figures(parameters, trains, backend, rounds=5 if options.quick else 25)
+                goal = f" (goal {GOAL:.0f})" if (parameters, backend) == (PARAMETERS_OF_GOAL, "cpu") else ""
+                print(
+                    f"{'training' if trains else 'forward':8} {parameters:4} parameters, {backend}: {beside:5.1f} us a "
+                    f"call beside its graphs{goal}, {whole:7.1f} us in all, eager {eager:7.1f}"
+                )
+
+
+if __name__ == "__main__":
+    run(main)
