@@ -29,7 +29,6 @@ from popgeo import compile_forward, compile_step
 from popgeo.command_line import run
 from popgeo.deploy import Calculator
 from popgeo.engine.graph_runner import GraphRunner
-from popgeo.engine.pipeline.run_round import WholeRoundRunner
 from popgeo.nn import PaiNN, SchNet, energy_and_forces, mse_loss
 from popgeo.ops import distance
 
@@ -175,10 +174,9 @@ class Comparison:
         step = compile_step(training, optimizer, backend=backend)
 
         def peak() -> int:
-            whole = step.bound.on_processor.usual
-            assert isinstance(whole, WholeRoundRunner)
-            assert isinstance(whole.runner, GraphRunner)
-            return whole.runner.peak_bytes + sum(p.nbytes for p in model.parameters())
+            runner = step.bound.on_processor.usual
+            assert isinstance(runner, GraphRunner)
+            return runner.peak_bytes + sum(p.nbytes for p in model.parameters())
 
         if name:
             self.memory[name] = peak
@@ -230,14 +228,12 @@ def print_dynamics(rounds: int) -> None:
     atoms.calc = calculator = Calculator(SchNet(64, 64, 3, 25, cutoff=5.0), compile=compile_forward)
     dynamics = VelocityVerlet(atoms, 0.5)
     dynamics.run(20)
-    spent = measure(
-        {"a step": lambda: dynamics.run(10), "energy and forces of it": lambda: calculator.evaluate_again(10)},
-        rounds=rounds,
-    )
-    whole, model = (1e3 * value / 10 for value in spent.values())
+    ways = {"a step": lambda: dynamics.run(10), "of the model": lambda: calculator.calculate(atoms)}
+    spent = measure(ways, rounds=rounds)
+    whole, model = 1e2 * spent["a step"], 1e3 * spent["of the model"]
     verdict = "met" if whole <= GOAL_OF_DYNAMICS else "missed"
     goal = f"goal {GOAL_OF_DYNAMICS}: {verdict}"
-    print(f"  a step of ethanol: {whole:.2f} ms ({goal}), of which energy and forces {model:.2f}")
+    print(f"  a step of ethanol: {whole:.2f} ms ({goal}), of which ours {model:.2f}, the rest ASE's")
 
 
 def processor() -> str:
