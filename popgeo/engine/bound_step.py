@@ -22,6 +22,7 @@ from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.inductor import InductorRunner
 from popgeo.engine.micro_batches import check_batch_dimension, micro_batch
 from popgeo.engine.model_watch import ModelWatch
+from popgeo.engine.optimizer.flat_parameters import refuse_whole_tensors
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas, is_sharded
 from popgeo.engine.shards import require_all
@@ -242,7 +243,10 @@ def _require_trainable(recipe: Recipe, trained: Sequence[str], replicas: Replica
         return
     require_all(recipe.module)
     own = [name for name, p in recipe.module.named_parameters() if name in trained and is_sharded(p)]
-    if own and replicas.world_size > 1 and recipe.options.max_grad_norm is not None:
+    if not own or replicas.world_size == 1:
+        return
+    refuse_whole_tensors(recipe.optimizer, f"Each process has a part of {', '.join(own)} alone")
+    if recipe.options.max_grad_norm is not None:
         raise ValueError(
             f"Options.max_grad_norm is {recipe.options.max_grad_norm}, but each process has a part of "
             f"{', '.join(own)}, and none knows the norm of all gradients. Leave it out."

@@ -67,7 +67,7 @@ def compile_step(
         >>> step
         CompiledStep(Squares: training, backend cpu, 300 calls, ...)
     """
-    if not isinstance(optimizer, Optimizer):
+    if not (isinstance(optimizer, Optimizer) and hasattr(optimizer, "param_groups")):
         raise ValueError(
             f"optimizer is a {type(optimizer).__name__}; pass one of torch.optim over parameters of the model. For a "
             "forward pass alone there is popgeo.compile_forward."

@@ -36,6 +36,9 @@ class OwnWorker(Worker):
             for parameter, total in pairs:
                 parameter.grad = total.to(parameter.dtype, copy=True)  # it may keep them
             self.optimizer.step()
+        except RuntimeError as error:  # as of one that differentiates gradients
+            reason = f"{error}. A compiled step gives it gradients alone: no graph behind them, no closure"
+            raise RuntimeError(f"{type(self.optimizer).__name__}'s own step() failed: {reason}.") from error
         finally:
             for (parameter, _), gradient in zip(pairs, held, strict=True):
                 parameter.grad = gradient

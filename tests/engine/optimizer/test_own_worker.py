@@ -10,6 +10,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 import popgeo
 from popgeo import LossScaling, StepOptions
+from popgeo.engine.compiled_step import CompiledStep
+from popgeo.engine.replicas import Replicas
+from popgeo.engine.step_recipe import Recipe
 from tests.support.updates import gradients, step, weights
 
 
@@ -202,6 +205,22 @@ def test_what_it_cannot_do_is_refused_at_the_door():
         )
 
 
+class Twice(Progress):
+    def step(self, closure=None) -> None:
+        loss = sum(p.grad.sum() for group in self.param_groups for p in group["params"])
+        torch.autograd.grad(loss, self.param_groups[0]["params"])
+
+
+def test_an_optimizer_that_asks_for_more_than_gradients_says_so_and_leaves_the_model():
+    model = Squares()
+    before = copy.deepcopy(model.state_dict())
+    step = popgeo.compile_step(model, Twice(model.parameters()))
+    with pytest.raises(RuntimeError, match=r"Twice's own step\(\) failed: .*gives it gradients alone"):
+        step(batch(0))
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert all(p.grad is None for p in model.parameters())
+
+
 def freeze_last(optimizer: optim.Optimizer, args, kwargs) -> None:
     optimizer.param_groups[1]["params"][0].grad.zero_()
 
@@ -331,3 +350,15 @@ def test_published_optimizers_step_as_in_eager(module: str, name: str):
         update.apply()
         step(reference, theirs, gradients(number, torch.float32))
     assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+
+
+def test_what_looks_at_a_whole_group_is_refused_where_each_process_has_a_part_of_it():
+    model = Squares()
+    model.last.weight.is_sharded = True
+    for optimizer, message in (
+        (Progress(model.parameters()), r"Each process has a part of last\.weight alone, but Progress looks at whole"),
+        (optim.SGD(model.parameters(), lr=0.1), r"max_grad_norm is 1\.0, but each process has a part of last\.weight"),
+    ):
+        recipe = Recipe(function=model, optimizer=optimizer, options=StepOptions(max_grad_norm=1.0))
+        with pytest.raises(ValueError, match=message):
+            CompiledStep(recipe, Replicas((0,), 2)).compile(batch(0))
