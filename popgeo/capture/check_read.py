@@ -174,9 +174,8 @@ def _require_bodies(graph: OpGraph, op: Op) -> None:
             inside, outside = body.values[v], graph.values[operand.value]
             own = one.name.startswith("given.") or inside.stride == outside.stride
             _require(own and _shape(inside) == _shape(outside), f"{op.target} gives its body another shape for {one}")
-        made = [
-            [_shape(one.values[v]) for v in numbers] for one, numbers in ((body, body.outputs), (graph, op.outputs))
-        ]
+        both = (body, body.outputs), (graph, op.outputs)
+        made = [[v is None or _shape(one.values[v]) for v in numbers] for one, numbers in both]
         _require(made[0] == made[1], f"{op.target} makes what its body does not")
 
 
