@@ -19,10 +19,10 @@ def fuzz(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_no_damaged_file_runs_code_crashes_or_is_read_wrong():
-    kinds = ["kept step", "checkpoint", "report"]
-    ended = fuzz("--cases", "15", "--seed", "suite", "--kinds", *kinds)
+    kinds = ["kept step", "checkpoint", "report", "store", "part of a store"]
+    ended = fuzz("--cases", "25", "--seed", "suite", "--kinds", *kinds)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert re.search("^15 cases$", ended.stdout, re.MULTILINE)
+    assert re.search("^25 cases$", ended.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", ["report", "store"])
