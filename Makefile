@@ -7,7 +7,7 @@ RUN := $(VENV)/bin/python
 DONE := $(VENV)/.installed
 SOURCES := requirements.txt pyproject.toml setup.py $(wildcard popgeo/native/csrc/*)
 
-.PHONY: demo test check format bench docs fuzz fuzz-aarch64 clean
+.PHONY: demo test check format bench docs fuzz fuzz-aarch64 sanitize clean
 
 demo: $(DONE) ## train SchNet on the bundled molecules and show how it went
 	$(RUN) -m popgeo
@@ -36,6 +36,9 @@ docs: $(DONE) ## build the documentation in build/docs; a warning is an error
 
 fuzz: $(DONE) ## random calls of the compiled kernels under AddressSanitizer, for a minute
 	$(RUN) tests/native/fuzz.py --seconds 60
+
+sanitize: $(DONE) ## the tests of ops, data, loader, sampling and packing under the address and undefined-behaviour sanitizers
+	$(RUN) tests/native/sanitize.py
 
 fuzz-aarch64: $(DONE) ## random calls of the compiled kernels on an emulated ARM processor: the same bits as here
 	$(RUN) -m tests.native.fuzz_aarch64

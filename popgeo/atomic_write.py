@@ -1,14 +1,18 @@
 """Writes files that are whole at any moment."""
 
+import glob
 import os
 import tempfile
+import time
 from pathlib import Path
+
+_SECONDS_TO_WRITE = 3600.0  # a file that was begun longer ago will not be ended
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Writes a file so that at any moment there is the old one or the new one, also when the machine stops.
 
-    Its folder is made where there is none.
+    Its folder is made where there is none; what killed writers of the file have left there an hour ago is removed.
 
     Raises:
         OSError: it cannot be written; what was there before stays, and nothing half written.
@@ -20,6 +24,9 @@ def write_atomically(path: Path, data: bytes) -> None:
         b'one epoch'
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f"{glob.escape(path.name)}*.part"):
+        if left.is_file() and time.time() - left.stat().st_mtime > _SECONDS_TO_WRITE:
+            left.unlink(missing_ok=True)  # of a writer that was killed
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -50,8 +50,8 @@ def read_pt(path: Path, trust: bool = False) -> Any:
     try:
         with torch.serialization.safe_globals(_OF_PYG):
             content = torch.load(path, weights_only=not trust)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        reason = str(error).splitlines()[0]
+    except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, ValueError, TypeError) as error:
+        reason = (str(error).splitlines() or ["it is empty or cut off."])[0]
         raise ValueError(
             f"{path} cannot be read: {reason} If it comes from a source that you trust, pass --trust."
         ) from error

@@ -119,6 +119,9 @@ def _column(
         _refuse_containers(name, values)
         return JoinedColumn(name=name, values=list(values))
     dim = data.__cat_dim__(name, values, store)
+    num_rows = len(values) if dim is None else values.size(dim)
+    if slices[0] != 0 or slices[-1] != num_rows or bool((slices.diff() < 0).any()):
+        raise ValueError(f"The slices of {name!r} do not lead through its {num_rows} rows. Process the dataset again.")
     return JoinedColumn(
         name=name,
         values=values.contiguous(),
@@ -157,6 +160,14 @@ def _concatenate(
         )
     if not isinstance(first, Tensor) or is_sparse(first) or first.is_nested:
         return values, None
+    dtypes = [str(value.dtype) for value in values]
+    if odd := next((i for i, dtype in enumerate(dtypes) if dtype != dtypes[0]), 0):
+        raise ValueError(
+            f"Attribute {name!r} is {dtypes[0]} in graph 0 and {dtypes[odd]} in graph {odd}. Convert one of them or "
+            f"pass exclude_keys=[{name!r}]."
+        )
+    if name == "edge_index" and (first.is_floating_point() or first.dtype is torch.bool):
+        raise ValueError(f"edge_index is {first.dtype}; numbers of nodes are whole. Pass edge_index.long().")
     dim = data.__cat_dim__(name, first, store)
     if dim is None or first.dim() == 0:
         values, dim = [value.unsqueeze(0) for value in values], 0

@@ -105,6 +105,11 @@ def _joined(
         position, bundle, size = start, [], 0
         for graph in _from(graphs, start):
             graph = graph if transform is None else transform(graph)
+            if not isinstance(graph, (Data, HeteroData)):
+                raise ValueError(
+                    f"Graph {position + len(bundle)} of the source is a {type(graph).__name__}; Data or HeteroData is "
+                    f"needed. Turn each item into one."
+                )
             bundle.append(graph)
             size += _bytes(graph)
             # The graphs, and the arrays that they are joined into, are in memory at the same time.

@@ -96,6 +96,8 @@ class StepOptions:
             self._require_count(name)
         if self.num_threads is not None:
             self._require_count("num_threads")
+        if not isinstance(self.random_seed, int | None):
+            self._refuse("random_seed", "it must be a whole number or None")
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             self._refuse("max_grad_norm", "it must be positive")
         self._settle("loss_scaling", loss_scaling_of(self.loss_scaling, type(self).__name__))

@@ -133,8 +133,10 @@ class FixedSizeEventLoader(EpochLoader):
         wrong = [name for name, v in columns if not isinstance(v, Tensor) or v.shape[:1] != (num_events,)]
         if wrong:
             raise ValueError(f"{', '.join(wrong)} is no tensor with one row for each of {num_events} events.")
-        back = int((data.t.diff() < 0).sum())
+        times = data.t.cpu().numpy()  # neighbours are compared: differences of whole numbers may overflow
+        back = int((~(times[1:] >= times[:-1])).sum()) + int(times[0] != times[0])
         if back:
             raise ValueError(
-                f"{back} of {num_events} events are earlier than the one before. Sort them: data[data.t.argsort()]."
+                f"{back} of {num_events} events are earlier than the one before, or have no time (NaN). Leave the "
+                f"latter out and sort the others: data[data.t.argsort()]."
             )

@@ -84,7 +84,8 @@ class BatchMaker:
         ring: list[BatchMemory | None] = [None]
         if self.num_buffers:
             at_once = max(1, self.num_buffers // 2) * group
-            ring = self._ring = self._ring or self._make_ring(at_once, group)
+            # An iterator has a ring of its own: what a peek draws must not stand where an epoch's items are in use.
+            ring, self._ring = self._ring or self._make_ring(at_once, group), []
         start, stop, end = 0, group, len(packs)  # the first item is wanted at once
         turn = 0
         while start < end:
@@ -95,6 +96,8 @@ class BatchMaker:
             self.source.expect(packs, start)
             yield self.source.cut(packs[start:stop], key, group, memory)
             start, stop, turn = stop, stop + at_once, turn + 1
+        if group == self._made_for:
+            self._ring = ring if self.num_buffers else []
 
     def _make_ring(self, at_once: int, group: int) -> list[BatchMemory | None]:
         # One part is in use while one is filled; with a thread more wait between them.

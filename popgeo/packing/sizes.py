@@ -33,6 +33,8 @@ def as_table(sizes: ArrayLike, *, narrow: bool = False) -> NDArray[np.int64]:
     table = table[:, None] if table.ndim == 1 else table
     if table.size and table.min() < 0:
         raise ValueError(f"Graph {int(table.min(axis=1).argmin())} has size {table.min()}; no size may be negative.")
+    if table.size and int(table.max()) > (1 << 62) // len(table):
+        raise ValueError(f"A size is {table.max()}, so that {len(table)} graphs together exceed 64-bit numbers.")
     return table
 
 

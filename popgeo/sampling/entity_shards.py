@@ -110,7 +110,7 @@ def pair_of(triples: Tensor, shards: EntityShards) -> Tensor:
     """The pair of shards of each triple: head shard * num_shards + tail shard. [num_triples, 3] -> [num_triples]
 
     Raises:
-        ValueError: the triples are not whole numbers [num_triples, 3], or name an entity that there is not.
+        ValueError: the triples are not whole numbers [num_triples, 3], or name what there is not.
 
     Example:
         >>> shards = EntityShards.deal(4, num_shards=2)
@@ -122,6 +122,9 @@ def pair_of(triples: Tensor, shards: EntityShards) -> Tensor:
             f"triples are {triples.dtype} of shape {tuple(triples.shape)}; they need int64 [num_triples, 3]: head, "
             "relation, tail."
         )
+    if len(triples) and int(triples[:, 1].min()) < 0:
+        first = int((triples[:, 1] < 0).nonzero()[0])
+        raise ValueError(f"triples[{first}] is {triples[first].tolist()}; relations are numbered from 0.")
     ends = triples[:, [0, 2]]
     check_range("triples[:, [0, 2]]", ends, shards.num_entities)
     return shards.shard[ends[:, 0]] * shards.num_shards + shards.shard[ends[:, 1]]

@@ -38,20 +38,24 @@ def build(folder: Path) -> Path:
     return path
 
 
-def rerun(path: Path, seconds: float, seed: int) -> int:
-    """Runs `fuzz` in a Python that has the sanitizer loaded first."""
+def preloaded(path: Path) -> dict[str, str]:
+    """The environment of a Python that has the sanitizers loaded first, and is to use this library."""
     runtimes = [
         subprocess.run([os.environ.get("CXX", "g++"), f"-print-file-name={name}"], capture_output=True, text=True)
         for name in ("libasan.so", "libubsan.so")
     ]
-    environment = os.environ | {
+    return os.environ | {
         "LD_PRELOAD": " ".join(runtime.stdout.strip() for runtime in runtimes),
         "ASAN_OPTIONS": "detect_leaks=0",
         "PYTHONPATH": str(ROOT),
         "POPGEO_FUZZED_LIBRARY": str(path),
     }
+
+
+def rerun(path: Path, seconds: float, seed: int) -> int:
+    """Runs `fuzz` in a Python that has the sanitizers loaded first."""
     command = [sys.executable, __file__, "--seconds", str(seconds), "--seed", str(seed)]
-    return subprocess.run(command, env=environment).returncode
+    return subprocess.run(command, env=preloaded(path)).returncode
 
 
 def sample(chance: random.Random) -> tuple[Any, Any]:
@@ -116,7 +120,7 @@ def fuzz_chain(chance: random.Random) -> None:
     steps = [(chance.randrange(9), chance.randrange(99), chance.randrange(99)) for _ in range(chance.randrange(2, 12))]
 
     def function(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        made = list(inputs)
+        made = [x.clone() for x in inputs]  # what a caller passed is not written to
         for kind, first, second in steps:
             x, y = made[first % len(made)], made[second % len(made)]
             if kind < 4:

@@ -169,6 +169,8 @@ def _of_cluster_data(clusters: ClusterData) -> tuple[Data, Tensor]:
 
 def _checked(store: FlatStore, parts: Tensor) -> tuple[Tensor, int]:
     num_nodes = num_rows(store, _NODES)
+    if not num_nodes:
+        raise ValueError("The graph has no nodes; clusters need at least one.")
     if parts.shape != (num_nodes,) or parts.is_floating_point() or (num_nodes and int(parts.min()) < 0):
         raise ValueError(
             f"parts is {parts.dtype} of shape {tuple(parts.shape)}, from {parts.min() if parts.numel() else 0} on; "

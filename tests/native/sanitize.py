@@ -1,0 +1,37 @@
+"""Runs tests with the compiled library built under the address and undefined-behaviour sanitizers.
+
+    python tests/native/sanitize.py [pytest arguments; by default the tests of ops, data, loader, sampling and packing]
+
+A read or write out of bounds, a null pointer or an overflow ends the run with the sanitizer's report. Loads of numbers
+at odd addresses, which processors do, and leaks of Python's own are not looked for.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.native.fuzz import ROOT, build, preloaded
+
+FOLDERS = ["tests/ops", "tests/data", "tests/loader", "tests/sampling", "tests/packing"]
+
+
+def main(arguments: list[str]) -> int:
+    if "POPGEO_FUZZED_LIBRARY" in os.environ:
+        import pytest
+
+        from popgeo.native import library
+
+        library._PATH = Path(os.environ["POPGEO_FUZZED_LIBRARY"])
+        assert library.is_available(), library.reason()
+        return int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *(arguments or FOLDERS)]))
+    with tempfile.TemporaryDirectory() as folder:
+        environment = preloaded(build(Path(folder)))
+        return subprocess.run([sys.executable, __file__, *arguments], env=environment, cwd=ROOT).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
