@@ -77,8 +77,9 @@ def capture(
     ):  # fmt: skip
         casting = contextlib.nullcontext() if autocast is None else torch.autocast("cpu", dtype=autocast)
         try:
-            with static_forms(), recorder.follow_modules(module), recorder, casting:
+            with static_forms() as slots, recorder.follow_modules(module), recorder, casting:
                 tree = arguments.pass_to(function, inputs)
+                slots.refuse_in(tree)
         except RuntimeError as error:
             if recorder.refusal is not None:  # TorchScript hands on neither the error nor its words
                 raise recorder.refusal from error

@@ -64,9 +64,9 @@ def check_static(model: Callable[..., Any], *inputs: Any, **named_inputs: Any) -
     try:
         with (
             torch.random.fork_rng(devices=[]), fake_mode, swapped(module, by_id) as held, torch.enable_grad(),
-            static_forms(), recorder.follow_modules(module), recorder,
+            static_forms() as slots, recorder.follow_modules(module), recorder,
         ):  # fmt: skip
-            model(*args, **kwargs)
+            slots.refuse_in(model(*args, **kwargs))
             held.replaced_buffers(recorder.page.is_constant)
     except Exception:
         # What follows from a value made up may fail; what was found until then stays true.

@@ -120,7 +120,7 @@ class Recorder(TorchDispatchMode):
             try:
                 result = known_values.compute(self.page, func, args, keywords)
             except known_values.UnknownValue:
-                self._report(func)
+                self.problem_here(func._schema.name.removeprefix("aten::"))()
                 result = self._instead(func, args, keywords)
         elif not makes_tensors(func) and not any(isinstance(arg, FakeTensor) for arg in args):
             with unset_fake_temporarily():  # a number of a tensor from outside, which a fake tensor could not tell
@@ -179,15 +179,20 @@ class Recorder(TorchDispatchMode):
         self._forward_of.setdefault(torch.autograd._get_sequence_nr() - 1, place)  # type: ignore[attr-defined]
         return place
 
-    def _report(self, func: Any) -> None:
+    def problem_here(self, name: str) -> Callable[[], None]:
+        """Tells, when it is called, that an operation on the line that runs now depends on the data."""
         module = self.modules[-1] if self.modules else ""
-        name = func._schema.name.removeprefix("aten::")
         remedy = dynamic_shapes.remedy(name, dynamic_shapes.callers(sys._getframe(2)))
-        try:
-            self._on_problem(Problem(name, self.line(), module, remedy))
-        except Exception as error:
-            self.refusal = error
-            raise
+        problem = Problem(name, self.line(), module, remedy)
+
+        def report() -> None:
+            try:
+                self._on_problem(problem)
+            except Exception as error:
+                self.refusal = error
+                raise
+
+        return report
 
     def _refuse_other_layouts(self, func: Any, changed: Sequence[Tensor]) -> None:
         """Where a tensor gets another shape or other memory, what has its number is no longer that tensor."""

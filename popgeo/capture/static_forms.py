@@ -15,10 +15,14 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 
-from popgeo.capture import static_layers, static_neighbors
+from popgeo.capture import static_layers, static_neighbors, static_rows
+from popgeo.capture.free_slots import FreeSlots
 
 # By module and name, what stands in for it; that of a method is called with PyG's own before the arguments.
-_IN_PYG: dict[tuple[str, str], Callable[..., Any]] = {
+_IN_PYG: dict[tuple[str, str], Any] = {
+    ("torch_geometric.backend", "use_segment_matmul"): False,  # otherwise the longest segment decides
+    ("torch_geometric.utils._scatter", "scatter"): static_rows.scatter,
+    ("torch_geometric.utils._degree", "degree"): static_rows.degree,
     ("torch_geometric.nn.aggr.base", "Aggregation.assert_sorted_index"): static_layers.assume_sorted_index,
     ("torch_geometric.nn.dense.linear", "HeteroLinear.forward"): static_layers.hetero_linear,
     ("torch_geometric.nn.conv.mf_conv", "MFConv.forward"): static_layers.mf_conv,
@@ -32,24 +36,25 @@ _IN_PYG: dict[tuple[str, str], Callable[..., Any]] = {
     ("torch.nn.modules.batchnorm", "_BatchNorm.forward"): static_layers.mean_of_batches,
     ("torch_geometric.nn.pool", "knn"): static_neighbors.knn,
     ("torch_geometric.nn.pool", "knn_graph"): static_neighbors.knn_graph,
-    ("torch_geometric.nn.pool", "radius"): static_neighbors.radius,
-    ("torch_geometric.nn.pool", "radius_graph"): static_neighbors.radius_graph,
+    ("torch_geometric.nn.pool", "radius"): static_rows.found_only(static_neighbors.radius),
+    ("torch_geometric.nn.pool", "radius_graph"): static_rows.found_only(static_neighbors.radius_graph),
     ("torch_geometric.nn.pool", "nearest"): static_neighbors.nearest,
     ("torch_geometric.nn.unpool.knn_interpolate", "knn_interpolate"): static_neighbors.knn_interpolate,
 }
 
 
 @contextlib.contextmanager
-def static_forms() -> Iterator[None]:
-    """Lets static forms stand in for functions that read data, while the block runs.
+def static_forms() -> Iterator[FreeSlots]:
+    """Lets static forms stand in for functions that read data, while the block runs; gives what follows free slots.
 
     Example:
         >>> with static_forms():
         ...     torch.bincount(torch.tensor([0, 2]), minlength=4)
         tensor([1, 0, 1, 0])
     """
-    with _without_fused_layers(), _without_checked_distributions(), _replaced_in_pyg(), _TorchForms():
-        yield
+    slots = FreeSlots()
+    with _without_fused_layers(), _without_checked_distributions(), _replaced_in_pyg(), slots, _TorchForms(slots):
+        yield slots
 
 
 @contextlib.contextmanager
@@ -64,12 +69,16 @@ def _without_fused_layers() -> Iterator[None]:
 
 
 class _TorchForms(TorchFunctionMode):
+    def __init__(self, slots: FreeSlots) -> None:
+        super().__init__()
+        self._slots = slots
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        form = _IN_TORCH.get(func)
-        made = NotImplemented if form is None else form(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {})) if made is NotImplemented else made
+        form, named = _IN_TORCH.get(func), dict(kwargs or {})
+        made = NotImplemented if form is None else form(*args, **named)
+        return self._slots.sizes(func, args, named, func(*args, **named)) if made is NotImplemented else made
 
 
 def _bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:
@@ -81,22 +90,6 @@ def _bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) 
     elif weights.dtype != torch.float32:
         weights = weights.to(torch.float64)  # as torch does
     return weights.new_zeros(minlength).scatter_add(0, input.to(torch.int64), weights)
-
-
-def _set_item(self: Tensor, index: Any, value: Any) -> Any:
-    """A write of the same value, or row, wherever a mask holds."""
-    mask, *rest = index if isinstance(index, tuple) and index else (index,)
-    simple = all(isinstance(part, int | slice) for part in rest)
-    if not (isinstance(mask, Tensor) and mask.dtype == torch.bool and isinstance(value, Tensor) and simple):
-        return NotImplemented
-    into = self[(slice(None),) * mask.dim() + tuple(rest)]
-    trailing = into.dim() - mask.dim()
-    own_row = value.dim() > trailing and (value.dim() > trailing + 1 or value.size(0) != 1)
-    if own_row or into.shape[: mask.dim()] != mask.shape or (value.dim() == 0 and not value.requires_grad):
-        return NotImplemented
-    row = value.squeeze(0) if value.dim() > trailing else value
-    into.copy_(torch.where(mask.reshape(*mask.shape, *(1,) * trailing), row.to(into.dtype), into))
-    return None
 
 
 def _gaussian_nll_loss(
@@ -186,7 +179,9 @@ def ctc_loss(
 _IN_TORCH: dict[Any, Callable[..., Any]] = {
     torch.bincount: _bincount,
     torch.Tensor.bincount: _bincount,
-    torch.Tensor.__setitem__: _set_item,
+    torch.Tensor.__getitem__: static_rows.get_item,
+    torch.Tensor.__setitem__: static_rows.set_item,
+    torch.cat: static_rows.cat,
     torch.nn.functional.gaussian_nll_loss: _gaussian_nll_loss,
     torch.nn.functional.ctc_loss: ctc_loss,
     torch.tensor_split: _tensor_split,
@@ -215,8 +210,8 @@ def _replaced_in_pyg() -> Iterator[None]:
             owner, _, name = path.rpartition(".")
             holder = getattr(sys.modules[module], owner) if owner else sys.modules[module]
             original = vars(holder)[name]
-            if owner:
-                places.append((holder, name, _standing_in(original, form)))
+            if owner or not callable(form):
+                places.append((holder, name, _standing_in(original, form) if owner else form))
             else:
                 functions.append((name, original, form))
     for importer in list(sys.modules.values()) if functions else ():

@@ -9,6 +9,7 @@ import torch
 import torch_geometric.nn as pyg_nn
 from torch import Tensor, nn
 from torch_geometric.nn.aggr import MedianAggregation, QuantileAggregation
+from torch_geometric.utils import scatter
 
 from popgeo.capture import static_neighbors
 from popgeo.ipu import DynamicShapeError, Options, check_static, compile, training_model
@@ -206,25 +207,30 @@ def reference_neighbors(x: Tensor, y: Tensor, k: int, of_x: Tensor, of_y: Tensor
     return found
 
 
+def as_matrix(pairs: Tensor) -> Tensor:
+    """Ones where a pair is."""
+    return scatter(torch.ones(pairs.size(1)), pairs[0] * NODES + pairs[1], 0, 7 * NODES).view(7, NODES)
+
+
 @pytest.mark.parametrize("k", [1, 3, 20])
-@pytest.mark.parametrize("r", [1.5, 100.0])
-def test_neighbors_are_those_of_a_plain_search_and_minus_one_is_for_none(k, r):
+@pytest.mark.parametrize("r", [0.1, 1.5, 100.0])
+def test_neighbors_are_those_of_a_plain_search(k, r):
     x, y, of_y = features(3), features(6)[:7, 3:], torch.tensor([0, 1, 1, 2, 2, 2, 5])
-    near = compile(lambda x, y, b, c: pyg_nn.radius(x, y, r, b, c, max_num_neighbors=k), [x, y, BATCH, of_y])
-    pairs = near(x, y, BATCH, of_y).t().tolist()
-    assert len(pairs) == 7 * min(k, NODES)
-    assert [(i, j) for i, j in pairs if (i, j) != (-1, -1)] == reference_neighbors(x, y, k, BATCH, of_y, r)
+    inputs, pairs = [x, y, BATCH, of_y], reference_neighbors(x, y, k, BATCH, of_y, r)
+    near = compile(lambda x, y, b, c: as_matrix(pyg_nn.radius(x, y, r, b, c, max_num_neighbors=k)), inputs)(*inputs)
+    assert [tuple(pair) for pair in near.nonzero().tolist()] == sorted(pairs)
+    assert near.sum() == len(pairs)
     if r == 100:
         nearest = compile(lambda x, y, b, c: pyg_nn.knn(x, y, k, b, c), [x, y, BATCH, of_y])(x, y, BATCH, of_y)
         assert nearest.shape == (2, 7 * k)
-        assert [(i, j) for i, j in nearest.t().tolist() if i >= 0] == [tuple(pair) for pair in pairs if pair[0] >= 0]
+        assert [(i, j) for i, j in nearest.t().tolist() if i >= 0] == pairs
 
 
 def test_a_graph_of_neighbors_leaves_the_node_itself_out():
     x = torch.tensor([[0.0], [1.0], [3.0], [3.5]])
     assert compile(lambda x: pyg_nn.knn_graph(x, 1), [x])(x).tolist() == [[1, 0, 3, 2], [0, 1, 2, 3]]
     assert compile(lambda x: pyg_nn.knn_graph(x, 1, loop=True), [x])(x).tolist() == [[0, 1, 2, 3]] * 2
-    near = compile(lambda x: pyg_nn.radius_graph(x, 1.0, max_num_neighbors=1, flow="target_to_source"), [x])(x)
+    near = static_neighbors.radius_graph(x, 1.0, max_num_neighbors=1, flow="target_to_source")
     assert near.tolist() == [[0, 1, 2, 3], [1, 0, 3, 2]]
     assert compile(lambda x: pyg_nn.nearest(x, x[2:]), [x])(x).tolist() == [0, 0, 0, 1]
 
