@@ -9,19 +9,28 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from popgeo.capture.model_lines import owner_of
+
+_POOL = "pass size=, the fixed number of graphs of a batch, to the pooling"
+_LOOPS = "reduce over edges with torch_geometric.utils.scatter alone, or take torch_geometric.transforms."
 _BY_CALLER = {
-    "add_self_loops": "add the loops beforehand with torch_geometric.transforms.AddSelfLoops()",
-    "add_remaining_self_loops": "add the loops with transforms.AddSelfLoops() and pass add_self_loops=False",
-    "remove_self_loops": "remove the loops beforehand with torch_geometric.transforms.RemoveSelfLoops()",
+    "add_self_loops": _LOOPS + "AddSelfLoops() beforehand",
+    "add_remaining_self_loops": _LOOPS + "AddRemainingSelfLoops() beforehand and pass add_self_loops=False",
+    "remove_self_loops": _LOOPS + "RemoveSelfLoops() beforehand",
+    "found_only.<locals>.searches": "reduce over edges with torch_geometric.utils.scatter, or use popgeo.ops.radius",
     "to_dense_batch": "pass batch_size= and max_num_nodes= to to_dense_batch, or keep the nodes flat with their mask",
-    "global_add_pool": "pass size=, the fixed number of graphs of a batch, to the pooling",
-    "global_mean_pool": "pass size=, the fixed number of graphs of a batch, to the pooling",
-    "global_max_pool": "pass size=, the fixed number of graphs of a batch, to the pooling",
+    "Aggregation.__call__": "pass dim_size=, the fixed number of graphs of a batch, and max_num_elements= if any; "
+    "popgeo.nn.to_fixed_size(model, num_graphs) tells the readouts that a model holds how many graphs there are",
+    "HypergraphConv.forward": "pass num_edges=, the fixed number of hyperedges",
+    "GPSConv.forward": "use attn_type='multihead', or popgeo.nn.GPSConv",
+    "global_add_pool": _POOL,
+    "global_mean_pool": _POOL,
+    "global_max_pool": _POOL,
     "maybe_num_nodes": "pass num_nodes= (or size=, dim_size=) instead of letting it be read from the indices",
     "scatter": "pass dim_size=, the fixed number of rows of the result",
     "softmax": "pass num_nodes=, the fixed number of rows of the index",
     "degree": "pass num_nodes= to degree",
-    "cumsum": "write the loop with tensor operations",
+    "one_hot": "pass num_classes= to one_hot",
 }
 _BY_OPERATION = {
     "index": "choose with torch.where(mask, x, other), or multiply by the mask, so that the shape stays",
@@ -34,6 +43,7 @@ _BY_OPERATION = {
     "bincount": "pass minlength=, the fixed number of bins",
     "repeat_interleave": "pass output_size=, the fixed length of the result",
     "_local_scalar_dense": "keep it a tensor: torch.where instead of `if`, a fixed size instead of one read from data",
+    "numpy": "compute with torch, or before the batch is built: NumPy would compute once, while the step is captured",
     "equal": "compare with torch.eq and keep the result a tensor",
 }
 
@@ -67,12 +77,15 @@ class DynamicShapeError(ValueError):
 def remedy(operation: str, callers: Sequence[str]) -> str:
     """What to write instead of an operation, given the names of the functions it was called from, innermost first.
 
+    Of functions that call each other, the remedy is that of the last, which is the one that the model calls; a number
+    of nodes that a function of loops would read is passed to that function.
+
     Example:
         >>> remedy("nonzero", ["forward"])
         'keep the mask and use torch.where(mask, x, other), so that the shape stays'
     """
-    for name in callers:
-        if name in _BY_CALLER:
+    for name in reversed(callers):
+        if name in _BY_CALLER and not (name.endswith("self_loops") and operation == "_local_scalar_dense"):
             return _BY_CALLER[name]
     return _BY_OPERATION.get(operation, "compute with a fixed number of elements and a mask")
 
@@ -92,10 +105,10 @@ def is_dynamic(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 def callers(frame: FrameType | None) -> list[str]:
-    """The names of the functions on the stack, innermost first, torch's own left out."""
+    """The names of the functions on the stack, innermost first, torch's own left out, up to the first of the user's."""
     names: list[str] = []
-    while frame is not None and len(names) < 40:
-        if "/torch/" not in frame.f_code.co_filename:
-            names.append(frame.f_code.co_name)
+    while frame is not None and owner_of(frame.f_code) != "user":
+        if owner_of(frame.f_code) != "torch":
+            names.append(getattr(frame.f_code, "co_qualname", frame.f_code.co_name))
         frame = frame.f_back
     return names

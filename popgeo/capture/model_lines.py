@@ -18,7 +18,8 @@ _OURS = tuple(os.path.join(_PACKAGE, folder) + os.sep for folder in ("capture", 
 
 
 @functools.cache
-def _owner(code: CodeType) -> str:
+def owner_of(code: CodeType) -> str:
+    """Whose code it is: `user`, `pyg`, `popgeo` or `torch`."""
     path = code.co_filename
     # PyG writes the propagate() of each layer into a file of its own, named after the module.
     if path.startswith(_PYG) or os.path.basename(path).startswith("torch_geometric."):
@@ -37,7 +38,7 @@ def model_frame(stop: CodeType) -> FrameType | None:
     library: FrameType | None = None
     torchs: FrameType | None = None
     while frame is not None and frame.f_code is not stop:
-        owner = _owner(frame.f_code)
+        owner = owner_of(frame.f_code)
         if owner == "user":
             return frame
         if owner == "pyg" and library is None:
@@ -57,7 +58,7 @@ def line_of_error(error: BaseException) -> str:
         error = error.__context__
     trace, found, library = error.__traceback__, "", ""
     while trace is not None:
-        owner = _owner(trace.tb_frame.f_code)
+        owner = owner_of(trace.tb_frame.f_code)
         if owner == "user" and trace.tb_frame.f_code.co_name != "__torch_dispatch__":  # of a mode, not of the model
             found = _line(trace.tb_frame.f_code, trace.tb_lineno)
         elif owner == "pyg":
@@ -80,7 +81,7 @@ def files(stop: CodeType) -> set[str]:
 @functools.cache
 def _is_hashed(code: CodeType) -> bool:
     # What PyG generates has a name of its own in each process, and PyG's version says what is in it.
-    return _owner(code) != "torch" and not os.path.basename(code.co_filename).startswith("torch_geometric.")
+    return owner_of(code) != "torch" and not os.path.basename(code.co_filename).startswith("torch_geometric.")
 
 
 def describe(frame: FrameType | None) -> str:

@@ -9,7 +9,8 @@ from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 
 from popgeo.capture.marks import marks_of
-from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Value
+from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Value, substitute
+from popgeo.capture.passes import is_random
 
 
 class Page:
@@ -117,6 +118,20 @@ class Page:
                 needed.update(op.reads())
                 memory |= self.storages(op.reads())
         return found[::-1]
+
+    def formula(self, tensor: Tensor) -> str:
+        """How a tensor was worked out by the last few operations; where two are the same, so are the values."""
+        written = self.storages(v for op in self.ops for v in op.writes)
+
+        def of(number: int, depth: int) -> Any:
+            made_by = self.values[number].producer
+            if depth == 0 or made_by is None or self.values[number].storage in written or is_random(self.ops[made_by]):
+                return number
+            op = self.ops[made_by]
+            inside = (substitute(given, lambda v: of(v, depth - 1)) for given in (op.args, op.kwargs))
+            return op.target, op.outputs.index(number), *inside
+
+        return repr(of(self.number(tensor), 4))
 
     def changed(self, given: Mapping[Input, Tensor]) -> set[Input]:
         """The inputs whose elements some operation changes in place.

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Original = Callable[..., Any]
 
@@ -109,3 +109,25 @@ def mean_of_batches(original: Callable[..., Tensor], norm: Any, x: Tensor) -> Te
     for running, batch in ((norm.running_mean, mean), (norm.running_var, var)):
         running.lerp_(batch, 1 / norm.num_batches_tracked.to(running.dtype))
     return made
+
+
+def gps_conv(
+    original: Original, layer: Any, x: Tensor, edge_index: Any, batch: Tensor | None = None, **kwargs: Any
+) -> Tensor:
+    """Attention over the nodes of the batch, of which each sees those of its graph. [num_nodes, channels]"""
+    if not isinstance(layer.attn, nn.MultiheadAttention):
+        return original(layer, x, edge_index, batch, **kwargs)
+
+    def normed(norm: Any, h: Tensor) -> Tensor:
+        told = {"batch": batch} if layer.norm_with_batch else {}
+        return h if norm is None else norm(h, **told)
+
+    def dropped(h: Tensor) -> Tensor:
+        return nn.functional.dropout(h, layer.dropout, layer.training)
+
+    apart = None if batch is None else batch.unsqueeze(1) != batch
+    h, _ = layer.attn(x[None], x[None], x[None], attn_mask=apart, need_weights=False)
+    out = normed(layer.norm2, dropped(h[0]) + x)
+    if layer.conv is not None:
+        out = normed(layer.norm1, dropped(layer.conv(x, edge_index, **kwargs)) + x) + out
+    return normed(layer.norm3, out + layer.mlp(out))

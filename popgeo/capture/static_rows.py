@@ -1,5 +1,6 @@
 """Rows chosen by masks, and what is done with them, in a fixed number of slots; `free_slots.py` follows those."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,73 +8,94 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch_geometric.utils import degree as pyg_degree
 from torch_geometric.utils import scatter as pyg_scatter
+from torch_geometric.utils.num_nodes import maybe_num_nodes
 
+from popgeo.capture import known_values
 from popgeo.capture.free_slots import Slots, active_slots
+from popgeo.capture.page import Page
 from popgeo.capture.recorder import active_recorder
 
 
 def get_item(self: Tensor, index: Any) -> Any:
-    """`x[mask]` along one axis: as many slots as there are rows; free ones repeat the first row that stays."""
+    """`x[mask]` along one axis: as many slots as there are rows; free ones repeat the first row that stays.
+
+    PyG's `remove_self_loops` and `add_remaining_self_loops` choose edges so. What they return has the edges that stay
+    where they were, with free slots between them, and added loops behind all; where an edge has a weight or attributes,
+    a free slot repeats those, too.
+    """
     parts = index if isinstance(index, tuple) else (index,)
-    axes = [axis for axis, part in enumerate(parts) if isinstance(part, FakeTensor) and part.dtype == torch.bool]
+    masks = [part for part in parts if isinstance(part, FakeTensor) and part.dtype == torch.bool and part.dim() == 1]
+    whole = [part for part in parts if isinstance(part, slice) and part == slice(None)]
     slots, recorder = active_slots(), active_recorder()
-    others = [part for axis, part in enumerate(parts) if axis not in axes]
-    if slots is None or recorder is None or len(axes) != 1 or any(not _is_whole(part) for part in others):
+    followed = recorder is not None and torch._C._current_autograd_node() is None
+    if not followed or len(masks) != 1 or len(whole) != len(parts) - 1:
         return NotImplemented
-    axis, mask = axes[0], parts[axes[0]]
-    own, chosen = slots.of(self), slots.of(mask)
-    fits = (own is None and chosen is None) or (own and chosen and own[1] == axis and own[0].alike(chosen[0]))
-    if not fits or mask.dim() != 1 or mask.size(0) != self.size(axis):
+    axis = next(axis for axis, part in enumerate(parts) if part is masks[0])
+    own, chosen = slots.of(self), slots.of(masks[0])
+    alike = own is chosen if None in (own, chosen) else own[1] == axis and own[0].alike(chosen[0])
+    if not alike or masks[0].size(0) != self.size(axis):
         return NotImplemented
-    if mask.size(0) == 0:
+    if self.size(axis) == 0:
         return self.clone()
+    if _is_known(recorder.page, masks[0]):
+        return NotImplemented
     with slots.ending():
-        rows = slots.chosen_by(mask, recorder.problem_here("index"))
+        formula = recorder.page.formula(masks[0])
+        rows = slots.chosen_by(masks[0], formula, recorder.problem_here("index"))
         kept = rows.kept()
         numbers = torch.where(kept, torch.arange(kept.size(0)), kept.to(torch.int32).argmax())
         return slots.mark(self.index_select(axis, numbers), rows, axis)
 
 
-def _is_whole(part: Any) -> bool:
-    return isinstance(part, slice) and part == slice(None)
+def _is_known(page: Page, mask: Tensor) -> bool:
+    """Whether a mask follows from constants, so that the number of rows that it chooses is fixed."""
+    try:
+        known_values.compute(page, torch.ops.aten.any.default, (mask,), {})
+    except known_values.UnknownValue:
+        return False
+    return True
+
+
+def as_array(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """What NumPy is given has no value while a step is captured."""
+    if isinstance(self, FakeTensor) and (recorder := active_recorder()) is not None:
+        recorder.problem_here("numpy")()
+    return NotImplemented
 
 
 def cat(tensors: Sequence[Tensor], dim: int = 0, **other: Any) -> Any:
     """Slots one after the other, of which the same are free as before."""
     slots = active_slots()
-    found = [None if slots is None else slots.of(tensor) for tensor in tensors]
-    along = [one for one, tensor in zip(found, tensors, strict=True) if one and one[1] == dim % tensor.dim()]
-    if slots is None or not along or other or len(along) != sum(one is not None for one in found):
+    found = [slots.of(tensor) for tensor in tensors]
+    marked = [(one, tensor.dim()) for one, tensor in zip(found, tensors, strict=True) if one is not None]
+    if not marked or other or any(axis != dim % dims for (_, axis), dims in marked):
         return NotImplemented
     with slots.ending():
         made = torch.cat(tensors, dim)
-    pairs = zip(found, tensors, strict=True)
-    parts = [part for one, tensor in pairs for part in (one[0].parts if one else (tensor.size(dim),))]
-    return slots.mark(made, Slots(tuple(parts), along[0][0].refuse), dim % made.dim())
+    sizes = (tensor.size(dim) for tensor in tensors)
+    parts = [part for one, size in zip(found, sizes, strict=True) for part in (one[0].parts if one else (size,))]
+    return slots.mark(made, Slots(tuple(parts), marked[0][0][0].refuse), dim % made.dim())
 
 
 def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Tensor:
     """PyG's `scatter`; free slots go into a row behind the others, which is left out."""
     slots = active_slots()
-    found, own = (None, None) if slots is None else (slots.of(index), slots.of(src))
-    fits = own is None or (found and own[0].alike(found[0]) and own[1] == dim % src.dim())
-    if slots is None or found is None or dim_size is None or not fits:
+    free, own = slots.of(index), slots.of(src)
+    if free is None or dim_size is None or not _fits(own, free[0], dim % src.dim()):
         return pyg_scatter(src, index, dim, dim_size, reduce)
     with slots.ending():
-        index = torch.where(found[0].kept(), index, dim_size)
+        index = torch.where(free[0].kept(), index, dim_size)
         return pyg_scatter(src, index, dim, dim_size + 1, reduce).narrow(dim, 0, dim_size)
+
+
+def _fits(own: tuple[Slots, int] | None, free: Slots, axis: int) -> bool:
+    return own is None or (own[0].alike(free) and own[1] == axis)
 
 
 def degree(index: Tensor, num_nodes: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """PyG's `degree`; free slots are not counted."""
-    slots = active_slots()
-    found = None if slots is None else slots.of(index)
-    if slots is None or found is None or num_nodes is None:
-        return pyg_degree(index, num_nodes, dtype)
-    with slots.ending():
-        return pyg_degree(torch.where(found[0].kept(), index, num_nodes), num_nodes + 1, dtype)[:num_nodes]
+    return scatter(torch.ones(index.size(0), dtype=dtype), index, 0, maybe_num_nodes(index, num_nodes))
 
 
 def found_only(search: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -88,40 +110,38 @@ def found_only(search: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def set_item(self: Tensor, index: Any, value: Any) -> Any:
-    """A write of the same value or row wherever a mask holds, of the rows that it chose, or to rows that may be free."""
+    """A write of the same value or row wherever a mask holds, of the rows that it chose, or to rows of free slots."""
     slots = active_slots()
-    free = None if slots is None else slots.of(index)
-    if slots is not None and free is not None and index.dtype != torch.bool:
-        return _set_rows(self, index, value, free[0])
+    free, own = slots.of(index), slots.of(value)
+    if free is not None and index.dtype != torch.bool:
+        return _set_rows(self, index, value) if _fits(own, free[0], 0) and slots.of(self) is None else NotImplemented
     mask, *rest = index if isinstance(index, tuple) and index else (index,)
     simple = all(isinstance(part, int | slice) for part in rest)
     if not (isinstance(mask, Tensor) and mask.dtype == torch.bool and isinstance(value, Tensor) and simple):
         return NotImplemented
     into = self[(slice(None),) * mask.dim() + tuple(rest)]
     trailing = into.dim() - mask.dim()
-    chosen = None if slots is None else slots.of(value)
-    if slots is not None and chosen is not None:
-        rows = slots.chosen_by(mask, chosen[0].refuse)
-        if mask.dim() != 1 or chosen[1] != 0 or value.shape != into.shape or not chosen[0].alike(rows):
-            return NotImplemented
-        with slots.ending():
-            into.copy_(torch.where(mask.view(-1, *(1,) * trailing), value.to(into.dtype), into))
-        return None
     own_row = value.dim() > trailing and (value.dim() > trailing + 1 or value.size(0) != 1)
-    if own_row or into.shape[: mask.dim()] != mask.shape or (value.dim() == 0 and not value.requires_grad):
+    chosen = own is not None and value.shape == into.shape and _chosen_by(mask, own)
+    other = own_row or into.shape[: mask.dim()] != mask.shape or (value.dim() == 0 and not value.requires_grad)
+    if other and not chosen:
         return NotImplemented
-    row = value.squeeze(0) if value.dim() > trailing else value
-    into.copy_(torch.where(mask.reshape(*mask.shape, *(1,) * trailing), row.to(into.dtype), into))
+    row = value.squeeze(0) if value.dim() > trailing and not chosen else value
+    with slots.ending() if chosen else contextlib.nullcontext():
+        into.copy_(torch.where(mask.reshape(*mask.shape, *(1,) * trailing), row.to(into.dtype), into))
     return None
 
 
-def _set_rows(self: Tensor, index: Tensor, value: Any, free: Slots) -> Any:
+def _chosen_by(mask: Tensor, own: tuple[Slots, int]) -> bool:
+    """Whether rows are those that a mask chooses, each in its place."""
+    formula = active_recorder().page.formula(mask)  # type: ignore[union-attr]
+    return _fits(own, active_slots().chosen_by(mask, formula, own[0].refuse), 0)
+
+
+def _set_rows(self: Tensor, index: Tensor, value: Any) -> None:
     """Where an index occurs more than once, the last value stands there, and each has its gradient, as in PyTorch."""
     slots, num_rows = active_slots(), self.size(0)
-    own = None if slots is None else slots.of(value)
-    if slots is None or slots.of(self) is not None or (own and not (own[0].alike(free) and own[1] == 0)):
-        return NotImplemented
     with slots.ending():
         longer = torch.cat([self, self.new_zeros(1, *self.shape[1:])])
-        longer[torch.where(free.kept(), index, num_rows)] = value
+        longer[torch.where(slots.of(index)[0].kept(), index, num_rows)] = value
         self.copy_(longer[:num_rows])

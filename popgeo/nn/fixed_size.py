@@ -11,37 +11,18 @@ from torch_geometric.nn.models.schnet import RadiusInteractionGraph
 from torch_geometric.nn.models.schnet import SchNet as PyGSchNet
 
 from popgeo.nn.interaction_graph import KNNInteractionGraph
-from popgeo.nn.models.gcn import GCNConv, normalized
-from popgeo.nn.models.gnn import Batched
 
 POOLS: tuple[Callable[..., Tensor], ...] = (pyg.global_add_pool, pyg.global_mean_pool, pyg.global_max_pool)
 INNER = (pyg.MessagePassing, pyg.aggr.Aggregation)
-GRAPH_NORMS = (pyg.GraphNorm, pyg.InstanceNorm, pyg.PairNorm, pyg.GraphSizeNorm, pyg.MeanSubtractionNorm)
-ADDS_SELF_LOOPS = (
-    *(pyg.GCNConv, pyg.GATConv, pyg.GATv2Conv, pyg.ClusterGCNConv, pyg.ChebConv, pyg.ARMAConv, pyg.SGConv, pyg.APPNP),
-)
-PICKS_NODES = (pyg.TopKPooling, pyg.SAGPooling, pyg.ASAPooling, pyg.EdgePooling, pyg.PANPooling, pyg.MemPooling)
-NEEDS_DENSE = (
-    pyg.SortAggregation,
-    pyg.LSTMAggregation,
-    pyg.GRUAggregation,
-    pyg.SetTransformerAggregation,
-    pyg.GraphMultisetTransformer,
-    pyg.MedianAggregation,
-    pyg.QuantileAggregation,
-    pyg.aggr.MLPAggregation,
-    pyg.aggr.LCMAggregation,
-    pyg.aggr.PatchTransformerAggregation,
-)
 
 
 def to_fixed_size(model: nn.Module, num_graphs: int) -> nn.Module:
     """A copy of a PyG model whose shapes depend on its inputs' shapes only, never on what they hold.
 
     Readouts (any `Aggregation` outside a convolution, and `global_add_pool` and its like where a module holds them)
-    return `num_graphs` rows; norms of graphs are told `num_graphs`; `GCNConv` adds self-loops by arithmetic instead of
-    edges; SchNet's radius graph becomes `KNNInteractionGraph(max_num_neighbors, cutoff)`. Parameters are copied, under
-    the same names.
+    return `num_graphs` rows; SchNet's radius graph becomes `KNNInteractionGraph(max_num_neighbors, cutoff)`. Loops,
+    relations and norms of graphs stay PyG's own: a compiled step has a static form of them. Parameters are copied,
+    under the same names.
 
     Modules are replaced; the code of a `forward` is not read. A `global_add_pool(x, batch)` written there still takes
     its size from the data: `popgeo.ipu.check_static` lists such lines, and what to write instead.
@@ -54,7 +35,7 @@ def to_fixed_size(model: nn.Module, num_graphs: int) -> nn.Module:
         The copy.
 
     Raises:
-        ValueError: a part has shapes that depend on data, or its statistics would see padding.
+        ValueError: the statistics of a part would see padding.
 
     Example:
         >>> import torch
@@ -131,34 +112,6 @@ class FixedSizePool(nn.Module):
         return f"{type(self).__name__}({self.pool.__name__}, num_graphs={self.num_graphs})"
 
 
-class FixedSizeGCNConv(GCNConv):
-    """PyG's `GCNConv` with self-loops by arithmetic; the parameters are its own."""
-
-    def __init__(self, conv: pyg.GCNConv) -> None:
-        super().__init__(conv.in_channels, conv.out_channels)
-        self.lin = conv.lin
-        self.bias = conv.bias
-        self.add_self_loops = conv.add_self_loops
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        """[num_nodes, in_channels], [2, num_edges], [num_edges] -> [num_nodes, out_channels]"""
-        batched = Batched(src=edge_index[0], dst=edge_index[1], num_nodes=x.size(0), plan=None, edge_weight=edge_weight)
-        return super().forward(x, normalized(batched, self.add_self_loops, x.dtype))
-
-
-class TellNumGraphs:
-    """A forward pre-hook that passes a norm the number of graphs where the caller left it out."""
-
-    def __init__(self, num_graphs: int) -> None:
-        self.num_graphs = num_graphs
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        name = "dim_size" if isinstance(module, pyg.MeanSubtractionNorm) else "batch_size"
-        if len(args) < 3 and kwargs.get(name) is None:
-            kwargs = {**kwargs, name: self.num_graphs}
-        return args, kwargs
-
-
 def _fix(module: nn.Module, num_graphs: int, fixed: dict[nn.Module, nn.Module], *, is_inner: bool) -> nn.Module:
     """What stands in for a module: itself with its parts fixed, or its counterpart of fixed size.
 
@@ -181,39 +134,16 @@ def _fix(module: nn.Module, num_graphs: int, fixed: dict[nn.Module, nn.Module], 
     if isinstance(module, PyGSchNet) and isinstance(module.interaction_graph, RadiusInteractionGraph):
         graph = module.interaction_graph
         module.interaction_graph = KNNInteractionGraph(graph.max_num_neighbors, graph.cutoff)
-    fixed[module] = _counterpart(module, num_graphs, is_inner)
+    readout = isinstance(module, pyg.aggr.Aggregation) and not is_inner
+    fixed[module] = FixedSizeReadout(module, num_graphs) if readout else module
     return fixed[module]
-
-
-def _counterpart(module: nn.Module, num_graphs: int, is_inner: bool) -> nn.Module:
-    if type(module) is pyg.GCNConv:
-        return FixedSizeGCNConv(module)
-    if isinstance(module, pyg.aggr.Aggregation) and not is_inner:
-        return FixedSizeReadout(module, num_graphs)
-    if isinstance(module, GRAPH_NORMS) or (isinstance(module, pyg.LayerNorm) and module.mode == "graph"):
-        module.register_forward_pre_hook(TellNumGraphs(num_graphs), with_kwargs=True)
-    return module
 
 
 def _refuse(name: str, module: nn.Module) -> None:
     """Raises ValueError for a module that cannot be made static."""
     kind = type(module).__name__
-    if isinstance(module, PICKS_NODES):
-        _fail(name, kind, "the number of nodes it keeps depends on data", "Use a readout such as SumAggregation.")
-    if isinstance(module, NEEDS_DENSE):
-        _fail(name, kind, "it sorts or densifies by data", "Use Sum, Mean, Max or AttentionalAggregation.")
     if isinstance(module, pyg.EquilibriumAggregation):
         _fail(name, kind, "it averages over graphs, padding too", "Use Sum, Mean, Max or AttentionalAggregation.")
-    if type(module) is pyg.GCNConv:
-        if module.improved or module.cached or module.flow != "source_to_target" or not module.normalize:
-            _fail(name, kind, "only normalize=True without improved, cached or flow is", "Use popgeo.nn.GCN.")
-    elif isinstance(module, ADDS_SELF_LOOPS) and getattr(module, "add_self_loops", True):
-        _fail(
-            name,
-            kind,
-            "it removes and adds self-loops, so the number of edges depends on data",
-            "Build it with add_self_loops=False and add them once with the transform AddSelfLoops.",
-        )
     if isinstance(module, pyg.BatchNorm | nn.BatchNorm1d):
         _fail(name, kind, "its statistics count padding nodes", "Use popgeo.nn.BatchNorm and pass nodes_mask.")
     if isinstance(module, pyg.InstanceNorm) and module.track_running_stats:

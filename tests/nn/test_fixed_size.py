@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from torch_geometric.experimental import set_experimental_mode
 
+import popgeo
 from popgeo import ipu
 from popgeo.nn import to_fixed_size
 
@@ -26,9 +27,7 @@ MODELS = {
     "gcn, sum": lambda: model_of(pyg.GCNConv(4, 8), pyg.SumAggregation()),
     "sage, mean": lambda: model_of(pyg.SAGEConv(4, 8), pyg.MeanAggregation()),
     "gin, max": lambda: model_of(pyg.GINConv(nn.Linear(4, 8)), pyg.MaxAggregation()),
-    "gat, attention": lambda: model_of(
-        pyg.GATConv(4, 8, add_self_loops=False), pyg.AttentionalAggregation(nn.Linear(8, 1))
-    ),
+    "gat, attention": lambda: model_of(pyg.GATConv(4, 8), pyg.AttentionalAggregation(nn.Linear(8, 1))),
     "many readouts": lambda: model_of(pyg.GraphConv(4, 8), pyg.MultiAggregation(["sum", "max"])),
     "graph norm": lambda: pyg.Sequential(
         "x, edge_index, batch", [(pyg.GraphNorm(4), "x, batch -> x"), (pyg.SumAggregation(), "x, batch -> x")]
@@ -44,6 +43,8 @@ def test_a_static_model_gives_the_same_rows_and_as_many_as_it_was_told(name: str
         found = to_fixed_size(model, num_graphs=5)(X, EDGE_INDEX, BATCH)
     assert_close(found[:3], model(X, EDGE_INDEX, BATCH))
     assert found.size(0) == 5
+    compiled = popgeo.compile_forward(to_fixed_size(model, num_graphs=5))
+    assert_close(compiled(X, EDGE_INDEX, BATCH), found)
 
 
 def test_the_copy_has_the_same_parameters_and_the_model_stays_as_it_is():
@@ -63,22 +64,13 @@ def test_schnet_of_pyg_gets_a_fixed_number_of_edges():
     assert fixed(z, pos, BATCH).shape == (5, 1)
 
 
-class SubclassOfGCNConv(pyg.GCNConv):
-    pass
-
-
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (lambda: pyg.TopKPooling(4), "keeps depends on data"),
-        (lambda: pyg.SortAggregation(3), "sorts or densifies"),
         (lambda: pyg.EquilibriumAggregation(4, 4, [4]), "averages over graphs"),
         (lambda: pyg.InstanceNorm(4, track_running_stats=True), "popgeo.nn.InstanceNorm"),
-        (lambda: nn.Sequential(pyg.GATConv(4, 4)), "add_self_loops=False"),
         (lambda: pyg.GIN(4, 4, 2, norm="batch_norm"), "count padding nodes"),
         (lambda: pyg.GIN(4, 4, 2, norm="layer_norm"), "padding too"),
-        (lambda: nn.Sequential(pyg.GCNConv(4, 4, cached=True)), r"^0 \(GCNConv\).*popgeo.nn.GCN"),
-        (lambda: nn.Sequential(SubclassOfGCNConv(4, 4)), r"^0 \(SubclassOfGCNConv\).*AddSelfLoops"),
     ],
 )
 def test_what_cannot_be_static_is_refused_by_name_with_a_remedy(model, words: str):
