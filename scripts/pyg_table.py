@@ -9,6 +9,7 @@ float64. `--write` puts the table into the guide of models.
 """
 
 import argparse
+import contextlib
 import copy
 import re
 import sys
@@ -92,19 +93,28 @@ class Loss(nn.Module):
         return sum(((p * torch.linspace(-1, 1, p.numel()).view(p.shape)).sum() + p.square().mean()) for p in parts)
 
 
-def search_in_python() -> None:
+@contextlib.contextmanager
+def search_in_python() -> Iterator[None]:
     """Where pyg-lib is missing, PyG searches for neighbours in plain Python, so that eager has a result."""
     if torch_geometric.typing.WITH_KNN:
+        yield
         return
+    places = []
     torch_geometric.typing.WITH_KNN = torch_geometric.typing.WITH_RADIUS = True
     for name in ("knn", "knn_graph", "radius", "radius_graph", "nearest"):
-        original, plain = getattr(pyg.pool, name), getattr(torch_cluster, name)
+        original = getattr(pyg.pool, name)
         for module in list(sys.modules.values()):
             if getattr(module, "__dict__", {}).get(name) is original:
-                setattr(module, name, plain)
+                places.append((module, name, original))
+                setattr(module, name, getattr(torch_cluster, name))
+    try:
+        yield
+    finally:
+        torch_geometric.typing.WITH_KNN = torch_geometric.typing.WITH_RADIUS = False
+        for place in places:
+            setattr(*place)
 
 
-search_in_python()
 NAMES: dict[str, Any] = {**vars(pyg_models), **vars(pyg), "torch": torch, "nn": nn, "N": NODES, "G": GRAPHS}
 NAMES.update(Sequential=nn.Sequential, Data=torch_geometric.data.Data, tgn=torch_geometric.nn.models.tgn)
 NAMES["meta"] = (["a", "b"], [("a", "to", "b"), ("b", "of", "a")])
@@ -192,7 +202,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     found: dict[str, list[tuple[str, str]]] = {}
     for name, made, called in lines(given.only):
-        result = check(made, called)
+        with search_in_python():
+            result = check(made, called)
         found.setdefault(name, []).append((f"{made} | {called}", result))
         if given.only or not result.startswith(("equal", "no ref")):
             print(f"{made} | {called}\n    {result[:600]}", flush=True)
@@ -200,8 +211,32 @@ def main() -> None:
     entries = Counter(kind_of([result for _, result in results]) for results in found.values())
     print("lines", dict(counts), "entries", dict(entries))
     if given.write:
-        print("not written yet")
+        before, _, rest = GUIDE.read_text().partition(BEGIN)
+        GUIDE.write_text(before + BEGIN + "\n" + as_page(found) + END + rest.partition(END)[2])
     sys.exit(counts["differs"] + counts["unclear"] > 0)
+
+
+def as_page(found: dict[str, list[tuple[str, str]]]) -> str:
+    """The table as Markdown: what compiles as it is, what in part, and what does not, with the remedy of each."""
+    kinds: dict[str, list[str]] = {}
+    for name, results in found.items():
+        kinds.setdefault(kind_of([result for _, result in results]), []).append(name)
+    tried = [name for name in found if name not in kinds.get("no reference", [])]
+    compiled = len(kinds.get("equal", [])) + len(kinds.get("in part", []))
+    text = f"Of {len(tried)} layers, functions and models {compiled} compile, each equal to eager PyTorch.\n"
+    text += "\nAll that was tried: " + _names(kinds.get("equal", [])) + ".\n"
+    for kind, says in (("in part", "compiles in part"), ("refused", "does not compile")):
+        text += f"\n| {says} | what was refused | what to do |\n|---|---|---|\n"
+        for name in kinds.get(kind, []):
+            for line, result in found[name]:
+                if result != "equal":
+                    remedy = result.partition("Remedy: ")[2] or result.partition(": ")[2]
+                    text += f"| `{name}` | `{line.replace('|', 'of')}` | {remedy.rstrip('.')} |\n"
+    return text + "\nWithout a library that this was made without: " + _names(kinds.get("no reference", [])) + ".\n"
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def kind_of(results: list[str]) -> str:
