@@ -16,7 +16,7 @@ Program = draw_programs.Program
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("first", (0, 100))
+@pytest.mark.parametrize("first", [0, 100])
 def test_programs_drawn_at_random_are_equal_or_refused(first):
     counts = fuzz_steps.Counts()
     assert list(fuzz_steps.failures(iter(range(first, first + 7)), 30.0, counts)) == []
