@@ -32,7 +32,7 @@ class Potential(nn.Module):
         self, z: Tensor, pos: Tensor, batch: Tensor, edge_index: Tensor, edge_shift: Tensor, cell: Tensor
     ) -> tuple[Tensor, ...]:
         """[2, 1], [num_nodes, 3] and, where it is asked for, [2, 3, 3]"""
-        given = {"edge_shift": edge_shift, "num_graphs": 2}
+        given: dict[str, Any] = {"edge_shift": edge_shift, "num_graphs": 2}
         if self.with_stress:
             return energy_forces_and_stress(self.model, z, pos, batch, edge_index, cell=cell, **given)
         return energy_and_forces(self.model, z, pos, batch, edge_index, **given)
@@ -156,9 +156,9 @@ class Calculator:
         self._evaluate = potential if self._compile is None else self._compile(potential)
         self.num_compilations += 1
         # One atom of padding, which every absent edge joins to itself, is a graph of its own.
-        integers = {"dtype": torch.int64, "device": self._device}
-        numbers = {"dtype": self._dtype, "device": self._device}
-        z, batch, edges = (torch.zeros(n, **integers) for n in (num_atoms + 1, num_atoms + 1, (2, slots)))
+        integers: dict[str, Any] = {"dtype": torch.int64, "device": self._device}
+        numbers: dict[str, Any] = {"dtype": self._dtype, "device": self._device}
+        z, batch, edges = (torch.zeros(shape, **integers) for shape in ((num_atoms + 1,), (num_atoms + 1,), (2, slots)))
         pos, shift, cell = (torch.zeros(shape, **numbers) for shape in ((num_atoms + 1, 3), (slots, 3), (2, 3, 3)))
         batch[num_atoms] = 1
         self._given = z, pos, batch, edges, shift, cell
