@@ -50,14 +50,14 @@ def pna(width: int, edge_index: Tensor, num_nodes: int) -> nn.Module:
 
 
 def layers(width: int, edge_index: Tensor, num_nodes: int) -> dict[str, Callable[[], nn.Module]]:
-    """A function for each of PyG's convolutions that makes one, with their defaults wherever they have any."""
+    """A function for each of PyG's convolutions that makes one, with their defaults but for self-loops."""
     return {
-        "GCN": lambda: pyg.GCNConv(width, width),
+        "GCN": lambda: pyg.GCNConv(width, width, add_self_loops=False),
         "GIN": lambda: pyg.GINConv(mlp(width)),
         "GINE": lambda: pyg.GINEConv(mlp(width), edge_dim=EDGE_FEATURES),
         "SAGE": lambda: pyg.SAGEConv(width, width),
-        "GAT": lambda: pyg.GATConv(width, width // 4, heads=4),
-        "GATv2": lambda: pyg.GATv2Conv(width, width // 4, heads=4),
+        "GAT": lambda: pyg.GATConv(width, width // 4, heads=4, add_self_loops=False),
+        "GATv2": lambda: pyg.GATv2Conv(width, width // 4, heads=4, add_self_loops=False),
         "Transformer": lambda: pyg.TransformerConv(width, width // 4, heads=4),
         "PNA": lambda: pna(width, edge_index, num_nodes),
         "NNConv": lambda: pyg.NNConv(width, width, nn.Linear(EDGE_FEATURES, width * width)),

@@ -216,11 +216,13 @@ void load_edges(float* out, const Slot& slot, const Block& block, int64_t group)
     return base + (slot.index ? slot.index[edge] : edge) * slot.edge;
   };
   const bool is_whole = slot.column == 1 && (group == 1 || slot.row == columns);
-  const int64_t fetched = is_whole && (slot.index || block.edges) ? block.num_later : 0;
+  const int64_t count = block.num_edges, later = is_whole && (slot.index || block.edges) ? block.num_later : 0;
+  const int64_t fetched = later < count ? later : count, named = slot.index && block.edges ? later - count : 0;
   for (int64_t k = 0; k < block.num_edges; ++k, out += width) {
     const T* from = at(k);
+    if (k < named) __builtin_prefetch(slot.index + block.edges[k + 2 * count]);
     if (k < fetched) {
-      const char* next = reinterpret_cast<const char*>(at(k + block.num_edges));
+      const char* next = reinterpret_cast<const char*>(at(k + count));
       for (int64_t offset = 0; offset < width * int64_t(sizeof(T)); offset += 64) __builtin_prefetch(next + offset, 0, 3);
     }
     if (is_whole) {
@@ -463,8 +465,7 @@ void run_rows(const Chain& chain, int64_t chunk, Worker worker) {
       while (rowptr[row + 1] <= p + k) ++row;
       receivers[k] = int32_t(rowptr[row] == p + k ? -1 - row : row);
     }
-    const int64_t later = last - p - count < count ? last - p - count : count;
-    block = {p * chain.group, 0, count * chain.group, chain.num_columns, true, count, later, p, perm ? perm + p : nullptr};
+    block = {p * chain.group, 0, count * chain.group, chain.num_columns, true, count, last - p - count, p, perm ? perm + p : nullptr};
     worker.run(chain.num_invariant, chain.num_instructions, block);
   }
 }
@@ -489,9 +490,8 @@ void run_chunk(const Chain& chain, int64_t chunk, int64_t num_units, int64_t par
       const bool ends = columns <= chain.block_columns;
       Block block{row, column, rows < chain.block_rows ? rows : chain.block_rows, ends ? columns : chain.block_columns, ends};
       if (most) {
-        const int64_t later = (rows - block.rows) / chain.group;
         block.num_edges = block.rows / chain.group;
-        block.num_later = later < block.num_edges ? later : block.num_edges;
+        block.num_later = (rows - block.rows) / chain.group;
         block.first_edge = row / chain.group;
       }
       worker.run(chain.num_invariant, chain.num_instructions, block);
