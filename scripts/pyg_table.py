@@ -230,7 +230,9 @@ def as_page(found: dict[str, list[tuple[str, str]]]) -> str:
         for name in kinds.get(kind, []):
             for line, result in found[name]:
                 if result != "equal":
-                    remedy = result.partition("Remedy: ")[2] or result.partition(": ")[2]
+                    remedy = result.partition("Remedy: ")[2] or re.sub(
+                        r"\S*site-packages/", "", result.partition(": ")[2]
+                    )
                     text += f"| `{name}` | `{line.replace('|', 'of')}` | {remedy.rstrip('.')} |\n"
     return text + "\nWithout a library that this was made without: " + _names(kinds.get("no reference", [])) + ".\n"
 
