@@ -22,11 +22,10 @@ from popgeo.engine.pipeline.random_draws import draws
 from popgeo.engine.step_runner import ReplicaState
 from popgeo.ipu.ipu_machine import IpuPlan
 from popgeo.ipu.target import IpuTarget
-from popgeo.ipu.tiles.join_program import join
+from popgeo.ipu.tiles.join_program import Joiner, join
 from popgeo.ipu.tiles.program import CallProgram, Program, Training
 from popgeo.ipu.tiles.run_program import run_program
-from popgeo.ipu.tiles.stage_variables import StagesOnIpus
-from popgeo.ipu.tiles.staged_program import join_stages
+from popgeo.ipu.tiles.staged_program import StagedJoiner, StagesOnIpus
 from popgeo.ipu.tiles.steps import Region
 from popgeo.ipu.tiles.tile_memory import TileMemory
 
@@ -160,33 +159,21 @@ class TileExact:
     def _program_of(self, graph: OpGraph, updates: Sequence[UpdateGraph], parts: Sequence[StagePart]) -> CallProgram:
         key = (id(graph), *map(id, updates))
         if key not in self._programs:
-            options = self._options
+            options, plan = self._options, self._plan
             training = None if self._update is None else Training(
                 members=self._update.members(),
                 trained=self._step.trained,
                 updates=updates,
                 scaling=self._update.capture_scaling(),
             )  # fmt: skip
-            if self._plan is not None:
-                self._programs[key] = join_stages(
-                    graph,
-                    self._step.num_results,
-                    self._target,
-                    StagesOnIpus(parts=parts, order=self._plan.staging.order, ipus=self._plan.ipus),
-                    rounds=options.device_iterations if training is not None else 1,
-                    replicas=options.replication_factor,
-                    training=training,
-                )
-                return self._programs[key]
-            self._programs[key] = join(
-                expand(graph),
-                self._step.num_results,
-                self._target,
-                device_iterations=options.device_iterations,
-                gradient_accumulation=options.gradient_accumulation,
-                replicas=options.replication_factor,
-                training=training,
-            )
+            rounds = options.device_iterations
+            if plan is None:
+                joiner = Joiner(expand(graph), self._step.num_results, self._target, training)
+            else:
+                stages = StagesOnIpus(parts=parts, order=plan.staging.order, ipus=plan.ipus)
+                joiner = StagedJoiner(graph, self._step.num_results, self._target, training, stages)
+                rounds = 1 if training is None else rounds
+            self._programs[key] = join(joiner, rounds, options.gradient_accumulation, options.replication_factor)
         return self._programs[key]
 
     def _run(self, joined: CallProgram, tensors: Sequence[Tensor], numbers: list[list[float]]) -> list[Tensor]:

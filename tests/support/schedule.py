@@ -18,10 +18,11 @@ def schedule(graph: OpGraph, costs: Sequence[OpCost], target: IpuTarget) -> Prog
     Streams from the host have the names of the graph's inputs; those to the host are `output:<position>`.
     """
     builder = Builder(target.all_tiles)
-    places = declare(builder, graph, map_storages(graph, costs, target), "s")
+    plans = [cost.plan for cost in costs]
+    places = declare(builder, graph, map_storages(graph, plans, target.all_tiles), "s")
     streams = {places[graph.values[v].storage][0]: str(given) for given, v in graph.inputs.items()}
     builder.steps.append(HostCopy(to_host=False, streams=streams))
-    add_operations(builder, graph, costs, places)
+    add_operations(builder, graph, plans, places)
     results = {places[graph.values[v].storage][0]: f"output:{k}" for k, v in enumerate(graph.outputs) if v is not None}
     builder.steps.append(HostCopy(to_host=True, streams=results))
     return finish(builder)

@@ -30,11 +30,12 @@ def plan(graph: OpGraph, op: Op, machine: Machine) -> tuple[Plan, bool]:
     return (plan_unknown(graph, op, machine.target), False) if rule is None else (rule(graph, op, machine), True)
 
 
-def _plan_all(graph: OpGraph, machine: Machine) -> list[Plan]:
+def plan_all(graph: OpGraph, machine: Machine) -> list[Plan]:
+    """The plan of each operation of a program, in order."""
     return [plan(graph, op, machine)[0] for op in graph.ops]
 
 
-RULES |= control.rules(_plan_all)
+RULES |= control.rules(plan_all)
 
 CYCLES_PER_ELEMENT = 42.0  # a worker's software path for one element on every sixth cycle, as integer operations take
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from popgeo.capture.op_graph import OpGraph, Role
-from popgeo.ipu.cost.plan import OpCost, Plan
+from popgeo.ipu.cost.plan import Plan
 from popgeo.ipu.tiles.lower import control
 from popgeo.ipu.tiles.lower.builder import Builder, Places, Scope, in_storage_order
 from popgeo.ipu.tiles.lower.lower_op import lower
-from popgeo.ipu.tiles.map_tensors import map_over_tiles
+from popgeo.ipu.tiles.map_tensors import map_storages
 from popgeo.ipu.tiles.program import Program
 from popgeo.ipu.tiles.tile_mapping import TileMapping
 
@@ -33,12 +33,8 @@ def declare(builder: Builder, graph: OpGraph, mappings: Mapping[int, TileMapping
     return {storage: (f"{prefix}{storage}", 0) for storage in mappings}
 
 
-def add_operations(builder: Builder, graph: OpGraph, costs: Sequence[OpCost], places: Places) -> None:
+def add_operations(builder: Builder, graph: OpGraph, plans: Sequence[Plan], places: Places) -> None:
     """The steps of each operation; views need none."""
-    _add(builder, graph, [cost.plan for cost in costs], places)
-
-
-def _add(builder: Builder, graph: OpGraph, plans: Sequence[Plan], places: Places) -> None:
     for op, plan in zip(graph.ops, plans, strict=False):
         if graph.is_view(op):
             continue
@@ -52,10 +48,10 @@ def _add(builder: Builder, graph: OpGraph, plans: Sequence[Plan], places: Places
 def _add_body(builder: Builder, graph: OpGraph, plans: Sequence[Plan], given: Places) -> Places:
     """The steps of a body whose inputs have a place already, and where all of its values are."""
     known = {storage: builder.variables[name].mapping for storage, (name, _) in given.items()}
-    mappings = map_over_tiles(graph, plans, builder.num_tiles, known)
+    mappings = map_storages(graph, plans, builder.num_tiles, known)
     own = {storage: mapping for storage, mapping in mappings.items() if storage not in given}
     places = declare(builder, graph, own, f"body{len(builder.variables)}.") | given
-    _add(builder, graph, plans, places)
+    add_operations(builder, graph, plans, places)
     return places
 
 

@@ -8,7 +8,8 @@ import torch
 
 from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.engine.optimizer.capture_update import UpdateGraph
-from popgeo.ipu.cost.graph_cost import cost
+from popgeo.ipu.cost.calibration import Machine
+from popgeo.ipu.cost.graph_cost import plan_all
 from popgeo.ipu.cost.plan import Plan
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.graph_program import add_operations, declare, finish
@@ -21,37 +22,19 @@ from popgeo.ipu.tiles.steps import AllReduce, HostCopy, Region
 from popgeo.ipu.tiles.tile_mapping import TileMapping, concatenated
 
 
-def join(
-    graph: OpGraph,
-    num_results: int,
-    target: IpuTarget,
-    *,
-    device_iterations: int = 1,
-    gradient_accumulation: int = 1,
-    replicas: int = 1,
-    training: Training | None = None,
-) -> CallProgram:
+def join(joiner: "Joiner", device_iterations: int, gradient_accumulation: int, replicas: int) -> CallProgram:
     """Repeat(device iterations) { Repeat(accumulation) { host in, step, host out }, all-reduce, update }.
 
     Args:
-        graph: The captured step.
-        num_results: How many of its outputs the host receives; the others are gradients.
-        target: The machine; a small one, since the steps list every vertex and transfer.
+        joiner: The step, and how a micro-batch of it runs.
         device_iterations: Runs of a call, each with an update when training.
         gradient_accumulation: Micro-batches of an update.
         replicas: Copies of the model that add up their gradients.
-        training: What happens to gradients; None for inference.
 
     Returns:
         A program with the variables `weights.<i>`, `gradients.<i>` and `state:<i>.<key>` for the i-th joined weight
         tensor, and `s<number>` for each other storage of the step. Iterations that update alike share a `Repeat`.
     """
-    joiner = Joiner(graph, num_results, target, training)
-    return join_with(joiner, device_iterations, gradient_accumulation, replicas)
-
-
-def join_with(joiner: "Joiner", device_iterations: int, gradient_accumulation: int, replicas: int) -> CallProgram:
-    """The iterations of a call; those that update alike share a `Repeat`."""
     if joiner.training is None:
         with joiner.builder.repeat(device_iterations, "device iterations"):
             joiner.iteration_steps(accumulates=False)
@@ -69,7 +52,7 @@ class Joiner:
     Args:
         graph: The captured step.
         num_results: How many of its outputs the host receives.
-        target: The machine.
+        target: The machine; a small one, since the steps list every vertex and transfer.
         training: What happens to gradients; None for inference.
         homes: Where parameters and buffers lie, by storage, in a program whose other variables are declared later.
 
@@ -88,10 +71,10 @@ class Joiner:
     ) -> None:
         self.builder = Builder(target.num_tiles * target.num_ipus)
         self._graph, self._num_results, self._target, self.training = graph, num_results, target, training
-        self._costs = cost(graph, target) if homes is None else ()
+        self._plans = plan_all(graph, Machine(target=target)) if homes is None else []
         self._updates = 0
         self._optimizer_state: dict[Input, None] = {}  # of the optimizer, in order
-        mappings = dict(map_storages(graph, self._costs, target) if homes is None else homes)
+        mappings = map_storages(graph, self._plans, self.builder.num_tiles) if homes is None else homes
         self._sums: dict[str, Region] = {}
         weights: Places = {}
         for number, names in enumerate(training.members if training is not None else ()):
@@ -140,7 +123,7 @@ class Joiner:
         graph = self._graph
         streams = {self._region(v).variable: str(given) for given, v in graph.inputs_of(Role.ARGUMENT).items()}
         self.builder.steps.append(HostCopy(to_host=False, streams=streams))
-        add_operations(self.builder, graph, self._costs, self._places)
+        add_operations(self.builder, graph, self._plans, self._places)
         streams = {region.variable: _result_stream(region.variable) for region in self._results()}
         self.builder.steps.append(HostCopy(to_host=True, streams=streams))
 
@@ -229,18 +212,13 @@ class Joiner:
     def _add(self, graph: OpGraph, given: Mapping[Input, str]) -> Places:
         """The steps of a graph whose inputs are variables that there are already."""
         places: Places = {graph.values[v].storage: (given[one], 0) for one, v in graph.inputs.items()}
-        costs = cost(graph, self._target)
-        mappings = {
-            storage: mapping
-            for storage, mapping in map_storages(
-                graph, costs, self._target,
-                {storage: self.builder.variables[name].mapping for storage, (name, _) in places.items()},
-            ).items()
-            if storage not in places
-        }  # fmt: skip
+        plans = plan_all(graph, Machine(target=self._target))
+        known = {storage: self.builder.variables[name].mapping for storage, (name, _) in places.items()}
+        mappings = map_storages(graph, plans, self.builder.num_tiles, known)
         self._updates += 1
-        places |= declare(self.builder, graph, mappings, f"u{self._updates}.")
-        add_operations(self.builder, graph, costs, places)
+        own = {storage: mapping for storage, mapping in mappings.items() if storage not in places}
+        places |= declare(self.builder, graph, own, f"u{self._updates}.")
+        add_operations(self.builder, graph, plans, places)
         return places
 
     def _results(self) -> list[Region]:

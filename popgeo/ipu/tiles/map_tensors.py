@@ -12,15 +12,14 @@ import numpy as np
 from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
 from popgeo.capture.operations import operation_of
 from popgeo.capture.passes import is_random
-from popgeo.ipu.cost.plan import OpCost, Plan
-from popgeo.ipu.target import IpuTarget
+from popgeo.ipu.cost.plan import Plan
 from popgeo.ipu.tiles.tile_mapping import TileMapping, blocked, linear
 
 GRAIN_BYTES = 128  # least that poplar's linear mapping puts on a tile
 
 
 def map_storages(
-    graph: OpGraph, costs: Sequence[OpCost], target: IpuTarget, given: Mapping[int, TileMapping] | None = None
+    graph: OpGraph, plans: Sequence[Plan], tiles: int, given: Mapping[int, TileMapping] | None = None
 ) -> dict[int, TileMapping]:
     """A mapping for each storage; views have their base's.
 
@@ -29,20 +28,13 @@ def map_storages(
 
     Args:
         graph: The captured program.
-        costs: The plan of each of its operations, in order.
-        target: The machine.
+        plans: One for each of its operations, in order; without plans each storage lies linearly.
+        tiles: How many there are.
         given: Storages that lie somewhere already.
 
     Returns:
         By storage number; elements are those of the storage, from its first on.
     """
-    return map_over_tiles(graph, [cost.plan for cost in costs], target.all_tiles, given)
-
-
-def map_over_tiles(
-    graph: OpGraph, plans: Sequence[Plan], tiles: int, given: Mapping[int, TileMapping] | None = None
-) -> dict[int, TileMapping]:
-    """As `map_storages`, from the plans alone and for a number of tiles; without plans each storage lies linearly."""
     sizes = storage_sizes(graph)
     mappings: dict[int, TileMapping] = dict(given or {})
 

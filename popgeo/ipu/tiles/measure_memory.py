@@ -69,7 +69,7 @@ def memory(
         ([256, 256, 0], True)
     """
     tiles = target.all_tiles
-    step = lives(graph, map_storages(graph, costs, target), tiles)
+    step = lives(graph, map_storages(graph, [cost.plan for cost in costs], tiles), tiles)
     results = [v for v in graph.outputs[:num_results] if v is not None]
     state = {graph.values[v].storage for given, v in graph.inputs.items() if given.role is not Role.ARGUMENT}
     state |= {graph.values[v].storage for v in graph.constants}
@@ -81,7 +81,7 @@ def memory(
     }
     changing = [life for storage, life in step.items() if storage not in state | host]
     if update is not None:
-        after = lives(update, map_storages(update, update_costs, target), tiles)
+        after = lives(update, map_storages(update, [cost.plan for cost in update_costs], tiles), tiles)
         roles = {update.values[v].storage: given.role for given, v in update.inputs.items()}
         keeps = (Role.STATE, Role.GRADIENT) if accumulates else (Role.STATE,)
         for storage, life in after.items():

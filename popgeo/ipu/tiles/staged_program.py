@@ -1,59 +1,58 @@
 """The program of a call that runs in stages: the tiles of several IPUs side by side, each stage on its own IPU's."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.engine.pipeline.parts import Kept, StagePart, owner_of
-from popgeo.ipu.cost.graph_cost import cost
+from popgeo.engine.pipeline.staging import Pass
+from popgeo.ipu.cost.calibration import Machine
+from popgeo.ipu.cost.graph_cost import plan_all
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.graph_program import add_operations, declare
-from popgeo.ipu.tiles.join_program import Joiner, join_with
+from popgeo.ipu.tiles.join_program import Joiner
 from popgeo.ipu.tiles.lower.builder import Builder, Places, elements_of, region_of
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.map_tensors import GRAIN_BYTES, map_storages, storage_sizes
-from popgeo.ipu.tiles.program import CallProgram, Training
-from popgeo.ipu.tiles.stage_variables import Given, Left, StagesOnIpus
+from popgeo.ipu.tiles.program import Training
 from popgeo.ipu.tiles.steps import HostCopy, Region, Step, shifted_mapping, shifted_steps
 from popgeo.ipu.tiles.tile_mapping import TileMapping, linear
 
 
-def join_stages(
-    graph: OpGraph,
-    num_results: int,
-    target: IpuTarget,
-    stages: StagesOnIpus,
-    *,
-    rounds: int,
-    replicas: int = 1,
-    training: Training | None = None,
-) -> CallProgram:
-    """Repeat(rounds) { each pass of a round, with inputs before the first and results after the last of a micro-batch;
-    all-reduce, update }.
+@dataclass(frozen=True, kw_only=True)
+class StagesOnIpus:
+    """What runs where, and in which order.
+
+    Attributes:
+        parts: The passes of each stage.
+        order: Every pass of a round.
+        ipus: The IPU of each stage.
+    """
+
+    parts: Sequence[StagePart]
+    order: Sequence[Pass]
+    ipus: Sequence[int]
+
+
+class StagedJoiner(Joiner):
+    """A program in stages in the making: each pass of a round, with inputs before the first and results after the last
+    of a micro-batch; then all-reduce and update, as `join` repeats them.
+
+    It is for the tiles of all IPUs, those of IPU `i` from `i` times a target's tiles on. Weights and gradients are
+    named as in `join`, what a part leaves for others as `_left` says.
 
     Args:
         graph: The captured step, constants folded.
         num_results: How many of its outputs the host receives; the others are gradients.
         target: One IPU; a small one.
-        stages: What runs where, and in which order.
-        rounds: How often a call repeats all that.
-        replicas: Copies of the model that add up their gradients.
         training: What happens to gradients; None for inference.
-
-    Returns:
-        A program for the tiles of all IPUs, those of IPU `i` from `i` times a target's tiles on. Weights and gradients
-        are named as in `join`, what a part leaves for others as `Left` says.
+        stages: What runs where, and in which order.
     """
-    joiner = _StagedJoiner(graph, num_results, target, stages, training)
-    return join_with(joiner, rounds, len({now.micro_batch for now in stages.order}), replicas)
-
-
-class _StagedJoiner(Joiner):
-    """A program in stages in the making."""
 
     def __init__(
-        self, graph: OpGraph, num_results: int, target: IpuTarget, stages: StagesOnIpus, training: Training | None
+        self, graph: OpGraph, num_results: int, target: IpuTarget, training: Training | None, stages: StagesOnIpus
     ) -> None:
         self._one, self._stages = target, stages
         num_ipus = max(stages.ipus) + 1
@@ -99,16 +98,16 @@ class _StagedJoiner(Joiner):
     def _draft(self, part: StagePart) -> tuple[Builder, Places]:
         """The steps of a part on the tiles of one IPU."""
         ipu, graph = self._stages.ipus[part.stage], part.graph
-        costs = cost(graph, self._one)
+        plans = plan_all(graph, Machine(target=self._one))
         state = {graph.values[v].storage for given, v in graph.inputs.items() if given.role is not Role.ARGUMENT}
         known = {storage: at for storage, at in self._mappings[ipu].items() if storage in state}
-        mappings = map_storages(graph, costs, self._one, known)
+        mappings = map_storages(graph, plans, self._one.all_tiles, known)
         for storage in state:
             self._home.setdefault(storage, ipu)
             self._mappings[ipu].setdefault(storage, mappings[storage])
         builder = Builder(self._one.num_tiles)
         places = declare(builder, graph, mappings, "s")
-        add_operations(builder, graph, costs, places)
+        add_operations(builder, graph, plans, places)
         return builder, places
 
     def _place(self, rank: int, draft: Builder, places: Places) -> tuple[list[Step], Places]:
@@ -136,12 +135,12 @@ class _StagedJoiner(Joiner):
         for kept in part.receives:
             copy(self._scope("receive"), region_of(graph, places, kept.value), self._found(kept, rank, micro_batch))
         for kept in part.saves:
-            saved = Region(variable=Left(kept, rank, micro_batch).name, elements=elements_of(graph.values[kept.value]))
+            saved = Region(variable=_left(kept, rank, micro_batch), elements=elements_of(graph.values[kept.value]))
             copy(self._scope("save"), saved, region_of(graph, self._places, kept.value))
         self.builder.steps += steps
         for value in part.sends:
-            left = Left(Kept(value), rank, micro_batch)
-            sent = Region(variable=left.name, elements=elements_of(graph.values[value]))
+            left = _left(Kept(value), rank, micro_batch)
+            sent = Region(variable=left, elements=elements_of(graph.values[value]))
             copy(self._scope("send"), sent, region_of(graph, places, value))
         wanted = dict(zip(self._trained(), graph.outputs[self._num_results :], strict=True))
         for name in part.gradients:
@@ -154,14 +153,13 @@ class _StagedJoiner(Joiner):
         value = self._graph.values[kept.value if v is None else v]
         senders = [sender for sender in self._senders.get(kept, ()) if sender < rank]
         if senders:
-            return Region(variable=Left(kept, max(senders), micro_batch).name, elements=elements_of(value))
+            return Region(variable=_left(kept, max(senders), micro_batch), elements=elements_of(value))
         if kept.value in self._arguments:
-            given = Given(self._arguments[kept.value], micro_batch)
-            return Region(variable=given.name, elements=elements_of(value))
+            return Region(variable=_given(self._arguments[kept.value], micro_batch), elements=elements_of(value))
         return self._region(kept.value if v is None else v)
 
     def _receive(self, micro_batch: int) -> None:
-        streams = {Given(one, micro_batch).name: str(one) for one in self._arguments.values()}
+        streams = {_given(one, micro_batch): str(one) for one in self._arguments.values()}
         if streams:
             self.builder.steps.append(HostCopy(to_host=False, streams=streams))
 
@@ -219,7 +217,7 @@ class _StagedJoiner(Joiner):
             if rank is not None:
                 mapping = self.builder.variables[self._steps[rank][1][value.storage][0]].mapping
             for micro_batch in self._micro_batches:
-                self.builder.declare(Given(one, micro_batch).name, value.dtype, mapping)
+                self.builder.declare(_given(one, micro_batch), value.dtype, mapping)
 
     def _declare_left(self) -> dict[Kept, list[int]]:
         """A variable for what each part leaves of each micro-batch; tells which parts leave what."""
@@ -231,7 +229,7 @@ class _StagedJoiner(Joiner):
                 mapping = self.builder.variables[places[value.storage][0]].mapping
                 senders.setdefault(kept, []).append(rank)
                 for micro_batch in self._micro_batches:
-                    self.builder.declare(Left(kept, rank, micro_batch).name, value.dtype, mapping)
+                    self.builder.declare(_left(kept, rank, micro_batch), value.dtype, mapping)
         return senders
 
     def _on(self, ipu: int, mapping: TileMapping) -> TileMapping:
@@ -241,3 +239,13 @@ class _StagedJoiner(Joiner):
 def _spread(size: tuple[int, int], target: IpuTarget) -> TileMapping:
     """So many elements of so many bytes, linearly over the tiles of one IPU."""
     return linear(size[0], target.num_tiles, max(1, GRAIN_BYTES // size[1]))
+
+
+def _left(kept: Kept, part: int, micro_batch: int) -> str:
+    """The variable of what one part, counted among all, leaves for later parts of the same micro-batch."""
+    return f"{'before' if kept.before else 'sent'}{kept.value}.{part}.{micro_batch}"
+
+
+def _given(argument: Input, micro_batch: int) -> str:
+    """The variable of an argument of one micro-batch."""
+    return f"given:{argument.name}.{micro_batch}"

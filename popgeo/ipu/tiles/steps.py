@@ -218,7 +218,7 @@ def shifted_steps(steps: Sequence[Step], renamed: Mapping[str, tuple[str, int]],
         tiles: How much larger the numbers of the tiles become.
     """
 
-    def region(one: Region) -> Region:
+    def region(one: Region | Transfer) -> Region:
         name, start = renamed[one.variable]
         return Region(variable=name, elements=one.elements + start if start else one.elements)
 
@@ -236,19 +236,10 @@ def shifted_steps(steps: Sequence[Step], renamed: Mapping[str, tuple[str, int]],
             ]
             moved.append(replace(step, vertices=tuple(vertices)))
         elif isinstance(step, Exchange):
-            transfers = []
-            for transfer in step.transfers:
-                there = region(Region(variable=transfer.variable, elements=transfer.elements))
-                source, destination = transfer.source + tiles, transfer.destination + tiles
-                transfers.append(
-                    replace(
-                        transfer,
-                        variable=there.variable,
-                        elements=there.elements,
-                        source=source,
-                        destination=destination,
-                    )
-                )
+            transfers = [
+                Transfer(source=one.source + tiles, destination=one.destination + tiles, **vars(region(one)))
+                for one in step.transfers
+            ]
             moved.append(replace(step, transfers=tuple(transfers)))
         elif isinstance(step, Repeat):
             moved.append(replace(step, body=tuple(shifted_steps(step.body, renamed, tiles))))

@@ -8,7 +8,7 @@ from torch import Tensor, nn, optim
 
 from popgeo.capture.capture import bind, capture
 from popgeo.ipu import IpuTarget, Options, TileExact, training_model
-from popgeo.ipu.tiles.join_program import join
+from popgeo.ipu.tiles.join_program import Joiner, join
 from popgeo.ipu.tiles.program import Program
 from popgeo.ipu.tiles.steps import AllReduce, ComputeSet, HostCopy, Repeat, Step
 
@@ -115,7 +115,7 @@ def test_inference_repeats_the_step_and_hands_out_only_its_results(iterations):
         return x.sin(), x.cos()
 
     graph = capture(function, bind(function, torch.ones(8))).graph
-    program = join(graph, 1, SMALL, device_iterations=iterations).program
+    program = join(Joiner(graph, 1, SMALL, None), iterations, 1, 1).program
     (repeat,) = program.steps
     first, *_, last = repeat.body
     assert (repeat.count, repeat.name) == (iterations, "device iterations")

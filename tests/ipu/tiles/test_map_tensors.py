@@ -28,7 +28,7 @@ def mapped(graph: OpGraph, splits: dict[str, dict[str, int]], **given: TileMappi
         for c in cost(graph, SIX)
     ]
     known = {graph.values[v].storage: given[one.name] for one, v in graph.inputs.items() if one.name in given}
-    mappings = map_storages(graph, costs, SIX, known)
+    mappings = map_storages(graph, [cost.plan for cost in costs], SIX.all_tiles, known)
     return {v: mappings[value.storage] for v, value in enumerate(graph.values)}
 
 

@@ -1,7 +1,8 @@
 """Collects the steps of a program; what must be moved follows from what vertices read and where it lies."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,8 @@ Lowering = Callable[["Scope", Op], None]
 """Adds the steps of an operation to the builder of a scope."""
 Places = dict[int, tuple[str, int]]
 """For each storage its variable, and the element of the variable at which the storage starts."""
+Work = Callable[[int, np.ndarray], tuple[Sequence[Region], tuple[Any, ...]]]
+"""What a vertex reads, and its arguments, for a tile and the positions of a result that it makes."""
 
 
 class Builder:
@@ -133,6 +136,33 @@ class Scope:
     def region(self, v: int | None) -> Region:
         """A value's elements in its storage, in the value's shape; what an operation always makes is never None."""
         return region_of(self.graph, self._places, v)
+
+    def compute(
+        self, name: str, operation: str, out: Region, work: Work, keywords: Mapping[str, Any] | None = None
+    ) -> None:
+        """A compute set in which each tile makes those elements of a result that it holds.
+
+        Args:
+            name: What it does.
+            operation: What each vertex does.
+            out: What to write.
+            work: For a tile and the positions of its elements what the vertex reads, and its arguments.
+            keywords: Of the operation.
+        """
+        vertices = []
+        for tile, where in self.builder.pieces(out):
+            reads, arguments = work(tile, where)
+            vertices.append(
+                Vertex(
+                    tile=tile,
+                    operation=operation,
+                    reads=tuple(reads),
+                    writes=(flat(out, where),),
+                    arguments=arguments,
+                    keywords=keywords or {},
+                )
+            )
+        self.builder.compute(name, vertices)
 
 
 def region_of(graph: OpGraph, places: Places, v: int | None) -> Region:

@@ -1,16 +1,17 @@
 """Loops as repeats of their body's steps; branches as both bodies and a choice by element."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from popgeo.capture.control_flow import COND, FOR_LOOP
 from popgeo.capture.op_graph import Op, OpGraph, Ref
 from popgeo.ipu.cost.plan import Plan
-from popgeo.ipu.tiles.lower.builder import Builder, Lowering, Places, Scope, elements_of, region_of
+from popgeo.ipu.tiles.lower.builder import Builder, Lowering, Places, Scope, elements_of, flat, region_of, reshaped
 from popgeo.ipu.tiles.lower.movement import copy
-from popgeo.ipu.tiles.map_tensors import map_over_tiles
-from popgeo.ipu.tiles.steps import Operand, Region, Vertex
+from popgeo.ipu.tiles.map_tensors import map_storages
+from popgeo.ipu.tiles.steps import Operand, Region
 
 OPERATIONS = frozenset({"popgeo.for_loop", "popgeo.cond"})
 AddBody = Callable[[Builder, OpGraph, Sequence[Plan], Places], Places]
@@ -64,10 +65,10 @@ def _own(scope: Scope, body: OpGraph, given: Sequence[Ref]) -> list[Region]:
     builder, places = scope.builder, []
     for ref, v in zip(given, body.inputs.values(), strict=False):
         value = scope.region(ref.value)
-        mapping = map_over_tiles(body, [], builder.num_tiles)[body.values[v].storage]
+        mapping = map_storages(body, [], builder.num_tiles)[body.values[v].storage]
         name = f"carried#{len(builder.variables)}"
-        flat = builder.declare(name, builder.dtype(value), mapping, lasting=True)
-        place = Region(variable=flat.variable, elements=elements_of(body.values[v]))
+        builder.declare(name, builder.dtype(value), mapping, lasting=True)
+        place = Region(variable=name, elements=elements_of(body.values[v]))
         copy(scope, place, value)
         places.append(place)
     return places
@@ -76,10 +77,7 @@ def _own(scope: Scope, body: OpGraph, given: Sequence[Ref]) -> list[Region]:
 def _choose(scope: Scope, out: Region, holds: Region, then: Region, other: Region) -> None:
     """Each element of one of two results, as a single element tells."""
 
-    def vertex(tile: int, where: np.ndarray) -> Vertex:
-        parts = [Region(variable=r.variable, elements=r.elements.ravel()[where]) for r in (then, other, out)]
-        reads = (Region(variable=holds.variable, elements=holds.elements.ravel()), *parts[:2])
-        arguments = (Operand(0), Operand(1), Operand(2))
-        return Vertex(tile=tile, operation="aten.where.self", reads=reads, writes=(parts[2],), arguments=arguments)
+    def work(tile: int, where: np.ndarray) -> tuple[list[Region], tuple[Any, ...]]:
+        return [reshaped(holds, -1), flat(then, where), flat(other, where)], (Operand(0), Operand(1), Operand(2))
 
-    scope.builder.compute(f"{scope.label}: choose", (vertex(tile, where) for tile, where in scope.builder.pieces(out)))
+    scope.compute(f"{scope.label}: choose", "aten.where.self", out, work)

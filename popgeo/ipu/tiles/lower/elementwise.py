@@ -6,7 +6,7 @@ import numpy as np
 
 from popgeo.capture.op_graph import Number, Op, substitute
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope, flat
-from popgeo.ipu.tiles.steps import Operand, Region, Scalar, Vertex
+from popgeo.ipu.tiles.steps import Operand, Region, Scalar
 
 _LAYOUT_ONLY = ("memory_format", "layout", "device", "pin_memory", "non_blocking")
 NUMBERS = "numbers"
@@ -27,18 +27,10 @@ def _lower(scope: Scope, op: Op) -> None:
     reads, arguments, keywords = operands(scope, op)
     whole = [region if not region.elements.ndim else _spread(region, out.elements.shape) for region in reads]
 
-    def vertex(tile: int, where: np.ndarray) -> Vertex:
-        shape = where.shape if out.elements.ndim else ()
-        return Vertex(
-            tile=tile,
-            operation=op.target,
-            reads=tuple(flat(region, where) if region.elements.ndim else region for region in whole),
-            writes=(Region(variable=out.variable, elements=out.elements.ravel()[where].reshape(shape)),),
-            arguments=arguments,
-            keywords=keywords,
-        )
+    def work(tile: int, where: np.ndarray) -> tuple[list[Region], tuple[Any, ...]]:
+        return [flat(region, where) if region.elements.ndim else region for region in whole], arguments
 
-    scope.builder.compute(scope.label, (vertex(tile, where) for tile, where in scope.builder.pieces(out)))
+    scope.compute(scope.label, op.target, out, work, keywords)
 
 
 def operands(scope: Scope, op: Op) -> tuple[list[Region], tuple[Any, ...], dict[str, Any]]:
@@ -76,17 +68,10 @@ def _of_two(
     scope: Scope, name: str, operation: str, out: Region, x: Region, y: Region, numbers: tuple[Any, ...]
 ) -> None:
     spread, y = _spread(x, out.elements.shape), _spread(y, out.elements.shape)
-    vertices = (
-        Vertex(
-            tile=tile,
-            operation=operation,
-            reads=(flat(spread, where), flat(y, where)),
-            writes=(flat(out, where),),
-            arguments=(Operand(0), Operand(1), *numbers),
-        )
-        for tile, where in scope.builder.pieces(out)
+    arguments = (Operand(0), Operand(1), *numbers)
+    scope.compute(
+        f"{scope.label}: {name}", operation, out, lambda tile, where: ([flat(spread, where), flat(y, where)], arguments)
     )
-    scope.builder.compute(f"{scope.label}: {name}", vertices)
 
 
 def _spread(region: Region, shape: tuple[int, ...]) -> Region:

@@ -6,6 +6,7 @@ answers together, where those of the right block are chosen.
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 
@@ -83,22 +84,12 @@ def _choose(
     """Takes each lookup's answer from the block that holds its row."""
     blocks, _, columns = answers.elements.shape
     each = answers.elements.reshape(blocks, -1)
-    scope.builder.compute(
-        f"{scope.label}: select block",
-        (
-            Vertex(
-                tile=tile,
-                operation="select block",
-                reads=(
-                    Region(variable=answers.variable, elements=each[:, where]),
-                    Region(variable=index.variable, elements=index.elements[where // columns]),
-                ),
-                writes=(flat(out, where),),
-                arguments=(Operand(0), Operand(1), rows_per_block, num_rows, wraps),
-            )
-            for tile, where in scope.builder.pieces(out)
-        ),
-    )
+
+    def work(tile: int, where: np.ndarray) -> tuple[list[Region], tuple[Any, ...]]:
+        of_blocks = Region(variable=answers.variable, elements=each[:, where])
+        return [of_blocks, flat(index, where // columns)], (Operand(0), Operand(1), rows_per_block, num_rows, wraps)
+
+    scope.compute(f"{scope.label}: select block", "select block", out, work)
 
 
 def _gather(scope: Scope, op: Op) -> None:

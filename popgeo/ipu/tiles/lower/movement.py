@@ -8,7 +8,7 @@ import torch
 from popgeo.capture.op_graph import Number, Op, overload, substitute
 from popgeo.capture.operations import Out, operation_of
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope, flat
-from popgeo.ipu.tiles.steps import Operand, Region, Scalar, Vertex
+from popgeo.ipu.tiles.steps import Operand, Region, Scalar
 
 # Which argument says what a tensor is filled with; where none does, it is a constant.
 _VALUE_AT = {"full": 1, "full_like": 1, "new_full": 2, "fill": 1, "scalar_tensor": 0}
@@ -43,23 +43,14 @@ def fill(scope: Scope, out: Region, number: Any) -> None:
     reads: tuple[Region, ...] = ()
     if isinstance(number, Number):
         reads, number = (Region(variable=scope.builder.numbers, elements=np.array(number.slot)),), Scalar(0)
-
-    def vertex(tile: int, where: np.ndarray) -> Vertex:
-        writes = (flat(out, where),)
-        return Vertex(tile=tile, operation="fill", reads=reads, writes=writes, arguments=(len(where), number, dtype))
-
-    scope.builder.compute(scope.label, (vertex(tile, where) for tile, where in scope.builder.pieces(out)))
+    scope.compute(scope.label, "fill", out, lambda tile, where: (reads, (len(where), number, dtype)))
 
 
 def _arange(scope: Scope, op: Op) -> None:
     """Each tile counts from its own first element."""
     out = scope.region(op.outputs[0])
     whole = overload(op.target)(*op.args, **{k: v for k, v in op.kwargs.items() if k in ("dtype",)})
-
-    def vertex(tile: int, where: np.ndarray) -> Vertex:
-        return Vertex(tile=tile, operation="constant", reads=(), writes=(flat(out, where),), arguments=(whole[where],))
-
-    scope.builder.compute(scope.label, (vertex(tile, where) for tile, where in scope.builder.pieces(out)))
+    scope.compute(scope.label, "constant", out, lambda tile, where: ((), (whole[where],)))
 
 
 def _move(scope: Scope, op: Op) -> None:
@@ -97,7 +88,7 @@ def assemble(scope: Scope, out: Region, sources: list[Region], pattern: np.ndarr
     firsts = np.cumsum([1, *sizes])
     dtype = scope.builder.dtype(out)
 
-    def vertex(tile: int, where: np.ndarray) -> Vertex:
+    def work(tile: int, where: np.ndarray) -> tuple[list[Region], tuple[Any, ...]]:
         wanted = pattern[where]
         reads: list[Region] = []
         places, parts = [], []
@@ -107,15 +98,9 @@ def assemble(scope: Scope, out: Region, sources: list[Region], pattern: np.ndarr
                 parts.append(Operand(len(reads)))
                 reads.append(flat(region, wanted[here] - first))
                 places.append(here)
-        return Vertex(
-            tile=tile,
-            operation="assemble",
-            reads=tuple(reads),
-            writes=(flat(out, where),),
-            arguments=(len(where), value, dtype, tuple(parts), tuple(places)),
-        )
+        return reads, (len(where), value, dtype, tuple(parts), tuple(places))
 
-    scope.builder.compute(scope.label, (vertex(tile, where) for tile, where in scope.builder.pieces(out)))
+    scope.compute(scope.label, "assemble", out, work)
 
 
 def _copy_whole(scope: Scope, op: Op) -> None:

@@ -8,8 +8,8 @@ import torch
 
 from popgeo.capture.op_graph import Op
 from popgeo.capture.operations import name_of
-from popgeo.ipu.tiles.lower.builder import Builder, Lowering, Scope, flat, grouped
-from popgeo.ipu.tiles.steps import Operand, Region, Vertex
+from popgeo.ipu.tiles.lower.builder import Lowering, Scope, flat, grouped
+from popgeo.ipu.tiles.steps import Operand, Region
 
 MANY_PARTIALS = 16  # for one element of a result, from which on a stage of groups pays
 PARTIALS_SPREAD_OVER = 32  # elements of a result on each tile, from which on all tiles are at work without groups
@@ -58,8 +58,7 @@ def combine(
         keys, partial_of = np.unique(at.astype(np.int64) * out.elements.size + places, return_inverse=True)
         if len(keys) < source.elements.size:
             between = builder.partial(scope.label, _partial_type(builder.dtype(out)), keys // out.elements.size)
-            vertices = _reduced(builder, between, source, partial_of, how, None)
-            builder.compute(f"{scope.label}: reduce on each tile", vertices)
+            _reduce(scope, "reduce on each tile", between, source, partial_of, how)
             combine_partials(scope, out, between, keys % out.elements.size, how, scale)
             return
     combine_partials(scope, out, source, places, how, scale, name="reduce on each tile")
@@ -91,37 +90,27 @@ def combine_partials(
         used = min(groups * out.elements.size, builder.num_tiles)
         holders = np.arange(groups * out.elements.size) * used // (groups * out.elements.size)
         between = builder.partial(scope.label, _partial_type(builder.dtype(out)), holders)
-        vertices = _reduced(builder, between, source, group * out.elements.size + places, how, None)
-        builder.compute(f"{scope.label}: {name}, groups", vertices)
+        _reduce(scope, f"{name}, groups", between, source, group * out.elements.size + places, how)
         source, places = between, np.arange(groups * out.elements.size) % out.elements.size
-    builder.compute(f"{scope.label}: {name}", _reduced(builder, out, source, places, how, scale))
+    _reduce(scope, name, out, source, places, how, scale)
 
 
-def _reduced(
-    builder: Builder, out: Region, source: Region, places: np.ndarray, how: str, scale: float | None
-) -> list[Vertex]:
+def _reduce(
+    scope: Scope, name: str, out: Region, source: Region, places: np.ndarray, how: str, scale: float | None = None
+) -> None:
     """On each tile that holds a part of `out`, a vertex that reduces all that goes there."""
-    at = builder.holders(out).ravel()
+    at = scope.builder.holders(out).ravel()
     members_of = dict(grouped(at[places]))
     nothing = np.array([], np.int64)
     local = np.zeros(len(at), np.int64)
-    vertices = []
-    for tile, where in grouped(at):
+    dtype = scope.builder.dtype(out)
+
+    def work(tile: int, where: np.ndarray) -> tuple[list[Region], tuple[Any, ...]]:
         local[where] = np.arange(len(where))
         members = members_of.get(tile, nothing)
-        arguments: tuple[Any, ...] = (
-            Operand(0), local[places[members]], len(where), how, builder.dtype(out), scale
-        )  # fmt: skip
-        vertices.append(
-            Vertex(
-                tile=tile,
-                operation="reduce",
-                reads=(flat(source, members),),
-                writes=(flat(out, where),),
-                arguments=arguments,
-            )
-        )
-    return vertices
+        return [flat(source, members)], (Operand(0), local[places[members]], len(where), how, dtype, scale)
+
+    scope.compute(f"{scope.label}: {name}", "reduce", out, work)
 
 
 def _dims(op: Op, rank: int) -> set[int]:
