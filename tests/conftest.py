@@ -13,6 +13,7 @@ from popgeo.capture.op_graph import OpGraph
 from popgeo.ipu.tiles import graph_program
 from popgeo.ipu.tiles.program import Program
 from popgeo.native import library
+from tests.support.check_program import check
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PUBLISHED = REPOSITORY / "benchmarks" / "data"  # measurements of others, with their sources
@@ -48,7 +49,7 @@ def _every_program_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def make_and_check(**parts: Any) -> Program:
         program = Program(**parts)
-        program.check()
+        check(program)
         return program
 
     monkeypatch.setattr(graph_program, "Program", make_and_check)

@@ -10,6 +10,7 @@ from torch import Tensor, nn, optim
 from popgeo import ops
 from popgeo.ipu import IpuTarget, Options, TileExact, compile, inference_model, training_model
 from popgeo.nn import GCN, GIN, SchNet
+from tests.support.check_program import check
 
 NODES, EDGES, GRAPHS = 16, 40, 4
 SMALL = IpuTarget(name="small", num_tiles=8, memory_per_tile=2**20, clock=1e9, float32_macs=16, float16_macs=64)
@@ -89,7 +90,7 @@ def test_training_on_tiles_equals_the_fast_engine(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_programs_obey_the_machine(name):
-    trained(name)[0].program.check()
+    check(trained(name)[0].program)
 
 
 def test_single_precision_is_as_close_as_adding_in_another_order_allows():
@@ -169,7 +170,7 @@ def test_numbers_that_fill_a_tensor_are_those_of_each_update():
     for x in batches:
         torch.testing.assert_close(exact(x), step(x), rtol=1e-9, atol=1e-9)
     assert_same_state(exact, model, rtol=1e-9, atol=1e-9)
-    exact.program.check()
+    check(exact.program)
 
 
 def test_weights_may_lie_in_any_order_in_memory():

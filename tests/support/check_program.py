@@ -1,0 +1,97 @@
+"""The rules that every program keeps, as a net under the tests; the machine itself refuses when it runs."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from popgeo.ipu.tiles.program import Program
+from popgeo.ipu.tiles.steps import ComputeSet, Exchange, Variable, Vertex
+
+_Holders = Mapping[str, np.ndarray | None]  # the tile of each element; None where every tile has a copy
+_Sent = dict[tuple[str, int], list[np.ndarray]]  # what has arrived since the last compute set, by variable and tile
+
+
+def check(program: Program) -> None:
+    """Checks that the program is complete: all data that a tile needs lies there or is sent there in time.
+
+    Each element lies on exactly one tile, unless its variable is replicated; a tile sends what it holds; a vertex
+    reads what its tile holds or the exchange before it brought, and writes what its tile holds; in a compute set
+    nobody reads or writes what another writes.
+
+    Raises:
+        ValueError: a rule is broken; the message names the step, the variable and the tile.
+    """
+    for variable in program.variables.values():
+        _check_mapping(variable, program.num_tiles)
+    holders = {n: None if v.mapping.replicated else v.mapping.holders() for n, v in program.variables.items()}
+    sent: _Sent = {}
+    for step in program.walk():
+        if isinstance(step, Exchange):
+            _check_exchange(step, holders, sent)
+        elif isinstance(step, ComputeSet):
+            for vertex in step.vertices:
+                _check_vertex(step.name, vertex, holders, sent)
+            _check_apart(step, holders)
+            sent = {}
+
+
+def _check_mapping(variable: Variable, num_tiles: int) -> None:
+    mapping = variable.mapping
+    if mapping.replicated or not mapping.numel:
+        return
+    ascending = mapping.starts[0] == 0 and (np.diff(mapping.starts) > 0).all() and mapping.starts[-1] < mapping.numel
+    if not ascending:
+        raise ValueError(f"Intervals of {variable.name} do not hold each of its elements once: {mapping.starts}.")
+    if not 0 <= mapping.tiles.min() <= mapping.tiles.max() < num_tiles:
+        raise ValueError(f"{variable.name} lies on tile {mapping.tiles.max()}, but there are {num_tiles}.")
+
+
+def _check_exchange(step: Exchange, holders: _Holders, sent: _Sent) -> None:
+    for transfer in step.transfers:
+        at = holders[transfer.variable]
+        if at is None or (at[transfer.elements] != transfer.source).any():
+            raise ValueError(f"{step.name}: tile {transfer.source} sends what it does not hold of {transfer.variable}.")
+        if transfer.destination == transfer.source:
+            raise ValueError(f"{step.name}: tile {transfer.source} sends {transfer.variable} to itself.")
+        sent.setdefault((transfer.variable, transfer.destination), []).append(transfer.elements)
+
+
+def _check_vertex(step: str, vertex: Vertex, holders: _Holders, sent: _Sent) -> None:
+    for region in vertex.reads:
+        at = holders[region.variable]
+        if at is None:
+            continue
+        elements = np.unique(region.elements)
+        absent = elements[at[elements] != vertex.tile]
+        brought = sent.get((region.variable, vertex.tile), [])
+        if len(absent) and not (brought and np.isin(absent, np.concatenate(brought)).all()):
+            raise ValueError(f"{step}: a vertex on tile {vertex.tile} reads {region.variable}, which is not there.")
+    for written in vertex.writes:
+        at = None if written is None else holders[written.variable]
+        if written is not None and (at is None or (at[written.elements] != vertex.tile).any()):
+            raise ValueError(f"{step}: a vertex on tile {vertex.tile} writes {written.variable} of another tile.")
+
+
+def _check_apart(step: ComputeSet, holders: _Holders) -> None:
+    """Vertices of a compute set run in any order: the writer of an element is the only one that touches it there."""
+    writer: dict[str, np.ndarray] = {}
+    for number, vertex in enumerate(step.vertices):
+        for region in vertex.writes:
+            at = None if region is None else holders[region.variable]
+            if region is None or at is None:
+                continue
+            elements = np.unique(region.elements)
+            owner = writer.setdefault(region.variable, np.full(len(at), -1))
+            if (owner[elements] >= 0).any():
+                raise ValueError(f"{step.name}: two vertices write the same elements of {region.variable}.")
+            owner[elements] = number
+    for number, vertex in enumerate(step.vertices):
+        for region in vertex.reads:
+            at = holders[region.variable]
+            if region.variable not in writer or at is None:
+                continue
+            # What came over the exchange is a copy of the value before this compute set.
+            here = region.elements[at[region.elements] == vertex.tile]
+            owner = writer[region.variable][here]
+            if ((owner >= 0) & (owner != number)).any():
+                raise ValueError(f"{step.name}: a vertex reads elements of {region.variable} that another writes.")
