@@ -18,7 +18,7 @@ from popgeo.packing.packs import Budget, Ids, Packs
 from popgeo.packing.shuffled import uniform_stream
 
 DRAWS = 32  # tries to draw a graph that fits before a pack is closed
-CANDIDATES = 8  # graphs compared per choice, to keep edges in proportion to nodes
+CANDIDATES = 4  # graphs compared per choice, to keep edges in proportion to nodes
 STEERED = 8  # room for so many mean graphs, from which on candidates are compared
 COMPLETIONS = 4  # pairs of sizes tried before a pack is closed by its largest fitting graph
 

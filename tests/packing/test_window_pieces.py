@@ -71,7 +71,8 @@ def test_the_first_piece_of_a_random_order_is_short_and_the_others_are_long(monk
 
 def test_graphs_can_come_in_their_own_order():
     table = np.array([[3], [4]])
-    assert [lists(chunk) for chunk in _as_given(table, None, np.array([9]), 1, 0)] == [([0, 1], [[3], [4]], [9])]
+    given = [lists(chunk) for chunk in _as_given(table, None, np.array([9]), 1, 0)]
+    assert given == [([], [], [9]), ([0, 1], [[3], [4]], [])]
     assert [lists(chunk) for chunk in _as_given(table, np.array([5, 8]), np.array([9]), 1, 0)] == [
         ([5, 8], [[3], [4]], [9])
     ]

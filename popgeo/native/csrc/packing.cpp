@@ -13,7 +13,7 @@ namespace {
 
 using popgeo::hash32;
 
-constexpr int kDraws = 32, kCandidates = 8, kCompletions = 4, kSteered = 8;  // as in exact_fill.py
+constexpr int kDraws = 32, kCandidates = 4, kCompletions = 4, kSteered = 8;  // as in exact_fill.py
 
 // `Window` of exact_fill.py. Sums and products fit 64 bits: window.py sees to it before it takes this path.
 class Window {
