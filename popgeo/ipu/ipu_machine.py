@@ -58,8 +58,12 @@ class IpuMachine(StepMachine):
         if not options.strict:
             return [hash_sources(*DECIDES)]
         chosen = [getattr(options, one.name) for one in fields(options) if one.name not in _DECIDE_NOTHING]
-        accumulated = getattr(optimizer, "accum_type", None)
-        return [hash_sources(*DECIDES), astuple(options.target), *chosen, accumulated, *_what_needs_state(optimizer)]
+        decides = [hash_sources(*DECIDES), astuple(options.target), *chosen, getattr(optimizer, "accum_type", None)]
+        if optimizer is not None:  # its settings that are on, such as momentum, decide how much memory it takes
+            decides.append(type(optimizer))
+            for group in optimizer.param_groups:
+                decides.append(sorted(k for k, on in group.items() if k != "params" and on is not None and bool(on)))
+        return decides
 
     def plan(self, recipe: Recipe, arguments: Arguments, step: CapturedStep, update: Update | None) -> "IpuPlan":
         """How the IPUs would run a captured step.
@@ -67,16 +71,13 @@ class IpuMachine(StepMachine):
         Raises:
             ValueError: the step cannot be cut so, or has too few micro-batches.
         """
-        capture_share = None
-        if is_shared(recipe.function, self._options.target):
-            capture_share = partial(_share_of, recipe, arguments, self._options)
-        program = partial(_captured, update)
+        shared = is_shared(recipe.function, self._options.target)
         return IpuPlan(
             step=step,
             update=update,
             options=self._options,
-            stages=stage_plan(step, program, self._options),
-            capture_share=capture_share,
+            stages=stage_plan(step, partial(_captured, update), self._options),
+            capture_share=partial(_share_of, recipe, arguments, self._options) if shared else None,
         )
 
 
@@ -168,16 +169,3 @@ def _share_of(recipe: Recipe, arguments: Arguments, options: Options) -> Share:
 
 def _captured(update: Update | None) -> OpGraph | None:
     return None if update is None else update.capture()
-
-
-def _what_needs_state(optimizer: Optimizer | None) -> list[object]:
-    """An optimizer's kind and the settings that are on, such as momentum: they decide how much memory it takes."""
-    if optimizer is None:
-        return []
-    return [
-        type(optimizer),
-        *(
-            sorted(name for name, on in group.items() if name != "params" and on is not None and bool(on))
-            for group in optimizer.param_groups
-        ),
-    ]

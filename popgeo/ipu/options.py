@@ -86,18 +86,16 @@ class Options(StepOptions):
             )
         return self.matmul_proportion[ipu]
 
-    def _chosen(self) -> dict[str, object]:
+    def __repr__(self) -> str:
         """What differs from the default, as it would be typed."""
         values = {f.name: (getattr(self, f.name), f.default) for f in fields(self) if f.default is not MISSING}
-        shown: dict[str, object] = {
+        shown = {
             name: repr(value.value if isinstance(value, Enum) else value)
             for name, (value, default) in values.items()
             if value != default
         }
-        return shown | ({} if self.target == IpuTarget.bow() else {"target": self.target})
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in self._chosen().items())})"
+        shown |= {} if self.target == IpuTarget.bow() else {"target": repr(self.target)}
+        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in shown.items())})"
 
     def _repr_html_(self) -> str:
         shown = {f.name: str(getattr(self, f.name)) for f in fields(self)}

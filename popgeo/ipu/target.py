@@ -111,9 +111,7 @@ class IpuTarget:
     @classmethod
     def bow(cls) -> "IpuTarget":
         """The second generation on a faster clock: 1,472 tiles of 624 KiB at 1.85 GHz."""
-        return cls(
-            name="Bow", num_tiles=1472, memory_per_tile=624 * 1024, clock=1.85e9, float32_macs=16, float16_macs=64
-        )
+        return replace(cls.gc200(), name="Bow", clock=1.85e9)
 
     def __repr__(self) -> str:
         ipus = f"{self.num_ipus:,} x " if self.num_ipus > 1 else ""

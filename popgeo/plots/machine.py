@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FuncFormatter
 from numpy.typing import ArrayLike
 
-from popgeo.plots.style import PALETTE, REFERENCE, drawing, require
+from popgeo.plots.style import PALETTE, REFERENCE, drawing, require, stacked
 
 ACTIVITIES = {"compute": PALETTE[0], "exchange": PALETTE[1], "sync": PALETTE[7], "host": PALETTE[4]}
 BYTES, SHORT_BYTES = EngFormatter(unit="B"), EngFormatter(unit="B", places=1)
@@ -77,16 +77,10 @@ def cycles_by(table: pd.DataFrame, *, rows: int = 12, ax: Axes | None = None) ->
     table = table.assign(total=table[parts].sum(axis=1))
     table = table[table["total"] > 0].sort_values("total", ascending=False, kind="stable").head(rows)
     with drawing(ax, size=(7.0, 1.2 + 0.32 * len(table))) as ax:
-        left = np.zeros(len(table))
-        for part in parts:
-            ax.barh(np.arange(len(table)), table[part], left=left, color=ACTIVITIES[part], label=part)
-            left += table[part].to_numpy()
-        ax.set_yticks(np.arange(len(table)), table[key].astype(str))
-        ax.invert_yaxis()
+        stacked(ax, table, {part: ACTIVITIES[part] for part in parts}, table[key].astype(str))
         kind = "block" if key == "module" else key
         ax.set(xlabel="cycles", ylabel=kind, title=f"Cycles by {kind}")
         ax.xaxis.set_major_formatter(EngFormatter(places=None))
-        ax.grid(False, axis="y")
         ax.legend(loc="lower right")
     return ax
 

@@ -1,22 +1,19 @@
 """Figures of a step over several IPUs. Tables come from `Pipeline.to_frame`."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
-from popgeo.plots.style import PALETTE, REFERENCE, drawing, require
+from popgeo.plots.style import PALETTE, REFERENCE, drawing, require, stacked
 
 KINDS = {
-    "forward": PALETTE[0],
-    "backward": PALETTE[2],
-    "receive": PALETTE[1],
-    "host": PALETTE[4],
-    "streaming": PALETTE[3],
-}
-KINDS |= {"update": PALETTE[5], "wait": "0.9"}
+    "forward": PALETTE[0], "backward": PALETTE[2], "receive": PALETTE[1], "host": PALETTE[4], "streaming": PALETTE[3],
+    "update": PALETTE[5], "wait": "0.9",
+}  # fmt: skip
 RARE = ("host", "streaming")
 MEMORY = {"weights": PALETTE[0], "optimizer": PALETTE[9], "stashes": PALETTE[1], "working": PALETTE[2]}
 GAP = 0.03  # of the width, where a part of the step is left out
@@ -115,7 +112,7 @@ def cycles_by_ipu(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     kinds = {kind: color for kind, color in KINDS.items() if kind not in RARE or table.get(kind, pd.Series([0])).any()}
     shares = table[[*kinds]].div(table[[*kinds]].sum(axis=1), axis=0)
     with drawing(ax, size=(7.0, max(2.2, 1.1 + 0.3 * len(table)))) as ax:
-        _stacked(ax, shares, kinds)
+        _by_ipu(ax, shares, kinds)
         ax.set(xlabel="share of a step", title="Cycles by IPU", xlim=(0, 1))
     return ax
 
@@ -135,20 +132,14 @@ def memory_by_ipu(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     require(table, *MEMORY)
     totals = table[[*MEMORY]].sum(axis=1)
     with drawing(ax, size=(7.0, max(2.2, 1.1 + 0.3 * len(table)))) as ax:
-        _stacked(ax, table, MEMORY)
+        _by_ipu(ax, table, MEMORY)
         ax.axvline(1.0, **REFERENCE)
         ax.set(xlabel="share of the fullest tile", xlim=(0, max(1.05, 1.05 * float(totals.max()))))
         ax.set_title(f"Memory by IPU: at most {100 * totals.max():.0f} %")
     return ax
 
 
-def _stacked(ax: Axes, table: pd.DataFrame, colors: dict[str, object]) -> None:
-    rows, left = np.arange(len(table)), np.zeros(len(table))
-    for part, color in colors.items():
-        ax.barh(rows, table[part], left=left, color=color, label=part, height=0.75)
-        left += table[part].to_numpy()
-    ax.set_yticks(rows, [f"IPU {ipu}" for ipu in rows])
-    ax.invert_yaxis()
-    ax.grid(False, axis="y")
+def _by_ipu(ax: Axes, table: pd.DataFrame, colors: dict[str, Any]) -> None:
+    stacked(ax, table, colors, [f"IPU {ipu}" for ipu in range(len(table))], height=0.75)
     ax.xaxis.set_major_formatter(PercentFormatter(1.0))
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)

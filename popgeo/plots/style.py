@@ -1,10 +1,11 @@
 """The one look of all figures, and what every figure does before it draws."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 import pandas as pd
 import seaborn as sns
 from cycler import cycler
@@ -50,6 +51,17 @@ def drawing(ax: Axes | None, size: tuple[float, float] = SIZE) -> Iterator[Axes]
     """The Axes to draw on, made where none is given, and the one look of all figures while it is drawn on."""
     with mpl.rc_context(THEME):
         yield Figure(figsize=size, layout="constrained").add_subplot() if ax is None else ax
+
+
+def stacked(ax: Axes, table: pd.DataFrame, colors: Mapping[str, Any], names: Sequence[str], **look: float) -> None:
+    """A bar for each row of a table, the first on top, made of the columns that have colours."""
+    rows, left = np.arange(len(table)), np.zeros(len(table))
+    for part, color in colors.items():
+        ax.barh(rows, table[part], left=left, color=color, label=part, **look)
+        left += table[part].to_numpy()
+    ax.set_yticks(rows, names)
+    ax.invert_yaxis()
+    ax.grid(False, axis="y")
 
 
 def dimensions(table: pd.DataFrame) -> list[str]:

@@ -69,25 +69,18 @@ def plan_convolution(sizes: Convolution, machine: Machine, kind: str = "forward"
         1849688064
     """
     wide, deep = max(1, sizes.wide // sizes.groups), max(1, sizes.deep // sizes.groups)
-    few, block = sizes.samples * sizes.few, in_block(sizes.nbytes)
+    few = sizes.samples * sizes.few
     # Elements of the pictures as a share of those of all windows.
     overlap = min(1.0, sizes.many / (sizes.few * sizes.window))
-    if kind == "forward":
-        filled = ceil_div(wide, block) * block
-        ways = [
-            (few, sizes.window * filled, deep, (overlap * wide / filled, 1.0)),
-            (few, sizes.window * wide, deep, (1.0, 1.0)),
-        ]
-    elif kind == "input":
-        taps = ceil_div(sizes.window, sizes.step)
-        filled = ceil_div(deep, block) * block
-        share = min(1.0, sizes.few / (sizes.many * taps))
-        ways = [
-            (sizes.samples * sizes.many, taps * filled, wide, (share * deep / filled, 1.0)),
-            (sizes.samples * sizes.many, taps * deep, wide, (1.0, 1.0)),
-        ]
-    else:
+    if kind == "weight":
         ways = [(sizes.window * wide, few, deep, (overlap, 1.0))]
+    else:
+        rows, taps, share = few, sizes.window, overlap
+        if kind == "input":
+            rows, taps, wide, deep = sizes.samples * sizes.many, ceil_div(sizes.window, sizes.step), deep, wide
+            share = min(1.0, sizes.few / (sizes.many * taps))
+        filled = ceil_div(wide, in_block(sizes.nbytes)) * in_block(sizes.nbytes)
+        ways = [(rows, taps * filled, deep, (share * wide / filled, 1.0)), (rows, taps * wide, deep, (1.0, 1.0))]
     plans = [
         plan_matmul(rows, contraction, columns, sizes.nbytes, machine, sizes.groups, shares)
         for rows, contraction, columns, shares in ways
@@ -95,6 +88,8 @@ def plan_convolution(sizes: Convolution, machine: Machine, kind: str = "forward"
     best = min(plans, key=lambda plan: plan.cycles(Profile.CALIBRATED))
     names = {"rows": "positions", "contraction": "window", "columns": "channels", "serial": "serial"}
     why = "costed as a product of matrices; no published measurement of a convolution checks it"
+    if sizes.groups > 1:
+        why += f"; channels in {sizes.groups} groups, for which poplin has other vertices"
     return dataclasses.replace(
         best,
         family="convolution",
@@ -102,9 +97,7 @@ def plan_convolution(sizes: Convolution, machine: Machine, kind: str = "forward"
         flops=sizes.flops,
         considered=sum(plan.considered for plan in plans),
         validity=Validity.ESTIMATE,
-        why=f"{why}; channels in {sizes.groups} groups, for which poplin has other vertices"
-        if sizes.groups > 1
-        else why,
+        why=why,
         parts=(best,),
     )
 

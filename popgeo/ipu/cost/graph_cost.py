@@ -8,8 +8,9 @@ from popgeo.capture.operations import OPERATIONS, UNKNOWN, name_of
 from popgeo.ipu.cost import control
 from popgeo.ipu.cost.calibration import BOW_SDK3, Calibration, Machine
 from popgeo.ipu.cost.operands import Rule, distinct
-from popgeo.ipu.cost.plan import Activity, OpCost, Plan, Superstep, Validity
+from popgeo.ipu.cost.plan import OpCost, Plan, Validity
 from popgeo.ipu.cost.splits import MEMORY_SHARE
+from popgeo.ipu.cost.supersteps import compute_step, exchange_step
 from popgeo.ipu.target import IpuTarget
 
 
@@ -47,17 +48,12 @@ def plan_unknown(graph: OpGraph, op: Op, target: IpuTarget) -> Plan:
     tiles = target.all_tiles
     nbytes = -(-sum(value.nbytes for value in values) // tiles)
     elements = -(-max((value.numel for value in values), default=0) // tiles)
-    move = target.sync_cycles + nbytes / target.exchange_bytes
-    work = target.launch_cycles + CYCLES_PER_ELEMENT * elements
     supersteps = (
-        Superstep(
-            name="bring operands", activity=Activity.EXCHANGE, ideal=move, calibrated=move, mean=move, tiles=tiles,
-            bytes_in=nbytes, bytes_out=nbytes, bytes_total=nbytes * tiles, fragments=len(values),
+        exchange_step(
+            "bring operands", target, transfer=nbytes / target.exchange_bytes, bytes_in=nbytes, bytes_out=nbytes,
+            fragments=len(values), tiles=tiles,
         ),
-        Superstep(
-            name="compute", activity=Activity.COMPUTE, ideal=work, calibrated=work, mean=work, tiles=tiles,
-            workers=float(target.workers_per_tile),
-        ),
+        compute_step("compute", target, vertex=CYCLES_PER_ELEMENT * elements, tiles=tiles),
     )  # fmt: skip
     return Plan(
         family=UNKNOWN,

@@ -140,11 +140,8 @@ def _steps(way: _Way, used: int, rounds: int, machine: Machine) -> tuple[Superst
             bytes_out=times * t["bring_bytes"] / 2, fragments=2 * times, tiles=used,
         ),
         compute_step(
-            "lay out both matrices",
-            target,
-            vertex=again(t["copy"], target.launch_cycles),
-            calibrated=c.matmul_move * times * t["copy"],
-            tiles=used,
+            "lay out both matrices", target, vertex=again(t["copy"], target.launch_cycles),
+            calibrated=c.matmul_move * times * t["copy"], tiles=used,
         ),
         compute_step(
             "multiply", target, vertex=again(t["amp"], target.launch_cycles),
@@ -164,11 +161,8 @@ def _steps(way: _Way, used: int, rounds: int, machine: Machine) -> tuple[Superst
             ),
         ]  # fmt: skip
     if times > 1:
-        steps.append(
-            compute_step(
-                "loop over parts", target, vertex=times * SERIAL_CYCLES, calibrated=times * SERIAL_CYCLES, tiles=used
-            )
-        )
+        cycles = times * SERIAL_CYCLES
+        steps.append(compute_step("loop over parts", target, vertex=cycles, calibrated=cycles, tiles=used))
     return tuple(steps)
 
 

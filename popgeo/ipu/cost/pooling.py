@@ -78,17 +78,16 @@ def plan_pooling(
     )
 
 
-def _window(op: Op, large: tuple[int, ...], small: tuple[int, ...], kernel: int | None) -> int:
+def _window(op: Op, large: tuple[int, ...], small: tuple[int, ...], kernel: int) -> int:
     """Positions of a window: those of the kernel, or as many as it takes to cover the larger picture."""
-    if kernel is not None:
+    if "adaptive" not in op.target:
         return math.prod(op.args[kernel]) * (op.args[kernel][0] if len(op.args[kernel]) == 1 else 1)
     return math.prod(ceil_div(a, max(1, b)) for a, b in zip(large[-2:], small[-2:], strict=True))
 
 
 def _pool(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     x, out = tensor(graph, op.args[0]), made(graph, op)[0]
-    kernel = None if "adaptive" in op.target else 1
-    window = _window(op, x.shape, out.shape, kernel)
+    window = _window(op, x.shape, out.shape, 1)
     results = max(1, out.numel)
     return plan_pooling(results, results * window, max(1, x.numel), out.shape[-1], width(x), machine)
 
@@ -96,13 +95,10 @@ def _pool(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 def _pool_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """The gradient of a maximum reads the pictures and the places of the maxima too."""
     grad, out = tensor(graph, op.args[0]), made(graph, op)[0]
-    window = (
-        1 if "upsample" in op.target else _window(op, out.shape, grad.shape, None if "adaptive" in op.target else 2)
-    )
+    window = 1 if "upsample" in op.target else _window(op, out.shape, grad.shape, 2)
+    given, per_vector = grad.numel, _VECTOR
     if "max_pool" in op.target:
         given, per_vector = 2 * grad.numel + out.numel, _VECTOR_OF_MAX_GRADIENT
-    else:
-        given, per_vector = grad.numel, _VECTOR
     return plan_pooling(
         max(1, out.numel), max(1, grad.numel * window), max(1, given), grad.shape[-1], width(grad), machine, per_vector
     )

@@ -16,6 +16,11 @@ from popgeo.ipu.target import IpuTarget
 # What a reduction takes beyond its vertex on one tile, and what more if it crosses tiles: arXiv:1912.03413, section 5,
 # measured 1481 + n cycles for n floats of one tile and 3152 for one float of each of 1216 tiles.
 FIXED_CYCLES, CROSSING_CYCLES = 1380.0, 870.0
+_NORM = ("square",), "sqrt"
+# Passes over all elements before the sum, and the one over the results after it.
+_AROUND: dict[str, tuple[tuple[str, ...], str]] = {
+    "mean": ((), "scalar"), "norm": _NORM, "linalg_vector_norm": _NORM, "logsumexp": (("subtract", "exp"), "log"),
+}  # fmt: skip
 
 
 def reduce_vertex(outputs: int, summands: int, width: int, target: IpuTarget) -> int:
@@ -116,20 +121,16 @@ def _reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     summands = max(1, source.numel // outputs)
     is_inner = bool(source.shape) and (results[0].shape[-1:] != source.shape[-1:] or outputs == 1)
     plan = plan_reduce(outputs, summands, width(source), machine, is_inner)
-    after = {"mean": ("scalar",), "norm": ("sqrt",), "linalg_vector_norm": ("sqrt",), "logsumexp": ("log",)}
-    before = {
-        "norm": ("square",),
-        "linalg_vector_norm": ("square",),
-        "logsumexp": ("subtract", "exp"),
-    }
     name = op.target.split(".")[1]
     if name in ("var", "std", "var_mean", "std_mean"):
         square = plan_elementwise("add product", source.numel, width(source), machine, operand=outputs)
         return in_sequence("reduce", [plan, square, plan])
-    plans = [plan_elementwise(kind, max(1, source.numel), width(source), machine) for kind in before.get(name, ())]
-    plans.append(plan)
-    plans += [plan_elementwise(kind, outputs, width(source), machine) for kind in after.get(name, ())]
-    return plan if len(plans) == 1 else in_sequence("reduce", plans, main=len(before.get(name, ())))
+    if name not in _AROUND:
+        return plan
+    before, after = _AROUND[name]
+    plans = [plan_elementwise(kind, max(1, source.numel), width(source), machine) for kind in before]
+    last = plan_elementwise(after, outputs, width(source), machine)
+    return in_sequence("reduce", [*plans, plan, last], main=len(before))
 
 
 def _cumsum(graph: OpGraph, op: Op, machine: Machine) -> Plan:

@@ -89,15 +89,10 @@ def plan_scatter_add(
     else:
         steps.append(
             exchange_step(
-                "return result",
-                target,
-                transfer=t["store"],
-                calibrated=x * t["store"],
-                bytes_in=t["store_bytes"],
-                bytes_out=t["store_bytes"],
-                tiles=tiles,
+                "return result", target, transfer=t["store"], calibrated=x * t["store"], bytes_in=t["store_bytes"],
+                bytes_out=t["store_bytes"], tiles=tiles,
             )
-        )
+        )  # fmt: skip
     layout = (
         constants.scatter_result_layout * table_rows * columns + constants.scatter_source_layout * summands * columns
     ) / machine.num_tiles

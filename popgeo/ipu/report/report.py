@@ -16,6 +16,10 @@ from popgeo.ipu.report.text import text
 from popgeo.ipu.tiles.memory_use import MemoryUse
 
 _SHOWN_IN_A_TRACE = ("op", "module", "phase", "balance", "tiles", "workers", "bytes_in", "bytes_out", "bytes_total")
+_SUMS = (
+    "costs", "micro_batches", "captured_ops", "state_bytes", "buffer_bytes", "compile_seconds", "calls", "steps",
+    "run_seconds",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -79,43 +83,33 @@ class Report(Account):
         )
 
     def __add__(self, other: "Report") -> "Report":
-        return add(self, other)
+        """What both cost together. Memory is that of the one whose fullest tile holds more.
+
+        Raises:
+            ValueError: they are for different targets or numbers of replicas, or count cycles by different profiles.
+        """
+        machines = [(r.target, r.profile, r.replicas, r.shards) for r in (self, other)]
+        if machines[0] != machines[1]:
+            named = [f"{r.machines} ({r.profile.value}, {r.replicas} replicas)" for r in (self, other)]
+            raise ValueError(
+                f"Reports add up on one target and profile, not {named[0]} and {named[1]}; compile both for the same."
+            )
+        uses = _known(self.tile_memory, other.tile_memory)
+        captured = _known(self.update_captured, other.update_captured)
+        return replace(
+            self,
+            **{name: getattr(self, name) + getattr(other, name) for name in _SUMS},
+            memory=max(uses, key=lambda use: int(use.peak.max(initial=0)), default=None),
+            update_captured=all(captured) if captured else None,
+            graphs_per_micro_batch=_graphs(self, other),
+            real_of_slots={**self.real_of_slots, **other.real_of_slots},
+        )
 
     def __str__(self) -> str:
         return text(self)
 
 
-F = TypeVar("F", bound=Figures)
 T = TypeVar("T")
-
-_SUMS = (
-    "costs", "micro_batches", "captured_ops", "state_bytes", "buffer_bytes", "compile_seconds", "calls", "steps",
-    "run_seconds",
-)  # fmt: skip
-
-
-def add(first: F, second: Figures) -> F:
-    """What both cost together. Memory is that of the one whose fullest tile holds more.
-
-    Raises:
-        ValueError: they are for different targets or numbers of replicas, or count cycles by different profiles.
-    """
-    machines = [(r.target, r.profile, r.replicas, r.shards) for r in (first, second)]
-    if machines[0] != machines[1]:
-        named = [f"{r.machines} ({r.profile.value}, {r.replicas} replicas)" for r in (first, second)]
-        raise ValueError(
-            f"Reports add up on one target and profile, not {named[0]} and {named[1]}; compile both for the same."
-        )
-    uses = _known(first.tile_memory, second.tile_memory)
-    captured = _known(first.update_captured, second.update_captured)
-    return replace(
-        first,
-        **{name: getattr(first, name) + getattr(second, name) for name in _SUMS},
-        memory=max(uses, key=lambda use: int(use.peak.max(initial=0)), default=None),
-        update_captured=all(captured) if captured else None,
-        graphs_per_micro_batch=_graphs(first, second),
-        real_of_slots={**first.real_of_slots, **second.real_of_slots},
-    )
 
 
 def _known(*of_both: T | None) -> list[T]:

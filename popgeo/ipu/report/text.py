@@ -30,14 +30,16 @@ def text(report: Account) -> str:
 def _head(report: Figures) -> Iterable[str]:
     target = report.target
     step = "step" if report.micro_batches == 1 else f"step of {report.micro_batches} micro-batches"
-    yield f"One {step} on {report.machines}: {target.num_tiles:,} tiles at {target.clock / 1e9:g} GHz" + _update(report)
+    update = {None: "", True: ", update captured", False: ", update run by torch itself"}[report.update_captured]
+    yield f"One {step} on {report.machines}: {target.num_tiles:,} tiles at {target.clock / 1e9:g} GHz{update}"
     if not report.costs:
         return
     speed = f", {report.graphs_per_second:,.0f} graphs/s" if report.graphs_per_second else ""
     other = Profile.IDEAL if report.profile is Profile.CALIBRATED else Profile.CALIBRATED
+    by_other = round(sum(c.count * c.plan.cycles(other) for c in report.costs if c.phase != "host"))
     yield (
         f"  {report.total_cycles:,} cycles = {report.microseconds:,.1f} us{speed} "
-        f"({report.profile.value}; {other.value} {_cycles(report, other):,})"
+        f"({report.profile.value}; {other.value} {by_other:,})"
     )
     total = max(report.total_cycles, 1)
     shares = report.cycles_by_activity
@@ -53,28 +55,14 @@ def _head(report: Figures) -> Iterable[str]:
     working = [op for op in ops if op["compute"]]
     weight = sum(op["compute"] for op in working) or 1
     mean_balance = sum(op["balance"] * op["compute"] for op in working) / weight
+    use = report.tile_memory
     mean_workers = sum(op["workers"] * op["compute"] for op in working) / weight
     yield (
         f"  tiles in balance {mean_balance:.0%}, {mean_workers:.1f} of {target.workers_per_tile} workers busy, "
         f"{quantity(sum(op['traffic'] for op in ops))}B between tiles, "
-        f"{quantity(report.total.flops)}FLOP" + _memory(report)
+        f"{quantity(report.total.flops)}FLOP"
+        + ("" if use is None else f", memory {use.peak.max(initial=0) / use.limit:.0%}")
     )
-
-
-def _update(report: Figures) -> str:
-    words = {None: "", True: ", update captured", False: ", update run by torch itself"}
-    return words[report.update_captured]
-
-
-def _memory(report: Figures) -> str:
-    use = report.tile_memory
-    if use is None:
-        return ""
-    return f", memory {use.peak.max(initial=0) / use.limit:.0%}"
-
-
-def _cycles(report: Figures, profile: Profile) -> int:
-    return round(sum(c.count * c.plan.cycles(profile) for c in report.costs if c.phase != "host"))
 
 
 def _groups(title: str, key: str, rows: Sequence[Row], limit: int) -> Iterable[str]:

@@ -40,10 +40,6 @@ def _fill(count: int, number: float, dtype: torch.dtype) -> Tensor:
     return torch.full((count,), number, dtype=dtype)
 
 
-def _constant(value: Tensor) -> Tensor:
-    return value.clone()
-
-
 def _assemble(
     count: int, number: float, dtype: torch.dtype, parts: Sequence[Tensor], places: Sequence[np.ndarray]
 ) -> Tensor:
@@ -137,7 +133,7 @@ def _call(target: str, given: Any, kept: Sequence[bool], changed: Sequence[Tenso
 CODELETS: dict[str, Callable[..., Any]] = {
     "call": _call,
     "fill": _fill,
-    "constant": _constant,
+    "constant": torch.clone,
     "assemble": _assemble,
     "weighted sum": _weighted_sum,
     "reduce": _reduce,

@@ -19,7 +19,7 @@ from popgeo.ipu.tiles.lower.movement import copy, fill
 from popgeo.ipu.tiles.map_tensors import map_storages
 from popgeo.ipu.tiles.program import CallProgram, Training
 from popgeo.ipu.tiles.steps import AllReduce, HostCopy, Region
-from popgeo.ipu.tiles.tile_mapping import TileMapping, concatenated
+from popgeo.ipu.tiles.tile_mapping import TileMapping, concatenated, linear
 
 
 def join(joiner: "Joiner", device_iterations: int, gradient_accumulation: int, replicas: int) -> CallProgram:
@@ -116,7 +116,7 @@ class Joiner:
 
     def result_places(self) -> tuple[tuple[str, np.ndarray], ...]:
         """The stream of each result, and which of its elements it is."""
-        return tuple((_result_stream(region.variable), region.elements) for region in self._results())
+        return tuple((f"result:{region.variable}", region.elements) for region in self._results())
 
     def micro_batch(self) -> None:
         """Inputs, forward and backward, results."""
@@ -124,7 +124,7 @@ class Joiner:
         streams = {self._region(v).variable: str(given) for given, v in graph.inputs_of(Role.ARGUMENT).items()}
         self.builder.steps.append(HostCopy(to_host=False, streams=streams))
         add_operations(self.builder, graph, self._plans, self._places)
-        streams = {region.variable: _result_stream(region.variable) for region in self._results()}
+        streams = {region.variable: f"result:{region.variable}" for region in self._results()}
         self.builder.steps.append(HostCopy(to_host=True, streams=streams))
 
     def iteration_steps(self, accumulates: bool, accumulation: int = 1) -> None:
@@ -187,7 +187,7 @@ class Joiner:
             if known[state] not in self.builder.variables:
                 value = graph.values[v]
                 weights = mappings[f"weights.{number}"].mapping
-                alike = weights if value.numel == weights.numel else _on_first_tile(value.numel)
+                alike = weights if value.numel == weights.numel else linear(value.numel, num_tiles=1, grain=1)
                 self.builder.declare(known[state], value.dtype, alike, lasting=True)
         if update.num_numbers:
             self._numbers(update.num_numbers)
@@ -236,15 +236,7 @@ class Joiner:
         return Region(variable=name, elements=np.arange(self.builder.variables[name].mapping.numel))
 
 
-def _result_stream(variable: str) -> str:
-    return f"result:{variable}"
-
-
 def _in_storage_order(elements: np.ndarray, stride: Sequence[int]) -> np.ndarray:
     """The elements of a gradient in the order in which its parameter's lie in memory."""
     order = sorted(range(elements.ndim), key=lambda d: -stride[d])
     return elements.transpose(order).ravel()
-
-
-def _on_first_tile(numel: int) -> TileMapping:
-    return TileMapping(starts=np.array([0], np.int64), tiles=np.array([0], np.int32), numel=numel)

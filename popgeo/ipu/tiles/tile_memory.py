@@ -10,7 +10,7 @@ from torch import Tensor
 from popgeo.ipu.tiles.codelets import run_vertex
 from popgeo.ipu.tiles.lower.builder import grouped
 from popgeo.ipu.tiles.program import Program
-from popgeo.ipu.tiles.steps import ComputeSet, Exchange, Region, Transfer, Vertex
+from popgeo.ipu.tiles.steps import ComputeSet, Exchange, Region, Vertex
 
 
 class TileMemory:
@@ -81,7 +81,16 @@ class TileMemory:
     def exchange(self, step: Exchange) -> None:
         """Copies what each transfer lists to where it lists."""
         for transfer in step.transfers:
-            self._transfer(transfer)
+            source = self._tiles[transfer.source].held.get(transfer.variable)
+            values, found = source.find(transfer.elements) if source is not None else (None, np.zeros(1, bool))
+            if values is None or not found.all():
+                raise ValueError(
+                    f"Tile {transfer.source} was to send {len(transfer.elements)} elements of {transfer.variable} to "
+                    f"tile {transfer.destination}, but does not hold them or never wrote them."
+                )
+            self._tiles[transfer.destination].sent.setdefault(transfer.variable, []).append(
+                _Buffer(elements=transfer.elements, values=values, written=np.ones(len(transfer.elements), bool))
+            )
 
     def compute(self, step: ComputeSet) -> None:
         """Runs each vertex on its tile.
@@ -110,18 +119,6 @@ class TileMemory:
                 for tile in self._tiles:
                     if name in tile.held:
                         tile.held[name].written[:] = False
-
-    def _transfer(self, transfer: Transfer) -> None:
-        source = self._tiles[transfer.source].held.get(transfer.variable)
-        values, found = source.find(transfer.elements) if source is not None else (None, np.zeros(1, bool))
-        if values is None or not found.all():
-            raise ValueError(
-                f"Tile {transfer.source} was to send {len(transfer.elements)} elements of {transfer.variable} to tile "
-                f"{transfer.destination}, but does not hold them or never wrote them."
-            )
-        self._tiles[transfer.destination].sent.setdefault(transfer.variable, []).append(
-            _Buffer(elements=transfer.elements, values=values, written=np.ones(len(transfer.elements), bool))
-        )
 
     def _run(self, step: ComputeSet, vertex: Vertex) -> None:
         """A vertex is given copies of what its tile has; its results go where its tile holds the variables."""

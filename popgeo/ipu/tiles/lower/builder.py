@@ -137,6 +137,12 @@ class Scope:
         """A value's elements in its storage, in the value's shape; what an operation always makes is never None."""
         return region_of(self.graph, self._places, v)
 
+    def partials(self, out: Region | None, dtype: torch.dtype, holders: np.ndarray) -> Region:
+        """Parts of a result at tiles [parts, ...]; the result itself, if given, where it is one part that lies so."""
+        if out is not None and len(holders) == 1 and (self.builder.holders(out) == holders[0]).all():
+            return Region(variable=out.variable, elements=out.elements[None])
+        return self.builder.partial(self.label, dtype, holders)
+
     def compute(
         self, name: str, operation: str, out: Region, work: Work, keywords: Mapping[str, Any] | None = None
     ) -> None:

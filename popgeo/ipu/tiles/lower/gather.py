@@ -49,11 +49,7 @@ def gather_rows(scope: Scope, table: Region, index: Region, out: Region | None =
             answers_at[s, some, narrow] = tile
         for tile, share in zip(tiles, cuts(some.stop - some.start, len(tiles)), strict=False):
             spread_at[some.start + share.start : some.start + share.stop, narrow] = tile
-    alone = len(row_cuts) == 1
-    if alone and out is not None and (builder.holders(out) == answers_at[0]).all():
-        answers = Region(variable=out.variable, elements=out.elements[None])
-    else:
-        answers = builder.partial(label, builder.dtype(table), answers_at)
+    answers = scope.partials(out, builder.dtype(table), answers_at)
     builder.compute(
         f"{label}: slice rows",
         (
@@ -68,7 +64,7 @@ def gather_rows(scope: Scope, table: Region, index: Region, out: Region | None =
             if lookups and columns
         ),
     )
-    if alone:
+    if len(row_cuts) == 1:
         if out is None or answers.variable == out.variable:
             return part(answers, 0)
         copy(scope, out, part(answers, 0))

@@ -52,10 +52,7 @@ def _product(scope: Scope, c: Region, a: Region, b: Region, direct: bool) -> Reg
     holders = np.zeros((len(inner_cuts), batches, rows, columns), np.int32)
     for depth, (place, (batch, across, down)) in itertools.product(range(len(inner_cuts)), enumerate(blocks)):
         holders[depth, batch, across, down] = (place * len(inner_cuts) + depth) % tiles
-    if direct and len(inner_cuts) == 1 and (builder.holders(c) == holders[0]).all():
-        products = Region(variable=c.variable, elements=c.elements[None])
-    else:
-        products = builder.partial(label, builder.dtype(c), holders)
+    products = scope.partials(c if direct else None, builder.dtype(c), holders)
 
     def vertices(serial_part: int) -> Iterator[Vertex]:
         for depth, (batch, across, down) in itertools.product(range(len(inner_cuts)), blocks):

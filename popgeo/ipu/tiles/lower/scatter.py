@@ -63,12 +63,7 @@ def scatter_rows(
         enumerate(lookup_cuts), enumerate(row_cuts), enumerate(column_cuts)
     ):
         sums_at[p, rows, narrow] = tile_of(scope, p, s, u, len(row_cuts), len(column_cuts))
-    direct = base is None and len(lookup_cuts) == 1 and bool((builder.holders(out) == sums_at[0]).all())
-    sums = (
-        Region(variable=out.variable, elements=out.elements[None])
-        if direct
-        else builder.partial(label, builder.dtype(out), sums_at)
-    )
+    sums = scope.partials(out if base is None else None, builder.dtype(out), sums_at)
 
     def vertex(p: int, some: slice, rows: slice, narrow: slice) -> Vertex:
         reads = [part(updates, some, narrow), part(index, some)]
@@ -88,7 +83,7 @@ def scatter_rows(
     blocks = itertools.product(enumerate(lookup_cuts), row_cuts, column_cuts)
     if out.elements.size:
         builder.compute(f"{label}: update rows", [vertex(p, some, rows, narrow) for (p, some), rows, narrow in blocks])
-    if direct:
+    if sums.variable == out.variable:
         return
     total = sums
     if len(lookup_cuts) > 1:
