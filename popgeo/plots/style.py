@@ -53,11 +53,13 @@ def drawing(ax: Axes | None, size: tuple[float, float] = SIZE) -> Iterator[Axes]
         yield Figure(figsize=size, layout="constrained").add_subplot() if ax is None else ax
 
 
-def stacked(ax: Axes, table: pd.DataFrame, colors: Mapping[str, Any], names: Sequence[str], **look: float) -> None:
+def stacked(
+    ax: Axes, table: pd.DataFrame, colors: Mapping[str, Any], names: Sequence[str], height: float = 0.8
+) -> None:
     """A bar for each row of a table, the first on top, made of the columns that have colours."""
     rows, left = np.arange(len(table)), np.zeros(len(table))
     for part, color in colors.items():
-        ax.barh(rows, table[part], left=left, color=color, label=part, **look)
+        ax.barh(rows, table[part], left=left, color=color, label=part, height=height)
         left += table[part].to_numpy()
     ax.set_yticks(rows, names)
     ax.invert_yaxis()

@@ -63,13 +63,11 @@ def plan_elementwise(
         nbytes = min(operand, most) * width
         steps.append(swap_step("bring smaller operand", target, nbytes=nbytes, tiles=tiles))
     layout = 0.0 if in_place else constants.elementwise_layout * elements / machine.num_tiles
-    evenness = elements / (tiles * most)
     steps += [
         overhead_step("lay out operands and result", calibrated=layout, tiles=tiles, is_sync=False),
         compute_step(
             name or kind, target, vertex=elementwise_vertex(most, loop, width, target), tiles=tiles,
-            workers=min(target.workers_per_tile, most),
-            evenness=evenness,
+            workers=most, evenness=elements / (tiles * most),
         ),
     ]  # fmt: skip
     validity, why = elementwise_validity(LOOP_OF[kind], name or kind, elements, width, machine)

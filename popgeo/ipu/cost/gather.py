@@ -52,7 +52,7 @@ def plan_gather(table_rows: int, columns: int, lookups: int, width: int, machine
         ),
         compute_step(
             "slice rows", target, vertex=t["slice"], calibrated=constants.gather_vertex * t["slice"], tiles=tiles,
-            workers=min(target.workers_per_tile, per_tile), evenness=lookups / (n_lookups * per_tile),
+            workers=per_tile, evenness=lookups / (n_lookups * per_tile),
         ),
     ]  # fmt: skip
     if n_rows > 1:
@@ -67,7 +67,7 @@ def plan_gather(table_rows: int, columns: int, lookups: int, width: int, machine
             ),
             compute_step(
                 "select block", target, vertex=t["select"], calibrated=constants.gather_vertex * t["select"],
-                tiles=tiles, workers=min(target.workers_per_tile, ceil_div(per_tile, n_rows)),
+                tiles=tiles, workers=ceil_div(per_tile, n_rows),
             ),
         ]  # fmt: skip
     layout = constants.gather_result_layout * lookups * columns / machine.num_tiles

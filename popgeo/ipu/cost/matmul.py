@@ -145,7 +145,7 @@ def _steps(way: _Way, used: int, rounds: int, machine: Machine) -> tuple[Superst
         ),
         compute_step(
             "multiply", target, vertex=again(t["amp"], target.launch_cycles),
-            calibrated=c.matmul_amp * times * t["amp"], tiles=used, workers=min(target.workers_per_tile, t["rows"]),
+            calibrated=c.matmul_amp * times * t["amp"], tiles=used, workers=t["rows"],
         ),
     ]  # fmt: skip
     if parts > 1:

@@ -151,20 +151,15 @@ def _batch_norm_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 RULES: dict[str, Rule] = {
-    "aten._softmax": _softmax,
-    "aten._safe_softmax": _softmax,
-    "aten._log_softmax": _softmax,
-    "aten._softmax_backward_data": _softmax_backward,
-    "aten._log_softmax_backward_data": _softmax_backward,
+    **dict.fromkeys(("aten._softmax", "aten._safe_softmax", "aten._log_softmax"), _softmax),
+    **dict.fromkeys(("aten._softmax_backward_data", "aten._log_softmax_backward_data"), _softmax_backward),
     "aten.native_layer_norm": _layer_norm,
     "aten.native_layer_norm_backward": _layer_norm_backward,
     "aten.native_group_norm": _group_norm,
     "aten.native_group_norm_backward": _group_norm_backward,
-    "aten.native_batch_norm": _batch_norm,
-    "aten._native_batch_norm_legit": _batch_norm,
-    "aten._native_batch_norm_legit_functional": _batch_norm,
-    "aten._batch_norm_with_update": _batch_norm,
-    "aten.cudnn_batch_norm": _batch_norm,
-    "aten.native_batch_norm_backward": _batch_norm_backward,
-    "aten.batch_norm_backward": _batch_norm_backward,
-}
+    **{f"aten.{name}": _batch_norm for name in (
+        "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
+        "_batch_norm_with_update", "cudnn_batch_norm",
+    )},
+    **dict.fromkeys(("aten.native_batch_norm_backward", "aten.batch_norm_backward"), _batch_norm_backward),
+}  # fmt: skip

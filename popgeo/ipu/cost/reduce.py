@@ -66,9 +66,7 @@ def plan_reduce(outputs: int, summands: int, width: int, machine: Machine, is_in
     local = reduce_vertex(mine, each, width, target)
     steps: list[Superstep] = [
         overhead_step("start and finish", calibrated=FIXED_CYCLES, tiles=tiles),
-        compute_step(
-            "reduce on each tile", target, vertex=local, tiles=tiles, workers=min(target.workers_per_tile, mine)
-        ),
+        compute_step("reduce on each tile", target, vertex=local, tiles=tiles, workers=mine),
     ]
     if partials > 1:
         steps.append(overhead_step("start between tiles", calibrated=CROSSING_CYCLES, tiles=tiles))
@@ -109,7 +107,7 @@ def _between_tiles(outputs: int, pieces: tuple[int, ...], width: int, target: Ip
             ),
             compute_step(
                 "combine partial results", target, vertex=reduce_vertex(mine, count, width, target), tiles=receivers,
-                workers=min(target.workers_per_tile, mine),
+                workers=mine,
             ),
         ]  # fmt: skip
     return steps

@@ -72,7 +72,7 @@ def plan_scatter_add(
         ),
         compute_step(
             "update rows", target, vertex=t["add"] + t["zero"], calibrated=v * (t["add"] + t["zero"]), tiles=tiles,
-            workers=min(target.workers_per_tile, block_rows), evenness=table_rows / (n_rows * block_rows),
+            workers=block_rows, evenness=table_rows / (n_rows * block_rows),
         ),
     ]  # fmt: skip
     if n_summands > 1:

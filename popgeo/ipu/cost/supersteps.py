@@ -28,7 +28,7 @@ def compute_step(
         vertex: Cycles of the busiest tile's vertices.
         calibrated: Cycles by the fitted constants; as by the formulas where there are none.
         tiles: Tiles that have a vertex.
-        workers: Workers occupied on such a tile; all by default.
+        workers: Workers that have work on such a tile, were there enough of them; all by default.
         evenness: Mean work of the tiles at work, as a share of the busiest one's.
 
     Example:
@@ -44,19 +44,14 @@ def compute_step(
         calibrated=ideal if calibrated is None else calibrated,
         mean=target.launch_cycles + vertex * evenness * busy,
         tiles=tiles,
-        workers=float(target.workers_per_tile if workers is None else workers),
+        workers=float(target.workers_per_tile if workers is None else min(target.workers_per_tile, workers)),
     )
 
 
 def overhead_step(name: str, *, calibrated: float, tiles: int, is_sync: bool = True) -> Superstep:
     """Cycles that measurements show and no formula predicts: 0 in the ideal profile."""
-    return Superstep(
-        name=name,
-        activity=Activity.SYNC if is_sync else Activity.EXCHANGE,
-        ideal=0.0,
-        calibrated=calibrated,
-        tiles=tiles,
-    )
+    activity = Activity.SYNC if is_sync else Activity.EXCHANGE
+    return Superstep(name=name, activity=activity, ideal=0.0, calibrated=calibrated, tiles=tiles)
 
 
 # Control instructions of a tile: per piece received it selects the sender, resets it and moves the pointer; per piece
@@ -206,12 +201,5 @@ def repeated(step: Superstep, count: int) -> Superstep:
         >>> repeated(compute_step("add", IpuTarget.bow(), vertex=100, tiles=1472), 3).ideal
         546.0
     """
-    return dataclasses.replace(
-        step,
-        ideal=count * step.ideal,
-        calibrated=count * step.calibrated,
-        mean=count * step.mean,
-        bytes_in=count * step.bytes_in,
-        bytes_out=count * step.bytes_out,
-        bytes_total=count * step.bytes_total,
-    )
+    grows = ("ideal", "calibrated", "mean", "bytes_in", "bytes_out", "bytes_total")
+    return dataclasses.replace(step, **{name: count * getattr(step, name) for name in grows})

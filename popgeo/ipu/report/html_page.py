@@ -26,7 +26,7 @@ def shell(title: str, about: str, sections: Mapping[str, str], data: str = "", s
         script: All that the page does; a browser runs nothing else, wherever it stands in the page.
     """
     shown = {name: part for name, part in sections.items() if part}
-    nav = "".join(f'<a href="#{_anchor(s)}">{s}</a>' for s in shown)
+    nav = "".join(f'<a href="#{s.split()[0]}">{s}</a>' for s in shown)
     style = (PARTS / "page.css").read_text(encoding="utf-8")
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'; base-uri 'none'"
@@ -75,10 +75,12 @@ def key(names: Mapping[str, str]) -> str:
     return f'<div class="key" style="margin-top:8px">{items}</div>'
 
 
-def table(columns: Sequence[TableColumn], rows: Sequence[Row]) -> str:
+def table(columns: Sequence[TableColumn], rows: Sequence[Row], headings: Mapping[str, str] | None = None) -> str:
     """Rows with the units of their columns; a heading tells what its column means."""
     words = {c.name: ' class="words"' if rows and isinstance(rows[0][c.name], str) else "" for c in columns}
-    head = "".join(f'<th{words[c.name]} title="{escape(c.about)}">{c.name}</th>' for c in columns)
+    head = "".join(
+        f'<th{words[c.name]} title="{escape(c.about)}">{(headings or {}).get(c.name, c.name)}</th>' for c in columns
+    )
     body = "".join(
         "<tr>" + "".join(f"<td{words[c.name]}>{_cell(row[c.name], c.unit)}</td>" for c in columns) + "</tr>"
         for row in rows
@@ -113,7 +115,3 @@ def _insight(insight: Insight, of: str) -> str:
         f'<span class="share">{share}</span><p>{escape(insight.text)}</p>'
         f'<p class="do">{escape(insight.remedy)}</p></div>'
     )
-
-
-def _anchor(section: str) -> str:
-    return section.split()[0]

@@ -143,7 +143,7 @@ def repeated_search(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
 
 def unbalanced(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
     """Gathers and scatters of which some tiles have far more than the mean to do."""
-    uneven = [op for op in ops if _moves_rows(report, op) and op["balance"] < 0.5]
+    uneven = [op for op in ops if operation_of(op["target"]).moves_rows and op["balance"] < 0.5]
     share = sum(op["compute"] * (1 - op["balance"]) for op in uneven) / _total(ops)
     if share >= NOTABLE:
         worst = max(uneven, key=lambda op: op["compute"] * (1 - op["balance"]))
@@ -157,10 +157,6 @@ def unbalanced(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
             share=share,
             ops=_indices(uneven),
         )
-
-
-def _moves_rows(report: Figures, op: Row) -> bool:
-    return operation_of(report.costs[op["index"]].target).moves_rows
 
 
 def fixed_costs(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:

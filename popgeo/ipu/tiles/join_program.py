@@ -189,8 +189,13 @@ class Joiner:
                 weights = mappings[f"weights.{number}"].mapping
                 alike = weights if value.numel == weights.numel else linear(value.numel, num_tiles=1, grain=1)
                 self.builder.declare(known[state], value.dtype, alike, lasting=True)
-        if update.num_numbers:
-            self._numbers(update.num_numbers)
+        if count := update.num_numbers:  # that the host works out for this update; every tile gets a copy
+            name = f"{NUMBERS}.{count}"
+            if name not in mappings:
+                mapping = TileMapping(starts=np.array([0]), tiles=np.array([0], np.int32), numel=count, replicated=True)
+                self.builder.declare(name, torch.float64, mapping)
+            self.builder.numbers = name
+            self.builder.steps.append(HostCopy(to_host=False, streams={name: NUMBERS}))
         made = self._add(graph, known)
         for name, v in zip(map(str, update.state), graph.outputs, strict=True):
             assert v is not None
@@ -199,15 +204,6 @@ class Joiner:
                 found = scope.region(v)
                 in_memory_order = Region(variable=found.variable, elements=np.sort(found.elements.ravel()))
                 copy(scope, self._whole(name), in_memory_order)
-
-    def _numbers(self, count: int) -> None:
-        """Every tile gets a copy of the numbers that the host works out for this update."""
-        name = f"{NUMBERS}.{count}"
-        if name not in self.builder.variables:
-            mapping = TileMapping(starts=np.array([0]), tiles=np.array([0], np.int32), numel=count, replicated=True)
-            self.builder.declare(name, torch.float64, mapping)
-        self.builder.numbers = name
-        self.builder.steps.append(HostCopy(to_host=False, streams={name: NUMBERS}))
 
     def _add(self, graph: OpGraph, given: Mapping[Input, str]) -> Places:
         """The steps of a graph whose inputs are variables that there are already."""

@@ -1,12 +1,14 @@
 """Attention: a tile takes the heads of a sample whole, since they are independent of each other."""
 
+import itertools
+
 import numpy as np
 
 from popgeo.capture.op_graph import Op
 from popgeo.capture.schemas import argument_of
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope, cuts
 from popgeo.ipu.tiles.lower.elementwise import operands
-from popgeo.ipu.tiles.lower.in_parts import Parts, in_parts
+from popgeo.ipu.tiles.lower.in_parts import in_parts
 from popgeo.ipu.tiles.steps import Region
 
 
@@ -23,7 +25,10 @@ def _lower(scope: Scope, op: Op) -> None:
     samples, heads = next(r.elements.shape[:2] for r in given if r.elements.ndim == 4)
     regions = [_by_head(region, samples, heads) for region in given]
     results = [None if v is None else scope.region(v) for v in op.outputs]
-    parts = _heads_for_tiles(samples, heads, scope.builder.num_tiles)
+    # Samples first, heads where there are fewer samples than tiles.
+    sample_cuts = cuts(samples, min(samples, scope.builder.num_tiles))
+    head_cuts = cuts(heads, min(heads, max(1, scope.builder.num_tiles // len(sample_cuts))))
+    parts = dict(enumerate(itertools.product(sample_cuts, head_cuts)))
     in_parts(scope, op.target, regions, results, parts, arguments, keywords=keywords)
 
 
@@ -32,10 +37,3 @@ def _by_head(region: Region, samples: int, heads: int) -> Region:
     elements = region.elements[None, None] if region.elements.ndim == 2 else region.elements
     whole = np.broadcast_to(elements, (samples, heads, *elements.shape[2:]))
     return Region(variable=region.variable, elements=whole)
-
-
-def _heads_for_tiles(samples: int, heads: int, tiles: int) -> Parts:
-    """Some heads of some samples for each tile that gets any: samples first, heads where there are fewer samples."""
-    sample_cuts = cuts(samples, min(samples, tiles))
-    head_cuts = cuts(heads, min(heads, max(1, tiles // len(sample_cuts))))
-    return dict(enumerate((some, part_of_heads) for some in sample_cuts for part_of_heads in head_cuts))

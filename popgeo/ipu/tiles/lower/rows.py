@@ -4,13 +4,14 @@ A table is cut into blocks of rows and columns, the lookups into parts; what mov
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
 
 from popgeo.capture.op_graph import Op, Ref
 from popgeo.ipu.tiles.lower.builder import Scope, cuts, part
-from popgeo.ipu.tiles.steps import Operand, Region, Vertex
+from popgeo.ipu.tiles.steps import Operand, Region
 
 
 def row_cuts_of(
@@ -68,24 +69,13 @@ def one_index(scope: Scope, op: Op) -> bool:
 
 def rows_of_edges(scope: Scope, pointers: Region, num_edges: int) -> Region:
     """The row of each edge from where each row's edges start; -1 for edges of no row."""
-    builder = scope.builder
-    edge_cuts = cuts(num_edges, builder.num_tiles)
     at = np.zeros(num_edges, np.int32)
-    for tile, some in enumerate(edge_cuts):
+    for tile, some in enumerate(cuts(num_edges, scope.builder.num_tiles)):
         at[some] = tile
-    index = builder.partial(scope.label, torch.int64, at)
-    builder.compute(
-        f"{scope.label}: rows of edges",
-        [
-            Vertex(
-                tile=tile,
-                operation="rows of edges",
-                reads=(pointers,),
-                writes=(part(index, some),),
-                arguments=(Operand(0), some.start, some.stop),
-            )
-            for tile, some in enumerate(edge_cuts)
-            if num_edges
-        ],
-    )
+    index = scope.builder.partial(scope.label, torch.int64, at)
+
+    def work(tile: int, where: np.ndarray) -> tuple[list[Region], tuple[Any, ...]]:
+        return [pointers], (Operand(0), int(where[0]), int(where[-1]) + 1)
+
+    scope.compute(f"{scope.label}: rows of edges", "rows of edges", index, work)
     return index
