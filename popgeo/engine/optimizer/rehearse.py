@@ -1,21 +1,23 @@
 """An optimizer's coming updates: their operations at full size, their numbers from parameters of one element."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from popgeo.capture.op_graph import Number, OpGraph
-from popgeo.capture.schemas import makes_tensors, target
+from popgeo.capture.schemas import target
 from popgeo.engine.optimizer.capture_update import UpdateGraph, capture_update
 from popgeo.engine.optimizer.gradient_scaling import set_gradient
+from popgeo.engine.optimizer.number_formula import Formula, FormulaWriter, UpdateNumbers
 from popgeo.engine.optimizer.worker import Worker
 
 Path = tuple[Any, ...]
+_FIRST, _MOST_WRITTEN = 8, 16  # how many updates test a formula at first, and how many formulas are written at most
 _DETACH = "aten.detach.default"  # a view that torch makes in some cases only
 
 
@@ -26,6 +28,13 @@ class Rehearsal:
     optimizer first updates parameters of one element, which gives the numbers exactly as plain PyTorch computes them.
     Its operations on whole parameters are captured once, and again where the rehearsal takes another path than before,
     as RAdam does after its first steps.
+
+    Running the optimizer's own code costs more than the operations of a small model. So a rehearsal also writes down
+    how its numbers came about (`FormulaWriter`), and the updates after it follow that formula, which is exact because
+    it does to settings and counts what the optimizer's code does. An update is rehearsed all the same where the formula
+    decides otherwise than when it was written, where anything but a float of the settings changes, where a setting
+    changes for the first time, and at the first and each 2**n-th update. A difference there is a sign that code
+    computes where nothing can be written down, as `math.sqrt` does: from then on each update is rehearsed.
 
     Args:
         worker: Owns the parameters, and their state where there is any.
@@ -41,21 +50,73 @@ class Rehearsal:
             if held:
                 self._state[one] = {key: _resized(part, whole, one) for key, part in held.items()}
         self._graphs: dict[Path, UpdateGraph | None] = {}
+        self._graph: UpdateGraph | None = None
+        self._formula: Formula | None = None
+        self._left, self._num_since = _MOST_WRITTEN, 0  # formulas to write, and updates since the last of them
+        self._tested: set[int] = set()  # the settings by number that have changed before a test of the formula
+        self._last: tuple[Any, Any, list[float]] = None, None, []
+        self._counts = self._find_counts()
 
     def next(self, settings: Sequence[Mapping[str, Any]]) -> tuple[UpdateGraph | None, list[float]]:
         """The next update with these settings of each parameter group, and its numbers.
 
         The graph is None where the optimizer does other things to a whole parameter than to one element of it.
         """
-        self._small.follow(settings)
+        changed = None if self._formula is None else self._follow(settings)
+        counts = [state[key].clone() for state, key in self._counts]
+        numbers = None if self._formula is None or changed is None else self._formula(self._last[-1], counts)
+        if numbers is None or changed is None:
+            return self._rehearse(settings, writes=self._left > 0)
+        self._num_since += 1
+        is_due = self._num_since <= _FIRST or not self._num_since & (self._num_since - 1)
+        if is_due or not self._tested.issuperset(changed):
+            self._tested.update(changed)
+            foretold = self._graph, numbers
+            found = self._rehearse(settings)
+            if found != foretold:
+                self._formula, self._left = None, 0
+            return found
+        for (state, key), count in zip(self._counts, counts, strict=True):
+            state[key] = count
+        return self._graph, numbers
+
+    def _follow(self, settings: Sequence[Mapping[str, Any]]) -> list[int] | None:
+        """Which floats of the settings are others than the last time, by number; None where anything else is."""
+        before, rest, old = self._last
+        if settings == before:
+            return []
+        self._last = _taken(settings)
+        new = self._last[-1]
+        return [at for at in range(len(new)) if new[at] != old[at]] if self._last[1] == rest else None
+
+    def _rehearse(
+        self, settings: Sequence[Mapping[str, Any]], *, writes: bool = False
+    ) -> tuple[UpdateGraph | None, list[float]]:
+        """Lets the optimizer update single elements, and where that is asked writes down how its numbers came about."""
+        numbers, kinds = UpdateNumbers(), self._kinds()
         before = [_noted(self._state.get(p, {})) for p in self._small.parameters]
-        numbers = _Numbers()
-        with numbers:
+        writer = FormulaWriter(numbers, [state[key] for state, key in self._counts])
+        self._small.follow(_with_floats(settings, writer.setting) if writes else settings)
+        with writer if writes else nullcontext(), numbers:
             self._small.step()
-        path = (*numbers.operations, *(tuple(state) for state in before))
+        self._small.follow(settings)
+        path = (*numbers.operations, *numbers.integers, len(numbers.values), *(tuple(state) for state in before))
         if path not in self._graphs:
             self._graphs[path] = self._capture(before, numbers)
-        return self._graphs[path], numbers.values
+        self._graph, self._counts = self._graphs[path], self._find_counts()
+        if writes:
+            self._last, self._tested = _taken(settings), set()
+            self._formula = writer.formula(self._last[-1]) if kinds == self._kinds() else None
+            self._left, self._num_since = self._left - 1, 0
+        return self._graph, numbers.values
+
+    def _find_counts(self) -> list[tuple[dict[str, Any], str]]:
+        return [(state, key) for state in self._state.values() for key, part in state.items() if _is_count(part)]
+
+    def _kinds(self) -> Any:
+        """What an update may go by, and change, beside numbers that are seen."""
+        states = [{key: None if isinstance(x, Tensor) else x for key, x in s.items()} for s in self._state.values()]
+        return states, {key: x for key, x in vars(self._small.optimizer).items() if isinstance(x, int | float | str)}
 
     @property
     def counts_steps(self) -> bool:
@@ -69,7 +130,7 @@ class Rehearsal:
     def _state(self) -> dict[Any, Any]:
         return self._small.optimizer.state
 
-    def _capture(self, states: Sequence[Mapping[str, Any]], numbers: "_Numbers") -> UpdateGraph | None:
+    def _capture(self, states: Sequence[Mapping[str, Any]], numbers: UpdateNumbers) -> UpdateGraph | None:
         copies = self._small.over([nn.Parameter(torch.zeros_like(p.detach())) for p in self._whole])
         for whole, one, state in zip(copies.parameters, self._small.parameters, states, strict=True):
             assert one.grad is not None
@@ -81,24 +142,6 @@ class Rehearsal:
         if found != numbers.values or _without_detach(done) != _without_detach(expected):
             return None
         return replace(update, graph=graph, num_numbers=len(found))
-
-
-class _Numbers(TorchDispatchMode):
-    """Notes the operations that run and the numbers that they are given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations: list[Any] = []
-        self.values: list[float] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        keywords = kwargs or {}
-        if makes_tensors(func):
-            self.operations.append(func)
-            self.values += [number for number in (*args, *keywords.values()) if type(number) is float]
-        return func(*args, **keywords)
 
 
 def replace_numbers(graph: OpGraph) -> tuple[OpGraph, list[float]]:
@@ -149,5 +192,25 @@ def _gradient_type(parameter: Tensor) -> torch.dtype:
 
 def _is_number(part: Any) -> bool:
     if isinstance(part, Tensor):  # a counter of integers gives no number that an operation is told
-        return part.dim() == 0 and part.is_floating_point()
+        return _is_count(part)
     return part is not None
+
+
+def _is_count(part: Any) -> bool:
+    return isinstance(part, Tensor) and part.dim() == 0 and part.is_floating_point()
+
+
+def _taken(settings: Any) -> tuple[Any, Any, list[float]]:
+    """Settings as they are now, what they hold beside floats, and the floats."""
+    floats: list[float] = []
+    _with_floats(settings, floats.append)
+    return _with_floats(settings, float), _with_floats(settings, type), floats
+
+
+def _with_floats(part: Any, of: Callable[[float], Any]) -> Any:
+    """Settings with something in the place of each float."""
+    if isinstance(part, Mapping):
+        return {key: _with_floats(choice, of) for key, choice in part.items()}
+    if type(part) in (tuple, list):
+        return type(part)(_with_floats(choice, of) for choice in part)
+    return of(part) if type(part) is float else part
