@@ -66,6 +66,7 @@ class Rehearsal:
         counts = [state[key].clone() for state, key in self._counts]
         numbers = None if self._formula is None or changed is None else self._formula(self._last[-1], counts)
         if numbers is None or changed is None:
+            self._formula = None  # it was written for another way of updating
             return self._rehearse(settings, writes=self._left > 0)
         self._num_since += 1
         is_due = self._num_since <= _FIRST or not self._num_since & (self._num_since - 1)

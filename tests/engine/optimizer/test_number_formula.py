@@ -151,3 +151,14 @@ def test_a_rate_may_be_a_whole_number(rates):
         worker.step()
         own.step()
         assert torch.equal(mine, theirs), rate
+
+
+def test_a_formula_is_not_followed_in_another_way_of_updating_after_the_last_is_written(rehearsed):
+    optimizer = optim.Adam(weights()[:1], lr=0.5, foreach=False)
+    optimizer.step()
+    rehearsal, upwards = Rehearsal(Worker(optimizer)), {}
+    for number in range(60):  # more often than formulas are written
+        optimizer.param_groups[0]["maximize"] = turned = number % 4 > 1
+        graph, _ = rehearsal.next(settings_of(optimizer))
+        assert graph is upwards.setdefault(turned, graph), number
+    assert len(set(map(id, upwards.values()))) == 2
