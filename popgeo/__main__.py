@@ -2,6 +2,7 @@
 
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -22,7 +23,7 @@ from popgeo.datasets import Molecules
 from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
 from popgeo.nn import KNNInteractionGraph, PrecomputeInteractionGraph, SchNet, l1_loss
 from popgeo.progress import bar, progress
-from popgeo.settings import Settings, parse
+from popgeo.settings import parse
 
 MEV = 1000.0  # meV in an eV
 GAP = {"molecules": Molecules.target_index("gap"), "qm9": 4}  # the column of y that holds the HOMO-LUMO gap, in eV
@@ -68,7 +69,7 @@ def command() -> None:
     command_line.run(main)
 
 
-def train(settings: Settings, dataset: InMemoryDataset) -> None:
+def train(settings: Namespace, dataset: InMemoryDataset) -> None:
     """Trains, validates after each epoch, tests once; prints what happened and writes it to `settings.out`."""
     torch.manual_seed(settings.seed)
     if settings.threads is not None:
@@ -128,7 +129,7 @@ def train(settings: Settings, dataset: InMemoryDataset) -> None:
     save(settings.out, metrics, test, training.report, schnet)
 
 
-def flatten(dataset: InMemoryDataset, settings: Settings) -> FlatStore:
+def flatten(dataset: InMemoryDataset, settings: Namespace) -> FlatStore:
     """The molecules, with each pair of atoms within the cutoff unless neighbours are to be found in every step."""
     if settings.num_neighbors is not None:
         return FlatStore.from_dataset(dataset, exclude_keys=UNUSED)
@@ -145,7 +146,7 @@ def split(num_molecules: int, limit: int | None, seed: int) -> dict[str, np.ndar
     return {"training": training, "validation": validation, "test": test}
 
 
-def make_schnet(settings: Settings, mean: float, std: float, max_num_nodes: int) -> SchNet:
+def make_schnet(settings: Namespace, mean: float, std: float, max_num_nodes: int) -> SchNet:
     """The model; its outputs start around the mean of the targets, on their scale (eV)."""
     k = settings.num_neighbors
     return SchNet(
@@ -237,7 +238,7 @@ def draw(axes: Axes, path: Path) -> None:
     axes.figure.savefig(path, format="png", dpi=150, bbox_inches="tight")
 
 
-def load(settings: Settings) -> InMemoryDataset:
+def load(settings: Namespace) -> InMemoryDataset:
     """The molecules, with `z`, `pos` (angstrom) and the targets `y`.
 
     Raises:

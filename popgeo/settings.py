@@ -2,30 +2,9 @@
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from popgeo.command_line import OneLineParser
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What the command line can choose; `popgeo --help` explains each."""
-
-    dataset: str
-    root: Path | None
-    limit: int | None
-    out: Path
-    epochs: int
-    batch_size: int
-    hidden_channels: int
-    num_interactions: int
-    num_neighbors: int | None
-    cutoff: float
-    lr: float
-    device_iterations: int
-    threads: int | None
-    seed: int
 
 
 def at_least(least: float, kind: type) -> Callable[[str], float]:
@@ -41,8 +20,8 @@ def at_least(least: float, kind: type) -> Callable[[str], float]:
     return read
 
 
-def parse(arguments: Sequence[str], version: str) -> Settings:
-    """The settings that a command line asks for."""
+def parse(arguments: Sequence[str], version: str) -> argparse.Namespace:
+    """The settings that a command line asks for, by the names of its options; `popgeo --help` explains each."""
     parser = OneLineParser(
         prog="popgeo",
         usage="popgeo [demo] [options]",
@@ -84,4 +63,4 @@ def parse(arguments: Sequence[str], version: str) -> Settings:
         help="threads of torch and of a step; by default a step measures what is best",
     )
     add("--seed", type=at_least(0, int), default=0, help="what weights, split and order are drawn from")
-    return Settings(**vars(parser.parse_args(arguments)))
+    return parser.parse_args(arguments)

@@ -122,7 +122,9 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedFor
         if sys._getframe(1).f_globals["__name__"].startswith("accelerate."):
             self._is_dealt_out = True
             return None
-        return MostGraphs.of(self, self.packer.num_graphs or self.packer.num_items)
+        most = MostGraphs(self.packer.num_graphs or self.packer.num_items)
+        most.sampler = self
+        return most
 
     @property
     def drop_last(self) -> bool:
@@ -174,14 +176,7 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedFor
             num_batches: How many batches of the pass have been used. None means all that were drawn: workers of a
                 `DataLoader` draw ahead of what is used, so pass the number, or use a `StatefulDataLoader`.
         """
-        run = self._run
-        if num_batches is None or not run.used:
-            return super().state_dict()
-        drawn, run.position = run.position, num_batches
-        try:
-            return super().state_dict()
-        finally:
-            run.position = drawn
+        return super().state_dict(num_batches)
 
     def describe(self) -> str:
         """How full the batches of the coming epoch are, and how evenly the ranks share the work of each step."""

@@ -171,15 +171,13 @@ def _sizes(
     """
     if options is not None and (num_nodes is not None or num_edges is not None):
         raise ValueError("Both fixed_size_options and num_nodes or num_edges are given; pass one or the other.")
-    if options is None and num_nodes is None:
-        if num_edges is not None:
-            raise ValueError("num_edges is given without num_nodes; pass both, or neither to have them measured.")
-        options = FixedSizeOptions.worst_case(
-            opened.store, opened.sizes.values, 2 if batch_size is None else batch_size
-        )
+    if num_nodes is None and num_edges is not None:
+        raise ValueError("num_edges is given without num_nodes; pass both, or neither to have them measured.")
+    num_graphs = 2 if batch_size is None else batch_size
+    if num_nodes is not None:
+        options = FixedSizeOptions(num_nodes, num_edges, num_graphs)
     elif options is None:
-        assert num_nodes is not None  # the branch above
-        options = FixedSizeOptions(num_nodes, num_edges, 2 if batch_size is None else batch_size)
+        options = FixedSizeOptions.worst_case(opened.store, opened.sizes.values, num_graphs)
     if batch_size is not None and batch_size != options.num_graphs:
         raise ValueError(
             f"batch_size is {batch_size} and fixed_size_options.num_graphs is {options.num_graphs}; both count the "

@@ -73,7 +73,7 @@ class DeviceFeed:
 
     def _copy(self, batch: Any) -> tuple[Batch, ByteBlock, Any]:
         stores = [batch._asdict()] if hasattr(batch, "_asdict") else batch.stores
-        names = [(i, name) for i, store in enumerate(stores) for name in store.keys() if _is_tensor(store[name])]  # noqa: SIM118
+        names = [(i, name) for i, store in enumerate(stores) for name in store.keys() if torch.is_tensor(store[name])]  # noqa: SIM118
         tensors = [stores[i][name] for i, name in names]
         kinds = [
             (tuple(tensor.shape), self._dtype(name, tensor)) for (_, name), tensor in zip(names, tensors, strict=True)
@@ -115,10 +115,6 @@ class DeviceFeed:
         if not tensor.is_floating_point():
             raise ValueError(f"feature_dtype asks for {name} as {wanted}, and it is {tensor.dtype}. Leave it out.")
         return wanted
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
 
 
 def _by_name(choice: torch.dtype | Mapping[str, torch.dtype] | None) -> dict[str, torch.dtype]:

@@ -67,22 +67,11 @@ class EpochChoices:
             raise ValueError("A sampler decides the order, so it excludes shuffle and batch_sampler. Pass only one.")
         if self.batch_sampler is not None and self.shuffle:
             raise ValueError("A batch_sampler decides the batches, so it excludes shuffle. Pass only one.")
-        self._check_shard()
-        self._check_output()
-
-    @property
-    def has_own_order(self) -> bool:
-        """Whether a sampler decides the order, rather than seed and epoch."""
-        return self.sampler is not None or self.batch_sampler is not None
-
-    def _check_shard(self) -> None:
         rank, world_size = self.rank, self.world_size
         if (rank is None) != (world_size is None):
             raise ValueError(f"rank is {rank} and world_size {world_size}; pass both, or neither.")
         if rank is not None and world_size is not None and not 0 <= rank < world_size:
             raise ValueError(f"rank is {rank} and world_size {world_size}; ranks count from 0 to world_size - 1.")
-
-    def _check_output(self) -> None:
         if self.output not in ("pyg", "numpy"):
             raise ValueError(f"output is {self.output!r}; it is 'pyg' or 'numpy'.")
         if self.output == "numpy" and self.device is not None and str(self.device) != "cpu":
@@ -91,6 +80,11 @@ class EpochChoices:
             )
         if self.feature_dtype is not None and self.device is None:
             raise ValueError("feature_dtype converts batches on their way to a device. Pass device=, 'cpu' if need be.")
+
+    @property
+    def has_own_order(self) -> bool:
+        """Whether a sampler decides the order, rather than seed and epoch."""
+        return self.sampler is not None or self.batch_sampler is not None
 
 
 def chosen(noun: type[Noun], arguments: dict[str, Any], **named: Any) -> Noun:

@@ -48,7 +48,8 @@ class BatchMaker:
         self.source, self.workers = source, workers
         self.num_buffers, self.background = num_buffers, background
         self.pin_memory = pin_memory and torch.cuda.is_available()
-        self._pool: WorkerPool | None = None
+        self._pool: DataLoader[Any] | None = None
+        self._asked: list[tuple[Packs, tuple[int, int]]] = []
         self._ring: list[BatchMemory | None] = []
         self._made_for = 1
 
@@ -72,10 +73,11 @@ class BatchMaker:
     def _from_workers(self, packs: Packs, group: int, key: tuple[int, int]) -> Iterator[list[Batch]]:
         assert self.workers is not None  # `make` asked
         if self._pool is None or not self.workers["persistent_workers"]:
-            self._pool = WorkerPool(self.source, group, self.workers)
+            cuts, asked = _Cuts(self.source, group), self._asked
+            self._pool = DataLoader(cuts, batch_size=None, sampler=asked, collate_fn=_as_it_is, **self.workers)
         starts = range(0, len(packs), group)
-        batches = self._pool.make([(packs[i : i + group], key) for i in starts])
-        for start, batch in zip(starts, batches, strict=True):
+        self._asked[:] = [(packs[i : i + group], key) for i in starts]
+        for start, batch in zip(starts, self._pool, strict=True):
             self.source.expect(packs, start)  # pages are shared with the workers
             yield [batch]
 
@@ -85,7 +87,9 @@ class BatchMaker:
         if self.num_buffers:
             at_once = max(1, self.num_buffers // 2) * group
             # An iterator has a ring of its own: what a peek draws must not stand where an epoch's items are in use.
-            ring, self._ring = self._ring or self._make_ring(at_once, group), []
+            # One part is in use while one is filled; with a thread more wait between them.
+            parts = range(4 if self.background else 2)
+            ring, self._ring = self._ring or [self._allocate(at_once, group) for _ in parts], []
         start, stop, end = 0, group, len(packs)  # the first item is wanted at once
         turn = 0
         while start < end:
@@ -99,38 +103,14 @@ class BatchMaker:
         if group == self._made_for:
             self._ring = ring if self.num_buffers else []
 
-    def _make_ring(self, at_once: int, group: int) -> list[BatchMemory | None]:
-        # One part is in use while one is filled; with a thread more wait between them.
-        parts = 4 if self.background else 2
-        return [self._allocate(at_once, group) for _ in range(parts)]
-
     def _allocate(self, num_batches: int, group: int) -> BatchMemory | None:
         layout = self.source.layout
         return None if layout is None else BatchMemory(layout, num_batches, pin_memory=self.pin_memory, group=group)
 
 
-class WorkerPool:
-    """Worker processes that make items in order, through torch's own `DataLoader`.
-
-    Args:
-        source: What makes the batches; each worker has a copy.
-        group: Batches in one item.
-        settings: `num_workers`, `persistent_workers`, `prefetch_factor` and others, as torch's `DataLoader` takes them.
-    """
-
-    def __init__(self, source: BatchSource, group: int, settings: dict[str, Any]) -> None:
-        self._packs_with_keys: list[tuple[Packs, tuple[int, int]]] = []
-        self.loader: DataLoader[Any] = DataLoader(
-            _Cuts(source, group), batch_size=None, sampler=self._packs_with_keys, collate_fn=_as_it_is, **settings
-        )
-
-    def make(self, packs_with_keys: list[tuple[Packs, tuple[int, int]]]) -> Iterator[Batch]:
-        """The items in order, each from its packs and its key, which is seed and epoch."""
-        self._packs_with_keys[:] = packs_with_keys
-        return iter(self.loader)
-
-
 class _Cuts(Dataset[Batch]):
+    """What workers look up: the item that some packs make, with a key, which is seed and epoch."""
+
     def __init__(self, source: BatchSource, group: int) -> None:
         self.source, self.group = source, group
 

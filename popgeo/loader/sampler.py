@@ -212,10 +212,13 @@ class EpochSampler:
         if self._run.has_started or self._run.epoch != epoch:
             self._run = Run(epoch)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, num_items: int | None = None) -> dict[str, Any]:
         """After how many items of which epoch the current pass stands; the same for all ranks.
 
         A run of another number of ranks may go on from it: what is left of the epoch is then shared out anew.
+
+        Args:
+            num_items: How many items of the pass have been used; None means all that were drawn.
 
         Raises:
             ValueError: a copy draws the batches, which may be ahead of what it has given.
@@ -226,8 +229,11 @@ class EpochSampler:
                 "Another DataLoader draws the batches of this one, so how many have been used is not known here. "
                 "Iterate over this loader itself."
             )
-        epoch, position, known = run.epoch, run.position, run.resumes
-        used = [list(ranks) for ranks in run.used if ranks.num_items]
+        at = Run(run.epoch, run.used, run.resumes)
+        if num_items is not None and run.used:
+            at.position = num_items
+        epoch, position, known = at.epoch, at.position, at.resumes
+        used = [list(ranks) for ranks in at.used if ranks.num_items]
         if run.has_started and position:
             plan = self.plan()
             known = plan.fingerprint

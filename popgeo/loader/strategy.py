@@ -119,17 +119,16 @@ def in_equal_numbers(order: np.ndarray, number: int, drop_last: bool) -> Packs:
 def _equal_numbers_that_fit(sizes: np.ndarray, budget: Budget) -> Packs:
     """Deals graphs into batches of equally many; one that overflows its batch is left out of it."""
     limits = np.array(budget.sizes)
-    kept: list[int] = []
+    packs: list[list[int]] = []
     skipped: list[int] = []
-    ptr = [0]
     for start in range(0, len(sizes), budget.num_graphs):
+        packs.append([])
         used = np.zeros_like(limits)
         for i in range(start, min(start + budget.num_graphs, len(sizes))):
             fits = bool((used + sizes[i] <= limits).all())
-            (kept if fits else skipped).append(i)
+            (packs[-1] if fits else skipped).append(i)
             used = used + sizes[i] if fits else used
-        ptr.append(len(kept))
-    return Packs(np.array(kept, np.int64), np.array(ptr), np.array(skipped, np.int64))
+    return Packs.from_lists(packs, skipped)
 
 
 def _check(packs: Packs, sizes: np.ndarray, budget: Budget) -> None:

@@ -104,13 +104,6 @@ class MostGraphs(int):
 
     sampler: object
 
-    @classmethod
-    def of(cls, sampler: object, number: int) -> "MostGraphs":
-        """The number of one sampler."""
-        most = cls(number)
-        most.sampler = sampler
-        return most
-
 
 class AskedForAgain(type(Sampler)):  # type: ignore[misc]  # the type of a class
     """The type of loaders and samplers: who asks for one with what belongs to another one is given that as it is.

@@ -61,10 +61,7 @@ class Window:
         done: list[int] = []
         ptr = [0]
         while self._refill(source, last):
-            fits = self._draw_freely(source)
-            if self.holes:
-                continue
-            chosen = (self._draw() if fits else ()) or self._complete()
+            chosen = self._draw() or self._complete()
             if chosen:
                 self._take(chosen)
             if not chosen or not self.graphs_left:
@@ -125,58 +122,6 @@ class Window:
         self.counts[first] -= 1
         if not self.counts[first]:
             del self.counts[first], self.present[bisect_left(self.present, first)]
-
-    def _draw_freely(self, source: Iterator[tuple[int, int, int]]) -> bool:
-        """Draw while there is ample room, and replace each graph at once; False when the tries to draw ran out.
-
-        It does what `_draw`, `_take` and `_refill` do, but most graphs pass here only, so the loop is written out.
-        """
-        ids, sizes, firsts, counts = self.ids, self.sizes, self.firsts, self.counts
-        draw, guard, mask, count = self.draw, self.guard, self.masks[0], len(self.ids)
-        left, graphs_left, pack = self.left, self.graphs_left, self.pack
-        room, pending, replaced = left & mask, self.pending & mask, 0
-        fits = True
-        while graphs_left > 1 and (room * count > STEERED * pending or not pack):
-            for _ in range(DRAWS):
-                position = draw() * count >> 32
-                size = sizes[position]
-                rest = left - size
-                if rest & guard == guard:
-                    break
-            else:
-                fits = False
-                break
-            graph = next(source, None)
-            if graph is None:
-                self.pending += replaced
-                self.left, self.graphs_left = left, graphs_left
-                self._take((position,))
-                return True
-            first = firsts[position]
-            pack.append(ids[position])
-            left = rest
-            graphs_left -= 1
-            ids[position], new_size, new_first = graph
-            sizes[position] = new_size
-            replaced += new_size - size
-            if new_first != first:
-                firsts[position] = new_first
-                room, pending = room - first, pending + new_first - first
-                number = counts[first]
-                if number > 1:
-                    counts[first] = number - 1
-                else:
-                    self._forget(first)
-                if new_first in counts:
-                    counts[new_first] += 1
-                else:
-                    counts[new_first] = 1
-                    insort(self.present, new_first)
-            else:
-                room -= first
-        self.pending += replaced
-        self.left, self.graphs_left = left, graphs_left
-        return fits
 
     def _draw(self) -> tuple[int, ...]:
         """A random graph that fits, while there is room for over 2.5 mean ones; the first of a pack in any case."""

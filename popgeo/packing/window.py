@@ -97,24 +97,17 @@ def iter_window(
         return _pack(_read(sizes, budget, window, skip), budget, window, key)
     table, ids, skipped = fitting(sizes, budget, skip=skip, narrow=True)
     window = max(1, min(window, len(table)))
-    enter = _shuffle if shuffle else _as_given
-    return _pack(enter(np.ascontiguousarray(table), ids, skipped, window, key), budget, window, key)
+    chunks = _enter(np.ascontiguousarray(table), ids, skipped, window, key ^ 1 if shuffle else None)
+    return _pack(chunks, budget, window, key)
 
 
-def _as_given(table: NDArray[np.int64], ids: Ids | None, skipped: Ids, window: int, key: int) -> Iterator[_Chunk]:
-    """All graphs in the order that they have."""
+def _enter(table: NDArray[np.int64], ids: Ids | None, skipped: Ids, window: int, key: int | None) -> Iterator[_Chunk]:
+    """All graphs, in random order or, without a key, in that which they have; the first piece comes at once."""
     if len(skipped):
         yield skipped[:0], table[:0], skipped
-    for start in range(0, len(table), _CHUNK):
-        piece = table[start : start + _CHUNK].astype(np.int64, copy=False)
-        yield (np.arange(start, start + len(piece)) if ids is None else ids[start : start + _CHUNK]), piece, skipped[:0]
-
-
-def _shuffle(table: NDArray[np.int64], ids: Ids | None, skipped: Ids, window: int, key: int) -> Iterator[_Chunk]:
-    """All graphs in random order; the first piece is short, so that it comes at once."""
-    if len(skipped):
-        yield skipped[:0], table[:0], skipped
-    for order in shuffled(len(table), key ^ 1, first=window + _FIRST_CHUNK, then=_CHUNK):
+    given = (np.arange(start, min(start + _CHUNK, len(table))) for start in range(0, len(table), _CHUNK))
+    random = None if key is None else shuffled(len(table), key, first=window + _FIRST_CHUNK, then=_CHUNK)
+    for order in random or given:
         rows = table.take(order, axis=0).astype(np.int64, copy=False)
         yield order if ids is None else ids[order], rows, skipped[:0]
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from popgeo.sampling.compress import compress, sort_rows
 
 _LARGEST_INT32 = 2**31 - 1
+_WEIGHTS = (torch.float32, torch.float64)
 
 
 class Direction(str, Enum):
@@ -65,7 +66,7 @@ class CompressedGraph:
         _check_rows(self.rowptr, self.col, self.num_cols)
         for name, tensor, dtypes in (
             ("perm", self.perm, (self.col.dtype,)),
-            ("weight", self.weight, (torch.float32, torch.float64)),
+            ("weight", self.weight, _WEIGHTS),
             ("time", self.time, (torch.int64,)),
         ):
             if tensor is not None:
@@ -130,8 +131,9 @@ class CompressedGraph:
         time = _time_of_edges(col, perm, node_time, edge_time)
         if time is not None:
             time, col, perm = sort_rows(rowptr, time, col, perm)
-        weight = None if edge_weight is None else _floating(edge_weight)
+        weight = edge_weight
         if weight is not None:
+            weight = weight if weight.dtype in _WEIGHTS else weight.float()
             weight = weight.contiguous() if perm is None else weight[perm]
         return CompressedGraph(
             rowptr=rowptr,
@@ -181,10 +183,6 @@ def _time_of_edges(
     if edge_time is None:
         return None
     return edge_time.long().clone() if perm is None else edge_time.long()[perm]
-
-
-def _floating(weight: Tensor) -> Tensor:
-    return weight if weight.dtype in (torch.float32, torch.float64) else weight.float()
 
 
 def _check_edge_index(edge_index: Tensor, num_sources: int, num_destinations: int) -> None:

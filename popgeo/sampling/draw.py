@@ -4,6 +4,7 @@ The numpy functions here are the definition; `csrc/draw.cpp` makes the same choi
 """
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,7 +80,8 @@ def _draw_edges(
     rowptr = graph.rowptr.numpy()
     begin, end = rowptr[nodes].astype(np.int64), rowptr[nodes + 1].astype(np.int64)
     if not_after is not None and graph.time is not None:
-        end = _first_after(graph.time.numpy(), begin, end, not_after)
+        time, limit = graph.time.numpy(), not_after
+        end = first_place(begin, end, lambda places, rows: time[places] > limit[rows])
     keys = keys_of(draw.key, np.arange(first, first + len(nodes)))
     if graph.weight is not None:
         counts, places = _weighted(graph.weight.numpy(), begin, end, keys, draw)
@@ -91,14 +93,24 @@ def _draw_edges(
     return torch.from_numpy(ptr.astype(np.int64)), torch.from_numpy(places)
 
 
-def _first_after(time: Places, begin: Places, end: Places, limit: Places) -> Places:
-    """For each row the first place whose time is later than its limit: a binary search in all rows at once."""
+def first_place(begin: Places, end: Places, is_there: Callable[[Places, Places], NDArray[np.bool_]]) -> Places:
+    """For each row the first place of `begin ... end - 1` that is reached, else its end, searched in all rows at once.
+
+    Args:
+        begin: The first place of each row. [num_rows]
+        end: The place behind its last one. [num_rows]
+        is_there: Whether some places of some rows are reached; all places behind one that is are so, too.
+
+    Example:
+        >>> first_place(np.array([0, 3]), np.array([3, 5]), lambda places, rows: places**2 > np.array([3, 99])[rows])
+        array([2, 5])
+    """
     low, high = begin.copy(), end.copy()
-    while (open_rows := np.flatnonzero(low < high)).size:
-        middle = (low[open_rows] + high[open_rows]) // 2
-        later = time[middle] > limit[open_rows]
-        high[open_rows[later]] = middle[later]
-        low[open_rows[~later]] = middle[~later] + 1
+    while (rows := np.flatnonzero(low < high)).size:
+        middle = (low[rows] + high[rows]) // 2
+        there = is_there(middle, rows)
+        high[rows[there]] = middle[there]
+        low[rows[~there]] = middle[~there] + 1
     return low
 
 

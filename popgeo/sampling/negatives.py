@@ -19,6 +19,7 @@ from torch import Tensor
 
 from popgeo.random_numbers import Words, hash64, keys_of, new_key
 from popgeo.sampling.compressed_graph import CompressedGraph, check_range
+from popgeo.sampling.draw import first_place
 
 _Places = NDArray[np.int64]
 
@@ -182,12 +183,8 @@ def _below(keys: Words, limits: _Places) -> _Places:
 
 def _sources_of(non_edges: NonEdges, ranks: _Places) -> _Places:
     """The source of the pair of each rank: the last one that has at most `rank` pairs before it."""
-    low, high = np.zeros_like(ranks), np.full_like(ranks, non_edges.num_sources)  # before(low) <= rank < before(high)
-    while bool((high - low > 1).any()):
-        middle = (low + high) // 2
-        reached = non_edges.pairs_before(middle) <= ranks
-        low, high = np.where(reached, middle, low), np.where(reached, high, middle)
-    return low
+    every = np.zeros_like(ranks), np.full_like(ranks, non_edges.num_sources)
+    return first_place(*every, lambda sources, rows: non_edges.pairs_before(sources + 1) > ranks[rows])
 
 
 def _destinations_of(non_edges: NonEdges, sources: _Places, ranks: _Places) -> _Places:
@@ -197,11 +194,6 @@ def _destinations_of(non_edges: NonEdges, sources: _Places, ranks: _Places) -> _
     with d - i <= r.
     """
     rowptr, col = non_edges.rowptr.numpy(), non_edges.col.numpy()
-    first = rowptr[sources]
-    low, high = first.copy(), rowptr[sources + 1].copy()
-    while (open_rows := np.flatnonzero(low < high)).size:
-        middle = (low[open_rows] + high[open_rows]) // 2
-        before = col[middle] - (middle - first[open_rows]) <= ranks[open_rows]
-        low[open_rows[before]] = middle[before] + 1
-        high[open_rows[~before]] = middle[~before]
-    return ranks + low - first
+    first, end = rowptr[sources], rowptr[sources + 1]
+    behind = first_place(first, end, lambda places, rows: col[places] - (places - first[rows]) > ranks[rows])
+    return ranks + behind - first

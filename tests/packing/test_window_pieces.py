@@ -7,7 +7,7 @@ import torch
 from popgeo.native import library
 from popgeo.packing import Budget, iter_window, stream, window
 from popgeo.packing.exact_fill import Window
-from popgeo.packing.window import _as_given, _Compiled, _open, _read, _shuffle
+from popgeo.packing.window import _Compiled, _enter, _open, _read
 
 BUDGET = Budget(sizes=(9, 9), num_graphs=3)
 
@@ -40,13 +40,13 @@ def test_an_iterator_is_read_a_window_and_256_graphs_and_then_256_at_a_time():
 
 def test_graphs_of_a_list_come_in_random_order_those_left_out_first_and_4096_more_than_the_window():
     table = np.arange(10_000)[:, None] * 3
-    chunks = list(_shuffle(table, None, np.array([7]), 100, 5))
+    chunks = list(_enter(table, None, np.array([7]), 100, 4))
     assert [len(ids) for ids, _, _ in chunks] == [0, 4196, 5804]
     assert [skipped.tolist() for _, _, skipped in chunks] == [[7], [], []]
     ids = np.concatenate([ids for ids, _, _ in chunks])
     assert sorted(ids.tolist()) == list(range(10_000))
     assert np.array_equal(np.concatenate([rows for _, rows, _ in chunks])[:, 0], 3 * ids)
-    named = list(_shuffle(table[:5], np.array([2, 4, 6, 8, 9]), np.empty(0, int), 2, 5))
+    named = list(_enter(table[:5], np.array([2, 4, 6, 8, 9]), np.empty(0, int), 2, 4))
     assert len(named) == 1
     assert {int(name): int(row) for name, row in zip(named[0][0], named[0][1][:, 0], strict=True)} == {
         2: 0,
@@ -65,17 +65,16 @@ def test_the_first_piece_of_a_random_order_is_short_and_the_others_are_long(monk
         return iter([])
 
     monkeypatch.setitem(window.__globals__, "shuffled", shuffled)
-    list(_shuffle(np.zeros((3, 1), int), None, np.empty(0, int), 100, 5))
+    list(_enter(np.zeros((3, 1), int), None, np.empty(0, int), 100, 4))
     assert asked == [(3, 4196, 131_072)]
 
 
 def test_graphs_can_come_in_their_own_order():
     table = np.array([[3], [4]])
-    given = [lists(chunk) for chunk in _as_given(table, None, np.array([9]), 1, 0)]
+    given = [lists(chunk) for chunk in _enter(table, None, np.array([9]), 1, None)]
     assert given == [([], [], [9]), ([0, 1], [[3], [4]], [])]
-    assert [lists(chunk) for chunk in _as_given(table, np.array([5, 8]), np.array([9]), 1, 0)] == [
-        ([5, 8], [[3], [4]], [9])
-    ]
+    named = [lists(chunk) for chunk in _enter(table, np.array([5, 8]), np.array([9]), 1, None)]
+    assert named == [([], [], [9]), ([5, 8], [[3], [4]], [])]
 
 
 def test_a_window_of_one_graph_in_order_is_next_fit(native):

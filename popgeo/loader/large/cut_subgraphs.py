@@ -54,7 +54,8 @@ class SubgraphCutter:
             trees={a: none for a in self.axes if a.level is Level.NODE and has_trees},
             labels=labels,
         )
-        self.gathered = {a for a in store.attributes if a.is_tensor and self._is_gathered(a)}
+        of_rows = [a for a in store.attributes if a.is_tensor and a.axis.level is not Level.GRAPH]
+        self.gathered = {a for a in of_rows if a.name != "edge_index"}
         self.whole = dataclasses.replace(store, row_ends=None, indices=None)
         # Batches say what they lost only where anything may be lost.
         self.counts_lost = collater.trim_nodes or collater.trim_edges
@@ -77,7 +78,7 @@ class SubgraphCutter:
         """
         memory = memory or BatchMemory(self.layout, len(parts), group=group)
         # A batch holds one graph, or none where it is of padding alone.
-        packs = [np.arange(int(_has_rows(part))) for part in parts]
+        packs = [np.arange(int(any(map(len, part.rows.values())))) for part in parts]
         slicers = [self._fill(i, part, pack, memory.tensors) for i, (part, pack) in enumerate(zip(parts, packs))]  # noqa: B905
         items = []
         for i in range(len(parts) // group):
@@ -97,9 +98,6 @@ class SubgraphCutter:
             _gather(slot, part.rows[slot.axis], tensors[j][i])
         return Slicer(store, self.layout)
 
-    def _is_gathered(self, attribute: Attribute) -> bool:
-        return attribute.axis.level is not Level.GRAPH and attribute.name != "edge_index"
-
     def _store_of(self, subgraph: Subgraph) -> FlatStore:
         """A subgraph as a flat dataset of one graph; what is gathered still has the values of the whole graph."""
         pointers = {**self.whole.row_pointers, GRAPHS: torch.arange(2)}
@@ -118,8 +116,7 @@ class SubgraphCutter:
     def _cut_down(self, attribute: Attribute, subgraph: Subgraph) -> Attribute:
         if attribute.name != "edge_index":
             return attribute
-        ends = ends_of(attribute.axis)[: 1 if attribute.store is None else 2]
-        steps = torch.tensor([[len(subgraph.rows[end]) for end in ends]])
+        steps = _steps(subgraph, attribute.axis)
         return dataclasses.replace(attribute, values=subgraph.edge_index[attribute.axis], increments=steps)
 
     def _of_nodes_and_edges(self, subgraph: Subgraph) -> list[Attribute]:
@@ -140,25 +137,16 @@ class SubgraphCutter:
             key, is_index = self.label_store.store, "index" in name
             axis = Axis(Level.GRAPH, key, name)
             pointers[axis] = torch.tensor([0, values.shape[-1] if is_index else len(values)])
-            steps = None
-            if is_index:
-                ends = ends_of(self.label_store)[: 1 if key is None else 2]
-                steps = torch.tensor([[len(subgraph.rows[end]) for end in ends]])
-            made.append(
-                Attribute(
-                    store=key,
-                    name=name,
-                    axis=axis,
-                    values=values,
-                    dim=values.dim() - 1 if is_index else 0,
-                    increments=steps,
-                )
-            )
+            steps = _steps(subgraph, self.label_store) if is_index else None
+            dim = values.dim() - 1 if is_index else 0
+            made.append(Attribute(store=key, name=name, axis=axis, values=values, dim=dim, increments=steps))
         return made
 
 
-def _has_rows(part: Subgraph) -> bool:
-    return any(len(rows) for rows in part.rows.values())
+def _steps(subgraph: Subgraph, axis: Axis) -> Tensor:
+    """What an index into the ends of an edge type grows by from one subgraph to the next. int64 [1, 1 or 2]"""
+    ends = ends_of(axis)[: 1 if axis.store is None else 2]
+    return torch.tensor([[len(subgraph.rows[end]) for end in ends]])
 
 
 def _with_values_of(store: FlatStore, slot: Slot) -> Slot:

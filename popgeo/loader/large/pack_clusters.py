@@ -81,9 +81,7 @@ def pack_clusters(
     while pending:
         pack, pending = _one_pack(pending, sizes, limits)
         packs.append(pack)
-    ptr = np.concatenate([[0], np.cumsum([len(pack) for pack in packs])]).astype(np.int64)
-    indices = np.array([cluster for pack in packs for cluster in pack], np.int64)
-    return Packs(indices, ptr, order[large] if not trims else order[:0])
+    return Packs.from_lists(packs, order[:0] if trims else order[large])
 
 
 def _one_pack(pending: list[int], sizes: ClusterSizes, limits: tuple[int, int]) -> tuple[list[int], list[int]]:

@@ -106,7 +106,8 @@ class SubgraphLoader(EpochLoader):
         def packs() -> Iterator[np.ndarray]:
             epoch = 0
             while True:
-                found = self._measurable(seed, epoch)
+                # Batches such as those of an epoch, but of other draws where they are drawn.
+                found = EpochSampler(self._packer, self.choices).whole(seed ^ _MEASURED, epoch)
                 full = np.flatnonzero(np.diff(found.ptr) == np.diff(found.ptr).max())
                 for i in np.random.default_rng((seed, epoch, _MEASURED)).permutation(full):
                     yield found[int(i)]
@@ -116,10 +117,6 @@ class SubgraphLoader(EpochLoader):
         sizes = self.size_estimate.sizes.copy()
         sizes[: self._num_node_types] += 1  # of padding
         return FixedSizeOptions.from_sizes(store, sizes, 2)
-
-    def _measurable(self, seed: int, epoch: int) -> Packs:
-        """Batches such as those of an epoch, but of other draws where they are drawn."""
-        return EpochSampler(self._packer, self.choices).whole(seed ^ _MEASURED, epoch)
 
     def filling(self) -> pd.DataFrame:
         """How full the batches of the coming epoch are, from up to 16 of them.
