@@ -134,6 +134,20 @@ class BoundStep:
             return self.runner
         raise ValueError(NOTHING_ON_A_GPU)
 
+    @property
+    def planned(self) -> StepPlan:
+        """How a machine would run it.
+
+        Raises:
+            ValueError: it was compiled for this computer alone.
+        """
+        if self.plan is None:
+            raise ValueError(
+                "The step was compiled for this computer alone, so no machine accounts for it. Use "
+                "popgeo.training_model, popgeo.inference_model or popgeo.ipu.compile, which compile it for one too."
+            )
+        return self.plan
+
     def figures(self) -> RunFigures:
         """What the step has cost this computer so far."""
         runner = self.on_processor

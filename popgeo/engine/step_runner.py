@@ -2,12 +2,10 @@
 
 import contextlib
 import gc
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,24 +23,12 @@ from popgeo.engine.pipeline.parts import StagePart
 from popgeo.engine.pipeline.random_draws import drawing_from
 from popgeo.engine.pipeline.run_round import OnResults, Round, RoundRunner
 from popgeo.engine.pipeline.staging import Staging
+from popgeo.engine.replica_state import ReplicaState
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_options import StepOptions
 from popgeo.engine.threads import ThreadChoice
 
 Runner = GraphRunner | InductorRunner | RoundRunner
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ReplicaState:
-    """What a replica keeps from call to call beside the weights, which all of them share.
-
-    Attributes:
-        generator: Where it draws random numbers.
-        buffers: Its own copies of the buffers that the step changes, by name; a single replica has the module's own.
-    """
-
-    generator: torch.Generator
-    buffers: dict[str, Tensor] = field(default_factory=dict)
 
 
 class StepRunner:
@@ -85,7 +71,7 @@ class StepRunner:
         self._row_indices = [position for position, given in enumerate(arguments) if given in step.row_indices]
         self._written = [position for position, given in enumerate(arguments) if given in step.written]
         seed = options.random_seed if options.random_seed is not None else torch.initial_seed()
-        self.replica_states = [ReplicaState(generator=_generator(seed, replica)) for replica in replicas.local]
+        self.replica_states = [ReplicaState.of(replica, seed) for replica in replicas.local]
         self.reset_buffers()
         if update is not None:
             update.share_seed(replicas)
@@ -132,7 +118,7 @@ class StepRunner:
                 if self.update is not None:
                     self.update.apply(self.replicas)
         finally:
-            self._show_replica(0)  # once the results that may be buffers have been copied
+            self.replica_states[0].show(self._model)  # once the results that may be buffers have been copied
         return results.join()
 
     def _run_round(self, runner: Runner, inputs: Sequence[Sequence[Sequence[Tensor]]], take: OnResults) -> None:
@@ -142,7 +128,7 @@ class StepRunner:
                 Round(
                     inputs=inputs,
                     random=[state.generator for state in self.replica_states],
-                    of_replica=self._buffers_of,
+                    of_replica=lambda replica: self.replica_states[replica].lent_to(self._model),
                     on_gradients=self._accumulate,
                     on_results=take,
                 )
@@ -151,7 +137,7 @@ class StepRunner:
         for number, of_replicas in enumerate(inputs):
             for replica, tensors in enumerate(of_replicas):
                 state = self.replica_states[replica]
-                with self._buffers_of(replica) if state.buffers else contextlib.nullcontext():
+                with state.lent_to(self._model) if state.buffers else contextlib.nullcontext():
                     if runner.draws_random_numbers:
                         made = drawing_from(state.generator, runner.run, tensors)
                     else:
@@ -195,9 +181,8 @@ class StepRunner:
         graph = self._step.graph
         mutated = graph.mutated_storages()
         names = [given.name for given, v in graph.inputs_of(Role.BUFFER).items() if graph.values[v].storage in mutated]
-        buffers = dict(self._model.named_buffers())
         for state in self.replica_states:
-            state.buffers.update({name: buffers[name].clone() for name in (*names, *state.buffers)})
+            state.copy_buffers(self._model, names)
 
     def run_state(self) -> dict[str, Any]:
         """Random numbers, buffers and the count of updates, as a checkpoint keeps them for the replicas here."""
@@ -210,14 +195,9 @@ class StepRunner:
 
     def restore(self, content: Mapping[str, Any]) -> None:
         """Goes on from what `run_state` returned."""
-        for state, generator in zip(self.replica_states, content["generators"], strict=True):
-            state.generator.set_state(generator)
-        places = dict(self._model.named_buffers())
-        for state, theirs in zip(
-            self.replica_states, content["buffers"] or [{}] * len(self.replica_states), strict=True
-        ):
-            # All that it had: in another mode the step may leave buffers alone that were the replica's own.
-            state.buffers.update({name: places[name].clone().copy_(tensor) for name, tensor in theirs.items()})
+        buffers = content["buffers"] or [{} for _ in self.replica_states]
+        for state, generator, own in zip(self.replica_states, content["generators"], buffers, strict=True):
+            state.restore(generator, own, self._model)
         if self.update is not None and "num_updates" in content:
             self.update.restore(content)
 
@@ -285,27 +265,3 @@ class StepRunner:
         finally:
             if collects:
                 gc.enable()
-
-    @contextlib.contextmanager
-    def _buffers_of(self, replica: int) -> Iterator[None]:
-        """Lets the module have the buffers of a replica for a while."""
-        buffers = self._show_replica(replica)
-        yield
-        for name, tensor in self.replica_states[replica].buffers.items():
-            tensor.copy_(buffers[name])
-
-    def _show_replica(self, replica: int) -> dict[str, Tensor]:
-        """Gives the module the buffers of a replica; those of the module, if the replica has any of its own."""
-        own = self.replica_states[replica].buffers
-        buffers = dict(self._model.named_buffers()) if own else {}
-        for name, tensor in own.items():
-            buffers[name].copy_(tensor)
-        return buffers
-
-
-def _generator(seed: int, replica: int) -> torch.Generator:
-    """Replica 0 draws what PyTorch draws after `torch.manual_seed(seed)`; the others have streams of their own."""
-    if replica:
-        words = np.random.SeedSequence(seed % 2**64, spawn_key=(replica,)).generate_state(1, np.uint64)
-        seed = int(words[0] >> np.uint64(1))
-    return torch.Generator().manual_seed(seed)

@@ -207,7 +207,7 @@ def test_what_the_optimizer_cannot_do_in_a_capture_is_told_with_its_first_cause(
     step = compile_step(model, torch.optim.SGD(model.parameters(), lr=0.1), backend="cuda")
     for _ in range(3):
         step(torch.ones(2))
-    monkeypatch.setattr(step._bound.runner._optimizer, "step", names["fail"])
+    monkeypatch.setattr(step.bound.runner._optimizer, "step", names["fail"])
     message = (
         r"^in the backward pass or in the optimizer: cannot be part of a captured step \(KeyError: 'cause'\)\. A cap"
     )

@@ -42,7 +42,7 @@ def test_a_step_is_called_trains_what_the_optimizer_holds_and_says_so():
     assert (step.calls, step.compile_seconds, step.loss_scale) == (0, 0.0, None)
     assert step.compile(y=y, x=x) is step
     assert 0 < step.compile_seconds < 600
-    assert step._bound.runner._kind is GraphRunner
+    assert step.bound.runner._kind is GraphRunner
     compiled_in = step.compile_seconds
     assert step.compile(x, y) is step
     assert step.compile_seconds == compiled_in  # it was compiled already
@@ -85,7 +85,7 @@ def test_a_single_argument_and_a_mapping_of_any_kind_are_examples_too():
     x = torch.randn(2, 3)
     torch.testing.assert_close(step(x), linear(x).detach())
     assert compile_forward(linear).compile_seconds == 0.0  # compiled when it is first called
-    assert compile_forward(linear, x, "inductor")._bound.runner._kind is InductorRunner
+    assert compile_forward(linear, x, "inductor").bound.runner._kind is InductorRunner
 
 
 def test_the_order_of_a_dictionarys_parts_does_not_matter():
@@ -183,7 +183,7 @@ def test_a_forward_pass_takes_one_step_at_least():
 
 @pytest.mark.parametrize(("backend", "kind"), [("cpu", GraphRunner), ("inductor", InductorRunner)])
 def test_each_backend_of_the_processor_has_its_runner(backend: str, kind: type):
-    assert compile_forward(nn.Identity(), torch.zeros(1), backend)._bound.runner._kind is kind
+    assert compile_forward(nn.Identity(), torch.zeros(1), backend).bound.runner._kind is kind
 
 
 @pytest.mark.parametrize("asked", ["report", "pipeline"])

@@ -179,7 +179,7 @@ def test_a_checkpoint_that_does_not_fit_the_replicas_is_refused_until_another_is
     step.save(tmp_path / "one")
     other = compile_step(model, torch.optim.SGD(model.parameters(), lr=1.0))
     other.load(tmp_path / "one")
-    other._pending = {**other._pending, "replicas": [1]}
+    other._step._pending = {**other._step._pending, "replicas": [1]}
     for _ in range(2):
         with pytest.raises(ValueError, match=r"holds replicas \[1\], this process runs \[0\]"):
             other(x)

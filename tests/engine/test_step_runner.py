@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from popgeo.engine.replica_state import ReplicaState
 from popgeo.engine.replicas import Replicas
-from popgeo.engine.step_runner import _generator
 from popgeo.ipu import CompiledStep, Options, inference_model, training_model
 
 
@@ -71,7 +71,7 @@ def test_each_step_of_each_replica_returns_its_results_and_each_update_joins_all
         assert model.weight.item() == pytest.approx(weight)
         assert model.scale.item() == pytest.approx(scale)
         torch.testing.assert_close(model.seen, seen[0])
-    runner = step._bound.runner
+    runner = step.bound.runner
     assert bool(runner.program_for(rows(0))[1]) == bool(stages)
     assert [set(state.buffers) for state in step.replica_states()] == [
         {"seen"},
@@ -108,11 +108,12 @@ def test_the_first_replica_draws_what_torch_draws_and_torchs_own_numbers_are_lef
 
 def test_streams_of_replicas_differ_by_every_bit_of_the_seed_and_of_their_number():
     seeds = [0, 1, 2, 129, 2**32 + 1, 2**62 + 1, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1]
-    assert [_generator(seed, 0).initial_seed() for seed in seeds[:7]] == seeds[:7]
-    streams = [_generator(seed, replica).initial_seed() for seed in seeds for replica in (1, 2, 3)]
+    assert [ReplicaState.of(0, seed).generator.initial_seed() for seed in seeds[:7]] == seeds[:7]
+    streams = [ReplicaState.of(replica, seed).generator.initial_seed() for seed in seeds for replica in (1, 2, 3)]
     assert len(set(streams)) == len(streams)
     assert 2**62 < max(streams) < 2**63
-    assert _generator(-1, 1).initial_seed() == _generator(2**64 - 1, 1).initial_seed()  # as torch takes -1
+    one, other = (ReplicaState.of(1, seed).generator for seed in (-1, 2**64 - 1))
+    assert one.initial_seed() == other.initial_seed()  # as torch takes -1
 
 
 class Rows(nn.Module):
@@ -132,7 +133,7 @@ def test_indices_that_count_from_the_end_are_taken_as_such_in_any_argument(posit
         given = [torch.tensor([2, 0]), torch.tensor([0, 2])]
         given[position] = torch.tensor(index)
         assert torch.equal(step(*given), model(*given).detach())
-        runner = step._bound.runner
+        runner = step.bound.runner
         assert (runner.program_for(given)[0] is runner.usual.graph) == (min(index) >= 0)
 
 
@@ -148,9 +149,9 @@ def test_weights_and_buffers_that_move_are_found_again():
     torch.testing.assert_close(step(x), model(x).detach())
     model.running_mean = torch.tensor([1.0, -1.0])
     torch.testing.assert_close(step(x), model(x).detach())
-    runner = step._bound.runner.usual
+    runner = step.bound.runner.usual
     step(x)
-    assert step._bound.runner.usual is runner  # nothing has moved
+    assert step.bound.runner.usual is runner  # nothing has moved
 
 
 class Weighted(nn.Module):

@@ -50,7 +50,7 @@ def train(model: nn.Module, **options) -> ipu.CompiledStep:
 
 
 def count(step: ipu.CompiledStep, target: str) -> int:
-    return sum(op.target == target for op in step._bound.runner.usual.runs.ops)
+    return sum(op.target == target for op in step.bound.runner.usual.runs.ops)
 
 
 def assert_trains_as_eager(compiled: nn.Module, eager: nn.Module, batch: tuple[Tensor, ...]) -> ipu.CompiledStep:

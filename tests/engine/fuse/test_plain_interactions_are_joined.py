@@ -98,7 +98,7 @@ def train(model: nn.Module, **options: bool) -> ipu.CompiledStep:
 
 
 def count(step: ipu.CompiledStep, *targets: str) -> list[int]:
-    made = [op.target for op in step._bound.runner.usual.runs.ops]
+    made = [op.target for op in step.bound.runner.usual.runs.ops]
     return [made.count(target) for target in targets]
 
 
@@ -180,7 +180,7 @@ def test_filters_from_elsewhere_run_as_written():
     given = torch.tensor([[2.0], [3.0]]), torch.tensor([[10.0], [1.0], [1.0]]), *ends
     compiled = ipu.compile(convolve, list(given))
     assert compiled(*given).tolist() == [[30.0], [5.0]]
-    assert FORWARD not in [op.target for op in compiled._bound.runner.usual.runs.ops]
+    assert FORWARD not in [op.target for op in compiled.bound.runner.usual.runs.ops]
 
 
 class Network(nn.Module):
@@ -232,7 +232,7 @@ def test_networks_of_one_to_four_layers_are_joined(make):
 )
 def test_other_networks_train_as_eager_whatever_is_joined(make):
     step = assert_trains_as_eager(make, messages())
-    assert all(len(op.args[3]) <= 2 for op in step._bound.runner.usual.runs.ops if op.target == FORWARD)
+    assert all(len(op.args[3]) <= 2 for op in step.bound.runner.usual.runs.ops if op.target == FORWARD)
 
 
 @needs_kernels

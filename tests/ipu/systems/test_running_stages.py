@@ -134,7 +134,7 @@ def test_choices_of_a_call_mean_the_same_in_stages():
 def test_no_more_is_kept_than_the_schedule_and_recomputation_need():
     def held(schedule, recompute):
         step, _ = trained("norms", 1, stages=[1, 2], schedule=schedule, recompute=recompute)
-        runner, values = step._bound.runner.usual, step.graph.values
+        runner, values = step.bound.runner.usual, step.graph.values
         sent = 3 * sum(values[v].nbytes for part in runner.parts for v in part.sends)
         assert runner.most_held < sent  # what nobody needs any more is gone
         return runner.most_held
@@ -161,7 +161,7 @@ def test_the_account_is_that_of_pipeline():
     plan = ipu.pipeline(model, micro_batch(0), step.options, rule, stages=3, schedule="1f1b")
     assert step.pipeline.to_frame().equals(plan.to_frame())
     assert [vars(task) for task in step.pipeline.tasks] == [vars(task) for task in plan.tasks]
-    assert step.report.buffer_bytes >= step._bound.runner.usual.most_held > 0
+    assert step.report.buffer_bytes >= step.bound.runner.usual.most_held > 0
 
 
 class Printing(nn.Module):

@@ -1,0 +1,96 @@
+"""The step of a recipe from call to call: compiled when it is first needed, and anew where its model has changed."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from popgeo.capture.arguments import Arguments
+from popgeo.capture.held_state import ONE_AT_A_TIME
+from popgeo.engine import checkpoint
+from popgeo.engine.backend import Backend
+from popgeo.engine.bound_step import NOTHING_ON_A_GPU, BoundStep, bind_step
+from popgeo.engine.replicas import Replicas
+from popgeo.engine.step_recipe import Recipe
+
+
+class FollowedStep:
+    """A step that follows its model, and whose run goes on when it is compiled anew; one thread at a time uses it.
+
+    Args:
+        recipe: What is compiled, and how.
+        replicas: Which replicas run here; those of this process when left out.
+
+    Attributes:
+        recipe: As given, with what has been set since.
+        bound: The step as it is compiled; None where it is not.
+    """
+
+    def __init__(self, recipe: Recipe, replicas: Replicas | None = None) -> None:
+        self.recipe, self._replicas = recipe, replicas
+        self.bound: BoundStep | None = None
+        self._pending: Mapping[str, Any] | None = None  # a checkpoint that waits for the step to be compiled
+
+    def for_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundStep:
+        """The step as it runs a call: compiled if it is not, and with what has changed about the model taken up."""
+        bound = self.bound
+        if bound is None:
+            return self.compile(args, kwargs)
+        if bound.watch.is_as_seen():
+            return bound
+        bound.flatten(args, kwargs)  # which refuses other shapes, as in any call
+        with ONE_AT_A_TIME:  # another thread may be capturing the same model
+            if not bound.watch.changes():
+                bound.follow_memory()  # weights that have only moved
+                return bound
+            self.forget(bound.watch.modes())
+        return self.compile(args, kwargs)
+
+    def compile(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundStep:
+        """Compiles the step for such arguments; what is refused changes neither the model nor the optimizer."""
+        replicas = self._replicas_here()
+        if self._pending is not None:
+            checkpoint.require_replicas(self._pending, replicas)
+        bound = bind_step(self.recipe, Arguments.of(self.recipe.signature, args, kwargs), replicas)
+        self._go_on(bound)
+        self.bound = bound
+        return bound
+
+    def forget(self, modes: Mapping[nn.Module, bool]) -> None:
+        """Forgets what was compiled; the next one goes on with its random numbers, and counts on from its updates."""
+        bound, self.bound = self.bound, None
+        self.recipe = replace(self.recipe, modes=modes)
+        if bound is not None and self._pending is None:
+            self._pending = {"replicas": list(self._replicas_here().local), **bound.runner.run_state()}
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Goes on from what a checkpoint holds, where it fits, now or once the step is compiled."""
+        if self.recipe.backend is Backend.CUDA:
+            raise ValueError(NOTHING_ON_A_GPU)
+        content = checkpoint.load_checkpoint(path)
+        checkpoint.require_replicas(content, self._replicas_here())
+        checkpoint.restore_weights(content, self.recipe.module, self.recipe.optimizer, path)
+        self._pending = content
+        if self.bound is not None:
+            self._go_on(self.bound)
+
+    def reset_buffers(self) -> None:
+        """Gives every replica the module's buffers, as they are now."""
+        if self.bound is not None and self.recipe.backend is not Backend.CUDA:
+            self.bound.on_processor.reset_buffers()
+        elif self._pending is not None:
+            self._pending = {**self._pending, "buffers": []}
+
+    def _replicas_here(self) -> Replicas:
+        """Those of this process, as they were dealt out or will be."""
+        if self.bound is not None:
+            return self.bound.on_processor.replicas
+        return self._replicas or Replicas.of_this_process(self.recipe.options.replication_factor)
+
+    def _go_on(self, bound: BoundStep) -> None:
+        """Gives a compiled step the run that a checkpoint holds, if one was loaded."""
+        if self._pending is not None:
+            checkpoint.restore_run(self._pending, bound.runner)
+            self._pending = None
