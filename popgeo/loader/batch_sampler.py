@@ -65,6 +65,8 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedFor
         (2, FixedSizeBatchSampler(4 graphs -> 2 batches; nodes 87.5 %, edges 62.5 % full))
     """
 
+    packer: SizesPacker
+
     def __init__(
         self,
         num_nodes: Sizes = None,
