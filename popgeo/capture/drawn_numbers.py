@@ -17,7 +17,7 @@ from popgeo.capture.pytree import unflatten
 from popgeo.capture.recorder import Recorder
 
 STATE, SET_STATE = "popgeo.random_state.default", "popgeo.set_random_state.default"
-_DRAWS = torch.Tag.nondeterministic_seeded  # type: ignore[attr-defined]
+_DRAWS = torch.Tag.nondeterministic_seeded
 _FIRST_MARK = 0x5EED0000_70706765  # a seed that no one chooses
 
 
@@ -74,13 +74,13 @@ class DrawnNumbers:
         self._places: dict[bytes, Tensor] = {}  # what the graph calls the state at a mark
         self._place = self._mark(torch.default_generator)
         # Torch may hand an operation another object for the same generator.
-        self._others = {generator._cdata: (generator, self._mark(generator)) for generator in held}
+        self._others = {_number(generator): (generator, self._mark(generator)) for generator in held}
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """Takes note of an operation that is about to be written down."""
         if _DRAWS in func.tags:
             given = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Generator)]
-            if given and given[0]._cdata != torch.default_generator._cdata:
+            if given and _number(given[0]) != _number(torch.default_generator):
                 self.check_others(given[0])
             else:
                 self.go_on()
@@ -110,8 +110,9 @@ class DrawnNumbers:
             ValueError: the one that is used, or any that the function holds, is.
         """
         with unset_fake_temporarily():
-            for key in self._others if used is None else [used._cdata]:
+            for key in self._others if used is None else [_number(used)]:
                 generator, mark = self._others.get(key, (used, b""))
+                assert generator is not None
                 if mark != _bytes(generator.get_state()):
                     raise ValueError(
                         f"{self._recorder.line()}: draws from a torch.Generator that is made or seeded while the model "
@@ -124,13 +125,19 @@ class DrawnNumbers:
         return _bytes(generator.manual_seed(_FIRST_MARK + self._num_marks).get_state())
 
 
+def _number(generator: Any) -> int:
+    """What generators that are one and the same have in common."""
+    return generator._cdata
+
+
 def _bytes(state: Tensor) -> bytes:
     return state.numpy().tobytes()
 
 
 def _of_others() -> tuple[Any, ...]:
     """Where Python's and NumPy's random numbers are."""
-    _, words, *place = np.random.get_state()  # noqa: NPY002
+    state: Any = np.random.get_state()  # noqa: NPY002
+    _, words, *place = state
     return random.getstate(), words.tobytes(), place
 
 

@@ -28,12 +28,13 @@ def get_item(self: Tensor, index: Any) -> Any:
     masks = [part for part in parts if isinstance(part, FakeTensor) and part.dtype == torch.bool and part.dim() == 1]
     whole = [part for part in parts if isinstance(part, slice) and part == slice(None)]
     slots, recorder = active_slots(), active_recorder()
-    followed = recorder is not None and torch._C._current_autograd_node() is None
-    if not followed or len(masks) != 1 or len(whole) != len(parts) - 1:
+    if recorder is None or torch._C._current_autograd_node() is not None:
+        return NotImplemented
+    if len(masks) != 1 or len(whole) != len(parts) - 1:
         return NotImplemented
     axis = next(axis for axis, part in enumerate(parts) if part is masks[0])
     own, chosen = slots.of(self), slots.of(masks[0])
-    alike = own is chosen if None in (own, chosen) else own[1] == axis and own[0].alike(chosen[0])
+    alike = own is chosen if own is None or chosen is None else own[1] == axis and own[0].alike(chosen[0])
     if not alike or masks[0].size(0) != self.size(axis):
         return NotImplemented
     if self.size(axis) == 0:
@@ -72,7 +73,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0, **other: Any) -> Any:
     if not marked or other or any(axis != dim % dims for (_, axis), dims in marked):
         return NotImplemented
     with slots.ending():
-        made = torch.cat(tensors, dim)
+        made = torch.cat(list(tensors), dim)
     sizes = (tensor.size(dim) for tensor in tensors)
     parts = [part for one, size in zip(found, sizes, strict=True) for part in (one[0].parts if one else (size,))]
     return slots.mark(made, Slots(tuple(parts), marked[0][0][0].refuse), dim % made.dim())
@@ -141,7 +142,9 @@ def _chosen_by(mask: Tensor, own: tuple[Slots, int]) -> bool:
 def _set_rows(self: Tensor, index: Tensor, value: Any) -> None:
     """Where an index occurs more than once, the last value stands there, and each has its gradient, as in PyTorch."""
     slots, num_rows = active_slots(), self.size(0)
+    chosen = slots.of(index)
+    assert chosen is not None  # that is when this form is taken
     with slots.ending():
         longer = torch.cat([self, self.new_zeros(1, *self.shape[1:])])
-        longer[torch.where(slots.of(index)[0].kept(), index, num_rows)] = value
+        longer[torch.where(chosen[0].kept(), index, num_rows)] = value
         self.copy_(longer[:num_rows])

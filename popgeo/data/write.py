@@ -102,7 +102,7 @@ def _joined(
     """Graphs that come one by one as a source of blocks."""
 
     def source(start: int, alone: bool) -> Iterator[Columns]:
-        position, bundle, size = start, [], 0
+        position, size, bundle = start, 0, list[Graph]()
         for graph in _from(graphs, start):
             graph = graph if transform is None else transform(graph)
             if not isinstance(graph, (Data, HeteroData)):
