@@ -13,15 +13,17 @@ from pathlib import Path
 
 from tests.contracts.test_imports import FILES, PACKAGE, SOURCES, arrows, name_of
 
-# What stands on the core is counted apart; the core is all the rest. All was 34,500 while the house was put in order,
-# and rose by what was built on it since: potentials, predictors, forces, a sampler for other loaders.
+# What stands on the core is counted apart; the core is all the rest.
 PLACES = {
     "compat": ("compat/",),
     "systems": ("ipu/systems/", "engine/pipeline/", "nn/parallel/"),
     "models": ("nn/models/",),
     "reach": ("potentials/", "deploy/"),
 }
-BUDGETS = {"core": 27_000, "compat": 3_400, "systems": 3_300, "models": 1_500, "reach": 1_800, "all": 37_000}
+# All was 34,500 and the core 27,000 when the house had been put in order. The core has grown since by what was wrong in
+# silence before (random numbers drawn again, changes of a model, optimizers of others, files of strangers: about 900
+# lines), by edges in chains and selections by masks, and by the sampler for other loaders; 27,000 is still the aim.
+BUDGETS = {"core": 28_500, "compat": 3_400, "systems": 3_300, "models": 1_500, "reach": 1_800, "all": 37_000}
 REMEDY = "A new mechanism names the one it replaces: take that out, or raise the budget here and say why."
 LONGEST_FILE, SHORTEST_FILE_OF_ONE_USER = 300, 40
 # An operation's cost and its lowering are found by one name.
