@@ -2,9 +2,10 @@
 
 import inspect
 import pickle
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 import torch_geometric.datasets
@@ -45,16 +46,21 @@ def read_pt(path: Path, trust: bool = False) -> Any:
         trust: Whether code in the file may run, as classes of others need; otherwise such a file is refused.
 
     Raises:
-        ValueError: it holds something else, or would run code.
+        ValueError: it is damaged, holds something else, or would run code.
     """
-    try:
-        with torch.serialization.safe_globals(_OF_PYG):
-            content = torch.load(path, weights_only=not trust)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, ValueError, TypeError) as error:
-        reason = (str(error).splitlines() or ["it is empty or cut off."])[0]
-        raise ValueError(
-            f"{path} cannot be read: {reason} If it comes from a source that you trust, pass --trust."
-        ) from error
+    with path.open("rb") as file:
+        try:
+            _require_whole(file)
+            with torch.serialization.safe_globals(_OF_PYG):
+                content = torch.load(file, weights_only=not trust)
+        except pickle.UnpicklingError as error:
+            raise ValueError(
+                f"{path} cannot be read: {_first_line(error)} If it comes from a source that you trust, pass --trust."
+            ) from error
+        except Exception as error:  # what is damaged may break the reader in any way
+            raise ValueError(
+                f"{path} cannot be read: {_first_line(error)} Write or download it again; it may be damaged."
+            ) from error
     if isinstance(content, Batch):
         return content.to_data_list()
     if isinstance(content, Data | HeteroData):
@@ -64,6 +70,27 @@ def read_pt(path: Path, trust: bool = False) -> Any:
     if isinstance(content, tuple) and len(content) in (2, 3) and isinstance(content[1], Mapping | None):
         return _processed(path, *content)
     raise ValueError(f"{path} holds a {type(content).__name__}; graphs, or what a dataset of PyG writes, are needed.")
+
+
+def _require_whole(file: BinaryIO) -> None:
+    """Compares the checksums that torch writes, and does not look at when it loads.
+
+    Raises:
+        ValueError: the file is empty, or a checksum in it is another; whatever zipfile raises where it is cut off.
+    """
+    start = file.read(4)
+    if not start:
+        raise ValueError("it is empty.")
+    if start == b"PK\x03\x04":  # before torch 1.6 files were none of zip, and without checksums
+        with zipfile.ZipFile(file) as archive:
+            if damaged := archive.testzip():
+                raise ValueError(f"the checksum of {damaged} is another.")
+    file.seek(0)
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().partition("\n")[0] or type(error).__name__
+    return text if text.endswith(".") else f"{text}."
 
 
 def _processed(path: Path, data: Any, slices: Mapping[str, Any] | None, cls: type = Data) -> Any:

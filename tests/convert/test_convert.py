@@ -54,6 +54,27 @@ def test_a_pt_that_would_run_code_or_holds_something_else_is_refused(tmp_path, c
         read_pt(tmp_path / "weights.pt")
 
 
+def test_a_pt_that_is_empty_cut_or_has_a_flipped_bit_is_refused_by_name(tmp_path, capsys):
+    path = tmp_path / "graphs.pt"
+    torch.save(GRAPHS, path)
+    whole = path.read_bytes()
+    middle = whole.index(GRAPHS[0].x.numpy().tobytes())  # where only a checksum can tell
+    flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    for damaged, reason in [
+        (b"", "it is empty"),
+        (whole[:-300], "not a zip file"),
+        (whole[:3], ""),
+        (flipped, "checksum"),
+    ]:
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=f"graphs.pt cannot be read: .*{reason}"):
+            read_pt(path)
+    assert main(["convert", str(path), str(tmp_path / "store")]) == 2
+    assert "Write or download it again" in capsys.readouterr().err
+    with pytest.raises(FileNotFoundError):
+        read_pt(tmp_path / "other.pt")
+
+
 def test_a_dataset_of_pyg_is_named_and_its_options_given(tmp_path, capsys):
     command = ["convert", "FakeDataset", str(tmp_path / "store"), "--option", "num_graphs=7", "--option", "task=graph"]
     assert main([*command, "--sort-edges"]) == 0
