@@ -94,9 +94,14 @@ class _Search:
         ops = [op for op in ops if operation_of(op.target).out is not Out.ZEROS or not needed.isdisjoint(op.makes())]
         return with_ops(graph, ops, graph.outputs, values=orders.values)
 
+    def _move_of(self, op: Op) -> Any:
+        """How an operation moves rows along edges; None for one that does not, or makes no value of its own."""
+        made = op.makes()
+        return self._moves.get(made[0]) if len(made) == len(op.outputs) == 1 else None
+
     def _joined(self, op: Op, near: Sequence[OpenChain]) -> OpenChain | None:
         """The chain that has taken the operation in; None where none can."""
-        graph, move = self.graph, self._moves.get(op.makes()[0]) if len(op.outputs) == 1 else None
+        graph, move = self.graph, self._move_of(op)
         sums = summed_dimensions(op, graph.values) is not None
         if not sums and move is None and (writer_of(op) is None or not fits(op, graph.values)):
             return None
@@ -134,7 +139,7 @@ class _Search:
 
     def _summed_late(self, op: Op) -> bool:
         """Lets a chain that already has its place sum what it makes."""
-        move = self._moves.get(op.makes()[0]) if len(op.outputs) == 1 else None
+        move = self._move_of(op)
         if move is not None and (move.code not in AT_ROWS or self._storage[move.index] not in self._given):
             return False
         if move is None and summed_dimensions(op, self.graph.values) is None:
