@@ -140,11 +140,11 @@ def test_nothing_is_compiled_again_when_the_scale_changes():
     model, _ = make_pair()
     training = training_model(model, Options(loss_scaling=RULE), torch.optim.SGD(model.parameters(), lr=0.1))
     training(*batch(0))
-    compiled, runner = training._bound, training._bound.runner.usual
+    compiled, runner = training.bound, training.bound.runner.usual
     for step in range(4):
         training(*batch(step, broken=True))
     assert training.loss_scale.skipped >= 4
-    assert training._bound is compiled
+    assert training.bound is compiled
     assert compiled.runner.usual is runner
 
 
