@@ -106,7 +106,7 @@ class FormulaWriter(TorchFunctionMode):
             self._read.append(count)
             return self._named(f"{count}.item()", result)
         given = [choice for choice in (*args, *keywords.values()) if isinstance(choice, float)]
-        self._results += map(_source, given)
+        self._results += map(self._source, given)
         # Else it hands on other numbers than it was given, and nothing says how they came about.
         self._is_whole &= list(map(float.__pos__, given)) == self._numbers.values[before:]
         if count is not None and result is args[0] and not any(isinstance(other, Tensor) for other in args[1:]):
@@ -122,11 +122,11 @@ class FormulaWriter(TorchFunctionMode):
         Args:
             settings: As they were, for which it is tried.
         """
+        if not self._is_whole or len(self._read) != self._numbers.num_reads:
+            return None
         body = [*self._lines, f"return [{', '.join(self._results)}]"]
         exec("\n    ".join(["def formula(settings, counts):", *body]), self._names)
         formula: Formula = self._names["formula"]
-        if not self._is_whole or len(self._read) != self._numbers.num_reads:
-            return None
         same = formula(settings, self._before) == self._numbers.values
         moved = zip(self._counts.values(), self._before, self._after, strict=True)
         return formula if same and all(old == new for name, old, new in moved if name in self._read) else None
@@ -138,8 +138,11 @@ class FormulaWriter(TorchFunctionMode):
         return number
 
     def _listed(self, given: Sequence[Any]) -> str:
-        return ", ".join(map(_source, given))
+        return ", ".join(map(self._source, given))
 
-
-def _source(number: Any) -> str:
-    return number.name if isinstance(number, TracedNumber) else repr(number)
+    def _source(self, number: Any) -> str:
+        if isinstance(number, TracedNumber):
+            return number.name
+        # Numbers of NumPy compute by rules of their own, and without writing anything down.
+        self._is_whole &= number is None or type(number) in (float, int, bool, str)
+        return repr(number) if self._is_whole else "None"

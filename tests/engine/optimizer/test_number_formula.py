@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn, optim
@@ -62,6 +63,23 @@ def test_weights_are_those_of_plain_torch_to_the_last_bit_with_a_scheduler(rehea
         assert all(map(torch.equal, mine, theirs)), number
     assert worker.is_captured
     assert len(rehearsed) < 40
+
+
+def test_a_rate_out_of_numpy_is_followed():
+    mine, theirs = weights(), weights()
+    ours, own = (optim.Adam(some, lr=np.float64(0.01), foreach=False) for some in (mine, theirs))
+    worker = CapturedWorker(Worker(ours))
+    worker.begin(0, seed=0)
+    for number in range(40):
+        for p, q in zip(mine, theirs, strict=True):
+            p.grad.normal_()
+            q.grad.copy_(p.grad)
+        for optimizer in (ours, own):
+            optimizer.param_groups[0]["lr"] = np.float64(0.01 / (1 + number))
+        with library.without_native():
+            worker.step()
+            own.step()
+        assert all(map(torch.equal, mine, theirs)), number
 
 
 class Elementwise(optim.Optimizer):
