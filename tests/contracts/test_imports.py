@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "convert": {"data"},
     "loader": {"data", "packing", "sampling", "byte_block", "random_numbers"},
     "ipu": {"capture", "engine", "plots"},
+    "potentials": {"convert", "data", "deploy", "engine", "loader", "nn", "packing"},
     "deploy": {"data", "loader", "nn", "engine", "capture", "packing"},
 }
 MAY_IMPORT_EVERYTHING = {"__init__", "__main__", "testing", "compat"}
