@@ -14,8 +14,8 @@ import torch
 from torch._dynamo.utils import counters
 from torch_geometric.data import Data, InMemoryDataset
 
-from popgeo import compat
 from popgeo.nn import ComplEx, KnownTriples, Ranks, rank_entities
+from tests.support.old_names import take_names_back
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 Run = Callable[..., str]
@@ -32,7 +32,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Itera
         return capsys.readouterr().out
 
     yield run_script
-    compat.disable()  # what an example of PopTorch's has enabled
+    take_names_back()  # what an example of PopTorch's has enabled
 
 
 @pytest.fixture

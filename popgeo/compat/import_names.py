@@ -18,7 +18,8 @@ def enable(*, shadow: bool = False) -> None:
     """Makes `poptorch`, `poptorch_geometric`, `torch_scatter` and `torch_cluster` importable, which old programs need.
 
     A package of these names that is installed stays what `import` finds, unless `shadow` is set. From here on popgeo
-    also stands in for extensions of PyG that are not installed (searches, clusters, neighbours), until `disable`.
+    also stands in for extensions of PyG that are not installed (searches, clusters, neighbours), until `disable` has
+    been called as often as this: a library that enables and disables takes nothing away from the program around it.
 
     Args:
         shadow: Take popgeo's modules also where the real packages are installed.
@@ -33,9 +34,9 @@ def enable(*, shadow: bool = False) -> None:
         'popgeo.compat.poptorch'
         >>> disable()
     """
-    disable()
-    names = [name for name in NAMES if shadow or not _is_installed(name)]
-    imported = [name for name in names if name in sys.modules]
+    ours = _taken()
+    names = [name for name in NAMES if shadow or name in ours or not _is_installed(name)]
+    imported = [name for name in names if name in sys.modules and name not in ours]
     if imported:
         raise ValueError(
             f"{imported[0]} of {getattr(sys.modules[imported[0]], '__file__', 'another place')} is imported already; "
@@ -48,18 +49,25 @@ def enable(*, shadow: bool = False) -> None:
 
 
 def disable() -> None:
-    """Takes the names back: `import poptorch` finds an installed package again, or none.
+    """Takes back one `enable`; with the last of them `import poptorch` finds an installed package again, or none.
 
     Example:
         >>> enable()
         >>> disable()
     """
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _CompatFinder)]
+    newest = next((finder for finder in sys.meta_path if isinstance(finder, _CompatFinder)), None)
+    sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not newest]
+    ours = _taken()
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in NAMES and module.__name__.startswith("popgeo."):
+        if name.partition(".")[0] in {*NAMES} - ours and module.__name__.startswith("popgeo."):
             del sys.modules[name]
-    if _PYG_EXTENSIONS in sys.modules:
+    if "poptorch_geometric" not in ours and _PYG_EXTENSIONS in sys.modules:
         sys.modules[_PYG_EXTENSIONS].take_back()
+
+
+def _taken() -> set[str]:
+    """The names that are popgeo's now."""
+    return {name for finder in sys.meta_path if isinstance(finder, _CompatFinder) for name in finder.names}
 
 
 def _is_installed(name: str) -> bool:
@@ -76,9 +84,8 @@ class _CompatFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname.partition(".")[0] not in self.names:
-            return None
-        real = importlib.util.find_spec(f"{__package__}.{fullname}")
+        is_ours = fullname.partition(".")[0] in self.names
+        real = importlib.util.find_spec(f"{__package__}.{fullname}") if is_ours else None
         if real is None:
             return None
         return ModuleSpec(

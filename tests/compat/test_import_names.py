@@ -4,18 +4,21 @@ import importlib
 import sys
 
 import pytest
+from torch_geometric.nn import pool as pyg_pool
 
 from popgeo import compat
+from popgeo.compat import torch_cluster
+from tests.support.old_names import take_names_back
 
 
 @pytest.fixture(autouse=True)
-def take_names_back():
+def no_old_names_afterwards():
     yield
-    compat.disable()
+    take_names_back()
 
 
 def test_nothing_is_importable_before_it_is_enabled():
-    compat.disable()
+    take_names_back()
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("poptorch")
 
@@ -46,3 +49,30 @@ def test_disabling_takes_the_names_back():
     assert "poptorch_geometric" not in sys.modules
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("poptorch_geometric")
+
+
+def test_a_library_that_enables_and_disables_takes_nothing_from_the_program_around_it():
+    compat.enable()
+    poptorch = importlib.import_module("poptorch")
+    compat.enable()
+    assert importlib.import_module("poptorch") is poptorch
+    compat.disable()
+    assert importlib.import_module("poptorch") is poptorch
+    assert importlib.import_module("poptorch.optim").SGD is poptorch.optim.SGD
+    assert pyg_pool.knn is torch_cluster.knn
+    compat.disable()
+    assert pyg_pool.knn is not torch_cluster.knn
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("poptorch")
+
+
+def test_shadowing_ends_with_the_enabling_that_asked_for_it(tmp_path, monkeypatch):
+    (tmp_path / "poptorch.py").write_text("real = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    compat.enable()
+    compat.enable(shadow=True)
+    assert not hasattr(importlib.import_module("poptorch"), "real")
+    compat.disable()
+    assert importlib.import_module("poptorch").real
+    assert importlib.import_module("poptorch_geometric").__name__.startswith("popgeo.")
+    del sys.modules["poptorch"]

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from popgeo import compat
 from popgeo.compat.__main__ import main
 from popgeo.compat.notebook import python_lines, run_notebook
+from tests.support.old_names import take_names_back
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def run(monkeypatch, capsys, tmp_path):
 
     monkeypatch.chdir(tmp_path)
     yield run
-    compat.disable()
+    take_names_back()
 
 
 def write_notebook(path, *cells):
