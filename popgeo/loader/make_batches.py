@@ -1,6 +1,7 @@
 """Makes the batches of an epoch: here, on a thread, or in worker processes; in new memory or in reused one."""
 
 import math
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,7 +49,9 @@ class BatchMaker:
         self.source, self.workers = source, workers
         self.num_buffers, self.background = num_buffers, background
         self.pin_memory = pin_memory and torch.cuda.is_available()
-        self._pool: DataLoader[Any] | None = None
+        self._pools: list[DataLoader[Any]] = []
+        # In the cycle that a loader is part of, the queues of workers would be closed before they are told to end.
+        weakref.finalize(self, self._pools.clear)
         self._asked: list[tuple[Packs, tuple[int, int]]] = []
         self._ring: list[BatchMemory | None] = []
         self._made_for = 1
@@ -64,7 +67,8 @@ class BatchMaker:
         """
         packs = Packs(packs.indices, packs.ptr)[start * group :]  # what was skipped need not travel to workers
         if group != self._made_for:
-            self._pool, self._ring, self._made_for = None, [], group
+            self._pools.clear()
+            self._ring, self._made_for = [], group
         if self.workers is not None:
             return self._from_workers(packs, group, key)
         chunks = self._chunks(packs, group, key)
@@ -72,12 +76,12 @@ class BatchMaker:
 
     def _from_workers(self, packs: Packs, group: int, key: tuple[int, int]) -> Iterator[list[Batch]]:
         assert self.workers is not None  # `make` asked
-        if self._pool is None or not self.workers["persistent_workers"]:
+        if not self._pools or not self.workers["persistent_workers"]:
             cuts, asked = _Cuts(self.source, group), self._asked
-            self._pool = DataLoader(cuts, batch_size=None, sampler=asked, collate_fn=_as_it_is, **self.workers)
+            self._pools[:] = [DataLoader(cuts, batch_size=None, sampler=asked, collate_fn=_as_it_is, **self.workers)]
         starts = range(0, len(packs), group)
         self._asked[:] = [(packs[i : i + group], key) for i in starts]
-        for start, batch in zip(starts, self._pool, strict=True):
+        for start, batch in zip(starts, self._pools[0], strict=True):
             self.source.expect(packs, start)  # pages are shared with the workers
             yield [batch]
 

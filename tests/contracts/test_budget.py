@@ -5,6 +5,7 @@ needs more lines names the mechanism that goes for them, or changes a number her
 """
 
 import ast
+import functools
 import io
 import tokenize
 from collections import Counter, defaultdict
@@ -42,6 +43,7 @@ SILENT = {
 }
 
 
+@functools.cache
 def code_lines(source: str) -> int:
     """The lines of a source text that hold code: no blank line, no comment, no docstring."""
     documents: set[int] = set()

@@ -119,11 +119,12 @@ class Pooled(nn.Module):
 
 
 def schnet(**kwargs: object) -> SchNet:
-    return SchNet(hidden_channels=12, num_filters=10, num_interactions=2, num_gaussians=8, cutoff=5.0, **kwargs)
+    sizes = {"hidden_channels": 12, "num_filters": 10, "num_interactions": 1, "num_gaussians": 8, "cutoff": 5.0}
+    return SchNet(**{**sizes, **kwargs})
 
 
 def gnn(model: type[nn.Module], **kwargs: object) -> nn.Module:
-    return model(in_channels=6, hidden_channels=8, num_layers=3, out_channels=4, readout="add", **kwargs)
+    return model(in_channels=6, hidden_channels=8, num_layers=2, out_channels=4, readout="add", **kwargs)
 
 
 def gps(**kwargs: object) -> GPS:
@@ -131,7 +132,7 @@ def gps(**kwargs: object) -> GPS:
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "SchNet, knn": lambda: schnet(interaction_graph=KNNInteractionGraph(4, 5.0, max_num_nodes=8)),
+    "SchNet, knn": lambda: schnet(num_interactions=2, interaction_graph=KNNInteractionGraph(4, 5.0, max_num_nodes=8)),
     "SchNet, knn of the whole batch": lambda: schnet(interaction_graph=KNNInteractionGraph(9, 5.0)),
     "SchNet, pairs": lambda: schnet(interaction_graph=PairInteractionGraph(5.0, max_num_nodes=8)),
     "SchNet, radius": lambda: schnet(interaction_graph=RadiusInteractionGraph(5.0, 80, max_num_nodes=8)),
@@ -140,7 +141,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     ),
     "SchNet, dipole": lambda: schnet(dipole=True),
     "PaiNN, knn": lambda: PaiNN(8, 2, 6, 5.0, KNNInteractionGraph(9, 5.0, max_num_nodes=8)),
-    "PaiNN, pairs, mean": lambda: PaiNN(8, 2, 6, 5.0, PairInteractionGraph(5.0, max_num_nodes=8), readout="mean"),
+    "PaiNN, pairs, mean": lambda: PaiNN(8, 1, 6, 5.0, PairInteractionGraph(5.0, max_num_nodes=8), readout="mean"),
     "GCN": lambda: gnn(GCN),
     "GIN, batch norm": lambda: gnn(GIN, norm="batch_norm"),
     "GIN, layer norm": lambda: gnn(GIN, norm="layer_norm"),
@@ -153,7 +154,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "GPS, padded": lambda: gps(attention="padded", conv="gcn"),
     "GPS, pack, biased": lambda: gps(attention="pack", edge_dim=3, norm="layer_norm", pair_bias=PairBias(2, 3)),
     "GPS++": lambda: GPSPlusPlus(
-        *(6, 8, 2, 4),
+        *(6, 8, 1, 4),
         edge_dim=3,
         heads=2,
         max_num_nodes=8,

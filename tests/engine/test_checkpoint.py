@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 
@@ -14,6 +13,7 @@ from popgeo.engine.checkpoint import load_checkpoint
 from popgeo.engine.replicas import Replicas
 from popgeo.ipu import Options, training_model
 from tests.conftest import REPOSITORY
+from tests.support import quick_python
 
 
 class Regression(nn.Module):
@@ -127,13 +127,14 @@ WRITER = textwrap.dedent("""
 
 def test_killed_while_saving_the_last_whole_checkpoint_remains(tmp_path):
     path = tmp_path / "step.pt"
-    command = [sys.executable, "-c", WRITER, str(path)]
+    command = [*quick_python.command(), "-c", WRITER, str(path)]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for _ in range(5):
             process.stdout.readline()
         time.sleep(0.0137)
         process.send_signal(signal.SIGKILL)
+        process.stdout.read()  # until nobody is left who could write
     again = make_step()
     again.load(path)
     done = load_checkpoint(path)["num_updates"]

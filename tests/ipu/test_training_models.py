@@ -57,11 +57,11 @@ def make_pair(name: str, dtype: torch.dtype) -> tuple[nn.Module, nn.Module]:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_fifty_steps_equal_eager_pytorch(name, dtype, native):
+def test_twenty_steps_equal_eager_pytorch(name, dtype, native):
     model, reference = make_pair(name, dtype)
     step = training_model(model, optimizer=torch.optim.Adam(model.parameters(), lr=1e-3))
     optimizer = torch.optim.Adam(reference.parameters(), lr=1e-3)
-    for seed in range(50):
+    for seed in range(20):
         batch = make_batch(seed, dtype)
         prediction, loss = step(**batch)
         optimizer.zero_grad()
@@ -73,10 +73,11 @@ def test_fifty_steps_equal_eager_pytorch(name, dtype, native):
 
 
 GRID = list(itertools.product([1, 2], [1, 2], [1, 2], ["mean", "sum"]))
+# Options know nothing of models: one goes through all of the grid, the others through its corners.
+CASES = [(name, *case) for name in MODELS for case in GRID if name == "gin" or case[:3] in ((1, 1, 1), (2, 2, 2))]
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(("iterations", "accumulation", "replicas", "reduction"), GRID)
+@pytest.mark.parametrize(("name", "iterations", "accumulation", "replicas", "reduction"), CASES)
 def test_every_combination_of_options_equals_eager_pytorch(name, iterations, accumulation, replicas, reduction):
     model, reference = make_pair(name, torch.float64)
     options = Options(

@@ -56,7 +56,7 @@ def operate(call: Call) -> Tensor:
 
 @pytest.mark.parametrize("half_list", [False, True])
 @pytest.mark.parametrize("by_distance", [False, True])
-def test_its_derivatives_are_those_of_finite_differences(native, half_list, by_distance):
+def test_its_derivatives_are_those_of_finite_differences(half_list, by_distance):
     call = leaves_of(call_of(torch.float64, half_list=half_list, by_distance=by_distance))
     given = [t for t in call.tensors if t is not None]
 

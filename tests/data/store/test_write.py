@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from popgeo.data.store.write_folder import FolderWriter
 from popgeo.data.write import transform_name
 from tests.conftest import REPOSITORY
 from tests.data.test_validate import DAMAGE, damaged
+from tests.support import quick_python
 from tests.support.graphs import assert_same_graphs, graph, hetero_graph, lists_of_graphs
 from tests.support.loaders import InMemory
 
@@ -94,7 +94,7 @@ print(len(write(graphs(), sys.argv[1], buffer_bytes=20_000)), flush=True)
 
 def test_a_process_that_was_killed_leaves_no_folder_and_its_successor_the_whole_one(folder):
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", KILLED, str(folder)]
+    command = [*quick_python.command(), "-c", KILLED, str(folder)]
     process = subprocess.Popen([*command, "stop"], env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "waiting\n"
@@ -102,6 +102,7 @@ def test_a_process_that_was_killed_leaves_no_folder_and_its_successor_the_whole_
         write(GRAPHS, folder)
     process.kill()
     process.wait()
+    process.stdout.read()  # until nobody is left who could write
     process.stdout.close()
     assert not folder.exists()
     graphs = [Data(x=torch.full((n, 1), float(n)), edge_index=torch.tensor([[0], [n - 1]])) for n in range(1, 60)]

@@ -1,7 +1,6 @@
 """Claims about training in shards: the losses of one shard, one process and plain scoring."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ from popgeo.ops.shard_exchange import exchange_shards
 from popgeo.sampling import EntityShards
 from popgeo.testing import check_static_capture
 from tests.conftest import REPOSITORY
-from tests.support import sharded_training
+from tests.support import quick_python, sharded_training
 from tests.support.sharded_training import SHARDS, make_triples
 
 MODELS = {"TransE": TransE, "DistMult": DistMult, "ComplEx": ComplEx, "RotatE": RotatE}
@@ -108,7 +107,7 @@ def test_empty_slots_and_what_stands_in_them_change_nothing():
 
 
 def test_two_processes_train_like_one(tmp_path: Path):
-    command = [sys.executable, "-m", "tests.support.sharded_training", str(tmp_path), "1"]
+    command = [*quick_python.command(), "-m", "tests.support.sharded_training", str(tmp_path), "1"]
     other = subprocess.Popen(command, cwd=REPOSITORY)
     try:
         sharded_training.join(tmp_path, 0)
