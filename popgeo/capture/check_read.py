@@ -121,6 +121,9 @@ def _made_by_torch(target: str, args: Any, kwargs: Any, forms: tuple[tuple[Form,
                 for (shape, stride, offset, dtype, marks), place in forms
             ]
             given, named = (substitute(part, tensors.__getitem__) for part in (args, kwargs))
+            _require(named.get("device") in (None, torch.device("cpu")), "no file says where else a result lies")
+            if "index_put" in target:
+                _require_fitting_values(*given[:3])
             made = func(*given, **(named | {"device": on} if takes_device else named))
         written = written_by(func, given, named)
     except Exception as error:  # torch has as many kinds of errors as operations
@@ -135,6 +138,12 @@ def _made_by_torch(target: str, args: Any, kwargs: Any, forms: tuple[tuple[Form,
         for tensor in (made if isinstance(made, list | tuple) else [made])
     )
     return results, frozenset(same[id(tensor)] for tensor in written)
+
+
+def _require_fitting_values(x: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> None:
+    """What torch makes sure of when it runs only: that values have the shape of the places that indices name."""
+    if all(index is None or index.dtype not in (torch.bool, torch.uint8) for index in indices):
+        values.broadcast_to(x[tuple(slice(None) if index is None else index for index in indices)].shape)
 
 
 def _form_of(tensor: Tensor) -> Form:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch  # noqa: F401  loaded first, so that the library shares torch's own OpenMP pool and obeys set_num_threads
+import torch  # loaded first, so that the library shares torch's own OpenMP pool and obeys set_num_threads
+from torch import Tensor
 
 _PATH = Path(__file__).with_name("_popgeo.so")
 _CSRC = Path(__file__).with_name("csrc")
@@ -72,6 +73,17 @@ def packed(name: str) -> Callable[[bytes], int] | None:
     `struct.pack` and one argument take a fifth of the time that ctypes needs for fourteen.
     """
     return None if _switched_off else _bind(name, _STRUCTURE, ctypes.c_int64)
+
+
+def as_read(tensor: Tensor) -> Tensor:
+    """The tensor contiguous, at an address that its type allows: one over the bytes of a file may begin at any byte.
+
+    Example:
+        >>> as_read(torch.frombuffer(bytearray(9), dtype=torch.int64, offset=1))
+        tensor([0])
+    """
+    is_aligned = tensor.data_ptr() % tensor.element_size() == 0
+    return tensor.contiguous() if is_aligned else tensor.clone(memory_format=torch.contiguous_format)
 
 
 def is_available() -> bool:

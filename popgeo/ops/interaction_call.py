@@ -143,8 +143,8 @@ class Call:
             plan = self.src.new_empty(plan_size(self.src.shape[0], self.x.shape[0], self.num_nodes), dtype=torch.int32)
             distances = None if self.centres is None else self.expansion.contiguous()
             fill_plan(self.src, self.dst, None, distances, (self.x.shape[0], self.num_nodes), plan)
-        centres = None if self.centres is None else self.centres.contiguous()
-        tensors = [None if t is None else t.contiguous() for t in self.tensors]
+        centres = None if self.centres is None else library.as_read(self.centres)
+        tensors = [None if t is None else library.as_read(t) for t in self.tensors]
         return replace(self.of(tensors), centres=centres, plan=plan)
 
     def pack(

@@ -73,7 +73,7 @@ def _round(x: Tensor, counter: Tensor, dtype: torch.dtype) -> Tensor:
     native = library.function("popgeo_round_stochastic", (_POINTER, _POINTER, _INT, _WORD, _WORD, _INT, _INT))
     if native is None or x.device.type != "cpu":
         return _round_with_torch(x, first, second, dtype)
-    x = x.contiguous()
+    x = library.as_read(x)
     out = torch.empty_like(x, dtype=dtype)
     to_bfloat16 = int(dtype is torch.bfloat16)
     native(x.data_ptr(), out.data_ptr(), x.numel(), first, second, to_bfloat16, torch.get_num_threads())

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler.base import SubgraphType
 
+from popgeo.native import library
 from popgeo.sampling.compressed_graph import CompressedGraph, Direction, check_range
 from popgeo.sampling.sampled_subgraph import EdgeType
 
@@ -120,7 +121,7 @@ def check_seeds(seeds: Mapping[str, Tensor], num_nodes: Mapping[str, int]) -> di
                 f"[num_seeds].{remedy}"
             )
         check_range("seeds", nodes, num_nodes[node_type])
-        checked[node_type] = nodes.long().contiguous()
+        checked[node_type] = library.as_read(nodes.long())
     return checked
 
 

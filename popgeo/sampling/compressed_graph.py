@@ -6,6 +6,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from popgeo.native import library
 from popgeo.sampling.compress import compress, sort_rows
 
 _LARGEST_INT32 = 2**31 - 1
@@ -114,7 +115,7 @@ class CompressedGraph:
         _check_edge_index(edge_index, num_sources, num_destinations)
         if node_time is not None and edge_time is not None:
             raise ValueError("Both node_time and edge_time are given; the time of an edge is one of them.")
-        source, destination = edge_index[0].contiguous(), edge_index[1].contiguous()
+        source, destination = library.as_read(edge_index[0]), library.as_read(edge_index[1])
         num_edges = len(source)
         if Direction(direction) is Direction.INCOMING:
             rows, cols, num_rows, num_cols = destination, source, num_destinations, num_sources
@@ -134,7 +135,7 @@ class CompressedGraph:
         weight = edge_weight
         if weight is not None:
             weight = weight if weight.dtype in _WEIGHTS else weight.float()
-            weight = weight.contiguous() if perm is None else weight[perm]
+            weight = library.as_read(weight) if perm is None else weight[perm]
         return CompressedGraph(
             rowptr=rowptr,
             col=col,
@@ -232,8 +233,10 @@ def _check_column(name: str, tensor: Tensor, length: int, dtypes: tuple[torch.dt
             f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}; it needs {' or '.join(map(str, dtypes))} "
             f"of shape ({length},)."
         )
-    if not tensor.is_contiguous() or tensor.device.type != "cpu":
-        raise ValueError(f"{name} must be contiguous and on the processor; use {name}.cpu().contiguous().")
+    if tensor.device.type != "cpu" or library.as_read(tensor) is not tensor:
+        raise ValueError(
+            f"{name} must be contiguous and on the processor, at an aligned address; use {name}.cpu().clone()."
+        )
 
 
 def _check_weights(weight: Tensor) -> None:

@@ -17,6 +17,7 @@ from popgeo.capture import step_cache
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.capture import signature_of
 from popgeo.capture.captured_step import CapturedStep
+from popgeo.capture.check_read import require_operations
 from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value
 from popgeo.engine.codegen import emit
 from popgeo.ipu import Options, training_model
@@ -358,3 +359,26 @@ def test_an_operation_that_popgeo_does_not_know_is_not_kept_and_a_warning_says_s
     step = compile_forward(Inverse(), options=StepOptions(cache_dir=tmp_path / "steps"))
     with pytest.warns(UserWarning, match="not kept .*linalg_inv_ex.default is none of the operations"):
         torch.testing.assert_close(step(X) @ X, torch.eye(2))
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "kwargs", "why"),
+    [
+        ("aten.index_put.default", (Ref(0), [], Ref(1), True), {}, "cannot be broadcast|must match|expanded size"),
+        ("aten.zeros.default", ([2, 4],), {"device": ".."}, "where else a result lies"),
+        ("aten.zeros.default", ([2, 4],), {"device": torch.device("cuda")}, "where else a result lies"),
+    ],
+)
+def test_what_torch_would_refuse_when_the_step_runs_is_refused_when_it_is_read(target, args, kwargs, why):
+    values = [
+        Value(shape=(rows, 4), stride=(4, 1), offset=0, dtype=torch.float32, storage=number, producer=producer)
+        for number, (rows, producer) in enumerate([(2, None), (3, None), (2, 0)])
+    ]
+    graph = OpGraph(
+        ops=(Op(target=target, args=args, kwargs=kwargs, outputs=(2,)),),
+        values=tuple(values),
+        inputs={Input(Role.ARGUMENT, "x"): 0, Input(Role.ARGUMENT, "rows"): 1},
+        outputs=(2,),
+    )
+    with pytest.raises(ValueError, match=why):
+        require_operations(graph)

@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "popgeo" / "native" / "csrc"
 FLAGS = ["-std=c++17", "-O1", "-g", "-fPIC", "-shared", "-fopenmp", "-ffp-contract=off", "-fno-omit-frame-pointer"]
-SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-sanitize=alignment"]
+SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
 def build(folder: Path) -> Path:
@@ -58,6 +58,19 @@ def rerun(path: Path, seconds: float, seed: int) -> int:
     return subprocess.run(command, env=preloaded(path)).returncode
 
 
+def placed(chance: random.Random, tensor: Any) -> Any:
+    """The tensor, or now and then the same numbers at an address that their type does not allow."""
+    import torch
+
+    if not tensor.numel() or tensor.stride() != torch.empty(tensor.shape).stride() or chance.random() < 0.9:
+        return tensor
+    offset = chance.randrange(1, tensor.element_size()) if tensor.element_size() > 1 else 0
+    memory = bytearray(offset) + bytes(tensor.view(-1).view(torch.uint8).numpy())
+    made = torch.frombuffer(memory, dtype=tensor.dtype, offset=offset).view(tensor.shape)
+    assert not offset or made.data_ptr() % tensor.element_size()
+    return made
+
+
 def sample(chance: random.Random) -> tuple[Any, Any]:
     """All numbers of a random sample of a random graph, with and without the library."""
     import torch
@@ -73,13 +86,14 @@ def sample(chance: random.Random) -> tuple[Any, Any]:
     kind = chance.choice(["", "edge_weight", "edge_time", "node_time"])
     if kind:
         size = nodes if kind == "node_time" else edges
-        columns[kind] = torch.rand(size).sub(0.1).relu() if kind == "edge_weight" else torch.randint(9, (size,))
-    seeds = torch.randint(nodes, (chance.choice([0, 1, 50]),))
+        column = torch.rand(size).sub(0.1).relu() if kind == "edge_weight" else torch.randint(9, (size,))
+        columns[kind] = placed(chance, column)
+    edge_index, seeds = placed(chance, edge_index), placed(chance, torch.randint(nodes, (chance.choice([0, 1, 50]),)))
     options = {
         "replace": chance.random() < 0.3,
         "disjoint": chance.random() < 0.5,
         "subgraph_type": chance.choice(["directional", "bidirectional", "induced"]),
-        "seed_time": torch.randint(9, (len(seeds),)) if "time" in kind else None,
+        "seed_time": placed(chance, torch.randint(9, (len(seeds),))) if "time" in kind else None,
         "temporal_strategy": chance.choice(["uniform", "last"]) if "time" in kind else "uniform",
         "seed": chance.getrandbits(64),
     }
@@ -115,7 +129,8 @@ def fuzz_chain(chance: random.Random) -> None:
 
     def operand() -> torch.Tensor:
         whole = torch.randn(chance.choice([1, rows]), chance.choice([1, columns]))
-        return chance.choice([lambda: whole, lambda: whole.t().contiguous().t(), lambda: whole.repeat(1, 2)[:, ::2]])()
+        how = [lambda: placed(chance, whole), lambda: whole.t().contiguous().t(), lambda: whole.repeat(1, 2)[:, ::2]]
+        return chance.choice(how)()
 
     steps = [(chance.randrange(9), chance.randrange(99), chance.randrange(99)) for _ in range(chance.randrange(2, 12))]
 
@@ -179,8 +194,9 @@ def fuzz(path: Path, seconds: float, seed: int) -> None:
         torch.set_num_threads(chance.choice([1, 1, 2, 3]))
         edges, rows, sources = chance.choice([0, 1, 7, 100, 999]), chance.randrange(40), chance.randrange(40)
         channels, dtype = chance.choice([0, 1, 3, 8, 13, 16, 33, 100, 128, 200]), chance.choice(dtypes)
-        src, dst = index(edges, sources), index(edges, rows)
-        x, w = torch.randn(sources, channels).mul(9).to(dtype), torch.randn(edges, channels).mul(9).to(dtype)
+        src, dst = placed(chance, index(edges, sources)), placed(chance, index(edges, rows))
+        x = placed(chance, torch.randn(sources, channels).mul(9).to(dtype))
+        w = placed(chance, torch.randn(edges, channels).mul(9).to(dtype))
         if chance.random() < 0.2:
             w = w.t().contiguous().t()
         if chance.random() < 0.1:
@@ -220,7 +236,8 @@ def fuzz(path: Path, seconds: float, seed: int) -> None:
             elif kind == 5:  # plans that no public function would make
                 got = expected = broken_interaction(chance, edges, rows, src, dst, corrupt)
             else:
-                indptr = torch.tensor(sorted(chance.randrange(-1, edges + 2) for _ in range(chance.randrange(1, 9))))
+                pointers = sorted(chance.randrange(-1, edges + 2) for _ in range(chance.randrange(1, 9)))
+                indptr = placed(chance, torch.tensor(pointers))
                 got = ops.segment_csr(w, indptr)
                 with library.without_native():
                     expected = ops.segment_csr(w, indptr)
@@ -245,15 +262,16 @@ def interactions(chance: random.Random, nodes: int, src: Any, dst: Any) -> tuple
     weights = [torch.randn(o, i).div(i**0.5) for i, o in pairwise(widths)]
     biases = [torch.randn(len(weight)) if chance.random() < 0.7 else None for weight in weights]
     by_distance, half_list, moves = chance.random() < 0.5, chance.random() < 0.5, chance.random() < 0.5
-    expansion = torch.rand(len(src)).mul(9) if by_distance else torch.randn(len(src), widths[0])
-    envelope = torch.randn(len(src)).relu() if chance.random() < 0.7 else None
+    expansion = placed(chance, torch.rand(len(src)).mul(9) if by_distance else torch.randn(len(src), widths[0]))
+    envelope = placed(chance, torch.randn(len(src)).relu()) if chance.random() < 0.7 else None
     # The shifted softplus of the plain path is not in this library; softplus is the same code.
     activation, centres = chance.choice(list(Activation)[1:]), torch.linspace(0, 9, widths[0])
 
     def run(dtype: torch.dtype) -> torch.Tensor:
         given = torch.randn(nodes, widths[-1], generator=torch.Generator().manual_seed(0)), expansion, *weights, *biases
-        x, rows, *layers = (None if t is None else t.to(dtype, copy=True).requires_grad_() for t in given)
-        factor = None if envelope is None else envelope.to(dtype, copy=True).requires_grad_(moves)
+        copies = (None if t is None else placed(chance, t.to(dtype, copy=True)) for t in given)
+        x, rows, *layers = (None if t is None else t.requires_grad_() for t in copies)
+        factor = None if envelope is None else placed(chance, envelope.to(dtype, copy=True)).requires_grad_(moves)
         network = FilterNetwork(weights=layers[: len(weights)], biases=layers[len(weights) :], activation=activation)
         gaussians = Gaussians(centres=centres.to(dtype), width=-2.0) if by_distance else None
         out = interaction(x, src, dst, nodes, network, rows, gaussians, factor, half_list=half_list)
@@ -268,16 +286,17 @@ def broken_interaction(chance: random.Random, edges: int, nodes: int, src: Any, 
     """The sums of an interaction whose plan was made for other edges or changed."""
     import torch
 
+    from popgeo.ops.filter_network import Activation
+
     op = torch.ops.popgeo
     plan = op.interaction_plan(src.long() % max(nodes, 1), dst.long(), None, None, nodes, nodes)
     corrupt((plan, plan[4:]))
     x, rows, weight = torch.randn(nodes, 5), torch.randn(edges, 3), torch.randn(5, 3)
-    sizes = max(edges + chance.choice([0, 0, 0, 1]), 0), nodes
-    if sizes[0] != edges:
-        rows = torch.randn(sizes[0], 3)
-    arguments = *sizes, plan, x, rows, None, 0.0, None, [weight], [None], 0, False, 2
-    out, filters, _ = op.interaction(*arguments)
-    op.interaction_backward(*arguments, filters, torch.randn(nodes, 5), [True, True, False])
+    if chance.random() < 0.25:
+        src, dst, rows = (torch.cat([t, t[:1]]) for t in (src, dst, rows))
+    arguments = x, rows, None, [weight], [None], src, dst, nodes, int(Activation.SILU), False, None, 0.0, plan
+    out, filters = op.interaction(*arguments)
+    op.interaction_backward(*arguments, filters, torch.randn(nodes, 5), [True, True, False, True, False])
     return out.nan_to_num()
 
 

@@ -10,6 +10,7 @@ import torch
 
 from popgeo.native import library
 from popgeo.ops import ScatterPlan, cfconv, gather_scatter, scatter_sum, shifted_softplus
+from popgeo.sampling import CompressedGraph
 
 FUZZ = Path(__file__).with_name("fuzz.py")
 BASELINE, NEWEST = 0, -1
@@ -118,3 +119,21 @@ def test_the_plan_is_thread_safe(generator):
 def test_the_fuzzer_explains_itself():
     run = subprocess.run([sys.executable, str(FUZZ), "--help"], capture_output=True, text=True, check=True)
     assert "AddressSanitizer" in run.stdout
+
+
+def test_numbers_at_odd_addresses_give_the_same_bits(native):
+    def odd(tensor):
+        data = bytes(tensor.reshape(-1).view(torch.uint8).numpy())
+        made = torch.frombuffer(bytearray(b"_" + data), dtype=tensor.dtype, offset=1).view(tensor.shape)
+        assert made.data_ptr() % 2
+        return made
+
+    src, dst = torch.arange(9) % 4, torch.arange(9) * 7 % 5
+    x, w = torch.randn(4, 16), torch.randn(9, 16)
+    assert torch.equal(cfconv(odd(x), odd(w), odd(src), odd(dst), 5), cfconv(x, w, src, dst, 5))
+    assert torch.equal(scatter_sum(odd(w), odd(dst), 0, dim_size=5), scatter_sum(w, dst, 0, dim_size=5))
+    assert torch.equal(ScatterPlan.from_index(odd(dst), 5).rowptr, ScatterPlan.from_index(dst, 5).rowptr)
+    graph, other = (CompressedGraph.from_edge_index(place(torch.stack([src, dst])), 5) for place in (odd, torch.clone))
+    assert torch.equal(graph.col, other.col)
+    with pytest.raises(ValueError, match="aligned address"):
+        CompressedGraph(rowptr=odd(graph.rowptr), col=graph.col, num_cols=5, perm=graph.perm)

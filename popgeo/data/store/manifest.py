@@ -195,6 +195,8 @@ def _key(key: str | Sequence[str] | None) -> StoreKey:
 
 def _axis(parts: Sequence[Any]) -> Axis:
     level, store, name = parts
+    if not isinstance(name, str | None):
+        raise TypeError(f"{str(name)[:200]} is no name of an attribute")
     return Axis(Level(level), _key(store), name)
 
 

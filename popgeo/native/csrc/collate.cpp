@@ -95,9 +95,11 @@ bool shift(const Slot& slot, const std::vector<Rows>& all, const int64_t* graphs
       const int64_t count = (rows.end[g + 1] - rows.end[g]) * slot.inner;
       const In* from = source + rows.start[g] * slot.inner;
       const int64_t step = slot.increments[graphs[g] * slot.increment_width + o % slot.increment_width];
-      for (int64_t i = 0; i < count; ++i) to[i] = static_cast<Out>(static_cast<int64_t>(from[i]) + offset);
+      // Without signs, since what is outside may be any number: sums of others are the same.
+      for (int64_t i = 0; i < count; ++i) to[i] = static_cast<Out>(uint64_t(int64_t(from[i])) + uint64_t(offset));
       if (slot.checked)
-        for (int64_t i = 0; i < count; ++i) outside |= uint64_t(int64_t(from[i])) | uint64_t(step - 1 - int64_t(from[i]));
+        for (int64_t i = 0; i < count; ++i)
+          outside |= uint64_t(int64_t(from[i])) | (uint64_t(step) - 1 - uint64_t(int64_t(from[i])));
       to += count;
       offset += step;
     }

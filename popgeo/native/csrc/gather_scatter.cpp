@@ -1,8 +1,9 @@
 // The C functions of gather and scatter: they check indices, make plans, and call the kernels of the newest instruction set
-// that the processor has. No function allocates except for a plan, none throws.
+// that the processor has. No function allocates except for a plan and for inputs at odd addresses, none throws.
 #include <cstdlib>
 #include <cstring>
 
+#include "aligned.h"
 #include "kernels.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -70,7 +71,7 @@ inline bool is_safe(const Plan& plan, bool meets_all) {
   return int32_t(outside) >= 0 && (!meets_all || (rowptr[0] == 0 && last == num_edges));
 }
 
-enum Order : int64_t { UNSORTED = 0, SORTED = 1, OUTSIDE = 2 };
+enum Order : int64_t { UNSORTED = 0, SORTED = 1, OUTSIDE = 2, NO_ORDER = 3 };
 
 // A stable counting sort of the edges by row. An index that is sorted needs no order: perm is then left untouched.
 inline Order sort(const int64_t* index, int64_t num_edges, int64_t num_rows, int32_t* rowptr, int32_t* perm) {
@@ -120,7 +121,14 @@ inline int64_t with_plan(const int64_t* index, Plan plan, Body body, bool meets_
 
 }  // namespace popgeo
 
+using popgeo::Aligned;
 using popgeo::Plan;
+
+// Bytes of an element, by the number of its type.
+static int64_t size_of(int64_t dtype) {
+  constexpr int64_t sizes[] = {4, 8, 2, 2, 4, 8};
+  return sizes[dtype];
+}
 
 // Which instruction set the kernels use: 0 baseline, 1 x86-64-v3 (AVX2), 2 x86-64-v4 (AVX-512). A number that is not there chooses the newest.
 EXPORT int64_t popgeo_choose_isa(int64_t isa) {
@@ -131,14 +139,18 @@ EXPORT int64_t popgeo_choose_isa(int64_t isa) {
 
 // Returns Order. Where the index is sorted, perm is left untouched.
 EXPORT int64_t popgeo_plan(const int64_t* index, int64_t num_edges, int64_t num_rows, int32_t* rowptr, int32_t* perm) {
+  Aligned aligned;
+  index = aligned(index, num_edges);
+  if (aligned.failed()) return popgeo::NO_ORDER;
   return popgeo::sort(index, num_edges, num_rows, rowptr, perm);
 }
 
 // Pointers as a plan holds them; returns whether they climb within the edges.
 EXPORT int64_t popgeo_rowptr(const int64_t* indptr, int64_t num_edges, int64_t num_rows, int32_t* rowptr) {
-  bool climbs = indptr[0] >= 0 && indptr[num_rows] <= num_edges;
-  for (int64_t row = 0; row < num_rows; ++row) climbs &= indptr[row] <= indptr[row + 1];
-  for (int64_t row = 0; row <= num_rows; ++row) rowptr[row] = int32_t(indptr[row]);
+  const auto at = [indptr](int64_t row) { return popgeo::number_at(indptr, row); };
+  bool climbs = at(0) >= 0 && at(num_rows) <= num_edges;
+  for (int64_t row = 0; row < num_rows; ++row) climbs &= at(row) <= at(row + 1);
+  for (int64_t row = 0; row <= num_rows; ++row) rowptr[row] = int32_t(at(row));
   return climbs;
 }
 
@@ -174,7 +186,13 @@ static bool goes_by_edge(int64_t dtype, const Plan& plan, int64_t channels) {
 }
 
 EXPORT int64_t popgeo_scatter_sum(const SumCall* packed) {
-  const SumCall call = *packed;
+  SumCall call = *packed;
+  Aligned aligned;
+  call.src = aligned(call.src, call.num_edges * call.channels, size_of(call.dtype));
+  call.index = aligned(call.index, call.num_edges);
+  call.rowptr = aligned(call.rowptr, call.num_rows + 1);
+  call.perm = aligned(call.perm, call.num_edges);
+  if (aligned.failed()) return popgeo::NO_MEMORY;
   const popgeo::Kernels& kernels = popgeo::kernels(call.channels);
   const Plan plan{call.rowptr, call.perm, call.num_edges, call.num_rows, call.num_tiles, call.num_threads};
   if (call.index && goes_by_edge(call.dtype, plan, call.channels)) {
@@ -191,6 +209,12 @@ EXPORT int64_t popgeo_scatter_extremum(int64_t largest, int64_t dtype, const voi
                                        const int32_t* rowptr, const int32_t* perm, void* out, int64_t* arg,
                                        int64_t num_edges, int64_t num_rows, int64_t channels, int64_t num_tiles,
                                        int64_t num_threads) {
+  Aligned aligned;
+  src = aligned(src, num_edges * channels, size_of(dtype));
+  index = aligned(index, num_edges);
+  rowptr = aligned(rowptr, num_rows + 1);
+  perm = aligned(perm, num_edges);
+  if (aligned.failed()) return popgeo::NO_MEMORY;
   return popgeo::with_plan(
       index, {rowptr, perm, num_edges, num_rows, num_tiles, num_threads},
       [=](const Plan& plan) { popgeo::kernels(channels).extremum(largest != 0, dtype, plan, src, out, arg, channels); });
@@ -206,7 +230,15 @@ struct CfconvCall {
 };
 
 EXPORT int64_t popgeo_cfconv(const CfconvCall* packed) {
-  const CfconvCall call = *packed;
+  CfconvCall call = *packed;
+  Aligned aligned;
+  call.x = aligned(call.x, call.num_sources * call.channels, size_of(call.dtype));
+  call.w = aligned(call.w, call.num_edges * call.channels, size_of(call.dtype));
+  call.src = aligned(call.src, call.num_edges);
+  call.dst = aligned(call.dst, call.num_edges);
+  call.rowptr = aligned(call.rowptr, call.num_rows + 1);
+  call.perm = aligned(call.perm, call.num_edges);
+  if (aligned.failed()) return popgeo::NO_MEMORY;
   if (!popgeo::all_below(call.src, call.num_edges, call.num_sources)) return popgeo::BAD_INPUT;
   return popgeo::with_plan(
       call.dst, {call.rowptr, call.perm, call.num_edges, call.num_rows, call.num_tiles, call.num_threads},
@@ -225,7 +257,16 @@ struct CfconvBackwardCall {
 };
 
 EXPORT int64_t popgeo_cfconv_backward(const CfconvBackwardCall* packed) {
-  const CfconvBackwardCall call = *packed;
+  CfconvBackwardCall call = *packed;
+  Aligned aligned;
+  call.grad = aligned(call.grad, call.num_rows * call.channels, size_of(call.dtype));
+  call.x = aligned(call.x, call.num_sources * call.channels, size_of(call.dtype));
+  call.w = aligned(call.w, call.num_edges * call.channels, size_of(call.dtype));
+  call.src = aligned(call.src, call.num_edges);
+  call.dst = aligned(call.dst, call.num_edges);
+  call.rowptr = aligned(call.rowptr, call.num_sources + 1);
+  call.perm = aligned(call.perm, call.num_edges);
+  if (aligned.failed()) return popgeo::NO_MEMORY;
   if (!popgeo::all_below(call.dst, call.num_edges, call.num_rows)) return popgeo::BAD_INPUT;
   return popgeo::with_plan(
       call.src, {call.rowptr, call.perm, call.num_edges, call.num_sources, call.num_tiles, call.num_threads},

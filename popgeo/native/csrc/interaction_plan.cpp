@@ -1,7 +1,9 @@
 // The C functions of an interaction: they check what they are given, put the edges into the order in which filters are
-// made, and call the kernels of the newest instruction set that the processor has. None allocates, none throws.
+// made, and call the kernels of the newest instruction set that the processor has. None allocates, none throws. What a
+// plan is made of may stand at any address.
 #include <cstring>
 
+#include "aligned.h"
 #include "interaction.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -41,7 +43,10 @@ struct InteractionPlanCall {
 
 inline bool all_below(const int64_t* values, int64_t count, int64_t limit) {
   uint64_t outside = 0;
-  for (int64_t i = 0; i < count; ++i) outside |= uint64_t(values[i]) | (uint64_t(limit) - 1 - uint64_t(values[i]));
+  for (int64_t i = 0; i < count; ++i) {
+    const uint64_t value = uint64_t(number_at(values, i));
+    outside |= value | (uint64_t(limit) - 1 - value);
+  }
   return int64_t(outside) >= 0;
 }
 
@@ -56,12 +61,14 @@ inline bool all_below(const int32_t* values, int64_t count, int64_t limit) {
 inline void order_by_distance(const float* distances, const int32_t* edges, int64_t count, int32_t* order) {
   constexpr int BUCKETS = 64;
   float largest = 0;
-  for (int64_t i = 0; i < count; ++i)
-    if (distances[edges[i]] > largest) largest = distances[edges[i]];
+  for (int64_t i = 0; i < count; ++i) {
+    const float distance = number_at(distances, edges[i]);
+    if (distance > largest) largest = distance;
+  }
   const float scale = float(BUCKETS - 1) / largest;
   int32_t bucket[BLOCK_EDGES], starts[BUCKETS + 1] = {};
   for (int64_t i = 0; i < count; ++i) {
-    const float place = distances[edges[i]] * scale;
+    const float place = number_at(distances, edges[i]) * scale;
     bucket[i] = place >= 0 && place <= float(BUCKETS - 1) ? int32_t(place) : 0;
     ++starts[bucket[i] + 1];
   }
@@ -85,15 +92,15 @@ inline void make_plan(const InteractionPlanCall& call) {
   int32_t count = 0;
   for (int64_t e = 0; e < call.num_edges; ++e) {
     edges[count] = int32_t(e);
-    count += !call.envelope || !(call.envelope[e] == 0);
+    count += !call.envelope || !(number_at(call.envelope, e) == 0);
   }
   plan[0] = count;
   plan[1] = int32_t(call.num_edges);
   plan[2] = int32_t(call.num_sources);
   plan[3] = int32_t(call.num_rows);
   for (int64_t i = 0; i < count; ++i) {
-    sources[i] = int32_t(call.src[edges[i]]);
-    receivers[i] = int32_t(call.dst[edges[i]]);
+    sources[i] = int32_t(number_at(call.src, edges[i]));
+    receivers[i] = int32_t(number_at(call.dst, edges[i]));
   }
   start_rows(receivers, count, at_receiver, call.num_rows);
   start_rows(sources, count, at_source, call.num_sources);
