@@ -4,7 +4,7 @@ Real functions are compiled with `popgeo.ipu.compile` for the published shapes; 
 in `benchmarks/data`. No constant has seen these points, but which terms the formulas have was decided with all of them
 in view.
 
-    python benchmarks/cost_model_validation.py --systems  # whole systems of up to 64 IPUs as well: a minute more
+    python benchmarks/cost_model_validation.py --systems  # whole systems of up to 64 IPUs as well: three minutes more
 """
 
 import argparse
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import published
+import published_systems
 import torch
 import whole_systems
 from published import Point
@@ -32,7 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=published.FOLDER, help="of the published points")
     parser.add_argument("--quick", action="store_true", help="fewer points of the long sweeps")
-    parser.add_argument("--systems", action="store_true", help="whole systems as well: SchNet, GPS++ and GPT-2")
+    parser.add_argument("--systems", action="store_true", help="also SchNet, GPS++, GPT-2, BERT, ResNet")
     arguments = parser.parse_args()
     if not arguments.folder.is_dir():
         parser.error(f"--folder is {arguments.folder}, which does not exist; benchmarks/data holds the points.")
@@ -54,6 +55,7 @@ def main() -> None:
         )
     if arguments.systems:
         whole_systems.tell(arguments.folder)
+        published_systems.tell(arguments.folder)
 
 
 def modelled(points: Sequence[Point], profile: Profile = Profile.CALIBRATED) -> np.ndarray:

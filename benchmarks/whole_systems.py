@@ -113,10 +113,10 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.gpt = gpt
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.gpt(tokens, use_cache=False).logits  # float16, as transformers 4.18 left them
         following = nn.functional.pad(tokens[:, 1:], (0, 1), value=-100)
-        return nn.functional.cross_entropy(logits.flatten(0, 1), following.flatten())
+        return nn.functional.cross_entropy(logits.flatten(0, 1), following.flatten()), logits
 
 
 def attend(
@@ -127,8 +127,8 @@ def attend(
     [batch, heads, sequence, width] each -> [batch, sequence, heads, width]
     """
     scores = query @ key.transpose(-1, -2) / torch.full([], query.shape[-1] ** 0.5, dtype=query.dtype)
-    before = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-    scores = torch.where(before, scores, torch.full([], -1e4, dtype=scores.dtype))
+    before = torch.ones(1, 1, *scores.shape[-2:], dtype=scores.dtype).tril()
+    scores = scores * before - 1e4 * (1 - before)
     scores = scores + torch.zeros(1, 1, 1, scores.shape[-1], dtype=scores.dtype)  # of padding, where there is none
     weights = nn.functional.dropout(scores.softmax(-1), 0.1)
     return (weights @ value).transpose(1, 2), None

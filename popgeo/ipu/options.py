@@ -35,7 +35,9 @@ class Options(StepOptions):
         schedule: In which order stages take micro-batches, as `popgeo.ipu.Schedule` names them; None leaves it to
             `popgeo.ipu.pipeline`.
         recompute: Keep of each micro-batch only what a stage receives, and repeat its forward pass before its backward
-            pass. Names of layers keep the results of these too. It needs stages, if only one.
+            pass. Names of layers keep the results of these too. It needs stages, if only one. What lies between the
+            last result that is kept and the loss is not repeated, as in PopART and TensorFlow.
+        recompute_last_stage: Repeat that as well: less is kept while the last stage works.
 
     Raises:
         ValueError: `StepOptions` refuses a choice, or stages, a schedule or a share of memory cannot be meant so.
@@ -54,6 +56,7 @@ class Options(StepOptions):
     stages: Stages | None = field(default=None, hash=False)
     schedule: str | None = None
     recompute: bool | Sequence[str] = False
+    recompute_last_stage: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -117,8 +117,16 @@ that the model names.
     )
 
 
+# What TensorFlow for the IPU calls its schedules: both pipelined ones keep step, in another order within a turn.
+_OF_TENSORFLOW: dict[str, str] = {
+    "PipelineSchedule.Grouped": Schedule.LOCK_STEP.value,
+    "PipelineSchedule.Interleaved": Schedule.LOCK_STEP.value,
+    "PipelineSchedule.Sequential": Schedule.SHARDED.value,
+}
+
+
 def checked_schedule(schedule: Schedule | str | None) -> str | None:
-    """The name of a schedule.
+    """The name of a schedule, which may be given by TensorFlow's name, such as `PipelineSchedule.Grouped`.
 
     Raises:
         ValueError: there is none of that name.
@@ -132,6 +140,7 @@ def checked_schedule(schedule: Schedule | str | None) -> str | None:
         ValueError: Options.schedule is 'round'; it must be one of 'lock_step', '1f1b', 'grouped', 'sharded', 'phased'.
     """
     names = [one.value for one in Schedule]
+    schedule = _OF_TENSORFLOW.get(schedule, schedule) if isinstance(schedule, str) else schedule
     if schedule is not None and schedule not in names:
         raise ValueError(f"Options.schedule is {schedule!r}; it must be one of {', '.join(map(repr, names))}.")
     return None if schedule is None else Schedule(schedule).value

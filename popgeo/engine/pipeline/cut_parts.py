@@ -56,7 +56,8 @@ class _Cutter:
             if backward and self._staging.recompute is not None:
                 first = self._rank[stage, False]
                 own = [i for i, at in enumerate(self._place) if at == first and not self._views[i]]
-                again = replayable(self._graph, own, self._staging.recompute)
+                is_last = stage == max(self._staging.stage_of)
+                again = replayable(self._graph, own, self._staging.recompute, is_last=is_last)
             for index, at in enumerate(self._place):
                 if at == rank and not self._views[index]:
                     self._add(rank, index, again)

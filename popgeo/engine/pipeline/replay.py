@@ -1,6 +1,6 @@
 """Which operations of a forward pass can be repeated before the backward pass with the same results."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from popgeo.capture.op_graph import OpGraph, Role
 from popgeo.engine.pipeline.random_draws import draws
@@ -9,7 +9,7 @@ from popgeo.engine.pipeline.staging import Recompute
 _SEEN_OUTSIDE = ("popgeo.print_tensor.default",)  # what would be noticed a second time
 
 
-def replayable(graph: OpGraph, own: Sequence[int], recompute: Recompute) -> set[int]:
+def replayable(graph: OpGraph, own: Sequence[int], recompute: Recompute, *, is_last: bool = False) -> set[int]:
     """The operations of a pass that may run twice, without drawing, printing or changing anything twice.
 
     What an operation changes in place is changed in a copy the second time, which needs every other operation that
@@ -19,8 +19,11 @@ def replayable(graph: OpGraph, own: Sequence[int], recompute: Recompute) -> set[
         graph: The whole step.
         own: The operations of the pass.
         recompute: Layers whose results are kept.
+        is_last: Whether the pass ends with the loss.
     """
     kept = leaving(graph, recompute)
+    if is_last and not recompute.last_stage:
+        kept |= before_the_loss(graph, own, kept)
     found = {i for i in own if i not in kept and not draws(graph.ops[i]) and not _is_seen(graph, i)}
     writers: dict[int, set[int]] = {}
     makers: dict[int, set[int]] = {}
@@ -50,6 +53,28 @@ def _is_seen(graph: OpGraph, index: int) -> bool:
     op = graph.ops[index]
     inner = [one.target for body in op.bodies for one in body.ops]
     return any(target in _SEEN_OUTSIDE for target in (op.target, *inner))
+
+
+def before_the_loss(graph: OpGraph, own: Sequence[int], kept: Set[int]) -> set[int]:
+    """The operations of the last stage from which nothing leads to a result that is kept: what follows the last one.
+
+    PopART keeps them as well ("operations are run twice in a row with no benefit to liveness",
+    willow/src/transforms/pipeline.cpp, `setFinalFwdStageRecomputation`), and so does TensorFlow.
+
+    Args:
+        graph: A step.
+        own: The operations of the last stage's forward pass, in order.
+        kept: The operations whose results are kept.
+    """
+    leading: set[int] = set()  # storages that lead to what is kept
+    found = set()
+    for index in reversed(own):
+        op = graph.ops[index]
+        if index in kept or not leading.isdisjoint(graph.values[v].storage for v in (*op.makes(), *op.writes)):
+            leading |= {graph.values[v].storage for v in op.reads()}
+        else:
+            found.add(index)
+    return found
 
 
 def leaving(graph: OpGraph, recompute: Recompute) -> set[int]:

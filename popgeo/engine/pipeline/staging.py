@@ -27,6 +27,8 @@ class Recompute:
 
     Attributes:
         layers: Dotted names of layers whose results are kept all the same.
+        last_stage: Whether the last stage repeats what lies between the last result that is kept and the loss, too. Its
+            backward pass follows at once, so that would run twice in a row.
 
     Example:
         >>> again = Recompute(layers=("layers.3",))
@@ -35,6 +37,7 @@ class Recompute:
     """
 
     layers: tuple[str, ...] = ()
+    last_stage: bool = False
 
     def keeps(self, module: str) -> str:
         """The named layer that a submodule belongs to; empty where it belongs to none."""

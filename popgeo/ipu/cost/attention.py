@@ -167,7 +167,7 @@ def _backward(sizes: Attention, machine: Machine) -> list[Plan]:
     return [
         *_scores(sizes, machine),
         plan_elementwise("subtract", sizes.scores, sizes.nbytes, machine, operand=rows),
-        _by_element("exp", sizes.scores, sizes, machine, in_place=True),
+        _by_element("exp", sizes.scores, sizes, machine),
         *(_by_element(kind, sizes.scores, sizes, machine) for kind in _dropout(sizes)),
         _product(sizes.keys, sizes.queries, sizes.value_width, sizes, machine),
         _product(sizes.queries, sizes.value_width, sizes.keys, sizes, machine),
@@ -185,8 +185,8 @@ def _dropout(sizes: Attention) -> tuple[str, ...]:
     return ("random", "multiply", "multiply") if sizes.is_dropped else ()
 
 
-def _by_element(kind: str, elements: int, sizes: Attention, machine: Machine, in_place: bool = False) -> Plan:
-    return plan_elementwise(kind, max(1, elements), sizes.nbytes, machine, in_place=in_place)
+def _by_element(kind: str, elements: int, sizes: Attention, machine: Machine) -> Plan:
+    return plan_elementwise(kind, max(1, elements), sizes.nbytes, machine)
 
 
 def _product(rows: int, contraction: int, columns: int, sizes: Attention, machine: Machine) -> Plan:

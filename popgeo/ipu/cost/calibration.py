@@ -13,7 +13,8 @@ class Calibration:
     Fitted by `scripts/calibrate_cost_model.py` to measurements published for a Bow IPU (github.com/graphcore-research/
     hydronet-gnn for gather, scatter-add and the SchNet block; arXiv:2303.16999 for dense products). `..._fixed` are
     cycles per operation: launches, synchronisations and control that its program needs beyond the plan's own.
-    `..._layout` are cycles per element that a tile holds when results or arguments are laid out anew.
+    `..._layout` are cycles per element that a tile holds when results or arguments are laid out anew, by element
+    cycles per byte.
 
     Attributes:
         gather_fixed: Cycles of any gather.
@@ -33,7 +34,7 @@ class Calibration:
         matmul_amp: Factor on the cycles of the matrix unit.
         matmul_reduce: Factor on the cycles that exchange and add partial sums.
         elementwise_fixed: Cycles of any operation by element, beyond the launch.
-        elementwise_layout: Cycles per element of its result that a tile holds.
+        elementwise_layout: Cycles per byte of a tile of rows that it lays out in blocks.
     """
 
     gather_fixed: float = 1350.0
@@ -52,8 +53,8 @@ class Calibration:
     matmul_move: float = 1.111
     matmul_amp: float = 0.9588
     matmul_reduce: float = 0.5457
-    elementwise_fixed: float = 711.3
-    elementwise_layout: float = 2.323
+    elementwise_fixed: float = 704.7
+    elementwise_layout: float = 4.527
 
 
 BOW_SDK3 = Calibration()

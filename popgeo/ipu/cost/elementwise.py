@@ -37,7 +37,6 @@ def plan_elementwise(
     machine: Machine,
     operand: int = 0,
     name: str = "",
-    in_place: bool = False,
 ) -> Plan:
     """An operation by element on tensors that lie alike, in order over the tiles.
 
@@ -48,7 +47,6 @@ def plan_elementwise(
         machine: What to plan for.
         operand: Elements of a smaller operand that is broadcast; its part goes to each tile first. 0 for none.
         name: What to call it; as its kind by default.
-        in_place: It is a pass of a larger operation over a tensor that lies right already.
 
     Example:
         >>> from popgeo.ipu.target import IpuTarget
@@ -62,14 +60,12 @@ def plan_elementwise(
     if operand > 1:
         nbytes = min(operand, most) * width
         steps.append(swap_step("bring smaller operand", target, nbytes=nbytes, tiles=tiles))
-    layout = 0.0 if in_place else constants.elementwise_layout * elements / machine.num_tiles
-    steps += [
-        overhead_step("lay out operands and result", calibrated=layout, tiles=tiles, is_sync=False),
+    steps.append(
         compute_step(
             name or kind, target, vertex=elementwise_vertex(most, loop, width, target), tiles=tiles,
             workers=most, evenness=elements / (tiles * most),
-        ),
-    ]  # fmt: skip
+        )
+    )  # fmt: skip
     validity, why = elementwise_validity(LOOP_OF[kind], name or kind, elements, width, machine)
     return Plan(
         family="elementwise",

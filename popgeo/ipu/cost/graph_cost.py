@@ -7,6 +7,7 @@ from popgeo.capture.op_graph import Op, OpGraph
 from popgeo.capture.operations import OPERATIONS, UNKNOWN, name_of
 from popgeo.ipu.cost import control
 from popgeo.ipu.cost.calibration import BOW_SDK3, Calibration, Machine
+from popgeo.ipu.cost.layouts import laid_out_anew, with_layout
 from popgeo.ipu.cost.operands import Rule, distinct
 from popgeo.ipu.cost.plan import OpCost, Plan, Validity
 from popgeo.ipu.cost.splits import MEMORY_SHARE
@@ -25,15 +26,16 @@ def _rules() -> dict[str, Rule]:
 RULES = _rules()
 
 
-def plan(graph: OpGraph, op: Op, machine: Machine) -> tuple[Plan, bool]:
-    """The cheapest division of an operation of a program, and whether a rule knows the operation."""
+def plan(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """The cheapest division of an operation of a program."""
     rule = RULES.get(name_of(op.target))
-    return (plan_unknown(graph, op, machine.target), False) if rule is None else (rule(graph, op, machine), True)
+    return plan_unknown(graph, op, machine.target) if rule is None else rule(graph, op, machine)
 
 
 def plan_all(graph: OpGraph, machine: Machine) -> list[Plan]:
-    """The plan of each operation of a program, in order."""
-    return [plan(graph, op, machine)[0] for op in graph.ops]
+    """The plan of each operation of a program, in order, with what it lays out anew before it begins."""
+    moved = laid_out_anew(graph)
+    return [with_layout(plan(graph, op, machine), n, machine) for op, n in zip(graph.ops, moved, strict=True)]
 
 
 RULES |= control.rules(plan_all)
@@ -80,11 +82,10 @@ def cost(
         matmul_proportion: Share of a tile's memory that a dense product may take while it runs.
     """
     machine = Machine(target=target, calibration=calibration, matmul_proportion=matmul_proportion)
-    return tuple(_cost(graph, op, machine) for op in graph.ops)
+    return tuple(_cost(graph, op, one) for op, one in zip(graph.ops, plan_all(graph, machine), strict=True))
 
 
-def _cost(graph: OpGraph, op: Op, machine: Machine) -> OpCost:
-    chosen, known = plan(graph, op, machine)
+def _cost(graph: OpGraph, op: Op, chosen: Plan) -> OpCost:
     tensors = [*op.reads(), *op.makes()]
     return OpCost(
         target=op.target,
@@ -93,7 +94,7 @@ def _cost(graph: OpGraph, op: Op, machine: Machine) -> OpCost:
         source=op.source,
         shapes=" ".join(str(list(graph.values[v].shape)) for v in tensors),
         plan=chosen,
-        known=known,
+        known=name_of(op.target) in RULES,
         bytes=_bytes(graph, op),
     )
 

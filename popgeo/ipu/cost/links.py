@@ -14,6 +14,7 @@ IPUS_OF_A_MACHINE, IPUS_OF_A_POD = 4, 64
 # generation; nobody has published the second generation's.
 BETWEEN_MACHINES_BYTES_PER_SECOND = 28e9
 # Two gateway links of 100 gigabit per second each leave a machine, for its four IPUs together: Bow-2000 data sheet.
+# They are Ethernet, which carries as much each way at the same time.
 BETWEEN_PODS_BYTES_PER_SECOND = 2 * 100e9 / 8 / IPUS_OF_A_MACHINE
 HOP_SECONDS = 0.16e-6  # that each further machine on the way adds to a message: arXiv:1912.03413
 
@@ -50,7 +51,7 @@ def ring_seconds(nbytes: float, ring: Sequence[int], target: IpuTarget, *, round
     """How long IPUs take until each has the sum of what all of them hold: twice round, a share of it at a time.
 
     All IPUs send at once, so that the slowest link of the ring sets the pace of each turn. No other traffic is on the
-    links.
+    links. Through gateways half of each part goes the other way round.
 
     Args:
         nbytes: What each IPU holds.
@@ -66,7 +67,11 @@ def ring_seconds(nbytes: float, ring: Sequence[int], target: IpuTarget, *, round
         True
     """
     turns = rounds * (len(ring) - 1)
-    hops = [message_seconds(nbytes / len(ring), a, b, target) for a, b in itertools.pairwise(ring)]
+    part = nbytes / len(ring)
+    hops = [
+        message_seconds(part if a // IPUS_OF_A_POD == b // IPUS_OF_A_POD else part / 2, a, b, target)
+        for a, b in itertools.pairwise(ring)
+    ]
     return turns * max(hops, default=0.0)
 
 

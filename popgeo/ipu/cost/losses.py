@@ -50,7 +50,7 @@ def _nll_loss(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     elements = max(1, value.numel)
     plans = [
         _marks(rows, elements, nbytes, machine),
-        plan_elementwise("multiply", elements, nbytes, machine, in_place=True),
+        plan_elementwise("multiply", elements, nbytes, machine),
         plan_reduce(rows, max(1, elements // rows), nbytes, machine, is_inner=True),
         plan_reduce(1, rows, nbytes, machine),
     ]
@@ -63,8 +63,8 @@ def _nll_loss_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     elements, nbytes = max(1, result.numel), width(result)
     plans = [
         _marks(max(1, math.prod(target.shape)), elements, nbytes, machine),
-        plan_elementwise("negate", elements, nbytes, machine, in_place=True),
-        plan_elementwise("multiply", elements, nbytes, machine, in_place=True),
+        plan_elementwise("negate", elements, nbytes, machine),
+        plan_elementwise("multiply", elements, nbytes, machine),
     ]
     return in_sequence("losses", plans)
 

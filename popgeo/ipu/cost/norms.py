@@ -29,8 +29,6 @@ def plan_groups(
 ) -> Plan:
     """Passes over all elements and reductions of each group, in order.
 
-    The first pass makes a tensor, and the others work on it in place.
-
     Args:
         steps: What to do: `REDUCE`, or a pass of `popgeo.ipu.cost.loops.LOOP_OF`; `multiply by group` multiplies by
             one number for each group.
@@ -46,7 +44,6 @@ def plan_groups(
         'norms'
     """
     plans: list[Plan] = []
-    in_place = False
     for step in steps:
         if step == REDUCE:
             plans.append(plan_reduce(groups, elements // groups, width, machine, is_inner))
@@ -54,8 +51,7 @@ def plan_groups(
             plans.append(plan_elementwise(_OF_SUMS[step], groups, width, machine, name=step))
         else:
             kind, operand = step.removesuffix(_BY_GROUP), groups if step.endswith(_BY_GROUP) else 0
-            plans.append(plan_elementwise(kind, elements, width, machine, operand, in_place=in_place))
-            in_place = True
+            plans.append(plan_elementwise(kind, elements, width, machine, operand))
     return in_sequence("norms", plans)
 
 
@@ -133,7 +129,7 @@ def _group_norm_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 def _by_feature(kind: str, value: Value, features: int, machine: Machine) -> Plan:
     """Adds or multiplies, in place, by a row that is the same for all rows."""
-    return plan_elementwise(kind, max(1, value.numel), width(value), machine, operand=features, in_place=True)
+    return plan_elementwise(kind, max(1, value.numel), width(value), machine, operand=features)
 
 
 def _batch_norm(graph: OpGraph, op: Op, machine: Machine) -> Plan:

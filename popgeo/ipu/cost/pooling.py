@@ -115,7 +115,7 @@ def _bilinear(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     elements, nbytes = max(1, x.numel, out.numel), width(out)
     kinds = ("multiply", "add product", "add product", "add product")
     copy = plan_copy(4 * elements, nbytes, machine, pieces=4)
-    passes = [plan_elementwise(kind, elements, nbytes, machine, in_place=True) for kind in kinds]
+    passes = [plan_elementwise(kind, elements, nbytes, machine) for kind in kinds]
     return in_sequence("pooling", [copy, *passes])
 
 

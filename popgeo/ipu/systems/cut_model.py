@@ -41,7 +41,7 @@ def cut_model(
         marked = named_blocks(graph)
         marks, layers = [mark for mark, _ in marked], [block for _, block in marked]
     if isinstance(stages, Mapping):
-        return cut(graph, layers, *cut_at(layers, stages))
+        return cut(graph, *cut_at(graph, layers, stages))
     if isinstance(stages, int):
         firsts, ipus = cut_evenly(layers, *_weights(graph, layers, costs), stages), [*range(stages)]
     elif isinstance(stages, str):

@@ -4,6 +4,8 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
+
 from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.engine.pipeline.staging import Recompute
 from popgeo.ipu.cost.links import message_seconds
@@ -12,10 +14,29 @@ from popgeo.ipu.systems.repeated import contents, repeated
 from popgeo.ipu.systems.stage_cost import StageCost, StageMessage
 from popgeo.ipu.systems.stage_cut import StageCut
 from popgeo.ipu.target import IpuTarget
-from popgeo.ipu.tiles.measure_memory import memory
+from popgeo.ipu.tiles.measure_memory import CODE, code_of, memory
 from popgeo.ipu.tiles.memory_use import MemoryUse
 
 Memories = dict[tuple[object, ...], MemoryUse]
+
+
+@dataclass
+class _Held:
+    """What the stages of an IPU hold together so far: storages of weights, and operations that their code is for."""
+
+    weights: set[int] = field(default_factory=set)
+    costs: list[OpCost] = field(default_factory=list)
+
+    def without_shared_code(self, use: MemoryUse, costs: Sequence[OpCost]) -> MemoryUse:
+        """The memory of another stage, less the code that is there already."""
+        if not self.costs:
+            return use
+        tiles = len(use.peak)
+        before, together = code_of(self.costs, tiles), code_of([*self.costs, *costs], tiles)
+        shared = {name: use.categories[name] - (together[name] - before[name]) for name in CODE}
+        less = sum(shared.values(), np.zeros_like(use.peak))
+        own = {name: nbytes - shared.get(name, 0) for name, nbytes in use.categories.items()}
+        return replace(use, categories=own, always_live=use.always_live - less, peak=use.peak - less)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +64,8 @@ class CutStep:
 
     def stages(self) -> list[StageCost]:
         """Every stage."""
-        on_ipu: dict[int, set[int]] = {}  # storages of weights
-        return [self._stage(number, on_ipu.setdefault(ipu, set())) for number, ipu in enumerate(self.cut.ipus)]
+        there = {ipu: _Held() for ipu in self.cut.ipus}
+        return [self._stage(number, there[ipu]) for number, ipu in enumerate(self.cut.ipus)]
 
     @cached_property
     def made_in(self) -> dict[int, int]:
@@ -93,8 +114,8 @@ class CutStep:
             if self.made_in.get(v, self.cut.stage_of[index]) != self.cut.stage_of[index]
         }
 
-    def _stage(self, number: int, on_ipu: set[int]) -> StageCost:
-        """One stage; `on_ipu` are storages of weights that stages before it on its IPU hold, and its own are added."""
+    def _stage(self, number: int, on_ipu: "_Held") -> StageCost:
+        """One stage; `on_ipu` is what stages before it on its IPU hold, and what it holds is added."""
         own = self.own[number]
         cycles = {i: self.costs[i].plan.cycles(Profile.CALIBRATED) for i in own}
         forward = sum(cycles[i] for i in own if self.costs[i].phase == "forward")
@@ -106,13 +127,16 @@ class CutStep:
         held = {part.values[v].storage: part.values[v].nbytes for v in _state(part)}
         order = computed
         if self.recompute is not None and backward:
-            passes = repeated(part, self.recompute)
+            passes = repeated(part, self.recompute, is_last=number == len(self.cut.ipus) - 1)
             part, order = passes.graph, [computed[place] for place in passes.ops]
             backward += sum(cycles[computed[place]] for place in passes.repeated)
+        costs = [self.costs[index] for index in order]
         if (key := (self.cut.ipus[number], self.recompute, *own)) not in self.memories:
-            self.memories[key] = memory(part, [self.costs[index] for index in order], self.target, num_results=None)
-        before = sum(nbytes for storage, nbytes in held.items() if storage in on_ipu)
-        on_ipu.update(held)
+            self.memories[key] = memory(part, costs, self.target, num_results=None)
+        before = sum(nbytes for storage, nbytes in held.items() if storage in on_ipu.weights)
+        use = on_ipu.without_shared_code(self.memories[key], costs)
+        on_ipu.weights |= held.keys()
+        on_ipu.costs += costs
         return StageCost(
             layers=self.cut.names[number],
             ipu=self.cut.ipus[number],
@@ -126,7 +150,7 @@ class CutStep:
             shared_bytes=sum(shared.values()),
             weight_bytes=sum(held.values()),
             stash_bytes=_stash(part, held.keys()),
-            memory=self.memories[key],
+            memory=use,
             held_before=before,
         )
 

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from popgeo.capture.capture import bind
 from popgeo.capture.captured_step import CapturedStep
+from popgeo.capture.op_graph import OpGraph
 from popgeo.ipu.options import Options
 from popgeo.ipu.report.report import Report
 from popgeo.ipu.stage_choices import Schedule, Stages
@@ -124,7 +125,8 @@ def pipeline(
     _require_arguments(model, example, options, serialize)
     choices: dict[str, Any] = {"stages": stages, "schedule": schedule, "recompute": recompute}
     chosen = replace(options or Options(), **{name: one for name, one in choices.items() if one is not None})
-    step = share_of(model, bind(model.forward, *example), chosen, optimizer).step
+    whole = replace(chosen, shard_optimizer_state=False)
+    step = share_of(model, bind(model.forward, *example), whole, optimizer).step
     planner = _planner_of(model, step, optimizer)
     asked = stages_asked_for(planner.graph, chosen)
     if asked is None:
@@ -142,7 +144,12 @@ def _planner_of(model: nn.Module, step: CapturedStep, optimizer: Optimizer | Non
     """Plans the captured step of a model, with the optimizer's update as options want it."""
     if optimizer is None:
         return StagePlanner(step, None)
-    return StagePlanner(step, lambda options: update_of(model, step, optimizer, options).capture())
+
+    def update(options: Options) -> OpGraph:
+        # An update of whole weights, which the plan shares out: so one that looks at all of a weight has a plan, too.
+        return update_of(model, step, optimizer, replace(options, shard_optimizer_state=False)).capture()
+
+    return StagePlanner(step, update)
 
 
 def _require_arguments(model: Any, example: Any, options: Any, serialize: Any) -> None:

@@ -1,11 +1,11 @@
 """The passes of a stage that repeats its forward pass: what runs again, when, and what waits until then."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from popgeo.capture.op_graph import Op, OpGraph, Ref, Value, substitute
-from popgeo.engine.pipeline.replay import leaving
+from popgeo.engine.pipeline.replay import before_the_loss, leaving
 from popgeo.engine.pipeline.staging import Recompute
+from popgeo.ipu.options import Options
 
 _SHAPES_ALONE = ("full_like", "zeros_like", "ones_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty")
 
@@ -25,15 +25,17 @@ class Passes:
     repeated: tuple[int, ...]
 
 
-def recompute_of(graph: OpGraph, recompute: bool | Sequence[str]) -> Recompute | None:
-    """What is repeated, as `Options.recompute` says it; None where nothing is.
+def recompute_of(graph: OpGraph, options: Options) -> Recompute | None:
+    """What is repeated, as `Options.recompute` and `recompute_last_stage` say it; None where nothing is.
 
     Raises:
         ValueError: a name is no layer of the forward pass.
     """
+    recompute = options.recompute
     if not recompute:
         return None
-    again = Recompute(layers=() if isinstance(recompute, bool) else tuple(recompute))
+    layers = () if isinstance(recompute, bool) else tuple(recompute)
+    again = Recompute(layers=layers, last_stage=options.recompute_last_stage)
     modules = dict.fromkeys(op.module for op in graph.ops if op.phase == "forward" and op.module)
     for name in again.layers:
         if not any(f"{module}.".startswith(f"{name}.") for module in modules):
@@ -49,7 +51,7 @@ def contents(op: Op) -> tuple[int, ...]:
     return () if op.target.split(".")[1] in _SHAPES_ALONE else op.reads()
 
 
-def repeated(stage: OpGraph, recompute: Recompute) -> Passes:
+def repeated(stage: OpGraph, recompute: Recompute, *, is_last: bool = False) -> Passes:
     """The passes of a stage where results are dropped that no layer named keeps, and worked out again later.
 
     An operation runs again right before the first operation of the backward pass that needs its result, as PopART
@@ -59,16 +61,21 @@ def repeated(stage: OpGraph, recompute: Recompute) -> Passes:
     Args:
         stage: Its operations, forward and backward.
         recompute: Layers whose results are kept.
+        is_last: Whether it is the stage with the loss.
     """
-    return _Repeater(stage, recompute).passes()
+    return _Repeater(stage, recompute, is_last).passes()
 
 
 class _Repeater:
-    def __init__(self, stage: OpGraph, recompute: Recompute) -> None:
+    def __init__(self, stage: OpGraph, recompute: Recompute, is_last: bool) -> None:
         self._stage = stage
         values = stage.values
+        kept = leaving(stage, recompute)
+        if is_last and not recompute.last_stage:
+            forward = [index for index, op in enumerate(stage.ops) if op.phase == "forward"]
+            kept |= before_the_loss(stage, forward, kept)
         there = {values[v].storage for v in (*stage.inputs.values(), *stage.constants)}
-        there |= {values[v].storage for index in leaving(stage, recompute) for v in stage.ops[index].makes()}
+        there |= {values[v].storage for index in kept for v in stage.ops[index].makes()}
         self._makers: dict[int, list[int]] = {}  # of what is dropped, by storage: who makes and who changes it
         for index, op in enumerate(stage.ops):
             if op.phase == "forward":

@@ -43,7 +43,8 @@ class StageCost:
         weight_bytes: Of its parameters and buffers.
         stash_bytes: That it keeps of each micro-batch from its forward to its backward pass.
         memory: Bytes of each tile for one micro-batch in flight, without gradients and optimizer state. A stage that
-            repeats its forward pass has dropped before what no layer keeps.
+            repeats its forward pass has dropped before what no layer keeps. Code that an earlier stage on the same IPU
+            has, too, is that stage's.
         held_before: Bytes of its weights that an earlier stage on the same IPU holds already, such as tied embeddings.
         stash_copy: Cycles in which what it keeps is copied to where it waits, and as many in which it comes back.
         accumulate: Cycles in which a backward pass adds its gradients to those of the micro-batches before.

@@ -1,8 +1,8 @@
 """Which stage of a pipeline each operation of a captured step belongs to."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from popgeo.capture.op_graph import BlockMark, OpGraph
 
@@ -141,22 +141,45 @@ def cut_by_layers(layers: Sequence[LayerOps], layers_per_ipu: Sequence[int]) -> 
     return firsts
 
 
-def cut_at(layers: Sequence[LayerOps], begins: Mapping[str, int]) -> tuple[list[int], list[int]]:
-    """The first layer and the IPU of each stage, where named layers begin a stage on an IPU, as PopTorch's BeginBlock.
+def cut_at(
+    graph: OpGraph, layers: Sequence[LayerOps], begins: Mapping[str, int]
+) -> tuple[list[LayerOps], list[int], list[int]]:
+    """The layers, the first of each stage and its IPU, where named modules begin a stage, as PopTorch's BeginBlock.
+
+    A module may lie inside of a layer, which is then cut where the module begins, and may be called in parts: a stage
+    begins where its first part runs, and again only where another stage has begun since.
 
     Raises:
-        ValueError: a name is no layer of the forward pass, or it is inside of one.
+        ValueError: a name is no module of the forward pass.
     """
-    names = [layer.name for layer in layers]
-    unknown = sorted(begins.keys() - set(names))
-    if unknown:
-        raise ValueError(f"No layer is called {unknown[0]!r}; the forward pass runs {', '.join(dict.fromkeys(names))}.")
-    firsts, ipus = [0], [begins.get(names[0], 0)] if names else [0]
-    for number, name in enumerate(names[1:], start=1):
-        if name in begins and name != names[number - 1]:
-            firsts.append(number)
-            ipus.append(begins[name])
-    return firsts, numbered_from_0(ipus)
+    pieces: list[LayerOps] = []
+    firsts, ipus, current = [0], [0], ""
+    for layer in layers:
+        start = 0
+        for place, index in enumerate(layer.ops):
+            into = _innermost(begins, graph.ops[index].module)
+            if not into or f"{current}.".startswith(f"{into}."):
+                continue
+            if place > start:
+                pieces.append(replace(layer, ops=layer.ops[start:place]))
+            start, current = place, into
+            if pieces:
+                firsts.append(len(pieces))
+                ipus.append(begins[into])
+            else:
+                ipus[0] = begins[into]
+        pieces.append(replace(layer, ops=layer.ops[start:]))
+    modules = {graph.ops[index].module for layer in layers for index in layer.ops}
+    for name in sorted(begins):
+        if not any(f"{module}.".startswith(f"{name}.") for module in modules):
+            names = dict.fromkeys(layer.name for layer in layers)
+            raise ValueError(f"No layer is called {name!r}; the forward pass runs {', '.join(names)}.")
+    return pieces, firsts, numbered_from_0(ipus)
+
+
+def _innermost(names: Collection[str], module: str) -> str:
+    """The longest of some names that a module is, or is inside of; empty where it is in none."""
+    return max((name for name in names if f"{module}.".startswith(f"{name}.")), key=len, default="")
 
 
 def numbered_from_0(ipus: list[int]) -> list[int]:

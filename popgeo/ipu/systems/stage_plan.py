@@ -54,7 +54,7 @@ def stage_plan(step: CapturedStep, update: Callable[[], OpGraph | None], options
     program = update()
     planned, cut = _planner(step, program).plan(replace(options, stages=asked))
     _require_enough(planned)
-    recompute = None if program is None else recompute_of(planner.graph, options.recompute)
+    recompute = None if program is None else recompute_of(planner.graph, options)
     passes = [Pass(task.stage, task.micro_batch, task.backward) for task in planned.tasks]
     staging = Staging(stage_of=cut.stage_of, order=tuple(passes), recompute=recompute, names=cut.names)
     return StagePlan(pipeline=planned, staging=staging, ipus=cut.ipus)

@@ -24,6 +24,7 @@ from popgeo.ipu.systems.stage_cost import StageCost
 from popgeo.ipu.systems.stage_costs import UpdateCost, placed_costs, update_cycles, with_waits
 from popgeo.ipu.systems.stage_cut import LayerOps, StageCut, layers_of
 from popgeo.ipu.target import IpuTarget
+from popgeo.ipu.tiles.measure_memory import CODE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +92,7 @@ class StagePlanner:
             cut=cut,
             target=target,
             num_results=self._num_results,
-            recompute=recompute_of(graph, options.recompute),
+            recompute=recompute_of(graph, options),
             memories=self._memories,
         ).stages()
         update = self._update(options)
@@ -212,24 +213,38 @@ def fullest_tiles(
     found = []
     for ipu, extra in enumerate(extra_bytes):
         own = [(stage, most) for stage, most in zip(stages, flying, strict=True) if stage.ipu == ipu]
-        need = _phases(own, tiles) if schedule is Schedule.PHASED else _stages(own, tiles)
+        in_turn = schedule is Schedule.SHARDED
+        need = _phases(own, tiles) if schedule is Schedule.PHASED else _stages(own, tiles, in_turn=in_turn)
         found.append(float((need + extra / tiles).max() / target.memory_per_tile))
     return tuple(found)
 
 
 def _phases(own: Sequence[tuple[StageCost, int]], tiles: int) -> np.ndarray:
-    """Bytes of each tile where stages follow each other and what others keep is in streaming memory. [num_tiles]"""
-    most: np.ndarray = np.max([s.memory.peak + (flying - 1) * s.stash_bytes / tiles for s, flying in own], axis=0)
+    """Bytes of each tile where stages follow each other and what others keep is in streaming memory. [num_tiles]
+
+    The code of all stages stays.
+    """
+    code = [sum(stage.memory.categories[name] for name in CODE) for stage, _ in own]
+    kept = [(flying - 1) * stage.stash_bytes / tiles for stage, flying in own]
+    rest = [stage.memory.peak - its + more for (stage, _), its, more in zip(own, code, kept, strict=True)]
+    most: np.ndarray = np.sum(code, axis=0) + np.max(rest, axis=0)
     return most
 
 
-def _stages(own: Sequence[tuple[StageCost, int]], tiles: int) -> np.ndarray:
-    """Bytes of each tile of an IPU whose stages work one at a time, while all that they keep is there. [num_tiles]"""
+def _stages(own: Sequence[tuple[StageCost, int]], tiles: int, *, in_turn: bool) -> np.ndarray:
+    """Bytes of each tile of an IPU whose stages work one at a time, while all that they keep is there. [num_tiles]
+
+    Weights and code that stages share are there once. What a stage receives and sends is there while it works; of a
+    micro-batch that is through before the next one begins, only earlier stages keep anything meanwhile.
+    """
     always, works = np.zeros(tiles), [np.zeros(tiles)]
-    kept = sum(stage.stash_bytes for stage, _ in own)
+    kept = 0 if in_turn else sum(stage.stash_bytes for stage, _ in own)
     for stage, flying in own:
-        stack = stage.memory.categories["stack"]
-        always += stage.memory.always_live - stack + ((flying - 1) * stage.stash_bytes - stage.held_before) / tiles
-        works.append(stage.memory.peak - stage.memory.always_live + stack + (kept - stage.stash_bytes) / tiles)
+        held = stage.memory.categories
+        moving = held["inputs and results"] + held["stack"]
+        always += stage.memory.always_live - moving + ((flying - 1) * stage.stash_bytes - stage.held_before) / tiles
+        others = kept if in_turn else kept - stage.stash_bytes
+        works.append(stage.memory.peak - stage.memory.always_live + moving + others / tiles)
+        kept += stage.stash_bytes if in_turn else 0
     most: np.ndarray = always + np.max(works, axis=0)
     return most

@@ -24,6 +24,8 @@ INSTRUCTIONS_PER_PIECE = 3
 INSTRUCTIONS_PER_EXCHANGE = 8
 BYTES_PER_SEND = 256
 NUM_LARGEST = 10
+CODE = ("vertex state", "vertex code", "control code", "exchange code")
+"""What operations of the same kind share in memory."""
 
 
 class OutOfTileMemory(ValueError):
@@ -99,7 +101,7 @@ def memory(
     nothing = np.zeros(tiles, np.int64)
     values = {name: sum((life.nbytes for life in group), nothing) for name, group in resident.items()}
     lasting = [life for group in resident.values() for life in group]
-    return _over_time(values, _code(every, tiles), lasting, changing, every, target)
+    return _over_time(values, code_of(every, tiles), lasting, changing, every, target)
 
 
 def require_fit(use: MemoryUse, costs: Sequence[OpCost] = ()) -> None:
@@ -127,7 +129,7 @@ def require_fit(use: MemoryUse, costs: Sequence[OpCost] = ()) -> None:
     )
 
 
-def _code(costs: Sequence[OpCost], tiles: int) -> dict[str, np.ndarray]:
+def code_of(costs: Sequence[OpCost], tiles: int) -> dict[str, np.ndarray]:
     """Vertices, their code, the control program, exchange code and stacks of each tile.
 
     A vertex type's code is there once. Operations of the same kind, shapes and plan share vertices, control and

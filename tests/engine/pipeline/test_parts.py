@@ -142,7 +142,7 @@ def test_a_backward_pass_repeats_what_it_needs_of_its_own_stage_alone():
     graph = fold_constants(step.graph)
     stage_of = tuple(0 if op.module == "layers.0" else 1 for op in graph.ops)
     order = tuple(Pass(s, m, b) for s, b in ((0, False), (1, False), (1, True), (0, True)) for m in range(2))
-    for recompute in (None, Recompute()):
+    for recompute in (None, Recompute(), Recompute(last_stage=True)):
         parts = parts_of(
             graph,
             Staging(stage_of=stage_of, order=order, recompute=recompute),
@@ -153,7 +153,8 @@ def test_a_backward_pass_repeats_what_it_needs_of_its_own_stage_alone():
         for part in parts[2:]:
             repeated = [op for op in part.graph.ops if op.phase == "forward"]
             loss = ["sin", "sum"] if part.stage else []  # which its slope is like
-            expected = [] if recompute is None else ["mul", "mul_", "add_", *loss]
+            repeats = recompute is not None and (recompute.last_stage or not part.stage)
+            expected = ["mul", "mul_", "add_", *loss] if repeats else []
             assert [op.target.split(".")[1] for op in repeated] == expected
             assert {op.module for op in repeated} <= {f"layers.{part.stage}", ""}
 

@@ -69,10 +69,20 @@ def test_each_layer_of_the_backward_pass_is_where_its_weights_are():
 
 
 def test_recomputation_repeats_the_forward_pass_and_keeps_less():
-    plain, again = plan(stages=2), plan(stages=2, recompute=True)
+    model, plain = Chain(4), plan(stages=2)
+    options = ipu.Options(gradient_accumulation=8, recompute=True, recompute_last_stage=True)
+    again = ipu.pipeline(model, [TOKENS], options, torch.optim.Adam(model.parameters()), stages=2)
     for a, b in zip(plain.stages, again.stages, strict=True):
         assert b.backward == pytest.approx(a.backward + a.forward)
         assert b.stash_bytes < a.stash_bytes
+
+
+def test_what_lies_between_the_last_result_kept_and_the_loss_is_not_repeated():
+    plain, again = plan(stages=2), plan(stages=2, recompute=True)
+    assert again.stages[0].backward == pytest.approx(plain.stages[0].backward + plain.stages[0].forward)
+    assert again.stages[1].backward == plain.stages[1].backward
+    assert again.stages[1].stash_bytes == plain.stages[1].stash_bytes
+    assert plan(stages=1, recompute=True).cycles == plan(stages=1).cycles
 
 
 def test_one_stage_waits_for_nobody_and_sends_nothing():

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from torch import empty, nn
+from torch import empty, nn, ones
 
 from popgeo import ipu
 from popgeo.ipu.report.tables import TableColumn
@@ -203,3 +203,32 @@ def test_spans_of_an_ipu_follow_each_other_and_a_pass_receives_first(long_plan):
         assert sum(s.end - s.start for s in own) == pytest.approx(long_plan.busy[number])
     assert long_plan.to_frame("transfers")["nbytes"].sum() == sum(s.received_bytes for s in long_plan.stages)
     assert cycles_by_kind(long_plan)[0]["receive"] == pytest.approx(64 * long_plan.stages[0].receive_backward)
+
+
+def test_a_stage_begins_at_any_module_also_inside_of_a_layer_or_called_in_parts():
+    class InParts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3)))
+            self.head = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
+
+        def forward(self, x):
+            return self.head[1](self.head[0](self.body(x)).sin()).sum()
+
+    def stages(begins):
+        plan = ipu.pipeline(InParts(), [ones(4, 8)], ipu.Options(device_iterations=8), stages=begins)
+        return [(stage.layers, stage.ipu) for stage in plan.stages]
+
+    assert stages({"body.1.1": 1, "head": 0}) == [
+        ("body.0 to body.1", 0),
+        ("body.1 to body.2", 1),
+        ("head.0 to head.1", 0),
+    ]
+    assert stages({"body": 0, "body.2": 1}) == [("body.0 to body.1", 0), ("body.2 to head.1", 1)]
+    with pytest.raises(ValueError, match=r"No layer is called 'body\.3'"):
+        stages({"body.3": 1})
+
+
+def test_a_schedule_may_have_its_name_in_tensorflow():
+    names = {"PipelineSchedule.Grouped": "lock_step", "PipelineSchedule.Sequential": "sharded"}
+    assert {name: ipu.Options(schedule=name).schedule for name in names} == names

@@ -70,7 +70,7 @@ def test_recomputation_is_advised_where_it_makes_room_and_against_where_there_wa
     found, after = remedy(tight, "times the memory")
     assert found.fatal
     assert after.fits
-    easy = plan_of(*[256] * 9, stages=2, recompute=True)
+    easy = plan_of(*[256] * 9, stages=3, recompute=True)
     found, after = remedy(easy, "Recomputation is not needed")
     assert after.fits
     assert after.cycles == pytest.approx(promised(found), abs=1)

@@ -42,7 +42,8 @@ EACH = [f"layers.{number}" for number in range(LAYERS - 1)]
 @pytest.fixture(scope="module")
 def sea():
     model = Sea()
-    options, optimizer = ipu.Options(gradient_accumulation=4), torch.optim.SGD(model.parameters(), lr=0.1)
+    options = ipu.Options(gradient_accumulation=4, recompute_last_stage=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return ipu.pipeline(model, [torch.zeros(ROWS, WIDTH)], options, optimizer, stages=1)
 
 
@@ -79,6 +80,18 @@ def test_only_what_gradients_need_is_repeated(sea):
     sines = LAYERS * (SINES - 1) / (LAYERS * SINES)
     assert again.backward - stage.backward == pytest.approx(sines * stage.forward, rel=0.02)
     assert again.forward == stage.forward
+
+
+def test_the_last_piece_waits_whole_and_is_not_repeated():
+    model = Sea()
+    options, optimizer = ipu.Options(gradient_accumulation=4), torch.optim.SGD(model.parameters(), lr=0.1)
+    plain = ipu.pipeline(model, [torch.zeros(ROWS, WIDTH)], options, optimizer, stages=1)
+    again = plain.replan(recompute=EACH)
+    assert again.stages[0].stash_bytes == (LAYERS + SINES - 1) * VALUE  # seven results, and the inputs of four sines
+    repeats = (LAYERS - 1) * (SINES - 1) / (LAYERS * SINES)
+    assert again.stages[0].backward - plain.stages[0].backward == pytest.approx(
+        repeats * plain.stages[0].forward, rel=0.02
+    )
 
 
 def test_a_plan_that_is_read_from_a_file_knows_the_layers(sea):

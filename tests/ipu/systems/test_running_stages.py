@@ -133,7 +133,8 @@ def test_choices_of_a_call_mean_the_same_in_stages():
 
 def test_no_more_is_kept_than_the_schedule_and_recomputation_need():
     def held(schedule, recompute):
-        step, _ = trained("norms", 1, stages=[1, 2], schedule=schedule, recompute=recompute)
+        options = {"stages": [1, 2], "schedule": schedule, "recompute": recompute, "recompute_last_stage": True}
+        step, _ = trained("norms", 1, **options)
         runner, values = step.bound.runner.usual, step.graph.values
         sent = 3 * sum(values[v].nbytes for part in runner.parts for v in part.sends)
         assert runner.most_held < sent  # what nobody needs any more is gone
@@ -141,6 +142,16 @@ def test_no_more_is_kept_than_the_schedule_and_recomputation_need():
 
     assert held("grouped", False) > held("1f1b", False) > held("sharded", False)
     assert held("1f1b", False) > held("1f1b", ["layers.1"]) > held("1f1b", True)
+
+
+def test_what_comes_right_before_the_loss_runs_once_unless_asked_for():
+    def forward_again(**options):
+        step, _ = trained("norms", 1, stages=[1, 2], recompute=True, **options)
+        parts = step.bound.runner.usual.parts
+        return [any(op.phase == "forward" for op in part.graph.ops) for part in parts[2:]]  # last stage, first stage
+
+    assert forward_again() == [False, True]
+    assert forward_again(recompute_last_stage=True) == [True, True]
 
 
 def test_inference_runs_in_stages():

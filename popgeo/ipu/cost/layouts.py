@@ -1,0 +1,68 @@
+"""Where the elements of a value lie: by rows, as gathers make them, or in blocks, as products do.
+
+An operation by element works where its operands lie. As long as they lie alike, nothing moves: in chains after one
+product, in residual sums of products and in norms of them. Where rows meet blocks, as SchNet's gathered features meet
+its filters, and where a product reads rows, these are laid out anew first.
+"""
+
+from dataclasses import replace
+
+from popgeo.capture.op_graph import Op, OpGraph
+from popgeo.capture.operations import operation_of
+from popgeo.ipu.cost.calibration import Machine
+from popgeo.ipu.cost.operands import distinct, width
+from popgeo.ipu.cost.plan import Plan
+from popgeo.ipu.cost.supersteps import overhead_step
+
+_PRODUCTS = ("matmul", "convolution", "attention")
+# Which families lay out what they make; inputs and constants lie as their reader wants them, the rest as what it reads.
+_MADE_BY = {"gather": "rows", "scatter": "rows"} | dict.fromkeys(_PRODUCTS, "blocks")
+
+
+def laid_out_anew(graph: OpGraph) -> list[int]:
+    """Bytes of the rows that each operation lays out in blocks before it begins.
+
+    Gathers and sums of rows bring what they read in their own plans.
+
+    Example:
+        >>> import torch
+        >>> from popgeo import ipu
+        >>> def message(x, index, weight):
+        ...     return x.index_select(0, index) * (x @ weight)
+        >>> step = ipu.compile(message, [torch.ones(8, 4), torch.zeros(8, dtype=torch.long), torch.ones(4, 4)])
+        >>> [nbytes for nbytes in laid_out_anew(step.graph) if nbytes]  # 8 rows of 4 numbers of float32
+        [128]
+    """
+    layouts: dict[int, str] = {}  # by storage
+    found = []
+    for op in graph.ops:
+        family = operation_of(op.target).family
+        operands = _operands(graph, op, layouts, full=family not in _PRODUCTS)
+        reads = {layout for layout, _ in operands}
+        mixes = family in _PRODUCTS or (family == "elementwise" and "blocks" in reads)
+        found.append(sum(nbytes for layout, nbytes in operands if mixes and layout == "rows"))
+        made = _MADE_BY.get(family) or next((one for one in ("blocks", "rows") if one in reads), None)
+        if made is not None:
+            layouts |= {graph.values[v].storage: made for v in op.makes()}
+    return found
+
+
+def _operands(graph: OpGraph, op: Op, layouts: dict[int, str], *, full: bool) -> list[tuple[str, int]]:
+    """Layout and bytes of what an operation reads; with `full`, only of what is not broadcast."""
+    values = {graph.values[v].storage: graph.values[v] for v in op.reads()}
+    largest = max((distinct(value) for value in values.values()), default=0)
+    return [
+        (layouts[storage], distinct(value) * width(value))
+        for storage, value in values.items()
+        if storage in layouts and (not full or distinct(value) == largest)
+    ]
+
+
+def with_layout(plan: Plan, nbytes: int, machine: Machine) -> Plan:
+    """A plan that lays so many bytes out anew before it begins."""
+    if not nbytes:
+        return plan
+    cycles = machine.calibration.elementwise_layout * nbytes / machine.num_tiles
+    tiles = max((step.tiles for step in plan.supersteps), default=machine.num_tiles)
+    first = overhead_step("lay out operands", calibrated=cycles, tiles=tiles, is_sync=False)
+    return replace(plan, supersteps=(first, *plan.supersteps))

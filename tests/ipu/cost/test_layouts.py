@@ -1,0 +1,55 @@
+"""Rows that meet blocks are laid out anew; what lies alike stays where it is."""
+
+import pytest
+import torch
+
+from popgeo import ipu
+from popgeo.ipu.cost.graph_cost import cost
+from popgeo.ipu.cost.layouts import laid_out_anew
+from popgeo.ipu.cost.plan import Profile
+
+ROWS, WIDTH = 1472, 64
+BYTES = 4 * ROWS * WIDTH
+X, WEIGHT, INDEX = torch.ones(ROWS, WIDTH), torch.ones(WIDTH, WIDTH), torch.zeros(ROWS, dtype=torch.long)
+
+
+def moved(function, *inputs):
+    """Operations that lay something out anew, and how many bytes."""
+    graph = ipu.compile(function, list(inputs)).graph
+    return {
+        op.target.split(".")[1]: nbytes for op, nbytes in zip(graph.ops, laid_out_anew(graph), strict=True) if nbytes
+    }
+
+
+def test_chains_residual_sums_and_norms_of_products_move_nothing():
+    def block(x, weight):
+        hidden = torch.relu(x @ weight)
+        return torch.nn.functional.layer_norm(x + torch.exp(hidden) * hidden + hidden @ weight, (WIDTH,))
+
+    assert moved(block, X, WEIGHT) == {}
+
+
+def test_gathered_rows_are_laid_out_for_the_product_that_they_meet_or_enter():
+    assert moved(lambda x, w, i: x[i] * (x @ w), X, WEIGHT, INDEX) == {"mul": BYTES}
+    assert moved(lambda x, w, i: x.index_select(0, i) @ w, X, WEIGHT, INDEX) == {"mm": BYTES}
+    assert moved(lambda x, w, i: torch.exp(x.index_select(0, i)) @ w, X, WEIGHT, INDEX) == {"mm": BYTES}
+    assert moved(lambda x, i: torch.exp(x[i]) + x[i], X, INDEX) == {}
+
+
+def test_half_as_wide_numbers_cost_half_as_much():
+    half = [t.half() if t.is_floating_point() else t for t in (X, WEIGHT, INDEX)]
+    assert moved(lambda x, w, i: x[i] * (x @ w), *half) == {"mul": BYTES // 2}
+
+
+def test_a_number_for_each_row_meets_anything():
+    assert moved(lambda x, w, i: x[i].sum(1, keepdim=True) * (x @ w), X, WEIGHT, INDEX) == {}
+
+
+def test_the_plan_says_what_it_lays_out():
+    step = ipu.compile(lambda x, w, i: x[i] * (x @ w), [X, WEIGHT, INDEX])
+    target = ipu.IpuTarget.bow()
+    (mul,) = (one for one in cost(step.graph, target) if "mul" in one.target)
+    first = mul.plan.supersteps[0]
+    assert (first.name, first.ideal) == ("lay out operands", 0.0)
+    assert first.calibrated == pytest.approx(4.527 * BYTES / target.num_tiles)
+    assert mul.plan.cycles(Profile.IDEAL) < mul.plan.cycles(Profile.CALIBRATED)
