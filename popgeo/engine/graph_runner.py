@@ -90,7 +90,7 @@ class GraphRunner:
 
     def set_numbers(self, values: Sequence[float]) -> None:
         """Gives the graph's `Number` arguments, by slot, the values for the runs to come."""
-        self._run.__globals__.update({f"n{slot}": value for slot, value in enumerate(values)})
+        self._run.__globals__.update(zip(map("n{}".format, range(len(values))), values, strict=True))
 
     def _place_outputs(self, places: Mapping[int, Tensor], given: dict[int, Tensor]) -> dict[int, Tensor]:
         """Lets outputs be written where they are wanted; returns those that must be copied there instead."""

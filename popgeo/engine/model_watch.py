@@ -1,14 +1,17 @@
 """Notices what a compiled step has to follow in its model: memory that moved, and changes of what was captured."""
 
+import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch._C._dynamo import guards
 from torch.nn.modules import module as torch_module
 from torch.utils.hooks import RemovableHandle
 
 from popgeo.capture.held_state import OF_EVERY_MODULE
 from popgeo.capture.pytree import SCALARS
+from popgeo.engine.same_objects import holds_the_same
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _HOOKS_OF_ALL = tuple(vars(torch_module)[f"_global{name}"] for name in _HOOKS)
@@ -40,17 +43,13 @@ class ModelWatch:
 
     def is_as_seen(self) -> bool:
         """Whether nothing of the model has been replaced, moved or set since the last look."""
-        try:
-            return (
-                self._tables == self._entries
-                and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
-                and list(map(Tensor.numel, self._tensors)) == self._sizes
-                and list(map(id, map(dict.get, self._holders, self._names))) == self._values
-                and [tensor.requires_grad for tensor in self._trainable] == self._flags
-                and RemovableHandle.next_id == self._next_hook
-            )
-        except (RuntimeError, TypeError, ValueError):  # two tensors are neither equal nor unequal
-            return False
+        return (
+            holds_the_same(self._tables, self._entries)
+            and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
+            and self._forms.check(*self._tensors)
+            and all(map(operator.is_, map(dict.get, self._holders, self._names), self._kept))
+            and RemovableHandle.next_id == self._next_hook
+        )
 
     def changes(self) -> list[str]:
         """What decides the capture and is no longer as it was captured; none where weights have only moved."""
@@ -99,30 +98,25 @@ class ModelWatch:
         modules = dict(self._model.named_modules())
         tables = [t for one in modules.values() for t in (one._parameters, one._buffers, one._modules)]
         self._tensors = [*self._model.parameters(), *self._model.buffers()]
-        self._trainable = list(self._model.parameters()) if self._trains else []
+        trainable = self._model.parameters() if self._trains else []
         hooks = [*_HOOKS_OF_ALL, *(getattr(one, name) for one in modules.values() for name in _HOOKS)]
-        hooks += [own for parameter in self._trainable for own in _hooks_of(parameter)]
+        hooks += [own for parameter in trainable for own in _hooks_of(parameter)]
         self._tables = [table for table in tables if isinstance(table, dict)] + [own for own in hooks if own]
         self._entries = [dict(table) for table in self._tables]
         places = [(vars(one), name) for path, one in modules.items() for name in self._watched(path, one)]
         places += [(vars(one), "training") for one in modules.values()]
-        # A tensor of one element may equal the one that takes its place.
-        places += [(t, name) for t in self._tables for name, own in t.items() if _is_single(own)]
         self._holders: list[Any]
         self._holders, self._names = [holder for holder, _ in places], [name for _, name in places]
-        self._kept = [holder.get(name) for holder, name in places]  # what is alive has an id of its own
-        self._values = list(map(id, self._kept))
-        self._addresses, self._sizes = ([read(t) for t in self._tensors] for read in (Tensor.data_ptr, Tensor.numel))
-        self._flags = [parameter.requires_grad for parameter in self._trainable]
+        self._kept = [holder.get(name) for holder, name in places]
+        self._addresses = [tensor.data_ptr() for tensor in self._tensors]
+        sizes, strides = ([list(of(tensor)) for tensor in self._tensors] for of in (Tensor.size, Tensor.stride))
+        # Types, shapes, strides and requires_grad of all in one call.
+        self._forms = guards.TensorGuards(*self._tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
         self._next_hook = RemovableHandle.next_id
 
 
 def _hooks_of(parameter: nn.Parameter) -> list[Mapping[int, Any]]:
     return [parameter._backward_hooks or {}, getattr(parameter, "_post_accumulate_grad_hooks", None) or {}]
-
-
-def _is_single(own: Any) -> bool:
-    return isinstance(own, Tensor) and own.numel() == 1
 
 
 def _form(tensor: Tensor | None) -> Any:

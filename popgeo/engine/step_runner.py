@@ -3,7 +3,6 @@
 import contextlib
 import gc
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from popgeo.engine.micro_batches import Results, check_apart, micro_batch, write
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.pipeline.parts import StagePart
 from popgeo.engine.pipeline.random_draws import drawing_from
-from popgeo.engine.pipeline.run_round import OnResults, Round, RoundRunner
+from popgeo.engine.pipeline.run_round import Round, RoundRunner
 from popgeo.engine.pipeline.staging import Staging
 from popgeo.engine.replica_state import ReplicaState
 from popgeo.engine.replicas import Replicas
@@ -107,68 +106,59 @@ class StepRunner:
     def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         options, count = self._options, len(self.replica_states)
         runner, factor = self._runner_for(tensors), options.steps_per_call * count
+        inputs = [micro_batch(tensors, number, factor) for number in range(factor)]  # replica by replica of each step
         results = Results(self._mode, options.output_period, options.steps_per_call)
         try:
             for first in range(0, options.steps_per_call, self._round):
-                inputs = [
-                    [micro_batch(tensors, step * count + replica, factor) for replica in range(count)]
-                    for step in range(first, first + self._round)
-                ]
-                self._run_round(runner, inputs, partial(self._take_results, results, first, inputs))
+                self._run_round(runner, inputs, results, first)
                 if self.update is not None:
                     self.update.apply(self.replicas)
         finally:
             self.replica_states[0].show(self._model)  # once the results that may be buffers have been copied
         return results.join()
 
-    def _run_round(self, runner: Runner, inputs: Sequence[Sequence[Sequence[Tensor]]], take: OnResults) -> None:
-        """Runs the micro-batches of each replica, one after the other, or in the order of the stages."""
+    def _run_round(self, runner: Runner, inputs: Sequence[Sequence[Tensor]], results: Results, first: int) -> None:
+        """Runs the micro-batches of each replica, one after the other, or in the order of the stages.
+
+        Args:
+            runner: What runs them.
+            inputs: The tensors of each micro-batch of the call, replica by replica of each step.
+            results: Those of the call.
+            first: Which step of the call is the round's first.
+        """
+        count, states = len(self.replica_states), self.replica_states
+
+        def take(number: int, replica: int, made: Sequence[Tensor | None]) -> None:
+            """Keeps what a micro-batch of the round returns, and changes the arguments that the model changes."""
+            returned = self._step.num_returned
+            if results.wants(first + number):
+                results.add(first + number, replica, [tensor for tensor in made[:returned] if tensor is not None])
+            if self._written:
+                given = inputs[(first + number) * count + replica]
+                write_back([given[i] for i in self._written], made[returned:])
+
         if isinstance(runner, RoundRunner):
+            steps = range(first, first + self._round)
             runner.run(
                 Round(
-                    inputs=inputs,
-                    random=[state.generator for state in self.replica_states],
-                    of_replica=lambda replica: self.replica_states[replica].lent_to(self._model),
+                    inputs=[inputs[step * count : (step + 1) * count] for step in steps],
+                    random=[state.generator for state in states],
+                    of_replica=lambda replica: states[replica].lent_to(self._model),
                     on_gradients=self._accumulate,
                     on_results=take,
                 )
             )
             return
-        for number, of_replicas in enumerate(inputs):
-            for replica, tensors in enumerate(of_replicas):
-                state = self.replica_states[replica]
+        for number in range(self._round):
+            for replica, state in enumerate(states):
+                given = inputs[(first + number) * count + replica]
                 with state.lent_to(self._model) if state.buffers else contextlib.nullcontext():
                     if runner.draws_random_numbers:
-                        made = drawing_from(state.generator, runner.run, tensors)
+                        made = drawing_from(state.generator, runner.run, given)
                     else:
-                        made = runner.run(tensors)
+                        made = runner.run(given)
                 take(number, replica, made)
                 self._accumulate(None, number == 0 and replica == 0)
-
-    def _take_results(
-        self,
-        results: Results,
-        first: int,
-        inputs: Sequence[Sequence[Sequence[Tensor]]],
-        number: int,
-        replica: int,
-        made: Sequence[Tensor | None],
-    ) -> None:
-        """Keeps what a micro-batch of a round returns, and changes the arguments that the model changes.
-
-        Args:
-            results: Those of the call.
-            first: Which step of the call is the round's first.
-            inputs: The tensors of each micro-batch of each replica.
-            number: Which micro-batch of the round is through.
-            replica: Which replica took it.
-            made: What the graph returned.
-        """
-        returned = self._step.num_returned
-        if results.wants(first + number):
-            results.add(first + number, replica, [tensor for tensor in made[:returned] if tensor is not None])
-        if self._written:
-            write_back([inputs[number][replica][i] for i in self._written], made[returned:])
 
     def _accumulate(self, names: Sequence[str] | None, first: bool) -> None:
         if self.update is not None:

@@ -1,8 +1,7 @@
 """Finds out by measuring with how many threads a step is fastest, and notices when that changes."""
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
@@ -56,21 +55,22 @@ class ThreadChoice:
             return 1
         return None if self._trials or not self._seconds else self._best()
 
-    @contextlib.contextmanager
-    def of_a_call(self) -> Iterator[None]:
-        """Runs a block with that number of threads, and gives the caller's back."""
-        before = torch.get_num_threads()
-        number = self._fixed or self._next(before)
-        if number != before:
-            torch.set_num_threads(number)
-        start = self._clock()
-        try:
-            yield
-            if self._fixed is None:
-                self._learn(number, self._clock() - start)
-        finally:
-            if number != before:
-                torch.set_num_threads(before)
+    def of_a_call(self) -> "ThreadChoice":
+        """What runs a block with that number of threads, and gives the caller's back."""
+        return self
+
+    def __enter__(self) -> None:
+        self._before = torch.get_num_threads()
+        self._number = self._fixed or self._next(self._before)
+        if self._number != self._before:
+            torch.set_num_threads(self._number)
+        self._start = self._clock()
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if self._fixed is None and kind is None:
+            self._learn(self._number, self._clock() - self._start)
+        if self._number != self._before:
+            torch.set_num_threads(self._before)
 
     def _next(self, most: int) -> int:
         """The number for the coming call, where the caller has allowed `most`."""

@@ -12,7 +12,8 @@ from popgeo.engine.optimizer.flat_parameters import FlatParameters, is_elementwi
 from popgeo.engine.optimizer.mixed_worker import MixedWorker, needs_mixed
 from popgeo.engine.optimizer.own_worker import OwnWorker
 from popgeo.engine.optimizer.rehearse import Rehearsal
-from popgeo.engine.optimizer.worker import Worker, settings_of, without_parameters
+from popgeo.engine.optimizer.worker import Worker, noted_groups, settings_of, without_parameters
+from popgeo.engine.same_objects import holds_the_same
 from popgeo.engine.step_options import StepOptions
 
 
@@ -65,18 +66,21 @@ class CapturedWorker(Worker):
     def _forget(self) -> None:
         self.is_captured: bool | None = None
         self._rehearsal: Rehearsal | None = None
-        self._steady: tuple[Any, GraphRunner] | None = None
+        self._groups: list[dict[str, Any]] | None = None  # with the settings of the last update
+        self._steady: GraphRunner | None = None
         self._runners: dict[int, GraphRunner | None] = {}  # by id of the update's graph, which the rehearsal keeps
 
     def _next(self) -> GraphRunner | None:
         """What runs the next update, with its numbers; None where it cannot be captured."""
-        settings = settings_of(self.optimizer)
-        if self._steady is not None and self._steady[0] == settings:
-            return self._steady[1]
+        if not holds_the_same(self.optimizer.param_groups, self._groups):
+            self._groups, self._steady = noted_groups(self.optimizer), None
+            self._settings = settings_of(self.optimizer)
+        if self._steady is not None:
+            return self._steady
         if self._rehearsal is None:
             self._rehearsal = Rehearsal(self._inner)
             self._counts_steps = self._rehearsal.counts_steps
-        update, numbers = self._rehearsal.next(settings)
+        update, numbers = self._rehearsal.next(self._settings)
         if id(update) not in self._runners:
             self._runners[id(update)] = self._runner(update)
             self.is_captured = None not in self._runners.values()
@@ -84,7 +88,7 @@ class CapturedWorker(Worker):
         if runner is not None:
             runner.set_numbers(numbers)
             if not self._counts_steps:
-                self._steady = settings, runner
+                self._steady = runner
         return runner
 
     def _runner(self, update: UpdateGraph | None) -> GraphRunner | None:

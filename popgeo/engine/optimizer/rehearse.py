@@ -1,7 +1,7 @@
 """An optimizer's coming updates: their operations at full size, their numbers from parameters of one element."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ from popgeo.capture.schemas import target
 from popgeo.engine.optimizer.capture_update import UpdateGraph, capture_update
 from popgeo.engine.optimizer.gradient_scaling import set_gradient
 from popgeo.engine.optimizer.number_formula import Formula, FormulaWriter, UpdateNumbers
-from popgeo.engine.optimizer.worker import Worker
+from popgeo.engine.optimizer.worker import Worker, with_floats
 
 Path = tuple[Any, ...]
 _FIRST, _MOST_WRITTEN = 8, 16  # how many updates test a formula at first, and how many formulas are written at most
@@ -97,7 +97,7 @@ class Rehearsal:
         numbers, kinds = UpdateNumbers(), self._kinds()
         before = [_noted(self._state.get(p, {})) for p in self._small.parameters]
         writer = FormulaWriter(numbers, [state[key] for state, key in self._counts])
-        self._small.follow(_with_floats(settings, writer.setting) if writes else settings)
+        self._small.follow(with_floats([*settings], writer.setting) if writes else settings)
         with writer if writes else nullcontext(), numbers:
             self._small.step()
         self._small.follow(settings)
@@ -202,16 +202,7 @@ def _is_count(part: Any) -> bool:
 
 
 def _taken(settings: Any) -> tuple[Any, Any, list[float]]:
-    """Settings as they are now, what they hold beside floats, and the floats."""
+    """Settings, what they hold beside floats, and the floats."""
     floats: list[float] = []
-    _with_floats(settings, floats.append)
-    return _with_floats(settings, float), _with_floats(settings, type), floats
-
-
-def _with_floats(part: Any, of: Callable[[float], Any]) -> Any:
-    """Settings with something in the place of each float."""
-    if isinstance(part, Mapping):
-        return {key: _with_floats(choice, of) for key, choice in part.items()}
-    if type(part) in (tuple, list):
-        return type(part)(_with_floats(choice, of) for choice in part)
-    return of(part) if type(part) is float else part
+    with_floats(settings, floats.append)
+    return settings, with_floats(settings, type), floats

@@ -1,6 +1,5 @@
 """The optimizer's update, on parameters that lie side by side: a dozen operations for a group, not for each of them."""
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,8 +16,9 @@ from popgeo.engine.optimizer.flat_parameters import flatten_groups, refuse_whole
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling, overflow_of
 from popgeo.engine.optimizer.own_worker import OwnWorker, require_gradients_suffice, wants_itself
 from popgeo.engine.optimizer.precision import keep_types_when_loading
-from popgeo.engine.optimizer.worker import Worker, settings_of
+from popgeo.engine.optimizer.worker import Worker, noted_groups, settings_of
 from popgeo.engine.replicas import Replicas
+from popgeo.engine.same_objects import holds_the_same
 from popgeo.engine.step_options import StepOptions
 
 _ALONE = Replicas((0,), 1)
@@ -79,13 +79,15 @@ class Update:
             looks_for_overflow=self.scale is not None,
         )
         self._names = {id(p): name for name, p in parameters.items()}
-        self._shape = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
+        self._shape = [list(group["params"]) for group in optimizer.param_groups]
         self._flat = flatten_groups(optimizer, set(parameters.values()), options, part)
         self.gradients = self._named([part.gradient_views for part in self._flat])
         self._totals = self._named([part.total_views for part in self._flat])
         self._own = OwnWorker(optimizer, self._flat)
         self._worker = choose_worker(self._own, self._flat, options, part[0])
-        self._adopted: list[Any] | None = None
+        # The user's groups and state as they were last taken; None where they are to be taken anew.
+        self._groups: list[dict[str, Any]] | None = None
+        self._adopted: dict[Any, Any] | None = None
 
     def accumulate(self, *, first: bool, names: Sequence[str] | None = None) -> None:
         """Adds the gradients of one micro-batch to those of the update, or starts anew with the first.
@@ -104,7 +106,8 @@ class Update:
 
     def tensors(self) -> list[Tensor]:
         """Gradients and optimizer state."""
-        return [*self.totals(), *(part for part in _parts_of(self._worker.optimizer) if isinstance(part, Tensor))]
+        held = [part for state in self._worker.optimizer.state.values() for part in state.values()]
+        return [*self.totals(), *(part for part in held if isinstance(part, Tensor))]
 
     def totals(self) -> list[Tensor]:
         """The joined gradients, one tensor for each group and type."""
@@ -131,13 +134,14 @@ class Update:
             scaling = replace(scaling, divisor=scaling.divisor * self.scale.value, looks_for_overflow=False)
             if not self.scale.follow(overflowed=bool(overflow)):
                 return
-        scaling.apply([part.flat for part in self._flat])
+        if not scaling.changes_nothing:
+            scaling.apply([part.flat for part in self._flat])
         worker.step()
         if self._checks:
             self._check()
         self.num_updates += 1
         if max([part.publish(self.optimizer, worker.state(part.own)) for part in self._flat]):
-            self._adopted = _parts_of(self.optimizer)
+            self._adopted = _noted(self.optimizer)
         replicas.hand_on([part.flat.detach().view(-1) for part in self._flat if part.is_divided])
 
     @property
@@ -190,7 +194,7 @@ class Update:
         self._require_same_groups(optimizer)
         if optimizer is not self.optimizer:
             self.optimizer = self._own.optimizer = optimizer
-            self._adopted = None
+            self._groups = self._adopted = None
             self._keep_types()
 
     def state(self) -> dict[str, Any]:
@@ -235,16 +239,21 @@ class Update:
         Raises:
             ValueError: its groups hold other parameters; or only its own step will do, and the options exclude that.
         """
-        self._require_same_groups(self.optimizer)
-        settings = self.settings(self.num_updates)
+        groups = self.optimizer.param_groups
+        is_new = self._learning_rate is not None or not holds_the_same(groups, self._groups)
+        if is_new:
+            self._require_same_groups(self.optimizer)
         if self._learning_rate is not None:
-            for part, chosen in zip(self._flat, settings, strict=True):
-                self.optimizer.param_groups[part.group]["lr"] = chosen["lr"]
+            for part, chosen in zip(self._flat, self.settings(self.num_updates), strict=True):
+                groups[part.group]["lr"] = chosen["lr"]
         if self._worker is self._own:
             return self._own
         has_hooks = wants_itself(self.optimizer)
         if not has_hooks and self._adopt():
-            self._worker.follow(settings)
+            if is_new or self._worker.keeps_types:  # which looks at the weights too
+                own = settings_of(self.optimizer)
+                self._worker.follow([own[part.group] for part in self._flat])
+                self._groups = noted_groups(self.optimizer)
             return self._worker
         if self._worker.keeps_types or any(part.is_divided for part in self._flat):
             why = "has hooks; remove them" if has_hooks else "had state edited for some parameters; call reset()"
@@ -256,20 +265,18 @@ class Update:
         return self._own
 
     def _require_same_groups(self, optimizer: Optimizer) -> None:
-        if [[id(p) for p in group["params"]] for group in optimizer.param_groups] != self._shape:
+        if not holds_the_same([list(group["params"]) for group in optimizer.param_groups], self._shape):
             raise ValueError(
                 "The optimizer holds other parameters or groups than the model was compiled with; call reset() first."
             )
 
     def _adopt(self) -> bool:
         """Takes the user's state where it is another than was shown; False where joined parameters differ in it."""
-        now, shown = _parts_of(self.optimizer), self._adopted
-        is_same = shown is not None and len(now) == len(shown) and all(map(operator.is_, now, shown))
-        if is_same and all(part.is_as_shown for part in self._flat):
+        if holds_the_same(self.optimizer.state, self._adopted) and all(part.is_as_shown for part in self._flat):
             return True
         if not min([part.adopt(self.optimizer, self._worker.optimizer.state) for part in self._flat]):
             return False
-        self._adopted = now
+        self._adopted = _noted(self.optimizer)
         self._worker.begin(self.num_updates, self.seed)
         return True
 
@@ -284,6 +291,6 @@ class Update:
             )
 
 
-def _parts_of(optimizer: Optimizer) -> list[Any]:
-    """The pieces of an optimizer's state, one after the other."""
-    return [part for state in optimizer.state.values() if isinstance(state, Mapping) for part in state.values()]
+def _noted(optimizer: Optimizer) -> dict[Any, Any]:
+    """An optimizer's state as it is now: which pieces it holds, not what they hold."""
+    return {key: dict(held) if isinstance(held, Mapping) else held for key, held in optimizer.state.items()}

@@ -2,7 +2,7 @@
 
 import copy
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -99,14 +99,35 @@ class Worker:
 
 
 def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """What each parameter group holds beside its parameters.
+    """What each parameter group holds beside its parameters, as it is now; what is changed in place later is not here.
 
     Example:
         >>> import torch
         >>> [group["lr"] for group in settings_of(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.5))]
         [0.5]
     """
-    return [{key: part for key, part in group.items() if key != "params"} for group in optimizer.param_groups]
+    groups = optimizer.param_groups
+    return [{key: with_floats(part, float) for key, part in one.items() if key != "params"} for one in groups]
+
+
+def noted_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Its groups as they are now, with their parameters: what `holds_the_same` compares at the next update."""
+    pairs = zip(settings_of(optimizer), optimizer.param_groups, strict=True)
+    return [{**settings, "params": list(group["params"])} for settings, group in pairs]
+
+
+def with_floats(part: Any, of: Callable[[float], Any]) -> Any:
+    """Settings, or a part of them, with something in the place of each float.
+
+    Example:
+        >>> with_floats({"lr": 0.5, "betas": [0.9, 1]}, str)
+        {'lr': '0.5', 'betas': ['0.9', 1]}
+    """
+    if type(part) is float:
+        return of(part)
+    if type(part) in (tuple, list):
+        return type(part)([with_floats(choice, of) for choice in part])
+    return {key: with_floats(choice, of) for key, choice in part.items()} if isinstance(part, dict) else part
 
 
 def without_parameters(optimizer: Optimizer) -> Optimizer:

@@ -238,3 +238,33 @@ def test_groups_that_change_afterwards_are_refused(change):
     change(update.optimizer, nn.Parameter(torch.ones(2)))
     with pytest.raises(ValueError, match=r"other parameters or groups .* call reset\(\) first"):
         update.apply()
+
+
+class ByList(optim.Optimizer):
+    """Keeps its rate in a list, which may be written to."""
+
+    elementwise = True
+
+    def __init__(self, params, rates: list[float]) -> None:
+        super().__init__(params, {"rates": rates})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.add_(p.grad, alpha=-group["rates"][0])
+
+
+def test_a_setting_that_is_a_list_may_be_written_to():
+    mine, theirs = weights(), weights()
+    own, optimizer = (ByList(held.values(), rates=[0.1]) for held in (mine, theirs))
+    update = Update(own, mine, Options())
+    update.take_over()
+    for number in range(6):
+        for one in (own, optimizer):
+            one.param_groups[0]["rates"][0] = 0.1 if number < 4 else 0.02
+        feed(update, gradients(number))
+        update.apply()
+        step(optimizer, theirs, gradients(number))
+    assert update.is_captured
+    assert_same(mine, theirs)
