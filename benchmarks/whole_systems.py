@@ -342,6 +342,6 @@ def tell(folder: Path) -> None:
         start = time.perf_counter()
         tell_system(
             folder, run.name, gpt2(run), 1.0,
-            "left out: new layouts between operations, the host's data; where the rest goes is not published",
+            "left out: the host's data",
             start,
         )  # fmt: skip

@@ -224,7 +224,7 @@ def _phases(own: Sequence[tuple[StageCost, int]], tiles: int) -> np.ndarray:
 
     The code of all stages stays.
     """
-    code = [sum(stage.memory.categories[name] for name in CODE) for stage, _ in own]
+    code = [np.sum([stage.memory.categories[name] for name in CODE], axis=0) for stage, _ in own]
     kept = [(flying - 1) * stage.stash_bytes / tiles for stage, flying in own]
     rest = [stage.memory.peak - its + more for (stage, _), its, more in zip(own, code, kept, strict=True)]
     most: np.ndarray = np.sum(code, axis=0) + np.max(rest, axis=0)
