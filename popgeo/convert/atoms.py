@@ -1,43 +1,141 @@
-"""Files of atoms in ASE's formats, with the pairs within a cutoff listed once, across periodic boundaries too."""
+"""Structures of atoms as graphs, out of files of any size, with the pairs within a cutoff listed once."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import ConcatDataset, Dataset
 from torch_geometric.data import Data
 
+from popgeo.convert.atom_files import SUFFIXES, Reached, reach
 
-def read_atoms(path: Path, *, cutoff: float | None = None, double: bool = False) -> Iterator[Data]:
-    """The configurations of a file, one by one.
+# The most that a label can be; above that it is in another unit, or the calculation failed.
+_LIMITS = {"energy": (1e6, "eV an atom"), "forces": (1e5, "eV/angstrom"), "stress": (1e3, "eV/angstrom^3")}
+_TAKEN = {name: (name, f"REF_{name}") for name in _LIMITS} | {"weight": ("weight", "config_weight"), "head": ("head",)}
+_CLOSEST = 0.1  # angstrom
+
+
+def read_atoms(
+    path: str | Path,
+    *,
+    cutoff: float | None = None,
+    double: bool = False,
+    keys: Mapping[str, str | None] | None = None,
+) -> ConcatDataset[Data]:
+    """The structures of a file, each read when it is asked for: a dataset for loaders and for `popgeo.data.write`.
 
     Each has `z` [num_atoms], `pos` in angstrom [num_atoms, 3], `cell` [1, 3, 3] and `pbc` [1, 3], and, where the file
-    has them, `energy` in eV [1], `forces` in eV/angstrom [num_atoms, 3] and `stress` in eV/angstrom^3, in Voigt's order
-    xx, yy, zz, yz, xz, xy [1, 6]. With a cutoff it has `edge_index` and `edge_shift`, see `list_pairs`.
+    has them, `energy` in eV [1], `forces` in eV/angstrom [num_atoms, 3], `stress` in eV/angstrom^3, in Voigt's order
+    xx, yy, zz, yz, xz, xy [1, 6], `weight` [1] and `head`, a word. With a cutoff it has `edge_index` and `edge_shift`,
+    see `list_pairs`. What the first structure has, all must have.
 
     Args:
-        path: What `ase.io` reads: extended XYZ, trajectories, databases and others.
+        path: Extended XYZ, the HDF5 of MACE, the aselmdb of fairchem, a database or trajectory of ASE, or a folder of
+            such. Of other formats, which `ase.io` reads, the file must fit into memory.
         cutoff: Lists pairs of atoms up to so far from each other, in angstrom.
         double: Whether positions and the like are float64 rather than float32.
+        keys: What the file calls an attribute, as `{"energy": "dft_energy"}`, or None to leave it out; any other
+            is taken too, as `{"charge": "charge"}`. Energy, forces and stress are found by themselves where they are
+            called so, or with REF_ before it; so are weight, config_weight and head. Of virials the stress is made.
 
     Raises:
-        ValueError: ase is absent, or it cannot read the file.
+        ValueError: the file cannot be read, or a package for it is absent. With its index, when it is read: a structure
+            lacks an attribute or it has two names, a number is not finite or in an impossible unit, or two atoms stand
+            in one place.
+
+    Example:
+        >>> import pytest, tempfile; ase = pytest.importorskip("ase"); from ase.io import write
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write(f"{folder}/water.xyz", ase.Atoms("OH2", [[0.0, 0, 0.12], [0, 0.76, -0.48], [0, -0.76, -0.48]]))
+        ...     read_atoms(f"{folder}/water.xyz")[0].z
+        tensor([8, 1, 1])
     """
-    try:
-        import ase.io
-    except ImportError as error:
-        raise ValueError("Reading atoms needs ase: pip install 'popgeo[atoms]'.") from error
-    try:
-        for atoms in ase.io.iread(path, index=":"):
-            yield as_graph(atoms, cutoff=cutoff, double=double)
-    except (ase.io.formats.UnknownFileTypeError, OSError, StopIteration, KeyError) as error:
-        raise ValueError(f"{path} cannot be read by ase.io: {error!r}. Check the file and its ending.") from error
+    files = [Path(path)]
+    if files[0].is_dir():
+        files = sorted(one for one in files[0].iterdir() if one.suffix in SUFFIXES)
+        if not files:
+            raise ValueError(f"{path} has no file with one of the endings {SUFFIXES}.")
+    return ConcatDataset([AtomsFile(file, cutoff, double, keys or {}) for file in files])
 
 
-def as_graph(atoms: Any, *, cutoff: float | None = None, double: bool = False) -> Data:
-    """One configuration, an `Atoms` of ASE, as `read_atoms` describes."""
+class AtomsFile(Dataset[Data]):
+    """One file of `read_atoms`, with its arguments, each structure read when it is asked for."""
+
+    def __init__(self, path: Path, cutoff: float | None, double: bool, keys: Mapping[str, str | None]) -> None:
+        self.path, self.cutoff, self.double, self.asked = path, cutoff, double, keys
+        self._opened: tuple[int, Reached] | None = None
+        self.names: dict[str, str] = names_in(self._file().read(0), keys, f"{path}, structure 0")
+
+    def __len__(self) -> int:
+        return self._file().count
+
+    def __getitem__(self, index: int) -> Data:
+        if not 0 <= index < len(self):
+            raise IndexError(f"{self.path} has {len(self)} structures; there is no {index}.")
+        where = f"{self.path}, structure {index}"
+        atoms = self._file().read(index)
+        names_in(atoms, self.asked, where, self.names)
+        return as_graph(atoms, self.names, where, cutoff=self.cutoff, double=self.double)
+
+    def _file(self) -> Reached:
+        """Opened anew in each process: what h5py and lmdb open is neither pickled nor shared."""
+        if self._opened is None or self._opened[0] != os.getpid():
+            self._opened = os.getpid(), reach(self.path)
+        return self._opened[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+
+def names_in(
+    atoms: Any, asked: Mapping[str, str | None], where: str, first: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """What a file calls each attribute that is taken from it.
+
+    Raises:
+        ValueError: one that is asked for is absent, several names could be meant, or the first structure has others.
+    """
+    there = _said(atoms)
+    names = {name: called for name, called in asked.items() if called is not None}
+    if missing := sorted({called for name, called in names.items() if name != "weight"} - there.keys()):
+        raise ValueError(f"{where} has no {missing}; it has {sorted(there)}. Correct the keys.")
+    for name in _TAKEN.keys() - asked.keys():
+        found = [called for called in _TAKEN[name] if called in there]
+        ending = [called for called in there if called.endswith(f"_{name}") and called != "free_energy"]
+        if len(found) == 1:
+            names[name] = found[0]
+        elif found or (name in _LIMITS and ending):
+            raise ValueError(
+                f"{where} has {sorted(found or ending)}: pass keys={{{name!r}: ...}} with the one that is meant "
+                f"(--key {name}=...), or None to leave it out."
+            )
+    if first is not None and names != first:
+        name = min(name for name in {*names, *first} if names.get(name) != first.get(name))
+        raise ValueError(
+            f"{where} has {names.get(name, 'nothing')!r} as {name}, the first has {first.get(name, 'nothing')!r}. All "
+            f"must have it, or none: pass keys={{{name!r}: None}} (--key {name}=) to leave it out."
+        )
+    return names
+
+
+def _said(atoms: Any) -> dict[str, Any]:
+    """What is said of atoms or of the whole structure, by the file's names."""
+    results = {} if atoms.calc is None else atoms.calc.results
+    return {**atoms.info, **atoms.arrays, **{name: value for name, value in results.items() if value is not None}}
+
+
+def as_graph(
+    atoms: Any, names: Mapping[str, str], where: str, *, cutoff: float | None = None, double: bool = False
+) -> Data:
+    """One configuration, an `Atoms` of ASE, as `read_atoms` describes.
+
+    Raises:
+        ValueError: a number is not finite or in an impossible unit, or two atoms stand in one place.
+    """
     dtype = torch.float64 if double else torch.float32
 
     def number(values: Any) -> Tensor:
@@ -49,14 +147,47 @@ def as_graph(atoms: Any, *, cutoff: float | None = None, double: bool = False) -
         cell=number(atoms.cell.array)[None],
         pbc=torch.from_numpy(atoms.pbc.copy())[None],
     )
-    results = {} if atoms.calc is None else atoms.calc.results
-    for name, shape in (("energy", (1,)), ("forces", (-1, 3)), ("stress", (1, 6))):
-        if results.get(name) is not None:
-            data[name] = number(results[name]).reshape(shape)
+    said = _said(atoms)
+    for name, called in names.items():
+        value = said.get(called, 1.0)  # a weight that is not said is 1
+        if isinstance(value, str) or name == "head":
+            data[name] = str(value)
+            continue
+        values = _checked(name, called, np.asarray(value), atoms, where)
+        whole = values.dtype.kind in "iub" and name not in _TAKEN
+        values = values if called in atoms.arrays or name == "forces" else values[None]
+        data[name] = torch.from_numpy(values.astype(np.int64)) if whole else number(values)
     if cutoff is not None:
         data.edge_index, shift = list_pairs(atoms.positions, atoms.cell.array, atoms.pbc, cutoff)
         data.edge_shift = shift.to(dtype)
+        source, destination = atoms.positions[data.edge_index]
+        if (near := np.linalg.norm(source + shift.numpy() - destination, axis=1).min(initial=1)) < _CLOSEST:
+            raise ValueError(f"{where} has two atoms {near:.3g} angstrom from each other. Is it another unit?")
     return data
+
+
+def _checked(name: str, called: str, values: np.ndarray, atoms: Any, where: str) -> np.ndarray:
+    """Values of the right shape, stress in Voigt's order.
+
+    Raises:
+        ValueError: they cannot be what they are called.
+    """
+    limit, unit = _LIMITS.get(name, (np.inf, ""))
+    if values.dtype.kind not in "iubf" or not np.isfinite(values).all():
+        raise ValueError(f"{where} has {called} that is no finite number. Correct or leave out the structure.")
+    if name == "stress":
+        values = values.reshape(9)[[0, 4, 8, 5, 2, 1]] if values.size == 9 else values.reshape(6)
+        if "virial" in called.lower():  # the stress times the volume, with the other sign
+            values = -values / atoms.get_volume()
+    elif name in _TAKEN:
+        values = values.reshape((len(atoms), 3) if name == "forces" else ())
+    largest = np.abs(values).max(initial=0) / (len(atoms) if name == "energy" else 1)
+    if largest > limit:
+        raise ValueError(
+            f"{where} has {called} of {largest:.3g} {unit}, and more than {limit:.0e} cannot be. Convert its unit, or "
+            f"leave the structure out."
+        )
+    return values
 
 
 def list_pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) -> tuple[Tensor, Tensor]:

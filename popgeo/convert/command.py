@@ -45,7 +45,8 @@ def source_of(asked: argparse.Namespace) -> tuple[Iterable[Any], dict[str, Any]]
     if _TABLES & set(path.suffixes):
         reader = partial(read_smiles, path, column=asked.column, targets=asked.targets, skip=asked.skip)
         return reader(positions=asked.positions, seed=asked.seed), written
-    return read_atoms(path, cutoff=asked.cutoff, double=asked.double), written
+    keys = {name: called or None for name, _, called in (text.partition("=") for text in asked.key)}
+    return read_atoms(path, cutoff=asked.cutoff, double=asked.double, keys=keys), written
 
 
 def _option(text: str) -> tuple[str, Any]:
@@ -64,8 +65,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Writes a dataset to a folder, as a store that FlatStore.open maps into memory.",
     )
     add = parser.add_argument
-    add("source", help="a class of torch_geometric.datasets, a .pt, a table of SMILES (.csv, .tsv, .smi), or a file "
-        "that ASE reads")  # fmt: skip
+    add("source", help="a class of torch_geometric.datasets, a .pt, a table of SMILES (.csv, .tsv, .smi), MACE's HDF5, "
+        "fairchem's aselmdb, a file that ASE reads, or a folder of such")  # fmt: skip
     add("folder", type=Path, help="the folder to write, which must not exist; an interrupted run is gone on with")
     add("--sort-edges", action="store_true", help="sort edges by destination, so that batches carry rowptr")
     add("--exclude", nargs="+", default=None, metavar="NAME", help="attributes to leave out")
@@ -82,4 +83,6 @@ def _parser() -> argparse.ArgumentParser:
     of_atoms = parser.add_argument_group("files of atoms (needs ase, and vesin for a cutoff)")
     of_atoms.add_argument("--cutoff", type=float, help="list pairs of atoms within so many angstrom")
     of_atoms.add_argument("--double", action="store_true", help="keep float64")
+    of_atoms.add_argument("--key", action="append", default=[], metavar="NAME=KEY", help="what the file calls energy, "
+        "forces, stress, weight, head or another attribute; NAME= leaves it out")  # fmt: skip
     return parser

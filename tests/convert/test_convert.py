@@ -191,7 +191,7 @@ def test_what_ase_cannot_read_is_said(tmp_path, capsys):
     pytest.importorskip("ase")
     (tmp_path / "notes.txt").write_text("no atoms here")
     assert main(["convert", str(tmp_path / "notes.txt"), str(tmp_path / "store")]) == 2
-    assert "cannot be read by ase.io" in capsys.readouterr().err
+    assert "cannot be read" in capsys.readouterr().err
     with pytest.raises(ValueError, match="cutoff is -1"):
         list_pairs(np.zeros((1, 3)), np.zeros((3, 3)), np.zeros(3, bool), -1.0)
     with pytest.raises(ValueError, match="repeats along"):

@@ -1,0 +1,149 @@
+"""Files of structures, each of which is reached alone: nothing but an index of the file is kept in memory."""
+
+import io
+import zlib
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Reached(NamedTuple):
+    """How many structures a file has, and what reads one of them, as an `Atoms` of ASE."""
+
+    count: int
+    read: Callable[[int], Any]
+
+
+def reach(path: Path) -> Reached:
+    """Opens a file of structures, of which there is at least one.
+
+    Raises:
+        ValueError: it is damaged, empty or of no known kind, or a package for it is absent.
+    """
+    try:
+        reached = _OPENERS.get(path.suffix, _reach_any)(path)
+    except ImportError as error:
+        raise ValueError(f"Reading {path} needs {error.name}: pip install 'popgeo[atoms]'.") from error
+    except Exception as error:  # what is damaged may break a reader of others in any way
+        raise ValueError(f"{path} cannot be read: {error!r}. Check the file and its ending.") from error
+    if not reached.count:
+        raise ValueError(f"{path} holds no structure.")
+    return reached
+
+
+def _reach_any(path: Path) -> Reached:
+    """What ASE reads; its formats are mostly read from the start, so all is kept."""
+    import ase.io
+
+    steps = ase.io.read(path, index=":")
+    return Reached(len(steps), steps.__getitem__)
+
+
+def _reach_xyz(path: Path) -> Reached:
+    """(Extended) XYZ, by where each structure begins."""
+    from ase.io.extxyz import read_xyz
+
+    starts = array("q", [0])
+    with path.open("rb") as file:
+        while (head := file.readline()).strip():
+            if not [file.readline() for _ in range(int(head) + 1)][-1]:
+                raise ValueError(f"it is cut off in structure {len(starts) - 1}")
+            starts.append(file.tell())
+
+    def read(index: int) -> Any:
+        with path.open("rb") as file:
+            file.seek(starts[index])
+            text = file.read(starts[index + 1] - starts[index]).decode()
+        return next(iter(read_xyz(io.StringIO(text), index=0)))
+
+    return Reached(len(starts) - 1, read)
+
+
+def _reach_hdf5(path: Path) -> Reached:
+    """What MACE's `preprocess_data` writes: a group a structure, in groups of several."""
+    import h5py
+    from ase import Atoms
+
+    file = h5py.File(path, "r")
+    batches = [file[f"config_batch_{number}"] for number in range(len(file))]
+    ends = list(accumulate(len(batch) for batch in batches))
+
+    def read(index: int) -> Any:
+        number = bisect_right(ends, index)
+        group = batches[number][f"config_{index - ends[number] + len(batches[number])}"]
+        found = {name: _value(group[name]) for name in group if isinstance(group[name], h5py.Dataset)}
+        found |= {name: _value(data) for name, data in group["properties"].items()}
+        known = {name: value for name, value in found.items() if value is not None}
+        given = {name: known.pop(name, None) for name in ("positions", "cell", "pbc")}
+        atoms = Atoms(known.pop("atomic_numbers"), **given)
+        for name, value in known.items():
+            (atoms.arrays if np.shape(value)[:1] == (len(atoms),) else atoms.info)[name] = value
+        return atoms
+
+    return Reached(ends[-1], read)
+
+
+def _value(data: Any) -> Any:
+    found = data[()]
+    found = found.decode() if isinstance(found, bytes) else found
+    return None if isinstance(found, str) and found == "None" else found
+
+
+def _reach_aselmdb(path: Path) -> Reached:
+    """What fairchem trains from: rows of ASE's database, compressed JSON each, under their numbers in an LMDB."""
+    import lmdb
+    from ase.db.row import AtomsRow
+    from ase.io.jsonio import decode
+
+    file = lmdb.open(str(path), subdir=False, readonly=True, lock=False, readahead=False)
+
+    def value(key: str) -> Any:
+        with file.begin() as transaction:
+            found = transaction.get(key.encode())
+        return None if found is None else decode(zlib.decompress(found).decode())
+
+    deleted = set(value("deleted_ids") or ())
+    ids = array("q", (number for number in range(1, value("nextid")) if number not in deleted))
+    return Reached(len(ids), lambda index: _of_row(AtomsRow({"id": ids[index], **value(str(ids[index]))})))
+
+
+def _reach_db(path: Path) -> Reached:
+    import ase.db
+
+    rows = ase.db.connect(path)
+    ids = array("q", (row.id for row in rows.select(columns=["id"], include_data=False)))
+    return Reached(len(ids), lambda index: _of_row(rows.get(id=ids[index])))
+
+
+def _of_row(row: Any) -> Any:
+    atoms = row.toatoms()
+    atoms.info = {**row.key_value_pairs, **row.data}
+    return atoms
+
+
+def _reach_trajectory(path: Path) -> Reached:
+    from ase.io.trajectory import Trajectory
+
+    def read(index: int) -> Any:
+        with Trajectory(path) as steps:
+            return steps[index]
+
+    with Trajectory(path) as steps:
+        return Reached(len(steps), read)
+
+
+_OPENERS = {
+    ".xyz": _reach_xyz,
+    ".extxyz": _reach_xyz,
+    ".h5": _reach_hdf5,
+    ".hdf5": _reach_hdf5,
+    ".aselmdb": _reach_aselmdb,
+    ".db": _reach_db,
+    ".traj": _reach_trajectory,
+}
+SUFFIXES = tuple(_OPENERS)
