@@ -4,7 +4,8 @@ import io
 import zlib
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,14 +14,14 @@ import numpy as np
 
 
 class Reached(NamedTuple):
-    """How many structures a file has, and what reads one of them, as an `Atoms` of ASE."""
+    """How many structures a file has, and what opens it to read one of them, as an `Atoms` of ASE."""
 
     count: int
     read: Callable[[int], Any]
 
 
 def reach(path: Path) -> Reached:
-    """Opens a file of structures, of which there is at least one.
+    """Looks into a file of structures, of which there is at least one.
 
     Raises:
         ValueError: it is damaged, empty or of no known kind, or a package for it is absent.
@@ -46,70 +47,74 @@ def _reach_any(path: Path) -> Reached:
 
 def _reach_xyz(path: Path) -> Reached:
     """(Extended) XYZ, by where each structure begins."""
-    from ase.io.extxyz import read_xyz
-
     starts = array("q", [0])
     with path.open("rb") as file:
         while (head := file.readline()).strip():
             if not [file.readline() for _ in range(int(head) + 1)][-1]:
                 raise ValueError(f"it is cut off in structure {len(starts) - 1}")
             starts.append(file.tell())
+    return Reached(len(starts) - 1, partial(_read_xyz, path, starts))
 
-    def read(index: int) -> Any:
-        with path.open("rb") as file:
-            file.seek(starts[index])
-            text = file.read(starts[index + 1] - starts[index]).decode()
-        return next(iter(read_xyz(io.StringIO(text), index=0)))
 
-    return Reached(len(starts) - 1, read)
+def _read_xyz(path: Path, starts: Sequence[int], index: int) -> Any:
+    from ase.io.extxyz import read_xyz
+
+    with path.open("rb") as file:
+        file.seek(starts[index])
+        text = file.read(starts[index + 1] - starts[index]).decode()
+    return next(iter(read_xyz(io.StringIO(text), index=0)))
 
 
 def _reach_hdf5(path: Path) -> Reached:
     """What MACE's `preprocess_data` writes: a group a structure, in groups of several."""
     import h5py
+
+    with h5py.File(path, "r") as file:
+        ends = list(accumulate(len(file[f"config_batch_{number}"]) for number in range(len(file))))
+    return Reached(ends[-1], partial(_read_hdf5, path, ends))
+
+
+def _read_hdf5(path: Path, ends: Sequence[int], index: int) -> Any:
+    import h5py
     from ase import Atoms
 
-    file = h5py.File(path, "r")
-    batches = [file[f"config_batch_{number}"] for number in range(len(file))]
-    ends = list(accumulate(len(batch) for batch in batches))
-
-    def read(index: int) -> Any:
-        number = bisect_right(ends, index)
-        group = batches[number][f"config_{index - ends[number] + len(batches[number])}"]
-        found = {name: _value(group[name]) for name in group if isinstance(group[name], h5py.Dataset)}
-        found |= {name: _value(data) for name, data in group["properties"].items()}
-        known = {name: value for name, value in found.items() if value is not None}
-        given = {name: known.pop(name, None) for name in ("positions", "cell", "pbc")}
-        atoms = Atoms(known.pop("atomic_numbers"), **given)
-        for name, value in known.items():
-            (atoms.arrays if np.shape(value)[:1] == (len(atoms),) else atoms.info)[name] = value
-        return atoms
-
-    return Reached(ends[-1], read)
-
-
-def _value(data: Any) -> Any:
-    found = data[()]
-    found = found.decode() if isinstance(found, bytes) else found
-    return None if isinstance(found, str) and found == "None" else found
+    number = bisect_right(ends, index)
+    with h5py.File(path, "r") as file:
+        group = file[f"config_batch_{number}"][f"config_{index - (ends[number - 1] if number else 0)}"]
+        data = {**group, **group["properties"]}
+        known = {name: data[name][()] for name in data if isinstance(data[name], h5py.Dataset)}
+    known = {name: value for name, value in known.items() if not (isinstance(value, bytes) and value == b"None")}
+    given = {name: known.pop(name, None) for name in ("positions", "cell", "pbc")}
+    atoms = Atoms(known.pop("atomic_numbers"), **given)
+    for name, value in known.items():
+        value = value.decode() if isinstance(value, bytes) else value
+        (atoms.arrays if np.shape(value)[:1] == (len(atoms),) else atoms.info)[name] = value
+    return atoms
 
 
 def _reach_aselmdb(path: Path) -> Reached:
     """What fairchem trains from: rows of ASE's database, compressed JSON each, under their numbers in an LMDB."""
-    import lmdb
+    last, deleted = _in_lmdb(path, "nextid"), set(_in_lmdb(path, "deleted_ids") or ())
+    ids = array("q", (number for number in range(1, last) if number not in deleted))
+    return Reached(len(ids), partial(_read_aselmdb, path, ids))
+
+
+def _read_aselmdb(path: Path, ids: Sequence[int], index: int) -> Any:
     from ase.db.row import AtomsRow
+
+    return _of_row(AtomsRow({"id": ids[index], **_in_lmdb(path, str(ids[index]))}))
+
+
+def _in_lmdb(path: Path, key: str) -> Any:
+    import lmdb
     from ase.io.jsonio import decode
 
-    file = lmdb.open(str(path), subdir=False, readonly=True, lock=False, readahead=False)
-
-    def value(key: str) -> Any:
-        with file.begin() as transaction:
-            found = transaction.get(key.encode())
+    with (
+        lmdb.open(str(path), subdir=False, readonly=True, lock=False, readahead=False) as file,
+        file.begin() as reading,
+    ):
+        found = reading.get(key.encode())
         return None if found is None else decode(zlib.decompress(found).decode())
-
-    deleted = set(value("deleted_ids") or ())
-    ids = array("q", (number for number in range(1, value("nextid")) if number not in deleted))
-    return Reached(len(ids), lambda index: _of_row(AtomsRow({"id": ids[index], **value(str(ids[index]))})))
 
 
 def _reach_db(path: Path) -> Reached:
@@ -117,7 +122,13 @@ def _reach_db(path: Path) -> Reached:
 
     rows = ase.db.connect(path)
     ids = array("q", (row.id for row in rows.select(columns=["id"], include_data=False)))
-    return Reached(len(ids), lambda index: _of_row(rows.get(id=ids[index])))
+    return Reached(len(ids), partial(_read_db, path, ids))
+
+
+def _read_db(path: Path, ids: Sequence[int], index: int) -> Any:
+    import ase.db
+
+    return _of_row(ase.db.connect(path).get(id=ids[index]))
 
 
 def _of_row(row: Any) -> Any:
@@ -129,12 +140,15 @@ def _of_row(row: Any) -> Any:
 def _reach_trajectory(path: Path) -> Reached:
     from ase.io.trajectory import Trajectory
 
-    def read(index: int) -> Any:
-        with Trajectory(path) as steps:
-            return steps[index]
+    with Trajectory(path) as steps:
+        return Reached(len(steps), partial(_read_trajectory, path))
+
+
+def _read_trajectory(path: Path, index: int) -> Any:
+    from ase.io.trajectory import Trajectory
 
     with Trajectory(path) as steps:
-        return Reached(len(steps), read)
+        return steps[index]
 
 
 _OPENERS = {

@@ -1,6 +1,5 @@
 """Structures of atoms as graphs, out of files of any size, with the pairs within a cutoff listed once."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 from torch_geometric.data import Data
 
-from popgeo.convert.atom_files import SUFFIXES, Reached, reach
+from popgeo.convert.atom_files import SUFFIXES, reach
 
 # The most that a label can be; above that it is in another unit, or the calculation failed.
 _LIMITS = {"energy": (1e6, "eV an atom"), "forces": (1e5, "eV/angstrom"), "stress": (1e3, "eV/angstrom^3")}
@@ -67,28 +66,18 @@ class AtomsFile(Dataset[Data]):
 
     def __init__(self, path: Path, cutoff: float | None, double: bool, keys: Mapping[str, str | None]) -> None:
         self.path, self.cutoff, self.double, self.asked = path, cutoff, double, keys
-        self._opened: tuple[int, Reached] | None = None
-        self.names: dict[str, str] = names_in(self._file().read(0), keys, f"{path}, structure 0")
+        self.file = reach(path)
+        self.names = names_in(self.file.read(0), keys, f"{path}, structure 0")
 
     def __len__(self) -> int:
-        return self._file().count
+        return self.file.count
 
     def __getitem__(self, index: int) -> Data:
         if not 0 <= index < len(self):
             raise IndexError(f"{self.path} has {len(self)} structures; there is no {index}.")
-        where = f"{self.path}, structure {index}"
-        atoms = self._file().read(index)
+        where, atoms = f"{self.path}, structure {index}", self.file.read(index)
         names_in(atoms, self.asked, where, self.names)
         return as_graph(atoms, self.names, where, cutoff=self.cutoff, double=self.double)
-
-    def _file(self) -> Reached:
-        """Opened anew in each process: what h5py and lmdb open is neither pickled nor shared."""
-        if self._opened is None or self._opened[0] != os.getpid():
-            self._opened = os.getpid(), reach(self.path)
-        return self._opened[1]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}
 
 
 def names_in(
