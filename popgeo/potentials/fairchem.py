@@ -1,0 +1,160 @@
+"""fairchem's potentials, such as UMA, at fixed shape: batches of `AtomicData` whose padding they cannot notice.
+
+    edge_index       as of the contract: vectors are pos[edge_index[0]] - pos[edge_index[1]] + cell_offsets @ cell
+    cell_offsets     unit_shift, in the type of the positions
+    natoms, nedges   atoms and edges of each structure, those of padding included
+    energy, ...      inf for padding: fairchem's own word for a target that is absent, so its losses and metrics leave
+                     padding out, and their means count real rows only
+
+A model of fairchem takes these edges when it is made with `otf_graph=False`; otherwise it makes its own in each step,
+whose number is another each time.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch, Data
+
+from popgeo.convert.atoms import list_pairs
+from popgeo.potentials.padding import PotentialLoader, Structures
+
+_RENAMED = {"atomic_numbers": "z", "cell_offsets": "unit_shift"}
+_COUNTED_ANEW = ("natoms", "nedges", "batch")
+_LEVELS = {"charge": "graph", "spin": "graph", "energy": "graph", "stress": "graph", "dataset": "graph"}
+_LEVELS |= {"fixed": "node", "tags": "node", "forces": "node"}
+_INPUTS = ("pos", "cell", "unit_shift")  # the numbers of a structure that are no targets
+
+
+def fixed_size_loader(
+    items: Any,
+    num_nodes: int | None = None,
+    num_edges: int | None = None,
+    batch_size: int = 16,
+    shuffle: bool = False,
+    *,
+    cutoff: float,
+    dataset: str | None = None,
+    max_num_elements: int = 100,
+    **kwargs: Any,
+) -> PotentialLoader:
+    """Batches of `AtomicData` of one shape, for fairchem's own training loop and models.
+
+    Args:
+        items: Structures as `AtomicData`, or with the names of `popgeo.convert.read_atoms`, such as a store that
+            `popgeo convert` has written. Edges are listed here, with vesin, for those that have none.
+        num_nodes: Atoms of a batch, padding included; measured when left out, as `num_edges`.
+        num_edges: Edges of a batch.
+        batch_size: Structures of a batch, padding included; on average, unless `fixed_size_strategy` is `"PadToMax"`.
+        shuffle: Whether each epoch has an order of its own.
+        cutoff: The model's, in angstrom.
+        dataset: The name of the dataset, for structures that do not say theirs.
+        max_num_elements: The model's; atomic numbers are below it.
+        kwargs: What else `popgeo.potentials.padding.PotentialLoader` takes.
+
+    Raises:
+        ValueError: with the number of the structure: it has an atom that the model does not know, or edges that do not
+            reach the cutoff; or as of `PotentialLoader`.
+    """
+    as_graph = partial(structure_as_graph, cutoff=cutoff, dataset=dataset, max_num_elements=max_num_elements)
+    return PotentialLoader(
+        Structures(items, as_graph).in_memory(),
+        as_atomic_data,
+        cutoff=cutoff,
+        species=1,
+        levels={**_LEVELS, **kwargs.pop("levels", {})},
+        num_nodes=num_nodes,
+        num_edges=num_edges,
+        batch_size=batch_size,
+        shuffle=shuffle,
+        **kwargs,
+    )
+
+
+def structure_as_graph(item: Any, cutoff: float, dataset: str | None = None, max_num_elements: int = 100) -> Data:
+    """One structure with the names of the contract.
+
+    Raises:
+        ValueError: as of `fixed_size_loader`.
+    """
+    graph = _from_atomic_data(item) if "atomic_numbers" in item else _from_store(item)
+    if dataset is not None and "dataset" not in graph:
+        graph.dataset = dataset
+    if int(graph.z.max()) >= max_num_elements or int(graph.z.min()) < 1:
+        raise ValueError(
+            f"it has the atomic number {int(graph.z.max())}; the model knows 1 to {max_num_elements - 1}. Leave the "
+            f"structure out, or pass the model's max_num_elements."
+        )
+    steps = torch.linalg.pinv(graph.cell[0].double())
+    found, shift = list_pairs(graph.pos.double().numpy(), graph.cell[0].double().numpy(), graph.pbc[0].numpy(), cutoff)
+    if graph.edge_index is None or not graph.num_edges:
+        graph.edge_index, graph.unit_shift = found, (shift @ steps).round().to(graph.pos.dtype)
+    elif graph.num_edges < found.shape[1]:
+        _require_reach(graph, found, shift, cutoff)
+    return graph
+
+
+def _from_atomic_data(item: Any) -> Data:
+    if len(item["natoms"]) != 1:
+        raise ValueError(f"it is a batch of {len(item['natoms'])} structures; pass each for itself.")
+    values = {_RENAMED.get(name, name): value for name, value in item if name not in _COUNTED_ANEW}
+    return Data(**{name: value[0] if isinstance(value, list) else value for name, value in values.items()})
+
+
+def _from_store(item: Any) -> Data:
+    """What fairchem makes of `Atoms`: vectors that a cell lacks are completed, stress is a tensor."""
+    from ase.geometry import complete_cell
+
+    cell = torch.from_numpy(complete_cell(item.cell[0].double().numpy()))
+    zeros = torch.zeros_like(item.z)
+    graph = Data(z=item.z, pos=item.pos, cell=cell.to(item.pos.dtype)[None], pbc=item.pbc, fixed=zeros, tags=zeros)
+    graph.sid = str(item.get("sid", ""))
+    for name in ("charge", "spin"):
+        graph[name] = item[name].long() if name in item else torch.zeros(1, dtype=torch.int64)
+    for name in ("energy", "forces", "dataset"):
+        if name in item:
+            graph[name] = item[name]
+    if "stress" in item:
+        graph.stress = item.stress[:, [0, 5, 4, 5, 1, 3, 4, 3, 2]].reshape(1, 3, 3)
+    graph.edge_index = item.get("edge_index")
+    if graph.edge_index is not None:
+        graph.unit_shift = (item.edge_shift.double() @ torch.linalg.pinv(cell)).round().to(item.pos.dtype)
+    return graph
+
+
+def _require_reach(graph: Data, found: Tensor, shift: Tensor, cutoff: float) -> None:
+    """Refuses all edges up to a shorter distance than the model's; those to the nearest few of each atom pass."""
+    source, destination = graph.pos[graph.edge_index].double()
+    longest = float((source - destination + graph.unit_shift.double() @ graph.cell[0].double()).norm(dim=1).max())
+    source, destination = graph.pos[found].double()
+    within = int(((source - destination + shift).norm(dim=1) <= longest * (1 + 1e-6)).sum())
+    if within == graph.num_edges:
+        raise ValueError(
+            f"its edges reach {longest:.3g} angstrom and the model {cutoff:g}: {found.shape[1] - within} edges are "
+            f"missing. List them up to the model's cutoff, or leave them out to have them listed here."
+        )
+
+
+def as_atomic_data(batch: Batch) -> Any:
+    """fairchem's batch of one that keeps the contract; its masks come along.
+
+    Raises:
+        ImportError: fairchem-core is absent.
+    """
+    try:
+        from fairchem.core.datasets.atomic_data import AtomicData
+    except ImportError as error:
+        raise ImportError(f"fairchem's batches need {error.name}: pip install fairchem-core.") from error
+    nodes, graphs = batch.nodes_mask, batch.graphs_mask
+    nedges = torch.bincount(batch.batch[batch.edge_index[1]], minlength=len(graphs))
+    values: dict[str, Any] = {"natoms": batch.ptr.diff(), "nedges": nedges}
+    for name, value in batch:
+        if name == "sid":
+            value = [one if real else "" for one, real in zip(value, graphs.tolist(), strict=True)]
+        elif isinstance(value, Tensor) and value.is_floating_point() and name not in _INPUTS:
+            mask = nodes if len(value) == len(nodes) else graphs
+            value = torch.where(mask.view(-1, *[1] * (value.dim() - 1)), value, torch.inf)
+        values[name] = value
+    values.pop("ptr")
+    return AtomicData.from_dict(values | {theirs: values.pop(ours) for theirs, ours in _RENAMED.items()})
