@@ -57,12 +57,11 @@ def _reach_xyz(path: Path) -> Reached:
 
 
 def _read_xyz(path: Path, starts: Sequence[int], index: int) -> Any:
-    from ase.io.extxyz import read_xyz
+    import ase.io
 
     with path.open("rb") as file:
         file.seek(starts[index])
-        text = file.read(starts[index + 1] - starts[index]).decode()
-    return next(iter(read_xyz(io.StringIO(text), index=0)))
+        return ase.io.read(io.StringIO(file.read(starts[index + 1] - starts[index]).decode()), format="extxyz")
 
 
 def _reach_hdf5(path: Path) -> Reached:
@@ -94,26 +93,23 @@ def _read_hdf5(path: Path, ends: Sequence[int], index: int) -> Any:
 
 def _reach_aselmdb(path: Path) -> Reached:
     """What fairchem trains from: rows of ASE's database, compressed JSON each, under their numbers in an LMDB."""
-    last, deleted = _in_lmdb(path, "nextid"), set(_in_lmdb(path, "deleted_ids") or ())
-    ids = array("q", (number for number in range(1, last) if number not in deleted))
-    return Reached(len(ids), partial(_read_aselmdb, path, ids))
+    deleted = set(_in_lmdb(path, "deleted_ids") or ())
+    ids = array("q", (number for number in range(1, _in_lmdb(path, "nextid")) if number not in deleted))
+    return Reached(len(ids), partial(_read_row, partial(_row_in_lmdb, path), ids))
 
 
-def _read_aselmdb(path: Path, ids: Sequence[int], index: int) -> Any:
+def _row_in_lmdb(path: Path, number: int) -> Any:
     from ase.db.row import AtomsRow
 
-    return _of_row(AtomsRow({"id": ids[index], **_in_lmdb(path, str(ids[index]))}))
+    return AtomsRow({"id": number, **_in_lmdb(path, number)})
 
 
-def _in_lmdb(path: Path, key: str) -> Any:
+def _in_lmdb(path: Path, key: str | int) -> Any:
     import lmdb
     from ase.io.jsonio import decode
 
-    with (
-        lmdb.open(str(path), subdir=False, readonly=True, lock=False, readahead=False) as file,
-        file.begin() as reading,
-    ):
-        found = reading.get(key.encode())
+    with lmdb.open(str(path), subdir=False, readonly=True, lock=False) as file, file.begin() as reading:
+        found = reading.get(str(key).encode())
         return None if found is None else decode(zlib.decompress(found).decode())
 
 
@@ -122,42 +118,24 @@ def _reach_db(path: Path) -> Reached:
 
     rows = ase.db.connect(path)
     ids = array("q", (row.id for row in rows.select(columns=["id"], include_data=False)))
-    return Reached(len(ids), partial(_read_db, path, ids))
+    return Reached(len(ids), partial(_read_row, rows.get, ids))
 
 
-def _read_db(path: Path, ids: Sequence[int], index: int) -> Any:
-    import ase.db
-
-    return _of_row(ase.db.connect(path).get(id=ids[index]))
-
-
-def _of_row(row: Any) -> Any:
+def _read_row(row_of: Callable[[int], Any], ids: Sequence[int], index: int) -> Any:
+    row = row_of(ids[index])
     atoms = row.toatoms()
     atoms.info = {**row.key_value_pairs, **row.data}
     return atoms
 
 
 def _reach_trajectory(path: Path) -> Reached:
+    import ase.io
     from ase.io.trajectory import Trajectory
 
     with Trajectory(path) as steps:
-        return Reached(len(steps), partial(_read_trajectory, path))
+        return Reached(len(steps), partial(ase.io.read, path))
 
 
-def _read_trajectory(path: Path, index: int) -> Any:
-    from ase.io.trajectory import Trajectory
-
-    with Trajectory(path) as steps:
-        return steps[index]
-
-
-_OPENERS = {
-    ".xyz": _reach_xyz,
-    ".extxyz": _reach_xyz,
-    ".h5": _reach_hdf5,
-    ".hdf5": _reach_hdf5,
-    ".aselmdb": _reach_aselmdb,
-    ".db": _reach_db,
-    ".traj": _reach_trajectory,
-}
+_OPENERS = {".xyz": _reach_xyz, ".extxyz": _reach_xyz, ".h5": _reach_hdf5, ".hdf5": _reach_hdf5}
+_OPENERS |= {".aselmdb": _reach_aselmdb, ".db": _reach_db, ".traj": _reach_trajectory}
 SUFFIXES = tuple(_OPENERS)

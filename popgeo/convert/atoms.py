@@ -1,8 +1,9 @@
 """Structures of atoms as graphs, out of files of any size, with the pairs within a cutoff listed once."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -16,14 +17,11 @@ from popgeo.convert.atom_files import SUFFIXES, reach
 _LIMITS = {"energy": (1e6, "eV an atom"), "forces": (1e5, "eV/angstrom"), "stress": (1e3, "eV/angstrom^3")}
 _TAKEN = {name: (name, f"REF_{name}") for name in _LIMITS} | {"weight": ("weight", "config_weight"), "head": ("head",)}
 _CLOSEST = 0.1  # angstrom
+Keys: TypeAlias = Mapping[str, str | None]
 
 
 def read_atoms(
-    path: str | Path,
-    *,
-    cutoff: float | None = None,
-    double: bool = False,
-    keys: Mapping[str, str | None] | None = None,
+    path: str | Path, *, cutoff: float | None = None, double: bool = False, keys: Keys | None = None
 ) -> ConcatDataset[Data]:
     """The structures of a file, each read when it is asked for: a dataset for loaders and for `popgeo.data.write`.
 
@@ -53,18 +51,17 @@ def read_atoms(
         ...     read_atoms(f"{folder}/water.xyz")[0].z
         tensor([8, 1, 1])
     """
-    files = [Path(path)]
-    if files[0].is_dir():
-        files = sorted(one for one in files[0].iterdir() if one.suffix in SUFFIXES)
-        if not files:
-            raise ValueError(f"{path} has no file with one of the endings {SUFFIXES}.")
+    path = Path(path)
+    files = sorted(one for one in path.iterdir() if one.suffix in SUFFIXES) if path.is_dir() else [path]
+    if not files:
+        raise ValueError(f"{path} has no file with one of the endings {SUFFIXES}.")
     return ConcatDataset([AtomsFile(file, cutoff, double, keys or {}) for file in files])
 
 
 class AtomsFile(Dataset[Data]):
     """One file of `read_atoms`, with its arguments, each structure read when it is asked for."""
 
-    def __init__(self, path: Path, cutoff: float | None, double: bool, keys: Mapping[str, str | None]) -> None:
+    def __init__(self, path: Path, cutoff: float | None, double: bool, keys: Keys) -> None:
         self.path, self.cutoff, self.double, self.asked = path, cutoff, double, keys
         self.file = reach(path)
         self.names = names_in(self.file.read(0), keys, f"{path}, structure 0")
@@ -80,9 +77,7 @@ class AtomsFile(Dataset[Data]):
         return as_graph(atoms, self.names, where, cutoff=self.cutoff, double=self.double)
 
 
-def names_in(
-    atoms: Any, asked: Mapping[str, str | None], where: str, first: Mapping[str, str] | None = None
-) -> dict[str, str]:
+def names_in(atoms: Any, asked: Keys, where: str, first: Mapping[str, str] | None = None) -> dict[str, str]:
     """What a file calls each attribute that is taken from it.
 
     Raises:
@@ -125,17 +120,9 @@ def as_graph(
     Raises:
         ValueError: a number is not finite or in an impossible unit, or two atoms stand in one place.
     """
-    dtype = torch.float64 if double else torch.float32
-
-    def number(values: Any) -> Tensor:
-        return torch.as_tensor(np.asarray(values), dtype=dtype)
-
-    data = Data(
-        z=torch.from_numpy(atoms.numbers.astype(np.int64)),
-        pos=number(atoms.positions),
-        cell=number(atoms.cell.array)[None],
-        pbc=torch.from_numpy(atoms.pbc.copy())[None],
-    )
+    number = partial(torch.tensor, dtype=torch.float64 if double else torch.float32)
+    data = Data(z=torch.from_numpy(atoms.numbers.astype(np.int64)), pos=number(atoms.positions))
+    data.cell, data.pbc = number(atoms.cell.array)[None], torch.from_numpy(atoms.pbc.copy())[None]
     said = _said(atoms)
     for name, called in names.items():
         value = said.get(called, 1.0)  # a weight that is not said is 1
@@ -143,12 +130,12 @@ def as_graph(
             data[name] = str(value)
             continue
         values = _checked(name, called, np.asarray(value), atoms, where)
-        whole = values.dtype.kind in "iub" and name not in _TAKEN
         values = values if called in atoms.arrays or name == "forces" else values[None]
+        whole = values.dtype.kind in "iub" and name not in _TAKEN
         data[name] = torch.from_numpy(values.astype(np.int64)) if whole else number(values)
     if cutoff is not None:
         data.edge_index, shift = list_pairs(atoms.positions, atoms.cell.array, atoms.pbc, cutoff)
-        data.edge_shift = shift.to(dtype)
+        data.edge_shift = shift.to(data.pos)
         source, destination = atoms.positions[data.edge_index]
         if (near := np.linalg.norm(source + shift.numpy() - destination, axis=1).min(initial=1)) < _CLOSEST:
             raise ValueError(f"{where} has two atoms {near:.3g} angstrom from each other. Is it another unit?")
