@@ -3,10 +3,8 @@
 import io
 import zlib
 from array import array
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +27,7 @@ def reach(path: Path) -> Reached:
     try:
         reached = _OPENERS.get(path.suffix, _reach_any)(path)
     except ImportError as error:
-        raise ValueError(f"Reading {path} needs {error.name}: pip install 'popgeo[atoms]'.") from error
+        raise ValueError(f"Reading {path} needs {error.name}: pip install 'popgeo[potentials]'.") from error
     except Exception as error:  # what is damaged may break a reader of others in any way
         raise ValueError(f"{path} cannot be read: {error!r}. Check the file and its ending.") from error
     if not reached.count:
@@ -65,21 +63,20 @@ def _read_xyz(path: Path, starts: Sequence[int], index: int) -> Any:
 
 
 def _reach_hdf5(path: Path) -> Reached:
-    """What MACE's `preprocess_data` writes: a group a structure, in groups of several."""
+    """What MACE's `preprocess_data` writes: a group a structure, in groups of equally many."""
     import h5py
 
     with h5py.File(path, "r") as file:
-        ends = list(accumulate(len(file[f"config_batch_{number}"]) for number in range(len(file))))
-    return Reached(ends[-1], partial(_read_hdf5, path, ends))
+        size, count = len(file["config_batch_0"]), sum(len(file[f"config_batch_{n}"]) for n in range(len(file)))
+    return Reached(count, partial(_read_hdf5, path, size))
 
 
-def _read_hdf5(path: Path, ends: Sequence[int], index: int) -> Any:
+def _read_hdf5(path: Path, size: int, index: int) -> Any:
     import h5py
     from ase import Atoms
 
-    number = bisect_right(ends, index)
     with h5py.File(path, "r") as file:
-        group = file[f"config_batch_{number}"][f"config_{index - (ends[number - 1] if number else 0)}"]
+        group = file[f"config_batch_{index // size}"][f"config_{index % size}"]
         data = {**group, **group["properties"]}
         known = {name: data[name][()] for name in data if isinstance(data[name], h5py.Dataset)}
     known = {name: value for name, value in known.items() if not (isinstance(value, bytes) and value == b"None")}

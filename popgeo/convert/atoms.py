@@ -64,20 +64,25 @@ class AtomsFile(Dataset[Data]):
     def __init__(self, path: Path, cutoff: float | None, double: bool, keys: Keys) -> None:
         self.path, self.cutoff, self.double, self.asked = path, cutoff, double, keys
         self.file = reach(path)
-        self.names = names_in(self.file.read(0), keys, f"{path}, structure 0")
+        self.names: dict[str, str] | None = None
+        self.names = self._read(0)[1]
 
     def __len__(self) -> int:
         return self.file.count
 
     def __getitem__(self, index: int) -> Data:
-        if not 0 <= index < len(self):
-            raise IndexError(f"{self.path} has {len(self)} structures; there is no {index}.")
-        where, atoms = f"{self.path}, structure {index}", self.file.read(index)
-        names_in(atoms, self.asked, where, self.names)
-        return as_graph(atoms, self.names, where, cutoff=self.cutoff, double=self.double)
+        return self._read(index)[0]
+
+    def _read(self, index: int) -> tuple[Data, dict[str, str]]:
+        try:
+            atoms = self.file.read(index)
+            names = names_in(atoms, self.asked, self.names)
+            return as_graph(atoms, names, cutoff=self.cutoff, double=self.double), names
+        except ValueError as error:
+            raise ValueError(f"{self.path}, structure {index}: {error}") from error
 
 
-def names_in(atoms: Any, asked: Keys, where: str, first: Mapping[str, str] | None = None) -> dict[str, str]:
+def names_in(atoms: Any, asked: Keys, first: Mapping[str, str] | None = None) -> dict[str, str]:
     """What a file calls each attribute that is taken from it.
 
     Raises:
@@ -86,7 +91,7 @@ def names_in(atoms: Any, asked: Keys, where: str, first: Mapping[str, str] | Non
     there = _said(atoms)
     names = {name: called for name, called in asked.items() if called is not None}
     if missing := sorted({called for name, called in names.items() if name != "weight"} - there.keys()):
-        raise ValueError(f"{where} has no {missing}; it has {sorted(there)}. Correct the keys.")
+        raise ValueError(f"it has no {missing}, but {sorted(there)}. Correct the keys.")
     for name in _TAKEN.keys() - asked.keys():
         found = [called for called in _TAKEN[name] if called in there]
         ending = [called for called in there if called.endswith(f"_{name}") and called != "free_energy"]
@@ -94,14 +99,14 @@ def names_in(atoms: Any, asked: Keys, where: str, first: Mapping[str, str] | Non
             names[name] = found[0]
         elif found or (name in _LIMITS and ending):
             raise ValueError(
-                f"{where} has {sorted(found or ending)}: pass keys={{{name!r}: ...}} with the one that is meant "
-                f"(--key {name}=...), or None to leave it out."
+                f"it has {sorted(found or ending)}. Pass keys={{{name!r}: ...}} (--key {name}=...) with the one meant, "
+                f"or None to leave it out."
             )
     if first is not None and names != first:
         name = min(name for name in {*names, *first} if names.get(name) != first.get(name))
         raise ValueError(
-            f"{where} has {names.get(name, 'nothing')!r} as {name}, the first has {first.get(name, 'nothing')!r}. All "
-            f"must have it, or none: pass keys={{{name!r}: None}} (--key {name}=) to leave it out."
+            f"it has {names.get(name, 'nothing')!r} as {name}, the first has {first.get(name, 'nothing')!r}. Pass "
+            f"keys={{{name!r}: None}} (--key {name}=) to leave it out."
         )
     return names
 
@@ -112,9 +117,7 @@ def _said(atoms: Any) -> dict[str, Any]:
     return {**atoms.info, **atoms.arrays, **{name: value for name, value in results.items() if value is not None}}
 
 
-def as_graph(
-    atoms: Any, names: Mapping[str, str], where: str, *, cutoff: float | None = None, double: bool = False
-) -> Data:
+def as_graph(atoms: Any, names: Mapping[str, str], *, cutoff: float | None = None, double: bool = False) -> Data:
     """One configuration, an `Atoms` of ASE, as `read_atoms` describes.
 
     Raises:
@@ -129,7 +132,7 @@ def as_graph(
         if isinstance(value, str) or name == "head":
             data[name] = str(value)
             continue
-        values = _checked(name, called, np.asarray(value), atoms, where)
+        values = _checked(name, called, np.asarray(value), atoms)
         values = values if called in atoms.arrays or name == "forces" else values[None]
         whole = values.dtype.kind in "iub" and name not in _TAKEN
         data[name] = torch.from_numpy(values.astype(np.int64)) if whole else number(values)
@@ -138,11 +141,11 @@ def as_graph(
         data.edge_shift = shift.to(data.pos)
         source, destination = atoms.positions[data.edge_index]
         if (near := np.linalg.norm(source + shift.numpy() - destination, axis=1).min(initial=1)) < _CLOSEST:
-            raise ValueError(f"{where} has two atoms {near:.3g} angstrom from each other. Is it another unit?")
+            raise ValueError(f"it has two atoms {near:.3g} angstrom from each other. Is it another unit?")
     return data
 
 
-def _checked(name: str, called: str, values: np.ndarray, atoms: Any, where: str) -> np.ndarray:
+def _checked(name: str, called: str, values: np.ndarray, atoms: Any) -> np.ndarray:
     """Values of the right shape, stress in Voigt's order.
 
     Raises:
@@ -150,7 +153,7 @@ def _checked(name: str, called: str, values: np.ndarray, atoms: Any, where: str)
     """
     limit, unit = _LIMITS.get(name, (np.inf, ""))
     if values.dtype.kind not in "iubf" or not np.isfinite(values).all():
-        raise ValueError(f"{where} has {called} that is no finite number. Correct or leave out the structure.")
+        raise ValueError(f"it has {called} that is no finite number. Correct it or leave the structure out.")
     if name == "stress":
         values = values.reshape(9)[[0, 4, 8, 5, 2, 1]] if values.size == 9 else values.reshape(6)
         if "virial" in called.lower():  # the stress times the volume, with the other sign
@@ -160,8 +163,8 @@ def _checked(name: str, called: str, values: np.ndarray, atoms: Any, where: str)
     largest = np.abs(values).max(initial=0) / (len(atoms) if name == "energy" else 1)
     if largest > limit:
         raise ValueError(
-            f"{where} has {called} of {largest:.3g} {unit}, and more than {limit:.0e} cannot be. Convert its unit, or "
-            f"leave the structure out."
+            f"it has {called} of {largest:.3g} {unit}; more than {limit:.0e} cannot be. Convert its unit, or leave the "
+            f"structure out."
         )
     return values
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 _ROWS_AT_ONCE = 4096
+_OF_ATOM = ("GetDegree", "GetFormalCharge", "GetTotalNumHs", "GetIsAromatic", "IsInRing", "GetChiralTag")
 
 
 def read_smiles(
@@ -97,17 +98,7 @@ def _place(molecule: Any, seed: int) -> Tensor | None:
 
 
 def _graph(molecule: Any, smiles: str, y: Any, pos: Tensor | None) -> Data:
-    atoms = [
-        (
-            atom.GetDegree(),
-            atom.GetFormalCharge(),
-            atom.GetTotalNumHs(),
-            int(atom.GetIsAromatic()),
-            int(atom.IsInRing()),
-            int(atom.GetChiralTag()),
-        )
-        for atom in molecule.GetAtoms()
-    ]
+    atoms = [[int(getattr(atom, name)()) for name in _OF_ATOM] for atom in molecule.GetAtoms()]
     ends, bonds = [], []
     for bond in molecule.GetBonds():
         order = 4 if bond.GetIsAromatic() else int(bond.GetBondTypeAsDouble())

@@ -93,11 +93,9 @@ def _level(name: str, array: np.ndarray, sizes: Mapping[str, int], levels: Mappi
             return level
     fits = [level for level, size in sizes.items() if array.ndim and len(array) == size]
     if len(fits) != 1:
-        found = (
-            f"as many as {' and '.join(f'{level}s' for level in fits)}" if fits else f"as many as none of {dict(sizes)}"
-        )
+        found = " and ".join(f"{level}s" for level in fits) or f"none of {dict(sizes)}"
         raise ValueError(
-            f"{name} has shape {array.shape}: its rows are {found}. Pass levels={{{name!r}: ...}} with 'node', 'edge' "
-            "or 'graph'."
+            f"{name} has shape {array.shape}: its rows are as many as {found}. Pass levels={{{name!r}: ...}} with "
+            "'node', 'edge' or 'graph'."
         )
     return fits[0]

@@ -152,7 +152,7 @@ class FixedSizeModel(ModelInterface):
         if (num_nodes, num_edges) != (nodes, edges):
             warnings.warn(
                 f"A system has {most[0]} atoms and {most[1]} edges, more than a batch of {nodes} nodes and {edges} "
-                f"edges holds. It has {num_nodes} and {num_edges} from here on, for which the model is compiled anew; pass "
+                f"edges holds. It has {num_nodes} and {num_edges} from here on, and the model is compiled anew; pass "
                 f"num_nodes={num_nodes}, num_edges={num_edges} to avoid that.",
                 stacklevel=4,
             )

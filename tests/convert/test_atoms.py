@@ -143,7 +143,7 @@ def test_labels_have_the_names_that_the_file_says_or_that_are_asked_for(tmp_path
     (path,) = [save(tmp_path / "ref.xyz", frames(prefix="REF_"))]
     assert read_atoms(path)[1].energy.tolist() == [-2.0]
     other = save(tmp_path / "dft.xyz", frames(prefix="dft_"))
-    with pytest.raises(ValueError, match=r"has \['dft_(energy|forces)'\]: pass keys"):
+    with pytest.raises(ValueError, match=r"has \['dft_(energy|forces)'\]. Pass keys"):
         read_atoms(other)
     keys = {"energy": "dft_energy", "forces": "dft_forces", "weight": "config_weight"}
     assert read_atoms(other, keys=keys)[2].energy.tolist() == [-3.0]
@@ -154,7 +154,7 @@ def test_labels_have_the_names_that_the_file_says_or_that_are_asked_for(tmp_path
     both = frames()
     for atoms in both:
         atoms.info["REF_energy"] = 1.0
-    with pytest.raises(ValueError, match=r"has \['REF_energy', 'energy'\]: pass keys"):
+    with pytest.raises(ValueError, match=r"has \['REF_energy', 'energy'\]. Pass keys"):
         read_atoms(save(tmp_path / "both.xyz", both))
 
 
@@ -174,15 +174,19 @@ def test_virials_become_the_stress_and_a_tensor_voigts_order(tmp_path):
     [
         (
             lambda atoms: atoms.calc.results.pop("forces"),
-            r"structure 2 has 'nothing' as forces, the first has 'forces'",
+            r"structure 2: it has 'nothing' as forces, the first has 'forces'",
         ),
-        (lambda atoms: atoms.calc.results["forces"].fill(1e6), r"structure 2 has forces of 1e\+06 eV/angstrom"),
-        (lambda atoms: atoms.calc.results.update(energy=1e9), r"structure 2 has energy of 5e\+08 eV an atom"),
-        (lambda atoms: atoms.calc.results.update(energy=np.nan), "structure 2 has energy that is no finite number"),
-        (lambda atoms: atoms.positions.fill(0.0), "structure 2 has two atoms 0 angstrom from each other"),
-        (lambda atoms: atoms.info.update(config_weight=2.0), "structure 2 has 'config_weight' as weight, the first"),
+        (lambda atoms: atoms.calc.results["forces"].fill(1e6), r"structure 2: it has forces of 1e\+06 eV/angstrom"),
+        (lambda atoms: atoms.calc.results.update(energy=1e9), r"structure 2: it has energy of 5e\+08 eV an atom"),
+        (lambda atoms: atoms.calc.results.update(energy=np.nan), "structure 2: it has energy that is no finite number"),
+        (lambda atoms: atoms.calc.results.update(stress=np.zeros(4)), "structure 2: .*9-long"),
+        (lambda atoms: atoms.positions.fill(0.0), "structure 2: it has two atoms 0 angstrom from each other"),
+        (
+            lambda atoms: atoms.info.update(config_weight=2.0),
+            "structure 2: it has 'config_weight' as weight",
+        ),
     ],
-    ids=["missing", "forces", "energy", "nan", "one place", "weight"],
+    ids=["missing", "forces", "energy", "nan", "shape", "one place", "weight"],
 )
 def test_what_cannot_be_is_refused_with_its_index(tmp_path, capsys, change, message):
     pytest.importorskip("vesin")
@@ -205,7 +209,7 @@ def test_a_damaged_file_and_an_empty_one_are_said(tmp_path):
         (tmp_path / name).write_text(content)
         with pytest.raises(ValueError, match=f"{name} (cannot be read|holds no structure)|needs"):
             read_atoms(tmp_path / name)
-    with pytest.raises(ValueError, match=r"has no \['e'\]; it has"):
+    with pytest.raises(ValueError, match=r"structure 0: it has no \['e'\], but"):
         read_atoms(save(tmp_path / "b.xyz", frames()), keys={"energy": "e"})
     (tmp_path / "none").mkdir()
     with pytest.raises(ValueError, match="has no file with one of"):
