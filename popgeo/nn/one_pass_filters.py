@@ -59,8 +59,11 @@ class OnePassFilters:
     network: FilterNetwork
     column: DistanceColumn
 
-    def convolve(self, x: Tensor) -> Tensor:
-        """Sums x_j * w_ij over the neighbours j of each atom i. [num_nodes, channels] -> the same shape"""
+    def convolve(self, x: Tensor, direction: Tensor | None = None) -> Tensor:
+        """Sums x_j * w_ij over the neighbours j of each atom i; with directions, messages of scalars and vectors.
+
+        [num_nodes, channels] -> the same shape, or [num_nodes, 5 * channels] -> [num_nodes, 4 * channels]
+        """
         column, edges = self.column, self.column.edges
         return interaction(
             x,
@@ -71,19 +74,22 @@ class OnePassFilters:
             column.expansion,
             column.gaussians,
             column.envelope,
+            direction=direction,
             half_list=edges.half_list,
             plan=column.plan,
         )
 
 
 def filter_network_of(module: nn.Module) -> FilterNetwork | None:
-    """The network that a sequence of linear layers with one activation between them is; None for other modules.
+    """The network that a linear layer is, or a sequence of them with one activation between; None for other modules.
 
     Example:
         >>> network = filter_network_of(nn.Sequential(nn.Linear(4, 8), nn.SiLU(), nn.Linear(8, 2)))
         >>> len(network.weights), network.activation.name
         (2, 'SILU')
     """
+    if type(module) is nn.Linear:
+        module = nn.Sequential(module)
     if type(module) is not nn.Sequential or len(module) % 2 == 0 or len(module) > 2 * MAX_LAYERS - 1:
         return None
     layers, between = [one for one in module if type(one) is nn.Linear], list(module)[1::2]

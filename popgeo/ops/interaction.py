@@ -1,4 +1,4 @@
-"""From distances to messages in one pass over the edges: SchNet's interaction, forward and backward."""
+"""From distances to messages in one pass over the edges: SchNet's and PaiNN's interactions, forward and backward."""
 
 from dataclasses import dataclass
 
@@ -81,6 +81,7 @@ def interaction(
     gaussians: Gaussians | None = None,
     envelope: Tensor | None = None,
     *,
+    direction: Tensor | None = None,
     half_list: bool = False,
     plan: InteractionPlan | None = None,
 ) -> Tensor:
@@ -93,8 +94,12 @@ def interaction(
     number of threads. A captured graph holds it as one operation. Elsewhere, for third derivatives, and for second ones
     by weights alone, it is what plain torch computes.
 
+    With directions messages are of scalars and vectors, eq. 7 and 8 of PaiNN (arXiv:2102.03150): a third of the filters'
+    channels is for each of scalars, vectors, and scalars that become vectors along the edge.
+
     Args:
-        x: Features of the sources. [num_sources, channels]
+        x: Features of the sources. [num_sources, channels]; with directions the scalars, the three axes of the vectors,
+            and what goes along the edge, side by side. [num_sources, 5 * channels / 3]
         src: Source of each edge. [num_edges]
         dst: Destination of each edge. [num_edges]
         num_nodes: Rows of the result; never read from `dst`, so the shape is static.
@@ -102,11 +107,13 @@ def interaction(
         expansion: Inputs of the network, or distances where Gaussians expand them. [num_edges, in] or [num_edges]
         gaussians: What expands distances.
         envelope: Factor of each filter. [num_edges]
+        direction: Unit vector from the destination to the source, turned around for the way back. [num_edges, 3]
         half_list: Each edge stands for both directions: messages also go from `dst` to `src`, by the same filter.
         plan: Of these edges, made once and reused by every layer; without it each call makes its own.
 
     Returns:
-        Summed messages; zero where no edge arrives. [num_nodes, channels]
+        Summed messages; zero where no edge arrives. [num_nodes, channels]; with directions scalars and the three axes
+        of vectors. [num_nodes, 4 * channels / 3]
 
     Raises:
         ValueError: shapes do not fit, or an index is out of range.
@@ -131,6 +138,7 @@ def interaction(
         half_list,
         None if gaussians is None else gaussians.centres,
         0.0 if gaussians is None else gaussians.width,
+        direction=direction,
     )
     _check(call)
     # The derivative by a centre is asked for by nobody; the definition has it.
@@ -172,9 +180,14 @@ def _check(call: Call) -> None:
     check_index("src", call.src, num_edges, x)
     check_index("dst", call.dst, num_edges, x)
     channels, inputs = call.weights[-1].shape[0], call.weights[0].shape[1]
-    if x.dim() != 2 or x.shape[1] != channels:
+    width = channels if call.direction is None else channels // 3 * 5
+    if x.dim() != 2 or x.shape[1] != width or (call.direction is not None and channels % 3):
         raise ValueError(
-            f"x has shape {tuple(x.shape)}; the network makes filters of {channels} channels: [n, {channels}]."
+            f"x has shape {tuple(x.shape)}; the network makes filters of {channels} channels: [n, {width}]."
+        )
+    if call.direction is not None and call.direction.shape != (num_edges, 3):
+        raise ValueError(
+            f"direction has shape {tuple(call.direction.shape)}; pass one vector for each edge: ({num_edges}, 3)."
         )
     wanted = (num_edges,) if centres is not None else (num_edges, inputs)
     if call.expansion.shape != wanted:

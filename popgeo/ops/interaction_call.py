@@ -2,7 +2,7 @@
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +19,7 @@ from popgeo.ops.refusals import refuse_index
 GROUP = 8  # interaction.h: filters are made for as many edges at once
 _INT = ctypes.c_int64
 _pack_plan = struct.Struct("8q").pack  # InteractionPlanCall of interaction_plan.cpp
-_pack_call = struct.Struct("23qd24q").pack  # InteractionCall of interaction.h
+_pack_call = struct.Struct("26qd24q").pack  # InteractionCall of interaction.h
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Call:
         centres: Of the Gaussians. [inputs]
         width: What the square of the distance from a centre is multiplied with; negative.
         plan: From `make_plan`.
+        direction: Of each edge, from its receiver to its source: messages are then of scalars and vectors.
+            [num_edges, 3]
     """
 
     x: Tensor
@@ -55,11 +57,12 @@ class Call:
     centres: Tensor | None = None
     width: float = 0.0
     plan: Tensor | None = None
+    direction: Tensor | None = None
 
     @property
     def tensors(self) -> list[Tensor | None]:
-        """What it may be differentiated by: features, expansion, envelope, weights, biases."""
-        return [self.x, self.expansion, self.envelope, *self.weights, *self.biases]
+        """What it may be differentiated by: features, expansion, envelope, direction, weights, biases."""
+        return [self.x, self.expansion, self.envelope, self.direction, *self.weights, *self.biases]
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -68,9 +71,10 @@ class Call:
 
     def of(self, tensors: Sequence[Any]) -> "Call":
         """The same call on other `tensors`."""
-        x, expansion, envelope, *layers = tensors
+        x, expansion, envelope, direction, *layers = tensors
         weights, biases = layers[: len(self.weights)], layers[len(self.weights) :]
-        return replace(self, x=x, expansion=expansion, envelope=envelope, weights=weights, biases=biases)
+        data = {"x": x, "expansion": expansion, "envelope": envelope, "direction": direction}
+        return replace(self, **data, weights=weights, biases=biases)
 
     def planned(self, plan: Tensor) -> "Call":
         """The same call with a plan."""
@@ -85,8 +89,15 @@ class Call:
         w = network(rows)  # [num_edges, channels]
         if self.envelope is not None:
             w = w * (self.envelope.unsqueeze(1) if self.envelope.dim() == 1 else self.envelope)
-        message = cfconv(self.x, w, self.src, self.dst, self.num_nodes)
-        return message + cfconv(self.x, w, self.dst, self.src, self.num_nodes) if self.half_list else message
+
+        def convolve(x: Tensor, w: Tensor, odd: bool = False) -> Tensor:
+            message = cfconv(x, w, self.src, self.dst, self.num_nodes)
+            if not self.half_list:
+                return message
+            back = cfconv(x, w, self.dst, self.src, self.num_nodes)
+            return message - back if odd else message + back
+
+        return convolve(self.x, w) if self.direction is None else vector_messages(convolve, self.x, w, self.direction)
 
     def gradients(self, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
         """The wanted ones of the gradients by `tensors` of the definition, from that of the sums.
@@ -165,15 +176,16 @@ class Call:
             out: Where the sums go, or the gradient of `x`; None where nobody asks for that.
             filters: What the forward pass leaves for the backward one. `filters_shape`
             grad: Of the sums, for the backward pass. [num_rows, channels]
-            grads: Where the gradients of the expansion, the envelope, and each layer's weight and bias go.
+            grads: Where the gradients of the expansion, the envelope, the direction, and each layer's weight and bias
+                go.
             workspace: At least `workspace_size` numbers.
-            along: In the second backward pass, the gradients of those of `x`, the expansion and the envelope.
+            along: In the second backward pass, the gradients of those of `x`, expansion, envelope and direction.
             to_grad: Where the gradient of `grad` goes.
             num_threads: How many threads may work on it; the bits are the same for any number.
         """
-        missing: list[Tensor | None] = [None] * (2 + 2 * len(self.weights) - len(grads))
-        to_expansion, to_envelope, *to_layers = [*grads, *missing]
-        data = self.plan, self.x, grad, out, filters, self.expansion, self.centres, self.envelope
+        missing: list[Tensor | None] = [None] * (3 + 2 * len(self.weights) - len(grads))
+        to_edges, to_layers = [*grads, *missing][:3], [*grads, *missing][3:]
+        data = self.plan, self.x, grad, out, filters, self.expansion, self.centres, self.envelope, self.direction
         layers: list[int] = []
         for weight, bias, to_weight, to_bias in zip(
             self.weights, self.biases, to_layers[::2], to_layers[1::2], strict=True
@@ -181,8 +193,8 @@ class Call:
             layers += map(pointer, (weight, bias, to_weight, to_bias))
             layers += [weight.shape[1], weight.shape[0]]
         layers += [0] * (6 * MAX_LAYERS - len(layers))
-        directions = (None,) * 3 if along is None else along
-        pointers = map(pointer, (*data, to_expansion, to_envelope, workspace, *directions, to_grad))
+        ways = (None,) * 4 if along is None else along
+        pointers = map(pointer, (*data, *to_edges, workspace, *ways, to_grad))
         sizes = self.src.shape[0], self.x.shape[0], self.num_nodes
         choices = int(self.half_list), int(self.activation), len(self.weights), num_threads, int(along is not None)
         return _pack_call(*pointers, *sizes, *choices, self.width, *layers)
@@ -191,7 +203,7 @@ class Call:
         """Numbers that a call needs to work in, forward or backward, or in the second backward pass."""
         native = library.packed("popgeo_interaction_workspace")
         assert native is not None
-        return native(self.pack(num_threads=num_threads, along=(None,) * 3 if is_second else None))
+        return native(self.pack(num_threads=num_threads, along=(None,) * 4 if is_second else None))
 
     def workspace(self, num_threads: int, *, is_second: bool = False) -> Tensor:
         """Memory to work in."""
@@ -199,7 +211,31 @@ class Call:
 
     def empty_filters(self) -> Tensor:
         """Memory for the filters that the forward pass keeps."""
-        return self.x.new_empty(filters_shape(self.src.shape[0], self.x.shape[1]))
+        channels = self.x.shape[1]
+        if self.direction is not None:  # three sections, each on lines of its own
+            channels = 3 * 16 * -(-channels // 80)
+        return self.x.new_empty(filters_shape(self.src.shape[0], channels))
+
+
+def vector_messages(convolve: Callable[..., Tensor], x: Tensor, w: Tensor, direction: Tensor) -> Tensor:
+    """Sums of messages of scalars and of vectors, eq. 7 and 8 of PaiNN (arXiv:2102.03150).
+
+    Args:
+        convolve: Of `x` and `w`, sums x_j * w_ij over the neighbours j of each atom i; with `odd=True` filters change
+            their sign where the two ends of a half list's edge change places.
+        x: What each atom sends: scalars, vectors axis by axis, scalars that go along the edge. [num_nodes, 5 * channels]
+        w: Filters of the three. [num_edges, 3 * channels]
+        direction: Of each edge. [num_edges, 3]
+
+    Returns:
+        Scalars, and vectors axis by axis. [num_nodes, 4 * channels]
+    """
+    w_s, w_vv, w_vs = w.chunk(3, dim=1)  # each [num_edges, channels]
+    channels = w_s.shape[1]
+    s, v, edge = x.split([channels, 3 * channels, channels], dim=1)
+    along = (direction.unsqueeze(2) * w_vs.unsqueeze(1)).flatten(1)  # [num_edges, 3 * channels]
+    vectors = convolve(v, w_vv.repeat(1, 3)) + convolve(edge.repeat(1, 3), along, odd=True)
+    return torch.cat([convolve(s, w_s), vectors], dim=1)
 
 
 def _autograd_again() -> AbstractContextManager[Any]:

@@ -20,9 +20,10 @@ from popgeo.ops.register_op import LIBRARY, register
 # Those of `Call`, in its order.
 _ARGUMENTS = (
     "Tensor x, Tensor expansion, Tensor? envelope, Tensor[] weights, Tensor?[] biases, Tensor src, Tensor dst, "
-    "SymInt num_nodes, int activation, bool half_list, Tensor? centres, float width, Tensor? plan"
+    "SymInt num_nodes, int activation, bool half_list, Tensor? centres, float width, Tensor? plan, Tensor? direction"
 )
-NUM_ARGUMENTS = 13
+NUM_ARGUMENTS = 14
+_NUM_EDGE_TENSORS = 4  # of `Call.tensors`, before the layers'
 
 
 def interact(call: Call) -> tuple[Tensor, Tensor]:
@@ -68,21 +69,26 @@ def pack_forward(call: Call, results: Sequence[Tensor], num_threads: int) -> byt
 
 
 def pack_backward(
-    call: Call, results: Sequence[Tensor], num_threads: int, filters: Tensor, grad: Tensor, wanted: Sequence[bool]
+    call: Call,
+    results: Sequence[Tensor],
+    num_threads: int,
+    filters: Tensor,
+    grad: Tensor,
+    wanted: Sequence[bool],
+    **second: Any,
 ) -> bytes:
-    """The structure of a backward call; its results are the gradients wanted, and the working memory."""
+    """The structure of a backward call; its results are the gradients wanted, and the working memory.
+
+    `second` is what `Call.pack` takes besides in the second backward pass.
+    """
     *made, workspace = results
     given = iter(made)
-    to_x, to_expansion, to_envelope, *layers = [next(given) if is_wanted else None for is_wanted in wanted]
-    half = len(call.weights)
+    to_x, *others = [next(given) if is_wanted else None for is_wanted in wanted]
+    edges, layers, half = others[:3], others[3:], len(call.weights)
     pairs = [t for pair in zip(layers[:half], layers[half:], strict=True) for t in pair]
+    grads = [*edges, *pairs]
     return call.pack(
-        out=to_x,
-        filters=filters,
-        grad=grad,
-        grads=[to_expansion, to_envelope, *pairs],
-        workspace=workspace,
-        num_threads=num_threads,
+        out=to_x, filters=filters, grad=grad, grads=grads, workspace=workspace, num_threads=num_threads, **second
     )
 
 
@@ -97,21 +103,10 @@ def pack_second(
     wanted: Sequence[bool],
 ) -> bytes:
     """The structure of a call of the second backward pass; results as of `pack_backward`, that of `grad` first."""
-    *made, workspace = results
-    given, used = iter(made), iter(along)
-    to_grad, to_x, to_expansion, to_envelope, *layers = [next(given) if is_wanted else None for is_wanted in wanted]
-    half = len(call.weights)
-    pairs = [t for pair in zip(layers[:half], layers[half:], strict=True) for t in pair]
-    return call.pack(
-        out=to_x,
-        filters=filters,
-        grad=grad,
-        grads=[to_expansion, to_envelope, *pairs],
-        workspace=workspace,
-        along=[next(used) if is_first else None for is_first in first[:3]],
-        to_grad=to_grad,
-        num_threads=num_threads,
-    )
+    used, is_asked = iter(along), wanted[0]
+    ways = [next(used) if is_first else None for is_first in first[:_NUM_EDGE_TENSORS]]
+    to_grad, rest = (results[0], results[1:]) if is_asked else (None, results)
+    return pack_backward(call, rest, num_threads, filters, grad, wanted[1:], along=ways, to_grad=to_grad)
 
 
 class _Interaction(torch.autograd.Function):
@@ -193,7 +188,7 @@ def _second(*arguments: Any) -> list[Tensor]:
 
 def serves_second(first: Sequence[bool], along: Sequence[Any]) -> bool:
     """Whether the kernels compute the second backward pass: that of weights' gradients is the definition's."""
-    return all(t is None for t in along[sum(first[:3]) :])
+    return all(t is None for t in along[sum(first[:_NUM_EDGE_TENSORS]) :])
 
 
 def _plan(
@@ -211,7 +206,8 @@ def _empty_plan(src: Tensor, dst: Tensor, envelope: Any, distances: Any, num_sou
 
 def _empty_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     call = Call(*arguments)
-    return call.x.new_empty(call.num_nodes, call.x.shape[1]), call.empty_filters()
+    channels = call.x.shape[1] if call.direction is None else call.x.shape[1] // 5 * 4
+    return call.x.new_empty(call.num_nodes, channels), call.empty_filters()
 
 
 def _empty_backward(*arguments: Any) -> list[Tensor]:

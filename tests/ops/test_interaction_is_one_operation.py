@@ -20,7 +20,7 @@ from popgeo.ops.interaction_call import Call
 OPS = torch.ops.popgeo
 
 
-def call_of(dtype: torch.dtype, *, half_list: bool = False, by_distance: bool = False) -> Call:
+def call_of(dtype: torch.dtype, *, half_list: bool = False, by_distance: bool = False, vectors: bool = False) -> Call:
     """An interaction of seven edges between four nodes; one edge has no factor."""
     generator = torch.Generator().manual_seed(0)
 
@@ -31,7 +31,7 @@ def call_of(dtype: torch.dtype, *, half_list: bool = False, by_distance: bool = 
     envelope = normal(7)
     envelope[2] = 0
     return Call(
-        normal(4, 3),
+        normal(4, 5 if vectors else 3),
         normal(7).abs() if by_distance else normal(7, 2),
         envelope,
         [normal(5, 2), normal(3, 5)],
@@ -43,6 +43,7 @@ def call_of(dtype: torch.dtype, *, half_list: bool = False, by_distance: bool = 
         half_list,
         torch.tensor([0.0, 1.5], dtype=dtype) if by_distance else None,
         -0.5 if by_distance else 0.0,
+        direction=normal(7, 3) if vectors else None,
     )
 
 
@@ -55,9 +56,9 @@ def operate(call: Call) -> Tensor:
 
 
 @pytest.mark.parametrize("half_list", [False, True])
-@pytest.mark.parametrize("by_distance", [False, True])
-def test_its_derivatives_are_those_of_finite_differences(half_list, by_distance):
-    call = leaves_of(call_of(torch.float64, half_list=half_list, by_distance=by_distance))
+@pytest.mark.parametrize(("by_distance", "vectors"), [(False, False), (True, False), (True, True)])
+def test_its_derivatives_are_those_of_finite_differences(half_list, by_distance, vectors):
+    call = leaves_of(call_of(torch.float64, half_list=half_list, by_distance=by_distance, vectors=vectors))
     given = [t for t in call.tensors if t is not None]
 
     def of(*tensors: Tensor) -> Tensor:
@@ -69,11 +70,11 @@ def test_its_derivatives_are_those_of_finite_differences(half_list, by_distance)
 
 
 @pytest.mark.parametrize("half_list", [False, True])
-@pytest.mark.parametrize("by_distance", [False, True])
-def test_float32_gives_what_float64_gives(native, half_list, by_distance):
+@pytest.mark.parametrize(("by_distance", "vectors"), [(False, False), (True, False), (False, True)])
+def test_float32_gives_what_float64_gives(native, half_list, by_distance, vectors):
     results = []
     for dtype in (torch.float32, torch.float64):
-        call = leaves_of(call_of(dtype, half_list=half_list, by_distance=by_distance))
+        call = leaves_of(call_of(dtype, half_list=half_list, by_distance=by_distance, vectors=vectors))
         given = [t for t in call.tensors if t is not None]
         out = operate(call)
         first = torch.autograd.grad(out.square().sum(), given, create_graph=True)
@@ -84,13 +85,15 @@ def test_float32_gives_what_float64_gives(native, half_list, by_distance):
         assert_close(one.double(), other, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("wanted", [[True] * 7, [False, True, False, False, True, True, False], [True] + [False] * 6])
+@pytest.mark.parametrize(
+    "wanted", [[True] * 8, [False, True, False, True, False, True, True, False], [True] + [False] * 7]
+)
 def test_the_backward_operation_gives_the_gradients_that_are_wanted(native, wanted):
-    call = call_of(torch.float32)
+    call = call_of(torch.float32, vectors=True)
     wanted = wanted[: len(call.tensors)]
     wanted[-1] = False  # of a bias that is not there
     _, filters = OPS.interaction(*call.arguments)
-    grad = torch.linspace(-1, 1, 12).view(4, 3)
+    grad = torch.linspace(-1, 1, 16).view(4, 4)
     made = OPS.interaction_backward(*call.arguments, filters, grad, wanted)
     with torch.no_grad():
         expected = call.gradients(grad, wanted)
@@ -121,7 +124,7 @@ def test_shapes_are_known_without_data():
     with FakeTensorMode(allow_non_fake_inputs=True):
         call = call_of(torch.float32)
         out, filters = OPS.interaction(*call.arguments)
-        made = OPS.interaction_backward(*call.arguments, filters, out, [True] * 6 + [False])
+        made = OPS.interaction_backward(*call.arguments, filters, out, [t is not None for t in call.tensors])
     assert out.shape == (4, 3)
     assert [t.shape for t in made] == [t.shape for t in call.tensors if t is not None]
 
@@ -178,8 +181,8 @@ def test_what_trains_by_forces_is_written_down_as_three_operations():
 def test_the_second_backward_operation_stands_for_its_decomposition(native):
     call, grad, along = call_of(torch.float32, by_distance=True), torch.linspace(-1, 1, 12).view(4, 3), torch.ones(7)
     _, filters = OPS.interaction(*call.arguments)
-    wanted = [True] * 7 + [False]
-    first, along = [False, True, True, *[False] * 4], [along, along.cos()]
+    wanted = [True] * 4 + [False] + [True] * 3 + [False]
+    first, along = [False, True, True, *[False] * 5], [along, along.cos()]
     for given in (along, [None, along[1]], [along[0], None]):
         arguments = *call.arguments, filters, grad, first, given, wanted
         made = OPS.interaction_second(*arguments)
@@ -192,7 +195,9 @@ def test_the_second_backward_operation_stands_for_its_decomposition(native):
         assert [t.shape for t in OPS.interaction_second(*arguments)] == [t.shape for t in made]
 
 
-def wide_call(dtype: torch.dtype, *, half_list: bool, centres: int, layers: int, activation: Activation) -> Call:
+def wide_call(
+    dtype: torch.dtype, *, half_list: bool, centres: int, layers: int, activation: Activation, vectors: bool = False
+) -> Call:
     """An interaction of several blocks of edges, of which some lie where most Gaussians are 0."""
     generator = torch.Generator().manual_seed(0)
 
@@ -200,37 +205,38 @@ def wide_call(dtype: torch.dtype, *, half_list: bool, centres: int, layers: int,
         return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
     inputs, widths = centres or 5, [19] * (layers - 1)
-    widths = [inputs, *widths, 20]
+    widths = [inputs, *widths, 60 if vectors else 20]
     weights = [normal(b, a) / a**0.5 for a, b in itertools.pairwise(widths)]
     src, dst = torch.randint(40, (2, 300), generator=generator)
     return Call(
-        normal(40, 20), 3 * normal(300).abs() if centres else normal(300, inputs), normal(300), weights,
+        normal(40, 100 if vectors else 20), 3 * normal(300).abs() if centres else normal(300, inputs), normal(300), weights,
         [normal(width) for width in widths[1:]], src, dst, 40, int(activation), half_list,
-        torch.linspace(0, 8, centres).to(dtype) if centres else None, -1.5 if centres else 0.0,
+        torch.linspace(0, 8, centres).to(dtype) if centres else None, -1.5 if centres else 0.0, direction=normal(300, 3) if vectors else None,
     )  # fmt: skip
 
 
 def second_gradients_of(call: Call) -> list[Tensor]:
-    """Derivatives of the gradients by features, expansion and envelope, by all there is."""
+    """Derivatives of the gradients by features, expansion, envelope and directions, by all there is."""
     call = leaves_of(call)
     out = operate(call)
     grad = torch.linspace(-3, 3, out.numel(), dtype=out.dtype).view_as(out).sin().requires_grad_()
-    first = torch.autograd.grad(out, [call.x, call.expansion, call.envelope], grad, create_graph=True)
+    by = [t for t in call.tensors[:4] if t is not None]
+    first = torch.autograd.grad(out, by, grad, create_graph=True)
     total = sum((one * one.detach().cos()).sum() for one in first)
-    return list(torch.autograd.grad(total, [grad, *call.tensors]))
+    return list(torch.autograd.grad(total, [grad, *(t for t in call.tensors if t is not None)]))
 
 
 @pytest.mark.skipif(not interaction_call.is_served(), reason="no kernels for this processor")
 @pytest.mark.parametrize("half_list", [False, True])
 @pytest.mark.parametrize("centres", [0, 20])
 @pytest.mark.parametrize("layers", [1, 2, 3])
-@pytest.mark.parametrize("activation", list(Activation))
+@pytest.mark.parametrize(("activation", "vectors"), [*((kind, False) for kind in Activation), (Activation.SILU, True)])
 def test_second_derivatives_of_one_pass_are_those_of_the_definition(
-    half_list, centres, layers, activation, monkeypatch
+    half_list, centres, layers, activation, vectors, monkeypatch
 ):
     asked, run = [], interaction_call.run
     monkeypatch.setattr(interaction_call, "run", lambda way, packed: (asked.append(way), run(way, packed))[1])
-    given = {"half_list": half_list, "centres": centres, "layers": layers, "activation": activation}
+    given = {"half_list": half_list, "centres": centres, "layers": layers, "activation": activation, "vectors": vectors}
     found = second_gradients_of(wide_call(torch.float32, **given))
     assert asked == ["forward", "backward", "second"]
     threads = torch.get_num_threads()
@@ -242,12 +248,12 @@ def test_second_derivatives_of_one_pass_are_those_of_the_definition(
         assert (one - other).abs().max() < 2e-5 * other.abs().max().clamp(min=1)
 
 
-@pytest.mark.parametrize("along", [0, 1, 2, 3])
+@pytest.mark.parametrize("along", [0, 1, 2, 3, 4])
 def test_second_derivatives_along_one_thing_alone(native, along):
-    """By features, distances, envelope, or a weight, whose derivative is the definition's."""
+    """By features, distances, envelope, directions, or a weight, whose derivative is the definition's."""
     found = []
     for dtype in (torch.float32, torch.float64):
-        call = leaves_of(call_of(dtype, by_distance=True))
+        call = leaves_of(call_of(dtype, by_distance=True, vectors=True))
         by = call.tensors[along]
         (first,) = torch.autograd.grad(operate(call).square().sum(), by, create_graph=True)
         given = [t for t in call.tensors if t is not None]

@@ -192,7 +192,7 @@ def test_numbers_that_the_kernels_have_too():
 
 
 def test_what_the_kernels_are_told_is_the_structure_of_their_header():
-    """InteractionCall of interaction.h: fifteen addresses, eight numbers, the width, six numbers for each layer."""
+    """InteractionCall of interaction.h: eighteen addresses, eight numbers, the width, six numbers for each layer."""
     numbers = itertools.count(1)
 
     def tensor(*shape: int) -> Tensor:
@@ -201,12 +201,12 @@ def test_what_the_kernels_are_told_is_the_structure_of_their_header():
     call = Call(
         plan=tensor(7), x=tensor(5, 3), expansion=tensor(4), centres=tensor(2), width=-0.5,
         envelope=tensor(4), weights=[tensor(6, 2), tensor(3, 6)], biases=[tensor(6), None],
-        src=SRC, dst=DST, num_nodes=3, activation=Activation.TANH, half_list=True,
+        src=SRC, dst=DST, num_nodes=3, activation=Activation.TANH, half_list=True, direction=tensor(4, 3),
     )  # fmt: skip
     out, filters, grad, workspace = (tensor(n) for n in (15, 64, 9, 1))
-    grads = [tensor(4), None, tensor(6, 2), tensor(6), None, None]
+    grads = [tensor(4), None, tensor(4, 3), tensor(6, 2), tensor(6), None, None]
     given = {"out": out, "filters": filters, "grad": grad, "grads": grads, "workspace": workspace, "num_threads": 9}
-    along, to_grad = [tensor(5, 3), None, tensor(4)], tensor(9)
+    along, to_grad = [tensor(5, 3), None, tensor(4), tensor(4, 3)], tensor(9)
     packed = call.pack(**given, along=along, to_grad=to_grad)
     at = lambda t: 0 if t is None else t.data_ptr()  # noqa: E731
     addresses = [
@@ -218,21 +218,22 @@ def test_what_the_kernels_are_told_is_the_structure_of_their_header():
         call.expansion,
         call.centres,
         call.envelope,
-        *grads[:2],
+        call.direction,
+        *grads[:3],
         workspace,
         *along,
         to_grad,
     ]
     layers = [
-        *map(at, (call.weights[0], call.biases[0], grads[2], grads[3])), 2, 6,
+        *map(at, (call.weights[0], call.biases[0], grads[3], grads[4])), 2, 6,
         *map(at, (call.weights[1], None, None, None)), 6, 3, *[0] * 12,
     ]  # fmt: skip
-    assert struct.unpack("23qd24q", packed) == (*map(at, addresses), 4, 5, 3, 1, 4, 2, 9, 1, -0.5, *layers)
-    alone = struct.unpack("23qd24q", call.pack())
-    expected = [0 if number in (2, 3, 4, *range(8, 15)) else at(t) for number, t in enumerate(addresses)]
-    assert alone[:15] == tuple(expected)
-    assert alone[15:23] == (4, 5, 3, 1, 4, 2, 1, 0)
-    assert [alone[24 + 6 * layer + 2] for layer in range(4)] == [0, 0, 0, 0]
+    assert struct.unpack("26qd24q", packed) == (*map(at, addresses), 4, 5, 3, 1, 4, 2, 9, 1, -0.5, *layers)
+    alone = struct.unpack("26qd24q", call.pack())
+    expected = [0 if number in (2, 3, 4, *range(9, 18)) else at(t) for number, t in enumerate(addresses)]
+    assert alone[:18] == tuple(expected)
+    assert alone[18:26] == (4, 5, 3, 1, 4, 2, 1, 0)
+    assert [alone[27 + 6 * layer + 2] for layer in range(4)] == [0, 0, 0, 0]
 
 
 @served

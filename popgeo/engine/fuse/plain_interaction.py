@@ -87,7 +87,7 @@ class _Search:
         call, spelling = proposed
         grad, to_x, to_w, ops = gradient_of(uses, one, found)
         (w, *gradients), network = self._numbers(call, spelling, to_w)
-        made = [to_x if to_x in uses.users or to_x in uses.returned else None, None, None, *gradients]
+        made = [to_x if to_x in uses.users or to_x in uses.returned else None, None, None, None, *gradients]
         replaced = {*one.ops, *network, *ops}
         inner = {v for index in replaced for v in self._ops[index].makes()} - {one.result, *made}
         closed = not inner & uses.returned and all(replaced.issuperset(uses.users.get(v, ())) for v in inner)

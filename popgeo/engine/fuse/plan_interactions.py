@@ -126,7 +126,7 @@ class _Planner:
         call: Any = Call(*op.args[:NUM_ARGUMENTS])
         rest = op.args[NUM_ARGUMENTS:]
         filters = op.makes()[1] if op.target == FORWARD else ref(rest[0])
-        _, to_expansion, to_envelope, *_ = self._wanted.get(filters, (False,) * 3)
+        _, to_expansion, to_envelope, *_ = self._wanted.get(filters, (False,) * 4)
         gaussians = _gaussians(self._uses, ref(call.expansion)) if call.centres is None and not to_expansion else None
         if gaussians is not None:
             distances, centres, width = gaussians

@@ -1,5 +1,6 @@
-// One interaction of SchNet's kind over all edges: what the kernels are given, and the table of them that each instruction
-// set has. Filters are made from distances, block by block of edges, and their messages are summed at the receivers.
+// One interaction of SchNet's or PaiNN's kind over all edges: what the kernels are given, and the table of them that each
+// instruction set has. Filters are made from distances, block by block of edges, and their messages are summed at the
+// receivers.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +19,11 @@ constexpr int64_t MAX_PARTIALS = 16;  // sums of weights' gradients that are mad
 
 enum Activation : int64_t { SHIFTED_SOFTPLUS = 0, SOFTPLUS = 1, SILU = 2, RELU = 3, TANH = 4, SIGMOID = 5 };
 
+// Where edges have directions, messages are scalars and vectors (arXiv:2102.03150, eq. 7 and 8): sections of as many
+// channels each stand side by side in a filter (for the scalars, for vectors that are sent, for those along the edge), in
+// a source's features (scalars, three axes of vectors, what is sent along the edge) and in a result (scalars, three axes).
+constexpr int64_t FILTER_SECTIONS = 3, FEATURE_SECTIONS = 5, RESULT_SECTIONS = 4;
+
 struct Layer {
   const float *weight, *bias;     // [out, in]; [out] or null
   float *grad_weight, *grad_bias;  // of the same shapes; null where nobody asks
@@ -34,10 +40,11 @@ struct InteractionCall {
   const float* expansion;  // distances [num_edges] where there are centres of Gaussians, else rows [num_edges, in]
   const float* centres;    // [in] or null
   const float* envelope;   // [num_edges] or null
-  float *grad_expansion, *grad_envelope;  // or null
+  const float* direction;  // from receiver to source; turned around for what goes the other way [num_edges, 3] or null
+  float *grad_expansion, *grad_envelope, *grad_direction;  // or null
   float* workspace;
   // In the second backward pass, which is the derivative of the first one's results along these; or null.
-  const float *along_x, *along_expansion, *along_envelope;  // of the shapes of x, expansion and envelope
+  const float *along_x, *along_expansion, *along_envelope, *along_direction;  // of the shapes of what they go along
   float* grad_grad;                                         // the gradient of `grad`, or null [num_rows, channels]
   int64_t num_edges, num_sources, num_rows, half_list, activation, num_layers, num_threads, is_second;
   double width;  // what the square of the distance from a centre is multiplied with

@@ -18,27 +18,39 @@ inline int64_t up_to_group(int64_t rows) { return (rows + GROUP - 1) / GROUP * G
 struct Shared {
   const InteractionCall& call;
   InteractionPlan plan;
-  int64_t num_active, channels, row, widest, block_edges;
+  int64_t num_active, channels, section, row, x_row, grad_row, widest, block_edges;
   float *x, *grad, *along_x;           // with padded rows
   float* tangents;                     // of the filters, in the second backward pass
   float *down[MAX_LAYERS];             // weights as [in, padded(out)]
   float *up[MAX_LAYERS];               // weights as [out, padded(in)]
   float *bias[MAX_LAYERS], *centres;
   float *partials, *threads;
+  Layer layers[MAX_LAYERS];  // as they lie in memory: sections of the last one's results start on lines of it
   int64_t partial_size, thread_size, size;
   bool has_bands;  // whether Gaussians that are exactly 0 are left out
   float reach;     // beyond which they are
 
-  const Layer& layer(int64_t l) const { return call.layers[l]; }
-  const Layer& last() const { return call.layers[call.num_layers - 1]; }
+  const Layer& layer(int64_t l) const { return layers[l]; }
+  const Layer& last() const { return layers[call.num_layers - 1]; }
+  bool has_vectors() const { return call.direction != nullptr; }
+  // Where result `o` of layer l lies in a row.
+  int64_t place(int64_t l, int64_t o) const {
+    return l == call.num_layers - 1 && has_vectors() ? o / channels * section + o % channels : o;
+  }
   const int32_t* part(int64_t start) const { return call.plan + start; }
   int64_t input_row() const { return padded(layer(0).in); }
 
   Shared(const InteractionCall& given, int64_t active)
       : call(given), plan{given.num_edges, given.num_sources, given.num_rows}, num_active(active) {
     block_edges = call.is_second ? SECOND_EDGES : BLOCK_EDGES;
-    channels = last().out;
-    row = padded(channels);
+    memcpy(layers, call.layers, sizeof(layers));
+    int64_t& width = layers[call.num_layers - 1].out;
+    channels = has_vectors() ? width / FILTER_SECTIONS : width;
+    section = has_vectors() ? (channels + LINE - 1) / LINE * LINE : padded(channels);
+    if (has_vectors()) width = FILTER_SECTIONS * section;
+    row = padded(width);
+    x_row = has_vectors() ? FEATURE_SECTIONS * section : row;
+    grad_row = has_vectors() ? RESULT_SECTIONS * section : row;
     widest = input_row();
     for (int64_t l = 0; l < call.num_layers; ++l)
       if (padded(layer(l).out) > widest) widest = padded(layer(l).out);
@@ -48,9 +60,9 @@ struct Shared {
       free += count;
       return start;
     };
-    x = take(call.num_sources * row);
-    grad = take(call.num_rows * row);
-    along_x = take(call.is_second ? call.num_sources * row : 0);
+    x = take(call.num_sources * x_row);
+    grad = take(call.num_rows * grad_row);
+    along_x = take(call.is_second ? call.num_sources * x_row : 0);
     tangents = take(call.is_second ? up_to_group(call.num_edges) * row : 0);
     centres = take(input_row());
     partial_size = 0;
@@ -75,6 +87,14 @@ inline void copy_padded(float* to, const float* from, int64_t count, int64_t row
   memset(to + count, 0, sizeof(float) * size_t(row - count));
 }
 
+// One row of features or of results; zeros where there is none.
+inline void copy_sections(const Shared& shared, float* to, const float* from, int64_t node, int64_t row) {
+  const int64_t sections = row / shared.section;
+  for (int64_t s = 0; s < sections; ++s)
+    copy_padded(to + node * row + s * shared.section, from ? from + (node * sections + s) * shared.channels : to,
+                from ? shared.channels : 0, shared.section);
+}
+
 inline bool all_finite(const float* values, int64_t count) {
   uint32_t broken = 0;
   for (int64_t i = 0; i < count; ++i)
@@ -87,17 +107,16 @@ inline void pack(Shared& shared, bool is_backward) {
   const InteractionCall& call = shared.call;
   for (int64_t l = 0; l < call.num_layers; ++l) {
     const Layer& layer = call.layers[l];
-    const int64_t down_row = padded(layer.out), up_row = padded(layer.in);
+    const int64_t width = shared.layer(l).out, down_row = padded(width), up_row = padded(layer.in);
     memset(shared.down[l], 0, sizeof(float) * size_t(layer.in * down_row));
-    for (int64_t o = 0; o < layer.out; ++o)
-      for (int64_t i = 0; i < layer.in; ++i) shared.down[l][i * down_row + o] = layer.weight[o * layer.in + i];
-    if (is_backward)
-      for (int64_t o = 0; o < layer.out; ++o)
-        copy_padded(shared.up[l] + o * up_row, layer.weight + o * layer.in, layer.in, up_row);
-    if (layer.bias)
-      copy_padded(shared.bias[l], layer.bias, layer.out, down_row);
-    else
-      memset(shared.bias[l], 0, sizeof(float) * size_t(down_row));
+    memset(shared.bias[l], 0, sizeof(float) * size_t(down_row));
+    if (is_backward && width > layer.out) memset(shared.up[l], 0, sizeof(float) * size_t(width * up_row));
+    for (int64_t o = 0; o < layer.out; ++o) {
+      const int64_t place = shared.place(l, o);
+      for (int64_t i = 0; i < layer.in; ++i) shared.down[l][i * down_row + place] = layer.weight[o * layer.in + i];
+      if (is_backward) copy_padded(shared.up[l] + place * up_row, layer.weight + o * layer.in, layer.in, up_row);
+      if (layer.bias) shared.bias[l][place] = layer.bias[o];
+    }
   }
   shared.has_bands = false;
   if (!call.centres) return;
@@ -270,7 +289,7 @@ inline void make_filters(const Shared& shared, int64_t index, int64_t thread) {
   apply_hidden_layers(block, false);
   float* filters = shared.call.filters + block.first * shared.row;
   apply_layer(block, shared.call.num_layers - 1, filters, shared.row);
-  scale_by_envelope(block, filters, shared.channels, shared.row);
+  scale_by_envelope(block, filters, shared.last().out, shared.row);
 }
 
 }  // namespace POPGEO_ISA

@@ -8,8 +8,10 @@ from torch import Tensor, nn
 from popgeo.nn.atom_edges import Edges, directions
 from popgeo.nn.interaction_graph import KNNInteractionGraph
 from popgeo.nn.models.atom_model import MAX_Z, AtomModel
+from popgeo.nn.one_pass_filters import DistanceColumn, OnePassFilters, networks_in_one_pass
 from popgeo.nn.radial import BesselBasis, CosineEnvelope
 from popgeo.nn.readout import require_readout
+from popgeo.ops.interaction_call import vector_messages
 
 # Added to the squared length of a vector, whose root has no slope at 0: 0.0001 is the length of no vector at all.
 SQUARED_LENGTH_OF_NOTHING = 1e-8
@@ -30,17 +32,19 @@ class VectorMessage(nn.Module):
         self.filter = nn.Linear(num_radial, 3 * hidden_channels)
 
     def forward(
-        self, s: Tensor, v: Tensor, rbf: Tensor, envelope: Tensor, direction: Tensor, edges: Edges
+        self, s: Tensor, v: Tensor, w: Tensor | OnePassFilters, direction: Tensor, edges: Edges
     ) -> tuple[Tensor, Tensor]:
-        """[num_nodes, hidden] and [num_nodes, 3, hidden], given edges [num_edges, num_radial], [.., 1] and [.., 3]"""
-        w_s, w_vv, w_vs = (self.filter(rbf) * envelope).chunk(3, dim=1)  # each [num_edges, hidden]
+        """[num_nodes, hidden] and [num_nodes, 3, hidden], given edges [num_edges, 3 * hidden] and [num_edges, 3]"""
         phi_s, phi_vv, phi_vs = self.phi(s).chunk(3, dim=1)  # each [num_nodes, hidden]
-        ds = edges.convolve(phi_s, w_s)
-        # The filters of the three axes stand side by side: [num_edges, 3 * hidden]
-        along = (direction.unsqueeze(2) * w_vs.unsqueeze(1)).flatten(1)
-        dv = edges.convolve((v * phi_vv.unsqueeze(1)).flatten(1), w_vv.repeat(1, 3))
-        dv = dv + edges.convolve(phi_vs.repeat(1, 3), along, odd=True)
-        return ds, dv.view_as(v)
+        # Stacks, unlike rows that are joined, have derivatives of any order that fill nothing up with zeros.
+        axes = (v * phi_vv.unsqueeze(1)).unbind(1)
+        sent = torch.stack([phi_s, *axes, phi_vs], dim=1).flatten(1)  # [num_nodes, 5 * hidden]
+        if isinstance(w, OnePassFilters):
+            sums = w.convolve(sent, direction)
+        else:
+            sums = vector_messages(edges.convolve, sent, w, direction)
+        ds, dv = sums.split([s.size(1), 3 * s.size(1)], dim=1)
+        return ds, dv.unflatten(1, (3, -1))
 
 
 class VectorUpdate(nn.Module):
@@ -58,7 +62,7 @@ class VectorUpdate(nn.Module):
         """[num_nodes, hidden] and [num_nodes, 3, hidden], of the same shapes as given"""
         u_v, v_v = self.u(v), self.v(v)
         length = (v_v.square().sum(1) + SQUARED_LENGTH_OF_NOTHING).sqrt()  # [num_nodes, hidden]
-        a_vv, a_sv, a_ss = self.a(torch.cat([s, length], dim=1)).chunk(3, dim=1)
+        a_vv, a_sv, a_ss = self.a(torch.stack([s, length], dim=1).flatten(1)).chunk(3, dim=1)
         return a_ss + a_sv * (u_v * v_v).sum(1), a_vv.unsqueeze(1) * u_v
 
 
@@ -134,13 +138,20 @@ class PaiNN(AtomModel):
         self, z: Tensor, pos: Tensor, edge_index: Tensor, r: Tensor, half_list: bool, edge_shift: Tensor | None
     ) -> Tensor:
         """The atoms' scalars after all blocks. [num_atoms, hidden_channels]"""
-        edges = Edges.of(edge_index, z.size(0), half_list)
+        networks = networks_in_one_pass(self.messages, [message.filter for message in self.messages], r)
+        edges = Edges.of(edge_index, z.size(0), half_list, with_plans=networks is None)
         direction = directions(pos, edge_index, r, self.cutoff, edge_shift)  # [num_edges, 3]
-        rbf, envelope = self.distance_expansion(r), self.envelope(r).unsqueeze(1)  # [num_edges, num_radial], [.., 1]
+        filters: list[OnePassFilters] | list[Tensor]
+        if networks is None:
+            rbf, envelope = self.distance_expansion(r), self.envelope(r).unsqueeze(1)
+            filters = [message.filter(rbf) * envelope for message in self.messages]  # [num_edges, 3 * hidden_channels]
+        else:
+            column = DistanceColumn.of(self.distance_expansion, self.envelope, r, self.cutoff, edges, z.size(0))
+            filters = [OnePassFilters(network=network, column=column) for network in networks]
         s = self.embedding(z)  # [num_nodes, hidden_channels]
         v = s.new_zeros(s.size(0), 3, s.size(1))
-        for message, update in zip(self.messages, self.updates, strict=True):
-            ds, dv = message(s, v, rbf, envelope, direction, edges)
+        for message, update, w in zip(self.messages, self.updates, filters, strict=True):
+            ds, dv = message(s, v, w, direction, edges)
             s, v = s + ds, v + dv
             ds, dv = update(s, v)
             s, v = s + ds, v + dv
