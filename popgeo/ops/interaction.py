@@ -94,8 +94,8 @@ def interaction(
     number of threads. A captured graph holds it as one operation. Elsewhere, for third derivatives, and for second ones
     by weights alone, it is what plain torch computes.
 
-    With directions messages are of scalars and vectors, eq. 7 and 8 of PaiNN (arXiv:2102.03150): a third of the filters'
-    channels is for each of scalars, vectors, and scalars that become vectors along the edge.
+    With directions messages are of scalars and vectors, eq. 7 and 8 of PaiNN (arXiv:2102.03150): a third of the
+    filters' channels is for each of scalars, vectors, and scalars that become vectors along the edge.
 
     Args:
         x: Features of the sources. [num_sources, channels]; with directions the scalars, the three axes of the vectors,

@@ -2,7 +2,7 @@
 
 import ctypes
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from popgeo.native import library
-from popgeo.ops.cfconv import cfconv
+from popgeo.ops.cfconv import cfconv, vector_messages
 from popgeo.ops.filter_network import MAX_LAYERS, Activation, FilterNetwork, Gaussians
 from popgeo.ops.kernel_arguments import as_int64, pointer
 from popgeo.ops.refusals import refuse_index
@@ -215,27 +215,6 @@ class Call:
         if self.direction is not None:  # three sections, each on lines of its own
             channels = 3 * 16 * -(-channels // 80)
         return self.x.new_empty(filters_shape(self.src.shape[0], channels))
-
-
-def vector_messages(convolve: Callable[..., Tensor], x: Tensor, w: Tensor, direction: Tensor) -> Tensor:
-    """Sums of messages of scalars and of vectors, eq. 7 and 8 of PaiNN (arXiv:2102.03150).
-
-    Args:
-        convolve: Of `x` and `w`, sums x_j * w_ij over the neighbours j of each atom i; with `odd=True` filters change
-            their sign where the two ends of a half list's edge change places.
-        x: What each atom sends: scalars, vectors axis by axis, scalars that go along the edge. [num_nodes, 5 * channels]
-        w: Filters of the three. [num_edges, 3 * channels]
-        direction: Of each edge. [num_edges, 3]
-
-    Returns:
-        Scalars, and vectors axis by axis. [num_nodes, 4 * channels]
-    """
-    w_s, w_vv, w_vs = w.chunk(3, dim=1)  # each [num_edges, channels]
-    channels = w_s.shape[1]
-    s, v, edge = x.split([channels, 3 * channels, channels], dim=1)
-    along = (direction.unsqueeze(2) * w_vs.unsqueeze(1)).flatten(1)  # [num_edges, 3 * channels]
-    vectors = convolve(v, w_vv.repeat(1, 3)) + convolve(edge.repeat(1, 3), along, odd=True)
-    return torch.cat([convolve(s, w_s), vectors], dim=1)
 
 
 def _autograd_again() -> AbstractContextManager[Any]:

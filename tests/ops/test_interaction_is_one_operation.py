@@ -209,9 +209,10 @@ def wide_call(
     weights = [normal(b, a) / a**0.5 for a, b in itertools.pairwise(widths)]
     src, dst = torch.randint(40, (2, 300), generator=generator)
     return Call(
-        normal(40, 100 if vectors else 20), 3 * normal(300).abs() if centres else normal(300, inputs), normal(300), weights,
-        [normal(width) for width in widths[1:]], src, dst, 40, int(activation), half_list,
-        torch.linspace(0, 8, centres).to(dtype) if centres else None, -1.5 if centres else 0.0, direction=normal(300, 3) if vectors else None,
+        normal(40, 100 if vectors else 20), 3 * normal(300).abs() if centres else normal(300, inputs), normal(300),
+        weights, [normal(width) for width in widths[1:]], src, dst, 40, int(activation), half_list,
+        torch.linspace(0, 8, centres).to(dtype) if centres else None, -1.5 if centres else 0.0,
+        direction=normal(300, 3) if vectors else None,
     )  # fmt: skip
 
 

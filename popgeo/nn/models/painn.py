@@ -11,7 +11,7 @@ from popgeo.nn.models.atom_model import MAX_Z, AtomModel
 from popgeo.nn.one_pass_filters import DistanceColumn, OnePassFilters, networks_in_one_pass
 from popgeo.nn.radial import BesselBasis, CosineEnvelope
 from popgeo.nn.readout import require_readout
-from popgeo.ops.interaction_call import vector_messages
+from popgeo.ops.cfconv import vector_messages
 
 # Added to the squared length of a vector, whose root has no slope at 0: 0.0001 is the length of no vector at all.
 SQUARED_LENGTH_OF_NOTHING = 1e-8
