@@ -1,0 +1,227 @@
+"""MACE at fixed shape: batches for its own training loop, its losses over real rows, its training step as one module.
+
+Needs `mace-torch`: pip install 'popgeo[mace]'. In a script of one's own:
+
+    loader = fixed_size_loader(items, num_nodes=512, num_edges=12_000, batch_size=24, shuffle=True)
+    for batch in loader:                                       # what MACE's DataLoader gives, with masks
+        output = model(batch.to_dict(), training=True)
+        loss = over_real(loss_fn)(pred=output, ref=batch)
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch_geometric.data import Batch, Data
+
+from popgeo.potentials.padding import PotentialLoader, Structures, check_edges, slots_per_real
+
+try:
+    from mace.tools.torch_geometric import Batch as BatchOfMACE
+except ImportError as error:
+    raise ImportError("popgeo.potentials.mace needs MACE: pip install 'popgeo[mace]'.") from error
+
+_RENAMED = {"positions": "pos", "shifts": "edge_shift", "unit_shifts": "unit_shift"}
+_OF_ATOMS = ("forces", "charges", "density_coefficients")
+_OF_STRUCTURES = (
+    *("head", "weight", "energy", "stress", "virials", "dipole", "polarizability", "elec_temp", "total_charge"),
+    *("total_spin", "rcell", "volume", "fermi_level", "external_field"),
+    *(f"{name}_weight" for name in ("energy", "forces", "stress", "virials", "dipole", "charges", "polarizability")),
+)
+_LEVELS = {**dict.fromkeys(_OF_ATOMS, "node"), **dict.fromkeys(_OF_STRUCTURES, "graph")}
+_CELLS = ("cell", "rcell")
+_ARGUMENTS = {"forces": "compute_force", "virials": "compute_virials", "stress": "compute_stress"}
+_MEANS = {
+    "energy_weight": "graphs_mask",
+    "stress_weight": "graphs_mask",
+    "virials_weight": "graphs_mask",
+    "forces_weight": "nodes_mask",
+}
+"""The mask of what the term that each weight is in is a mean over."""
+
+
+def fixed_size_loader(items: Any, *, cutoff: float | None = None, **kwargs: Any) -> PotentialLoader:
+    """Loads MACE's `AtomicData` in MACE's own batches, all of one shape; see `PotentialLoader` for what it takes.
+
+    The batches are those of MACE's `DataLoader`, with `nodes_mask`, `edges_mask` and `graphs_mask`. In padding `weight`
+    and every other weight is 0; `energy_weight`, `stress_weight`, `virials_weight` and `forces_weight` of real
+    structures are multiplied by slots per real row, so that MACE's weighted losses, unchanged, are means over what is
+    real. Losses that are not proportional to these weights (Huber, L1L2, dipoles) need `over_real`, which takes all.
+
+    Args:
+        items: A list of `AtomicData`, or whatever dataset of them MACE reads.
+        cutoff: The model's `r_max`: padding edges are longer, and the edges of some items are counted, as they may have
+            been listed with a shorter one. The longest edge of the items where it is left out.
+        kwargs: `num_nodes`, `num_edges`, `batch_size`, `shuffle` and the rest of `PotentialLoader`.
+
+    Raises:
+        ValueError: an item is no `AtomicData`, was made with another table of species, or lacks edges within the
+            cutoff; see `PotentialLoader`.
+    """
+    if not len(items):
+        raise ValueError("There are no structures. Pass at least one.")
+    num_species = _checked(items[0]).node_attrs.shape[1]
+    graphs = Structures(items, partial(as_graph, num_species=num_species)).in_memory()
+    if cutoff is None:
+        cutoff = max([1.0, *(_longest(graphs[number]) for number in range(min(len(graphs), 100)))])
+    else:
+        check_edges(graphs, cutoff)
+    return PotentialLoader(
+        graphs,
+        partial(as_batch, num_species=num_species),
+        cutoff=cutoff,
+        species=0,
+        levels=_LEVELS,
+        **kwargs,
+    )
+
+
+def as_graph(item: Any, *, num_species: int) -> Data:
+    """An `AtomicData` as a graph with the names of `popgeo.potentials.padding`.
+
+    Raises:
+        ValueError: it is no `AtomicData`, or an atom is of no species of the table.
+    """
+    attributes = _checked(item).node_attrs
+    if attributes.shape[1] != num_species:
+        raise ValueError(
+            f"node_attrs has {attributes.shape[1]} species, that of structure 0 has {num_species}. Make all items with "
+            f"one table of atomic numbers."
+        )
+    if not ((attributes == 0) | (attributes == 1)).all() or not (attributes.sum(dim=1) == 1).all():
+        raise ValueError("an atom of node_attrs is of no species, or of several. Make it with to_one_hot.")
+    graph = Data(z=attributes.argmax(dim=1))
+    for name, value in item.to_dict().items():
+        if name != "node_attrs" and isinstance(value, Tensor):
+            value = value[None] if value.dim() == 0 or name in _CELLS else value
+            graph[_RENAMED.get(name, name)] = value
+    return graph
+
+
+def _checked(item: Any) -> Any:
+    if not (hasattr(item, "node_attrs") and hasattr(item, "unit_shifts")):
+        raise ValueError(
+            f"it is a {type(item).__name__}, not an AtomicData of MACE. Make it with mace.data.AtomicData.from_config, "
+            f"or use the loader of its own framework in popgeo.potentials."
+        )
+    return item
+
+
+def _longest(graph: Data) -> float:
+    source, target = graph.edge_index
+    vectors = graph.pos[target] - graph.pos[source] + graph.edge_shift
+    return float(vectors.norm(dim=1).max()) if len(vectors) else 0.0
+
+
+def as_batch(batch: Batch, *, num_species: int) -> Any:
+    """MACE's batch of one that keeps the contract of `popgeo.potentials.padding`."""
+    fields = dict(batch.to_dict())
+    for name, ours in _RENAMED.items():
+        fields[name] = fields.pop(ours)
+    fields["node_attrs"] = torch.eye(num_species, dtype=batch.pos.dtype, device=batch.pos.device)[fields.pop("z")]
+    padding = ~batch.graphs_mask
+    if "volume" in fields:
+        volume = torch.linalg.det(batch.cell)
+        fields["volume"] = torch.where(padding, volume, fields["volume"])
+    if "rcell" in fields:
+        # The cell of padding is a cube.
+        reciprocal = (
+            2 * torch.pi * torch.eye(3, dtype=batch.cell.dtype, device=batch.cell.device) / batch.cell[-1, 0, 0]
+        )
+        fields["rcell"] = torch.where(padding[:, None, None], reciprocal, fields["rcell"])
+    for name in _CELLS:
+        if name in fields:
+            fields[name] = fields[name].reshape(-1, 3)
+    for name, mask in _MEANS.items():
+        if name in fields:
+            fields[name] = fields[name] * slots_per_real(fields[mask])
+    made = BatchOfMACE(**fields)
+    made.num_nodes = len(batch.nodes_mask)
+    return made
+
+
+class OverReal(nn.Module):
+    """A loss of MACE as a mean over real structures, atoms and components, whatever is made of their errors.
+
+    The errors of padding are 0 to the loss. Its terms over structures are told from those over atoms by giving it one
+    kind of errors at a time, so it must be a sum of means that are 0 without errors, as all of MACE's are.
+
+    Args:
+        loss_fn: Called as `loss_fn(ref=batch, pred=output)`.
+    """
+
+    def __init__(self, loss_fn: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.loss_fn = loss_fn
+
+    def forward(self, ref: Any, pred: Mapping[str, Any], ddp: bool | None = None) -> Tensor:
+        """The loss of a batch of `fixed_size_loader`; that of any other is what it is without this class."""
+        if "nodes_mask" not in ref:
+            return self.loss_fn(ref=ref, pred=pred, ddp=ddp)
+        plain = copy.copy(ref)
+        for name, mask in _MEANS.items():
+            if name in ref:
+                plain[name] = ref[name] / slots_per_real(ref[mask])
+        total: Any = 0.0
+        for mask in ("graphs_mask", "nodes_mask"):
+            of_one_kind = {name: _with_errors_of(mask, ref, name, value) for name, value in pred.items()}
+            total = total + slots_per_real(ref[mask]) * self.loss_fn(ref=plain, pred=of_one_kind, ddp=ddp)
+        return total
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.loss_fn!r})"
+
+
+def _with_errors_of(mask: str, ref: Any, name: str, value: Any) -> Any:
+    """What is predicted of the real rows of a mask; the target itself elsewhere, and of everything else."""
+    if not isinstance(value, Tensor) or name not in ref or ref[name].shape != value.shape:
+        return value
+    if mask != ("nodes_mask" if name in _OF_ATOMS else "graphs_mask"):
+        return ref[name]
+    rows = ref[mask].view(-1, *(1 for _ in value.shape[1:]))
+    return torch.where(rows, value, ref[name])
+
+
+class TrainingStep(nn.Module):
+    """A step of MACE as one module, from a batch's tensors to its loss: for `popgeo.compile_step`, or `torch.compile`.
+
+        step = popgeo.compile_step(TrainingStep(model, loss_fn), optimizer)
+        loss = step(**tensors_of(batch))
+
+    Args:
+        model: Any model of MACE, made with its TorchScript parts or without.
+        loss_fn: One of MACE's, as it is or in `OverReal`.
+        outputs: Which of "forces", "virials" and "stress" the loss needs.
+    """
+
+    def __init__(
+        self, model: nn.Module, loss_fn: nn.Module, outputs: Mapping[str, bool] = MappingProxyType({"forces": True})
+    ) -> None:
+        super().__init__()
+        self.model, self.loss_fn = model, loss_fn if isinstance(loss_fn, OverReal) else OverReal(loss_fn)
+        asked = {name: bool(outputs.get(name)) for name in ("forces", "virials", "stress")}
+        self.asked = {_ARGUMENTS[name]: is_asked for name, is_asked in asked.items()}
+
+    def forward(self, **tensors: Tensor) -> Tensor:
+        """The loss of a batch, given by the names of `batch.to_dict()`."""
+        pred = self.model(dict(tensors), training=True, **self.asked)
+        with _StructuresByIndex(tensors["batch"]):
+            return self.loss_fn(ref=BatchOfMACE(**tensors), pred=pred)
+
+
+class _StructuresByIndex(TorchFunctionMode):
+    """A value for each atom of its structure, taken from there by index: `repeat_interleave` has no fixed shape."""
+
+    def __init__(self, owner: Tensor) -> None:
+        super().__init__()
+        self.owner = owner
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.repeat_interleave and len(args) == 2 and not kwargs:
+            return args[0].index_select(0, self.owner)
+        return function(*args, **(kwargs or {}))

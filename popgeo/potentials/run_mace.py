@@ -1,0 +1,131 @@
+"""MACE's own training command at fixed shape: `python -m popgeo.potentials.run_mace --fixed_size ...`.
+
+It takes what `mace_run_train` takes and does what that does, with `--fixed_size` in batches of one shape and with the
+step compiled once. Data, statistics of the data, the model, validation, logs, checkpoints and the final tables are
+MACE's code on MACE's own batches: the loader, the loss and the step of training are all that is exchanged.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from mace import tools
+from mace.cli import run_train
+from torch.utils.data import ConcatDataset
+
+from popgeo.engine.compile_step import compile_step
+from popgeo.engine.step_options import StepOptions
+from popgeo.potentials.mace import OverReal, TrainingStep, fixed_size_loader
+
+_BACKENDS = {"engine": "cpu", "inductor": "inductor"}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Trains as `mace_run_train` does with these arguments; `--fixed_size` and `--step` are popgeo's."""
+    asked, rest = _parser().parse_known_args(sys.argv[1:] if arguments is None else arguments)
+    settings = tools.build_default_arg_parser().parse_args(rest)
+    if asked.fixed_size is None:
+        return run_train.run(settings)
+    if len(asked.fixed_size) not in (0, 2):
+        raise SystemExit(f"--fixed_size is given {len(asked.fixed_size)} numbers; give ATOMS EDGES, or none.")
+    with fixed_size_training(settings, asked.fixed_size, asked.step):
+        run_train.run(settings)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m popgeo.potentials.run_mace", add_help=False, allow_abbrev=False)
+    parser.add_argument("--fixed_size", nargs="*", type=int, metavar="SIZE")
+    parser.add_argument("--step", choices=("eager", *_BACKENDS))
+    return parser
+
+
+@contextmanager
+def fixed_size_training(
+    settings: argparse.Namespace, sizes: Sequence[int] = (), step: str | None = None
+) -> Iterator[None]:
+    """Meanwhile `mace.cli.run_train.run` trains at fixed shape.
+
+    Args:
+        settings: What `run` is given; `batch_size` structures share a batch, on average where sizes are found.
+        sizes: Atoms and edges of a batch, padding included; None are found, so that batches are full.
+        step: "engine" captures the step, "inductor" has torch compile it, "eager" leaves it to MACE. None is "engine"
+            on a processor and "eager" elsewhere.
+
+    Raises:
+        ValueError: the optimizer is LBFGS, which looks at all batches at once, or a step is to be compiled for several
+            processes or off the processor.
+    """
+    step = step or ("engine" if settings.device == "cpu" and not settings.distributed else "eager")
+    if settings.lbfgs:
+        raise ValueError("LBFGS weighs whole batches against each other; leave --lbfgs or --fixed_size out.")
+    if step != "eager" and (settings.distributed or settings.device != "cpu"):
+        raise ValueError(f"--step {step} is for one process and --device cpu; pass --step eager.")
+    own_train, own_step = tools.train, sys.modules["mace.tools.train"].take_step  # type: ignore[attr-defined]
+
+    def train(*, loss_fn: Any, train_loader: Any, model: Any, swa: Any, **kwargs: Any) -> None:
+        loader = fixed_size_loader(
+            _in_memory(train_loader.dataset),
+            cutoff=float(model.r_max),
+            num_nodes=sizes[0] if sizes else None,
+            num_edges=sizes[1] if sizes else None,
+            batch_size=train_loader.batch_size + 1,
+            shuffle=True,
+            seed=settings.seed,
+            num_workers=settings.num_workers,
+            pin_memory=settings.pin_memory,
+        )
+        print(f"popgeo: {loader}, step: {step}")
+        if swa is not None:
+            swa.loss_fn = OverReal(swa.loss_fn)
+        kwargs["train_sampler"] = loader
+        own_train(loss_fn=OverReal(loss_fn), train_loader=loader, model=model, swa=swa, **kwargs)
+
+    taken = own_step if step == "eager" else _CompiledSteps(_BACKENDS[step])
+    with patch.object(tools, "train", train), patch.object(sys.modules["mace.tools.train"], "take_step", taken):
+        yield
+
+
+def _in_memory(dataset: Any) -> Any:
+    """The items in one list, where they are lists that MACE has joined."""
+    parts = dataset.datasets if isinstance(dataset, ConcatDataset) else [dataset]
+    return list(chain(*parts)) if all(isinstance(part, list) for part in parts) else dataset
+
+
+class _CompiledSteps:
+    """MACE's `take_step`, compiled when first called with a loss; the second stage of training has another loss."""
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+        self._steps: dict[int, Callable[..., torch.Tensor]] = {}
+
+    def __call__(
+        self,
+        *,
+        model: Any,
+        loss_fn: Any,
+        batch: Any,
+        optimizer: Any,
+        ema: Any,
+        output_args: Any,
+        max_grad_norm: Any,
+        device: Any,
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        start = time.time()
+        if id(loss_fn) not in self._steps:
+            options = StepOptions(max_grad_norm=max_grad_norm)
+            step = TrainingStep(model, loss_fn, output_args)
+            self._steps[id(loss_fn)] = compile_step(step, optimizer, backend=self.backend, options=options)
+        loss = self._steps[id(loss_fn)](**batch.to_dict())
+        if ema is not None:
+            ema.update()
+        return loss, {"loss": tools.to_numpy(loss), "time": time.time() - start}
+
+
+if __name__ == "__main__":
+    main()

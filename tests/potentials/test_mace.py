@@ -1,0 +1,224 @@
+"""MACE, the real package, with random weights on structures of EMT: fixed shape changes nothing but the time."""
+
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+
+import popgeo
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    pytest.importorskip("mace", reason="needs mace-torch")
+    from e3nn import o3
+    from mace import data, modules, tools
+    from mace.tools.compile import disable_e3nn_codegen
+    from mace.tools.torch_geometric import Batch, DataLoader
+
+    from popgeo.potentials import run_mace
+    from popgeo.potentials.mace import OverReal, TrainingStep, fixed_size_loader
+
+ase = pytest.importorskip("ase")
+pytestmark = pytest.mark.filterwarnings("ignore")
+CUTOFF, TABLE = 4.0, tools.AtomicNumberTable([13, 29])
+KEYS = data.KeySpecification(
+    info_keys={"energy": "REF_energy", "stress": "REF_stress"}, arrays_keys={"forces": "REF_forces"}
+)
+SIZES = {"num_nodes": 40, "num_edges": 700, "batch_size": 6, "cutoff": CUTOFF}
+
+
+@pytest.fixture(autouse=True)
+def _double_precision() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+def structures(number: int = 12) -> list:
+    """Crystals, clusters and a single atom, with EMT's energies, forces and, where they fill space, stress."""
+    from ase.build import bulk
+    from ase.calculators.emt import EMT
+
+    rng, made = np.random.default_rng(0), [ase.Atoms("Cu")]
+    while len(made) < number:
+        if len(made) % 3 == 0:
+            atoms = bulk("Cu" if len(made) % 2 else "Al", cubic=True)
+        else:
+            atoms = bulk("Al", cubic=True).repeat((3, 1, 1))[: 2 + len(made) % 9]
+            atoms.numbers[0], atoms.pbc, atoms.cell = 29, False, np.zeros((3, 3))
+        atoms.positions += rng.normal(0, 0.05, atoms.positions.shape)
+        made.append(atoms)
+    for atoms in made:
+        atoms.calc = EMT()
+        atoms.info["REF_energy"], atoms.arrays["REF_forces"] = atoms.get_potential_energy(), atoms.get_forces()
+        if atoms.pbc.all():
+            atoms.info["REF_stress"] = atoms.get_stress()
+        atoms.calc = None
+    return made
+
+
+def items(cutoff: float = CUTOFF, number: int = 12) -> list:
+    configs = [data.config_from_atoms(atoms, key_specification=KEYS) for atoms in structures(number)]
+    return [data.AtomicData.from_config(config, z_table=TABLE, cutoff=cutoff) for config in configs]
+
+
+def small_mace(cutoff: float = CUTOFF) -> torch.nn.Module:
+    torch.manual_seed(0)
+    block = modules.RealAgnosticResidualInteractionBlock
+    return modules.ScaleShiftMACE(
+        r_max=cutoff,
+        num_bessel=4,
+        num_polynomial_cutoff=5,
+        max_ell=1,
+        interaction_cls=block,
+        interaction_cls_first=block,
+        num_interactions=2,
+        num_elements=2,
+        hidden_irreps=o3.Irreps("4x0e+4x1o"),
+        MLP_irreps=o3.Irreps("4x0e"),
+        atomic_energies=np.array([0.5, -1.0]),
+        avg_num_neighbors=10.0,
+        atomic_numbers=[13, 29],
+        correlation=2,
+        gate=torch.nn.functional.silu,
+        atomic_inter_scale=1.0,
+        atomic_inter_shift=0.0,
+    )
+
+
+LOSSES = {
+    "weighted": modules.WeightedEnergyForcesLoss(1, 10),
+    "stress": modules.WeightedEnergyForcesStressLoss(1, 10, 100),
+    "virials": modules.WeightedEnergyForcesVirialsLoss(1, 10, 10),
+    "huber": modules.WeightedHuberEnergyForcesStressLoss(1, 10, 10),
+    "universal": modules.UniversalLoss(1, 10, 10),
+    "l1l2": modules.WeightedEnergyForcesL1L2Loss(1, 10),
+}
+
+
+def results(model: torch.nn.Module, loss_fn: torch.nn.Module, batch: object) -> dict:
+    model.zero_grad()
+    out = model(batch.to_dict(), training=True, compute_stress=True, compute_virials=True)
+    loss = loss_fn(pred=out, ref=batch)
+    loss.backward()
+    grads = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+    return {"loss": loss.detach(), **grads, **{name: out[name].detach() for name in ("energy", "forces", "stress")}}
+
+
+@pytest.mark.parametrize("precision", [torch.float64, torch.float32], ids=str)
+def test_padding_changes_no_energy_force_stress_loss_or_gradient(precision: torch.dtype) -> None:
+    torch.set_default_dtype(precision)
+    tolerance = 1e-10 if precision is torch.float64 else 1e-5
+    listed, model = items(), small_mace()
+    loader = fixed_size_loader(listed, **SIZES)
+    for batch, ids in zip(loader, loader.plan(), strict=True):
+        own = Batch.from_data_list([listed[i] for i in ids.tolist()])
+        for name, loss_fn in LOSSES.items():
+            loss_fn.to(precision)
+            given = loss_fn if name in ("weighted", "stress", "virials") else OverReal(loss_fn)
+            expected, found = results(model, loss_fn, own), results(model, given, batch)
+            for key, value in expected.items():
+                error = (found[key][: len(value)] if value.dim() else found[key]) - value
+                assert error.abs().max() <= tolerance * max(1.0, value.abs().max()), (name, key)
+
+
+def test_a_batch_is_maces_own_with_masks() -> None:
+    listed = items()
+    loader = fixed_size_loader(listed, **SIZES)
+    batch, own = next(iter(loader)), next(iter(DataLoader(listed, batch_size=5)))
+    assert type(batch) is type(own)
+    assert set(batch.keys) - set(own.keys) == {"nodes_mask", "edges_mask", "graphs_mask"}
+    assert set(own.keys) <= set(batch.keys)
+    assert all(own[name].dtype == batch[name].dtype for name in own.keys)
+    assert (batch.num_graphs, batch.num_nodes, batch.num_edges) == (6, 40, 700)
+    assert not batch.weight[~batch.graphs_mask].any()
+    assert len({tuple((name, batch[name].shape) for name in batch.keys) for batch in loader}) == 1
+    assert batch.to("cpu").to_dict()["cell"].shape == (18, 3)
+
+
+def test_the_step_is_captured_and_trains_as_eager_does() -> None:
+    loader = fixed_size_loader(items(), **SIZES, shuffle=True)
+    steps, losses = (
+        [TrainingStep(small_mace(), LOSSES["stress"].double(), {"forces": True, "stress": True}) for _ in "ab"],
+        [],
+    )
+    optimizers = [torch.optim.Adam(step.model.parameters(), lr=1e-3, amsgrad=True) for step in steps]
+    compiled = popgeo.compile_step(steps[1], optimizers[1], options=popgeo.StepOptions(max_grad_norm=10.0))
+    while len(losses) < 20:
+        for batch in loader:
+            optimizers[0].zero_grad()
+            eager = steps[0](**{name: value.clone() for name, value in batch.to_dict().items()})
+            eager.backward()
+            torch.nn.utils.clip_grad_norm_(steps[0].parameters(), 10.0)
+            optimizers[0].step()
+            losses.append((float(eager.detach()), float(compiled(**batch.to_dict()))))
+    torch.testing.assert_close(*torch.tensor(losses).T, rtol=1e-9, atol=0.0)
+    for one, other in zip(*(step.parameters() for step in steps), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
+
+
+def test_torch_traces_the_model_once_an_epoch() -> None:
+    def traces(loader: object) -> int:
+        torch._dynamo.reset()
+        graphs = []
+
+        def count(graph: torch.fx.GraphModule, _: object) -> object:
+            graphs.append(graph)
+            return graph.forward
+
+        with disable_e3nn_codegen():
+            model = tools.compile.prepare(small_mace)()
+        compiled = torch.compile(model, dynamic=False, backend=count, fullgraph=True)
+        for batch in loader:
+            batch.positions.requires_grad_()  # MACE leaves it to the caller while torch compiles
+            compiled(batch.to_dict(), training=True)
+        return len(graphs)
+
+    listed = items()
+    assert traces(fixed_size_loader(listed, **SIZES)) == 1
+    assert traces(DataLoader(listed, batch_size=4)) == 3
+
+
+@pytest.mark.parametrize("step", ["eager", "engine"])
+def test_maces_command_trains_at_fixed_shape_with_its_own_metrics(step: str, tmp_path: Path, caplog: object) -> None:
+    made = structures(14)
+    ase.io.write(tmp_path / "train.xyz", made[:9])
+    ase.io.write(tmp_path / "valid.xyz", made[9:])
+    texts = {
+        "model": "MACE", "num_channels": 4, "max_L": 1, "max_ell": 1, "r_max": CUTOFF, "correlation": 1, "seed": 1,
+        "train_file": tmp_path / "train.xyz", "valid_file": tmp_path / "valid.xyz", "E0s": "{13: 0.0, 29: 0.0}",
+        "energy_key": "REF_energy", "forces_key": "REF_forces", "max_num_epochs": 1, "batch_size": 3, "plot": False,
+        "valid_batch_size": 2, "device": "cpu", "default_dtype": "float64",
+    }  # fmt: skip
+    lines = {}
+    for name, own in {"plain": [], "fixed": ["--fixed_size", "--step", step]}.items():
+        words = [f"--{key}={value}" for key, value in {**texts, "name": name, "work_dir": tmp_path / name}.items()]
+        with caplog.at_level(logging.INFO):
+            run_mace.main([*words, *own])
+        logging.getLogger().handlers[:] = [h for h in logging.getLogger().handlers if "pytest" in type(h).__module__]
+        lines[name] = [text for text in caplog.messages if text.startswith(("Initial", "Epoch"))]
+        caplog.clear()
+    assert lines["plain"][0] == lines["fixed"][0]
+    assert len(lines["fixed"]) == 2
+    assert sys.modules["mace.tools.train"].take_step.__module__ == "mace.tools.train"
+
+
+def test_bad_input_is_refused_by_its_number() -> None:
+    short = items(cutoff=2.7)
+    with pytest.raises(ValueError, match=r"Structure 1 has \d+ edges, but \d+ pairs .* the cutoff of 4"):
+        fixed_size_loader(short, **SIZES)
+    listed = items()
+    listed[2].node_attrs = torch.zeros_like(listed[2].node_attrs)
+    with pytest.raises(ValueError, match="Structure 2: an atom of node_attrs is of no species"):
+        fixed_size_loader(listed, **SIZES)
+    with pytest.raises(ValueError, match="Structure 1: it is a Data, not an AtomicData"):
+        fixed_size_loader([items(number=1)[0], Data()], **SIZES)
+    with pytest.raises(ValueError, match="Graph 3 has 4 nodes"):
+        fixed_size_loader(items(), num_nodes=7, num_edges=700, batch_size=6, fixed_size_strategy="StreamPack").plan()
