@@ -66,7 +66,7 @@ def fixed_size_training(
         raise ValueError("LBFGS weighs whole batches against each other; leave --lbfgs or --fixed_size out.")
     if step != "eager" and (settings.distributed or settings.device != "cpu"):
         raise ValueError(f"--step {step} is for one process and --device cpu; pass --step eager.")
-    own_train, own_step = tools.train, sys.modules["mace.tools.train"].take_step  # type: ignore[attr-defined]
+    own_train, own_step = tools.train, sys.modules["mace.tools.train"].take_step
 
     def train(*, loss_fn: Any, train_loader: Any, model: Any, swa: Any, **kwargs: Any) -> None:
         loader = fixed_size_loader(
