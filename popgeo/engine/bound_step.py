@@ -21,7 +21,7 @@ from popgeo.engine.cuda_graph import CudaGraphRunner
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.inductor import InductorRunner
 from popgeo.engine.micro_batches import check_batch_dimension, micro_batch
-from popgeo.engine.model_watch import ModelWatch
+from popgeo.engine.model_watch import ModelWatch, autocast_around
 from popgeo.engine.optimizer.flat_parameters import refuse_whole_tensors
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas, is_sharded
@@ -237,7 +237,7 @@ def _captured(recipe: Recipe, arguments: Arguments, trained: Sequence[str]) -> C
         arguments,
         trained=trained,
         loss_scaling=recipe.options.constant_loss_scaling,
-        autocast=recipe.autocast,
+        autocast=recipe.autocast or autocast_around(),
         show_progress=recipe.options.show_progress,
     )
 
@@ -247,7 +247,7 @@ def _key(recipe: Recipe, arguments: Arguments, trained: Sequence[str]) -> str | 
     decides = [] if recipe.machine is None else recipe.machine.what_decides(recipe.optimizer)
     scaling = recipe.options.constant_loss_scaling
     return step_cache.key_of(
-        recipe.module, *describe(arguments.structure), *trained, scaling, recipe.autocast, *decides
+        recipe.module, *describe(arguments.structure), *trained, scaling, recipe.autocast or autocast_around(), *decides
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from popgeo.capture.arguments import Arguments
@@ -34,7 +35,17 @@ class FollowedStep:
         self._pending: Mapping[str, Any] | None = None  # a checkpoint that waits for the step to be compiled
 
     def for_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundStep:
-        """The step as it runs a call: compiled if it is not, and with what has changed about the model taken up."""
+        """The step as it runs a call: compiled if it is not, and with what has changed about the model taken up.
+
+        Raises:
+            ValueError: it trains, and gradients are switched off around the call.
+        """
+        if self.recipe.optimizer is not None and not torch.is_grad_enabled():
+            raise ValueError(
+                "A training step updates the weights in each call, also within torch.no_grad(), where loss.backward() "
+                "fails. To evaluate, call popgeo.compile_forward(model.eval()), or popgeo.inference_model, which "
+                "follow the weights; to train, call the step outside of no_grad() and inference_mode()."
+            )
         bound = self.bound
         if bound is None:
             return self.compile(args, kwargs)

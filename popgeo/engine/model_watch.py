@@ -4,6 +4,7 @@ import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch._C._dynamo import guards
 from torch.nn.modules import module as torch_module
@@ -14,6 +15,7 @@ from popgeo.capture.pytree import SCALARS
 from popgeo.engine.same_objects import holds_the_same
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_FORWARD = operator.attrgetter("forward")  # a class may be given another
 _HOOKS_OF_ALL = tuple(vars(torch_module)[f"_global{name}"] for name in _HOOKS)
 
 
@@ -48,7 +50,10 @@ class ModelWatch:
             and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
             and self._forms.check(*self._tensors)
             and all(map(operator.is_, map(dict.get, self._holders, self._names), self._kept))
+            and list(map(type, self._modules)) == self._kinds
+            and list(map(_FORWARD, self._forwards)) == [*self._forwards.values()]
             and RemovableHandle.next_id == self._next_hook
+            and autocast_around() == self._autocast
         )
 
     def changes(self) -> list[str]:
@@ -70,10 +75,11 @@ class ModelWatch:
     def _facts(self) -> Iterator[tuple[str, Any]]:
         """All that decides the capture of the model, by name."""
         modes = self.modes()
+        yield "autocast", autocast_around()
         yield "hooks of all modules", [list(hooks.items()) for hooks in _HOOKS_OF_ALL]
         for path, module in self._model.named_modules():
             place = f"{path}." if path else ""
-            yield path or "the model", (id(module), type(module))
+            yield path or "the model", (id(module), type(module), _FORWARD(type(module)))
             yield f"{place}training", modes.get(module, module.training)
             yield f"hooks of {path or 'the model'}", [list(getattr(module, hooks).items()) for hooks in _HOOKS]
             yield from ((f"{place}{name}", _form(buffer)) for name, buffer in module._buffers.items())
@@ -96,6 +102,9 @@ class ModelWatch:
     def look(self) -> None:
         """Gathers what `is_as_seen` compares, as it is now."""
         modules = dict(self._model.named_modules())
+        self._modules, self._autocast = list(modules.values()), autocast_around()
+        self._kinds = list(map(type, self._modules))
+        self._forwards = {kind: _FORWARD(kind) for kind in self._kinds}
         tables = [t for one in modules.values() for t in (one._parameters, one._buffers, one._modules)]
         self._tensors = [*self._model.parameters(), *self._model.buffers()]
         trainable = self._model.parameters() if self._trains else []
@@ -113,6 +122,17 @@ class ModelWatch:
         # Types, shapes, strides and requires_grad of all in one call.
         self._forms = guards.TensorGuards(*self._tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
         self._next_hook = RemovableHandle.next_id
+
+
+def autocast_around() -> torch.dtype | None:
+    """The type in which torch computes here where that is safe; None where autocast is off.
+
+    Example:
+        >>> with torch.autocast("cpu", dtype=torch.bfloat16):
+        ...     autocast_around()
+        torch.bfloat16
+    """
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
 
 
 def _hooks_of(parameter: nn.Parameter) -> list[Mapping[int, Any]]:

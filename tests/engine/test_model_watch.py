@@ -30,6 +30,11 @@ class Model(nn.Module):
         return (getattr(torch, self.kind)(x)).square().sum()
 
 
+class Negative(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return -super().forward(x)
+
+
 def clips(gradient: Tensor) -> Tensor:
     return gradient * 0.25
 
@@ -54,6 +59,8 @@ CHANGES: dict[str, Callable[[Model], object]] = {
     "a forward hook": lambda m: m.second.register_forward_hook(lambda module, given, made: made + 1),
     "a forward pre-hook": lambda m: m.second.register_forward_pre_hook(lambda module, given: (given[0] + 1,)),
     "a backward hook": lambda m: m.second.register_full_backward_hook(lambda module, given, made: (given[0] * 2,)),
+    "a class": lambda m: setattr(m.second, "__class__", Negative),
+    "a weight lies otherwise in the same memory": lambda m: setattr(m.first.weight, "data", m.first.weight.data.t()),
     "a layer of another shape": lambda m: setattr(m.layers, "0", nn.Linear(3, 1)),
 }
 
@@ -186,3 +193,34 @@ def test_a_change_that_cannot_be_captured_is_refused_each_time():
             step(x)
     model.act = torch.relu
     torch.testing.assert_close(step(x), model(x).detach())
+
+
+def test_a_forward_of_a_class_that_is_replaced_is_followed(monkeypatch):
+    model, x = Model(), torch.ones(2, 3)
+    step = compile_forward(model)
+    step(x)
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: x @ self.weight)
+    torch.testing.assert_close(step(x), model(x).detach())
+
+
+def test_autocast_around_a_call_has_the_effect_that_it_has_in_eager():
+    model, x = Model(), torch.linspace(-1, 1, 6).view(2, 3)
+    step = compile_forward(model, x)
+    exact = step(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(step(x), model(x).detach())
+        assert not torch.equal(step(x), exact)
+    assert torch.equal(step(x), exact)
+
+
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_a_training_step_without_gradients_is_refused_and_changes_nothing(without):
+    model, x = Model(), torch.ones(2, 3)
+    step = compile_step(model, torch.optim.SGD(model.parameters(), lr=0.1), x)
+    step(x)
+    before = model.first.weight.clone()
+    with without(), pytest.raises(ValueError, match=r"popgeo.compile_forward\(model.eval\(\)\)"):
+        step(x)
+    assert torch.equal(before, model.first.weight)
+    step(x)
+    assert not torch.equal(before, model.first.weight)
