@@ -1,0 +1,92 @@
+"""nequix, a potential in JAX, at fixed shape: its own tuples of graphs as NumPy arrays, without jraph.
+
+    nodes     species, positions, forces       edges     shifts, in cells
+    globals   cell, energy, stress             senders, receivers, n_node, n_edge as of jraph
+
+Padding is as `jraph.pad_with_graphs` makes it, which its functions tell by: the first padding graph has all padding
+atoms and edges, later ones are empty. nequix counts neither in its losses, and takes an edge of length 0 without harm.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch_geometric.data import Data
+
+from popgeo.data.bridges import GraphsTuple, to_graphs_tuple
+from popgeo.loader.data_loader import FixedSizeDataLoader
+from popgeo.loader.run import EpochPlan, Run
+from popgeo.potentials.padding import Structures
+
+_LEVELS = {"species": "node", "positions": "node", "forces": "node", "shifts": "edge"}
+_LEVELS |= {"cell": "graph", "energy": "graph", "stress": "graph"}
+_VOIGT = [0, 5, 4, 5, 1, 3, 4, 3, 2]
+
+
+class GraphsTupleLoader(FixedSizeDataLoader):
+    """A `FixedSizeDataLoader` that gives each batch as a tuple of graphs, with the attributes of `nequix.py` alone."""
+
+    def _batches(self, run: Run, plan: EpochPlan) -> Iterator[GraphsTuple]:
+        for batch in super()._batches(run, plan):
+            graphs = to_graphs_tuple(batch, _LEVELS)
+            levels = {name: {key: part[key] for key in part.keys() & _LEVELS.keys()} for name, part in _parts(graphs)}
+            yield graphs._replace(**levels)
+
+
+def _parts(graphs: GraphsTuple) -> list[tuple[str, Mapping[str, Any]]]:
+    return [("nodes", graphs.nodes), ("edges", graphs.edges), ("globals", graphs.globals)]
+
+
+def fixed_size_loader(
+    items: Any, atomic_numbers: Sequence[int], *, fixed_size_strategy: Any = "Window", **kwargs: Any
+) -> GraphsTupleLoader:
+    """Batches for nequix, all of one shape, so that `jax.jit` traces its step once.
+
+    Args:
+        items: Structures as `popgeo.convert.read_atoms` gives them, with a cutoff; a list is kept in memory.
+        atomic_numbers: Those of the model; its species are their places in order.
+        fixed_size_strategy: As of `FixedSizeDataLoader`, which says what `kwargs` are: `num_nodes`, `num_edges`,
+            `batch_size`, `shuffle` and so on.
+
+    Raises:
+        ValueError: with the number of the structure: it has an atom that the model does not know, no edges listed, or
+            a stress but no cell in all three directions; or as of `FixedSizeDataLoader`.
+    """
+    table = torch.tensor(sorted(atomic_numbers))
+    graphs = Structures(items, lambda item: as_graph(item, table)).in_memory()
+    choices = {"index_dtype": torch.int32, "output": "numpy", "levels": _LEVELS, **kwargs}
+    return GraphsTupleLoader(graphs, fixed_size_strategy=fixed_size_strategy, **choices)
+
+
+def as_graph(item: Any, table: torch.Tensor) -> Data:
+    """One structure with nequix's names.
+
+    Args:
+        item: With `z`, `pos`, `cell`, `pbc`, `edge_index`, `edge_shift`, and labels.
+        table: The model's atomic numbers, sorted.
+
+    Raises:
+        ValueError: as of `fixed_size_loader`.
+    """
+    if item.edge_index is None or "edge_shift" not in item:
+        raise ValueError("it has no edges; list them with read_atoms(..., cutoff=...) or popgeo convert --cutoff.")
+    if unknown := sorted(set(item.z.tolist()) - set(table.tolist())):
+        raise ValueError(f"it has the atomic numbers {unknown}; the model knows {table.tolist()}.")
+    if "stress" in item and not item.pbc.all():
+        raise ValueError(
+            "it has a stress, but is not periodic in all directions. nequix would count it: leave stress out of all."
+        )
+    graph = Data(
+        species=torch.searchsorted(table, item.z).int(),
+        positions=item.pos,
+        cell=item.cell,
+        edge_index=item.edge_index,
+        shifts=(item.edge_shift.double() @ torch.linalg.pinv(item.cell[0].double())).round().to(item.pos.dtype),
+        num_nodes=len(item.z),
+    )
+    for name in ("energy", "forces"):
+        if name in item:
+            graph[name] = item[name]
+    if "stress" in item:
+        graph.stress = item.stress[:, _VOIGT].reshape(1, 3, 3)
+    return graph
