@@ -16,7 +16,7 @@ from popgeo.ipu.cost.supersteps import overhead_step
 
 _PRODUCTS = ("matmul", "convolution", "attention")
 # Which families lay out what they make; inputs and constants lie as their reader wants them, the rest as what it reads.
-_MADE_BY = {"gather": "rows", "scatter": "rows"} | dict.fromkeys(_PRODUCTS, "blocks")
+_MADE_BY = {"gather": "rows", "scatter": "rows", "fused": "rows"} | dict.fromkeys(_PRODUCTS, "blocks")
 
 
 def laid_out_anew(graph: OpGraph) -> list[int]:
@@ -39,8 +39,9 @@ def laid_out_anew(graph: OpGraph) -> list[int]:
         family = operation_of(op.target).family
         operands = _operands(graph, op, layouts, full=family not in _PRODUCTS)
         reads = {layout for layout, _ in operands}
-        mixes = family in _PRODUCTS or (family == "elementwise" and "blocks" in reads)
-        found.append(sum(nbytes for layout, nbytes in operands if mixes and layout == "rows"))
+        mixes = family in _PRODUCTS or (family in ("elementwise", "fused") and "blocks" in reads)
+        moves = "blocks" if family == "fused" else "rows"  # a convolution's rows are as large as the filters it reads
+        found.append(sum(nbytes for layout, nbytes in operands if mixes and layout == moves))
         made = _MADE_BY.get(family) or next((one for one in ("blocks", "rows") if one in reads), None)
         if made is not None:
             layouts |= {graph.values[v].storage: made for v in op.makes()}
