@@ -220,5 +220,5 @@ def test_bad_input_is_refused_by_its_number() -> None:
         fixed_size_loader(listed, **SIZES)
     with pytest.raises(ValueError, match="Structure 1: it is a Data, not an AtomicData"):
         fixed_size_loader([items(number=1)[0], Data()], **SIZES)
-    with pytest.raises(ValueError, match="Graph 3 has 4 nodes"):
+    with pytest.raises(ValueError, match="Graph 1 has 3 nodes, a batch holds 2 real ones"):
         fixed_size_loader(items(), num_nodes=7, num_edges=700, batch_size=6, fixed_size_strategy="StreamPack").plan()

@@ -1,0 +1,185 @@
+"""Training of other people's potentials: an epoch as people run it, at fixed shape, and with the step compiled once.
+
+    pip install 'popgeo[mace]'
+    python benchmarks/potentials.py
+    python benchmarks/potentials.py --inductor --structures 2000     # with torch's compiler: minutes of compiling
+
+One thread, float32. Structures of 2 to 60 atoms, crystals and clusters, have energies and forces of ASE's EMT; the model
+has random weights. An epoch is MACE's own `take_step` (loss, clipped gradients, Adam) over the batches of its loader or
+of popgeo's, of as many structures on average. Times are of the processor, variants in turn.
+"""
+
+import argparse
+import logging
+import time
+import warnings
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import torch
+from forces import processor
+from timing import measure, one_thread
+
+from popgeo import StepOptions, compile_step
+from popgeo.command_line import run
+
+GOALS = {"popgeo's loader, compile_step, inductor": 6.0, "popgeo's loader, compile_step": 3.0}
+CUTOFF, SPECIES, MOST_LOADER = 5.0, (13, 28, 29), 0.02
+
+
+def structures(number: int) -> list[Any]:
+    """As MACE's items: every third one a crystal of one metal, the others clusters of three, all moved at random."""
+    from ase.build import bulk
+    from ase.calculators.emt import EMT
+    from mace import data, tools
+
+    rng = np.random.default_rng(0)
+    keys = data.KeySpecification(info_keys={"energy": "REF_energy"}, arrays_keys={"forces": "REF_forces"})
+    table, made = tools.AtomicNumberTable(list(SPECIES)), []
+    while len(made) < number:
+        size = int(rng.integers(2, 61))
+        atoms = bulk("Cu", cubic=True).repeat((max(1, size // 16), 2, 2) if size >= 16 else 1)
+        if len(made) % 3:
+            atoms = bulk("Al", cubic=True).repeat(3)
+            nearest = np.linalg.norm(atoms.positions - atoms.positions.mean(axis=0), axis=1).argsort()
+            atoms = atoms[nearest[:size]]
+            atoms.pbc, atoms.cell, atoms.numbers = False, np.zeros((3, 3)), rng.choice(SPECIES, size)
+        atoms.positions += rng.normal(0, 0.1, atoms.positions.shape)
+        atoms.calc = EMT()
+        atoms.info["REF_energy"], atoms.arrays["REF_forces"] = atoms.get_potential_energy(), atoms.get_forces()
+        config = data.config_from_atoms(atoms, key_specification=keys)
+        made.append(data.AtomicData.from_config(config, z_table=table, cutoff=CUTOFF))
+    return made
+
+
+def mace_model(channels: int) -> torch.nn.Module:
+    """A small MACE without TorchScript parts, which torch.compile does not take."""
+    from e3nn import o3
+    from mace import modules
+    from mace.tools.compile import prepare
+
+    block = modules.RealAgnosticResidualInteractionBlock
+    sizes: dict[str, Any] = {"r_max": CUTOFF, "num_bessel": 8, "num_polynomial_cutoff": 5, "max_ell": 2}
+    return prepare(modules.ScaleShiftMACE)(
+        **sizes,
+        interaction_cls=block,
+        interaction_cls_first=block,
+        num_interactions=2,
+        num_elements=len(SPECIES),
+        hidden_irreps=o3.Irreps(f"{channels}x0e+{channels}x1o"),
+        MLP_irreps=o3.Irreps("16x0e"),
+        atomic_energies=np.zeros(len(SPECIES)),
+        avg_num_neighbors=20.0,
+        atomic_numbers=list(SPECIES),
+        correlation=2,
+        gate=torch.nn.functional.silu,
+        atomic_inter_scale=1.0,
+        atomic_inter_shift=0.0,
+    )
+
+
+class Epochs:
+    """Epochs of MACE over one list of structures, each way with a model and an optimizer of its own."""
+
+    def __init__(self, items: list[Any], channels: int, batch_size: int) -> None:
+        from mace import modules
+        from mace.tools.torch_geometric import DataLoader
+
+        from popgeo.potentials.mace import fixed_size_loader
+
+        self.ragged = DataLoader(items, batch_size=batch_size, shuffle=True)
+        self.fixed = fixed_size_loader(items, cutoff=CUTOFF, batch_size=batch_size + 1, shuffle=True)
+        self.model, self.loss = mace_model(channels), modules.WeightedEnergyForcesLoss(1.0, 100.0)
+
+    def own(self, loader: Any, wrap: Callable[[torch.nn.Module], Any] = lambda model: model) -> Callable[[], None]:
+        """An epoch by MACE's `take_step`."""
+        from mace.tools.train import take_step
+
+        model = deepcopy(self.model)
+        called, optimizer = wrap(model), torch.optim.Adam(model.parameters(), lr=1e-3, amsgrad=True)
+        asked = {"forces": True, "virials": False, "stress": False}
+
+        def epoch() -> None:
+            for batch in loader:
+                batch.positions.requires_grad_()  # MACE leaves that to the caller while torch compiles
+                take_step(called, self.loss, batch, optimizer, None, asked, 10.0, torch.device("cpu"))
+
+        return epoch
+
+    def compiled(self, backend: str) -> Callable[[], None]:
+        """An epoch with the whole step captured once."""
+        from popgeo.potentials.mace import TrainingStep
+
+        step = TrainingStep(deepcopy(self.model), self.loss)
+        optimizer = torch.optim.Adam(step.parameters(), lr=1e-3, amsgrad=True)
+        options = StepOptions(max_grad_norm=10.0, num_threads=1)
+        call = compile_step(step, optimizer, next(iter(self.fixed)).to_dict(), backend=backend, options=options)
+
+        def epoch() -> None:
+            for batch in self.fixed:
+                call(**batch.to_dict())
+
+        return epoch
+
+
+def traces(epoch_with: Callable[[Callable[[torch.nn.Module], Any]], Callable[[], None]]) -> int:
+    """How often torch.compile traces the model in one epoch; what it would make of the graphs is left out."""
+    count = 0
+
+    def counted(graph: Any, inputs: Any) -> Any:
+        nonlocal count
+        count += 1
+        return graph.forward
+
+    from mace.tools.compile import configure_autograd_for_compile
+
+    torch._dynamo.reset()
+    configure_autograd_for_compile()
+    epoch_with(lambda model: torch.compile(model, dynamic=False, backend=counted))()
+    return count
+
+
+def main() -> None:
+    """Measures an epoch each way, and prints ratios to MACE as people run it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--structures", type=int, default=64)
+    parser.add_argument("--batch_size", type=int, default=10)
+    parser.add_argument("--channels", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--inductor", action="store_true", help="torch.compile too: minutes of compiling")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    one_thread()
+    start = time.perf_counter()
+    epochs = Epochs(structures(arguments.structures), arguments.channels, arguments.batch_size)
+    print(f"{processor()}; one thread; torch {torch.__version__}; {epochs.fixed}")
+    name = "MACE, its loader"
+    variants = {
+        name: epochs.own(epochs.ragged),
+        "MACE, popgeo's loader": epochs.own(epochs.fixed),
+        "popgeo's loader, compile_step": epochs.compiled("cpu"),
+        "popgeo's loader alone": lambda: [None for _ in epochs.fixed],
+    }
+    if arguments.inductor:
+        variants["MACE, torch.compile, its loader"] = epochs.own(epochs.ragged, torch.compile)
+        fixed_shape: Any = lambda model: torch.compile(model, dynamic=False)  # noqa: E731
+        variants["MACE, torch.compile, popgeo's loader"] = epochs.own(epochs.fixed, fixed_shape)
+        variants["popgeo's loader, compile_step, inductor"] = epochs.compiled("inductor")
+    seconds = measure(variants, rounds=arguments.rounds, min_seconds=0.0)
+    for variant, took in seconds.items():
+        goal = f"   goal {GOALS[variant]:.1f}x" if variant in GOALS else ""
+        print(f"{variant:<42} {took:8.2f} s an epoch   {seconds[name] / took:6.2f}x{goal}")
+    fastest = min(took for variant, took in seconds.items() if "alone" not in variant)
+    share = seconds["popgeo's loader alone"] / fastest
+    print(f"the loader's share of the fastest epoch: {share:.2%}   goal {MOST_LOADER:.0%}")
+    for loader in ("fixed", "ragged"):
+        count = traces(lambda wrap, loader=loader: epochs.own(getattr(epochs, loader), wrap))  # type: ignore[misc]
+        print(f"traces by torch.compile(dynamic=False) in an epoch, {loader} batches: {count}")
+    print(f"{time.perf_counter() - start:.0f} s in all")
+
+
+if __name__ == "__main__":
+    run(main)
