@@ -4,7 +4,7 @@
     python benchmarks/potentials.py
     python benchmarks/potentials.py --inductor --structures 2000     # with torch's compiler: minutes of compiling
 
-One thread, float32. Structures of 2 to 60 atoms, crystals and clusters, have energies and forces of ASE's EMT; the model
+One thread, float32. Structures of 2 to 60 atoms, crystals and clusters, have energies and forces of EMT; the model
 has random weights. An epoch is MACE's own `take_step` (loss, clipped gradients, Adam) over the batches of its loader or
 of popgeo's, of as many structures on average. Times are of the processor, variants in turn.
 """
