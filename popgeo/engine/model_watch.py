@@ -118,8 +118,9 @@ class ModelWatch:
         self._holders, self._names = [holder for holder, _ in places], [name for _, name in places]
         self._kept = [holder.get(name) for holder, name in places]
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
-        sizes, strides = ([list(of(tensor)) for tensor in self._tensors] for of in (Tensor.size, Tensor.stride))
         # Types, shapes, strides and requires_grad of all in one call.
+        sizes: Any = [list(tensor.size()) for tensor in self._tensors]
+        strides: Any = [list(tensor.stride()) for tensor in self._tensors]
         self._forms = guards.TensorGuards(*self._tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
         self._next_hook = RemovableHandle.next_id
 
