@@ -14,7 +14,7 @@ import numpy as np
 class Reached(NamedTuple):
     """How many structures a file has, and what opens it to read one of them, as an `Atoms` of ASE."""
 
-    count: int
+    num_structures: int
     read: Callable[[int], Any]
 
 
@@ -30,7 +30,7 @@ def reach(path: Path) -> Reached:
         raise ValueError(f"Reading {path} needs {error.name}: pip install 'popgeo[potentials]'.") from error
     except Exception as error:  # what is damaged may break a reader of others in any way
         raise ValueError(f"{path} cannot be read: {error!r}. Check the file and its ending.") from error
-    if not reached.count:
+    if not reached.num_structures:
         raise ValueError(f"{path} holds no structure.")
     return reached
 

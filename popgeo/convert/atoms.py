@@ -68,7 +68,7 @@ class AtomsFile(Dataset[Data]):
         self.names = self._read(0)[1]
 
     def __len__(self) -> int:
-        return self.file.count
+        return self.file.num_structures
 
     def __getitem__(self, index: int) -> Data:
         return self._read(index)[0]
