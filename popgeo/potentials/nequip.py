@@ -1,0 +1,176 @@
+"""NequIP at fixed shape: its `AtomicDataDict` batches of one shape, in a script or in the YAML of `nequip-train`.
+
+Needs `nequip`: pip install 'popgeo[nequip]'. In the YAML, where batches and training are configured:
+
+    data:
+      train_dataloader:
+        _target_: popgeo.potentials.nequip.fixed_size_loader
+        cutoff: ${cutoff_radius}
+        num_nodes: 512
+        num_edges: 12000
+        batch_size: 24
+        shuffle: true
+    training_module:
+      _target_: popgeo.potentials.nequip.FixedSizeLightningModule    # or FixedSizeEMALightningModule
+
+Padding has no targets: they are NaN there. A loss that takes padding for real is then NaN from the first update on,
+rather than wrong in silence. The training modules of this page hand losses and metrics real rows only; without them,
+`ignore_nan: true` at each metric leaves padding out, too, but for metrics of whole vectors.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch_geometric.data import Batch, Data
+
+from popgeo.data.masks import MASKS
+from popgeo.potentials.padding import PotentialLoader, Structures, check_edges, unpad_outputs
+
+try:
+    from nequip.data import AtomicDataDict, register_fields
+    from nequip.data._key_registry import get_field_type
+    from nequip.train import EMALightningModule, NequIPLightningModule
+except ImportError as error:
+    raise ImportError("popgeo.potentials.nequip needs NequIP: pip install 'popgeo[nequip]'.") from error
+
+# NequIP takes apart, and moves, batches whose every field it knows the level of.
+register_fields(**{f"{level.name.lower()}_fields": [name] for level, name in MASKS.items()})
+
+_RENAMED = {"atom_types": "z", "edge_cell_shift": "unit_shift"}
+_MADE = (AtomicDataDict.BATCH_KEY, AtomicDataDict.NUM_NODES_KEY)
+_INPUTS = ("pos", "cell", "edge_cell_shift")
+"""What has a number in padding, as models read it."""
+
+
+def fixed_size_loader(
+    dataset: Any,
+    *,
+    cutoff: float,
+    generator: torch.Generator | None = None,
+    collate_fn: Callable[..., Any] | None = None,
+    in_memory: bool = True,
+    padding: bool = True,
+    **kwargs: Any,
+) -> Any:
+    """Loads NequIP's frames in its own batches, all of one shape; see `PotentialLoader` for what it takes.
+
+    The batches are those of `AtomicDataDict.batched_from_list`, with `nodes_mask`, `edges_mask` and `graphs_mask`.
+
+    Args:
+        dataset: A dataset of NequIP, or a list of frames (`AtomicDataDict`), with neighbour lists and types.
+        cutoff: The model's `r_max`: padding edges are longer, and the edges of some frames are counted, as they may
+            have been listed with a shorter one.
+        generator: What NequIP's data module passes; the order's seed is taken from it where `seed` is not given.
+        collate_fn: What NequIP's data module passes; only its own is taken, as batches are made otherwise.
+        in_memory: Reads the dataset once, so that neighbour lists are made once; False reads it in every epoch.
+        padding: False gives NequIP's ragged batches of the same dataset, for its statistics of training data:
+            `stats_manager: {dataloader_kwargs: {padding: false}}`.
+        kwargs: `num_nodes`, `num_edges`, `batch_size`, `shuffle` and the rest of `PotentialLoader`.
+
+    Raises:
+        ValueError: a frame is no `AtomicDataDict`, lacks what structure 0 has, is a batch, or lacks edges within the
+            cutoff; `collate_fn` is one of the user's own; see `PotentialLoader`.
+    """
+    if collate_fn not in (None, AtomicDataDict.batched_from_list):
+        raise ValueError("The loader collates by itself, so it takes no collate_fn but NequIP's. Use a transform.")
+    if not len(dataset):
+        raise ValueError("There are no structures. Pass at least one.")
+    if not padding:
+        return DataLoader(dataset, kwargs.get("batch_size", 16), collate_fn=AtomicDataDict.batched_from_list)
+    names = frozenset(_checked(dataset[0])) - {*_MADE}
+    structures: Any = Structures(dataset, partial(as_graph, names=names))
+    structures = [structures[number] for number in range(len(structures))] if in_memory else structures
+    check_edges(structures, cutoff)
+    if generator is not None:
+        kwargs.setdefault("seed", generator.initial_seed())
+    levels = {_RENAMED.get(name, name): get_field_type(name) for name in names if name != "edge_index"}
+    return PotentialLoader(structures, as_batch, cutoff=cutoff, species=0, levels=levels, **kwargs)
+
+
+def as_graph(frame: Mapping[str, Tensor], *, names: frozenset[str]) -> Data:
+    """A frame of NequIP as a graph with the names of `popgeo.potentials.padding`.
+
+    Raises:
+        ValueError: it is no frame, or other fields are in it than in the first one.
+    """
+    found = frozenset(_checked(frame)) - {*_MADE}
+    if found != names:
+        raise ValueError(
+            f"it has the fields {sorted(found - names)} that structure 0 lacks, and lacks {sorted(names - found)}. Give "
+            f"all structures the same, with NaN where there is no value, and a cell to those that are not periodic."
+        )
+    return Data(**{_RENAMED.get(name, name): frame[name].contiguous() for name in names})
+
+
+def _checked(frame: Any) -> Any:
+    if not isinstance(frame, Mapping) or "pos" not in frame:
+        raise ValueError(
+            f"it is a {type(frame).__name__}, not an AtomicDataDict of NequIP. Make it with nequip.data.from_ase, or "
+            f"use the loader of its own framework in popgeo.potentials."
+        )
+    for name, remedy in (("edge_index", "NeighborListTransform"), ("atom_types", "ChemicalSpeciesToAtomTypeMapper")):
+        if name not in frame:
+            raise ValueError(f"it has no {name}. Give the dataset nequip.data.transforms.{remedy}.")
+    if AtomicDataDict.num_frames(frame) != 1:
+        raise ValueError(f"it is a batch of {AtomicDataDict.num_frames(frame)} frames. Pass them one by one.")
+    if int(frame["atom_types"].min()) < 0:
+        raise ValueError("an atom is of no type that the model knows. Name its species in the type mapper.")
+    return frame
+
+
+def as_batch(batch: Batch) -> dict[str, Tensor]:
+    """NequIP's batch of one that keeps the contract of `popgeo.potentials.padding`."""
+    fields = dict(batch.to_dict())
+    for name, ours in _RENAMED.items():
+        if ours in fields:
+            fields[name] = fields.pop(ours)
+    fields[AtomicDataDict.NUM_NODES_KEY] = fields.pop("ptr").diff()
+    masks = {level.name.lower(): fields[name] for level, name in MASKS.items()}
+    for name, value in fields.items():
+        if value.is_floating_point() and name not in _INPUTS:
+            is_real = masks[get_field_type(name)].view(-1, *(1 for _ in value.shape[1:]))
+            fields[name] = torch.where(is_real, value, float("nan"))
+    return fields
+
+
+def of_real(outputs: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The fields of real atoms, edges and frames; everything, where the batch has no padding.
+
+    Args:
+        outputs: A batch of this page, or what a model says of one.
+        batch: The batch.
+    """
+    if "nodes_mask" not in batch:
+        return dict(outputs)
+    known = {name: value for name, value in outputs.items() if name not in MASKS.values()}
+    levels = {name: get_field_type(name, error_on_unregistered=False) for name in known}
+    two_rows = {name: known[name][:, batch["edges_mask"]] for name in known if name == "edge_index"}
+    rest = {name: value for name, value in known.items() if name not in two_rows}
+    return {**unpad_outputs(rest, batch, {name: level for name, level in levels.items() if level}), **two_rows}
+
+
+class RealRows:
+    """Makes a training module of NequIP compare real rows only: models see padding, losses and metrics do not.
+
+    Comes before the training module among the bases of a class. Batches without masks are treated as ever.
+    """
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What the model says of real rows."""
+        return of_real(super().forward(inputs), inputs)  # type: ignore[misc]  # the training module has it
+
+    def process_target(self, batch: dict[str, Tensor], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """The targets of real rows."""
+        return of_real(super().process_target(batch, *args, **kwargs), batch)  # type: ignore[misc]
+
+
+class FixedSizeLightningModule(RealRows, NequIPLightningModule):
+    """NequIP's training module for batches of `fixed_size_loader`."""
+
+
+class FixedSizeEMALightningModule(RealRows, EMALightningModule):
+    """NequIP's training module with averaged weights, for batches of `fixed_size_loader`."""
