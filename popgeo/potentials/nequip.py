@@ -100,8 +100,8 @@ def as_graph(frame: Mapping[str, Tensor], *, names: frozenset[str]) -> Data:
     found = frozenset(_checked(frame)) - {*_MADE}
     if found != names:
         raise ValueError(
-            f"it has the fields {sorted(found - names)} that structure 0 lacks, and lacks {sorted(names - found)}. Give "
-            f"all structures the same, with NaN where there is no value, and a cell to those that are not periodic."
+            f"it has the fields {sorted(found - names)} that structure 0 lacks, and lacks {sorted(names - found)}. "
+            f"Give all structures the same, with NaN where there is no value, and a cell to all."
         )
     return Data(**{_RENAMED.get(name, name): frame[name].contiguous() for name in names})
 
