@@ -1,19 +1,21 @@
-# popgeo: `make demo` trains SchNet on real molecules, `make test` passes the tests; both set up what they need, once.
+# popgeo: `make demo` trains SchNet on real molecules, `make test` passes the tests; both set up what they need, once, the demo no more than that.
 
 PYTHON ?= python3
 VENV ?= .venv
 PIP_FLAGS ?=
 RUN := $(VENV)/bin/python
+RUNS := $(VENV)/.installed-to-run
 DONE := $(VENV)/.installed
-SOURCES := requirements.txt pyproject.toml setup.py $(wildcard popgeo/native/csrc/*)
+SOURCES := requirements-run.txt pyproject.toml setup.py $(wildcard popgeo/native/csrc/*)
+PIP = $(RUN) -m pip install --disable-pip-version-check $(PIP_FLAGS)
 
 .PHONY: demo test check format bench docs fuzz fuzz-aarch64 sanitize clean
 
-demo: $(DONE) ## train SchNet on the bundled molecules and show how it went
+demo: $(RUNS) ## train SchNet on the bundled molecules and show how it went
 	$(RUN) -m popgeo
 
 test: $(DONE) ## run every test
-	@echo "popgeo: running the tests (about 6 minutes on 2 cores)"
+	@echo "popgeo: running the tests (6 to 11 minutes on 2 cores, longer on a busy machine)"
 	$(RUN) -m pytest -q -n 2 --dist worksteal
 
 check: $(DONE) ## formatting, lint, types, tests
@@ -43,16 +45,21 @@ sanitize: $(DONE) ## the tests of ops, data, loader, sampling and packing under 
 fuzz-aarch64: $(DONE) ## random calls of the compiled kernels on an emulated ARM processor: the same bits as here
 	$(RUN) -m tests.native.fuzz_aarch64
 
-$(DONE): $(SOURCES)
-	@echo "popgeo: setting up $(VENV) (once; torch is a large download)"
+$(RUNS): $(SOURCES)
+	@echo "popgeo: setting up $(VENV), once: torch, PyG and what they need are downloaded, then the kernels are compiled (a minute)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 	  echo "popgeo needs Python 3.10 or later; $(PYTHON) is $$($(PYTHON) --version). Run make PYTHON=/path/to/python3.10"; exit 1; }
 	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	@echo "popgeo: installing the pinned packages of requirements.txt"
-	@$(RUN) -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -r requirements.txt
-	@echo "popgeo: building and installing popgeo itself"
-	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	@echo "popgeo: installing the pinned packages of requirements-run.txt"
+	@$(PIP) -r requirements-run.txt
+	@echo "popgeo: compiling the kernels and installing popgeo itself"
+	@$(PIP) --quiet --no-build-isolation --no-deps --editable .
 	@$(RUN) -c 'from popgeo.native import library; print("popgeo: compiled kernels in use" if library.is_available() else "popgeo: pure-torch fallbacks in use. " + library.reason())'
+	@touch $@
+
+$(DONE): $(RUNS) requirements.txt
+	@echo "popgeo: adding what the tests, the linter and the documentation need (requirements.txt)"
+	@$(PIP) -r requirements.txt
 	@touch $@
 
 clean: ## remove what the targets above made

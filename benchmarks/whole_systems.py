@@ -336,7 +336,7 @@ def tell(folder: Path) -> None:
     try:
         import transformers  # noqa: F401
     except ImportError:
-        print("gpt2: left out, it takes transformers: pip install 'popgeo[language]'")
+        print("gpt2: left out, it takes transformers: pip install transformers")
         return
     for run in GPT2_RUNS:
         start = time.perf_counter()

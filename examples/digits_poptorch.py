@@ -7,7 +7,7 @@ Five things make a program for IPUs out of one for a GPU, and here they run on a
 iterations, `poptorch.DataLoader`, `poptorch.trainingModel`, `poptorch.inferenceModel` and `detachFromDevice`. The
 digits are the 1797 pictures of 8 x 8 points that come with scikit-learn. Prints how many of the held-out digits each of
 the two programs names rightly (about 97 %), and what became of all that was asked of PopTorch. Needs
-`pip install popgeo[examples]`.
+`pip install scikit-learn`.
 """
 
 import argparse

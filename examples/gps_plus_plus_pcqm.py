@@ -3,7 +3,7 @@
     python examples/gps_plus_plus_pcqm.py --data pcqm/pcqm4mv2_2k.csv.gz --budget 3
 
 `--data` is a table with the columns `smiles`, a CXSMILES with hydrogens and positions in angstrom, and `homo`, the gap
-in eV, such as the 2,000 molecules of graphium's tests. It needs rdkit: pip install 'popgeo[molecules]'. A pack has 60
+in eV, such as the 2,000 molecules of graphium's tests. It needs rdkit: pip install rdkit. A pack has 60
 nodes, 120 edges and 8 graphs, as there. Encodings, shortest paths and distances are computed once; in training some
 atoms are corrupted, and the model has to tell what they were. Prints the errors on a tenth of the molecules, held out
 (MAE, eV), beside that of predicting the median, and what a step would cost on an IPU. So few molecules show that all
@@ -99,7 +99,7 @@ def load(path: Path, limit: int | None) -> list[Data]:
     try:
         from rdkit import Chem
     except ImportError:
-        sys.exit(f"{Path(sys.argv[0]).name}: reading SMILES needs rdkit: pip install 'popgeo[molecules]'")
+        sys.exit(f"{Path(sys.argv[0]).name}: reading SMILES needs rdkit: pip install rdkit")
     table = pd.read_csv(path)[:limit]
     read = Chem.SmilesParserParams()
     read.removeHs = False

@@ -1,6 +1,6 @@
 """Plans Hugging Face's GPT-2 over many IPUs without allocating a weight, and shows the pipeline's timeline.
 
-    pip install popgeo[language]
+    pip install transformers
     python examples/gpt2_on_ipus.py  # GPT-2 medium, 8 stages x 2 replicas
     python examples/gpt2_on_ipus.py --layers 40 --width 5120 --heads 40 --sequence 2048 --stages 42  # 13 billion
 

@@ -85,7 +85,7 @@ def main() -> int:
     try:
         import jax
     except ImportError:
-        print("jax_gcn.py: JAX is not installed: pip install popgeo[jax]")
+        print("jax_gcn.py: JAX is not installed: pip install jax")
         return 1
     molecules = Molecules()[: arguments.molecules]
     sizes = FixedSizeOptions.tune(molecules, target_graphs=arguments.batch_size)

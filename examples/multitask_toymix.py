@@ -3,7 +3,7 @@
     python examples/multitask_toymix.py --root data --budget 15
 
 `--root` holds `QM9`, `molnet` and `ZINC`, roots of PyG's QM9, MoleculeNet and ZINC(subset=True); MoleculeNet needs
-rdkit: pip install 'popgeo[molecules]'. A molecule is its heavy atoms and bonds. It has 19 labels of QM9, 12 of Tox21 or
+rdkit: pip install rdkit. A molecule is its heavy atoms and bonds. It has 19 labels of QM9, 12 of Tox21 or
 one of ZINC; the others are NaN, and count for nothing. A trunk is shared, each task has a head. The learning rate
 follows the budget, in minutes, or with `--epochs` the epochs.
 

@@ -8,8 +8,7 @@ Prints the largest difference between their losses and between their weights, wh
 report, 16 layers of 256 channels in micro-batches of eight packs, on 16 Bow IPUs: which layers on which IPU, who waits
 for whom, and what would be faster; `--page` writes it with its timeline. In float16, as published, expect 36,000
 graphs/s and an IPU with too little memory, or with `--recompute` 27,000 and 62 % of the fullest tile; published are
-17,800, and nothing here is fitted to that. Needs rdkit: pip install
-'popgeo[molecules]'.
+17,800, and nothing here is fitted to that. Needs `pip install rdkit`.
 """
 
 import argparse

@@ -6,7 +6,7 @@ positions. What does not converge, comes out with other bonds than it went in wi
 The same seed and versions of rdkit and tblite give the same file; the first molecules of a long run are those of a
 short one.
 
-    pip install "popgeo[molecules]"
+    pip install rdkit tblite
     OMP_NUM_THREADS=1 python scripts/make_molecules.py --out molecules.npz
 """
 

@@ -4,7 +4,7 @@
     python scripts/run_notebooks.py notebooks/02_packing.ipynb  # these
     python scripts/run_notebooks.py --stored                    # runs nothing; makes stored text fit the page
 
-Needs `pip install popgeo[notebooks]`.
+Needs `pip install '.[notebooks]'` in a clone.
 """
 
 import argparse

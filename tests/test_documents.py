@@ -94,6 +94,14 @@ def test_the_two_commands_of_the_readme_are_demo_and_test():
     assert {"demo", "test"} <= set(re.findall(r"\bmake ([a-z]+)\b", README.read_text()))
 
 
+def test_nobody_is_told_to_install_popgeo_from_an_index_that_does_not_have_it():
+    places = (REPOSITORY / place for place in ("popgeo", "docs", "examples", "scripts", "benchmarks", "notebooks"))
+    texts = [path for place in places for path in place.rglob("*") if path.suffix in (".py", ".md", ".ipynb")]
+    texts = [path for path in texts if "docs/notebooks" not in str(path)]  # copies
+    asks = re.compile(r"pip install ['\"]?popgeo\b")
+    assert [name(path) for path in (README, CONTRIBUTING, *texts) if asks.search(path.read_text())] == []
+
+
 def test_the_readme_is_read_in_five_minutes():
     assert len(README.read_text().splitlines()) <= 110, "take a table to a page of the site"
 
@@ -134,7 +142,7 @@ def test_the_picture_is_what_its_script_draws(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path):
-    pytest.importorskip("sphinx", reason="sphinx is not installed: pip install popgeo[docs]")
+    pytest.importorskip("sphinx", reason="sphinx is not installed: pip install '.[docs]' in a clone")
     # Half of the time goes into what the theme does to each page, which is not asked here.
     plain = ["-D", "html_theme=basic", "-D", "html_permalinks=0"]
     command = [*quick_python.command(), "-m", "sphinx", "-W", "--keep-going", "-q", *plain, "-b", "html"]

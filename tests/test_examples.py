@@ -56,7 +56,7 @@ NEEDS = {  # the package, and the extra that brings it
 def skip_without(path: str) -> None:
     if path in NEEDS:
         package, extra = NEEDS[path]
-        pytest.importorskip(package, reason=f"{package} is not installed: pip install popgeo[{extra}]")
+        pytest.importorskip(package, reason=f"{package} is not installed: pip install '.[{extra}]' in a clone")
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
@@ -87,7 +87,7 @@ def test_three_changed_lines_make_torch_compile_compile_once(run: Run, tmp_path:
 
 
 def test_jax_traces_the_step_of_its_example_once(run: Run):
-    pytest.importorskip("jax", reason="jax is not installed: pip install popgeo[jax]")
+    pytest.importorskip("jax", reason="jax is not installed: pip install '.[jax]' in a clone")
     printed = run("jax_gcn.py", "--molecules", "200", "--channels", "8", "--batch-size", "16", "--epochs", "2")
     assert numbers(r"traced so far: (\d+)", printed) == [1, 1]
     losses = numbers(r"loss ([\d.]+) eV", printed)
@@ -168,7 +168,7 @@ def test_gps_is_trained_on_zinc_from_its_raw_root(run: Run, shared_data: Path, t
 
 
 def test_gps_plus_plus_is_trained_in_the_packs_of_its_report(run: Run, shared_data: Path):
-    pytest.importorskip("rdkit", reason="rdkit is not installed: pip install popgeo[molecules]")
+    pytest.importorskip("rdkit", reason="rdkit is not installed: pip install '.[molecules]' in a clone")
     small = ("--molecules", "40", "--budget", "0.001", "--channels", "8", "--layers", "1", "--packs", "2")
     printed = run("gps_plus_plus_pcqm.py", "--data", str(shared_data / "pcqm" / "pcqm4mv2_2k.csv.gz"), *small)
     assert "61 nodes, 120 edges, 9 graphs" in printed
@@ -179,7 +179,7 @@ def test_gps_plus_plus_is_trained_in_the_packs_of_its_report(run: Run, shared_da
 def test_gps_plus_plus_in_stages_is_what_it_is_on_one_ipu_and_its_plan_has_a_page(
     run: Run, shared_data: Path, tmp_path: Path
 ):
-    pytest.importorskip("rdkit", reason="rdkit is not installed: pip install popgeo[molecules]")
+    pytest.importorskip("rdkit", reason="rdkit is not installed: pip install '.[molecules]' in a clone")
     small = ("--molecules", "30", "--channels", "8", "--layers", "2", "--accumulate", "3", "--replicas", "2")
     small += ("--steps", "2", "--stages", "2", "--plan-channels", "8", "--plan-layers", "2", "--plan-accumulate", "2")
     where = ("--data", str(shared_data / "pcqm" / "pcqm4mv2_2k.csv.gz"), "--page", str(tmp_path / "new" / "plan.html"))
@@ -191,7 +191,7 @@ def test_gps_plus_plus_in_stages_is_what_it_is_on_one_ipu_and_its_plan_has_a_pag
 
 @pytest.mark.filterwarnings("ignore")  # of PyG, on atoms that rdkit cannot read
 def test_one_trunk_is_trained_on_three_datasets(run: Run, shared_data: Path, tmp_path: Path):
-    pytest.importorskip("rdkit", reason="rdkit is not installed: pip install popgeo[molecules]")
+    pytest.importorskip("rdkit", reason="rdkit is not installed: pip install '.[molecules]' in a clone")
     (tmp_path / "QM9").mkdir()
     write_qm9(shared_data / "qm9.npz", tmp_path / "QM9", num_molecules=60)
     write_zinc(shared_data / "zinc12k" / "zinc12k.npz", tmp_path / "ZINC", num_molecules=20)

@@ -27,7 +27,7 @@ def reach(path: Path) -> Reached:
     try:
         reached = _OPENERS.get(path.suffix, _reach_any)(path)
     except ImportError as error:
-        raise ValueError(f"Reading {path} needs {error.name}: pip install 'popgeo[potentials]'.") from error
+        raise ValueError(f"Reading {path} needs {error.name}: pip install {error.name}.") from error
     except Exception as error:  # what is damaged may break a reader of others in any way
         raise ValueError(f"{path} cannot be read: {error!r}. Check the file and its ending.") from error
     if not reached.num_structures:

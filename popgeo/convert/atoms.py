@@ -189,7 +189,7 @@ def list_pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float
     try:
         import vesin
     except ImportError as error:
-        raise ValueError("Listing pairs of atoms needs vesin: pip install 'popgeo[atoms]'.") from error
+        raise ValueError("Listing pairs of atoms needs vesin: pip install vesin.") from error
     if not cutoff > 0:
         raise ValueError(f"The cutoff is {cutoff}; it must be more than 0 angstrom.")
     if any(repeats and not vector.any() for repeats, vector in zip(pbc, cell, strict=True)):

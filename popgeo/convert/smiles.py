@@ -44,7 +44,7 @@ def read_smiles(
     try:
         from rdkit import Chem, RDLogger
     except ImportError as error:
-        raise ValueError("Reading SMILES needs rdkit: pip install 'popgeo[molecules]'.") from error
+        raise ValueError("Reading SMILES needs rdkit: pip install rdkit.") from error
     RDLogger.DisableLog("rdApp.*")  # what is wrong with a row is said by the error
     skipped = number = 0
     for table in _tables(path):

@@ -182,5 +182,5 @@ def _with_the_manners_of_ase(cls: type) -> type:
     try:
         from ase.calculators.calculator import Calculator as OfASE
     except ImportError as error:
-        raise ImportError("The calculator needs ase: pip install 'popgeo[atoms]'.") from error
+        raise ImportError("The calculator needs ase: pip install ase.") from error
     return type(cls.__name__, (cls, OfASE), {"__module__": cls.__module__, "__doc__": cls.__doc__})

@@ -94,6 +94,8 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedFor
             strategy=strategy_of(fixed_size_strategy),
             over_size_strategy=member(OverSizeStrategy, over_size_strategy),
         )
+        if None not in (world_size, num_replicas) and world_size != num_replicas:
+            raise ValueError(f"world_size is {world_size}, num_replicas {num_replicas}; they mean the same: pass one.")
         choices = EpochChoices(
             shuffle=shuffle,
             seed=seed,

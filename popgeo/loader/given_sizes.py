@@ -123,7 +123,7 @@ def columns_of(
 
 def _is_array(sizes: Any) -> bool:
     return isinstance(sizes, np.ndarray | torch.Tensor | range) or (
-        isinstance(sizes, list | tuple) and (not sizes or isinstance(sizes[0], int | np.integer))
+        isinstance(sizes, list | tuple) and (not sizes or isinstance(sizes[0], int | float | np.number))
     )
 
 

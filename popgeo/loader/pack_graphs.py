@@ -72,7 +72,13 @@ class GraphPacker(Packer):
     def check(self, packs: Packs) -> None:
         """Refuses a batch, perhaps a sampler's, that is too large and may not be trimmed."""
         if self.opened.holds_all and not (self.over_size_strategy.trims_nodes or self.over_size_strategy.trims_edges):
-            check_fits(self.opened.store, self.options, packs)
+            try:
+                check_fits(self.opened.store, self.options, packs)
+            except ValueError as error:
+                if self.strategy is not FixedSizeStrategy.PadToMax:
+                    raise
+                fuller = "Sizes for full batches, as those of tune, go with fixed_size_strategy='Window'"
+                raise ValueError(f"{error} {fuller}, which puts together no more than fits.") from error
 
 
 def pack_epoch(

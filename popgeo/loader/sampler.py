@@ -88,6 +88,7 @@ class EpochSampler:
         self.packer, self.choices, self.seed, self._unit, self.work = packer, choices, choices.seed, unit, work
         num_mini_batches(choices.options, choices.world_size or 1)
         self._run = Run(0)
+        self._drawn: Run | None = None  # a pass that was drawn to its end, perhaps ahead of its use
         self._plan: EpochPlan | None = None
         self._behind, self._is_loaded = 0, False
 
@@ -143,10 +144,11 @@ class EpochSampler:
         check_range("sampler", torch.from_numpy(order), self.packer.num_items)
         return order
 
-    def plan(self, epoch: int | None = None) -> EpochPlan:
+    def plan(self, epoch: int | None = None, run: Run | None = None) -> EpochPlan:
         """The batches of an epoch, by default of the one that is running or comes next; made when first asked for."""
-        key, part = (self.seed, self.epoch if epoch is None else epoch), self.shard
-        used = self._run.used_before(part) if key[1] == self._run.epoch else ()
+        run = run or self._run
+        key, part = (self.seed, run.epoch if epoch is None else epoch), self.shard
+        used = run.used_before(part) if key[1] == run.epoch else ()
         if self._plan is None or (self._plan.key, self._plan.shard, self._plan.used) != (key, part, used):
             left = whole = self.whole(*key)
             for number, ranks in enumerate(used):
@@ -194,7 +196,7 @@ class EpochSampler:
     def end(self, run: Run) -> None:
         """Notes that a pass has come to its end; nothing if another has begun since."""
         if self._run is run:
-            self._run = Run(run.epoch + 1)
+            self._run, self._drawn = Run(run.epoch + 1), run
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch that comes next; a state that was loaded for the same epoch keeps its position."""
@@ -209,6 +211,7 @@ class EpochSampler:
         self._go_to(epoch + self._behind)
 
     def _go_to(self, epoch: int) -> None:
+        self._drawn = None
         if self._run.has_started or self._run.epoch != epoch:
             self._run = Run(epoch)
 
@@ -221,9 +224,11 @@ class EpochSampler:
             num_items: How many items of the pass have been used; None means all that were drawn.
 
         Raises:
-            ValueError: a copy draws the batches, which may be ahead of what it has given.
+            ValueError: a copy draws the batches, which may be ahead of what it has given; or fewer have been drawn.
         """
-        run = self._run
+        run = self._drawn if num_items and self._drawn is not None and not self._run.has_started else self._run
+        if num_items is not None and not 0 <= num_items <= run.position:
+            raise ValueError(f"{num_items} items cannot have been used: {run.position} of this pass have been drawn.")
         if run.is_copy:
             raise ValueError(
                 "Another DataLoader draws the batches of this one, so how many have been used is not known here. "
@@ -235,7 +240,7 @@ class EpochSampler:
         epoch, position, known = at.epoch, at.position, at.resumes
         used = [list(ranks) for ranks in at.used if ranks.num_items]
         if run.has_started and position:
-            plan = self.plan()
+            plan = self.plan(run=run)
             known = plan.fingerprint
             if position == plan.num_items:
                 epoch, position, used = epoch + 1, 0, []
@@ -261,5 +266,5 @@ class EpochSampler:
             )
         self.seed = state["seed"]
         used = tuple(Used(*ranks) for ranks in state.get("used", ()))
-        self._run = Run(state["epoch"], used, state.get("batches"))
+        self._run, self._drawn = Run(state["epoch"], used, state.get("batches")), None
         self._behind, self._is_loaded = 0, True

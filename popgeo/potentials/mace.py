@@ -1,6 +1,6 @@
 """MACE at fixed shape: batches for its own training loop, its losses over real rows, its training step as one module.
 
-Needs `mace-torch`: pip install 'popgeo[mace]'. In a script of one's own:
+Needs `mace-torch`: pip install mace-torch. In a script of one's own:
 
     loader = fixed_size_loader(items, num_nodes=512, num_edges=12_000, batch_size=24, shuffle=True)
     for batch in loader:                                       # what MACE's DataLoader gives, with masks
@@ -24,7 +24,7 @@ from popgeo.potentials.padding import PotentialLoader, Structures, check_edges, 
 try:
     from mace.tools.torch_geometric import Batch as BatchOfMACE
 except ImportError as error:
-    raise ImportError("popgeo.potentials.mace needs MACE: pip install 'popgeo[mace]'.") from error
+    raise ImportError("popgeo.potentials.mace needs MACE: pip install mace-torch.") from error
 
 _RENAMED = {"positions": "pos", "shifts": "edge_shift", "unit_shifts": "unit_shift"}
 _OF_ATOMS = ("forces", "charges", "density_coefficients")

@@ -20,7 +20,7 @@ class PartitionMethod(Enum):
     """
 
     Metis = 0
-    """METIS, by the package `pymetis` (`pip install popgeo[large]`)."""
+    """METIS, by the package `pymetis` (`pip install pymetis`)."""
     Multilevel = 1
     """popgeo's own: the graph is made coarse, divided, and refined; see `popgeo.sampling.multilevel`."""
 
@@ -102,7 +102,7 @@ def _chosen(method: PartitionMethod | str | None) -> PartitionMethod:
         method = PartitionMethod[method]
     has_metis = find_spec("pymetis") is not None
     if method is PartitionMethod.Metis and not has_metis:
-        raise ValueError("METIS needs the package pymetis: pip install popgeo[large]. Or pass method='Multilevel'.")
+        raise ValueError("METIS needs the package pymetis: pip install pymetis. Or pass method='Multilevel'.")
     return method or (PartitionMethod.Metis if has_metis else PartitionMethod.Multilevel)
 
 

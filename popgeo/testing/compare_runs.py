@@ -27,6 +27,12 @@ _CAUSES = {
         "zero where it enters, with torch.where(batch.nodes_mask.unsqueeze(1), x, 0.0). If your padding is always "
         "finite, pass garbage=(0.0, 3.0)"
     ),
+    "not finite gradient": (
+        "a root, a norm or a division at the length of padding edges, which is 0, since each joins a padding node to "
+        "itself: it has no derivative there, or none of second order, as training on forces needs. Give such edges a "
+        "length before it is taken, with torch.where(batch.edges_mask.unsqueeze(1), vec, 1.0), or mask nodes likewise. "
+        "If PyG's own batches of these graphs give no finite gradient either, it is the model's"
+    ),
     "the order of the graphs": (
         "something that looks at the place of a graph in the batch, or random numbers that differ from row to row"
     ),
@@ -125,6 +131,11 @@ def compare_runs(
     new_slopes, slopes = found.run.gradients(new), expected.run.gradients(old)
     scale = noise_of(slopes)
     for name, slope in slopes.items():
+        if not slope.isfinite().all() and not new_slopes[name].isfinite().all():  # which would count as alike
+            raise AssertionError(
+                f"the gradient of {name} is not finite at fixed size, neither with {expected.batch} nor with "
+                f"{found.batch}.\nThe usual cause: {_CAUSES['not finite gradient']}."
+            )
         require_alike(f"the gradient of {name}", new_slopes[name], slope, scale=scale)
 
 

@@ -156,7 +156,7 @@ def test_numpy_reads_a_batch_through_dlpack():
 
 @pytest.fixture(scope="module")
 def jax():
-    return pytest.importorskip("jax", reason="jax is not installed: pip install popgeo[jax]")
+    return pytest.importorskip("jax", reason="jax is not installed: pip install '.[jax]' in a clone")
 
 
 def test_jax_reads_a_batch_through_dlpack(jax):

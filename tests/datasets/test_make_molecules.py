@@ -13,8 +13,8 @@ import pytest
 
 from popgeo.datasets import Molecules
 
-Chem = pytest.importorskip("rdkit.Chem", reason="rdkit is not installed: pip install popgeo[molecules]")
-pytest.importorskip("tblite.interface", reason="tblite is not installed: pip install popgeo[molecules]")
+Chem = pytest.importorskip("rdkit.Chem", reason="rdkit is not installed: pip install '.[molecules]' in a clone")
+pytest.importorskip("tblite.interface", reason="tblite is not installed: pip install '.[molecules]' in a clone")
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 

@@ -13,7 +13,7 @@ from popgeo.deploy.ase_calculator import Potential
 from popgeo.ipu import inference_model
 from popgeo.nn import SchNet, energy_and_forces
 
-ase = pytest.importorskip("ase", reason="ase is not installed: pip install popgeo[atoms]")
+ase = pytest.importorskip("ase", reason="ase is not installed: pip install '.[atoms]' in a clone")
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 
 from popgeo.deploy.neighbour_list import NeighbourList
 
-ase = pytest.importorskip("ase", reason="ase is not installed: pip install popgeo[atoms]")
+ase = pytest.importorskip("ase", reason="ase is not installed: pip install '.[atoms]' in a clone")
 
 
 def copper():

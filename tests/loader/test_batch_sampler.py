@@ -234,3 +234,38 @@ def test_it_says_how_full_it_is():
     assert repr(sampler_of()).startswith("FixedSizeBatchSampler(2,000 graphs -> ")
     assert "nodes: " in sampler_of(rank=0, world_size=4).describe()
     assert "nodes of the slowest of 4 ranks" in sampler_of(rank=0, world_size=4).describe()
+
+
+def test_a_state_counts_what_was_used_also_where_workers_have_drawn_the_epoch_to_its_end():
+    sampler = sampler_of()
+    batches = list(sampler)
+    again = sampler_of()
+    again.load_state_dict(sampler.state_dict(num_batches=len(batches) - 2))
+    assert list(again) == batches[-2:]
+    assert sampler.state_dict(num_batches=len(batches)) == sampler.state_dict()
+    twice = sampler_of()  # of a pass that had been resumed itself, by another number of ranks
+    twice.load_state_dict(sampler_of(rank=0, world_size=2).state_dict() | sampler.state_dict(num_batches=4))
+    list(twice)
+    again.load_state_dict(twice.state_dict(num_batches=6))
+    assert list(again) == batches[6:]
+
+
+@pytest.mark.parametrize("used", [-1, 2])
+def test_more_batches_than_were_drawn_cannot_have_been_used(used):
+    sampler = sampler_of()
+    next(iter(sampler))
+    with pytest.raises(ValueError, match=f"{used} items cannot have been used: 1 of this pass"):
+        sampler.state_dict(num_batches=used)
+    with pytest.raises(ValueError, match="5 items cannot have been used: 0 of this pass"):
+        sampler_of().state_dict(num_batches=5)
+
+
+def test_two_passes_at_once_are_two_epochs():
+    sampler, alone = sampler_of(), sampler_of()
+    first, second = iter(sampler), iter(sampler)
+    mixed = [[], []]
+    for one in first:
+        mixed[0].append(one)
+        mixed[1] += [batch for _, batch in zip(range(1), second, strict=False)]
+    assert mixed[0] == list(alone)
+    assert mixed[1] + list(second) == list(alone)

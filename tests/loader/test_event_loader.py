@@ -81,3 +81,12 @@ def test_what_cannot_be_loaded_is_refused(change, message):
     events = make_events()
     with pytest.raises(ValueError, match=message):
         FixedSizeEventLoader(**({"data": events, "batch_size": 5} | change(events)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.uint8, torch.int64])
+def test_times_of_any_kind_are_read(dtype):
+    data = TemporalData(*torch.tensor([[0, 1, 0], [3, 4, 4]]), torch.tensor([1, 2, 2]).to(dtype))
+    assert next(iter(FixedSizeEventLoader(data, batch_size=4))).t.tolist() == [1, 2, 2, 0]
+    data.t = data.t.flip(0)
+    with pytest.raises(ValueError, match="1 of 3 events are earlier"):
+        FixedSizeEventLoader(data, batch_size=4)

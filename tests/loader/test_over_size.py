@@ -58,3 +58,10 @@ def test_heterogeneous_budgets_hold_for_each_type():
 def test_a_loader_that_cannot_load_still_says_what_it_is():
     loader = FixedSizeDataLoader(GRAPHS, num_nodes=2, num_edges=0, batch_size=3)
     assert repr(loader).startswith("FixedSizeDataLoader(40 graphs; no batches: Graph ")
+
+
+def test_sizes_for_full_batches_in_batches_of_equal_number_are_told_the_strategy_that_fills_them():
+    sizes = FixedSizeOptions.tune(GRAPHS, target_graphs=5)
+    with pytest.raises(ValueError, match=r"too many.* as those of tune, go with fixed_size_strategy='Window'"):
+        len(loader_of(fixed_size_options=sizes, strategy=FixedSizeStrategy.PadToMax))
+    assert len(loader_of(fixed_size_options=sizes, strategy=FixedSizeStrategy.Window)) > 0

@@ -4,6 +4,7 @@ import json
 import subprocess
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader
@@ -23,7 +24,7 @@ def is_missing(trainer: str) -> bool:
 
 def skip_without(package: str) -> None:
     if find_spec(package) is None:
-        pytest.skip(f"{package} is not installed: pip install popgeo[trainers]")
+        pytest.skip(f"{package} is not installed: pip install '.[trainers]' in a clone")
 
 
 def check(runs: list[tuple[Seen, Seen]]) -> None:
@@ -42,23 +43,28 @@ def check(runs: list[tuple[Seen, Seen]]) -> None:
     assert len({tuple(epoch) for epoch in whole[0][:EPOCHS]}) == EPOCHS
 
 
+def by_two_processes(module: str, folder: Path, trainers: list[str]) -> list[dict[str, Any]]:
+    """What each of torchrun's two processes writes down when it runs a module of support."""
+    python = quick_python.command()
+    command = [*python, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "--no-python"]
+    script = [*python, "-m", module, str(folder), *trainers]
+    ended = subprocess.run([*command, *script], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
 @pytest.mark.parametrize("trainer", RUNS)
 @pytest.mark.filterwarnings("ignore")  # of the trainers' own
 def test_one_process_sees_every_graph_once_an_epoch_also_when_killed(trainer: str, tmp_path: Path):
     if is_missing(trainer):
-        pytest.skip(f"{trainer} is not installed: pip install popgeo[trainers]")
+        pytest.skip(f"{trainer} is not installed: pip install '.[trainers]' in a clone")
     before, after = lives(trainer, tmp_path)
     check([(before, after)])
 
 
 def test_two_processes_see_every_graph_once_an_epoch_also_when_killed(tmp_path: Path):
     trainers = [trainer for trainer in RUNS if not is_missing(trainer)]
-    python = quick_python.command()
-    command = [*python, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "--no-python"]
-    script = [*python, "-m", "tests.support.trainer_runs", str(tmp_path), *trainers]
-    ended = subprocess.run([*command, *script], capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    ranks = by_two_processes("tests.support.trainer_runs", tmp_path, trainers)
     for trainer in trainers:
         check([rank[trainer] for rank in ranks])
     # A loader made before the processes have a group waits for it, and says so where it is used too early.
@@ -71,7 +77,7 @@ def test_two_processes_see_every_graph_once_an_epoch_also_when_killed(tmp_path: 
 @pytest.mark.filterwarnings("ignore")  # of the trainers' own
 def test_a_trainer_takes_a_batch_sampler_and_goes_on_with_it(trainer: str):
     if is_missing(trainer):
-        pytest.skip(f"{trainer} is not installed: pip install popgeo[trainers]")
+        pytest.skip(f"{trainer} is not installed: pip install '.[trainers]' in a clone")
     seen = sampler_runs.RUNS[trainer]()
     assert all(sorted(epoch) == list(range(sampler_runs.NUMBER)) for epoch in seen.values())
     assert seen["epoch 0"] != seen["epoch 1"]
@@ -79,12 +85,7 @@ def test_a_trainer_takes_a_batch_sampler_and_goes_on_with_it(trainer: str):
 
 def test_two_processes_share_the_batches_of_a_sampler_under_every_trainer(tmp_path: Path):
     trainers = [trainer for trainer in sampler_runs.RUNS if not is_missing(trainer)]
-    python = quick_python.command()
-    command = [*python, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "--no-python"]
-    script = [*python, "-m", "tests.support.sampler_runs", str(tmp_path), *trainers]
-    ended = subprocess.run([*command, *script], capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    ranks = by_two_processes("tests.support.sampler_runs", tmp_path, trainers)
     for trainer in trainers:
         for epoch in ranks[0][trainer]:
             both = [*ranks[0][trainer][epoch], *ranks[1][trainer][epoch]]

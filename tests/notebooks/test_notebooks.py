@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom, needs only `pip install popgeo[notebooks]`, and is committed with outputs."""
+"""Every notebook runs from top to bottom, needs only `pip install '.[notebooks]'`, and is committed with outputs."""
 
 import ast
 import json
@@ -12,7 +12,7 @@ import pytest
 from popgeo.capture.operations import OPERATIONS
 from tests.support import quick_python
 
-REASON = "the notebooks' tools are not installed: pip install popgeo[notebooks]"
+REASON = "the notebooks' tools are not installed: pip install '.[notebooks]' in a clone"
 nbformat = pytest.importorskip("nbformat", reason=REASON)
 pytest.importorskip("nbclient", reason=REASON)
 pytest.importorskip("ipykernel", reason=REASON)

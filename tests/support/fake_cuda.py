@@ -6,6 +6,7 @@ speed, and nothing about what a real device refuses beyond reading values.
 """
 
 import contextlib
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -108,7 +109,7 @@ class FakeCuda:
         self.log: list[str] = []
         self.graphs: list[FakeGraph] = []
         self._count = {"stream": 0, "event": 0}
-        self._streams = [FakeStream(self, "main")]
+        self._main, self._of_thread = FakeStream(self, "main"), threading.local()  # as CUDA's own
 
     def _next(self, kind: str) -> int:
         self._count[kind] += 1
@@ -124,13 +125,14 @@ class FakeCuda:
         return FakeGraph()
 
     def current_stream(self, device: Any = None) -> FakeStream:
-        return self._streams[-1]
+        return getattr(self._of_thread, "stream", self._main)
 
     @contextlib.contextmanager
     def stream(self, stream: FakeStream) -> Iterator[None]:
-        self._streams.append(stream)
+        before = self.current_stream()
+        self._of_thread.stream = stream
         yield
-        self._streams.pop()
+        self._of_thread.stream = before
 
     def device(self, device: Any) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()

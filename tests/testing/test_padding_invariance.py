@@ -312,3 +312,28 @@ def test_more_graphs_than_a_fixed_number_holds_are_left_out():
     check_padding_invariance(lambda batch: batch.x, GRAPHS, call=call, num_graphs=3)
     assert {number for number, _ in seen} == {3}
     assert max(real for _, real in seen) == 2
+
+
+class Springs(nn.Module):
+    """Energies of springs along the edges, trained by their forces: each padding edge is a spring of length 0."""
+
+    def __init__(self, is_safe: bool) -> None:
+        super().__init__()
+        self.lin, self.is_safe = nn.Linear(1, 1), is_safe
+
+    def forward(self, batch: Any) -> Tensor:
+        pos = batch.x.detach().requires_grad_()
+        apart = ops.gather(pos, batch.edge_index[0]) - ops.gather(pos, batch.edge_index[1])
+        if self.is_safe:
+            apart = torch.where(batch.edges_mask.unsqueeze(1), apart, 1.0)
+        energies = self.lin(apart.square().sum(1, keepdim=True).sqrt()).square() * batch.edges_mask.unsqueeze(1)
+        return torch.autograd.grad(energies.sum(), pos, create_graph=True)[0]
+
+
+def test_a_gradient_that_is_nan_with_any_padding_edge_is_no_agreement():
+    graphs = [graph(n, 0, n) for n in (4, 3)]
+    for one in graphs:
+        one.edge_index = torch.combinations(torch.arange(one.num_nodes)).T
+    check_padding_invariance(Springs(is_safe=True), graphs, garbage=(0.0, 3.0))
+    with pytest.raises(AssertionError, match=r"gradient of lin.weight is not finite(.|\n)*length of padding edges"):
+        check_padding_invariance(Springs(is_safe=False), graphs, garbage=(0.0, 3.0))
