@@ -77,8 +77,7 @@ class GraphPacker(Packer):
             except ValueError as error:
                 if self.strategy is not FixedSizeStrategy.PadToMax:
                     raise
-                fuller = "Sizes for full batches, as those of tune, go with fixed_size_strategy='Window'"
-                raise ValueError(f"{error} {fuller}, which puts together no more than fits.") from error
+                raise ValueError(f"{error} Sizes of tune go with fixed_size_strategy='Window'.") from error
 
 
 def pack_epoch(

@@ -28,10 +28,8 @@ _CAUSES = {
         "finite, pass garbage=(0.0, 3.0)"
     ),
     "not finite gradient": (
-        "a root, a norm or a division at the length of padding edges, which is 0, since each joins a padding node to "
-        "itself: it has no derivative there, or none of second order, as training on forces needs. Give such edges a "
-        "length before it is taken, with torch.where(batch.edges_mask.unsqueeze(1), vec, 1.0), or mask nodes likewise. "
-        "If PyG's own batches of these graphs give no finite gradient either, it is the model's"
+        "the length of padding edges, which is 0: a root or norm of it has no derivative, or none of second order, as "
+        "training on forces needs. Give them one first, torch.where(batch.edges_mask.unsqueeze(1), vec, 1.0)"
     ),
     "the order of the graphs": (
         "something that looks at the place of a graph in the batch, or random numbers that differ from row to row"

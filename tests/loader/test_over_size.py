@@ -62,6 +62,6 @@ def test_a_loader_that_cannot_load_still_says_what_it_is():
 
 def test_sizes_for_full_batches_in_batches_of_equal_number_are_told_the_strategy_that_fills_them():
     sizes = FixedSizeOptions.tune(GRAPHS, target_graphs=5)
-    with pytest.raises(ValueError, match=r"too many.* as those of tune, go with fixed_size_strategy='Window'"):
+    with pytest.raises(ValueError, match=r"too many.* Sizes of tune go with fixed_size_strategy='Window'"):
         len(loader_of(fixed_size_options=sizes, strategy=FixedSizeStrategy.PadToMax))
     assert len(loader_of(fixed_size_options=sizes, strategy=FixedSizeStrategy.Window)) > 0
