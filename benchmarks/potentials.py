@@ -1,6 +1,6 @@
 """Training of other people's potentials: an epoch as people run it, at fixed shape, and with the step compiled once.
 
-    pip install 'popgeo[mace]'
+    pip install mace-torch
     python benchmarks/potentials.py
     python benchmarks/potentials.py --inductor --structures 2000     # with torch's compiler: minutes of compiling
 

@@ -1,6 +1,6 @@
 """NequIP at fixed shape: its `AtomicDataDict` batches of one shape, in a script or in the YAML of `nequip-train`.
 
-Needs `nequip`: pip install 'popgeo[nequip]'. In the YAML, where batches and training are configured:
+Needs `nequip`: pip install nequip. In the YAML, where batches and training are configured:
 
     data:
       train_dataloader:
@@ -35,7 +35,7 @@ try:
     from nequip.data._key_registry import get_field_type
     from nequip.train import EMALightningModule, NequIPLightningModule
 except ImportError as error:
-    raise ImportError("popgeo.potentials.nequip needs NequIP: pip install 'popgeo[nequip]'.") from error
+    raise ImportError("popgeo.potentials.nequip needs NequIP: pip install nequip.") from error
 
 # NequIP takes apart, and moves, batches whose every field it knows the level of.
 register_fields(**{f"{level.name.lower()}_fields": [name] for level, name in MASKS.items()})
