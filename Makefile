@@ -9,7 +9,7 @@ DONE := $(VENV)/.installed
 SOURCES := requirements-run.txt pyproject.toml setup.py $(wildcard popgeo/native/csrc/*)
 PIP = $(RUN) -m pip install --disable-pip-version-check $(PIP_FLAGS)
 
-.PHONY: demo test check format bench docs fuzz fuzz-aarch64 sanitize clean
+.PHONY: demo test check format bench docs fuzz fuzz-aarch64 sanitize threads clean
 
 demo: $(RUNS) ## train SchNet on the bundled molecules and show how it went
 	$(RUN) -m popgeo
@@ -41,6 +41,9 @@ fuzz: $(DONE) ## random calls of the compiled kernels under AddressSanitizer, fo
 
 sanitize: $(DONE) ## the tests of ops, data, loader, sampling and packing under the address and undefined-behaviour sanitizers
 	$(RUN) tests/native/sanitize.py
+
+threads: $(DONE) ## the kernels called from several threads at once under the thread sanitizer; with Clang their own threads too
+	$(RUN) -m tests.native.check_threads
 
 fuzz-aarch64: $(DONE) ## random calls of the compiled kernels on an emulated ARM processor: the same bits as here
 	$(RUN) -m tests.native.fuzz_aarch64

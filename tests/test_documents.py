@@ -157,3 +157,15 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path):
         public = [n for n, held in vars(module).items() if isinstance(held, type | FunctionType) and n[0] != "_"]
         assert public
         assert [n for n in public if f'id="{module.__name__}.{n}"' not in reference] == []
+
+
+def test_every_promise_names_a_test_that_is_there():
+    page = (REPOSITORY / "docs" / "guides" / "what_popgeo_promises.md").read_text()
+    named = set(re.findall(r"`(tests/[\w/]+\.py)`", page))
+    assert len(named) > 12
+    assert [test for test in named if "def test_" not in (REPOSITORY / test).read_text()] == []
+    rows = [line.strip("|").split("|") for line in page.splitlines() if line.startswith("| ")]
+    promises = [row for row in rows if row[-1].strip() not in ("shown by", "---")]
+    without = [row[0].strip() for row in promises if "`tests/" not in row[-1] and "the same" not in row[-1]]
+    # Of the one thing that nothing is promised of there is nothing to show.
+    assert [what for what in without if "pickle" not in what] == []

@@ -12,6 +12,7 @@ from torch_geometric.data import Data
 
 _ROWS_AT_ONCE = 4096
 _OF_ATOM = ("GetDegree", "GetFormalCharge", "GetTotalNumHs", "GetIsAromatic", "IsInRing", "GetChiralTag")
+_LARGEST = 3.4e38
 
 
 def read_smiles(
@@ -47,9 +48,16 @@ def read_smiles(
         raise ValueError("Reading SMILES needs rdkit: pip install rdkit.") from error
     RDLogger.DisableLog("rdApp.*")  # what is wrong with a row is said by the error
     skipped = number = 0
-    for table in _tables(path):
+    tables = _tables(path)
+    while True:
+        try:
+            table = next(tables, None)
+        except Exception as error:  # pandas and what it reads through have as many kinds of errors as formats
+            raise ValueError(f"{path} cannot be read from row {number} on: {error!r}. Is it whole?") from error
+        if table is None:
+            break
         name = _column(path, table, column, targets)
-        for smiles, y in zip(table[name], table[list(targets)].to_numpy(dtype="float32"), strict=True):
+        for smiles, y in zip(table[name], _numbers(path, number, table[list(targets)]), strict=True):
             molecule = Chem.MolFromSmiles(smiles) if isinstance(smiles, str) else None
             pos = None
             if molecule is not None and positions:
@@ -82,6 +90,17 @@ def _column(path: Path, table: pd.DataFrame, column: str | None, targets: Sequen
     if missing := [name for name in (found, *targets) if name not in table]:
         raise ValueError(f"{path} has no column {missing}; it has {list(table)}.")
     return found
+
+
+def _numbers(path: Path, first: int, table: pd.DataFrame) -> Any:
+    """What `y` takes of rows that begin with the `first` one; NaN where a field is empty. [num_rows, num_targets]"""
+    numbers = table.apply(pd.to_numeric, errors="coerce").to_numpy(dtype="float64")
+    # What is no number, and what float32 does not hold, is not to pass for a field that is empty or infinite.
+    odd = table.notna().to_numpy() & ~(abs(numbers) < _LARGEST)
+    if odd.any():
+        row, place = odd.nonzero()[0][0], odd.nonzero()[1][0]
+        raise ValueError(f"{path}, row {first + row}: {table.columns[place]} is {table.iat[row, place]!r}, no number.")
+    return numbers.astype("float32")
 
 
 def _place(molecule: Any, seed: int) -> Tensor | None:

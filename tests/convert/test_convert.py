@@ -197,3 +197,23 @@ def test_what_ase_cannot_read_is_said(tmp_path, capsys):
     with pytest.raises(ValueError, match="repeats along"):
         list_pairs(np.zeros((1, 3)), np.zeros((3, 3)), np.ones(3, bool), 1.0)
     assert callable(read_atoms)
+
+
+@pytest.mark.parametrize("value", ["many", "1e39", "inf"])
+def test_a_target_that_is_no_number_is_refused_by_its_row(tmp_path, value):
+    pytest.importorskip("rdkit")
+    (tmp_path / "one.csv").write_text(f"smiles,gap\nC,1\nCC,\nCCC,{value}\n")
+    with pytest.raises(ValueError, match=r"one\.csv, row 2: gap is .*, no number"):
+        list(read_smiles(tmp_path / "one.csv", targets=("gap",)))
+
+
+def test_a_table_that_is_none_is_refused_by_its_name(tmp_path):
+    pytest.importorskip("rdkit")
+    for name, content in (
+        ("cut.csv.gz", b"\x1f\x8b\x08"),
+        ("empty.csv", b""),
+        ("odd.csv", b"smiles,a\nC,1\n\xff\xfe,2\n"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=name):
+            list(read_smiles(tmp_path / name))

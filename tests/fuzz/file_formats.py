@@ -3,8 +3,10 @@
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from popgeo import ipu
+from popgeo.convert.atoms import read_atoms
 from popgeo.convert.pyg import read_pt
+from popgeo.convert.smiles import read_smiles
 from popgeo.data import FlatStore, write
 from popgeo.data.store.save_columns import cut
 from popgeo.data.store.write_folder import FolderWriter
@@ -71,7 +75,7 @@ def digest(*parts: Any) -> str:
     state = hashlib.sha256()
     for part in parts:
         if isinstance(part, Tensor):
-            plain = part.detach().contiguous()
+            plain = part.detach().clone(memory_format=torch.contiguous_format)
             state.update(f"{plain.shape} {plain.dtype}".encode())
             state.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
         elif isinstance(part, Mapping):
@@ -174,6 +178,61 @@ def _save_pt(folder: Path) -> None:
     torch.save([Data(x=one.x, edge_index=one.edge_index) for one in GRAPHS], folder / "graphs.pt")
 
 
+def _words(data: bytes) -> Any:
+    return [line.split(" ") for line in data.decode().split("\n")]
+
+
+def _seal_words(data: bytes, content: Any) -> bytes:
+    lines = content if isinstance(content, list) else [content]
+    return "\n".join(" ".join(map(str, line)) if isinstance(line, list) else str(line) for line in lines).encode()
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[Path]:
+    try:
+        yield path
+    except ValueError as error:
+        if str(path) not in str(error):
+            raise AssertionError(f"the error does not name the file: {error}") from error
+        raise
+
+
+def _write_atoms(folder: Path) -> None:
+    properties = 'Lattice="4 0 0 0 5 0 0 0 6" Properties=species:S:1:pos:R:3:forces:R:3 energy=-1.5 pbc="T T F"'
+    lines = [f"{symbol} {i}.5 0.25 {i / 4} 0.1 -0.2 {i}.0" for i, symbol in enumerate("OHH")]
+    (folder / "atoms.xyz").write_text("\n".join(["3", properties, *lines, ""]) * 3)
+
+
+def _read_atoms(folder: Path) -> str:
+    with _naming(folder / "atoms.xyz") as path:
+        found = [*read_atoms(path, cutoff=1.5)]
+    assert all(one.pos.isfinite().all() and one.pos.shape == (len(one.z), 3) for one in found), "atoms stand nowhere"
+    return digest([one.to_dict() for one in found])
+
+
+def _write_smiles(folder: Path) -> None:
+    rows = [f"{smiles} , {i}.25 , {-i}e-3" for i, smiles in enumerate(["CCO", "c1ccccc1", "[NH4+]", "C/C=C/C", "C#N"])]
+    (folder / "molecules.csv").write_text("\n".join(["smiles,gap,mu", *rows, ""]))
+
+
+def _read_smiles(folder: Path) -> str:
+    with _naming(folder / "molecules.csv") as path:
+        found = [*read_smiles(path, targets=("gap", "mu"))]
+    assert not any(one.y.isinf().any() for one in found), "a target is infinite"
+    return digest([one.to_dict() for one in found])
+
+
+# What others have made, and what has no checksum: other numbers are another file.
+_TEXTS: Mapping[str, FileFormat] = {
+    "atoms": FileFormat(
+        make=_write_atoms, use=_read_atoms, json_in=(".xyz",), json_of=_words, seal=_seal_words, differs=True
+    ),
+    "molecules": FileFormat(
+        make=_write_smiles, use=_read_smiles, json_in=(".csv",), json_of=_words, seal=_seal_words, differs=True
+    ),
+}
+_NEEDED = {"atoms": ("ase", "vesin"), "molecules": ("rdkit",)}
+
 FORMATS: Mapping[str, FileFormat] = {
     "kept step": FileFormat(
         make=lambda f: _train(f) and None, use=_train, json_in=(".popgeo",), json_of=_split_kept, seal=_seal_kept
@@ -194,4 +253,5 @@ FORMATS: Mapping[str, FileFormat] = {
         make=_begin, use=_finish, pattern="store.part/*", json_in=("journal.json",), seal=_seal_manifest,
     ),
     "graphs for convert": FileFormat(make=_save_pt, use=_read_pt),
+    **{name: form for name, form in _TEXTS.items() if all(map(find_spec, _NEEDED[name]))},
 }  # fmt: skip

@@ -2,8 +2,10 @@
 
 import random
 import re
+import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -39,3 +41,21 @@ def test_damage_changes_one_file_and_nothing_beside_the_folder(tmp_path: Path, n
         assert sum(path.read_bytes() != data for path, data in whole.items()) <= 1
     assert len(kinds) > 2
     assert not (tmp_path / "outside").exists()
+
+
+@pytest.mark.parametrize("name", ["atoms", "molecules"])
+def test_texts_of_others_are_read_or_refused_by_name(tmp_path: Path, name: str):
+    if name not in FORMATS:
+        pytest.skip(f"what reads {name} is not installed")
+    form, whole, ends = FORMATS[name], tmp_path / "whole", set()
+    whole.mkdir()
+    form.make(whole)
+    for seed in range(60):
+        folder = Path(shutil.copytree(whole, tmp_path / str(seed)))
+        damage(form, folder, tmp_path / "outside", random.Random(seed))
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                ends.add(bool(form.use(folder)))
+        except ValueError as error:  # anything else, and one that does not name the file, fails the test
+            ends.add(len(str(error)) > 20)
+    assert ends == {True}

@@ -51,7 +51,7 @@ def build(folder: Path, optimize: str) -> Path:
 
 
 def build_calls(compiler: str, path: Path) -> Path:
-    subprocess.run([compiler, *FLAGS, "-O1", f"-I{CSRC}", str(CALLS), "-ldl", "-o", str(path)], check=True)
+    subprocess.run([compiler, *FLAGS, "-O1", f"-I{CSRC}", str(CALLS), "-pthread", "-ldl", "-o", str(path)], check=True)
     return path
 
 

@@ -9,7 +9,7 @@
 
 // Input ---------------------------------------------------------------------------------------------------------------
 
-inline uint64_t state;
+inline thread_local uint64_t state;
 
 inline uint64_t next() {  // SplitMix64
   uint64_t z = state += 0x9E3779B97F4A7C15ULL;
@@ -61,8 +61,8 @@ struct Array {
   }
 };
 
-inline std::deque<Array> arrays;  // of the present call; what it wrote is summed
-inline std::vector<Array*> written;
+inline thread_local std::deque<Array> arrays;  // of the present call; what it wrote is summed
+inline thread_local std::vector<Array*> written;
 
 inline Array& make(int64_t dtype, int64_t count) {
   arrays.emplace_back(dtype, count);
@@ -102,7 +102,7 @@ inline Array& index(int64_t count, int64_t limit) {
 
 // Output --------------------------------------------------------------------------------------------------------------
 
-inline uint64_t sum_of_bits;
+inline thread_local uint64_t sum_of_bits;
 
 inline void add_bits(uint64_t bits) { sum_of_bits = (sum_of_bits ^ bits) * 0x100000001B3ULL + (sum_of_bits >> 29); }
 

@@ -1,7 +1,10 @@
 // Calls the functions of a compiled library with random input and prints one line for each call: what it was, and a sum
 // of all bits that it wrote. The same lines from two processors mean the same bits; fuzz_aarch64.py compares them.
 //
-//     random_calls LIBRARY FIRST END
+//     random_calls LIBRARY FIRST END [THREADS]
+//
+// With THREADS that many threads make all of these calls at the same time, each in an order of its own, and a call whose
+// line is not the same in all of them is an error: what a thread sanitizer looks on (check_threads.py).
 //
 // Call number i is the same wherever it runs: its input comes from integers alone, and no random number is drawn in an
 // argument beside another one, since compilers differ in which they draw first.
@@ -11,6 +14,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "chain.h"
@@ -37,7 +42,7 @@ using Packed = std::vector<int64_t>;  // a structure of numbers of 64 bits
 
 int64_t address(const void* data) { return int64_t(reinterpret_cast<intptr_t>(data)); }
 
-char what[400];
+thread_local char what[400];
 
 #define SAY(...) snprintf(what, sizeof(what), __VA_ARGS__)
 
@@ -262,28 +267,48 @@ int64_t run(int64_t kind) {
   }
 }
 
+std::string line_of(int64_t number) {
+  state = uint64_t(number) * 0xD1B54A32D192ED03ULL;
+  const bool flushes = chance(25);
+  sum_of_bits = 0;
+  arrays.clear();
+  written.clear();
+  const int64_t before = call<int64_t>("popgeo_set_denormals", int64_t(flushes ? -1 : 0), int64_t(3));
+  const int64_t status = run(number % 8);
+  call<int64_t>("popgeo_set_denormals", before, int64_t(3));
+  if (status != 1 || number % 8 == 7)
+    for (Array* array : written)
+      for (int64_t i = 0; i < array->count; ++i) add_bits(bits_at(*array, i));
+  char line[600];
+  snprintf(line, sizeof(line), "%lld %s%s: status %lld, bits %016llx", static_cast<long long>(number), what,
+           flushes ? ", flushed" : "", static_cast<long long>(status), static_cast<unsigned long long>(sum_of_bits));
+  return line;
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
   library = count > 3 ? dlopen(arguments[1], RTLD_NOW) : nullptr;
   if (!library) {
-    fprintf(stderr, "%s\n", count > 3 ? dlerror() : "random_calls LIBRARY FIRST END");
+    fprintf(stderr, "%s\n", count > 3 ? dlerror() : "random_calls LIBRARY FIRST END [THREADS]");
     return 2;
   }
-  for (int64_t number = atoll(arguments[2]); number < atoll(arguments[3]); ++number) {
-    state = uint64_t(number) * 0xD1B54A32D192ED03ULL;
-    const bool flushes = chance(25);
-    sum_of_bits = 0;
-    arrays.clear();
-    written.clear();
-    const int64_t before = call<int64_t>("popgeo_set_denormals", int64_t(flushes ? -1 : 0), int64_t(3));
-    const int64_t status = run(number % 8);
-    call<int64_t>("popgeo_set_denormals", before, int64_t(3));
-    if (status != 1 || number % 8 == 7)
-      for (Array* array : written)
-        for (int64_t i = 0; i < array->count; ++i) add_bits(bits_at(*array, i));
-    printf("%lld %s%s: status %lld, bits %016llx\n", static_cast<long long>(number), what, flushes ? ", flushed" : "",
-           static_cast<long long>(status), static_cast<unsigned long long>(sum_of_bits));
-  }
-  return 0;
+  const int64_t first = atoll(arguments[2]), calls = atoll(arguments[3]) - first;
+  const size_t num_threads = count > 4 ? size_t(atoll(arguments[4])) : 1;
+  std::vector<std::vector<std::string>> lines(num_threads, std::vector<std::string>(size_t(calls)));
+  const auto work = [&](size_t thread) {
+    for (int64_t i = 0; i < calls; ++i) {
+      const int64_t place = (i + int64_t(thread)) % calls;
+      lines[thread][size_t(place)] = line_of(first + place);
+    }
+  };
+  std::vector<std::thread> others;
+  for (size_t thread = 1; thread < num_threads; ++thread) others.emplace_back(work, thread);
+  work(0);
+  for (std::thread& other : others) other.join();
+  bool same = true;
+  for (size_t thread = 0; thread < num_threads; ++thread) same &= lines[thread] == lines[0];
+  for (const std::string& line : lines[0]) puts(line.c_str());
+  if (!same) fprintf(stderr, "threads that called at the same time had other results\n");
+  return same ? 0 : 1;
 }
