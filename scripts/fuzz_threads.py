@@ -30,10 +30,9 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(REPOSITORY))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from popgeo import FixedSizeDataLoader, StepOptions, compile_forward, compile_step, ops  # noqa: E402
+from popgeo import FixedSizeDataLoader, StepOptions, compile_forward, compile_step, ops
 from popgeo.data import FlatStore, write
 from popgeo.ipu import Options, inference_model
 from tests.support.graphs import graph

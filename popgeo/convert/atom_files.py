@@ -51,6 +51,8 @@ def _reach_xyz(path: Path) -> Reached:
             if not [file.readline() for _ in range(int(head) + 1)][-1]:
                 raise ValueError(f"it is cut off in structure {len(starts) - 1}")
             starts.append(file.tell())
+        if any(line.strip() for line in file):
+            raise ValueError(f"more follows an empty line where structure {len(starts) - 1} would begin")
     return Reached(len(starts) - 1, partial(_read_xyz, path, starts))
 
 

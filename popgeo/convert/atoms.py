@@ -16,7 +16,7 @@ from popgeo.convert.atom_files import SUFFIXES, reach
 # The most that a label can be; above that it is in another unit, or the calculation failed.
 _LIMITS = {"energy": (1e6, "eV an atom"), "forces": (1e5, "eV/angstrom"), "stress": (1e3, "eV/angstrom^3")}
 _TAKEN = {name: (name, f"REF_{name}") for name in _LIMITS} | {"weight": ("weight", "config_weight"), "head": ("head",)}
-_CLOSEST = 0.1  # angstrom
+_CLOSEST, _FARTHEST = 0.1, 1e6  # angstrom
 Keys: TypeAlias = Mapping[str, str | None]
 
 
@@ -78,8 +78,9 @@ class AtomsFile(Dataset[Data]):
             atoms = self.file.read(index)
             names = names_in(atoms, self.asked, self.names)
             return as_graph(atoms, names, cutoff=self.cutoff, double=self.double), names
-        except ValueError as error:
-            raise ValueError(f"{self.path}, structure {index}: {error}") from error
+        except Exception as error:  # what is damaged may break a reader of others in any way
+            because = error if isinstance(error, ValueError) else repr(error)
+            raise ValueError(f"{self.path}, structure {index}: {because}") from error
 
 
 def names_in(atoms: Any, asked: Keys, first: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -184,7 +185,8 @@ def list_pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float
         `pos[source] + edge_shift - pos[destination]`.
 
     Raises:
-        ValueError: vesin is absent, the cutoff is not positive, or a direction repeats without a vector.
+        ValueError: vesin is absent, the cutoff is not positive, a direction repeats without a vector, or atoms are
+            nowhere near each other.
     """
     try:
         import vesin
@@ -194,6 +196,9 @@ def list_pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float
         raise ValueError(f"The cutoff is {cutoff}; it must be more than 0 angstrom.")
     if any(repeats and not vector.any() for repeats, vector in zip(pbc, cell, strict=True)):
         raise ValueError(f"The cell repeats along {pbc.tolist()} but its vectors are {cell.tolist()}. Set all three.")
+    for name, values in (("Positions", pos), ("The cell's vectors", cell)):
+        if not (np.abs(values) < _FARTHEST).all():  # beyond it, or at NaN, vesin ends the process
+            raise ValueError(f"{name} are not all finite and below {_FARTHEST:.0e} angstrom. Is it another unit?")
     neighbors = vesin.NeighborList(cutoff=cutoff, full_list=True)
     first, second, steps = neighbors.compute(
         points=np.ascontiguousarray(pos, dtype=np.float64),

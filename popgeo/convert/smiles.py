@@ -48,14 +48,7 @@ def read_smiles(
         raise ValueError("Reading SMILES needs rdkit: pip install rdkit.") from error
     RDLogger.DisableLog("rdApp.*")  # what is wrong with a row is said by the error
     skipped = number = 0
-    tables = _tables(path)
-    while True:
-        try:
-            table = next(tables, None)
-        except Exception as error:  # pandas and what it reads through have as many kinds of errors as formats
-            raise ValueError(f"{path} cannot be read from row {number} on: {error!r}. Is it whole?") from error
-        if table is None:
-            break
+    for table in _tables(path):
         name = _column(path, table, column, targets)
         for smiles, y in zip(table[name], _numbers(path, number, table[list(targets)]), strict=True):
             molecule = Chem.MolFromSmiles(smiles) if isinstance(smiles, str) else None
@@ -79,10 +72,13 @@ def read_smiles(
 
 def _tables(path: Path) -> Iterator[pd.DataFrame]:
     kind = next((suffix for suffix in path.suffixes if suffix in (".csv", ".tsv", ".smi")), ".csv")
+    how: dict[str, Any] = {"sep": "\t" if kind == ".tsv" else ","}
     if kind == ".smi":  # SMILES, then a name
-        yield from pd.read_csv(path, sep=r"\s+", header=None, names=["smiles"], usecols=[0], chunksize=_ROWS_AT_ONCE)
-    else:
-        yield from pd.read_csv(path, sep="\t" if kind == ".tsv" else ",", chunksize=_ROWS_AT_ONCE)
+        how = {"sep": r"\s+", "header": None, "names": ["smiles"], "usecols": [0]}
+    try:
+        yield from pd.read_csv(path, chunksize=_ROWS_AT_ONCE, **how)
+    except Exception as error:  # what is damaged may break pandas, and what it reads through, in any way
+        raise ValueError(f"{path} cannot be read: {error!r}. Is it whole?") from error
 
 
 def _column(path: Path, table: pd.DataFrame, column: str | None, targets: Sequence[str]) -> str:
@@ -94,11 +90,10 @@ def _column(path: Path, table: pd.DataFrame, column: str | None, targets: Sequen
 
 def _numbers(path: Path, first: int, table: pd.DataFrame) -> Any:
     """What `y` takes of rows that begin with the `first` one; NaN where a field is empty. [num_rows, num_targets]"""
-    numbers = table.apply(pd.to_numeric, errors="coerce").to_numpy(dtype="float64")
+    numbers = table.apply(pd.to_numeric, errors="coerce").to_numpy("float64")
     # What is no number, and what float32 does not hold, is not to pass for a field that is empty or infinite.
-    odd = table.notna().to_numpy() & ~(abs(numbers) < _LARGEST)
-    if odd.any():
-        row, place = odd.nonzero()[0][0], odd.nonzero()[1][0]
+    odd = table.notna().to_numpy(bool) & ~(abs(numbers) < _LARGEST)
+    for row, place in zip(*odd.nonzero(), strict=True):
         raise ValueError(f"{path}, row {first + row}: {table.columns[place]} is {table.iat[row, place]!r}, no number.")
     return numbers.astype("float32")
 

@@ -9,6 +9,7 @@ import torch
 from popgeo import FixedSizeDataLoader
 from popgeo.__main__ import main
 from popgeo.convert import read_atoms
+from popgeo.convert.atoms import list_pairs
 from popgeo.data import FlatStore
 
 ase = pytest.importorskip("ase")
@@ -214,3 +215,22 @@ def test_a_damaged_file_and_an_empty_one_are_said(tmp_path):
     (tmp_path / "none").mkdir()
     with pytest.raises(ValueError, match="has no file with one of"):
         read_atoms(tmp_path / "none")
+
+
+@pytest.mark.parametrize(("place", "value"), [((0, 2), np.inf), ((1, 1), np.nan), ((0, 0), 1e308), ((1, 2), -3e9)])
+def test_atoms_that_stand_nowhere_are_refused_before_pairs_are_listed(place, value):
+    pytest.importorskip("vesin")
+    pos, cell = np.zeros((2, 3)), np.diag([4.0, 5.0, 6.0])
+    pos[place] = value
+    with pytest.raises(ValueError, match="Positions are not all finite and below"):
+        list_pairs(pos, cell, np.array([True] * 3), 1.5)
+    cell[place] = value
+    with pytest.raises(ValueError, match="The cell's vectors are not all finite"):
+        list_pairs(np.zeros((2, 3)), cell, np.array([True] * 3), 1.5)
+
+
+def test_what_stands_behind_an_empty_line_of_an_xyz_file_is_not_left_out(tmp_path):
+    pytest.importorskip("ase")
+    (tmp_path / "two.xyz").write_text("1\n\nH 0 0 0\n\n1\n\nH 0 0 1\n")
+    with pytest.raises(ValueError, match="more follows an empty line where structure 1 would begin"):
+        read_atoms(tmp_path / "two.xyz")
