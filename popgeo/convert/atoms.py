@@ -79,8 +79,7 @@ class AtomsFile(Dataset[Data]):
             names = names_in(atoms, self.asked, self.names)
             return as_graph(atoms, names, cutoff=self.cutoff, double=self.double), names
         except Exception as error:  # what is damaged may break a reader of others in any way
-            because = error if isinstance(error, ValueError) else repr(error)
-            raise ValueError(f"{self.path}, structure {index}: {because}") from error
+            raise ValueError(f"{self.path}, structure {index}: {str(error) or repr(error)}") from error
 
 
 def names_in(atoms: Any, asked: Keys, first: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -196,9 +195,10 @@ def list_pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float
         raise ValueError(f"The cutoff is {cutoff}; it must be more than 0 angstrom.")
     if any(repeats and not vector.any() for repeats, vector in zip(pbc, cell, strict=True)):
         raise ValueError(f"The cell repeats along {pbc.tolist()} but its vectors are {cell.tolist()}. Set all three.")
-    for name, values in (("Positions", pos), ("The cell's vectors", cell)):
-        if not (np.abs(values) < _FARTHEST).all():  # beyond it, or at NaN, vesin ends the process
-            raise ValueError(f"{name} are not all finite and below {_FARTHEST:.0e} angstrom. Is it another unit?")
+    if not (np.abs([*pos, *cell]) < _FARTHEST).all():  # beyond it, or at NaN, vesin ends the process
+        raise ValueError(
+            f"Positions or the cell are not finite and below {_FARTHEST:.0e} angstrom. Is it another unit?"
+        )
     neighbors = vesin.NeighborList(cutoff=cutoff, full_list=True)
     first, second, steps = neighbors.compute(
         points=np.ascontiguousarray(pos, dtype=np.float64),

@@ -12,7 +12,6 @@ from torch_geometric.data import Data
 
 _ROWS_AT_ONCE = 4096
 _OF_ATOM = ("GetDegree", "GetFormalCharge", "GetTotalNumHs", "GetIsAromatic", "IsInRing", "GetChiralTag")
-_LARGEST = 3.4e38
 
 
 def read_smiles(
@@ -72,11 +71,10 @@ def read_smiles(
 
 def _tables(path: Path) -> Iterator[pd.DataFrame]:
     kind = next((suffix for suffix in path.suffixes if suffix in (".csv", ".tsv", ".smi")), ".csv")
-    how: dict[str, Any] = {"sep": "\t" if kind == ".tsv" else ","}
-    if kind == ".smi":  # SMILES, then a name
-        how = {"sep": r"\s+", "header": None, "names": ["smiles"], "usecols": [0]}
+    sep = {".smi": r"\s+", ".tsv": "\t"}.get(kind, ",")
+    first: Any = {"header": None, "names": ["smiles"], "usecols": [0]} if kind == ".smi" else {}  # SMILES, then a name
     try:
-        yield from pd.read_csv(path, chunksize=_ROWS_AT_ONCE, **how)
+        yield from pd.read_csv(path, sep=sep, chunksize=_ROWS_AT_ONCE, **first)
     except Exception as error:  # what is damaged may break pandas, and what it reads through, in any way
         raise ValueError(f"{path} cannot be read: {error!r}. Is it whole?") from error
 
@@ -92,7 +90,7 @@ def _numbers(path: Path, first: int, table: pd.DataFrame) -> Any:
     """What `y` takes of rows that begin with the `first` one; NaN where a field is empty. [num_rows, num_targets]"""
     numbers = table.apply(pd.to_numeric, errors="coerce").to_numpy("float64")
     # What is no number, and what float32 does not hold, is not to pass for a field that is empty or infinite.
-    odd = table.notna().to_numpy(bool) & ~(abs(numbers) < _LARGEST)
+    odd = table.notna().to_numpy(bool) & ~(abs(numbers) < 3.4e38)
     for row, place in zip(*odd.nonzero(), strict=True):
         raise ValueError(f"{path}, row {first + row}: {table.columns[place]} is {table.iat[row, place]!r}, no number.")
     return numbers.astype("float32")
