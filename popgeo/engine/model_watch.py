@@ -1,5 +1,6 @@
 """Notices what a compiled step has to follow in its model: memory that moved, and changes of what was captured."""
 
+import inspect
 import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -79,7 +80,7 @@ class ModelWatch:
         yield "hooks of all modules", [list(hooks.items()) for hooks in _HOOKS_OF_ALL]
         for path, module in self._model.named_modules():
             place = f"{path}." if path else ""
-            yield path or "the model", (id(module), type(module), _FORWARD(type(module)))
+            yield path or "the model", (id(module), type(module), inspect.getattr_static(type(module), "forward", None))
             yield f"{place}training", modes.get(module, module.training)
             yield f"hooks of {path or 'the model'}", [list(getattr(module, hooks).items()) for hooks in _HOOKS]
             yield from ((f"{place}{name}", _form(buffer)) for name, buffer in module._buffers.items())
@@ -104,7 +105,8 @@ class ModelWatch:
         modules = dict(self._model.named_modules())
         self._modules, self._autocast = list(modules.values()), autocast_around()
         self._kinds = list(map(type, self._modules))
-        self._forwards = {kind: _FORWARD(kind) for kind in self._kinds}
+        # TorchScript's classes have a forward only for an instance.
+        self._forwards = {kind: kind.forward for kind in self._kinds if not issubclass(kind, torch.jit.ScriptModule)}
         tables = [t for one in modules.values() for t in (one._parameters, one._buffers, one._modules)]
         self._tensors = [*self._model.parameters(), *self._model.buffers()]
         trainable = self._model.parameters() if self._trains else []

@@ -1,11 +1,13 @@
 """What is changed about a model after its step was compiled is followed, or refused."""
 
+import warnings
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import popgeo
 from popgeo import compile_forward, compile_step
 from popgeo.ipu import CompiledStep, training_model
 
@@ -224,3 +226,13 @@ def test_a_training_step_without_gradients_is_refused_and_changes_nothing(withou
     assert torch.equal(before, model.first.weight)
     step(x)
     assert not torch.equal(before, model.first.weight)
+
+
+def test_a_step_with_a_torchscript_part_runs_again_and_again():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = nn.Sequential(torch.jit.script(nn.Linear(3, 3)), nn.Linear(3, 1))
+    x = torch.ones(4, 3)
+    step = popgeo.compile_forward(model)
+    assert torch.equal(step(x), step(x))
+    torch.testing.assert_close(step(x), model(x))
