@@ -3,7 +3,7 @@
 import argparse
 import ast
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def convert(arguments: Sequence[str]) -> int:
     return 0
 
 
-def source_of(asked: argparse.Namespace) -> tuple[Iterable[Any], dict[str, Any]]:
+def source_of(asked: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     """The graphs that are meant, and how they are to be written.
 
     Raises:

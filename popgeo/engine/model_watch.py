@@ -106,7 +106,7 @@ class ModelWatch:
         self._modules, self._autocast = list(modules.values()), autocast_around()
         self._kinds = list(map(type, self._modules))
         # TorchScript's classes have a forward only for an instance.
-        self._forwards = {kind: kind.forward for kind in self._kinds if not issubclass(kind, torch.jit.ScriptModule)}
+        self._forwards = {kind: _FORWARD(kind) for kind in self._kinds if not issubclass(kind, torch.jit.ScriptModule)}
         tables = [t for one in modules.values() for t in (one._parameters, one._buffers, one._modules)]
         self._tensors = [*self._model.parameters(), *self._model.buffers()]
         trainable = self._model.parameters() if self._trains else []

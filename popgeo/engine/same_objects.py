@@ -2,17 +2,23 @@
 
 from typing import Any
 
-from torch.overrides import TorchFunctionMode
+from torch._C import _get_function_stack_at, _len_torch_function_stack
+from torch.overrides import TorchFunctionMode, _pop_mode
 
 
 class _NoTensorEquals(TorchFunctionMode):
-    """Within it two tensors cannot be compared, so that only the same tensor counts as equal to itself."""
+    """While it compares two tensors cannot be compared, so that only the same tensor counts as equal to itself.
+
+    An interrupt right after it has been entered leaves it behind. Then it compares nothing, lets everything through,
+    and goes at the next comparison.
+    """
+
+    comparing = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise ValueError("Two tensors are neither equal nor unequal.")
-
-
-_NO_TENSOR_EQUALS = _NoTensorEquals()
+        if self.comparing:
+            raise ValueError("Two tensors are neither equal nor unequal.")
+        return func(*args, **(kwargs or {}))
 
 
 def holds_the_same(one: Any, other: Any) -> bool:
@@ -29,8 +35,13 @@ def holds_the_same(one: Any, other: Any) -> bool:
         >>> holds_the_same([rate], [torch.ones(1)])
         False
     """
-    try:
-        with _NO_TENSOR_EQUALS:
+    while (depth := _len_torch_function_stack()) and isinstance(_get_function_stack_at(depth - 1), _NoTensorEquals):
+        _pop_mode()
+    with _NoTensorEquals() as mode:
+        try:
+            mode.comparing = True
             return bool(one == other)
-    except (RuntimeError, TypeError, ValueError):
-        return False
+        except (RuntimeError, TypeError, ValueError):
+            return False
+        finally:
+            mode.comparing = False

@@ -29,7 +29,9 @@ class GraphsTupleLoader(FixedSizeDataLoader):
     def _batches(self, run: Run, plan: EpochPlan) -> Iterator[GraphsTuple]:
         for batch in super()._batches(run, plan):
             graphs = to_graphs_tuple(batch, _LEVELS)
-            levels = {name: {key: part[key] for key in part.keys() & _LEVELS.keys()} for name, part in _parts(graphs)}
+            levels: dict[str, Any] = {
+                name: {key: part[key] for key in part.keys() & _LEVELS.keys()} for name, part in _parts(graphs)
+            }
             yield graphs._replace(**levels)
 
 

@@ -73,7 +73,9 @@ class FixedSizeModel(ModelInterface):
         self._compute_stress, self._compute_forces = compute_stress, True
         self.evaluate, self.as_graph, self.as_batch = evaluate, as_graph, as_batch
         self.cutoff, self.species, self.skin = cutoff, species, skin
-        self.sizes = (num_nodes, num_edges, num_graphs)
+        self._asked = (num_nodes, num_edges, num_graphs)
+        self.sizes = (0, 0, 0)
+        """Nodes, edges and graphs of a batch, padding included; zeros until a state has been seen."""
         self.num_shapes = 0
         """How many shapes the model has seen: one, unless a system outgrew its batch."""
         self.num_batches = 0
@@ -95,7 +97,7 @@ class FixedSizeModel(ModelInterface):
             batch = with_safe_padding(loader.collater([graphs[i] for i in ids.tolist()]), loader.cell_length)
             nodes, structures = batch.nodes_mask, batch.graphs_mask
             self.num_batches, self.num_real = self.num_batches + 1, self.num_real + sizes[ids].sum(axis=0)
-            self.num_slots += (num_nodes, num_edges)
+            self.num_slots += np.array([num_nodes, num_edges])
             outputs = dict(self.evaluate(self.as_batch(batch)))
             rows = {"energy": torch.from_numpy(ids), "forces": torch.cat([atoms[i] for i in ids.tolist()])}
             if self.compute_stress:
@@ -138,12 +140,11 @@ class FixedSizeModel(ModelInterface):
     def _room_for(self, graphs: list[Data], sizes: np.ndarray) -> PotentialLoader:
         """Fixes the shape where it is not, and lets it grow where a system alone is larger."""
         most, total = sizes.max(axis=0), sizes.sum(axis=0)
-        first = self._loader is None
         num_nodes, num_edges, num_graphs = self.sizes
-        if first:
-            num_graphs = num_graphs or len(graphs) + 1
-            num_nodes = num_nodes or int(total[0] * 5 // 4) + num_graphs
-            num_edges = num_edges or max(int(total[1] * 5 // 4), 1)
+        if self._loader is None:
+            num_graphs = self._asked[2] or len(graphs) + 1
+            num_nodes = self._asked[0] or int(total[0] * 5 // 4) + num_graphs
+            num_edges = self._asked[1] or max(int(total[1] * 5 // 4), 1)
         nodes, edges = num_nodes, num_edges
         if most[0] > num_nodes - num_graphs + 1:
             num_nodes = int(most[0] * 3 // 2) + num_graphs
@@ -156,7 +157,7 @@ class FixedSizeModel(ModelInterface):
                 f"num_nodes={num_nodes}, num_edges={num_edges} to avoid that.",
                 stacklevel=4,
             )
-        if first or (num_nodes, num_edges) != (nodes, edges):
+        if self._loader is None or (num_nodes, num_edges) != (nodes, edges):
             self.sizes, self.num_shapes = (num_nodes, num_edges, num_graphs), self.num_shapes + 1
             self._loader = PotentialLoader(
                 graphs,
@@ -198,7 +199,7 @@ def fairchem_model(model: Callable[[Any], Mapping[str, Tensor]], cutoff: float, 
     )
 
 
-def mace_model(model: torch.nn.Module, **kwargs: Any) -> FixedSizeModel:
+def mace_model(model: Any, **kwargs: Any) -> FixedSizeModel:
     """A model of MACE, with the cutoff and the table of atomic numbers that it has itself."""
     from popgeo.potentials import mace
 

@@ -189,7 +189,9 @@ class FlatParameters:
         joined = torch.cat([part.reshape(-1) for part in parts])
         if joined.numel() != self.own.numel():  # whole states, of which this process keeps a part
             joined = joined[self._range].clone()
-        return joined.view(self.own.shape)
+        joined = joined.view(self.own.shape)
+        # The update is captured for state that lies as its weights do.
+        return joined if self.own.is_contiguous() else torch.empty_like(self.own, dtype=joined.dtype).copy_(joined)
 
 
 def flatten_groups(

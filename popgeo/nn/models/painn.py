@@ -138,13 +138,14 @@ class PaiNN(AtomModel):
         self, z: Tensor, pos: Tensor, edge_index: Tensor, r: Tensor, half_list: bool, edge_shift: Tensor | None
     ) -> Tensor:
         """The atoms' scalars after all blocks. [num_atoms, hidden_channels]"""
-        networks = networks_in_one_pass(self.messages, [message.filter for message in self.messages], r)
+        of_messages = [message.get_submodule("filter") for message in self.messages]
+        networks = networks_in_one_pass(self.messages, of_messages, r)
         edges = Edges.of(edge_index, z.size(0), half_list, with_plans=networks is None)
         direction = directions(pos, edge_index, r, self.cutoff, edge_shift)  # [num_edges, 3]
         filters: list[OnePassFilters] | list[Tensor]
         if networks is None:
             rbf, envelope = self.distance_expansion(r), self.envelope(r).unsqueeze(1)
-            filters = [message.filter(rbf) * envelope for message in self.messages]  # [num_edges, 3 * hidden_channels]
+            filters = [filter_of(rbf) * envelope for filter_of in of_messages]  # [num_edges, 3 * hidden_channels]
         else:
             column = DistanceColumn.of(self.distance_expansion, self.envelope, r, self.cutoff, edges, z.size(0))
             filters = [OnePassFilters(network=network, column=column) for network in networks]
