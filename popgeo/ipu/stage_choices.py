@@ -118,11 +118,8 @@ that the model names.
 
 
 # What TensorFlow for the IPU calls its schedules: both pipelined ones keep step, in another order within a turn.
-_OF_TENSORFLOW: dict[str, str] = {
-    "PipelineSchedule.Grouped": Schedule.LOCK_STEP.value,
-    "PipelineSchedule.Interleaved": Schedule.LOCK_STEP.value,
-    "PipelineSchedule.Sequential": Schedule.SHARDED.value,
-}
+_LOCK_STEP = ("PipelineSchedule.Grouped", "PipelineSchedule.Interleaved")
+_OF_TENSORFLOW = {**dict.fromkeys(_LOCK_STEP, "lock_step"), "PipelineSchedule.Sequential": "sharded"}
 
 
 def checked_schedule(schedule: Schedule | str | None) -> str | None:

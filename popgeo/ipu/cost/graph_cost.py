@@ -26,16 +26,13 @@ def _rules() -> dict[str, Rule]:
 RULES = _rules()
 
 
-def plan(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """The cheapest division of an operation of a program."""
-    rule = RULES.get(name_of(op.target))
-    return plan_unknown(graph, op, machine.target) if rule is None else rule(graph, op, machine)
-
-
 def plan_all(graph: OpGraph, machine: Machine) -> list[Plan]:
     """The plan of each operation of a program, in order, with what it lays out anew before it begins."""
-    moved = laid_out_anew(graph)
-    return [with_layout(plan(graph, op, machine), n, machine) for op, n in zip(graph.ops, moved, strict=True)]
+    plans = []
+    for op, nbytes in zip(graph.ops, laid_out_anew(graph), strict=True):
+        rule = RULES.get(name_of(op.target), plan_unknown)
+        plans.append(with_layout(rule(graph, op, machine), nbytes, machine))
+    return plans
 
 
 RULES |= control.rules(plan_all)
@@ -43,11 +40,11 @@ RULES |= control.rules(plan_all)
 CYCLES_PER_ELEMENT = 42.0  # a worker's software path for one element on every sixth cycle, as integer operations take
 
 
-def plan_unknown(graph: OpGraph, op: Op, target: IpuTarget) -> Plan:
+def plan_unknown(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """Every tensor crosses the exchange once, and each element of the largest takes a slow path on one worker."""
     touched = {*op.reads(), *(v for v in op.outputs if v is not None)}
     values = [graph.values[v] for v in touched]
-    tiles = target.all_tiles
+    target, tiles = machine.target, machine.num_tiles
     nbytes = -(-sum(value.nbytes for value in values) // tiles)
     elements = -(-max((value.numel for value in values), default=0) // tiles)
     supersteps = (

@@ -11,7 +11,7 @@ from torch_geometric.utils import scatter
 from popgeo import ipu, ops
 from popgeo.capture.control_flow import cond, for_loop
 from popgeo.ipu import IpuTarget
-from popgeo.ipu.cost.calibration import BOW_SDK3
+from popgeo.ipu.cost.calibration import BOW_SDK3, Machine
 from popgeo.ipu.cost.graph_cost import cost, plan_unknown
 from popgeo.ipu.cost.plan import Profile
 from tests.support import training_steps
@@ -145,7 +145,7 @@ def test_what_no_rule_knows_is_brought_once_and_worked_on_by_one_worker_at_a_tim
 
 def test_what_no_rule_knows_and_touches_nothing_only_starts():
     graph = graph_of("any.nothing.default", makes=[None])
-    assert [step.ideal for step in plan_unknown(graph, graph.ops[0], BOW).supersteps] == [240, 82]
+    assert [step.ideal for step in plan_unknown(graph, graph.ops[0], Machine(target=BOW)).supersteps] == [240, 82]
 
 
 def test_a_share_of_memory_and_constants_of_ones_own_reach_products_also_within_loops():
