@@ -5,7 +5,7 @@ Needs `mace-torch`: pip install mace-torch. In a script of one's own:
     loader = fixed_size_loader(items, num_nodes=512, num_edges=12_000, batch_size=24, shuffle=True)
     for batch in loader:                                       # what MACE's DataLoader gives, with masks
         output = model(batch.to_dict(), training=True)
-        loss = over_real(loss_fn)(pred=output, ref=batch)
+        loss = OverReal(loss_fn)(pred=output, ref=batch)
 """
 
 import copy
@@ -51,7 +51,7 @@ def fixed_size_loader(items: Any, *, cutoff: float | None = None, **kwargs: Any)
     The batches are those of MACE's `DataLoader`, with `nodes_mask`, `edges_mask` and `graphs_mask`. In padding `weight`
     and every other weight is 0; `energy_weight`, `stress_weight`, `virials_weight` and `forces_weight` of real
     structures are multiplied by slots per real row, so that MACE's weighted losses, unchanged, are means over what is
-    real. Losses that are not proportional to these weights (Huber, L1L2, dipoles) need `over_real`, which takes all.
+    real. Losses that are not proportional to these weights (Huber, L1L2, dipoles) need `OverReal`, which takes all.
 
     Args:
         items: A list of `AtomicData`, or whatever dataset of them MACE reads.
@@ -191,7 +191,7 @@ class TrainingStep(nn.Module):
     """A step of MACE as one module, from a batch's tensors to its loss: for `popgeo.compile_step`, or `torch.compile`.
 
         step = popgeo.compile_step(TrainingStep(model, loss_fn), optimizer)
-        loss = step(**tensors_of(batch))
+        loss = step(**batch.to_dict())
 
     Args:
         model: Any model of MACE, made with its TorchScript parts or without.
