@@ -80,7 +80,9 @@ class ModelWatch:
         yield "hooks of all modules", [list(hooks.items()) for hooks in _HOOKS_OF_ALL]
         for path, module in self._model.named_modules():
             place = f"{path}." if path else ""
-            yield path or "the model", (id(module), type(module), inspect.getattr_static(type(module), "forward", None))
+            # PopTorch's programs find their model to be of a class that says which one it is instead of.
+            kind = vars(type(module)).get("__wrapped__", type(module))
+            yield path or "the model", (id(module), kind, inspect.getattr_static(kind, "forward", None))
             yield f"{place}training", modes.get(module, module.training)
             yield f"hooks of {path or 'the model'}", [list(getattr(module, hooks).items()) for hooks in _HOOKS]
             yield from ((f"{place}{name}", _form(buffer)) for name, buffer in module._buffers.items())

@@ -34,7 +34,7 @@ def cheaper_form(num_nodes: int, num_graphs: int, max_num_nodes: int | None) -> 
 
     A pack of few graphs, such as GPS++'s 8 in 60 nodes, is cheaper as one matrix; a batch of many is cheaper padded. In
     between this is the choice for one thread of a processor. On the modelled IPU, whose cycles for either form a report
-    shows, moving costs more: packs of up to about 400 nodes take up to a quarter fewer cycles as one matrix.
+    shows, moving costs more: batches of up to about 800 nodes take fewer cycles as one matrix.
 
     Args:
         num_nodes: Node slots of the batch.

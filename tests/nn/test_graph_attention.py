@@ -85,7 +85,7 @@ def test_few_graphs_are_one_matrix_and_many_are_padded(
     assert cheaper_form(num_nodes, num_graphs, max_num_nodes) is AttentionForm(form)
 
 
-@pytest.mark.parametrize("shape", [(60, 9, 24), (728, 36, 38)], ids=["a pack of GPS++", "a batch of ZINC"])
+@pytest.mark.parametrize("shape", [(60, 9, 24), (1456, 72, 38)], ids=["a pack of GPS++", "a batch of ZINC"])
 def test_the_report_shows_fewer_cycles_for_the_form_that_is_chosen(shape: tuple[int, int, int]):
     num_nodes, num_graphs, max_num_nodes = shape
     layer, batch = GraphAttention(8, 2), torch.arange(num_nodes) * (num_graphs - 1) // num_nodes

@@ -153,7 +153,7 @@ def test_the_step_is_captured_and_trains_as_eager_does():
             eager.backward()
             optimizers[0].step()
             losses.append((float(eager.detach()), float(compiled(**batch))))
-    torch.testing.assert_close(*torch.tensor(losses).T, rtol=1e-9, atol=0.0)
+    torch.testing.assert_close(*torch.tensor(losses, dtype=torch.float64).T, rtol=1e-9, atol=0.0)
     for one, other in zip(*(step.parameters() for step in steps), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
 

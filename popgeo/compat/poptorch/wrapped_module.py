@@ -52,7 +52,9 @@ def wrap(module: nn.Module, owner: Owner) -> None:
         return (make, arguments, *state)
 
     names = {"destroy": destroy, "copyWeightsToHostIfNeeded": copy_weights, "__reduce_ex__": reduce}
-    module.__class__ = type(f"Poptorch{own.__name__}", (own, _Wrapped), {**names, "__module__": own.__module__})
+    module.__class__ = type(
+        f"Poptorch{own.__name__}", (own, _Wrapped), {**names, "__module__": own.__module__, "__wrapped__": own}
+    )
 
 
 def is_wrapped(module: nn.Module) -> bool:
