@@ -30,6 +30,7 @@ SIZES = {"num_nodes": 40, "num_edges": 700, "batch_size": 6, "cutoff": CUTOFF}
 def _nequips_own_state():
     before = torch.get_default_dtype()
     set_global_state()
+    torch.set_default_dtype(torch.float64)  # which it sets once only, and forces follow
     yield
     torch.set_default_dtype(before)
 
