@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+_FARTHEST = 1e6  # angstrom
+
 
 class NeighbourList:
     """The edges within a cutoff, exactly those of a list made anew, from one that reaches a skin farther.
@@ -58,6 +60,11 @@ class NeighbourList:
 
 
 def _find(atoms: Any, cutoff: float) -> tuple[np.ndarray, np.ndarray]:
+    if not (np.abs([*atoms.positions, *atoms.cell.array]) < _FARTHEST).all():  # there vesin ends the process
+        raise ValueError(
+            "An atom or a vector of the cell is at NaN or further away than a million angstrom, so there are no "
+            "neighbours to list. Where this is dynamics, it has blown up: take a shorter step, or look at the forces."
+        )
     try:
         from vesin import ase_neighbor_list as neighbor_list
     except ImportError:

@@ -68,3 +68,11 @@ def test_another_cell_other_boundaries_or_other_atoms_make_a_new_list():
 def test_a_negative_skin_is_refused():
     with pytest.raises(ValueError, match="The skin is -1"):
         NeighbourList(cutoff=3.0, skin=-1)
+
+
+@pytest.mark.parametrize("where", [np.nan, np.inf, 1e20])
+def test_atoms_that_have_flown_away_are_refused_before_a_library_is_asked(where):
+    atoms = copper()
+    atoms.positions[3, 1] = where
+    with pytest.raises(ValueError, match="dynamics, it has blown up"):
+        NeighbourList(cutoff=3.0, skin=0.6).of(atoms)
