@@ -1,6 +1,5 @@
 """What one IPU runs of a model that several share: the step and the update of the shards that it holds."""
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -119,7 +118,8 @@ def update_of(model: nn.Module, step: CapturedStep, optimizer: Optimizer, option
     groups = []
     for group in optimizer.param_groups:
         groups.append({**group, "params": [shapes[id(p)] for p in group["params"] if id(p) in shapes]})
-    on_meta = copy.copy(optimizer)
+    on_meta = object.__new__(type(optimizer))
+    vars(on_meta).update(vars(optimizer))  # torch's own way to copy leaves out what a subclass has beside its groups
     on_meta.param_groups, on_meta.state = groups, type(optimizer.state)(dict)
     parameters = {name: shapes[id(p)] for name, p in model.named_parameters() if name in step.trained}
     return Update(on_meta, parameters, options)

@@ -156,3 +156,31 @@ def test_what_cannot_be_is_refused(given, message):
 def test_a_share_of_memory_is_one(share):
     with pytest.raises(ValueError, match="a share of a tile's memory"):
         ipu.Options(matmul_proportion=share)
+
+
+class Lars(torch.optim.Optimizer):
+    """Steps as long as the weight times a setting that is not one of its groups'."""
+
+    def __init__(self, params, trust):
+        super().__init__(params, {"lr": 0.1})
+        self.trust = trust
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(group["lr"] * self.trust * p.norm() / p.grad.norm() * p.grad)
+
+
+def test_an_optimizer_that_looks_at_whole_weights_and_has_settings_of_its_own_has_a_plan():
+    model = Layers(WIDTH)
+    rates = [
+        ipu.pipeline(
+            model, [torch.zeros(ROWS, WIDTH)],
+            ipu.Options(gradient_accumulation=8, replication_factor=2, shard_optimizer_state=sharded),
+            Lars(model.parameters(), trust=0.01), stages=2,
+        ).update_parts["optimizer"][0]
+        for sharded in (False, True)
+    ]  # fmt: skip
+    assert rates[0] == pytest.approx(2 * rates[1])
