@@ -51,10 +51,8 @@ def wrap(module: nn.Module, owner: Owner) -> None:
             make, arguments = copyreg._reconstructor, (own, object, None)  # type: ignore[attr-defined]
         return (make, arguments, *state)
 
-    names = {"destroy": destroy, "copyWeightsToHostIfNeeded": copy_weights, "__reduce_ex__": reduce}
-    module.__class__ = type(
-        f"Poptorch{own.__name__}", (own, _Wrapped), {**names, "__module__": own.__module__, "__wrapped__": own}
-    )
+    names = {"destroy": destroy, "copyWeightsToHostIfNeeded": copy_weights, "__reduce_ex__": reduce, "__wrapped__": own}
+    module.__class__ = type(f"Poptorch{own.__name__}", (own, _Wrapped), {**names, "__module__": own.__module__})
 
 
 def is_wrapped(module: nn.Module) -> bool:
