@@ -15,7 +15,7 @@ demo: $(RUNS) ## train SchNet on the bundled molecules and show how it went
 	$(RUN) -m popgeo
 
 test: $(DONE) ## run every test
-	@echo "popgeo: running the tests (6 to 11 minutes on 2 cores, longer on a busy machine)"
+	@echo "popgeo: running the tests (about 11 minutes on 2 cores)"
 	$(RUN) -m pytest -q -n 2 --dist worksteal
 
 check: $(DONE) ## formatting, lint, types, tests
