@@ -67,10 +67,11 @@ class ThreadChoice:
         self._start = self._clock()
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if self._fixed is None and kind is None:
-            self._learn(self._number, self._clock() - self._start)
+        seconds = self._clock() - self._start
         if self._number != self._before:
             torch.set_num_threads(self._before)
+        if self._fixed is None and kind is None:
+            self._learn(self._number, seconds)
 
     def _next(self, most: int) -> int:
         """The number for the coming call, where the caller has allowed `most`."""
