@@ -1,18 +1,19 @@
 """Two runs of a model on the same graphs in different batches: where they differ, and what usually causes it."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from popgeo.testing.claims import BrokenError
 from popgeo.testing.differences import Difference, difference, loss_of, noise_of
 from popgeo.testing.fixed_batches import FixedBatch
 from popgeo.testing.observe import Observation
 
-_CAUSES = {
+CAUSES = {
     "rows": (
         "a norm, readout, mean, maximum or softmax over all rows of the batch; popgeo.nn.BatchNorm takes nodes_mask, "
         "popgeo.ops.global_mean_pool and its like take batch.batch and batch.num_graphs"
@@ -48,25 +49,28 @@ class Seen:
     Attributes:
         batch: What it ran on.
         run: What it left.
-        order: Which of the batch's graphs are compared, in which order.
+        places: The rows of each kind that are compared, in which order.
     """
 
     batch: FixedBatch
     run: Observation
-    order: tuple[int, ...]
+    places: Mapping[str, Tensor]
 
     def rows(self, kind: str | None, tensor: Tensor) -> Tensor:
-        """The rows of a tensor that are compared, one graph after the other; all where `kind` is None."""
-        if kind is None:
-            return tensor
-        counts = self.batch.counts[kind].tolist()
-        parts = tensor[: sum(counts)].split(counts)
-        return torch.cat([parts[i] for i in self.order])
+        """The rows of a tensor that are compared; all where `kind` is None."""
+        return tensor if kind is None else tensor[self.places[kind].to(tensor.device)]
 
     def graph_of(self, kind: str, row: int) -> int:
         """The graph that a row of `rows` belongs to."""
-        ends = self.batch.counts[kind][list(self.order)].cumsum(0)
-        return self.order[int(torch.searchsorted(ends, row, right=True))]
+        return int(torch.searchsorted(self.batch.counts[kind].cumsum(0), self.places[kind][row], right=True))
+
+    def of_graphs(self, order: Sequence[int]) -> "Seen":
+        """The same run, of which the rows of some graphs are compared, in this order."""
+        places = {}
+        for kind, counts in self.batch.counts.items():
+            parts = torch.arange(int(counts.sum())).split(counts.tolist())
+            places[kind] = torch.cat([parts[i] for i in order])
+        return replace(self, places=places)
 
 
 def kinds_of_rows(one: Seen, other: Seen) -> dict[str, str | None]:
@@ -96,7 +100,7 @@ def compare_runs(
     loss: Callable[[Any, Any], Tensor] | None,
     tolerance: float | None,
 ) -> None:
-    """Raises AssertionError where a result, the loss, a buffer or a gradient is another.
+    """Raises BrokenError where a result, the loss, a buffer or a gradient is another.
 
     Args:
         found: A run.
@@ -130,9 +134,10 @@ def compare_runs(
     scale = noise_of(slopes)
     for name, slope in slopes.items():
         if not slope.isfinite().all() and not new_slopes[name].isfinite().all():  # which would count as alike
-            raise AssertionError(
+            raise BrokenError(
                 f"the gradient of {name} is not finite at fixed size, neither with {expected.batch} nor with "
-                f"{found.batch}.\nThe usual cause: {_CAUSES['not finite gradient']}."
+                f"{found.batch}.",
+                CAUSES["not finite gradient"],
             )
         require_alike(f"the gradient of {name}", new_slopes[name], slope, scale=scale)
 
@@ -172,10 +177,13 @@ def _kind_of_rows(one: Tensor, other: Tensor, in_one: FixedBatch, in_other: Fixe
 def _fail(subject: str, apart: Difference, found: Seen, expected: Seen, why: str, usual: str) -> None:
     if not math.isfinite(apart.found):
         usual = "not finite"
-    raise AssertionError(
+    raise BrokenError(
         f"{subject} depends on {why}: {apart.found:.6g} with {found.batch}, and {apart.expected:.6g} with "
-        f"{expected.batch}; {apart.allowed:.1e} apart is allowed.{_entry(found, expected)}\n"
-        f"The usual cause: {_CAUSES.get(why, _CAUSES[usual])}."
+        f"{expected.batch}; {apart.allowed:.1e} apart is allowed.{_entry(found, expected)}",
+        CAUSES.get(why, CAUSES[usual]),
+        found=apart.found,
+        expected=apart.expected,
+        allowed=apart.allowed,
     )
 
 

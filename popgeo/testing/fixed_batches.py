@@ -33,9 +33,12 @@ class FixedBatch:
     garbage: Garbage
 
     def __str__(self) -> str:
-        padding = [f"{kind} {number - int(self.counts[kind].sum())}" for kind, number in self.slots.items()]
+        padding = {kind: number - int(self.counts[kind].sum()) for kind, number in self.slots.items()}
         number = len(self.counts["graph"])
-        return f"{number} graph{'s' * (number > 1)} and padding ({', '.join(padding)}) of {self.garbage}"
+        graphs = f"{number} graph{'s' * (number > 1)}"
+        if not any(padding.values()):
+            return graphs
+        return f"{graphs} and padding ({', '.join(f'{kind} {n}' for kind, n in padding.items())}) of {self.garbage}"
 
 
 def a_few(graphs: Any, limit: int) -> list[Data | HeteroData]:
@@ -55,44 +58,57 @@ def a_few(graphs: Any, limit: int) -> list[Data | HeteroData]:
 
 
 def fixed_batch(
-    graphs: Sequence[Data | HeteroData], *, padding: int, garbage: Garbage, num_graphs: int | None = None
+    graphs: Sequence[Data | HeteroData], *, padding: int | None, garbage: Garbage, num_graphs: int | None = None
 ) -> FixedBatch:
     """One batch of all these graphs.
 
     Args:
         graphs: Real graphs, in the order that they are to have.
         padding: How much of it beyond the least: so many graphs, and more nodes and edges, of each kind another number.
+            None means PyG's batch of just these graphs, with masks that are True.
         garbage: What fills the floating point attributes of padding, or a value for each name; others are 0.
         num_graphs: Graphs of the batch, padding included, where it is not to grow.
     """
     plain = Batch.from_data_list(list(graphs))
     least = FixedSizeOptions.from_loader([plain])
     fill = _padding(plain, garbage)
-    grown = {}
+    grown, extra = {}, padding or 0
     for field, more in (("num_nodes", 2), ("num_edges", 3)):
         sizes = getattr(least, field)
         if isinstance(sizes, dict):
-            grown[field] = {key: n + padding * (more + 2 * i) for i, (key, n) in enumerate(sizes.items())}
+            grown[field] = {key: n + extra * (more + 2 * i) for i, (key, n) in enumerate(sizes.items())}
         else:
-            grown[field] = sizes + padding * more
+            grown[field] = sizes + extra * more
     options = replace(
         least,
-        num_graphs=least.num_graphs + padding if num_graphs is None else num_graphs,
+        num_graphs=least.num_graphs + extra if num_graphs is None else num_graphs,
         node_pad_value=fill,
         edge_pad_value=fill,
         graph_pad_value=fill,
         **grown,
     ).with_rows_for(FlatStore.from_dataset(list(graphs)))
-    counts = {
-        kind: torch.tensor([int(getattr(graph if key is None else graph[key], field) or 0) for graph in graphs])
-        for kind, field, key, _ in _kinds(options)
-    }
-    return FixedBatch(
-        batch=FixedSizeCollater(options, add_masks_to_batch=True)(list(graphs)),
-        slots={"graph": options.num_graphs, **{kind: number for kind, *_, number in _kinds(options)}},
-        counts={"graph": torch.ones(len(graphs), dtype=torch.int64), **counts},
-        garbage=garbage,
-    )
+    counts = {"graph": torch.ones(len(graphs), dtype=torch.int64)}
+    slots = {"graph": options.num_graphs}
+    for kind, field, key, number in _kinds(options):
+        counts[kind] = torch.tensor(
+            [int(getattr(graph if key is None else graph[key], field) or 0) for graph in graphs]
+        )
+        slots[kind] = number
+    if padding is None:
+        slots = {kind: int(count.sum()) for kind, count in counts.items()}
+        batch = _with_masks(plain)
+    else:
+        batch = FixedSizeCollater(options, add_masks_to_batch=True)(list(graphs))
+    return FixedBatch(batch=batch, slots=slots, counts=counts, garbage=garbage)
+
+
+def _with_masks(plain: Batch) -> Batch:
+    """The batch with masks that say that all of it is real."""
+    for stores, level in ((plain.node_stores, "node"), (plain.edge_stores, "edge")):
+        for store in stores:
+            store[f"{level}s_mask"] = torch.ones(getattr(store, f"num_{level}s") or 0, dtype=torch.bool)
+    plain.graphs_mask = torch.ones(plain.num_graphs, dtype=torch.bool)
+    return plain
 
 
 def _kinds(options: FixedSizeOptions) -> Iterator[tuple[str, str, Any, int]]:

@@ -62,7 +62,7 @@ class Observation:
         return dict(zip(self.parameters, slopes, strict=True))
 
 
-def observe(model: Callable[..., Any], run: Callable[[Any], Any]) -> Observation:
+def observe(model: Callable[..., Any], run: Callable[[Any], Any], seed: int = 0) -> Observation:
     """Runs a copy of a model, without dropout and with the same random numbers each time.
 
     Dropout is left out because its random numbers depend on the shapes: other padding would drop other channels.
@@ -70,13 +70,14 @@ def observe(model: Callable[..., Any], run: Callable[[Any], Any]) -> Observation
     Args:
         model: A module, or a function.
         run: Calls what it is given, the copy, as the model is called.
+        seed: Of the random numbers.
 
     Raises:
         ValueError: the model returns no tensor.
     """
     module = copy.deepcopy(model)
     with torch.random.fork_rng(), torch.enable_grad(), _WithoutDropout(), _record(module) as parts:
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         result = run(module)
     tensors = returned_tensors(result, ", or pass call=lambda model, batch: ... that takes them from it")
     owner = module if isinstance(module, nn.Module) else nn.Module().eval()

@@ -1,20 +1,107 @@
 """Padding changes nothing: what a model makes of a graph does not depend on what else is in the batch."""
 
-import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data, HeteroData
 
-from popgeo.testing.compare_runs import Seen, compare_rows, compare_runs, kinds_of_rows
-from popgeo.testing.fixed_batches import Garbage, a_few, fixed_batch
-from popgeo.testing.observe import observe
+from popgeo.testing.claims import BrokenError, Case, NotTriedError, SubjectKind, claim
+from popgeo.testing.compare_runs import CAUSES, compare_rows, compare_runs
+from popgeo.testing.fixed_batches import Garbage, a_few
+from popgeo.testing.model_subject import MORE, ModelSubject
 
-_MORE = 5  # graphs of padding beyond the least; nodes and edges grow by multiples of it
+_LARGE = 1e3  # what no feature is, and whose square float32 still holds
+
+
+@claim(
+    "padding",
+    SubjectKind.MODEL,
+    tried="batches with the least padding and with more, of zeros, of 3, of 1000, and of other whole numbers, in "
+    "training and in evaluation; results, loss, gradients and buffers are compared",
+    cause=CAUSES["rows"],
+    settings=[{"garbage": 0.0}, {"garbage": 3.0}, {"garbage": _LARGE}, {"garbage": "other species"}],
+)
+def padding(subject: ModelSubject, case: Case) -> None:
+    """What a model makes of real graphs does not depend on how much padding there is, nor on what stands in it."""
+    garbage = case.settings["garbage"]
+    if garbage == "other species":
+        garbage = _other_species(case.graphs)
+    for model in subject.modes:
+        least = subject.see(case.graphs, model=model, padding=0)
+        more = subject.see(case.graphs, model=model, padding=MORE, garbage=garbage)
+        compare_runs(more, least, "padding", kinds=subject.kinds(model), loss=subject.loss, tolerance=subject.tolerance)
+
+
+@claim(
+    "poisoned padding",
+    SubjectKind.MODEL,
+    tried="NaN in all floating point numbers of padding; the results of real graphs are compared",
+    cause=CAUSES["not finite"],
+)
+def poisoned_padding(subject: ModelSubject, case: Case) -> None:
+    """No result of a real graph reads anything of padding, not even to multiply it by zero."""
+    for model in subject.modes:
+        least = subject.see(case.graphs, model=model, padding=0)
+        poisoned = subject.see(case.graphs, model=model, padding=MORE, garbage=math.nan)
+        compare_rows(poisoned, least, "padding", kinds=subject.kinds(model), tolerance=subject.tolerance)
+
+
+@claim(
+    "order of graphs",
+    SubjectKind.MODEL,
+    tried="the same graphs in a batch backwards, in training and in evaluation",
+    cause=CAUSES["the order of the graphs"],
+)
+def order_of_graphs(subject: ModelSubject, case: Case) -> None:
+    """What a model makes of a graph does not depend on the place of the graph in its batch."""
+    for model in subject.modes:
+        forward = subject.see(case.graphs, model=model)
+        backward = subject.see(case.graphs[::-1], model=model)
+        backward = backward.of_graphs(range(len(case.graphs))[::-1])
+        compare_runs(
+            backward,
+            forward,
+            "the order of the graphs",
+            kinds=subject.kinds(model),
+            loss=subject.loss,
+            tolerance=subject.tolerance,
+        )
+
+
+@claim(
+    "other graphs",
+    SubjectKind.MODEL,
+    tried="each graph alone, beside its batch, in evaluation",
+    cause=CAUSES["the other graphs of the batch"],
+)
+def other_graphs(subject: ModelSubject, case: Case) -> None:
+    """What a model makes of a graph in evaluation does not depend on the other graphs of its batch."""
+    together = subject.see(case.graphs)
+    for i, graph in enumerate(case.graphs):
+        alone = subject.see([graph])
+        compare_rows(
+            alone,
+            together.of_graphs([i]),
+            "the other graphs of the batch",
+            kinds=subject.kinds(),
+            tolerance=subject.tolerance,
+        )
+
+
+def _other_species(graphs: Sequence[Any]) -> Garbage:
+    """For each attribute of whole numbers the largest that a real row has, which any table of the model holds."""
+    largest: dict[str, float] = {}
+    for graph in graphs:
+        for store in graph.stores:
+            for name, value in store.items():
+                whole = isinstance(value, Tensor) and not value.is_floating_point() and value.numel()
+                if whole and "index" not in name and "batch" not in name:
+                    largest[name] = max(float(value.max()), largest.get(name, -math.inf))
+    if not largest:
+        raise NotTriedError("the graphs have no whole numbers")
+    return largest
 
 
 def check_padding_invariance(
@@ -67,37 +154,19 @@ def check_padding_invariance(
             ...
         AssertionError: result of graph ... depends on padding: ...
     """
-    few = a_few(graphs, limit if num_graphs is None else max(min(limit, num_graphs - 1), 1))
-    modes = _modes(model)
-    for mode in modes:
-        see = partial(_see, mode, call, num_graphs)
-        least = see(few, 0, garbage[0])
-        kinds = kinds_of_rows(see(few, _MORE, garbage[0]), least)
+    few = tuple(a_few(graphs, limit if num_graphs is None else max(min(limit, num_graphs - 1), 1)))
+    subject = ModelSubject(
+        what=model,
+        graphs=few,
+        call=call or (lambda model, batch: model(batch)),
+        loss=loss,
+        num_graphs=num_graphs,
+        tolerance=tolerance,
+    )
+    try:
         for content in garbage:
-            compare_runs(see(few, _MORE, content), least, "padding", kinds=kinds, loss=loss, tolerance=tolerance)
-        backwards = replace(see(few[::-1], _MORE, garbage[0]), order=tuple(range(len(few)))[::-1])
-        compare_runs(backwards, least, "the order of the graphs", kinds=kinds, loss=loss, tolerance=tolerance)
-    for i, graph in enumerate(few):  # in the last mode, evaluation
-        alone, together = see([graph], _MORE, garbage[0]), replace(least, order=(i,))
-        compare_rows(alone, together, "the other graphs of the batch", kinds=kinds, tolerance=tolerance)
-
-
-def _see(
-    model: Any,
-    call: Callable[[Any, Any], Any] | None,
-    num_graphs: int | None,
-    graphs: Sequence[Any],
-    padding: int,
-    garbage: Garbage,
-) -> Seen:
-    """Runs a copy of the model on these graphs."""
-    batch = fixed_batch(graphs, padding=padding, garbage=garbage, num_graphs=num_graphs)
-    run = observe(model, lambda copied: copied(batch.batch) if call is None else call(copied, batch.batch))
-    return Seen(batch=batch, run=run, order=tuple(range(len(graphs))))
-
-
-def _modes(model: Any) -> list[Any]:
-    """The model as it is and, last, in evaluation; a function has one mode."""
-    if not isinstance(model, nn.Module) or not any(module.training for module in model.modules()):
-        return [model]
-    return [model, copy.deepcopy(model).eval()]
+            padding(subject, Case(graphs=few, settings={"garbage": content}))
+        order_of_graphs(subject, Case(graphs=few))
+        other_graphs(subject, Case(graphs=few))
+    except BrokenError as broken:
+        raise broken.with_cause() from None

@@ -217,7 +217,7 @@ WRONG = {
     ),
     "the other graphs": (
         Model(nodes=lambda x, batch: x - mean_of_real_nodes(x, batch)),
-        r"result of graph \d+ depends on the other graphs of the batch: .*with 1 graph .*with 5 graphs .*GraphNorm",
+        r"result of graph \d+ depends on the other graphs of the batch: .*with 1 graph, .*with 5 graphs; .*GraphNorm",
     ),
 }
 
@@ -275,7 +275,7 @@ def test_a_tolerance_may_be_chosen():
 
     with pytest.raises(AssertionError, match="apart is allowed"):
         check_padding_invariance(leaks, GRAPHS)
-    check_padding_invariance(leaks, GRAPHS, tolerance=1e-2)
+    check_padding_invariance(leaks, GRAPHS, tolerance=0.1)
     with pytest.raises(AssertionError, match="apart is allowed"):
         check_padding_invariance(lambda batch: batch.x.double() + 1e-6 / batch.num_nodes, GRAPHS)
 

@@ -28,8 +28,9 @@ def shell(title: str, about: str, sections: Mapping[str, str], data: str = "", s
     shown = {name: part for name, part in sections.items() if part}
     nav = "".join(f'<a href="#{s.split()[0]}">{s}</a>' for s in shown)
     style = (PARTS / "page.css").read_text(encoding="utf-8")
-    allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'; base-uri 'none'"
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    allowed = f"sha256-{digest}" if script else "none"
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src '{allowed}'; base-uri 'none'"
     held = data.replace("<", "\\u003c")
     scripts = (
         f'<script type="application/json" id="report">{held}</script>\n<script>{script}</script>\n' if script else ""

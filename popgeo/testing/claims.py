@@ -1,0 +1,171 @@
+"""The nouns of the kit: what is claimed of a model, a loader, a sampler or a neighbour list, and what came of it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, ClassVar
+
+from torch_geometric.data import Data, HeteroData
+
+
+class SubjectKind(Enum):
+    """What a claim is made of."""
+
+    MODEL = "model"
+    LOADER = "loader"
+    SAMPLER = "sampler"
+    NEIGHBOUR_LIST = "neighbour list"
+
+
+class Status(Enum):
+    """What came of trying a claim."""
+
+    HELD = "held"
+    FAILED = "failed"
+    NOT_TRIED = "not tried"
+
+
+class NotTriedError(Exception):
+    """A claim cannot be tried on this subject; the message says why. It is no failure."""
+
+
+class BrokenError(AssertionError):
+    """A claim does not hold.
+
+    Args:
+        words: What was found, what was expected, and where.
+        cause: The usual cause and its remedy, where it is another than the claim's.
+        figures: The numbers of it, by name.
+    """
+
+    def __init__(self, words: str, cause: str = "", **figures: float) -> None:
+        super().__init__(words)
+        self.cause, self.figures = cause, figures
+
+    def with_cause(self) -> AssertionError:
+        """The same with its cause in words, for a test that fails."""
+        return AssertionError(f"{self}\nThe usual cause: {self.cause}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What a claim is tried on: a few graphs, and how.
+
+    Attributes:
+        graphs: Without padding.
+        settings: One of the claim's ways to be tried, such as how much padding there is and of what.
+    """
+
+    graphs: tuple[Data | HeteroData, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject(ABC):
+    """What claims are tried on. Each kind has a class of its own, which knows how to use what it holds.
+
+    Attributes:
+        what: The model, loader, sampler or neighbour list, or what makes it.
+        graphs: What it is tried with.
+        origin: Where a script finds it, as `package.module:factory`; empty where it was handed over.
+        asked: The names of the claims that are tried only where somebody asks for them, as not all subjects make them.
+    """
+
+    kind: ClassVar[SubjectKind]
+    what: Any
+    graphs: tuple[Data | HeteroData, ...] = ()
+    origin: str = ""
+    asked: Collection[str] = ()
+
+    @property
+    def name(self) -> str:
+        """What to call it."""
+        return self.origin or getattr(self.what, "__name__", type(self.what).__name__)
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Uses it once, as plainly as can be.
+
+        Raises:
+            ValueError: that cannot be; the message asks for what is missing.
+        """
+
+    def why_not(self, claim: "Claim") -> str:
+        """Why a claim says nothing about this one; empty where it does."""
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """Something that a user takes for granted of a subject.
+
+    Attributes:
+        name: In a few words, as on the command line.
+        kind: What it is claimed of.
+        says: The claim in one sentence.
+        tried: What is done to try it.
+        cause: What is usually the reason where it does not hold, and the remedy.
+        check: Raises `BrokenError` where it does not hold in a case, `NotTriedError` where that cannot be told;
+            returns figures that show how well it holds, or nothing.
+        settings: The ways in which it is tried, one after the other.
+        optional: Whether it is tried only where somebody asks.
+        slow: Whether it takes seconds.
+    """
+
+    name: str
+    kind: SubjectKind
+    says: str
+    tried: str
+    cause: str
+    check: Callable[[Any, Case], Mapping[str, float] | None]
+    settings: Sequence[Mapping[str, Any]] = ({},)
+    optional: bool = False
+    slow: bool = False
+
+
+CLAIMS: dict[tuple[SubjectKind, str], Claim] = {}
+
+
+def claim(name: str, kind: SubjectKind, *, tried: str, cause: str, **rest: Any) -> Callable[[Callable], Callable]:
+    """Makes a claim of a function `check(subject, case)`, whose docstring's first line is what it says.
+
+    Args:
+        name: See `Claim`, as the others.
+        kind: See there.
+        tried: See there.
+        cause: See there.
+        rest: `settings`, `optional`, `slow`.
+    """
+
+    def register(check: Callable) -> Callable:
+        says = (check.__doc__ or "").strip().splitlines()[0]
+        CLAIMS[kind, name] = Claim(name=name, kind=kind, says=says, tried=tried, cause=cause, check=check, **rest)
+        return check
+
+    return register
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What came of trying a claim.
+
+    Attributes:
+        claim: What was tried.
+        status: What came of it.
+        words: What was found; why it was not tried.
+        cause: The usual cause and its remedy, where it failed.
+        figures: Numbers, by name.
+        case: The smallest case that fails.
+        script: That case as a script.
+        seconds: That it took.
+    """
+
+    claim: Claim
+    status: Status
+    words: str = ""
+    cause: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    case: Case | None = None
+    script: str = ""
+    seconds: float = 0.0

@@ -1,0 +1,193 @@
+"""Tries what is claimed of a model, a loader, a sampler or a neighbour list, and reports what came of it."""
+
+import importlib
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from popgeo.testing.claims import CLAIMS, Case, Claim, Finding, NotTriedError, Status, Subject, SubjectKind
+from popgeo.testing.conformance_report import Conformance
+from popgeo.testing.fixed_batches import a_few
+from popgeo.testing.issue_script import issue_script
+from popgeo.testing.model_subject import ModelSubject
+from popgeo.testing.shrink import shrink
+
+# Each family of claims is a file; to import it is what makes its claims known.
+FAMILIES = ("padding_invariance",)
+
+SUBJECTS: dict[SubjectKind, Callable[..., Subject]] = {SubjectKind.MODEL: ModelSubject}
+LONGEST_SHRINK = 3.0  # seconds for one claim
+
+
+def check_conformance(
+    what: Any,
+    graphs: Any = None,
+    *,
+    kind: SubjectKind | str = SubjectKind.MODEL,
+    claims: Collection[str] | None = None,
+    also: Collection[str] = (),
+    slow: bool = False,
+    settings: Mapping[str, Any] | None = None,
+    limit: int = 4,
+    **how: Any,
+) -> Conformance:
+    """Tries every claim of its kind on a subject; what does not hold comes with the smallest case that shows it.
+
+    Args:
+        what: A model, or a loader's, sampler's or neighbour list's maker; or `"module:factory"`, which makes it or a
+            `Subject`, or it and its graphs.
+        graphs: What it is tried with: a list of graphs, a dataset or a batch; a few of the bundled molecules otherwise.
+        kind: What it is, if it is no model.
+        claims: The names of those to try; all otherwise.
+        also: Names of claims that are tried only where asked for, such as "rotation"; `["all"]` asks for each.
+        slow: Whether to try claims that take seconds each.
+        settings: The one way to try the claims, as a script of a failing case passes it.
+        limit: How many of the graphs are looked at.
+        how: The other fields of the subject's class, such as `call` of a model.
+
+    Raises:
+        ValueError: the subject cannot be used at all, or a claim is unknown; the message asks for what is missing.
+
+    Example:
+        >>> from popgeo import ops
+        >>> def total(batch):
+        ...     return ops.global_add_pool(batch.x, batch.batch, batch.num_graphs)
+        >>> check_conformance(total).failed
+        ()
+    """
+    subject = subject_of(what, graphs, kind=kind, limit=limit, **how)
+    return try_claims(subject, claims=claims, also=also, slow=slow, settings=settings)
+
+
+def subject_of(
+    what: Any, graphs: Any = None, *, kind: SubjectKind | str = SubjectKind.MODEL, limit: int = 4, **how: Any
+) -> Subject:
+    """What claims can be tried on, of anything that `check_conformance` takes."""
+    if isinstance(what, str):
+        how["origin"] = what
+        what = made_by(what)
+    if isinstance(what, tuple) and len(what) == 2:
+        graphs, what = what[1] if graphs is None else graphs, what[0]
+    few = None if graphs is None else tuple(a_few(graphs, limit))
+    if isinstance(what, Subject):
+        return replace(what, **how, **({} if few is None else {"graphs": few}))
+    return SUBJECTS[SubjectKind(kind)](what=what, graphs=few or (), **how)
+
+
+def made_by(origin: str) -> Any:
+    """What the factory `module:factory` makes.
+
+    Raises:
+        ValueError: there is none of that name, or it cannot be called without arguments.
+    """
+    module, _, factory = origin.partition(":")
+    try:
+        sys.path.insert(0, "")
+        make = importlib.import_module(module)
+        for part in factory.split("."):
+            make = getattr(make, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{origin} is not found: {error}. Name a factory as package.module:function.") from error
+    finally:
+        sys.path.remove("")
+    try:
+        return make()  # type: ignore[operator]
+    except TypeError as error:
+        raise ValueError(
+            f"{origin} cannot be called without arguments: {error}. Which factory makes it? Write a function without "
+            "arguments that returns the model, or the model and a list of graphs, and name that."
+        ) from error
+
+
+def try_claims(
+    subject: Subject,
+    *,
+    claims: Collection[str] | None = None,
+    also: Collection[str] = (),
+    slow: bool = False,
+    settings: Mapping[str, Any] | None = None,
+) -> Conformance:
+    """See `check_conformance`."""
+    start = time.perf_counter()
+    for family in FAMILIES:
+        importlib.import_module(f"popgeo.testing.{family}")
+    known = {name: claim for (kind, name), claim in CLAIMS.items() if kind is subject.kind}
+    for name in {*(claims or ()), *also, *subject.asked} - {*known, "all"}:
+        raise ValueError(f"{name!r} is no claim of a {subject.kind.value}; there are {', '.join(known)}.")
+    asked = {*also, *subject.asked, *(claims or ())}
+    subject.prepare()
+    found = []
+    for claim in known.values() if claims is None else [known[name] for name in claims]:
+        reason = subject.why_not(claim)
+        if claim.optional and not asked & {claim.name, "all"}:
+            reason = f"only where it is asked for: also={[claim.name]!r}, or --also {claim.name!r}"
+        elif claim.slow and not slow and claim.name not in asked:
+            reason = "it takes seconds: slow=True, or --slow"
+        ways = claim.settings if settings is None else [settings]
+        found.append(
+            Finding(claim=claim, status=Status.NOT_TRIED, words=reason) if reason else try_claim(claim, subject, ways)
+        )
+    return Conformance(
+        subject=subject.name, kind=subject.kind, findings=tuple(found), seconds=time.perf_counter() - start
+    )
+
+
+def try_claim(claim: Claim, subject: Subject, ways: Sequence[Mapping[str, Any]]) -> Finding:
+    """Tries a claim in these ways, one after the other, until it fails; then looks for the smallest case that does."""
+    start = time.perf_counter()
+    figures: dict[str, float] = {}
+
+    def seen(**rest: Any) -> Finding:
+        return Finding(claim=claim, seconds=time.perf_counter() - start, **rest)
+
+    reasons = []
+    for case in _cases(subject, ways):
+        try:
+            for name, value in (claim.check(subject, case) or {}).items():
+                figures[name] = max(value, figures.get(name, value))
+        except NotTriedError as error:
+            reasons.append(str(error))
+        except Exception as error:  # whatever a stranger's model raises says something of the claim
+            case = _smallest(claim, subject, case, type(error))
+            broken = _broken(claim, subject, case) or error
+            words = str(broken) if isinstance(broken, AssertionError) else f"{type(broken).__name__}: {broken}"
+            return seen(
+                status=Status.FAILED,
+                words=words,
+                cause=getattr(broken, "cause", "") or claim.cause,
+                figures=getattr(broken, "figures", {}),
+                case=case,
+                script=issue_script(subject, claim, case),
+            )
+    if len(reasons) == len(ways):
+        return seen(status=Status.NOT_TRIED, words=reasons[0])
+    return seen(status=Status.HELD, figures=figures)
+
+
+def _cases(subject: Subject, ways: Sequence[Mapping[str, Any]]) -> Iterator[Case]:
+    return (Case(graphs=subject.graphs, settings=settings) for settings in ways)
+
+
+def _broken(claim: Claim, subject: Subject, case: Case) -> Exception | None:
+    """What the claim raises in a case; None where it holds or cannot be tried."""
+    try:
+        claim.check(subject, case)
+    except NotTriedError:
+        return None
+    except Exception as error:
+        return error
+    return None
+
+
+def _smallest(claim: Claim, subject: Subject, case: Case, error: type[Exception]) -> Case:
+    until = time.perf_counter() + LONGEST_SHRINK
+
+    def fails(smaller: Case) -> bool:
+        return time.perf_counter() < until and type(_broken(claim, subject, smaller)) is error
+
+    try:
+        return shrink(case, fails)
+    except ValueError:  # graphs that a flat store refuses are shown as they are
+        return case

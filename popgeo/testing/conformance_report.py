@@ -1,0 +1,135 @@
+"""What came of trying all claims, as text, as JSON and as a page."""
+
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from popgeo.ipu.report.html_page import section, shell
+from popgeo.testing.claims import Finding, Status, SubjectKind
+
+_MARKS = {Status.HELD: "held", Status.FAILED: "FAILED", Status.NOT_TRIED: "not tried"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conformance:
+    """What came of each claim that was made of a subject.
+
+    Attributes:
+        subject: What it is called.
+        kind: What it is.
+        findings: One for each claim.
+        seconds: That all of it took.
+    """
+
+    subject: str
+    kind: SubjectKind
+    findings: tuple[Finding, ...]
+    seconds: float
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """The names of the claims that do not hold."""
+        return tuple(finding.claim.name for finding in self.findings if finding.status is Status.FAILED)
+
+    def finding(self, name: str) -> Finding:
+        """What came of a claim."""
+        return next(finding for finding in self.findings if finding.claim.name == name)
+
+    def require(self) -> None:
+        """Raises AssertionError with the text where a claim does not hold."""
+        if self.failed:
+            raise AssertionError(self.text())
+
+    def __str__(self) -> str:
+        return self.text()
+
+    @property
+    def _summary(self) -> str:
+        counts = Counter(finding.status for finding in self.findings)
+        told = ", ".join(f"{counts[status]} {status.value}" for status in Status)
+        return f"{self.kind.value} {self.subject}: {told}, in {self.seconds:.1f} s"
+
+    def text(self) -> str:
+        """A line for each claim; of what failed also what was found, its usual cause, and the script of a case."""
+        lines = [self._summary]
+        for finding in self.findings:
+            figures = ", ".join(f"{name} {value:.3g}" for name, value in finding.figures.items())
+            words = f" ({finding.words})" if finding.status is Status.NOT_TRIED else figures and f" ({figures})"
+            lines.append(f"  {_MARKS[finding.status]:9}  {finding.claim.name}: {finding.claim.says}{words}")
+        for finding in self.findings:
+            if finding.status is Status.FAILED:
+                lines += [
+                    "",
+                    f"{finding.claim.name}: {finding.words}",
+                    f"Tried: {finding.claim.tried}",
+                    f"The usual cause: {finding.cause}.",
+                    "The smallest case that fails:",
+                    "",
+                    *(f"    {line}".rstrip() for line in finding.script.splitlines()),
+                ]
+        return "\n".join(lines)
+
+    def to_json(self) -> str:
+        """All of it, for programs; numbers that are not finite are words."""
+        return json.dumps(
+            {
+                "subject": self.subject,
+                "kind": self.kind.value,
+                "seconds": round(self.seconds, 3),
+                "findings": [_as_plain(finding) for finding in self.findings],
+            },
+            allow_nan=False,
+            indent=1,
+        )
+
+    def html(self) -> str:
+        """A page that stands alone; nothing in it runs."""
+        sections = {
+            "claims": section("claims", "Claims", _table(self.findings)),
+            **{
+                f"claim-{i} {finding.claim.name}": _failure(i, finding)
+                for i, finding in enumerate(self.findings)
+                if finding.status is Status.FAILED
+            },
+        }
+        return shell(f"What holds of {self.subject}", f'<p class="soft">{escape(self._summary)}</p>', sections)
+
+
+def _as_plain(finding: Finding) -> dict[str, Any]:
+    return {
+        "claim": finding.claim.name,
+        "says": finding.claim.says,
+        "tried": finding.claim.tried,
+        "status": finding.status.value,
+        "words": finding.words,
+        "cause": finding.cause,
+        "figures": {name: x if math.isfinite(x) else str(x) for name, x in finding.figures.items()},
+        "script": finding.script,
+        "seconds": round(finding.seconds, 3),
+    }
+
+
+def _table(findings: tuple[Finding, ...]) -> str:
+    rows = "".join(
+        "<tr>"
+        + "".join(
+            f'<td class="words">{escape(cell)}</td>'
+            for cell in (_MARKS[f.status], f.claim.name, f.claim.says, f.claim.tried, f.words.partition("\n")[0])
+        )
+        + "</tr>"
+        for f in findings
+    )
+    head = "".join(f'<th class="words">{name}</th>' for name in ("status", "claim", "says", "tried", "found"))
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+
+def _failure(number: int, finding: Finding) -> str:
+    content = (
+        f'<div class="insight fatal"><b>{escape(finding.claim.says)}</b><p>{escape(finding.words)}</p>'
+        f'<p class="do">The usual cause: {escape(finding.cause)}.</p></div>'
+        f"<p>The smallest case that fails:</p><pre>{escape(finding.script)}</pre>"
+    )
+    return section(f"claim-{number}", escape(finding.claim.name), content)

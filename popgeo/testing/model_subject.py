@@ -1,0 +1,212 @@
+"""A model as claims see it: how it is called, on which batches, and what it left when it ran."""
+
+import copy
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Batch, Data, HeteroData
+
+from popgeo.datasets import Molecules
+from popgeo.testing.claims import Claim, NotTriedError, Subject, SubjectKind
+from popgeo.testing.compare_runs import Seen, kinds_of_rows
+from popgeo.testing.differences import difference
+from popgeo.testing.fixed_batches import Garbage, a_few, fixed_batch
+from popgeo.testing.observe import observe
+
+MORE = 5  # graphs of padding beyond the least; nodes and edges grow by multiples of it
+_OTHER_NAMES = {"batch_size": "num_graphs"}  # what PyG's models call the number of graphs
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSubject(Subject):
+    """A module or a function of a batch.
+
+    Attributes:
+        call: Calls the model as `call(model, batch)`, where `model` is a copy of it. Otherwise it gets the attributes
+            of the batch that its arguments are named for, or the batch itself where it has one argument of its own.
+        loss: What gradients are taken of, as `loss(result, batch)`. Otherwise it is the sum of the scalar results, or
+            without any the mean square of the real rows of all results.
+        num_graphs: Graphs of each batch, padding included, of a model that is built for a fixed number of them.
+        tolerance: Largest difference allowed, relative to the largest entry of the same tensor; 1e-4 by default, 1e-8
+            in float64.
+        cutoff: The distance from which on two atoms do not see each other; the model's own `cutoff` otherwise.
+        energy: The key under which the model returns energies, one for each graph.
+        forces: That of forces, one row for each node.
+    """
+
+    kind: ClassVar[SubjectKind] = SubjectKind.MODEL
+    call: Callable[[Any, Any], Any] | None = None
+    loss: Callable[[Any, Any], Tensor] | None = None
+    num_graphs: int | None = None
+    tolerance: float | None = None
+    cutoff: float | None = None
+    energy: str = "energy"
+    forces: str = "forces"
+
+    def __post_init__(self) -> None:
+        if not self.graphs:
+            object.__setattr__(self, "graphs", tuple(a_few(Molecules(), 4)))
+        if not callable(self.what):
+            raise ValueError(
+                f"{type(self.what).__name__} is neither a module nor a function of a batch. Pass the model, or "
+                "kind= of what it is."
+            )
+
+    @cached_property
+    def dtype(self) -> torch.dtype | None:
+        """The floating point type of the model's weights; None where it has none."""
+        weights = (*self.what.parameters(), *self.what.buffers()) if isinstance(self.what, nn.Module) else ()
+        return next((weight.dtype for weight in weights if weight.is_floating_point()), None)
+
+    @cached_property
+    def modes(self) -> list[Any]:
+        """The model as it is and, last, in evaluation; a function has one mode."""
+        if not isinstance(self.what, nn.Module) or not any(module.training for module in self.what.modules()):
+            return [self.what]
+        return [self.what, self.evaluated]
+
+    @cached_property
+    def evaluated(self) -> Any:
+        """The model in evaluation."""
+        return copy.deepcopy(self.what).eval() if isinstance(self.what, nn.Module) else self.what
+
+    def run(self, model: Any, batch: Batch) -> Any:
+        """Calls the model with a batch."""
+        if self.call is not None:
+            return self.call(model, batch)
+        names = _arguments(model, batch)
+        return model(batch) if names is None else model(**{name: _attribute(batch, name) for name in names})
+
+    def see(
+        self,
+        graphs: Sequence[Data | HeteroData],
+        *,
+        model: Any = None,
+        padding: int | None = None,
+        garbage: Garbage = 0.0,
+        change: Callable[[Batch], Batch] | None = None,
+        seed: int = 0,
+    ) -> Seen:
+        """Runs a copy of the model on these graphs.
+
+        Args:
+            graphs: Without padding.
+            model: The model in one of its modes; in evaluation otherwise.
+            padding: See `fixed_batch`; a model of a fixed number of graphs always has some.
+            garbage: What stands in padding.
+            change: What is done to the batch before the model sees it.
+            seed: Of the random numbers.
+        """
+        few = graphs if self.num_graphs is None else graphs[: max(self.num_graphs - 1, 1)]
+        padding = 0 if padding is None and self.num_graphs is not None else padding
+        batch = fixed_batch(few, padding=padding, garbage=garbage, num_graphs=self.num_graphs)
+        model = self.evaluated if model is None else model
+        self.cast(batch.batch, self.dtype)
+        if change is not None:
+            batch = replace(batch, batch=change(batch.batch))
+        run = observe(model, lambda copied: self.run(copied, batch.batch), seed)
+        return Seen(batch=batch, run=run, places={}).of_graphs(range(len(few)))
+
+    def cast(self, batch: Batch, dtype: torch.dtype | None) -> Batch:
+        """The batch with its floating point numbers in another type."""
+        if dtype is not None and self.call is None:
+            batch.apply(lambda x: x.to(dtype) if x.is_floating_point() else x)
+        return batch
+
+    def kinds(self, model: Any = None) -> dict[str, str | None]:
+        """For each result, in a mode, whether it has a row for each graph, node or edge."""
+        kept = self.__dict__.setdefault("_kinds", {})
+        if id(model) not in kept:
+            least, more = (self.see(self.graphs, model=model, padding=padding) for padding in (0, MORE))
+            kept[id(model)] = kinds_of_rows(more, least)
+        return kept[id(model)]
+
+    def prepare(self) -> None:
+        """Runs it once on a plain batch."""
+        names = None if self.call else _arguments(self.what, fixed_batch(self.graphs, padding=0, garbage=0.0).batch)
+        if self.dtype is not None:
+            device = next(iter(self.what.parameters())).device.type
+            if device != "cpu":
+                raise ValueError(f"{self.name} is on {device}; the kit runs on the processor: pass model.cpu().")
+        try:
+            self.see(self.graphs, model=self.modes[0])
+        except ValueError as error:
+            if "no tensor" in str(error):
+                raise
+            raise ValueError(self._question(names, error)) from error
+        except Exception as error:
+            raise ValueError(self._question(names, error)) from error
+
+    def _question(self, names: Sequence[str] | None, error: Exception) -> str:
+        given = "a batch" if names is None else ", ".join(names)
+        if self.call is not None:
+            given = "what call gives it"
+        return (
+            f"{self.name} does not run on a batch of {len(self.graphs)} graphs ({self.graphs[0]}) with {given}: "
+            f"{type(error).__name__}: {error}\nWhich graphs does it take, and how is it called? Pass graphs=[...] and "
+            "call=lambda model, batch: model(batch.x, ...), or name a factory that returns "
+            "ModelSubject(what=model, graphs=graphs, call=call)."
+        )
+
+    def why_not(self, claim: Claim) -> str:
+        """A random model is told as such: it never gives the same twice, whatever is claimed."""
+        if self.is_random and claim.name != "evaluation":
+            return (
+                "the model is random in evaluation: with another seed its results are others, so none can be compared"
+            )
+        return ""
+
+    @cached_property
+    def is_random(self) -> bool:
+        """Whether its results in evaluation change with torch's seed, dropout aside."""
+        one, other = (self.see(self.graphs, seed=seed).run.tensors for seed in (0, 1))
+        return any(
+            one[name].shape != other[name].shape or difference(other[name], one[name]) is not None for name in one
+        )
+
+
+def _arguments(model: Any, batch: Batch) -> list[str] | None:
+    """The arguments that the model gets by name; None where it gets the whole batch.
+
+    Raises:
+        ValueError: it needs one that no attribute is named for.
+    """
+    function = model.forward if isinstance(model, nn.Module) else model
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    needed = [p.name for p in named if p.default is p.empty]
+    if len(needed) <= 1 and (not needed or needed[0] == "batch" or _attribute(batch, needed[0]) is None):
+        return None
+    missing = [name for name in needed if _attribute(batch, name) is None]
+    if missing:
+        raise ValueError(
+            f"{type(model).__name__} needs {', '.join(missing)}, and the graphs have "
+            f"{', '.join(map(str, batch.keys()))}. Which factory makes it and says how it is called? Pass "
+            "call=lambda model, batch: model(...), or name a factory that returns ModelSubject(what=model, "
+            "graphs=graphs, call=call)."
+        )
+    return [p.name for p in named if _attribute(batch, p.name) is not None]
+
+
+def _attribute(batch: Batch, name: str) -> Any:
+    """What an argument of this name is given; None where nothing is named so."""
+    name = _OTHER_NAMES.get(name, name)
+    return getattr(batch, name) if name in ("num_graphs", "num_nodes") else batch.get(name, None)
+
+
+def no_rows(kinds: dict[str, str | None], *wanted: str) -> None:
+    """Refuses a claim where no result has rows of these kinds.
+
+    Raises:
+        NotTriedError: none has.
+    """
+    if not any(kind is not None and kind.split()[0] in wanted for kind in kinds.values()):
+        raise NotTriedError(f"no result has a row for each {' or '.join(wanted)}")

@@ -1,0 +1,84 @@
+"""The smallest case that still fails: fewest graphs, then nodes, then edges."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from popgeo.data import FlatStore, Level
+from popgeo.data.axes import Axis, ends_of
+from popgeo.data.subset import keep_rows, take
+from popgeo.testing.claims import Case
+
+
+def shrink(case: Case, fails: Callable[[Case], bool], tries: int = 200) -> Case:
+    """A case that fails with as few graphs, nodes and edges as were found in so many tries.
+
+    Args:
+        case: Fails.
+        fails: Whether a smaller case does.
+        tries: How often that is asked at most.
+
+    Example:
+        >>> from torch_geometric.data import Data
+        >>> graphs = tuple(Data(x=torch.arange(n), edge_index=torch.zeros(2, n).long()) for n in (3, 5, 4))
+        >>> small = shrink(Case(graphs=graphs), lambda case: any(4 in graph.x for graph in case.graphs))
+        >>> small.graphs
+        (Data(x=[1], edge_index=[2, 0]),)
+    """
+    left, smallest = tries, case
+
+    def still(store: FlatStore) -> bool:
+        nonlocal left, smallest
+        left -= 1
+        smaller = replace(case, graphs=tuple(store))
+        if left < 0 or not fails(smaller):
+            return False
+        smallest = smaller
+        return True
+
+    if not case.graphs:
+        return case
+    store = FlatStore.from_dataset(list(case.graphs))
+    kept = _fewest(len(case.graphs), lambda ids: still(take(store, ids)), least=1)
+    store = take(store, kept)
+    for level in (Level.NODE, Level.EDGE):
+        for axis in [axis for axis in store.row_pointers if axis.level is level and axis.name is None]:
+            whole, rows = store, int(store.row_pointers[axis][-1])
+            kept = _fewest(rows, lambda ids, whole=whole, axis=axis: still(_cut(whole, axis, ids)), least=0)
+            store = _cut(whole, axis, kept)
+    return smallest
+
+
+def _cut(store: FlatStore, axis: Axis, ids: np.ndarray) -> FlatStore:
+    """The dataset with these rows of an axis only, and without the edges that lose an end."""
+    keep = torch.zeros(int(store.row_pointers[axis][-1]), dtype=torch.bool)
+    keep[torch.from_numpy(ids)] = True
+    masks = {axis: keep}
+    if axis.level is Level.NODE:
+        for attribute in store.attributes:
+            if attribute.name == "edge_index":
+                owner = torch.repeat_interleave(store.row_pointers[attribute.axis].diff())
+                stays = torch.ones(attribute.tensor.shape[1], dtype=torch.bool)
+                for row, end in zip(attribute.tensor, ends_of(attribute.axis), strict=True):
+                    if end == axis:
+                        stays &= keep[row.to(torch.int64) + store.row_pointers[end][:-1][owner]]
+                masks[attribute.axis] = stays
+    return keep_rows(store, masks)
+
+
+def _fewest(number: int, still: Callable[[np.ndarray], bool], least: int) -> np.ndarray:
+    """The numbers below `number` that are left when whatever can go has gone: halves first, single ones last."""
+    kept = np.arange(number)
+    size = max(number // 2, 1)
+    while size and len(kept) > least:
+        start = 0
+        while start < len(kept):
+            fewer: Sequence[int] = np.delete(kept, slice(start, start + size))
+            if len(fewer) >= least and still(fewer):
+                kept = fewer
+            else:
+                start += size
+        size //= 2
+    return kept
