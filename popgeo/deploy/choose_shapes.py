@@ -1,0 +1,164 @@
+"""Which few shapes suit a list of graphs, and which graphs share a batch of which of them: by least waste."""
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+import torch
+
+from popgeo.data.axes import Level
+from popgeo.data.fixed_size_options import FixedSizeOptions
+from popgeo.data.flat_store import FlatStore
+from popgeo.packing import Budget, Packs, totals_of_packs, tune, window
+from popgeo.packing.tune import slot_costs
+
+_ALIGN = 8  # slots are multiples of this
+_CLASSES = 8  # groups of graphs of about one size that shapes are chosen for
+_WORTH = 0.95  # a further shape must save a twentieth of the slots, as compiling it takes time
+_CALL = 0.02  # what a call, or a shape, costs beside its slots, as a share of those of one batch
+_NODES = 2048  # of a batch, where nothing else is said: what a model makes of them still lies in a cache
+
+
+def choose_shapes(store: FlatStore, batch_size: float | None, most: int) -> list[FixedSizeOptions]:
+    """At most so many shapes that hold these graphs with little waste; one unless another saves a twentieth.
+
+    Args:
+        store: The graphs.
+        batch_size: Real graphs of a batch, on average; None means so many as have about two thousand nodes.
+        most: The largest number of shapes.
+
+    Example:
+        >>> from torch_geometric.data import Data
+        >>> graphs = [Data(x=torch.ones(n, 1)) for n in [8] * 20 + [2000]]
+        >>> [sizes.num_nodes for sizes in choose_shapes(FlatStore.from_dataset(graphs), 20, most=2)]
+        [168, 2008]
+    """
+    sizes = store.sizes
+    order = np.argsort(sizes[:, : len(store.node_types)].sum(1), kind="stable")
+    weights = np.array(slot_costs(sizes, None))
+    if batch_size is None:
+        batch_size = max(1.0, _NODES / max(sizes[:, : len(store.node_types)].sum(1).mean(), 1))
+    # Where one group ends: at equal numbers of graphs, and where the largest ones are few.
+    ends = {len(order) * i // _CLASSES for i in range(1, _CLASSES)} | {len(order) - 2**i for i in range(8)}
+    cuts = [0, *sorted(end for end in ends if 0 < end < len(order)), len(order)]
+    found = _best(sizes[order], cuts, weights, batch_size, most)
+    return [_options(store, sizes[order[start:end]], batch_size) for start, end in found]
+
+
+def _best(
+    sizes: np.ndarray, cuts: Sequence[int], weights: np.ndarray, batch_size: float, most: int
+) -> list[tuple[int, int]]:
+    """Where to cut the graphs, smallest first, into groups with a shape each: by what their batches cost, as volume."""
+    cost = {(a, b): _estimate(sizes[a:b], weights, batch_size) for a, b in combinations(cuts, 2)}
+    best: dict[int, tuple[float, list[tuple[int, int]]]] = {end: (cost[0, end], [(0, end)]) for end in cuts[1:]}
+    chosen = best[cuts[-1]]
+    for _ in range(most - 1):
+        best = {
+            end: min(
+                (
+                    (best[at][0] + cost[at, end], [*best[at][1], (at, end)])
+                    for at in cuts[1:]
+                    if at < end and at in best
+                ),
+                default=best[end],
+                key=lambda each: each[0],
+            )
+            for end in cuts[1:]
+        }
+        if best[cuts[-1]][0] > _WORTH * chosen[0]:
+            break
+        chosen = best[cuts[-1]]
+    return chosen[1]
+
+
+def _estimate(sizes: np.ndarray, weights: np.ndarray, batch_size: float) -> float:
+    total = sizes.sum(0)
+    num_batches = max(1, round(len(sizes) / batch_size))
+    slots = np.maximum(sizes.max(0), total / num_batches)
+    needed = float(np.ceil((total[slots > 0] / slots[slots > 0]).max(initial=1)))
+    # A little for the shape itself: of cuts that cost the same, that with the smaller batches needs less memory.
+    return (needed + _CALL) * float(slots @ weights)
+
+
+def _options(store: FlatStore, sizes: np.ndarray, batch_size: float) -> FixedSizeOptions:
+    """The shape for some graphs: exact where all of them fit one batch, else by trial, in equally full batches."""
+    split = len(store.node_types)
+    num_batches = max(1, round(len(sizes) / batch_size))
+    if num_batches == 1:
+        needed = sizes.sum(0) + (np.arange(sizes.shape[1]) < split)
+        slots, num_graphs = [int(-(-each // _ALIGN) * _ALIGN) for each in needed], len(sizes) + 1
+    else:
+        shape = tune(sizes, len(sizes) / num_batches, align=_ALIGN, num_node_dims=split, progress_bar=False)
+        slots, num_graphs = list(shape.slots), shape.num_graphs
+    for i in range(1, len(slots)):
+        while slots[i] and slots[i] in slots[:i]:  # so that the number of a result's rows tells what they belong to
+            slots[i] += _ALIGN
+    while num_graphs in slots:
+        num_graphs += 1
+    return FixedSizeOptions.from_sizes(store, slots, num_graphs).with_rows_for(store)
+
+
+def into_shapes(store: FlatStore, shapes: Sequence[FixedSizeOptions]) -> list[Packs]:
+    """Which graphs share a batch, for each shape: what costs the fewest slots. Each graph fits some shape.
+
+    Among all subsets of the shapes, where each graph goes to the smallest that holds it, the cheapest is taken; a batch
+    that a smaller shape would hold goes there.
+    """
+    sizes, axes = store.sizes, store.size_axes
+    if not len(sizes):
+        return [Packs.from_lists([]) for _ in shapes]
+    weights = np.array(slot_costs(np.array([[options.slots(axis) for axis in axes] for options in shapes]), None))
+    cost = np.array([weights @ [options.slots(axis) for axis in axes] for options in shapes])
+    cost = cost + _CALL * cost.max()
+    limits = [options.limits(axes) for options in shapes]
+    fits = np.stack([(sizes <= limit).all(1) for limit in limits])  # [num_shapes, num_graphs]
+    by_cost = np.argsort(cost, kind="stable")
+    plans = []
+    for count in range(1, len(shapes) + 1):
+        for used in combinations(by_cost.tolist(), count):
+            if not fits[list(used)].any(0).all():
+                continue
+            home = np.array(used)[fits[list(used)].argmax(0)]
+            plan = _plan(sizes, home, used, limits, shapes, by_cost)
+            plans.append((sum(len(packs) * cost[i] for i, packs in plan.items()), len(plans), plan))
+    assert plans, "the shapes hold every graph"
+    _, _, plan = min(plans)
+    return [plan.get(i, Packs.from_lists([])) for i in range(len(shapes))]
+
+
+def _plan(
+    sizes: np.ndarray,
+    home: np.ndarray,
+    used: Sequence[int],
+    limits: Sequence[np.ndarray],
+    shapes: Sequence[FixedSizeOptions],
+    by_cost: np.ndarray,
+) -> dict[int, Packs]:
+    """The graphs of each shape packed, and each batch moved to the smallest shape that holds it."""
+    moved: dict[int, list[Packs]] = {}
+    for i in used:
+        graphs = np.flatnonzero(home == i)
+        budget = Budget(sizes=tuple(limits[i].tolist()), num_graphs=shapes[i].num_graphs - 1)
+        packs = window(sizes[graphs], budget, generator=torch.Generator().manual_seed(0))
+        packs = Packs(graphs[packs.indices], packs.ptr)
+        totals, counts = totals_of_packs(sizes, packs.indices, packs.ptr), np.diff(packs.ptr)
+        into = np.full(len(packs), i)
+        for j in by_cost[::-1].tolist():
+            into[(totals <= limits[j]).all(1) & (counts < shapes[j].num_graphs)] = j
+        for j in np.unique(into).tolist():
+            moved.setdefault(j, []).append(packs.take(np.flatnonzero(into == j)))
+    return {j: Packs.concatenate(parts) for j, parts in moved.items()}
+
+
+def grown(options: FixedSizeOptions, store: FlatStore) -> FixedSizeOptions:
+    """The shape that holds the largest of some graphs: half as much more where it must grow, as more may come."""
+    axes = store.size_axes
+    largest, limits = store.sizes.max(0), options.limits(axes)
+    slots = [options.slots(axis) for axis in axes]
+    for i, axis in enumerate(axes):
+        if largest[i] > limits[i]:
+            needed = int(max(largest[i] * 1.5, limits[i])) + (axis.level is Level.NODE)
+            slots[i] = -(-needed // _ALIGN) * _ALIGN
+    made = FixedSizeOptions.from_sizes(store, slots, options.num_graphs)
+    fields = ("node_pad_value", "edge_pad_value", "graph_pad_value", "pad_graph_defaults", "num_rows")
+    return FixedSizeOptions(made.num_nodes, made.num_edges, made.num_graphs, **{f: getattr(options, f) for f in fields})

@@ -1,0 +1,235 @@
+"""A model as a program: named tensors of a batch of fixed size in, named tensors out, one row a graph, node or edge."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch_geometric.data import Batch
+
+from popgeo.data.axes import Axis, Level
+from popgeo.data.batch_layout import LayoutChoices
+from popgeo.data.fixed_size_options import FixedSizeOptions
+from popgeo.data.slots import Layout, Slot
+from popgeo.nn.forces import energy_and_forces
+
+Tensors = Mapping[str, Tensor]
+WHOLE_BATCH = ""
+"""In place of an argument's name: the model takes one `Batch`."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FixedProgram:
+    """What computes the results of one batch of fixed size, whoever made it: a compiled model, or a file.
+
+    Args:
+        run: From the tensors of a batch, by name, to tensors of results, by name. It keeps none of them.
+        inputs: What `run` takes, in order; tensors without values, of the shape and type of what is to be given.
+        sizes: The sizes of the batch, and what its padding is filled with.
+        axes: What the rows of each result belong to: graphs, nodes or edges, of a type where there are several.
+        layout: How the batch is laid out.
+    """
+
+    run: Callable[[Tensors], Tensors]
+    inputs: Tensors
+    sizes: FixedSizeOptions
+    axes: Mapping[str, Axis]
+    layout: LayoutChoices = field(default_factory=LayoutChoices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCall:
+    """How a model is called with the tensors of a batch.
+
+    Args:
+        inputs: The tensors that it is given, by the names that `input_name` gives.
+        arguments: For each argument of the model, the name of its tensor, or those of a dictionary by type.
+        constants: What else it is given in every call, such as `num_graphs`.
+        results: Names of the results of a model that returns a tuple.
+    """
+
+    inputs: tuple[str, ...]
+    arguments: Mapping[str, str | Mapping[Any, str]]
+    constants: Mapping[str, Any]
+    results: tuple[str, ...] = ()
+
+
+class FixedModel(nn.Module):
+    """A model that is called with the tensors of `call.inputs`, in their order, and returns a dictionary of tensors.
+
+    This is what is compiled, captured or exported: it takes tensors alone, and `num_graphs` and the like are part of
+    it.
+    """
+
+    def __init__(self, model: nn.Module, call: ModelCall) -> None:
+        super().__init__()
+        self.model, self.call = model, call
+
+    def forward(self, *tensors: Tensor) -> dict[str, Tensor]:
+        """The results by name; what is no tensor with rows is left out."""
+        given = dict(zip(self.call.inputs, tensors, strict=True))
+        arguments: dict[str, Any] = {
+            name: given[of] if isinstance(of, str) else {key: given[one] for key, one in of.items()}
+            for name, of in self.call.arguments.items()
+        }
+        if WHOLE_BATCH in arguments:
+            return dict(_named(self.model(_as_batch(arguments[WHOLE_BATCH], self.call.constants)), self.call.results))
+        return dict(_named(self.model(**arguments, **self.call.constants), self.call.results))
+
+
+class WithForces(nn.Module):
+    """A model of energies that returns forces, too: a dictionary of `energy` and `forces`.
+
+    Args:
+        model: Called with `z`, `pos` and other arguments, such as `SchNet`; returns energies.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.signature = inspect.signature(model.forward)
+
+    def forward(self, z: Tensor, pos: Tensor, **others: Any) -> dict[str, Tensor]:
+        """Energies [num_graphs, 1] and forces [num_nodes, 3]."""
+        energy, forces = energy_and_forces(self.model, z, pos, **others)
+        return {"energy": energy, "forces": forces}
+
+
+def input_name(slot: Slot) -> str:
+    """What a tensor of a batch is called among a program's inputs, as `x`, or `x[paper]` where there are types."""
+    if slot.store is None:
+        return slot.name
+    return f"{slot.name}[{slot.store if isinstance(slot.store, str) else '-'.join(slot.store)}]"
+
+
+def call_of(
+    model: nn.Module,
+    layout: Layout,
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    results: Sequence[str] = (),
+) -> ModelCall:
+    """How a model is called, by the names of its arguments: each gets the attribute of the batch that is called so.
+
+    `num_graphs`, `num_nodes` and `num_edges` are the batch's slots, and so is PyG's `batch_size`; `x_dict` and the like
+    are dictionaries by type. A model of one argument that is no attribute, such as `data`, gets the whole batch.
+
+    Args:
+        model: The model.
+        layout: The tensors of a batch.
+        arguments: What some arguments are given in every call, as `{"half_list": True}`.
+        results: Names of the results of a model that returns a tuple.
+
+    Raises:
+        ValueError: an argument that the model needs is no attribute of the graphs.
+    """
+    slots = {slot.name: slot for slot in layout.slots if slot.store is None}
+    of_types: dict[str, dict[Any, str]] = {}
+    for slot in layout.slots:
+        if slot.store is not None:
+            of_types.setdefault(f"{slot.name}_dict", {})[slot.store] = input_name(slot)
+    counts = {"num_graphs": layout.options.num_graphs, "batch_size": layout.options.num_graphs}
+    if not isinstance(layout.options.num_nodes, dict):
+        counts |= {"num_nodes": layout.options.num_nodes, "num_edges": layout.options.num_edges}
+    tensors: dict[str, Any] = {}
+    constants, missing = dict(arguments or {}), []
+    for parameter in _parameters(model):
+        name = parameter.name
+        if name in constants:
+            continue
+        if name in slots or name in of_types:
+            tensors[name] = input_name(slots[name]) if name in slots else of_types[name]
+        elif name in counts:
+            constants[name] = counts[name]
+        elif parameter.default is parameter.empty:
+            missing.append(name)
+    if len(missing) == 1 and not tensors:
+        tensors = {WHOLE_BATCH: {(slot.store, slot.name): input_name(slot) for slot in layout.slots}}
+        constants = {"num_graphs": layout.options.num_graphs}
+    elif missing:
+        raise ValueError(
+            f"{type(model).__name__} takes {', '.join(missing)}, which the graphs do not have; they have "
+            f"{', '.join(sorted(slots | of_types))}. Name the attributes as the model's arguments are named, or pass "
+            f"arguments={{{missing[0]!r}: ...}} for what is the same in every call."
+        )
+    nested = [[one] if isinstance(one, str) else list(one.values()) for one in tensors.values()]
+    inputs = tuple(name for part in nested for name in part)
+    return ModelCall(inputs=inputs, arguments=tensors, constants=constants, results=tuple(results))
+
+
+def axes_of_results(results: Tensors, layout: Layout, given: Mapping[str, str | Level | Axis]) -> dict[str, Axis]:
+    """What the rows of each result belong to, as their number tells, unless it is given; others are left out.
+
+    Raises:
+        ValueError: no result has a row a graph, node or edge, or a number of rows could mean two of these.
+    """
+    options = layout.options
+    axes = [Axis(Level.GRAPH, None), *dict.fromkeys(s.axis for s in layout.slots if s.axis.level is not Level.GRAPH)]
+    rows = {axis: options.num_graphs if axis.level is Level.GRAPH else options.slots(axis) for axis in axes}
+    found: dict[str, Axis] = {}
+    for name, tensor in results.items():
+        fitting = [axis for axis in axes if tensor.dim() and tensor.shape[0] == rows[axis]]
+        if name in given:
+            wanted = given[name] if isinstance(given[name], Axis) else Level(given[name])
+            fitting = [axis for axis in axes if wanted in (axis, axis.level)]
+            fitting = [axis for axis in fitting if len(fitting) == 1 or axis.store == name] or fitting
+        if len(fitting) > 1:
+            labels = " or ".join(axis.label or "graphs" for axis in fitting)
+            raise ValueError(
+                f"Result {name!r} has {tensor.shape[0]} rows, which may be those of {labels}. Say which by "
+                f"results={{{name!r}: 'node'}} or the like, or pass sizes that differ."
+            )
+        if fitting:
+            found[name] = fitting[0]
+    if not found:
+        shapes = {name: list(tensor.shape) for name, tensor in results.items()}
+        known = ", ".join(f"{count} {axis.label}" for axis, count in rows.items())
+        raise ValueError(f"No result has one row a graph, node or edge: they are {shapes}, and a batch has {known}.")
+    return found
+
+
+def names_taken(model: nn.Module, attributes: Iterable[str]) -> frozenset[str] | None:
+    """The attributes that a model can take, by the names of its arguments; None where it takes the whole batch.
+
+    Args:
+        model: The model.
+        attributes: What the graphs have.
+    """
+    parameters = list(_parameters(model))
+    names = frozenset(one.name.removesuffix("_dict") for one in parameters)
+    required = [one.name for one in parameters if one.default is one.empty]
+    return None if len(required) == 1 and not names & set(attributes) else names
+
+
+def _parameters(model: nn.Module) -> Iterator[inspect.Parameter]:
+    """The named arguments of a model's call."""
+    signature = getattr(model, "signature", None) or inspect.signature(model.forward)
+    loose = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return (one for one in signature.parameters.values() if one.kind not in loose)
+
+
+def _as_batch(tensors: Mapping[Any, Tensor], constants: Mapping[str, Any]) -> Batch:
+    """A batch of given tensors, by store and name."""
+    batch = Batch()
+    for (store, name), tensor in tensors.items():
+        setattr(batch if store is None else batch[store], name, tensor)
+    batch._num_graphs = constants["num_graphs"]
+    return batch
+
+
+def _named(results: Any, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a model's results, each with a name."""
+    if isinstance(results, Tensor):
+        pairs: Any = [(names[0] if names else "out", results)]
+    elif isinstance(results, Mapping):
+        pairs = results.items()
+    elif dataclasses.is_dataclass(results):
+        pairs = vars(results).items()
+    elif isinstance(results, (tuple, list)):
+        known = names or getattr(results, "_fields", None) or [f"out_{i}" for i in range(len(results))]
+        pairs = zip(known, results, strict=True)
+    else:
+        raise ValueError(f"The model returns a {type(results).__name__}; a tensor, or several of them, are needed.")
+    return ((str(name), one) for name, one in pairs if isinstance(one, Tensor) and one.dim())

@@ -1,0 +1,47 @@
+"""Weights of a file into a model: a checkpoint of Lightning, or a plain `state_dict`; nothing in a file is executed."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def load_weights(path: Path, model: Any) -> nn.Module:
+    """The model with the weights of a file.
+
+    Args:
+        path: A checkpoint of Lightning, or of others that keep a `state_dict`, or one itself.
+        model: A module, whose weights are replaced; its names may follow a prefix in the file, such as that of the
+            attribute that it was of the module that was trained. Or a class of `LightningModule`.
+
+    Raises:
+        ValueError: the file cannot be read as weights, or they are not those of the model.
+    """
+    if isinstance(model, type):
+        return model.load_from_checkpoint(path, map_location="cpu", weights_only=True)  # type: ignore[attr-defined]
+    try:
+        kept = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch's, pickle's and zip's own kinds
+        raise ValueError(f"{path} cannot be read as weights alone: {error}") from error
+    state = kept.get("state_dict", kept) if isinstance(kept, dict) else None
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(f"{path} holds no state_dict. Save one with torch.save(model.state_dict(), path).")
+    model.load_state_dict(_of_model(state, set(model.state_dict()), path))
+    return model
+
+
+def _of_model(state: dict[str, Tensor], names: set[str], path: Path) -> dict[str, Tensor]:
+    """The weights called as in the model: without the one prefix that leaves them so."""
+    ends = [name for name in state if name in names or any(name.endswith(f".{one}") for one in names)]
+    prefixes = {""} | {name[: name.index(".", i) + 1] for name in ends for i in range(len(name)) if "." in name[i:]}
+    fitting = [prefix for prefix in sorted(prefixes, key=len) if all(prefix + name in state for name in names)]
+    if not fitting:
+        missing = sorted(names - set(state))[:3]
+        raise ValueError(
+            f"{path} has no weights for {', '.join(missing)} of the model, under any prefix; it has "
+            f"{', '.join(list(state)[:3])} and others. Pass the module that was trained, with the same settings."
+        )
+    if len(fitting) > 1:
+        raise ValueError(f"{path} has weights for the model under the prefixes {fitting}. Pass the whole module.")
+    return {name: state[fitting[0] + name] for name in names}

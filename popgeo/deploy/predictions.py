@@ -1,0 +1,187 @@
+"""What a predictor gives back: results in the order of the graphs, all in one tensor a name, or graph by graph."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from popgeo.data.axes import GRAPHS, Axis
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Predictions(Mapping[str, Tensor]):
+    """Results of graphs, in the order in which these were given.
+
+    Args:
+        num_graphs: How many graphs there were, those that failed included.
+        values: One tensor for each result: a row for each graph, or for each node or edge, graph after graph. A graph
+            that failed has NaN (0 among whole numbers) for itself, and no rows of nodes and edges.
+        axes: What the rows of each belong to.
+        ptr: For each result, where each graph's rows start, and their total. int64 [num_graphs + 1]
+        errors: What is wrong with the graphs that failed, by their numbers.
+
+    Example:
+        >>> y = torch.tensor([1.0, 2.0])
+        >>> some = Predictions(num_graphs=2, values={"y": y}, axes={"y": GRAPHS}, ptr={"y": torch.arange(3)})
+        >>> some["y"], some.of(1)
+        (tensor([1., 2.]), {'y': tensor([2.])})
+    """
+
+    num_graphs: int
+    values: Mapping[str, Tensor] = field(default_factory=dict)
+    axes: Mapping[str, Axis] = field(default_factory=dict)
+    ptr: Mapping[str, Tensor] = field(default_factory=dict)
+    errors: Mapping[int, Exception] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.values:
+            raise KeyError(f"{name!r}; the results are {', '.join(self.values)}.")
+        return self.values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def of(self, graph: int) -> dict[str, Tensor]:
+        """The rows of one graph: of a result for graphs its one row, as [1, ...].
+
+        Raises:
+            Exception: what was wrong with the graph, where it failed.
+        """
+        if graph in self.errors:
+            raise self.errors[graph]
+        starts = {name: ptr[graph : graph + 2].tolist() for name, ptr in self.ptr.items()}
+        return {name: self.values[name][start:stop] for name, (start, stop) in starts.items()}
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name}: {list(t.shape)} of {self.axes[name].level.value}s" for name, t in self.items())
+        failed = f"; {len(self.errors):,} failed" if self.errors else ""
+        return f"{type(self).__name__}({self.num_graphs:,} graphs; {shapes}{failed})"
+
+    @staticmethod
+    def concatenate(parts: "Iterable[Predictions]") -> "Predictions":
+        """The results of graphs, and of those that came after them."""
+        parts = list(parts)
+        like = next((part for part in parts if part.values), Predictions(num_graphs=0))
+        errors: dict[int, Exception] = {}
+        start = 0
+        for part in parts:
+            errors |= {start + graph: error for graph, error in part.errors.items()}
+            start += part.num_graphs
+        parts = [part if part.values else _all_failed(part, like) for part in parts]
+        values = {name: torch.cat([part[name] for part in parts]) for name in like}
+        ptr = {name: _starts(torch.cat([part.ptr[name].diff() for part in parts])) for name in like}
+        return Predictions(num_graphs=start, values=values, axes=like.axes, ptr=ptr, errors=errors)
+
+    def to_frames(self) -> dict[str, pd.DataFrame]:
+        """A table for each level, one row a graph, node or edge, with the number of its graph.
+
+        A result of several columns has a column for each, as `forces_0`.
+        """
+        frames: dict[str, pd.DataFrame] = {}
+        for name, tensor in self.items():
+            level = self.axes[name].label or "graphs"
+            if level not in frames:
+                graph = np.repeat(np.arange(self.num_graphs), self.ptr[name].diff().numpy())
+                frames[level] = pd.DataFrame({"graph": graph})
+            columns = tensor.detach().cpu().float() if tensor.dtype is torch.bfloat16 else tensor.detach().cpu()
+            flat = columns.reshape(len(columns), -1).numpy()
+            names = [name] if flat.shape[1] == 1 else [f"{name}_{i}" for i in range(flat.shape[1])]
+            frames[level][names] = flat
+        return frames
+
+    def save(self, path: str | Path) -> list[Path]:
+        """Writes the results: `.npz` has all tensors and where each graph starts, `.csv` and `.parquet` are tables.
+
+        Results of nodes and edges are tables of their own, as `results.nodes.csv` beside `results.csv`.
+
+        Returns:
+            The files written.
+
+        Raises:
+            ValueError: another ending.
+        """
+        path = Path(path)
+        if path.suffix == ".npz":
+            arrays = {name: tensor.detach().cpu().numpy() for name, tensor in self.items()}
+            np.savez(path, **arrays, **{f"{name}.ptr": ptr.numpy() for name, ptr in self.ptr.items()})
+            return [path]
+        check_ending(path)
+        written = []
+        for level, frame in self.to_frames().items():
+            one = path if level == "graphs" else path.with_suffix(f".{level.replace(' ', '.')}{path.suffix}")
+            frame.to_csv(one, index=False) if path.suffix == ".csv" else frame.to_parquet(one, index=False)
+            written.append(one)
+        return written
+
+
+def check_ending(path: Path) -> None:
+    """Refuses a file that no results can be written to, before they are computed.
+
+    Raises:
+        ValueError: the ending is not one of those known.
+    """
+    if path.suffix not in (".csv", ".parquet", ".npz"):
+        raise ValueError(f"{path} ends in {path.suffix!r}; results are written to .csv, .parquet or .npz.")
+
+
+def _all_failed(part: Predictions, like: Predictions) -> Predictions:
+    """Graphs of which none has a result, as they stand among others that have some."""
+    counts = {axis: np.full(part.num_graphs, axis == GRAPHS, np.int64) for axis in like.axes.values()}
+    rows = {name: tensor[:0] for name, tensor in like.items()}
+    return replace(in_order(rows, like.axes, np.empty(0, np.int64), counts), num_graphs=part.num_graphs)
+
+
+def _starts(counts: Tensor) -> Tensor:
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+
+def in_order(
+    rows: Mapping[str, Tensor], axes: Mapping[str, Axis], graphs: np.ndarray, counts: Mapping[Axis, np.ndarray]
+) -> Predictions:
+    """Results that came graph after graph in any order, put into the order of the graphs' numbers.
+
+    Args:
+        rows: The results, as they came.
+        axes: What the rows of each belong to.
+        graphs: The graphs in the order in which they came, each at most once. int64 [number of graphs that came]
+        counts: How many rows each graph has along each axis, those that never came included. int64 [num_graphs]
+    """
+    values: dict[str, Tensor] = {}
+    ptr: dict[str, Tensor] = {}
+    made: dict[Axis, tuple[Tensor, Tensor]] = {}
+    for name, tensor in rows.items():
+        axis = axes[name]
+        if axis not in made:
+            made[axis] = _places(graphs, counts[axis], axis == GRAPHS)
+        places, ptr[name] = made[axis]
+        empty = float("nan") if tensor.is_floating_point() else 0
+        values[name] = tensor.new_full((int(ptr[name][-1]), *tensor.shape[1:]), empty)
+        values[name][places.to(tensor.device)] = tensor
+    num_graphs = len(next(iter(counts.values())))
+    return Predictions(num_graphs=num_graphs, values=values, axes=dict(axes), ptr=ptr)
+
+
+def _places(graphs: np.ndarray, counts: np.ndarray, is_graphs: bool) -> tuple[Tensor, Tensor]:
+    """Where each row that came is to stand, and where each graph starts."""
+    came = np.zeros(len(counts), bool)
+    came[graphs] = True
+    kept = counts if is_graphs else np.where(came, counts, 0)
+    ptr = np.concatenate([[0], np.cumsum(kept)])
+    of_came = kept[graphs]
+    first = np.repeat(ptr[graphs] - np.concatenate([[0], np.cumsum(of_came)[:-1]]), of_came)
+    return torch.from_numpy(first + np.arange(len(first))), torch.from_numpy(ptr)
+
+
+def to_records(predictions: Predictions) -> Iterator[dict[str, Any]]:
+    """The results graph by graph, in order; the exception in place of those of a graph that failed."""
+    for graph in range(predictions.num_graphs):
+        failed = predictions.errors.get(graph)
+        yield {"error": failed} if failed is not None else predictions.of(graph)

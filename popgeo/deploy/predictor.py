@@ -1,0 +1,301 @@
+"""A trained model in use: graphs of any sizes in, its results out, in order, at a few fixed shapes."""
+
+import copy
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from popgeo.data.axes import Axis, Level
+from popgeo.data.batch_layout import LayoutChoices
+from popgeo.data.fixed_size_options import FixedSizeOptions
+from popgeo.data.flat_store import FlatStore, why_not_flat
+from popgeo.deploy.choose_shapes import choose_shapes, grown, into_shapes
+from popgeo.deploy.compile_program import ProgramMaker, backend_on
+from popgeo.deploy.fixed_program import FixedProgram, WithForces, names_taken
+from popgeo.deploy.load_weights import load_weights
+from popgeo.deploy.predictions import Predictions, to_records
+from popgeo.deploy.read_graphs import GraphReader, named, pieces
+from popgeo.deploy.run_batches import run_batches, slots_used
+from popgeo.engine.backend import Backend
+from popgeo.loader.source import levels_of
+from popgeo.progress import bar
+
+_AT_ONCE = 1 << 15  # graphs of a dataset whose batches are chosen together
+_OF_STREAM = 4096  # graphs that a stream is read ahead by
+
+
+def _keeps(errors: str) -> bool:
+    if errors not in ("raise", "keep"):
+        raise ValueError(f"errors is {errors!r}; it is 'raise' or 'keep'.")
+    return errors == "keep"
+
+
+class Predictor:
+    """Predicts for graphs of any sizes, packed into batches of one or a few fixed shapes; compiles once a shape.
+
+    The model gets the attributes of the graphs that its arguments are named after, and `num_graphs` and the like; a
+    model of one argument that is no attribute, such as `data`, gets the whole batch. It is copied, and predicts as in
+    `model.eval()`. Results are tensors with one row a graph, node or edge, which their numbers of rows tell.
+
+    Args:
+        model: The model.
+        sizes: The shape of a batch, or several; None chooses them from the first graphs that come.
+        backend: `"cpu"`, this library's executor; `"inductor"`, torch's compiler; `"cuda"`, a GPU; `"none"`, nothing
+            compiled. None means `"cuda"` where the model lies, or `device` is, on a GPU, and else `"cpu"`.
+        device: Where it runs; where the model lies when left out.
+        batch_size: Real graphs of a batch, on average, where shapes are chosen; None means about two thousand nodes.
+        max_shapes: Shapes to compile at most, where they are chosen. A further one must save a twentieth of the slots.
+        forces: Whether a model of energies is to give `energy` and `forces`, the negative gradient by `pos`.
+        arguments: What some arguments of the model are given in every call, as `{"half_list": True}`.
+        results: Names of the results of a model that returns a tuple; or what the rows of results by name belong to,
+            as `{"charges": "node"}`, where their number could mean two things.
+        layout: How batches are laid out.
+
+    Example:
+        >>> from torch_geometric.data import Data
+        >>> from popgeo.nn import GIN
+        >>> graphs = [Data(x=torch.ones(n, 4), edge_index=torch.tensor([[0], [1]])) for n in (2, 9, 5)]
+        >>> predictor = Predictor(GIN(4, 8, 2, out_channels=1, readout="sum"))
+        >>> predictor(graphs)
+        Predictions(3 graphs; out: [3, 1] of graphs)
+        >>> predictor.num_compilations
+        1
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sizes: FixedSizeOptions | Sequence[FixedSizeOptions] | None = None,
+        backend: Backend | str | None = None,
+        *,
+        device: torch.device | str | None = None,
+        batch_size: float | None = None,
+        max_shapes: int = 3,
+        forces: bool = False,
+        arguments: Mapping[str, Any] | None = None,
+        results: Sequence[str] | Mapping[str, str | Level | Axis] = (),
+        layout: LayoutChoices | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"model is a {type(model).__name__}; pass a torch.nn.Module, or popgeo.load(path) a file.")
+        model = copy.deepcopy(model).eval().requires_grad_(False)
+        found = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+        self.device = torch.device(device) if device is not None else found
+        self._maker: ProgramMaker | None = ProgramMaker(
+            model=(WithForces(model) if forces else model).to(self.device),
+            backend=backend_on(backend, self.device),
+            device=self.device,
+            layout=layout or LayoutChoices(),
+            arguments=arguments or {},
+            results=results,
+        )
+        self._begin([sizes] if isinstance(sizes, FixedSizeOptions) else list(sizes or ()))
+        self._batch_size, self._max_shapes = batch_size, max_shapes
+
+    @classmethod
+    def of_programs(cls, programs: Sequence[FixedProgram], device: torch.device | str = "cpu") -> "Predictor":
+        """A predictor of programs that somebody else has made, such as those of a file; it cannot grow.
+
+        Args:
+            programs: One for each shape; their inputs and results have the same names.
+            device: Where they take their inputs.
+        """
+        made = cls.__new__(cls)
+        made.device, made._maker = torch.device(device), None
+        made._begin([program.sizes for program in programs])
+        made._programs = dict(enumerate(programs))
+        first = programs[0]
+        kinds = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in first.inputs.items()}
+        names = frozenset(name.partition("[")[0] for name in first.inputs)
+        made._reader = GraphReader(layout=first.layout, names=names, sizes=first.sizes, kinds=kinds)
+        return made
+
+    @classmethod
+    def from_checkpoint(cls, path: str | Path, model: Any, **choices: Any) -> "Predictor":
+        """A predictor of the weights in a file: a checkpoint of Lightning, or a `state_dict`.
+
+        Args:
+            path: The file; nothing in it is executed, where `model` is a module.
+            model: A module, alone or as it stood inside the one that was trained; or a class of `LightningModule`,
+                which is then made with the settings that Lightning keeps in the file.
+            choices: What `Predictor` takes.
+
+        Raises:
+            ValueError: the file has no weights, or others than those of the model.
+        """
+        return cls(load_weights(Path(path), model), **choices)
+
+    def _begin(self, shapes: Sequence[FixedSizeOptions]) -> None:
+        self.shapes = list(shapes)
+        self._programs: dict[int, FixedProgram] = {}
+        self._reader: GraphReader | None = None
+        self._lock = threading.RLock()
+        self._used: dict[str, np.ndarray] = {}
+        self.num_compilations = 0
+
+    def __call__(self, graphs: Any, *, errors: str = "raise", progress_bar: bool | None = None) -> Predictions:
+        """The results of all graphs, in their order.
+
+        In a group of `torch.distributed`, such as torchrun's, each process predicts for a part of the graphs, and all
+        of them get all results.
+
+        Args:
+            graphs: A dataset, a list or any iterable of graphs, or a `FlatStore`; at most some ten thousand of them are
+                in memory at a time, where they need not be.
+            errors: `"raise"`, or `"keep"`: `Predictions.errors` then tells which graphs failed, and why.
+            progress_bar: Whether to show a bar where it lasts longer than a second; None means at a terminal and in
+                notebooks.
+
+        Raises:
+            ValueError: a graph failed, which is named; or the model cannot be compiled for these graphs.
+        """
+        keep = _keeps(errors)
+        world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        graphs = self._opened(graphs)
+        if world == 1:
+            return self._all(graphs, 0, keep, progress_bar)
+        graphs = graphs if hasattr(graphs, "__len__") else list(graphs)
+        start, stop = (len(graphs) * (dist.get_rank() + i) // world for i in (0, 1))
+        mine: Predictions | Exception
+        try:
+            part = (
+                graphs[start:stop] if isinstance(graphs, (FlatStore, list)) else [graphs[i] for i in range(start, stop)]
+            )
+            mine = self._all(part, start, keep, progress_bar)
+        except Exception as error:  # the other processes wait for something
+            mine = error
+        parts: list[Any] = [None] * world
+        dist.all_gather_object(parts, mine)
+        for part in parts:
+            if isinstance(part, Exception):
+                raise part
+        return Predictions.concatenate(parts)
+
+    def stream(self, graphs: Iterable[Any], *, errors: str = "raise", ahead: int = _OF_STREAM) -> Iterator[Any]:
+        """The results of one graph after the other, in order, of an iterable that may never end.
+
+        Args:
+            graphs: Graphs.
+            errors: `"raise"`, or `"keep"`: a graph that failed then gives `{"error": exception}`.
+            ahead: Graphs that are read, and packed, at a time; more of them waste less.
+
+        Yields:
+            For each graph a dictionary of its rows: [1, ...] of a result for graphs.
+        """
+        keep, start = _keeps(errors), 0
+        for piece in pieces(graphs, ahead):
+            predicted = self._piece(piece, start, keep)
+            yield from to_records(predicted)
+            start += predicted.num_graphs
+
+    def _opened(self, graphs: Any) -> Any:
+        """The graphs, flat where they lie in memory or flat on disk."""
+        if isinstance(graphs, (FlatStore, list)) or not hasattr(graphs, "__len__") or why_not_flat(graphs):
+            return graphs
+        return FlatStore.from_dataset(graphs) if len(graphs) else []
+
+    def _all(self, graphs: Any, start: int, keep: bool, progress_bar: bool | None) -> Predictions:
+        total = len(graphs) if hasattr(graphs, "__len__") else None
+        parts = []
+        with bar("predicting", "graphs", total=total, show=progress_bar) as shown:
+            for piece in pieces(graphs, _AT_ONCE):
+                parts.append(self._piece(piece, start, keep))
+                start += parts[-1].num_graphs
+                shown.update(parts[-1].num_graphs)
+        return Predictions.concatenate(parts)
+
+    def _piece(self, graphs: Any, start: int, keep: bool) -> Predictions:
+        """The results of some graphs."""
+        reader = self._reader or self._first_reader(graphs)
+        store, right, errors = reader.read(graphs, start, keep)
+        if store is None:
+            return Predictions(num_graphs=len(graphs), errors=errors)
+        with self._lock:
+            store, right = self._made_to_fit(store, right, start, keep, errors)
+            packs = into_shapes(store, self.shapes)
+            programs = [self._program(i, store) if len(of) else None for i, of in enumerate(packs)]
+            for label, used in slots_used(store, self.shapes, packs).items():
+                self._used[label] = self._used.get(label, 0) + used
+        found = run_batches(store, programs, packs, self.device, right, len(graphs))
+        failed = {i: named(start + i, error) for i, error in found.errors.items()}
+        if failed and not keep:
+            number = min(failed)
+            raise failed[number] from found.errors[number]
+        return replace(found, errors=dict(sorted((errors | failed).items())))
+
+    def _first_reader(self, graphs: Any) -> GraphReader:
+        """What reads graphs until a program has been made."""
+        assert self._maker is not None  # a predictor of programs has a reader
+        some = graphs[0] if isinstance(graphs, FlatStore) else next((g for g in graphs if hasattr(g, "keys")), {})
+        return GraphReader(layout=self._maker.layout, names=names_taken(self._maker.model, some.keys()))
+
+    def _made_to_fit(
+        self, store: FlatStore, right: np.ndarray, start: int, keep: bool, errors: dict[int, Exception]
+    ) -> tuple[FlatStore, np.ndarray]:
+        """The graphs that some shape holds, for which a shape may have to be chosen, or to grow.
+
+        Raises:
+            ValueError: a graph is too large for programs that cannot be made anew, and `keep` is False.
+        """
+        if not self.shapes:
+            self.shapes = choose_shapes(store, self._batch_size, self._max_shapes)
+        if store.is_hetero:
+            self.shapes = [options.to_hetero(store.node_types, store.edge_types) for options in self.shapes]
+        axes = store.size_axes
+        fits = np.logical_or.reduce([(store.sizes <= options.limits(axes)).all(1) for options in self.shapes])
+        if fits.all():
+            return store, right
+        large = np.flatnonzero(~fits)
+        most = max(range(len(self.shapes)), key=lambda i: self.shapes[i].total_num_nodes)
+        what = f"Graph {start + int(right[large[0]])} has " + ", ".join(
+            f"{count:,} {axis.label}" for count, axis in zip(store.sizes[large[0]], axes, strict=True)
+        )
+        if self._maker is not None:
+            larger = grown(self.shapes[most], store.view(large))
+            warnings.warn(f"{what}: more than {self.shapes[most]} holds, which grows to {larger}.", stacklevel=5)
+            self.shapes[most] = larger
+            self._programs.pop(most, None)
+            return store, right
+        for i in large.tolist():
+            number = int(right[i])
+            errors[number] = ValueError(
+                f"Graph {start + number} is larger than the file's largest shape, {self.shapes[most]}. Export the "
+                "model again with larger sizes."
+            )
+        if not keep:
+            raise errors[int(right[large[0]])]
+        return store.view(np.flatnonzero(fits)), right[fits]
+
+    def _program(self, i: int, store: FlatStore) -> FixedProgram:
+        """The program of a shape, which is compiled where it has not been."""
+        if i not in self._programs:
+            assert self._maker is not None  # a predictor of programs has them all
+            self._programs[i] = program = self._maker(self.shapes[i].with_rows_for(store), store)
+            self.num_compilations += 1
+            if self._reader is None:
+                names = names_taken(self._maker.model, (one.name for one in store.attributes))
+                layout = replace(program.layout, levels={**levels_of(store), **(program.layout.levels or {})})
+                kinds = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in program.inputs.items()}
+                self._reader = GraphReader(layout=layout, names=names, sizes=program.sizes, kinds=kinds)
+        return self._programs[i]
+
+    @property
+    def waste(self) -> dict[str, float]:
+        """Of the nodes, edges and graphs of all batches so far, the share that was padding."""
+        return {label: float(1 - real / slots) for label, (real, slots) in self._used.items() if slots}
+
+    def __repr__(self) -> str:
+        shapes = "; ".join(map(str, self.shapes))
+        waste = ", ".join(f"{share:.1%} of {label}" for label, share in self.waste.items())
+        return (
+            f"{type(self).__name__}({shapes or 'no shape yet'}; {self.num_compilations} compiled"
+            f"{f'; padding: {waste}' if waste else ''})"
+        )

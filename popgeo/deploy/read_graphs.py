@@ -1,0 +1,149 @@
+"""Graphs of anyone made flat for a program: what differs from its inputs is refused, graph by graph, by number."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch_geometric.data.data import BaseData
+
+from popgeo.data.attribute_names import COUNT_NODES
+from popgeo.data.batch_layout import LayoutChoices, lay_out
+from popgeo.data.fixed_size_options import FixedSizeOptions
+from popgeo.data.flat_store import FlatStore
+from popgeo.data.sort_edges import sort_edges
+from popgeo.deploy.fixed_program import input_name
+
+Kinds = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+"""Shape and type of each tensor of a batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphReader:
+    """Makes graphs flat, with the attributes that a program takes.
+
+    Args:
+        layout: How batches are laid out.
+        names: The attributes that the program takes; None for all.
+        sizes: The sizes of a batch that `kinds` tells of.
+        kinds: What the program's inputs are; None where any graphs will do, as long as they are alike.
+    """
+
+    layout: LayoutChoices
+    names: frozenset[str] | None = None
+    sizes: FixedSizeOptions = field(default_factory=lambda: FixedSizeOptions(1, 0, 2))
+    kinds: Kinds | None = None
+
+    def read(self, graphs: Any, first: int = 0, keep: bool = False) -> tuple[FlatStore | None, Any, dict[int, Any]]:
+        """The graphs that are right, flat; which these are; and what is wrong with the others.
+
+        Args:
+            graphs: A flat store, a dataset that can be flattened, or a list, where an exception stands for a graph
+                that could not be had.
+            first: The number of the first one, for errors.
+            keep: Whether to go on without the graphs that are wrong.
+
+        Raises:
+            ValueError: a graph is wrong, which is named, and `keep` is False.
+        """
+        try:
+            store = self._flat(graphs)
+            self._compare(store)
+            return store, np.arange(len(store)), {}
+        except (ValueError, TypeError, RuntimeError) as error:
+            if not isinstance(graphs, (list, tuple)):
+                raise
+            several = error
+        like, errors = self, {}
+        kinds: dict[int, Kinds] = {}
+        for i, graph in enumerate(graphs):
+            try:
+                if isinstance(graph, Exception):
+                    raise graph
+                store = self._flat([graph])
+                self._compare(store)
+                kinds[i] = self._kinds(store)
+            except Exception as error:  # whatever a dataset, or its transform, raises
+                errors[i] = error
+        if self.kinds is None and kinds:  # what most of the graphs are is what is meant
+            found = list(kinds.values())
+            like = GraphReader(layout=self.layout, names=self.names, kinds=max(found, key=found.count))
+        for i, kind in kinds.items():
+            if wrong := like._why_not(kind):
+                errors[i] = ValueError(wrong)
+        if errors and not keep:
+            number, error = min(errors.items())
+            raise named(first + number, error) from error
+        if not errors:
+            raise several
+        right = [i for i in range(len(graphs)) if i not in errors]
+        named_errors = {i: named(first + i, error) for i, error in errors.items()}
+        return (self._flat([graphs[i] for i in right]) if right else None), np.array(right, np.int64), named_errors
+
+    def _flat(self, graphs: Any) -> FlatStore:
+        left_out = None if self.names is None else sorted(self._attributes(graphs) - self.names - set(COUNT_NODES))
+        store = FlatStore.from_dataset(graphs, exclude_keys=left_out, levels=self.layout.levels, progress_bar=False)
+        return sort_edges(store) if self.layout.sort_edges else store
+
+    @staticmethod
+    def _attributes(graphs: Any) -> set[str]:
+        if isinstance(graphs, FlatStore):
+            return {attribute.name for attribute in graphs.attributes}
+        if isinstance(graphs, (list, tuple)):
+            return {name for graph in graphs if isinstance(graph, BaseData) for name in graph.keys()}  # noqa: SIM118
+        return set(graphs[0].keys())
+
+    def _kinds(self, store: FlatStore) -> Kinds:
+        slots = lay_out(store, self.sizes.with_rows_for(store), self.layout).slots
+        return {input_name(slot): (slot.shape, slot.dtype) for slot in slots}
+
+    def _compare(self, store: FlatStore) -> None:
+        if self.kinds is not None and (wrong := self._why_not(self._kinds(store))):
+            raise ValueError(wrong)
+
+    def _why_not(self, found: Kinds) -> str | None:
+        """What differs from the inputs that are known; None where nothing does."""
+        for name, (shape, dtype) in (self.kinds or {}).items():
+            if name not in found:
+                return f"it has no {name}; its attributes give {', '.join(found)}. Set {name}."
+            if found[name][1] != dtype:
+                return f"its {name} is {found[name][1]}, {dtype} is needed. Convert it."
+            if found[name][0] != shape:
+                return f"its {name} fills {list(found[name][0])} in a batch, {list(shape)} is needed."
+        return None
+
+
+def named(number: int, error: Exception) -> ValueError:
+    """The error of one graph, with the number of the graph."""
+    made = ValueError(f"Graph {number}: {error}")
+    made.__cause__ = error
+    return made
+
+
+def pieces(graphs: Iterable[Any], size: int) -> Iterable[Sequence[Any]]:
+    """Graphs by so many at a time; an exception stands for one that a dataset could not give.
+
+    A flat store is cut into views, a dataset is asked for its graphs by number, anything else is gone through.
+    """
+    if isinstance(graphs, FlatStore):
+        yield from (graphs[start : start + size] for start in range(0, len(graphs), size))
+    elif hasattr(graphs, "__getitem__") and hasattr(graphs, "__len__"):
+        for start in range(0, len(graphs), size):
+            yield [_at(graphs, i) for i in range(start, min(start + size, len(graphs)))]
+    else:
+        piece = []
+        for graph in graphs:
+            piece.append(graph)
+            if len(piece) == size:
+                yield piece
+                piece = []
+        if piece:
+            yield piece
+
+
+def _at(dataset: Any, i: int) -> Any:
+    try:
+        return dataset[i]
+    except Exception as error:  # the dataset's own, or its transform's
+        return error

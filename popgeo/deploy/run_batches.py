@@ -1,0 +1,122 @@
+"""Runs programs on flat graphs, batch after batch, and puts the results back into the order of the graphs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from popgeo.data.axes import GRAPHS, Axis
+from popgeo.data.batch_layout import lay_out
+from popgeo.data.compiled_fill import Filler
+from popgeo.data.cut import BatchMemory
+from popgeo.data.fixed_size_options import FixedSizeOptions
+from popgeo.data.flat_store import FlatStore
+from popgeo.deploy.fixed_program import FixedProgram, Tensors, input_name
+from popgeo.deploy.predictions import Predictions, in_order
+from popgeo.packing import Packs, totals_of_packs
+
+_BYTES = 1 << 22  # of batches that are filled together
+_BATCHES = 64  # at most
+
+
+def run_batches(
+    store: FlatStore,
+    programs: Sequence[FixedProgram | None],
+    packs: Sequence[Packs],
+    device: torch.device,
+    numbers: np.ndarray,
+    num_graphs: int,
+) -> Predictions:
+    """The results of all graphs, those that failed among the errors, in order.
+
+    A batch that fails is run again in halves until the graphs are found that make it fail.
+
+    Args:
+        store: The graphs.
+        programs: What computes results, one for each shape; None where no batch has it.
+        packs: Which graphs share a batch of each.
+        device: Where the programs take their inputs.
+        numbers: What each graph is called. [len(store)]
+        num_graphs: How many there are, those included that are not in the store.
+    """
+    errors: dict[int, Exception] = {}
+    came: list[np.ndarray] = []
+    rows: dict[str, list[Tensor]] = {}
+    axes: Mapping[str, Axis] = {}
+    for program, of_shape in zip(programs, packs, strict=True):
+        if program is not None:
+            axes = program.axes
+            for ids, results in _Feed(store, program, device).run(of_shape, errors):
+                came.append(ids)
+                for name in axes:
+                    rows.setdefault(name, []).append(results[name])
+    errors = {int(numbers[i]): error for i, error in errors.items()}
+    if not came:
+        return Predictions(num_graphs=num_graphs, errors=errors)
+    joined = {name: torch.cat(parts).cpu() for name, parts in rows.items()}
+    counts = {axis: np.full(num_graphs, axis == GRAPHS, np.int64) for axis in axes.values()}
+    for axis, of_all in counts.items():
+        of_all[numbers] = _rows_of_graphs(store, axis)
+    return replace(in_order(joined, axes, numbers[np.concatenate(came)], counts), errors=errors)
+
+
+def _rows_of_graphs(store: FlatStore, axis: Axis) -> np.ndarray:
+    """How many rows each graph has. int64 [num_graphs]"""
+    return np.ones(len(store), np.int64) if axis == GRAPHS else store.counts(axis)
+
+
+class _Feed:
+    """Fills batches of one shape and runs them."""
+
+    def __init__(self, store: FlatStore, program: FixedProgram, device: torch.device) -> None:
+        self.store, self.program, self.device = store, program, device
+        self.layout = lay_out(store, program.sizes, program.layout)
+        self.filler = Filler(store, self.layout)
+        names = [input_name(slot) for slot in self.layout.slots]
+        self.places = {name: names.index(name) for name in program.inputs}
+        self.counts = {axis: _rows_of_graphs(store, axis) for axis in program.axes.values()}
+        each = sum(slot.dtype.itemsize * int(np.prod(slot.shape)) for slot in self.layout.slots)
+        self.at_once = max(1, min(_BATCHES, _BYTES // max(each, 1)))
+
+    def run(self, packs: Packs, errors: dict[int, Exception]) -> Iterator[tuple[np.ndarray, Tensors]]:
+        """The graphs of each batch, and the rows of their results; of a batch that failed, of those that did not."""
+        memory = BatchMemory(self.layout, min(self.at_once, len(packs)))
+        for start in range(0, len(packs), self.at_once):
+            some = packs[start : start + self.at_once]
+            self.filler(self.store.rows(some.indices), some.ptr, memory.tensors)
+            real = {
+                axis: totals_of_packs(counts[:, None], some.indices, some.ptr)[:, 0].tolist()
+                for axis, counts in self.counts.items()
+            }
+            for i, (ids, tensors) in enumerate(zip(some, memory.items, strict=False)):
+                try:
+                    given = {name: tensors[place].to(self.device) for name, place in self.places.items()}
+                    results = self.program.run(given)
+                    # Copied, as the next batches may be written where the results, or their inputs, lie.
+                    rows = {name: results[name][: real[axis][i]].clone() for name, axis in self.program.axes.items()}
+                except Exception as error:  # of whatever kind: some graph is to be named
+                    yield from self._in_halves(ids, error, errors)
+                else:
+                    yield ids, rows
+
+    def _in_halves(
+        self, ids: np.ndarray, error: Exception, errors: dict[int, Exception]
+    ) -> Iterator[tuple[np.ndarray, Tensors]]:
+        if len(ids) == 1:
+            errors[int(ids[0])] = error
+        else:
+            yield from self.run(Packs.from_lists(np.array_split(ids, 2)), errors)
+
+
+def slots_used(
+    store: FlatStore, shapes: Sequence[FixedSizeOptions], packs: Sequence[Packs]
+) -> Mapping[str, np.ndarray]:
+    """For nodes, edges (of each type) and graphs: how many are real, and how many slots their batches have. [2]"""
+    axes = store.size_axes
+    real = [*store.sizes.sum(0).tolist(), len(store)]
+    slots = [sum(len(of) * shape.slots(axis) for shape, of in zip(shapes, packs, strict=True)) for axis in axes]
+    slots.append(sum(len(of) * shape.num_graphs for shape, of in zip(shapes, packs, strict=True)))
+    labels = [*(axis.label for axis in axes), "graphs"]
+    return {label: np.array(pair) for label, *pair in zip(labels, real, slots, strict=True)}
