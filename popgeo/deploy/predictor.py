@@ -293,9 +293,8 @@ class Predictor:
         return {label: float(1 - real / slots) for label, (real, slots) in self._used.items() if slots}
 
     def __repr__(self) -> str:
-        shapes = "; ".join(map(str, self.shapes))
         waste = ", ".join(f"{share:.1%} of {label}" for label, share in self.waste.items())
         return (
-            f"{type(self).__name__}({shapes or 'no shape yet'}; {self.num_compilations} compiled"
+            f"{type(self).__name__}({'; '.join(map(str, self.shapes)) or 'no shape yet'}; {self.num_compilations} compiled"
             f"{f'; padding: {waste}' if waste else ''})"
         )
