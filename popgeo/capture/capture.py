@@ -78,13 +78,12 @@ def capture(
         casting = contextlib.nullcontext() if autocast is None else torch.autocast("cpu", dtype=autocast)
         try:
             with static_forms() as slots, recorder.follow_modules(module), recorder, casting:
-                tree = arguments.pass_to(function, inputs)
-                slots.refuse_in(tree)
+                results, result = flatten(arguments.pass_to(function, inputs))
+                results = slots.handed_out(results)
         except RuntimeError as error:
             if recorder.refusal is not None:  # TorchScript hands on neither the error nor its words
                 raise recorder.refusal from error
             raise
-        results, result = flatten(tree)
         gradients: list[Tensor | None] = []
         position = None
         if trained:

@@ -66,7 +66,7 @@ def check_static(model: Callable[..., Any], *inputs: Any, **named_inputs: Any) -
             torch.random.fork_rng(devices=[]), fake_mode, swapped(module, by_id) as held, torch.enable_grad(),
             static_forms() as slots, recorder.follow_modules(module), recorder,
         ):  # fmt: skip
-            slots.refuse_in(model(*args, **kwargs))
+            slots.handed_out(flatten(model(*args, **kwargs))[0])
             held.replaced_buffers(recorder.page.is_constant)
     except Exception:
         # What follows from a value made up may fail; what was found until then stays true.

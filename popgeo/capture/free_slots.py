@@ -75,11 +75,16 @@ _TAKES_SIZES = "empty expand full new_empty new_full new_ones new_zeros ones ran
 
 
 class FreeSlots(TorchDispatchMode):
-    """Knows along which axis of which tensor there are slots that may be free."""
+    """Knows along which axis of which tensor there are slots that may be free.
+
+    Attributes:
+        pairs: By the id of those that a search found, all of its slots, -1 where it found none.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._found: dict[int, tuple[Slots, int]] = {}
+        self.pairs: dict[int, Tensor] = {}
         self._kept: list[Tensor] = []  # a tensor is found by its id, so none may be freed
         self._chosen: dict[Any, Slots] = {}
         self._ending = False
@@ -111,11 +116,13 @@ class FreeSlots(TorchDispatchMode):
         finally:
             self._ending = before
 
-    def refuse_in(self, made: Any) -> None:
-        """Refuses results that have free slots."""
-        for found in map(self.of, tree_leaves(made)):
+    def handed_out(self, results: Sequence[Tensor]) -> list[Tensor]:
+        """What is returned, if none of it has free slots: a search's own pairs do without, as -1 stands in those."""
+        given = [self.pairs.get(id(one), one) for one in results]
+        for found in map(self.of, given):
             if found is not None:
                 found[0].refuse()
+        return given
 
     def sizes(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
         """The result of a torch function with the marks of slots in the sizes that it takes or returns."""

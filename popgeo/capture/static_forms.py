@@ -8,6 +8,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -35,13 +36,16 @@ _IN_PYG: dict[tuple[str, str], Any] = {
     ("torch_geometric.nn.norm.mean_subtraction_norm", "MeanSubtractionNorm.forward"): static_layers.norm_of_graphs,
     ("torch_geometric.nn.norm.pair_norm", "PairNorm.forward"): static_layers.norm_of_graphs,
     ("torch.nn.modules.batchnorm", "_BatchNorm.forward"): static_layers.mean_of_batches,
-    ("torch_geometric.nn.pool", "knn"): static_neighbors.knn,
-    ("torch_geometric.nn.pool", "knn_graph"): static_neighbors.knn_graph,
-    ("torch_geometric.nn.pool", "radius"): static_rows.found_only(static_neighbors.radius),
-    ("torch_geometric.nn.pool", "radius_graph"): static_rows.found_only(static_neighbors.radius_graph),
-    ("torch_geometric.nn.pool", "nearest"): static_neighbors.nearest,
     ("torch_geometric.nn.unpool.knn_interpolate", "knn_interpolate"): static_neighbors.knn_interpolate,
 }
+_SEARCHES = {
+    "knn": static_neighbors.knn,
+    "knn_graph": static_neighbors.knn_graph,
+    "radius": static_rows.found_only(static_neighbors.radius),
+    "radius_graph": static_rows.found_only(static_neighbors.radius_graph),
+    "nearest": static_neighbors.nearest,
+}
+_IN_PYG |= {(of, name): form for of in ("torch_geometric.nn.pool", "torch_cluster") for name, form in _SEARCHES.items()}
 
 
 @contextlib.contextmanager
@@ -204,29 +208,34 @@ def _without_checked_distributions() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _replaced_in_pyg() -> Iterator[None]:
-    """Puts the table's forms where PyG's functions are, and in each module that has imported one under its own name."""
-    places: list[tuple[Any, str, Any]] = []
-    functions: list[tuple[str, Any, Any]] = []
-    for (module, path), form in _IN_PYG.items():
-        if module in sys.modules:  # what no one has imported, no model uses
+    """Lets the table's forms run where PyG's functions are called, under whatever name, and by whoever holds one."""
+    with contextlib.ExitStack() as stack:
+        for (module, path), form in _IN_PYG.items():
             owner, _, name = path.rpartition(".")
-            holder = getattr(sys.modules[module], owner) if owner else sys.modules[module]
-            original = vars(holder)[name]
-            if owner or not callable(form):
-                places.append((holder, name, _standing_in(original, form) if owner else form))
-            else:
-                functions.append((name, original, form))
-    for importer in list(sys.modules.values()) if functions else ():
-        held = getattr(importer, "__dict__", {})
-        places += [(importer, name, form) for name, original, form in functions if held.get(name) is original]
-    before = [(holder, name, vars(holder)[name]) for holder, name, _ in places]
+            holder = sys.modules.get(module)  # what no one has imported, no model uses
+            holder = getattr(holder, owner) if holder and owner else holder
+            original = vars(holder).get(name) if holder else None
+            if isinstance(original, FunctionType) and not owner:
+                stack.enter_context(_running(original, form))
+            elif original is not None:
+                stack.callback(setattr, holder, name, original)
+                setattr(holder, name, _standing_in(original, form) if owner else form)
+        yield
+
+
+@contextlib.contextmanager
+def _running(function: FunctionType, form: Callable[..., Any]) -> Iterator[None]:
+    """The function, which models may hold under any name, runs a form of it, while the block runs."""
+
+    def stand_in(*args: Any, _form: Any, **kwargs: Any) -> Any:
+        return _form(*args, **kwargs)
+
+    before = function.__code__, function.__defaults__, function.__kwdefaults__
+    function.__code__, function.__defaults__, function.__kwdefaults__ = stand_in.__code__, None, {"_form": form}
     try:
-        for place in places:
-            setattr(*place)
         yield
     finally:
-        for place in before:
-            setattr(*place)
+        function.__code__, function.__defaults__, function.__kwdefaults__ = before
 
 
 def _standing_in(original: Callable[..., Any], form: Callable[..., Any]) -> Callable[..., Any]:

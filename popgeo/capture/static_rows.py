@@ -3,18 +3,22 @@
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch_geometric.utils import scatter as pyg_scatter
+from torch_geometric.utils import scatter as _of_pyg
 from torch_geometric.utils.num_nodes import maybe_num_nodes
 
 from popgeo.capture import known_values
 from popgeo.capture.free_slots import Slots, active_slots
 from popgeo.capture.page import Page
 from popgeo.capture.recorder import active_recorder
+
+# PyG's own, also while its function runs the form below.
+pyg_scatter = FunctionType(_of_pyg.__code__, _of_pyg.__globals__, _of_pyg.__name__, _of_pyg.__defaults__)
 
 
 def get_item(self: Tensor, index: Any) -> Any:
@@ -105,7 +109,9 @@ def found_only(search: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(search)
     def searches(*args: Any, **kwargs: Any) -> Tensor:
         pairs = search(*args, **kwargs)
-        return pairs[:, pairs[0] >= 0]
+        found = pairs[:, pairs[0] >= 0]
+        active_slots().pairs[id(found)] = pairs
+        return found
 
     return searches
 

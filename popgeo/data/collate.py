@@ -32,7 +32,8 @@ class FixedSizeCollater:
         exclude_keys: Attributes to leave out.
         protect: A boolean node attribute, True for nodes that trimming must keep.
         exact_fit: Lets graphs that fill all nodes and edges to the last one make a batch without padding, of up to
-            `num_graphs` real graphs; otherwise one node and one graph are always kept for padding.
+            `num_graphs` real graphs, and those that fill all nodes alone, beside a padding graph without nodes, one
+            whose padding edges end outside; otherwise one node and one graph are always kept for padding.
         generator: Source of randomness of trimming; None means torch's default one.
         layout: What `LayoutChoices` has, as one, instead of masks, `follow_batch`, `exclude_keys` and `choices`.
         choices: The other choices of `LayoutChoices` by their names: `levels`, `index_dtype`, `sort_edges`,
@@ -110,7 +111,7 @@ class FixedSizeCollater:
                 store = trimmed.store
                 lost[0, : len(store)], lost[1, : len(store)] = trimmed.num_nodes, trimmed.num_edges
         everything = Packs.single(len(store))
-        if not (self.exact_fit and fills_exactly(store, self.options)):
+        if not (self.exact_fit and fills_exactly(store, self.options, but_edges=True)):
             check_fits(store, self.options, everything)
         store = sort_edges(store) if self.layout.sort_edges else store
         layout = lay_out(store, self.options, self.layout)

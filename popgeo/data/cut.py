@@ -97,10 +97,18 @@ def check_fits(store: FlatStore, options: FixedSizeOptions, packs: Packs) -> Non
     )
 
 
-def fills_exactly(store: FlatStore, options: FixedSizeOptions) -> bool:
-    """Whether all graphs together use every node and edge of a batch, so that there is no padding to be kept apart."""
-    slots = [options.slots(axis) for axis in store.size_axes]
-    return len(store) <= options.num_graphs and bool((store.sizes.sum(axis=0) == slots).all())
+def fills_exactly(store: FlatStore, options: FixedSizeOptions, *, but_edges: bool = False) -> bool:
+    """Whether all graphs together use every node and edge of a batch, so that there is no padding to be kept apart.
+
+    Args:
+        store: The graphs.
+        options: Slots of the batch.
+        but_edges: Whether edges may be fewer where a graph's slot is free: those of padding then end outside of the
+            batch, and a model that reads them is refused.
+    """
+    left = [options.slots(axis) for axis in store.size_axes] - store.sizes.sum(axis=0)
+    spares = [but_edges and len(store) < options.num_graphs and axis.level is Level.EDGE for axis in store.size_axes]
+    return len(store) <= options.num_graphs and bool(((left == 0) | (left > 0) & spares).all())
 
 
 def _check_rows(store: FlatStore, options: FixedSizeOptions, packs: Packs) -> None:

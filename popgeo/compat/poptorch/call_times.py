@@ -1,13 +1,12 @@
 """When the steps of a call began and ended, in the form of PopTorch's performance counters."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 Counters = dict[str, list[list[float]]]
 _EVENTS = ("input", "input_complete", "output", "output_complete")
 Latency = tuple[float, float, float]
-Pick = Callable[[Sequence[float]], float]  # the time of one of several tensors, such as `min`
 
 
 class CallTimes:
@@ -47,22 +46,18 @@ class CallTimes:
         inputs, results = self._ticks(*self._inputs, after=0), self._ticks(*self._results, after=1)
         return dict(zip(_EVENTS, (inputs, inputs, results, results), strict=True))
 
-    def latency(self, first: str, of_first: Pick, last: str, of_last: Pick) -> Latency:
+    def latency(self, first: str, last: str) -> Latency:
         """Shortest, longest and mean time between two events, over the steps whose results are returned.
 
         Args:
-            first: Where the time begins, an event of `counters`.
-            of_first: Which of the tensors counts, such as `min`.
+            first: Where the time begins, an event of `counters`, of which all tensors have the same times.
             last: Where it ends.
-            of_last: Which of the tensors counts.
         """
         counters = self.counters()
-        ends = [of_last(step) for step in zip(*counters[last], strict=True)]
-        starts = [of_first(step) for step in zip(*counters[first], strict=True)]
+        starts, ends = counters[first][0], counters[last][0]
         if not ends or not starts:
             return 0.0, 0.0, 0.0
-        group = max(1, len(starts) // len(ends))
-        begins = [min(starts[i : i + group]) for i in range(0, len(starts), group)]
+        begins = starts[:: max(1, len(starts) // len(ends))]
         spans = [end - begin for begin, end in zip(begins, ends, strict=False)]
         return min(spans), max(spans), sum(spans) / len(spans)
 
@@ -83,16 +78,16 @@ class HasCallTimes:
 
     def getLatency(self) -> Latency:
         """Shortest, longest and mean seconds from a step's inputs to its results."""
-        return self._times.latency("input", min, "output_complete", max)
+        return self._times.latency("input", "output_complete")
 
     def getHostIpuLatency(self) -> Latency:
         """Shortest, longest and mean seconds in which a step gets its inputs."""
-        return self._times.latency("input", min, "input_complete", max)
+        return self._times.latency("input", "input_complete")
 
     def getComputeLatency(self) -> Latency:
         """Shortest, longest and mean seconds in which a step computes."""
-        return self._times.latency("input_complete", max, "output", max)
+        return self._times.latency("input_complete", "output")
 
     def getIpuHostLatency(self) -> Latency:
         """Shortest, longest and mean seconds in which a step gives its results."""
-        return self._times.latency("output", min, "output_complete", max)
+        return self._times.latency("output", "output_complete")

@@ -79,7 +79,8 @@ def nearest(
         Rows of `y`. [num_x]
 
     Raises:
-        ValueError: dimensions differ, or clouds given as lists do not ascend, or are not the same ones.
+        ValueError: dimensions differ, or the number of points and that of their clouds; or clouds given as lists do not
+            ascend, or are not the same ones.
 
     Example:
         >>> nearest(torch.tensor([0.0, 4.0]), torch.tensor([5.0, 1.0]))
@@ -88,9 +89,10 @@ def nearest(
     x, y = (points.unsqueeze(-1) if points.dim() == 1 else points for points in (x, y))
     if x.dim() != 2 or y.dim() != 2 or x.shape[1] != y.shape[1]:
         raise ValueError(f"nearest got points of shapes {list(x.shape)} and {list(y.shape)}; they must be alike.")
-    given = [batch for batch in (batch_x, batch_y) if batch is not None and not isinstance(batch, Tensor)]
-    for batch in given:
-        if any(a > b for a, b in itertools.pairwise(batch)):
+    for points, batch in ((x, batch_x), (y, batch_y)):
+        if batch is not None and len(batch) != len(points):
+            raise ValueError(f"nearest got the clouds of {len(batch)} points, but {len(points)} points.")
+        if not isinstance(batch, Tensor) and any(a > b for a, b in itertools.pairwise(batch or ())):
             raise ValueError("nearest needs clouds in ascending order: sort the points by batch_x and batch_y.")
     of_y = {0} if batch_y is None else None if isinstance(batch_y, Tensor) else {*batch_y}
     if isinstance(batch_x, list | tuple) and of_y is not None and {*batch_x} - of_y:

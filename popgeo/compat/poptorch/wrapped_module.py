@@ -4,31 +4,21 @@ import copyreg
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
-
-
-class Owner(Protocol):
-    """The training model that holds a module."""
-
-    def destroy(self) -> None:
-        """Lets the module go."""
-
-    def copyWeightsToHostIfNeeded(self) -> bool:
-        """Whether weights were brought up to date."""
 
 
 class _Wrapped:
     """Marks the classes that `wrap` makes."""
 
 
-def wrap(module: nn.Module, owner: Owner) -> None:
+def wrap(module: nn.Module, owner: Any) -> None:
     """Gives a module the methods `destroy` and `copyWeightsToHostIfNeeded`; it stays an instance of its own class.
 
     Args:
         module: Changes its class.
-        owner: Called by those methods; not kept alive by the module.
+        owner: The training model that holds it, whose methods of these names are called; not kept alive by the module.
     """
     own: Any = type(module)
     held_by = weakref.ref(owner)

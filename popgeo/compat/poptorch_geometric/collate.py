@@ -56,7 +56,8 @@ class Collater(PyGCollater):
 class FixedSizeCollater(data.FixedSizeCollater):
     """Makes batches of fixed size of lists of graphs; see `popgeo.data.FixedSizeCollater` for what they hold.
 
-    Graphs that fill nodes and edges to the last one make a batch without padding, of up to `num_graphs` graphs.
+    Graphs that fill nodes and edges to the last one make a batch without padding, of up to `num_graphs` graphs. Where
+    they leave edges and a graph alone, those edges end outside of the batch: a model that reads them is refused.
 
     Args:
         args: `fixed_size_options`, which a heterogeneous graph makes sizes per type, in place; `add_masks_to_batch`,

@@ -43,10 +43,11 @@ class FixedSizeDataLoader(OfWholeCalls, pyg_dataloader.FixedSizeDataLoader, popt
         # Batches of different numbers of graphs, several of them in one item: each travels as one element.
         return {"dataset": BatchesOf(dataset), "batch_sampler": _AsElements(sampler)}
 
-    def _packing(self, dataset: Any, shuffle: bool, skips: bool, kwargs: dict[str, Any]) -> Any:
+    def _packing(self, dataset: Any, shuffle: bool, *args: Any) -> Any:
+        kwargs = args[-1]
         if shuffle and kwargs.get("mode", poptorch.DataLoaderMode.Sync) != poptorch.DataLoaderMode.Sync:
             kwargs["generator"] = kwargs.get("generator") or generator_for_a_thread()
-        return super()._packing(dataset, shuffle, skips, kwargs)
+        return super()._packing(dataset, shuffle, *args)
 
 
 class CustomFixedSizeDataLoader(pyg_dataloader.ByOlderArguments, FixedSizeDataLoader):

@@ -35,17 +35,11 @@ class NoMasker(Masker):
         'entries'
     """
 
-    def node_masker(self, node_entries: Entries, mask: Mask = None) -> Entries:
+    def _as_they_are(self, entries: Entries, mask: Mask = None) -> Entries:
         """The entries as they are."""
-        return node_entries
+        return entries
 
-    def edge_masker(self, edge_entries: Entries, mask: Mask = None) -> Entries:
-        """The entries as they are."""
-        return edge_entries
-
-    def graph_masker(self, graph_entries: Entries, mask: Mask = None) -> Entries:
-        """The entries as they are."""
-        return graph_entries
+    node_masker = edge_masker = graph_masker = _as_they_are
 
 
 class LayerMasker(ABC):

@@ -120,7 +120,7 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
                     f"Fixed size strategy StreamPack is incompatible with the provided batch_sampler {sampler}. "
                     "Either use a different strategy or set `batch_sampler` to `None`."
                 )
-            sampler = self._packing(dataset, shuffle, skips, kwargs)
+            sampler = self._packing(dataset, shuffle, over_size_strategy, kwargs)
         self.batch_sampler, self.padded_batch_size = sampler, batch_size
         self._mini_batch_size = None if sampler is not None else batch_size - 1
         told = {"follow_batch": follow_batch, "exclude_keys": exclude_keys, "skip": skips}
@@ -135,16 +135,24 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
         """What torch's loader takes where a sampler chooses the graphs of each batch."""
         return {"dataset": dataset, "batch_sampler": sampler}
 
-    def _packing(self, dataset: Any, shuffle: bool, skips: bool, kwargs: dict[str, Any]) -> StreamPackingSampler:
-        """Packs graphs in the loader's order, with one graph, node and edge left for padding."""
+    def _packing(
+        self, dataset: Any, shuffle: bool, over_size_strategy: OverSizeStrategy, kwargs: dict[str, Any]
+    ) -> StreamPackingSampler:
+        """Packs graphs in the loader's order, with one graph, node and edge left for padding.
+
+        What is trimmed afterwards is counted over all types, as PopTorch Geometric does.
+        """
         order = kwargs.pop("sampler", None)
         if order is None and shuffle:
             order = RandomSampler(dataset, generator=kwargs.get("generator"))
         options: Any = self.fixed_size_options
+        nodes = options.total_num_nodes if over_size_strategy.trims_nodes else options.num_nodes
+        edges = options.total_num_edges if over_size_strategy.trims_edges else options.num_edges
         nodes, edges = (
             {key: count - 1 for key, count in sizes.items()} if isinstance(sizes, dict) else sizes - 1
-            for sizes in (options.num_nodes, options.num_edges)
+            for sizes in (nodes, edges)
         )
+        skips = over_size_strategy is OverSizeStrategy.Skip
         return StreamPackingSampler(dataset, options.num_graphs - 1, nodes, edges, order, skips)
 
     def _create_collater(self, *args: Any, **kwargs: Any) -> Callable[[list[Any]], Any]:

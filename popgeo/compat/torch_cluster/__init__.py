@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from popgeo.capture import static_neighbors
 from popgeo.compat.poptorch import point_clouds
@@ -34,7 +33,7 @@ def knn(x: Tensor, y: Tensor, k: int, *args: Any, **kwargs: Any) -> Tensor:
         tensor([[0, 0],
                 [1, 0]])
     """
-    return _real(x, static_neighbors.knn(x, y, k, *args, **kwargs))
+    return _real(static_neighbors.knn(x, y, k, *args, **kwargs))
 
 
 def knn_graph(x: Tensor, k: int, *args: Any, **kwargs: Any) -> Tensor:
@@ -45,7 +44,7 @@ def knn_graph(x: Tensor, k: int, *args: Any, **kwargs: Any) -> Tensor:
         tensor([[1, 0, 1],
                 [0, 1, 2]])
     """
-    return _real(x, static_neighbors.knn_graph(x, k, *args, **kwargs))
+    return _real(static_neighbors.knn_graph(x, k, *args, **kwargs))
 
 
 def radius(x: Tensor, y: Tensor, r: float, *args: Any, **kwargs: Any) -> Tensor:
@@ -56,7 +55,7 @@ def radius(x: Tensor, y: Tensor, r: float, *args: Any, **kwargs: Any) -> Tensor:
         tensor([[0, 0],
                 [0, 1]])
     """
-    return _real(x, static_neighbors.radius(x, y, r, *args, **kwargs))
+    return _real(static_neighbors.radius(x, y, r, *args, **kwargs))
 
 
 def radius_graph(x: Tensor, r: float, *args: Any, **kwargs: Any) -> Tensor:
@@ -67,7 +66,7 @@ def radius_graph(x: Tensor, r: float, *args: Any, **kwargs: Any) -> Tensor:
         tensor([[1, 0],
                 [0, 1]])
     """
-    return _real(x, static_neighbors.radius_graph(x, r, *args, **kwargs))
+    return _real(static_neighbors.radius_graph(x, r, *args, **kwargs))
 
 
 def fps(
@@ -102,6 +101,6 @@ def fps(
     return point_clouds.fps(src, starts, ratio, random_start)
 
 
-def _real(x: Tensor, pairs: Tensor) -> Tensor:
-    """The pairs that there are, where their number may depend on data."""
-    return pairs if isinstance(x, FakeTensor) else pairs[:, (pairs >= 0).all(0)]
+def _real(pairs: Tensor) -> Tensor:
+    """The pairs that there are."""
+    return pairs[:, (pairs >= 0).all(0)]

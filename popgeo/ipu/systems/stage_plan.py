@@ -73,6 +73,10 @@ def _refuse_recompute(step: CapturedStep, options: Options) -> None:
         )
 
 
+class TooFewMicroBatchesError(ValueError):
+    """An update has fewer micro-batches than its pipeline needs to fill."""
+
+
 def _require_enough(planned: Pipeline) -> None:
     """Refuses to train with fewer micro-batches than a pipeline needs to fill.
 

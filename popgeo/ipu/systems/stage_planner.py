@@ -85,6 +85,8 @@ class StagePlanner:
         costs = partial(self._costs_of, options)
         assert options.stages is not None
         cut = cut_model(graph, self.layers, costs(0), options.stages, on_one_ipu=order is Schedule.PHASED)
+        if order is Schedule.LOCK_STEP and cut.num_ipus == 1 < len(cut.ipus):
+            order = Schedule.SHARDED  # PopTorch makes a pipeline only where there is another IPU to work meanwhile
         placed = placed_costs(graph, costs, cut, options, placement.serialize)
         parts = CutStep(
             graph=graph,

@@ -77,3 +77,27 @@ def test_the_account_says_that_blocks_and_strategies_have_effect():
     became = {asked: treatment for asked, treatment, _ in ACCOUNT}
     assert became["Block('encoder') on IPU 0"] is Treatment.HONOURED
     assert became["ShardedExecution"] is Treatment.HONOURED
+
+
+class FourOnOne(nn.Module):
+    """Four blocks on IPU 0, as published configurations have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(4)])
+        for number, layer in enumerate(self.layers):
+            poptorch.BeginBlock(layer, f"layer{number}", ipu_id=0)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def test_stages_on_one_ipu_run_one_after_the_other_and_need_no_more_micro_batches():
+    options = poptorch.Options()
+    stages = [poptorch.Stage(f"layer{number}").ipu(0) for number in range(4)]
+    options.setExecutionStrategy(poptorch.PipelinedExecution(*stages))
+    step = poptorch.trainingModel(FourOnOne(), options)
+    assert step(X).item() > 0
+    assert (step.compiled.pipeline.num_ipus, step.compiled.pipeline.schedule.value) == (1, "sharded")

@@ -3,7 +3,9 @@
 import pytest
 import torch
 from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.nn import SumAggregation
 
+from popgeo.compat import poptorch
 from popgeo.compat.poptorch_geometric.collate import (
     CombinedBatchingCollater,
     FixedSizeCollater,
@@ -92,9 +94,16 @@ def test_graphs_that_fill_a_batch_to_the_last_edge_need_no_padding(num_graphs):
     assert [tuple(part.x.shape) for part in batch.to_data_list()[:2]] == [(2, 1), (3, 1)]
 
 
-def test_padding_edges_never_end_outside_although_all_nodes_are_real():
-    with pytest.raises(RuntimeError, match=r"required to fit 2 sample.*5 nodes.* one kept for padding"):
-        collate([graph(2), graph(3)], 5, 9, 3)
+def test_padding_edges_end_outside_where_all_nodes_are_real_and_reading_them_is_an_error():
+    batch = collate([graph(2), graph(3)], 5, 9, 3, add_masks_to_batch=True)
+    assert batch.ptr.tolist() == [0, 2, 5, 5]
+    assert batch.graphs_mask.tolist() == [True, True, False]
+    assert batch.nodes_mask.all()
+    assert (batch.edge_index[:, 3:] == 5).all()
+    with pytest.raises(poptorch.Error, match=r"index\[3\] is 5; allowed are 0 to 4"):
+        poptorch.inferenceModel(SumAggregation())(torch.ones(9, 1), batch.edge_index[0], dim_size=5)
+    with pytest.raises(FixedSizeError, match="cannot create additional graphs"):
+        collate([graph(2), graph(3)], 5, 9, 2)
 
 
 def test_several_types_have_masks_in_their_stores_and_make_the_options_per_type():

@@ -96,6 +96,21 @@ def test_a_model_trains_beside_its_eager_self():
         stepper.benchmark(1, (), devices=("gpu",))
 
 
+def test_a_padded_batch_is_compared_with_one_that_is_not_row_by_row():
+    class Rows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def forward(self, x):
+            return x * self.scale, (x * self.scale).sum()
+
+    x = torch.ones(3, 2)
+    TrainingStepper(Rows()).run(2, (x,), (torch.cat([x, torch.zeros(2, 2)]),))
+    with pytest.raises(AssertionError, match="Output was not equal"):
+        TrainingStepper(Rows()).run(1, (x,), (torch.cat([2 * x, x]),))
+
+
 def test_a_layer_that_searches_trains_without_an_extension():
     torch.manual_seed(0)
     layer = DynamicEdgeConv(nn.Linear(4, 3), k=2)

@@ -111,6 +111,7 @@ def test_sizes_are_measured_where_packing_is_given_none(graphs):
 def test_skipping_leaves_out_what_fits_no_batch(strategy, graphs):
     options = FixedSizeOptions(num_nodes=5, num_edges=9, num_graphs=2)
     arguments = {"fixed_size_options": options, "fixed_size_strategy": strategy}
+    graphs.append(graph(6))
     with pytest.raises(RuntimeError, match=r"too small to fit|don't allocate enough space"):
         list(pyg_dataloader.FixedSizeDataLoader(graphs, 2, **arguments))
     loader = pyg_dataloader.FixedSizeDataLoader(graphs, 2, **arguments, over_size_strategy=OverSizeStrategy.Skip)
@@ -230,3 +231,18 @@ def test_packing_keeps_an_edge_for_padding(num_edges, num_batches):
         graphs, 3, fixed_size_options=options, fixed_size_strategy=FixedSizeStrategy.StreamPack
     )
     assert sum(1 for _ in loader) == num_batches
+
+
+def test_what_is_trimmed_afterwards_is_packed_by_the_total_over_types():
+    def typed(num_a, num_b):
+        data = HeteroData(a={"x": torch.ones(num_a, 1)}, b={"x": torch.ones(num_b, 1)})
+        data["a", "to", "b"].edge_index = torch.zeros(2, 3, dtype=torch.long)
+        return data
+
+    told = {"fixed_size_options": FixedSizeOptions(5, 8, 4), "fixed_size_strategy": FixedSizeStrategy.StreamPack}
+    kinds = [typed(2, 6), typed(1, 2), typed(3, 3)]
+    trims = OverSizeStrategy.TrimNodesAndEdges
+    loader = pyg_dataloader.FixedSizeDataLoader(kinds, 4, over_size_strategy=trims, **told)
+    assert [batch["b"].nodes_mask.sum().item() for batch in loader] == [4, 4]  # [2 + 6], [3 + 6] nodes, of at most 9
+    with pytest.raises(RuntimeError, match="too small to fit in the single sample 0"):
+        list(pyg_dataloader.FixedSizeDataLoader(kinds, 4, **told))

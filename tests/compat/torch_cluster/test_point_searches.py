@@ -1,8 +1,13 @@
 """torch_cluster's searches under their own names: as many pairs as there are, and -1 inside a compiled model."""
 
+import sys
+from types import ModuleType
+
 import pytest
 import torch
 from torch import nn
+from torch_geometric.nn import pool
+from torch_geometric.utils import scatter
 
 from popgeo.compat import poptorch, torch_cluster
 
@@ -39,6 +44,36 @@ def test_a_compiled_model_has_a_slot_for_each_neighbor_that_there_might_be():
 def test_whole_numbers_are_points_too():
     points = torch.tensor([[-1, -1], [-1, 1], [1, 1], [1, -1]])
     assert torch_cluster.radius(points, torch.tensor([[0, 1]]), 1.5).tolist() == [[0, 0], [1, 2]]
+
+
+@pytest.mark.parametrize("package", [pool, torch_cluster], ids=["PyG's", "torch_cluster's"])
+def test_what_a_search_finds_is_gathered_under_whatever_name_a_model_holds_it(package):
+    class Sums(Calls):
+        def forward(self, x, y):
+            found = self.function(x, y, 1.5)
+            return scatter(x[found[1]], found[0], dim_size=2)
+
+    model, query = Sums(package.radius), torch.tensor([[0.2], [5.1]])
+    assert torch.equal(poptorch.inferenceModel(model)(POINTS, query), model(POINTS, query))
+
+
+def test_a_search_of_the_real_package_is_replaced_while_a_model_is_compiled(monkeypatch):
+    package = ModuleType("torch_cluster")
+    exec(
+        "def knn(x, y, k, batch_x=None):\n    return (y - x.T).abs().topk(k, largest=False).indices.nonzero()",
+        vars(package),
+    )
+    monkeypatch.setitem(sys.modules, "torch_cluster", package)
+    held = package.knn
+    model = Calls(lambda x, y: held(x, y, 1))
+    assert poptorch.inferenceModel(model)(POINTS, torch.tensor([[4.0]])).tolist() == [[0], [2]]
+    assert model(POINTS, torch.tensor([[4.0]])).tolist() == [[0, 0]]  # what the package says, outside of that
+
+
+@pytest.mark.parametrize("clouds", [([0, 0, 1], None), (CLOUDS[:3], CLOUDS)], ids=["list", "tensor"])
+def test_clouds_of_another_number_of_points_are_refused(clouds):
+    with pytest.raises(ValueError, match="the clouds of 3 points, but 4 points"):
+        torch_cluster.nearest(POINTS, POINTS, *clouds)
 
 
 def test_a_cloud_without_points_to_go_to_is_refused():
