@@ -139,7 +139,7 @@ def as_batch(batch: Batch, *, num_species: int) -> Any:
             fields[name] = fields[name].reshape(-1, 3)
     for name, mask in _MEANS.items():
         if name in fields:
-            fields[name] = fields[name] * slots_per_real(fields[mask])
+            fields[name] = fields[name] * slots_per_real(fields[mask], fields[name].dtype)
     made = BatchOfMACE(**fields)
     made.num_nodes = len(batch.nodes_mask)
     return made
@@ -170,7 +170,8 @@ class OverReal(nn.Module):
         total: Any = 0.0
         for mask in ("graphs_mask", "nodes_mask"):
             of_one_kind = {name: _with_errors_of(mask, ref, name, value) for name, value in pred.items()}
-            total = total + slots_per_real(ref[mask]) * self.loss_fn(ref=plain, pred=of_one_kind, ddp=ddp)
+            loss = self.loss_fn(ref=plain, pred=of_one_kind, ddp=ddp)
+            total = total + slots_per_real(ref[mask], loss.dtype) * loss
         return total
 
     def __repr__(self) -> str:

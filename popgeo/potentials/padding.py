@@ -239,14 +239,18 @@ def mean_over_real(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask[:, None], per_row, 0).sum() / (mask.sum() * per_row.shape[1])
 
 
-def slots_per_real(mask: Tensor) -> Tensor:
+def slots_per_real(mask: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """By what a mean over all slots is multiplied, where padding adds nothing to it, to be one over real rows.
+
+    Args:
+        mask: True for real rows. bool [number of slots]
+        dtype: That of the mean; torch's default when left out.
 
     Example:
         >>> slots_per_real(torch.tensor([True, True, False]))
         tensor(1.5000)
     """
-    return len(mask) / mask.sum().clamp(min=1)
+    return len(mask) / mask.sum().clamp(min=1).to(dtype or torch.get_default_dtype())
 
 
 def unpad_outputs(

@@ -12,6 +12,7 @@ import torch
 from torch_geometric.data import Data
 
 import popgeo
+from tests.support.metals import metals
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -41,31 +42,8 @@ def _double_precision() -> Iterator[None]:
     torch.set_default_dtype(before)
 
 
-def structures(number: int = 12) -> list:
-    """Crystals, clusters and a single atom, with EMT's energies, forces and, where they fill space, stress."""
-    from ase.build import bulk
-    from ase.calculators.emt import EMT
-
-    rng, made = np.random.default_rng(0), [ase.Atoms("Cu")]
-    while len(made) < number:
-        if len(made) % 3 == 0:
-            atoms = bulk("Cu" if len(made) % 2 else "Al", cubic=True)
-        else:
-            atoms = bulk("Al", cubic=True).repeat((3, 1, 1))[: 2 + len(made) % 9]
-            atoms.numbers[0], atoms.pbc, atoms.cell = 29, False, np.zeros((3, 3))
-        atoms.positions += rng.normal(0, 0.05, atoms.positions.shape)
-        made.append(atoms)
-    for atoms in made:
-        atoms.calc = EMT()
-        atoms.info["REF_energy"], atoms.arrays["REF_forces"] = atoms.get_potential_energy(), atoms.get_forces()
-        if atoms.pbc.all():
-            atoms.info["REF_stress"] = atoms.get_stress()
-        atoms.calc = None
-    return made
-
-
 def items(cutoff: float = CUTOFF, number: int = 12) -> list:
-    configs = [data.config_from_atoms(atoms, key_specification=KEYS) for atoms in structures(number)]
+    configs = [data.config_from_atoms(atoms, key_specification=KEYS) for atoms in metals(number)]
     return [data.AtomicData.from_config(config, z_table=TABLE, cutoff=cutoff) for config in configs]
 
 
@@ -188,7 +166,7 @@ def test_torch_traces_the_model_once_an_epoch() -> None:
 
 @pytest.mark.parametrize("step", ["eager", "engine"])
 def test_maces_command_trains_at_fixed_shape_with_its_own_metrics(step: str, tmp_path: Path, caplog: object) -> None:
-    made = structures(14)
+    made = metals(14)
     ase.io.write(tmp_path / "train.xyz", made[:9])
     ase.io.write(tmp_path / "valid.xyz", made[9:])
     texts = {

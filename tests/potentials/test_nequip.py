@@ -2,11 +2,11 @@
 
 import warnings
 
-import numpy as np
 import pytest
 import torch
 
 import popgeo
+from tests.support.metals import metals
 
 ase = pytest.importorskip("ase")
 with warnings.catch_warnings():
@@ -35,33 +35,10 @@ def _nequips_own_state():
     torch.set_default_dtype(before)
 
 
-def structures(number=12):
-    """Crystals, clusters and a single atom, with EMT's energies, forces and, where they fill space, stress."""
-    from ase.build import bulk
-    from ase.calculators.emt import EMT
-    from ase.calculators.singlepoint import SinglePointCalculator
-
-    rng, made = np.random.default_rng(0), [ase.Atoms("Cu")]
-    while len(made) < number:
-        if len(made) % 3 == 0:
-            atoms = bulk("Cu" if len(made) % 2 else "Al", cubic=True)
-        else:
-            atoms = bulk("Al", cubic=True).repeat((3, 1, 1))[: 2 + len(made) % 9]
-            atoms.numbers[0], atoms.pbc, atoms.cell = 29, False, np.zeros((3, 3))
-        atoms.positions += rng.normal(0, 0.05, atoms.positions.shape)
-        made.append(atoms)
-    for atoms in made:
-        atoms.calc = EMT()
-        values = {"energy": atoms.get_potential_energy(), "forces": atoms.get_forces()}
-        values["stress"] = atoms.get_stress() if atoms.pbc.all() else np.full(6, np.nan)
-        atoms.calc = SinglePointCalculator(atoms, **values)
-    return made
-
-
 def frames(cutoff=CUTOFF, number=12):
     transforms = [ChemicalSpeciesToAtomTypeMapper(TYPES), NeighborListTransform(cutoff)]
     made = []
-    for atoms in structures(number):
+    for atoms in metals(number, keep=True):
         frame = from_ase(atoms)
         for transform in transforms:
             frame = transform(frame)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
-from popgeo.potentials.padding import PotentialLoader, Structures, unpad_outputs
+from popgeo.potentials.padding import PotentialLoader, Structures, slots_per_real, unpad_outputs
 
 CUTOFF, SIZES = 3.0, ((1, 0), (3, 6), (2, 2), (5, 11), (3, 3), (7, 20))
 
@@ -93,3 +93,9 @@ def test_outputs_lose_their_padding_and_doubtful_ones_are_asked_about() -> None:
         unpad_outputs({"energy": torch.zeros(2)}, masks)
     assert len(unpad_outputs({"energy": torch.zeros(2)}, masks, {"energy": "node"})["energy"]) == 1
     assert unpad_outputs({"hessian": None, "r_max": torch.zeros(7)}, masks)["r_max"].shape == (7,)
+
+
+def test_a_mean_in_double_precision_is_not_multiplied_by_a_rounded_number() -> None:
+    mask = torch.tensor([True, True, True, False])
+    assert float(slots_per_real(mask, torch.float64)) == 4 / 3
+    assert slots_per_real(mask).dtype is torch.float32
