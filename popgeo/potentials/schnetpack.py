@@ -203,10 +203,10 @@ def use_fixed_sizes(datamodule: Any, *, cutoff: float, splits: Iterable[str] = (
         setattr(datamodule, f"_{split}_dataloader", loader)
 
 
-class TrainingStep(nn.Module):
+class TaskStep(nn.Module):
     """A step of SchNetPack as one module, from a batch's tensors to its loss: for `popgeo.compile_step`.
 
-        step = popgeo.compile_step(TrainingStep(model, outputs), optimizer)
+        step = popgeo.compile_step(TaskStep(model, outputs), optimizer)
         loss = step(**batch)
 
     Args:

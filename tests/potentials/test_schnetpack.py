@@ -24,7 +24,7 @@ with warnings.catch_warnings():
     from schnetpack.data.loader import _atoms_collate_fn
     from schnetpack.transform import ASENeighborList
 
-    from popgeo.potentials.schnetpack import FixedSizeTask, TrainingStep, fixed_size_loader, of_real, use_fixed_sizes
+    from popgeo.potentials.schnetpack import FixedSizeTask, TaskStep, fixed_size_loader, of_real, use_fixed_sizes
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CUTOFF = 4.0
@@ -91,7 +91,7 @@ def test_padding_changes_no_energy_force_stress_loss_or_gradient(kind, dtype, to
     for batch, ids in zip(loader, loader.plan(), strict=True):
         shapes.add(tuple((name, tuple(value.shape)) for name, value in sorted(batch.items())))
         own = _atoms_collate_fn([listed[i] for i in ids.tolist()])
-        stepped = TrainingStep(ours.model, outputs(*NAMES))(**{name: value.clone() for name, value in batch.items()})
+        stepped = TaskStep(ours.model, outputs(*NAMES))(**{name: value.clone() for name, value in batch.items()})
         found = []
         for given in (own, batch):
             real = ours._with_real_targets(given)
@@ -124,7 +124,7 @@ def test_a_batch_is_schnetpacks_own_with_masks_and_without_targets_in_padding():
 
 def test_the_step_is_captured_and_trains_as_eager_does():
     loader = fixed_size_loader(items(), **SIZES, shuffle=True)
-    steps = [TrainingStep(potential(), outputs("energy", "forces")).double() for _ in "ab"]
+    steps = [TaskStep(potential(), outputs("energy", "forces")).double() for _ in "ab"]
     optimizers, losses = [torch.optim.Adam(step.parameters(), lr=1e-3) for step in steps], []
     compiled = popgeo.compile_step(steps[1], optimizers[1])
     while len(losses) < 20:
