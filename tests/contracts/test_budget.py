@@ -25,7 +25,7 @@ PLACES = {
 # (random numbers, changes of a model, optimizers of others, files of strangers: about 1,000 lines), by edges
 # in chains and selections by masks, by the sampler for other loaders, by files of other people's structures, by PaiNN's
 # messages in one pass and by where a value lies on tiles; 27,000 is still the aim.
-BUDGETS = {"core": 30_400, "compat": 3_400, "systems": 3_300, "models": 1_500, "reach": 1_800}
+BUDGETS = {"core": 30_400, "compat": 3_400, "systems": 3_300, "models": 1_500, "reach": 2_650}
 REMEDY = "A new mechanism names the one it replaces: take that out, or raise the budget here and say why."
 LONGEST_FILE, SHORTEST_FILE_OF_ONE_USER = 300, 40
 # An operation's cost and its lowering are found by one name.
