@@ -1,5 +1,6 @@
-"""Captured steps as bytes: a line of JSON, then raw numbers, so that reading a file never runs anything in it."""
+"""Captured steps as bytes: a line of JSON, then torch's file of the constants; reading never runs anything in them."""
 
+import io
 import json
 import sys
 from collections import OrderedDict
@@ -16,12 +17,11 @@ from popgeo.capture.op_graph import BlockMark, Input, Op, OpGraph, Ref, Value
 from popgeo.capture.pytree import Container, Fixed, Leaf, Structure, besides
 
 _TORCH = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format, "device": torch.device}
-_ALIGNED = 16  # bytes, at which elements of any type may start
 _PHASES = ("forward", "backward", "update")
 
 
 def to_bytes(step: CapturedStep) -> bytes:
-    """The step as JSON, with the memory of its constants behind it.
+    """The step as JSON, with its constants behind it, which torch writes once where several look at one memory.
 
     Raises:
         TypeError: the model returns, or an operation takes, something that JSON cannot hold.
@@ -38,10 +38,9 @@ def to_bytes(step: CapturedStep) -> bytes:
         **_graph_out(graph),
         "constants": list(graph.constants),
     }
-    held = _memory_of(graph.values, graph.constants)
-    shown = {graph.values[v].storage: (graph.values[v], tensor) for v, tensor in graph.constants.items()}
-    memory = [_bytes_of(*shown[storage], start, end) for storage, (start, end) in held.items()]
-    return b"\n".join([json.dumps(document).encode(), b"".join(memory)])
+    constants = io.BytesIO()
+    torch.save(list(graph.constants.values()), constants)
+    return b"\n".join([json.dumps(document).encode(), constants.getvalue()])
 
 
 def from_bytes(data: bytes, arguments: Sequence[Any] = ()) -> CapturedStep:
@@ -56,7 +55,7 @@ def from_bytes(data: bytes, arguments: Sequence[Any] = ()) -> CapturedStep:
     head, _, raw = data.partition(b"\n")
     document = json.loads(head)
     values = tuple(_value(fields) for fields in document["values"])
-    graph = _graph_in(document, values, _constants(values, _whole(*document["constants"]), bytearray(raw)))
+    graph = _graph_in(document, values, _constants(raw, values, _whole(*document["constants"])))
     require_operations(graph)
     return CapturedStep(
         graph=graph,
@@ -68,45 +67,20 @@ def from_bytes(data: bytes, arguments: Sequence[Any] = ()) -> CapturedStep:
     )
 
 
-def _memory_of(values: Sequence[Value], constants: Iterable[int]) -> dict[int, tuple[int, int]]:
-    """From which to which byte the constants reach in each memory, which several may look at."""
-    reach: dict[int, tuple[int, int]] = {}
-    for value in (values[v] for v in constants):
-        start, end = value.offset * value.dtype.itemsize // _ALIGNED * _ALIGNED, value.end
-        first, last = reach.get(value.storage, (start, start))
-        reach[value.storage] = min(first, start), max(last, end)
-    return reach
-
-
-def _bytes_of(value: Value, tensor: Tensor, start: int, end: int) -> bytes:
-    """What stands from one byte to another of the memory that a constant looks at."""
-    moved = (tensor.storage_offset() - value.offset) * value.dtype.itemsize
-    whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), start + moved, (end - start,), (1,))
-    return whole.numpy().tobytes()
-
-
-def _constants(values: Sequence[Value], constants: Sequence[int], raw: bytearray) -> dict[int, Tensor]:
-    """The constants, which lie in memory as they did when the step was written.
+def _constants(raw: bytes, values: Sequence[Value], numbers: Sequence[int]) -> dict[int, Tensor]:
+    """The constants of these numbers, which look at memory together as they did when the step was written.
 
     Raises:
-        ValueError: they need more memory than there is in the file, or less.
+        ValueError: torch cannot read them, or one lies in memory otherwise than its value says.
     """
-    reach = _memory_of(values, constants)
-    if sum(end - start for start, end in reach.values()) != len(raw):
-        raise ValueError(f"there are {len(raw):,} bytes for constants that need another number of them")
-    memory, place = dict[int, Tensor](), 0
-    for storage, (start, end) in reach.items():
-        own = raw[place : place + end - start]
-        memory[storage] = torch.frombuffer(own, dtype=torch.uint8) if own else torch.empty(0, dtype=torch.uint8)
-        place += end - start
-    return {v: _view_of(memory[values[v].storage], reach[values[v].storage][0], values[v]) for v in constants}
-
-
-def _view_of(memory: Tensor, start: int, value: Value) -> Tensor:
-    """What a value looks at in the bytes of its memory from one on; torch refuses what lies outside."""
-    size = value.dtype.itemsize
-    own = memory[: len(memory) // size * size].view(value.dtype)
-    return own.as_strided(value.shape, value.stride, value.offset - start // size)
+    try:
+        held = torch.load(io.BytesIO(raw), weights_only=True, map_location="cpu")
+    except Exception as error:  # whose words advise to run what the file holds
+        raise ValueError("its constants cannot be read") from error
+    found = dict(zip(numbers, held, strict=True))
+    if any(tensor.stride() != values[v].stride or not tensor.is_cpu for v, tensor in found.items()):
+        raise ValueError("a constant lies in memory otherwise than its value says")
+    return found
 
 
 def _graph_out(graph: OpGraph) -> dict[str, Any]:

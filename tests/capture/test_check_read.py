@@ -1,6 +1,7 @@
 """A kept step from a stranger computes and does nothing else, in its own memory, for the model that it is kept for."""
 
 import hashlib
+import io
 import json
 import os
 import random
@@ -174,6 +175,16 @@ def test_only_operations_that_compute_are_taken(kept: Path, target: str):
     refused(kept)
 
 
+def in_the_place_of_constants(document, device: str) -> bytes:
+    """Constants of the right shapes that lie otherwise."""
+    forms = [document["values"][v] for v in document["constants"]]
+    own = [torch.zeros(1, dtype=getattr(torch, form[3]), device=device).expand(form[0]) for form in forms]
+    assert any(tensor.numel() > 1 for tensor in own)
+    file = io.BytesIO()
+    torch.save(own, file)
+    return file.getvalue()
+
+
 def wrong_forms():
     """Changes of what a graph says about itself, each of which would have a kernel look beside its memory."""
 
@@ -221,6 +232,8 @@ def wrong_forms():
     yield "a number that is none", lambda d: d.__setitem__("captured_ops", "<b>")
     yield "constants beyond what is there", lambda d: b""
     yield "more constants than the graph needs", lambda d: b"0" * 10**6
+    for name, device in (("one number for all of a constant's", "cpu"), ("constants without memory", "meta")):
+        yield name, lambda d, device=device: in_the_place_of_constants(d, device)
     yield "no values", lambda d: d.pop("values")
 
 
