@@ -73,6 +73,7 @@ class Subject(ABC):
     """
 
     kind: ClassVar[SubjectKind]
+    limit: ClassVar[int] = 4
     what: Any
     graphs: tuple[Data | HeteroData, ...] = ()
     origin: str = ""

@@ -3,7 +3,7 @@
 import importlib
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,13 +11,17 @@ from popgeo.testing.claims import CLAIMS, Case, Claim, Finding, NotTriedError, S
 from popgeo.testing.conformance_report import Conformance
 from popgeo.testing.fixed_batches import a_few
 from popgeo.testing.issue_script import issue_script
+from popgeo.testing.loader_subject import LoaderSubject, SamplerSubject
 from popgeo.testing.model_subject import ModelSubject
+from popgeo.testing.neighbour_claims import NeighbourSubject
 from popgeo.testing.shrink import shrink
 
 # Each family of claims is a file; to import it is what makes its claims known.
-FAMILIES = ("padding_invariance",)
+FAMILIES = ("padding_invariance", "loader_claims", "batch_claims", "neighbour_claims")
 
-SUBJECTS: dict[SubjectKind, Callable[..., Subject]] = {SubjectKind.MODEL: ModelSubject}
+SUBJECTS: dict[SubjectKind, type[Subject]] = {
+    subject.kind: subject for subject in (ModelSubject, LoaderSubject, SamplerSubject, NeighbourSubject)
+}
 LONGEST_SHRINK = 3.0  # seconds for one claim
 
 
@@ -30,7 +34,7 @@ def check_conformance(
     also: Collection[str] = (),
     slow: bool = False,
     settings: Mapping[str, Any] | None = None,
-    limit: int = 4,
+    limit: int | None = None,
     **how: Any,
 ) -> Conformance:
     """Tries every claim of its kind on a subject; what does not hold comes with the smallest case that shows it.
@@ -44,7 +48,7 @@ def check_conformance(
         also: Names of claims that are tried only where asked for, such as "rotation"; `["all"]` asks for each.
         slow: Whether to try claims that take seconds each.
         settings: The one way to try the claims, as a script of a failing case passes it.
-        limit: How many of the graphs are looked at.
+        limit: How many of the graphs are looked at; 4 for models, and all of those a loader is to load.
         how: The other fields of the subject's class, such as `call` of a model.
 
     Raises:
@@ -62,18 +66,38 @@ def check_conformance(
 
 
 def subject_of(
-    what: Any, graphs: Any = None, *, kind: SubjectKind | str = SubjectKind.MODEL, limit: int = 4, **how: Any
+    what: Any, graphs: Any = None, *, kind: SubjectKind | str = SubjectKind.MODEL, limit: int | None = None, **how: Any
 ) -> Subject:
     """What claims can be tried on, of anything that `check_conformance` takes."""
     if isinstance(what, str):
         how["origin"] = what
-        what = made_by(what)
+        what = made_by(what) if SubjectKind(kind) is SubjectKind.MODEL else found_at(what)
     if isinstance(what, tuple) and len(what) == 2:
         graphs, what = what[1] if graphs is None else graphs, what[0]
-    few = None if graphs is None else tuple(a_few(graphs, limit))
+    subject = type(what) if isinstance(what, Subject) else SUBJECTS[SubjectKind(kind)]
+    few = None if graphs is None else tuple(a_few(graphs, subject.limit if limit is None else limit))
     if isinstance(what, Subject):
         return replace(what, **how, **({} if few is None else {"graphs": few}))
-    return SUBJECTS[SubjectKind(kind)](what=what, graphs=few or (), **how)
+    return subject(what=what, graphs=few or (), **how)
+
+
+def found_at(origin: str) -> Any:
+    """What stands in a module under a name, `module:name`.
+
+    Raises:
+        ValueError: nothing does.
+    """
+    module, _, name = origin.partition(":")
+    try:
+        sys.path.insert(0, "")
+        found = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{origin} is not found: {error}. Name a factory as package.module:function.") from error
+    finally:
+        sys.path.remove("")
+    return found
 
 
 def made_by(origin: str) -> Any:
@@ -82,23 +106,21 @@ def made_by(origin: str) -> Any:
     Raises:
         ValueError: there is none of that name, or it cannot be called without arguments.
     """
-    module, _, factory = origin.partition(":")
+    make = found_at(origin)
     try:
-        sys.path.insert(0, "")
-        make = importlib.import_module(module)
-        for part in factory.split("."):
-            make = getattr(make, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{origin} is not found: {error}. Name a factory as package.module:function.") from error
-    finally:
-        sys.path.remove("")
-    try:
-        return make()  # type: ignore[operator]
+        return make()
     except TypeError as error:
         raise ValueError(
             f"{origin} cannot be called without arguments: {error}. Which factory makes it? Write a function without "
             "arguments that returns the model, or the model and a list of graphs, and name that."
         ) from error
+
+
+def known_claims(kind: SubjectKind) -> dict[str, Claim]:
+    """All claims of a kind, by name."""
+    for family in FAMILIES:
+        importlib.import_module(f"popgeo.testing.{family}")
+    return {name: claim for (of, name), claim in CLAIMS.items() if of is kind}
 
 
 def try_claims(
@@ -111,9 +133,7 @@ def try_claims(
 ) -> Conformance:
     """See `check_conformance`."""
     start = time.perf_counter()
-    for family in FAMILIES:
-        importlib.import_module(f"popgeo.testing.{family}")
-    known = {name: claim for (kind, name), claim in CLAIMS.items() if kind is subject.kind}
+    known = known_claims(subject.kind)
     for name in {*(claims or ()), *also, *subject.asked} - {*known, "all"}:
         raise ValueError(f"{name!r} is no claim of a {subject.kind.value}; there are {', '.join(known)}.")
     asked = {*also, *subject.asked, *(claims or ())}

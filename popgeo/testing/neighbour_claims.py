@@ -1,0 +1,285 @@
+"""What a list of neighbours promises, against all pairs of atoms and images, one by one."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch_geometric.data import Data
+
+from popgeo.testing.claims import BrokenError, Case, NotTriedError, Subject, SubjectKind, claim
+
+_NEAR = 1e-5  # of the cutoff: pairs so near to it may be listed or not, as numbers are rounded
+_CROWD = 31  # neighbours of an atom; lists that keep a fixed number of them often keep 32
+
+Row = tuple[int, ...]  # centre i, neighbour j, and the image of j in cells
+
+
+def structure(positions: Any, cell: Any = None, pbc: Sequence[bool] = (), cutoff: float = 3.0) -> Data:
+    """Atoms, a cell whose rows are its vectors, and how far neighbours reach."""
+    return Data(
+        pos=torch.as_tensor(np.array(positions), dtype=torch.float64).view(-1, 3),
+        cell=torch.as_tensor(np.zeros((3, 3)) if cell is None else np.array(cell, dtype=float)).view(1, 3, 3),
+        pbc=torch.tensor([list(pbc) or [cell is not None] * 3]),
+        cutoff=torch.tensor([cutoff], dtype=torch.float64),
+    )
+
+
+def structures() -> list[Data]:
+    """Molecules and crystals, each of which some list has been wrong about."""
+    draw = np.random.default_rng(0)
+
+    def within(cell: Any, number: int) -> np.ndarray:
+        return draw.random((number, 3)) @ np.asarray(cell, dtype=float)
+
+    cube, thin, left = 6 * np.eye(3), np.diag([9.0, 8.0, 1.9]), np.diag([5.0, -6.0, 4.0])
+    skewed, steep = [[6, 0, 0], [5.5, 3, 0], [4, 2.5, 3.2]], [[5, 0, 0], [0, 6, 0], [14, 9, 4]]
+    outside = within(cube, 6) + draw.integers(-3, 4, (6, 3)) * 6.0
+    return [
+        structure(draw.normal(0, 1.5, (8, 3))),
+        structure([[0, 0, 0]]),
+        structure([[0, 0, 0], [2.999, 0, 0], [0, 3.001, 0], [40, 0, 0]]),
+        structure(within(cube, 7), cube),
+        structure(within(thin, 5), thin),
+        structure([[0.3, 0.2, 0.1]], 2.2 * np.eye(3)),
+        structure(within(skewed, 5), skewed),
+        structure(within(steep, 5), steep, cutoff=3.5),
+        structure(within(left, 5), left),
+        structure(outside, cube),
+        structure(within(cube, 6) * [1, 3, 1] - [0, 6, 0], cube, (True, False, True)),
+        structure(within(thin, 5), thin, (False, False, True)),
+        structure(draw.random((40, 3)) * 1.7),
+        structure(within(2.9 * np.eye(3), 4), 2.9 * np.eye(3), cutoff=4.0),
+    ]
+
+
+def all_pairs(atoms: Data, cutoff: float) -> dict[Row, float]:
+    """How far apart the atoms and images nearer than a cutoff are, by centre, neighbour and image."""
+    pos, cell, pbc = atoms.pos.double().numpy(), atoms.cell[0].double().numpy(), atoms.pbc[0].numpy()
+    whole = np.where(pbc[:, None], cell, 0)
+    inverse = np.linalg.pinv(whole)  # its columns are as long as 1 / the distance of two opposite faces
+    spread = np.ptp(pos @ inverse, axis=0) if len(pos) else np.zeros(3)
+    reach = np.where(pbc, np.ceil(cutoff * np.linalg.norm(inverse, axis=0) + spread), 0).astype(int)
+    images = np.stack(np.meshgrid(*(np.arange(-n, n + 1) for n in reach), indexing="ij"), -1).reshape(-1, 3)
+    apart = np.linalg.norm(pos - pos[:, None] + (images @ whole)[:, None, None], axis=3)  # [images, i, j]
+    image, i, j = np.nonzero(apart < cutoff)
+    rows = np.column_stack([i, j, images[image]])
+    other = (i != j) | images[image].any(axis=1)
+    both = rows[other].tolist(), apart[image, i, j][other].tolist()
+    return {(*row,): distance for row, distance in zip(*both, strict=True)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeighbourSubject(Subject):
+    """A list of neighbours, as a function `(positions, cell, pbc, cutoff)` that returns `i, j, S`.
+
+    Positions [n, 3], cell [3, 3] and pbc [3] are arrays of numpy; atom j, moved by `S @ cell`, neighbours atom i.
+    A ValueError or a NotImplementedError is a refusal: that structure is passed over.
+    """
+
+    kind: ClassVar[SubjectKind] = SubjectKind.NEIGHBOUR_LIST
+    limit: ClassVar[int] = 100
+
+    def __post_init__(self) -> None:
+        if not self.graphs:
+            object.__setattr__(self, "graphs", tuple(structures()))
+
+    def prepare(self) -> None:
+        """Lists the neighbours of one structure."""
+        if not callable(self.what):
+            raise ValueError("A list of neighbours is tried by a function of positions, cell, pbc and cutoff: i, j, S.")
+        self.rows(self.graphs[0])
+
+    def rows(self, atoms: Data, change: Callable[[np.ndarray], np.ndarray] = np.copy) -> list[Row]:
+        """Its rows, the arrays that it is given being changed by a function."""
+        given = [change(tensor.numpy()) for tensor in (atoms.pos, atoms.cell[0], atoms.pbc[0])]
+        parts = self.what(*given, float(atoms.cutoff))
+        if not isinstance(parts, Sequence | np.ndarray) or len(parts) != 3:
+            raise ValueError(f"The list gives a {type(parts).__name__}; i, j and S are needed. Wrap it to return them.")
+        i, j, image = (np.rint(np.asarray(part)).astype(int) for part in parts)
+        return [(*map(int, row),) for row in np.column_stack([i, j, image.reshape(len(i), 3)])]
+
+
+def _calm(subject: NeighbourSubject, case: Case) -> Iterator[tuple[str, Data, list[Row], dict[Row, float]]]:
+    """What to call each structure that is neither crowded nor refused, it, the rows of the list, and all pairs."""
+    refused = "structures are crowded"
+    tried = 0
+    for number, atoms in enumerate(case.graphs):
+        pairs = all_pairs(atoms, float(atoms.cutoff) * (1 + _NEAR))
+        if _most(pairs) <= _CROWD:
+            try:
+                rows = subject.rows(atoms)
+            except (ValueError, NotImplementedError) as error:
+                refused = str(error)
+                continue
+            tried += 1
+            yield f"structure {number}, cutoff {float(atoms.cutoff):g}", atoms, rows, pairs
+    if not tried:
+        raise NotTriedError(f"no structure can be tried: {refused}")
+
+
+def _most(pairs: dict[Row, float]) -> int:
+    """How many neighbours the atom has that has most."""
+    return max(Counter(row[0] for row in pairs).values(), default=0)
+
+
+Compare = Callable[[list[Row], dict[Row, float], float], Iterator[str]]
+_claim: Callable[..., Callable[[Callable], Callable]] = partial(claim, kind=SubjectKind.NEIGHBOUR_LIST)
+
+
+def _against_all_pairs(name: str, **words: str) -> Callable[[Compare], Compare]:
+    """Makes a claim of what yields where the rows of a list are other than those of all pairs."""
+
+    def register(compare: Compare) -> Compare:
+        def check(subject: NeighbourSubject, case: Case) -> None:
+            for where, atoms, rows, pairs in _calm(subject, case):
+                for wrong in compare(rows, pairs, float(atoms.cutoff)):
+                    raise BrokenError(f"{where}: {wrong}")
+
+        check.__doc__ = compare.__doc__
+        _claim(name, **words)(check)
+        return compare
+
+    return register
+
+
+def _sure(pairs: dict[Row, float], cutoff: float) -> dict[Row, float]:
+    return {row: distance for row, distance in pairs.items() if distance < cutoff * (1 - _NEAR)}
+
+
+@_against_all_pairs(
+    "complete",
+    tried="molecules, crystals, thin, skewed, left-handed and partly periodic cells, atoms outside of theirs",
+    cause="atoms outside the cell fall out of its bins, images are looked for next door only, or pbc is all or none",
+)
+def every_pair_is_listed(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> Iterator[str]:
+    """Any two atoms within the cutoff, whichever their images, are neighbours."""
+    listed = {row[:2] for row in rows}
+    for row, distance in _sure(pairs, cutoff).items():
+        if row[0] != row[1] and row[:2] not in listed:
+            yield f"atoms {row[0]} and {row[1]} are {distance:.4g} apart, image {row[2:]}, and are not listed at all"
+
+
+@_against_all_pairs(
+    "right images",
+    tried="as for complete; a pair that is listed must have each of its images, and an atom its own",
+    cause="one nearest image of each pair is taken, which thin cells have more of and rounding of fractional "
+    "coordinates misses in skewed ones; or S belongs to wrapped positions and is used with others",
+)
+def images_are_right(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> Iterator[str]:
+    """A neighbour is listed once for each of its images within the cutoff, the atom's own among them."""
+    listed, found = {row[:2] for row in rows}, {*rows}
+    for row, distance in _sure(pairs, cutoff).items():
+        if row not in found and (row[0] == row[1] or row[:2] in listed):
+            yield f"image {row[2:]} of atom {row[1]}, {distance:.4g} from atom {row[0]}, is not listed"
+
+
+@_against_all_pairs(
+    "within the cutoff",
+    tried="the distance of each row is found from positions, cell and S",
+    cause="a skin is left in the list, a squared distance is compared, or the sign of S is that of the other direction",
+)
+def none_is_farther(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> Iterator[str]:
+    """No neighbour lies beyond the cutoff."""
+    far = [row for row in rows if row not in pairs and (row[0] != row[1] or any(row[2:]))]
+    if far:
+        yield f"{len(far)} of {len(rows)} rows lie beyond the cutoff: i, j, S = {far[0]}"
+
+
+@_against_all_pairs(
+    "symmetric",
+    tried="each row i, j, S is looked for as j, i, -S",
+    cause="a half list, or one that drops by order in memory",
+)
+def both_directions_are_listed(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> Iterator[str]:
+    """If one atom is a neighbour of another, the other is of the first, by the opposite image."""
+    sure, found = _sure(pairs, cutoff), {*rows}
+    for i, j, *image in rows:
+        back = (j, i, *(-step for step in image))
+        if (i, j, *image) in sure and back not in found:
+            yield f"{(i, j, *image)} is listed, and {back} is not"
+
+
+@_against_all_pairs(
+    "each once",
+    tried="rows that come again, and atoms that neighbour themselves in their own cell, are counted",
+    cause="thin cells are walked over from both sides, a half list is doubled with its own images, or i = j is left in",
+)
+def none_is_doubled(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> Iterator[str]:
+    """No row comes twice, and no atom is its own neighbour without an image."""
+    for row, times in Counter(rows).items():
+        if times > 1 or (row[0] == row[1] and not any(row[2:])):
+            yield f"{row} is listed {times} time{'s' * (times > 1)}"
+
+
+@_claim(
+    "capacity is loud",
+    tried=f"structures in which atoms have more than {_CROWD} neighbours; any error is as good as all of them",
+    cause="arrays of one size are filled and the rest is dropped, as radius_graph of PyG does with its "
+    "max_num_neighbors=32: count them, and raise where there are more",
+)
+def capacity_is_loud(subject: NeighbourSubject, case: Case) -> None:
+    """Where an atom has more neighbours than the list holds, there is an error."""
+    crowded = 0
+    for number, atoms in enumerate(case.graphs):
+        pairs = _sure(all_pairs(atoms, float(atoms.cutoff)), float(atoms.cutoff))
+        if _most(pairs) > _CROWD:
+            crowded += 1
+            try:
+                missing = {*pairs} - {*subject.rows(atoms)}
+            except Exception:  # loud, in whatever words
+                continue
+            if missing:
+                raise BrokenError(
+                    f"structure {number}: {len(missing)} of {len(pairs)} neighbours are dropped without a word, of "
+                    f"{_most(pairs)} that an atom has"
+                )
+    if not crowded:
+        raise NotTriedError("no structure is crowded")
+
+
+@_claim(
+    "any memory layout",
+    tried="the same numbers in Fortran's order, as a view with strides, and read-only",
+    cause="a pointer is taken without regard to strides: make the array contiguous first (nequip 0.19's changelog)",
+    settings=({"layout": "columns"}, {"layout": "strided"}, {"layout": "read-only"}),
+)
+def layout_does_not_matter(subject: NeighbourSubject, case: Case) -> None:
+    """Neighbours depend on the numbers, and not on how they lie in memory."""
+    for where, atoms, rows, _ in _calm(subject, case):
+        others = {*rows} ^ {*subject.rows(atoms, partial(_laid_out, layout=case.settings["layout"]))}
+        if others:
+            raise BrokenError(f"{where}: {len(others)} of {len(rows)} rows are others")
+
+
+def _laid_out(array: np.ndarray, layout: str) -> np.ndarray:
+    if layout == "columns":
+        return np.asfortranarray(array)
+    if layout == "strided":
+        return np.repeat(array, 2, axis=-1)[..., ::2]
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+@_claim(
+    "nothing is kept",
+    tried="a structure, then one whose atoms have moved, one of another cell, and the first again",
+    cause="a list with a skin is kept although atoms moved further, or the cell or pbc became others",
+)
+def nothing_is_kept(subject: NeighbourSubject, case: Case) -> None:
+    """Neighbours are those of the structure at hand, whatever was asked before."""
+    for where, atoms, listed, expected in _calm(subject, case):
+        moved, strained = atoms.clone(), atoms.clone()
+        moved.pos, strained.pos, strained.cell = 0.8 * atoms.pos.flip(0), 1.3 * atoms.pos, 1.3 * atoms.cell
+        if {*listed} ^ {*expected}:
+            continue  # other claims are about that
+        for name, other in {"moved": moved, "strained": strained, "as it was": atoms}.items():
+            cutoff = float(other.cutoff)
+            pairs, rows = all_pairs(other, cutoff * (1 + _NEAR)), {*subject.rows(other)}
+            wrong = {*_sure(pairs, cutoff)} - rows | (rows - {*pairs})
+            if wrong:
+                raise BrokenError(f"{where}, {name}: {len(wrong)} rows are others, {min(wrong)} among them")

@@ -1,0 +1,109 @@
+"""Graphs whose features tell which node, edge and graph each row is, and what a loader's batch says of them.
+
+A graph's `y` is its number, counted from 1, for padding is mostly 0. A row of `x` is the number of the node, counted
+over all graphs, and that of its graph; a row of `edge_attr` is the numbers of the edge's two nodes and its own. So a
+batch can be read by standard names alone, whatever made it.
+"""
+
+import copy
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from torch_geometric.data import Data
+from torch_geometric.data.data import BaseData
+
+SIZES = (1, 5, 3, 7, 2, 9, 4, 6, 1, 8, 5, 3, 7, 2, 6, 4, 9, 1, 3, 8, 2, 5, 4)
+"""Nodes of the planted graphs: a number of them that 2, 3 and 4 do not divide."""
+
+DRAWS: dict[str, Callable[[], float]] = {
+    "numpy": np.random.random,
+    "python": random.random,
+    "torch": lambda: float(torch.rand(())),
+}
+MASKS = {"graph": "graphs_mask", "node": "nodes_mask", "edge": "edges_mask"}
+_COLUMNS = {"graph": ("y", 0), "node": ("x", 0), "edge": ("edge_attr", 2)}
+_NAMES = ("y", "x", "edge_attr", "edge_index", "batch", *MASKS.values())
+
+
+def planted_graphs(sizes: Sequence[int] = SIZES) -> list[Data]:
+    """A graph for each number of nodes, with loops, edges given twice and, for every fifth, no edge.
+
+    Example:
+        >>> first, second = planted_graphs([1, 3])
+        >>> second.x.tolist(), second.y.tolist()
+        ([[2.0, 2.0], [3.0, 2.0], [4.0, 2.0]], [[2.0]])
+    """
+    draw = torch.Generator().manual_seed(0)
+    graphs, num_nodes, num_edges = [], 0, 0
+    for number, size in enumerate(sizes, 1):
+        ends = torch.randint(size, (2, 2 * size * (number % 5 != 1)), generator=draw)
+        ends = torch.cat([ends, ends[:, :2]], 1)
+        nodes = num_nodes + torch.arange(1, size + 1)
+        edges = num_edges + torch.arange(1, ends.shape[1] + 1)
+        graphs.append(
+            Data(
+                x=torch.stack([nodes, torch.full_like(nodes, number)], 1).float(),
+                edge_index=ends,
+                edge_attr=torch.cat([nodes[ends], edges[None]]).T.float(),
+                y=torch.tensor([[float(number)]]),
+            )
+        )
+        num_nodes, num_edges = num_nodes + size, num_edges + ends.shape[1]
+    return graphs
+
+
+class DrawnGraphs(Dataset[Data]):
+    """Planted graphs whose node features are a number drawn when the graph is asked for, as augmentation draws.
+
+    Args:
+        graphs: The planted ones.
+        library: Whose random numbers, of `DRAWS`.
+    """
+
+    def __init__(self, graphs: Sequence[Data], library: str) -> None:
+        self.graphs, self.library = graphs, library
+
+    def __len__(self) -> int:
+        return len(self.graphs)
+
+    def __getitem__(self, number: int) -> Data:
+        graph = copy.copy(self.graphs[number])
+        graph.x = torch.full_like(graph.x, DRAWS[self.library]())
+        return graph
+
+
+def numbers_of(held: Mapping[str, Tensor] | Data) -> dict[str, Tensor]:
+    """The numbers of graphs, nodes and edges, as far as a planted graph or the rows of a batch have them."""
+    return {kind: held[name][:, column] for kind, (name, column) in _COLUMNS.items() if name in held}
+
+
+def read_rows(batch: Any, graphs: Sequence[Data]) -> dict[str, Tensor]:
+    """What a batch of planted graphs holds, by the names of PyG, copied; masks are all True where it has none.
+
+    Args:
+        batch: One of PyG's, a mapping or named tuple with its names, or indices as a batch sampler gives.
+        graphs: The planted graphs that indices count.
+
+    Raises:
+        ValueError: the numbers of its graphs are not found.
+    """
+    held = batch._asdict() if hasattr(batch, "_asdict") else batch
+    if isinstance(held, Sequence | Tensor | np.ndarray) and all(np.ndim(i) == 0 for i in held):
+        held = {"y": torch.tensor([float(graphs[int(i)].y) for i in held])}
+    if not isinstance(held, Mapping | BaseData) or "y" not in held:
+        raise ValueError(
+            f"The loader gave a {type(batch).__name__} without y, which numbers the planted graphs. Hand y on, or pass "
+            f"read=lambda batch: ... that makes a dictionary of it, with y and some of {', '.join(_NAMES)}."
+        )
+    rows = {name: torch.as_tensor(held[name]).clone() for name in _NAMES if name in held and held[name] is not None}
+    rows["y"] = rows["y"].reshape(-1, 1)
+    for kind, numbers in numbers_of(rows).items():
+        rows.setdefault(MASKS[kind], torch.ones(len(numbers), dtype=torch.bool))
+    if "x" in rows and len(rows["y"]) == 1:
+        rows.setdefault("batch", torch.zeros(len(rows["x"]), dtype=torch.int64))
+    return rows
