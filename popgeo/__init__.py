@@ -17,8 +17,8 @@ from popgeo.data import OverSizeStrategy as OverSizeStrategy
 from popgeo.data import Pad as Pad
 from popgeo.data import bridges as bridges
 from popgeo.data import unpad as unpad
-from popgeo.deploy.predictor import Predictor as Predictor
 from popgeo.datasets import Molecules as Molecules
+from popgeo.deploy.predictor import Predictor as Predictor
 from popgeo.engine.compile_step import compile_forward as compile_forward
 from popgeo.engine.compile_step import compile_step as compile_step
 from popgeo.engine.loss_scaling import LossScaling as LossScaling

@@ -20,6 +20,7 @@ from popgeo import __version__, command_line, ipu, plots
 from popgeo.convert.command import convert
 from popgeo.data import FixedSizeOptions, FlatStore
 from popgeo.datasets import Molecules
+from popgeo.deploy.predict_command import predict as predict_graphs
 from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
 from popgeo.nn import KNNInteractionGraph, PrecomputeInteractionGraph, SchNet, l1_loss
 from popgeo.progress import bar, progress
@@ -49,10 +50,11 @@ class GapModel(torch.nn.Module):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the main job, or `convert`; the exit status is 2 where a setting cannot work."""
+    """Runs the main job, `convert` or `predict`; the exit status is 2 where a setting cannot work."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] == ["convert"]:
-        return convert(words[1:])
+    for name, verb in (("convert", convert), ("predict", predict_graphs)):
+        if words[:1] == [name]:
+            return verb(words[1:])
     settings = parse(words[1:] if words[:1] == ["demo"] else words, __version__)
     try:
         command_line.make_folder(settings.out)

@@ -27,7 +27,7 @@ def parse(arguments: Sequence[str], version: str) -> argparse.Namespace:
         usage="popgeo [demo] [options]",
         description="Trains SchNet on the HOMO-LUMO gap of small molecules, on fixed-size batches, through the "
         "simulated IPU executor; shows how it went; writes pictures, figures, the executor's report, the weights. "
-        "`popgeo convert --help` tells how datasets are written to disk.",
+        "`popgeo convert --help` tells how datasets are written to disk, `popgeo predict --help` how a model is used.",
         epilog="python -m popgeo is the same command.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )

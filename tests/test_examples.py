@@ -48,6 +48,7 @@ def fresh_compiler() -> Iterator[None]:
 NEEDS = {  # the package, and the extra that brings it
     "lightning_schnet.py": ("lightning", "trainers"),
     "accelerate_gin.py": ("accelerate", "trainers"),
+    "serve_schnet.py": ("ray", "serve"),
     "gpt2_on_ipus.py": ("transformers", "language"),
     "digits_poptorch.py": ("sklearn", "examples"),
 }

@@ -68,6 +68,13 @@ def _parser() -> argparse.ArgumentParser:
     add("source", help="a class of torch_geometric.datasets, a .pt, a table of SMILES (.csv, .tsv, .smi), MACE's HDF5, "
         "fairchem's aselmdb, a file that ASE reads, or a folder of such")  # fmt: skip
     add("folder", type=Path, help="the folder to write, which must not exist; an interrupted run is gone on with")
+    add_source(parser)
+    return parser
+
+
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """Adds what may be asked of a source of graphs."""
+    add = parser.add_argument
     add("--sort-edges", action="store_true", help="sort edges by destination, so that batches carry rowptr")
     add("--exclude", nargs="+", default=None, metavar="NAME", help="attributes to leave out")
     of_pyg = parser.add_argument_group("datasets of PyG, and .pt")
@@ -85,4 +92,3 @@ def _parser() -> argparse.ArgumentParser:
     of_atoms.add_argument("--double", action="store_true", help="keep float64")
     of_atoms.add_argument("--key", action="append", default=[], metavar="NAME=KEY", help="what the file calls energy, "
         "forces, stress, weight, head or another attribute; NAME= leaves it out")  # fmt: skip
-    return parser

@@ -47,21 +47,22 @@ class GraphReader:
         Raises:
             ValueError: a graph is wrong, which is named, and `keep` is False.
         """
+        is_list = isinstance(graphs, (list, tuple))
         try:
-            store = self._flat(graphs)
+            store = self._flat(graphs, self._attributes(graphs[0] if is_list and graphs else graphs))
             self._compare(store)
             return store, np.arange(len(store)), {}
-        except (ValueError, TypeError, RuntimeError) as error:
-            if not isinstance(graphs, (list, tuple)):
+        except (ValueError, TypeError, RuntimeError):
+            if not is_list:
                 raise
-            several = error
+        keys = set().union(*map(self._attributes, graphs))
         like, errors = self, {}
         kinds: dict[int, Kinds] = {}
         for i, graph in enumerate(graphs):
             try:
                 if isinstance(graph, Exception):
                     raise graph
-                store = self._flat([graph])
+                store = self._flat([graph], self._attributes(graph))
                 self._compare(store)
                 kinds[i] = self._kinds(store)
             except Exception as error:  # whatever a dataset, or its transform, raises
@@ -75,14 +76,17 @@ class GraphReader:
         if errors and not keep:
             number, error = min(errors.items())
             raise named(first + number, error) from error
-        if not errors:
-            raise several
         right = [i for i in range(len(graphs)) if i not in errors]
         named_errors = {i: named(first + i, error) for i, error in errors.items()}
-        return (self._flat([graphs[i] for i in right]) if right else None), np.array(right, np.int64), named_errors
+        return (
+            (self._flat([graphs[i] for i in right], keys) if right else None),
+            np.array(right, np.int64),
+            named_errors,
+        )
 
-    def _flat(self, graphs: Any) -> FlatStore:
-        left_out = None if self.names is None else sorted(self._attributes(graphs) - self.names - set(COUNT_NODES))
+    def _flat(self, graphs: Any, keys: set[str]) -> FlatStore:
+        """The graphs, without those attributes that the program does not take."""
+        left_out = None if self.names is None else sorted(keys - self.names - set(COUNT_NODES))
         store = FlatStore.from_dataset(graphs, exclude_keys=left_out, levels=self.layout.levels, progress_bar=False)
         return sort_edges(store) if self.layout.sort_edges else store
 
@@ -90,9 +94,7 @@ class GraphReader:
     def _attributes(graphs: Any) -> set[str]:
         if isinstance(graphs, FlatStore):
             return {attribute.name for attribute in graphs.attributes}
-        if isinstance(graphs, (list, tuple)):
-            return {name for graph in graphs if isinstance(graph, BaseData) for name in graph.keys()}  # noqa: SIM118
-        return set(graphs[0].keys())
+        return set(graphs.keys()) if isinstance(graphs, BaseData) else set()
 
     def _kinds(self, store: FlatStore) -> Kinds:
         slots = lay_out(store, self.sizes.with_rows_for(store), self.layout).slots
@@ -111,7 +113,9 @@ class GraphReader:
                 return f"its {name} is {found[name][1]}, {dtype} is needed. Convert it."
             if found[name][0] != shape:
                 return f"its {name} fills {list(found[name][0])} in a batch, {list(shape)} is needed."
-        return None
+        known = set(self.kinds or found)
+        more = [n for n in found if n not in known and (self.names is None or n.partition("[")[0] in self.names)]
+        return f"it has {more[0]}, which the other graphs do not have, and which the model takes." if more else None
 
 
 def named(number: int, error: Exception) -> ValueError:

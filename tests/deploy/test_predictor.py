@@ -101,14 +101,16 @@ def without(graph: Data, name: str) -> Data:
 
 def wrong_graphs() -> dict[str, tuple[Data, str]]:
     """Each kind of graph that a model cannot take, and what is said of it."""
-    wide, typed, outside = graph_of(5), graph_of(5), graph_of(5)
+    wide, typed, outside, weighted = (graph_of(5) for _ in range(4))
     wide.x = torch.ones(5, 7)
     typed.x = typed.x.double()
     outside.edge_index = outside.edge_index + 5
+    weighted.edge_weight = torch.ones(10)
     return {
         "another width": (wide, r"its x fills \[\d+, 7\] in a batch, \[\d+, 4\] is needed"),
         "another type": (typed, "its x is torch.float64, torch.float32 is needed"),
         "no features": (without(graph_of(5), "x"), "it has no x"),
+        "what the others lack": (weighted, "it has edge_weight, which the other graphs do not have"),
         "no such node": (outside, "edge_index"),
         "no graph": ("a string", "is a str; Data or HeteroData"),
     }
@@ -233,6 +235,21 @@ def test_a_result_that_could_be_of_nodes_or_edges_is_asked_about():
 def test_an_argument_that_the_graphs_lack_is_named():
     with pytest.raises(ValueError, match="SchNet takes z, pos, which the graphs do not have"):
         Predictor(SchNet(8, 8, 1))([Data(x=torch.ones(2, 4))])
+
+
+def test_what_a_later_graph_has_more_is_not_left_out_in_silence():
+    predictor = Predictor(gin(), SMALL, "none")
+    predictor(graphs_of(4))
+    weighted = graph_of(5)
+    weighted.edge_weight = torch.ones(10)
+    with pytest.raises(ValueError, match="Graph 0: it has edge_weight"):
+        predictor([weighted])
+
+
+def test_attributes_that_the_model_does_not_take_may_differ():
+    graphs = graphs_of(6)
+    graphs[0].y, graphs[3].name, graphs[4].y = torch.ones(1), "a name", torch.ones(3)
+    assert_close(Predictor(gin(), SMALL, "none")(graphs)["out"], torch.cat([alone(gin(), one) for one in graphs]))
 
 
 def test_a_predictor_without_graphs_gives_nothing():

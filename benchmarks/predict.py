@@ -1,0 +1,192 @@
+"""Predictions for many molecules of mixed size: `popgeo.Predictor` beside PyG's DataLoader and the model run eagerly.
+
+    python benchmarks/predict.py [--quick]
+
+Both predict for the same molecules (those of QM9 where POPGEO_SHARED_DATA names a folder that holds qm9.npz) with the
+same weights and batches of the same number of molecules, at one thread, denormal numbers flushed. Ours begins with a
+list of graphs, too: making them flat, choosing the shape, compiling, packing and putting results in order are counted.
+SchNet has the pairs within 5 angstrom listed beforehand, PyG's in both directions. GIN is the same module of PyG's
+layers on both sides. The last lines are the time of a new process from its start to its first result, of a model and,
+where there is an exporter, of an exported file.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import real_data
+import torch
+from timing import flushed, measure, one_thread
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+from torch_geometric.data import Batch, Data
+from torch_geometric.loader import DataLoader
+from torch_geometric.nn import GIN, global_add_pool
+from torch_geometric.nn import SchNet as PygSchNet
+
+import popgeo
+from popgeo.command_line import run
+from popgeo.nn import SchNet
+
+CHANNELS, BLOCKS, GAUSSIANS, CUTOFF = 64, 3, 32, 5.0
+GOALS = {"SchNet": 4.0, "GIN": 3.0}
+FIRST_RESULT = 1.5  # seconds
+
+
+class Lengths(nn.Module):
+    """The interaction graph of PyG's SchNet: edges that are listed beforehand."""
+
+    edge_index: Tensor
+
+    def forward(self, pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+        src, dst = self.edge_index
+        return self.edge_index, (pos[src] - pos[dst]).norm(dim=-1)
+
+
+class PooledGIN(nn.Module):
+    """GIN of PyG, summed over each molecule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gin, self.lin = GIN(10, CHANNELS, BLOCKS), nn.Linear(CHANNELS, 1)
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
+        return self.lin(global_add_pool(self.gin(x, edge_index), batch, size=num_graphs))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--molecules", type=int, default=100_000, help="how many (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=64, help="molecules of a batch (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each side (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="2,000 molecules, in seconds")
+    parser.add_argument("--first", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    one_thread()
+    count, rounds = (2000, 1) if options.quick else (options.molecules, options.rounds)
+    if real_data.shared("qm9.npz") is None:
+        real_data.say_random("qm9.npz", "made-up molecules of 5 to 29 atoms")
+    molecules = list(islice(iter_molecules(), count))
+    for name, sides in (
+        ("SchNet", schnets(molecules, options.batch_size)),
+        ("GIN", gins(molecules, options.batch_size)),
+    ):
+        found = {side: predict() for side, predict in sides.items()}
+        off = float((found["PyG"] - found["popgeo"]).abs().max() / found["PyG"].abs().max())
+        seconds = measure({side: flushed(predict) for side, predict in sides.items()}, rounds)
+        per_second = ", ".join(f"{side} {count / spent:,.0f}" for side, spent in seconds.items())
+        ratio = seconds["PyG"] / seconds["popgeo"]
+        print(f"{name}: {per_second} molecules/s; {ratio:.2f}x (goal: {GOALS[name]:g}); largest difference {off:.0e}")
+    first_results(molecules)
+
+
+def iter_molecules() -> Iterator[tuple[Tensor, Tensor]]:
+    """Atomic numbers and positions, real ones if the data is there, in random order, without end."""
+    generator = np.random.default_rng(0)
+    path = real_data.shared("qm9.npz")
+    while path is None:
+        size = int(generator.integers(5, 30))
+        yield torch.from_numpy(generator.integers(1, 9, size)), 2 * torch.randn(size, 3)
+    with np.load(path) as data:
+        ptr = np.concatenate([[0], data["num_atoms"].astype(np.int64).cumsum()])
+        z, pos = torch.from_numpy(data["z"].astype(np.int64)), torch.from_numpy(data["pos"])
+    while True:
+        for i in generator.permutation(len(ptr) - 1):
+            yield z[ptr[i] : ptr[i + 1]], pos[ptr[i] : ptr[i + 1]]
+
+
+def near(pos: Tensor, cutoff: float) -> Tensor:
+    """Each pair of atoms within the cutoff, once. [2, num_pairs]"""
+    apart = (pos.unsqueeze(0) - pos.unsqueeze(1)).square().sum(2)
+    return (apart <= cutoff * cutoff).triu(1).nonzero().T.flip(0).contiguous()
+
+
+def both(pairs: Tensor) -> Tensor:
+    """Both directions of each pair."""
+    return torch.cat([pairs, pairs.flip(0)], 1)
+
+
+def eagerly(graphs: list[Data], batch_size: int, predict: Callable[[Batch], Tensor]) -> Callable[[], Tensor]:
+    """All predictions as PyG's users make them."""
+
+    @torch.inference_mode()
+    def run_all() -> Tensor:
+        return torch.cat([predict(batch) for batch in DataLoader(graphs, batch_size)])
+
+    return run_all
+
+
+def compiled(graphs: list[Data], batch_size: int, model: nn.Module, **choices: object) -> Callable[[], Tensor]:
+    """All predictions by a new predictor."""
+    return lambda: popgeo.Predictor(model, batch_size=batch_size, **choices)(graphs)["out"]
+
+
+def schnets(molecules: list[tuple[Tensor, Tensor]], batch_size: int) -> dict[str, Callable[[], Tensor]]:
+    """SchNet of both sides, with the same weights."""
+    torch.manual_seed(0)
+    shape, lengths = (CHANNELS, CHANNELS, BLOCKS, GAUSSIANS, CUTOFF), Lengths()
+    peer, ours = PygSchNet(*shape, interaction_graph=lengths).eval(), SchNet(*shape)
+    ours.load_state_dict(peer.state_dict())
+    pairs = [Data(z=z, pos=pos, edge_index=near(pos, CUTOFF)) for z, pos in molecules]
+    edges = [Data(z=one.z, pos=one.pos, edge_index=both(one.edge_index)) for one in pairs]
+
+    def predict(batch: Batch) -> Tensor:
+        lengths.edge_index = batch.edge_index
+        return peer(batch.z, batch.pos, batch.batch)
+
+    half = {"arguments": {"half_list": True}}
+    return {"PyG": eagerly(edges, batch_size, predict), "popgeo": compiled(pairs, batch_size, ours, **half)}
+
+
+def gins(molecules: list[tuple[Tensor, Tensor]], batch_size: int) -> dict[str, Callable[[], Tensor]]:
+    """One GIN for both sides, on atoms joined where they are near enough for a bond."""
+    torch.manual_seed(0)
+    model = PooledGIN().eval()
+    graphs = [Data(x=one_hot(z, 10).float(), edge_index=both(near(pos, 1.7))) for z, pos in molecules]
+
+    def predict(batch: Batch) -> Tensor:
+        return model(batch.x, batch.edge_index, batch.batch, batch.num_graphs)
+
+    return {"PyG": eagerly(graphs, batch_size, predict), "popgeo": compiled(graphs, batch_size, model)}
+
+
+FIRST = """
+import sys, time
+start = time.time()
+import torch, popgeo
+from torch_geometric.data import Data
+torch.set_num_threads(1)
+predictor = {predictor}
+graph = torch.load(sys.argv[1], weights_only=False)
+print(predictor([graph])["out"].flatten()[0].item())
+"""
+OF_MODEL = """popgeo.Predictor(popgeo.nn.SchNet(64, 64, 3, 32, 5.0), popgeo.FixedSizeOptions(40, 800, 2))"""
+
+
+def first_results(molecules: list[tuple[Tensor, Tensor]]) -> None:
+    """How long a new process takes from its start to its first result."""
+    z, pos = molecules[0]
+    with tempfile.TemporaryDirectory() as folder:
+        graph = Path(folder) / "graph.pt"
+        torch.save(Data(z=z, pos=pos, edge_index=both(near(pos, CUTOFF))), graph)
+        ways = {"a model that is compiled": OF_MODEL}
+        if hasattr(popgeo, "export"):
+            exported = Path(folder) / "schnet.pt2"
+            sizes = popgeo.FixedSizeOptions(40, 800, 2)
+            popgeo.export(SchNet(CHANNELS, CHANNELS, BLOCKS, GAUSSIANS, CUTOFF), sizes, exported)
+            ways["an exported file"] = f"popgeo.load({str(exported)!r})"
+        for name, predictor in ways.items():
+            start = time.perf_counter()
+            subprocess.run([sys.executable, "-c", FIRST.format(predictor=predictor), graph], check=True, stdout=-3)
+            goal = f" (goal: {FIRST_RESULT:g} s)" if "file" in name else ""
+            print(f"first result of a new process, {name}: {time.perf_counter() - start:.2f} s{goal}")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,81 @@
+"""`popgeo predict MODEL DATA --out FILE`: which model and which graphs are meant, and where the results go."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from popgeo.convert.command import add_source, source_of
+from popgeo.data.flat_store import FlatStore
+from popgeo.deploy.predictions import check_ending
+from popgeo.deploy.predictor import Predictor
+
+
+def predict(arguments: Sequence[str]) -> int:
+    """Predicts what a command line asks for; the exit status is 2 where that cannot be done, 1 where graphs failed."""
+    asked = _parser().parse_args(arguments)
+    try:
+        check_ending(asked.out)
+        predictor, graphs = _predictor(asked), _graphs(asked)
+        found = predictor(graphs, errors="keep" if asked.keep else "raise")
+        written = found.save(asked.out)
+    except (ValueError, OSError) as error:
+        print(f"popgeo: {error}", file=sys.stderr)
+        return 2
+    for error in found.errors.values():
+        print(f"popgeo: {error}", file=sys.stderr)
+    print(f"{predictor}\nwrote {found} to {', '.join(map(str, written))}")
+    return 1 if found.errors else 0
+
+
+def _graphs(asked: argparse.Namespace) -> Any:
+    """The graphs that are meant: a store on disk, or what `popgeo convert` reads."""
+    if (Path(asked.source) / "manifest.json").exists():
+        return FlatStore.open(asked.source)
+    return source_of(asked)[0]
+
+
+def _predictor(asked: argparse.Namespace) -> Predictor:
+    """A predictor of the model that is meant.
+
+    Raises:
+        ValueError: it cannot be had.
+    """
+    module, colon, name = asked.model.partition(":")
+    if not colon:
+        raise ValueError(f"MODEL is {asked.model!r}; write package.module:name of a model, or of what makes one.")
+    sys.path.insert(0, "")  # as `python -m` looks for modules
+    try:
+        model: Any = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"MODEL is {asked.model!r}, which cannot be had: {error}") from error
+    choices = {"forces": asked.forces, "backend": asked.backend, "batch_size": asked.batch_size}
+    if asked.weights is None and not isinstance(model, nn.Module):
+        model = model()
+    if asked.weights is None:
+        return Predictor(model, **choices)
+    lightning = hasattr(model, "load_from_checkpoint")
+    return Predictor.from_checkpoint(
+        asked.weights, model if lightning or isinstance(model, nn.Module) else model(), **choices
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="popgeo predict", description="Writes a model's results for graphs of any sizes, in the graphs' order."
+    )
+    add = parser.add_argument
+    add("model", help="package.module:name of a model, a class or a function that makes one")
+    add("source", help="the graphs: a store, or anything that `popgeo convert` reads")
+    add("--out", type=Path, required=True, help="the file to write: .csv, .parquet or .npz")
+    add("--weights", type=Path, help="a checkpoint of Lightning, or a state_dict, for the model")
+    add("--forces", action="store_true", help="also the forces of a model of energies")
+    add("--backend", help="cpu (default), inductor, cuda or none")
+    add("--batch-size", type=float, help="graphs of a batch, on average")
+    add("--keep", action="store_true", help="go on where graphs are wrong, and name them")
+    add_source(parser)
+    return parser
