@@ -66,17 +66,14 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64, help="molecules of a batch (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each side (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="2,000 molecules, in seconds")
-    parser.add_argument("--first", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     one_thread()
     count, rounds = (2000, 1) if options.quick else (options.molecules, options.rounds)
     if real_data.shared("qm9.npz") is None:
         real_data.say_random("qm9.npz", "made-up molecules of 5 to 29 atoms")
     molecules = list(islice(iter_molecules(), count))
-    for name, sides in (
-        ("SchNet", schnets(molecules, options.batch_size)),
-        ("GIN", gins(molecules, options.batch_size)),
-    ):
+    for name, make in (("SchNet", schnets), ("GIN", gins)):
+        sides = make(molecules, options.batch_size)
         found = {side: predict() for side, predict in sides.items()}
         off = float((found["PyG"] - found["popgeo"]).abs().max() / found["PyG"].abs().max())
         seconds = measure({side: flushed(predict) for side, predict in sides.items()}, rounds)

@@ -44,7 +44,7 @@ def make_predictor() -> popgeo.Predictor:
     torch.set_num_threads(1)
     predictor = popgeo.Predictor(SchNet(64, 64, 3, num_gaussians=32, cutoff=CUTOFF), SHAPES, forces=True)
     for count in (1, 12, 60):  # compiles each shape before the first request
-        predictor([to_graph({"z": [6] * 20, "pos": np.random.randn(20, 3).tolist()})] * count)
+        predictor([to_graph({"z": [6] * 20, "pos": np.random.default_rng(0).normal(size=(20, 3)).tolist()})] * count)
     return predictor
 
 

@@ -294,7 +294,6 @@ class Predictor:
 
     def __repr__(self) -> str:
         waste = ", ".join(f"{share:.1%} of {label}" for label, share in self.waste.items())
-        return (
-            f"{type(self).__name__}({'; '.join(map(str, self.shapes)) or 'no shape yet'}; {self.num_compilations} compiled"
-            f"{f'; padding: {waste}' if waste else ''})"
-        )
+        shapes = "; ".join(map(str, self.shapes)) or "no shape yet"
+        padding = f"; padding: {waste}" if waste else ""
+        return f"{type(self).__name__}({shapes}; {self.num_compilations} compiled{padding})"
