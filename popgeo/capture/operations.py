@@ -97,6 +97,8 @@ class Operation:
         chain: As what it joins element-wise chains.
         moves_rows: Whether it moves rows that an index names, as messages along edges.
         draws: What decides how many random numbers it draws.
+        passes: What a machine that has no such operation does to each element, one after the other: names of loops in
+            `ipu/cost/loops.py`. None where its cost is worked out otherwise.
     """
 
     name: str
@@ -106,6 +108,7 @@ class Operation:
     chain: ChainStep = ChainStep.NO
     moves_rows: bool = False
     draws: Draws = Draws.DATA
+    passes: tuple[str, ...] = ()
 
     @property
     def short_name(self) -> str:
@@ -124,6 +127,7 @@ def _rows() -> Iterator[Operation]:
                 chain=ChainStep(row["chain"]),
                 moves_rows=row["moves_rows"] == "yes",
                 draws=Draws(row["draws"]),
+                passes=tuple(name.replace("-", " ") for name in row["passes"].split()),
             )
 
 

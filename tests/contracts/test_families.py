@@ -15,6 +15,7 @@ from popgeo.engine.fuse import chain_steps
 from popgeo.engine.out_variants import copy_or_fill, into
 from popgeo.ipu import IpuTarget, TileExact
 from popgeo.ipu.cost.graph_cost import RULES, cost
+from popgeo.ipu.cost.loops import LOOP_OF
 from popgeo.ipu.tiles.lower import lower_op
 from popgeo.ipu.tiles.lower.lower_op import FALLBACKS
 
@@ -53,6 +54,10 @@ def test_what_is_divided_by_element_is_tagged_so_by_torch_or_known_to_be(name: s
     tags = [overload(target).tags for target in forms_of(name)]
     assert any(torch.Tag.pointwise in of for of in tags) or OPERATIONS[name].short_name in ELEMENTWISE_UNTAGGED
     assert not any(torch.Tag.nondeterministic_seeded in of for of in tags)
+
+
+def test_each_pass_of_a_row_is_a_loop_whose_cycles_are_known():
+    assert {name for row in OPERATIONS.values() for name in row.passes} <= set(LOOP_OF)
 
 
 def test_each_row_of_a_family_has_a_cost_in_the_file_of_that_name():

@@ -5,7 +5,7 @@ import functools
 import torch
 
 from popgeo.capture.op_graph import Number, Op, OpGraph, Value
-from popgeo.capture.operations import name_of
+from popgeo.capture.operations import OPERATIONS, operation_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.loops import ARITHMETIC, LOOP_OF, LOOPS, elementwise_vertex
 from popgeo.ipu.cost.operands import Rule, distinct, made, read, tensor, width
@@ -77,69 +77,18 @@ def plan_elementwise(
     )
 
 
-# Poplar has no softplus that is safe for large numbers; programs for it write max(x, 0) + log1p(exp(-|x|)), and each of
-# these runs on its own, forward and backward.
-_SOFTPLUS = ("abs", "negate", "exp", "log1p", "maximum", "add")
-_SOFTPLUS_BACKWARD = (
-    "scalar", "divide", "multiply", "negate", "sign", "multiply", "select", "multiply", "add",
-)  # fmt: skip
-# Per operation the passes over its elements; where it is one pass, the loop that it takes as long as.
-_PASSES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("add", "sub", "rsub", "mul", "_foreach_add", "_foreach_mul", "_foreach_sub"), ("add",)),
-    **dict.fromkeys(("neg", "relu", "abs", "square", "sign", "sgn", "positive"), ("relu",)),
-    **dict.fromkeys(("ceil", "floor", "round", "trunc", "frac"), ("relu",)),
-    **dict.fromkeys(("maximum", "minimum", "fmax", "fmin", "clamp", "clamp_min", "clamp_max"), ("maximum",)),
-    **dict.fromkeys(("hardtanh", "relu6", "leaky_relu", "threshold", "threshold_backward"), ("maximum",)),
-    **dict.fromkeys(("leaky_relu_backward", "hardtanh_backward"), ("maximum",)),
-    **dict.fromkeys(("hardsigmoid", "hardsigmoid_backward"), ("add product", "maximum")),
-    **dict.fromkeys(("hardswish", "hardswish_backward"), ("add product", "maximum", "multiply")),
-    "_prelu_kernel": ("multiply", "select"),
-    "_prelu_kernel_backward": ("multiply", "select", "multiply", "select"),
-    **dict.fromkeys(("hardshrink", "hardshrink_backward", "softshrink", "softshrink_backward"), ("select",)),
-    **dict.fromkeys(("glu", "glu_backward"), ("sigmoid product",)),
-    "xlogy": ("log", "multiply"),
-    "logaddexp": ("subtract", "abs", "negate", "exp", "log1p", "maximum", "add"),
-    **dict.fromkeys(("div", "true_divide", "floor_divide", "_foreach_div"), ("divide",)),
-    **dict.fromkeys(("remainder", "fmod"), ("divide", "add product")),
-    **dict.fromkeys(("addcmul", "_foreach_addcmul", "tanh_backward"), ("add product",)),
-    **dict.fromkeys(("addcdiv", "_foreach_addcdiv"), ("add quotient",)),
-    **dict.fromkeys(("lerp", "_foreach_lerp"), ("mix",)),
-    **dict.fromkeys(("exp", "exp2", "expm1"), ("exp",)),
-    **dict.fromkeys(("log", "log2", "log10", "tanh", "sigmoid", "logit"), ("log",)),
-    "log1p": ("log1p",),
-    **dict.fromkeys(("sqrt", "_foreach_sqrt"), ("sqrt",)),
-    "rsqrt": ("rsqrt",),
-    "reciprocal": ("inverse",),
-    **dict.fromkeys(("erf", "erfc"), ("erf",)),
-    # Both forms of it, with tanh and with erf, are the one with tanh on the machine (`popnn::NonLinearityType::GELU`).
-    "gelu": ("gelu",),
-    "gelu_backward": ("gelu gradient",),
-    **dict.fromkeys(("softplus", "log_sigmoid_forward"), _SOFTPLUS),
-    "popgeo.shifted_softplus": (*_SOFTPLUS, "scalar"),
-    **dict.fromkeys(("softplus_backward", "log_sigmoid_backward"), _SOFTPLUS_BACKWARD),
-    "popgeo.shifted_softplus_backward": _SOFTPLUS_BACKWARD,
-    "mish": (*_SOFTPLUS, "tanh", "multiply"),
-    **dict.fromkeys(("silu", "silu_backward", "sigmoid_backward"), ("sigmoid product",)),
-    **dict.fromkeys(("elu", "elu_backward", "celu", "selu"), ("exp", "maximum")),
-    **dict.fromkeys(("cos", "sin", "tan", "acos", "asin", "atan", "atan2", "sinh", "cosh", "sinc"), ("cosine",)),
-    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "where", "masked_fill", "isnan", "isinf"), ("select",)),
-    **dict.fromkeys(("isfinite", "signbit", "nan_to_num", "copysign", "heaviside"), ("select",)),
-    **dict.fromkeys(("logical_and", "logical_or", "logical_not", "logical_xor"), ("select",)),
-    **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_not", "bitwise_xor"), ("select",)),
-    **dict.fromkeys(("bernoulli", "uniform", "normal", "rand", "randn", "rand_like", "randn_like"), ("random",)),
-    **dict.fromkeys(("randint", "random", "exponential", "normal_functional", "randint_like"), ("random",)),
-    "native_dropout": ("random", "multiply", "multiply"),
-    "native_dropout_backward": ("add product",),
-}  # fmt: skip
-
-
 def _pointwise(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """The passes that the table of operations names; where it is one pass, the loop that it takes as long as.
+
+    Poplar has no softplus that is safe for large numbers; programs for it write max(x, 0) + log1p(exp(-|x|)), and each
+    of these runs on its own, forward and backward. Both forms of gelu, with tanh and with erf, are the one with tanh on
+    the machine (`popnn::NonLinearityType::GELU`).
+    """
     result = _result(graph, op)
     sources = [value for value in read(graph, op) if value.dtype.is_floating_point] or read(graph, op) or [result]
-    name = name_of(op.target).removeprefix("aten.")
-    return _passes(
-        _PASSES[name], result, sources[0], _smaller(graph, op, result), op, machine, name.removeprefix("_foreach_")
-    )
+    row = operation_of(op.target)
+    name = row.name.removeprefix("aten.").removeprefix("_foreach_")
+    return _passes(row.passes, result, sources[0], _smaller(graph, op, result), op, machine, name)
 
 
 def _pow(graph: OpGraph, op: Op, machine: Machine) -> Plan:
@@ -190,7 +139,7 @@ def _is_number(argument: object) -> bool:
 
 
 RULES: dict[str, Rule] = {
-    **{name if "." in name else f"aten.{name}": _pointwise for name in _PASSES},
+    **{row.name: _pointwise for row in OPERATIONS.values() if row.family == "elementwise" and row.passes},
     "aten.pow": _pow,
     "aten._to_copy": _cast,
     "aten.to": _cast,

@@ -3,7 +3,7 @@
 import math
 
 from popgeo.capture.op_graph import Op, OpGraph
-from popgeo.capture.operations import operation_of
+from popgeo.capture.operations import OPERATIONS, operation_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise, spread
 from popgeo.ipu.cost.gather import INDEX_BYTES
@@ -14,26 +14,12 @@ from popgeo.ipu.cost.scatter import fill_step
 from popgeo.ipu.cost.supersteps import compute_step, in_sequence, swap_step
 from popgeo.ipu.cost.vertex_cycles import ceil_div
 
-_PASSES = {
-    "binary_cross_entropy": ("log", "log", "add product"),
-    "binary_cross_entropy_with_logits": ("abs", "negate", "exp", "log1p", "maximum", "add", "add product"),
-    "l1_loss": ("subtract", "abs"),
-    "mse_loss": ("subtract", "square"),
-    "smooth_l1_loss": ("subtract", "maximum", "square"),
-    "huber_loss": ("subtract", "maximum", "square"),
-    "kl_div": ("log", "add product"),
-    "binary_cross_entropy_backward": ("divide", "add product"),
-    "mse_loss_backward": ("add product",),
-    "smooth_l1_loss_backward": ("subtract", "maximum", "multiply"),
-    "huber_loss_backward": ("subtract", "maximum", "multiply"),
-}
-
 
 def _by_element(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """Passes over all elements, forward or backward, and their sum where one is asked for."""
     value, result = tensor(graph, op.args[0]), made(graph, op)[0]
     elements, nbytes = max(1, value.numel, result.numel), width(result)
-    plans = [plan_elementwise(kind, elements, nbytes, machine) for kind in _PASSES[operation_of(op.target).short_name]]
+    plans = [plan_elementwise(kind, elements, nbytes, machine) for kind in operation_of(op.target).passes]
     if result.numel == 1 < elements:
         plans.append(plan_reduce(1, elements, nbytes, machine))
     return in_sequence("losses", plans)
@@ -86,7 +72,7 @@ def _marks(rows: int, elements: int, width: int, machine: Machine) -> Plan:
 
 
 RULES: dict[str, Rule] = {
-    **{f"aten.{name}": _by_element for name in _PASSES},
+    **{row.name: _by_element for row in OPERATIONS.values() if row.family == "losses" and row.passes},
     "aten.nll_loss_forward": _nll_loss,
     "aten.nll_loss2d_forward": _nll_loss,
     "aten.nll_loss_backward": _nll_loss_backward,
