@@ -43,10 +43,6 @@ class BrokenError(AssertionError):
         super().__init__(words)
         self.cause, self.figures = cause, figures
 
-    def with_cause(self) -> AssertionError:
-        """The same with its cause in words, for a test that fails."""
-        return AssertionError(f"{self}\nThe usual cause: {self.cause}.")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
@@ -123,6 +119,19 @@ class Claim:
     settings: Sequence[Mapping[str, Any]] = ({},)
     optional: bool = False
     slow: bool = False
+
+
+def require(subject: Subject, name: str, **settings: Any) -> None:
+    """Tries one claim in one way, as a line of a test.
+
+    Raises:
+        AssertionError: it does not hold; the message ends with the usual cause.
+    """
+    claim = CLAIMS[subject.kind, name]
+    try:
+        claim.check(subject, Case(graphs=subject.graphs, settings=settings))
+    except BrokenError as broken:
+        raise AssertionError(f"{broken}\nThe usual cause: {broken.cause or claim.cause}.") from None
 
 
 CLAIMS: dict[tuple[SubjectKind, str], Claim] = {}

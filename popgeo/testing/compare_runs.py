@@ -32,13 +32,6 @@ CAUSES = {
         "the length of padding edges, which is 0: a root or norm of it has no derivative, or none of second order, as "
         "training on forces needs. Give them one first, torch.where(batch.edges_mask.unsqueeze(1), vec, 1.0)"
     ),
-    "the order of the graphs": (
-        "something that looks at the place of a graph in the batch, or random numbers that differ from row to row"
-    ),
-    "the other graphs of the batch": (
-        "a norm, mean, maximum or softmax over the whole batch instead of over each graph; popgeo.nn.GraphNorm and "
-        "popgeo.ops.global_softmax take batch.batch and batch.num_graphs"
-    ),
 }
 
 
@@ -148,6 +141,12 @@ def compare_rows(
     """The part of `compare_runs` that looks at the results of graphs, nodes and edges."""
     for name, kind in kinds.items():
         if kind is not None:
+            rows, slots = len(found.run.tensors[name]), found.batch.slots[kind]
+            if rows != slots:
+                raise BrokenError(
+                    f"{name} has {rows} rows in a batch of {slots} {kind}s, padding included.",
+                    "a number of graphs that is read off the batch, as by a pooling without its size: pass num_graphs",
+                )
             old = expected.rows(kind, expected.run.tensors[name])
             apart = difference(found.rows(kind, found.run.tensors[name]), old, tolerance)
             if apart is not None:
@@ -171,16 +170,17 @@ def _kind_of_rows(one: Tensor, other: Tensor, in_one: FixedBatch, in_other: Fixe
         for kind in in_one.slots:
             if (one.shape[0], other.shape[0]) == (in_one.slots[kind], in_other.slots[kind]):
                 return True, kind
+        if (one.shape[0], other.shape[0]) == (in_one.used_graphs, in_other.used_graphs):
+            return True, "graph"
     return one.shape == other.shape, None
 
 
 def _fail(subject: str, apart: Difference, found: Seen, expected: Seen, why: str, usual: str) -> None:
-    if not math.isfinite(apart.found):
-        usual = "not finite"
+    cause = CAUSES["not finite" if not math.isfinite(apart.found) else usual] if why == "padding" else ""
     raise BrokenError(
         f"{subject} depends on {why}: {apart.found:.6g} with {found.batch}, and {apart.expected:.6g} with "
         f"{expected.batch}; {apart.allowed:.1e} apart is allowed.{_entry(found, expected)}",
-        CAUSES.get(why, CAUSES[usual]),
+        cause,
         found=apart.found,
         expected=apart.expected,
         allowed=apart.allowed,
@@ -194,7 +194,10 @@ def _entry(found: Seen, expected: Seen) -> str:
         if one is None or other is None:
             return False
         known, kind = _kind_of_rows(one, other, found.batch, expected.batch)
-        return known and difference(found.rows(kind, one), expected.rows(kind, other)) is not None
+        if not known:
+            return False
+        new, old = found.rows(kind, one), expected.rows(kind, other)
+        return new.shape == old.shape and difference(new, old) is not None
 
     for new, old in zip(found.run.parts, expected.run.parts, strict=False):
         if new.name != old.name:

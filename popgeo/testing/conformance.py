@@ -17,12 +17,14 @@ from popgeo.testing.neighbour_claims import NeighbourSubject
 from popgeo.testing.shrink import shrink
 
 # Each family of claims is a file; to import it is what makes its claims known.
-FAMILIES = ("padding_invariance", "loader_claims", "batch_claims", "neighbour_claims")
+FAMILIES = (
+    *("padding_invariance", "order_claims", "input_claims", "gradient_claims", "physics_claims", "compile_claims"),
+    *("loader_claims", "batch_claims", "neighbour_claims"),
+)
 
 SUBJECTS: dict[SubjectKind, type[Subject]] = {
     subject.kind: subject for subject in (ModelSubject, LoaderSubject, SamplerSubject, NeighbourSubject)
 }
-LONGEST_SHRINK = 3.0  # seconds for one claim
 
 
 def check_conformance(
@@ -35,6 +37,7 @@ def check_conformance(
     slow: bool = False,
     settings: Mapping[str, Any] | None = None,
     limit: int | None = None,
+    shrink_seconds: float = 3.0,
     **how: Any,
 ) -> Conformance:
     """Tries every claim of its kind on a subject; what does not hold comes with the smallest case that shows it.
@@ -49,6 +52,7 @@ def check_conformance(
         slow: Whether to try claims that take seconds each.
         settings: The one way to try the claims, as a script of a failing case passes it.
         limit: How many of the graphs are looked at; 4 for models, and all of those a loader is to load.
+        shrink_seconds: The longest time that a smaller case is looked for, of each claim that fails.
         how: The other fields of the subject's class, such as `call` of a model.
 
     Raises:
@@ -62,7 +66,7 @@ def check_conformance(
         ()
     """
     subject = subject_of(what, graphs, kind=kind, limit=limit, **how)
-    return try_claims(subject, claims=claims, also=also, slow=slow, settings=settings)
+    return try_claims(subject, claims=claims, also=also, slow=slow, settings=settings, shrink_seconds=shrink_seconds)
 
 
 def subject_of(
@@ -130,6 +134,7 @@ def try_claims(
     also: Collection[str] = (),
     slow: bool = False,
     settings: Mapping[str, Any] | None = None,
+    shrink_seconds: float = 3.0,
 ) -> Conformance:
     """See `check_conformance`."""
     start = time.perf_counter()
@@ -146,15 +151,16 @@ def try_claims(
         elif claim.slow and not slow and claim.name not in asked:
             reason = "it takes seconds: slow=True, or --slow"
         ways = claim.settings if settings is None else [settings]
-        found.append(
-            Finding(claim=claim, status=Status.NOT_TRIED, words=reason) if reason else try_claim(claim, subject, ways)
-        )
+        if reason:
+            found.append(Finding(claim=claim, status=Status.NOT_TRIED, words=reason))
+        else:
+            found.append(try_claim(claim, subject, ways, shrink_seconds))
     return Conformance(
         subject=subject.name, kind=subject.kind, findings=tuple(found), seconds=time.perf_counter() - start
     )
 
 
-def try_claim(claim: Claim, subject: Subject, ways: Sequence[Mapping[str, Any]]) -> Finding:
+def try_claim(claim: Claim, subject: Subject, ways: Sequence[Mapping[str, Any]], shrink_seconds: float) -> Finding:
     """Tries a claim in these ways, one after the other, until it fails; then looks for the smallest case that does."""
     start = time.perf_counter()
     figures: dict[str, float] = {}
@@ -170,7 +176,7 @@ def try_claim(claim: Claim, subject: Subject, ways: Sequence[Mapping[str, Any]])
         except NotTriedError as error:
             reasons.append(str(error))
         except Exception as error:  # whatever a stranger's model raises says something of the claim
-            case = _smallest(claim, subject, case, type(error))
+            case = _smallest(claim, subject, case, type(error), shrink_seconds)
             broken = _broken(claim, subject, case) or error
             words = str(broken) if isinstance(broken, AssertionError) else f"{type(broken).__name__}: {broken}"
             return seen(
@@ -201,8 +207,8 @@ def _broken(claim: Claim, subject: Subject, case: Case) -> Exception | None:
     return None
 
 
-def _smallest(claim: Claim, subject: Subject, case: Case, error: type[Exception]) -> Case:
-    until = time.perf_counter() + LONGEST_SHRINK
+def _smallest(claim: Claim, subject: Subject, case: Case, error: type[Exception], seconds: float) -> Case:
+    until = time.perf_counter() + seconds
 
     def fails(smaller: Case) -> bool:
         return time.perf_counter() < until and type(_broken(claim, subject, smaller)) is error

@@ -45,7 +45,7 @@ def returned_tensors(result: Any, remedy: str = "") -> dict[str, Tensor]:
 
 def noise_of(slopes: Mapping[str, Tensor]) -> float:
     """What counts as zero among slopes. Some are zero but for rounding, such as a bias's before a norm."""
-    return 0.01 * max((float(slope.abs().max()) for slope in slopes.values() if slope.numel()), default=0.0)
+    return 0.01 * max((float(slope.detach().abs().max()) for slope in slopes.values() if slope.numel()), default=0.0)
 
 
 def loss_of(trained: Iterable[Tensor]) -> Tensor:

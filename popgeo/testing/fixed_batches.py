@@ -32,6 +32,12 @@ class FixedBatch:
     counts: Mapping[str, Tensor]
     garbage: Garbage
 
+    @property
+    def used_graphs(self) -> int:
+        """Graphs up to the last that has a node, which is what a model counts that is not told their number."""
+        owner = self.batch.get("batch")
+        return -1 if owner is None or not len(owner) else int(owner.max()) + 1
+
     def __str__(self) -> str:
         padding = {kind: number - int(self.counts[kind].sum()) for kind, number in self.slots.items()}
         number = len(self.counts["graph"])

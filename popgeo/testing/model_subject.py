@@ -2,7 +2,8 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -13,11 +14,12 @@ from torch_geometric.data import Batch, Data, HeteroData
 
 from popgeo.datasets import Molecules
 from popgeo.testing.claims import Claim, NotTriedError, Subject, SubjectKind
-from popgeo.testing.compare_runs import Seen, kinds_of_rows
+from popgeo.testing.compare_runs import Seen, compare_rows, compare_runs, kinds_of_rows
 from popgeo.testing.differences import difference
-from popgeo.testing.fixed_batches import Garbage, a_few, fixed_batch
+from popgeo.testing.fixed_batches import FixedBatch, Garbage, a_few, fixed_batch
 from popgeo.testing.observe import observe
 
+_KEPT = 40  # runs
 MORE = 5  # graphs of padding beyond the least; nodes and edges grow by multiples of it
 _OTHER_NAMES = {"batch_size": "num_graphs"}  # what PyG's models call the number of graphs
 
@@ -37,6 +39,7 @@ class ModelSubject(Subject):
         cutoff: The distance from which on two atoms do not see each other; the model's own `cutoff` otherwise.
         energy: The key under which the model returns energies, one for each graph.
         forces: That of forces, one row for each node.
+        vectors: The attributes of graphs that turn in space with them.
     """
 
     kind: ClassVar[SubjectKind] = SubjectKind.MODEL
@@ -45,8 +48,9 @@ class ModelSubject(Subject):
     num_graphs: int | None = None
     tolerance: float | None = None
     cutoff: float | None = None
-    energy: str = "energy"
-    forces: str = "forces"
+    energy: str | int = "energy"
+    forces: str | int = "forces"
+    vectors: Collection[str] = ("pos", "cell", "shifts")
 
     def __post_init__(self) -> None:
         if not self.graphs:
@@ -58,17 +62,11 @@ class ModelSubject(Subject):
             )
 
     @cached_property
-    def dtype(self) -> torch.dtype | None:
-        """The floating point type of the model's weights; None where it has none."""
-        weights = (*self.what.parameters(), *self.what.buffers()) if isinstance(self.what, nn.Module) else ()
-        return next((weight.dtype for weight in weights if weight.is_floating_point()), None)
-
-    @cached_property
     def modes(self) -> list[Any]:
-        """The model as it is and, last, in evaluation; a function has one mode."""
+        """The model as it is, unless it is random then, and, last, in evaluation; a function has one mode."""
         if not isinstance(self.what, nn.Module) or not any(module.training for module in self.what.modules()):
             return [self.what]
-        return [self.what, self.evaluated]
+        return [self.evaluated] if self._is_random_in(self.what) else [self.what, self.evaluated]
 
     @cached_property
     def evaluated(self) -> Any:
@@ -90,7 +88,9 @@ class ModelSubject(Subject):
         padding: int | None = None,
         garbage: Garbage = 0.0,
         change: Callable[[Batch], Batch] | None = None,
-        seed: int = 0,
+        wide: bool = False,
+        before: Sequence[Data | HeteroData] = (),
+        **how: Any,
     ) -> Seen:
         """Runs a copy of the model on these graphs.
 
@@ -100,23 +100,76 @@ class ModelSubject(Subject):
             padding: See `fixed_batch`; a model of a fixed number of graphs always has some.
             garbage: What stands in padding.
             change: What is done to the batch before the model sees it.
-            seed: Of the random numbers.
+            wide: Whether model and graphs are in float64.
+            before: Other graphs, of which the same copy sees a batch first.
+            how: As of `observe`.
+
+        Raises:
+            NotTriedError: the model does not run in float64.
         """
         few = graphs if self.num_graphs is None else graphs[: max(self.num_graphs - 1, 1)]
-        padding = 0 if padding is None and self.num_graphs is not None else padding
-        batch = fixed_batch(few, padding=padding, garbage=garbage, num_graphs=self.num_graphs)
         model = self.evaluated if model is None else model
-        self.cast(batch.batch, self.dtype)
-        if change is not None:
-            batch = replace(batch, batch=change(batch.batch))
-        run = observe(model, lambda copied: self.run(copied, batch.batch), seed)
-        return Seen(batch=batch, run=run, places={}).of_graphs(range(len(few)))
+        # The same run serves many claims; what is kept holds the graphs and the model, so that ids stay theirs.
+        kept = self.__dict__.setdefault("_seen", {})
+        key = (*map(id, few), id(model), padding, str(garbage), wide)
+        plain = change is None and not before and not how
+        if plain and key in kept:
+            return kept[key][0]
+        used = copy.deepcopy(model).double() if wide and isinstance(model, nn.Module) else model
+        dtype = torch.float64 if wide else _dtype(model)
+        batches = [self._batch(some, padding, garbage, dtype) for some in (before, few) if some]
+        made = batches[-1] if change is None else replace(batches[-1], batch=change(batches[-1].batch))
 
-    def cast(self, batch: Batch, dtype: torch.dtype | None) -> Batch:
-        """The batch with its floating point numbers in another type."""
-        if dtype is not None and self.call is None:
-            batch.apply(lambda x: x.to(dtype) if x.is_floating_point() else x)
-        return batch
+        def run(copied: Any) -> Any:
+            for other in batches[:-1]:
+                self.run(copied, other.batch)
+            return self.run(copied, made.batch)
+
+        with _default_dtype(torch.float64 if wide else torch.get_default_dtype()):
+            try:
+                seen = observe(used, run, **how)
+            except (RuntimeError, TypeError) as error:
+                if wide:
+                    raise NotTriedError(f"the model does not run in float64: {error}") from error
+                raise
+        found = Seen(batch=made, run=seen, places={}).of_graphs(range(len(few)))
+        if plain:
+            if len(kept) > _KEPT:
+                kept.clear()
+            kept[key] = found, few, model
+        return found
+
+    def _batch(self, graphs: Sequence[Any], padding: int | None, garbage: Garbage, dtype: Any) -> FixedBatch:
+        """A batch whose floating point numbers have the type of the model's weights."""
+        padding = 0 if padding is None and self.num_graphs is not None else padding
+        made = fixed_batch(graphs, padding=padding, garbage=garbage, num_graphs=self.num_graphs)
+        if dtype is not None:
+            made.batch.apply(lambda x: x.to(dtype) if x.is_floating_point() else x)
+        return made
+
+    def compare(self, found: Seen, expected: Seen, why: str, model: Any = None, *, rows_only: bool = False) -> None:
+        """Raises BrokenError where two runs of a model in one of its modes differ.
+
+        Args:
+            found: A run.
+            expected: Another, on the same graphs.
+            why: In what they differ.
+            model: The model in that mode; in evaluation otherwise.
+            rows_only: Whether only the results of graphs, nodes and edges are compared.
+        """
+        kinds = self.kinds(model)
+        if rows_only:
+            compare_rows(found, expected, why, kinds=kinds, tolerance=self.tolerance)
+        else:
+            compare_runs(found, expected, why, kinds=kinds, loss=self.loss, tolerance=self.tolerance)
+
+    def compare_some(self, found: Seen, expected: Seen, why: str, kinds: dict[str, str | None]) -> None:
+        """The same for some results in evaluation."""
+        compare_rows(found, expected, why, kinds=kinds, tolerance=self.tolerance)
+
+    def named(self, seen: Seen, key: str | int) -> Tensor | None:
+        """The result that is returned under a key; None where none is."""
+        return next((seen.run.tensors[n] for n in (f"result[{key!r}]", f"result.{key}") if n in seen.run.tensors), None)
 
     def kinds(self, model: Any = None) -> dict[str, str | None]:
         """For each result, in a mode, whether it has a row for each graph, node or edge."""
@@ -129,10 +182,9 @@ class ModelSubject(Subject):
     def prepare(self) -> None:
         """Runs it once on a plain batch."""
         names = None if self.call else _arguments(self.what, fixed_batch(self.graphs, padding=0, garbage=0.0).batch)
-        if self.dtype is not None:
-            device = next(iter(self.what.parameters())).device.type
-            if device != "cpu":
-                raise ValueError(f"{self.name} is on {device}; the kit runs on the processor: pass model.cpu().")
+        for weight in self.what.parameters() if isinstance(self.what, nn.Module) else ():
+            if weight.device.type != "cpu":
+                raise ValueError(f"{self.name} is on {weight.device}; the kit runs on the processor: pass model.cpu().")
         try:
             self.see(self.graphs, model=self.modes[0])
         except ValueError as error:
@@ -164,10 +216,30 @@ class ModelSubject(Subject):
     @cached_property
     def is_random(self) -> bool:
         """Whether its results in evaluation change with torch's seed, dropout aside."""
-        one, other = (self.see(self.graphs, seed=seed).run.tensors for seed in (0, 1))
+        return self._is_random_in(None)
+
+    def _is_random_in(self, mode: Any) -> bool:
+        one, other = (self.see(self.graphs, model=mode, seed=seed).run.tensors for seed in (0, 1))
         return any(
             one[name].shape != other[name].shape or difference(other[name], one[name]) is not None for name in one
         )
+
+
+def _dtype(model: Any) -> torch.dtype | None:
+    """The floating point type of the model's weights; None where it has none."""
+    weights = (*model.parameters(), *model.buffers()) if isinstance(model, nn.Module) else ()
+    return next((weight.dtype for weight in weights if weight.is_floating_point()), None)
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """New tensors of the block have this type where none is named."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _arguments(model: Any, batch: Batch) -> list[str] | None:
@@ -200,13 +272,3 @@ def _attribute(batch: Batch, name: str) -> Any:
     """What an argument of this name is given; None where nothing is named so."""
     name = _OTHER_NAMES.get(name, name)
     return getattr(batch, name) if name in ("num_graphs", "num_nodes") else batch.get(name, None)
-
-
-def no_rows(kinds: dict[str, str | None], *wanted: str) -> None:
-    """Refuses a claim where no result has rows of these kinds.
-
-    Raises:
-        NotTriedError: none has.
-    """
-    if not any(kind is not None and kind.split()[0] in wanted for kind in kinds.values()):
-        raise NotTriedError(f"no result has a row for each {' or '.join(wanted)}")

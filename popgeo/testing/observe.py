@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +62,7 @@ class Observation:
         return dict(zip(self.parameters, slopes, strict=True))
 
 
-def observe(model: Callable[..., Any], run: Callable[[Any], Any], seed: int = 0) -> Observation:
+def observe(model: Callable[..., Any], run: Callable[[Any], Any], seed: int = 0, dropout: bool = False) -> Observation:
     """Runs a copy of a model, without dropout and with the same random numbers each time.
 
     Dropout is left out because its random numbers depend on the shapes: other padding would drop other channels.
@@ -71,12 +71,18 @@ def observe(model: Callable[..., Any], run: Callable[[Any], Any], seed: int = 0)
         model: A module, or a function.
         run: Calls what it is given, the copy, as the model is called.
         seed: Of the random numbers.
+        dropout: Whether dropout stays in.
 
     Raises:
         ValueError: the model returns no tensor.
     """
     module = copy.deepcopy(model)
-    with torch.random.fork_rng(), torch.enable_grad(), _WithoutDropout(), _record(module) as parts:
+    with (
+        torch.random.fork_rng(),
+        torch.enable_grad(),
+        nullcontext() if dropout else _WithoutDropout(),
+        _record(module) as parts,
+    ):
         torch.manual_seed(seed)
         result = run(module)
     tensors = returned_tensors(result, ", or pass call=lambda model, batch: ... that takes them from it")

@@ -1,0 +1,53 @@
+"""`python -m popgeo.testing module:factory`: tries every claim on what a factory makes, and says what came of it."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from popgeo.atomic_write import write_atomically
+from popgeo.command_line import OneLineParser, run
+from popgeo.testing.claims import SubjectKind
+from popgeo.testing.conformance import check_conformance, known_claims
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status is 0 where all holds that was tried, 1 where something does not, 2 where nothing can be tried."""
+    parser = OneLineParser(prog="python -m popgeo.testing", description=__doc__)
+    parser.add_argument("model", nargs="*", metavar="module:factory", help="a function that returns a model")
+    for kind in SubjectKind:
+        flag = f"--{kind.value.replace(' ', '-')}"
+        parser.add_argument(flag, action="append", dest=kind.name, default=[], metavar="module:factory")
+    parser.add_argument("--claims", action="append", metavar="NAME", help="try this claim only; may be given again")
+    parser.add_argument("--also", action="append", default=[], metavar="NAME", help="a claim that has to be asked for")
+    parser.add_argument("--slow", action="store_true", help="try claims that take seconds, such as those of compilers")
+    parser.add_argument("--list", action="store_true", help="list the claims")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what came of it for programs")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write it as a page")
+    args = parser.parse_args(arguments)
+    if args.list:
+        named = ((kind, claim) for kind in SubjectKind for claim in known_claims(kind).values())
+        print("\n".join(f"{kind.value}: {claim.name}: {claim.says}" for kind, claim in named))
+        return 0
+    args.MODEL += args.model
+    subjects = [(kind, origin) for kind in SubjectKind for origin in getattr(args, kind.name)]
+    if not subjects:
+        parser.error("name what to try, as package.module:factory")
+    reports = []
+    try:
+        for kind, origin in subjects:
+            how = {"claims": args.claims, "also": args.also, "slow": args.slow}
+            reports.append(check_conformance(origin, kind=kind, **how))
+            print(reports[-1])
+    except ValueError as error:
+        print(f"popgeo.testing: {error}", file=sys.stderr)
+        return 2
+    if args.json:
+        write_atomically(args.json, f"[{','.join(report.to_json() for report in reports)}]\n".encode())
+    for i, report in enumerate(reports if args.html else ()):
+        path = args.html if i == 0 else args.html.with_stem(f"{args.html.stem}-{i + 1}")
+        write_atomically(path, report.html().encode())
+    return 1 if any(report.failed for report in reports) else 0
+
+
+if __name__ == "__main__":
+    run(main)

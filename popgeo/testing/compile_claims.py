@@ -1,0 +1,131 @@
+"""A model that is compiled gives what it gave, and is compiled once."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from popgeo.testing.claims import BrokenError, Case, NotTriedError, SubjectKind, claim
+from popgeo.testing.compare_runs import Seen
+from popgeo.testing.differences import difference, returned_tensors
+from popgeo.testing.model_subject import MORE, ModelSubject
+from popgeo.testing.static_capture import check_static_capture
+
+
+class _OfTensors(nn.Module):
+    """The model as a function of the tensors of a batch, which compilers take apart more readily than a batch."""
+
+    def __init__(self, subject: ModelSubject, seen: Seen) -> None:
+        super().__init__()
+        held = seen.batch.batch
+        self.subject, self.model = subject, subject.evaluated
+        self.plain = {"num_graphs": held.num_graphs, "num_nodes": held.num_nodes}
+
+    def forward(self, tensors: dict[str, Tensor]) -> Any:
+        return self.subject.run(self.model, _Fields(**tensors, **self.plain))
+
+
+class _Fields(SimpleNamespace):
+    """Tensors by name, as a batch has them."""
+
+    def __contains__(self, name: str) -> bool:
+        return hasattr(self, name)
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def get(self, name: str, other: Any = None) -> Any:
+        return getattr(self, name, other)
+
+
+def _epoch(subject: ModelSubject, case: Case) -> tuple[_OfTensors, list[dict[str, Tensor]]]:
+    """The model, and three batches of one shape with other graphs."""
+    few = list(case.graphs)
+    orders = [few, few[::-1], [few[0]] * len(few) if len({str(graph) for graph in few}) == 1 else few[1:] + few[:1]]
+    seen = [subject.see(graphs, padding=MORE) for graphs in orders]
+    if getattr(seen[0].batch.batch, "node_types", None):
+        raise NotTriedError("it is tried on graphs of one type only")
+    batches = [{k: v for k, v in s.batch.batch.to_dict().items() if isinstance(v, Tensor)} for s in seen]
+    return _OfTensors(subject, seen[0]), batches
+
+
+def _require_alike(found: Any, expected: Any, by: str, tolerance: float | None) -> None:
+    new, old = returned_tensors(found), returned_tensors(expected)
+    for name, tensor in old.items():
+        apart = difference(new[name], tensor, tolerance)
+        if apart is not None:
+            raise BrokenError(
+                f"{name} is {apart.found:.6g} {by} and {apart.expected:.6g} in eager PyTorch, at row {apart.row}; "
+                f"{apart.allowed:.1e} apart is allowed"
+            )
+
+
+_BAKED = (
+    "a number that Python worked out of the first batch, by .item(), len, int(batch.max()) or a counter, stands in the "
+    "program: keep such numbers in tensors, or pass them as sizes that stay"
+)
+
+
+@claim(
+    "torch.compile",
+    SubjectKind.MODEL,
+    tried="three batches of one shape with other graphs through torch.compile, in evaluation; the graphs that are "
+    "traced after the first batch are counted",
+    cause=_BAKED,
+    settings=[{"backend": "aot_eager"}],
+    slow=True,
+)
+def torch_compile(subject: ModelSubject, case: Case) -> dict[str, float]:
+    """Compiled by torch.compile, a model gives what it gives in eager PyTorch, and one trace is enough for an epoch."""
+    model, batches = _epoch(subject, case)
+    traces = 0
+
+    def backend(graph: Any, inputs: Any) -> Callable:
+        nonlocal traces
+        traces += 1
+        return torch._dynamo.lookup_backend(case.settings["backend"])(graph, inputs)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=backend, dynamic=False)
+    counts = []
+    for batch in batches:
+        _require_alike(compiled(batch), model(batch), "compiled", subject.tolerance)
+        counts.append(traces)
+    if counts[-1] > counts[0]:
+        raise BrokenError(f"batches of one shape were traced again: {counts} graphs after each of three batches")
+    return {"graphs": counts[0]}
+
+
+@claim(
+    "export",
+    SubjectKind.MODEL,
+    tried="torch.export of one batch, run on two others of its shape, in evaluation",
+    cause=_BAKED,
+    slow=True,
+)
+def export(subject: ModelSubject, case: Case) -> None:
+    """Exported, a model gives what it gives in eager PyTorch, for other batches of the same shape too."""
+    model, batches = _epoch(subject, case)
+    program = torch.export.export(model, (batches[0],), strict=False).module()
+    for batch in batches:
+        _require_alike(program(batch), model(batch), "exported", subject.tolerance)
+
+
+@claim(
+    "compiled step",
+    SubjectKind.MODEL,
+    tried="a training step of popgeo, captured twice with other data of the same shapes and run once, beside eager "
+    "PyTorch",
+    cause="a shape or a decision that depends on data, or state that is no buffer: the message names the line",
+    slow=True,
+)
+def compiled_step(subject: ModelSubject, case: Case) -> None:
+    """No shape and no decision depends on data, and a compiled training step is that of eager PyTorch."""
+    model, batches = _epoch(subject, case)
+    model.model = subject.modes[0]
+    try:
+        check_static_capture(model, batches[0], other_inputs=(batches[1],), tolerance=subject.tolerance)
+    except AssertionError as error:
+        raise BrokenError(str(error)) from None

@@ -1,0 +1,120 @@
+"""Gradients are those of the results: none is lost, and padding is in none, of second order neither."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Batch
+
+from popgeo.testing.claims import BrokenError, Case, NotTriedError, SubjectKind, claim
+from popgeo.testing.compare_runs import CAUSES, Seen
+from popgeo.testing.differences import difference, loss_of, noise_of
+from popgeo.testing.model_subject import MORE, ModelSubject
+
+STEP = 1e-5  # of a difference in float64
+NEAR = 1e-4  # how far a slope may lie from a difference, beside its scale
+
+
+@claim(
+    "gradients",
+    SubjectKind.MODEL,
+    tried="the slope of the loss along random directions of all weights in float64, beside differences of the loss, in "
+    "training with dropout left out",
+    cause="a part that loses its gradient, by .detach(), .data, .item(), torch.no_grad or a tensor made anew, or the "
+    "backward pass of a function of one's own",
+)
+def gradients(subject: ModelSubject, case: Case) -> dict[str, float]:
+    """The gradient of every weight is the slope of the loss."""
+    model = subject.modes[0]
+    names = [n for n, p in model.named_parameters() if p.requires_grad] if isinstance(model, nn.Module) else []
+    seen = subject.see(case.graphs, model=model, wide=True)
+    if not names or not seen.run.parameters:
+        raise NotTriedError("there are no parameters, or none that is trained: the model is in evaluation")
+    trained = [name for name, tensor in seen.run.tensors.items() if tensor.requires_grad]
+    if not trained:
+        raise BrokenError("no result has a gradient, and the model has parameters that ask for one")
+
+    def loss_of_run(seen: Seen) -> Tensor:
+        if subject.loss is not None:
+            return subject.loss(seen.run.result, seen.batch.batch)
+        return loss_of(seen.run.tensors[name] for name in trained)
+
+    def slope(along: dict[str, Tensor]) -> float:
+        sides = []
+        for sign in (STEP, -STEP):
+            moved = copy.deepcopy(model).double()
+            with torch.no_grad():
+                for name, direction in along.items():
+                    moved.get_parameter(name).add_(direction, alpha=sign)
+            sides.append(float(loss_of_run(subject.see(case.graphs, model=moved, wide=True)).detach()))
+        return (sides[0] - sides[1]) / (2 * STEP)
+
+    slopes = seen.run.gradients(loss_of_run(seen))
+    generator = torch.Generator().manual_seed(0)
+    ways = {name: torch.randn(slopes[name].shape, generator=generator, dtype=torch.float64) for name in names}
+    worst = 0.0
+    for part in [names] + [[name] for name in names]:
+        along = {name: ways[name] for name in part}
+        expected, found = slope(along), sum(float((slopes[name] * ways[name]).sum()) for name in part)
+        scale = max(abs(expected), noise_of(slopes), 1e-6)
+        apart = abs(found - expected) / scale
+        if part is names and apart <= NEAR:
+            return {"largest relative difference": apart}
+        worst = max(worst, apart)
+        if len(part) == 1 and not apart <= NEAR:
+            raise BrokenError(
+                f"the gradient of {part[0]} along a random direction is {found:.6g}, and by differences {expected:.6g}",
+                found=found,
+                expected=expected,
+            )
+    raise BrokenError(f"the gradient of all weights together lies {worst:.2g} from differences, beside its size")
+
+
+@claim(
+    "second derivatives",
+    SubjectKind.MODEL,
+    tried="the slope of the loss by the floating point inputs of real nodes and edges, and the slope of its square by "
+    "the weights, as training on forces takes them, with least padding and with more",
+    cause=CAUSES["not finite gradient"],
+)
+def second_derivatives(subject: ModelSubject, case: Case) -> None:
+    """Padding changes no derivative by an input, nor the gradient of a loss of such derivatives; all are finite."""
+    for model in subject.modes[:1]:
+        least, more = (_slopes(subject, case, model, padding) for padding in (0, MORE))
+        for name, expected in least.items():
+            scale = noise_of(least)
+            apart = difference(more[name], expected, subject.tolerance, scale=scale)
+            if apart is not None or not expected.isfinite().all():
+                found = "not finite" if apart is None else f"{apart.found:.6g} with more padding, {apart.expected:.6g}"
+                raise BrokenError(f"{name} is {found} with the least padding")
+
+
+def _slopes(subject: ModelSubject, case: Case, model: object, padding: int) -> dict[str, Tensor]:
+    """The derivatives of the loss by inputs, and of the mean square of those by weights, by name."""
+    leaves: dict[str, Tensor] = {}
+
+    def watch(batch: Batch) -> Batch:
+        for name, value in batch.to_dict().items():
+            level = "node" if batch.is_node_attr(name) else "edge" if batch.is_edge_attr(name) else ""
+            if isinstance(value, Tensor) and value.is_floating_point() and level and name != "y":
+                leaves[f"{level} {name}"] = batch[name] = value.detach().clone().requires_grad_()
+        return batch
+
+    seen = subject.see(case.graphs, model=model, padding=padding, change=watch)
+    kinds = subject.kinds(model)
+    trained = [seen.rows(kinds[name], x) for name, x in seen.run.tensors.items() if x.requires_grad]
+    if not leaves or not trained:
+        raise NotTriedError("no result has a gradient by an input")
+    slopes = torch.autograd.grad(loss_of(trained), list(leaves.values()), create_graph=True, allow_unused=True)
+    found = {
+        f"the slope by {name.split()[1]}": slope[seen.places[name.split()[0]]]
+        for name, slope in zip(leaves, slopes, strict=True)
+        if slope is not None
+    }
+    curved = [slope for slope in found.values() if slope.requires_grad]
+    weights = dict(seen.run.parameters)
+    if curved and weights:
+        square = torch.stack([slope.square().mean() for slope in curved]).sum()
+        seconds = torch.autograd.grad(square, list(weights.values()), allow_unused=True)
+        found |= {f"the second derivative by {n}": s for n, s in zip(weights, seconds, strict=True) if s is not None}
+    return found

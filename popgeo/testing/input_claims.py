@@ -1,0 +1,172 @@
+"""What a model may take for granted of its inputs, and may leave behind: nothing."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch
+
+from popgeo.testing.claims import BrokenError, Case, NotTriedError, SubjectKind, claim
+from popgeo.testing.differences import difference, loss_of
+from popgeo.testing.model_subject import ModelSubject
+
+_FLOAT32 = 1e-3  # how far float32 may lie from float64, beside the largest entry
+
+
+def _strided(tensor: Tensor) -> Tensor:
+    """The same numbers, each row's apart in memory."""
+    return torch.stack([tensor, torch.zeros_like(tensor)], -1)[..., 0]
+
+
+def _shifted(tensor: Tensor) -> Tensor:
+    """The same numbers, somewhere within a larger block of memory."""
+    return torch.cat([tensor.flatten()[:1], tensor.flatten()])[1:].view(tensor.shape) if tensor.numel() else tensor
+
+
+_LAYOUTS = {
+    "strided": _strided,
+    "transposed": lambda tensor: tensor.t().contiguous().t() if tensor.dim() == 2 else tensor,
+    "shifted": _shifted,
+}
+
+
+@claim(
+    "layout of inputs",
+    SubjectKind.MODEL,
+    tried="inputs that are not contiguous, transposed in memory, and that begin within a larger block",
+    cause="a kernel that reads memory and takes it to be contiguous: call .contiguous() first; or .view, where "
+    ".reshape takes any layout",
+    settings=[{"layout": name} for name in _LAYOUTS],
+)
+def layout(subject: ModelSubject, case: Case) -> None:
+    """How the numbers of an input lie in memory changes nothing."""
+    name = case.settings["layout"]
+    for model in subject.modes:
+        plain = subject.see(case.graphs, model=model)
+        other = subject.see(case.graphs, model=model, change=lambda batch: batch.apply(_LAYOUTS[name]))
+        subject.compare(other, plain, f"{name} inputs", model)
+
+
+@claim(
+    "inputs stay",
+    SubjectKind.MODEL,
+    tried="the batch before and after a call, attribute by attribute",
+    cause="an operation in place, or an attribute that is set on the batch: work on a copy, or on copy.copy(batch)",
+)
+def inputs_stay(subject: ModelSubject, case: Case) -> None:
+    """A call changes nothing in the batch that it is given."""
+    held: dict[str, tuple[Batch, dict[str, Any]]] = {}
+
+    def remember(batch: Batch) -> Batch:
+        held["batch"] = batch, batch.clone().to_dict()
+        return batch
+
+    for model in subject.modes:
+        subject.see(case.graphs, model=model, change=remember)
+        batch, before = held["batch"]
+        after = batch.to_dict()
+        for name in before.keys() | after.keys():
+            if not _same(before.get(name), after.get(name)):
+                raise BrokenError(f"batch.{name} is another after the call")
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+    return type(one) is type(other)
+
+
+@claim(
+    "no memory",
+    SubjectKind.MODEL,
+    tried="a batch after another one of the same model, beside the batch alone, in evaluation",
+    cause="something of the first batch that is kept, such as normalized weights (cached=True), sizes or a mask: keep "
+    "nothing that depends on data",
+)
+def no_memory(subject: ModelSubject, case: Case) -> None:
+    """What a model in evaluation makes of a batch does not depend on the batches that it saw before."""
+    others = subject.graphs[::-1]
+    alone, after = subject.see(case.graphs), subject.see(case.graphs, before=others)
+    subject.compare(after, alone, "the batch before", rows_only=True)
+
+
+@claim(
+    "evaluation",
+    SubjectKind.MODEL,
+    tried="two calls in evaluation with two seeds, with dropout as the model has it; buffers before and after",
+    cause="F.dropout without training=self.training, or running statistics that do not ask self.training",
+)
+def evaluation(subject: ModelSubject, case: Case) -> None:
+    """In evaluation a model drops nothing, and keeps its buffers."""
+    if subject.is_random:
+        raise NotTriedError("the model is random in evaluation, dropout aside")
+    one, other = (subject.see(case.graphs, seed=seed, dropout=True) for seed in (0, 1))
+    subject.compare(other, one, "the seed of dropout", rows_only=True)
+    buffers = dict(subject.evaluated.named_buffers()) if isinstance(subject.evaluated, torch.nn.Module) else {}
+    for name, buffer in buffers.items():
+        if difference(one.run.buffers[name], buffer.to(one.run.buffers[name].dtype)) is not None:
+            raise BrokenError(f"buffer {name} is another after a call in evaluation")
+
+
+@claim(
+    "float32",
+    SubjectKind.MODEL,
+    tried="the model and the graphs in float64, beside the same in float32, in evaluation",
+    cause="numbers that cancel: a variance as mean of squares less square of mean, a distance by squares of lengths, "
+    "differences of running sums, or whole numbers kept as float32",
+)
+def float32(subject: ModelSubject, case: Case) -> dict[str, float]:
+    """In float32 a model gives what it gives in float64, but for rounding."""
+    single, double = subject.see(case.graphs), subject.see(case.graphs, wide=True)
+    worst = 0.0
+    for name, kind in subject.kinds().items():
+        found, expected = (seen.rows(kind, seen.run.tensors[name]) for seen in (single, double))
+        if not found.is_floating_point():
+            continue
+        if found.dtype != torch.float32:
+            raise NotTriedError(f"{name} is {found.dtype}".replace("torch.", ""))
+        apart = difference(found.double(), expected.double(), _FLOAT32)
+        if apart is not None:
+            raise BrokenError(
+                f"{name} is {apart.found:.6g} in float32 and {apart.expected:.6g} in float64; {apart.allowed:.1e} "
+                "apart is allowed"
+            )
+        gap = (found.double() - expected).detach().abs().amax() if found.numel() else torch.zeros(())
+        worst = max(worst, float(gap))
+    return {"largest difference": worst}
+
+
+@claim(
+    "lone nodes",
+    SubjectKind.MODEL,
+    tried="a graph of one node without edges beside the others; results and gradients are to be finite",
+    cause="a division by a number of neighbours or by a variance that is zero, or the logarithm or maximum of nothing: "
+    "clamp what is divided by",
+)
+def lone_nodes(subject: ModelSubject, case: Case) -> None:
+    """A graph of a single node without neighbours has finite results and gradients."""
+    few = case.graphs[: max(subject.num_graphs - 2, 1)] if subject.num_graphs else case.graphs
+    lone = first_nodes(few[0], 1)
+    for model in subject.modes:
+        run = subject.see([*few, lone], model=model).run
+        trained = [tensor for tensor in run.tensors.values() if tensor.requires_grad]
+        slopes = run.gradients(loss_of(trained)) if trained else {}
+        for name, tensor in {**run.tensors, **{f"the gradient of {name}": x for name, x in slopes.items()}}.items():
+            if not tensor.isfinite().all():
+                worst = next(x for x in tensor.flatten().tolist() if not math.isfinite(x))
+                raise BrokenError(f"{name} is {worst} where a graph has one node and no edge")
+
+
+def first_nodes(graph: Any, number: int) -> Any:
+    """The graph of the first nodes, without edges.
+
+    Raises:
+        NotTriedError: it has several types, or fewer nodes.
+    """
+    if not hasattr(graph, "subgraph") or hasattr(graph, "node_types") or graph.num_nodes < number:
+        raise NotTriedError(f"it takes a graph of one type with {number} nodes")
+    kept = graph.subgraph(torch.arange(graph.num_nodes) < number)
+    return kept.edge_subgraph(torch.zeros(kept.num_edges, dtype=torch.bool)) if "edge_index" in graph else kept

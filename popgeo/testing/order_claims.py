@@ -1,0 +1,121 @@
+"""Graphs have no order: what a model makes of one does not depend on how its nodes and edges are numbered."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from popgeo.data import FlatStore, Level
+from popgeo.data.axes import Attribute, Axis, ends_of
+from popgeo.testing.claims import Case, NotTriedError, SubjectKind, claim
+from popgeo.testing.model_subject import ModelSubject
+
+
+@claim(
+    "order of nodes",
+    SubjectKind.MODEL,
+    tried="the nodes of each graph numbered in another order, and the ends of edges with them",
+    cause="something that looks at the number of a node, such as an embedding of it, a reshape or a difference of "
+    "neighbouring rows",
+    settings=[{"level": "node"}],
+)
+@claim(
+    "order of edges",
+    SubjectKind.MODEL,
+    tried="the edges of each graph in another order, with their attributes",
+    cause="weights, masks or features that belong to the place of an edge in the list, or a sum that takes edges to be "
+    "sorted by destination: sort them first, or gather by edge_index",
+    settings=[{"level": "edge"}],
+)
+def order(subject: ModelSubject, case: Case) -> None:
+    """The order in which the nodes or the edges of a graph are listed changes no result but the order of its rows."""
+    level = Level(case.settings["level"])
+    graphs, places = reordered(case.graphs, level)
+    for model in subject.modes:
+        before, after = subject.see(case.graphs, model=model), subject.see(graphs, model=model)
+        if level is Level.EDGE and not before.batch.batch.num_edges:
+            raise NotTriedError("the graphs have no edges")
+        moved = {kind: places.get(kind, rows) for kind, rows in after.places.items()}
+        moved = {kind: moved[kind][: len(rows)] for kind, rows in after.places.items()}
+        subject.compare(replace(after, places=moved), before, f"the order of the {level.value}s", model)
+
+
+@claim(
+    "duplicate edges",
+    SubjectKind.MODEL,
+    tried="the first edge of each graph listed twice",
+    cause="a list of edges is summed as it is: call torch_geometric.utils.coalesce first",
+    optional=True,
+)
+def duplicate_edges(subject: ModelSubject, case: Case) -> None:
+    """An edge that is listed twice counts once."""
+    store = FlatStore.from_dataset(list(case.graphs))
+    if store.is_hetero:
+        raise NotTriedError("it is tried on graphs of one type only")
+    twice = []
+    for graph in case.graphs:
+        again = graph.clone()
+        edges = torch.cat([torch.arange(graph.num_edges), torch.arange(min(graph.num_edges, 1))])
+        for attribute in store.attributes:
+            if attribute.axis.level is Level.EDGE and attribute.axis.name is None:
+                again[attribute.name] = graph[attribute.name].index_select(attribute.dim, edges)
+        twice.append(again)
+    before, after = subject.see(case.graphs), subject.see(twice)
+    kinds = {name: kind for name, kind in subject.kinds().items() if kind in ("graph", "node")}
+    subject.compare_some(after, before, "an edge that is listed twice", kinds)
+
+
+def reordered(graphs: Sequence[Any], level: Level) -> tuple[list[Any], dict[str, Tensor]]:
+    """The same graphs with their nodes, or edges, in another order.
+
+    Returns:
+        The graphs, and where each row of a kind now stands in a batch of them.
+
+    Raises:
+        NotTriedError: an attribute holds numbers of nodes that nobody could renumber.
+    """
+    store = FlatStore.from_dataset(list(graphs))
+    generator = torch.Generator().manual_seed(0)
+    orders = {}
+    for axis, pointer in store.row_pointers.items():
+        if axis.level is level and axis.name is None:
+            parts = [
+                torch.randperm(int(n), generator=generator) + p for n, p in zip(pointer.diff(), pointer, strict=False)
+            ]
+            orders[axis] = torch.cat(parts)
+    attributes = tuple(_moved(store, attribute, orders) for attribute in store.attributes)
+    kinds = {axis: level.value if axis.store is None else f"{level.value} {axis.store!r}" for axis in orders}
+    places = {kinds[axis]: new_order.argsort() for axis, new_order in orders.items()}
+    return list(replace(store, attributes=attributes, row_ends=None, _cache={})), places
+
+
+def _moved(store: FlatStore, attribute: Attribute, orders: dict[Axis, Tensor]) -> Attribute:
+    if not attribute.is_tensor:
+        return attribute
+    values = attribute.tensor
+    owner = torch.repeat_interleave(store.row_pointers[attribute.axis].diff())
+    if attribute.name == "edge_index":
+        ends = [
+            _renumbered(row, store, axis, owner, orders)
+            for row, axis in zip(values, ends_of(attribute.axis), strict=True)
+        ]
+        values = torch.stack(ends)
+    elif attribute.increments is not None and bool(attribute.increments.any()) and not values.is_floating_point():
+        if store.is_hetero:
+            raise NotTriedError(f"{attribute.name} holds numbers of nodes, of a type that is not known")
+        shape = [1] * values.dim()
+        shape[attribute.dim] = -1
+        values = _renumbered(values, store, Axis(Level.NODE, None), owner.view(shape).expand_as(values), orders)
+    if attribute.axis in orders:
+        values = values.index_select(attribute.dim, orders[attribute.axis])
+    return replace(attribute, values=values)
+
+
+def _renumbered(nodes: Tensor, store: FlatStore, axis: Axis, owner: Tensor, orders: dict[Axis, Tensor]) -> Tensor:
+    """Numbers of nodes within their graphs, after those have moved."""
+    if axis not in orders:
+        return nodes
+    starts = store.row_pointers[axis][:-1][owner]
+    return (orders[axis].argsort()[nodes.long() + starts] - starts).to(nodes.dtype)

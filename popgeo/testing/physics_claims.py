@@ -1,0 +1,217 @@
+"""What energies and forces owe to physics: they turn with their atoms, add up, belong together, and end smoothly."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch, Data
+
+from popgeo.testing.claims import BrokenError, Case, NotTriedError, SubjectKind, claim
+from popgeo.testing.compare_runs import Seen
+from popgeo.testing.differences import difference
+from popgeo.testing.gradient_claims import STEP
+from popgeo.testing.input_claims import first_nodes
+from popgeo.testing.model_subject import ModelSubject
+
+_TURN = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64))[0]
+_TURN = _TURN * torch.linalg.det(_TURN).sign()
+_MIRROR = torch.diag(torch.tensor([-1.0, 1.0, 1.0], dtype=torch.float64))
+_MOTIONS = {"translation": torch.eye(3, dtype=torch.float64), "rotation": _TURN, "reflection": _MIRROR @ _TURN}
+_ALIKE = 1e-6  # in float64, beside the largest entry
+
+
+def _motion(name: str) -> Callable:
+    return claim(
+        name,
+        SubjectKind.MODEL,
+        tried=f"a {name} of positions, cells and shifts in float64; a result of three columns may turn with them, and "
+        "one of three by three, but each other number stays",
+        cause="positions, or components of vectors, that enter as features: let distances, angles or equivariant "
+        "layers read them, and take the centre away",
+        optional=True,
+        settings=[{"motion": name}],
+    )
+
+
+@_motion("translation")
+@_motion("rotation")
+@_motion("reflection")
+def motion(subject: ModelSubject, case: Case) -> None:
+    """Where a graph lies in space, and how it is turned, changes energies in nothing, and turns forces with it."""
+    name = case.settings["motion"]
+    turn = _MOTIONS[name]
+    shift = torch.tensor([3.0, -2.0, 1.0], dtype=torch.float64) * (name == "translation")
+
+    def move(batch: Batch) -> Batch:
+        _positions(batch)
+        for key in subject.vectors:
+            if key in batch and batch[key].shape[-1:] == (3,):
+                batch[key] = batch[key] @ turn.T + (shift if key == "pos" else 0.0)
+        return batch
+
+    before, after = subject.see(case.graphs, wide=True), subject.see(case.graphs, wide=True, change=move)
+    for key, kind in subject.kinds().items():
+        old, new = (seen.rows(kind, seen.run.tensors[key]) for seen in (before, after))
+        if old.is_floating_point():
+            old, new = old.double(), new.double()
+            ways = [old, *([old @ turn.T] if old.shape[-1:] == (3,) else ())]
+            ways += [turn @ old @ turn.T] if old.shape[-2:] == (3, 3) else []
+            apart = [difference(new, way, _ALIKE) for way in ways]
+            if None not in apart:
+                worst = apart[-1]
+                raise BrokenError(
+                    f"{key} is {worst.found:.6g} after a {name}, where {worst.expected:.6g} was to be (row {worst.row})"
+                )
+
+
+@claim(
+    "extensive energy",
+    SubjectKind.MODEL,
+    tried="two copies of a graph, far apart, as one graph, in float64",
+    cause="a mean over nodes where a sum belongs, a term of the number of nodes, or an interaction without a cutoff",
+    optional=True,
+)
+def extensive(subject: ModelSubject, case: Case) -> None:
+    """Two copies of a graph that do not see each other have twice its energy."""
+    graph = min(case.graphs, key=lambda graph: graph.num_nodes or 0)
+    if not isinstance(graph, Data) or "cell" in graph:
+        raise NotTriedError("it is tried on graphs of one type without a cell")
+    graph = graph.clone().apply(lambda x: x.double() if x.is_floating_point() else x)
+    other = graph.clone()
+    if "pos" in graph:
+        other.pos = graph.pos + 100.0 * (1.0 + float(graph.pos.abs().max()))
+    both = Batch.from_data_list([graph, other])
+    joined = graph.clone()
+    for name in graph.to_dict():
+        if graph.is_node_attr(name) or graph.is_edge_attr(name):
+            joined[name] = both[name]
+    if "num_nodes" in graph:
+        joined.num_nodes = 2 * graph.num_nodes
+    one, two = (_energies(subject, subject.see([g], wide=True)) for g in (graph, joined))
+    apart = difference(two, 2 * one, _ALIKE)
+    if apart is not None:
+        raise BrokenError(f"the energy of two copies is {apart.found:.6g}, and twice that of one {apart.expected:.6g}")
+
+
+@claim(
+    "forces",
+    SubjectKind.MODEL,
+    tried="forces in float64 along random directions of all positions, beside differences of the energy",
+    cause="a sign, a gradient taken of scaled or detached energies, of one graph's energy only, or forces that a layer "
+    "of their own predicts",
+)
+def forces(subject: ModelSubject, case: Case) -> dict[str, float]:
+    """Forces are the negative gradient of the energy by the positions."""
+    seen = subject.see(case.graphs, wide=True)
+    pulled = subject.named(seen, subject.forces)
+    if pulled is None or subject.named(seen, subject.energy) is None:
+        raise NotTriedError(
+            f"no result is called {subject.energy!r} and {subject.forces!r}; pass energy= and forces=, their keys"
+        )
+    way = torch.randn(pulled.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def moved(sign: float) -> Tensor:
+        def move(batch: Batch) -> Batch:
+            batch.pos = _positions(batch) + sign * STEP * way[: batch.num_nodes]
+            return batch
+
+        return _energies(subject, subject.see(case.graphs, wide=True, change=move))
+
+    expected = -(moved(1.0) - moved(-1.0)).flatten() / (2 * STEP)
+    owner = seen.batch.batch.batch
+    found = torch.zeros(owner.max() + 1, dtype=torch.float64).index_add(
+        0, owner, (pulled.detach() * way).sum(1).double()
+    )
+    apart = difference(found[: len(expected)], expected, 1e-4)
+    if apart is not None:
+        raise BrokenError(
+            f"the forces of graph {apart.row} along a random direction are {apart.found:.6g}, and the energy falls by "
+            f"{apart.expected:.6g}",
+            found=apart.found,
+            expected=apart.expected,
+        )
+    return {"largest difference": float((found[: len(expected)] - expected).abs().detach().max())}
+
+
+@claim(
+    "smooth cutoff",
+    SubjectKind.MODEL,
+    tried="two atoms beside a third, from both sides of the cutoff, in float64: the energy and its slope",
+    cause="a cutoff without an envelope, or one whose slope is not zero at the cutoff: multiply messages by a cosine "
+    "or polynomial envelope",
+)
+def smooth_cutoff(subject: ModelSubject, case: Case) -> dict[str, float]:
+    """Energy and forces do not jump where two atoms lose sight of each other."""
+    cutoff = subject.cutoff if subject.cutoff is not None else getattr(subject.what, "cutoff", None)
+    if not isinstance(cutoff, int | float | Tensor):
+        raise NotTriedError("no cutoff is known; pass cutoff=")
+    cutoff = float(cutoff)
+    three = first_nodes(case.graphs[0], 3)
+
+    def at(distance: float) -> tuple[float, float]:
+        place = torch.tensor([[0.0, 0, 0], [distance, 0, 0], [0, 0.6 * cutoff, 0]], dtype=torch.float64)
+        graph = three.clone()
+        graph.pos = place.float()
+        for name in [name for name in three.to_dict() if three.is_edge_attr(name) and name != "edge_index"]:
+            del graph[name]
+        if "edge_index" in graph:
+            apart = torch.cdist(place, place) + torch.eye(3) * 2 * cutoff
+            graph.edge_index = (apart < cutoff).nonzero().T
+        leaf = []
+
+        def put(batch: Batch) -> Batch:
+            batch.pos = place.clone().requires_grad_()
+            leaf.append(batch.pos)
+            return batch
+
+        try:
+            seen = subject.see([graph], wide=True, change=put)
+        except Exception as error:
+            raise NotTriedError(
+                f"the model does not run on three atoms without attributes of edges: {error}"
+            ) from error
+        energy = _energies(subject, seen).sum()
+        pulled = subject.named(seen, subject.forces)
+        if pulled is not None:
+            return float(energy.detach()), float(-pulled[1, 0].detach())
+        if not energy.requires_grad:
+            raise NotTriedError("the energy has no gradient by pos")
+        (slope,) = torch.autograd.grad(energy, leaf[-1], allow_unused=True)
+        return float(energy.detach()), math.nan if slope is None else float(slope[1, 0])
+
+    step = 1e-7 * cutoff
+    inside, outside, near, far = (at(x) for x in (cutoff - step, cutoff + step, 0.8 * cutoff, 1.2 * cutoff))
+    scales = [max(abs(near[0] - far[0]), 1e-9), max(abs(near[1] - far[1]), 1e-9)]
+    if near == far:
+        raise NotTriedError("two atoms at 0.8 of the cutoff do not see each other")
+    figures = {}
+    for name, a, b, scale in zip(("energy", "slope"), inside, outside, scales, strict=True):
+        figures[f"jump of the {name}"] = abs(a - b) / scale
+        if not abs(a - b) <= 1e-3 * scale:
+            raise BrokenError(
+                f"the {name} is {a:.6g} just inside of the cutoff of {cutoff:g} and {b:.6g} just outside; at 0.8 of "
+                f"it, the atoms change it by {scale:.3g}"
+            )
+    return figures
+
+
+def _positions(batch: Any) -> Tensor:
+    if "pos" not in batch:
+        raise NotTriedError("the graphs have no pos")
+    return batch.pos
+
+
+def _energies(subject: ModelSubject, seen: Seen) -> Tensor:
+    """The energies of graphs: what is called so, or else all results that have a row for each graph."""
+    energy = subject.named(seen, subject.energy)
+    if energy is None:
+        of_graphs = [name for name, kind in subject.kinds().items() if kind == "graph"]
+        tensors = [seen.run.tensors[name].flatten(1) for name in of_graphs if seen.run.tensors[name].dim()]
+        if not tensors:
+            raise NotTriedError("no result has a row for each graph")
+        energy = torch.cat(tensors, 1)
+    return (
+        energy.reshape(len(energy), -1)[: len(seen.places["graph"])].double() if energy.dim() else energy.double()[None]
+    )
