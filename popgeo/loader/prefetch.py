@@ -1,7 +1,7 @@
 """Runs an iterator ahead of its consumer, on a thread of its own."""
 
+import _thread
 import queue
-import threading
 import weakref
 from collections.abc import Iterator
 from typing import TypeVar
@@ -25,11 +25,14 @@ def in_background(items: Iterator[T], depth: int = 1) -> Iterator[T]:
     # Both are of C, so an interrupt leaves no lock of theirs behind; each place in `room` is that of an item to come.
     ready: queue.SimpleQueue[object] = queue.SimpleQueue()
     room: queue.SimpleQueue[None] = queue.SimpleQueue()
-    thread = threading.Thread(target=_produce, args=(items, ready, room, weakref.ref(consumer)), daemon=True)
+    ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+    begun = False
     try:
         for _ in range(depth):
             room.put(None)
-        thread.start()
+        # Not a `threading.Thread`: its locks are written in Python, and an interrupt within them leaves them broken.
+        _thread.start_new_thread(_produce, (items, ready, room, ended, weakref.ref(consumer)))
+        begun = True
         while True:
             item = ready.get()
             if item is _END:
@@ -41,8 +44,8 @@ def in_background(items: Iterator[T], depth: int = 1) -> Iterator[T]:
     finally:
         del consumer
         room.put(None)  # it may wait for that
-        if thread.is_alive():
-            thread.join()
+        if begun:
+            ended.get()
 
 
 class _Consumer:
@@ -58,6 +61,7 @@ def _produce(
     items: Iterator[T],
     ready: "queue.SimpleQueue[object]",
     room: "queue.SimpleQueue[None]",
+    ended: "queue.SimpleQueue[None]",
     consumer: "weakref.ref[_Consumer]",
 ) -> None:
     try:
@@ -74,3 +78,5 @@ def _produce(
         ready.put(_END)
     except BaseException as error:  # handed to the consumer, whatever it is
         ready.put(_Failure(error))
+    finally:
+        ended.put(None)
