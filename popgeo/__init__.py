@@ -5,6 +5,9 @@ executor compiles its training step once and runs it for ever. Models are in `po
 `torch_geometric.nn`; the three of the first pages are here as well.
 """
 
+from importlib import import_module
+from types import ModuleType
+
 from popgeo import ipu as ipu
 from popgeo import nn as nn
 from popgeo import ops as ops
@@ -46,3 +49,10 @@ from popgeo.ops import gather as gather
 from popgeo.ops import scatter as scatter
 
 __version__ = "0.2.0"
+
+
+def __getattr__(name: str) -> ModuleType:
+    """The folders that a training does not need, such as `popgeo.testing`, are imported when they are first named."""
+    if name in ("compat", "convert", "deploy", "plots", "potentials", "testing"):
+        return import_module(f"popgeo.{name}")
+    raise AttributeError(f"module 'popgeo' has no attribute {name!r}")

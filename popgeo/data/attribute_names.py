@@ -29,3 +29,7 @@ MADE_FOR_LINKS = ("edge_label_index", "edge_label", "edge_label_mask")
 
 NEVER_PADDED = {*SPLIT_MASKS, *MADE_BY_SAMPLING, "edge_label_mask", "n_id", "e_id"}
 """Padding takes no part in training, is no seed, and has the number of a row that there is, whatever fills features."""
+
+PADDED_WITH = {"edge_shift": 1e3}
+"""What fills these where no value is given: an edge of length 0 has no direction, and its derivatives are NaN, so where
+edges carry a shift those of padding are longer than any cutoff (1,732 in the unit of positions)."""

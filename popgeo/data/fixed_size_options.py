@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from torch_geometric.transforms.pad import Padding
 
-from popgeo.data.attribute_names import NEVER_PADDED
+from popgeo.data.attribute_names import NEVER_PADDED, PADDED_WITH
 from popgeo.data.axes import GRAPHS, Axis, Level, StoreKey
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.found_sizes import FoundSizes
@@ -153,7 +153,7 @@ class FixedSizeOptions(FoundSizes):
         }[level]
         if isinstance(value, Padding):
             return value.get_value(store, name)
-        return 0.0 if value is None else value
+        return PADDED_WITH.get(name, 0.0) if value is None else value
 
     def round_to(self, multiple: int) -> "FixedSizeOptions":
         """These options with nodes and edges, of each type, raised to multiples of a number.

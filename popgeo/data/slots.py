@@ -16,7 +16,7 @@ empty. A padding edge joins padding nodes, so no message of padding reaches a re
     x, pos, z ...   [N, ...]    the nodes                           node_pad_value, 0 by default
     edge_index      [2, E]      source, destination; counted        n, n: loops on the first padding node; with
                                 through the batch                   spread_padding_edges n to N - 1, evenly, in order
-    edge_attr ...   [E, ...]    the edges                           edge_pad_value, 0 by default
+    edge_attr ...   [E, ...]    the edges                           edge_pad_value, 0 by default (1e3 for edge_shift)
     y ...           [G, ...]    the graphs                          graph_pad_value, 0 by default
     batch           [N]         the graph of each node              g
     ptr             [G + 1]     each graph's first node             ptr[g] = n, and N from ptr[g + 1] on

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.deploy.neighbour_list import NeighbourList
+from popgeo.nn.atom_targets import matrix_to_voigt
 from popgeo.nn.forces import energy_and_forces, energy_forces_and_stress
 
 Evaluation = Callable[..., tuple[Tensor, ...]]
@@ -133,8 +134,7 @@ class Calculator:
             "forces": forces[: len(atoms)].detach().cpu().numpy().astype(np.float64),
         }
         if stress:
-            voigt = stress[0][0].detach().cpu().numpy().astype(np.float64)
-            self.results["stress"] = voigt[[0, 1, 2, 1, 0, 0], [0, 1, 2, 2, 2, 1]]
+            self.results["stress"] = matrix_to_voigt(stress[0][0]).detach().cpu().numpy().astype(np.float64)
 
     def _fix_shapes(self, num_atoms: int, num_found: int, with_stress: bool) -> None:
         """Compiles where the number of atoms is another, or the edges have outgrown their slots."""

@@ -67,11 +67,8 @@ def compile_step(
         >>> step
         CompiledStep(Squares: training, backend cpu, 300 calls, ...)
     """
-    if not (isinstance(optimizer, Optimizer) and hasattr(optimizer, "param_groups")):
-        raise ValueError(
-            f"optimizer is a {type(optimizer).__name__}; pass one of torch.optim over parameters of the model. For a "
-            "forward pass alone there is popgeo.compile_forward."
-        )
+    if optimizer is None:
+        raise ValueError("optimizer is None; a forward pass alone is compiled by popgeo.compile_forward.")
     recipe = Recipe(
         function=require_module(model),
         optimizer=optimizer,

@@ -23,6 +23,14 @@ from popgeo.engine.step_options import StepOptions
 _HALVES = (None, torch.bfloat16, torch.float16)
 
 
+def _require_optimizer(optimizer: Any) -> None:
+    if isinstance(optimizer, Optimizer) and hasattr(optimizer, "param_groups"):
+        return
+    given = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else f"a {type(optimizer).__name__}"
+    name = optimizer.__name__ if isinstance(optimizer, type) else "torch.optim.Adam"
+    raise ValueError(f"optimizer is {given}; pass one over the model's parameters, {name}(model.parameters(), lr=...).")
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recipe:
     """All that a compiled step knows before it sees the arguments of a call.
@@ -39,7 +47,7 @@ class Recipe:
 
     Raises:
         ValueError: the backend does not serve what is asked for, the module lies elsewhere, or a forward pass is to
-            accumulate gradients.
+            accumulate gradients; or the optimizer is none.
     """
 
     function: Callable[..., Any]
@@ -61,6 +69,8 @@ class Recipe:
                 "A forward pass has no gradients to accumulate; set gradient_accumulation to 1, not "
                 f"{self.options.gradient_accumulation}."
             )
+        if self.optimizer is not None:
+            _require_optimizer(self.optimizer)
         device_of(self.module, self.backend)  # which refuses a module that lies elsewhere
         require_served(self.backend, self.options)
         if self.backend is Backend.CUDA and self.optimizer is not None:

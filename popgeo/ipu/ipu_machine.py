@@ -46,8 +46,9 @@ class IpuMachine(StepMachine):
 
     def __init__(self, options: Options) -> None:
         if not isinstance(options, Options):
+            remedy = "pass it by its name, optimizer=" if isinstance(options, Optimizer) else "pass a popgeo.Options"
             raise ValueError(
-                f"options is a {type(options).__name__}, which names no machine; pass a popgeo.Options, or use "
+                f"options is a {type(options).__name__}, which names no machine; {remedy}, or use "
                 "popgeo.compile_step, which needs none."
             )
         self._options = options

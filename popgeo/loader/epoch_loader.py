@@ -5,13 +5,17 @@ Order, rank and going on in the middle of an epoch are those of `sampler.py`.
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from dataclasses import fields
+from difflib import get_close_matches
 from html import escape
+from inspect import signature
 from typing import Any
 
 import pandas as pd
 from torch.utils.data import DataLoader
 
 from popgeo.data.arrays import as_arrays
+from popgeo.data.batch_layout import LayoutChoices
 from popgeo.loader.device_feed import DeviceFeed
 from popgeo.loader.epoch_choices import EpochChoices
 from popgeo.loader.fill_table import as_html
@@ -28,6 +32,15 @@ _DECIDED = {
     "generator": "The order comes from seed and epoch, so the loader takes no generator. Pass seed=.",
 }
 
+_OF_TORCH = signature(DataLoader.__init__).parameters.keys()
+
+
+def _meant(name: str, loader: type) -> str:
+    """The question which argument a misspelt one was meant to be; none where nothing is like it."""
+    own = signature(loader.__init__).parameters.keys()  # type: ignore[misc]  # what the caller sees
+    choices = {field.name for noun in (EpochChoices, LayoutChoices) for field in fields(noun)}
+    return "".join(f" Did you mean {near!r}?" for near in get_close_matches(name, own | choices | _OF_TORCH, 1))
+
 
 class EpochLoader(DataLoader, metaclass=AskedForAgain):
     """Iterates over the batches of one epoch after another: ordered, sharded, resumed, made ahead of time.
@@ -42,6 +55,7 @@ class EpochLoader(DataLoader, metaclass=AskedForAgain):
 
     Raises:
         ValueError: an argument that the loader decides by itself.
+        TypeError: an argument that there is not; what it may have meant is named.
     """
 
     waiting: Waiting
@@ -61,6 +75,8 @@ class EpochLoader(DataLoader, metaclass=AskedForAgain):
         for name, why in _DECIDED.items():
             if name in kwargs:
                 raise ValueError(why)
+        for name in kwargs.keys() - _OF_TORCH:
+            raise TypeError(f"{type(self).__name__} has no argument {name!r}.{_meant(name, type(self))}")
         self.source, self.shuffle, self.waiting = source, choices.shuffle, Waiting()
         self._feed = None
         if choices.device is not None:

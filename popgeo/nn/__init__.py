@@ -1,5 +1,8 @@
 """Models, their parts and their losses: results never depend on padding."""
 
+from popgeo.nn.atom_targets import element_energies as element_energies
+from popgeo.nn.atom_targets import matrix_to_voigt as matrix_to_voigt
+from popgeo.nn.atom_targets import voigt_to_matrix as voigt_to_matrix
 from popgeo.nn.encodings import LaplacianEncoding as LaplacianEncoding
 from popgeo.nn.encodings import PairDistances as PairDistances
 from popgeo.nn.encodings import RandomWalkEncoding as RandomWalkEncoding

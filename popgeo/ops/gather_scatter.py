@@ -24,7 +24,7 @@ NO_PLAN = None, None, 0  # row pointer, order of the edges, tiles: what an op is
 SCATTER_ARGUMENTS = (
     "(Tensor src, Tensor index, SymInt num_rows, Tensor? rowptr=None, Tensor? perm=None, int num_tiles=0)"
 )
-_pack_sum = struct.Struct("11q").pack  # SumCall
+pack_sum = struct.Struct("11q").pack  # SumCall
 
 
 def sum_at_once(src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | None) -> Tensor | None:
@@ -32,39 +32,42 @@ def sum_at_once(src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | N
 
     Most calls are eager, on contiguous tensors in memory, without gradients, with an int64 index and its own plan.
     """
-    if not is_plain() or type(src) is not Tensor or type(index) is not Tensor:
-        return None
     native = library.packed("popgeo_scatter_sum")
     if native is None:
         return None
     try:
-        num_edges, channels = src.shape
-        number = NATIVE_DTYPES[src.dtype]
-        if (src.requires_grad and torch.is_grad_enabled()) or not (src.is_cpu and index.is_cpu and src.is_contiguous()):
+        usual = usual_plan(src, index, num_rows, plan)
+        if usual is None:
             return None
-        if index.dtype is not torch.int64 or not index.is_contiguous():
-            return None
-        rowptr, perm, num_tiles = None, None, 0
-        if plan is None:
-            if index.shape != (num_edges,):
-                return None
-        elif num_edges != plan.num_edges or not plan.is_of(index, num_rows):
-            return None
-        else:
-            rowptr, perm, num_tiles = plan.rowptr, plan.perm, plan.num_tiles
-        num_threads = torch.get_num_threads()
+        (rowptr, perm, num_tiles), (num_edges, channels) = usual, src.shape
+        number, num_threads = NATIVE_DTYPES[src.dtype], torch.get_num_threads()
         if (num_threads > 1 or number in _HALVES) and sum_to_torch(
             num_edges, num_rows, channels, num_threads=num_threads, by_edge=number not in _HALVES
         ):
             return None
         out = src.new_empty(num_rows, channels)
-        call = _pack_sum(
+        call = pack_sum(
             number, src.data_ptr(), index.data_ptr(), pointer(rowptr), pointer(perm), out.data_ptr(),
             num_edges, num_rows, channels, num_tiles, num_threads,
         )  # fmt: skip
         return None if native(call) else out
     except (ValueError, KeyError, IndexError, RuntimeError):
         return None
+
+
+def usual_plan(src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | None) -> tuple[Any, ...] | None:
+    """A plan's tensors and tiles, or those of none, where a call is so usual that a kernel takes it as it is."""
+    if not is_plain() or type(src) is not Tensor or type(index) is not Tensor:
+        return None
+    if (src.requires_grad and torch.is_grad_enabled()) or not (src.is_cpu and index.is_cpu and src.is_contiguous()):
+        return None
+    if index.dtype is not torch.int64 or not index.is_contiguous() or src.dim() != 2:
+        return None
+    if plan is None:
+        return NO_PLAN if index.shape == src.shape[:1] else None
+    if src.shape[0] != plan.num_edges or not plan.is_of(index, num_rows):
+        return None
+    return plan.rowptr, plan.perm, plan.num_tiles
 
 
 def sum_to_torch(num_edges: int, num_rows: int, channels: int, *, num_threads: int, by_edge: bool) -> bool:
@@ -132,7 +135,7 @@ def sum_compiled(
         index = as_int64(index)
     pointers = src.data_ptr(), pointer(index), pointer(rowptr), pointer(perm), out.data_ptr()
     sizes = num_edges, num_rows, channels, num_tiles, torch.get_num_threads()
-    if native(_pack_sum(NATIVE_DTYPES[src.dtype], *pointers, *sizes)):
+    if native(pack_sum(NATIVE_DTYPES[src.dtype], *pointers, *sizes)):
         explain("index", index, num_rows, rowptr, perm)
     return out
 

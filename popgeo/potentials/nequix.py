@@ -16,11 +16,11 @@ from torch_geometric.data import Data
 from popgeo.data.bridges import GraphsTuple, to_graphs_tuple
 from popgeo.loader.data_loader import FixedSizeDataLoader
 from popgeo.loader.run import EpochPlan, Run
+from popgeo.nn.atom_targets import voigt_to_matrix
 from popgeo.potentials.padding import Structures
 
 _LEVELS = {"species": "node", "positions": "node", "forces": "node", "shifts": "edge"}
 _LEVELS |= {"cell": "graph", "energy": "graph", "stress": "graph"}
-_VOIGT = [0, 5, 4, 5, 1, 3, 4, 3, 2]
 
 
 class GraphsTupleLoader(FixedSizeDataLoader):
@@ -90,5 +90,5 @@ def as_graph(item: Any, table: torch.Tensor) -> Data:
         if name in item:
             graph[name] = item[name]
     if "stress" in item:
-        graph.stress = item.stress[:, _VOIGT].reshape(1, 3, 3)
+        graph.stress = voigt_to_matrix(item.stress)
     return graph

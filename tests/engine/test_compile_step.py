@@ -143,7 +143,9 @@ def test_reset_takes_other_shapes_and_keeps_weights():
     [
         ({"backend": "gpu"}, r"backend is 'gpu'; it is one of 'cpu', 'inductor', 'cuda'"),
         ({"autocast": torch.int8}, r"autocast is torch\.int8; it is torch\.bfloat16"),
-        ({"optimizer": "Adam"}, r"optimizer is a str; pass one of torch\.optim"),
+        ({"optimizer": "Adam"}, r"optimizer is a str; pass one over the model's parameters, torch\.optim\.Adam\("),
+        ({"optimizer": torch.optim.SGD}, r"optimizer is the class SGD; pass one over the model's parameters, SGD\("),
+        ({"optimizer": None}, r"compiled by popgeo\.compile_forward"),
         ({"model": len}, r"model is a builtin_function_or_method"),
         (
             {"options": popgeo.Options(replication_factor=2), "backend": "inductor"},
@@ -152,7 +154,7 @@ def test_reset_takes_other_shapes_and_keeps_weights():
         ({"options": popgeo.Options(floating_point_exceptions=True), "backend": "inductor"}, r"floating_point_exc"),
         ({"options": StepOptions(device_iterations=3)}, r"must be a multiple of 3"),
     ],
-    ids=["backend", "autocast", "optimizer", "model", "replicas", "exceptions", "batch"],
+    ids=["backend", "autocast", "name", "class", "none", "model", "replicas", "exceptions", "batch"],
 )
 def test_what_is_wrong_is_said_at_the_door(asked: dict, message: str):
     net, own, *_ = make_net()

@@ -97,6 +97,12 @@ def test_options_without_a_machine_are_refused_at_the_door(wrap):
         wrap(nn.Linear(1, 1), StepOptions())
 
 
+def test_an_optimizer_in_the_place_of_options_is_named():
+    layer = nn.Linear(1, 1)
+    with pytest.raises(ValueError, match=r"options is a SGD, which names no machine; pass it by its name, optimizer="):
+        training_model(layer, torch.optim.SGD(layer.parameters()))
+
+
 def test_a_function_of_torch_that_has_no_signature_is_compiled():
     product, x = ipu.compile(torch.mm, [torch.ones(3, 2), torch.ones(2, 4)]), torch.randn(2, 4)
     assert torch.equal(product(torch.ones(3, 2), x), torch.mm(torch.ones(3, 2), x))

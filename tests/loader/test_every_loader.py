@@ -145,6 +145,8 @@ def test_what_decides_nothing_here_is_refused(kind: str):
         LOADERS[kind](collate_fn=list)
     with pytest.raises(ValueError, match="rank is 3 and world_size 2"):
         LOADERS[kind](rank=3, world_size=2)
+    with pytest.raises(TypeError, match=r"Loader has no argument 'num_workes'\. Did you mean 'num_workers'\?"):
+        LOADERS[kind](num_workes=2)
     if kind not in ("graphs", "neighbors"):
         with pytest.raises(ValueError, match="batch_sampler"):
             LOADERS[kind](batch_sampler=[[0, 1]])

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
+from torch_geometric.data import Data
 
+from popgeo import FixedSizeDataLoader
 from popgeo.ipu import inference_model
 from popgeo.nn import SchNet, energy_and_forces, energy_forces_and_stress
 
@@ -150,3 +152,29 @@ def test_wrong_cells_and_shifts_without_edges_are_refused(model: SchNet):
         )
     with pytest.raises(ValueError, match="edge_shift is given without edge_index"):
         energy_and_forces(model, z, pos, edge_shift=edge_shift, num_graphs=1)
+
+
+def test_a_potential_written_without_a_thought_of_padding_has_finite_gradients_where_edges_carry_shifts():
+    class Springs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stiff = nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, batch: Data) -> Tensor:
+            pos = batch.pos.requires_grad_()
+            source, target = batch.edge_index
+            vector = pos[source] + batch.edge_shift - pos[target]
+            r = vector.square().sum(-1).sqrt()
+            energy = (self.stiff * (r - 1).square() * (r < CUTOFF)).sum()
+            force = torch.autograd.grad(energy, pos, create_graph=True)[0]
+            return force[batch.nodes_mask].square().mean()
+
+    frames = []
+    for length in (1.2, 1.4, 1.7):
+        chain = torch.tensor([[length, 0, 0], [-length, 0, 0]])
+        frames.append(Data(pos=torch.zeros(1, 3), edge_index=torch.zeros(2, 2, dtype=torch.long), edge_shift=chain))
+    batch = next(iter(FixedSizeDataLoader(frames, batch_size=3, num_nodes=6, num_edges=12)))
+    model = Springs()
+    model(batch).backward()
+    assert not batch.edges_mask.all()
+    assert torch.isfinite(model.stiff.grad)

@@ -7,7 +7,17 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from popgeo.native import library
-from popgeo.ops import ScatterPlan, gather, gather_scatter, scatter, scatter_max, scatter_mean, scatter_mul, scatter_sum
+from popgeo.ops import (
+    ScatterPlan,
+    gather,
+    gather_scatter,
+    scatter,
+    scatter_max,
+    scatter_mean,
+    scatter_min,
+    scatter_mul,
+    scatter_sum,
+)
 from popgeo.ops.scatter_by_index import REDUCES
 
 SRC = torch.tensor([[1.0, -2.0], [3.0, 4.0], [-5.0, 6.0], [7.0, 8.0]])
@@ -43,6 +53,21 @@ def test_the_position_of_a_maximum_is_the_first_of_equals(native):
     best, arg = scatter_max(src, torch.tensor([0, 0, 0, 1, 3]), 0, dim_size=4)
     assert best.flatten().tolist() == [1.0, 0.0, 0.0, float("-inf")]
     assert arg.flatten().tolist() == [0, 5, 5, 4]  # a NaN never wins; nothing arrives at row 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32])
+@pytest.mark.parametrize("reduce", ["min", "max"])
+@pytest.mark.parametrize("channels", [1, 40])
+def test_an_extreme_is_the_same_with_its_position_and_without(native, dtype, reduce, channels):
+    positions = {"min": scatter_min, "max": scatter_max}[reduce]
+    worst = torch.tensor([-(2**31), 2**31 - 1, 0, 5]) if dtype is torch.int32 else torch.tensor([1, -1, 0, 0]) / 0
+    for num_rows in (3, 50):  # many edges a row, and rows that nothing arrives at
+        generator = torch.Generator().manual_seed(num_rows)
+        index = torch.randint(num_rows, (60,), generator=generator)
+        src = worst[torch.randint(4, (60, channels), generator=generator)].to(dtype)
+        for plan in (None, ScatterPlan.from_index(index, num_rows)):
+            alone = scatter(src, index, 0, dim_size=num_rows, reduce=reduce, plan=plan)
+            assert torch.equal(alone, positions(src, index, 0, dim_size=num_rows)[0])
 
 
 @pytest.mark.parametrize("dtype", FLOATS + INTEGERS)

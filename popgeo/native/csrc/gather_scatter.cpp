@@ -185,6 +185,15 @@ static bool goes_by_edge(int64_t dtype, const Plan& plan, int64_t channels) {
   return channels <= 64 || plan.num_edges < 4 * plan.num_rows;
 }
 
+// An extreme that goes edge by edge keeps where each entry came from in memory, not in registers, so it wins where the
+// rows are in no order and that memory is in the cache, or few edges arrive at a row.
+static bool extremum_goes_by_edge(int64_t dtype, const Plan& plan, int64_t channels) {
+  const bool is_half = dtype == 2 || dtype == 3;
+  if (is_half || plan.num_tiles > 0 || popgeo::is_parallel(plan, channels)) return false;
+  if (plan.rowptr && !plan.perm) return false;
+  return plan.num_rows * channels <= 1 << 17 || plan.num_edges < 4 * plan.num_rows;
+}
+
 EXPORT int64_t popgeo_scatter_sum(const SumCall* packed) {
   SumCall call = *packed;
   Aligned aligned;
@@ -197,7 +206,7 @@ EXPORT int64_t popgeo_scatter_sum(const SumCall* packed) {
   const Plan plan{call.rowptr, call.perm, call.num_edges, call.num_rows, call.num_tiles, call.num_threads};
   if (call.index && goes_by_edge(call.dtype, plan, call.channels)) {
     if (!popgeo::all_below(call.index, call.num_edges, call.num_rows)) return popgeo::BAD_INPUT;
-    kernels.add(call.dtype, call.index, call.num_edges, call.num_rows, call.src, call.out, call.channels);
+    kernels.add(false, call.dtype, call.index, call.num_edges, call.num_rows, call.src, call.out, call.channels);
     return popgeo::OK;
   }
   return popgeo::with_plan(call.index, plan, [&](const Plan& safe) {
@@ -205,6 +214,20 @@ EXPORT int64_t popgeo_scatter_sum(const SumCall* packed) {
   });
 }
 
+// Products, of what is not of half precision, edge by edge.
+EXPORT int64_t popgeo_scatter_mul(const SumCall* packed) {
+  SumCall call = *packed;
+  Aligned aligned;
+  call.src = aligned(call.src, call.num_edges * call.channels, size_of(call.dtype));
+  call.index = aligned(call.index, call.num_edges);
+  if (aligned.failed()) return popgeo::NO_MEMORY;
+  if (!popgeo::all_below(call.index, call.num_edges, call.num_rows)) return popgeo::BAD_INPUT;
+  popgeo::kernels(call.channels)
+      .add(true, call.dtype, call.index, call.num_edges, call.num_rows, call.src, call.out, call.channels);
+  return popgeo::OK;
+}
+
+// `arg` may be left out; then IN_DOUBT asks to be called with it, as where nothing but the worst number arrives.
 EXPORT int64_t popgeo_scatter_extremum(int64_t largest, int64_t dtype, const void* src, const int64_t* index,
                                        const int32_t* rowptr, const int32_t* perm, void* out, int64_t* arg,
                                        int64_t num_edges, int64_t num_rows, int64_t channels, int64_t num_tiles,
@@ -215,9 +238,23 @@ EXPORT int64_t popgeo_scatter_extremum(int64_t largest, int64_t dtype, const voi
   rowptr = aligned(rowptr, num_rows + 1);
   perm = aligned(perm, num_edges);
   if (aligned.failed()) return popgeo::NO_MEMORY;
-  return popgeo::with_plan(
-      index, {rowptr, perm, num_edges, num_rows, num_tiles, num_threads},
-      [=](const Plan& plan) { popgeo::kernels(channels).extremum(largest != 0, dtype, plan, src, out, arg, channels); });
+  const popgeo::Kernels& kernels = popgeo::kernels(channels);
+  const Plan plan{rowptr, perm, num_edges, num_rows, num_tiles, num_threads};
+  if (!index || !extremum_goes_by_edge(dtype, plan, channels))
+    return popgeo::with_plan(index, plan, [=, &kernels](const Plan& safe) {
+      kernels.extremum(largest != 0, dtype, safe, src, out, arg, channels);
+    });
+  if (!popgeo::all_below(index, num_edges, num_rows)) return popgeo::BAD_INPUT;
+  const int64_t size = num_rows * channels;
+  void* memory = malloc(arg ? sizeof(int32_t) * size_t(size + 1) : size_t(num_rows + 1));
+  if (!memory) return popgeo::NO_MEMORY;
+  auto* from = arg ? static_cast<int32_t*>(memory) : nullptr;
+  const bool in_doubt = kernels.extremum_by_edge(largest != 0, dtype, index, num_edges, num_rows, src, out, from,
+                                                 static_cast<uint8_t*>(memory), channels);
+  if (arg)
+    for (int64_t i = 0; i < size; ++i) arg[i] = from[i];
+  free(memory);
+  return in_doubt ? popgeo::IN_DOUBT : popgeo::OK;
 }
 
 struct CfconvCall {

@@ -4,6 +4,9 @@
 // edges of each row in the order of the index, holds the row in registers and writes it once: no atomics, no zero fill,
 // the same bits for any number of tiles and threads. The file is compiled once per instruction set (see setup.py);
 // gather_scatter.cpp picks among them. No function allocates, none throws.
+#include <cstring>
+#include <limits>
+
 #include "convolution.h"
 #include "kernels.h"
 #include "walk_rows.h"
@@ -68,53 +71,144 @@ inline void clear(T* out, int64_t count) {
 }
 
 // The same sums by one thread that walks the edges in their order: each row meets its own in the same order as above.
-template <class T>
+// Or products, in that order.
+template <bool PRODUCT, class T>
 void add(const int64_t* index, int64_t num_edges, int64_t num_rows, const T* src, T* out, int64_t channels) {
   constexpr int64_t lanes = Vector<T>::lanes;
   const int64_t ahead = edges_ahead(channels);
   if (num_rows == 0 || channels == 0) return;
-  clear(out, num_rows * channels);
+  if (PRODUCT)
+    for (int64_t i = 0; i < num_rows * channels; ++i) out[i] = T(1);
+  else
+    clear(out, num_rows * channels);
   for (int64_t e = 0; e < num_edges; ++e) {
     const T* from = src + e * channels;
     T* to = out + index[e] * channels;
     const T* next = out + index[e + ahead < num_edges ? e + ahead : e] * channels;
     for (int64_t c = 0; c < channels; c += 64 / int64_t(sizeof(T))) __builtin_prefetch(next + c, 1, 3);
     int64_t c = 0;
-    for (; c + lanes <= channels; c += lanes) store(to + c, load(to + c) + load(from + c));
-    for (; c < channels; ++c) to[c] += from[c];
+    for (; c + lanes <= channels; c += lanes)
+      store(to + c, PRODUCT ? load(to + c) * load(from + c) : load(to + c) + load(from + c));
+    for (; c < channels; ++c) to[c] = PRODUCT ? to[c] * from[c] : to[c] + from[c];
   }
 }
 
 // Extremes ----------------------------------------------------------------------------------------------------------
 
+// Whether a value takes the place of the best so far: the first of equal ones stays, and a NaN never wins.
+template <bool LARGEST, class V>
+inline bool wins(V value, V best, bool is_first) {
+  const bool is_better = LARGEST ? value > best : value < best;
+  return is_better | (is_first & (value == value));
+}
+
+// What no number is worse than: where it is left in a row that edges arrive at, positions tell what has happened.
+template <bool LARGEST, class V>
+constexpr V worst() {
+  using Limits = std::numeric_limits<V>;
+  if (Limits::has_infinity) return LARGEST ? -Limits::infinity() : Limits::infinity();
+  return LARGEST ? Limits::lowest() : Limits::max();
+}
+
+constexpr int64_t WIDTH = 32;  // channels whose extremes are held in registers
+
+// The extremes of `width` channels of a row and the edges they came from; 0 and none where no edge wins.
+template <bool LARGEST, class T, class V>
+inline void positions(const Plan& plan, int64_t row, const T* src, V* best, int32_t* from, int64_t width, int64_t channels) {
+  const int32_t none = int32_t(plan.num_edges);
+  for (int64_t c = 0; c < width; ++c) best[c] = 0, from[c] = none;
+  for (int64_t p = plan.rowptr[row]; p < plan.rowptr[row + 1]; ++p) {
+    const int32_t edge = plan.perm ? plan.perm[p] : int32_t(p);
+    const T* values = src + int64_t(edge) * channels;
+    for (int64_t c = 0; c < width; ++c) {
+      const auto value = widen(values[c]);
+      const bool better = wins<LARGEST>(value, best[c], from[c] == none);
+      best[c] = better ? value : best[c];
+      from[c] = better ? edge : from[c];
+    }
+  }
+}
+
+// `arg` may be left out, which takes half the time: where edges came from is then looked at only in doubt.
 template <bool LARGEST, class T>
 void extremum(const Plan& plan, const T* src, T* out, int64_t* arg, int64_t channels) {
-  constexpr int64_t WIDTH = 32;
-  const int32_t none = int32_t(plan.num_edges);
+  using V = typename Sum<T>::type;
+  const int64_t ahead = plan.perm ? edges_ahead(channels) : 0, last_edge = plan.num_edges - 1;
   for_each_tile(plan, channels, [=](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row)
       for (int64_t first = 0; first < channels; first += WIDTH) {
         const int64_t width = channels - first < WIDTH ? channels - first : WIDTH;
-        typename Sum<T>::type best[WIDTH] = {};
+        const int32_t last = plan.rowptr[row + 1];
+        V best[WIDTH];
         int32_t from[WIDTH];
-        for (int64_t c = 0; c < width; ++c) from[c] = none;
-        for (int64_t p = plan.rowptr[row]; p < plan.rowptr[row + 1]; ++p) {
-          const int32_t edge = plan.perm ? plan.perm[p] : int32_t(p);
-          const T* values = src + int64_t(edge) * channels + first;
-          for (int64_t c = 0; c < width; ++c) {
-            const auto value = widen(values[c]);
-            const bool better = LARGEST ? value > best[c] : value < best[c];
-            const bool wins = from[c] == none ? value == value : better;  // a NaN never wins
-            best[c] = wins ? value : best[c];
-            from[c] = wins ? edge : from[c];
+        bool in_doubt = arg || plan.rowptr[row] == last;
+        if (!in_doubt) {
+          for (int64_t c = 0; c < WIDTH; ++c) best[c] = worst<LARGEST, V>();
+          for (int64_t p = plan.rowptr[row]; p < last; ++p) {
+            const T* values = src + int64_t(plan.perm ? plan.perm[p] : p) * channels + first;
+            if (ahead) {
+              const T* later = src + int64_t(plan.perm[p + ahead < last_edge ? p + ahead : last_edge]) * channels + first;
+              for (int64_t c = 0; c < width; c += 64 / int64_t(sizeof(T))) __builtin_prefetch(later + c);
+            }
+            for (int64_t c = 0; c < width; ++c) {
+              const V value = widen(values[c]);
+              best[c] = (LARGEST ? value > best[c] : value < best[c]) ? value : best[c];
+            }
           }
+          for (int64_t c = 0; c < width; ++c) in_doubt |= best[c] == worst<LARGEST, V>();
         }
-        for (int64_t c = 0; c < width; ++c) {
-          out[row * channels + first + c] = Narrow<T>::of(best[c]);
-          arg[row * channels + first + c] = from[c];
-        }
+        if (in_doubt) positions<LARGEST>(plan, row, src + first, best, from, width, channels);
+        for (int64_t c = 0; c < width; ++c) out[row * channels + first + c] = Narrow<T>::of(best[c]);
+        if (arg)
+          for (int64_t c = 0; c < width; ++c) arg[row * channels + first + c] = from[c];
       }
   });
+}
+
+// The same by one thread that walks the edges in their order, which reads `src` once from its beginning to its end.
+// `from` is memory for num_rows * channels numbers.
+template <bool LARGEST, class T>
+void positions_by_edge(const int64_t* index, int64_t num_edges, int64_t num_rows, const T* src, T* out, int32_t* from,
+                       int64_t channels) {
+  const int32_t none = int32_t(num_edges);
+  for (int64_t i = 0; i < num_rows * channels; ++i) out[i] = 0, from[i] = none;
+  for (int64_t e = 0; e < num_edges; ++e) {
+    const T* __restrict__ values = src + e * channels;
+    T* __restrict__ best = out + index[e] * channels;
+    int32_t* __restrict__ edge = from + index[e] * channels;
+    for (int64_t c = 0; c < channels; ++c) {
+      const bool better = wins<LARGEST>(values[c], best[c], edge[c] == none);
+      best[c] = better ? values[c] : best[c];
+      edge[c] = better ? int32_t(e) : edge[c];
+    }
+  }
+}
+
+// Without positions. `arrived` is memory for num_rows marks. Returns whether the result is in doubt.
+template <bool LARGEST, class T>
+bool extremum_by_edge(const int64_t* index, int64_t num_edges, int64_t num_rows, const T* src, T* out, uint8_t* arrived,
+                      int64_t channels) {
+  const int64_t ahead = edges_ahead(channels);
+  memset(arrived, 0, size_t(num_rows));
+  for (int64_t i = 0; i < num_rows * channels; ++i) out[i] = worst<LARGEST, T>();
+  for (int64_t e = 0; e < num_edges; ++e) {
+    const T* __restrict__ values = src + e * channels;
+    T* __restrict__ best = out + index[e] * channels;
+    const T* next = out + index[e + ahead < num_edges ? e + ahead : e] * channels;
+    for (int64_t c = 0; c < channels; c += 64 / int64_t(sizeof(T))) __builtin_prefetch(next + c, 1, 3);
+    for (int64_t c = 0; c < channels; ++c)
+      best[c] = (LARGEST ? values[c] > best[c] : values[c] < best[c]) ? values[c] : best[c];
+    arrived[index[e]] = 1;
+  }
+  bool in_doubt = false;
+  for (int64_t row = 0; row < num_rows; ++row) {
+    T* best = out + row * channels;
+    if (arrived[row])
+      for (int64_t c = 0; c < channels; ++c) in_doubt |= best[c] == worst<LARGEST, T>();
+    else
+      for (int64_t c = 0; c < channels; ++c) best[c] = 0;
+  }
+  return in_doubt;
 }
 
 // Element types -----------------------------------------------------------------------------------------------------
@@ -155,11 +249,11 @@ inline T* to(void* data) {
 }
 
 const Kernels kernels = {
-    [](int64_t dtype, const int64_t* index, int64_t num_edges, int64_t num_rows, const void* src, void* out,
+    [](bool product, int64_t dtype, const int64_t* index, int64_t num_edges, int64_t num_rows, const void* src, void* out,
        int64_t channels) {
       const auto add_all = [=](auto type) {
         using T = typename decltype(type)::type;
-        add(index, num_edges, num_rows, in<T>(src), to<T>(out), channels);
+        (product ? add<true, T> : add<false, T>)(index, num_edges, num_rows, in<T>(src), to<T>(out), channels);
       };
       switch (dtype) {
         case 0: return add_all(Type<float>());
@@ -183,6 +277,22 @@ const Kernels kernels = {
         else
           extremum<false>(plan, in<T>(src), to<T>(out), arg, channels);
       });
+    },
+    [](bool largest, int64_t dtype, const int64_t* index, int64_t num_edges, int64_t num_rows, const void* src, void* out,
+       int32_t* from, uint8_t* arrived, int64_t channels) {
+      bool in_doubt = false;
+      for_number<int32_t, int64_t>(dtype, [=, &in_doubt](auto type) {
+        using T = typename decltype(type)::type;
+        if constexpr (sizeof(T) >= 4) {  // halves are compared row by row
+          const auto find = largest ? extremum_by_edge<true, T> : extremum_by_edge<false, T>;
+          const auto find_positions = largest ? positions_by_edge<true, T> : positions_by_edge<false, T>;
+          if (from)
+            find_positions(index, num_edges, num_rows, in<T>(src), to<T>(out), from, channels);
+          else
+            in_doubt = find(index, num_edges, num_rows, in<T>(src), to<T>(out), arrived, channels);
+        }
+      });
+      return in_doubt;
     },
     [](int64_t dtype, const Plan& plan, const void* x, const void* w, const int64_t* src, void* out, int64_t channels) {
       for_float(dtype, [=](auto type) {

@@ -9,7 +9,7 @@
 
 namespace popgeo {
 
-enum Status : int64_t { OK = 0, BAD_INPUT = 1, NO_MEMORY = 2 };
+enum Status : int64_t { OK = 0, BAD_INPUT = 1, NO_MEMORY = 2, IN_DOUBT = 3 };
 
 // The edges of row i are perm[rowptr[i] .. rowptr[i + 1]), or that range itself where perm is null.
 struct Plan {
@@ -19,10 +19,13 @@ struct Plan {
 };
 
 struct Kernels {
-  void (*add)(int64_t dtype, const int64_t* index, int64_t num_edges, int64_t num_rows, const void* src, void* out,
+  void (*add)(bool product, int64_t dtype, const int64_t* index, int64_t num_edges, int64_t num_rows, const void* src, void* out,
               int64_t channels);
   void (*sum)(int64_t dtype, const Plan&, const void* src, void* out, int64_t channels);
   void (*extremum)(bool largest, int64_t dtype, const Plan&, const void* src, void* out, int64_t* arg, int64_t channels);
+  // With `from` it finds positions, with `arrived` values alone; then it returns whether those are in doubt.
+  bool (*extremum_by_edge)(bool largest, int64_t dtype, const int64_t* index, int64_t num_edges, int64_t num_rows,
+                           const void* src, void* out, int32_t* from, uint8_t* arrived, int64_t channels);
   void (*cfconv)(int64_t dtype, const Plan&, const void* x, const void* w, const int64_t* src, void* out,
                  int64_t channels);
   void (*cfconv_backward)(int64_t dtype, const Plan&, const void* grad, const void* x, const void* w,

@@ -6,11 +6,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from popgeo.nn.atom_targets import MAX_Z
 from popgeo.nn.interaction_graph import InteractionGraph
 from popgeo.nn.readout import READOUTS
 from popgeo.ops import distance
-
-MAX_Z = 100  # atomic numbers that a model of atoms embeds, 0 for padding included
 
 
 class AtomModel(nn.Module):
@@ -28,6 +27,9 @@ class AtomModel(nn.Module):
     lin1: nn.Linear
     act: nn.Module
     lin2: nn.Linear
+    embedding: nn.Embedding
+    initial_atomref: Tensor | None
+    atomref: nn.Embedding | None
 
     def forward(
         self,
@@ -104,7 +106,24 @@ class AtomModel(nn.Module):
 
     def read_out(self, x: Tensor, z: Tensor, pos: Tensor, batch: Tensor, num_graphs: int, nodes_mask: Tensor) -> Tensor:
         """The molecules' predictions from one output for each atom. [num_atoms, 1] -> [num_graphs, 1]"""
-        return READOUTS[self.readout](x, batch, num_graphs)
+        return READOUTS[self.readout](x if self.atomref is None else x + self.atomref(z), batch, num_graphs)
+
+    def refer_to(self, atomref: Tensor | None) -> None:
+        """Adds to each atom's output the energy of its element on its own, which is trained further."""
+        self.register_buffer("initial_atomref", None if atomref is None else atomref.view(-1, 1))
+        self.atomref = None if atomref is None else nn.Embedding(MAX_Z, 1)
+
+    def reset_parameters(self) -> None:
+        """Draws weights: Xavier-uniform, biases zero, embeddings normal, but for the energies of elements."""
+        self.embedding.reset_parameters()
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        if self.atomref is not None and self.initial_atomref is not None:
+            with torch.no_grad():
+                self.atomref.weight.copy_(self.initial_atomref)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={getattr(self, name)}" for name in self.shown)

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.nn.atom_edges import Edges, directions
+from popgeo.nn.atom_targets import MAX_Z
 from popgeo.nn.interaction_graph import KNNInteractionGraph
-from popgeo.nn.models.atom_model import MAX_Z, AtomModel
+from popgeo.nn.models.atom_model import AtomModel
 from popgeo.nn.one_pass_filters import DistanceColumn, OnePassFilters, networks_in_one_pass
 from popgeo.nn.radial import BesselBasis, CosineEnvelope
 from popgeo.nn.readout import require_readout
@@ -81,6 +82,8 @@ class PaiNN(AtomModel):
         interaction_graph: From positions to edges; `KNNInteractionGraph(max_num_neighbors, cutoff)` when left out.
         max_num_neighbors: Edges of each atom when `interaction_graph` is left out.
         readout: Molecules are the `"add"`, the `"mean"` or the `"max"` of their atoms.
+        atomref: Energy of each element on its own, added to the atom's output, such as `element_energies` finds. [100]
+            or [100, 1]
         envelope: What ends the filters at the cutoff; `CosineEnvelope(cutoff)` when left out.
 
     Raises:
@@ -105,6 +108,7 @@ class PaiNN(AtomModel):
         max_num_neighbors: int = 32,
         readout: str = "add",
         *,
+        atomref: Tensor | None = None,
         envelope: nn.Module | None = None,
     ) -> None:
         super().__init__()
@@ -120,16 +124,12 @@ class PaiNN(AtomModel):
         self.lin1 = nn.Linear(hidden_channels, hidden_channels // 2)
         self.act = nn.SiLU()
         self.lin2 = nn.Linear(hidden_channels // 2, 1)
+        self.refer_to(atomref)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws weights: Xavier-uniform, biases zero, embeddings normal; a block adds little at first."""
-        self.embedding.reset_parameters()
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        """Draws weights as `SchNet` does; a block adds little at first."""
+        super().reset_parameters()
         for message, update in zip(self.messages, self.updates, strict=True):
             for last in (message.get_parameter("phi.2.weight"), update.get_parameter("a.2.weight")):
                 nn.init.xavier_uniform_(last, gain=GAIN_OF_A_BLOCK)

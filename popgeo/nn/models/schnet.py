@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.nn.atom_edges import Edges
+from popgeo.nn.atom_targets import MAX_Z
 from popgeo.nn.interaction_graph import KNNInteractionGraph
-from popgeo.nn.models.atom_model import MAX_Z, AtomModel
+from popgeo.nn.models.atom_model import AtomModel
 from popgeo.nn.one_pass_filters import DistanceColumn, OnePassFilters, networks_in_one_pass
 from popgeo.nn.radial import CosineEnvelope, GaussianSmearing, ShiftedSoftplus
 from popgeo.nn.readout import require_readout
@@ -108,7 +109,6 @@ class SchNet(AtomModel):
     """
 
     shown = "hidden_channels", "num_filters", "num_interactions", "num_gaussians", "cutoff"
-    initial_atomref: Tensor | None
     atomic_mass: Tensor
 
     def __init__(
@@ -155,21 +155,8 @@ class SchNet(AtomModel):
         self.lin2 = nn.Linear(hidden_channels // 2, 1)
         if dipole:
             self.register_buffer("atomic_mass", torch.tensor(ATOMIC_MASSES, dtype=torch.float64))
-        self.register_buffer("initial_atomref", None if atomref is None else atomref.view(-1, 1))
-        self.atomref = None if atomref is None else nn.Embedding(MAX_Z, 1)
+        self.refer_to(atomref)
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draws weights as the reference does: Xavier-uniform, biases zero, embeddings normal."""
-        self.embedding.reset_parameters()
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-        if self.atomref is not None and self.initial_atomref is not None:
-            with torch.no_grad():
-                self.atomref.weight.copy_(self.initial_atomref)
 
     def features(
         self, z: Tensor, pos: Tensor, edge_index: Tensor, r: Tensor, half_list: bool, edge_shift: Tensor | None
@@ -201,8 +188,6 @@ class SchNet(AtomModel):
             return dipole_magnitude(x, pos, mass, batch, num_graphs, nodes_mask)
         if self.mean is not None and self.std is not None:
             x = x * self.std + self.mean
-        if self.atomref is not None:
-            x = x + self.atomref(z)
         return super().read_out(x, z, pos, batch, num_graphs, nodes_mask)
 
 

@@ -1,0 +1,66 @@
+"""What a potential is trained on, as people write it by hand: energies of elements, and stress in its two forms."""
+
+import torch
+from torch import Tensor
+
+MAX_Z = 100  # atomic numbers that a model of atoms embeds, 0 for padding included
+_VOIGT = [0, 4, 8, 5, 2, 1]  # xx, yy, zz, yz, xz, xy among the nine entries of a matrix
+_MATRIX = [0, 5, 4, 5, 1, 3, 4, 3, 2]  # the nine among those six
+
+
+def element_energies(z: Tensor, batch: Tensor, energy: Tensor) -> Tensor:
+    """The energy of an atom of each element that explains a dataset best, by least squares: MACE's `E0s="average"`.
+
+    A model whose `atomref` they are has only what binds the atoms left to learn.
+
+    Args:
+        z: Atomic numbers of all structures; 0 is padding. [num_atoms]
+        batch: The structure of each atom. [num_atoms]
+        energy: Of each structure. [num_graphs] or [num_graphs, 1]
+
+    Returns:
+        In the unit of `energy`; 0 for elements that do not occur. Where compositions do not tell elements apart, as in
+        pure water, the smallest energies that explain it. [100]
+
+    Raises:
+        ValueError: an atom has a number that models do not embed, or belongs to no structure.
+
+    Example:
+        >>> z, batch = torch.tensor([1, 1, 8, 1, 1, 8, 8]), torch.tensor([0, 0, 1, 1, 1, 2, 2])
+        >>> energies = element_energies(z, batch, torch.tensor([-2.0, -12.0, -20.0]))
+        >>> energies[[1, 8]]
+        tensor([ -1., -10.])
+    """
+    num_graphs = energy.numel()
+    if z.numel() and (int(z.min()) < 0 or int(z.max()) >= MAX_Z):
+        raise ValueError(
+            f"z is {int(z.min())} to {int(z.max())}; atomic numbers are 1 to {MAX_Z - 1}, and 0 is padding."
+        )
+    if batch.numel() and int(batch.max()) >= num_graphs:
+        raise ValueError(f"An atom belongs to structure {int(batch.max())}, but there are {num_graphs} energies.")
+    counts = torch.bincount(batch * MAX_Z + z, minlength=num_graphs * MAX_Z).view(num_graphs, MAX_Z).double()
+    counts[:, 0] = 0
+    of_elements = torch.linalg.pinv(counts.T @ counts, hermitian=True)
+    return (of_elements @ (counts.T @ energy.flatten().double())).to(energy)
+
+
+def voigt_to_matrix(stress: Tensor) -> Tensor:
+    """Stress as a symmetric matrix, from Voigt's order xx, yy, zz, yz, xz, xy. [..., 6] -> [..., 3, 3]
+
+    Example:
+        >>> voigt_to_matrix(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
+        tensor([[1., 6., 5.],
+                [6., 2., 4.],
+                [5., 4., 3.]])
+    """
+    return stress[..., _MATRIX].unflatten(-1, (3, 3))
+
+
+def matrix_to_voigt(stress: Tensor) -> Tensor:
+    """Stress in Voigt's order xx, yy, zz, yz, xz, xy, as ASE has it. [..., 3, 3] -> [..., 6]
+
+    Example:
+        >>> matrix_to_voigt(torch.tensor([[1.0, 6.0, 5.0], [6.0, 2.0, 4.0], [5.0, 4.0, 3.0]]))
+        tensor([1., 2., 3., 4., 5., 6.])
+    """
+    return stress.flatten(-2)[..., _VOIGT]
