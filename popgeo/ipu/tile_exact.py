@@ -21,11 +21,11 @@ from popgeo.engine.pipeline.parts import StagePart
 from popgeo.engine.pipeline.random_draws import draws
 from popgeo.engine.replica_state import ReplicaState
 from popgeo.ipu.ipu_machine import IpuPlan
+from popgeo.ipu.systems.staged_program import StagedJoiner, StagesOnIpus
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.join_program import Joiner, join
 from popgeo.ipu.tiles.program import CallProgram, Program, Training
 from popgeo.ipu.tiles.run_program import run_program
-from popgeo.ipu.tiles.staged_program import StagedJoiner, StagesOnIpus
 from popgeo.ipu.tiles.steps import Region
 from popgeo.ipu.tiles.tile_memory import TileMemory
 

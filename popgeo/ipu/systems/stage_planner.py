@@ -144,21 +144,10 @@ class StagePlanner:
         )
         return planned, cut
 
-    def _again(
-        self,
-        options: Options,
-        placement: Placement,
-        *,
-        optimizer_off_chip: bool | None = None,
-        overlap_host: bool | None = None,
-        **changes: Any,
-    ) -> Pipeline:
+    def _again(self, options: Options, placement: Placement, **changes: Any) -> Pipeline:
         """The plan with other options and placement."""
-        if optimizer_off_chip is not None:
-            placement = replace(placement, optimizer_off_chip=optimizer_off_chip)
-        if overlap_host is not None:
-            placement = replace(placement, overlap_host=overlap_host)
-        return self.plan(replace(options, **changes), placement)[0]
+        placed = {name: changes.pop(name) for name in ("optimizer_off_chip", "overlap_host") if name in changes}
+        return self.plan(replace(options, **changes), replace(placement, **placed))[0]
 
     def _costs_of(self, options: Options, ipu: int) -> Sequence[OpCost]:
         """What each operation costs on an IPU of a replica."""
