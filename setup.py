@@ -25,7 +25,8 @@ CHECKSUM = zlib.crc32(
     b"".join(path.read_bytes() for path in sorted(CSRC.glob("*.[ch]*")))
 )  # as popgeo/native/library.py sums
 # Compiled again for each set of newer processors, and picked when it is loaded.
-KERNELS = [str(CSRC / name) for name in ("kernels.cpp", "chains.cpp", "filter.cpp", "interaction.cpp", "rounding.cpp")]
+KERNEL_NAMES = ("kernels", "chains", "filter", "interaction", "rounding", "tensor_product")
+KERNELS = [str(CSRC / f"{name}.cpp") for name in KERNEL_NAMES]
 ISAS = {
     "v3": ["-mavx2", "-mf16c", "-mfma"],
     "v4": ["-mavx2", "-mf16c", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch_geometric.data import Batch, Data
 
 from popgeo.potentials.padding import PotentialLoader, Structures, check_edges, slots_per_real
+from popgeo.potentials.tensor_product import SumOfProducts
 
 try:
     from mace.tools.torch_geometric import Batch as BatchOfMACE
@@ -226,3 +227,24 @@ class _StructuresByIndex(TorchFunctionMode):
         if function is torch.repeat_interleave and len(args) == 2 and not kwargs:
             return args[0].index_select(0, self.owner)
         return function(*args, **(kwargs or {}))
+
+
+def in_one_pass(model: nn.Module) -> nn.Module:
+    """A model of MACE whose convolutions gather, multiply and sum in one pass, with the weights and results it had.
+
+    The model itself is changed, and returned; its `state_dict` has the names it had. It trains, in eager mode, too.
+
+    Raises:
+        ValueError: a convolution is no weighted product by channels, as with cuEquivariance or OpenEquivariance.
+    """
+    for block in model.interactions:  # type: ignore[union-attr]  # every model of MACE has them
+        if not isinstance(block.conv_tp, _Convolution):
+            block.conv_tp, block.conv_fusion = _Convolution(block.conv_tp), True
+    return model
+
+
+class _Convolution(SumOfProducts):
+    """What MACE calls where a convolution is fused."""
+
+    def forward(self, node_feats: Tensor, edge_attrs: Tensor, tp_weights: Tensor, edge_index: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(node_feats, edge_attrs, tp_weights, *edge_index)

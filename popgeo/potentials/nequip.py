@@ -18,21 +18,24 @@ rather than wrong in silence. The training modules of this page hand losses and 
 `ignore_nan: true` at each metric leaves padding out, too, but for metrics of whole vectors.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torch_geometric.data import Batch, Data
 
 from popgeo.data.masks import MASKS
 from popgeo.potentials.padding import PotentialLoader, Structures, check_edges, unpad_outputs
+from popgeo.potentials.tensor_product import SumOfProducts
 
 try:
+    from ase.data import chemical_symbols
     from nequip.data import AtomicDataDict, register_fields
     from nequip.data._key_registry import get_field_type
+    from nequip.nn._tp_scatter_base import TensorProductScatter
     from nequip.train import EMALightningModule, NequIPLightningModule
 except ImportError as error:
     raise ImportError("popgeo.potentials.nequip needs NequIP: pip install nequip.") from error
@@ -50,6 +53,7 @@ def fixed_size_loader(
     dataset: Any,
     *,
     cutoff: float,
+    type_names: Sequence[str] | None = None,
     generator: torch.Generator | None = None,
     collate_fn: Callable[..., Any] | None = None,
     in_memory: bool = True,
@@ -64,6 +68,7 @@ def fixed_size_loader(
         dataset: A dataset of NequIP, or a list of frames (`AtomicDataDict`), with neighbour lists and types.
         cutoff: The model's `r_max`: padding edges are longer, and the edges of some frames are counted, as they may
             have been listed with a shorter one.
+        type_names: The model's: types beyond it are refused, and those of another element than their name says.
         generator: What NequIP's data module passes; the order's seed is taken from it where `seed` is not given.
         collate_fn: What NequIP's data module passes; only its own is taken, as batches are made otherwise.
         in_memory: Reads the dataset once, so that neighbour lists are made once; False reads it in every epoch.
@@ -72,8 +77,9 @@ def fixed_size_loader(
         kwargs: `num_nodes`, `num_edges`, `batch_size`, `shuffle` and the rest of `PotentialLoader`.
 
     Raises:
-        ValueError: a frame is no `AtomicDataDict`, lacks what structure 0 has, is a batch, or lacks edges within the
-            cutoff; `collate_fn` is one of the user's own; see `PotentialLoader`.
+        ValueError: a frame is no `AtomicDataDict`, lacks what structure 0 has, is a batch, has a type that the model
+            does not know, or lacks edges within the cutoff; `collate_fn` is one of the user's own; see
+            `PotentialLoader`.
     """
     if collate_fn not in (None, AtomicDataDict.batched_from_list):
         raise ValueError("The loader collates by itself, so it takes no collate_fn but NequIP's. Use a transform.")
@@ -82,7 +88,7 @@ def fixed_size_loader(
     if not padding:
         return DataLoader(dataset, kwargs.get("batch_size", 16), collate_fn=AtomicDataDict.batched_from_list)
     names = frozenset(_checked(dataset[0])) - {*_MADE}
-    structures: Any = Structures(dataset, partial(as_graph, names=names))
+    structures: Any = Structures(dataset, partial(as_graph, names=names, type_names=type_names))
     structures = [structures[number] for number in range(len(structures))] if in_memory else structures
     check_edges(structures, cutoff)
     if generator is not None:
@@ -91,12 +97,15 @@ def fixed_size_loader(
     return PotentialLoader(structures, as_batch, cutoff=cutoff, species=0, levels=levels, **kwargs)
 
 
-def as_graph(frame: Mapping[str, Tensor], *, names: frozenset[str]) -> Data:
+def as_graph(frame: Mapping[str, Tensor], *, names: frozenset[str], type_names: Sequence[str] | None = None) -> Data:
     """A frame of NequIP as a graph with the names of `popgeo.potentials.padding`.
 
     Raises:
-        ValueError: it is no frame, or other fields are in it than in the first one.
+        ValueError: it is no frame, other fields are in it than in the first one, or an atom is of another type than the
+            model's.
     """
+    if type_names is not None:
+        _check_types(_checked(frame), type_names)
     found = frozenset(_checked(frame)) - {*_MADE}
     if found != names:
         raise ValueError(
@@ -120,6 +129,22 @@ def _checked(frame: Any) -> Any:
     if int(frame["atom_types"].min()) < 0:
         raise ValueError("an atom is of no type that the model knows. Name its species in the type mapper.")
     return frame
+
+
+def _check_types(frame: Mapping[str, Tensor], type_names: Sequence[str]) -> None:
+    types = frame["atom_types"].flatten()
+    if int(types.max()) >= len(type_names):
+        raise ValueError(
+            f"it has the type {int(types.max())}; the model knows 0 to {len(type_names) - 1}: {type_names}."
+        )
+    for number in frame.get("atomic_numbers", types[:0]).flatten().unique().tolist():
+        for one in types[frame["atomic_numbers"].flatten() == number].unique().tolist():
+            name, symbol = type_names[one], chemical_symbols[number]
+            if name != symbol and name in chemical_symbols:
+                raise ValueError(
+                    f"its {symbol} has the type {one}, which is {name} to the model: its types were made with another "
+                    f"list. Give the type mapper the model's, {type_names}."
+                )
 
 
 def as_batch(batch: Batch) -> dict[str, Tensor]:
@@ -174,3 +199,29 @@ class FixedSizeLightningModule(RealRows, NequIPLightningModule):
 
 class FixedSizeEMALightningModule(RealRows, EMALightningModule):
     """NequIP's training module with averaged weights, for batches of `fixed_size_loader`."""
+
+
+def in_one_pass(model: nn.Module) -> nn.Module:
+    """A model of NequIP whose convolutions gather, multiply and sum in one pass, with the weights and results it had.
+
+    The model itself is changed, and returned; its `state_dict` has the names it had. It trains, in eager mode, too.
+
+    Raises:
+        ValueError: a convolution is no weighted product by channels.
+    """
+    for block in list(model.modules()):
+        plain = getattr(block, "tp_scatter", None)
+        if type(plain) is TensorProductScatter:
+            block.tp_scatter = _Convolution(plain.tp)
+    return model
+
+
+class _Convolution(nn.Module):
+    """What NequIP calls where it has a product and a sum."""
+
+    def __init__(self, product: nn.Module) -> None:
+        super().__init__()
+        self.tp = SumOfProducts(product)
+
+    def forward(self, x: Tensor, edge_attr: Tensor, edge_weight: Tensor, edge_dst: Tensor, edge_src: Tensor) -> Tensor:
+        return self.tp(x, edge_attr, edge_weight, edge_src, edge_dst)

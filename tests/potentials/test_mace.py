@@ -23,7 +23,7 @@ with warnings.catch_warnings():
     from mace.tools.torch_geometric import Batch, DataLoader
 
     from popgeo.potentials import run_mace
-    from popgeo.potentials.mace import OverReal, TrainingStep, fixed_size_loader
+    from popgeo.potentials.mace import OverReal, TrainingStep, fixed_size_loader, in_one_pass
 
 ase = pytest.importorskip("ase")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -121,10 +121,23 @@ def test_a_batch_is_maces_own_with_masks() -> None:
     assert batch.to("cpu").to_dict()["cell"].shape == (18, 3)
 
 
+def test_convolutions_in_one_pass_change_no_result_or_gradient_and_no_name_of_a_weight() -> None:
+    batch = next(iter(fixed_size_loader(items(), **SIZES)))
+    plain, fused = small_mace(), in_one_pass(small_mace())
+    assert list(plain.state_dict()) == list(fused.state_dict())
+    fused.load_state_dict(plain.state_dict())
+    found = results(fused, LOSSES["stress"], batch)
+    for name, value in results(plain, LOSSES["stress"], batch).items():
+        torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-9)
+
+
 def test_the_step_is_captured_and_trains_as_eager_does() -> None:
     loader = fixed_size_loader(items(), **SIZES, shuffle=True)
     steps, losses = (
-        [TrainingStep(small_mace(), LOSSES["stress"].double(), {"forces": True, "stress": True}) for _ in "ab"],
+        [
+            TrainingStep(model, LOSSES["stress"].double(), {"forces": True, "stress": True})
+            for model in (small_mace(), in_one_pass(small_mace()))
+        ],
         [],
     )
     optimizers = [torch.optim.Adam(step.model.parameters(), lr=1e-3, amsgrad=True) for step in steps]

@@ -18,7 +18,7 @@ with warnings.catch_warnings():
     from nequip.train import EnergyForceStressLoss, EnergyForceStressMetrics
     from nequip.utils.global_state import set_global_state
 
-    from popgeo.potentials.nequip import fixed_size_loader, of_real
+    from popgeo.potentials.nequip import fixed_size_loader, in_one_pass, of_real
     from popgeo.potentials.padding import mean_over_real
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -149,3 +149,22 @@ def test_bad_input_is_refused_by_its_number():
         fixed_size_loader([listed[0], ase.Atoms("Cu")], **SIZES)
     with pytest.raises(ValueError, match="takes no collate_fn"):
         fixed_size_loader(listed, **SIZES, collate_fn=list)
+    with pytest.raises(ValueError, match="Structure 0: it has the type 1; the model knows 0 to 0"):
+        fixed_size_loader(listed, **SIZES, type_names=["Al"])
+    with pytest.raises(ValueError, match="Structure 0: its Cu has the type 1, which is Al to the model"):
+        fixed_size_loader(listed, **SIZES, type_names=["Cu", "Al"])
+    assert len(fixed_size_loader(listed, **SIZES, type_names=TYPES))
+
+
+def test_convolutions_in_one_pass_change_no_energy_force_stress_or_gradient_and_no_name_of_a_weight():
+    batch = next(iter(fixed_size_loader(frames(), **SIZES)))
+    plain, fused = small_nequip(), in_one_pass(small_nequip())
+    assert list(plain.state_dict()) == list(fused.state_dict())
+    fused.load_state_dict(plain.state_dict())
+    found = []
+    for model in (plain, fused):
+        output = of_real(model(batch.copy()), batch)
+        loss, gradients = losses_and_gradients(model, output, of_real(batch, batch))
+        found.append([loss, *(output[name] for name in ("total_energy", "forces", "stress")), *gradients])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9, equal_nan=True)  # stress without a cell

@@ -1,0 +1,233 @@
+"""e3nn's tensor product of an edge with what its source has, summed where the edge arrives, in one pass.
+
+    sums[dst[e], u, k] += w[e, p, u] * C[p, i, j, k] * x[src[e], u, i] * y[e, j]      for each path p, channel u
+
+is what a convolution of MACE or NequIP makes: features of the source, spherical harmonics, weights of the edge. Neither
+the gathered features nor the messages of edges are written to memory. With a gradient g of the sums it is linear in x,
+y, w and g, so that every derivative, of any order, is the same sum over edges with another of the four left out: one
+operation, which torch differentiates by itself. The compiled kernels give the same bits for any number of threads.
+"""
+
+import ctypes
+import functools
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from popgeo.native import library
+from popgeo.ops.kernel_arguments import as_int64, pointer
+from popgeo.ops.refusals import refuse_index
+from popgeo.ops.register_op import register
+
+_NUM_OF_PATH = 8  # channels, then where x, its components, y, its components, w, g and its components are
+_MOST_COMPONENTS = 11
+_pack_call = struct.Struct("19q").pack
+
+
+def _kernel(
+    role: int,
+    tensors: Sequence[Tensor | None],
+    src: Tensor,
+    dst: Tensor,
+    num_nodes: int,
+    widths: Sequence[int],
+    paths: Sequence[int],
+    terms: Sequence[float],
+) -> Tensor:
+    given = [tensor for tensor in tensors if tensor is not None]
+    like, native = given[0], library.packed("popgeo_tensor_product")
+    if native is None or not like.is_cpu or like.dtype not in (torch.float32, torch.float64):
+        refuse_index("src", src, num_nodes)
+        refuse_index("dst", dst, num_nodes)
+        return _plain(role, tensors, src, dst, num_nodes, widths, paths, terms)
+    read = [None if tensor is None else tensor.contiguous() for tensor in tensors]
+    src, dst, num_edges = as_int64(src), as_int64(dst), src.shape[0]
+    out = like.new_empty(num_edges if role in (1, 2) else num_nodes, widths[role])
+    as_paths, as_terms = _tables(tuple(paths), tuple(terms))
+    addresses = *map(pointer, read), src.data_ptr(), dst.data_ptr(), out.data_ptr()
+    tables = len(paths) // _NUM_OF_PATH, ctypes.addressof(as_paths), ctypes.addressof(as_terms)
+    sizes = num_edges, *widths, torch.get_num_threads()
+    if native(_pack_call(like.dtype is torch.float64, role, *addresses, num_nodes, *tables, *sizes)):
+        refuse_index("src", src, num_nodes)
+        refuse_index("dst", dst, num_nodes)
+        raise MemoryError("There is no memory for the edges of a tensor product.")
+    return out
+
+
+@functools.lru_cache(maxsize=64)
+def _tables(paths: tuple[int, ...], terms: tuple[float, ...]) -> tuple[Any, Any]:
+    """The paths and coefficients as the compiled kernels read them."""
+    rows, found, first = [], b"", 0
+    for path in _by_path(paths, terms):
+        *numbers, chosen = path
+        found += b"".join(struct.pack("3qd", *map(int, term[:3]), term[3]) for term in chosen)
+        rows += [*numbers, first, first + len(chosen)]
+        first += len(chosen)
+    as_rows = (ctypes.c_int64 * max(len(rows), 1))(*rows)
+    return as_rows, ctypes.create_string_buffer(found, max(len(found), 1))
+
+
+def _by_path(paths: Sequence[int], terms: Sequence[float]) -> list[tuple[Any, ...]]:
+    """The numbers of each path, and its coefficients as (i, j, k, factor); terms have the path's number before them."""
+    chosen: list[list[Sequence[float]]] = [[] for _ in range(len(paths) // _NUM_OF_PATH)]
+    for at in range(0, len(terms), 5):
+        chosen[int(terms[at])].append(terms[at + 1 : at + 5])
+    return [(*paths[at * _NUM_OF_PATH : (at + 1) * _NUM_OF_PATH], one) for at, one in enumerate(chosen)]
+
+
+def _plain(
+    role: int,
+    tensors: Sequence[Tensor | None],
+    src: Tensor,
+    dst: Tensor,
+    num_nodes: int,
+    widths: Sequence[int],
+    paths: Sequence[int],
+    terms: Sequence[float],
+) -> Tensor:
+    """The definition, in torch."""
+    ends: list[Tensor | None] = [src, None, None, dst]
+    on_edges = [t if t is None or end is None else t.index_select(0, end) for t, end in zip(tensors, ends, strict=True)]
+    like = next(tensor for tensor in on_edges if tensor is not None)
+    out = like.new_zeros(src.shape[0], widths[role])
+    for channels, x, num_x, y, num_y, w, g, num_g, chosen in _by_path(paths, terms):
+        cube = like.new_zeros(num_x, num_y, num_g)
+        for i, j, k, factor in chosen:
+            cube[int(i), int(j), int(k)] = factor
+        starts, counts = (x, y, w, g), (channels * num_x, num_y, channels, channels * num_g)
+        shapes = ((channels, num_x), (num_y,), (channels,), (channels, num_g))
+        letters, parts = ["eui", "ej", "eu", "euk"], []
+        for tensor, start, count, shape in zip(on_edges, starts, counts, shapes, strict=True):
+            parts.append(None if tensor is None else tensor[:, start : start + count].reshape(-1, *shape))
+        asked = [letter for letter, part in zip(letters, parts, strict=True) if part is not None]
+        equation = f"ijk,{','.join(asked)}->{letters[role]}"
+        made = torch.einsum(equation, cube, *(part for part in parts if part is not None))
+        out[:, starts[role] : starts[role] + counts[role]] += made.flatten(1)
+    end = ends[role]
+    return out if end is None else out.new_zeros(num_nodes, widths[role]).index_add(0, end, out)
+
+
+def _of_op(role: int, x: Tensor | None, y: Tensor | None, w: Tensor | None, g: Tensor | None, *rest: Any) -> Tensor:
+    return _kernel(role, (x, y, w, g), *rest)
+
+
+def _fake(role: int, x: Tensor | None, y: Tensor | None, w: Tensor | None, g: Tensor | None, *rest: Any) -> Tensor:
+    src, _, num_nodes, widths, *_ = rest
+    like = next(tensor for tensor in (x, y, w, g) if tensor is not None)
+    return like.new_empty(src.shape[0] if role in (1, 2) else num_nodes, widths[role])
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.role, *tensors, src, dst, ctx.num_nodes, ctx.widths, ctx.paths, ctx.terms = inputs
+    ctx.save_for_backward(*tensors, src, dst)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    *tensors, src, dst = ctx.saved_tensors
+    tensors[ctx.role] = grad
+    found: list[Tensor | None] = [None] * 4
+    for asked in range(4):
+        if asked != ctx.role and ctx.needs_input_grad[1 + asked]:
+            rest = [None if at == asked else tensor for at, tensor in enumerate(tensors)]
+            found[asked] = _PRODUCT(asked, *rest, src, dst, ctx.num_nodes, ctx.widths, ctx.paths, ctx.terms)
+    return None, *found, *[None] * 6
+
+
+_PRODUCT = register(
+    "tensor_product(int role, Tensor? x, Tensor? y, Tensor? w, Tensor? g, Tensor src, Tensor dst, SymInt num_nodes, "
+    "int[] widths, int[] paths, float[] terms) -> Tensor",
+    kernel=_of_op,
+    fake=_fake,
+    setup_context=_save,
+    backward=_differentiate,
+)
+
+
+class SumOfProducts(nn.Module):
+    """Sums a tensor product of e3nn over the edges that arrive at each node.
+
+    Args:
+        product: A `TensorProduct` whose paths have weights of their own for each edge and channel ("uvu"), and one
+            channel of the edge's. Its coefficients are read off what it computes, and compared with that.
+
+    Raises:
+        ValueError: the product is of another kind.
+    """
+
+    def __init__(self, product: nn.Module) -> None:
+        super().__init__()
+        object.__setattr__(self, "product", product)  # no part of this one: what is saved has the product's own names
+        self.widths = [product.irreps_in1.dim, product.irreps_in2.dim, product.weight_numel, product.irreps_out.dim]
+        self.paths, self.terms = _read(product)
+        self._compare()
+
+    def forward(self, x: Tensor, y: Tensor, w: Tensor, src: Tensor, dst: Tensor) -> Tensor:
+        """The sums. [num_nodes, irreps_out.dim]
+
+        Args:
+            x: Features of nodes. [num_nodes, irreps_in1.dim]
+            y: What edges have. [num_edges, irreps_in2.dim]
+            w: Their weights. [num_edges, weight_numel]
+            src: Source of each edge. [num_edges]
+            dst: Where its product is added. [num_edges]
+        """
+        return _PRODUCT(3, x, y, w, None, src, dst, x.shape[0], self.widths, self.paths, self.terms)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        self.product.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """There is nothing to load: a product has constants only."""
+
+    def _compare(self) -> None:
+        dtype, edge = _dtype_of(self.product), torch.arange(3)
+        drawn = torch.Generator().manual_seed(0)
+        x, y, w = (torch.randn(3, width, generator=drawn, dtype=dtype) for width in self.widths[:3])
+        with torch.no_grad():
+            expected, found = self.product(x, y, w), SumOfProducts.forward(self, x, y, w, edge, edge)
+        if not torch.allclose(found, expected, rtol=1e-4, atol=1e-4):
+            raise ValueError("The product is not the sum of its paths, so it cannot be summed over edges in one pass.")
+
+
+def _dtype_of(product: nn.Module) -> torch.dtype:
+    return next((b.dtype for b in product.buffers() if b.is_floating_point()), torch.get_default_dtype())
+
+
+def _read(product: nn.Module) -> tuple[list[int], list[float]]:
+    """The paths of a product and the coefficients of each, from its values for components that are 1 one at a time."""
+    starts = [[0, *torch.tensor([block.dim for block in irreps]).cumsum(0).tolist()] for irreps in _irreps(product)]
+    paths: list[int] = []
+    terms: list[float] = []
+    weight, dtype = 0, _dtype_of(product)
+    for number, path in enumerate(product.instructions):  # type: ignore[arg-type]  # a list of e3nn's
+        places = path.i_in1, path.i_in2, path.i_out
+        parts = [irreps[at] for irreps, at in zip(_irreps(product), places, strict=True)]
+        channels = parts[0].mul
+        if (path.connection_mode, path.has_weight, parts[1].mul, parts[2].mul) != ("uvu", True, 1, channels):
+            raise ValueError(
+                f"Path {number} is {path.connection_mode} with {parts[1].mul} channels of edges; it must be uvu, with "
+                f"weights and one channel of edges."
+            )
+        sizes = [part.ir.dim for part in parts]
+        if max(sizes) > _MOST_COMPONENTS:
+            raise ValueError(f"Path {number} has {max(sizes)} components; {_MOST_COMPONENTS} is the most.")
+        x, y, g = (begin[at] for begin, at in zip(starts, places, strict=True))
+        i, j = torch.cartesian_prod(torch.arange(sizes[0]), torch.arange(sizes[1])).reshape(-1, 2).T
+        rows = torch.arange(len(i))
+        inputs = [torch.zeros(len(i), width, dtype=dtype) for width in (starts[0][-1], starts[1][-1])]
+        weights = torch.zeros(len(i), product.weight_numel, dtype=dtype)  # type: ignore[arg-type]
+        inputs[0][rows, x + i], inputs[1][rows, y + j], weights[rows, weight] = 1.0, 1.0, 1.0  # the first channel
+        with torch.no_grad():
+            made = product(*inputs, weights)[:, g : g + sizes[2]]
+        for at, k in made.nonzero().tolist():
+            terms += [float(number), float(i[at]), float(j[at]), float(k), float(made[at, k])]
+        paths += [channels, x, sizes[0], y, sizes[1], weight, g, sizes[2]]
+        weight += channels
+    return paths, terms
+
+
+def _irreps(product: Any) -> tuple[Any, Any, Any]:
+    return product.irreps_in1, product.irreps_in2, product.irreps_out
