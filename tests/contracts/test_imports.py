@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "convert": {"data"},
     "loader": {"data", "packing", "sampling", "byte_block", "random_numbers"},
     "ipu": {"capture", "engine", "plots"},
-    "potentials": {"convert", "data", "deploy", "engine", "loader", "nn", "packing"},
+    "potentials": {"convert", "data", "deploy", "engine", "loader", "native", "nn", "ops", "packing"},
     "deploy": {"convert", "data", "loader", "nn", "engine", "capture", "packing", "progress"},
 }
 MAY_IMPORT_EVERYTHING = {"__init__", "__main__", "testing", "compat"}
