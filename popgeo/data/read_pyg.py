@@ -160,11 +160,10 @@ def _concatenate(
         )
     if not isinstance(first, Tensor) or is_sparse(first) or first.is_nested:
         return values, None
-    dtypes = [str(value.dtype) for value in values]
-    if odd := next((i for i, dtype in enumerate(dtypes) if dtype != dtypes[0]), 0):
+    if odd := next((i for i, value in enumerate(values) if value.dtype != first.dtype), 0):
         raise ValueError(
-            f"Attribute {name!r} is {dtypes[0]} in graph 0 and {dtypes[odd]} in graph {odd}. Convert one of them or "
-            f"pass exclude_keys=[{name!r}]."
+            f"Attribute {name!r} is {first.dtype} in graph 0 and {values[odd].dtype} in graph {odd}. Convert one of "
+            f"them or pass exclude_keys=[{name!r}]."
         )
     if name == "edge_index" and (first.is_floating_point() or first.dtype is torch.bool):
         raise ValueError(f"edge_index is {first.dtype}; numbers of nodes are whole. Pass edge_index.long().")

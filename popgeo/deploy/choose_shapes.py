@@ -29,9 +29,9 @@ def choose_shapes(store: FlatStore, batch_size: float | None, most: int) -> list
 
     Example:
         >>> from torch_geometric.data import Data
-        >>> graphs = [Data(x=torch.ones(n, 1)) for n in [8] * 20 + [2000]]
+        >>> graphs = [Data(x=torch.ones(n, 1)) for n in [8] * 60 + [900]]
         >>> [sizes.num_nodes for sizes in choose_shapes(FlatStore.from_dataset(graphs), 20, most=2)]
-        [168, 2008]
+        [168, 904]
     """
     sizes = store.sizes
     order = np.argsort(sizes[:, : len(store.node_types)].sum(1), kind="stable")

@@ -120,7 +120,7 @@ class GraphReader:
 
 def named(number: int, error: Exception) -> ValueError:
     """The error of one graph, with the number of the graph."""
-    made = ValueError(f"Graph {number}: {error}")
+    made = ValueError(f"Graph {number}: {str(error).replace('Graph 0', 'it', 1)}")
     made.__cause__ = error
     return made
 

@@ -1,6 +1,9 @@
 """What a user of a predictor may rely on: every graph's own result, in order, whatever shares its batch."""
 
 import itertools
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 
@@ -16,6 +19,7 @@ from popgeo.data import FixedSizeOptions, FlatStore
 from popgeo.deploy.predictor import Predictor
 from popgeo.nn import GIN, SchNet
 from popgeo.nn.forces import energy_and_forces
+from tests.conftest import REPOSITORY
 
 
 def graph_of(num_nodes: int, seed: int = 0) -> Data:
@@ -111,7 +115,7 @@ def wrong_graphs() -> dict[str, tuple[Data, str]]:
         "another type": (typed, "its x is torch.float64, torch.float32 is needed"),
         "no features": (without(graph_of(5), "x"), "it has no x"),
         "what the others lack": (weighted, "it has edge_weight, which the other graphs do not have"),
-        "no such node": (outside, "edge_index"),
+        "no such node": (outside, r"it has \d+ in edge_index"),
         "no graph": ("a string", "is a str; Data or HeteroData"),
     }
 
@@ -259,3 +263,14 @@ def test_a_predictor_without_graphs_gives_nothing():
 def test_the_package_offers_the_predictor():
     assert popgeo.Predictor is Predictor
     assert np.isclose(Predictor(gin(), SMALL, "none")(graphs_of(5)).num_graphs, 5)
+
+
+def test_processes_share_the_graphs_and_all_get_all_results(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.support.predicting_processes", str(tmp_path / "meeting")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen([*command, str(rank)], env=environment, cwd=REPOSITORY, **pipes) for rank in (0, 1)]
+    for one in both:
+        said, errors = one.communicate(timeout=120)
+        assert one.returncode == 0, errors
+        assert said.startswith("Graph 5: ")
