@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from popgeo.ops import gather
 from popgeo.ops.eager import is_direct
 from popgeo.ops.exp_or_zero import least_exponent
+from popgeo.ops.neighbor_candidates import check_sizes
 
 
 class AttentionForm(str, Enum):
@@ -121,11 +122,7 @@ class SameGraph:
             )
         size = sizes.index_select(0, batch)  # [num_nodes]
         lost = size > max_num_nodes if nodes_mask is None else nodes_mask & (size > max_num_nodes)
-        if is_direct() and bool(lost.any()):
-            raise ValueError(
-                f"A graph has {int(size[lost].max())} nodes, max_num_nodes is {max_num_nodes}. "
-                "Raise max_num_nodes, or pass nodes_mask if the graph is padding."
-            )
+        check_sizes(size, max_num_nodes, nodes_mask)
         slots = torch.arange(max_num_nodes, device=batch.device)
         return cls(
             form=form,

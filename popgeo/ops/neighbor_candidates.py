@@ -35,7 +35,7 @@ def first_and_size(
     num_nodes = torch.zeros(num_graphs, dtype=torch.long, device=batch.device)
     num_nodes = num_nodes.index_add(0, batch, torch.ones_like(batch))
     size = num_nodes.index_select(0, batch)
-    _check_sizes(size, max_num_nodes, nodes_mask)
+    check_sizes(size, max_num_nodes, nodes_mask)
     return (num_nodes.cumsum(0) - num_nodes).index_select(0, batch), size
 
 
@@ -53,8 +53,12 @@ def squared_distances(pos: Tensor, candidates: Tensor) -> Tensor:
     return (others - pos.unsqueeze(1)).square().sum(2)
 
 
-def _check_sizes(size: Tensor, max_num_nodes: int | None, nodes_mask: Tensor | None) -> None:
-    """Refuses a real graph that its window cannot hold; under capture nothing is known, so nothing is checked."""
+def check_sizes(size: Tensor, max_num_nodes: int | None, nodes_mask: Tensor | None) -> None:
+    """Refuses a real graph that its window cannot hold; under capture nothing is known, so nothing is checked.
+
+    Raises:
+        ValueError: there is one.
+    """
     if max_num_nodes is None or not is_direct() or size.numel() == 0:
         return
     largest = int(size.max() if nodes_mask is None else size.where(nodes_mask, 0).max())

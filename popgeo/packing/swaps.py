@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from popgeo.packing.packs import Budget, Ids, Packs
+from popgeo.packing.packs import Budget, Ids, Packs, totals_of_packs
 from popgeo.packing.stream import stream
 
 # Proposals per pack and round; each round is a handful of array operations over the packs that exceed a budget.
@@ -48,18 +48,13 @@ def within_budget(
         generator: Source of randomness; None draws from a fixed seed.
     """
     limits = np.array(budget.sizes)[dims]
-    used = np.stack([_sums(np.ascontiguousarray(table[:, dim]), packs) for dim in dims], axis=1)
-    if not any((column > limit).any() for column, limit in zip(used.T, limits, strict=True)):
+    used = totals_of_packs(table[:, dims], packs.indices, packs.ptr)
+    if not (used > limits).any():
         return packs
     seed = 0 if generator is None else int(torch.randint(2**62, (), generator=generator))
     indices = packs.indices.copy()
     _swap(indices, packs.ptr, by_size, table[:, dims], used, limits, np.random.default_rng(seed))
     return _move_out(Packs(indices, packs.ptr), table, np.asarray((used > limits).any(axis=1)), budget)
-
-
-def _sums(column: Ids, packs: Packs) -> Ids:
-    """What the graphs of each pack use together. [num_packs]"""
-    return np.diff(np.concatenate([[0], np.cumsum(column.take(packs.indices))]).take(packs.ptr))
 
 
 def _swap(

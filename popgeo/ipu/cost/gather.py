@@ -120,19 +120,11 @@ def _terms(
     }
 
 
-def _index_select(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    table, dim = tensor(graph, op.args[0]), op.args[1]
-    return plan_row_gather(table, size_of(table, dim), tensor(graph, op.args[2]).numel, machine)
-
-
-def _embedding(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    table = tensor(graph, op.args[0])
-    return plan_row_gather(table, table.shape[0], tensor(graph, op.args[1]).numel, machine)
-
-
-def _popgeo_gather(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def _rows(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """Rows of a table, or what it has at places along a dimension."""
     table, result = tensor(graph, op.args[0]), made(graph, op)[0]
-    return plan_row_gather(table, table.shape[0], result.shape[0], machine)
+    rows = size_of(table, op.args[1] if op.target.startswith("aten.index_select.") else 0)
+    return plan_row_gather(table, rows, result.numel // max(1, table.numel // max(1, rows)), machine)
 
 
 def _index(graph: OpGraph, op: Op, machine: Machine) -> Plan:
@@ -177,11 +169,11 @@ def size_of(value: Value, dim: int) -> int:
 
 
 RULES: dict[str, Rule] = {
-    "aten.index_select": _index_select,
-    "aten.embedding": _embedding,
+    "aten.index_select": _rows,
+    "aten.embedding": _rows,
     "aten.index": _index,
     "aten._unsafe_index": _index,
     "aten.gather": _gather,
-    "popgeo.gather": _popgeo_gather,
-    "popgeo.gather_csr": _popgeo_gather,
+    "popgeo.gather": _rows,
+    "popgeo.gather_csr": _rows,
 }

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from popgeo.nn.bellman_ford import AGGREGATIONS, BellmanFordLayer, QueriedGraph
+from popgeo.nn.models.bellman_ford import AGGREGATIONS, BellmanFordLayer, QueriedGraph
 
 
 class NBFNet(nn.Module):

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from popgeo.nn.event_ends import EventEnds, LastMet, LastNeighbors
-from popgeo.nn.node_memory import NodeMemory, TimeEncoder
+from popgeo.nn.models.event_ends import EventEnds, LastMet, LastNeighbors
+from popgeo.nn.models.node_memory import NodeMemory, TimeEncoder
 from popgeo.ops import gather
 from popgeo.ops.exp_or_zero import exp_or_zero
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from popgeo.nn import NBFNet, own_links
-from popgeo.nn.bellman_ford import QueriedGraph, pna, total
+from popgeo.nn.models.bellman_ford import QueriedGraph, pna, total
 from popgeo.testing import check_static_capture
 from tests.support.denormals import DenormalsMade
 

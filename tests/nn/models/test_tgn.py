@@ -15,8 +15,8 @@ from torch_geometric.nn.models.tgn import IdentityMessage, LastAggregator, LastN
 
 from popgeo import FixedSizeEventLoader, Options, inference_model, training_model
 from popgeo.nn import TGN, binary_cross_entropy
-from popgeo.nn.event_ends import EventEnds, LastNeighbors
-from popgeo.nn.node_memory import NodeMemory
+from popgeo.nn.models.event_ends import EventEnds, LastNeighbors
+from popgeo.nn.models.node_memory import NodeMemory
 from popgeo.ops import scatter_max
 from popgeo.testing import check_static_capture
 from tests.support.denormals import DenormalsMade

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from popgeo.nn.event_ends import EventEnds, EventState
+from popgeo.nn.models.event_ends import EventEnds, EventState
 from popgeo.ops import gather
 
 _SLOWEST = 9.0  # powers of ten between the fastest and the slowest frequency of time, as in the paper's code
