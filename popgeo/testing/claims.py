@@ -137,20 +137,23 @@ def require(subject: Subject, name: str, **settings: Any) -> None:
 CLAIMS: dict[tuple[SubjectKind, str], Claim] = {}
 
 
-def claim(name: str, kind: SubjectKind, *, tried: str, cause: str, **rest: Any) -> Callable[[Callable], Callable]:
-    """Makes a claim of a function `check(subject, case)`, whose docstring's first line is what it says.
+def claim(name: str, kind: SubjectKind, **rest: Any) -> Callable[[Callable], Callable]:
+    """Makes a claim of a function `check(subject, case)`, whose docstring is all that is said of it.
+
+    Its first sentence is what is claimed; a paragraph that begins with `Tried:` says what is done, and one that begins
+    with `Cause:` what is usually the reason where it does not hold, and the remedy.
 
     Args:
-        name: See `Claim`, as the others.
+        name: See `Claim`.
         kind: See there.
-        tried: See there.
-        cause: See there.
         rest: `settings`, `optional`, `slow`.
     """
 
     def register(check: Callable) -> Callable:
-        says = (check.__doc__ or "").strip().splitlines()[0]
-        CLAIMS[kind, name] = Claim(name=name, kind=kind, says=says, tried=tried, cause=cause, check=check, **rest)
+        says, *more = (" ".join(part.split()) for part in (check.__doc__ or "").split("\n\n"))
+        told = dict(part.rstrip(".").split(": ", 1) for part in more if part.startswith(("Tried: ", "Cause: ")))
+        about = {"says": says, "tried": told.get("Tried", ""), "cause": told.get("Cause", "")}
+        CLAIMS[kind, name] = Claim(name=name, kind=kind, check=check, **{**about, **rest})
         return check
 
     return register

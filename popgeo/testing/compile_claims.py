@@ -62,23 +62,16 @@ def _require_alike(found: Any, expected: Any, by: str, tolerance: float | None) 
             )
 
 
-_BAKED = (
-    "a number that Python worked out of the first batch, by .item(), len, int(batch.max()) or a counter, stands in the "
-    "program: keep such numbers in tensors, or pass them as sizes that stay"
-)
-
-
-@claim(
-    "torch.compile",
-    SubjectKind.MODEL,
-    tried="three batches of one shape with other graphs through torch.compile, in evaluation; the graphs that are "
-    "traced after the first batch are counted",
-    cause=_BAKED,
-    settings=[{"backend": "aot_eager"}],
-    slow=True,
-)
+@claim("torch.compile", SubjectKind.MODEL, settings=[{"backend": "aot_eager"}], slow=True)
 def torch_compile(subject: ModelSubject, case: Case) -> dict[str, float]:
-    """Compiled by torch.compile, a model gives what it gives in eager PyTorch, and one trace is enough for an epoch."""
+    """Compiled by torch.compile, a model gives what it gives in eager PyTorch, and one trace is enough for an epoch.
+
+    Tried: three batches of one shape with other graphs through torch.compile, in evaluation; the graphs that are traced
+    after the first batch are counted.
+
+    Cause: a number that Python worked out of the first batch, by .item(), len, int(batch.max()) or a counter, stands in
+    the program: keep such numbers in tensors, or pass them as sizes that stay.
+    """
     model, batches = _epoch(subject, case)
     traces = 0
 
@@ -98,31 +91,30 @@ def torch_compile(subject: ModelSubject, case: Case) -> dict[str, float]:
     return {"graphs": counts[0]}
 
 
-@claim(
-    "export",
-    SubjectKind.MODEL,
-    tried="torch.export of one batch, run on two others of its shape, in evaluation",
-    cause=_BAKED,
-    slow=True,
-)
+@claim("export", SubjectKind.MODEL, slow=True)
 def export(subject: ModelSubject, case: Case) -> None:
-    """Exported, a model gives what it gives in eager PyTorch, for other batches of the same shape too."""
+    """Exported, a model gives what it gives in eager PyTorch, for other batches of the same shape too.
+
+    Tried: torch.export of one batch, run on two others of its shape, in evaluation.
+
+    Cause: a number that Python worked out of the first batch, by .item(), len, int(batch.max()) or a counter, stands in
+    the program: keep such numbers in tensors, or pass them as sizes that stay.
+    """
     model, batches = _epoch(subject, case)
     program = torch.export.export(model, (batches[0],), strict=False).module()
     for batch in batches:
         _require_alike(program(batch), model(batch), "exported", subject.tolerance)
 
 
-@claim(
-    "compiled step",
-    SubjectKind.MODEL,
-    tried="a training step of popgeo, captured twice with other data of the same shapes and run once, beside eager "
-    "PyTorch",
-    cause="a shape or a decision that depends on data, or state that is no buffer: the message names the line",
-    slow=True,
-)
+@claim("compiled step", SubjectKind.MODEL, slow=True)
 def compiled_step(subject: ModelSubject, case: Case) -> None:
-    """No shape and no decision depends on data, and a compiled training step is that of eager PyTorch."""
+    """No shape and no decision depends on data, and a compiled training step is that of eager PyTorch.
+
+    Tried: a training step of popgeo, captured twice with other data of the same shapes and run once, beside eager
+    PyTorch.
+
+    Cause: a shape or a decision that depends on data, or state that is no buffer: the message names the line.
+    """
     model, batches = _epoch(subject, case)
     model.model = subject.modes[0]
     try:

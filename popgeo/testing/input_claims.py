@@ -31,16 +31,15 @@ _LAYOUTS = {
 }
 
 
-@claim(
-    "layout of inputs",
-    SubjectKind.MODEL,
-    tried="inputs that are not contiguous, transposed in memory, and that begin within a larger block",
-    cause="a kernel that reads memory and takes it to be contiguous: call .contiguous() first; or .view, where "
-    ".reshape takes any layout",
-    settings=[{"layout": name} for name in _LAYOUTS],
-)
+@claim("layout of inputs", SubjectKind.MODEL, settings=[{"layout": name} for name in _LAYOUTS])
 def layout(subject: ModelSubject, case: Case) -> None:
-    """How the numbers of an input lie in memory changes nothing."""
+    """How the numbers of an input lie in memory changes nothing.
+
+    Tried: inputs that are not contiguous, transposed in memory, and that begin within a larger block.
+
+    Cause: a kernel that reads memory and takes it to be contiguous: call .contiguous() first; or .view, where .reshape
+    takes any layout.
+    """
     name = case.settings["layout"]
     for model in subject.modes:
         plain = subject.see(case.graphs, model=model)
@@ -48,14 +47,14 @@ def layout(subject: ModelSubject, case: Case) -> None:
         subject.compare(other, plain, f"{name} inputs", model)
 
 
-@claim(
-    "inputs stay",
-    SubjectKind.MODEL,
-    tried="the batch before and after a call, attribute by attribute",
-    cause="an operation in place, or an attribute that is set on the batch: work on a copy, or on copy.copy(batch)",
-)
+@claim("inputs stay", SubjectKind.MODEL)
 def inputs_stay(subject: ModelSubject, case: Case) -> None:
-    """A call changes nothing in the batch that it is given."""
+    """A call changes nothing in the batch that it is given.
+
+    Tried: the batch before and after a call, attribute by attribute.
+
+    Cause: an operation in place, or an attribute that is set on the batch: work on a copy, or on copy.copy(batch).
+    """
     held: dict[str, tuple[Batch, dict[str, Any]]] = {}
 
     def remember(batch: Batch) -> Batch:
@@ -79,28 +78,28 @@ def _same(one: Any, other: Any) -> bool:
     return type(one) is type(other)
 
 
-@claim(
-    "no memory",
-    SubjectKind.MODEL,
-    tried="a batch after another one of the same model, beside the batch alone, in evaluation",
-    cause="something of the first batch that is kept, such as normalized weights (cached=True), sizes or a mask: keep "
-    "nothing that depends on data",
-)
+@claim("no memory", SubjectKind.MODEL)
 def no_memory(subject: ModelSubject, case: Case) -> None:
-    """What a model in evaluation makes of a batch does not depend on the batches that it saw before."""
+    """What a model in evaluation makes of a batch does not depend on the batches that it saw before.
+
+    Tried: a batch after another one of the same model, beside the batch alone, in evaluation.
+
+    Cause: something of the first batch that is kept, such as normalized weights (cached=True), sizes or a mask: keep
+    nothing that depends on data.
+    """
     others = subject.graphs[::-1]
     alone, after = subject.see(case.graphs), subject.see(case.graphs, before=others)
     subject.compare(after, alone, "the batch before", rows_only=True)
 
 
-@claim(
-    "evaluation",
-    SubjectKind.MODEL,
-    tried="two calls in evaluation with two seeds, with dropout as the model has it; buffers before and after",
-    cause="F.dropout without training=self.training, or running statistics that do not ask self.training",
-)
+@claim("evaluation", SubjectKind.MODEL)
 def evaluation(subject: ModelSubject, case: Case) -> None:
-    """In evaluation a model drops nothing, and keeps its buffers."""
+    """In evaluation a model drops nothing, and keeps its buffers.
+
+    Tried: two calls in evaluation with two seeds, with dropout as the model has it; buffers before and after.
+
+    Cause: F.dropout without training=self.training, or running statistics that do not ask self.training.
+    """
     if subject.is_random:
         raise NotTriedError("the model is random in evaluation, dropout aside")
     one, other = (subject.see(case.graphs, seed=seed, dropout=True) for seed in (0, 1))
@@ -111,15 +110,15 @@ def evaluation(subject: ModelSubject, case: Case) -> None:
             raise BrokenError(f"buffer {name} is another after a call in evaluation")
 
 
-@claim(
-    "float32",
-    SubjectKind.MODEL,
-    tried="the model and the graphs in float64, beside the same in float32, in evaluation",
-    cause="numbers that cancel: a variance as mean of squares less square of mean, a distance by squares of lengths, "
-    "differences of running sums, or whole numbers kept as float32",
-)
+@claim("float32", SubjectKind.MODEL)
 def float32(subject: ModelSubject, case: Case) -> dict[str, float]:
-    """In float32 a model gives what it gives in float64, but for rounding."""
+    """In float32 a model gives what it gives in float64, but for rounding.
+
+    Tried: the model and the graphs in float64, beside the same in float32, in evaluation.
+
+    Cause: numbers that cancel: a variance as mean of squares less square of mean, a distance by squares of lengths,
+    differences of running sums, or whole numbers kept as float32.
+    """
     single, double = subject.see(case.graphs), subject.see(case.graphs, wide=True)
     worst = 0.0
     for name, kind in subject.kinds().items():
@@ -139,15 +138,15 @@ def float32(subject: ModelSubject, case: Case) -> dict[str, float]:
     return {"largest difference": worst}
 
 
-@claim(
-    "lone nodes",
-    SubjectKind.MODEL,
-    tried="a graph of one node without edges beside the others; results and gradients are to be finite",
-    cause="a division by a number of neighbours or by a variance that is zero, or the logarithm or maximum of nothing: "
-    "clamp what is divided by",
-)
+@claim("lone nodes", SubjectKind.MODEL)
 def lone_nodes(subject: ModelSubject, case: Case) -> None:
-    """A graph of a single node without neighbours has finite results and gradients."""
+    """A graph of a single node without neighbours has finite results and gradients.
+
+    Tried: a graph of one node without edges beside the others; results and gradients are to be finite.
+
+    Cause: a division by a number of neighbours or by a variance that is zero, or the logarithm or maximum of nothing:
+    clamp what is divided by.
+    """
     few = case.graphs[: max(subject.num_graphs - 2, 1)] if subject.num_graphs else case.graphs
     lone = first_nodes(few[0], 1)
     for model in subject.modes:

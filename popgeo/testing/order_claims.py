@@ -13,24 +13,17 @@ from popgeo.testing.claims import Case, NotTriedError, SubjectKind, claim
 from popgeo.testing.model_subject import ModelSubject
 
 
-@claim(
-    "order of nodes",
-    SubjectKind.MODEL,
-    tried="the nodes of each graph numbered in another order, and the ends of edges with them",
-    cause="something that looks at the number of a node, such as an embedding of it, a reshape or a difference of "
-    "neighbouring rows",
-    settings=[{"level": "node"}],
-)
-@claim(
-    "order of edges",
-    SubjectKind.MODEL,
-    tried="the edges of each graph in another order, with their attributes",
-    cause="weights, masks or features that belong to the place of an edge in the list, or a sum that takes edges to be "
-    "sorted by destination: sort them first, or gather by edge_index",
-    settings=[{"level": "edge"}],
-)
+@claim("order of nodes", SubjectKind.MODEL, settings=[{"level": "node"}])
+@claim("order of edges", SubjectKind.MODEL, settings=[{"level": "edge"}])
 def order(subject: ModelSubject, case: Case) -> None:
-    """The order in which the nodes or the edges of a graph are listed changes no result but the order of its rows."""
+    """The order in which the nodes or the edges of a graph are listed changes no result but the order of its rows.
+
+    Tried: the nodes of each graph numbered in another order, or its edges listed in another, with their attributes.
+
+    Cause: something that looks at the number of a node, such as an embedding of it, a reshape or a difference of rows;
+    of edges, weights or features that belong to a place in the list, or a sum that takes edges to be sorted by
+    destination: sort them first, or gather by edge_index.
+    """
     level = Level(case.settings["level"])
     graphs, places = reordered(case.graphs, level)
     for model in subject.modes:
@@ -42,15 +35,14 @@ def order(subject: ModelSubject, case: Case) -> None:
         subject.compare(replace(after, places=moved), before, f"the order of the {level.value}s", model)
 
 
-@claim(
-    "duplicate edges",
-    SubjectKind.MODEL,
-    tried="the first edge of each graph listed twice",
-    cause="a list of edges is summed as it is: call torch_geometric.utils.coalesce first",
-    optional=True,
-)
+@claim("duplicate edges", SubjectKind.MODEL, optional=True)
 def duplicate_edges(subject: ModelSubject, case: Case) -> None:
-    """An edge that is listed twice counts once."""
+    """An edge that is listed twice counts once.
+
+    Tried: the first edge of each graph listed twice.
+
+    Cause: a list of edges is summed as it is: call torch_geometric.utils.coalesce first.
+    """
     store = FlatStore.from_dataset(list(case.graphs))
     if store.is_hetero:
         raise NotTriedError("it is tried on graphs of one type only")

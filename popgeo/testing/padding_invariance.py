@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data, HeteroData
 
 from popgeo.testing.claims import Case, NotTriedError, SubjectKind, claim, require
-from popgeo.testing.compare_runs import CAUSES
 from popgeo.testing.fixed_batches import Garbage, a_few
 from popgeo.testing.model_subject import MORE, ModelSubject
 
@@ -18,13 +17,17 @@ _LARGE = 1e3  # what no feature is, and whose square float32 still holds
 @claim(
     "padding",
     SubjectKind.MODEL,
-    tried="batches with the least padding and with more, of zeros, of 3, of 1000, and of other whole numbers, in "
-    "training and in evaluation; results, loss, gradients and buffers are compared",
-    cause=CAUSES["rows"],
     settings=[{"garbage": 0.0}, {"garbage": 3.0}, {"garbage": _LARGE}, {"garbage": "other species"}],
 )
 def padding(subject: ModelSubject, case: Case) -> None:
-    """What a model makes of real graphs does not depend on how much padding there is, nor on what stands in it."""
+    """What a model makes of real graphs does not depend on how much padding there is, nor on what stands in it.
+
+    Tried: batches with the least padding and with more, of zeros, of 3, of 1000, and of other whole numbers, in
+    training and in evaluation; results, loss, gradients and buffers are compared.
+
+    Cause: a norm, readout, mean, maximum or softmax over all rows of the batch; popgeo.nn.BatchNorm takes nodes_mask,
+    popgeo.ops.global_mean_pool and its like take batch.batch and batch.num_graphs.
+    """
     garbage = case.settings["garbage"]
     if garbage == "other species":
         garbage = _other_species(case.graphs)
@@ -34,28 +37,30 @@ def padding(subject: ModelSubject, case: Case) -> None:
         subject.compare(more, least, "padding", model)
 
 
-@claim(
-    "poisoned padding",
-    SubjectKind.MODEL,
-    tried="NaN in all floating point numbers of padding; the results of real graphs are compared",
-    cause=CAUSES["not finite"],
-)
+@claim("poisoned padding", SubjectKind.MODEL)
 def poisoned_padding(subject: ModelSubject, case: Case) -> None:
-    """No result of a real graph reads anything of padding, not even to multiply it by zero."""
+    """No result of a real graph reads anything of padding, not even to multiply it by zero.
+
+    Tried: NaN in all floating point numbers of padding; the results of real graphs are compared.
+
+    Cause: a product with a mask or with a gradient of zero, which leaves NaN and infinity as they are: set padding to
+    zero where it enters, with torch.where(batch.nodes_mask.unsqueeze(1), x, 0.0). If your padding is always finite,
+    pass garbage=(0.0, 3.0).
+    """
     for model in subject.modes:
         least = subject.see(case.graphs, model=model, padding=0)
         poisoned = subject.see(case.graphs, model=model, padding=MORE, garbage=math.nan)
         subject.compare(poisoned, least, "padding", model, rows_only=True)
 
 
-@claim(
-    "order of graphs",
-    SubjectKind.MODEL,
-    tried="the same graphs in a batch backwards, in training and in evaluation",
-    cause="something that looks at the place of a graph in the batch, or random numbers that differ from row to row",
-)
+@claim("order of graphs", SubjectKind.MODEL)
 def order_of_graphs(subject: ModelSubject, case: Case) -> None:
-    """What a model makes of a graph does not depend on the place of the graph in its batch."""
+    """What a model makes of a graph does not depend on the place of the graph in its batch.
+
+    Tried: the same graphs in a batch backwards, in training and in evaluation.
+
+    Cause: something that looks at the place of a graph in the batch, or random numbers that differ from row to row.
+    """
     for model in subject.modes:
         forward = subject.see(case.graphs, model=model)
         backward = subject.see(case.graphs[::-1], model=model)
@@ -63,15 +68,15 @@ def order_of_graphs(subject: ModelSubject, case: Case) -> None:
         subject.compare(backward, forward, "the order of the graphs", model)
 
 
-@claim(
-    "other graphs",
-    SubjectKind.MODEL,
-    tried="each graph alone, beside its batch, in evaluation",
-    cause="a norm, mean, maximum or softmax over the whole batch instead of over each graph; popgeo.nn.GraphNorm and "
-    "popgeo.ops.global_softmax take batch.batch and batch.num_graphs",
-)
+@claim("other graphs", SubjectKind.MODEL)
 def other_graphs(subject: ModelSubject, case: Case) -> None:
-    """What a model makes of a graph in evaluation does not depend on the other graphs of its batch."""
+    """What a model makes of a graph in evaluation does not depend on the other graphs of its batch.
+
+    Tried: each graph alone, beside its batch, in evaluation.
+
+    Cause: a norm, mean, maximum or softmax over the whole batch instead of over each graph; popgeo.nn.GraphNorm and
+    popgeo.ops.global_softmax take batch.batch and batch.num_graphs.
+    """
     together = subject.see(case.graphs)
     for i, graph in enumerate(case.graphs):
         alone = subject.see([graph])

@@ -1,7 +1,6 @@
 """What energies and forces owe to physics: they turn with their atoms, add up, belong together, and end smoothly."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,24 +21,18 @@ _MOTIONS = {"translation": torch.eye(3, dtype=torch.float64), "rotation": _TURN,
 _ALIKE = 1e-6  # in float64, beside the largest entry
 
 
-def _motion(name: str) -> Callable:
-    return claim(
-        name,
-        SubjectKind.MODEL,
-        tried=f"a {name} of positions, cells and shifts in float64; a result of three columns may turn with them, and "
-        "one of three by three, but each other number stays",
-        cause="positions, or components of vectors, that enter as features: let distances, angles or equivariant "
-        "layers read them, and take the centre away",
-        optional=True,
-        settings=[{"motion": name}],
-    )
-
-
-@_motion("translation")
-@_motion("rotation")
-@_motion("reflection")
+@claim("translation", SubjectKind.MODEL, optional=True, settings=[{"motion": "translation"}])
+@claim("rotation", SubjectKind.MODEL, optional=True, settings=[{"motion": "rotation"}])
+@claim("reflection", SubjectKind.MODEL, optional=True, settings=[{"motion": "reflection"}])
 def motion(subject: ModelSubject, case: Case) -> None:
-    """Where a graph lies in space, and how it is turned, changes energies in nothing, and turns forces with it."""
+    """Where a graph lies in space, and how it is turned, changes energies in nothing, and turns forces with it.
+
+    Tried: positions, cells and shifts moved in float64; a result of three columns may turn with them, and one of three
+    by three, but each other number stays.
+
+    Cause: positions, or components of vectors, that enter as features: let distances, angles or equivariant layers read
+    them, and take the centre away.
+    """
     name = case.settings["motion"]
     turn = _MOTIONS[name]
     shift = torch.tensor([3.0, -2.0, 1.0], dtype=torch.float64) * (name == "translation")
@@ -66,15 +59,14 @@ def motion(subject: ModelSubject, case: Case) -> None:
                 )
 
 
-@claim(
-    "extensive energy",
-    SubjectKind.MODEL,
-    tried="two copies of a graph, far apart, as one graph, in float64",
-    cause="a mean over nodes where a sum belongs, a term of the number of nodes, or an interaction without a cutoff",
-    optional=True,
-)
+@claim("extensive energy", SubjectKind.MODEL, optional=True)
 def extensive(subject: ModelSubject, case: Case) -> None:
-    """Two copies of a graph that do not see each other have twice its energy."""
+    """Two copies of a graph that do not see each other have twice its energy.
+
+    Tried: two copies of a graph, far apart, as one graph, in float64.
+
+    Cause: a mean over nodes where a sum belongs, a term of the number of nodes, or an interaction without a cutoff.
+    """
     graph = min(case.graphs, key=lambda graph: graph.num_nodes or 0)
     if not isinstance(graph, Data) or "cell" in graph:
         raise NotTriedError("it is tried on graphs of one type without a cell")
@@ -95,15 +87,15 @@ def extensive(subject: ModelSubject, case: Case) -> None:
         raise BrokenError(f"the energy of two copies is {apart.found:.6g}, and twice that of one {apart.expected:.6g}")
 
 
-@claim(
-    "forces",
-    SubjectKind.MODEL,
-    tried="forces in float64 along random directions of all positions, beside differences of the energy",
-    cause="a sign, a gradient taken of scaled or detached energies, of one graph's energy only, or forces that a layer "
-    "of their own predicts",
-)
+@claim("forces", SubjectKind.MODEL)
 def forces(subject: ModelSubject, case: Case) -> dict[str, float]:
-    """Forces are the negative gradient of the energy by the positions."""
+    """Forces are the negative gradient of the energy by the positions.
+
+    Tried: forces in float64 along random directions of all positions, beside differences of the energy.
+
+    Cause: a sign, a gradient taken of scaled or detached energies, of one graph's energy only, or forces that a layer
+    of their own predicts.
+    """
     seen = subject.see(case.graphs, wide=True)
     pulled = subject.named(seen, subject.forces)
     if pulled is None or subject.named(seen, subject.energy) is None:
@@ -135,15 +127,15 @@ def forces(subject: ModelSubject, case: Case) -> dict[str, float]:
     return {"largest difference": float((found[: len(expected)] - expected).abs().detach().max())}
 
 
-@claim(
-    "smooth cutoff",
-    SubjectKind.MODEL,
-    tried="two atoms beside a third, from both sides of the cutoff, in float64: the energy and its slope",
-    cause="a cutoff without an envelope, or one whose slope is not zero at the cutoff: multiply messages by a cosine "
-    "or polynomial envelope",
-)
+@claim("smooth cutoff", SubjectKind.MODEL)
 def smooth_cutoff(subject: ModelSubject, case: Case) -> dict[str, float]:
-    """Energy and forces do not jump where two atoms lose sight of each other."""
+    """Energy and forces do not jump where two atoms lose sight of each other.
+
+    Tried: two atoms beside a third, from both sides of the cutoff, in float64: the energy and its slope.
+
+    Cause: a cutoff without an envelope, or one whose slope is not zero at the cutoff: multiply messages by a cosine or
+    polynomial envelope.
+    """
     cutoff = subject.cutoff if subject.cutoff is not None else getattr(subject.what, "cutoff", None)
     if not isinstance(cutoff, int | float | Tensor):
         raise NotTriedError("no cutoff is known; pass cutoff=")
