@@ -158,13 +158,14 @@ def serve_and_ask(options: argparse.Namespace) -> None:
     some = [{"z": one.z.tolist(), "pos": one.pos.tolist()} for one in chosen]
     molecules = [some[i % len(some)] for i in range(options.requests)]
     serve.start(http_options={"host": "127.0.0.1", "port": 8765})
-    for name, most in (("gathered", 64), ("alone", 1)):
-        bound = Potential.options(num_replicas=options.replicas).bind(most)
-        serve.run(bound, name=name, route_prefix=f"/{name}")
     gathered, alone = (f"http://127.0.0.1:8765/{name}" for name in ("gathered", "alone"))
-    throughput(gathered, molecules[:100], options.clients)
-    many, late, _ = throughput(gathered, molecules, options.clients)
+    serve.run(Potential.options(num_replicas=options.replicas).bind(1), name="alone", route_prefix="/alone")
+    throughput(alone, molecules[:64], options.clients)
     few, _, _ = throughput(alone, molecules[: max(100, options.requests // 5)], options.clients)
+    serve.delete("alone")
+    serve.run(Potential.options(num_replicas=options.replicas).bind(64), name="gathered", route_prefix="/gathered")
+    throughput(gathered, molecules[:64], options.clients)
+    many, late, _ = throughput(gathered, molecules, options.clients)
     print(f"{options.clients} clients: {many:,.0f} requests/s gathered, {few:,.0f} one by one: {many / few:.1f}x")
     print(f"99th percentile of a gathered request: {1e3 * late:.0f} ms")
     broken, huge = {"z": [6, 1.5], "pos": [[0, 0, 0]]}, {"z": [1] * 500, "pos": [[i, 0, 0] for i in range(500)]}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +127,12 @@ def check_ending(path: Path) -> None:
     """Refuses a file that no results can be written to, before they are computed.
 
     Raises:
-        ValueError: the ending is not one of those known.
+        ValueError: the ending is not one of those known, or what writes such files is not installed.
     """
     if path.suffix not in (".csv", ".parquet", ".npz"):
         raise ValueError(f"{path} ends in {path.suffix!r}; results are written to .csv, .parquet or .npz.")
+    if path.suffix == ".parquet" and find_spec("pyarrow") is None:
+        raise ValueError(f"{path} is written by pyarrow, which is not installed: pip install pyarrow, or name a .csv.")
 
 
 def _all_failed(part: Predictions, like: Predictions) -> Predictions:
