@@ -60,7 +60,7 @@ class FixedSizeClusterLoader(SubgraphLoader):
     numbers of nodes and edges in the whole graph.
 
     Args:
-        cluster_data: PyG's `ClusterData`, or the graph itself with `num_parts`.
+        cluster_data: PyG's `ClusterData`; or the graph itself, or the stores it lives in, with `num_parts` or `parts`.
         fixed_size_options: Sizes of a batch; None chooses them for about `batch_size` clusters.
         batch_size: Clusters of a batch, about; where `fixed_size_options` are given, they alone decide.
         over_size_strategy: What happens to a cluster that is larger than a batch.
@@ -101,10 +101,15 @@ class FixedSizeClusterLoader(SubgraphLoader):
         **kwargs: Any,
     ) -> None:
         layout = chosen(LayoutChoices, kwargs, add_pad_masks=add_pad_masks)
-        data, parts = _graph_and_parts(cluster_data, num_parts, parts, kwargs.get("seed", 0))
+        data, parts = _graph_and_parts(cluster_data, num_parts, parts)
         store = open_graph(data, layout.exclude_keys, layout.levels)
-        parts, num_parts = _checked(store, parts)
+        if store.is_hetero:
+            raise ValueError("Clusters are made of a graph of one node type; for HeteroData use neighbours of seeds.")
         edge_index = edge_indices(store)[None]
+        if parts is None and num_parts is not None:
+            parts = partition(edge_index, num_parts, num_nodes=num_rows(store, _NODES), seed=kwargs.get("seed", 0))
+        assert parts is not None  # one of the two is given
+        parts, num_parts = _checked(store, parts)
         self.cluster_sizes = ClusterSizes.count(edge_index, parts, num_parts)
         graph = CompressedGraph.from_edge_index(edge_index, num_rows(store, _NODES))
         super().__init__(
@@ -140,21 +145,14 @@ class FixedSizeClusterLoader(SubgraphLoader):
         return len(self.plan().skipped)
 
 
-def _graph_and_parts(data: Any, num_parts: int | None, parts: Tensor | None, seed: int) -> tuple[Any, Tensor]:
+def _graph_and_parts(data: Any, num_parts: int | None, parts: Tensor | None) -> tuple[Any, Tensor | None]:
     if isinstance(data, ClusterData):
         if num_parts is not None or parts is not None:
             raise ValueError("ClusterData has its clusters already; leave num_parts and parts out.")
         return _of_cluster_data(data)
-    if not isinstance(data, Data):
-        raise ValueError(f"Clusters are made of a Data or given as a ClusterData, not of a {type(data).__name__}.")
     if (num_parts is None) == (parts is None):
         raise ValueError("Pass either num_parts, how many clusters to make, or parts, the cluster of each node.")
-    if parts is not None:
-        return data, parts
-    assert num_parts is not None  # the check above
-    if data.edge_index is None:
-        raise ValueError("The graph has no edge_index to divide it by; set one.")
-    return data, partition(torch.as_tensor(data.edge_index), num_parts, num_nodes=data.num_nodes, seed=seed)
+    return data, parts
 
 
 def _of_cluster_data(clusters: ClusterData) -> tuple[Data, Tensor]:

@@ -18,6 +18,7 @@ from popgeo.data.cut import BatchMemory
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.separate import Slicer
 from popgeo.data.slots import Slot, SlotKind
+from popgeo.loader.large.feature_rows import FeatureRows, stays_in_store
 from popgeo.loader.large.subgraph import Subgraph
 
 _NUMBERS = {Level.NODE: "n_id", Level.EDGE: "e_id"}
@@ -32,6 +33,7 @@ class SubgraphCutter:
         labels: An example of each attribute of the edges that are seeds, by name.
         label_store: The edge type that these belong to.
         has_trees: Whether batches say which seed each node was reached from.
+        rows: Asks for rows of what stays in a feature store.
     """
 
     def __init__(
@@ -42,10 +44,11 @@ class SubgraphCutter:
         labels: Mapping[str, Tensor],
         label_store: Axis | None,
         has_trees: bool,
+        rows: FeatureRows | None = None,
     ) -> None:
         self.sorts, self.has_trees, self.label_store = collater.layout.sort_edges, has_trees, label_store
         self.names = {(attribute.store, attribute.name) for attribute in store.attributes}
-        self.axes = store.size_axes
+        self.axes, self.rows = store.size_axes, rows
         none = torch.empty(0, dtype=torch.int64)
         like = Subgraph(
             rows=dict.fromkeys(self.axes, none),
@@ -93,10 +96,20 @@ class SubgraphCutter:
         store = self._store_of(part)
         layout = dataclasses.replace(self.rest, slots=tuple(_with_values_of(store, slot) for slot in self.rest.slots))
         Filler(store, layout)(pack, np.array([0, len(pack)]), [tensors[j][i : i + 1] for j in self.from_sample])
+        values = self._values(part)
         for j in self.from_graph:
             slot = self.layout.slots[j]
-            _gather(slot, part.rows[slot.axis], tensors[j][i])
+            _gather(slot, *values[j], tensors[j][i])
         return Slicer(store, self.layout)
+
+    def _values(self, part: Subgraph) -> dict[int, tuple[Tensor, Tensor]]:
+        """For each slot that is gathered the values, and which of them; those of a store are asked for together."""
+        attributes = {j: a for j in self.from_graph if (a := self.layout.slots[j].attribute) is not None}
+        values = {j: (a.tensor, part.rows[a.axis]) for j, a in attributes.items()}
+        if self.rows is not None:
+            asked = [j for j, attribute in attributes.items() if stays_in_store(attribute)]
+            values |= zip(asked, self.rows.of([attributes[j] for j in asked], part.rows), strict=True)
+        return values
 
     def _store_of(self, subgraph: Subgraph) -> FlatStore:
         """A subgraph as a flat dataset of one graph; what is gathered still has the values of the whole graph."""
@@ -157,13 +170,12 @@ def _with_values_of(store: FlatStore, slot: Slot) -> Slot:
     return dataclasses.replace(slot, attribute=own)
 
 
-def _gather(slot: Slot, rows: Tensor, out: Tensor) -> None:
-    """Writes some rows of an attribute of the whole graph, and padding behind them."""
-    attribute = slot.attribute
-    assert attribute is not None  # only such slots are gathered
-    dim, count = attribute.dim, len(rows)
+def _gather(slot: Slot, values: Tensor, rows: Tensor, out: Tensor) -> None:
+    """Writes some rows of an attribute, and padding behind them."""
+    assert slot.attribute is not None  # only such slots are gathered
+    dim, count = slot.attribute.dim, len(rows)
     if dim == 0:
-        torch.index_select(attribute.tensor, 0, rows, out=out[:count])
+        torch.index_select(values, 0, rows, out=out[:count])
     else:
-        out.narrow(dim, 0, count).copy_(attribute.tensor.index_select(dim, rows))
+        out.narrow(dim, 0, count).copy_(values.index_select(dim, rows))
     out.narrow(dim, count, slot.num_slots - count).fill_(slot.pad_value)

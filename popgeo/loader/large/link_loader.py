@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NegativeSampling
 
 from popgeo.data.attribute_names import MADE_FOR_LINKS
@@ -107,7 +106,7 @@ class FixedSizeLinkLoader(SubgraphLoader):
     `batch_size` and its negatives, which stand behind.
 
     Args:
-        data: The graph, `Data` or `HeteroData`, whose `edge_index` neighbours are sampled by.
+        data: The graph, whose edges neighbours are sampled by, as `FixedSizeNeighborLoader` takes it.
         num_neighbors: How many neighbours of each node each hop takes, as `FixedSizeNeighborLoader` takes them.
         edge_label_index: The edges that are seeds, [2, num_links], or None for all; for a heterogeneous graph an edge
             type, or a pair of it and those.
@@ -130,6 +129,7 @@ class FixedSizeLinkLoader(SubgraphLoader):
         ValueError: arguments contradict each other or the graph, or the sizes cannot hold the ends.
 
     Example:
+        >>> from torch_geometric.data import Data
         >>> ring = torch.stack([torch.arange(6), (torch.arange(6) + 1) % 6])
         >>> data = Data(x=torch.arange(6.0)[:, None], edge_index=ring)
         >>> loader = FixedSizeLinkLoader(data, [1], batch_size=2, neg_sampling="binary")
@@ -142,7 +142,7 @@ class FixedSizeLinkLoader(SubgraphLoader):
 
     def __init__(
         self,
-        data: Data | HeteroData,
+        data: Any,
         num_neighbors: Any,
         edge_label_index: Any = None,
         edge_label: Tensor | None = None,
@@ -163,7 +163,7 @@ class FixedSizeLinkLoader(SubgraphLoader):
         # A split such as PyG's RandomLinkSplit leaves the links on the graph; batches carry their own.
         kwargs["exclude_keys"] = [*(kwargs.get("exclude_keys") or ()), *MADE_FOR_LINKS]
         layout = layout_of(kwargs)
-        store = open_graph(data, layout.exclude_keys, layout.levels)
+        store = open_graph(data, layout.exclude_keys, layout.levels, (time_attr, weight_attr))
         neighborhood = Neighborhood.open(
             store,
             num_neighbors,

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
 
 from popgeo.data.axes import Axis, Level, StoreKey, ends_of
 from popgeo.data.batch_layout import LayoutChoices
@@ -150,7 +149,8 @@ class FixedSizeNeighborLoader(SubgraphLoader):
     Features stay where they are, in memory or in a memory map, in any precision: a batch reads only its own rows.
 
     Args:
-        data: The graph, `Data` or `HeteroData`. Attributes may be numpy arrays, such as a `numpy.memmap`.
+        data: The graph, `Data` or `HeteroData`, whose attributes may be numpy arrays, such as a `numpy.memmap`; or
+            PyG's `(feature_store, graph_store)`: a batch then asks for its own rows, ahead of the step.
         num_neighbors: How many neighbours of each node each hop takes, -1 for all, as `[15, 10]`; for a heterogeneous
             graph also a dictionary by edge type.
         input_nodes: The seeds: node numbers, a boolean mask, or None for all nodes; for a heterogeneous graph a node
@@ -173,6 +173,7 @@ class FixedSizeNeighborLoader(SubgraphLoader):
         ValueError: arguments contradict each other or the graph, or the sizes cannot hold the seeds.
 
     Example:
+        >>> from torch_geometric.data import Data
         >>> ring = torch.stack([torch.arange(6), (torch.arange(6) + 1) % 6])
         >>> data = Data(x=torch.arange(6.0)[:, None], edge_index=ring)
         >>> loader = FixedSizeNeighborLoader(data, [1, 1], batch_size=2)
@@ -187,7 +188,7 @@ class FixedSizeNeighborLoader(SubgraphLoader):
 
     def __init__(
         self,
-        data: Data | HeteroData,
+        data: Any,
         num_neighbors: Any,
         input_nodes: Any = None,
         input_time: Tensor | None = None,
@@ -203,7 +204,7 @@ class FixedSizeNeighborLoader(SubgraphLoader):
         **kwargs: Any,
     ) -> None:
         layout = layout_of(kwargs)
-        store = open_graph(data, layout.exclude_keys, layout.levels)
+        store = open_graph(data, layout.exclude_keys, layout.levels, (time_attr, weight_attr))
         sampler = NeighborSampler.open(
             store,
             num_neighbors,

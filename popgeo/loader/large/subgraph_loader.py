@@ -15,6 +15,7 @@ from popgeo.data.flat_store import FlatStore
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.epoch_choices import EpochChoices, chosen
 from popgeo.loader.epoch_loader import EpochLoader
+from popgeo.loader.large.graph_stores import rows_of
 from popgeo.loader.large.measure_sizes import SizeEstimate, measure_sizes
 from popgeo.loader.large.subgraph_source import PartSampler, SubgraphSource
 from popgeo.loader.large.whole_graph import num_rows
@@ -60,6 +61,9 @@ class SubgraphLoader(EpochLoader):
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; a batch holds 1 or more {self._unit}.")
         self.over_size_strategy = strategy = member(OverSizeStrategy, over_size_strategy)
+        features = rows_of(data)
+        if features is not None:
+            kwargs.setdefault("background", True)  # the next batch is asked for while a step runs
         self.choices = choices = chosen(EpochChoices, kwargs)
         self.part_sampler, self._axes, self._batch_size = part_sampler, store.size_axes, batch_size
         self._num_node_types = len(store.node_types)
@@ -75,7 +79,7 @@ class SubgraphLoader(EpochLoader):
         self.collater = FixedSizeCollater(self.fixed_size_options, layout.add_pad_masks, *trims, layout=layout)
         self._check_seeds_fit()
         self.source: SubgraphSource
-        source = SubgraphSource(part_sampler, store, self.collater)
+        source = SubgraphSource(part_sampler, store, self.collater, features)
         super().__init__(data, source, self._packer, choices, batch_size=batch_size, **kwargs)
 
     def _together(self, order: np.ndarray) -> Packs:

@@ -13,6 +13,7 @@ from popgeo.data.collate import FixedSizeCollater
 from popgeo.data.cut import BatchMemory
 from popgeo.data.flat_store import FlatStore
 from popgeo.loader.large.cut_subgraphs import SubgraphCutter
+from popgeo.loader.large.feature_rows import FeatureRows
 from popgeo.loader.large.subgraph import Subgraph
 from popgeo.loader.source import BatchSource
 from popgeo.packing import Packs
@@ -41,11 +42,18 @@ class SubgraphSource(BatchSource):
 
     items_at_once = 1  # one batch at a time: its nodes fill the cache alone
 
-    def __init__(self, sampler: PartSampler, store: FlatStore, collater: FixedSizeCollater) -> None:
+    def __init__(
+        self, sampler: PartSampler, store: FlatStore, collater: FixedSizeCollater, rows: FeatureRows | None
+    ) -> None:
         self.sampler, self.collater, self.axes = sampler, collater, store.size_axes
         self.limits = dict(zip(self.axes, collater.options.limits(self.axes).tolist(), strict=True))
         self.cutter = SubgraphCutter(
-            store, collater, labels=sampler.labels, label_store=sampler.label_store, has_trees=sampler.has_trees
+            store,
+            collater,
+            labels=sampler.labels,
+            label_store=sampler.label_store,
+            has_trees=sampler.has_trees,
+            rows=rows,
         )
         self.layout = self.cutter.layout
 

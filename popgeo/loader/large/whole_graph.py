@@ -2,7 +2,8 @@
 
 import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,16 +15,20 @@ from popgeo.data.attribute_names import MADE_BY_SAMPLING
 from popgeo.data.axes import Axis, Level, Levels, StoreKey, ends_of
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.trim import check_numbering
+from popgeo.loader.large.graph_stores import open_stores, rows_of
 from popgeo.sampling.compressed_graph import check_range
 
 
-def open_graph(data: Data | HeteroData, exclude_keys: Sequence[str] | None, levels: Levels | None = None) -> FlatStore:
+def open_graph(
+    data: Any, exclude_keys: Sequence[str] | None, levels: Levels | None = None, whole: Collection[str | None] = ()
+) -> FlatStore:
     """A large graph as a flat dataset of one; nothing is copied, and numpy arrays (memory maps) are taken as they are.
 
     Args:
-        data: The graph.
+        data: The graph, or the pair of stores that it lives in.
         exclude_keys: Attributes to leave out.
         levels: What an attribute's rows belong to, where names and sizes do not tell.
+        whole: Attributes to read as a whole, where the graph lives in stores.
 
     Raises:
         ValueError: no single graph, no edges, an index outside, or an attribute that cannot be taken apart.
@@ -33,12 +38,18 @@ def open_graph(data: Data | HeteroData, exclude_keys: Sequence[str] | None, leve
         >>> open_graph(data, None, None)
         FlatStore(1 graphs, 3 nodes, 2 edges; x: node, edge_index: edge)
     """
+    rows, shown = rows_of(data), {}
+    if rows is not None:
+        data, found, shown = open_stores(rows, data[1], exclude_keys or (), levels or {}, whole)
+        levels = {**found, **(levels or {})}
     if not isinstance(data, (Data, HeteroData)):
         raise ValueError(
-            f"The graph is a {type(data).__name__}; pass one Data or HeteroData. For a dataset of one graph pass "
-            f"dataset[0], for many small graphs use FixedSizeDataLoader."
+            f"The graph is a {type(data).__name__}; pass one Data or HeteroData, or (feature_store, graph_store). For "
+            f"a dataset of one graph pass dataset[0], for many small graphs use FixedSizeDataLoader."
         )
     store = FlatStore.from_dataset([_with_tensors(data)], exclude_keys=exclude_keys, levels=levels)
+    attributes = (replace(a, values=shown.get((a.store, a.name), a.values)) for a in store.attributes)
+    store = replace(store, attributes=tuple(attributes))
     names = {(attribute.store, attribute.name) for attribute in store.attributes}
     taken = [name for _, name in names if name in MADE_BY_SAMPLING]
     if taken:

@@ -144,7 +144,7 @@ def test_resuming_and_shards():
         ({"parts": torch.zeros(90)}, "for each of 90 nodes"),
         ({"parts": torch.full((90,), -1)}, "from -1 on"),
         ({"batch_size": 0}, "batch_size is 0"),
-        ({"data": library()}, "not of a HeteroData"),
+        ({"data": library()}, "for HeteroData use"),
     ],
 )
 def test_wrong_arguments_are_refused(choices, message):

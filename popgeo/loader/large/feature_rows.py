@@ -1,0 +1,149 @@
+"""Rows of a feature store: asked for batch by batch, one request for each type and attribute, and checked."""
+
+import copy
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed import DistError
+from torch_geometric.data import FeatureStore, TensorAttr
+
+from popgeo.data.axes import Attribute, Axis, StoreKey
+
+_WAITS = (0.1, 0.4)  # seconds before a request that failed is made again
+_PROBED = 8
+Name = tuple[StoreKey, str]
+"""A node or edge type, and the name of an attribute."""
+
+
+def stays_in_store(attribute: Attribute) -> bool:
+    """Whether rows are asked for: the values then are the first one, shown again in the place of all others."""
+    return attribute.is_tensor and len(attribute.tensor) > 1 and attribute.tensor.stride(0) == 0
+
+
+class FeatureRows:
+    """Asks a feature store for rows.
+
+    Rows are asked for in ascending order and each once, whatever order a batch has: a store on disk reads forwards, and
+    one that answers by number, as databases may, answers rightly. A request that fails is made again, twice.
+
+    Args:
+        feature_store: The store.
+        attributes: What it calls each attribute.
+    """
+
+    def __init__(self, feature_store: FeatureStore, attributes: Mapping[Name, TensorAttr]) -> None:
+        self.feature_store, self.attributes = feature_store, attributes
+
+    def of(self, attributes: Sequence[Attribute], rows: Mapping[Axis, Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Values for each attribute, and the place in them of each row of a batch.
+
+        Args:
+            attributes: Those of nodes and edges.
+            rows: Numbers of nodes and edges. int64 [number of them]
+
+        Raises:
+            ConnectionError: the store does not answer.
+            ValueError: it answers something else.
+        """
+        asked = [attribute for attribute in attributes if len(rows[attribute.axis])]
+        numbers = {axis: rows[axis].unique(return_inverse=True) for axis in {attribute.axis for attribute in asked}}
+        wanted = {(a.store, a.name): numbers[a.axis][0] for a in asked}
+        like = {(a.store, a.name): a.tensor[:1] for a in asked}
+        answers = self.ask(wanted, like)
+        none = torch.empty(0, dtype=torch.int64)
+        return [(answers[a.store, a.name], numbers[a.axis][1]) if a in asked else (a.tensor, none) for a in attributes]
+
+    def ask(self, wanted: Mapping[Name, Tensor | None], like: Mapping[Name, Tensor]) -> dict[Name, Tensor]:
+        """The rows of some attributes, all in one call of the store.
+
+        Args:
+            wanted: Their numbers; None for all. int64 [number of them]
+            like: An example of each attribute, where it is known. [at least 0, ...]
+
+        Raises:
+            ConnectionError: the store does not answer.
+            ValueError: it has no such attribute, or answers with other rows than it was asked for.
+        """
+        requests = [self._request(name, numbers) for name, numbers in wanted.items()]
+        answers = self._answers(requests) if requests else []
+        if len(answers) != len(requests):
+            raise ValueError(f"{self.feature_store} answers {len(requests)} requests with {len(answers)} tensors.")
+        return {
+            name: self._checked(name, numbers, like.get(name), answer)
+            for (name, numbers), answer in zip(wanted.items(), answers, strict=True)
+        }
+
+    def _request(self, name: Name, numbers: Tensor | None) -> TensorAttr:
+        request = copy.copy(self.attributes[name])
+        request.index = numbers
+        return request
+
+    def _answers(self, requests: list[TensorAttr]) -> list[Any]:
+        names = ", ".join(f"{request.attr_name!r} of {request.group_name!r}" for request in requests)
+        for wait in (*_WAITS, None):
+            try:
+                return self.feature_store.multi_get_tensor(requests)
+            except (KeyError, NotImplementedError) as error:
+                raise ValueError(
+                    f"{self.feature_store} lists {names}, but has not all of it: {error!r}. Leave out what it lacks "
+                    f"with exclude_keys."
+                ) from error
+            except DistError:
+                raise  # other processes take part in the request: it cannot be made again by one
+            except (OSError, RuntimeError) as error:
+                if wait is None:
+                    raise ConnectionError(
+                        f"{self.feature_store} was asked {len(_WAITS) + 1} times for {names}: {error!r}. Once it is "
+                        f"back, loader.load_state_dict(loader.state_dict()) makes the loader go on with this batch."
+                    ) from error
+                time.sleep(wait)
+        raise AssertionError  # the last turn returns or raises
+
+    def _checked(self, name: Name, numbers: Tensor | None, like: Tensor | None, answer: Any) -> Tensor:
+        what = f"{self.feature_store} answers for {name[1]!r} of {name[0]!r}"
+        if isinstance(answer, np.ndarray):
+            answer = torch.from_numpy(answer)
+        if not isinstance(answer, Tensor) or not answer.dim():
+            raise ValueError(
+                f"{what} with {type(answer).__name__}; rows are a tensor or an array. Pass exclude_keys=[{name[1]!r}] "
+                f"where it has none."
+            )
+        if numbers is not None and len(answer) != len(numbers):
+            raise ValueError(f"{what} with {len(answer)} rows, and was asked for {len(numbers)}.")
+        if like is not None and (answer.dtype, answer.shape[1:]) != (like.dtype, like.shape[1:]):
+            raise ValueError(
+                f"{what} with rows of shape {list(answer.shape[1:])} in {answer.dtype}; earlier ones were "
+                f"{list(like.shape[1:])} in {like.dtype}."
+            )
+        return answer.cpu()
+
+    def said_size(self, name: Name) -> int | None:
+        """How many rows the store says that an attribute has; None where it does not know."""
+        try:
+            size = self.feature_store.get_tensor_size(self._request(name, None))
+        except NotImplementedError:
+            return None
+        return None if size is None else int(size[0])
+
+    def first_row(self, name: Name, num_rows: int) -> Tensor:
+        """The first row of an attribute, or none of it where there are none; a few others show how the store answers.
+
+        Raises:
+            ConnectionError: the store does not answer.
+            ValueError: it has not so many rows, or does not answer in the order that it is asked in. [0 or 1, ...]
+        """
+        numbers = torch.linspace(0, max(0, num_rows - 1), _PROBED, dtype=torch.float64).long().unique()[:num_rows]
+        rows = self.ask({name: numbers}, {})[name]
+        for some in (slice(0, None, 2), slice(1, None, 2)):
+            again = self.ask({name: numbers[some]}, {name: rows})[name] if len(numbers[some]) else rows[some]
+            if not torch.equal(again.nan_to_num(), rows[some].nan_to_num()):
+                raise ValueError(
+                    f"{self.feature_store} gives other rows of {name[1]!r} of {name[0]!r} for {numbers[some].tolist()} "
+                    f"alone than among {numbers.tolist()}. A feature store answers with the rows that it is asked for, "
+                    f"in that order."
+                )
+        return rows[:1]

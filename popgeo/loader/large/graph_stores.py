@@ -1,0 +1,159 @@
+"""Graphs that live in stores: `(feature_store, graph_store)` of PyG, opened as a graph whose features stay there."""
+
+import copy
+from collections import defaultdict
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, EdgeAttr, FeatureStore, GraphStore, HeteroData
+from torch_geometric.data.graph_store import EdgeLayout
+
+from popgeo.data.attribute_names import OF_EDGES, OF_NODES
+from popgeo.data.axes import Axis, Level, Levels, StoreKey, ends_of
+from popgeo.loader.large.feature_rows import FeatureRows, Name
+
+_PREFERRED = [EdgeLayout.COO, EdgeLayout.CSC, EdgeLayout.CSR]
+Sizes = dict[Axis, dict[str, int]]
+"""For nodes or edges of a type who says how many there are, and how many."""
+
+
+def rows_of(data: Any) -> FeatureRows | None:
+    """What asks a feature store for rows; None where a graph is not given as a pair of stores."""
+    is_pair = isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], FeatureStore)
+    if not is_pair or not isinstance(data[1], GraphStore):
+        return None
+    attributes = {}
+    for listed in data[0].get_all_tensor_attrs():
+        attr = copy.copy(listed)
+        if not attr.is_set("group_name"):
+            attr.group_name = None
+        attributes[attr.group_name, attr.attr_name] = attr
+    return FeatureRows(data[0], attributes)
+
+
+def open_stores(
+    rows: FeatureRows,
+    graph_store: GraphStore,
+    excluded: Collection[str],
+    levels: Levels,
+    whole: Collection[str | None],
+) -> tuple[Data | HeteroData, dict[Any, Level], dict[Name, Tensor]]:
+    """A graph in stores as PyG's object: edges are read, features stay where they are, and have a width of 0 here.
+
+    Edges are numbered as the store holds them; where it has several layouts, in the first of COO, CSC and CSR. Who does
+    not say how many nodes there are has as many as edges lead to.
+
+    Args:
+        rows: Asks the feature store.
+        graph_store: The edges.
+        excluded: Attributes to leave out.
+        levels: What an attribute's rows belong to, where that is known.
+        whole: Attributes to read, such as times.
+
+    Returns:
+        The graph; what the rows of each attribute belong to; and as the values of those that stay in the store the
+        first row, shown again for all others.
+
+    Raises:
+        ConnectionError: a store does not answer.
+        ValueError: the stores contradict each other or themselves.
+    """
+    edges, sizes = _edges_of(graph_store)
+    data: Any = Data() if None in edges else HeteroData()
+    axes: dict[Name, Axis] = {}
+    shown: dict[Name, Tensor] = {}
+    names = [name for name in rows.attributes if name[1] not in excluded]
+    for name in sorted(names, key=lambda name: name[1] not in OF_NODES):  # those tell how many nodes there are
+        said = rows.said_size(name)
+        axes[name] = _axis_of(name, said, levels.get(name) or levels.get(name[1]), edges, sizes)
+        if said is not None:
+            sizes[axes[name]][f"the feature store, of {name[1]!r},"] = said
+    counts = {axis: _agreed(axis, said) for axis, said in sizes.items()}
+    for name in names:
+        axis = axes[name]
+        key, count = axis.store, counts.get(axis, 0)
+        place = data if key is None else data[key]
+        if name[1] in whole:
+            place[name[1]] = rows.ask({name: None}, {})[name]
+            _agreed(axis, {"the graph": count, f"all of {name[1]!r}": len(place[name[1]])})
+        else:
+            first = rows.first_row(name, count)
+            shown[name] = first.expand(count, *first.shape[1:])
+            place[name[1]] = first.new_empty(count, 0)
+    for key, edge_index in edges.items():
+        (data if key is None else data[key]).edge_index = edge_index
+    for axis in [axis for axis in counts if axis.level is Level.NODE and axis not in axes.values()]:
+        (data if axis.store is None else data[axis.store]).num_nodes = counts[axis]
+    return data, {name: axis.level for name, axis in axes.items()}, shown
+
+
+def _edges_of(graph_store: GraphStore) -> tuple[dict[StoreKey, Tensor], Sizes]:
+    """The edges of each type [2, num_edges], and what the store says of sizes."""
+    listed: dict[StoreKey, list[EdgeAttr]] = defaultdict(list)
+    for attr in graph_store.get_all_edge_attrs():
+        listed[attr.edge_type].append(copy.copy(attr))
+    if not listed or (None in listed and len(listed) > 1):
+        raise ValueError(f"{graph_store} lists edges of types {list(listed)}; either all have a type, or one has none.")
+    edges: dict[StoreKey, Tensor] = {}
+    sizes: Sizes = defaultdict(dict)
+    for key, attrs in listed.items():
+        attr = min(attrs, key=lambda attr: _PREFERRED.index(attr.layout))
+        edges[key] = _in_pairs(key, attr.layout, graph_store.get_edge_index(attr))
+        sizes[Axis(Level.EDGE, key)]["the graph store"] = edges[key].shape[1]
+        for end, ids, size in zip(ends_of(Axis(Level.EDGE, key)), edges[key], attr.size or (None, None), strict=True):
+            if size is not None:
+                sizes[end][f"the graph store, of {key},"] = int(size)
+            sizes[end]["edges"] = max(sizes[end].get("edges", 0), int(ids.max()) + 1 if len(ids) else 0)
+    return edges, sizes
+
+
+def _in_pairs(key: StoreKey, layout: EdgeLayout, found: Any) -> Tensor:
+    """Source and destination of each edge, in the order of the store. [2, num_edges]"""
+    if layout is EdgeLayout.COO and isinstance(found, Tensor):
+        return found
+    row, col = (torch.as_tensor(part) for part in found)
+    if layout is not EdgeLayout.COO:
+        pointer, other = (row, col) if layout is EdgeLayout.CSR else (col, row)
+        if not len(pointer) or pointer[0] != 0 or pointer[-1] != len(other) or bool((pointer.diff() < 0).any()):
+            raise ValueError(f"The {layout.name} pointer of {key} must ascend from 0 to {len(other)}, its edges.")
+        ids = torch.repeat_interleave(torch.arange(len(pointer) - 1), pointer.diff())
+        row, col = (ids, other) if layout is EdgeLayout.CSR else (other, ids)
+    if row.shape != col.shape:
+        raise ValueError(f"The edges of {key} have {len(row)} sources and {len(col)} destinations.")
+    return torch.stack([row.long(), col.long()])
+
+
+def _axis_of(name: Name, said: int | None, level: Any, edges: dict[StoreKey, Tensor], sizes: Sizes) -> Axis:
+    """What the rows of an attribute belong to: in a graph without types its name says so, or else its size."""
+    key = name[0]
+    if None not in edges:
+        if key is None or (isinstance(key, tuple) and key not in edges):
+            raise ValueError(f"The feature store has {name[1]!r} of {key!r}; edges are of types {list(edges)}.")
+        return Axis(Level.EDGE if isinstance(key, tuple) else Level.NODE, key)
+    if key is not None:
+        raise ValueError(f"The feature store has {name[1]!r} of {key!r}, but the graph store's edges have no type.")
+    if level is not None:
+        return Axis(Level(level), None)
+    if name[1] in OF_EDGES or "edge" in name[1]:
+        return Axis(Level.EDGE, None)
+    known = {count for who, count in sizes[Axis(Level.NODE, None)].items() if who != "edges"}
+    if name[1] in OF_NODES or said in known or said != edges[None].shape[1]:
+        return Axis(Level.NODE, None)
+    if known:
+        return Axis(Level.EDGE, None)
+    raise ValueError(
+        f"{name[1]!r} has {said} rows, as many as there are edges; how many nodes there are, nobody says. Pass "
+        f"levels={{{name[1]!r}: 'node'}} or 'edge'."
+    )
+
+
+def _agreed(axis: Axis, said: dict[str, int]) -> int:
+    """How many nodes or edges there are, where all who know say the same; else as many as edges lead to."""
+    least, known = said.pop("edges", 0), set(said.values())
+    if len(known) > 1 or any(count < least for count in known):
+        told = "; ".join(f"{who} says {count:,}" for who, count in said.items())
+        end = f"; edges lead to number {least - 1:,}" if least else ""
+        raise ValueError(f"How many {axis.label} are there? {told}{end}. Correct it in the store.")
+    return next(iter(known), least)
