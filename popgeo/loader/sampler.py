@@ -245,7 +245,8 @@ class EpochSampler:
             if position == plan.num_items:
                 epoch, position, used = epoch + 1, 0, []
         state = {"epoch": epoch, "position": position, "seed": self.seed, f"num_{self._unit}": self.packer.num_items}
-        return {**state, "batches": known, "used": used} if used else state
+        # The same names in every state: what saves and restores by name would leave out others.
+        return {**state, "batches": known if used else None, "used": used}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Makes the next pass go on where `state_dict` was taken, with the random seed of that run.

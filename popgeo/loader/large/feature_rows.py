@@ -37,6 +37,19 @@ class FeatureRows:
 
     def __init__(self, feature_store: FeatureStore, attributes: Mapping[Name, TensorAttr]) -> None:
         self.feature_store, self.attributes = feature_store, attributes
+        # One to whose answers several processes contribute is asked by each of them, also for nothing.
+        self.is_collective = bool(getattr(feature_store, "is_collective", False))
+
+    @classmethod
+    def listed(cls, feature_store: FeatureStore) -> "FeatureRows":
+        """All attributes that a store lists."""
+        attributes = {}
+        for listed in feature_store.get_all_tensor_attrs():
+            attr = copy.copy(listed)
+            if not attr.is_set("group_name"):
+                attr.group_name = None
+            attributes[attr.group_name, attr.attr_name] = attr
+        return cls(feature_store, attributes)
 
     def of(self, attributes: Sequence[Attribute], rows: Mapping[Axis, Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Values for each attribute, and the place in them of each row of a batch.
@@ -49,7 +62,7 @@ class FeatureRows:
             ConnectionError: the store does not answer.
             ValueError: it answers something else.
         """
-        asked = [attribute for attribute in attributes if len(rows[attribute.axis])]
+        asked = [attribute for attribute in attributes if len(rows[attribute.axis]) or self.is_collective]
         numbers = {axis: rows[axis].unique(return_inverse=True) for axis in {attribute.axis for attribute in asked}}
         wanted = {(a.store, a.name): numbers[a.axis][0] for a in asked}
         like = {(a.store, a.name): a.tensor[:1] for a in asked}

@@ -24,13 +24,7 @@ def rows_of(data: Any) -> FeatureRows | None:
     is_pair = isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], FeatureStore)
     if not is_pair or not isinstance(data[1], GraphStore):
         return None
-    attributes = {}
-    for listed in data[0].get_all_tensor_attrs():
-        attr = copy.copy(listed)
-        if not attr.is_set("group_name"):
-            attr.group_name = None
-        attributes[attr.group_name, attr.attr_name] = attr
-    return FeatureRows(data[0], attributes)
+    return FeatureRows.listed(data[0])
 
 
 def open_stores(

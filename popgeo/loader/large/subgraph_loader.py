@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from torch import Tensor
 
 from popgeo.data.axes import Level
 from popgeo.data.batch_layout import LayoutChoices
@@ -15,6 +17,7 @@ from popgeo.data.flat_store import FlatStore
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.epoch_choices import EpochChoices, chosen
 from popgeo.loader.epoch_loader import EpochLoader
+from popgeo.loader.large.feature_rows import stays_in_store
 from popgeo.loader.large.graph_stores import rows_of
 from popgeo.loader.large.measure_sizes import SizeEstimate, measure_sizes
 from popgeo.loader.large.subgraph_source import PartSampler, SubgraphSource
@@ -22,6 +25,7 @@ from popgeo.loader.large.whole_graph import num_rows
 from popgeo.loader.sampler import EpochSampler, OrderPacker
 from popgeo.loader.strategy import in_equal_numbers, member
 from popgeo.packing import Packs
+from popgeo.random_numbers import seed_of
 
 # Sizes are measured on draws of their own, so that no batch of an epoch is one of those measured.
 _MEASURED = 0x5125
@@ -80,6 +84,9 @@ class SubgraphLoader(EpochLoader):
         self._check_seeds_fit()
         self.source: SubgraphSource
         source = SubgraphSource(part_sampler, store, self.collater, features)
+        measure = getattr(features and features.feature_store, "measure", None)
+        if measure is not None:
+            measure(self._sampled_rows(store, choices.seed))
         super().__init__(data, source, self._packer, choices, batch_size=batch_size, **kwargs)
 
     def _together(self, order: np.ndarray) -> Packs:
@@ -107,20 +114,26 @@ class SubgraphLoader(EpochLoader):
         if not self.part_sampler.num_items:
             raise ValueError(f"There are no {self._unit}, so there is nothing to measure. Pass fixed_size_options.")
 
-        def packs() -> Iterator[np.ndarray]:
-            epoch = 0
-            while True:
-                # Batches such as those of an epoch, but of other draws where they are drawn.
-                found = EpochSampler(self._packer, self.choices).whole(seed ^ _MEASURED, epoch)
-                full = np.flatnonzero(np.diff(found.ptr) == np.diff(found.ptr).max())
-                for i in np.random.default_rng((seed, epoch, _MEASURED)).permutation(full):
-                    yield found[int(i)]
-                epoch += 1
-
-        self.size_estimate = measure_sizes(self.part_sampler, packs(), self._axes, most, (seed, _MEASURED))
+        packs = self._packs_like_an_epoch(seed)
+        self.size_estimate = measure_sizes(self.part_sampler, packs, self._axes, most, (seed, _MEASURED))
         sizes = self.size_estimate.sizes.copy()
         sizes[: self._num_node_types] += 1  # of padding
         return FixedSizeOptions.from_sizes(store, sizes, 2)
+
+    def _packs_like_an_epoch(self, seed: int) -> Iterator[np.ndarray]:
+        """Batches such as those of an epoch, but of other draws where they are drawn; without end."""
+        for epoch in count():
+            found = EpochSampler(self._packer, self.choices).whole(seed ^ _MEASURED, epoch)
+            full = np.flatnonzero(np.diff(found.ptr) == np.diff(found.ptr).max())
+            for i in np.random.default_rng((seed, epoch, _MEASURED)).permutation(full):
+                yield found[int(i)]
+
+    def _sampled_rows(self, store: FlatStore, seed: int) -> list[dict[Any, Tensor]]:
+        """What some batches want of each attribute that stays in a feature store."""
+        attributes = [attribute for attribute in store.attributes if stays_in_store(attribute)]
+        packs = islice(self._packs_like_an_epoch(seed), 2 * _PROBED)
+        parts = [self.part_sampler.sample(ids, seed_of(seed, _MEASURED, ids)) for ids in packs]
+        return [{(a.store, a.name): part.rows[a.axis] for a in attributes} for part in parts]
 
     def filling(self) -> pd.DataFrame:
         """How full the batches of the coming epoch are, from up to 16 of them.

@@ -1,0 +1,177 @@
+"""Features larger than memory: arrays on disk behind PyG's `FeatureStore`, of which only rows asked for are read."""
+
+import mmap
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import FeatureStore, TensorAttr
+
+from popgeo.data.axes import StoreKey
+from popgeo.sampling.compressed_graph import check_range
+
+_ROWS_AT_ONCE = 256
+Files = str | os.PathLike[str] | Mapping[str, Any]
+
+
+class DiskFeatures(FeatureStore):
+    """Features that lie in files and stay there: only the pages of rows that are asked for are read, by many threads.
+
+    The pages belong to the system, which gives them up when it needs memory. A disk answers many requests at a time
+    faster than one after the other, hence the threads.
+
+    Args:
+        files: For each node or edge type, None where there are none, what it has: a file of a table in Arrow's or
+            Parquet's format, whose columns are attributes (extra `stores`); or by name `.npy` files and arrays.
+            Parquet and compressed Arrow files cannot be mapped: their columns are written beside them once, as `.npy`.
+        num_threads: How many rows are read at a time.
+
+    Raises:
+        ValueError: a column has nulls, rows of different widths, or no numbers.
+
+    Example:
+        >>> features = DiskFeatures({None: {"x": np.arange(6.0).reshape(3, 2)}})
+        >>> features.get_tensor(group_name=None, attr_name="x", index=torch.tensor([2, 0])).tolist()
+        [[4.0, 5.0], [0.0, 1.0]]
+    """
+
+    def __init__(self, files: Mapping[StoreKey, Files], num_threads: int = 16) -> None:
+        super().__init__()
+        self.__dict__.update(files=files, num_threads=num_threads, columns={})
+        for key, of_type in files.items():
+            for name, parts in _opened(of_type).items():
+                self.columns[key, name] = parts
+
+    def _get_tensor(self, attr: TensorAttr) -> Tensor | None:
+        parts = self.columns.get((attr.group_name, attr.attr_name))
+        if parts is None:
+            return None
+        starts = np.cumsum([0, *map(len, parts)])
+        index = slice(None) if attr.index is None else attr.index
+        rows = np.arange(starts[-1])[index] if isinstance(index, slice) else np.asarray(index, np.int64).reshape(-1)
+        check_range(f"The index of {attr.attr_name!r}", torch.from_numpy(rows), int(starts[-1]))
+        out = np.empty((len(rows), *parts[0].shape[1:]), parts[0].dtype)
+
+        def read(first: int) -> None:
+            wanted, found = rows[first : first + _ROWS_AT_ONCE], out[first : first + _ROWS_AT_ONCE]
+            of_part = np.searchsorted(starts, wanted, side="right") - 1
+            for number in np.unique(of_part):
+                here = of_part == number
+                found[here] = parts[number].take(wanted[here] - starts[number], axis=0)  # without Python's lock
+
+        with ThreadPoolExecutor(self.num_threads) as threads:
+            list(threads.map(read, range(0, len(rows), _ROWS_AT_ONCE)))
+        return torch.from_numpy(out)
+
+    def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...]:
+        parts = self.columns[attr.group_name, attr.attr_name]
+        return (sum(map(len, parts)), *parts[0].shape[1:])
+
+    def get_all_tensor_attrs(self) -> list[TensorAttr]:
+        """The attributes of all files."""
+        return [TensorAttr(group_name=key, attr_name=name) for key, name in self.columns]
+
+    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
+        raise ValueError(f"DiskFeatures reads files; write {attr.attr_name!r} with numpy.save and open that.")
+
+    def _remove_tensor(self, attr: TensorAttr) -> bool:
+        return self.columns.pop((attr.group_name, attr.attr_name), None) is not None
+
+    def __reduce__(self) -> Any:
+        return DiskFeatures, (self.files, self.num_threads)  # another process maps the files itself
+
+
+def _opened(files: Files) -> dict[str, list[np.ndarray]]:
+    """Each attribute as arrays that stand one after the other."""
+    if isinstance(files, Mapping):
+        return {name: [_mapped(array)] for name, array in files.items()}
+    path = Path(files)
+    if path.suffix != ".parquet":
+        import pyarrow as pa
+
+        before = pa.total_allocated_bytes()
+        table = pa.ipc.open_file(pa.py_buffer(_random(np.memmap(path, mode="r")))).read_all()
+        if pa.total_allocated_bytes() - before < path.stat().st_size // 2:  # else it is compressed
+            return {name: [_rows(name, part) for part in table[name].chunks] for name in table.column_names}
+        del table
+    folder = path.with_name(f"{path.name}.columns")
+    if not folder.exists() or folder.stat().st_mtime < path.stat().st_mtime:
+        _write_columns(path, folder)
+    return {file.stem: [_mapped(file)] for file in sorted(folder.iterdir())}
+
+
+def _mapped(array: Any) -> np.ndarray:
+    """A file's array, or one that is given."""
+    if isinstance(array, (str, os.PathLike)):
+        array = np.load(array, mmap_mode="r")
+    return _random(array if isinstance(array, np.ndarray) else torch.as_tensor(array).numpy())
+
+
+def _random(array: np.ndarray) -> np.ndarray:
+    """The array; of a mapped one the system reads no more than the pages that are used."""
+    pages = getattr(array, "_mmap", None)
+    if pages is not None and hasattr(mmap, "MADV_RANDOM"):
+        pages.madvise(mmap.MADV_RANDOM)
+    return np.asarray(array)
+
+
+def _batches(path: Path) -> tuple[int, Iterator[Any]]:
+    """How many rows a table has, and its record batches, one in memory at a time."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    if path.suffix == ".parquet":
+        file = parquet.ParquetFile(path)
+        return file.metadata.num_rows, file.iter_batches()
+    reader = pa.ipc.open_file(path)
+    batches = range(reader.num_record_batches)
+    return sum(reader.get_batch(i).num_rows for i in batches), (reader.get_batch(i) for i in batches)
+
+
+def _write_columns(path: Path, folder: Path) -> None:
+    """Writes each column of a table as an array of its own; the folder is whole or not there."""
+    part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
+    part.mkdir()
+    try:
+        num_rows, batches = _batches(path)
+        files: dict[str, np.ndarray] = {}
+        start = 0
+        for batch in batches:
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                rows = _rows(name, column)
+                if name not in files:
+                    shape, file = (num_rows, *rows.shape[1:]), part / f"{name}.npy"
+                    files[name] = np.lib.format.open_memmap(file, mode="w+", dtype=rows.dtype, shape=shape)
+                files[name][start : start + len(rows)] = rows
+            start += batch.num_rows
+        shutil.rmtree(folder, ignore_errors=True)
+        part.rename(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _rows(name: str, column: Any) -> np.ndarray:
+    """A column as an array with one row for each of its own."""
+    import pyarrow as pa
+
+    if column.null_count:
+        raise ValueError(f"Column {name!r} has {column.null_count} nulls; fill them, or write the table without it.")
+    width: tuple[int, ...] = ()
+    if pa.types.is_nested(column.type):
+        flat = column.flatten()
+        width = (len(flat) // max(1, len(column)),)
+        if len(flat) != width[0] * len(column) or (
+            pa.types.is_list(column.type) and column.value_lengths().unique().to_pylist() not in ([], [width[0]])
+        ):
+            raise ValueError(f"Column {name!r} has lists of different lengths; the rows of a tensor have one length.")
+        column = flat
+    values = column.to_numpy(zero_copy_only=False)
+    if values.dtype.kind not in "biuf":
+        raise ValueError(f"Column {name!r} is {column.type}; features are numbers. Write the table without it.")
+    return values.reshape(-1, *width)

@@ -1,0 +1,217 @@
+"""Features in parts, a part a process: rows of others come by exchanges of fixed size through `torch.distributed`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch_geometric.data import FeatureStore, TensorAttr
+
+from popgeo.data.axes import StoreKey
+from popgeo.loader.large.feature_rows import FeatureRows, Name
+
+_FIRST_ROOM, _ALIGN = 64, 8
+
+
+@dataclass(kw_only=True, eq=False)
+class _Part:
+    """One attribute: the rows of this process, those it keeps of others, and who has which.
+
+    Args:
+        owner: The process that has each row. [num_rows]
+        place: Where among its own. [num_rows]
+        own: The rows of this process, as bytes. uint8 [number of them, row_bytes]
+        like: An example. [0, ...]
+        kept: Rows of others. uint8 [number of them, row_bytes]
+        room: How many rows each process may ask each for in one exchange.
+        numbers: Those of the rows that are kept, ascending. int64 [number of them]
+    """
+
+    owner: Tensor
+    place: Tensor
+    own: Tensor
+    like: Tensor
+    kept: Tensor
+    room: int = _FIRST_ROOM
+    numbers: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+
+    def elsewhere(self, numbers: Tensor, rank: int) -> Tensor:
+        """Which rows are neither this process's nor kept. bool [number of them]"""
+        return (self.owner[numbers] != rank) & ~torch.isin(numbers, self.numbers)
+
+
+class PartitionedFeatures(FeatureStore):
+    """Features of which each process of `torch.distributed` holds those of its own nodes.
+
+    The rows of others come in one exchange of the numbers that a batch wants and one of the rows, of sizes that never
+    change. A batch that wants more of one process than there is room for has the same exchange again, in which all take
+    part: how many it takes is told along with the numbers. A loader measures the room on sampled batches, and which
+    rows are wanted most often: `num_cached` of those are kept.
+
+    All processes make the same loaders, and iterate over them alike.
+
+    Args:
+        features: What has all rows, such as `DiskFeatures`; only those of this process are read, once.
+        parts: For each node or edge type the process that has each row, as `popgeo.sampling.partition` makes it; rows
+            of a type that is left out are dealt in equal ranges. int64 [number of nodes or edges]
+        num_cached: How many rows of others each process keeps of each attribute.
+        timeout: After how long a process that does not take part is given up.
+
+    Attributes:
+        num_bytes: What this process has sent to others.
+        num_asked: How many rows it has asked others for.
+
+    Raises:
+        ValueError: a part is no process.
+    """
+
+    is_collective = True
+
+    def __init__(
+        self,
+        features: FeatureStore,
+        parts: Mapping[StoreKey, Tensor] | None = None,
+        num_cached: int = 0,
+        timeout: timedelta = timedelta(minutes=5),
+    ) -> None:
+        super().__init__()
+        # A loader asks on a thread of its own, which must not come between the exchanges of a training step.
+        self.group, self.num_cached = dist.new_group(timeout=timeout), num_cached
+        self.device = torch.device("cuda" if dist.get_backend(self.group) == "nccl" else "cpu")
+        self.rank, self.world_size, self.num_bytes, self.num_asked = dist.get_rank(), dist.get_world_size(), 0, 0
+        self.parts: dict[Name, _Part] = {}
+        dealt: dict[tuple[StoreKey, int], tuple[Tensor, Tensor]] = {}
+        rows = FeatureRows.listed(features)
+        for name in rows.attributes:
+            count = rows.said_size(name) or 0
+            if (name[0], count) not in dealt:
+                dealt[name[0], count] = self._dealt(name[0], count, (parts or {}).get(name[0]))
+            owner, place = dealt[name[0], count]
+            own = rows.ask({name: (owner == self.rank).nonzero().flatten()}, {})[name].contiguous()
+            own_bytes = (own.flatten(1) if own.dim() > 1 else own[:, None]).view(torch.uint8)
+            self.parts[name] = _Part(owner=owner, place=place, own=own_bytes, like=own[:0], kept=own_bytes[:0])
+
+    def _dealt(self, key: StoreKey, count: int, owner: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The process that has each row, and where among its own. int16 and int64 [count]"""
+        if owner is None or len(owner) != count:
+            owner = torch.arange(count) * self.world_size // max(1, count)
+        if count and not 0 <= int(owner.min()) <= int(owner.max()) < self.world_size:
+            raise ValueError(
+                f"parts of {key!r} are {int(owner.min())} to {int(owner.max())}; processes are numbered 0 to "
+                f"{self.world_size - 1}. Pass partition(edge_index, {self.world_size})."
+            )
+        place = torch.empty(count, dtype=torch.int64)
+        for process in range(self.world_size):
+            mine = owner == process
+            place[mine] = torch.arange(int(mine.sum()))
+        return owner.to(torch.int16), place
+
+    def measure(self, samples: Sequence[Mapping[Name, Tensor]]) -> None:
+        """Finds the room of an exchange and the rows to keep, from what sampled batches want; all processes take part.
+
+        Args:
+            samples: The rows of each attribute that a batch wants. int64 [number of them]
+        """
+        rooms, kept = [], {}
+        for name, part in self.parts.items():
+            wanted = [sample[name].unique() for sample in samples]
+            others = torch.cat([numbers[part.owner[numbers] != self.rank] for numbers in wanted])
+            numbers, counts = others.unique(return_counts=True)
+            kept[name] = numbers[counts.argsort(descending=True, stable=True)[: self.num_cached]].sort().values
+            # No room is needed for what will be kept.
+            left = [part.owner[n[(part.owner[n] != self.rank) & ~torch.isin(n, kept[name])]].long() for n in wanted]
+            rooms.append(max(int(torch.bincount(owner, minlength=self.world_size).max()) for owner in left))
+        agreed = torch.tensor(rooms, device=self.device)
+        dist.all_reduce(agreed, dist.ReduceOp.MAX, group=self.group)
+        for part, room in zip(self.parts.values(), agreed.tolist(), strict=True):
+            part.room = max(_ALIGN, -(-room // _ALIGN) * _ALIGN)
+        for name, rows in self._rows(kept).items():
+            self.parts[name].numbers, self.parts[name].kept = kept[name], rows
+
+    def _multi_get_tensor(self, attrs: list[TensorAttr]) -> list[Tensor | None]:
+        asked = {(attr.group_name, attr.attr_name): attr.index for attr in attrs}
+        rows = self._rows({name: torch.as_tensor(index) for name, index in asked.items()})
+        parts = [self.parts[name] for name in asked]
+        return [
+            rows[name].view(part.like.dtype).view(-1, *part.like.shape[1:])
+            for name, part in zip(asked, parts, strict=True)
+        ]
+
+    def _rows(self, wanted: Mapping[Name, Tensor]) -> dict[Name, Tensor]:
+        """Rows as bytes: the own and the kept ones, and those that others send."""
+        found, left = {}, {}
+        for name, part in self.parts.items():
+            numbers = wanted.get(name, part.numbers[:0])
+            found[name] = torch.empty(len(numbers), part.own.shape[1], dtype=torch.uint8)
+            mine = part.owner[numbers] == self.rank
+            found[name][mine] = part.own[part.place[numbers[mine]]]
+            gone = part.elsewhere(numbers, self.rank)
+            kept = ~mine & ~gone
+            found[name][kept] = part.kept[torch.searchsorted(part.numbers, numbers[kept])]
+            at, owner = gone.nonzero().flatten(), part.owner[numbers[gone]]
+            left[name] = [(at[owner == process], numbers[at[owner == process]]) for process in range(self.world_size)]
+            self.num_asked += len(at)
+        number, total = 0, 1
+        while number < total:
+            total = self._exchange(left, found, number)
+            number += 1
+        return {name: found[name] for name in wanted}
+
+    def _exchange(self, left: Mapping[Name, Any], found: Mapping[Name, Tensor], number: int) -> int:
+        """Exchange `number` of a batch; how many there are, the same for all processes."""
+        rooms = [part.room for part in self.parts.values()]
+        asks = torch.full((self.world_size, 1 + sum(rooms)), -1)
+        asks[:, 0] = max(
+            -(-len(numbers) // part.room) for name, part in self.parts.items() for _, numbers in left[name]
+        )
+        pieces = {}
+        for (name, part), ids in zip(self.parts.items(), asks[:, 1:].split(rooms, dim=1), strict=True):
+            here = slice(number * part.room, (number + 1) * part.room)
+            pieces[name] = [(at[here], numbers[here]) for at, numbers in left[name]]
+            for process, (_, numbers) in enumerate(pieces[name]):
+                ids[process, : len(numbers)] = numbers
+        asked = self._sent(asks)
+        answers = []
+        for part, ids in zip(self.parts.values(), asked[:, 1:].split(rooms, dim=1), strict=True):
+            rows = torch.zeros(*ids.shape, part.own.shape[1], dtype=torch.uint8)
+            rows[ids >= 0] = part.own[part.place[ids[ids >= 0]]]
+            answers.append(rows.flatten(1))
+        got = self._sent(torch.cat(answers, dim=1)).split([rows.shape[1] for rows in answers], dim=1)
+        for (name, part), rows in zip(self.parts.items(), got, strict=True):
+            for process, (at, _) in enumerate(pieces[name]):
+                found[name][at] = rows[process].view(part.room, -1)[: len(at)]
+        return max(1, int(asked[:, 0].max()))
+
+    def _sent(self, rows: Tensor) -> Tensor:
+        """Row r goes to process r, and theirs come. The shape of `rows`"""
+        out = rows.to(self.device)
+        got = torch.empty_like(out)
+        try:
+            dist.all_to_all_single(got, out, group=self.group)
+        except RuntimeError as error:
+            raise dist.DistNetworkError(
+                f"Process {self.rank} of {self.world_size} waits for rows of others in vain: one has ended, or does "
+                f"not iterate over its loader. {error}"
+            ) from error
+        self.num_bytes += out.nbytes // self.world_size * (self.world_size - 1)
+        return got.cpu()
+
+    def _get_tensor(self, attr: TensorAttr) -> Tensor | None:
+        return self._multi_get_tensor([attr])[0]
+
+    def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...]:
+        part = self.parts[attr.group_name, attr.attr_name]
+        return (len(part.owner), *part.like.shape[1:])
+
+    def get_all_tensor_attrs(self) -> list[TensorAttr]:
+        """The attributes of all processes."""
+        return [TensorAttr(group_name=key, attr_name=name) for key, name in self.parts]
+
+    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
+        raise ValueError("The parts are made when the processes begin; put tensors into what they are read from.")
+
+    def _remove_tensor(self, attr: TensorAttr) -> bool:
+        return self.parts.pop((attr.group_name, attr.attr_name), None) is not None

@@ -1,0 +1,69 @@
+"""Triples and events from files: every name keeps its number, and a file that is not as it should be is refused."""
+
+import gzip
+
+import pytest
+import torch
+
+from popgeo.convert import read_events, read_triples
+from popgeo.loader import FixedSizeEventLoader
+
+
+def test_triples_keep_the_vocabulary_of_training(tmp_path):
+    (tmp_path / "train.tsv").write_text('NA\tborders\tZA\nZA\tborders\tNA\nZA\thas\t"007\n')
+    with gzip.open(tmp_path / "test.tsv.gz", "wt") as file:
+        file.write("ZA\thas\tNA\n")
+    train = read_triples(tmp_path / "train.tsv")
+    assert list(train.entities) == ['"007', "NA", "ZA"]
+    assert train.triples.tolist() == [[1, 0, 2], [2, 0, 1], [2, 1, 0]]
+    assert read_triples(tmp_path / "test.tsv.gz", like=train).triples.tolist() == [[2, 1, 1]]
+    (tmp_path / "new.tsv").write_text("ZA\thas\tBW\n")
+    with pytest.raises(ValueError, match="names 'BW', which the given vocabulary has not"):
+        read_triples(tmp_path / "new.tsv", like=train)
+
+
+@pytest.mark.parametrize("text", ["a,b,c\n", "a\tb\n", "a\tb\tc\na\tb\t\n"])
+def test_lines_that_are_no_triples_are_refused(tmp_path, text):
+    (tmp_path / "odd.tsv").write_text(text)
+    with pytest.raises(ValueError, match="Triples have a head, a relation and a tail"):
+        read_triples(tmp_path / "odd.tsv")
+
+
+EVENTS = "user,item,at,price\n7,7,3,0.5\n07,1,3,1.5\n7,1,9,2.5\n"
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_events_are_read_with_their_names(tmp_path, kind):
+    path = tmp_path / f"events.{kind}"
+    path.with_suffix(".csv").write_text(EVENTS)
+    if kind == "parquet":
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install '.[stores]'")
+        import pandas as pd
+
+        pd.read_csv(path.with_suffix(".csv"), dtype={"user": str, "item": str}).to_parquet(path)
+    events = read_events(path, "user", "item", "at", ["price"])
+    assert (list(events.sources), list(events.destinations)) == (["07", "7"], ["1", "7"])
+    assert events.data.src.tolist() == [1, 0, 1]
+    assert events.data.dst.tolist() == [3, 2, 2]
+    assert events.data.msg.flatten().tolist() == [0.5, 1.5, 2.5]
+    assert read_events(path, "user", "item", "at", bipartite=False).data.dst.tolist() == [2, 0, 0]
+    (batch,) = FixedSizeEventLoader(events.data, batch_size=4, negatives=None)
+    assert torch.equal(batch.t[batch.events_mask], events.data.t)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("user,item,at\na,b,5\na,c,4\n", "Row 1 of .* is earlier than the one before. Pass sort=True"),
+        ("user,item,at\na,,5\n", "lacks a value"),
+        ("user,item,at\na,b,soon\n", "has no number, in row 0"),
+        ("user,item,at\na,b,1.5\n", "not whole, such as 1.5"),
+        ("user,item\na,b\n", r"no columns \['at'\]"),
+    ],
+)
+def test_events_that_cannot_be_used_are_refused(tmp_path, text, message):
+    (tmp_path / "odd.csv").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_events(tmp_path / "odd.csv", "user", "item", "at")
+    if "earlier" in message:
+        assert read_events(tmp_path / "odd.csv", "user", "item", "at", sort=True).data.t.tolist() == [4, 5]

@@ -1,0 +1,37 @@
+"""Two processes that hold half of the features each load what one loads, and neither waits for one that is gone."""
+
+import subprocess
+import sys
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+
+from tests.support.parted_features import memory_loader, trained
+
+
+def test_two_processes_with_half_the_features_each_load_what_one_loads(tmp_path):
+    command = [sys.executable, "-m", "tests.support.parted_features", str(tmp_path)]
+    processes = [
+        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+
+    # one process is lost: the other is told in time
+    seconds, _, message = (tmp_path / "told").read_text().partition(" ")
+    assert float(seconds) < 10
+    assert "waits for rows of others in vain" in message
+
+    # what two processes had used and saved, one goes on with: every seed exactly once
+    loader, model = memory_loader(0, 1), nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader}
+    dcp.load(state, checkpoint_id=tmp_path / "checkpoint", no_dist=True)
+    seen = [torch.load(tmp_path / f"seeds {rank}.pt") for rank in range(2)]
+    seen += [batch.n_id[batch.seeds_mask] for batch in loader]
+    assert sorted(torch.cat(seen).tolist()) == list(range(53))
+    assert torch.equal(state["model"]["weight"], trained()["model"].weight)
