@@ -1,7 +1,7 @@
 """Other people's files of graphs, as stores on disk."""
 
 from popgeo.convert.atoms import read_atoms as read_atoms
-from popgeo.convert.tables import NamedEvents as NamedEvents
-from popgeo.convert.tables import NamedTriples as NamedTriples
-from popgeo.convert.tables import read_events as read_events
-from popgeo.convert.tables import read_triples as read_triples
+from popgeo.convert.named_tables import NamedEvents as NamedEvents
+from popgeo.convert.named_tables import NamedTriples as NamedTriples
+from popgeo.convert.named_tables import read_events as read_events
+from popgeo.convert.named_tables import read_triples as read_triples

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
@@ -10,6 +11,7 @@ from torch import nn
 from tests.support.parted_features import memory_loader, trained
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_two_processes_with_half_the_features_each_load_what_one_loads(tmp_path):
     command = [sys.executable, "-m", "tests.support.parted_features", str(tmp_path)]
     processes = [

@@ -46,7 +46,7 @@ def test_events_are_read_with_their_names(tmp_path, kind):
     assert events.data.src.tolist() == [1, 0, 1]
     assert events.data.dst.tolist() == [3, 2, 2]
     assert events.data.msg.flatten().tolist() == [0.5, 1.5, 2.5]
-    assert read_events(path, "user", "item", "at", bipartite=False).data.dst.tolist() == [2, 0, 0]
+    assert read_events(path, "user", "item", "at", bipartite=False).data.dst.tolist() == [2, 1, 1]
     (batch,) = FixedSizeEventLoader(events.data, batch_size=4, negatives=None)
     assert torch.equal(batch.t[batch.events_mask], events.data.t)
 

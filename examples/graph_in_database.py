@@ -1,0 +1,151 @@
+"""Train GraphSAGE on a graph whose features and edges live in a database that is a file, not a server.
+
+    pip install '.[stores]'
+    python examples/graph_in_database.py --nodes 20000 --edges 200000
+
+The database is LadybugDB (`real_ladybug`), the successor of Kuzu. Two small classes say in its query language what
+PyG's `FeatureStore` and `GraphStore` ask for; the loader does the rest: a batch asks for its own rows, ahead of the
+step. At the end stands which share of an epoch was spent waiting for the store.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import real_ladybug
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import EdgeAttr, FeatureStore, GraphStore, TensorAttr
+from torch_geometric.nn import GraphSAGE
+
+from popgeo import FixedSizeNeighborLoader, training_model
+from popgeo.command_line import run
+from popgeo.nn import cross_entropy
+
+CITES = ("paper", "cites", "paper")
+
+
+def made_up(num_nodes: int, num_edges: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Features [num_nodes, width], classes [num_nodes] that they tell, and random edges [2, num_edges]."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(num_nodes, width, generator=generator)
+    return x, x[:, :5].argmax(dim=1), torch.randint(num_nodes, (2, num_edges), generator=generator)
+
+
+def put(path: Path, x: Tensor, y: Tensor, edge_index: Tensor) -> Any:
+    """Writes a graph into a new database; a connection to it."""
+    connection = real_ladybug.Connection(real_ladybug.Database(str(path)), num_threads=1)
+    width = x.shape[1]
+    connection.execute(f"CREATE NODE TABLE paper(id INT64, x FLOAT[{width}], y INT64, PRIMARY KEY(id))")
+    connection.execute("CREATE REL TABLE cites(FROM paper TO paper)")
+    rows = pa.FixedSizeListArray.from_arrays(pa.array(x.flatten().numpy()), width)
+    papers = pa.table({"id": torch.arange(len(x)).numpy(), "x": rows, "y": y.numpy()})  # named in the query
+    connection.execute("COPY paper FROM papers")
+    del papers
+    edges = pa.table({"from": edge_index[0].numpy(), "to": edge_index[1].numpy()})  # named in the query
+    connection.execute("COPY cites FROM edges")
+    del edges
+    return connection
+
+
+class DatabaseFeatures(FeatureStore):
+    """The features of papers, by number."""
+
+    def __init__(self, connection: Any, width: int) -> None:
+        super().__init__()
+        self.connection, self.shapes = connection, {"x": (width,), "y": ()}
+
+    def _multi_get_tensor(self, attrs: list[TensorAttr]) -> list[Tensor]:
+        names = ", ".join(f"paper.{attr.attr_name} AS {attr.attr_name}" for attr in attrs)
+        wanted = pa.table({"number": attrs[0].index.numpy()})  # all of them ask for the same rows
+        query = f"LOAD FROM wanted MATCH (paper:paper) WHERE paper.id = number RETURN number, {names}"
+        found = self.connection.execute(query).get_as_arrow(len(wanted)).sort_by("number")
+        return [self._tensor(found[attr.attr_name].combine_chunks(), self.shapes[attr.attr_name]) for attr in attrs]
+
+    @staticmethod
+    def _tensor(column: Any, shape: tuple[int, ...]) -> Tensor:
+        values = column.flatten() if shape else column
+        return torch.tensor(values.to_numpy(zero_copy_only=False)).view(-1, *shape)
+
+    def _get_tensor(self, attr: TensorAttr) -> Tensor:
+        return self._multi_get_tensor([attr])[0]
+
+    def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...]:
+        count = self.connection.execute("MATCH (paper:paper) RETURN count(paper)").get_next()[0]
+        return (count, *self.shapes[attr.attr_name])
+
+    def get_all_tensor_attrs(self) -> list[TensorAttr]:
+        """What papers have."""
+        return [TensorAttr(group_name="paper", attr_name=name) for name in self.shapes]
+
+    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
+        raise NotImplementedError
+
+    def _remove_tensor(self, attr: TensorAttr) -> bool:
+        raise NotImplementedError
+
+
+class DatabaseEdges(GraphStore):
+    """Who cites whom."""
+
+    def __init__(self, connection: Any, num_nodes: int) -> None:
+        super().__init__()
+        self.connection, self.num_nodes = connection, num_nodes
+
+    def _get_edge_index(self, edge_attr: EdgeAttr) -> tuple[Tensor, Tensor]:
+        query = "MATCH (a:paper)-[:cites]->(b:paper) RETURN a.id AS source, b.id AS destination"
+        found = self.connection.execute(query).get_as_arrow(1 << 20)
+        return torch.tensor(found["source"].to_numpy()), torch.tensor(found["destination"].to_numpy())
+
+    def get_all_edge_attrs(self) -> list[EdgeAttr]:
+        """The one type of edges."""
+        return [EdgeAttr(CITES, "coo", size=(self.num_nodes, self.num_nodes))]
+
+    def _put_edge_index(self, edge_index: Any, edge_attr: EdgeAttr) -> bool:
+        raise NotImplementedError
+
+    def _remove_edge_index(self, edge_attr: EdgeAttr) -> bool:
+        raise NotImplementedError
+
+
+class Training(nn.Module):
+    """GraphSAGE and its loss on the seeds of a batch."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.network = GraphSAGE(width, 64, num_layers=2, out_channels=5)
+
+    def forward(self, x: Tensor, edge_index: Tensor, y: Tensor, seeds_mask: Tensor) -> Tensor:
+        """[num_nodes, width], [2, num_edges], [num_nodes], [num_nodes] -> []"""
+        return cross_entropy(self.network(x, edge_index), y, seeds_mask)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=20_000)
+    parser.add_argument("--edges", type=int, default=200_000)
+    parser.add_argument("--seeds", type=int, default=2_048, help="papers that are trained on")
+    parser.add_argument("--epochs", type=int, default=3)
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    width = 32
+    with tempfile.TemporaryDirectory() as folder:
+        connection = put(Path(folder) / "graph", *made_up(arguments.nodes, arguments.edges, width))
+        stores = DatabaseFeatures(connection, width), DatabaseEdges(connection, arguments.nodes)
+        seeds = torch.arange(arguments.seeds)
+        loader = FixedSizeNeighborLoader(stores, [10, 5], ("paper", seeds), batch_size=256, shuffle=True)
+        print(loader)
+        model = Training(width)
+        step = training_model(model, optimizer=torch.optim.Adam(model.parameters(), lr=0.01))
+        for epoch in range(arguments.epochs):
+            losses = []
+            for batch in loader:
+                papers = batch["paper"]
+                losses.append(float(step(papers.x, batch[CITES].edge_index, papers.y, papers.seeds_mask)))
+            print(f"epoch {epoch}: loss {sum(losses) / len(losses):.3f}; {loader.waiting}")
+
+
+if __name__ == "__main__":
+    run(main)
