@@ -22,6 +22,10 @@ from popgeo.capture.static_forms import static_forms
 from popgeo.capture.structures import leaves
 
 
+class NothingToTrainError(ValueError):
+    """There is a loss, but none of the parameters to train has a part in it."""
+
+
 def capture(
     function: Callable[..., Any],
     arguments: Arguments,
@@ -201,7 +205,8 @@ def _find_loss(results: Sequence[Tensor], recorder: Recorder) -> Tensor:
     if len(scalars) == 1:
         return scalars[0]
     found = "no scalar that depends on a parameter" if not scalars else f"{len(scalars)} scalars that could be the loss"
-    raise ValueError(
+    has_one = not scalars and (recorder.marked or any(tensor.dim() == 0 for tensor in results))
+    raise (NothingToTrainError if has_one else ValueError)(
         f"Couldn't find a loss in graph: the model returns {found}. Return one loss, or mark it with "
         "popgeo.ipu.identity_loss(loss)."
     )

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 
-from popgeo.capture import static_layers, static_neighbors, static_rows
+from popgeo.capture import farthest_points, static_layers, static_neighbors, static_rows
 from popgeo.capture.free_slots import FreeSlots
 
 # By module and name, what stands in for it; that of a method is called with PyG's own before the arguments.
@@ -36,6 +36,7 @@ _IN_PYG: dict[tuple[str, str], Any] = {
     ("torch_geometric.nn.norm.mean_subtraction_norm", "MeanSubtractionNorm.forward"): static_layers.norm_of_graphs,
     ("torch_geometric.nn.norm.pair_norm", "PairNorm.forward"): static_layers.norm_of_graphs,
     ("torch.nn.modules.batchnorm", "_BatchNorm.forward"): static_layers.mean_of_batches,
+    ("torch.nn.modules.transformer", "_detect_is_causal_mask"): lambda mask, is_causal=None, size=None: bool(is_causal),
     ("torch_geometric.nn.unpool.knn_interpolate", "knn_interpolate"): static_neighbors.knn_interpolate,
 }
 _SEARCHES = {
@@ -44,6 +45,7 @@ _SEARCHES = {
     "radius": static_rows.found_only(static_neighbors.radius),
     "radius_graph": static_rows.found_only(static_neighbors.radius_graph),
     "nearest": static_neighbors.nearest,
+    "fps": farthest_points.fps_of_graphs,
 }
 _IN_PYG |= {(of, name): form for of in ("torch_geometric.nn.pool", "torch_cluster") for name, form in _SEARCHES.items()}
 

@@ -3,6 +3,7 @@
 import inspect
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -232,14 +233,15 @@ def _fitting(
 
 
 def _captured(recipe: Recipe, arguments: Arguments, trained: Sequence[str]) -> CapturedStep:
-    return capture_step(
-        recipe.function,
-        arguments,
-        trained=trained,
-        loss_scaling=recipe.options.constant_loss_scaling,
-        autocast=recipe.autocast or autocast_around(),
-        show_progress=recipe.options.show_progress,
-    )
+    with nullcontext() if recipe.machine is None else recipe.machine.capturing():
+        return capture_step(
+            recipe.function,
+            arguments,
+            trained=trained,
+            loss_scaling=recipe.options.constant_loss_scaling,
+            autocast=recipe.autocast or autocast_around(),
+            show_progress=recipe.options.show_progress,
+        )
 
 
 def _key(recipe: Recipe, arguments: Arguments, trained: Sequence[str]) -> str | None:

@@ -3,6 +3,7 @@
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -141,6 +142,10 @@ class StepPlan(ABC):
 
 class StepMachine(ABC):
     """A machine that steps are compiled for: it may refuse a step, cut it into stages, and it accounts for it."""
+
+    def capturing(self) -> AbstractContextManager[Any]:
+        """What surrounds each capture of a model for it: nothing, as a rule."""
+        return nullcontext()
 
     @abstractmethod
     def what_decides(self, optimizer: Optimizer | None) -> list[object]:

@@ -5,6 +5,7 @@ Modules in which everything public is PopTorch's are taken whole.
 
 from popgeo.capture.identity_loss import identity_loss as identity_loss
 from popgeo.compat.account import compat_report as compat_report
+from popgeo.compat.poptorch import _impl as _impl
 from popgeo.compat.poptorch import _logging as _logging
 from popgeo.compat.poptorch import optim as optim
 from popgeo.compat.poptorch import options as options

@@ -32,7 +32,7 @@ class Block(nn.Module, blocks.Block):
     def __init__(self, user_id: str | None = None, ipu_id: int | None = None) -> None:
         nn.Module.__init__(self)
         blocks.Block.__init__(self, user_id, ipu_id)
-        self._told = (user_id, ipu_id)
+        _remember(user_id, ipu_id)
 
     @staticmethod
     def useAutoId() -> None:
@@ -43,11 +43,6 @@ class Block(nn.Module, blocks.Block):
         """Begins a block that lasts until the next one."""
         _remember(user_id, ipu_id)
         blocks.begin_block(user_id, ipu_id)
-
-    def __enter__(self) -> "Block":
-        _remember(*self._told)
-        super().__enter__()
-        return self
 
 
 def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | None = None) -> Any:
@@ -66,6 +61,8 @@ def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | Non
     """
     begun = blocks.BeginBlock(layer_to_call, user_id, ipu_id=ipu_id)
     _remember(user_id, ipu_id)
+    if begun is not layer_to_call:  # a function's, which PopTorch tells so
+        begun._user_id, begun._ipu_id = user_id, ipu_id
     return begun
 
 

@@ -6,13 +6,14 @@ A program's own classes are among them, once it has told how they are taken apar
 import inspect
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from popgeo.capture.arguments import Arguments
+from popgeo.capture.op_graph import Input, Role
 from popgeo.capture.pytree import Structure, flatten, register_kind, unflatten
 from popgeo.capture.structures import leaves
 from popgeo.compat.poptorch.enums import CommGroupType
@@ -89,6 +90,24 @@ def arguments_of(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapp
     return given.with_tensors([_detached(tensor) for tensor in given.tensors])
 
 
+def narrowed(given: Arguments) -> Arguments:
+    """The same arguments as an IPU takes them: numbers that fit 32 bits, of float64 as float32.
+
+    Raises:
+        Error: a number does not fit.
+    """
+    names = (name for name, _ in leaves(given.structure))
+    narrow = [_in_32_bits(tensor, f"Argument `{next(names)}`") for tensor in given.tensors]
+    return given.with_tensors([n if n.is_floating_point() else t for t, n in zip(given.tensors, narrow, strict=True)])
+
+
+def write_back(given: Arguments, narrow: Arguments, written: Collection[Input]) -> None:
+    """Gives the program's own tensors what a call has written into narrower ones."""
+    for tensor, own, (name, _) in zip(given.tensors, narrow.tensors, leaves(given.structure), strict=True):
+        if tensor is not own and Input(Role.ARGUMENT, name) in written:
+            tensor.copy_(own)
+
+
 def example_of(signature: inspect.Signature, structure: Structure) -> Arguments:
     """Arguments that nest as those of another call, with zeros in all tensors."""
     zeros = [torch.zeros(leaf.shape, dtype=leaf.dtype) for _, leaf in leaves(structure)]
@@ -143,16 +162,30 @@ def for_each_replica(tensor: Tensor, options: Options) -> Tensor:
 def as_results(returned: Any) -> tuple[Any, list[Tensor]]:
     """What a model returns with 64-bit numbers in 32 bits, as an IPU has them, and its tensors.
 
+    Raises:
+        Error: a number does not fit.
+
     Example:
         >>> results, _ = as_results((torch.tensor([1]), torch.zeros(2)))
         >>> results[0].dtype
         torch.int32
     """
     tensors, structure = flatten(returned)
-    tensors = [tensor.to(_TYPES.get(tensor.dtype, tensor.dtype)) for tensor in tensors]
+    tensors = [_in_32_bits(tensor, "A result") for tensor in tensors]
     for tensor in tensors:
         tensor.backward = _NoBackward()  # type: ignore[method-assign]  # PopTorch's own way to say so
     return unflatten(structure, tensors), tensors
+
+
+def _in_32_bits(tensor: Tensor, what: str) -> Tensor:
+    narrow = tensor.to(_TYPES.get(tensor.dtype, tensor.dtype))
+    known = (tensor.isfinite(), narrow.isfinite()) if tensor.is_floating_point() else (tensor, narrow)
+    if narrow is not tensor and not torch.equal(*known):
+        raise Error(
+            f"{what} holds {tensor.abs().max().item()}, which {narrow.dtype} has no room for, and an IPU computes in "
+            f"32 bits. Keep {tensor.dtype} numbers small, or compute with them outside of the model."
+        )
+    return narrow
 
 
 class _NoBackward:

@@ -46,15 +46,10 @@ class CallTimes:
         inputs, results = self._ticks(*self._inputs, after=0), self._ticks(*self._results, after=1)
         return dict(zip(_EVENTS, (inputs, inputs, results, results), strict=True))
 
-    def latency(self, first: str, last: str) -> Latency:
-        """Shortest, longest and mean time between two events, over the steps whose results are returned.
-
-        Args:
-            first: Where the time begins, an event of `counters`, of which all tensors have the same times.
-            last: Where it ends.
-        """
+    def latency(self) -> Latency:
+        """Shortest, longest and mean time from a step's inputs to its results, where these are returned."""
         counters = self.counters()
-        starts, ends = counters[first][0], counters[last][0]
+        starts, ends = counters["input"][0], counters["output"][0]  # all tensors have the same times
         if not ends or not starts:
             return 0.0, 0.0, 0.0
         begins = starts[:: max(1, len(starts) // len(ends))]
@@ -78,16 +73,12 @@ class HasCallTimes:
 
     def getLatency(self) -> Latency:
         """Shortest, longest and mean seconds from a step's inputs to its results."""
-        return self._times.latency("input", "output_complete")
+        return self._times.latency()
+
+    getComputeLatency = getLatency
 
     def getHostIpuLatency(self) -> Latency:
-        """Shortest, longest and mean seconds in which a step gets its inputs."""
-        return self._times.latency("input", "input_complete")
+        """Shortest, longest and mean seconds in which a step gets its inputs, which lie where it computes."""
+        return 0.0, 0.0, 0.0
 
-    def getComputeLatency(self) -> Latency:
-        """Shortest, longest and mean seconds in which a step computes."""
-        return self._times.latency("input_complete", "output")
-
-    def getIpuHostLatency(self) -> Latency:
-        """Shortest, longest and mean seconds in which a step gives its results."""
-        return self._times.latency("output", "output_complete")
+    getIpuHostLatency = getHostIpuLatency

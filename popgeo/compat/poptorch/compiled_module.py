@@ -4,6 +4,7 @@ import inspect
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 
 from popgeo import ipu
 from popgeo.capture.arguments import Arguments
+from popgeo.capture.capture import NothingToTrainError
 from popgeo.capture.identity_loss import losses_marked
 from popgeo.capture.pytree import Structure
 from popgeo.compat.poptorch import call_arguments, enums
@@ -23,8 +25,10 @@ from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check
 from popgeo.compat.poptorch.log import log_options
 from popgeo.compat.poptorch.options import Options
 from popgeo.compat.poptorch.popgeo_options import options_in_use, popgeo_options
+from popgeo.compat.poptorch.poptorch_machine import PoptorchMachine
 from popgeo.compat.poptorch.wrapped_module import unwrap, unwrapped, wrap
 from popgeo.engine.compiled_step import CompiledStep
+from popgeo.engine.step_recipe import Recipe
 from popgeo.ipu.report.report import Report
 
 _LOG = logging.getLogger("poptorch")
@@ -69,7 +73,7 @@ class CompiledModule(HasCallTimes):
         if self._compiled is not None:
             _LOG.warning("Call to compile() ignored: the executable is already compiled")
             return
-        self._compile(call_arguments.arguments_of(self._signature, args, kwargs))
+        self._compile(call_arguments.narrowed(call_arguments.arguments_of(self._signature, args, kwargs)))
 
     def destroy(self) -> None:
         """Forgets the compiled step and lets the module go; weights and the optimizer's state stay."""
@@ -183,27 +187,36 @@ class CompiledModule(HasCallTimes):
     def _compile(self, given: Arguments) -> CompiledStep:
         """Compiles the model for such arguments; where anything is refused, nothing has changed."""
         call_arguments.check_batch(given, self._options)
+        buffers = [name for name, _ in self._model.named_buffers()]
+        if unknown := {*self._options.updatable_named_buffers} - {*buffers}:
+            raise Error(f"The model has no buffer named {min(unknown)!r}; it has {', '.join(buffers) or 'none'}.")
         log_options(self._options.toDict())
-        options = popgeo_options(self._options, self._optimizer)
         before, self._model.training = self._model.training, self._mode
         try:
-            with unwrapped(self._user_model), compiling(), as_poptorch_errors():
-                if self._training:
-                    step = ipu.training_model(self._model, options, self._optimizer)
-                else:
-                    step = ipu.inference_model(self._model, options)
-                with losses_marked() if self._training else nullcontext():
-                    try:
-                        given.pass_to(step.compile, self._tensors(given))
-                    except (TypeError, RuntimeError) as error:
-                        call_arguments.refuse_empty(given, error)
-                        raise
+            marked = losses_marked() if self._training else nullcontext()
+            with unwrapped(self._user_model), compiling(), as_poptorch_errors(), marked:
+                step = self._captured(given, popgeo_options(self._options, self._optimizer), self._optimizer)
                 self._require_own_buffers(step)
         finally:
             self._model.training = before
         self._compiled, self._form = step, given.structure
         self._is_attached = self._options.connection_type != enums.ConnectionType.Never
         self._has_run = False
+        return step
+
+    def _captured(self, given: Arguments, options: ipu.Options, optimizer: Optimizer | None) -> CompiledStep:
+        """A compiled step; of a model to train whose loss no parameter has a part in, the forward pass alone."""
+        upcasts = self._options.Precision.half_float_casting is enums.HalfFloatCastingBehavior.HalfUpcastToFloat
+        machine = PoptorchMachine(options, upcasts)
+        step = CompiledStep(Recipe(function=self._model, options=options, optimizer=optimizer, machine=machine))
+        try:
+            given.pass_to(step.compile, self._tensors(given))
+        except NothingToTrainError:
+            steps = options.device_iterations * options.gradient_accumulation
+            return self._captured(given, replace(options, device_iterations=steps, gradient_accumulation=1), None)
+        except (TypeError, RuntimeError) as error:
+            call_arguments.refuse_empty(given, error)
+            raise
         return step
 
     def _compile_for(self, structure: Structure) -> None:

@@ -9,6 +9,7 @@ import torch
 from popgeo.capture.recorder import active_recorder
 from popgeo.compat.account import honoured, ignored, recorded
 from popgeo.compat.poptorch.enums import MultiConvPlanType
+from popgeo.compat.poptorch.errors import CheckFailed
 
 __all__ = ["Attribute", "MultiConv", "NameScope", "autocast"]
 
@@ -95,7 +96,7 @@ class MultiConv(nullcontext[None]):
     def _each(self, value: Any, accepts: Callable[[Any], bool], refusal: str) -> "MultiConv":
         listed = list(value) if isinstance(value, list | tuple) else [value]
         if value is not None and not (listed and all(map(accepts, listed))):
-            raise ValueError(refusal)
+            raise CheckFailed(refusal)
         return self
 
 

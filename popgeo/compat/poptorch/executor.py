@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from popgeo import ipu
 from popgeo.compat.poptorch import enums, executable_file
-from popgeo.compat.poptorch.call_arguments import arguments_of, as_results
+from popgeo.compat.poptorch.call_arguments import arguments_of, as_results, narrowed, write_back
 from popgeo.compat.poptorch.compiled_module import CompiledModule
 from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check
 from popgeo.compat.poptorch.popgeo_options import popgeo_options
@@ -43,7 +43,8 @@ class PoplarExecutor(CompiledModule):
             "Trying to run a model on an offline device (ConnectionType.Never): use model.compile(inputs) instead of "
             "model(inputs)",
         )
-        given = arguments_of(self._signature, args, kwargs)
+        own = arguments_of(self._signature, args, kwargs)
+        given = narrowed(own)
         compiled = self._compiled or self._compile(given)
         if not self._is_attached:
             self.attachToDevice()
@@ -51,6 +52,7 @@ class PoplarExecutor(CompiledModule):
         with as_poptorch_errors(), self._times.of_a_call(num_inputs=len(tensors), num_steps=self._ticks(factor)):
             returned = given.pass_to(compiled, tensors)
         self._has_run = True
+        write_back(own, given, compiled.captured.written)
         results, tensors = as_results(returned)
         self._times.set_results(num_results=len(tensors), num_steps=self._ticks(_returned_steps(compiled.options)))
         return results
@@ -63,25 +65,19 @@ class PoplarExecutor(CompiledModule):
         """
         self._require_compiled()
 
-    def copyWeightsToDevice(self) -> None:
-        """Brings the compiled step up to date with the module's weights, as each call does by itself.
-
-        Raises:
-            Error: the model is not compiled.
-        """
-        self._require_compiled()
+    copyWeightsToDevice = copyWeightsToHost  # and as little is there to do the other way
 
     def copyNamedBuffersToDevice(self) -> None:
         """Gives every replica the module's buffers that `Options.updatableNamedBuffers` names.
 
         Raises:
-            Error: the model is not compiled, or has no such buffer.
+            Error: the model is not compiled, or the options name no buffer.
         """
         buffers = dict(self._model.named_buffers())
         replicas = [state.buffers for state in self.compiled.replica_states()]
+        if not self._options.updatable_named_buffers:
+            raise Error("There is no buffer to copy: name those that change in Options.updatableNamedBuffers.")
         for name in self._options.updatable_named_buffers:
-            if name not in buffers:
-                raise Error(f"The model has no buffer named {name!r}; it has {', '.join(buffers) or 'none'}.")
             for own in replicas:
                 if name in own:
                     own[name].copy_(buffers[name])

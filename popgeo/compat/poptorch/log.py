@@ -11,7 +11,7 @@ from popgeo.compat.poptorch.errors import Error
 
 LEVELS = {"TRACE": 5, "DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING, "ERR": logging.ERROR}
 LEVELS["OFF"] = logging.CRITICAL + 10
-_OWN_WORDS = {"running_statistics_always_float": "runningStatisticsAlwaysFloat"}
+_OWN_WORDS = {"running_statistics_always_float": "runningStatisticsAlwaysFloat to"}
 _LOG = logging.getLogger("poptorch")
 _NUMBERS = {0: "TRACE", 1: "DEBUG", 2: "INFO", 3: "WARN", 4: "ERR", 6: "OFF"}
 
@@ -66,14 +66,12 @@ def option_lines(options: Mapping[str, Any]) -> list[str]:
     """
     lines = []
     for name, value in options.items():
-        if name in _OWN_WORDS:
-            lines.append(f"set {_OWN_WORDS[name]} to {_text(name, value)}")
-        elif isinstance(value, Mapping):
+        if isinstance(value, Mapping):
             lines += [f"set {name}[{key}] to {_text(name, part)}" for key, part in value.items()]
         elif isinstance(value, list | tuple | set):
             lines += [f"added {_text(name, part)} to {name}" for part in value]
         elif value is not None:
-            lines.append(f"set {name} to value {_text(name, value)}")
+            lines.append(f"set {_OWN_WORDS.get(name, f'{name} to value')} {_text(name, value)}")
     return lines
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from popgeo.compat.account import ACCOUNT, Treatment
-from popgeo.compat.poptorch.enums import ConnectionType, SyncPattern
+from popgeo.compat.poptorch.enums import ConnectionType, HalfFloatCastingBehavior, SyncPattern
 from popgeo.compat.poptorch.errors import Frozen, check
 
 HONOURED, RECORDED, IGNORED = Treatment.HONOURED, Treatment.RECORDED, Treatment.IGNORED
@@ -238,12 +238,14 @@ _KINDS: Mapping[str, tuple[Any, Accept | None]] = {
     "bool": (bool, None),
     "true or false": (bool, true_or_false),
     "0 or 1": (bool, zero_or_one),
+    "0 or 2": (bool, lambda _, choice: 2 if choice else 0),
     "count": (int, at_least_one),
     "whole number": (int, whole_number),
     "int or None": (int | None, None),
     "str": (str, None),
     "names": (list[str], lambda _, names: list(names)),
     "ConnectionType": (ConnectionType, number_of(ConnectionType)),
+    "HalfFloatCastingBehavior": (HalfFloatCastingBehavior, member_of(HalfFloatCastingBehavior)),
     "SyncPattern": (SyncPattern, number_of(SyncPattern)),
 }
 

@@ -13,9 +13,7 @@ from popgeo.compat.poptorch.option_group import (
     HONOURED,
     IGNORED,
     OptionGroup,
-    member_of,
     setter,
-    true_or_false,
     whole_number,
 )
 
@@ -83,20 +81,6 @@ class PrecisionOptions(OptionGroup):
         check(dtype in names, f"setPartialsType got {dtype}; it must be torch.float or torch.half.")
         self._keep("popart:convolutionOptions", {"partialsType": names[dtype]})
         return names[dtype]
-
-    @setter("half_float_casting", None, accepts=member_of(HalfFloatCastingBehavior))
-    def halfFloatCasting(self, half_float_casting: HalfFloatCastingBehavior) -> Any:
-        """What an operation of float16 and float32 computes in."""
-        if half_float_casting is HalfFloatCastingBehavior.HalfUpcastToFloat:
-            honoured("Options.Precision.halfFloatCasting(HalfUpcastToFloat)", "as in PyTorch")
-        else:
-            ignored("Options.Precision.halfFloatCasting", "float16 and float32 give float32, as in PyTorch")
-
-    @setter("running_statistics_always_float", IGNORED, "buffers keep the type that modules give them", true_or_false)
-    def runningStatisticsAlwaysFloat(self, value: bool) -> Any:
-        """Keeps the statistics of batch normalisation in float32."""
-
-    runningVarianceAlwaysFloat = runningStatisticsAlwaysFloat  # its name before PopTorch 2.1
 
 
 class TrainingOptions(OptionGroup):

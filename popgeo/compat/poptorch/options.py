@@ -22,6 +22,7 @@ from popgeo.compat.poptorch.option_group import (
 )
 from popgeo.compat.poptorch.options_text import ConfigFileError as ConfigFileError
 from popgeo.compat.poptorch.options_text import apply_file, apply_json
+from popgeo.compat.poptorch.strategies import ExecutionStrategy, PipelinedExecution
 from popgeo.compat.poptorch.tensor_locations import TensorLocationSettings as TensorLocationSettings
 
 
@@ -68,7 +69,7 @@ class Options(OptionGroup):
         self._training = option_groups.TrainingOptions(self._popart)
         self._distributed = option_groups.DistributedOptions()
         self._tensor_locations = tensor_locations.TensorLocationOptions()
-        self._execution_strategy: Any = None
+        self._execution_strategy: ExecutionStrategy = PipelinedExecution()
         self._source_location_excludes: list[str] = []
         self._show_compilation_progress_bar = self._module_namescope_enabled = True
         self._relax_optimizer_checks = False
@@ -169,9 +170,10 @@ class Options(OptionGroup):
     def setExecutionStrategy(self, strategy: Any) -> Any:
         """How the model's blocks are divided over IPUs."""
         check(
-            any(kind.__name__.endswith("Execution") for kind in type(strategy).__mro__),
+            isinstance(strategy, ExecutionStrategy),
             f"The execution strategy is {strategy!r}; pass one of PopTorch's, such as poptorch.PipelinedExecution().",
         )
+        strategy.enter()
 
     @setter("available_memory_proportion", RECORDED, "the modelled machine makes products in parts of that size")
     def setAvailableMemoryProportion(self, available_memory_proportion: dict[str, float]) -> Any:
@@ -201,11 +203,6 @@ class Options(OptionGroup):
         period = output_return_period if output_mode is OutputMode.EveryN else 1
         self.anchored_tensors[short_name] = [long_name, output_mode is None, output_mode, period]
         ignored("Options.anchorTensor", "names of PopART's tensors are not known here; return the tensor instead")
-
-    @setter("popart:syntheticDataMode", IGNORED, "a call computes with the data that it is given")
-    def enableSyntheticData(self, enabled: bool) -> Any:
-        """Lets the machine make up its inputs."""
-        return 2 if enabled else 0
 
     @setter("popart:engineOptions", IGNORED, "the account of the modelled machine is executor.report")
     def enableProfiling(self, profile_dir: str | None = None) -> Any:

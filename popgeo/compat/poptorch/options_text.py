@@ -20,17 +20,15 @@ def apply_file(options: Any, path: str | os.PathLike[str]) -> None:
     Raises:
         ConfigFileError: a line is something else; the message has its number and its text.
     """
-    with open(path) as file:
-        lines = [(number, line.strip()) for number, line in enumerate(file, start=1)]
     calls = []
-    for number, line in lines:
-        if not line or line.startswith("#"):
-            continue
-        text = f"options.{line}"
-        try:
-            calls.append((number, text, ast.parse(text, mode="eval").body))
-        except SyntaxError as error:
-            raise _refusal(f"SyntaxError at line {number}", path, error.msg, text) from error
+    with open(path) as file:
+        for number, line in enumerate(map(str.strip, file), start=1):
+            text = f"options.{line}"
+            try:
+                if line and not line.startswith("#"):
+                    calls.append((number, text, ast.parse(text, mode="eval").body))
+            except SyntaxError as error:
+                raise _refusal(f"SyntaxError at line {number}", path, error.msg, text) from error
     for number, text, call in calls:
         try:
             _value_of(call, {"options": options, "poptorch": _Names()})

@@ -53,8 +53,8 @@ def popgeo_options(options: Options, optimizer: Optimizer | None) -> PopgeoOptio
         matmul_proportion=_matmul_proportion(options.available_memory_proportion),
         strict=False,  # such programs ran on several IPUs, or fitted by means that the model knows nothing of
         stochastic_rounding=bool(popart.get("enableStochasticRounding", False)),
-        stages=None if strategy is None else strategy.stages(),
-        schedule=None if strategy is None else strategy.schedule,
+        stages=strategy.stages(),
+        schedule=strategy.schedule,
         **_of_optimizer(optimizer, follows_gradients=bool(popart.get("automaticLossScalingSettings.enabled", False))),
     )
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from popgeo.compat.poptorch.compiling import isRunningOnIpu as isCompilingWithDispatcher  # noqa: F401
 from popgeo.compat.poptorch.errors import Error as Error
 from popgeo.compat.poptorch.errors import RecoverableError as RecoverableError
 from popgeo.compat.poptorch.errors import UnrecoverableError as UnrecoverableError

@@ -67,7 +67,7 @@ def _parts(args: Sequence[Any]) -> list[Any]:
     return list(args[0]) if len(args) == 1 and isinstance(args[0], list | tuple) else list(args)
 
 
-class _ExecutionStrategy:
+class ExecutionStrategy:
     """What strategies have in common: stages by the names of their blocks."""
 
     schedule: str | None = None  # popgeo's name of the order; None for its usual one
@@ -92,9 +92,11 @@ class _ExecutionStrategy:
                 if block in self._by_block:
                     raise ValueError(f"Block {block!r} stands in two stages of a {type(self).__name__}.")
                 self._by_block[block] = stage
+
+    def enter(self) -> None:
+        """Enters itself into the account, as a choice of the program's."""
         what = f"{type(self).__name__} of {len(self._stages)} stages" if self._stages else type(self).__name__
-        why = "stages run here one by one, in its order, where the model names blocks; results stay as they are"
-        honoured(what, why)
+        honoured(what, "stages run here one by one, in its order, where the model names blocks; results stay the same")
 
     def stages(self) -> str | list[Any] | None:
         """The stages in popgeo's terms; None for those of the IPUs that blocks name."""
@@ -112,7 +114,7 @@ class _ExecutionStrategy:
         return self._by_block[block_id]
 
 
-class ShardedExecution(_ExecutionStrategy):
+class ShardedExecution(ExecutionStrategy):
     """Stages one after the other, each on its IPU.
 
     Example:
@@ -123,7 +125,7 @@ class ShardedExecution(_ExecutionStrategy):
     schedule = "sharded"
 
 
-class PipelinedExecution(_ExecutionStrategy):
+class PipelinedExecution(ExecutionStrategy):
     """Stages at the same time, each on another micro-batch.
 
     Example:
@@ -132,7 +134,7 @@ class PipelinedExecution(_ExecutionStrategy):
     """
 
 
-class _PhasedExecution(_ExecutionStrategy):
+class _PhasedExecution(ExecutionStrategy):
     schedule = "phased"
 
     def stages(self) -> str | list[Any] | None:

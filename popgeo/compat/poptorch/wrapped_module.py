@@ -29,11 +29,6 @@ def wrap(module: nn.Module, owner: Any) -> None:
             held.destroy()
         unwrap(self)
 
-    def copy_weights(self: nn.Module) -> bool:
-        """Whether weights had to be brought up to date; they always are."""
-        held = held_by()
-        return held is not None and held.copyWeightsToHostIfNeeded()
-
     def reduce(self: nn.Module, protocol: int) -> Any:
         """Pickles and copies as an instance of the module's own class."""
         make, arguments, *state = own.__reduce_ex__(self, protocol)
@@ -41,8 +36,9 @@ def wrap(module: nn.Module, owner: Any) -> None:
             make, arguments = copyreg._reconstructor, (own, object, None)  # type: ignore[attr-defined]
         return (make, arguments, *state)
 
-    names = {"destroy": destroy, "copyWeightsToHostIfNeeded": copy_weights, "__reduce_ex__": reduce, "__wrapped__": own}
-    module.__class__ = type(f"Poptorch{own.__name__}", (own, _Wrapped), {**names, "__module__": own.__module__})
+    names = {"destroy": destroy, "__reduce_ex__": reduce, "__wrapped__": own, "__module__": own.__module__}
+    names["copyWeightsToHostIfNeeded"] = lambda _: False  # they are up to date always
+    module.__class__ = type(f"Poptorch{own.__name__}", (own, _Wrapped), names)
 
 
 def is_wrapped(module: nn.Module) -> bool:

@@ -19,12 +19,10 @@ def call_once(function: Callable[..., Any]) -> Callable[..., Any]:
         ('begun', None)
     """
 
+    left = [function]
+
     @functools.wraps(function)
     def once(*args: Any, **kwargs: Any) -> Any:
-        if once.has_run:  # type: ignore[attr-defined]
-            return None
-        once.has_run = True  # type: ignore[attr-defined]
-        return function(*args, **kwargs)
+        return left.pop()(*args, **kwargs) if left else None
 
-    once.has_run = False  # type: ignore[attr-defined]
     return once

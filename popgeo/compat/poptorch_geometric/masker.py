@@ -42,8 +42,8 @@ class NoMasker(Masker):
     node_masker = edge_masker = graph_masker = _as_they_are
 
 
-class LayerMasker(ABC):
-    """What turns a layer into one whose arguments are masked first.
+class LayerMasker:
+    """What turns a layer into one whose arguments are masked first, by methods named as the masker's.
 
     Args:
         masker: Masks the arguments of a layer, given as a tuple.
@@ -51,18 +51,6 @@ class LayerMasker(ABC):
 
     def __init__(self, masker: Masker) -> None:
         self.masker = masker
-
-    @abstractmethod
-    def node_masker(self, layer: Layer) -> Layer:
-        """The layer, its arguments masked as nodes; it takes `mask=`."""
-
-    @abstractmethod
-    def edge_masker(self, layer: Layer) -> Layer:
-        """The layer, its arguments masked as edges; it takes `mask=`."""
-
-    @abstractmethod
-    def graph_masker(self, layer: Layer) -> Layer:
-        """The layer, its arguments masked as graphs; it takes `mask=`."""
 
 
 class PreLayerMasker(LayerMasker):

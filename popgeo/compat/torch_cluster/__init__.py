@@ -1,13 +1,11 @@
 """torch_cluster's searches in point clouds over popgeo's, for programs that import them where it is not installed."""
 
-from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from popgeo.capture import static_neighbors
-from popgeo.compat.poptorch import point_clouds
+from popgeo.capture.farthest_points import fps_of_graphs as fps
 from popgeo.compat.poptorch.point_clouds import nearest
 
 __all__ = ["fps", "knn", "knn_graph", "nearest", "radius", "radius_graph"]
@@ -67,38 +65,6 @@ def radius_graph(x: Tensor, r: float, *args: Any, **kwargs: Any) -> Tensor:
                 [0, 1]])
     """
     return _real(static_neighbors.radius_graph(x, r, *args, **kwargs))
-
-
-def fps(
-    src: Tensor,
-    batch: Tensor | None = None,
-    ratio: float = 0.5,
-    random_start: bool = True,
-    batch_size: int | None = None,
-    ptr: Sequence[int] | Tensor | None = None,
-) -> Tensor:
-    """In each graph, points each of which is the farthest from those picked before it.
-
-    Args:
-        src: Points. [num_points, channels]
-        batch: Graph of each point, in ascending order; while a model is compiled, pass `ptr` instead.
-        ratio: Share of a graph's points that is picked, rounded up.
-        random_start: Begin with any point of a graph instead of its first.
-        batch_size: Number of graphs.
-        ptr: Where each graph starts, and where the last one ends, in the place of `batch`.
-
-    Raises:
-        ValueError: pointers that do not ascend over all points, or a ratio that is not above 0 and at most 1.
-
-    Example:
-        >>> fps(torch.tensor([[0.0], [1.0], [5.0], [2.0]]), ratio=0.5, random_start=False)
-        tensor([0, 2])
-    """
-    if ptr is None and batch is not None:
-        sizes = torch.bincount(batch, minlength=batch_size or 0)
-        ptr = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-    starts = [0, src.size(0)] if ptr is None else [int(start) for start in ptr]
-    return point_clouds.fps(src, starts, ratio, random_start)
 
 
 def _real(pairs: Tensor) -> Tensor:

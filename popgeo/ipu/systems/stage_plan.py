@@ -74,7 +74,9 @@ def _refuse_recompute(step: CapturedStep, options: Options) -> None:
 
 
 class TooFewMicroBatchesError(ValueError):
-    """An update has fewer micro-batches than its pipeline needs to fill."""
+    """An update has fewer micro-batches than its pipeline, of so many `stages`, needs to fill."""
+
+    stages: int
 
 
 def _require_enough(planned: Pipeline) -> None:
@@ -86,11 +88,13 @@ def _require_enough(planned: Pipeline) -> None:
     stages, count = len(planned.stages), planned.micro_batches
     needed = num_depths(stages, trains=True) if planned.schedule is Schedule.LOCK_STEP else stages
     if planned.trains and planned.schedule in _OVERLAPPING and count < needed:
-        raise ValueError(
+        error = TooFewMicroBatchesError(
             f"Options.gradient_accumulation is {count}, but to train {stages} stages with schedule "
             f"{planned.schedule.value!r} an update needs at least {needed} micro-batches. Raise it, take fewer "
             "stages, or choose schedule='sharded', where one micro-batch at a time goes through all stages."
         )
+        error.stages = stages
+        raise error
 
 
 def require_stages_fit(planned: Pipeline, step: CapturedStep, update: OpGraph | None, options: Options) -> None:

@@ -230,13 +230,33 @@ def test_automatic_loss_scaling_starts_from_the_optimizer_s_own_scale():
     assert ("Options.Training.setAutomaticLossScaling", "honoured") in became()
 
 
-def test_casting_to_float_is_honoured_and_casting_to_half_is_not():
-    poptorch.Options().Precision.halfFloatCasting(poptorch.HalfFloatCastingBehavior.HalfUpcastToFloat)
-    poptorch.Options().Precision.halfFloatCasting(poptorch.HalfFloatCastingBehavior.FloatDowncastToHalf)
-    assert {
-        ("Options.Precision.halfFloatCasting(HalfUpcastToFloat)", "honoured"),
-        ("Options.Precision.halfFloatCasting", "ignored"),
-    } <= set(became())
+@pytest.mark.parametrize("layer", [nn.Linear(4, 2), nn.Conv1d(4, 2, 1), nn.LayerNorm(4)], ids=lambda one: str(one)[:6])
+def test_a_product_of_half_and_float_has_the_type_of_what_goes_in_unless_casting_to_float_is_asked_for(layer):
+    half, single = torch.ones(1, 4, 4).half(), torch.ones(1, 4, 4)
+    assert poptorch.inferenceModel(layer)(half).dtype is torch.float16
+    assert poptorch.inferenceModel(copy.deepcopy(layer).half())(single).dtype is torch.float32
+    options = poptorch.Options()
+    options.Precision.halfFloatCasting(poptorch.HalfFloatCastingBehavior.HalfUpcastToFloat)
+    if not isinstance(layer, nn.LayerNorm):  # which torch itself computes of half with float weights
+        assert poptorch.inferenceModel(layer, options)(half).dtype is torch.float32
+    assert ("Options.Precision.halfFloatCasting", "honoured") in set(became())
+
+
+def test_float_weights_train_on_half_data():
+    class Fits(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+
+        def forward(self, x):
+            return self.layer(x).square().mean()
+
+    model = Fits()
+    step = poptorch.trainingModel(model, optimizer=optim.SGD(model.parameters(), lr=0.1))
+    losses = [step(torch.ones(2, 4).half()) for _ in range(10)]
+    assert losses[0].dtype is torch.float16
+    assert losses[-1] < 0.01 * losses[0] or losses[-1] < 1e-3
+    assert model.layer.weight.dtype is torch.float32
 
 
 def test_a_loaded_state_keeps_its_types():

@@ -1,0 +1,57 @@
+"""The IPUs as PopTorch compiles for them: pipelines that must be filled, and types that meet in a product."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from popgeo.capture.one_type import OneType
+from popgeo.compat.poptorch.compiling import compiling, isRunningOnIpu
+from popgeo.compat.poptorch.errors import Error
+from popgeo.ipu.ipu_machine import IpuMachine, IpuPlan
+from popgeo.ipu.options import Options
+from popgeo.ipu.stage_choices import Schedule
+from popgeo.ipu.systems.stage_plan import TooFewMicroBatchesError
+
+
+class PoptorchMachine(IpuMachine):
+    """The IPUs that options describe, with PopTorch's rules.
+
+    Args:
+        options: See `IpuMachine`.
+        upcasts: Whether a product of float16 and float32 is one of float32.
+    """
+
+    def __init__(self, options: Options, upcasts: bool) -> None:
+        super().__init__(options)
+        self._upcasts = upcasts
+
+    def what_decides(self, optimizer: Any) -> list[object]:
+        """That it is compiled by PopTorch's rules, too."""
+        return [*super().what_decides(optimizer), "PopTorch", self._upcasts]
+
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """The model's code is the machine's, also where it has changed and is compiled anew."""
+        with nullcontext() if isRunningOnIpu() else compiling(), OneType(self._upcasts):
+            yield
+
+    def plan(self, *of_a_step: Any) -> IpuPlan:
+        """How the IPUs would run a captured step.
+
+        Raises:
+            Error: there are too few micro-batches for its pipeline.
+        """
+        must = "must be greater than or equal to the number of pipeline stages"
+        try:
+            planned = super().plan(*of_a_step)
+        except TooFewMicroBatchesError as error:
+            raise Error(
+                f"poptorch.Options().Training.gradientAccumulation {must} ({2 * error.stages - 1}) when using "
+                f"poptorch.PipelinedExecution. Please note that a model with {error.stages} pipeline stages in "
+                f"PopTorch will have an additional {error.stages - 1} stages when training. {error}"
+            ) from error
+        runs = None if planned.stages is None or planned.update is not None else planned.pipeline
+        if runs and runs.schedule is Schedule.LOCK_STEP and len(runs.stages) > runs.micro_batches:
+            must += f" ({len(runs.stages)}) when using PopTorch.PipelinedExecution."
+            raise Error(f"poptorch.Options().deviceIterations {must}")
+        return planned
