@@ -23,13 +23,14 @@ def _first(wrong: Tensor) -> int | None:
     return int(wrong.nonzero()[0]) if wrong.any() else None
 
 
-@_claim(
-    "graphs come whole",
-    tried="nodes and edges of each graph are counted by their numbers",
-    cause="rows above a budget are cut off: refuse such a graph, or count it",
-)
+@_claim("graphs come whole")
 def graphs_come_whole(subject: LoaderSubject, case: Case) -> None:
-    """No node and no edge of a graph is cut off."""
+    """No node and no edge of a graph is cut off.
+
+    Tried: nodes and edges of each graph are counted by their numbers.
+
+    Cause: rows above a budget are cut off: refuse such a graph, or count it.
+    """
     for rows in subject.epoch(subject.made(case.graphs), case, needs=["x"]):
         present = {kind: {*numbers.tolist()} for kind, numbers in numbers_of(rows).items()}
         for graph in (graph for graph in case.graphs if float(graph.y) in present["graph"]):
@@ -39,13 +40,14 @@ def graphs_come_whole(subject: LoaderSubject, case: Case) -> None:
                     raise BrokenError(f"graph {int(graph.y)} has {left} of its {len(numbers)} {kind}s in its batch")
 
 
-@_claim(
-    "nodes know their graph",
-    tried="the graph in a node's features is compared to y[batch]",
-    cause="batch is made of sizes before trimming or sorting, or counts from another start",
-)
+@_claim("nodes know their graph")
 def nodes_know_their_graph(subject: LoaderSubject, case: Case) -> None:
-    """`batch` leads from each real node to its own graph."""
+    """`batch` leads from each real node to its own graph.
+
+    Tried: the graph in a node's features is compared to y[batch].
+
+    Cause: batch is made of sizes before trimming or sorting, or counts from another start.
+    """
     for rows in subject.epoch(subject.made(case.graphs), case, needs=["x", "batch"]):
         led = rows["y"][rows["batch"], 0]
         at = _first(rows["nodes_mask"] & (led != rows["x"][:, 1]))
@@ -53,13 +55,14 @@ def nodes_know_their_graph(subject: LoaderSubject, case: Case) -> None:
             raise BrokenError(f"node {at} is of graph {int(rows['x'][at, 1])}, and batch leads to graph {int(led[at])}")
 
 
-@_claim(
-    "edges stay in their graph",
-    tried="the graphs of both ends of each edge, by their features",
-    cause="edge_index is not moved by the number of nodes before its graph, or padding edges join the real node 0",
-)
+@_claim("edges stay in their graph")
 def edges_stay(subject: LoaderSubject, case: Case) -> None:
-    """A real edge joins real nodes of one graph, and a padding edge joins padding nodes."""
+    """A real edge joins real nodes of one graph, and a padding edge joins padding nodes.
+
+    Tried: the graphs of both ends of each edge, by their features.
+
+    Cause: edge_index is not moved by the number of nodes before its graph, or padding edges join the real node 0.
+    """
     for rows in subject.epoch(subject.made(case.graphs), case, needs=["x", "edge_index"]):
         ends, num_nodes = rows["edge_index"], len(rows["x"])
         if ends.numel() and not 0 <= int(ends.min()) <= int(ends.max()) < num_nodes:
@@ -72,13 +75,14 @@ def edges_stay(subject: LoaderSubject, case: Case) -> None:
             raise BrokenError(f"{kind} edge {at} joins nodes of graphs {found[0]} and {found[1]}; 0 is padding")
 
 
-@_claim(
-    "edge features by id",
-    tried="the ends that stand in an edge's features are compared to its nodes",
-    cause="edges are sorted, filtered or reversed, and their features are left in the old order (PyG issue 9566)",
-)
+@_claim("edge features by id")
 def edge_features_belong(subject: LoaderSubject, case: Case) -> None:
-    """The features of an edge stand in its row."""
+    """The features of an edge stand in its row.
+
+    Tried: the ends that stand in an edge's features are compared to its nodes.
+
+    Cause: edges are sorted, filtered or reversed, and their features are left in the old order (PyG issue 9566).
+    """
     for rows in subject.epoch(subject.made(case.graphs), case, needs=["x", "edge_index", "edge_attr"]):
         ends = rows["x"][rows["edge_index"].clamp(max=len(rows["x"]) - 1), 0]
         at = _first(rows["edges_mask"] & (ends != rows["edge_attr"][:, :2].T).any(0))
@@ -87,13 +91,14 @@ def edge_features_belong(subject: LoaderSubject, case: Case) -> None:
             raise BrokenError(f"edge {at} joins nodes {ends[:, at].int().tolist()} and has the features of {said}")
 
 
-@_claim(
-    "masks tell the truth",
-    tried="each row marked as real is looked for in the data; each that is in the data is looked for among the real",
-    cause="the mask is made of sizes before trimming, is the previous batch's, or is False where something is real",
-)
+@_claim("masks tell the truth")
 def masks_tell_the_truth(subject: LoaderSubject, case: Case) -> None:
-    """Masks are True for all that is real, and for nothing else."""
+    """Masks are True for all that is real, and for nothing else.
+
+    Tried: each row marked as real is looked for in the data; each that is in the data is looked for among the real.
+
+    Cause: the mask is made of sizes before trimming, is the previous batch's, or is False where something is real.
+    """
     known: dict[str, list[Tensor]] = {}
     for graph in case.graphs:
         for kind, numbers in numbers_of(graph).items():
@@ -111,13 +116,14 @@ def masks_tell_the_truth(subject: LoaderSubject, case: Case) -> None:
                 raise BrokenError(f"{kind} {at} of a batch is real, and its mask says that it is padding")
 
 
-@_claim(
-    "one shape",
-    tried="the shapes of all batches that have masks, and their number beside len",
-    cause="the last batch is shorter, or padded to its own size; or len counts before packing",
-)
+@_claim("one shape")
 def shapes_stay(subject: LoaderSubject, case: Case) -> None:
-    """Batches with masks all have one shape, and there are as many as the loader's length says."""
+    """Batches with masks all have one shape, and there are as many as the loader's length says.
+
+    Tried: the shapes of all batches that have masks, and their number beside len.
+
+    Cause: the last batch is shorter, or padded to its own size; or len counts before packing.
+    """
     loader = subject.made(case.graphs)
     said = None
     with suppress(TypeError):  # one without a length, such as a stream's
@@ -132,13 +138,14 @@ def shapes_stay(subject: LoaderSubject, case: Case) -> None:
         raise BrokenError(f"batches of one epoch have {len(shapes)} shapes: {sorted(shapes)[:2]}")
 
 
-@_claim(
-    "too large is loud",
-    tried="a graph forty times as large as the largest is put among the others",
-    cause="what is above the budget is skipped or cut without a word: raise ValueError, or count it in num_skipped",
-)
+@_claim("too large is loud")
 def too_large_is_loud(subject: LoaderSubject, case: Case) -> None:
-    """A graph above the budget is refused, comes whole, or is counted."""
+    """A graph above the budget is refused, comes whole, or is counted.
+
+    Tried: a graph forty times as large as the largest is put among the others.
+
+    Cause: what is above the budget is skipped or cut without a word: raise ValueError, or count it in num_skipped.
+    """
     sizes = [graph.num_nodes for graph in case.graphs]
     larger = replace(case, graphs=tuple(planted_graphs([*sizes, 40 * max(sizes)])))
     try:
@@ -151,13 +158,14 @@ def too_large_is_loud(subject: LoaderSubject, case: Case) -> None:
         graphs_come_whole(subject, larger)
 
 
-@_claim(
-    "nothing is written over",
-    tried="the graphs given and the first batch are compared to copies after the epoch",
-    cause="a collate function moves edge_index in place, or batches share memory that the next one is written to",
-)
+@_claim("nothing is written over")
 def nothing_is_written_over(subject: LoaderSubject, case: Case) -> None:
-    """Making further batches changes neither those made before nor the graphs that were given."""
+    """Making further batches changes neither those made before nor the graphs that were given.
+
+    Tried: the graphs given and the first batch are compared to copies after the epoch.
+
+    Cause: a collate function moves edge_index in place, or batches share memory that the next one is written to.
+    """
     graphs = tuple(copy.deepcopy(graph) for graph in case.graphs)
     batches = iter(subject.made(graphs))
     first = subject.read(next(batches))

@@ -211,7 +211,13 @@ def _smallest(claim: Claim, subject: Subject, case: Case, error: type[Exception]
     until = time.perf_counter() + seconds
 
     def fails(smaller: Case) -> bool:
-        return time.perf_counter() < until and type(_broken(claim, subject, smaller)) is error
+        if time.perf_counter() >= until or type(_broken(claim, subject, smaller)) is not error:
+            return False
+        try:
+            replace(subject, graphs=smaller.graphs).prepare()  # or its script would end before the claim
+        except ValueError:
+            return False
+        return True
 
     try:
         return shrink(case, fails)

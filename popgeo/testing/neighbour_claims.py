@@ -150,52 +150,56 @@ def _sure(pairs: dict[Row, float], cutoff: float) -> dict[Row, float]:
     return {row: distance for row, distance in pairs.items() if distance < cutoff * (1 - _NEAR)}
 
 
-@_against_all_pairs(
-    "complete",
-    tried="molecules, crystals, thin, skewed, left-handed and partly periodic cells, atoms outside of theirs",
-    cause="atoms outside the cell fall out of its bins, images are looked for next door only, or pbc is all or none",
-)
+@_against_all_pairs("complete")
 def every_pair_is_listed(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> Iterator[str]:
-    """Any two atoms within the cutoff, whichever their images, are neighbours."""
+    """Any two atoms within the cutoff, whichever their images, are neighbours.
+
+    Tried: molecules, crystals, thin, skewed, left-handed and partly periodic cells, atoms outside of theirs.
+
+    Cause: atoms outside the cell fall out of its bins, images are looked for next door only, or pbc is all or none.
+    """
     listed = {row[:2] for row in rows}
     for row, distance in _sure(pairs, cutoff).items():
         if row[0] != row[1] and row[:2] not in listed:
             yield f"atoms {row[0]} and {row[1]} are {distance:.4g} apart, image {row[2:]}, and are not listed at all"
 
 
-@_against_all_pairs(
-    "right images",
-    tried="as for complete; a pair that is listed must have each of its images, and an atom its own",
-    cause="one nearest image of each pair is taken, which thin cells have more of and rounding of fractional "
-    "coordinates misses in skewed ones; or S belongs to wrapped positions and is used with others",
-)
+@_against_all_pairs("right images")
 def images_are_right(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> Iterator[str]:
-    """A neighbour is listed once for each of its images within the cutoff, the atom's own among them."""
+    """A neighbour is listed once for each of its images within the cutoff, the atom's own among them.
+
+    Tried: as for complete; a pair that is listed must have each of its images, and an atom its own.
+
+    Cause: one nearest image of each pair is taken, which thin cells have more of and rounding of fractional coordinates
+    misses in skewed ones; or S belongs to wrapped positions and is used with others.
+    """
     listed, found = {row[:2] for row in rows}, {*rows}
     for row, distance in _sure(pairs, cutoff).items():
         if row not in found and (row[0] == row[1] or row[:2] in listed):
             yield f"image {row[2:]} of atom {row[1]}, {distance:.4g} from atom {row[0]}, is not listed"
 
 
-@_against_all_pairs(
-    "within the cutoff",
-    tried="the distance of each row is found from positions, cell and S",
-    cause="a skin is left in the list, a squared distance is compared, or the sign of S is that of the other direction",
-)
+@_against_all_pairs("within the cutoff")
 def none_is_farther(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> Iterator[str]:
-    """No neighbour lies beyond the cutoff."""
+    """No neighbour lies beyond the cutoff.
+
+    Tried: the distance of each row is found from positions, cell and S.
+
+    Cause: a skin is left in the list, a squared distance is compared, or the sign of S is that of the other direction.
+    """
     far = [row for row in rows if row not in pairs and (row[0] != row[1] or any(row[2:]))]
     if far:
         yield f"{len(far)} of {len(rows)} rows lie beyond the cutoff: i, j, S = {far[0]}"
 
 
-@_against_all_pairs(
-    "symmetric",
-    tried="each row i, j, S is looked for as j, i, -S",
-    cause="a half list, or one that drops by order in memory",
-)
+@_against_all_pairs("symmetric")
 def both_directions_are_listed(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> Iterator[str]:
-    """If one atom is a neighbour of another, the other is of the first, by the opposite image."""
+    """If one atom is a neighbour of another, the other is of the first, by the opposite image.
+
+    Tried: each row i, j, S is looked for as j, i, -S.
+
+    Cause: a half list, or one that drops by order in memory.
+    """
     sure, found = _sure(pairs, cutoff), {*rows}
     for i, j, *image in rows:
         back = (j, i, *(-step for step in image))
@@ -203,26 +207,28 @@ def both_directions_are_listed(rows: list[Row], pairs: dict[Row, float], cutoff:
             yield f"{(i, j, *image)} is listed, and {back} is not"
 
 
-@_against_all_pairs(
-    "each once",
-    tried="rows that come again, and atoms that neighbour themselves in their own cell, are counted",
-    cause="thin cells are walked over from both sides, a half list is doubled with its own images, or i = j is left in",
-)
+@_against_all_pairs("each once")
 def none_is_doubled(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> Iterator[str]:
-    """No row comes twice, and no atom is its own neighbour without an image."""
+    """No row comes twice, and no atom is its own neighbour without an image.
+
+    Tried: rows that come again, and atoms that neighbour themselves in their own cell, are counted.
+
+    Cause: thin cells are walked over from both sides, a half list is doubled with its own images, or i = j is left in.
+    """
     for row, times in Counter(rows).items():
         if times > 1 or (row[0] == row[1] and not any(row[2:])):
             yield f"{row} is listed {times} time{'s' * (times > 1)}"
 
 
-@_claim(
-    "capacity is loud",
-    tried=f"structures in which atoms have more than {_CROWD} neighbours; any error is as good as all of them",
-    cause="arrays of one size are filled and the rest is dropped, as radius_graph of PyG does with its "
-    "max_num_neighbors=32: count them, and raise where there are more",
-)
+@_claim("capacity is loud")
 def capacity_is_loud(subject: NeighbourSubject, case: Case) -> None:
-    """Where an atom has more neighbours than the list holds, there is an error."""
+    """Where an atom has more neighbours than the list holds, there is an error.
+
+    Tried: structures in which atoms have more than 31 neighbours; any error is as good as all of them.
+
+    Cause: arrays of one size are filled and the rest is dropped, as radius_graph of PyG does with its
+    max_num_neighbors=32: count them, and raise where there are more.
+    """
     crowded = 0
     for number, atoms in enumerate(case.graphs):
         pairs = _sure(all_pairs(atoms, float(atoms.cutoff)), float(atoms.cutoff))
@@ -241,14 +247,14 @@ def capacity_is_loud(subject: NeighbourSubject, case: Case) -> None:
         raise NotTriedError("no structure is crowded")
 
 
-@_claim(
-    "any memory layout",
-    tried="the same numbers in Fortran's order, as a view with strides, and read-only",
-    cause="a pointer is taken without regard to strides: make the array contiguous first (nequip 0.19's changelog)",
-    settings=({"layout": "columns"}, {"layout": "strided"}, {"layout": "read-only"}),
-)
+@_claim("any memory layout", settings=({"layout": "columns"}, {"layout": "strided"}, {"layout": "read-only"}))
 def layout_does_not_matter(subject: NeighbourSubject, case: Case) -> None:
-    """Neighbours depend on the numbers, and not on how they lie in memory."""
+    """Neighbours depend on the numbers, and not on how they lie in memory.
+
+    Tried: the same numbers in Fortran's order, as a view with strides, and read-only.
+
+    Cause: a pointer is taken without regard to strides: make the array contiguous first (nequip 0.19's changelog).
+    """
     for where, atoms, rows, _ in _calm(subject, case):
         others = {*rows} ^ {*subject.rows(atoms, partial(_laid_out, layout=case.settings["layout"]))}
         if others:
@@ -265,13 +271,14 @@ def _laid_out(array: np.ndarray, layout: str) -> np.ndarray:
     return array
 
 
-@_claim(
-    "nothing is kept",
-    tried="a structure, then one whose atoms have moved, one of another cell, and the first again",
-    cause="a list with a skin is kept although atoms moved further, or the cell or pbc became others",
-)
+@_claim("nothing is kept")
 def nothing_is_kept(subject: NeighbourSubject, case: Case) -> None:
-    """Neighbours are those of the structure at hand, whatever was asked before."""
+    """Neighbours are those of the structure at hand, whatever was asked before.
+
+    Tried: a structure, then one whose atoms have moved, one of another cell, and the first again.
+
+    Cause: a list with a skin is kept although atoms moved further, or the cell or pbc became others.
+    """
     for where, atoms, listed, expected in _calm(subject, case):
         moved, strained = atoms.clone(), atoms.clone()
         moved.pos, strained.pos, strained.cell = 0.8 * atoms.pos.flip(0), 1.3 * atoms.pos, 1.3 * atoms.cell
