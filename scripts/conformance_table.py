@@ -1,0 +1,230 @@
+"""Tries every claim of `popgeo.testing` on PyG's layers, on potentials and on popgeo's own models: the site's table.
+
+    python scripts/conformance_table.py --group pyg popgeo --json found.json
+    python scripts/conformance_table.py --group potentials --json more.json     # where MACE or NequIP is installed
+    python scripts/conformance_table.py --page found.json more.json             # writes docs/conformance_table.md
+
+Each is called as its users call it, on graphs in batches of fixed shape; a row is a class or function, of
+`scripts/pyg_lines.txt` the line that can be tried and says most of sizes. What works on dense tensors, sampled walks or
+a fixed set of entities has no batches of graphs and is left out. A claim that fails is told with what was found.
+"""
+
+import argparse
+import ast
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from pyg_table import LINES, NAMES, search_in_python
+from torch import Tensor, nn
+from torch_geometric.data import Batch, Data
+
+import popgeo.nn
+from popgeo.testing import ModelSubject, conformance
+from popgeo.testing.claims import Status
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "conformance_table.md"
+LETTERS = {"x", "ei", "ew", "ea", "et", "nt", "pos", "normal", "z", "y", "mask", "t", "b", "G", "N", "M", "nm", "em"}
+SECTIONS = ("# convolutions", "# aggregations", "# norms", "# pools", "# models")
+OWN = """
+GCN(8, 8, 2, 4, norm='batch_norm') | x, ei, batch=b, num_graphs=G, nodes_mask=nm, edges_mask=em
+GIN(8, 8, 2, 4, norm='layer_norm') | x, ei, batch=b, num_graphs=G, nodes_mask=nm, edges_mask=em
+GINE(8, 8, 2, 4, edge_dim=3, norm='graph_norm') | x, ei, edge_attr=ea, batch=b, num_graphs=G, nodes_mask=nm, edges_mask=em
+GraphSAGE(8, 8, 2, 4, readout='mean') | x, ei, batch=b, num_graphs=G, nodes_mask=nm, edges_mask=em
+GPS(8, 8, num_layers=1, out_channels=4, heads=2, readout='add', max_num_nodes=8) | x, ei, batch=b, num_graphs=G, nodes_mask=nm, edges_mask=em
+SchNet(8, 8, 2, 4, cutoff=4.0, max_num_neighbors=7) | z, pos, b, num_graphs=G, nodes_mask=nm
+PaiNN(8, 2, 6, 4.0) | z, pos, b, num_graphs=G, nodes_mask=nm
+BatchNorm(8) | x, b, G, nm
+GraphNorm(8) | x, b, G, nm
+InstanceNorm(8) | x, b, G, nm
+LayerNorm(8) | x, b, G, nm
+AttentionalAggregation(nn.Linear(8, 1)) | x, b, G
+"""
+
+
+def graphs() -> list[Data]:
+    """Four small graphs with loops and edges given twice, with whatever the lines of the table ask for."""
+    draw = torch.Generator().manual_seed(0)
+    made = []
+    for nodes in (4, 5, 3, 4):
+        ends = torch.randint(nodes, (2, 2 * nodes), generator=draw)
+        ends = torch.cat([ends, ends[:, :1], torch.tensor([[1], [1]])], 1)
+        edges = ends.shape[1]
+        made.append(
+            Data(
+                x=torch.randn(nodes, 8, generator=draw),
+                edge_index=ends,
+                edge_weight=torch.rand(edges, generator=draw) + 0.1,
+                edge_attr=torch.rand(edges, 3, generator=draw),
+                edge_type=torch.randint(3, (edges,), generator=draw),
+                node_type=torch.randint(3, (nodes,), generator=draw),
+                pos=torch.randn(nodes, 3, generator=draw),
+                normal=nn.functional.normalize(torch.randn(nodes, 3, generator=draw)),
+                z=torch.randint(1, 9, (nodes,), generator=draw),
+                label=torch.randint(4, (nodes,), generator=draw),
+                known=torch.rand(nodes, generator=draw) > 0.5,
+                time=torch.rand(nodes, generator=draw),
+            )
+        )
+    return made
+
+
+def letters(batch: Batch) -> dict[str, Any]:
+    """What the letters of a line stand for."""
+    masks = {"nm": batch.get("nodes_mask"), "em": batch.get("edges_mask"), "M": 64, "N": batch.num_nodes}
+    return masks | {
+        "x": batch.x, "ei": batch.edge_index, "ew": batch.edge_weight, "ea": batch.edge_attr, "et": batch.edge_type,
+        "nt": batch.node_type, "pos": batch.pos, "normal": batch.normal, "z": batch.z, "y": batch.label,
+        "mask": batch.known, "t": batch.time, "b": batch.batch, "G": batch.num_graphs,
+    }  # fmt: skip
+
+
+class Called(nn.Module):
+    """A layer behind a linear one, so that gradients have to come through it, called as a line says."""
+
+    def __init__(self, made: str, called: str, group: str) -> None:
+        super().__init__()
+        layer = eval(made, NAMES_OF[group])
+        self.lin, self.layer = nn.Linear(8, 8), layer if isinstance(layer, nn.Module) else None
+        self.function, self.called, self.group = layer, called, group
+
+    def forward(self, batch: Batch) -> Any:
+        given = {**NAMES_OF[self.group], **letters(batch), "x": self.lin(batch.x)}
+        made = eval(f"layer({self.called})", {**given, "layer": self.layer or self.function})
+        return [part for part in (made if isinstance(made, tuple) else [made]) if isinstance(part, Tensor)]
+
+
+NAMES_OF = {
+    "pyg": {key: value for key, value in NAMES.items() if key not in LETTERS} | {"M": 64},
+    "popgeo": {**vars(popgeo.nn), "nn": nn, "torch": torch},
+}
+
+
+def lines(texts: list[str], names: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Of each class and function the line with most said of sizes, if letters of graphs are all that it asks for."""
+    section, best = "# convolutions", dict[str, tuple[int, str, str]]()
+    for text in texts:
+        if text.startswith("#"):
+            section = text
+        elif text.strip() and section in SECTIONS:
+            text = text.replace("elements=5", "elements=M").replace("max_num_nodes=5", "max_num_nodes=M")
+            made, _, called = (part.strip() for part in text.partition("|"))
+            asked = {node.id for node in ast.walk(ast.parse(f"f({called})")) if isinstance(node, ast.Name)}
+            fits = (
+                asked <= LETTERS | {"f", *names}
+                and ":6]" not in called
+                and "10" not in called
+                and "(2, 10)" not in made
+            )
+            sized = ("=G" in called) + ("=M" in called)
+            name = made.partition("(")[0]
+            if fits and name.isidentifier() and sized >= best.get(name, (0,))[0]:
+                best.setdefault(name, (sized, made, called))
+                if sized > best[name][0]:
+                    best[name] = (sized, made, called)
+    yield from ((name, made, called) for name, (_, made, called) in best.items())
+
+
+def subjects(group: str) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """What to try of a group: a name, and what makes it."""
+    if group == "potentials":
+        from potentials_to_try import potentials
+
+        yield from potentials()
+        return
+    for name, made, called in lines(OWN.splitlines() if group == "popgeo" else LINES, NAMES_OF[group]):
+        yield (
+            f"popgeo.nn.{name}" if group == "popgeo" else name,
+            lambda made=made, called=called: ModelSubject(
+                what=Called(made, called, group), graphs=tuple(graphs()), call=lambda model, batch: model(batch)
+            ),
+        )
+
+
+def tried(make: Callable[[], Any], slow: bool) -> dict[str, list[str]]:
+    """For each claim what came of it, and what was found; one entry, `runs`, where it cannot be used at all."""
+    torch.manual_seed(0)
+    try:
+        report = conformance.try_claims(make(), slow=slow)
+    except Exception as error:
+        return {"runs": ["cannot", f"{type(error).__name__}: {str(error).splitlines()[0]}"]}
+    return {finding.claim.name: [finding.status.value, finding.words.partition("\n")[0]] for finding in report.findings}
+
+
+def verdict(found: dict[str, list[str]]) -> str:
+    """What one would say of a row in a few words."""
+    failed = {claim for claim, (status, _) in found.items() if status == Status.FAILED.value}
+    if "runs" in found or any("no row for each graph" in words for _, words in found.values()):
+        return "not at fixed shape"
+    if failed & {"padding", "order of graphs"}:
+        return "needs masks"
+    if failed & {"poisoned padding"}:
+        return "with finite padding"
+    return "as it is"
+
+
+def as_page(rows: dict[str, dict[str, list[str]]]) -> str:
+    """The table as Markdown, and below it what was found where something does not hold."""
+    claims = list(dict.fromkeys(claim for found in rows.values() for claim in found if claim != "runs"))
+    claims = [
+        claim for claim in claims if any(found.get(claim, [""])[0] in ("held", "failed") for found in rows.values())
+    ]
+    marks = {"held": "yes", "failed": "**no**", "not tried": ""}
+    text = HEAD + "| | at fixed shape | " + " | ".join(claims) + " |\n" + "|---" * (len(claims) + 2) + "|\n"
+    for name, found in rows.items():
+        cells = [marks.get(found.get(claim, [""])[0], "") for claim in claims]
+        text += f"| `{name}` | {verdict(found)} | " + " | ".join(cells) + " |\n"
+    text += "\n## What was found\n\n"
+    for name, found in rows.items():
+        wrong = [f"{claim}: {words}" for claim, (status, words) in found.items() if status in ("failed", "cannot")]
+        if wrong:
+            text += f"- `{name}`: " + "; ".join(one.replace("|", "of") for one in wrong) + "\n"
+    return text
+
+
+HEAD = """# What holds at fixed shape
+
+What `popgeo.testing` finds of each layer, pooling and model, called as its users call it on four small graphs, in batches
+with more and less padding. `python scripts/conformance_table.py` makes this page. "As it is" means that results of real
+rows depend on no padding; "needs masks" that they do, so popgeo's layer of that name, or one with masks, is to be taken;
+"not at fixed shape" that it cannot be called so, or that the number of its rows depends on data. An empty cell says that
+the claim could not be tried. What a claim means stands in [the guide](guides/conformance.md).
+
+A "no" is no fault of a library that never promised fixed shapes: a norm over all rows is right in a batch of real rows.
+
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--group", nargs="+", default=[], choices=("pyg", "popgeo", "potentials"))
+    parser.add_argument("--only", nargs="+", help="these names alone")
+    parser.add_argument("--slow", action="store_true", help="the claims of compilers, too")
+    parser.add_argument("--json", type=Path, help="write what was found")
+    parser.add_argument("--page", nargs="+", type=Path, help="make the page of these files")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    conformance.LONGEST_SHRINK = 0.0  # a table tells no smallest case
+    rows = {}
+    for group in given.group:
+        for name, make in subjects(group):
+            if not given.only or name in given.only:
+                with search_in_python():
+                    rows[name] = tried(make, given.slow)
+                wrong = {
+                    claim: words for claim, (status, words) in rows[name].items() if status in ("failed", "cannot")
+                }
+                print(f"{name}: {verdict(rows[name])} {wrong or ''}"[:400], flush=True)
+    if given.json:
+        given.json.write_text(json.dumps(rows, indent=1) + "\n")
+    if given.page:
+        for path in given.page:
+            rows.update(json.loads(path.read_text()))
+        PAGE.write_text(as_page(rows))
+
+
+if __name__ == "__main__":
+    main()
