@@ -203,12 +203,21 @@ def predict(model: nn.Module, m: Molecules) -> Tensor:
 
 @EACH_MODEL
 def test_a_model_holds_what_the_kit_claims_of_any_model(name: str):
+    model = make_model(name)
     check_conformance(
-        make_model(name),
+        model,
         [make_molecule(size, seed) for seed, size in enumerate((5, 1, 4, 8))],
         call=lambda model, batch: predict(model, molecules_of(batch)),
         loss=lambda out, batch: mse_loss(out, torch.ones_like(out), batch.graphs_mask),
+        also=("rotation", "reflection", "translation") if isinstance(model, SchNet | PaiNN) else (),
     ).require()
+
+
+@EACH_MODEL
+def test_float32_is_close_to_float64(name: str):
+    batch = pad(make_batch(), 7, 7, 2)
+    single = predict(make_model(name, torch.float32), batch)[:3]
+    assert_close(single.double(), predict(make_model(name), batch)[:3], rtol=1e-4, atol=1e-4)
 
 
 @EACH_MODEL
