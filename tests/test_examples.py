@@ -46,6 +46,7 @@ def fresh_compiler() -> Iterator[None]:
 
 
 NEEDS = {  # the package, and the extra that brings it
+    "graph_in_database.py": ("real_ladybug", "stores"),
     "lightning_schnet.py": ("lightning", "trainers"),
     "accelerate_gin.py": ("accelerate", "trainers"),
     "serve_schnet.py": ("ray", "serve"),
