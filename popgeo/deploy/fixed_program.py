@@ -186,7 +186,10 @@ def axes_of_results(results: Tensors, layout: Layout, given: Mapping[str, str | 
     if not found:
         shapes = {name: list(tensor.shape) for name, tensor in results.items()}
         known = ", ".join(f"{count} {axis.label}" for axis, count in rows.items())
-        raise ValueError(f"No result has one row a graph, node or edge: they are {shapes}, and a batch has {known}.")
+        raise ValueError(
+            f"No result has one row a graph, node or edge: they are {shapes}, and a batch has {known}. "
+            "A pooling may need size=num_graphs; where the first rows are right, say results={'out': 'graph'}."
+        )
     return found
 
 

@@ -86,8 +86,11 @@ class GraphReader:
 
     def _flat(self, graphs: Any, keys: set[str]) -> FlatStore:
         """The graphs, without those attributes that the program does not take."""
-        left_out = None if self.names is None else sorted(keys - self.names - set(COUNT_NODES))
-        store = FlatStore.from_dataset(graphs, exclude_keys=left_out, levels=self.layout.levels, progress_bar=False)
+        known, counting = self.names or keys, set(COUNT_NODES)
+        # Nodes are counted by what the program takes, or else by what PyG counts them by.
+        left_out = sorted(keys - known - (set() if keys & known & counting else counting))
+        choices = {"levels": self.layout.levels, "progress_bar": False, "validate": True}
+        store = FlatStore.from_dataset(graphs, exclude_keys=left_out, **choices)
         return sort_edges(store) if self.layout.sort_edges else store
 
     @staticmethod

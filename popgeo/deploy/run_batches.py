@@ -96,6 +96,9 @@ class _Feed:
                     results = self.program.run(given)
                     # Copied, as the next batches may be written where the results, or their inputs, lie.
                     rows = {name: results[name][: real[axis][i]].clone() for name, axis in self.program.axes.items()}
+                    for name, axis in self.program.axes.items():
+                        if len(rows[name]) < real[axis][i]:
+                            raise ValueError(f"Result {name!r} has {len(rows[name])} rows, {real[axis][i]} are real.")
                 except Exception as error:  # of whatever kind: some graph is to be named
                     yield from self._in_halves(ids, error, errors)
                 else:

@@ -241,6 +241,25 @@ def test_an_argument_that_the_graphs_lack_is_named():
         Predictor(SchNet(8, 8, 1))([Data(x=torch.ones(2, 4))])
 
 
+def test_a_position_that_is_no_number_is_an_error():
+    graphs = graphs_of(8)
+    graphs[5].pos[1] = float("nan")
+    found = Predictor(SchNet(8, 8, 1, num_gaussians=8), SMALL, "none")(graphs, errors="keep")
+    assert list(found.errors) == [5]
+
+
+def test_a_pooling_of_its_own_size_is_asked_about():
+    class Pooled(nn.Module):
+        def forward(self, x: Tensor, batch: Tensor) -> Tensor:
+            return torch.zeros(int(batch.max()) + 1, 4).index_add(0, batch, x)
+
+    graphs = graphs_of(8)
+    with pytest.raises(ValueError, match="say results="):
+        Predictor(Pooled(), SMALL, "none")(graphs)
+    found = Predictor(Pooled(), SMALL, "none", results={"out": "graph"})(graphs)
+    assert_close(found["out"], torch.stack([graph.x.sum(0) for graph in graphs]))
+
+
 def test_what_a_later_graph_has_more_is_not_left_out_in_silence():
     predictor = Predictor(gin(), SMALL, "none")
     predictor(graphs_of(4))
