@@ -1,6 +1,6 @@
 """How fast neighbours are sampled from a large graph, beside PyTorch Geometric on torch_sparse and a plain gather.
 
-    python benchmarks/sampling.py [--quick]
+    python benchmarks/sampling.py [--quick] [--plan papers100M]
 
 The graph is R-MAT (Chakrabarti, Zhan, Faloutsos 2004, doi 10.1137/1.9781611972740.43): 2^20 nodes, 16 million edges,
 100 float32 features. Every batch has 1,024 other seeds, random nodes that have neighbours. One thread. Without
@@ -127,12 +127,67 @@ def compressing(data: Data, num_nodes: int, rounds: int) -> dict[str, float]:
     return measure(variants, rounds=rounds, min_seconds=0.0)
 
 
+# Nodes, edges, features of two bytes each, and seeds of training; from ogb.stanford.edu, edges in both directions.
+GRAPHS = {
+    "papers100M": (111_059_956, 3_228_124_952, 128, 1_207_179),
+    "MAG240M": (121_751_666, 2_595_497_852, 768, 1_112_392),
+}
+PLAN = """{name}: {nodes:,} nodes, {edges:,} edges, {width} features of 2 bytes, {seeds:,} seeds; {machines} machines
+rates of this machine: {edge_rate:,.0f} edges sampled/s, {row_rate:,.0f} rows gathered/s
+memory of a machine = edges * 8 bytes + (nodes + 1) * 8 + edges * 8 * unsorted + nodes * 10 + nodes * row / machines
+  = {graph:.1f} GB of graph, {numbers:.1f} GB of edges' numbers where edges are not sorted, {features:.1f} GB of features
+network of a machine = batches / machines * nodes of a batch * (machines - 1) / machines * (row + 8)
+  = {network:.1f} GB an epoch; the rows that are asked for most, kept, take off what benchmarks/stores.py shows
+time of an epoch = max(batches / machines * (edges of a batch / edge rate + nodes of a batch / row rate), network)
+  = {seconds:.0f} s on one thread, of which the network at {gigabits} Gbit/s takes {wire:.0f} s
+a batch of {batch} seeds, fan-out {fan_out}: at most {most_nodes:,} nodes and as many edges, so this is a bound from above"""  # noqa: E501
+
+
+def plan(name: str, machines: int, gigabits: float, quick: bool) -> str:
+    """What an epoch would take, from the rates of this machine and the formulas that it prints."""
+    nodes, edges, width, seeds = GRAPHS[name]
+    fan_out, batch, row = [15, 10, 5], 1024, 2 * width
+    edge_index = rmat(10 if quick else 18, 16 << (10 if quick else 18))
+    num_nodes = 1 << (10 if quick else 18)
+    graph = CompressedGraph.from_edge_index(edge_index, num_nodes)
+    features = torch.zeros(num_nodes, width, dtype=torch.float16)
+    starts = [torch.randint(num_nodes, (batch,)) for _ in range(4)]
+    samples = [sample_neighbors(graph, of_batch, fan_out, seed=0) for of_batch in starts]
+    variants = {
+        "sample": each_of(starts, lambda of_batch: sample_neighbors(graph, of_batch, fan_out, seed=0)),
+        "gather": each_of(samples, lambda sample: features.index_select(0, sample.node)),
+    }
+    seconds = measure(variants, rounds=1 if quick else 3, min_seconds=0.0)
+    edge_rate = float(np.mean([len(sample.row) for sample in samples])) / seconds["sample"]
+    row_rate = float(np.mean([len(sample.node) for sample in samples])) / seconds["gather"]
+    most, reached = batch, batch
+    for number in fan_out:
+        reached *= number
+        most += reached
+    batches = -(-seeds // batch)
+    network = batches / machines * most * (machines - 1) / machines * (row + 8)
+    wire = 8 * network / (gigabits * 1e9)
+    made = batches / machines * (most / edge_rate + most / row_rate)
+    numbers = {"nodes": nodes, "edges": edges, "width": width, "seeds": seeds, "machines": machines, "batch": batch}
+    return PLAN.format(
+        **numbers, name=name, edge_rate=edge_rate, row_rate=row_rate, fan_out=fan_out, most_nodes=most,
+        graph=(8 * edges + 8 * (nodes + 1) + 10 * nodes) / 1e9, numbers=8 * edges / 1e9, features=nodes * row / machines / 1e9,
+        network=network / 1e9, wire=wire, seconds=max(made, wire), gigabits=gigabits,
+    )  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each way; the median counts (default: 5)")
     parser.add_argument("--quick", action="store_true", help="a small graph and one turn, to see that it runs")
+    parser.add_argument("--plan", choices=[*GRAPHS], help="what an epoch of this graph would take, from measured rates")
+    parser.add_argument("--machines", type=int, default=4, help="of the plan (default: 4)")
+    parser.add_argument("--gigabits", type=float, default=10.0, help="a second, between them (default: 10)")
     options = parser.parse_args()
     one_thread()
+    if options.plan:
+        print(plan(options.plan, options.machines, options.gigabits, options.quick))
+        return
     torch.manual_seed(0)
     warnings.filterwarnings("ignore", message=".*pyg-lib.*")  # that torch_sparse is the peer is meant
     scale, num_edges, batch_size = (10, 16_000, 64) if options.quick else (20, 16_000_000, 1024)
