@@ -4,6 +4,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from popgeo.convert.command import convert
 from popgeo.data import FixedSizeOptions, FlatStore
 from popgeo.datasets import Molecules
 from popgeo.deploy.predict_command import predict as predict_graphs
+from popgeo.inspect_command import info, report
 from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
 from popgeo.nn import KNNInteractionGraph, PrecomputeInteractionGraph, SchNet, l1_loss
 from popgeo.progress import bar, progress
@@ -50,12 +52,20 @@ class GapModel(torch.nn.Module):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the main job, `convert` or `predict`; the exit status is 2 where a setting cannot work."""
+    """Runs a command, the demo where none is named; the exit status is 2 where a setting cannot work."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    for name, verb in (("convert", convert), ("predict", predict_graphs)):
-        if words[:1] == [name]:
-            return verb(words[1:])
-    settings = parse(words[1:] if words[:1] == ["demo"] else words, __version__)
+    if not words or words[0].startswith("-"):
+        return demo(words)
+    if words[0] not in COMMANDS:
+        meant = "".join(f"; did you mean {near}?" for near in get_close_matches(words[0], COMMANDS, 1))
+        print(f"popgeo: {words[0]} is no command, there are {', '.join(COMMANDS)}{meant}", file=sys.stderr)
+        return 2
+    return COMMANDS[words[0]](words[1:])
+
+
+def demo(arguments: Sequence[str]) -> int:
+    """Runs the main job."""
+    settings = parse(arguments, __version__)
     try:
         command_line.make_folder(settings.out)
         dataset = load(settings)
@@ -64,6 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     train(settings, dataset)
     return 0
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "demo": demo, "convert": convert, "info": info, "predict": predict_graphs, "report": report,
+}  # fmt: skip
 
 
 def command() -> None:
@@ -224,6 +239,7 @@ def save(folder: Path, metrics: pd.DataFrame, test: pd.DataFrame, report: ipu.Re
         "predictions.png": lambda path: draw(scatter, path),
         "metrics.csv": lambda path: metrics.to_csv(path, index=False),
         "report.txt": lambda path: path.write_text(f"{report}\n"),
+        "report.json": lambda path: report.to_json(path),
         "report.html": lambda path: report.to_html(path, title="SchNet on small molecules, one training step"),
         "weights.pt": lambda path: torch.save(schnet.state_dict(), path),
     }

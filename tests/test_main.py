@@ -11,9 +11,12 @@ import pytest
 import torch
 
 import popgeo
-from popgeo.__main__ import main, split
+from popgeo.__main__ import COMMANDS, main, split
+from popgeo.data import write
+from popgeo.ipu.report.report import Report
 from popgeo.settings import parse
 from tests.support import quick_python
+from tests.support.graphs import graph
 
 SMALL = ("--limit", "300", "--epochs", "2", "--hidden-channels", "8", "--num-interactions", "1", "--batch-size", "8")
 
@@ -45,7 +48,8 @@ def test_a_run_shows_errors_fill_and_the_step(run: tuple[Path, str]):
 def test_a_run_writes_pictures_metrics_report_and_weights_and_nothing_half_done(run: tuple[Path, str]):
     folder, _ = run
     names = {path.name for path in folder.iterdir()}
-    assert names == {"loss.png", "predictions.png", "metrics.csv", "report.txt", "report.html", "weights.pt"}
+    of_report = {"report.txt", "report.html", "report.json"}
+    assert names == {"loss.png", "predictions.png", "metrics.csv", "weights.pt"} | of_report
     assert all(path.stat().st_size > 0 for path in folder.iterdir())
 
 
@@ -113,6 +117,43 @@ def test_a_wrong_option_is_one_clear_line(arguments: list[str], words: str, caps
     assert stop.value.code == 2
     assert words in message
     assert message.count("\n") == 1
+
+
+def test_a_command_that_there_is_not_is_one_line_with_what_was_meant(capsys: pytest.CaptureFixture[str]):
+    assert main(["convrt", "a", "b"]) == 2
+    message = capsys.readouterr().err
+    assert "convrt is no command, there are demo, convert, info, predict, report; did you mean convert?" in message
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_help_of_its_own(name: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as stop:
+        main([name, "--help"])
+    assert stop.value.code == 0
+    assert f"popgeo {name}" in capsys.readouterr().out.replace("[demo]", "demo")
+
+
+def test_info_tells_what_a_store_holds_and_which_batches_suit_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    write([graph(n % 5 + 2, 2 * n % 7 + 1, seed=n) for n in range(40)], tmp_path / "store")
+    assert main(["info", str(tmp_path / "store"), "--batch-size", "8"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("40 graphs")
+    assert "edge_index" in told
+    assert "2, all edges" in told
+    assert "for 8 graphs a batch: FixedSizeOptions(num_nodes=" in told
+    assert main(["info", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("popgeo: ")
+
+
+def test_a_report_that_was_kept_is_printed_and_drawn(
+    run: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["report", str(run[0] / "report.json"), "--html", str(tmp_path / "page.html")]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith(str(Report.from_json((run[0] / "report.json").read_text()))[:200])
+    assert "<html" in (tmp_path / "page.html").read_text()
+    (tmp_path / "page.json").write_text("{}")
+    assert main(["report", str(tmp_path / "page.json")]) == 2
 
 
 @pytest.mark.parametrize("root", [[], ["--root", "no/such/folder"]])

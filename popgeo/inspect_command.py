@@ -1,0 +1,69 @@
+"""`popgeo info STORE` and `popgeo report FILE`: what lies on disk, told without a line of Python."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+
+from popgeo.command_line import OneLineParser
+from popgeo.data import FixedSizeOptions, FlatStore
+from popgeo.ipu.report.report import Report
+from popgeo.ipu.systems.pipeline import Pipeline
+
+
+def info(arguments: Sequence[str]) -> int:
+    """Prints the attributes of a store, the sizes of its graphs, and the sizes of a batch that would suit them."""
+    parser = OneLineParser(prog="popgeo info", description="Tells what a store holds, and which batches suit it.")
+    parser.add_argument("store", type=Path, help="folder that popgeo convert or popgeo.data.write made")
+    parser.add_argument("--batch-size", type=int, default=32, help="graphs of a batch on average (default: 32)")
+    return _told(partial(_of_store, parser.parse_args(arguments)))
+
+
+def report(arguments: Sequence[str]) -> int:
+    """Prints a report that was kept as JSON; may write its page or its trace."""
+    parser = OneLineParser(prog="popgeo report", description="Prints a report of the simulated IPU.")
+    parser.add_argument("file", type=Path, help="what report.to_json wrote, such as popgeo-run/report.json")
+    parser.add_argument("--html", type=Path, help="write the page to look at here")
+    parser.add_argument("--trace", type=Path, help="write the trace for ui.perfetto.dev here")
+    return _told(partial(_of_report, parser.parse_args(arguments)))
+
+
+def _of_store(asked: argparse.Namespace) -> None:
+    store = FlatStore.open(asked.store)
+    print(f"{len(store):,} graphs")
+    rows = []
+    for attribute in store.attributes:
+        kind = str(attribute.tensor.dtype).removeprefix("torch.") if attribute.is_tensor else "objects"
+        shape = list(attribute.tensor.shape) if attribute.is_tensor else [len(attribute.values)]
+        shape[attribute.dim] = f"all {attribute.axis.level.value}s" if attribute.is_tensor else shape[attribute.dim]
+        owner = "" if attribute.store is None else str(attribute.store)
+        rows.append({"of": owner, "name": attribute.name, "type": kind, "shape": ", ".join(map(str, shape))})
+    print("\n" + pd.DataFrame(rows).to_string(index=False))
+    sizes = pd.DataFrame(store.sizes, columns=[axis.label for axis in store.size_axes])
+    table = sizes.agg(["min", "median", "mean", "max", "sum"]).T.map("{:,.6g}".format)
+    print("\n" + table.to_string())
+    print(f"\nfor {asked.batch_size} graphs a batch: {FixedSizeOptions.tune(store, target_graphs=asked.batch_size)}")
+
+
+def _of_report(asked: argparse.Namespace) -> None:
+    text = asked.file.read_text()
+    kind = Pipeline if f'"{Pipeline.VERSION[0]}"' in text[:200] else Report
+    found = kind.from_json(text)
+    print(found)
+    for path, write in ((asked.html, found.to_html), (asked.trace, found.to_chrome_trace)):
+        if path is not None:
+            write(path)
+            print(f"wrote {path}")
+
+
+def _told(tell: Callable[[], None]) -> int:
+    """The exit status: 2, and one line, where a file is not what it should be."""
+    try:
+        tell()
+    except (ValueError, OSError) as error:
+        print(f"popgeo: {error}", file=sys.stderr)
+        return 2
+    return 0
