@@ -44,7 +44,6 @@ _BY_OPERATION = {
     "repeat_interleave": "pass output_size=, the fixed length of the result",
     "_local_scalar_dense": "keep it a tensor: torch.where instead of `if`, a fixed size instead of one read from data",
     "numpy": "compute with torch, or before the batch is built: NumPy would compute once, while the step is captured",
-    "_ctc_loss": "write its recursion over a fixed number of steps, with torch.logsumexp over the ways to each label",
     "equal": "compare with torch.eq and keep the result a tensor",
 }
 
