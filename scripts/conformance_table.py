@@ -224,12 +224,9 @@ def main() -> None:
             if not given.only or name in given.only:
                 with search_in_python():
                     rows[name] = tried(make, given.slow)
-                wrong = {
-                    claim: words for claim, (status, words) in rows[name].items() if status in ("failed", "cannot")
-                }
-                print(f"{name}: {verdict(rows[name])} {wrong or ''}"[:400], flush=True)
-    if given.json:
-        given.json.write_text(json.dumps(rows, indent=1) + "\n")
+                print(f"{name}: {verdict(rows[name])}", flush=True)
+                if given.json:
+                    given.json.write_text(json.dumps(rows, indent=1) + "\n")
     if given.page:
         for path in given.page:
             rows.update(json.loads(path.read_text()))
