@@ -20,7 +20,7 @@ class Predictions(Mapping[str, Tensor]):
 
     Args:
         num_graphs: How many graphs there were, those that failed included.
-        values: One tensor for each result: a row for each graph, or for each node or edge, graph after graph. A graph
+        tensors: One tensor for each result: a row for each graph, or for each node or edge, graph after graph. A graph
             that failed has NaN (0 among whole numbers) for itself, and no rows of nodes and edges.
         axes: What the rows of each belong to.
         ptr: For each result, where each graph's rows start, and their total. int64 [num_graphs + 1]
@@ -28,27 +28,27 @@ class Predictions(Mapping[str, Tensor]):
 
     Example:
         >>> y = torch.tensor([1.0, 2.0])
-        >>> some = Predictions(num_graphs=2, values={"y": y}, axes={"y": GRAPHS}, ptr={"y": torch.arange(3)})
+        >>> some = Predictions(num_graphs=2, tensors={"y": y}, axes={"y": GRAPHS}, ptr={"y": torch.arange(3)})
         >>> some["y"], some.of(1)
         (tensor([1., 2.]), {'y': tensor([2.])})
     """
 
     num_graphs: int
-    values: Mapping[str, Tensor] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
     axes: Mapping[str, Axis] = field(default_factory=dict)
     ptr: Mapping[str, Tensor] = field(default_factory=dict)
     errors: Mapping[int, Exception] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self.values:
-            raise KeyError(f"{name!r}; the results are {', '.join(self.values)}.")
-        return self.values[name]
+        if name not in self.tensors:
+            raise KeyError(f"{name!r}; the results are {', '.join(self.tensors)}.")
+        return self.tensors[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.values)
+        return iter(self.tensors)
 
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self.tensors)
 
     def of(self, graph: int) -> dict[str, Tensor]:
         """The rows of one graph: of a result for graphs its one row, as [1, ...].
@@ -59,7 +59,7 @@ class Predictions(Mapping[str, Tensor]):
         if graph in self.errors:
             raise self.errors[graph]
         starts = {name: ptr[graph : graph + 2].tolist() for name, ptr in self.ptr.items()}
-        return {name: self.values[name][start:stop] for name, (start, stop) in starts.items()}
+        return {name: self.tensors[name][start:stop] for name, (start, stop) in starts.items()}
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name}: {list(t.shape)} of {self.axes[name].level.value}s" for name, t in self.items())
@@ -70,16 +70,16 @@ class Predictions(Mapping[str, Tensor]):
     def concatenate(parts: "Iterable[Predictions]") -> "Predictions":
         """The results of graphs, and of those that came after them."""
         parts = list(parts)
-        like = next((part for part in parts if part.values), Predictions(num_graphs=0))
+        like = next((part for part in parts if part.tensors), Predictions(num_graphs=0))
         errors: dict[int, Exception] = {}
         start = 0
         for part in parts:
             errors |= {start + graph: error for graph, error in part.errors.items()}
             start += part.num_graphs
-        parts = [part if part.values else _all_failed(part, like) for part in parts]
+        parts = [part if part.tensors else _all_failed(part, like) for part in parts]
         values = {name: torch.cat([part[name] for part in parts]) for name in like}
         ptr = {name: _starts(torch.cat([part.ptr[name].diff() for part in parts])) for name in like}
-        return Predictions(num_graphs=start, values=values, axes=like.axes, ptr=ptr, errors=errors)
+        return Predictions(num_graphs=start, tensors=values, axes=like.axes, ptr=ptr, errors=errors)
 
     def to_frames(self) -> dict[str, pd.DataFrame]:
         """A table for each level, one row a graph, node or edge, with the number of its graph.
@@ -112,7 +112,7 @@ class Predictions(Mapping[str, Tensor]):
         path = Path(path)
         if path.suffix == ".npz":
             arrays = {name: tensor.detach().cpu().numpy() for name, tensor in self.items()}
-            np.savez(path, **arrays, **{f"{name}.ptr": ptr.numpy() for name, ptr in self.ptr.items()})
+            np.savez(path, **arrays, **{f"{name}.ptr": ptr.numpy() for name, ptr in self.ptr.items()})  # type: ignore[arg-type]  # of its flags
             return [path]
         check_ending(path)
         written = []
@@ -169,7 +169,7 @@ def in_order(
         values[name] = tensor.new_full((int(ptr[name][-1]), *tensor.shape[1:]), empty)
         values[name][places.to(tensor.device)] = tensor
     num_graphs = len(next(iter(counts.values())))
-    return Predictions(num_graphs=num_graphs, values=values, axes=dict(axes), ptr=ptr)
+    return Predictions(num_graphs=num_graphs, tensors=values, axes=dict(axes), ptr=ptr)
 
 
 def _places(graphs: np.ndarray, counts: np.ndarray, is_graphs: bool) -> tuple[Tensor, Tensor]:
