@@ -180,7 +180,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each way; the median counts (default: 5)")
     parser.add_argument("--quick", action="store_true", help="a small graph and one turn, to see that it runs")
-    parser.add_argument("--plan", choices=[*GRAPHS], help="what an epoch of this graph would take, from measured rates")
+    parser.add_argument("--plan", choices=[*GRAPHS], help="what an epoch of this graph would take, by measured rates")
     parser.add_argument("--machines", type=int, default=4, help="of the plan (default: 4)")
     parser.add_argument("--gigabits", type=float, default=10.0, help="a second, between them (default: 10)")
     options = parser.parse_args()

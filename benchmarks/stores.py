@@ -105,7 +105,9 @@ def one_of_two(rank: int, folder: str, scale: int, num_cached: int) -> None:
     data = Data(x=torch.rand(1 << scale, WIDTH), edge_index=edge_index)
     # PyG's Data is a feature store and a graph store, too.
     features = PartitionedFeatures(data, num_cached=num_cached)
-    loader = FixedSizeNeighborLoader((features, data), [10, 5], torch.arange(8192), batch_size=512, shuffle=True)
+    loader = FixedSizeNeighborLoader(
+        (features, data), [10, 5], torch.arange(min(8192, 1 << scale)), batch_size=128, shuffle=True
+    )
     features.num_bytes = features.num_asked = 0
     start = time.perf_counter()
     number = sum(1 for _ in loader)
