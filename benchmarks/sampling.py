@@ -171,8 +171,9 @@ def plan(name: str, machines: int, gigabits: float, quick: bool) -> str:
     numbers = {"nodes": nodes, "edges": edges, "width": width, "seeds": seeds, "machines": machines, "batch": batch}
     return PLAN.format(
         **numbers, name=name, edge_rate=edge_rate, row_rate=row_rate, fan_out=fan_out, most_nodes=most,
-        graph=(8 * edges + 8 * (nodes + 1) + 10 * nodes) / 1e9, numbers=8 * edges / 1e9, features=nodes * row / machines / 1e9,
-        network=network / 1e9, wire=wire, seconds=max(made, wire), gigabits=gigabits,
+        graph=(8 * edges + 8 * (nodes + 1) + 10 * nodes) / 1e9, numbers=8 * edges / 1e9,
+        features=nodes * row / machines / 1e9, network=network / 1e9, wire=wire, seconds=max(made, wire),
+        gigabits=gigabits,
     )  # fmt: skip
 
 

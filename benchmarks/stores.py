@@ -91,7 +91,8 @@ def disk(quick: bool) -> None:
                 found.append(float(done.stdout))
     medians = {way: float(np.median(found)) for way, found in seconds.items()}
     print(
-        f"disk: {num_rows:,} of {count:,} rows of {4 * WIDTH} bytes ({count * WIDTH >> 28} GiB), {limit >> 20} MiB to take"
+        f"disk: {num_rows:,} of {count:,} rows of {4 * WIDTH} bytes ({count * WIDTH >> 28} GiB), "
+        f"{limit >> 20} MiB to take"
     )
     for way, median in medians.items():
         print(f"  {way:<14}{num_rows / median:>12,.0f} rows/s")

@@ -161,11 +161,6 @@ def _refuse_other_kinds(given: Iterable[tuple[Input, Tensor]]) -> None:
                 f"`{one.name}` is a {tensor.layout} tensor of {tensor.dtype}, whose elements have no fixed places. "
                 "Pass tensor.to_dense() or tensor.dequantize(), or a sparse matrix as its edge_index and values."
             )
-        if tensor.is_meta:
-            raise ValueError(
-                f"`{one.name}` lies on torch's meta device, where it has a shape and no values. Pass "
-                "torch.zeros_like(it, device='cpu')."
-            )
 
 
 def _gradients(loss: Tensor, weights: Sequence[Tensor], seed: Tensor) -> list[Tensor | None]:

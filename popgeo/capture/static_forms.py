@@ -216,10 +216,12 @@ def _replaced_in_pyg() -> Iterator[None]:
             owner, _, name = path.rpartition(".")
             holder = sys.modules.get(module)  # what no one has imported, no model uses
             holder = getattr(holder, owner) if holder and owner else holder
-            original = vars(holder).get(name) if holder else None
+            if holder is None or name not in vars(holder):
+                continue
+            original = vars(holder)[name]
             if isinstance(original, FunctionType) and not owner:
                 stack.enter_context(_running(original, form))
-            elif original is not None:
+            else:
                 stack.callback(setattr, holder, name, original)
                 setattr(holder, name, _standing_in(original, form) if owner else form)
         yield

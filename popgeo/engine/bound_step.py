@@ -181,6 +181,12 @@ def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> Bound
     start = time.perf_counter()
     factor = recipe.options.steps_per_call * len(replicas.local)
     check_batch_dimension(arguments.structure, factor)
+    for tensor in arguments.tensors:
+        if tensor.is_meta:
+            raise ValueError(
+                f"A tensor of shape {list(tensor.shape)} lies on torch's meta device, so it has no values to compute "
+                "with. Pass torch.zeros_like(it, device='cpu'); popgeo.ipu.estimate plans from shapes alone."
+            )
     one = arguments.with_tensors(micro_batch(arguments.tensors, 0, factor))
     trained = trained_names(recipe.function, recipe.optimizer)
     _require_trainable(recipe, trained, replicas)

@@ -32,12 +32,10 @@ def sum_at_once(src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | N
 
     Most calls are eager, on contiguous tensors in memory, without gradients, with an int64 index and its own plan.
     """
-    native = library.packed("popgeo_scatter_sum")
-    if native is None:
-        return None
     try:
         usual = usual_plan(src, index, num_rows, plan)
-        if usual is None:
+        native = library.packed("popgeo_scatter_sum") if usual is not None else None
+        if usual is None or native is None:
             return None
         (rowptr, perm, num_tiles), (num_edges, channels) = usual, src.shape
         number, num_threads = NATIVE_DTYPES[src.dtype], torch.get_num_threads()

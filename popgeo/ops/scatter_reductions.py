@@ -26,9 +26,11 @@ def extreme_at_once(
     src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | None, *, largest: bool
 ) -> Tensor | None:
     """The extremes by the shortest way and without their positions; None where a call is unusual, or wrong."""
-    native = library.function("popgeo_scatter_extremum", _EXTREMUM, _INT)
-    usual = usual_plan(src, index, num_rows, plan) if native is not None else None
+    usual = usual_plan(src, index, num_rows, plan)
     if usual is None or src.dtype not in NATIVE_DTYPES or num_rows < 0:
+        return None
+    native = library.function("popgeo_scatter_extremum", _EXTREMUM, _INT)
+    if native is None:
         return None
     (rowptr, perm, num_tiles), (num_edges, channels) = usual, src.shape
     out = src.new_empty(num_rows, channels)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,13 +27,16 @@ def order(subject: ModelSubject, case: Case) -> None:
     """
     level = Level(case.settings["level"])
     graphs, places = reordered(case.graphs, level)
-    for model in subject.modes:
-        before, after = subject.see(case.graphs, model=model), subject.see(graphs, model=model)
+
+    def check(model: Any, wide: bool) -> None:
+        before, after = (subject.see(some, model=model, wide=wide) for some in (case.graphs, graphs))
         if level is Level.EDGE and not before.batch.batch.num_edges:
             raise NotTriedError("the graphs have no edges")
-        moved = {kind: places.get(kind, rows) for kind, rows in after.places.items()}
-        moved = {kind: moved[kind][: len(rows)] for kind, rows in after.places.items()}
+        moved = {kind: places.get(kind, rows)[: len(rows)] for kind, rows in after.places.items()}
         subject.compare(replace(after, places=moved), before, f"the order of the {level.value}s", model)
+
+    for model in subject.modes:
+        subject.unless_rounded(partial(check, model))
 
 
 @claim("duplicate edges", SubjectKind.MODEL, optional=True)

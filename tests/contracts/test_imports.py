@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "potentials": {"convert", "data", "deploy", "engine", "loader", "native", "nn", "ops", "packing"},
     "deploy": {"convert", "data", "loader", "nn", "engine", "capture", "packing", "progress"},
 }
-MAY_IMPORT_EVERYTHING = {"__init__", "__main__", "testing", "compat"}
+MAY_IMPORT_EVERYTHING = {"__init__", "__main__", "inspect_command", "testing", "compat"}
 # Inside `ipu` a room imports from rooms of lower rank only; all doors have one rank, and no circle among them.
 RANK = {
     "target": 0, "stage_choices": 1, "options": 2, "cost": 3, "tiles": 4, "step_cost": 5, "report": 6, "systems": 7

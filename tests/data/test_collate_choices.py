@@ -55,7 +55,7 @@ def test_an_exact_fit_that_was_not_asked_for_is_refused_or_trimmed():
     with pytest.raises(ValueError, match=r"5 nodes, FixedSizeOptions[.]num_nodes is 5 with one kept"):
         FixedSizeCollater(FixedSizeOptions(5, 5, 3))(GRAPHS)
     with pytest.raises(ValueError, match=r"4 nodes, FixedSizeOptions[.]num_nodes is 4 with one kept"):
-        FixedSizeCollater(FixedSizeOptions(4, 5, 3), exact_fit=True)([graph(4, 4)])
+        FixedSizeCollater(FixedSizeOptions(4, 5, 2), exact_fit=True)([graph(2, 2), graph(2, 2)])
     trims = FixedSizeCollater(FixedSizeOptions(5, 5, 3), True, True, exclude_keys=["root_index"], generator=seeded())
     batch = trims(GRAPHS)
     assert batch.num_trimmed_nodes.sum() == 1

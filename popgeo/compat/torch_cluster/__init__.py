@@ -27,6 +27,7 @@ def knn(x: Tensor, y: Tensor, k: int, *args: Any, **kwargs: Any) -> Tensor:
         Row 0 names that of `y`, row 1 that of `x`. [2, num_pairs]
 
     Example:
+        >>> import torch
         >>> knn(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.9]]), 3)
         tensor([[0, 0],
                 [1, 0]])
@@ -38,6 +39,7 @@ def knn_graph(x: Tensor, k: int, *args: Any, **kwargs: Any) -> Tensor:
     """Edges from the nearest `k` nodes of the same graph to each; arguments as `torch_geometric.nn.knn_graph` has them.
 
     Example:
+        >>> import torch
         >>> knn_graph(torch.tensor([[0.0], [1.0], [5.0]]), 1)
         tensor([[1, 0, 1],
                 [0, 1, 2]])
@@ -49,6 +51,7 @@ def radius(x: Tensor, y: Tensor, r: float, *args: Any, **kwargs: Any) -> Tensor:
     """For each row of `y` the rows of `x` in its graph that are at most `r` away, as `knn` names them.
 
     Example:
+        >>> import torch
         >>> radius(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([[0.5]]), 1.0)
         tensor([[0, 0],
                 [0, 1]])
@@ -60,6 +63,7 @@ def radius_graph(x: Tensor, r: float, *args: Any, **kwargs: Any) -> Tensor:
     """Edges to each node from those of its graph that are at most `r` away.
 
     Example:
+        >>> import torch
         >>> radius_graph(torch.tensor([[0.0], [1.0], [5.0]]), 1.0)
         tensor([[1, 0],
                 [0, 1]])
