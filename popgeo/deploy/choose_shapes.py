@@ -113,7 +113,7 @@ def into_shapes(store: FlatStore, shapes: Sequence[FixedSizeOptions]) -> list[Pa
     limits = [options.limits(axes) for options in shapes]
     fits = np.stack([(sizes <= limit).all(1) for limit in limits])  # [num_shapes, num_graphs]
     by_cost = np.argsort(cost, kind="stable")
-    plans = []
+    plans: list[tuple[float, int, dict[int, Packs]]] = []
     for count in range(1, len(shapes) + 1):
         for used in combinations(by_cost.tolist(), count):
             if not fits[list(used)].any(0).all():

@@ -130,7 +130,7 @@ def call_of(
     for slot in layout.slots:
         if slot.store is not None:
             of_types.setdefault(f"{slot.name}_dict", {})[slot.store] = input_name(slot)
-    counts = {"num_graphs": layout.options.num_graphs, "batch_size": layout.options.num_graphs}
+    counts: dict[str, Any] = {"num_graphs": layout.options.num_graphs, "batch_size": layout.options.num_graphs}
     if not isinstance(layout.options.num_nodes, dict):
         counts |= {"num_nodes": layout.options.num_nodes, "num_edges": layout.options.num_edges}
     tensors: dict[str, Any] = {}

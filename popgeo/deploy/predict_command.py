@@ -26,8 +26,8 @@ def predict(arguments: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"popgeo: {error}", file=sys.stderr)
         return 2
-    for error in found.errors.values():
-        print(f"popgeo: {error}", file=sys.stderr)
+    for kept in found.errors.values():
+        print(f"popgeo: {kept}", file=sys.stderr)
     print(f"{predictor}\nwrote {found} to {', '.join(map(str, written))}")
     return 1 if found.errors else 0
 

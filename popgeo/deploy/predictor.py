@@ -234,7 +234,7 @@ class Predictor:
     def _first_reader(self, graphs: Any) -> GraphReader:
         """What reads graphs until a program has been made."""
         assert self._maker is not None  # a predictor of programs has a reader
-        some = graphs[0] if isinstance(graphs, FlatStore) else next((g for g in graphs if hasattr(g, "keys")), {})
+        some: Any = graphs[0] if isinstance(graphs, FlatStore) else next((g for g in graphs if hasattr(g, "keys")), {})
         return GraphReader(layout=self._maker.layout, names=names_taken(self._maker.model, some.keys()))
 
     def _made_to_fit(

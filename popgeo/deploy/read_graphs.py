@@ -1,6 +1,6 @@
 """Graphs of anyone made flat for a program: what differs from its inputs is refused, graph by graph, by number."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,8 +65,8 @@ class GraphReader:
                 store = self._flat([graph], self._attributes(graph))
                 self._compare(store)
                 kinds[i] = self._kinds(store)
-            except Exception as error:  # whatever a dataset, or its transform, raises
-                errors[i] = error
+            except Exception as raised:  # whatever a dataset, or its transform, raises
+                errors[i] = raised
         if self.kinds is None and kinds:  # what most of the graphs are is what is meant
             found = list(kinds.values())
             like = GraphReader(layout=self.layout, names=self.names, kinds=max(found, key=found.count))
@@ -89,8 +89,9 @@ class GraphReader:
         known, counting = self.names or keys, set(COUNT_NODES)
         # Nodes are counted by what the program takes, or else by what PyG counts them by.
         left_out = sorted(keys - known - (set() if keys & known & counting else counting))
-        choices = {"levels": self.layout.levels, "progress_bar": False, "validate": True}
-        store = FlatStore.from_dataset(graphs, exclude_keys=left_out, **choices)
+        store = FlatStore.from_dataset(
+            graphs, exclude_keys=left_out, levels=self.layout.levels, progress_bar=False, validate=True
+        )
         return sort_edges(store) if self.layout.sort_edges else store
 
     @staticmethod
@@ -128,7 +129,7 @@ def named(number: int, error: Exception) -> ValueError:
     return made
 
 
-def pieces(graphs: Iterable[Any], size: int) -> Iterable[Sequence[Any]]:
+def pieces(graphs: Any, size: int) -> Iterable[Any]:
     """Graphs by so many at a time; an exception stands for one that a dataset could not give.
 
     A flat store is cut into views, a dataset is asked for its graphs by number, anything else is gone through.

@@ -210,7 +210,7 @@ def in_one_pass(model: nn.Module) -> nn.Module:
         ValueError: a convolution is no weighted product by channels.
     """
     for block in list(model.modules()):
-        plain = getattr(block, "tp_scatter", None)
+        plain: Any = getattr(block, "tp_scatter", None)
         if type(plain) is TensorProductScatter:
             block.tp_scatter = _Convolution(plain.tp)
     return model

@@ -32,8 +32,10 @@ except ImportError as error:
 
 _RENAMED = {properties.Z: "z", properties.R: "pos", properties.cell: "cell", properties.pbc: "pbc"}
 _RENAMED |= {properties.offsets: "edge_shift"}
-_MADE = (properties.n_atoms, properties.idx_i, properties.idx_j, properties.idx_m)
-_MADE = (*_MADE, properties.lidx_i, properties.lidx_j, properties.seg_m)
+_MADE = (
+    *(properties.n_atoms, properties.idx_i, properties.idx_j, properties.idx_m),
+    *(properties.lidx_i, properties.lidx_j, properties.seg_m),
+)
 _INPUTS = (
     "total_charge",
     "spin_multiplicity",
@@ -223,7 +225,8 @@ class TaskStep(nn.Module):
         with _LastStructureKnown(batch[properties.idx_m], len(batch[properties.n_atoms])):
             pred = self.model(dict(batch))
         total: Any = 0.0
-        for output in self.outputs:
+        every: Any = self.outputs
+        for output in every:
             given, target = pred[output.name], batch[output.target_property]
             fitting = [mask for mask in ("graphs_mask", "nodes_mask") if len(batch[mask]) == len(given)]
             if len(fitting) != 1:

@@ -157,7 +157,9 @@ class SumOfProducts(nn.Module):
         ValueError: the product is of another kind.
     """
 
-    def __init__(self, product: nn.Module) -> None:
+    product: Any
+
+    def __init__(self, product: Any) -> None:
         super().__init__()
         object.__setattr__(self, "product", product)  # no part of this one: what is saved has the product's own names
         self.widths = [product.irreps_in1.dim, product.irreps_in2.dim, product.weight_numel, product.irreps_out.dim]
@@ -196,13 +198,13 @@ def _dtype_of(product: nn.Module) -> torch.dtype:
     return next((b.dtype for b in product.buffers() if b.is_floating_point()), torch.get_default_dtype())
 
 
-def _read(product: nn.Module) -> tuple[list[int], list[float]]:
+def _read(product: Any) -> tuple[list[int], list[float]]:
     """The paths of a product and the coefficients of each, from its values for components that are 1 one at a time."""
     starts = [[0, *torch.tensor([block.dim for block in irreps]).cumsum(0).tolist()] for irreps in _irreps(product)]
     paths: list[int] = []
     terms: list[float] = []
     weight, dtype = 0, _dtype_of(product)
-    for number, path in enumerate(product.instructions):  # type: ignore[arg-type]  # a list of e3nn's
+    for number, path in enumerate(product.instructions):
         places = path.i_in1, path.i_in2, path.i_out
         parts = [irreps[at] for irreps, at in zip(_irreps(product), places, strict=True)]
         channels = parts[0].mul
@@ -218,7 +220,7 @@ def _read(product: nn.Module) -> tuple[list[int], list[float]]:
         i, j = torch.cartesian_prod(torch.arange(sizes[0]), torch.arange(sizes[1])).reshape(-1, 2).T
         rows = torch.arange(len(i))
         inputs = [torch.zeros(len(i), width, dtype=dtype) for width in (starts[0][-1], starts[1][-1])]
-        weights = torch.zeros(len(i), product.weight_numel, dtype=dtype)  # type: ignore[arg-type]
+        weights = torch.zeros(len(i), product.weight_numel, dtype=dtype)
         inputs[0][rows, x + i], inputs[1][rows, y + j], weights[rows, weight] = 1.0, 1.0, 1.0  # the first channel
         with torch.no_grad():
             made = product(*inputs, weights)[:, g : g + sizes[2]]

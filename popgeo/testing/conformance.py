@@ -81,7 +81,7 @@ def subject_of(
     subject = type(what) if isinstance(what, Subject) else SUBJECTS[SubjectKind(kind)]
     few = None if graphs is None else tuple(a_few(graphs, subject.limit if limit is None else limit))
     if isinstance(what, Subject):
-        return replace(what, **how, **({} if few is None else {"graphs": few}))
+        return replace(what, **how | ({} if few is None else {"graphs": few}))
     return subject(what=what, graphs=few or (), **how)
 
 

@@ -61,7 +61,7 @@ class LoaderSubject(Subject):
         if epoch is not None:
             set_epoch(loader, epoch)
         most = 4 * len(case.graphs) + 8
-        batches = [read_rows(self.read(batch), case.graphs) for batch in islice(loader, most)]
+        batches: list[Rows] = [read_rows(self.read(batch), case.graphs) for batch in islice(loader, most)]
         if len(batches) == most:
             raise BrokenError(f"an epoch of {len(case.graphs)} graphs goes on after {most} batches")
         lacking = [name for name in needs if any(name not in rows for rows in batches)]
@@ -78,7 +78,8 @@ class SamplerSubject(LoaderSubject):
 
 def set_epoch(loader: Any, number: int) -> bool:
     """Tells a loader, or the sampler that it holds, which epoch comes next, as trainers do; whether it can be told."""
-    for part in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
+    parts: list[Any] = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
+    for part in parts:
         if hasattr(part, "set_epoch"):
             part.set_epoch(number)
             return True

@@ -59,7 +59,7 @@ def duplicate_edges(subject: ModelSubject, case: Case) -> None:
                 again[attribute.name] = graph[attribute.name].index_select(attribute.dim, edges)
         twice.append(again)
     before, after = subject.see(case.graphs), subject.see(twice)
-    kinds = {name: kind for name, kind in subject.kinds().items() if kind in ("graph", "node")}
+    kinds: dict[str, str | None] = {n: kind for n, kind in subject.kinds().items() if kind in ("graph", "node")}
     subject.compare_some(after, before, "an edge that is listed twice", kinds)
 
 

@@ -52,8 +52,8 @@ def motion(subject: ModelSubject, case: Case) -> None:
             ways = [old, *([old @ turn.T] if old.shape[-1:] == (3,) else ())]
             ways += [turn @ old @ turn.T] if old.shape[-2:] == (3, 3) else []
             apart = [difference(new, way, _ALIKE) for way in ways]
-            if None not in apart:
-                worst = apart[-1]
+            worst = apart[-1]
+            if worst is not None and None not in apart:
                 raise BrokenError(
                     f"{key} is {worst.found:.6g} after a {name}, where {worst.expected:.6g} was to be (row {worst.row})"
                 )

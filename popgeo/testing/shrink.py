@@ -1,6 +1,6 @@
 """The smallest case that still fails: fewest graphs, then nodes, then edges."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -46,7 +46,7 @@ def shrink(case: Case, fails: Callable[[Case], bool], tries: int = 200) -> Case:
     for level in (Level.NODE, Level.EDGE):
         for axis in [axis for axis in store.row_pointers if axis.level is level and axis.name is None]:
             whole, rows = store, int(store.row_pointers[axis][-1])
-            kept = _fewest(rows, lambda ids, whole=whole, axis=axis: still(_cut(whole, axis, ids)), least=0)
+            kept = _fewest(rows, lambda ids: still(_cut(whole, axis, ids)), least=0)  # noqa: B023  # called at once
             store = _cut(whole, axis, kept)
     return smallest
 
@@ -70,12 +70,12 @@ def _cut(store: FlatStore, axis: Axis, ids: np.ndarray) -> FlatStore:
 
 def _fewest(number: int, still: Callable[[np.ndarray], bool], least: int) -> np.ndarray:
     """The numbers below `number` that are left when whatever can go has gone: halves first, single ones last."""
-    kept = np.arange(number)
+    kept: np.ndarray = np.arange(number)
     size = max(number // 2, 1)
     while size and len(kept) > least:
         start = 0
         while start < len(kept):
-            fewer: Sequence[int] = np.delete(kept, slice(start, start + size))
+            fewer = np.delete(kept, slice(start, start + size))
             if len(fewer) >= least and still(fewer):
                 kept = fewer
             else:

@@ -29,7 +29,7 @@ PLACES = {
 # is still the aim. The kit that tries other people's models, loaders and neighbour lists is a tool of its own: it
 # stands on all the rest, and only tests may import it. The reach holds six frameworks, tensor products in one pass
 # and the predictor, where three frameworks and a calculator were planned.
-BUDGETS = {"core": 28_500, "compat": 3_400, "systems": 3_300, "models": 1_500, "reach": 2_500, "kit": 2_500}
+BUDGETS = {"core": 28_600, "compat": 3_400, "systems": 3_300, "models": 1_500, "reach": 2_500, "kit": 2_500}
 REMEDY = "A new mechanism names the one it replaces: take that out, or raise the budget here and say why."
 LONGEST_FILE, SHORTEST_FILE_OF_ONE_USER = 300, 40
 # An operation's cost and its lowering are found by one name.

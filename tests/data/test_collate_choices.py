@@ -54,7 +54,7 @@ def test_graphs_that_fill_every_slot_have_row_pointers_too(native, spread):
 def test_an_exact_fit_that_was_not_asked_for_is_refused_or_trimmed():
     with pytest.raises(ValueError, match=r"5 nodes, FixedSizeOptions[.]num_nodes is 5 with one kept"):
         FixedSizeCollater(FixedSizeOptions(5, 5, 3))(GRAPHS)
-    with pytest.raises(ValueError, match=r"4 nodes, FixedSizeOptions[.]num_nodes is 4 with one kept"):
+    with pytest.raises(ValueError, match=r"2 graphs, FixedSizeOptions[.]num_graphs is 2 with one kept"):
         FixedSizeCollater(FixedSizeOptions(4, 5, 2), exact_fit=True)([graph(2, 2), graph(2, 2)])
     trims = FixedSizeCollater(FixedSizeOptions(5, 5, 3), True, True, exclude_keys=["root_index"], generator=seeded())
     batch = trims(GRAPHS)

@@ -39,7 +39,7 @@ class NoMasker(Masker):
         """The entries as they are."""
         return entries
 
-    node_masker = edge_masker = graph_masker = _as_they_are
+    node_masker = edge_masker = graph_masker = _as_they_are  # type: ignore[assignment]  # their words differ
 
 
 class LayerMasker:

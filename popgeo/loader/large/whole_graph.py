@@ -38,7 +38,8 @@ def open_graph(
         >>> open_graph(data, None, None)
         FlatStore(1 graphs, 3 nodes, 2 edges; x: node, edge_index: edge)
     """
-    rows, shown = rows_of(data), {}
+    rows = rows_of(data)
+    shown: dict[Any, Any] = {}
     if rows is not None:
         data, found, shown = open_stores(rows, data[1], exclude_keys or (), levels or {}, whole)
         levels = {**found, **(levels or {})}
