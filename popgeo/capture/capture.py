@@ -2,7 +2,7 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,14 @@ from popgeo.capture.arguments import Arguments
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.drawn_numbers import drawn_numbers
 from popgeo.capture.dynamic_shapes import DynamicShapeError, Problem
-from popgeo.capture.held_state import ONE_AT_A_TIME, HeldState, module_state, noted_reads, swapped
+from popgeo.capture.held_state import (
+    ONE_AT_A_TIME,
+    HeldState,
+    ReplacedStateError,
+    module_state,
+    noted_reads,
+    swapped,
+)
 from popgeo.capture.marks import marked, marks_of
 from popgeo.capture.op_graph import LOSS_SCALE, Input, Role
 from popgeo.capture.pytree import flatten
@@ -73,6 +80,7 @@ def capture(
         recorder.page.add_input(LOSS_SCALE, scale)
     for one, tensor in zip(given, inputs, strict=True):
         recorder.page.add_input(one, tensor)
+    placed = {**fakes, **dict(zip(given, inputs, strict=True))}
     by_id = {id(tensor): fakes[one] for one, tensor in state.items()}
     following = drawn_numbers(function, arguments, recorder)
     with (
@@ -80,10 +88,15 @@ def capture(
         torch.enable_grad(),
     ):  # fmt: skip
         casting = contextlib.nullcontext() if autocast is None else torch.autocast("cpu", dtype=autocast)
-        try:
+
+        def run() -> tuple[list[Tensor], Any]:
             with static_forms() as slots, recorder.follow_modules(module), recorder, casting:
                 results, result = flatten(arguments.pass_to(function, inputs))
-                results = slots.handed_out(results)
+                return slots.handed_out(results), result
+
+        before = held.attributes()
+        try:
+            results, result = run()
         except RuntimeError as error:
             if recorder.refusal is not None:  # TorchScript hands on neither the error nor its words
                 raise recorder.refusal from error
@@ -98,10 +111,13 @@ def capture(
                 seed = torch.full_like(loss, loss_scaling or 1.0) if scale is None else _spread(scale, loss)
                 weights = [fakes[Input(Role.PARAMETER, name)] for name in trained]
                 gradients = _gradients(loss, weights, seed)
+        written_first = recorder.page.changed(placed)
         used = tuple(name for name, gradient in zip(trained, gradients, strict=True) if gradient is not None)
         made = [*results, *(gradient for gradient in gradients if gradient is not None)]
         made = _keep_buffers(held, made, recorder)
         drawn.go_on()
+        if moved := held.carried(before, reads):
+            _refuse_carried(held, moved, run, reads, written_first, placed, recorder)
     own = {id(tensor): one.name for one, tensor in state.items()}
     aside = [own[id(tensor)] for tensor in recorder.page.constants.values() if id(tensor) in own]
     if aside:
@@ -109,7 +125,7 @@ def capture(
             f"The model, or a hook, reads {', '.join(aside)} out of a closure, a list or a partial, where the compiled "
             "step would neither see it change nor train it. Read it as an attribute of its module, such as self.weight."
         )
-    changed = recorder.page.changed({**fakes, **dict(zip(given, inputs, strict=True))})
+    changed = recorder.page.changed(placed)
     written = tuple(one for one in given if one in changed)
     kept = [tensor for one, tensor in zip(given, inputs, strict=True) if one in changed]
     paths = {id(one): path for path, one in module.named_modules()}
@@ -205,6 +221,56 @@ def _find_loss(results: Sequence[Tensor], recorder: Recorder) -> Tensor:
         f"Couldn't find a loss in graph: the model returns {found}. Return one loss, or mark it with "
         "popgeo.ipu.identity_loss(loss)."
     )
+
+
+def _refuse_carried(
+    held: HeldState,
+    moved: Sequence[str],
+    run: Callable[[], Any],
+    reads: dict[tuple[int, str], Any],
+    written: Collection[Input],
+    placed: Mapping[Input, Tensor],
+    recorder: Recorder,
+) -> None:
+    """Tells by a second run what the attributes were that a first one had looked at and then changed.
+
+    A cache, which stays from then on, is filled anew in each call of a step, with the results that eager code has.
+
+    Args:
+        held: The module, as the first run left it.
+        moved: Names of the attributes.
+        run: Runs the function once more.
+        reads: What the first run has looked at; what the second one does is added.
+        written: The inputs that the first run has changed in place.
+        placed: All inputs.
+        recorder: Writes the second run down apart.
+
+    Raises:
+        ReplacedStateError: it changes them again, so that each call has something for the next one.
+        ValueError: the first call changes inputs which later ones leave alone.
+    """
+    held.put_in()
+    before, first_reads = held.attributes(), dict(reads)
+    reads.clear()
+    with recorder.apart():
+        for one, tensor in placed.items():
+            recorder.page.add_input(one, tensor)
+        run()
+        later = recorder.page.changed(placed)
+    again = held.carried(before, reads)
+    reads.update(first_reads)
+    if again:
+        raise ReplacedStateError(
+            f"The model looks at {', '.join(again)} and changes that in each call, while a compiled step would go on "
+            "with what it was at first. Make it a buffer that is changed in place, as register_buffer('n', "
+            "torch.zeros(())) and self.n.add_(1), or pass it as an argument that is a tensor.",
+            {},
+        )
+    if first := [one.name for one in placed if one in set(written) - later]:
+        raise ValueError(
+            f"The first call of the model changes {', '.join(first)} and sets {', '.join(moved)}, later ones do not. "
+            "Call the model once before it is compiled, so that the step is one of the later calls."
+        )
 
 
 def _keep_buffers(held: HeldState, made: Sequence[Tensor], recorder: Recorder) -> list[Tensor]:

@@ -44,6 +44,8 @@ _BY_OPERATION = {
     "repeat_interleave": "pass output_size=, the fixed length of the result",
     "_local_scalar_dense": "keep it a tensor: torch.where instead of `if`, a fixed size instead of one read from data",
     "numpy": "compute with torch, or before the batch is built: NumPy would compute once, while the step is captured",
+    "_pack_padded_sequence": "give the recurrent layer the padded batch, and take each sequence's state at its length "
+    "with torch.gather",
     "equal": "compare with torch.eq and keep the result a tensor",
 }
 

@@ -11,10 +11,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from popgeo.capture.op_graph import Input, Role
+from popgeo.capture.pytree import SCALARS
 
 OF_EVERY_MODULE = frozenset(dir(nn.Module())) - {"forward"}
 """The attributes that torch gives a module."""
 _HOLDERS = (dict, OrderedDict, list, set)
+Reads = Mapping[tuple[int, str], Any]
+"""What a module's attributes held when they were first looked at, by the module's id and the attribute's name."""
 ONE_AT_A_TIME = threading.RLock()
 """Held by who borrows what all threads share: torch's own generator, or functions and attributes during a capture."""
 
@@ -54,9 +57,7 @@ def swapped(module: nn.Module, replacement: Mapping[int, Tensor]) -> Iterator["H
     held = [_Held(path=f"{prefix}." if prefix else "", module=one) for prefix, one in module.named_modules()]
     state = HeldState(held=held, replacement=replacement)
     try:
-        for one in held:
-            for name, tensor in one.tensors():
-                one.table_of(name)[name] = replacement[id(tensor)]
+        state.put_in()
         yield state
     finally:
         try:
@@ -69,22 +70,22 @@ def swapped(module: nn.Module, replacement: Mapping[int, Tensor]) -> Iterator["H
 
 
 @contextlib.contextmanager
-def noted_reads() -> Iterator[set[tuple[int, str]]]:
-    """Notes which attributes of modules the block looks at, by the module's id and the attribute's name.
+def noted_reads() -> Iterator[dict[tuple[int, str], Any]]:
+    """Notes which plain attributes of modules the block looks at, and what was there the first time; None for nothing.
 
     Example:
         >>> linear = nn.Linear(2, 2)
         >>> with noted_reads() as reads:
         ...     linear.in_features
         2
-        >>> reads == {(id(linear), "in_features")}
+        >>> reads == {(id(linear), "in_features"): 2}
         True
     """
-    thread, reads = threading.get_ident(), set[tuple[int, str]]()
+    thread, reads = threading.get_ident(), dict[tuple[int, str], Any]()
 
     def note(module: nn.Module, name: str) -> Any:
         if threading.get_ident() == thread and name not in OF_EVERY_MODULE:
-            reads.add((id(module), name))
+            reads.setdefault((id(module), name), vars(module).get(name))
         return object.__getattribute__(module, name)
 
     nn.Module.__getattribute__ = note  # type: ignore[assignment, method-assign]
@@ -116,14 +117,15 @@ class _Held:
     parameters: dict[str, Any] = field(init=False)
     buffers: dict[str, Any] = field(init=False)
     attributes: dict[str, Any] = field(init=False)
-    contents: list[tuple[Any, Any]] = field(init=False)
+    contents: dict[str, tuple[Any, Any]] = field(init=False)
     scripted: dict[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
         self.parameters, self.buffers = dict(self.module._parameters.items()), dict(self.module._buffers.items())
         self.attributes = dict(vars(self.module))
         # Parameters, buffers, submodules, hooks, and what the model collects in lists of its own.
-        self.contents = [(own, copy.copy(own)) for own in self.attributes.values() if type(own) in _HOLDERS]
+        holders = {name: own for name, own in self.attributes.items() if type(own) in _HOLDERS}
+        self.contents = {name: (own, copy.copy(own)) for name, own in holders.items()}
         # TorchScript keeps other attributes where Python does not see them.
         kind = self.attributes.get("_concrete_type")
         self.scripted = {} if kind is None else {name: self._of_script.getattr(name) for name in kind.get_attributes()}
@@ -145,7 +147,7 @@ class _Held:
         """Gives the module back what it held."""
         vars(self.module).clear()
         vars(self.module).update(self.attributes)
-        for own, before in self.contents:
+        for own, before in self.contents.values():
             if isinstance(own, list):
                 own[:] = before
             else:
@@ -158,12 +160,36 @@ class _Held:
                 self.table_of(name)[name] = tensor
 
 
+def _values(holder: Any) -> list[Any]:
+    return list(holder.values() if isinstance(holder, dict) else holder)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldState:
     """What a module held before the block of `swapped`, and the stand-ins that it holds inside."""
 
     held: list[_Held]
     replacement: Mapping[int, Tensor]
+
+    def put_in(self) -> None:
+        """Puts the stand-ins in the place of parameters and buffers."""
+        for one in self.held:
+            for name, tensor in one.tensors():
+                one.table_of(name)[name] = self.replacement[id(tensor)]
+
+    def attributes(self) -> Reads:
+        """The plain attributes as they are now."""
+        return {(id(one.module), name): value for one in self.held for name, value in vars(one.module).items()}
+
+    def carried(self, before: Reads, reads: Reads) -> list[str]:
+        """The attributes that a run looked at as they were before it, and then put something else in the place of."""
+        now, found = self.attributes(), []
+        for key, seen in reads.items():
+            new = now.get(key)
+            is_same = new is seen or (type(new) is type(seen) and isinstance(new, SCALARS) and new == seen)
+            if seen is before.get(key) and not is_same:
+                found += [f"{one.path}{key[1]}" for one in self.held if id(one.module) == key[0]]
+        return found
 
     def replaced_buffers(self, was_read: Callable[[Tensor], bool]) -> list[tuple[Tensor, Tensor]]:
         """Each buffer's stand-in that the model has replaced, and what the model put there instead.
@@ -194,6 +220,10 @@ class HeldState:
                 new = vars(one.module).get(name)
                 if isinstance(old, Tensor) and isinstance(new, Tensor) and new is not old and was_read(old):
                     lost.append(f"{one.path}{name}")
+            for name in one.contents.keys() - OF_EVERY_MODULE:
+                own, then = map(_values, one.contents[name])
+                gone = [old for old in then if isinstance(old, Tensor) and not any(old is new for new in own)]
+                lost += [f"a tensor in {one.path}{name}"] * any(map(was_read, gone))
         if lost:
             raise ReplacedStateError(
                 f"The model replaces {', '.join(lost)} while it runs, and the new value would be lost. Register it as "

@@ -8,7 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    unset_fake_temporarily,
+)
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.hooks import RemovableHandle
 
@@ -117,11 +122,7 @@ class Recorder(TorchDispatchMode):
         if self._paused:
             return func(*args, **keywords)
         if dynamic_shapes.is_dynamic(func, args, keywords):
-            try:
-                result = known_values.compute(self.page, func, args, keywords)
-            except known_values.UnknownValue:
-                self.problem_here(func._schema.name.removeprefix("aten::"))()
-                result = self._instead(func, args, keywords)
+            result = self._known(func, args, keywords)
         elif not makes_tensors(func) and not any(isinstance(arg, FakeTensor) for arg in args):
             with unset_fake_temporarily():  # a number of a tensor from outside, which a fake tensor could not tell
                 result = func(*args, **keywords)
@@ -132,12 +133,22 @@ class Recorder(TorchDispatchMode):
             self._write_down(func, args, keywords, result)
         return result
 
+    def _known(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of what depends on data, where the data are known; elsewhere it is told."""
+        try:
+            return known_values.compute(self.page, func, args, kwargs)
+        except known_values.UnknownValue:
+            self.problem_here(func._schema.name.removeprefix("aten::"))()
+            return self._instead(func, args, kwargs)
+
     def _stand_in(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result on stand-ins; where they refuse what the kernel may take, one like the kernel's own."""
         try:
             return func(*args, **kwargs)
+        except (DynamicOutputShapeException, DataDependentOutputException):  # torch's table does not say so
+            return self._known(func, args, kwargs)
         except RuntimeError as error:
-            if type(error) is not RuntimeError:  # of those whose shape depends on data
+            if type(error) is not RuntimeError:
                 raise
             return known_values.compute(self.page, func, args, kwargs, makes_up=True)
 

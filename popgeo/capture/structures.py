@@ -69,8 +69,9 @@ def same(compiled: Structure, given: Structure) -> bool:
             and all(map(same, compiled.parts, given.parts))
         )
     if isinstance(compiled, Fixed) and isinstance(given, Fixed):
-        equal_scalars = isinstance(compiled.value, SCALARS) and type(compiled.value) is type(given.value)
-        return compiled.value is given.value or (equal_scalars and compiled.value == given.value)
+        scalars = isinstance(compiled.value, SCALARS) and type(compiled.value) is type(given.value)
+        # By their text, which tells 0.0 from -0.0 and knows NaN again.
+        return compiled.value is given.value or (scalars and repr(compiled.value) == repr(given.value))
     return compiled == given
 
 

@@ -206,3 +206,88 @@ def test_a_capture_leaves_scripted_parts_and_lists_as_they_were_also_where_it_is
     assert all(one is other for one, other in zip(after, before, strict=True))
     assert all(map(torch.equal, after, values))
     assert (model.inner.calls, model.seen) == (7, [])
+
+
+class Remembers(nn.Module):
+    """Has something for the next call in one of several forms."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form, self.calls, self.hidden, self.table = form, 0, None, {"hidden": torch.zeros(2)}
+        self.shift, self.is_ready = nn.Parameter(torch.zeros(2)), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.form == "number":
+            self.calls += 1
+            return x * min(1.0, self.calls / 3)
+        if self.form == "table":
+            self.table["hidden"] = torch.tanh(x + self.table["hidden"])
+            return self.table["hidden"]
+        if self.form == "first call":
+            if not self.is_ready:
+                self.shift.data.copy_(-x)
+                self.is_ready = True
+            return x + self.shift
+        self.hidden = torch.tanh(x if self.hidden is None else x + self.hidden)
+        return self.hidden
+
+
+@pytest.mark.parametrize(
+    ("form", "why"),
+    [
+        ("number", "looks at calls and changes that in each call"),
+        ("attribute", "looks at hidden and changes that in each call"),
+        ("table", "replaces a tensor in table"),
+        ("first call", "first call of the model changes shift and sets is_ready, later ones do not"),
+    ],
+)
+def test_what_a_call_has_for_the_next_one_outside_of_buffers_is_refused(form: str, why: str):
+    model = Remembers(form)
+    with pytest.raises(ValueError, match=why):
+        inference_model(model)(torch.ones(2))
+    assert (model.calls, model.hidden, model.is_ready) == (0, None, False)
+    assert model.table["hidden"].tolist() == model.shift.tolist() == [0, 0]
+
+
+def test_a_model_that_was_called_once_is_compiled_as_it_is_from_then_on():
+    model = Remembers("first call")
+    model(torch.ones(2))
+    assert inference_model(model)(torch.full((2,), 3.0)).tolist() == [2, 2]
+
+
+class Caches(nn.Module):
+    """Makes a table when the number of rows is another than before, and puts results aside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.table, self.losses = 0, None, [torch.zeros(())]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.rows != len(x):
+            self.rows, self.table = len(x), torch.arange(len(x))
+        self.losses.clear()
+        self.losses.append((x * self.table).sum())
+        self.last = x + self.losses[0]
+        return self.last
+
+
+def test_a_cache_is_filled_in_each_call_and_results_may_be_put_aside():
+    model = Caches()
+    step = inference_model(model)
+    assert [step(x).tolist() for x in (torch.ones(2), torch.tensor([3.0, 4.0]))] == [[2, 2], [7, 8]]
+    assert (model.rows, model.table, model.losses) == (0, None, [torch.zeros(())])
+    assert not hasattr(model, "last")
+
+
+class PicksASign(nn.Module):
+    def forward(self, x: Tensor, by: float) -> Tensor:
+        return x / by
+
+
+def test_minus_zero_is_another_argument_and_nan_the_same():
+    step = inference_model(PicksASign())
+    assert step(torch.ones(1), 0.0).item() == float("inf")
+    with pytest.raises(ValueError, match="by"):
+        step(torch.ones(1), -0.0)
+    step.reset()
+    assert all(step(torch.ones(1), float("nan")).isnan() for _ in range(2))

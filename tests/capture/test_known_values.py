@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from popgeo import compile_step
 from popgeo.capture.dynamic_shapes import DynamicShapeError
-from popgeo.ipu import check_static, compile
+from popgeo.ipu import check_static, compile, inference_model
 
 ROWS = torch.linspace(-1, 1, 24).reshape(4, 6).cos()
 SIGNAL = torch.linspace(0, 9, 128).sin().reshape(2, 64)
@@ -161,3 +161,18 @@ def test_a_write_to_a_part_of_a_tensor_from_outside_is_refused():
     with pytest.raises(ValueError, match="changes what is neither parameter, buffer nor result"):
         compile(lambda x: table[0].add_(x[0]), [torch.ones(2, 4)])
     assert not table.any()
+
+
+class PacksSequences(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.GRU(2, 2, batch_first=True)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return self.recurrent(packed)[1]
+
+
+def test_packed_sequences_are_refused_with_their_line_and_what_to_do():
+    with pytest.raises(DynamicShapeError, match=r"packed = .*_pack_padded_sequence depends on the data.*torch.gather"):
+        inference_model(PacksSequences())(torch.ones(2, 3, 2), torch.tensor([3, 1]))
