@@ -63,8 +63,9 @@ def _same(a: Tensor, b: Tensor, tolerance: float) -> bool:
         return False
     a, b = a.resolve_conj().resolve_neg(), b.resolve_conj().resolve_neg()
     if a.is_floating_point() or a.is_complex():
-        largest = float(a.abs().max()) if a.numel() else 0.0
-        return torch.allclose(a, b, rtol=tolerance, atol=tolerance * 0.1 * (1 + largest))
+        finite = a.abs()[a.isfinite()]
+        largest = float(finite.max()) if finite.numel() else 0.0
+        return torch.allclose(a, b, rtol=tolerance, atol=tolerance * 0.1 * (1 + largest), equal_nan=True)
     return torch.equal(a, b)
 
 

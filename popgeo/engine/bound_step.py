@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from popgeo.capture import step_cache
 from popgeo.capture.arguments import Arguments
@@ -263,6 +263,13 @@ def _require_trainable(recipe: Recipe, trained: Sequence[str], replicas: Replica
     """Refuses to train a model of whose shards others are elsewhere, where this cannot be done."""
     if recipe.optimizer is None:
         return
+    synced = [name for name, one in recipe.module.named_modules() if isinstance(one, nn.SyncBatchNorm)]
+    if synced and recipe.options.replication_factor > 1:
+        raise ValueError(
+            f"{', '.join(synced)} would share its statistics among {recipe.options.replication_factor} replicas, each of "
+            "which runs alone between two updates. Use BatchNorm1d, whose statistics are a replica's own, a norm within "
+            "each graph, or replication_factor=1 and larger micro-batches."
+        )
     require_all(recipe.module)
     own = [name for name, p in recipe.module.named_parameters() if name in trained and is_sharded(p)]
     if not own or replicas.world_size == 1:

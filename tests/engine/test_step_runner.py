@@ -194,3 +194,24 @@ def test_the_collection_of_garbage_is_left_as_it_was(collects: bool):
         assert gc.isenabled() == collects
     finally:
         gc.enable()
+
+
+class Normalised(nn.Module):
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x).square().mean()
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_statistics_over_replicas_are_refused_as_each_replica_runs_alone(replicas: int):
+    model = Normalised(nn.SyncBatchNorm(2))
+    options = Options(replication_factor=replicas)
+    step = training_model(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
+    if replicas == 1:
+        assert step(torch.rand(4, 2)) > 0
+        return
+    with pytest.raises(ValueError, match="norm would share its statistics among 2 replicas"):
+        step(torch.rand(4, 2))
