@@ -266,9 +266,9 @@ def _require_trainable(recipe: Recipe, trained: Sequence[str], replicas: Replica
     synced = [name for name, one in recipe.module.named_modules() if isinstance(one, nn.SyncBatchNorm)]
     if synced and recipe.options.replication_factor > 1:
         raise ValueError(
-            f"{', '.join(synced)} would share its statistics among {recipe.options.replication_factor} replicas, each of "
-            "which runs alone between two updates. Use BatchNorm1d, whose statistics are a replica's own, a norm within "
-            "each graph, or replication_factor=1 and larger micro-batches."
+            f"{', '.join(synced)} would share its statistics among {recipe.options.replication_factor} replicas, each "
+            "of which runs alone between two updates. Use BatchNorm1d, whose statistics are a replica's own, a norm "
+            "within each graph, or replication_factor=1 and larger micro-batches."
         )
     require_all(recipe.module)
     own = [name for name, p in recipe.module.named_parameters() if name in trained and is_sharded(p)]
