@@ -27,6 +27,7 @@ from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
 from popgeo.nn import KNNInteractionGraph, PrecomputeInteractionGraph, SchNet, l1_loss
 from popgeo.progress import bar, progress
 from popgeo.settings import parse
+from popgeo.train.train_command import train as train_force_field
 
 MEV = 1000.0  # meV in an eV
 GAP = {"molecules": Molecules.target_index("gap"), "qm9": 4}  # the column of y that holds the HOMO-LUMO gap, in eV
@@ -78,6 +79,7 @@ def demo(arguments: Sequence[str]) -> int:
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "demo": demo, "convert": convert, "info": info, "predict": predict_graphs, "report": report,
+    "train": train_force_field,
 }  # fmt: skip
 
 

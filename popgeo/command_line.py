@@ -18,6 +18,13 @@ class OneLineParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; {self.prog} --help lists the options\n")
 
 
+class ShowsDefaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Tells the default of each option that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return super()._get_help_string(action) if action.default not in (None, [], False) else action.help
+
+
 def run(main: Callable[[], int | None]) -> None:
     """Runs a script's `main`; where it returns a status other than 0 the process ends with that.
 

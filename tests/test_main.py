@@ -122,7 +122,9 @@ def test_a_wrong_option_is_one_clear_line(arguments: list[str], words: str, caps
 def test_a_command_that_there_is_not_is_one_line_with_what_was_meant(capsys: pytest.CaptureFixture[str]):
     assert main(["convrt", "a", "b"]) == 2
     message = capsys.readouterr().err
-    assert "convrt is no command, there are demo, convert, info, predict, report; did you mean convert?" in message
+    assert (
+        "convrt is no command, there are demo, convert, info, predict, report, train; did you mean convert?" in message
+    )
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -1,5 +1,6 @@
 """Structures of atoms as graphs, out of files of any size, with the pairs within a cutoff listed once."""
 
+import copy
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -137,12 +138,39 @@ def as_graph(atoms: Any, names: Mapping[str, str], *, cutoff: float | None = Non
         whole = values.dtype.kind in "iub" and name not in _TAKEN
         data[name] = torch.from_numpy(values.astype(np.int64)) if whole else number(values)
     if cutoff is not None:
-        data.edge_index, shift = list_pairs(atoms.positions, atoms.cell.array, atoms.pbc, cutoff)
-        data.edge_shift = shift.to(data.pos)
-        source, destination = atoms.positions[data.edge_index]
-        if (near := np.linalg.norm(source + shift.numpy() - destination, axis=1).min(initial=1)) < _CLOSEST:
-            raise ValueError(f"it has two atoms {near:.3g} angstrom from each other. Is it another unit?")
+        _add_pairs(data, atoms.positions, atoms.cell.array, atoms.pbc, cutoff)
     return data
+
+
+def with_pairs(data: Data, cutoff: float) -> Data:
+    """A structure with the pairs of its atoms within a cutoff, listed anew; without a cell nothing repeats.
+
+    Args:
+        data: With `z`, `pos` and, where it repeats, `cell` [1, 3, 3] and `pbc` [1, 3].
+        cutoff: Longest distance (angstrom).
+
+    Raises:
+        ValueError: see `list_pairs`; or two atoms stand in one place.
+
+    Example:
+        >>> pair = Data(z=torch.tensor([1, 1]), pos=torch.tensor([[0.0, 0, 0], [0, 0, 0.7]]))
+        >>> with_pairs(pair, cutoff=2.0).edge_index.tolist()
+        [[1, 0], [0, 1]]
+    """
+    data = copy.copy(data)
+    if "cell" not in data:
+        data.cell = data.pos.new_zeros(1, 3, 3)
+    repeats = data.pbc.flatten().numpy() if "pbc" in data else np.full(3, bool(data.cell.any()))
+    _add_pairs(data, data.pos.double().numpy(), data.cell.double().view(3, 3).numpy(), repeats, cutoff)
+    return data
+
+
+def _add_pairs(data: Data, pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) -> None:
+    data.edge_index, shift = list_pairs(pos, cell, pbc, cutoff)
+    data.edge_shift = shift.to(data.pos)
+    source, destination = pos[data.edge_index]
+    if (near := np.linalg.norm(source + shift.numpy() - destination, axis=1).min(initial=1)) < _CLOSEST:
+        raise ValueError(f"it has two atoms {near:.3g} angstrom from each other. Is it another unit?")
 
 
 def _checked(name: str, called: str, values: np.ndarray, atoms: Any) -> np.ndarray:
@@ -184,13 +212,9 @@ def list_pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float
         `pos[source] + edge_shift - pos[destination]`.
 
     Raises:
-        ValueError: vesin is absent, the cutoff is not positive, a direction repeats without a vector, or atoms are
-            nowhere near each other.
+        ValueError: a cell repeats and vesin is absent, the cutoff is not positive, a direction repeats without a
+            vector, or atoms are nowhere near each other.
     """
-    try:
-        import vesin
-    except ImportError as error:
-        raise ValueError("Listing pairs of atoms needs vesin: pip install vesin.") from error
     if not cutoff > 0:
         raise ValueError(f"The cutoff is {cutoff}; it must be more than 0 angstrom.")
     if any(repeats and not vector.any() for repeats, vector in zip(pbc, cell, strict=True)):
@@ -199,6 +223,14 @@ def list_pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float
         raise ValueError(
             f"Positions or the cell are not finite and below {_FARTHEST:.0e} angstrom. Is it another unit?"
         )
+    try:
+        import vesin
+    except ImportError as error:
+        if any(pbc):
+            raise ValueError("Listing pairs of atoms in a cell that repeats needs vesin: pip install vesin.") from error
+        apart = np.linalg.norm(pos[:, None] - pos, axis=2)
+        edges = np.stack(np.nonzero((apart < cutoff) & ~np.eye(len(pos), dtype=bool))[::-1])
+        return torch.from_numpy(edges), torch.zeros(edges.shape[1], 3, dtype=torch.float64)
     neighbors = vesin.NeighborList(cutoff=cutoff, full_list=True)
     first, second, steps = neighbors.compute(
         points=np.ascontiguousarray(pos, dtype=np.float64),

@@ -45,8 +45,12 @@ def source_of(asked: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     if _TABLES & set(path.suffixes):
         reader = partial(read_smiles, path, column=asked.column, targets=asked.targets, skip=asked.skip)
         return reader(positions=asked.positions, seed=asked.seed), written
-    keys = {name: called or None for name, _, called in (text.partition("=") for text in asked.key)}
-    return read_atoms(path, cutoff=asked.cutoff, double=asked.double, keys=keys), written
+    return read_atoms(path, cutoff=asked.cutoff, double=asked.double, keys=keys_of(asked.key)), written
+
+
+def keys_of(texts: Sequence[str]) -> dict[str, str | None]:
+    """What a file calls attributes, as `["energy=dft_energy", "head="]` says it; None leaves one out."""
+    return {name: called or None for name, _, called in (text.partition("=") for text in texts)}
 
 
 def _option(text: str) -> tuple[str, Any]:

@@ -13,7 +13,8 @@ from popgeo.data.axes import Axis, Level
 from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.slots import Layout, Slot
-from popgeo.nn.forces import energy_and_forces
+from popgeo.nn.atom_targets import matrix_to_voigt
+from popgeo.nn.forces import energy_and_forces, energy_forces_and_stress
 
 Tensors = Mapping[str, Tensor]
 WHOLE_BATCH = ""
@@ -80,7 +81,7 @@ class FixedModel(nn.Module):
 
 
 class WithForces(nn.Module):
-    """A model of energies that returns forces, too: a dictionary of `energy` and `forces`.
+    """A model of energies that returns forces, too, and stress where graphs have a cell that the model does not take.
 
     Args:
         model: Called with `z`, `pos` and other arguments, such as `SchNet`; returns energies.
@@ -89,10 +90,17 @@ class WithForces(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.signature = inspect.signature(model.forward)
+        taken = {one.name: one for one in _parameters(model)}
+        self.strains = "edge_shift" in taken and "cell" not in taken
+        if self.strains:
+            taken["cell"] = inspect.Parameter("cell", inspect.Parameter.KEYWORD_ONLY, default=None)
+        self.signature = inspect.Signature(list(taken.values()))
 
     def forward(self, z: Tensor, pos: Tensor, **others: Any) -> dict[str, Tensor]:
-        """Energies [num_graphs, 1] and forces [num_nodes, 3]."""
+        """Energies [num_graphs, 1], forces [num_nodes, 3] and stress in Voigt's order [num_graphs, 6]."""
+        if self.strains and {"cell", "edge_shift"} <= others.keys():
+            energy, forces, stress = energy_forces_and_stress(self.model, z, pos, **others)
+            return {"energy": energy, "forces": forces, "stress": matrix_to_voigt(stress)}
         energy, forces = energy_and_forces(self.model, z, pos, **others)
         return {"energy": energy, "forces": forces}
 

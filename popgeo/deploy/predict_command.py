@@ -11,8 +11,10 @@ from torch import nn
 
 from popgeo.convert.command import add_source, source_of
 from popgeo.data.flat_store import FlatStore
+from popgeo.deploy.force_field import ForceField
 from popgeo.deploy.predictions import check_ending
 from popgeo.deploy.predictor import Predictor
+from popgeo.progress import progress
 
 
 def predict(arguments: Sequence[str]) -> int:
@@ -20,7 +22,9 @@ def predict(arguments: Sequence[str]) -> int:
     asked = _parser().parse_args(arguments)
     try:
         check_ending(asked.out)
-        predictor, graphs = _predictor(asked), _graphs(asked)
+        predictor, graphs = (
+            _with_neighbours(asked) if Path(asked.model).is_file() else (_predictor(asked), _graphs(asked))
+        )
         found = predictor(graphs, errors="keep" if asked.keep else "raise")
         written = found.save(asked.out)
     except (ValueError, OSError) as error:
@@ -39,6 +43,21 @@ def _graphs(asked: argparse.Namespace) -> Any:
     return source_of(asked)[0]
 
 
+def _with_neighbours(asked: argparse.Namespace) -> tuple[Predictor, list[Any]]:
+    """A predictor of what `popgeo train` wrote, and the structures with the neighbours that it was trained with.
+
+    Raises:
+        ValueError: the file is none that popgeo train wrote.
+    """
+    field, structures = ForceField.load(asked.model), list[Any]()
+    for one in progress(_graphs(asked), "listing pairs", "structures"):
+        try:
+            structures.append(field.prepared(one))
+        except ValueError as error:
+            structures.append(error)  # which stands for a graph that cannot be had
+    return Predictor(field, forces=True, backend=asked.backend, batch_size=asked.batch_size), structures
+
+
 def _predictor(asked: argparse.Namespace) -> Predictor:
     """A predictor of the model that is meant.
 
@@ -47,7 +66,10 @@ def _predictor(asked: argparse.Namespace) -> Predictor:
     """
     module, colon, name = asked.model.partition(":")
     if not colon:
-        raise ValueError(f"MODEL is {asked.model!r}; write package.module:name of a model, or of what makes one.")
+        raise ValueError(
+            f"MODEL is {asked.model!r}, which is no file; name what popgeo train wrote, or write "
+            "package.module:name of a model, or of what makes one."
+        )
     sys.path.insert(0, "")  # as `python -m` looks for modules
     try:
         model: Any = getattr(importlib.import_module(module), name)
@@ -69,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="popgeo predict", description="Writes a model's results for graphs of any sizes, in the graphs' order."
     )
     add = parser.add_argument
-    add("model", help="package.module:name of a model, a class or a function that makes one")
+    add("model", help="model.pt of popgeo train, or package.module:name of a model, a class or a function making one")
     add("source", help="the graphs: a store, or anything that `popgeo convert` reads")
     add("--out", type=Path, required=True, help="the file to write: .csv, .parquet or .npz")
     add("--weights", type=Path, help="a checkpoint of Lightning, or a state_dict, for the model")

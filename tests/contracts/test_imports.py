@@ -35,6 +35,19 @@ MAY_IMPORT = {
     "loader": {"data", "packing", "sampling", "byte_block", "random_numbers"},
     "ipu": {"capture", "engine", "plots"},
     "potentials": {"convert", "data", "deploy", "engine", "loader", "native", "nn", "ops", "packing"},
+    "train": {
+        "command_line",
+        "convert",
+        "data",
+        "deploy",
+        "engine",
+        "loader",
+        "nn",
+        "ops",
+        "plots",
+        "progress",
+        "settings",
+    },
     "deploy": {"convert", "data", "loader", "nn", "engine", "capture", "packing", "progress"},
 }
 MAY_IMPORT_EVERYTHING = {"__init__", "__main__", "inspect_command", "testing", "compat"}

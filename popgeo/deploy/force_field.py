@@ -1,0 +1,124 @@
+"""A model of atoms with what it was trained beside: energies of elements, a scale, and the file that keeps them all."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from popgeo.convert.atoms import with_pairs
+from popgeo.nn.atom_targets import MAX_Z
+from popgeo.nn.models.atom_model import AtomModel
+from popgeo.nn.models.painn import PaiNN
+from popgeo.nn.models.schnet import SchNet
+from popgeo.nn.readout import READOUTS
+
+MODELS: dict[str, type[AtomModel]] = {"schnet": SchNet, "painn": PaiNN}
+"""What a force field may be made of, by the names of the command line."""
+_FORMAT = "popgeo force field 1"
+
+
+class ForceField(nn.Module):
+    """Energies of structures: those of their elements, in float64, and what a network says that binds the atoms.
+
+    Where a structure has an element that was not trained on, its energy and forces are NaN.
+
+    Args:
+        name: Of the network: a key of `MODELS`.
+        settings: What the network is made with, such as `{"hidden_channels": 64, "cutoff": 5.0}`.
+        references: Energy of each element alone, NaN for those that are not known. [100]
+        scale: What the network's output is multiplied by, such as the root mean square of the forces.
+
+    Raises:
+        ValueError: there is no network of that name.
+
+    Example:
+        >>> references = torch.full((100,), torch.nan)
+        >>> references[[0, 1, 8]] = torch.tensor([0.0, -13.6, -2041.0])
+        >>> field = ForceField("schnet", {"hidden_channels": 8, "cutoff": 5.0}, references)
+        >>> field.elements
+        [1, 8]
+    """
+
+    references: Tensor
+    scale: Tensor
+
+    def __init__(self, name: str, settings: dict[str, Any], references: Tensor, scale: float = 1.0) -> None:
+        super().__init__()
+        if name not in MODELS:
+            raise ValueError(f"There is no model {name!r}, but {', '.join(MODELS)}.")
+        self.name, self.settings = name, dict(settings)
+        self.net = MODELS[name](**settings)
+        self.register_buffer("references", references.double())
+        self.register_buffer("scale", torch.tensor(scale, dtype=torch.get_default_dtype()))
+
+    @property
+    def cutoff(self) -> float:
+        """Longest edge, in angstrom."""
+        return self.net.cutoff
+
+    @property
+    def elements(self) -> list[int]:
+        """The atomic numbers that it knows."""
+        return [z for z in self.references.isfinite().nonzero().flatten().tolist() if z > 0]
+
+    def forward(
+        self,
+        z: Tensor,
+        pos: Tensor,
+        batch: Tensor,
+        edge_index: Tensor,
+        *,
+        num_graphs: int,
+        edge_shift: Tensor | None = None,
+        binding_only: bool = False,
+    ) -> Tensor:
+        """Energies in eV, as `SchNet` is called; with `binding_only` those of elements are left out. [num_graphs, 1]"""
+        energy = self.net(z, pos, batch, edge_index, num_graphs=num_graphs, edge_shift=edge_shift) * self.scale
+        if binding_only:
+            return energy
+        of_elements = READOUTS["add"](self.references.index_select(0, z).unsqueeze(1), batch, num_graphs)
+        # A factor, since it is that which makes forces NaN, too.
+        return (energy * torch.where(of_elements.isnan(), torch.nan, 1.0)).double() + of_elements
+
+    def prepared(self, structure: Data) -> Data:
+        """A structure as it is taken: with its neighbours within the cutoff, in the type of the weights.
+
+        Raises:
+            ValueError: it has an element that was not trained on, or no neighbours can be listed; see `list_pairs`.
+        """
+        known = self.elements
+        if unknown := sorted(set(structure.z.tolist()) - set(known)):
+            raise ValueError(
+                f"it has the atomic numbers {unknown}, which were not trained on; known are {known}. Leave it out, or "
+                "train on structures that have them."
+            )
+        listed = with_pairs(structure, self.cutoff)
+        return listed.apply(lambda part: part.to(self.scale.dtype) if part.is_floating_point() else part)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the file that `load`, and `popgeo predict`, read."""
+        content = {"name": self.name, "settings": self.settings, "state_dict": self.state_dict()}
+        torch.save({"format": _FORMAT, **content}, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "ForceField":
+        """What `save` wrote; nothing in the file is executed.
+
+        Raises:
+            ValueError: the file is something else.
+        """
+        try:
+            kept = torch.load(path, map_location="cpu", weights_only=True)
+            if kept["format"] != _FORMAT:
+                raise ValueError(f"its format is {kept['format']!r}")
+            state = kept["state_dict"]
+            field = cls(kept["name"], kept["settings"], torch.zeros(MAX_Z)).to(state["scale"].dtype)
+            field.references = field.references.double()
+            field.load_state_dict(state)
+        except OSError:
+            raise
+        except Exception as error:  # torch's, pickle's and zip's own kinds
+            raise ValueError(f"{path} is no force field that popgeo train wrote: {error}") from error
+        return field.eval()

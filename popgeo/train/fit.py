@@ -1,0 +1,191 @@
+"""A run of training that can stop after any batch and go on as if it had not."""
+
+import math
+import signal
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel
+
+from popgeo.deploy.force_field import ForceField
+from popgeo.engine.checkpoint import load_checkpoint, restore_weights, save_checkpoint
+from popgeo.engine.compile_step import compile_forward, compile_step
+from popgeo.engine.step_options import StepOptions
+from popgeo.loader import FixedSizeDataLoader
+from popgeo.progress import bar
+from popgeo.train.evaluate import Pairs, errors_of, predictions, taken_from
+from popgeo.train.force_loss import ForceLoss
+
+CHECKPOINT, BEST = "checkpoint.pt", "model.pt"
+
+
+class Fit:
+    """Trains a force field, keeps the best of its averages, and where the run stands.
+
+    Args:
+        field: What is trained.
+        loaders: Of the structures for `train` and `valid`.
+        weights: Of what is learned, in the loss.
+        options: The rest, by the names of the command line.
+    """
+
+    def __init__(
+        self,
+        field: ForceField,
+        loaders: dict[str, FixedSizeDataLoader],
+        weights: dict[str, float],
+        options: Namespace,
+    ) -> None:
+        self.options, self.loaders, self.folder, self.weights = options, loaders, options.out, weights
+        self.labels, backend = tuple(weights), "cpu" if options.device == "cpu" else "cuda"
+        self.model = ForceLoss(field, weights, options.loss).train()
+        self.average = AveragedModel(field, multi_avg_fn=_moving_average(options.ema_decay))
+        self.optimizer = torch.optim.AdamW(field.parameters(), lr=options.lr, weight_decay=options.weight_decay)
+        self.plateau = ReduceLROnPlateau(self.optimizer, factor=options.lr_factor, patience=options.lr_patience)
+        of_step = StepOptions(max_grad_norm=options.clip_grad, show_progress=False)
+        self.step = compile_step(self.model, self.optimizer, backend=backend, options=of_step)
+        self.best: ForceField = self.average.module  # type: ignore[assignment]  # a copy of the field
+        self.judge = ForceLoss(self.best, weights, options.loss).eval()
+        self.evaluate = compile_forward(self.judge, backend=backend)
+        self.history: list[dict[str, float]] = []
+        self.reached: dict[str, float] = {"best_epoch": 0, "best_loss": math.inf, "loss": 0.0, "graphs": 0}
+
+    @property
+    def epoch(self) -> int:
+        """Epochs that are through."""
+        return len(self.history)
+
+    @property
+    def why_over(self) -> str:
+        """Why there is nothing left to do; empty where there is."""
+        if self.epoch >= self.options.epochs:
+            return f"all {self.epoch} epochs are through"
+        waited = self.epoch - int(self.reached["best_epoch"])
+        return f"no better epoch in {waited}" if waited >= self.options.patience else ""
+
+    def run(self) -> Iterator[dict[str, float]]:
+        """Trains on, one epoch after the other, and says how each went; what is reached is kept before.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C; where the run stands is kept, to the batch.
+            ValueError: the loss is no number any more.
+        """
+        with _after_the_batch() as interrupts:
+            while not self.why_over:
+                start = time.perf_counter()
+                loss = self._train_epoch(interrupts)
+                self._judge(loss, time.perf_counter() - start)
+                self.save()
+                yield self.history[-1]
+                if interrupts:
+                    raise KeyboardInterrupt
+
+    def _train_epoch(self, interrupts: Sequence[int]) -> float:
+        loader = self.loaders["train"]
+        total = len(loader.dataset)  # type: ignore[arg-type]  # a store
+        title = f"epoch {self.epoch + 1}/{self.options.epochs}"
+        with bar(title, "structures", total=total) as shown:
+            shown.update(int(self.reached["graphs"]))
+            for batch in loader:
+                loss = float(self.step(**taken_from(batch, self.labels))[0])
+                if not math.isfinite(loss):
+                    raise ValueError(
+                        f"The loss is {loss} in epoch {self.epoch + 1}. Lower --lr, or pass --clip-grad 10; "
+                        f"{self.folder / BEST} holds the best so far."
+                    )
+                self.average.update_parameters(self.model.field)
+                count = int(batch.graphs_mask.sum())
+                self.reached["loss"] += loss * count
+                self.reached["graphs"] += count
+                shown.update(count)
+                if interrupts and self.reached["graphs"] < total:
+                    self.save()
+                    raise KeyboardInterrupt
+        mean = self.reached["loss"] / max(self.reached["graphs"], 1)
+        self.reached |= {"loss": 0.0, "graphs": 0}
+        return mean
+
+    def _judge(self, train_loss: float, seconds: float) -> None:
+        """Validates the averages, keeps them where none were better, and lets the learning rate fall."""
+        pairs = predictions(self.evaluate, self.loaders["valid"], self.labels)
+        loss = self._cost(pairs)
+        rate = self.optimizer.param_groups[0]["lr"]
+        shown = {"epoch": self.epoch + 1, "train loss": train_loss, "valid loss": loss, "learning rate": float(rate)}
+        self.history.append({**shown, **errors_of(pairs), "seconds": seconds})
+        if loss < self.reached["best_loss"]:
+            self.reached |= {"best_epoch": self.epoch, "best_loss": loss}
+            self.keep_best()
+        self.plateau.step(loss)
+
+    def keep_best(self) -> None:
+        """Writes the averages of the weights as the best ones."""
+        partial = self.folder / f"{BEST}.part"
+        self.best.save(partial)
+        partial.replace(self.folder / BEST)
+
+    def _cost(self, pairs: Pairs) -> float:
+        """What the loss would be of all structures as one batch."""
+        costs = {name: self.judge.cost(found - label) for name, (label, found) in pairs.items()}
+        return float(sum(self.weights[name] * cost.mean() for name, cost in costs.items() if len(cost)))
+
+    def save(self) -> None:
+        """Keeps where the run stands."""
+        content = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "average": self.average.state_dict(),
+            "plateau": self.plateau.state_dict(),
+            "loader": self.loaders["train"].state_dict(),
+            "history": self.history,
+            "reached": self.reached,
+        }
+        save_checkpoint(self.folder / CHECKPOINT, content)
+        pd.DataFrame(self.history).to_csv(self.folder / "log.csv", index=False)
+
+    def resume(self) -> None:
+        """Goes on from what `save` kept.
+
+        Raises:
+            ValueError: the file is damaged, or of another run.
+        """
+        content = load_checkpoint(self.folder / CHECKPOINT)
+        restore_weights(content, self.model, self.optimizer, self.folder / CHECKPOINT)
+        self.average.load_state_dict(content["average"])
+        self.plateau.load_state_dict(content["plateau"])
+        self.loaders["train"].load_state_dict(content["loader"])
+        self.history, self.reached = content["history"], content["reached"]
+
+
+def _moving_average(decay: float) -> Any:
+    """An exponential moving average that begins to forget at once; 0 follows the weights."""
+
+    def update(averages: Sequence[Tensor], weights: Sequence[Tensor], number: Tensor | int) -> None:
+        forget = 1 - min(decay, (1 + int(number)) / (10 + int(number)))
+        torch._foreach_lerp_(list(averages), list(weights), forget)
+
+    return update
+
+
+@contextmanager
+def _after_the_batch() -> Iterator[list[int]]:
+    """Collects a Ctrl-C until somebody looks, since half a batch cannot be gone on with; a second one ends at once."""
+    seen: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        print("\nstopping after this batch; Ctrl-C again stops at once", flush=True)
+        seen.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,80 @@
+"""What a force field is trained on: errors of energies an atom, forces and stress, each with its weight."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from popgeo.deploy.force_field import ForceField
+from popgeo.nn.forces import energy_and_forces, energy_forces_and_stress
+from popgeo.nn.loss import known_labels, masked_mean
+from popgeo.ops import global_add_pool
+
+
+def _huber(error: Tensor) -> Tensor:
+    return F.huber_loss(error, torch.zeros_like(error), reduction="none", delta=0.01)
+
+
+LOSSES: dict[str, Callable[[Tensor], Tensor]] = {"mse": torch.square, "mae": torch.abs, "huber": _huber}
+"""From an error to what it costs; Huber's is squared below 0.01, in the units of the labels."""
+
+
+class ForceLoss(nn.Module):
+    """The loss of a force field on a batch, and the errors that it is made of.
+
+    Args:
+        field: The force field.
+        weights: Of `energy`, `forces` and `stress`: those of them that are learned.
+        loss: A key of `LOSSES`.
+    """
+
+    def __init__(self, field: ForceField, weights: Mapping[str, float], loss: str = "mse") -> None:
+        super().__init__()
+        self.field, self.weights, self.cost = field, dict(weights), LOSSES[loss]
+
+    def forward(
+        self,
+        z: Tensor,
+        pos: Tensor,
+        batch: Tensor,
+        edge_index: Tensor,
+        edge_shift: Tensor,
+        cell: Tensor,
+        graphs_mask: Tensor,
+        energy: Tensor,
+        forces: Tensor | None = None,
+        stress: Tensor | None = None,
+        weight: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss [], and what was predicted: `energy` in eV an atom [num_graphs], `forces` and `stress`.
+
+        Labels that are NaN, and padding, count for nothing; `weight` is that of each structure. [num_graphs]
+        """
+        num_graphs = energy.size(0)
+        given: dict[str, Any] = {"edge_shift": edge_shift, "num_graphs": num_graphs, "binding_only": True}
+        found: dict[str, Tensor] = {}
+        if "stress" in self.weights:
+            total, found["forces"], found["stress"] = energy_forces_and_stress(
+                self.field, z, pos, batch, edge_index, cell=cell, **given
+            )
+        elif "forces" in self.weights:
+            total, found["forces"] = energy_and_forces(self.field, z, pos, batch, edge_index, **given)
+        else:
+            total = self.field(z, pos, batch, edge_index, **given)
+        atoms = global_add_pool((z > 0).to(pos).unsqueeze(1), batch, num_graphs).flatten().clamp(min=1)
+        found["energy"] = total.flatten() / atoms
+        labels = {"energy": energy / atoms, "forces": forces, "stress": stress}
+        masks = {"energy": graphs_mask, "forces": z > 0, "stress": graphs_mask}
+        loss = pos.new_zeros(())
+        for name, factor in self.weights.items():
+            label = labels[name]
+            assert label is not None
+            known = known_labels(label, masks[name])
+            costs = self.cost(torch.where(known, found[name] - label, 0.0))
+            if weight is not None:
+                of_rows = weight.index_select(0, batch) if name == "forces" else weight
+                costs = costs * of_rows.view(-1, *[1] * (costs.dim() - 1))
+            loss = loss + factor * masked_mean(costs, known)
+        return loss, found
