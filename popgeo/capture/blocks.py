@@ -23,8 +23,8 @@ def begin_block(name: str | None, ipu: int | None) -> BlockMark | None:
         return None
     before = recorder.block
     if name is None:
+        name = f"{recorder.unnamed_blocks}"
         recorder.unnamed_blocks += 1
-        name = f"block {recorder.unnamed_blocks}"
     recorder.block = BlockMark(name, ipu)
     return before
 

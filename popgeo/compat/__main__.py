@@ -26,9 +26,9 @@ def main() -> int | None:
     path = Path(asked.program)
     if not path.is_file():
         parser.error(f"there is no file {path}")
-    enable(shadow=asked.shadow)
     sys.argv = [str(path), *asked.arguments]
     sys.path[0] = str(path.resolve().parent)
+    enable(shadow=asked.shadow)
     try:
         if path.suffix == ".ipynb":
             run_notebook(path)

@@ -6,12 +6,15 @@ import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
 # Each stands in popgeo.compat under its own name.
 NAMES = ("poptorch", "poptorch_geometric", "torch_scatter", "torch_cluster")
 
 _PYG_EXTENSIONS = f"{__package__}.poptorch_geometric.pyg_extensions"
+# What `multiprocessing` starts by `spawn` or `forkserver` inherits `sys.path`, where a finder of this process is lost.
+_DOORS = str(Path(__file__).parent / "doors")
 
 
 def enable(*, shadow: bool = False) -> None:
@@ -20,6 +23,7 @@ def enable(*, shadow: bool = False) -> None:
     A package of these names that is installed stays what `import` finds, unless `shadow` is set. From here on popgeo
     also stands in for extensions of PyG that are not installed (searches, clusters, neighbours), until `disable` has
     been called as often as this: a library that enables and disables takes nothing away from the program around it.
+    Worker processes of the program find the same names, however they are started.
 
     Args:
         shadow: Take popgeo's modules also where the real packages are installed.
@@ -42,7 +46,8 @@ def enable(*, shadow: bool = False) -> None:
             f"{imported[0]} of {getattr(sys.modules[imported[0]], '__file__', 'another place')} is imported already; "
             "call popgeo.compat.enable(shadow=True) before that import."
         )
-    sys.meta_path.insert(0, _CompatFinder(tuple(names)))
+    sys.meta_path.insert(0, _CompatFinder(tuple(names), shadow))
+    _place_doors()
     if "poptorch_geometric" in names:
         # PyG's loaders that need extensions are used before that import too, in programs whose machine had them.
         importlib.import_module(_PYG_EXTENSIONS).stand_in()
@@ -55,8 +60,9 @@ def disable() -> None:
         >>> enable()
         >>> disable()
     """
-    newest = next((finder for finder in sys.meta_path if isinstance(finder, _CompatFinder)), None)
-    sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not newest]
+    if finders := _finders():
+        sys.meta_path.remove(finders[0])
+    _place_doors()
     ours = _taken()
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in {*NAMES} - ours and module.__name__.startswith("popgeo."):
@@ -65,21 +71,34 @@ def disable() -> None:
         sys.modules[_PYG_EXTENSIONS].take_back()
 
 
+def _finders() -> list["_CompatFinder"]:
+    return [finder for finder in sys.meta_path if isinstance(finder, _CompatFinder)]
+
+
 def _taken() -> set[str]:
     """The names that are popgeo's now."""
-    return {name for finder in sys.meta_path if isinstance(finder, _CompatFinder) for name in finder.names}
+    return {name for finder in _finders() for name in finder.names}
+
+
+def _place_doors() -> None:
+    """Lets the folder of doors stand where new processes find the same names in it: behind real packages, or before."""
+    sys.path[:] = [folder for folder in sys.path if folder != _DOORS]
+    if finders := _finders():
+        sys.path.insert(0 if any(finder.shadow for finder in finders) else len(sys.path), _DOORS)
 
 
 def _is_installed(name: str) -> bool:
     spec = importlib.util.find_spec(name)
-    return spec is not None and spec.origin is not None  # a mere folder of that name is no package
+    if spec is None or spec.origin is None:
+        return False  # a mere folder of that name is no package
+    return Path(spec.origin).parent != Path(_DOORS)
 
 
 class _CompatFinder(MetaPathFinder):
     """Finds `poptorch.optim` as `popgeo.compat.poptorch.optim`: one module under two names, so classes are the same."""
 
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self.names = names
+    def __init__(self, names: tuple[str, ...], shadow: bool) -> None:
+        self.names, self.shadow = names, shadow
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None

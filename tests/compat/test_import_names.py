@@ -1,7 +1,9 @@
 """`import poptorch` finds popgeo's module, one module under two names, and only while it is asked to."""
 
 import importlib
+import multiprocessing
 import sys
+from types import ModuleType
 
 import pytest
 from torch_geometric.nn import pool as pyg_pool
@@ -76,3 +78,23 @@ def test_shadowing_ends_with_the_enabling_that_asked_for_it(tmp_path, monkeypatc
     assert importlib.import_module("poptorch").real
     assert importlib.import_module("poptorch_geometric").__name__.startswith("popgeo.")
     del sys.modules["poptorch"]
+
+
+def test_processes_started_anew_find_the_names_and_only_while_they_are_enabled():
+    compat.enable()
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(eval, ("__import__('poptorch.optim').optim.SGD.__module__",)).startswith("popgeo.compat.")
+    compat.enable(shadow=True)
+    assert sys.path[0].endswith("doors")
+    compat.disable()
+    assert sys.path[-1].endswith("doors")
+    compat.disable()
+    assert not any(folder.endswith("doors") for folder in sys.path)
+
+
+def test_a_door_stays_shut_while_pyg_looks_for_its_extensions(monkeypatch):
+    compat.enable()
+    monkeypatch.syspath_prepend(next(folder for folder in sys.path if folder.endswith("doors")))
+    monkeypatch.setitem(sys.modules, "torch_geometric", ModuleType("torch_geometric"))
+    with pytest.raises(ImportError, match="still being imported"):
+        importlib.import_module("popgeo_door").open_door("torch_scatter")

@@ -1,6 +1,7 @@
 """Which part of a model runs on which IPU: blocks become stages, which run here one by one with the same results."""
 
 from collections.abc import Callable
+from textwrap import indent
 from typing import Any
 
 from torch import nn
@@ -8,7 +9,7 @@ from torch import nn
 from popgeo.capture import blocks
 from popgeo.compat.account import honoured
 
-__all__ = ["BeginBlock", "Block", "BlockFunction", "removeBlocks"]
+__all__ = ["BeginBlock", "Block", "BlockFunction", "module_repr", "removeBlocks"]
 
 
 def _remember(user_id: str | None, ipu_id: int | None) -> None:
@@ -69,6 +70,24 @@ def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | Non
 def removeBlocks(module: nn.Module) -> None:
     """Takes the marks of `BeginBlock` off a module and those inside it."""
     blocks.remove_blocks(module)
+
+
+def module_repr(m: nn.Module) -> str:
+    """A module as torch prints it, with the blocks that begin at it and at those inside it.
+
+    Example:
+        >>> print(module_repr(nn.Sequential(nn.ReLU(), BeginBlock(nn.Dropout(0.5), "last"))))
+        Sequential(
+          (0): ReLU()
+          (1): BeginBlock(user_id=last, ipu_id=None) Dropout(p=0.5, inplace=False)
+        )
+    """
+    begins = "".join(f"{hook!r} " for hook in m._forward_pre_hooks.values())
+    inside = [f"({name}): {module_repr(part)}" for name, part in m._modules.items() if part is not None]
+    text = "\n".join([*m.extra_repr().splitlines(), *inside])
+    if "\n" in text or inside:
+        text = f"\n{indent(text, '  ')}\n"
+    return f"{begins}{m._get_name()}({text})"
 
 
 def BlockFunction(user_id: str | None = None, ipu_id: int | None = None) -> Callable[[Callable[..., Any]], Any]:

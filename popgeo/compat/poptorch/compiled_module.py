@@ -197,6 +197,9 @@ class CompiledModule(HasCallTimes):
             with unwrapped(self._user_model), compiling(), as_poptorch_errors(), marked:
                 step = self._captured(given, popgeo_options(self._options, self._optimizer), self._optimizer)
                 self._require_own_buffers(step)
+            if self._options.updatable_named_buffers:  # the host's are its own from here on, until they are copied
+                for state in step.replica_states():
+                    state.copy_buffers(self._model, buffers)
         finally:
             self._model.training = before
         self._compiled, self._form = step, given.structure

@@ -9,7 +9,7 @@ import torch
 from popgeo.capture.recorder import active_recorder
 from popgeo.compat.account import honoured, ignored, recorded
 from popgeo.compat.poptorch.enums import MultiConvPlanType
-from popgeo.compat.poptorch.errors import CheckFailed
+from popgeo.compat.poptorch.errors import Error, check
 
 __all__ = ["Attribute", "MultiConv", "NameScope", "autocast"]
 
@@ -56,48 +56,55 @@ class NameScope:
             self._recorder = None
 
 
-class MultiConv(nullcontext[None]):
+def _setter(kinds: Any, refusal: str) -> Callable[["MultiConv", Any], "MultiConv"]:
+    """A method that takes a choice of a kind for all convolutions, or one for each; it changes nothing here."""
+
+    def choose(self: "MultiConv", value: Any) -> "MultiConv":
+        listed = list(value) if isinstance(value, list | tuple) else [value]
+        known = all(one in kinds if isinstance(kinds, tuple) else isinstance(one, kinds) for one in listed)
+        check(value is None or (listed and known), refusal)
+        return self
+
+    choose.__doc__ = "One choice for all convolutions, or one for each."
+    return choose
+
+
+class MultiConv:
     """A context whose convolutions were to run side by side; here they run one after the other, with equal results.
+
+    Raises:
+        Error: where a model is compiled, it stands inside another one or holds no convolution.
 
     Example:
         >>> with MultiConv().availableMemoryProportions(0.5).cycleBackOff(0.1):
         ...     pass
     """
 
-    def availableMemoryProportions(self, value: Any) -> "MultiConv":
-        """A share of memory for all convolutions, or one for each."""
-        return self._each(value, lambda share: isinstance(share, float), "Invalid available memory proportion!")
-
-    def partialsTypes(self, value: Any) -> "MultiConv":
-        """float32 or float16 for all convolutions, or one for each."""
-        types = (torch.float32, torch.float16)
-        refusal = "Invalid partials types. Expecting torch.float or torch.half"
-        return self._each([None] if value is None else value, types.__contains__, refusal)
-
-    def enableConvDithering(self, value: Any) -> "MultiConv":
-        """Whether convolutions begin on different tiles: for all, or for each."""
-        return self._each(value, lambda on: isinstance(on, bool), "value must be bool or list of bools")
-
-    def planType(self, value: Any) -> "MultiConv":
-        """A member of `MultiConvPlanType`."""
-        return self._each(value, lambda kind: isinstance(kind, MultiConvPlanType), "Invalid plan type!")
-
-    def perConvReservedTiles(self, value: int) -> "MultiConv":
-        """Tiles for each convolution."""
-        return self._each(value, lambda tiles: isinstance(tiles, int), "Invalid number of reserved tiles!")
-
-    def cycleBackOff(self, value: float) -> "MultiConv":
-        """A share of cycles, between 0 and 1."""
-        return self._each(value, lambda share: isinstance(share, float), "Invalid cycle back off!")
+    availableMemoryProportions = _setter(float, "Invalid available memory proportion!")
+    partialsTypes = _setter(
+        (torch.float32, torch.float16), "Invalid partials types. Expecting torch.float or torch.half"
+    )
+    enableConvDithering = _setter(bool, "value must be bool or list of bools")
+    planType = _setter(MultiConvPlanType, "Invalid plan type!")
+    perConvReservedTiles = _setter(int, "Invalid number of reserved tiles!")
+    cycleBackOff = _setter(float, "Invalid cycle back off!")
+    _inside = 0  # how many of them the program is in
 
     def __enter__(self) -> None:
         recorded("MultiConv", "convolutions are planned one after the other")
+        recorder = active_recorder()
+        if recorder is not None and MultiConv._inside:
+            raise Error("Nested poptorch.MultiConv is not supported.")
+        MultiConv._inside += 1
+        self._first = 0 if recorder is None else len(recorder.page.ops)
 
-    def _each(self, value: Any, accepts: Callable[[Any], bool], refusal: str) -> "MultiConv":
-        listed = list(value) if isinstance(value, list | tuple) else [value]
-        if value is not None and not (listed and all(map(accepts, listed))):
-            raise CheckFailed(refusal)
-        return self
+    def __exit__(self, kind: object, *error: object) -> None:
+        MultiConv._inside -= 1
+        recorder = active_recorder()
+        if recorder is None or kind is not None:
+            return
+        if not any("conv" in op.target for op in recorder.page.ops[self._first :]):
+            raise Error("Unexpected end_multi_conv: a poptorch.MultiConv needs a convolution inside.")
 
 
 class autocast(torch.autocast):

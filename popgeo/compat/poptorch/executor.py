@@ -1,14 +1,17 @@
 """A model between PopTorch's names and popgeo's compiled model; `trainingModel` and `inferenceModel` make it."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from popgeo import ipu
 from popgeo.compat.poptorch import enums, executable_file
+from popgeo.compat.poptorch.blocks import module_repr
 from popgeo.compat.poptorch.call_arguments import arguments_of, as_results, narrowed, write_back
 from popgeo.compat.poptorch.compiled_module import CompiledModule
 from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check
@@ -49,7 +52,8 @@ class PoplarExecutor(CompiledModule):
         if not self._is_attached:
             self.attachToDevice()
         tensors, factor = self._tensors(given), compiled.options.batch_factor
-        with as_poptorch_errors(), self._times.of_a_call(num_inputs=len(tensors), num_steps=self._ticks(factor)):
+        times = self._times.of_a_call(num_inputs=len(tensors), num_steps=self._ticks(factor))
+        with as_poptorch_errors(), self._buffers_apart(), times:
             returned = given.pass_to(compiled, tensors)
         self._has_run = True
         write_back(own, given, compiled.captured.written)
@@ -65,7 +69,13 @@ class PoplarExecutor(CompiledModule):
         """
         self._require_compiled()
 
-    copyWeightsToDevice = copyWeightsToHost  # and as little is there to do the other way
+    def copyWeightsToDevice(self) -> None:
+        """Gives every replica the module's buffers; weights share the step's memory, so nothing is there to do.
+
+        Raises:
+            Error: the model is not compiled.
+        """
+        self._copy_buffers(dict(self._model.named_buffers()))
 
     def copyNamedBuffersToDevice(self) -> None:
         """Gives every replica the module's buffers that `Options.updatableNamedBuffers` names.
@@ -73,14 +83,25 @@ class PoplarExecutor(CompiledModule):
         Raises:
             Error: the model is not compiled, or the options name no buffer.
         """
-        buffers = dict(self._model.named_buffers())
-        replicas = [state.buffers for state in self.compiled.replica_states()]
         if not self._options.updatable_named_buffers:
             raise Error("There is no buffer to copy: name those that change in Options.updatableNamedBuffers.")
-        for name in self._options.updatable_named_buffers:
-            for own in replicas:
-                if name in own:
-                    own[name].copy_(buffers[name])
+        self._copy_buffers(self._options.updatable_named_buffers)
+
+    def _copy_buffers(self, names: Iterable[str]) -> None:
+        buffers = dict(self._model.named_buffers())
+        for own in [state.buffers for state in self.compiled.replica_states()]:
+            for name in own.keys() & {*names}:
+                own[name].copy_(buffers[name])
+
+    @contextmanager
+    def _buffers_apart(self) -> Iterator[None]:
+        """What the program has done to the module's buffers stays with the module, where a step has its own."""
+        own = self.compiled.replica_states()[0].buffers if self._options.updatable_named_buffers else {}
+        held = dict(self._model.named_buffers()) if own else {}
+        changed = {name: held[name].clone() for name, buffer in own.items() if not torch.equal(held[name], buffer)}
+        yield
+        for name, buffer in changed.items():
+            held[name].copy_(buffer)
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True) -> Any:
         """Replaces weights and buffers, and brings the compiled step up to date with them.
@@ -90,7 +111,7 @@ class PoplarExecutor(CompiledModule):
         """
         found = self._user_model.load_state_dict(state_dict, strict)
         if self._compiled is not None:
-            self._compiled.reset_buffers()
+            self.copyWeightsToDevice()
         return found
 
     def train(self, mode: bool = True) -> nn.Module:
@@ -203,7 +224,7 @@ class PoplarExecutor(CompiledModule):
             self.rng_state = file.rng_state
 
     def __repr__(self) -> str:
-        return repr(self._user_model)
+        return module_repr(self._user_model)
 
     def __getattr__(self, name: str) -> Any:
         """What the executor does not have, the module may have."""

@@ -2,14 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import dropwhile
 from typing import Any
 
+from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.one_type import OneType
 from popgeo.compat.poptorch.compiling import compiling, isRunningOnIpu
 from popgeo.compat.poptorch.errors import Error
 from popgeo.ipu.ipu_machine import IpuMachine, IpuPlan
 from popgeo.ipu.options import Options
-from popgeo.ipu.stage_choices import Schedule
+from popgeo.ipu.stage_choices import EACH_BLOCK, Schedule
 from popgeo.ipu.systems.stage_plan import TooFewMicroBatchesError
 
 
@@ -39,7 +41,7 @@ class PoptorchMachine(IpuMachine):
         """How the IPUs would run a captured step.
 
         Raises:
-            Error: there are too few micro-batches for its pipeline.
+            Error: there are too few micro-batches for its pipeline, or something runs in no block.
         """
         must = "must be greater than or equal to the number of pipeline stages"
         try:
@@ -54,4 +56,14 @@ class PoptorchMachine(IpuMachine):
         if runs and runs.schedule is Schedule.LOCK_STEP and len(runs.stages) > runs.micro_batches:
             must += f" ({len(runs.stages)}) when using PopTorch.PipelinedExecution."
             raise Error(f"poptorch.Options().deviceIterations {must}")
+        if planned.options.stages == EACH_BLOCK:
+            _require_blocks(planned.step)
         return planned
+
+
+def _require_blocks(step: CapturedStep) -> None:
+    """Refuses what runs between blocks or after them, where each is to be a stage by its own number."""
+    forward = (op for op in step.graph.ops if op.phase == "forward" and op.source)
+    lost = next((op for op in dropwhile(lambda op: op.block is None, forward) if op.block is None), None)
+    if lost is not None:
+        raise Error(f"No active Block: {lost.source} runs outside of every block, which AutoStage.AutoIncrement needs.")

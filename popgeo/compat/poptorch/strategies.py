@@ -138,8 +138,9 @@ class _PhasedExecution(ExecutionStrategy):
     schedule = "phased"
 
     def stages(self) -> str | list[Any] | None:
-        """The same, wherever they are: phases come one after the other, here on one IPU."""
-        return [stage_choices.Stage(*stage.names) for stage in self._stages] or super().stages()
+        """A stage for each phase: they come one after the other, here on one IPU, and so do the stages of each."""
+        names = ([name for stage in phase.stages for name in stage.names] for phase in self._phases)
+        return [stage_choices.Stage(*of_phase) for of_phase in names] or super().stages()
 
     def __init__(self, *phases: Any) -> None:
         made = [Phase(*p) if isinstance(p, list | tuple) else p for p in _parts(phases)]

@@ -1,0 +1,5 @@
+"""Where a process that a program starts anew finds torch_scatter."""
+
+from popgeo_door import open_door
+
+open_door(__name__)
