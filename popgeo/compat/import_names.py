@@ -89,9 +89,8 @@ def _place_doors() -> None:
 
 def _is_installed(name: str) -> bool:
     spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is None:
-        return False  # a mere folder of that name is no package
-    return Path(spec.origin).parent != Path(_DOORS)
+    # A mere folder of that name is no package.
+    return spec is not None and spec.origin is not None and Path(spec.origin).parent != Path(_DOORS)
 
 
 class _CompatFinder(MetaPathFinder):

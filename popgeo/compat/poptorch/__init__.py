@@ -15,11 +15,7 @@ from popgeo.compat.poptorch.async_data import AsynchronousDataAccessor as Asynch
 from popgeo.compat.poptorch.blocks import *  # noqa: F403
 from popgeo.compat.poptorch.call_arguments import ICustomArgParser as ICustomArgParser
 from popgeo.compat.poptorch.call_arguments import registerCustomArgParser as registerCustomArgParser
-from popgeo.compat.poptorch.compiling import ipuHardwareIsAvailable as ipuHardwareIsAvailable
-from popgeo.compat.poptorch.compiling import ipuHardwareVersion as ipuHardwareVersion
-from popgeo.compat.poptorch.compiling import isRunningOnIpu as isRunningOnIpu
-from popgeo.compat.poptorch.compiling import registerPostCompileHook as registerPostCompileHook
-from popgeo.compat.poptorch.compiling import registerPreCompileHook as registerPreCompileHook
+from popgeo.compat.poptorch.compiling import *  # noqa: F403
 from popgeo.compat.poptorch.contexts import *  # noqa: F403
 from popgeo.compat.poptorch.data_loader import DataLoader as DataLoader
 from popgeo.compat.poptorch.enums import *  # noqa: F403

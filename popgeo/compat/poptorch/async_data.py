@@ -103,7 +103,8 @@ class AsynchronousDataAccessor:
             raise Error("AsynchronousDataAccessor worker thread failed to start (Check above for details)") from error
 
     def _batches(self) -> Iterator[Any]:
-        batches = iter(self._dataset)
+        begin = getattr(self._dataset, "_loaded_as_asked", None)  # a loader that has this accessor iterates over that
+        batches = iter(self._dataset) if begin is None else begin()
         return batches if self.rebatched_size is None else rebatched(batches, self.rebatched_size, drop_last=True)
 
 

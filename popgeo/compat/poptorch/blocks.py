@@ -67,9 +67,7 @@ def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | Non
     return begun
 
 
-def removeBlocks(module: nn.Module) -> None:
-    """Takes the marks of `BeginBlock` off a module and those inside it."""
-    blocks.remove_blocks(module)
+removeBlocks = blocks.remove_blocks
 
 
 def module_repr(m: nn.Module) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -29,7 +30,6 @@ from popgeo.compat.poptorch.poptorch_machine import PoptorchMachine
 from popgeo.compat.poptorch.wrapped_module import unwrap, unwrapped, wrap
 from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.step_recipe import Recipe
-from popgeo.ipu.report.report import Report
 
 _LOG = logging.getLogger("poptorch")
 
@@ -121,33 +121,9 @@ class CompiledModule(HasCallTimes):
         """Whether the module's weights had to be brought up to date: never."""
         return False
 
-    @property
-    def compiled(self) -> CompiledStep:
-        """popgeo's compiled step, which has the graph and the report.
-
-        Raises:
-            Error: the model is not compiled.
-        """
-        return self._require_compiled()
-
-    @property
-    def report(self) -> Report:
-        """What a step costs on the modelled machine.
-
-        Raises:
-            Error: the model is not compiled.
-        """
-        return self.compiled.report
-
-    @property
-    def model(self) -> nn.Module:
-        """The module."""
-        return self._user_model
-
-    @property
-    def options(self) -> Options:
-        """The options, which do not change any more."""
-        return self._options
+    report = property(attrgetter("compiled.report"), doc="What a step costs on the modelled machine.")
+    model = property(attrgetter("_user_model"), doc="The module.")
+    options = property(attrgetter("_options"), doc="The options, which do not change any more.")
 
     def compilationTime(self) -> timedelta:
         """How long compiling took on this computer.
@@ -177,6 +153,8 @@ class CompiledModule(HasCallTimes):
         if self._compiled is None:
             raise Error("Model has not been compiled or has been destroyed.")
         return self._compiled
+
+    compiled = property(_require_compiled, doc="popgeo's compiled step; an Error until there is one.")
 
     def _tensors(self, given: Arguments) -> Sequence[Tensor]:
         """The tensors of a call, with a micro-batch for each replica."""

@@ -10,6 +10,9 @@ from torch.utils.hooks import RemovableHandle
 
 from popgeo.compat.poptorch.errors import CheckFailed
 
+__all__ = ["ipuHardwareIsAvailable", "ipuHardwareVersion", "isRunningOnIpu"]
+__all__ += ["registerPostCompileHook", "registerPreCompileHook"]
+
 Hook = Callable[[], Any]
 _BEFORE: "OrderedDict[int, Hook]" = OrderedDict()
 _AFTER: "OrderedDict[int, Hook]" = OrderedDict()

@@ -1,7 +1,7 @@
 """Contexts around some of a model's operations: names, convolutions side by side, products in float16."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,46 +14,35 @@ from popgeo.compat.poptorch.errors import Error, check
 __all__ = ["Attribute", "MultiConv", "NameScope", "autocast"]
 
 
-class Attribute(nullcontext[None]):
+@contextmanager
+def Attribute(**attributes: Any) -> Iterator[None]:
     """A context whose operations were to carry attributes for Graphcore's compiler, which is not used here.
 
     Example:
         >>> with Attribute(__outline={"layer": "embedding"}):
         ...     pass
     """
-
-    def __init__(self, **attributes: Any) -> None:
-        self.attributes = attributes
-
-    def __enter__(self) -> None:
-        names = ", ".join(sorted(self.attributes))
-        ignored(f"Attribute({names})", "it speaks to Graphcore's own compiler")
+    ignored(f"Attribute({', '.join(sorted(attributes))})", "it speaks to Graphcore's own compiler")
+    yield
 
 
-class NameScope:
+@contextmanager
+def NameScope(name: str) -> Iterator[None]:
     """Operations inside are listed under this name in the report of a compiled model.
 
     Example:
         >>> with NameScope("attention"):
         ...     pass
     """
-
-    def __init__(self, name: str) -> None:
-        if not isinstance(name, str):
-            raise ValueError("Parameter to NameScope must be a string")
-        self.name = name
-        self._recorder: Any = None
-
-    def __enter__(self) -> None:
-        self._recorder = active_recorder()
-        if self._recorder is not None:
-            modules = self._recorder.modules
-            modules.append(f"{modules[-1]}.{self.name}" if modules and modules[-1] else self.name)
-
-    def __exit__(self, *error: object) -> None:
-        if self._recorder is not None:
-            self._recorder.modules.pop()
-            self._recorder = None
+    if not isinstance(name, str):
+        raise ValueError("Parameter to NameScope must be a string")
+    recorder = active_recorder()
+    modules = [""] if recorder is None else recorder.modules
+    modules.append(f"{modules[-1]}.{name}" if modules and modules[-1] else name)
+    try:
+        yield
+    finally:
+        modules.pop()
 
 
 def _setter(kinds: Any, refusal: str) -> Callable[["MultiConv", Any], "MultiConv"]:

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -107,17 +108,12 @@ class DataLoader(torch.utils.data.DataLoader):
         if mode != DataLoaderMode.Sync:
             chosen = async_options or {}
             check("rebatched_size" not in chosen, "rebatched_size is the loader's own: use mode=AsyncRebatched")
-            self._accessor = AsynchronousDataAccessor(_Epochs(self), **chosen)
+            # Workers end at once where the loader is given up at its last use, and after seconds where it is found in a
+            # circle: so its accessor does not keep it.
+            self._accessor = AsynchronousDataAccessor(weakref.proxy(self), **chosen)
 
-    @property
-    def combinedBatchSize(self) -> int | None:
-        """Elements that one call takes; None where the dataset makes its own batches."""
-        return self._combined
-
-    @property
-    def options(self) -> Options:
-        """The options that the batches are for."""
-        return self._options
+    combinedBatchSize = property(attrgetter("_combined"), doc="Elements of a call, unless the dataset makes batches.")
+    options = property(attrgetter("_options"), doc="The options that the batches are for.")
 
     def terminate(self) -> None:
         """Stops the thread that loads ahead of time, if there is one, and its workers."""
@@ -133,12 +129,12 @@ class DataLoader(torch.utils.data.DataLoader):
         return elements // size if self._drop_last_row else -(-elements // size)
 
     def __iter__(self) -> Any:
-        return self.epoch() if self._accessor is None else self._epoch_ahead(self._accessor)
+        return self._loaded_as_asked() if self._accessor is None else self._epoch_ahead(self._accessor)
 
     def _epoch_ahead(self, accessor: AsynchronousDataAccessor) -> Iterator[Any]:
         yield from accessor  # here, so that the loader is not given up while its batches are wanted
 
-    def epoch(self) -> Iterator[Any]:
+    def _loaded_as_asked(self) -> Iterator[Any]:
         """The batches of an epoch, loaded as they are asked for."""
         if self._part is not None:
             self._part.next_epoch()
@@ -154,27 +150,6 @@ class DataLoader(torch.utils.data.DataLoader):
 def generator_for_a_thread() -> torch.Generator:
     """Draws the orders of epochs on a thread, which must not draw from the numbers that the program uses meanwhile."""
     return torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
-
-
-class _Epochs:
-    """A loader's epochs, loaded as they are asked for; it does not keep the loader, which keeps it.
-
-    Workers end at once where the loader is given up at its last use, and after seconds where it is found in a circle.
-    """
-
-    def __init__(self, loader: DataLoader) -> None:
-        self._loader = weakref.ref(loader)
-
-    def __len__(self) -> int:
-        return len(self._held())
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._held().epoch()
-
-    def _held(self) -> DataLoader:
-        loader = self._loader()
-        assert loader is not None, "the loader has been given up, which has ended its accessor"
-        return loader
 
 
 class _Combined(Sampler[list[int]]):

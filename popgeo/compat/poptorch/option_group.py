@@ -5,6 +5,7 @@ name that the choice is kept under, whether it is honoured, recorded or ignored,
 can say is a method under `setter`. What all choices are in popgeo's terms is said in one place, `popgeo_options`.
 """
 
+import ast
 import copy
 import csv
 import difflib
@@ -52,7 +53,9 @@ class OptionGroup:
 
     def __init__(self, **defaults: Any) -> None:
         self._is_frozen = False
-        self._values = defaults
+        groups = {kind.__name__ for kind in type(self).__mro__}
+        own = (row for row in _ROWS if row["group"] in groups and row["starts"])
+        self._values = {row["keeps"]: ast.literal_eval(row["starts"]) for row in own} | defaults
 
     def set(self, **values: Any) -> "OptionGroup":
         """Changes options that exist.
@@ -238,6 +241,7 @@ _KINDS: Mapping[str, tuple[Any, Accept | None]] = {
     "bool": (bool, None),
     "true or false": (bool, true_or_false),
     "0 or 1": (bool, zero_or_one),
+    "dithering": (bool, lambda _, choice: {"enableConvDithering": choice}),
     "0 or 2": (bool, lambda _, choice: 2 if choice else 0),
     "count": (int, at_least_one),
     "whole number": (int, whole_number),

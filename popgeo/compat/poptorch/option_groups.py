@@ -9,13 +9,7 @@ import torch
 from popgeo.compat.account import honoured, ignored
 from popgeo.compat.poptorch.enums import HalfFloatCastingBehavior, MeanReductionStrategy, ReductionType
 from popgeo.compat.poptorch.errors import check
-from popgeo.compat.poptorch.option_group import (
-    HONOURED,
-    IGNORED,
-    OptionGroup,
-    setter,
-    whole_number,
-)
+from popgeo.compat.poptorch.option_group import HONOURED, IGNORED, OptionGroup, setter, whole_number
 
 _COMPILER = "it sets Graphcore's own compiler, which is not used here"
 
@@ -67,11 +61,7 @@ class PrecisionOptions(OptionGroup):
     _asked = "Options.Precision"
 
     def __init__(self, popart: PopartOptions) -> None:
-        super().__init__(
-            autocast_enabled=True,
-            half_float_casting=HalfFloatCastingBehavior.Default,
-            running_statistics_always_float=True,
-        )
+        super().__init__(half_float_casting=HalfFloatCastingBehavior.Default)
         self._popart = popart
 
     @setter("popart:partialsTypeMatMuls", IGNORED, "matrix products are added up as PyTorch adds them up here")
@@ -95,7 +85,6 @@ class TrainingOptions(OptionGroup):
 
     def __init__(self, popart: PopartOptions) -> None:
         super().__init__(
-            gradient_accumulation=1,
             accumulation_and_replication_reduction_type=ReductionType.Mean,
             meanAccumulationAndReplicationReductionStrategy=MeanReductionStrategy.Post,
         )
@@ -117,11 +106,6 @@ class TrainingOptions(OptionGroup):
     def setMeanAccumulationAndReplicationReductionStrategy(self, mean_reduction_strategy: MeanReductionStrategy) -> Any:
         """When gradients are divided by their number."""
         self._strategy_is_chosen = True
-
-    @setter("popart:convolutionOptions", IGNORED, _COMPILER)
-    def setConvolutionDithering(self, enabled: bool) -> Any:
-        """Lays convolutions out from different tiles."""
-        return {"enableConvDithering": enabled}
 
 
 class DistributedOptions(OptionGroup):

@@ -9,7 +9,7 @@ import torch
 
 from popgeo.compat.account import honoured, ignored
 from popgeo.compat.poptorch import option_groups, tensor_locations
-from popgeo.compat.poptorch.enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
+from popgeo.compat.poptorch.enums import CommGroupType, ConnectionType, OutputMode
 from popgeo.compat.poptorch.errors import check
 from popgeo.compat.poptorch.option_group import (
     HONOURED,
@@ -49,19 +49,11 @@ class Options(OptionGroup):
 
     def __init__(self) -> None:
         super().__init__(
-            replication_factor=1,
             input_group_size=1,
             input_group_type=CommGroupType.Consecutive,
-            broadcast_buffers=True,
-            device_iterations=1,
             output_mode=OutputMode.Default.value,
             output_return_period=1,
-            connection_type=ConnectionType.Always.value,
-            updatable_named_buffers=[],
-            log_dir=".",
-            auto_round_num_ipus=False,
             anchored_tensors={},
-            sync_pattern=SyncPattern.Full.value,
             available_memory_proportion={},
         )
         self._popart, self._jit = option_groups.PopartOptions(), option_groups.JitOptions()
@@ -192,11 +184,7 @@ class Options(OptionGroup):
         return proportions
 
     def anchorTensor(
-        self,
-        short_name: str,
-        long_name: str,
-        output_mode: OutputMode | None = None,
-        output_return_period: int | None = 1,
+        self, short_name: str, long_name: str, output_mode: OutputMode | None = None, output_return_period: int = 1
     ) -> None:
         """Marks a tensor inside the graph to be read after a call."""
         self.checkIsFrozen()

@@ -11,10 +11,7 @@ from popgeo.capture.farthest_points import fps as fps
 
 
 def nearest(
-    x: Tensor,
-    y: Tensor,
-    batch_x: Tensor | Sequence[int] | None = None,
-    batch_y: Tensor | Sequence[int] | None = None,
+    x: Tensor, y: Tensor, batch_x: Tensor | Sequence[int] | None = None, batch_y: Tensor | Sequence[int] | None = None
 ) -> Tensor:
     """For each point of `x` the nearest of `y` in the same cloud.
 
@@ -46,7 +43,5 @@ def nearest(
     of_y = {0} if batch_y is None else None if isinstance(batch_y, Tensor) else {*batch_y}
     if isinstance(batch_x, list | tuple) and of_y is not None and {*batch_x} - of_y:
         raise ValueError("Some batch indices occur in 'batch_x' that do not occur in 'batch_y'")
-    clouds = (
-        batch if batch is None or isinstance(batch, Tensor) else torch.tensor(batch) for batch in (batch_x, batch_y)
-    )
+    clouds = (batch if batch is None else torch.as_tensor(batch) for batch in (batch_x, batch_y))
     return static_neighbors.nearest(x, y, *clouds)

@@ -1,10 +1,11 @@
 """What a model does to single tensors: print and slice them, say how they are planned; and what cannot run here."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from popgeo.capture.print_tensor import print_tensor
 from popgeo.compat.account import honoured, recorded
@@ -88,26 +89,18 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
 
 def set_overlap_for_input(input_tensors: Any, mode: Any) -> Any:
     """The same tensors, in any nest of lists, tuples and dictionaries."""
-    _require_tensors(input_tensors, "You may only set overlap for torch.tensor inputs")
+    for leaf in tree_leaves(input_tensors):
+        _require_tensor(leaf, "You may only set overlap for torch.tensor inputs")
     recorded("set_overlap_for_input", "the report shows transfers beside the step")
     return input_tensors
 
 
 def set_overlap_for_output(output_tensors: Any, mode: Any) -> Any:
     """The same tensors, likewise."""
-    _require_tensors(output_tensors, "You may only set overlap for torch.tensor outputs")
+    for leaf in tree_leaves(output_tensors):
+        _require_tensor(leaf, "You may only set overlap for torch.tensor outputs")
     recorded("set_overlap_for_output", "the report shows transfers beside the step")
     return output_tensors
-
-
-def _require_tensors(nest: Any, says: str) -> None:
-    if isinstance(nest, Mapping):
-        nest = list(nest.values())
-    if isinstance(nest, list | tuple):
-        for part in nest:
-            _require_tensors(part, says)
-    else:
-        _require_tensor(nest, says)
 
 
 def serializedMatMul(lhs: Tensor, rhs: Tensor, mode: Any, factor: int = 0, keep_precision: bool = False) -> Tensor:
@@ -219,10 +212,10 @@ def custom_op(inputs: Any, name: str, domain: str, domain_version: int, example_
     Raises:
         Error: always, since such code is compiled for an IPU and there is nothing here that could run it.
     """
-    _refuse(
-        f"poptorch.custom_op({name!r}, {domain!r})",
-        "it runs C++ that was compiled against PopART for an IPU. Write it with PyTorch's operations, inside "
-        "`if not hasattr(poptorch, 'compat_report')` where the program shall also go on running there",
+    raise Error(
+        f"poptorch.custom_op({name!r}, {domain!r}) cannot run on this computer: it runs C++ that was compiled against "
+        "PopART for an IPU. Write it with PyTorch's operations, inside `if not hasattr(poptorch, 'compat_report')` "
+        "where the program shall also go on running there."
     )
 
 
@@ -232,12 +225,7 @@ def ctc_beam_search_decoder(probs: Any, lengths: Any, blank: int = 0, beam_width
     Raises:
         Error: always, since the search is Graphcore's own library and is not part of training or of graph networks.
     """
-    _refuse(
-        "poptorch.ctc_beam_search_decoder",
-        "the search runs in Graphcore's own library. Decode the model's results outside it, for example with "
-        "torchaudio.models.decoder",
+    raise Error(
+        "poptorch.ctc_beam_search_decoder cannot run on this computer: the search runs in Graphcore's own library. "
+        "Decode the model's results outside it, for example with torchaudio.models.decoder."
     )
-
-
-def _refuse(what: str, reason: str) -> NoReturn:
-    raise Error(f"{what} cannot run on this computer: {reason}.")

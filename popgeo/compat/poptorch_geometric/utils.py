@@ -159,7 +159,7 @@ class TrainingStepper:
         Raises:
             ValueError: another device.
         """
-        devices = (devices,) if isinstance(devices, str) else devices
+        devices = [devices] if isinstance(devices, str) else devices
         steps: dict[str, Callable[[], Any]] = {
             "ipu": lambda: self.ipu_step(batch, copy_weights=False),
             "cpu": lambda: self.cpu_step(batch),

@@ -3,6 +3,10 @@
 While a step is compiled `dim_size`, or `out`, must be given where torch_scatter would read the length from the index.
 """
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 from torch import Tensor
 
 from popgeo.compat.torch_scatter.composite import *  # noqa: F403
@@ -26,40 +30,17 @@ from popgeo.ops import segment_sum_csr as segment_sum_csr
 __version__ = "2.1.2"  # the torch_scatter whose names these are
 
 
-def segment_sum_coo(src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None) -> Tensor:
-    """Sums of the entries that share a sorted index, which lies along dimension `index.dim() - 1`.
+def _of_sorted(scattered: Callable[..., Any], does: str) -> Callable[..., Any]:
+    """A function for entries that share a sorted index, which lies along dimension `index.dim() - 1`."""
 
-    Example:
-        >>> import torch
-        >>> segment_sum_coo(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 0, 2]), dim_size=3)
-        tensor([3., 0., 3.])
-    """
-    return segment_coo(src, index, out, dim_size, "sum")
+    def segment(src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None) -> Any:
+        return scattered(src, index, index.dim() - 1, out, dim_size)
 
-
-segment_add_coo = segment_sum_coo
+    segment.__doc__ = f"{does} of the entries that share a sorted index."
+    return segment
 
 
-def segment_mean_coo(src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None) -> Tensor:
-    """Means of the entries that share a sorted index."""
-    return segment_coo(src, index, out, dim_size, "mean")
-
-
-def segment_min_coo(
-    src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Least of the entries that share a sorted index, and where each is; the length of `src` where there is none."""
-    return scatter_min(src, index, index.dim() - 1, out, dim_size)
-
-
-def segment_max_coo(
-    src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Greatest of the entries that share a sorted index, and where each is.
-
-    Example:
-        >>> import torch
-        >>> segment_max_coo(torch.tensor([1.0, 2.0]), torch.tensor([0, 0]), dim_size=1)
-        (tensor([2.]), tensor([1]))
-    """
-    return scatter_max(src, index, index.dim() - 1, out, dim_size)
+segment_sum_coo = segment_add_coo = partial(segment_coo, reduce="sum")
+segment_mean_coo = partial(segment_coo, reduce="mean")
+segment_min_coo = _of_sorted(scatter_min, "Least, and where each is; the length of `src` where there is none,")
+segment_max_coo = _of_sorted(scatter_max, "Greatest, and where each is; the length of `src` where there is none,")

@@ -80,6 +80,75 @@ def test_a_transformer_takes_a_mask():
     torch.testing.assert_close(poptorch.inferenceModel(model)(x, mask), model(x, mask))
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_of_half_activations_has_single_weights(training):
+    model, x = nn.BatchNorm1d(4).train(training), torch.randn(8, 4).half()
+    y = poptorch.inferenceModel(model)(x)
+    assert y.dtype is torch.float16
+    torch.testing.assert_close(y, nn.BatchNorm1d(4).train(training)(x))
+    assert model.running_mean.dtype is torch.float32
+
+
+class Buffers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.named, self.other = nn.Buffer(torch.tensor([1.0])), nn.Buffer(torch.tensor([2.0]))
+
+    def forward(self, x):
+        self.other += 0.5
+        return x + self.named + self.other
+
+
+def test_a_buffer_that_is_not_named_stays_what_it_was_until_all_are_copied():
+    model, x = Buffers(), torch.tensor([10.0])
+    step = poptorch.inferenceModel(model, poptorch.Options().updatableNamedBuffers(["named"]))
+    assert step(x) == 13.5
+    model.named.fill_(100)
+    model.other.fill_(1000)
+    assert step(x) == 14
+    step.copyNamedBuffersToDevice()
+    assert step(x) == 113.5
+    assert model.other == 1000
+    step.copyWeightsToDevice()
+    assert step(x) == 1110.5
+    step.load_state_dict({"named": torch.tensor([0.0]), "other": torch.tensor([0.0])})
+    assert (step(x).item(), model.other.item()) == (10.5, 0.5)
+
+
+def test_replicas_take_over_buffers_that_are_copied_to_them():
+    model, options = Buffers(), poptorch.Options().replicationFactor(2).broadcastBuffers(False)
+    step = poptorch.inferenceModel(model, options)
+    step(torch.zeros(2, 1))
+    model.other.fill_(1000)
+    step.copyWeightsToDevice()
+    assert step(torch.zeros(2, 1)).tolist() == [[1001.5], [1001.5]]
+
+
+def test_several_convolutions_may_not_be_none_or_nested_while_a_model_is_compiled():
+    def nested(x):
+        with poptorch.MultiConv(), poptorch.MultiConv():
+            return torch.nn.functional.conv1d(x, x)
+
+    def empty(x):
+        with poptorch.MultiConv():
+            return x**2
+
+    def right(x):
+        with poptorch.MultiConv():
+            return torch.nn.functional.conv1d(x, x)
+
+    x = torch.ones(1, 1, 3)
+    assert nested(x) == poptorch.inferenceModel(Runs(right))(x) == 3
+    with pytest.raises(poptorch.Error, match=r"Nested poptorch\.MultiConv is not supported"):
+        poptorch.inferenceModel(Runs(nested))(x)
+    with pytest.raises(poptorch.Error, match="Unexpected end_multi_conv"):
+        poptorch.inferenceModel(Runs(empty))(x)
+    assert poptorch.inferenceModel(Runs(right))(x) == 3
+    for refused in (lambda several: several.partialsTypes("half"), lambda several: several.planType("parallel")):
+        with pytest.raises(AssertionError, match="Invalid"):
+            refused(poptorch.MultiConv())
+
+
 def test_programs_find_what_they_ask_for_by_poptorchs_names():
     assert isinstance(poptorch.Options()._execution_strategy, poptorch.PipelinedExecution)
     assert issubclass(poptorch.optim.Adam, poptorch.optim.Optimizer)

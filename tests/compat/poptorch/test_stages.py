@@ -104,3 +104,49 @@ def test_stages_on_one_ipu_run_one_after_the_other_and_need_no_more_micro_batche
     step = poptorch.trainingModel(FourOnOne(), options)
     assert step(X).item() > 0
     assert (step.compiled.pipeline.num_ipus, step.compiled.pipeline.schedule.value) == (1, "sharded")
+
+
+class FourBlocks(nn.Module):
+    """Two phases of two blocks each, numbered as they come, and phase 1 goes over its blocks twice."""
+
+    def forward(self, x, y):
+        poptorch.Block.useAutoId()
+        for factor in (2, 3, 5, 7, 11, 13):
+            with poptorch.Block():
+                x, y = y * factor, x
+        return x, y
+
+
+@pytest.mark.parametrize("phases", [[["0", "1"], ["2", "3", "4", "5"]], [[("0",), ("1",)], [("2", "4"), ("3", "5")]]])
+def test_the_stages_of_a_phase_run_by_turns(phases):
+    stages = [[poptorch.Stage(*((part,) if isinstance(part, str) else part)) for part in phase] for phase in phases]
+    strategy = poptorch.ParallelPhasedExecution(*stages)
+    options = poptorch.Options()
+    options.setExecutionStrategy(strategy)
+    step = poptorch.inferenceModel(FourBlocks(), options)
+    assert [part.item() for part in step(torch.ones(1), torch.ones(1))] == [3 * 7 * 13, 2 * 5 * 11]
+    assert len(step.compiled.pipeline.stages) == 2
+
+
+def test_each_block_as_a_stage_needs_everything_to_be_in_a_block():
+    class Model(nn.Module):
+        def forward(self, x):
+            with poptorch.Block(ipu_id=0):
+                x = x * 4
+            return x * 4
+
+    options = poptorch.Options().deviceIterations(2)
+    assert poptorch.inferenceModel(Model(), options)(torch.ones(2, 1)).tolist() == [[16], [16]]
+    options = options.clone()
+    options.setExecutionStrategy(poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement))
+    with pytest.raises(poptorch.Error, match=r"No active Block: .*return x \* 4 runs outside"):
+        poptorch.inferenceModel(Model(), options).compile(torch.ones(2, 1))
+
+
+def test_a_module_is_printed_with_the_blocks_that_begin_in_it():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU()))
+    assert poptorch.module_repr(model) == repr(model)
+    poptorch.BeginBlock(model[1], ipu_id=1)
+    begins = "(1): BeginBlock(user_id=None, ipu_id=1) Sequential("
+    assert begins in poptorch.module_repr(model)
+    assert begins in repr(poptorch.inferenceModel(model))
