@@ -24,11 +24,11 @@ def parse(arguments: Sequence[str], version: str) -> argparse.Namespace:
     """The settings that a command line asks for, by the names of its options; `popgeo --help` explains each."""
     parser = OneLineParser(
         prog="popgeo",
-        usage="popgeo [demo] [options] | popgeo convert | info | predict | report ...",
+        usage="popgeo [demo] [options] | popgeo convert | info | train | predict | report ...",
         description="Trains SchNet on the HOMO-LUMO gap of small molecules, on fixed-size batches, through the "
         "simulated IPU executor; shows how it went; writes pictures, figures, the executor's report, the weights. "
         "The other commands, each with --help: popgeo convert writes datasets to disk, popgeo info tells what a store "
-        "holds, popgeo predict uses a model, popgeo report prints a report that was kept.",
+        "holds, popgeo train makes a force field, popgeo predict uses a model, popgeo report prints a report.",
         epilog="python -m popgeo is the same command.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )

@@ -46,6 +46,7 @@ def fresh_compiler() -> Iterator[None]:
 
 
 NEEDS = {  # the package, and the extra that brings it
+    "copper_stress.py": ("vesin", "atoms"),
     "graph_in_database.py": ("real_ladybug", "stores"),
     "lightning_schnet.py": ("lightning", "trainers"),
     "accelerate_gin.py": ("accelerate", "trainers"),
@@ -69,6 +70,13 @@ def test_every_example_explains_itself(path: Path, run: Run, capsys: pytest.Capt
         run(path, "--help")
     assert ended.value.code == 0
     assert "usage:" in capsys.readouterr().out
+
+
+def test_stress_of_copper_is_learned_and_asked_for_its_lattice_constant(run: Run, tmp_path: Path):
+    skip_without("copper_stress.py")
+    printed = run("copper_stress.py", "--structures", "20", "--epochs", "1", "--out", str(tmp_path))
+    assert numbers(r"EMT: lattice constant ([\d.]+)", printed) == [3.59]
+    assert (tmp_path / "parity.png").exists()
 
 
 def numbers(pattern: str, printed: str) -> list[float]:
