@@ -39,69 +39,14 @@ class Potential(nn.Module):
         return energy_and_forces(self.model, z, pos, batch, edge_index, **given)
 
 
-class Calculator:
-    """Lets ASE run dynamics, optimizers and the rest with a model; needs `ase`, and `vesin` for fast neighbour lists.
-
-    Each structure fills the same number of atom and edge slots, so that whatever compiles the model does so once for a
-    run in which edges come and go. Where they outgrow their slots, these grow by half and a warning says so. Neighbours
-    are found over the periodic axes of `atoms.pbc`. The model is copied.
-
-    Args:
-        model: Called as `model(z, pos, batch, edge_index, edge_shift=..., num_graphs=...)`, such as `SchNet`: energies
-            in eV from positions in angstrom.
-        cutoff: Longest edge in angstrom; that of the model when left out.
-        num_edges: Edge slots; a quarter more than the first structure has when left out.
-        compile: Makes a module of tensors fast, such as `popgeo.ipu.inference_model`, or `torch.compile`'s like; called
-            once for each shape. The module is run as it is when left out.
-        skin: Neighbours so much farther than the cutoff are kept, in angstrom, and looked for anew only where an atom
-            has moved half of it; the edges are the same as of a new list at each step.
-
-    Raises:
-        ValueError: the cutoff is neither given nor the model's, it or `num_edges` is not positive, or `skin` negative.
-        ImportError: ase is not installed.
-
-    Example:
-        >>> import pytest; ase = pytest.importorskip("ase")
-        >>> from popgeo.deploy import Calculator
-        >>> from popgeo.nn import SchNet
-        >>> atoms = ase.Atoms("OH2", [[0.0, 0, 0.12], [0, 0.76, -0.48], [0, -0.76, -0.48]])
-        >>> atoms.calc = Calculator(SchNet(8, 8, num_interactions=1, cutoff=5.0))
-        >>> atoms.get_forces().shape, atoms.calc.num_edges
-        ((3, 3), 8)
-    """
+class CalculatorOfAtoms:
+    """What ASE asks of a calculator, for whatever gives the values of a structure; needs `ase`."""
 
     implemented_properties = ("energy", "free_energy", "forces", "stress")
     results: dict[str, Any]
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> "Calculator":
+    def __new__(cls, *args: Any, **kwargs: Any) -> "CalculatorOfAtoms":
         return object.__new__(_with_the_manners_of_ase(cls))  # type: ignore[arg-type]  # a class has a hash
-
-    def __init__(
-        self,
-        model: nn.Module,
-        cutoff: float | None = None,
-        *,
-        num_edges: int | None = None,
-        compile: Callable[[nn.Module], Evaluation] | None = None,
-        skin: float = 0.5,
-    ) -> None:
-        super().__init__()
-        cutoff = getattr(model, "cutoff", None) if cutoff is None else cutoff
-        if cutoff is None or cutoff <= 0:
-            raise ValueError(f"The cutoff is {cutoff}. Pass cutoff=, the longest edge in angstrom, above 0.")
-        if num_edges is not None and num_edges < 1:
-            raise ValueError(f"num_edges is {num_edges}; a structure needs at least one slot.")
-        self.cutoff, self.num_edges, self.num_atoms = cutoff, num_edges, 0
-        self.num_compilations = 0
-        """How often the shapes were fixed: once in a run that fits its slots."""
-        self.neighbours = NeighbourList(cutoff, skin)
-        self._model = copy.deepcopy(model).eval()
-        self._compile = compile
-        self._evaluate: Evaluation
-        self._shapes: tuple[int, int, bool] | None = None
-        self._given: tuple[Tensor, ...] = ()
-        like = next(model.parameters(), torch.empty(0))
-        self._dtype, self._device = like.dtype, like.device
 
     def check_state(self, atoms: Any, tol: float = 0.0) -> list[str]:
         """What has changed since the last calculation of all that a model is given, for ASE, whose own look at charges
@@ -124,10 +69,7 @@ class Calculator:
         """What ASE calls where atoms have changed; fills `results`."""
         super().calculate(atoms, properties, system_changes)  # type: ignore[misc]  # of ASE's class
         atoms = self.atoms  # type: ignore[attr-defined]
-        edge_index, edge_shift = self.neighbours.of(atoms)
-        self._fix_shapes(len(atoms), edge_index.shape[1], atoms.cell.rank == 3)
-        self._fill(atoms, edge_index, edge_shift)
-        energy, forces, *stress = self._evaluate(*self._given)
+        energy, forces, *stress = self._values(atoms)
         self.results = {
             "energy": float(energy[0].detach()),
             "free_energy": float(energy[0].detach()),
@@ -136,39 +78,118 @@ class Calculator:
         if stress:
             self.results["stress"] = matrix_to_voigt(stress[0][0]).detach().cpu().numpy().astype(np.float64)
 
-    def _fix_shapes(self, num_atoms: int, num_found: int, with_stress: bool) -> None:
-        """Compiles where the number of atoms is another, or the edges have outgrown their slots."""
-        slots = self.num_edges
-        if slots is None:
-            slots = int(num_found * 1.25) + 1
-        elif num_found > slots:
+    def _values(self, atoms: Any) -> tuple[Tensor, ...]:
+        """Energy, forces and, where space is filled, stress, each with the rows of these atoms first."""
+        raise NotImplementedError
+
+
+class Calculator(CalculatorOfAtoms):
+    """Lets ASE run dynamics, optimizers and the rest with a model; needs `ase`, and `vesin` for fast neighbour lists.
+
+    Each structure fills the same number of atom and edge slots, so that whatever compiles the model does so once for a
+    run in which edges come and go, or a screening of many structures. Where one outgrows its slots, these become half
+    more than it needs, and a warning says so. Neighbours are found over the periodic axes of `atoms.pbc`. The model is
+    copied. For models of MACE, NequIP, SchNetPack and fairchem see `popgeo.potentials.evaluator.SystemsCalculator`.
+
+    Args:
+        model: Called as `model(z, pos, batch, edge_index, edge_shift=..., num_graphs=...)`, such as `SchNet`: energies
+            in eV from positions in angstrom.
+        cutoff: Longest edge in angstrom; that of the model when left out.
+        num_atoms: Atom slots, without padding; as many as the first structure has when left out.
+        num_edges: Edge slots; a quarter more than the first structure has when left out.
+        compile: Makes a module of tensors fast, such as `popgeo.ipu.inference_model`, or `torch.compile`'s like; called
+            once for each shape. The module is run as it is when left out.
+        skin: Neighbours so much farther than the cutoff are kept, in angstrom, and looked for anew only where an atom
+            has moved half of it; the edges are the same as of a new list at each step.
+
+    Raises:
+        ValueError: the cutoff is neither given nor the model's, it, `num_atoms` or `num_edges` is not positive, or
+            `skin` is negative.
+        ImportError: ase is not installed.
+
+    Example:
+        >>> import pytest; ase = pytest.importorskip("ase")
+        >>> from popgeo.deploy import Calculator
+        >>> from popgeo.nn import SchNet
+        >>> atoms = ase.Atoms("OH2", [[0.0, 0, 0.12], [0, 0.76, -0.48], [0, -0.76, -0.48]])
+        >>> atoms.calc = Calculator(SchNet(8, 8, num_interactions=1, cutoff=5.0))
+        >>> atoms.get_forces().shape, atoms.calc.num_edges
+        ((3, 3), 8)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        cutoff: float | None = None,
+        *,
+        num_atoms: int | None = None,
+        num_edges: int | None = None,
+        compile: Callable[[nn.Module], Evaluation] | None = None,
+        skin: float = 0.5,
+    ) -> None:
+        super().__init__()
+        cutoff = getattr(model, "cutoff", None) if cutoff is None else cutoff
+        if cutoff is None or cutoff <= 0:
+            raise ValueError(f"The cutoff is {cutoff}. Pass cutoff=, the longest edge in angstrom, above 0.")
+        for name, given in (("num_atoms", num_atoms), ("num_edges", num_edges)):
+            if given is not None and given < 1:
+                raise ValueError(f"{name} is {given}; a structure needs at least one slot.")
+        self.cutoff, self.num_edges, self.num_atoms = cutoff, num_edges, num_atoms
+        self.num_compilations = 0
+        """How often it was compiled: once in a run that fits; twice where only some structures fill space."""
+        self.neighbours = NeighbourList(cutoff, skin)
+        self._model = copy.deepcopy(model).eval()
+        self._compile = compile
+        self._evaluate: dict[bool, Evaluation] = {}  # with stress, and without
+        self._given: tuple[Tensor, ...] = ()
+        like = next(model.parameters(), torch.empty(0))
+        self._dtype, self._device = like.dtype, like.device
+
+    def _values(self, atoms: Any) -> tuple[Tensor, ...]:
+        edge_index, edge_shift = self.neighbours.of(atoms)
+        self._fix_shapes(len(atoms), edge_index.shape[1])
+        self._fill(atoms, edge_index, edge_shift)
+        with_stress = atoms.cell.rank == 3
+        if with_stress not in self._evaluate:
+            potential = Potential(self._model, with_stress).eval()
+            self._evaluate[with_stress] = potential if self._compile is None else self._compile(potential)
+            self.num_compilations += 1
+        return self._evaluate[with_stress](*self._given)
+
+    def _fix_shapes(self, num_atoms: int, num_found: int) -> None:
+        """Makes places where there are none, and more of them where a structure has outgrown them."""
+        atoms, slots = self.num_atoms or num_atoms, self.num_edges or int(num_found * 1.25) + 1
+        found, held = (num_atoms, num_found), (atoms, slots)
+        if num_atoms > atoms:
+            atoms = num_atoms * 3 // 2
+        if num_found > slots:
             slots = num_found * 3 // 2
+        if (atoms, slots) != held:
             warnings.warn(
-                f"The structure has {num_found} edges within {self.cutoff} angstrom, num_edges is {self.num_edges}. It "
-                f"is {slots} from here on, for which the model is compiled anew; pass num_edges={slots} to avoid that.",
-                stacklevel=2,
+                f"The structure has {found[0]} atoms and {found[1]} edges within {self.cutoff} angstrom; num_atoms is "
+                f"{held[0]} and num_edges is {held[1]}. They are {atoms} and {slots} from here on, for which the model "
+                f"is compiled anew; pass num_atoms={atoms}, num_edges={slots} to avoid that.",
+                stacklevel=3,
             )
-        shapes = num_atoms, slots, with_stress
-        if shapes == self._shapes:
+        elif self._given:
             return
-        self._shapes, self.num_atoms, self.num_edges = shapes, num_atoms, slots
-        potential = Potential(self._model, with_stress).eval()
-        self._evaluate = potential if self._compile is None else self._compile(potential)
-        self.num_compilations += 1
-        # One atom of padding, which every absent edge joins to itself, is a graph of its own.
+        self.num_atoms, self.num_edges = atoms, slots
+        self._evaluate.clear()
+        # One atom of padding, which every absent edge joins to itself, is of a graph of its own.
         integers: dict[str, Any] = {"dtype": torch.int64, "device": self._device}
         numbers: dict[str, Any] = {"dtype": self._dtype, "device": self._device}
-        z, batch, edges = (torch.zeros(shape, **integers) for shape in ((num_atoms + 1,), (num_atoms + 1,), (2, slots)))
-        pos, shift, cell = (torch.zeros(shape, **numbers) for shape in ((num_atoms + 1, 3), (slots, 3), (2, 3, 3)))
-        batch[num_atoms] = 1
+        z, batch, edges = (torch.zeros(shape, **integers) for shape in ((atoms + 1,), (atoms + 1,), (2, slots)))
+        pos, shift, cell = (torch.zeros(shape, **numbers) for shape in ((atoms + 1, 3), (slots, 3), (2, 3, 3)))
         self._given = z, pos, batch, edges, shift, cell
 
     def _fill(self, atoms: Any, edge_index: np.ndarray, edge_shift: np.ndarray) -> None:
-        """Writes the structure to its places."""
-        z, pos, _, edges, shift, cell = self._given
+        """Writes the structure to its places, and padding to the others."""
+        z, pos, batch, edges, shift, cell = self._given
         count, num_edges = len(atoms), edge_index.shape[1]
-        z[:count] = torch.from_numpy(atoms.numbers)
-        pos[:count] = torch.from_numpy(atoms.positions)
+        for places, values in ((z, atoms.numbers), (pos, atoms.positions)):
+            places[:count] = torch.from_numpy(values)
+            places[count:] = 0
+        batch[:count], batch[count:] = 0, 1
         edges[:, :num_edges] = torch.from_numpy(edge_index)
         edges[:, num_edges:] = count
         shift[:num_edges] = torch.from_numpy(edge_shift)

@@ -10,6 +10,7 @@ A model of fairchem takes these edges when it is made with `otf_graph=False`; ot
 whose number is another each time.
 """
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from popgeo.convert.atoms import list_pairs
+from popgeo.potentials.evaluator import Evaluator
 from popgeo.potentials.padding import PotentialLoader, Structures
 
 _RENAMED = {"atomic_numbers": "z", "cell_offsets": "unit_shift"}
@@ -158,3 +160,25 @@ def as_atomic_data(batch: Batch) -> Any:
         values[name] = value
     values.pop("ptr")
     return AtomicData.from_dict(values | {theirs: values.pop(ours) for theirs, ours in _RENAMED.items()})
+
+
+def evaluator(
+    model: Callable[[Any], Mapping[str, Tensor]],
+    cutoff: float,
+    *,
+    dataset: str | None = None,
+    max_num_elements: int = 100,
+    **kwargs: Any,
+) -> Evaluator:
+    """Energies, forces and stress by a model of fairchem, called with its batch, that gives them by these names.
+
+    Args:
+        model: A backbone and its heads, with `otf_graph=False`.
+        cutoff: The model's.
+        dataset: As of `fixed_size_loader`, as `max_num_elements`.
+        max_num_elements: The model's; atomic numbers are below it.
+        kwargs: `num_nodes`, `num_edges`, `num_graphs`, `skin` and the rest of `Evaluator`.
+    """
+    as_graph = partial(structure_as_graph, cutoff=cutoff, dataset=dataset, max_num_elements=max_num_elements)
+    choices = {"species": 1, "levels": _LEVELS, **kwargs}
+    return Evaluator(model, as_graph=as_graph, as_batch=as_atomic_data, cutoff=cutoff, **choices)

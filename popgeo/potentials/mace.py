@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch_geometric.data import Batch, Data
 
+from popgeo.potentials.evaluator import Evaluator, places_in, with_unit_shift
 from popgeo.potentials.padding import PotentialLoader, Structures, check_edges, slots_per_real
 from popgeo.potentials.tensor_product import SumOfProducts
 
@@ -144,6 +145,29 @@ def as_batch(batch: Batch, *, num_species: int) -> Any:
     made = BatchOfMACE(**fields)
     made.num_nodes = len(batch.nodes_mask)
     return made
+
+
+def evaluator(model: Any, **kwargs: Any) -> Evaluator:
+    """Energies, forces and stress by a model of MACE, with the cutoff and the atomic numbers that it has itself.
+
+    Args:
+        model: As it is, or compiled.
+        kwargs: `num_nodes`, `num_edges`, `num_graphs`, `skin` and the rest of `Evaluator`.
+    """
+    numbers, like = model.atomic_numbers.cpu(), next(model.parameters())
+
+    def evaluate(batch: Any) -> Mapping[str, Tensor]:
+        batch.positions.requires_grad_()  # MACE leaves that to the caller where it is compiled
+        return model(batch.to_dict(), compute_stress=True)
+
+    return Evaluator(
+        evaluate,
+        as_graph=lambda graph: with_unit_shift(graph.update({"z": places_in(numbers, graph.z.cpu()).to(like.device)})),
+        as_batch=partial(as_batch, num_species=len(numbers)),
+        cutoff=float(model.r_max),
+        species=0,
+        **{"dtype": like.dtype, "device": like.device, **kwargs},
+    )
 
 
 class OverReal(nn.Module):

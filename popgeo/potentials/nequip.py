@@ -28,11 +28,12 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Batch, Data
 
 from popgeo.data.masks import MASKS
+from popgeo.potentials.evaluator import Evaluator, places_in, with_unit_shift
 from popgeo.potentials.padding import PotentialLoader, Structures, check_edges, unpad_outputs
 from popgeo.potentials.tensor_product import SumOfProducts
 
 try:
-    from ase.data import chemical_symbols
+    from ase.data import atomic_numbers, chemical_symbols
     from nequip.data import AtomicDataDict, register_fields
     from nequip.data._key_registry import get_field_type
     from nequip.nn._tp_scatter_base import TensorProductScatter
@@ -160,6 +161,34 @@ def as_batch(batch: Batch) -> dict[str, Tensor]:
             is_real = masks[get_field_type(name)].view(-1, *(1 for _ in value.shape[1:]))
             fields[name] = torch.where(is_real, value, float("nan"))
     return fields
+
+
+def evaluator(model: Any, **kwargs: Any) -> Evaluator:
+    """Energies, forces and stress by a model of NequIP, with the cutoff and the types that it has itself.
+
+    Args:
+        model: As it is, or compiled; its types have the names of elements.
+        kwargs: `num_nodes`, `num_edges`, `num_graphs`, `skin` and the rest of `Evaluator`.
+    """
+    numbers = torch.tensor([atomic_numbers[name] for name in model.type_names])
+
+    def evaluate(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        found = model({name: value for name, value in batch.items() if name not in MASKS.values()})
+        return {**found, "energy": found[AtomicDataDict.TOTAL_ENERGY_KEY]}
+
+    def typed(graph: Data) -> Data:
+        graph = with_unit_shift(graph.update({"z": places_in(numbers, graph.z.cpu()).to(graph.z)}))
+        del graph.edge_shift  # which is no field of NequIP
+        return graph
+
+    return Evaluator(
+        evaluate,
+        as_graph=typed,
+        as_batch=as_batch,
+        cutoff=float(model.metadata["r_max"]),
+        species=0,
+        **kwargs,
+    )
 
 
 def of_real(outputs: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

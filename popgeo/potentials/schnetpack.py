@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch_geometric.data import Batch, Data
 
 from popgeo.data.masks import MASKS
+from popgeo.potentials.evaluator import Evaluator, with_unit_shift
 from popgeo.potentials.padding import PotentialLoader, Structures, check_edges, slots_per_real, unpad_outputs
 
 try:
@@ -149,6 +150,24 @@ def as_batch(batch: Batch, *, levels: Mapping[str, str], inputs: frozenset[str])
             absent = torch.nan if value.is_floating_point() else -1 if name == properties.idx else value
             fields[name] = torch.where(is_real, value, absent)
     return fields
+
+
+def evaluator(model: Any, **kwargs: Any) -> Evaluator:
+    """Energies, forces and, where it has them, stress by a model of SchNetPack, with the cutoff that it has itself.
+
+    Args:
+        model: An `AtomisticModel` whose outputs are called so.
+        kwargs: `energy_unit`, `num_nodes`, `num_edges`, `num_graphs`, `skin` and the rest of `Evaluator`.
+    """
+    like = next(model.parameters())
+    return Evaluator(
+        model,
+        as_graph=with_unit_shift,
+        as_batch=partial(as_batch, levels={}, inputs=frozenset(_INPUTS)),
+        cutoff=float(model.representation.cutoff),
+        species=1,
+        **{"dtype": like.dtype, "device": like.device, **kwargs},
+    )
 
 
 def of_real(values: Mapping[str, Tensor], batch: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:

@@ -100,10 +100,30 @@ def test_edges_that_outgrow_their_slots_are_told_of_and_still_right(model: SchNe
     expected = atoms.copy()
     expected.calc = Calculator(model)
     atoms.calc = Calculator(model, num_edges=10, compile=counted)
-    with pytest.warns(UserWarning, match=r"has \d+ edges within 3.0 angstrom, num_edges is 10"):
+    with pytest.warns(UserWarning, match=r"9 atoms and \d+ edges .* and num_edges is 10"):
         assert_close(atoms.get_forces(), expected.get_forces())
     assert atoms.calc.num_edges > 10
     assert counted.num_compiled == 1
+
+
+def test_a_screening_of_mixed_structures_compiles_once_for_crystals_and_once_for_molecules(model: SchNet):
+    from ase.build import molecule
+
+    structures = [copper(), ethanol(), molecule("H2O"), copper()[:2], molecule("CH4"), copper()] * 2
+    counted = Compile()
+    calculator = Calculator(model, compile=counted, num_atoms=9, num_edges=400)
+    for atoms in structures:
+        alone = atoms.copy()
+        alone.calc, atoms.calc = Calculator(model), calculator
+        assert_close(atoms.get_potential_energy(), alone.get_potential_energy())
+        assert_close(atoms.get_forces(), alone.get_forces())
+        if atoms.cell.rank == 3:
+            assert_close(atoms.get_stress(), alone.get_stress())
+    assert counted.num_compiled == calculator.num_compilations == 2
+    assert len(counted.shapes) == 1
+    with pytest.warns(UserWarning, match="The structure has 12 atoms"):
+        calculator.get_potential_energy(molecule("C6H6"))
+    assert (calculator.num_atoms, calculator.num_compilations) == (18, 3)
 
 
 def test_an_atom_without_neighbours_has_an_energy_and_no_force(model: SchNet):

@@ -12,6 +12,8 @@ import torch
 from torch_geometric.data import Data
 
 import popgeo
+from popgeo.potentials.evaluator import SystemsCalculator
+from tests.support.calculators import require_the_same
 from tests.support.metals import metals
 
 with warnings.catch_warnings():
@@ -23,7 +25,7 @@ with warnings.catch_warnings():
     from mace.tools.torch_geometric import Batch, DataLoader
 
     from popgeo.potentials import run_mace
-    from popgeo.potentials.mace import OverReal, TrainingStep, fixed_size_loader, in_one_pass
+    from popgeo.potentials.mace import OverReal, TrainingStep, evaluator, fixed_size_loader, in_one_pass
 
 ase = pytest.importorskip("ase")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -175,6 +177,16 @@ def test_torch_traces_the_model_once_an_epoch() -> None:
     listed = items()
     assert traces(fixed_size_loader(listed, **SIZES)) == 1
     assert traces(DataLoader(listed, batch_size=4)) == 3
+
+
+def test_ases_calculator_gives_maces_own_values_at_one_shape() -> None:
+    from mace.calculators import MACECalculator
+
+    model = small_mace()
+    own = MACECalculator(models=model, device="cpu", default_dtype="float64")
+    require_the_same(SystemsCalculator(evaluator(model)), own, metals(8))
+    with pytest.raises(ValueError, match=r"System 0: it has the atomic numbers \[79\]; the model knows \[13, 29\]"):
+        evaluator(model)([ase.Atoms("CuAu", [[0, 0, 0], [0, 0, 2]])])
 
 
 @pytest.mark.parametrize("step", ["eager", "engine"])

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import popgeo
+from popgeo.potentials.evaluator import SystemsCalculator
+from tests.support.calculators import require_the_same
 from tests.support.metals import metals
 
 ase = pytest.importorskip("ase")
@@ -14,11 +16,12 @@ with warnings.catch_warnings():
     pytest.importorskip("nequip", reason="needs nequip")
     from nequip.data import AtomicDataDict, from_ase
     from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborListTransform
+    from nequip.integrations.ase import NequIPCalculator
     from nequip.model import NequIPGNNModel
     from nequip.train import EnergyForceStressLoss, EnergyForceStressMetrics
     from nequip.utils.global_state import set_global_state
 
-    from popgeo.potentials.nequip import fixed_size_loader, in_one_pass, of_real
+    from popgeo.potentials.nequip import evaluator, fixed_size_loader, in_one_pass, of_real
     from popgeo.potentials.padding import mean_over_real
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -102,6 +105,19 @@ def test_metrics_that_ignore_nan_leave_padding_out_and_others_are_nan():
     for name, value in ignoring(output, batch).items():
         torch.testing.assert_close(value, expected[name], rtol=1e-12, atol=0)
     assert bool(plain(output, batch)["forces_mae"].isnan())
+
+
+def test_ases_calculator_gives_nequips_own_values_at_one_shape():
+    model = small_nequip().eval()
+    own = NequIPCalculator(
+        model,
+        "cpu",
+        transforms=[
+            ChemicalSpeciesToAtomTypeMapper(model_type_names=["Al", "Cu"]),
+            NeighborListTransform(r_max=CUTOFF),
+        ],
+    )
+    require_the_same(SystemsCalculator(evaluator(model)), own, metals(8))
 
 
 class Step(torch.nn.Module):

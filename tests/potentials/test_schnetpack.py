@@ -9,6 +9,8 @@ import torch
 from torch.utils.data import dataloader
 
 import popgeo
+from popgeo.potentials.evaluator import SystemsCalculator
+from tests.support.calculators import require_the_same
 from tests.support.metals import metals
 
 ase = pytest.importorskip("ase")
@@ -24,7 +26,14 @@ with warnings.catch_warnings():
     from schnetpack.data.loader import _atoms_collate_fn
     from schnetpack.transform import ASENeighborList
 
-    from popgeo.potentials.schnetpack import FixedSizeTask, TaskStep, fixed_size_loader, of_real, use_fixed_sizes
+    from popgeo.potentials.schnetpack import (
+        FixedSizeTask,
+        TaskStep,
+        evaluator,
+        fixed_size_loader,
+        of_real,
+        use_fixed_sizes,
+    )
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CUTOFF = 4.0
@@ -67,6 +76,23 @@ def potential(kind="SchNet", stress=False):
             spk.atomistic.Forces(calc_stress=stress),
         ],
     )
+
+
+def test_ases_calculator_gives_schnetpacks_own_values_at_one_shape(tmp_path):
+    from schnetpack.interfaces.ase_interface import SpkCalculator
+
+    model = potential("PaiNN", stress=True).double()
+    torch.save(model, tmp_path / "model")
+    own = SpkCalculator(
+        str(tmp_path / "model"),
+        ASENeighborList(CUTOFF),
+        stress_key="stress",
+        energy_unit="kcal/mol",
+        dtype=torch.float64,
+    )
+    energy_unit = own.energy_conversion
+    in_a_cell = [atoms for atoms in metals(8) if atoms.pbc.all() or not atoms.set_cell(30 * np.eye(3))]
+    require_the_same(SystemsCalculator(evaluator(model, energy_unit=energy_unit)), own, in_a_cell)
 
 
 def outputs(*names):

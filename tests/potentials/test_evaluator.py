@@ -1,0 +1,91 @@
+"""Systems of any size at one shape: each is as it is alone, capacity grows with a warning, and no edge is dropped."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from popgeo.potentials.evaluator import Evaluator, SystemsCalculator
+from tests.support.springs import as_graph, evaluator_of
+
+ase = pytest.importorskip("ase")
+from ase.build import bulk, molecule  # noqa: E402
+
+
+def systems(count):
+    made = []
+    for number in range(count):
+        made.append(bulk(["Cu", "Al", "Au"][number % 3], cubic=bool(number % 2)))
+        made[-1].rattle(0.05, seed=number)
+    return made
+
+
+def test_each_system_of_a_screening_is_as_it_is_alone_and_one_shape_serves_all():
+    evaluator = evaluator_of(num_nodes=24, num_edges=700, num_graphs=5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        all_at_once = evaluator(systems(11))
+    alone = [evaluator_of()([atoms]) for atoms in systems(11)]
+    for name, found in all_at_once.items():
+        torch.testing.assert_close(found, torch.cat([one[name] for one in alone]), rtol=1e-12, atol=1e-12)
+    assert (evaluator.num_shapes, len(evaluator.evaluate.shapes)) == (1, 1)
+    assert evaluator.num_batches >= 3
+    assert "1 shapes" in evaluator.describe()
+
+
+def test_capacity_grows_once_with_a_warning_and_drops_no_edge():
+    evaluator = evaluator_of(num_nodes=10, num_edges=60, num_graphs=3)
+    evaluator([bulk("Cu")])
+    with pytest.warns(UserWarning, match=r"A system has 4 atoms and \d+ edges, more than a batch"):
+        energy = evaluator([bulk("Cu"), bulk("Cu", cubic=True)])["energy"]
+    torch.testing.assert_close(energy[1], 4 * energy[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for number in range(5):
+            evaluator(systems(5)[number:])
+    assert len(evaluator.evaluate.shapes) == evaluator.num_shapes == 2
+
+
+def test_one_atom_without_neighbours_and_molecules_without_a_cell():
+    evaluator = evaluator_of(num_nodes=12, num_edges=40, num_graphs=4)
+    lone = evaluator([ase.Atoms("Au", cell=[9] * 3, pbc=True)])
+    assert lone["energy"].tolist() == pytest.approx([7.9])
+    assert lone["forces"].tolist() == [[0, 0, 0]]
+    assert evaluator([molecule("H2O")] * 2)["energy"].unique().numel() == 1
+
+
+def test_what_a_model_cannot_take_names_the_system():
+    def refuse(graph):
+        if 79 in graph.z:
+            raise ValueError("it has gold.")
+        return as_graph(graph)
+
+    with pytest.raises(ValueError, match="System 2: it has gold"):
+        evaluator_of(as_graph=refuse)(systems(3))
+    with pytest.raises(ValueError, match="cutoff is 0"):
+        Evaluator(None, as_graph=as_graph, as_batch=as_graph, cutoff=0, species=1)
+
+
+def test_ase_screens_crystals_and_molecules_at_one_shape_once_room_is_made():
+    structures = [*systems(4), molecule("H2O"), ase.Atoms("Au"), *systems(3)]
+    evaluator = evaluator_of(energy_unit=0.5)
+    evaluator.make_room(structures)
+    calculator = SystemsCalculator(evaluator)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for atoms in structures:
+            atoms.calc, expected = calculator, evaluator_of()([atoms])
+            assert atoms.get_potential_energy() == pytest.approx(float(expected["energy"]) / 2, rel=1e-12)
+            np.testing.assert_allclose(atoms.get_forces(), expected["forces"] / 2, rtol=1e-11, atol=1e-13)
+            assert ("stress" in calculator.results) == (atoms.cell.rank == 3)
+    assert len(evaluator.evaluate.shapes) == evaluator.num_shapes == 1
+
+
+def test_forces_and_stress_of_ases_calculator_are_the_slopes_of_its_energy():
+    from ase.calculators.fd import calculate_numerical_forces, calculate_numerical_stress
+
+    atoms = systems(2)[1]
+    atoms.calc = SystemsCalculator(evaluator_of())
+    np.testing.assert_allclose(atoms.get_forces(), calculate_numerical_forces(atoms, eps=1e-5), atol=1e-6)
+    np.testing.assert_allclose(atoms.get_stress(), calculate_numerical_stress(atoms, eps=1e-5), atol=1e-6)

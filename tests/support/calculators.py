@@ -1,0 +1,23 @@
+"""popgeo's calculator beside a framework's own, on structures of several sizes, with a cell and without."""
+
+import warnings
+
+import numpy as np
+
+from popgeo.potentials.evaluator import SystemsCalculator
+
+
+def require_the_same(ours: SystemsCalculator, own, structures: list, tolerance: float = 1e-9) -> None:
+    """Energy, forces and, where space is filled, stress are equal, and one shape serves all structures."""
+    ours.evaluator.make_room(structures)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for atoms in structures:
+            mine, theirs = atoms.copy(), atoms.copy()
+            mine.calc, theirs.calc = ours, own
+            np.testing.assert_allclose(mine.get_potential_energy(), theirs.get_potential_energy(), rtol=tolerance)
+            np.testing.assert_allclose(mine.get_forces(), theirs.get_forces(), rtol=tolerance, atol=tolerance)
+            if atoms.pbc.all():
+                expected = theirs.get_stress(voigt=False)
+                np.testing.assert_allclose(mine.get_stress(voigt=False), expected, rtol=tolerance, atol=tolerance)
+    assert ours.evaluator.num_shapes == 1
