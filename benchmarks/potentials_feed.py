@@ -115,6 +115,7 @@ def screening(count: int) -> None:
         import ase
         import torch_sim
 
+        from popgeo.potentials.evaluator import Evaluator
         from popgeo.potentials.torch_sim import FixedSizeModel
     except ImportError as error:
         print(f"{error.name or error} is not installed; no screening")
@@ -131,10 +132,11 @@ def screening(count: int) -> None:
     def as_graph(graph: Data) -> Data:
         return Data(**graph.to_dict(), unit_shift=(graph.edge_shift @ torch.linalg.pinv(graph.cell[0])).round())
 
-    model = FixedSizeModel(
+    evaluator = Evaluator(
         evaluate, as_graph=as_graph, as_batch=lambda batch: batch, cutoff=CUTOFF, species=13, num_nodes=256,
         num_edges=4000, num_graphs=24, skin=0.0,
     )  # fmt: skip
+    model = FixedSizeModel(evaluator)
     atoms = [
         ase.Atoms(one.z.numpy(), positions=one.pos.numpy(), cell=one.cell[0].numpy(), pbc=True)
         for one in (structure(number, 24) for number in range(count))
@@ -147,7 +149,7 @@ def screening(count: int) -> None:
             shapes.add(len(state.positions))
             model(state)
     took = time.process_time() - start
-    print(f"{count} structures: {model.describe()}; {len(shapes)} shapes as they come; {took:.1f} s, all told")
+    print(f"{count} structures: {evaluator.describe()}; {len(shapes)} shapes as they come; {took:.1f} s, all told")
     print(f"warnings of growth: {sum('more than a batch' in str(one.message) for one in told)}")
 
 
