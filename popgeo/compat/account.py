@@ -20,8 +20,8 @@ class Account:
     Example:
         >>> account = Account()
         >>> account.add("Options.autoRoundNumIPUs", Treatment.IGNORED, "there are no IPUs to reserve")
-        >>> account.table().iloc[0].tolist()
-        ['Options.autoRoundNumIPUs', 'ignored', 'there are no IPUs to reserve']
+        >>> [(asked, treatment.value) for asked, treatment, because in account]
+        [('Options.autoRoundNumIPUs', 'ignored')]
     """
 
     def __init__(self) -> None:
@@ -35,10 +35,6 @@ class Account:
 
     def __iter__(self) -> Iterator[tuple[str, Treatment, str]]:
         return iter((asked, treatment, because) for asked, (treatment, because) in self._entries.items())
-
-    def table(self) -> pd.DataFrame:
-        rows = [(asked, treatment.value, because) for asked, treatment, because in self]
-        return pd.DataFrame(rows, columns=["asked", "became", "because"])
 
 
 ACCOUNT = Account()  # of this process: old programs know only module-level functions
@@ -66,4 +62,5 @@ def compat_report() -> pd.DataFrame:
         >>> list(compat_report())
         ['asked', 'became', 'because']
     """
-    return ACCOUNT.table()
+    rows = [(asked, treatment.value, because) for asked, treatment, because in ACCOUNT]
+    return pd.DataFrame(rows, columns=["asked", "became", "because"])

@@ -90,9 +90,7 @@ class MultiConv:
     def __exit__(self, kind: object, *error: object) -> None:
         MultiConv._inside -= 1
         recorder = active_recorder()
-        if recorder is None or kind is not None:
-            return
-        if not any("conv" in op.target for op in recorder.page.ops[self._first :]):
+        if kind is None and recorder and not any("conv" in op.target for op in recorder.page.ops[self._first :]):
             raise Error("Unexpected end_multi_conv: a poptorch.MultiConv needs a convolution inside.")
 
 
