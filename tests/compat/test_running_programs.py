@@ -88,6 +88,11 @@ def test_a_notebook_runs_in_its_folder_and_says_what_it_leaves_out(tmp_path, cap
     assert "old.ipynb: cell 1: skipped" in shown.err
 
 
+def test_a_notebook_has_no_file_that_a_new_process_would_run(tmp_path, capsys):
+    run_notebook(write_notebook(tmp_path / "old.ipynb", "import sys\nhasattr(sys.modules['__main__'], '__file__')"))
+    assert capsys.readouterr().out == "False\n"
+
+
 def test_an_error_names_the_notebooks_cell(run, tmp_path):
     path = write_notebook(tmp_path / "old.ipynb", "import poptorch", "x = 1\nraise KeyError('gone')")
     status, _, errors = run(path)
