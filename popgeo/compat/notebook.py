@@ -27,9 +27,8 @@ def run_notebook(path: Path) -> None:
     """
     cells = list(_code_cells(path))
     module = ModuleType("__main__")
-    vars(module).update(
-        display=_display
-    )  # and no `__file__`, as in Jupyter: a new process would run the notebook by it
+    # It has no `__file__`, as in Jupyter: a new process would run the notebook by it.
+    vars(module).update(display=_display)
     before, folder = sys.modules["__main__"], Path.cwd()
     sys.modules["__main__"] = module  # where classes that a cell defines are looked up
     os.environ.setdefault("MPLBACKEND", "Agg")  # pictures go nowhere, and no window waits to be closed
