@@ -9,6 +9,9 @@ DONE := $(VENV)/.installed
 SOURCES := requirements-run.txt pyproject.toml setup.py $(wildcard popgeo/native/csrc/*)
 PIP = $(RUN) -m pip install --disable-pip-version-check $(PIP_FLAGS)
 
+# Tests that are compiled once stay so: without it each worker rewrites every file of tests in every run.
+test check: export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: demo test check format bench docs fuzz fuzz-aarch64 sanitize threads clean
 
 demo: $(RUNS) ## train SchNet on the bundled molecules and show how it went

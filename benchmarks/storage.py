@@ -32,6 +32,7 @@ from popgeo.data import FixedSizeOptions, FlatStore, write
 from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
 from popgeo.nn import GCN
 
+PYTHON = (sys.executable,)
 _PIECE = 1 << 20
 
 
@@ -132,7 +133,7 @@ def sequential_read(folder: Path) -> float:
 
 def in_new_process(folder: Path, shuffle_bytes: int, limit: int) -> dict[str, float]:
     """What `job` finds in a process that has nothing mapped."""
-    command = [sys.executable, __file__, "--folder", str(folder), "--shuffle-bytes", str(shuffle_bytes)]
+    command = [*PYTHON, __file__, "--folder", str(folder), "--shuffle-bytes", str(shuffle_bytes)]
     done = subprocess.run([*command, "--job", str(limit)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"The process with the limit failed: {done.stderr}")

@@ -26,6 +26,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+PYTHON = (sys.executable,)
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
@@ -102,7 +103,7 @@ class Child:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="popgeo-fuzz"))
-        command = [sys.executable, __file__, "--child", "--home", str(self.home), "--seed", str(args.seed)]
+        command = [*PYTHON, __file__, "--child", "--home", str(self.home), "--seed", str(args.seed)]
         command += ["--kinds", *args.kinds] if args.kinds else []
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -132,8 +133,8 @@ class Child:
         return json.loads(line) if line else [number, "", "", "crash", f"exit status {self.process.wait()}"]
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        with self.process:  # closes its pipes
+            self.process.kill()
         shutil.rmtree(self.home, ignore_errors=True)
 
 

@@ -1,5 +1,6 @@
 """Fixtures that more than one folder of tests uses."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,16 @@ from tests.support.check_program import check
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PUBLISHED = REPOSITORY / "benchmarks" / "data"  # measurements of others, with their sources
+
+
+# What is imported and collected stays to the end: the collector need not look at a million objects again and again.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """From here on the collector looks only at what the tests make."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(params=["compiled", "fallback"])

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from popgeo.command_line import pyg_dataset, run
 from tests.conftest import REPOSITORY
+from tests.support import quick_python
 
 SCRIPTS = sorted(
     path
@@ -57,7 +57,11 @@ def test_a_status_is_handed_on():
 def test_ctrl_c_ends_a_script_with_one_line():
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     script = subprocess.Popen(
-        [sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        [*quick_python.command(), "-c", SLEEPER],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
     )
     assert script.stdout is not None
     assert script.stdout.readline() == "1\n"

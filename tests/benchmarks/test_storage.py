@@ -4,6 +4,7 @@ import importlib.util
 import sys
 
 from tests.conftest import REPOSITORY
+from tests.support import quick_python
 
 SCRIPT = REPOSITORY / "benchmarks" / "storage.py"
 
@@ -16,6 +17,7 @@ def test_the_quick_run_prints_every_figure_and_trains_within_its_memory(monkeypa
     specification = importlib.util.spec_from_file_location("benchmark_of_storage", SCRIPT)
     script = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(script)
+    monkeypatch.setattr(script, "PYTHON", quick_python.command())
     script.main()
     printed = capsys.readouterr().out
     for goal in (">= 20,000/s", "<= 200 ms", ">= 0.5", ">= 0.6"):

@@ -3,7 +3,6 @@
 import itertools
 import os
 import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 
@@ -20,6 +19,7 @@ from popgeo.deploy.predictor import Predictor
 from popgeo.nn import GIN, SchNet
 from popgeo.nn.forces import energy_and_forces
 from tests.conftest import REPOSITORY
+from tests.support import quick_python
 
 
 def graph_of(num_nodes: int, seed: int = 0) -> Data:
@@ -286,7 +286,7 @@ def test_the_package_offers_the_predictor():
 
 def test_processes_share_the_graphs_and_all_get_all_results(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.support.predicting_processes", str(tmp_path / "meeting")]
+    command = [*quick_python.command(), "-m", "tests.support.predicting_processes", str(tmp_path / "meeting")]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     both = [subprocess.Popen([*command, str(rank)], env=environment, cwd=REPOSITORY, **pipes) for rank in (0, 1)]
     for one in both:

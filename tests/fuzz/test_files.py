@@ -3,8 +3,6 @@
 import random
 import re
 import shutil
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -13,18 +11,19 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.fuzz.damage_files import damage
 from tests.fuzz.file_formats import FORMATS
+from tests.support import quick_python
 
 
-def fuzz(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "scripts/fuzz_files.py", *arguments]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False)
+def test_no_damaged_file_runs_code_crashes_or_is_read_wrong(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(REPOSITORY / "scripts"))
+    import fuzz_files
 
-
-def test_no_damaged_file_runs_code_crashes_or_is_read_wrong():
     kinds = ["kept step", "checkpoint", "report", "store", "part of a store"]
-    ended = fuzz("--cases", "25", "--seed", "suite", "--kinds", *kinds)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert re.search("^25 cases$", ended.stdout, re.MULTILINE)
+    monkeypatch.setattr(fuzz_files, "PYTHON", quick_python.command())
+    monkeypatch.setattr("sys.argv", ["fuzz_files.py", "--cases", "25", "--seed", "suite", "--kinds", *kinds])
+    status, said = fuzz_files.main(), capsys.readouterr().out
+    assert status == 0, said
+    assert re.search("^25 cases$", said, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", ["report", "store"])

@@ -34,7 +34,8 @@ def command() -> tuple[str, ...]:
     server = subprocess.Popen(serve_command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert server.stdout is not None
     assert server.stdout.readline() == b"ready\n"
-    atexit.register(server.terminate)
+    atexit.register(server.wait)
+    atexit.register(server.terminate)  # called before: the last to be registered is the first
     return sys.executable, "-S", "-E", __file__, path
 
 
@@ -60,7 +61,6 @@ def ask(path: str, arguments: list[str]) -> NoReturn:
 
 def serve(path: str) -> dict[str, Any]:
     """Waits for requests; returns one only in the copy of this process that is to run it."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the wardens
     server = socket.socket(socket.AF_UNIX)
     server.bind(path)
     server.listen()
@@ -74,11 +74,13 @@ def serve(path: str) -> dict[str, Any]:
             server.close()
             return watch(connection)
         connection.close()
+        with contextlib.suppress(ChildProcessError):  # wardens that have ended: their time counts as that of the tests
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
 
 
 def watch(connection: socket.socket) -> dict[str, Any]:
     """The warden of one request: tells number and status of its copy, and ends it where nobody listens any more."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     length, files, _, _ = socket.recv_fds(connection, 8, 3)
     message = b""
     while len(message) < int.from_bytes(length, "little"):

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from popgeo.data.axes import Axis
 from popgeo.loader.large.subgraph_source import PartSampler
@@ -83,6 +82,8 @@ def tolerance_bound(sizes: np.ndarray, share: float) -> np.ndarray:
         >>> bool(130 < tolerance_bound(draws, 0.001)[0] < 140)  # the quantile is 130.9
         True
     """
+    from scipy import stats  # half a second that only who asks for sizes waits for
+
     count, z = len(sizes), stats.norm.isf(share)
     factor = stats.nct.ppf(CONFIDENCE, count - 1, z * math.sqrt(count)) / math.sqrt(count)
     deviation = sizes.std(axis=0, ddof=1)

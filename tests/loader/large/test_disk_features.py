@@ -10,6 +10,7 @@ import torch
 
 from popgeo import FixedSizeNeighborLoader, FixedSizeOptions
 from popgeo.loader import DiskFeatures
+from tests.support import quick_python
 from tests.support.large_graphs import random_graph
 from tests.support.stores import in_stores
 
@@ -92,5 +93,5 @@ def test_features_may_be_larger_than_the_memory_of_the_process(tmp_path):
     rows = np.lib.format.open_memmap(tmp_path / "x.npy", mode="w+", dtype=np.float32, shape=(1 << 18, 256))
     rows[:, 0] = np.arange(len(rows)) % 7
     del rows
-    done = subprocess.run([sys.executable, "-c", LIMITED, tmp_path / "x.npy"], capture_output=True, text=True)
+    done = subprocess.run([*quick_python.command(), "-c", LIMITED, tmp_path / "x.npy"], capture_output=True, text=True)
     assert done.stdout.strip() == "larger than memory", done.stderr

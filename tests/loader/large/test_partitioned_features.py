@@ -1,19 +1,19 @@
 """Two processes that hold half of the features each load what one loads, and neither waits for one that is gone."""
 
 import subprocess
-import sys
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
+from tests.support import quick_python
 from tests.support.parted_features import memory_loader, trained
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_two_processes_with_half_the_features_each_load_what_one_loads(tmp_path):
-    command = [sys.executable, "-m", "tests.support.parted_features", str(tmp_path)]
+    command = [*quick_python.command(), "-m", "tests.support.parted_features", str(tmp_path)]
     processes = [
         subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for rank in range(2)
