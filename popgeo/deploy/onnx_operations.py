@@ -1,0 +1,88 @@
+"""What stands in for operations of torch that its ONNX converter has no form of, or a wrong one.
+
+The converter writes sums of rows as `ScatterND`, whose additions onnxruntime spreads over threads without a lock, so
+sums of rows that meet are wrong now and then; means of rows as no reduction at all; and quotients of integers through
+float32. None of these is an error. Here sums become `ScatterElements`, which runs in one thread.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import decomposition_table
+
+_ATEN = torch.ops.aten
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """For each operation that needs one, a form in operations that the converter writes as they are.
+
+    Derivatives have no form in ONNX; torch knows what each stands for.
+    """
+    of_torch = {op: form for op, form in decomposition_table.items() if "backward" in str(op)}
+    return of_torch | {
+        _ATEN.index_add.default: _index_add,
+        _ATEN.index_put.default: _index_put,
+        _ATEN._unsafe_index_put.default: _index_put,
+        _ATEN.scatter_reduce.two: _scatter_reduce,
+        _ATEN.sort.stable: lambda x, *, stable, dim=-1, descending=False: _ATEN.sort.default(x, dim, descending),
+    }
+
+
+def translations() -> Mapping[Any, Callable[..., Any]]:
+    """For each operation of torch that the converter gets wrong, and that has no other form, one in those of ONNX."""
+    from onnxscript import opset18 as op
+
+    def quotient(a: Any, b: Any, rounding_mode: str | None = None) -> Any:
+        if rounding_mode is None or not a.dtype.is_integer():
+            made = op.Div(a, b)
+            return made if rounding_mode is None else op.Floor(made) if rounding_mode == "floor" else _towards_zero(made)
+        made = op.Div(a, b)  # towards zero
+        if rounding_mode == "trunc":
+            return made
+        return op.Div(op.Sub(a, op.Mod(a, b)), b)  # the remainder has the sign of the divisor
+
+    def _towards_zero(x: Any) -> Any:
+        return op.Where(op.Less(x, op.CastLike(0.0, x)), op.Ceil(x), op.Floor(x))
+
+    def floor_quotient(a: Any, b: Any) -> Any:
+        return quotient(a, b, "floor")
+
+    return {
+        _ATEN.div.Tensor_mode: quotient,
+        _ATEN.floor_divide.default: floor_quotient,
+    }
+
+
+def _index_add(into: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
+    shape = [1] * source.dim()
+    shape[dim] = -1
+    source = source if alpha == 1 else source * alpha
+    return into.scatter_add(dim, index.to(torch.int64).view(shape).expand_as(source), source)
+
+
+def _index_put(into: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
+    """Sums into the places that several indices name together; nothing else is wrong."""
+    leading = [index for index in indices if index is not None]
+    if not accumulate or len(leading) < len(indices) or any(index.dtype == torch.bool for index in leading):
+        return NotImplemented
+    sizes, rest = into.shape[: len(leading)], into.shape[len(leading) :]
+    place: Any = 0
+    for index, size in zip(torch.broadcast_tensors(*leading), sizes, strict=True):
+        place = place * size + torch.where(index < 0, index + size, index)
+    rows = values.expand(*place.shape, *rest).reshape(place.numel(), *rest)
+    flat = into.reshape(sizes.numel(), *rest)
+    return _index_add(flat, 0, place.reshape(-1), rows).view(into.shape)
+
+
+def _scatter_reduce(
+    into: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Any:
+    """A mean as a sum over a count; a reduction without the old values from the value that changes nothing."""
+    if reduce != "mean":
+        return NotImplemented
+    old = into if include_self else into.scatter(dim, index, torch.zeros_like(src))
+    count = torch.full_like(into, int(include_self)).scatter_add(dim, index, torch.ones_like(src))
+    total = old.scatter_add(dim, index, src) / count.clamp(min=1)
+    return total
