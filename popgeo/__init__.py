@@ -22,6 +22,8 @@ from popgeo.data import bridges as bridges
 from popgeo.data import unpad as unpad
 from popgeo.datasets import Molecules as Molecules
 from popgeo.deploy.predictor import Predictor as Predictor
+from popgeo.deploy.program_file import export as export
+from popgeo.deploy.program_file import load as load
 from popgeo.engine.compile_step import compile_forward as compile_forward
 from popgeo.engine.compile_step import compile_step as compile_step
 from popgeo.engine.loss_scaling import LossScaling as LossScaling

@@ -79,7 +79,7 @@ class ProgramMaker:
             return run(*(tensors[name] for name in call.inputs))
 
         inputs = {name: tensor.to("meta") for name, tensor in example.items()}
-        return FixedProgram(run=run_named, inputs=inputs, sizes=sizes, axes=axes, layout=self.layout)
+        return FixedProgram(run=run_named, inputs=inputs, sizes=sizes, axes=axes, layout=self.layout, model=fixed)
 
     def _compiled(self, model: nn.Module) -> Callable[..., dict[str, Tensor]]:
         if self.backend is None:

@@ -31,6 +31,7 @@ class FixedProgram:
         sizes: The sizes of the batch, and what its padding is filled with.
         axes: What the rows of each result belong to: graphs, nodes or edges, of a type where there are several.
         layout: How the batch is laid out.
+        model: What `run` computes, where it has not come from a file.
     """
 
     run: Callable[[Tensors], Tensors]
@@ -38,6 +39,7 @@ class FixedProgram:
     sizes: FixedSizeOptions
     axes: Mapping[str, Axis]
     layout: LayoutChoices = field(default_factory=LayoutChoices)
+    model: "FixedModel | None" = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ sums of rows that meet are wrong now and then; means of rows as no reduction at 
 float32. None of these is an error. Here sums become `ScatterElements`, which runs in one thread.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         _ATEN.index_put.default: _index_put,
         _ATEN._unsafe_index_put.default: _index_put,
         _ATEN.scatter_reduce.two: _scatter_reduce,
+        _ATEN.atan2.default: _atan2,
         _ATEN.sort.stable: lambda x, *, stable, dim=-1, descending=False: _ATEN.sort.default(x, dim, descending),
     }
 
@@ -84,5 +86,12 @@ def _scatter_reduce(
         return NotImplemented
     old = into if include_self else into.scatter(dim, index, torch.zeros_like(src))
     count = torch.full_like(into, int(include_self)).scatter_add(dim, index, torch.ones_like(src))
-    total = old.scatter_add(dim, index, src) / count.clamp(min=1)
-    return total
+    mode = None if into.is_floating_point() else "floor"
+    return torch.div(old.scatter_add(dim, index, src), count.clamp(min=1), rounding_mode=mode)
+
+
+def _atan2(y: Tensor, x: Tensor) -> Tensor:
+    """The converter has -pi in place of pi on the line that they share."""
+    angle = torch.atan(y / x)
+    left = torch.where(y < 0, angle - math.pi, angle + math.pi)
+    return torch.where(x < 0, left, torch.where(x == 0, torch.sign(y) * (math.pi / 2), angle))

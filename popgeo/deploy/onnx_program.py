@@ -1,7 +1,7 @@
 """Programs as files of ONNX, and what runs them: onnxruntime, without torch's operations and without this library."""
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,19 +11,22 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from popgeo.deploy.fixed_program import Tensors
 from popgeo.deploy.onnx_operations import decompositions, translations
 
-OPSET = 18
+_OPSET = 18
+_NOTES = "popgeo"
+_CHECKSUM = b"\x0a\x0dpopgeo.sha256\x12\x40"  # an entry of `metadata_props`, but for its 64 digits
 
 
-def to_onnx(module: fx.GraphModule, examples: Mapping[str, Tensor], results: Sequence[str]) -> Any:
-    """A program as a model of ONNX, whose inputs and outputs have names.
+def write_onnx(module: fx.GraphModule, examples: Tensors, results: Sequence[str], notes: str) -> bytes:
+    """A program as a file of ONNX, whose inputs and outputs have names.
 
     Args:
         module: Takes the tensors in their order, in operations of torch alone, and returns several.
         examples: Tensors like its inputs, by name.
         results: Names of what it returns.
+        notes: What is to be known of it besides.
 
     Returns:
-        An `onnx.ModelProto`.
+        The file, which ends where its checksum is to stand.
 
     Raises:
         ImportError: a package that ONNX needs is not installed.
@@ -31,45 +34,58 @@ def to_onnx(module: fx.GraphModule, examples: Mapping[str, Tensor], results: Seq
     """
     needed("onnx")
     optimizer = needed("onnxscript.optimizer")
-    with torch.no_grad():
-        module = make_fx(torch.func.functionalize(module), decomposition_table=decompositions())(*examples.values())
+
+    def own_results(*given: Tensor) -> list[Tensor]:  # ONNX knows no result that is an input, or another result
+        return [one.clone() for one in module(*given)]
+
     given = tuple(examples.values())
-    program = torch.export.export(module, given, strict=False)
-    # Torch's optimizer of what is made takes 1e-8 for zero and leaves its addition out.
-    made = torch.onnx.export(
-        program,
-        dynamo=True,
-        optimize=False,
-        opset_version=OPSET,
-        verbose=False,
-        input_names=list(examples),
-        output_names=list(results),
-        custom_translation_table=translations(),
-    )
+    with torch.no_grad():
+        lowered = make_fx(torch.func.functionalize(own_results), decomposition_table=decompositions())(*given)
+    _refuse_random(lowered)
+    try:
+        # The optimizer that the converter would call takes 1e-8 for zero, and leaves its addition out.
+        made = torch.onnx.export(
+            torch.export.export(lowered, given),
+            dynamo=True,
+            optimize=False,
+            opset_version=_OPSET,
+            verbose=False,
+            input_names=list(examples),
+            output_names=list(results),
+            custom_translation_table=translations(),
+        )
+    except torch.onnx.errors.OnnxExporterError as error:
+        raise ValueError(f"The model has no form in ONNX: {_cause(error)}") from error
     optimizer.fold_constants(made.model)
     optimizer.remove_unused_nodes(made.model)
-    return made.model_proto
+    model = made.model_proto
+    entry = model.metadata_props.add()
+    entry.key, entry.value = _NOTES, notes
+    # The checksum is the last entry of the file: what follows a message is merged into it.
+    return model.SerializeToString() + b"\x72" + bytes([len(_CHECKSUM) + 64]) + _CHECKSUM
 
 
-def run_onnx(data: bytes) -> Callable[[Tensors], Tensors]:
-    """What runs a file of ONNX: from tensors by name to tensors by name.
+def open_onnx(data: bytes, name: str) -> tuple[Callable[[Tensors], Tensors], str]:
+    """What runs a file of ONNX, from tensors by name to tensors by name, and its notes.
 
     Raises:
         ImportError: onnxruntime is not installed.
-        ValueError: onnxruntime cannot read the file.
+        ValueError: onnxruntime cannot run the file.
     """
     runtime = needed("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3
-    session = runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    try:
+        session = runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # of a class of its own for each kind
+        raise ValueError(f"onnxruntime cannot run {name}: {error}") from error
     inputs, outputs = ([one.name for one in part] for part in (session.get_inputs(), session.get_outputs()))
 
     def run(tensors: Tensors) -> Tensors:
         made = session.run(outputs, {name: tensors[name].numpy() for name in inputs})
         return {name: torch.from_numpy(array) for name, array in zip(outputs, made, strict=True)}
 
-    return run
+    return run, session.get_modelmeta().custom_metadata_map.get(_NOTES, "")
 
 
 def needed(package: str) -> Any:
@@ -81,4 +97,17 @@ def needed(package: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise ImportError(f'{package} is not installed; files of ONNX need it. pip install "popgeo[onnx]"') from error
+        raise ImportError(f'{package} is missing, which files of ONNX need: pip install "popgeo[onnx]"') from error
+
+
+def _refuse_random(module: fx.GraphModule) -> None:
+    for node in module.graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            raise ValueError(f"The model draws random numbers by {node.target}, which a file would not repeat.")
+
+
+def _cause(error: BaseException) -> str:
+    """The first line of what went wrong first."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).partition("\n")[0]

@@ -287,6 +287,11 @@ class Predictor:
                 self._reader = GraphReader(layout=layout, names=names, sizes=program.sizes, kinds=kinds)
         return self._programs[i]
 
+    def made_program(self) -> FixedProgram:
+        """The program of the first shape, with the layout of the graphs that it was made for."""
+        assert self._reader is not None  # something has been predicted
+        return replace(self._programs[0], layout=self._reader.layout)
+
     @property
     def waste(self) -> dict[str, float]:
         """Of the nodes, edges and graphs of all batches so far, the share that was padding."""
