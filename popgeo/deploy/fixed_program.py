@@ -104,7 +104,7 @@ class WithForces(nn.Module):
             energy, forces, stress = energy_forces_and_stress(self.model, z, pos, **others)
             return {"energy": energy, "forces": forces, "stress": matrix_to_voigt(stress)}
         energy, forces = energy_and_forces(self.model, z, pos, **others)
-        return {"energy": energy, "forces": forces}
+        return {"energy": energy.detach(), "forces": forces}
 
 
 def input_name(slot: Slot) -> str:

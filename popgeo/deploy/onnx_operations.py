@@ -39,7 +39,9 @@ def translations() -> Mapping[Any, Callable[..., Any]]:
     def quotient(a: Any, b: Any, rounding_mode: str | None = None) -> Any:
         if rounding_mode is None or not a.dtype.is_integer():
             made = op.Div(a, b)
-            return made if rounding_mode is None else op.Floor(made) if rounding_mode == "floor" else _towards_zero(made)
+            return (
+                made if rounding_mode is None else op.Floor(made) if rounding_mode == "floor" else _towards_zero(made)
+            )
         made = op.Div(a, b)  # towards zero
         if rounding_mode == "trunc":
             return made

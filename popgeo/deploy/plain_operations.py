@@ -1,4 +1,4 @@
-"""A model as a program in operations of torch alone, which runs where popgeo is not: forward, and backward for forces."""
+"""A model as a program in operations of torch alone, forward and backward, which runs where this library is not."""
 
 import math
 from collections.abc import Callable, Mapping

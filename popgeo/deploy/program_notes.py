@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from popgeo.data.axes import Axis, Level
 from popgeo.data.batch_layout import LayoutChoices
@@ -58,10 +59,12 @@ def read_notes(text: str, file: str) -> tuple[str, FixedProgram, list[str]]:
         if version == VERSION:
             layout = {name: _unpacked(value) for name, value in notes["layout"].items()}
             layout["index_dtype"] = getattr(torch, layout["index_dtype"])
-            shapes = {name: (shape, getattr(torch, dtype)) for name, (shape, dtype) in notes["inputs"].items()}
+            inputs = {name: _like(shape, dtype) for name, (shape, dtype) in notes["inputs"].items()}
             program = FixedProgram(
                 run=_no_results,
-                inputs={name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in shapes.items()},
+                inputs={
+                    name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in shapes.items()
+                },
                 sizes=FixedSizeOptions(**{name: _unpacked(value) for name, value in notes["sizes"].items()}),
                 axes={name: Axis(Level(of[0]), _unpacked(of[1])) for name, of in notes["results"].items() if of},
                 layout=LayoutChoices(**layout),
@@ -70,6 +73,10 @@ def read_notes(text: str, file: str) -> tuple[str, FixedProgram, list[str]]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} has no notes of popgeo.export that can be read: {error!r}.") from error
     raise ValueError(f"{file} is of version {version}; this is popgeo with version {VERSION}. Export the model again.")
+
+
+def _like(shape: list[int], dtype: str) -> Tensor:
+    return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
 
 
 def _no_results(tensors: Tensors) -> Tensors:
