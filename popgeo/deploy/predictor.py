@@ -22,7 +22,7 @@ from popgeo.deploy.compile_program import ProgramMaker, backend_on
 from popgeo.deploy.fixed_program import FixedProgram, WithForces, names_taken
 from popgeo.deploy.load_weights import load_weights
 from popgeo.deploy.predictions import Predictions, to_records
-from popgeo.deploy.read_graphs import GraphReader, named, pieces
+from popgeo.deploy.read_graphs import GraphReader, named, pieces, reader_of
 from popgeo.deploy.run_batches import run_batches, slots_used
 from popgeo.engine.backend import Backend
 from popgeo.loader.source import levels_of
@@ -111,11 +111,9 @@ class Predictor:
         made = cls.__new__(cls)
         made.device, made._maker = torch.device(device), None
         made._begin([program.sizes for program in programs])
-        made._programs = dict(enumerate(programs))
+        made.programs = dict(enumerate(programs))
         first = programs[0]
-        kinds = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in first.inputs.items()}
-        names = frozenset(name.partition("[")[0] for name in first.inputs)
-        made._reader = GraphReader(layout=first.layout, names=names, sizes=first.sizes, kinds=kinds)
+        made._reader = reader_of(first, frozenset(name.partition("[")[0] for name in first.inputs))
         return made
 
     @classmethod
@@ -135,7 +133,7 @@ class Predictor:
 
     def _begin(self, shapes: Sequence[FixedSizeOptions]) -> None:
         self.shapes = list(shapes)
-        self._programs: dict[int, FixedProgram] = {}
+        self.programs: dict[int, FixedProgram] = {}
         self._reader: GraphReader | None = None
         self._lock = threading.RLock()
         self._used: dict[str, np.ndarray] = {}
@@ -262,7 +260,7 @@ class Predictor:
             larger = grown(self.shapes[most], store.view(large))
             warnings.warn(f"{what}: more than {self.shapes[most]} holds, which grows to {larger}.", stacklevel=5)
             self.shapes[most] = larger
-            self._programs.pop(most, None)
+            self.programs.pop(most, None)
             return store, right
         for i in large.tolist():
             number = int(right[i])
@@ -276,21 +274,16 @@ class Predictor:
 
     def _program(self, i: int, store: FlatStore) -> FixedProgram:
         """The program of a shape, which is compiled where it has not been."""
-        if i not in self._programs:
+        if i not in self.programs:
             assert self._maker is not None  # a predictor of programs has them all
-            self._programs[i] = program = self._maker(self.shapes[i].with_rows_for(store), store)
+            program = self._maker(self.shapes[i].with_rows_for(store), store)
+            layout = replace(program.layout, levels={**levels_of(store), **(program.layout.levels or {})})
+            self.programs[i] = program = replace(program, layout=layout)
             self.num_compilations += 1
             if self._reader is None:
                 names = names_taken(self._maker.model, (one.name for one in store.attributes))
-                layout = replace(program.layout, levels={**levels_of(store), **(program.layout.levels or {})})
-                kinds = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in program.inputs.items()}
-                self._reader = GraphReader(layout=layout, names=names, sizes=program.sizes, kinds=kinds)
-        return self._programs[i]
-
-    def made_program(self) -> FixedProgram:
-        """The program of the first shape, with the layout of the graphs that it was made for."""
-        assert self._reader is not None  # something has been predicted
-        return replace(self._programs[0], layout=self._reader.layout)
+                self._reader = reader_of(program, names)
+        return self.programs[i]
 
     @property
     def waste(self) -> dict[str, float]:

@@ -76,7 +76,7 @@ def export(
         raise ValueError(f"sizes is a {type(sizes).__name__}; a file has one shape: pass one FixedSizeOptions.")
     predictor = Predictor(model, sizes, "none", device="cpu", forces=forces, **choices)
     wanted = predictor(graphs)
-    program = predictor.made_program()
+    (program,) = predictor.programs.values()
     assert program.model is not None  # it has not come from a file
     examples = {name: torch.zeros_like(tensor, device="cpu") for name, tensor in program.inputs.items()}
     results = program.run(examples)

@@ -62,9 +62,7 @@ def read_notes(text: str, file: str) -> tuple[str, FixedProgram, list[str]]:
             inputs = {name: _like(shape, dtype) for name, (shape, dtype) in notes["inputs"].items()}
             program = FixedProgram(
                 run=_no_results,
-                inputs={
-                    name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in shapes.items()
-                },
+                inputs=inputs,
                 sizes=FixedSizeOptions(**{name: _unpacked(value) for name, value in notes["sizes"].items()}),
                 axes={name: Axis(Level(of[0]), _unpacked(of[1])) for name, of in notes["results"].items() if of},
                 layout=LayoutChoices(**layout),

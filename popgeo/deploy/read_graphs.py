@@ -13,7 +13,7 @@ from popgeo.data.batch_layout import LayoutChoices, lay_out
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.sort_edges import sort_edges
-from popgeo.deploy.fixed_program import input_name
+from popgeo.deploy.fixed_program import FixedProgram, input_name
 
 Kinds = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Shape and type of each tensor of a batch."""
@@ -155,3 +155,9 @@ def _at(dataset: Any, i: int) -> Any:
         return dataset[i]
     except Exception as error:  # the dataset's own, or its transform's
         return error
+
+
+def reader_of(program: FixedProgram, names: frozenset[str] | None) -> GraphReader:
+    """What reads graphs with the attributes of these names for a program."""
+    kinds = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in program.inputs.items()}
+    return GraphReader(layout=program.layout, names=names, sizes=program.sizes, kinds=kinds)

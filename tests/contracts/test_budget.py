@@ -28,15 +28,15 @@ PLACES = {
 # in chains and selections by masks, by the sampler for other loaders, by files of other people's structures, by PaiNN's
 # messages in one pass, by where a value lies on tiles and by graphs in stores, on disk and on several machines; 27,000
 # is still the aim. The kit that tries other people's models, loaders and neighbour lists is a tool of its own: it
-# stands on all the rest, and only tests may import it. The reach holds six frameworks, tensor products in one pass
-# and the predictor, where three frameworks and a calculator were planned. What `popgeo train` is stands on all of them
-# as the kit does, and nothing but the command imports it.
+# stands on all the rest, and only tests may import it. The reach holds six frameworks, tensor products in one
+# pass, the predictor and files in three formats, where three frameworks and a calculator were planned. What
+# `popgeo train` is stands on all of them as the kit does, and nothing but the command imports it.
 BUDGETS = {
     "core": 28_600,
     "compat": 3_400,
     "systems": 3_300,
     "models": 1_500,
-    "reach": 2_500,
+    "reach": 2_720,
     "kit": 2_500,
     "train": 550,
 }

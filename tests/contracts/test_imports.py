@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "loader": {"data", "packing", "sampling", "byte_block", "random_numbers"},
     "ipu": {"capture", "engine", "plots"},
     "potentials": {"convert", "data", "deploy", "engine", "loader", "native", "nn", "ops", "packing"},
-    "deploy": {"convert", "data", "loader", "nn", "engine", "capture", "packing", "progress"},
+    "deploy": {"atomic_write", "convert", "data", "loader", "nn", "ops", "engine", "capture", "packing", "progress"},
 }
 MAY_IMPORT_EVERYTHING = {"__init__", "__main__", "inspect_command", "testing", "train", "compat"}
 # Inside `ipu` a room imports from rooms of lower rank only; all doors have one rank, and no circle among them.
