@@ -36,7 +36,7 @@ BUDGETS = {
     "compat": 3_400,
     "systems": 3_300,
     "models": 1_500,
-    "reach": 2_720,
+    "reach": 2_800,
     "kit": 2_500,
     "train": 550,
 }
