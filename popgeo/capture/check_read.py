@@ -111,7 +111,7 @@ def _form(value: Value) -> Form:
 
 def _made_by_torch(target: str, args: Any, kwargs: Any, forms: tuple[tuple[Form, int], ...], on: torch.device) -> Made:
     """What torch says that an operation makes of operands of these forms, each in one of several memories."""
-    func, takes_device = _allowed(target)
+    func, takes_device = allowed_operation(target)
     try:
         mode = contextlib.nullcontext() if on is _META else FakeTensorMode()
         with mode, torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
@@ -151,7 +151,7 @@ def _form_of(tensor: Tensor) -> Form:
 
 
 @functools.cache
-def _allowed(target: str) -> tuple[OpOverload, bool]:
+def allowed_operation(target: str) -> tuple[OpOverload, bool]:
     """The function of an operation that a kept step may hold, and whether it is told where its result is to lie.
 
     Raises:
