@@ -4,11 +4,13 @@
     python examples/forces_ethanol.py --data ../shared/data/md --model painn
     python examples/forces_ethanol.py --data ../shared/data/md --dynamics 2000
 
-`--data` is a folder with `ethanol_train.npz` and `ethanol_test.npz`: `z` [atoms], `pos` [frames, atoms, 3] in angstrom,
-`energy` [frames] in eV and `forces` [frames, atoms, 3] in eV/angstrom, such as frames of rMD17
-(doi:10.1088/2632-2153/abba6f). Prints the errors on the test frames (MAE) beside those of predicting the mean energy
-and no force: 0.14 eV and 0.88 eV/angstrom fall to about 0.013 and 0.04 in the 60 epochs, a minute on one core. Then
-it shows that padding touches no force. `--dynamics` needs ase, and prints how well a run at 300 K keeps its energy.
+`--data` is a folder with `rmd17_ethanol.npz` of rMD17 (https://doi.org/10.6084/m9.figshare.12672038, in kcal/mol), of
+which a thousand frames each are drawn to train and to test; or with `ethanol_train.npz` and `ethanol_test.npz`: `z`
+[atoms], `pos` [frames, atoms, 3] in angstrom, `energy` [frames] in eV and `forces` [frames, atoms, 3] in eV/angstrom.
+`popgeo train` does the like in one command, from a file that ASE reads. Prints the errors on the test frames (MAE)
+beside those of predicting the mean energy and no force: 0.14 eV and 0.88 eV/angstrom fall to about 0.013 and 0.04 in
+the 60 epochs, a minute on one core. Then it shows that padding touches no force. `--dynamics` needs ase, and prints
+how well a run at 300 K keeps its energy.
 """
 
 import argparse
@@ -28,6 +30,7 @@ from popgeo.loader import FixedSizeDataLoader
 from popgeo.nn import PaiNN, PrecomputeInteractionGraph, SchNet, energy_and_forces, mse_loss
 
 CUTOFF = 5.0
+KCAL_PER_MOL = 0.0433641153  # eV
 
 
 class ForceModel(nn.Module):
@@ -54,20 +57,34 @@ def potential_of(name: str, channels: int) -> nn.Module:
     return SchNet(channels, channels, num_interactions=3, num_gaussians=25, cutoff=CUTOFF)
 
 
-def read(path: Path, mean: float | None = None) -> tuple[list[Data], float]:
-    """The frames of a file, with the mean energy taken out, and that mean (eV)."""
-    with np.load(path) as held:
-        z = torch.from_numpy(held["z"].astype(np.int64))
-        mean = float(held["energy"].mean()) if mean is None else mean
-        list_pairs = PrecomputeInteractionGraph(CUTOFF, half_list=True)
-        frames = [
-            list_pairs(
-                Data(
-                    z=z, pos=torch.from_numpy(pos), energy=torch.tensor([e - mean]).float(), forces=torch.from_numpy(f)
-                )
-            )
-            for pos, e, f in zip(held["pos"], held["energy"], held["forces"], strict=True)
-        ]
+def frames_of(folder: Path, part: str) -> dict[str, np.ndarray]:
+    """A thousand frames of rMD17's own file, drawn at random, `test` after `train`, or those of a file of the part."""
+    if not (folder / "rmd17_ethanol.npz").exists():
+        with np.load(folder / f"ethanol_{part}.npz") as held:
+            return dict(held)
+    with np.load(folder / "rmd17_ethanol.npz") as held:
+        order = np.random.default_rng(0).permutation(len(held["energies"]))
+        ids = order[:1000] if part == "train" else order[1000:2000]
+        return {
+            "z": held["nuclear_charges"],
+            "pos": held["coords"][ids].astype(np.float32),
+            "energy": KCAL_PER_MOL * held["energies"][ids],
+            "forces": (KCAL_PER_MOL * held["forces"][ids]).astype(np.float32),
+        }
+
+
+def read(folder: Path, part: str, mean: float | None = None) -> tuple[list[Data], float]:
+    """The frames to `train` or to `test` on, with the mean energy taken out, and that mean (eV)."""
+    held = frames_of(folder, part)
+    z = torch.from_numpy(held["z"].astype(np.int64))
+    mean = float(held["energy"].mean()) if mean is None else mean
+    list_pairs = PrecomputeInteractionGraph(CUTOFF, half_list=True)
+    frames = [
+        list_pairs(
+            Data(z=z, pos=torch.from_numpy(pos), energy=torch.tensor([e - mean]).float(), forces=torch.from_numpy(f))
+        )
+        for pos, e, f in zip(held["pos"], held["energy"], held["forces"], strict=True)
+    ]
     return frames, mean
 
 
@@ -142,8 +159,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    training, mean = read(arguments.data / "ethanol_train.npz")
-    testing, _ = read(arguments.data / "ethanol_test.npz", mean)
+    training, mean = read(arguments.data, "train")
+    testing, _ = read(arguments.data, "test", mean)
     training = training[: arguments.frames]
     energies, forces = torch.cat([f.energy for f in testing]), torch.cat([f.forces for f in testing])
     print(

@@ -9,9 +9,10 @@ The first takes ten seconds of one core and ranks the true entity of a test trip
 0.85 among all that are not known to be right as well; ConvE's authors publish 0.83 for this split
 (https://github.com/TimDettmers/ConvE). Expect of `umls` 0.95 in half a minute (there 0.94), of `wn18rr` 0.46 in five to
 ten minutes (0.475 by LibKGE), of `fb15k237` 0.34 after 25 epochs, in 15 minutes (0.348). Losses do not depend on how
-many processes share the shards. `--root` is a folder with `FB15k-237/triples.npz`, `WN18RR`, `umls` and `kinship`:
-`train`, `valid` and `test`, each int [n, 3] of head, relation and tail. Without it that is `kg` in the folder that
-POPGEO_SHARED_DATA names.
+many processes share the shards. `--root` is a folder with `FB15k-237`, `WN18RR`, `umls` or `kinship`, in which
+`train.txt`, `valid.txt` and `test.txt` are, as the .tar.gz files of https://github.com/TimDettmers/ConvE unpack; a
+`triples.npz` with `train`, `valid` and `test`, each int [n, 3] of head, relation and tail, does too. Without it that
+is `kg` in the folder that POPGEO_SHARED_DATA names.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,7 @@ from torch import Tensor
 
 from popgeo import ipu
 from popgeo.command_line import run
+from popgeo.convert import read_triples
 from popgeo.loader import TripleLoader
 from popgeo.nn import (
     ComplEx,
@@ -89,9 +92,14 @@ SETTINGS = {
 
 
 def read(root: Path, folder: str) -> dict[str, Tensor]:
-    """The triples of each split."""
+    """The triples of each split: of ConvE's text files, whose names are numbered through all three, or of an .npz."""
+    names = ("train", "valid", "test")
+    if (root / folder / "train.txt").exists():
+        texts = [(root / folder / f"{name}.txt").read_text() for name in names]
+        everything = read_triples(StringIO("".join(texts))).triples
+        return dict(zip(names, everything.split([len(text.splitlines()) for text in texts]), strict=True))
     with np.load(root / folder / "triples.npz") as held:
-        return {split: torch.from_numpy(held[split].astype(np.int64)) for split in ("train", "valid", "test")}
+        return {split: torch.from_numpy(held[split].astype(np.int64)) for split in names}
 
 
 def both_ways(triples: Tensor, num_relations: int) -> Tensor:

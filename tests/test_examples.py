@@ -297,6 +297,24 @@ def test_forces_of_ethanol_are_learned_and_padding_touches_none(run: Run, shared
     assert re.search(r"an update: [\d.]+ ms .* modelled Bow IPU [\d,]{7,} cycles", printed)
 
 
+def test_the_files_that_others_publish_are_read_as_they_are(tmp_path: Path):
+    draw = np.random.default_rng(0)
+    kept = {"coords": draw.normal(size=(30, 9, 3)), "forces": draw.normal(size=(30, 9, 3))}
+    charges = np.array([6, 6, 8, 1, 1, 1, 1, 1, 1], np.uint8)
+    np.savez(tmp_path / "rmd17_ethanol.npz", nuclear_charges=charges, energies=-97_000.0 + draw.normal(size=30), **kept)
+    frames, mean = runpy.run_path(str(EXAMPLES / "forces_ethanol.py"))["read"](tmp_path, "train")
+    assert mean == pytest.approx(-97_000 * 0.0433641, abs=1)
+    assert len(frames) == 30
+    assert frames[0].z.tolist() == charges.tolist()
+    (tmp_path / "umls").mkdir()
+    for part, line in {"train": "a\tr\tb\nb\ts\tc\n", "valid": "c\tr\ta\n", "test": "b\tr\ta\n"}.items():
+        (tmp_path / "umls" / f"{part}.txt").write_text(line)
+    splits = runpy.run_path(str(EXAMPLES / "knowledge_graph.py"))["read"](tmp_path, "umls")
+    assert {name: part.tolist() for name, part in splits.items()} == {
+        "train": [[0, 0, 1], [1, 1, 2]], "valid": [[2, 0, 0]], "test": [[1, 0, 0]]
+    }  # fmt: skip
+
+
 @pytest.mark.filterwarnings("ignore")  # of transformers' own
 def test_gpt2_is_planned_over_stages_without_its_weights(run: Run):
     skip_without("gpt2_on_ipus.py")

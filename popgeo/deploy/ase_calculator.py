@@ -48,6 +48,11 @@ class CalculatorOfAtoms:
     def __new__(cls, *args: Any, **kwargs: Any) -> "CalculatorOfAtoms":
         return object.__new__(_with_the_manners_of_ase(cls))  # type: ignore[arg-type]  # a class has a hash
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles hold all but what was compiled, which is bound to memory here."""
+        own = type(self).__mro__[1]  # without the manners of ASE
+        return own.__new__, (own,), {**vars(self), "_evaluate": {}}
+
     def check_state(self, atoms: Any, tol: float = 0.0) -> list[str]:
         """What has changed since the last calculation of all that a model is given, for ASE, whose own look at charges
         and magnetic moments takes longer than a small molecule's forces.

@@ -64,7 +64,17 @@ class FollowedStep:
         replicas = self._replicas_here()
         if self._pending is not None:
             checkpoint.require_replicas(self._pending, replicas)
-        bound = bind_step(self.recipe, Arguments.of(self.recipe.signature, args, kwargs), replicas)
+        arguments = Arguments.of(self.recipe.signature, args, kwargs)
+        try:
+            bound = bind_step(self.recipe, arguments, replicas)
+        except TypeError as error:
+            given = [type(one).__name__ for one in (*args, *kwargs.values()) if hasattr(one, "num_graphs")]
+            if not given:
+                raise
+            raise ValueError(
+                f"The model was given a {given[0]} and failed: {error}. Where it takes tensors, pass those of the "
+                f"batch, such as step(batch.x, batch.edge_index), by the names in {self.recipe.signature}."
+            ) from error
         self._go_on(bound)
         self.bound = bound
         return bound

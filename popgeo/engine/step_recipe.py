@@ -61,6 +61,9 @@ class Recipe:
     modes: Mapping[nn.Module, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.options, StepOptions):
+            kind = type(self.options).__name__
+            raise ValueError(f"options is a {kind}; pass popgeo.StepOptions(device_iterations=...) or the like.")
         if self.autocast not in _HALVES:
             raise ValueError(f"autocast is {self.autocast}; it is torch.bfloat16, torch.float16 or None.")
         if not self.modes:

@@ -34,6 +34,8 @@ def stream_batches(
         >>> sum(int(batch.graphs_mask.sum()) for batch in batches), len(batches)
         (300, 30)
     """
+    if not isinstance(collater, FixedSizeCollater):
+        raise ValueError(f"collater is a {type(collater).__name__}; pass popgeo.FixedSizeCollater(options).")
     pending: dict[int, Data | HeteroData] = {}
     options = collater.options
     source = iter(graphs)

@@ -1,5 +1,7 @@
 """Claims about a model as a calculator of ASE."""
 
+import copy
+import pickle
 import sys
 from itertools import permutations
 
@@ -191,3 +193,14 @@ def test_a_run_with_a_skin_is_the_run_without(model: SchNet):
         found.append(atoms.positions)
     assert atoms.calc.neighbours.num_found < 15
     np.testing.assert_allclose(*found, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_calculator_is_copied_and_pickled_as_other_calculators_are(compiles):
+    water = ase.Atoms("OH2", [[0.0, 0, 0.12], [0, 0.76, -0.48], [0, -0.76, -0.48]])
+    water.calc = Calculator(SchNet(8, 8, num_interactions=1, cutoff=5.0), compile=inference_model if compiles else None)
+    energy = water.get_potential_energy()
+    for again in (pickle.loads(pickle.dumps(water.calc)), copy.deepcopy(water.calc)):
+        other = water.copy()
+        other.calc = again
+        assert other.get_potential_energy() == energy

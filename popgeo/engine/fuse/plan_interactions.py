@@ -46,9 +46,13 @@ def describe_interactions(joined: OpGraph) -> str:
         joined: As it runs.
     """
     count = sum(op.target == FORWARD for op in joined.ops)
-    total = count + len({ref(op.args[1]) for op in joined.ops if op.target == CFCONV})
+    others = {ref(op.args[1]) for op in joined.ops if op.target == CFCONV}
+    total = count + len(others)
     if not total:
         return ""
+    kinds = {joined.values[v].dtype for v in others} - {torch.float32}
+    if not count and kinds:
+        return f"interactions as single operations, since one pass is for float32, not {', '.join(map(str, kinds))}"
     text = f"{count} of {total} interactions in one pass"
     if count == total:
         return text

@@ -10,6 +10,7 @@ from popgeo.nn.atom_targets import MAX_Z
 from popgeo.nn.interaction_graph import InteractionGraph
 from popgeo.nn.readout import READOUTS
 from popgeo.ops import distance
+from popgeo.ops.eager import is_direct
 
 
 class AtomModel(nn.Module):
@@ -63,7 +64,8 @@ class AtomModel(nn.Module):
             One prediction for each molecule. [num_graphs, 1]
 
         Raises:
-            ValueError: shifts without the edges that they belong to.
+            ValueError: shifts without the edges that they belong to, or edges of a periodic cell without their shifts,
+                where that can be seen: eagerly, and by atoms that are joined to themselves.
         """
         batch = torch.zeros_like(z) if batch is None else batch
         num_graphs = int(batch.max()) + 1 if num_graphs is None else num_graphs
@@ -82,6 +84,8 @@ class AtomModel(nn.Module):
             real = real if edge_shift is None else real | (edge_shift != 0).any(1)
             real = real if edges_mask is None else real & edges_mask
             r = distance(pos, edge_index, real, self.cutoff, edge_shift)
+            if edge_shift is None and is_direct():
+                _look_for_images(edge_index, nodes_mask)
         x = self.features(z, pos, edge_index, r, half_list, edge_shift)  # [num_atoms, hidden_channels]
         x = self.lin2(self.act(self.lin1(x)))  # [num_atoms, 1]
         return self.read_out(x, z, pos, batch, num_graphs, nodes_mask)
@@ -127,3 +131,13 @@ class AtomModel(nn.Module):
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={getattr(self, name)}" for name in self.shown)
+
+
+def _look_for_images(edge_index: Tensor, nodes_mask: Tensor) -> None:
+    """Refuses edges that can only be to images in a periodic cell: of a real atom to itself."""
+    itself = (edge_index[0] == edge_index[1]) & nodes_mask.index_select(0, edge_index[1])
+    if bool(itself.any()):
+        raise ValueError(
+            f"{int(itself.sum())} edges join an atom to itself, which only images of it in a periodic cell are. Pass "
+            "edge_shift=batch.edge_shift, which popgeo.convert makes; or drop them if there is no cell."
+        )

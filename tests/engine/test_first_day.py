@@ -1,0 +1,56 @@
+"""What somebody meets who compiles a model for the first time: each mistake is a sentence with what to do."""
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.data import Batch, Data
+
+from popgeo import FixedSizeCollater, FixedSizeOptions, compile_forward, compile_step
+from popgeo.loader import stream_batches
+from popgeo.nn import PaiNN, SchNet
+
+
+class Square(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).square().mean()
+
+
+def test_a_batch_where_the_model_takes_tensors_is_told_with_what_to_pass():
+    model = Square(2, 1)
+    batch = Batch.from_data_list([Data(x=torch.ones(3, 2), edge_index=torch.zeros(2, 1, dtype=torch.long))])
+    step = compile_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(
+        ValueError, match=r"given a DataBatch.*Where it takes tensors, pass those of the batch, .*\(x\)"
+    ):
+        step(batch)
+    assert step(batch.x).shape == ()
+
+
+def test_options_that_are_a_dictionary_are_refused_when_the_step_is_made():
+    model = Square(2, 1)
+    with pytest.raises(ValueError, match=r"options is a dict; pass popgeo.StepOptions\(device_iterations"):
+        compile_step(model, torch.optim.SGD(model.parameters(), lr=0.1), options={"device_iterations": 2})
+
+
+def test_a_stream_is_given_a_collater():
+    with pytest.raises(ValueError, match=r"collater is a FixedSizeOptions; pass popgeo.FixedSizeCollater\(options\)"):
+        next(stream_batches([], FixedSizeOptions(8, 9, 3)))
+    assert list(stream_batches([], FixedSizeCollater(FixedSizeOptions(8, 9, 3)))) == []
+
+
+def test_a_model_in_float64_is_told_why_it_runs_as_single_operations():
+    model, ring = PaiNN(8, num_interactions=2, cutoff=5.0).double().eval(), torch.tensor([[0, 1, 2], [1, 2, 0]])
+    step = compile_forward(model)
+    step(torch.tensor([1, 8, 1]), torch.randn(3, 3).double(), torch.zeros(3, dtype=torch.long), ring, num_graphs=1)
+    assert "interactions as single operations, since one pass is for float32, not torch.float64" in repr(step)
+    assert "0 of" not in repr(step)
+
+
+def test_images_in_a_cell_without_their_shifts_are_refused():
+    model, pos = SchNet(8, 8, num_interactions=1, cutoff=3.0), torch.zeros(2, 3)
+    edges, z = torch.zeros(2, 6, dtype=torch.long), torch.tensor([29, 0])
+    with pytest.raises(ValueError, match=r"6 edges join an atom to itself.* Pass edge_shift=batch.edge_shift"):
+        model(z, pos, torch.tensor([0, 1]), edges, num_graphs=2)
+    shift = 2.5 * torch.cat([torch.eye(3), -torch.eye(3)])
+    assert model(z, pos, torch.tensor([0, 1]), edges, num_graphs=2, edge_shift=shift).isfinite().all()
+    assert model(z, pos, torch.tensor([0, 1]), edges + 1, num_graphs=2).isfinite().all()  # edges of padding
