@@ -97,7 +97,9 @@ def needed(package: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise ImportError(f'{package} is missing, which files of ONNX need: pip install "popgeo[onnx]"') from error
+        raise ImportError(
+            f"{package} is missing, which files of ONNX need: pip install onnx onnxscript onnxruntime"
+        ) from error
 
 
 def _refuse_random(module: fx.GraphModule) -> None:
