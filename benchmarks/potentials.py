@@ -3,6 +3,9 @@
     pip install mace-torch
     python benchmarks/potentials.py
     python benchmarks/potentials.py --inductor --structures 2000     # with torch's compiler: minutes of compiling
+    python benchmarks/potentials.py --framework nequip               # or schnetpack
+    python benchmarks/potentials.py --screening 1000                 # ASE's calculators, MACE's own and popgeo's
+    python benchmarks/potentials.py --quick                          # all of one framework within two minutes
 
 One thread, float32. Structures of 2 to 60 atoms, crystals and clusters, have energies and forces of EMT; the model
 has random weights. An epoch is MACE's own `take_step` (loss, clipped gradients, Adam) over the batches of its loader or
@@ -19,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from forces import processor
+from potentials_others import NequIPEpochs, SchNetPackEpochs
 from timing import measure, one_thread
 
 from popgeo import StepOptions, compile_step
@@ -29,14 +33,12 @@ CUTOFF, SPECIES, MOST_LOADER = 5.0, (13, 28, 29), 0.02
 
 
 def structures(number: int) -> list[Any]:
-    """As MACE's items: every third one a crystal of one metal, the others clusters of three, all moved at random."""
+    """Every third one a crystal of one metal, the others clusters of three, all moved at random."""
     from ase.build import bulk
     from ase.calculators.emt import EMT
-    from mace import data, tools
+    from ase.calculators.singlepoint import SinglePointCalculator
 
-    rng = np.random.default_rng(0)
-    keys = data.KeySpecification(info_keys={"energy": "REF_energy"}, arrays_keys={"forces": "REF_forces"})
-    table, made = tools.AtomicNumberTable(list(SPECIES)), []
+    rng, made = np.random.default_rng(0), []
     while len(made) < number:
         size = int(rng.integers(2, 61))
         atoms = bulk("Cu", cubic=True).repeat((max(1, size // 16), 2, 2) if size >= 16 else 1)
@@ -47,6 +49,19 @@ def structures(number: int) -> list[Any]:
             atoms.pbc, atoms.cell, atoms.numbers = False, np.zeros((3, 3)), rng.choice(SPECIES, size)
         atoms.positions += rng.normal(0, 0.1, atoms.positions.shape)
         atoms.calc = EMT()
+        labels = {"energy": atoms.get_potential_energy(), "forces": atoms.get_forces()}
+        atoms.calc = SinglePointCalculator(atoms, **labels)
+        made.append(atoms)
+    return made
+
+
+def as_items(structures: list[Any]) -> list[Any]:
+    """As MACE's own."""
+    from mace import data, tools
+
+    keys = data.KeySpecification(info_keys={"energy": "REF_energy"}, arrays_keys={"forces": "REF_forces"})
+    table, made = tools.AtomicNumberTable(list(SPECIES)), []
+    for atoms in structures:
         atoms.info["REF_energy"], atoms.arrays["REF_forces"] = atoms.get_potential_energy(), atoms.get_forces()
         config = data.config_from_atoms(atoms, key_specification=keys)
         made.append(data.AtomicData.from_config(config, z_table=table, cutoff=CUTOFF))
@@ -82,14 +97,15 @@ def mace_model(channels: int) -> torch.nn.Module:
 class Epochs:
     """Epochs of MACE over one list of structures, each way with a model and an optimizer of its own."""
 
-    def __init__(self, items: list[Any], channels: int, batch_size: int) -> None:
+    def __init__(self, atoms: list[Any], channels: int, batch_size: int, cutoff: float) -> None:
         from mace import modules
         from mace.tools.torch_geometric import DataLoader
 
         from popgeo.potentials.mace import fixed_size_loader
 
+        items = as_items(atoms)
         self.ragged = DataLoader(items, batch_size=batch_size, shuffle=True)
-        self.fixed = fixed_size_loader(items, cutoff=CUTOFF, batch_size=batch_size + 1, shuffle=True)
+        self.fixed = fixed_size_loader(items, cutoff=cutoff, batch_size=batch_size + 1, shuffle=True)
         self.channels = channels
         self.model, self.loss = mace_model(channels), modules.WeightedEnergyForcesLoss(1.0, 100.0)
 
@@ -143,12 +159,49 @@ def traces(epoch_with: Callable[[Callable[[torch.nn.Module], Any]], Callable[[],
         count += 1
         return graph.forward
 
-    from mace.tools.compile import configure_autograd_for_compile
-
     torch._dynamo.reset()
-    configure_autograd_for_compile()
     epoch_with(lambda model: torch.compile(model, dynamic=False, backend=counted))()
     return count
+
+
+def screening(count: int) -> None:
+    """Energies and forces of structures one by one: MACE's calculator, and popgeo's, each compiled in one shape."""
+    from mace.calculators import MACECalculator
+    from mace.tools.compile import configure_autograd_for_compile
+
+    from popgeo.potentials.evaluator import SystemsCalculator
+    from popgeo.potentials.mace import evaluator
+
+    configure_autograd_for_compile()
+    found, largest, shapes = structures(count), 0.0, set()
+    model = mace_model(16).eval()
+    traced = 0
+
+    def counted(graph: Any, inputs: Any) -> Any:
+        nonlocal traced
+        traced += 1
+        return graph.forward
+
+    torch._dynamo.reset()
+    ours = evaluator(torch.compile(model, dynamic=False, backend=counted))
+    ours.make_room(found)
+    plain, own = evaluator(model), MACECalculator(models=model, device="cpu", default_dtype="float32")
+    plain.make_room(found)
+    seconds = dict.fromkeys(("own", "popgeo", "compiled"), 0.0)
+    for atoms in found:
+        energies = {}
+        for name, calculator in (("own", own), ("popgeo", SystemsCalculator(plain)), ("compiled", None)):
+            one, start = atoms.copy(), time.process_time()
+            one.calc = calculator or SystemsCalculator(ours)
+            one.get_forces()
+            seconds[name] += time.process_time() - start
+            energies[name] = one.get_potential_energy() / len(one)
+        largest = max(largest, abs(energies["own"] - energies["popgeo"]), abs(energies["own"] - energies["compiled"]))
+        shapes.add((len(atoms), plain.num_real[1]))
+        plain.num_real[1] = 0
+    print(f"screening of {count} structures: MACE's calculator meets {len(shapes)} shapes, popgeo's {ours.num_shapes}")
+    print(f"traces by torch.compile(dynamic=False) with popgeo's: {traced}; {ours.describe()}")
+    print(f"energies an atom differ by {largest:.1e} eV; s: " + ", ".join(f"{k} {v:.1f}" for k, v in seconds.items()))
 
 
 def main() -> None:
@@ -159,28 +212,41 @@ def main() -> None:
     parser.add_argument("--channels", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--inductor", action="store_true", help="torch.compile too: minutes of compiling")
+    parser.add_argument("--framework", choices=("mace", "nequip", "schnetpack"), default="mace")
+    parser.add_argument("--screening", type=int, default=0, help="so many structures, and no training")
+    parser.add_argument("--quick", action="store_true", help="fewer structures and rounds")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.structures, arguments.rounds = 40, 2
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     one_thread()
     start = time.perf_counter()
-    epochs = Epochs(structures(arguments.structures), arguments.channels, arguments.batch_size)
-    print(f"{processor()}; one thread; torch {torch.__version__}; {epochs.fixed}")
-    name = "MACE, its loader"
+    if arguments.screening:
+        screening(arguments.screening)
+        return
+    kinds: dict[str, Any] = {"mace": Epochs, "nequip": NequIPEpochs, "schnetpack": SchNetPackEpochs}
+    made = structures(arguments.structures)
+    epochs = kinds[arguments.framework](made, arguments.channels, arguments.batch_size, CUTOFF)
+    print(f"{processor()}; one thread; torch {torch.__version__}; {arguments.framework}; {epochs.fixed}")
+    name, joins = "eager, its loader", arguments.framework != "schnetpack"
     variants = {
         name: epochs.own(epochs.ragged),
-        "MACE, popgeo's loader": epochs.own(epochs.fixed),
-        "MACE, popgeo's loader, one pass": epochs.own(epochs.fixed, one_pass=True),
-        "compile_step, one pass": epochs.compiled("cpu", one_pass=True),
-        "popgeo's loader, compile_step": epochs.compiled("cpu"),
+        "eager, popgeo's loader": epochs.own(epochs.fixed),
+        "compile_step": epochs.compiled("cpu"),
         "popgeo's loader alone": lambda: [None for _ in epochs.fixed],
     }
+    if joins:
+        variants["eager, popgeo's loader, one pass"] = epochs.own(epochs.fixed, one_pass=True)
+        variants["compile_step, one pass"] = epochs.compiled("cpu", one_pass=True)
     if arguments.inductor:
-        variants["MACE, torch.compile, its loader"] = epochs.own(epochs.ragged, torch.compile)
-        fixed_shape: Any = lambda model: torch.compile(model, dynamic=False)  # noqa: E731
-        variants["MACE, torch.compile, popgeo's loader"] = epochs.own(epochs.fixed, fixed_shape)
-        variants["popgeo's loader, compile_step, inductor"] = epochs.compiled("inductor")
-        variants["compile_step, inductor, one pass"] = epochs.compiled("inductor", one_pass=True)
+        if arguments.framework == "mace":  # the models of the others are compiled by switches of their own
+            variants["torch.compile, its loader"] = epochs.own(epochs.ragged, torch.compile)
+            fixed_shape: Any = lambda model: torch.compile(model, dynamic=False)  # noqa: E731
+            variants["torch.compile, popgeo's loader"] = epochs.own(epochs.fixed, fixed_shape)
+        variants["compile_step, inductor"] = epochs.compiled("inductor")
+        if joins:
+            variants["compile_step, inductor, one pass"] = epochs.compiled("inductor", one_pass=True)
     seconds = measure(variants, rounds=arguments.rounds, min_seconds=0.0)
     for variant, took in seconds.items():
         goal = f"   goal {GOALS[variant]:.1f}x" if variant in GOALS else ""
@@ -188,7 +254,10 @@ def main() -> None:
     fastest = min(took for variant, took in seconds.items() if "alone" not in variant)
     share = seconds["popgeo's loader alone"] / fastest
     print(f"the loader's share of the fastest epoch: {share:.2%}   goal {MOST_LOADER:.0%}")
-    for loader in ("fixed", "ragged"):
+    for loader in ("fixed", "ragged") if arguments.framework == "mace" else ():
+        from mace.tools.compile import configure_autograd_for_compile
+
+        configure_autograd_for_compile()
         count = traces(lambda wrap, loader=loader: epochs.own(getattr(epochs, loader), wrap))  # type: ignore[misc]
         print(f"traces by torch.compile(dynamic=False) in an epoch, {loader} batches: {count}")
     print(f"{time.perf_counter() - start:.0f} s in all")
