@@ -95,6 +95,5 @@ def _scatter_reduce(
 def _atan2(y: Tensor, x: Tensor) -> Tensor:
     """The converter has -pi in place of pi on the line that they share."""
     angle = torch.atan(y / x)
-    below = torch.where(y == 0, 1 / y, y) < 0  # -0.0, too
-    left = torch.where(below, angle - math.pi, angle + math.pi)
+    left = torch.where(y < 0, angle - math.pi, angle + math.pi)
     return torch.where(x < 0, left, torch.where(x == 0, torch.sign(y) * (math.pi / 2), angle))

@@ -38,9 +38,7 @@ CASES: dict[str, Callable[..., Tensor]] = {
     "a small number added": lambda x, **_: (x * 0 + 1e-8).sqrt(),
     "quotients of large integers": lambda large, **_: large // 7,
     "quotients of negative integers": lambda large, **_: torch.div(-large, 7, rounding_mode="trunc"),
-    "angles on the cut": lambda angle, **_: torch.stack(
-        [torch.atan2(zero, angle) for zero in (angle * 0, angle * 0 + 0.0)]
-    ),
+    "angles on the cut": lambda angle, **_: torch.atan2(angle.abs() * 0, angle),
     "angles off the cut": lambda x, **_: torch.atan2(x, x.flip(0)),
     "order among equals": lambda index, **_: index.sort(stable=True, descending=True).indices,
     "the derivative of silu": lambda x, **_: torch.ops.aten.silu_backward(x, x),
