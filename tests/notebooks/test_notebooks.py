@@ -31,8 +31,8 @@ SMALLER = {
     "04_gin_and_gcn": {"MOLECULES": 500, "EPOCHS": 1, "SEEDS, UPDATES": [1, 20]},
     "05_scatter_gather_benchmarks": {"PUBLISHED": str(REPOSITORY / "benchmarks/data/bow_microbenchmarks.csv")},
     "06_inside_the_simulated_ipu": {"SIZES": [72, 144]},
-    "07_large_graphs": {"NODES": 4000, "EPOCHS": 1},
-    "08_transformers_and_multitask": {"MOLECULES": 120, "EPOCHS": 1},
+    "07_large_graphs": {"NODES": 2000, "EPOCHS": 1},
+    "08_transformers_and_multitask": {"MOLECULES": 60, "EPOCHS": 1},
     "09_events_and_knowledge": {"EVENTS": 1000, "TGN_EPOCHS": 1, "QUESTIONS": 24, "EMBEDDING_EPOCHS": 6},
     "10_many_ipus": {"LAYERS": 4, "WIDTH": 64, "TOKENS": 16, "COUNTS": [1, 4, 64]},
 }
