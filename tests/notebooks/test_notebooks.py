@@ -33,7 +33,7 @@ SMALLER = {
     "06_inside_the_simulated_ipu": {"SIZES": [72, 144]},
     "07_large_graphs": {"NODES": 2000, "EPOCHS": 1},
     "08_transformers_and_multitask": {"MOLECULES": 60, "EPOCHS": 1},
-    "09_events_and_knowledge": {"EVENTS": 1000, "TGN_EPOCHS": 1, "QUESTIONS": 24, "EMBEDDING_EPOCHS": 6},
+    "09_events_and_knowledge": {"EVENTS": 1000, "TGN_EPOCHS": 1, "QUESTIONS": 12, "EMBEDDING_EPOCHS": 2},
     "10_many_ipus": {"LAYERS": 4, "WIDTH": 64, "TOKENS": 16, "COUNTS": [1, 4, 64]},
 }
 
