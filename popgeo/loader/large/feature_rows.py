@@ -2,7 +2,8 @@
 
 import copy
 import time
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from torch_geometric.data import FeatureStore, TensorAttr
 from popgeo.data.axes import Attribute, Axis, StoreKey
 
 _WAITS = (0.1, 0.4)  # seconds before a request that failed is made again
-_PROBED = 8
+_MAKES_NO_SENSE = (LookupError, TypeError, ValueError, AttributeError, NotImplementedError)
+_EDGES = {"edge_index", "adj_t", "adj"}
+_PROBED = 4096  # fewer rows can come in order from a database that answers more of them in parts
 Name = tuple[StoreKey, str]
 """A node or edge type, and the name of an attribute."""
 
@@ -22,6 +25,38 @@ Name = tuple[StoreKey, str]
 def stays_in_store(attribute: Attribute) -> bool:
     """Whether rows are asked for: the values then are the first one, shown again in the place of all others."""
     return attribute.is_tensor and len(attribute.tensor) > 1 and attribute.tensor.stride(0) == 0
+
+
+def patiently(store: Any, names: str, request: Callable[[], Any]) -> Any:
+    """What a store answers. A request that fails is made again, twice, unless the error says that it makes no sense.
+
+    Args:
+        store: The store.
+        names: What it is asked for.
+        request: Asks it.
+
+    Raises:
+        ConnectionError: the store does not answer.
+        ValueError: it has not what it is asked for.
+    """
+    for wait in (*_WAITS, None):
+        try:
+            return request()
+        except DistError:
+            raise  # other processes take part in the request: it cannot be made again by one
+        except _MAKES_NO_SENSE as error:
+            raise ValueError(
+                f"{store} lists {names}, but has not all of it: {error!r}. Correct edges that lead to rows that it has "
+                f"not, and leave out an attribute that it lacks with exclude_keys."
+            ) from error
+        except Exception as error:  # clients of databases have errors of their own
+            if wait is None:
+                raise ConnectionError(
+                    f"{store} was asked {len(_WAITS) + 1} times for {names}: {error!r}. Once it is back, make the "
+                    f"loader again, or loader.load_state_dict(loader.state_dict()) to go on with this batch."
+                ) from error
+            time.sleep(wait)
+    raise AssertionError  # the last turn returns or raises
 
 
 class FeatureRows:
@@ -49,6 +84,11 @@ class FeatureRows:
             if not attr.is_set("group_name"):
                 attr.group_name = None
             attributes[attr.group_name, attr.attr_name] = attr
+        # PyG's graphs are stores, too, but list attributes of nodes only.
+        of_edges = {name for store in getattr(feature_store, "edge_stores", ()) for name in store.edge_attrs()}
+        if of_edges - _EDGES:
+            lost = f"{sorted(of_edges - _EDGES)}. Pass the graph itself, or a store that lists them."
+            warnings.warn(f"As a store, the graph lists no attributes of edges: batches have no {lost}", stacklevel=2)
         return cls(feature_store, attributes)
 
     def of(self, attributes: Sequence[Attribute], rows: Mapping[Axis, Tensor]) -> list[tuple[Tensor, Tensor]]:
@@ -97,24 +137,7 @@ class FeatureRows:
 
     def _answers(self, requests: list[TensorAttr]) -> list[Any]:
         names = ", ".join(f"{request.attr_name!r} of {request.group_name!r}" for request in requests)
-        for wait in (*_WAITS, None):
-            try:
-                return self.feature_store.multi_get_tensor(requests)
-            except (KeyError, NotImplementedError) as error:
-                raise ValueError(
-                    f"{self.feature_store} lists {names}, but has not all of it: {error!r}. Leave out what it lacks "
-                    f"with exclude_keys."
-                ) from error
-            except DistError:
-                raise  # other processes take part in the request: it cannot be made again by one
-            except (OSError, RuntimeError) as error:
-                if wait is None:
-                    raise ConnectionError(
-                        f"{self.feature_store} was asked {len(_WAITS) + 1} times for {names}: {error!r}. Once it is "
-                        f"back, loader.load_state_dict(loader.state_dict()) makes the loader go on with this batch."
-                    ) from error
-                time.sleep(wait)
-        raise AssertionError  # the last turn returns or raises
+        return patiently(self.feature_store, names, lambda: self.feature_store.multi_get_tensor(requests))
 
     def _checked(self, name: Name, numbers: Tensor | None, like: Tensor | None, answer: Any) -> Tensor:
         what = f"{self.feature_store} answers for {name[1]!r} of {name[0]!r}"
@@ -143,7 +166,7 @@ class FeatureRows:
         return None if size is None else int(size[0])
 
     def first_row(self, name: Name, num_rows: int) -> Tensor:
-        """The first row of an attribute, or none of it where there are none; a few others show how the store answers.
+        """The first row of an attribute, or none of it where there are none; others show how the store answers.
 
         Raises:
             ConnectionError: the store does not answer.
@@ -151,12 +174,11 @@ class FeatureRows:
         """
         numbers = torch.linspace(0, max(0, num_rows - 1), _PROBED, dtype=torch.float64).long().unique()[:num_rows]
         rows = self.ask({name: numbers}, {})[name]
-        for some in (slice(0, None, 2), slice(1, None, 2)):
-            again = self.ask({name: numbers[some]}, {name: rows})[name] if len(numbers[some]) else rows[some]
-            if not torch.equal(again.nan_to_num(), rows[some].nan_to_num()):
-                raise ValueError(
-                    f"{self.feature_store} gives other rows of {name[1]!r} of {name[0]!r} for {numbers[some].tolist()} "
-                    f"alone than among {numbers.tolist()}. A feature store answers with the rows that it is asked for, "
-                    f"in that order."
-                )
+        again = self.ask({name: numbers[::2]}, {name: rows})[name]
+        if not torch.equal(again.nan_to_num(), rows[::2].nan_to_num()):
+            raise ValueError(
+                f"{self.feature_store} gives other rows of {name[1]!r} of {name[0]!r} for every second of "
+                f"{len(numbers)} numbers alone than among all. A feature store answers with the rows that it is asked "
+                f"for, in that order."
+            )
         return rows[:1]

@@ -3,6 +3,7 @@
 import copy
 from collections import defaultdict
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch_geometric.data.graph_store import EdgeLayout
 
 from popgeo.data.attribute_names import OF_EDGES, OF_NODES
 from popgeo.data.axes import Axis, Level, Levels, StoreKey, ends_of
-from popgeo.loader.large.feature_rows import FeatureRows, Name
+from popgeo.loader.large.feature_rows import FeatureRows, Name, patiently
 
 _PREFERRED = [EdgeLayout.COO, EdgeLayout.CSC, EdgeLayout.CSR]
 Sizes = dict[Axis, dict[str, int]]
@@ -94,7 +95,8 @@ def _edges_of(graph_store: GraphStore) -> tuple[dict[StoreKey, Tensor], Sizes]:
     sizes: Sizes = defaultdict(dict)
     for key, attrs in listed.items():
         attr = min(attrs, key=lambda attr: _PREFERRED.index(attr.layout))
-        edges[key] = _in_pairs(key, attr.layout, graph_store.get_edge_index(attr))
+        found = patiently(graph_store, f"edges of {key}", partial(graph_store.get_edge_index, attr))
+        edges[key] = _in_pairs(key, attr.layout, found)
         sizes[Axis(Level.EDGE, key)]["the graph store"] = edges[key].shape[1]
         for end, ids, size in zip(ends_of(Axis(Level.EDGE, key)), edges[key], attr.size or (None, None), strict=True):
             if size is not None:
@@ -105,9 +107,9 @@ def _edges_of(graph_store: GraphStore) -> tuple[dict[StoreKey, Tensor], Sizes]:
 
 def _in_pairs(key: StoreKey, layout: EdgeLayout, found: Any) -> Tensor:
     """Source and destination of each edge, in the order of the store. [2, num_edges]"""
-    if layout is EdgeLayout.COO and isinstance(found, Tensor):
-        return found
     row, col = (torch.as_tensor(part) for part in found)
+    if any(part.is_floating_point() for part in (row, col) if len(part)):
+        raise ValueError(f"The edges of {key} are {row.dtype} and {col.dtype}; nodes have whole numbers.")
     if layout is not EdgeLayout.COO:
         pointer, other = (row, col) if layout is EdgeLayout.CSR else (col, row)
         if not len(pointer) or pointer[0] != 0 or pointer[-1] != len(other) or bool((pointer.diff() < 0).any()):

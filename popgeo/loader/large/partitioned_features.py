@@ -13,7 +13,7 @@ from torch_geometric.data import FeatureStore, TensorAttr
 from popgeo.data.axes import StoreKey
 from popgeo.loader.large.feature_rows import FeatureRows, Name
 
-_FIRST_ROOM, _ALIGN = 64, 8
+_FIRST_ROOM, _ALIGN = 1024, 8
 
 
 @dataclass(kw_only=True, eq=False)
@@ -134,11 +134,8 @@ class PartitionedFeatures(FeatureStore):
     def _multi_get_tensor(self, attrs: list[TensorAttr]) -> list[Tensor | None]:
         asked = {(attr.group_name, attr.attr_name): attr.index for attr in attrs}
         rows = self._rows({name: torch.as_tensor(index) for name, index in asked.items()})
-        parts = [self.parts[name] for name in asked]
-        return [
-            rows[name].view(part.like.dtype).view(-1, *part.like.shape[1:])
-            for name, part in zip(asked, parts, strict=True)
-        ]
+        like = {name: self.parts[name].like for name in asked}
+        return [rows[name].view(like[name].dtype).view(-1, *like[name].shape[1:]) for name in asked]
 
     def _rows(self, wanted: Mapping[Name, Tensor]) -> dict[Name, Tensor]:
         """Rows as bytes: the own and the kept ones, and those that others send."""

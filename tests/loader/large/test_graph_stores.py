@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
+import popgeo.loader.large.feature_rows as feature_rows
 from popgeo import FixedSizeClusterLoader, FixedSizeLinkLoader, FixedSizeNeighborLoader, FixedSizeOptions
 from tests.support.large_graphs import library, random_graph
 from tests.support.stores import in_stores
@@ -59,7 +60,8 @@ def test_a_batch_asks_once_for_each_attribute_and_only_for_its_rows():
     _, features, graph = in_stores(DATA)
     loader = FixedSizeNeighborLoader((features, graph), [3, 2], **SEVEN, background=False)
     opened = sum(len(numbers) for _, _, numbers in features.requests)
-    assert opened <= 16 * len(features.tensors)  # a few rows show how the store answers
+    most = feature_rows._PROBED
+    assert opened <= 2 * sum(min(most, len(rows)) for rows in features.tensors.values())  # how the store answers
     features.requests.clear()
     features.calls = 0
     batch = next(iter(loader))
@@ -136,6 +138,52 @@ def test_a_store_that_changes_its_answers_is_told(change, message):
     features.tensors[None, "y"] = DATA.y
     with pytest.raises(ValueError, match=message):
         next(iter(loader))
+
+
+def test_a_store_that_answers_only_large_requests_out_of_order_is_refused():
+    _, features, graph = in_stores(DATA)
+    get = features._get_tensor
+    features._get_tensor = lambda attr: get(attr).flip(0) if len(attr.index) > 40 else get(attr)
+    with pytest.raises(ValueError, match="in that order"):
+        FixedSizeNeighborLoader((features, graph), [3, 2], **SEVEN)
+
+
+class GoneError(Exception):
+    """What the client of a database raises: it inherits from nothing that Python knows."""
+
+
+def test_a_graph_store_is_asked_again_and_then_named(monkeypatch):
+    monkeypatch.setattr(feature_rows, "_WAITS", (0.0, 0.0))
+    _, features, graph = in_stores(DATA)
+    get, failures = graph._get_edge_index, [GoneError(), GoneError()]
+
+    def answer(attr):
+        if failures:
+            raise failures.pop()
+        return get(attr)
+
+    graph._get_edge_index = answer
+    check_equal(*(FixedSizeNeighborLoader(whole, [3, 2], **SEVEN) for whole in (DATA, (features, graph))))
+    failures.extend(GoneError() for _ in range(3))
+    with pytest.raises(ConnectionError, match="asked 3 times for edges of None"):
+        FixedSizeNeighborLoader((features, graph), [3, 2], **SEVEN)
+
+
+def test_edges_that_lead_to_nobody_or_to_half_a_node_are_refused():
+    _, features, graph = in_stores(DATA, knows_sizes=False)
+    graph.edges[0][1][0][3] = 10_000
+    with pytest.raises(ValueError, match="edges that lead to rows that it has not"):
+        FixedSizeNeighborLoader((features, graph), [3, 2], **SEVEN)
+    _, features, graph = in_stores(DATA)
+    attr, (row, col) = graph.edges[0]
+    graph.edges[0] = attr, (row + 0.5, col)
+    with pytest.raises(ValueError, match=r"float32 and torch.int64; nodes have whole numbers"):
+        FixedSizeNeighborLoader((features, graph), [3, 2], **SEVEN)
+
+
+def test_a_graph_of_pyg_as_a_store_says_which_attributes_of_edges_it_does_not_list():
+    with pytest.warns(UserWarning, match=r"batches have no \['edge_attr'\]"):
+        FixedSizeNeighborLoader((DATA, DATA), [3, 2], **SEVEN)
 
 
 def test_a_store_that_lacks_an_attribute_is_named():
